@@ -101,8 +101,10 @@ class Rank:
         added = 0.0
         if self._slowdown:
             start = ready if ready > self.compute.free else self.compute.free
-            beside = self.out.beside(start, length) + self.into.beside(start, length)
-            added = self._slowdown * beside
+            out, into = self.out, self.into
+            if out.free > start or into.free > start:
+                beside = out.beside(start, length) + into.beside(start, length)
+                added = self._slowdown * beside
         if self._collective_slowdown:
             start = ready if ready > self.compute.free else self.compute.free
             beside = self.communication.beside(start, length)

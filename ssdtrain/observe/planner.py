@@ -681,7 +681,8 @@ class Planner:
             self._take_answer(self._answer_here(effort))
             self._follow_taken()
         elif self.peers.leads:
-            efforts = QUICK_MARKS, SEARCH_MARKS, LONG_MARKS
+            # Each plan that is taken costs a long step: one soon, and the best.
+            efforts = QUICK_MARKS, LONG_MARKS
             self._search = Search(self._request(self._seen, *efforts))
 
     def _request(self, profile: Profile, *efforts: int) -> Request:

@@ -97,7 +97,8 @@ def with_tail_kept(
     """Keep what backward asks for first, up to `tail_bytes` of a lane that follows."""
     kept: dict[str, set[int]] = {kind: set() for kind in placements}
     flat = timeline.placements_by_id(placements)
-    first = timeline.residency(flat).first
+    layout = timeline.layout(flat)
+    first = layout.residency.first
     done: set[str] = set()
     for lane, kind in enumerate(timeline.profile.lanes):
         if kind in done:
@@ -109,7 +110,7 @@ def with_tail_kept(
             for n in range(len(timeline.profile.kinds[kind]))
             if first[base + n] != NEVER
             and flat[base + n] not in AGAIN_PLACEMENTS
-            and timeline.exists(base + n, flat)
+            and layout.is_saved[base + n]
         ]
         left = tail_bytes
         for number in sorted(numbers, key=lambda n: (first[base + n], -n)):

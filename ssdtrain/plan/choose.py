@@ -14,7 +14,7 @@ to them. No clock is read: the same profile gives the same plan on every rank.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from ssdtrain.errors import ConfigError
@@ -29,6 +29,8 @@ from ssdtrain.plan.baselines import (
 )
 from ssdtrain.plan.calibrate import NEVER_MS
 from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.helpers import Helpers
+from ssdtrain.plan.outcomes import Outcomes, Placed
 from ssdtrain.plan.placement import Placement, Placements
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.profile import Item, Profile
@@ -52,12 +54,13 @@ T = TypeVar("T")
 ENUMERATED = 800
 """At most so many combinations of placements are enumerated."""
 SEARCH_MARKS = 1_200_000
-"""Marks simulated in a search, over all its candidates (two to seven seconds)."""
+"""Marks simulated in a search, over all its candidates (one to four seconds)."""
 LONG_MARKS = 6_000_000
-"""Of a search for which there is time: a stock model of 28 layers, whose simulation has
-1,500 marks, is then searched as thoroughly as blocks are by the usual one."""
+"""Of a search for which there is time (five to ten seconds, two with helpers): a stock
+model of 28 layers, whose simulation has 1,500 marks, is then searched as thoroughly as
+blocks are by the usual one."""
 QUICK_MARKS = 120_000
-"""Of a search on the training thread: some tenths of a second."""
+"""Of a search on the training thread: two tenths of a second."""
 HOOKS_OVERHEAD = 0.002
 """Part of the overhead that is left for the hooks where their host time is unknown;
 never more than half of it."""
@@ -68,9 +71,9 @@ class Contender(NamedTuple):
 
     rank: tuple[float, ...]
     """Smaller is better."""
-    orders: Mapping[str, tuple[Order, ...]]
+    asked: Placements
+    """Before some that cannot pay become KEEP."""
     outcome: Outcome
-    placements: Placements
     style: Style
     policy: str
 
@@ -91,9 +94,14 @@ class Judge:
     """Schedules, simulates and ranks; counts what it cost."""
 
     def __init__(
-        self, timeline: Timeline, goal: Goal, search_marks: int = SEARCH_MARKS
+        self,
+        timeline: Timeline,
+        goal: Goal,
+        search_marks: int = SEARCH_MARKS,
+        outcomes: Outcomes | None = None,
     ) -> None:
         self.timeline = timeline
+        self.outcomes = outcomes or Outcomes(timeline)
         asked = timeline.profile.notes.get("recompute")
         self.always = spread(timeline) if asked == "regions" else []
         """Regions that run again in any case."""
@@ -124,26 +132,30 @@ class Judge:
         return self.left_marks <= 0
 
     def judge(self, placements: Placements, style: Style, policy: str) -> Contender:
-        """Simulate one candidate and remember it."""
-        if self.always:
-            # Some of those that run again may store what attention gives.
-            again = running(self.timeline, placements)
-            rest = [region for region in self.always if region not in again]
-            placements = with_regions(self.timeline, placements, rest)
-        orders = schedule(self.timeline, spilled(self.timeline, placements), style)
-        run = Run(self.timeline, orders)
-        outcome = run.run()
+        """Simulate one candidate, or remember it."""
+        asked = self.asked(placements)
+        outcome = self.outcomes.of(asked, style)
         self.left_marks -= 4 * max(1, self.timeline.num_marks)
-        placed = {
-            kind: tuple(order.placement for order in own)
-            for kind, own in orders.items()
-        }
         rank = self.rank(outcome)
         if rank[0] < 2 and outcome.peak_bytes < self.least.peak_bytes:
             self.least = outcome
         if rank[0] == 2.0 and self._most_bytes is not None:
             self.short_of_host |= outcome.peak_bytes <= self._most_bytes
-        return Contender(rank, orders, outcome, placed, style, policy)
+        return Contender(rank, asked, outcome, style, policy)
+
+    def asked(self, placements: Placements) -> Placements:
+        """Return these placements with what must run again, and what does not fit into
+        host memory elsewhere."""
+        if self.always:
+            # Some of those that run again may store what attention gives.
+            again = running(self.timeline, placements)
+            rest = [region for region in self.always if region not in again]
+            placements = with_regions(self.timeline, placements, rest)
+        return spilled(self.timeline, placements)
+
+    def orders(self, contender: Contender) -> dict[str, tuple[Order, ...]]:
+        """Return the orders of a candidate."""
+        return schedule(self.timeline, contender.asked, contender.style)
 
     def rank(self, outcome: Outcome) -> tuple[float, ...]:
         """Return a sort key under the goal: the smaller, the better the plan."""
@@ -180,21 +192,27 @@ def kept_but(
     return schedule(timeline, with_regions(timeline, keep, regions))
 
 
-def choose(profile: Profile, goal: Goal, search_marks: int = SEARCH_MARKS) -> Plan:
+def choose(
+    profile: Profile,
+    goal: Goal,
+    search_marks: int = SEARCH_MARKS,
+    outcomes: Outcomes | None = None,
+) -> Plan:
     """Search for the best plan.
 
     Args:
         profile: an observed step.
         goal: what a plan is judged by.
         search_marks: how long to search; `QUICK_MARKS` for a plan to begin with.
+        outcomes: of this profile, where it is searched with more than once.
 
     Raises:
         ConfigError: no plan stays within the memory that the goal allows; the text
             names the least reachable peak, and where it is.
     """
     check_rest(profile, goal)
-    timeline = Timeline(profile)
-    judge = Judge(timeline, goal, search_marks)
+    timeline = Timeline(profile) if outcomes is None else outcomes.timeline
+    judge = Judge(timeline, goal, search_marks, outcomes)
     best: Contender | None = None
     suffices = False
     for fixed in fixed_policies(timeline):
@@ -213,10 +231,9 @@ def choose(profile: Profile, goal: Goal, search_marks: int = SEARCH_MARKS) -> Pl
         raise Shortage(timeline, goal, judge.keep, judge.least).error(
             judge.short_of_host
         )
+    orders = judge.orders(best)
     return Plan(
-        orders=best.orders,
-        policy=best.policy,
-        prediction=simulate(timeline, best.orders),
+        orders=orders, policy=best.policy, prediction=simulate(timeline, orders)
     )
 
 
@@ -224,12 +241,15 @@ def _search(judge: Judge, best: Contender) -> Contender:
     """Search each family and single items briefly, then go on from the best: the coarse
     grid of a long step alone would use up the search."""
     total = judge.left_marks
-    seen: dict[Family, Contender] = {}
-    for marks in (min(QUICK_MARKS, total), total - QUICK_MARKS):
-        judge.left_marks = marks
-        if marks > 0:
-            best = _search_family(judge, best, seen)
-            best = _search_items(judge, best)
+    families = _Families(judge)
+    outcomes = judge.outcomes
+    with Helpers(families.work, outcomes.take, outcomes.num_helpers) as helpers:
+        families.helpers = helpers
+        for marks in (min(QUICK_MARKS, total), total - QUICK_MARKS):
+            judge.left_marks = marks
+            if marks > 0:
+                best = _search_family(judge, best, families)
+                best = _search_items(judge, best, helpers)
     return best
 
 
@@ -408,34 +428,74 @@ def _by_price(timeline: Timeline) -> list[set[tuple[str, int]]]:
     return parts
 
 
-def _search_family(
-    judge: Judge, best: Contender, seen: dict[Family, Contender]
-) -> Contender:
-    """seen: what was judged before; grows."""
-    grid = _Grid(judge.timeline, judge.always)
-    ends = grid.ends
+class _Edge(NamedTuple):
+    """All that `_to_the_edge` tries from here."""
 
-    def value(family: Family) -> Contender:
-        if family not in seen:
-            placements = grid.placements(family)
-            seen[family] = judge.judge(placements, grid.style(family), "search")
-        return seen[family]
+    start: Family
+    axis: str
 
+
+class _Families:
+    """The candidates of a grid that were judged, each once; what comes next is given to
+    helpers: [Note: helpers]."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self._grid = _Grid(judge.timeline, judge.always)
+        self.ends = self._grid.ends
+        self.seen: dict[Family, Contender] = {}
+        self.helpers: Helpers | None = None
+        """None in a helper, and before there are any."""
+
+    def value(self, family: Family) -> Contender:
+        """Return the candidate, judged."""
+        found = self.seen.get(family)
+        if found is None:
+            if self.helpers is not None:
+                self.helpers.settle(family)
+            placements, style = self._grid.placements(family), self._grid.style(family)
+            found = self._judge.judge(placements, style, "search")
+            self.seen[family] = found
+        return found
+
+    def work(self, task: Family | _Edge | Placed) -> list[tuple[Placed, Outcome]]:
+        """Do a task in a helper; return what was simulated."""
+        self.helpers = None
+        if isinstance(task, Placed):
+            self._judge.outcomes.simulate(task)
+        elif isinstance(task, _Edge):
+            _to_the_edge(task.start, task.axis, self)
+        else:
+            self.value(task)
+        return self._judge.outcomes.news()
+
+    def expect(self, tasks: Iterable[Family | _Edge]) -> None:
+        """Tell helpers what will be asked for next."""
+        if self.helpers is not None:
+            unseen = (task for task in tasks if task not in self.seen)
+            self.helpers.ask(itertools.islice(unseen, self.helpers.num_tasks))
+
+
+def _search_family(judge: Judge, best: Contender, families: _Families) -> Contender:
+    value, ends = families.value, families.ends
     part = judge.left_marks // SEARCH_PARTS
-    _start_from_free_copies(judge, ends, value, 9 * part)
-    _start_from_grid(judge, ends, value, 7 * part, 6 * part)
+    _start_from_free_copies(judge, families, 9 * part)
+    _start_from_grid(judge, families, 7 * part, 6 * part)
     reach = 3 * part
-    for at in _starts(seen):
+    for at in _starts(families.seen):
         for step in STEPS:
             while judge.left_marks > reach:
-                better = min((value(near).rank, near) for near in _near(at, step, ends))
+                beside = _near(at, step, ends)
+                families.expect(beside)
+                better = min((value(near).rank, near) for near in beside)
                 if better[0] >= value(at).rank:
                     break
                 at = better[1]
         if judge.left_marks > reach:
-            _to_the_edge(at, "window", ends, value)
-            _to_the_edge(at, "tail", ends, value)
-    return min([best, *seen.values()], key=lambda candidate: candidate.rank)
+            families.expect([_Edge(at, "tail")])
+            _to_the_edge(at, "window", families)
+            _to_the_edge(at, "tail", families)
+    return min([best, *families.seen.values()], key=lambda candidate: candidate.rank)
 
 
 def _starts(seen: Mapping[Family, Contender]) -> list[Family]:
@@ -450,13 +510,10 @@ def _starts(seen: Mapping[Family, Contender]) -> list[Family]:
 
 
 def _start_from_grid(
-    judge: Judge,
-    ends: Family,
-    value: Callable[[Family], Contender],
-    grid_reach: int,
-    reach: int,
+    judge: Judge, families: _Families, grid_reach: int, reach: int
 ) -> None:
     """Try a coarse grid, and the limit's edge from its best points."""
+    ends = families.ends
     starts = [
         Family(recipes, tail, window, late, small, regions, stored)
         for small in (0, ends.small)[: 1 + (ends.small > 0)]
@@ -469,24 +526,27 @@ def _start_from_grid(
     ]
     tried = []
     # A long step has time for a part of them: any beginning lies evenly in the grid.
-    for start in _evenly(starts):
+    starts = [*_evenly(starts)]
+    for at, start in enumerate(starts):
         if judge.left_marks <= grid_reach:
             break
-        tried.append((value(start).rank, start))
-    for _, start in sorted(tried)[:NUM_EDGES]:
+        families.expect(starts[at + 1 :])
+        tried.append((families.value(start).rank, start))
+    best = [start for _, start in sorted(tried)[:NUM_EDGES]]
+    for at, start in enumerate(best):
         if judge.left_marks <= reach:
             break
-        _to_the_edge(start, "window", ends, value)
+        families.expect(_Edge(each, "window") for each in best[at + 1 :])
+        _to_the_edge(start, "window", families)
 
 
-def _start_from_free_copies(
-    judge: Judge, ends: Family, value: Callable[[Family], Contender], reach: int
-) -> None:
+def _start_from_free_copies(judge: Judge, families: _Families, reach: int) -> None:
     """Try numbers of recipes and regions, each with the tail at which the limit is met.
 
     Where steps are long, most is gained by rebuilding up to the limit and by moving, of
     the rest, what the links carry meanwhile for nothing.
     """
+    ends = families.ends
     hopeless: list[tuple[int, int, int, int]] = []
     # Where there is a host, the grid tries which stay.
     is_alone = judge.timeline.profile.host_ms <= 0.0
@@ -498,21 +558,30 @@ def _start_from_free_copies(
         for regions in _spread(ends.regions, 8)
         for stored in sorted({0, ends.stored if regions else 0})
     ]
-    for recipes, regions, stored, small in _evenly(numbers):
-        if judge.left_marks <= reach:
-            break
+    numbers = [*_evenly(numbers)]
+
+    def is_hopeless(recipes: int, regions: int, stored: int, small: int) -> bool:
         # What takes too long with less made again takes too long with more, and what
         # needs too much memory with more needs too much with less.
-        if any(
+        return any(
             (recipes <= r and regions <= g and stored >= a and small >= s)
             if judge.is_by_memory
             else (recipes >= r and regions >= g and stored <= a and small <= s)
             for r, g, a, s in hopeless
-        ):
+        )
+
+    def start(recipes: int, regions: int, stored: int, small: int) -> Family:
+        return Family(recipes, 0, ends.window, 0, small, regions, stored)
+
+    for at, place in enumerate(numbers):
+        if judge.left_marks <= reach:
+            break
+        if is_hopeless(*place):
             continue
-        start = Family(recipes, 0, ends.window, 0, small, regions, stored)
-        if not _to_the_edge(start, "tail", ends, value):
-            hopeless.append((recipes, regions, stored, small))
+        rest = (each for each in numbers[at + 1 :] if not is_hopeless(*each))
+        families.expect(_Edge(start(*each), "tail") for each in rest)
+        if not _to_the_edge(start(*place), "tail", families):
+            hopeless.append(place)
 
 
 def _spread(end: int, parts: int) -> list[int]:
@@ -526,9 +595,7 @@ def _evenly(starts: Sequence[T]) -> Iterator[T]:
         yield starts[at]
 
 
-def _to_the_edge(
-    start: Family, axis: str, ends: Family, value: Callable[[Family], Contender]
-) -> bool:
+def _to_the_edge(start: Family, axis: str, families: _Families) -> bool:
     """Try the positions of an axis around the one at which the limit is met.
 
     A narrower window and a longer tail cost time and save memory, or the other way:
@@ -539,9 +606,11 @@ def _to_the_edge(
     """
 
     def fits(position: int) -> bool:
-        return value(start._replace(**{axis: position})).rank[0] == 0.0
+        return families.value(start._replace(**{axis: position})).rank[0] == 0.0
 
-    low, high = 0, int(getattr(ends, axis))
+    if families.helpers is not None:
+        families.helpers.settle(_Edge(start, axis))
+    low, high = 0, int(getattr(families.ends, axis))
     low_fits, high_fits = fits(low), fits(high)
     if low_fits == high_fits:
         return low_fits
@@ -576,34 +645,58 @@ Change = tuple[tuple[str, int, Placement], ...]
 """New placements of items that change together: kind, number, placement."""
 
 
-def _search_items(judge: Judge, best: Contender) -> Contender:
+def _search_items(judge: Judge, best: Contender, helpers: Helpers) -> Contender:
     """Move single items, and single regions, while that helps."""
-    timeline = judge.timeline
     improved = True
     while improved and not judge.is_spent:
         improved = False
-        for change in _changes(timeline, best):
+        placements = _placed(orders := judge.orders(best))
+        changes = _changes(judge.timeline, best, orders, placements)
+        for at, change in enumerate(changes):
             if judge.is_spent:
                 break
-            changed = {k: list(placed) for k, placed in best.placements.items()}
-            for kind, number, placement in change:
-                changed[kind][number] = placement
-            if all(
-                changed[kind][number] is best.placements[kind][number]
-                for kind, number, _ in change
-            ):
+            if not _alters(placements, change):
                 continue
-            found = judge.judge(changed, best.style, "search")
+            coming = (one for one in changes[at + 1 :] if _alters(placements, one))
+            style = best.style
+            helpers.ask(
+                judge.outcomes.placed(judge.asked(_changed(placements, one)), style)
+                for one in itertools.islice(coming, helpers.num_tasks)
+            )
+            changed = _changed(placements, change)
+            helpers.settle(judge.outcomes.placed(judge.asked(changed), style))
+            found = judge.judge(changed, style, "search")
             if found.rank < best.rank:
                 best, improved = found, True
+                placements = _placed(judge.orders(best))
     return best
 
 
-def _changes(timeline: Timeline, best: Contender) -> list[Change]:
+def _placed(orders: Mapping[str, Sequence[Order]]) -> Placements:
+    return {kind: [one.placement for one in own] for kind, own in orders.items()}
+
+
+def _alters(placements: Placements, change: Change) -> bool:
+    return any(placements[kind][number] is not to for kind, number, to in change)
+
+
+def _changed(placements: Placements, change: Change) -> Placements:
+    changed = {kind: list(placed) for kind, placed in placements.items()}
+    for kind, number, placement in change:
+        changed[kind][number] = placement
+    return changed
+
+
+def _changes(
+    timeline: Timeline,
+    best: Contender,
+    orders: Mapping[str, Sequence[Order]],
+    placements: Placements,
+) -> list[Change]:
     """Return changes that may help: what is alive at the peak, largest first, then what
     waits or costs a rebuild. An item of a region that runs again changes with all
     others."""
-    alive = Run(timeline, best.orders).run(detailed=True).live_at_peak
+    alive = Run(timeline, orders).run(detailed=True).live_at_peak
     size = {item: timeline.items[item].num_bytes for item in alive}
     items = sorted(alive, key=lambda item: (-size[item], item))
     waiting = sorted(best.outcome.waits, key=lambda i: (-best.outcome.waits[i], i))
@@ -619,9 +712,9 @@ def _changes(timeline: Timeline, best: Contender) -> list[Change]:
         region = kind, timeline.items[item].region
         if region[1] >= 0 and region not in seen_regions:
             seen_regions.add(region)
-            changes.append(_turned(timeline, best.placements, region))
-            changes.extend(_stored(timeline, best.placements, region))
-        if best.placements[kind][number] is Placement.RERUN:
+            changes.append(_turned(timeline, placements, region))
+            changes.extend(_stored(timeline, placements, region))
+        if placements[kind][number] is Placement.RERUN:
             continue
         changes.extend(
             ((kind, number, placement),)

@@ -25,6 +25,8 @@ class Placement(Enum):
     RERUN = auto()
     """Is made again when the forward of its region runs again."""
 
+    __hash__ = object.__hash__  # Enum's runs in Python: a search asks a million times
+
 
 AGAIN_PLACEMENTS = (Placement.RECOMPUTE, Placement.RERUN)
 """Those by which bytes are not stored."""

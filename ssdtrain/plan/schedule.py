@@ -19,9 +19,10 @@ wait: what is late anyway goes by itself.
 (tests/ssdtrain/plan/test_together.py)
 """
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -83,12 +84,10 @@ def schedule(
     """Make orders for these placements; some that cannot pay become KEEP."""
     style = style or Style()
     current = {kind: list(placed) for kind, placed in placements.items()}
-    for _ in range(MAX_PASSES):
+    for _ in range(MAX_PASSES + 1):
         found = _Scheduler(timeline, current, style).run()
         if not _keep(timeline, current, found.stay):
             break
-    found = _Scheduler(timeline, current, style).run()
-    _keep(timeline, current, found.stay)
     return _orders(timeline, current, found)
 
 
@@ -107,39 +106,40 @@ def _orders(
 ) -> dict[str, tuple[Order, ...]]:
     """Merge the orders of a kind, which hold for all its lanes: late releases, early
     loads."""
-    orders: dict[str, list[Order]] = {}
-    for kind, items in timeline.profile.kinds.items():
-        orders[kind] = [
-            Order(
-                name=item.name,
-                num_bytes=item.num_bytes,
-                placement=p,
-                owner=item.owner,
-                region=item.region,
-                serves=item.serves,
-                floats=item.floats,
-            )
-            for item, p in zip(items, placements[kind], strict=True)
-        ]
-    seen: set[tuple[str, int]] = set()
+    moments: dict[tuple[str, int], tuple[int, int, int]] = {}
     for item, mark in found.release.items():
         lane = timeline.lane_of[item]
-        kind, number = timeline.profile.lanes[lane], item - timeline.first_id[lane]
-        before = orders[kind][number]
-        if before.placement not in AWAY_PLACEMENTS:
+        place = timeline.profile.lanes[lane], item - timeline.first_id[lane]
+        if placements[place[0]][place[1]] not in AWAY_PLACEMENTS:
             continue
-        after = max(before.release_after, mark - timeline.pack_mark[item])
-        load_at = found.load[item]
-        if (kind, number) in seen:
-            load_at = min(load_at, before.load_at)
-        seen.add((kind, number))
-        orders[kind][number] = replace(
-            before,
-            release_after=after,
-            load_at=load_at,
-            load_batch=found.batch.get(item, 0),
-        )
-    return {kind: tuple(own) for kind, own in orders.items()}
+        after, load_at = mark - timeline.pack_mark[item], found.load[item]
+        if place in moments:
+            after = max(after, moments[place][0])
+            load_at = min(load_at, moments[place][1])
+        moments[place] = max(after, 0), load_at, found.batch.get(item, 0)
+    orders: dict[str, tuple[Order, ...]] = {}
+    for kind, items in timeline.profile.kinds.items():
+        own = [
+            timeline.resting_order(kind, number, placement)
+            for number, placement in enumerate(placements[kind])
+        ]
+        for (of, number), (after, load_at, batch) in moments.items():
+            if of == kind:
+                leaves = items[number]
+                own[number] = Order(
+                    name=leaves.name,
+                    num_bytes=leaves.num_bytes,
+                    placement=placements[kind][number],
+                    release_after=after,
+                    load_at=load_at,
+                    load_batch=batch,
+                    owner=leaves.owner,
+                    region=leaves.region,
+                    serves=leaves.serves,
+                    floats=leaves.floats,
+                )
+        orders[kind] = tuple(own)
+    return orders
 
 
 class _Leavers:
@@ -165,8 +165,11 @@ class _Leavers:
     def release(self, mark: int, now: float, coming: int) -> tuple[float, list[int]]:
         """Return what is released at this mark, where `coming` bytes more leave, and
         the time, later than `now` if compute waits."""
-        line, gone = self._line, []
-        packs, window = line.is_pack[mark], self._window
+        line, window = self._line, self._window
+        packs, gone = line.is_pack[mark], list[int]()
+        if not self._ready and not (self._leaving and self._leaving[0][2] <= now):
+            if not packs or window is None or self.num_bytes + coming <= window:
+                return now, gone  # nothing has left, and nothing has to
         ends = mark + 1 == line.num_marks or not line.is_pack[mark + 1]
         while self._ready or self._leaving:
             self._take_ready(now)
@@ -208,9 +211,19 @@ class _Scheduler:
         self._line = line
         self._style = style
         self._placed = line.placements_by_id(placements)
-        self._first = line.residency(self._placed).first
+        layout = line.layout(self._placed)
+        self._first = layout.residency.first
+        self._moves = [
+            placement in AWAY_PLACEMENTS and saved and at != NEVER
+            for placement, saved, at in zip(
+                self._placed, layout.is_saved, self._first, strict=True
+            )
+        ]
+        """Whether each item leaves."""
         self._slowdown = 1.0 + line.profile.links.copy_slowdown
         self._start_ms: list[float] = []
+        self._use_ms: list[list[float]] = []
+        """When the uses of each lane start."""
         self._copied: dict[int, float] = {}
         self._release: dict[int, int] = {}
         self._batch: dict[int, int] = {}
@@ -225,11 +238,12 @@ class _Scheduler:
                 at = self._first[item]
                 cost = line.items[item].recipe_ms
                 self._rebuilds_at[at] = self._rebuilds_at.get(at, 0.0) + cost
-        for item, at in enumerate(line.pack_mark):
-            cost = line.items[item].made_ms
-            if cost and at != NEVER and line.exists(item, self._placed):
+        for item in line.made:
+            at = line.pack_mark[item]
+            if at != NEVER and layout.is_saved[item]:
+                cost = line.items[item].made_ms
                 self._rebuilds_at[at] = self._rebuilds_at.get(at, 0.0) + cost
-        for run, at in line.run_marks(self._placed).items():
+        for run, at in layout.run_marks.items():
             cost = line.runs[run].ms - line.stored_parts(run, self._placed).ms
             self._rebuilds_at[at] = self._rebuilds_at.get(at, 0.0) + cost
 
@@ -255,20 +269,17 @@ class _Scheduler:
         line, style, slack = self._line, self._style, self._style.slack
         leavers = _Leavers(line, style.window_bytes, self._batch_bytes)
         now, link_free, busy_since = line.profile.head_ms, 0.0, 0.0
-        for mark in range(line.num_marks):
-            item = line.item_of_mark[mark]
-            packs = line.is_pack[mark]
-            moves = (
-                packs
-                and self._placed[item] in AWAY_PLACEMENTS
-                and line.exists(item, self._placed)
-                and self._first[item] != NEVER
-            )
+        rebuilds_at, start_ms = self._rebuilds_at, self._start_ms
+        slowdown, waits_for_copies = self._slowdown, line.waits_for_copies
+        marks = zip(line.item_of_mark, line.is_pack, line.length_ms, strict=True)
+        for mark, (item, packs, length_ms) in enumerate(marks):
+            moves = packs and self._moves[item]
             if leavers.num_bytes:
                 coming = line.items[item].num_bytes if moves else 0
                 now, gone = leavers.release(mark, now, coming)
-                self._release.update((each, mark) for each in gone)
-            self._start_ms.append(now)
+                for each in gone:
+                    self._release[each] = mark
+            start_ms.append(now)
             if moves:
                 if link_free < now:
                     link_free = busy_since = now
@@ -278,18 +289,22 @@ class _Scheduler:
                 own_ms = line.copy_out_ms[item] * slack.fraction
                 late_ms = own_ms + queued_ms + slack.ms
                 leavers.add(item, link_free, link_free + late_ms)
-            if line.waits_for_copies[mark] and link_free > now:
+            if waits_for_copies[mark] and link_free > now:
                 if style.late is Late.WAIT:
                     now = link_free
                 else:
                     link_free = leavers.keep(now)
-            now += self._rebuilds_at.get(mark, 0.0)
-            now += line.length_ms[mark] * self._slowdown
+            if mark in rebuilds_at:
+                now += rebuilds_at[mark]
+            now += length_ms * slowdown
 
     def _backwards(self) -> dict[int, int]:
         """Return the use of its lane at which each load starts, by item."""
         moved = [i for i in self._release if self._first[i] != NEVER]
         moved.sort(key=lambda item: (self._first[item], -item))
+        self._use_ms = [
+            [self._start_ms[use] for use in uses] for uses in self._line.lane_uses
+        ]
         found: dict[int, int] = {}
         link_free = 0.0
         for batch, latest in self._batches(moved):
@@ -329,10 +344,10 @@ class _Scheduler:
         """Put the loads of a batch into `found` and return when the link is free behind
         them. One that would come late is none: each goes by itself."""
         line = self._line
-        uses = line.lane_uses[line.lane_of[batch[0]]]
+        use_ms = self._use_ms[line.lane_of[batch[0]]]
         # A lane's first use is the first moment at which it can load at all.
-        start = max(latest_ms, self._start_ms[uses[0]], link_free)
-        end = start + sum(line.copy_in_ms[item] for item in batch)
+        start = max(latest_ms, use_ms[0], link_free)
+        end = start + sum([line.copy_in_ms[item] for item in batch])
         if end > self._start_ms[self._first[batch[0]]]:
             if len(batch) > 1:
                 for item in batch:
@@ -340,20 +355,10 @@ class _Scheduler:
                 return link_free
             if self._style.late is Late.KEEP:
                 return link_free
-        at = self._last_use_by(uses, start)
+        at = max(0, bisect_right(use_ms, start) - 1)  # the last use by then
         self._num_batches += 1
         for item in batch:
             found[item] = at
             if self._batch_bytes:
                 self._batch[item] = self._num_batches
         return end
-
-    def _last_use_by(self, uses: Sequence[int], time_ms: float) -> int:
-        low, high = 0, len(uses) - 1
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._start_ms[uses[middle]] <= time_ms:
-                low = middle
-            else:
-                high = middle - 1
-        return low

@@ -33,6 +33,8 @@ from ssdtrain.plan.adapt import GAIN, is_better
 from ssdtrain.plan.calibrate import Corrections, corrected
 from ssdtrain.plan.choose import QUICK_MARKS, SEARCH_MARKS, choose
 from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.helpers import num_helpers
+from ssdtrain.plan.outcomes import Outcomes
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.scaled import as_observed, scaled
@@ -80,15 +82,20 @@ class Answer:
     """Why no plan that reaches the goal was found; there is none."""
 
 
-def answers(request: Request) -> Iterator[Answer]:
+def answers(request: Request, helpers: int = 0) -> Iterator[Answer]:
     """Search, once with each effort. Each answer takes the plan that the one before
-    leaves for the one in force."""
+    leaves for the one in force.
+
+    Args:
+        helpers: processes that search beside this one: see helpers.py.
+    """
     observed = corrected(request.profile, request.corrections)
     profile = observed if request.ratio == 1.0 else scaled(observed, request.ratio)
+    outcomes = Outcomes(Timeline(profile), helpers)
     now = request.plan
     for effort in request.efforts:
         try:
-            found = choose(profile, request.goal, effort)
+            found = choose(profile, request.goal, effort, outcomes)
         except ConfigError as error:
             yield Answer(error=str(error))
             continue
@@ -299,7 +306,8 @@ def main(arguments: list[str]) -> int:
     request, *files = map(Path, arguments)
     lines = request.read_text("utf-8").splitlines()
     asked: Request = decode(Request, joined(lines))
-    for answer, file in zip(answers(asked), files, strict=True):
+    found = answers(asked, num_helpers())
+    for answer, file in zip(found, files, strict=True):
         draft = file.with_suffix(".draft")
         draft.write_text("\n".join(in_parts(answer, PART)), encoding="utf-8")
         draft.replace(file)  # whoever reads it sees all of it

@@ -83,6 +83,7 @@ class Run:
         flat = [order for kind in timeline.profile.lanes for order in orders[kind]]
         self._orders = flat
         self.placed = [order.placement for order in flat]
+        self._layout = timeline.layout(self.placed)
         marks = timeline.num_marks
         self._used_at: list[list[int]] = [[] for _ in range(marks)]
         self._freed_at: list[list[int]] = [[] for _ in range(marks + 1)]
@@ -101,8 +102,12 @@ class Run:
         hooked = any(placement is not Placement.KEEP for placement in self.placed)
         costs = profile.host_costs if hooked else HostCosts()
         self._host_costs = _costs_by_placement(costs)
+        self._handled_ms: Sequence[float] = ()
+        """Host time for tensors that are no marks, at each mark."""
         # Of a tensor that is no mark, one way: it is as likely packed as used.
-        self._handle_ms = (costs.keep.pack_ms + costs.keep.use_ms) / 2
+        handle_ms = (costs.keep.pack_ms + costs.keep.use_ms) / 2
+        if self._is_hosted:
+            self._handled_ms = [handle_ms * count for count in timeline.num_handles]
         self._region_ms = self._region_calls(costs.region_ms)
         self._live: dict[int, int] = {}
         self._live_bytes = 0
@@ -113,17 +118,14 @@ class Run:
         self._has_run: set[int] = set()
         """Region calls whose forward has run again."""
         self._mark = 0
-        self._forward_end = [
-            1 + max((timeline.pack_mark[item] for item in members), default=NEVER)
-            for members in timeline.members
-        ]
-        """The mark behind the last tensor that each region call saves."""
         self._leaving: deque[tuple[int, int]] = deque()
         self._away: set[int] = set()
         self._copied: dict[int, float] = {}
         self._written: dict[int, float] = {}
         self._arrival: dict[int, float] = {}
         self._draining: list[tuple[float, int]] = []
+        """Writes on their way, and their bytes in pinned memory."""
+        self._draining_bytes = 0
         self._host_bytes = 0
         self._backward_ms: dict[int, float] = {}
         self.outcome = Outcome()
@@ -131,9 +133,10 @@ class Run:
     def _index(self) -> None:
         """At which mark each item is used, loaded and freed."""
         line = self._line
-        first, last, ended = line.residency(self.placed)
+        first, last, ended = self._layout.residency
+        is_saved = self._layout.is_saved
         for item, order in enumerate(self._orders):
-            if not line.exists(item, self.placed):
+            if not is_saved[item]:
                 continue
             uses = line.lane_uses[line.lane_of[item]]
             if first[item] == NEVER:  # it goes with its graph
@@ -155,30 +158,56 @@ class Run:
     def run(self, detailed: bool = False) -> Outcome:
         """Simulate the step."""
         line, outcome, rank = self._line, self.outcome, self._rank
-        for mark in range(line.num_marks):
+        compute, hosted = self._compute, self._is_hosted
+        let_go_at, leaving = self._let_go_at, self._leaving
+        # What most marks have none of is asked for here: there are a million of them.
+        marks = zip(
+            *(line.item_of_mark, line.is_pack, line.other_bytes, line.length_ms),
+            *(self._freed_at, self._used_at, self._ended_at, self._loads_at),
+            strict=False,  # what goes behind the last mark nobody sees
+        )
+        for mark, row in enumerate(marks):
+            item, packs, other_bytes, length_ms, freed, used, ended, loads = row
             self._mark = mark
-            for item in self._let_go_at.pop(mark, ()):
-                self._live_bytes -= self._framed.pop(item)
-            for item in self._freed_at[mark]:
-                self._free(item)
-            self._release_due(mark)
-            item = line.item_of_mark[mark]
-            self._host_acts(item, mark)
-            if line.is_pack[mark]:
+            if freed or mark in let_go_at or (leaving and leaving[0][0] <= mark):
+                self._let_go(mark, freed)
+            if hosted:
+                self._host_acts(item, mark, used, packs=packs)
+            if packs:
                 self._pack(item, mark)
             else:
-                self._backward_ms.setdefault(line.lane_of[item], self._compute.free)
-            for used in sorted(self._used_at[mark], key=self._by_depth):
-                self._use(used)
-            self._load_due(mark)
-            memory = self._live_bytes + line.other_bytes[mark]
-            self._measure(mark, memory, detailed)
+                self._backward_ms.setdefault(line.lane_of[item], compute.free)
+            if used or ended or loads:
+                self._ask(used, ended, loads)
+            memory = self._live_bytes + other_bytes
+            if detailed or memory > outcome.peak_bytes:
+                self._measure(mark, memory, detailed)
             if line.reads_back[mark]:
                 self._read_back_result(item)
-            rank.run(0.0, line.length_ms[mark])
-            self._wait_for_host(item, line.host_ms[mark])
+            rank.run(0.0, length_ms)
+            if hosted:
+                self._wait_for_host(item, line.host_ms[mark])
         self._finish()
         return outcome
+
+    def _let_go(self, mark: int, freed: Sequence[int]) -> None:
+        """What goes before the program acts."""
+        for item in self._let_go_at.pop(mark, ()):
+            self._live_bytes -= self._framed.pop(item)
+        for item in freed:
+            self._free(item)
+        self._release_due(mark)
+
+    def _ask(
+        self, used: Sequence[int], ended: Sequence[int], loads: Sequence[int]
+    ) -> None:
+        """What an operator asks for, and what is loaded for those behind it."""
+        for item in used if len(used) < 2 else sorted(used, key=self._by_depth):
+            self._use(item)
+        for item in ended:
+            self._free(item)
+        if loads:
+            self._load_due(loads)
 
     def _region_calls(self, region_ms: float) -> dict[int, float]:
         """Return the host time of region calls that will run again, by the mark of the
@@ -186,28 +215,28 @@ class Run:
         found: dict[int, float] = {}
         if region_ms <= 0.0:
             return found
-        for run in self._line.run_marks(self.placed):
+        for run in self._layout.run_marks:
             at = self._line.first_pack[run]
             found[at] = found.get(at, 0.0) + region_ms
         return found
 
-    def _host_acts(self, item: int, mark: int) -> None:
+    def _host_acts(
+        self, item: int, mark: int, used: Sequence[int], *, packs: bool
+    ) -> None:
         """Add what the hooks do at this mark to the host's work."""
-        if not self._is_hosted:
-            return
-        line, placement = self._line, self.placed[item]
-        cost = self._host_costs[placement]
-        self._rank.host += self._region_ms.get(mark, 0.0)
-        if line.is_pack[mark]:
-            if line.exists(item, self.placed):
-                self._rank.host += cost.pack_ms
-        else:
-            self._rank.host += cost.use_ms
-        for used in self._used_at[mark]:
-            if self.placed[used] is Placement.RECOMPUTE and used != item:
-                self._rank.host += cost.use_ms  # for the sake of another
-            self._rank.host += self._rebuild_host_ms(used)
-        self._rank.host += self._handle_ms * line.num_handles[mark]
+        cost, host = self._host_costs[self.placed[item]], self._rank.host
+        if mark in self._region_ms:
+            host += self._region_ms[mark]
+        if not packs:
+            host += cost.use_ms
+        elif self._layout.is_saved[item]:
+            host += cost.pack_ms
+        for each in used:
+            if self.placed[each] is Placement.RECOMPUTE:
+                if each != item:
+                    host += cost.use_ms  # for the sake of another
+                host += self._rebuild_host_ms(each)
+        self._rank.host = host + self._handled_ms[mark]
 
     def _read_back_result(self, item: int) -> None:
         """Wait for all copies out: the copy engine serves in order."""
@@ -219,23 +248,19 @@ class Run:
     def _rebuild_host_ms(self, item: int) -> float:
         """Return by how much its first use is dearer than `HostCosts` says."""
         own_ms = self._line.items[item].recipe_host_ms
-        if not own_ms or self.placed[item] is not Placement.RECOMPUTE:
+        if not own_ms:
             return 0.0
         return own_ms - self._host_costs[Placement.RECOMPUTE].use_ms
 
     def _wait_for_host(self, item: int, host_ms: float) -> None:
         """Wait until the host has launched the operator."""
-        if not self._is_hosted:
-            return
         self._rank.host += host_ms
+        if self._rank.host <= self._compute.free:
+            return
         wait_ms = self._rank.wait_for_host()
         if wait_ms > 0.0:
             self.outcome.host_wait_ms += wait_ms
             self._blame(Wait.HOST, item, wait_ms)
-
-    def _blame(self, cause: Wait, item: int, wait_ms: float) -> None:
-        key = cause, item
-        self.outcome.causes[key] = self.outcome.causes.get(key, 0.0) + wait_ms
 
     def _measure(self, mark: int, memory: int, detailed: bool) -> None:
         outcome = self.outcome
@@ -245,6 +270,10 @@ class Run:
                 outcome.live_at_peak = frozenset(self._live)
         if detailed:
             outcome.curve.append((self._compute.free, memory))
+
+    def _blame(self, cause: Wait, item: int, wait_ms: float) -> None:
+        key = cause, item
+        self.outcome.causes[key] = self.outcome.causes.get(key, 0.0) + wait_ms
 
     def _finish(self) -> None:
         rank = self._rank
@@ -263,7 +292,8 @@ class Run:
         if self._line.num_marks:
             rank.host += self._lead_ms - tail_ms
             tail_host_ms = self._line.profile.tail_host_ms
-            self._wait_for_host(self._line.item_of_mark[-1], tail_host_ms)
+            if self._is_hosted:
+                self._wait_for_host(self._line.item_of_mark[-1], tail_host_ms)
         self.outcome.step_ms = self._compute.free + tail_ms
 
     def _by_depth(self, item: int) -> tuple[int, int]:
@@ -281,12 +311,8 @@ class Run:
             self._blame(cause, item, stall)
             self.outcome.waits[item] = self.outcome.waits.get(item, 0.0) + stall
 
-    def _own_bytes(self, item: int) -> int:
-        found = self._line.items[item]
-        return 0 if found.held else found.num_bytes
-
     def _alive(self, item: int) -> None:
-        self._live[item] = own_bytes = self._own_bytes(item)
+        self._live[item] = own_bytes = self._line.own_bytes[item]
         self._live_bytes += own_bytes
 
     def _drop(self, item: int) -> None:
@@ -297,7 +323,7 @@ class Run:
             self._live_bytes -= own_bytes
 
     def _frame(self, item: int, until: int, is_saved: bool) -> None:
-        own_bytes = 0 if is_saved else self._own_bytes(item)
+        own_bytes = 0 if is_saved else self._line.own_bytes[item]
         self._framed[item] = own_bytes
         self._live_bytes += own_bytes
         self._let_go_at.setdefault(until, []).append(item)
@@ -309,11 +335,10 @@ class Run:
 
     def _pack(self, item: int, mark: int) -> None:
         line, placement = self._line, self.placed[item]
-        exists = line.exists(item, self.placed)
-        is_saved = exists and placement not in AGAIN_PLACEMENTS
+        is_saved = self._layout.is_saved[item] and placement not in AGAIN_PLACEMENTS
         frame_marks = line.items[item].frame_marks
         if placement is Placement.RERUN:  # it stays until its forward has ended
-            frame_marks = max(frame_marks, self._forward_end[line.run_of[item]] - mark)
+            frame_marks = max(frame_marks, line.forward_end[line.run_of[item]] - mark)
         if frame_marks:
             self._frame(item, mark + frame_marks, is_saved)
         if not is_saved:
@@ -339,9 +364,10 @@ class Run:
             )
             self._written[item] = written
             heappush(self._draining, (written, num_bytes))
+            self._draining_bytes += num_bytes
         else:
             self._host_bytes += num_bytes
-        resting = self._host_bytes + sum(b for _, b in self._draining)
+        resting = self._host_bytes + self._draining_bytes
         self.outcome.host_peak_bytes = max(self.outcome.host_peak_bytes, resting)
         after = self._orders[item].release_after
         if after > 0:
@@ -363,13 +389,19 @@ class Run:
         """Wait until writes have freed enough pinned memory."""
         cap = self._line.profile.host_bytes
         while self._draining and self._draining[0][0] <= self._compute.free:
-            heappop(self._draining)
+            self._drained()
         while cap is not None and self._draining:
-            if self._host_bytes + sum(b for _, b in self._draining) + num_bytes <= cap:
+            if self._host_bytes + self._draining_bytes + num_bytes <= cap:
                 return
-            self._wait(heappop(self._draining)[0], item, Wait.STAGING)
+            self._wait(self._drained(), item, Wait.STAGING)
             rank = self._rank
             rank.host = max(rank.host, self._compute.free)  # it is the host that waits
+
+    def _drained(self) -> float:
+        """End the write that ends next; return when that is."""
+        written, num_bytes = heappop(self._draining)
+        self._draining_bytes -= num_bytes
+        return written
 
     def _pass_event(self) -> None:
         """An event stands in the way of compute: see `Links.event_ms`."""
@@ -391,15 +423,10 @@ class Run:
             self._drop(item)
             self._away.add(item)
 
-    def _load_due(self, mark: int) -> None:
-        for item in self._ended_at[mark]:
-            self._free(item)
-        if self._loads_at[mark]:
-            orders = self._orders
-            for batch in batches(
-                self._loads_at[mark], lambda item: orders[item].load_batch
-            ):
-                self._load_batch([item for item in batch if item in self._away])
+    def _load_due(self, loads: Sequence[int]) -> None:
+        orders = self._orders
+        for batch in batches(loads, lambda item: orders[item].load_batch):
+            self._load_batch([item for item in batch if item in self._away])
 
     def _load_batch(self, batch: Sequence[int]) -> None:
         """Load what compute waits for together."""

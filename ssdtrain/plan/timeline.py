@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ssdtrain.plan.placement import Placement, Placements
+from ssdtrain.plan.plan import Order
 from ssdtrain.plan.profile import Item, Phase, Profile, RegionRun
 
 NEVER = -1
@@ -25,6 +26,19 @@ class Stored(NamedTuple):
     ms: float
     """Device time that this saves."""
     num_bytes: int
+
+
+class Layout(NamedTuple):
+    """What follows from placements alone; whoever simulates and schedules asks for the
+    same ones again and again."""
+
+    placed: list[Placement]
+    """By item."""
+    residency: Residency
+    is_saved: list[bool]
+    """Whether each item is saved at all."""
+    run_marks: dict[int, int]
+    """Of region calls that run again: at which mark."""
 
 
 class Timeline:
@@ -65,6 +79,11 @@ class Timeline:
         for at in reversed(range(len(profile.marks) - 1)):
             if profile.marks[at].goes_on:
                 self.node_end[at] = self.node_end[at + 1]
+        # What holds for all placements but those that rebuild or run again.
+        self._first_use = [min(uses) if uses else NEVER for uses in self.uses]
+        self._last_end = [self.node_end[max(u)] if u else NEVER for u in self.uses]
+        self.own_bytes = [0 if item.held else item.num_bytes for item in self.items]
+        """On the device, of a saved tensor: none of what its owner holds anyway."""
         self.length_ms = [mark.ms for mark in profile.marks]
         self.other_bytes = [mark.other_bytes for mark in profile.marks]
         self.host_ms = [mark.host_ms for mark in profile.marks]
@@ -87,16 +106,33 @@ class Timeline:
         """Items that each region call reads."""
         self._parts: list[list[tuple[list[int], float]]] = []
         """Items and times of the parts of each region call."""
-        self._first_run: list[int] = []
+        self._serving: list[tuple[int, int, int]] = []
+        """Items that are there for a region call or for another item, and these;
+        NEVER: none."""
         self._number_regions()
         self.first_pack = [
             min((self.pack_mark[item] for item in own), default=NEVER)
             for own in self.members
         ]
         """The mark at which each region call saves its first item."""
-        self._orders = {
-            kind: _consumers_first(items) for kind, items in profile.kinds.items()
-        }
+        self.forward_end = [
+            1 + max((self.pack_mark[item] for item in own), default=NEVER)
+            for own in self.members
+        ]
+        """The mark behind the last item that each region call saves."""
+        self._with_inputs = [
+            (base, base + number)
+            for base, kind in zip(self.first_id, profile.lanes, strict=True)
+            for number in _consumers_first(profile.kinds[kind])
+            if profile.kinds[kind][number].inputs
+        ]
+        """Items whose recipes read others, consumers first, and where their lane
+        begins."""
+        self.made = [n for n, item in enumerate(self.items) if item.made_ms]
+        """Items that forward makes for a recipe's sake."""
+        self._resting: dict[tuple[str, int, Placement], Order] = {}
+        self._layout: Layout | None = None
+        """Of the placements that were asked for last."""
 
     @property
     def num_marks(self) -> int:
@@ -106,7 +142,6 @@ class Timeline:
     def _number_regions(self) -> None:
         for lane, kind in enumerate(self.profile.lanes):
             base, first = self.first_id[lane], len(self.runs)
-            self._first_run.append(first)
             runs = self.profile.regions.get(kind, ())
             self.runs.extend(runs)
             self.read_by.extend([base + each for each in run.inputs] for run in runs)
@@ -120,6 +155,10 @@ class Timeline:
                 self.run_of.append(run)
                 if run != NEVER:
                     self.members[run].append(base + number)
+                if item.serves >= 0:
+                    self._serving.append((base + number, first + item.serves, NEVER))
+                elif item.owner >= 0:
+                    self._serving.append((base + number, NEVER, base + item.owner))
 
     def stored_parts(self, run: int, placed: Sequence[Placement]) -> Stored:
         """Return what a region call takes in its re-run instead of computing it."""
@@ -132,15 +171,48 @@ class Timeline:
         num_bytes = sum(self.items[item].num_bytes for item in items)
         return Stored(items, min(saved_ms, self.runs[run].ms), num_bytes)
 
+    def resting_order(self, kind: str, number: int, placement: Placement) -> Order:
+        """Return the order of an item that neither leaves nor comes back at a mark."""
+        key = kind, number, placement
+        order = self._resting.get(key)
+        if order is None:
+            item = self.profile.kinds[kind][number]
+            order = self._resting[key] = Order(
+                name=item.name,
+                num_bytes=item.num_bytes,
+                placement=placement,
+                owner=item.owner,
+                region=item.region,
+                serves=item.serves,
+                floats=item.floats,
+            )
+        return order
+
+    def layout(self, placed: Sequence[Placement]) -> Layout:
+        """Return what follows from these placements; not to be changed."""
+        placed = list(placed)
+        known = self._layout
+        if known is None or known.placed != placed:
+            run_marks = self._run_marks(placed)
+            known = self._layout = Layout(
+                placed,
+                self._residency(placed, run_marks),
+                self._are_saved(placed),
+                run_marks,
+            )
+        return known
+
     def run_marks(self, placed: Sequence[Placement]) -> dict[int, int]:
         """Return the mark at which each region call runs again, of those that do."""
+        return self.layout(placed).run_marks
+
+    def _run_marks(self, placed: Sequence[Placement]) -> dict[int, int]:
         found: dict[int, int] = {}
         for run, members in enumerate(self.members):
             uses = [
-                at
+                self._first_use[item]
                 for item in members
-                if placed[item] is Placement.RERUN
-                for at in self.uses[item]
+                if placed[item] is Placement.RERUN and self._first_use[item] != NEVER
             ]
             if uses:
                 found[run] = min(uses)
@@ -168,29 +240,30 @@ class Timeline:
         goes as soon as the recipe has run, unless it is kept: then the recipe's item
         holds it to its own end.
         """
-        first = [min(uses) if uses else NEVER for uses in self.uses]
-        last = [self.node_end[max(uses)] if uses else NEVER for uses in self.uses]
+        return self.layout(placed).residency
+
+    def _residency(
+        self, placed: Sequence[Placement], run_marks: dict[int, int]
+    ) -> Residency:
+        first, last = self._first_use.copy(), self._last_end.copy()
         ended: set[int] = set()
-        for run, at in self.run_marks(placed).items():
+        for run, at in run_marks.items():
             self._read_again(run, at, placed, first, last, ended)
-        for lane, kind in enumerate(self.profile.lanes):
-            base = self.first_id[lane]
-            for number in self._orders[kind]:
-                item = base + number
-                at = first[item]
-                if placed[item] is not Placement.RECOMPUTE or at == NEVER:
-                    continue
-                for needed in self.items[item].inputs:
-                    source = base + needed
-                    if first[source] == NEVER or at < first[source]:
-                        first[source] = at
-                    stays = placed[source] is Placement.KEEP
-                    until = last[item] if stays else at
-                    if until > last[source]:
-                        last[source] = until
-                        ended.discard(source)
-                        if not stays:
-                            ended.add(source)
+        for base, item in self._with_inputs:
+            if placed[item] is not Placement.RECOMPUTE or first[item] == NEVER:
+                continue
+            at = first[item]
+            for needed in self.items[item].inputs:
+                source = base + needed
+                if first[source] == NEVER or at < first[source]:
+                    first[source] = at
+                stays = placed[source] is Placement.KEEP
+                until = last[item] if stays else at
+                if until > last[source]:
+                    last[source] = until
+                    ended.discard(source)
+                    if not stays:
+                        ended.add(source)
         return Residency(first, last, ended)
 
     def _read_again(
@@ -223,16 +296,18 @@ class Timeline:
                 if not stays:
                     ended.add(item)
 
-    def exists(self, item: int, placed: Sequence[Placement]) -> bool:
-        """Return whether the item is saved at all: one that serves a recipe or a region
-        may not be."""
-        found, lane = self.items[item], self.lane_of[item]
-        if found.serves >= 0:
-            members = self.members[self._first_run[lane] + found.serves]
-            return any(placed[each] is Placement.RERUN for each in members)
-        if found.owner < 0:
-            return True
-        return placed[self.first_id[lane] + found.owner] is Placement.RECOMPUTE
+    def _are_saved(self, placed: Sequence[Placement]) -> list[bool]:
+        """Return whether each item is saved at all: one that serves a recipe or a
+        region may not be."""
+        reruns = [
+            any(placed[item] is Placement.RERUN for item in members)
+            for members in self.members
+        ]
+        found = [True] * len(self.items)
+        for item, run, owner in self._serving:
+            of_recipe = placed[owner] is Placement.RECOMPUTE
+            found[item] = of_recipe if run == NEVER else reruns[run]
+        return found
 
 
 def _consumers_first(items: Sequence[Item]) -> list[int]:

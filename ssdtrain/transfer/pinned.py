@@ -3,10 +3,11 @@
 import contextlib
 import ctypes
 import threading
+import time
 import weakref
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -23,6 +24,9 @@ MAX_WASTE = 0.125
 # a request takes a free buffer of up to so many times its size.
 ENOUGH = 1.5
 LOOSE = 4
+PIN_SHARE = 0.25
+"""Part of the time in which the thread that prepares buffers pins: nobody launches a
+kernel meanwhile, because the driver holds its lock."""
 
 
 @dataclass(eq=False)
@@ -77,7 +81,16 @@ class PinnedPool:
     the sums are counted anew before a request is refused.
     """
 
-    def __init__(self, device: Device, cap_bytes: int, reserve_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        device: Device,
+        cap_bytes: int,
+        reserve_bytes: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+        rest: Callable[[float], object] | None = None,
+    ) -> None:
+        """clock, rest: how the thread that prepares buffers paces itself; by default it
+        rests until the pool is closed."""
         self.cap_bytes = cap_bytes
         self.reserve_bytes = reserve_bytes
         self.pin_failures = 0
@@ -96,7 +109,10 @@ class PinnedPool:
         self._making_bytes = 0
         """Of buffers that a thread is making: in `_total_bytes` already."""
         self._maker: threading.Thread | None = None
-        self._closed = False
+        self._num_prepared = 0
+        """How often `prepare` was asked; a thread that serves an earlier one ends."""
+        self._closing = threading.Event()
+        self._clock, self._rest = clock, rest or self._closing.wait
 
     @property
     def used_bytes(self) -> int:
@@ -147,18 +163,20 @@ class PinnedPool:
             self._changed.wait(timeout_s)
 
     def prepare(self, sizes: Iterable[int], soon: Iterable[int] = ()) -> None:
-        """Make buffers for these tensors, as far as there are none, on a thread:
-        pinning takes a second for ten GB. `is_prepared` when it is over.
+        """Make buffers for these tensors, as far as there are none, on a thread that
+        pins for `PIN_SHARE` of its time: pinning takes a second for ten GB, in which
+        training would stand still. `is_prepared` when it is over.
 
         Args:
             sizes: bytes of tensors that will be here at one time.
             soon: bytes of taken buffers that will be free by then.
         """
         wanted, there = sorted(map(round_up, sizes)), list(soon)
+        self._num_prepared += 1  # what was wanted before is not any more
         if wanted:
             self._maker = threading.Thread(
                 target=self._make_all,
-                args=(wanted, there, self._maker),
+                args=(wanted, there, self._maker, self._num_prepared),
                 name="ssdtrain-pin",
                 daemon=True,
             )
@@ -183,17 +201,24 @@ class PinnedPool:
         return missing
 
     def _make_all(
-        self, wanted: list[int], there: list[int], before: threading.Thread | None
+        self,
+        wanted: list[int],
+        there: list[int],
+        before: threading.Thread | None,
+        number: int,
     ) -> None:
         if before is not None:
             before.join()
         for size in self._missing(wanted, there):
             with self._lock:
-                if self._closed or self._total_bytes + size > self.cap_bytes:
+                over = self._closing.is_set() or number != self._num_prepared
+                if over or self._total_bytes + size > self.cap_bytes:
                     return
                 self._total_bytes += size
                 self._making_bytes += size
+            start = self._clock()
             memory = self._pinned(size)
+            spent_s = self._clock() - start
             with self._lock:
                 self._making_bytes -= size
                 if memory is None:
@@ -202,6 +227,7 @@ class PinnedPool:
                     return
                 self._shelve(self._alive(Buffer(memory)))
                 self._changed.notify_all()
+            self._rest(spent_s * (1 / PIN_SHARE - 1))
 
     def _pinned(self, size: int) -> torch.Tensor | None:
         try:
@@ -212,7 +238,7 @@ class PinnedPool:
 
     def close(self) -> None:
         """Give all free memory back (every buffer should be free by now)."""
-        self._closed = True
+        self._closing.set()
         if self._maker is not None:
             self._maker.join()
         with self._lock:

@@ -78,7 +78,7 @@ class Ranks:
         for search in self.searches:
             while search.is_sending:
                 search.advance()
-            last = search.folder / "2.json"
+            last = search.folder / "1.json"
             while not (last.exists() or search.is_over):
                 assert time.monotonic() < end
                 time.sleep(0.01)

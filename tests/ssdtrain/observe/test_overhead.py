@@ -57,7 +57,7 @@ class Requests:
         end = time.monotonic() + LONGEST_S
         search = self._searches[-1] if self._searches else None
         while search is not None and not search.is_over:
-            if (search.folder / "2.json").exists() or not search.folder.exists():
+            if (search.folder / "1.json").exists() or not search.folder.exists():
                 break
             if search.is_sending:
                 search.advance()

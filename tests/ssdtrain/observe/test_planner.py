@@ -476,7 +476,7 @@ def await_search(searches: list[Search], at: int) -> Hook:
 
     def wait(step: int, session: ssdtrain.Session) -> None:
         end = time.monotonic() + LONGEST_S
-        while step == at and not (searches[-1].folder / "2.json").exists():
+        while step == at and not (searches[-1].folder / "1.json").exists():
             if searches[-1].is_sending:
                 searches[-1].advance()
             assert time.monotonic() < end

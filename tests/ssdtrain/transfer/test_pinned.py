@@ -10,7 +10,12 @@ from torch import Tensor
 
 from ssdtrain.transfer import pinned
 from ssdtrain.transfer.device import CpuDevice
-from ssdtrain.transfer.pinned import COARSE_BYTES, GRAIN_BYTES, PinnedPool
+from ssdtrain.transfer.pinned import (
+    COARSE_BYTES,
+    GRAIN_BYTES,
+    PIN_SHARE,
+    PinnedPool,
+)
 from tests.ranks import LONGEST_S
 
 
@@ -62,6 +67,55 @@ def test_only_what_is_missing_is_made() -> None:
     assert device.threads.count("ssdtrain-pin") == 1
     prepared(pool, sizes, [used.capacity_bytes])
     assert device.threads.count("ssdtrain-pin") == 1
+
+
+def test_what_is_prepared_leaves_training_its_time() -> None:
+    """No kernel is launched while memory is pinned: the thread rests behind each
+    buffer, three times as long as it took."""
+    device, now, rests = Device(), [0.0], list[float]()
+
+    def pin(buffer: Tensor) -> bool:
+        now[0] += buffer.numel() / COARSE_BYTES
+        return True
+
+    device.pin = pin  # type: ignore[method-assign]
+    pool = PinnedPool(
+        device, 64 * COARSE_BYTES, clock=lambda: now[0], rest=rests.append
+    )
+    prepared(pool, [8 * COARSE_BYTES, 2 * COARSE_BYTES])
+    assert rests == [6.0, 24.0]
+    assert now[0] / (now[0] + sum(rests)) == PIN_SHARE
+
+
+def test_what_another_plan_needed_is_not_made_any_more() -> None:
+    """A better plan is found while memory for the first one is made."""
+    device, rests, goes_on = Device(), threading.Event(), threading.Event()
+
+    def rest(seconds: float) -> None:
+        rests.set()
+        assert goes_on.wait(LONGEST_S)
+
+    pool = PinnedPool(device, 64 * COARSE_BYTES, rest=rest)
+    pool.prepare([3 * COARSE_BYTES] * 9)
+    assert rests.wait(LONGEST_S)
+    pool.prepare([3 * COARSE_BYTES, 5 * COARSE_BYTES])
+    goes_on.set()
+    prepared(pool, [3 * COARSE_BYTES, 5 * COARSE_BYTES])
+    assert pool.total_bytes == 8 * COARSE_BYTES
+
+
+def test_a_pool_that_is_closed_rests_no_longer() -> None:
+    device, now = Device(), [0.0]
+
+    def pin(buffer: Tensor) -> bool:
+        now[0] += 1e6
+        return True
+
+    device.pin = pin  # type: ignore[method-assign]
+    pool = PinnedPool(device, 64 * COARSE_BYTES, clock=lambda: now[0])
+    pool.prepare([COARSE_BYTES] * 8)
+    pool.close()
+    assert pool.total_bytes == 0
 
 
 def test_it_stays_within_the_cap() -> None:
