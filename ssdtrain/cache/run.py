@@ -40,6 +40,7 @@ from ssdtrain.cache.rows import (
     RegionItemRow,
     RegionRow,
     Row,
+    StayRow,
     is_like,
 )
 from ssdtrain.cache.spec import NOTHING
@@ -75,6 +76,7 @@ class Run:
         self._num_packed: int | None = None
         """Rows that were followed; None while the table lasts."""
         self._num_sent = self._sent_bytes = self._resized_bytes = 0
+        self._num_stayed = self._stayed_bytes = 0
         self.holding = Holding(lane)
 
     # -- forward ------------------------------------------------------------------
@@ -310,7 +312,31 @@ class Run:
             if row.is_shared:
                 moved.stamp = stamp_of(tensor)
                 moved.start_byte, moved.end_byte = extent_bytes(tensor)
-            return MovedHandle(moved, tensor, self, row)
+            handle = MovedHandle(moved, tensor, self, row)
+            if row.is_read:
+                cache.recipes.note(tensor, handle, by_norm=row.by_norm)
+            return handle
+
+    def stay(self, row: StayRow, tensor: Tensor) -> Handle:
+        """A mark: an item that stays, and that recipes read."""
+        base = tensor._base
+        if tensor.nbytes != (tensor if base is None else base).nbytes:
+            return self.leave_table(tensor)
+        cache, lane = self._cache, self._lane
+        with self._lock:
+            self._advance(row, row.marks)
+            moved = Moved(tensor, row.name, lane, cache.ledger, None)
+            cache.retired.watch(moved, moved.holding)
+            lane.num_live += 1
+            self._num_stayed += 1
+            self._stayed_bytes += moved.num_bytes
+            self._moved[row.item] = weakref.ref(moved)
+            if row.is_shared:
+                moved.stamp = stamp_of(tensor)
+                moved.start_byte, moved.end_byte = extent_bytes(tensor)
+            handle = MovedHandle(moved, tensor, self, row)
+            cache.recipes.note(tensor, handle, by_norm=row.by_norm)
+            return handle
 
     def send_again(self, row: HostAgainRow, tensor: Tensor) -> Handle:
         """Another tensor on the bytes of an item that was sent off before."""
@@ -327,13 +353,16 @@ class Run:
             moved.num_handles += 1
             handle = MovedHandle(moved, tensor, self, row)
             handle.view(tensor, (start - moved.start_byte) // tensor.itemsize)
+            if row.is_read:
+                self._cache.recipes.note(tensor, handle, by_norm=row.by_norm)
             return handle
 
-    def fetch(self, moved: Moved, row: "HostRow | HostAgainRow") -> Tensor:
-        """A mark: backward asks for an item that was sent off."""
+    def fetch(self, moved: Moved, row: "HostRow | StayRow | HostAgainRow") -> Tensor:
+        """A mark: backward asks for an item that was sent off, or that recipes read.
+        None where a recipe asks."""
         cache, course = self._cache, self._course
         with self._lock:
-            if row.used_behind is not NOTHING:
+            if row.used_behind is not NOTHING and not cache.course.is_using:
                 self._use_quiet(row)
             at = self._count_use()
             data = self.bring(moved)
@@ -433,9 +462,10 @@ class Run:
                     self._cache.course.mark += self._table.behind.marks
                     self._live(self._table.behind.num_bytes)
         counters = self._table.counters(packed)
-        counters[Count.RECORDS] += self._num_sent
-        counters[Count.SAVED] += self._sent_bytes + self._resized_bytes
-        counters[Count.KEPT] += self._resized_bytes
+        stayed_bytes = self._stayed_bytes + self._resized_bytes
+        counters[Count.RECORDS] += self._num_sent + self._num_stayed
+        counters[Count.SAVED] += self._sent_bytes + stayed_bytes
+        counters[Count.KEPT] += stayed_bytes
         counters[Count.OFFLOADED] = self._sent_bytes
         self._cache.ledger.counters.add_all(counters)
 
@@ -513,13 +543,14 @@ class Run:
 
 
 SIZED = frozenset(
-    {KeptRow, KeptItemRow, MoveRow, HostRow, HostAgainRow, AgainRow}
+    {KeptRow, KeptItemRow, MoveRow, HostRow, StayRow, HostAgainRow, AgainRow}
     | {RegionRow, RegionItemRow}
 )
 """Rows that serve a tensor of another size."""
 RESIZED = {
     MoveRow: Run.move,
     HostRow: Run.send,
+    StayRow: Run.stay,
     HostAgainRow: Run.send_again,
     AgainRow: Run.move_again,
     RegionRow: Run.remake_resized,

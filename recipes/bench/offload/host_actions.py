@@ -40,7 +40,10 @@ MOST_STEPS = 20
 PLANS = ("one a layer", "all moved", "rebuilt")
 MOVED = {"HostRow"}
 REBUILT = {"RebuiltRow"}
-KEPT = {"KeptRow", "KeptItemRow", "ParameterRow", "ParameterViewRow", "MoveRow"}
+KEPT = {
+    *("KeptRow", "KeptItemRow", "ParameterRow", "ParameterViewRow"),
+    *("MoveRow", "StayRow"),
+}
 """Rows of a table by what becomes of their tensors; the others are in their figures."""
 
 

@@ -10,9 +10,10 @@ from torch.nn import functional as F
 
 import ssdtrain
 from ssdtrain.cache.rows import (
-    MoveRow,
+    HostRow,
     RebuiltAgainRow,
     RebuiltRow,
+    StayRow,
     bare,
 )
 from ssdtrain.cache.tables import Tables
@@ -136,7 +137,7 @@ def test_a_settled_step_searches_for_nothing() -> None:
 def test_marks_and_bytes_are_the_general_paths(
     others: Placement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What recipes read has records, also where rows open them."""
+    """What recipes read is counted as records of the general path are."""
     found, mark = [], 0
     step = changing("")
     with ssdtrain.offload(net := Net(), **SETTINGS) as session:
@@ -146,7 +147,8 @@ def test_marks_and_bytes_are_the_general_paths(
             if number == FIRST_TABLE + 2:
                 (table,) = session.cache.tables.tables.values()
                 kinds = {type(bare(row)) for row in table.rows}
-                assert {RebuiltRow, MoveRow} <= kinds
+                read = StayRow if others is Placement.KEEP else HostRow
+                assert {RebuiltRow, read} <= kinds
                 general = lambda own, cache, lane, plan, all: all  # noqa: E731
                 monkeypatch.setattr(Tables, "hooks_of", general)
             before, mark = mark, session.cache.course.mark

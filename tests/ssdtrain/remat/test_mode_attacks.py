@@ -1,6 +1,7 @@
 """Modes that come, go or change results under programs whose recipes are admitted."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,9 +107,11 @@ def test_a_mode_around_backward() -> None:
     check(lambda net, x, step: net.last(F.gelu(net.first(x))), around)
 
 
-def test_what_moves_without_a_record_is_no_operand() -> None:
-    """A row of a compiled plan may serve another tensor than in the watched step."""
+def test_an_item_of_another_session_is_no_operand() -> None:
+    """It is given back when that session says so."""
     with ssdtrain.offload(nn.Linear(2, 2), target="host") as session:
         moved = MovedHandle.__new__(MovedHandle)
+        moved.moved = SimpleNamespace(ledger=object())  # type: ignore[assignment]
+        moved.epsilon = None
         recipes: Any = session.cache.recipes
         assert recipes.keeper.held(moved, None) is None
