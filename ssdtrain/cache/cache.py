@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ssdtrain.cache import forked
@@ -26,6 +27,7 @@ from ssdtrain.cache.identity import (
     Stamp,
     View,
     identify,
+    is_dual,
     is_plain,
     parameter_of,
     raw_bytes,
@@ -466,7 +468,11 @@ class TensorCache:
                 or type(base) is Tensor
                 or not isinstance(base, nn.Parameter)
             )
-            and is_plain(tensor)
+            # `is_plain`, without a call of Python.
+            and tensor.layout is torch.strided
+            and not (tensor.is_nested or tensor.is_quantized)
+            and not tensor._is_zerotensor()
+            and (forward_ad._current_level < 0 or not is_dual(tensor))
             and torch._C._current_graph_task_id() == -1
         )
 
@@ -502,7 +508,9 @@ class TensorCache:
         if self._closed:
             raise SessionClosedError(_closed_before(batch[0].name))
         start_loads(batch, self.copies)
-        num_bytes = sum(moved.num_bytes for moved in batch)
+        num_bytes = 0
+        for moved in batch:
+            num_bytes += moved.num_bytes
         self._counters.add(Count.RELOADED, num_bytes)
 
     def start_loads(self, batch: list[Any]) -> None:
@@ -513,6 +521,10 @@ class TensorCache:
             self._load_planned(batch)
 
     def _load_planned(self, batch: list[Any]) -> None:
+        kinds = set(map(type, batch))
+        if kinds == {Moved}:  # as in most plans
+            self.load_moved(batch)
+            return
         moved = [record for record in batch if type(record) is Moved]
         if moved:
             self.load_moved(moved)

@@ -78,6 +78,8 @@ class Run:
         self._num_sent = self._sent_bytes = self._resized_bytes = 0
         self._num_stayed = self._stayed_bytes = 0
         self.holding = Holding(lane)
+        self._reads_ahead = cache.offloader.storage is not None
+        """Whether a use may read from a storage what is loaded later."""
 
     # -- forward ------------------------------------------------------------------
 
@@ -241,12 +243,16 @@ class Run:
 
     def _advance(self, row: Any, marks: int) -> None:
         cache, behind = self._cache, row.behind
-        cache.collect()
-        cache.course.mark += marks + behind.marks
+        if cache.retired.queue or cache.ledger.handed_bytes or cache.window.lingering:
+            cache.collect()
         self._course.num_items = row.item + 1
-        if behind.num_bytes:
+        if behind is NOTHING:
+            cache.course.mark += marks
+        else:
+            cache.course.mark += marks + behind.marks
             self._live(behind.num_bytes)
-        cache.moves.release_due()
+        if cache.window.num_due:
+            cache.moves.release_due()
 
     def move(self, row: MoveRow, tensor: Tensor) -> Handle:
         """A mark: an item with a record, whose bytes may leave."""
@@ -365,9 +371,11 @@ class Run:
             if row.used_behind is not NOTHING and not cache.course.is_using:
                 self._use_quiet(row)
             at = self._count_use()
-            data = self.bring(moved)
-            if at is not None and course.orders is not None:
-                cache.moves.load_at(course, at, cache.start_loads)
+            data = moved.data
+            if data is None or moved.state not in AT_HAND:
+                data = self.bring(moved)
+            if at in course.loads or self._reads_ahead:
+                self.end_use(at)
             moved.num_uses += 1
             if moved.num_uses >= moved.num_handles:
                 moved.put_back()
@@ -477,7 +485,9 @@ class Run:
         with self._lock:
             if row.used_behind is not NOTHING:
                 self._use_quiet(row)
-            self.end_use(self._count_use())
+            at = self._count_use()
+            if at in self._course.loads or self._reads_ahead:
+                self.end_use(at)
             if not handle.is_closed:
                 handle.is_closed = True
                 if row.closes:
@@ -502,11 +512,13 @@ class Run:
     def _count_use(self) -> int | None:
         """A mark: give back what is dead, and release what is due."""
         cache = self._cache
-        cache.collect()
+        if cache.ledger.handed_bytes or cache.retired.queue or cache.window.lingering:
+            cache.collect()
         if not self._lane.in_backward:
             cache.enter_backward(self._lane)
         at: int | None = cache.course.count_use(self._course)
-        cache.moves.release_due()
+        if cache.window.num_due:
+            cache.moves.release_due()
         return at
 
     def end_use(self, at: int | None) -> None:
@@ -542,6 +554,8 @@ class Run:
         return self._resized_bytes * planned_bytes // kept_bytes
 
 
+AT_HAND = (RecordState.BACK, RecordState.KEPT)
+"""Bytes that are on the device, and are to stay for now."""
 SIZED = frozenset(
     {KeptRow, KeptItemRow, MoveRow, HostRow, StayRow, HostAgainRow, AgainRow}
     | {RegionRow, RegionItemRow}

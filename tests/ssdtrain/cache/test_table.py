@@ -340,8 +340,8 @@ def test_a_saved_tensor_that_was_changed_raises(moved: bool) -> None:
         for number in range(8):
             next(steps)
             if number == 4:
-                made = planned or (all_moved if moved else nearly_all_kept)
-                session.follow(made(session))
+                plan = (all_moved if moved else nearly_all_kept)(session)
+                session.follow(plan)
         with pytest.raises(InPlaceError, match="modified by an inplace operation"):
             next(steps)
 
