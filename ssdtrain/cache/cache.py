@@ -253,11 +253,13 @@ class TensorCache:
     def use_rebuilt(self, source: RebuiltView) -> Tensor:
         """A mark: backward asks for what a recipe makes. The lock is held."""
         rebuilt, course = source.rebuilt, self.course
-        self.collect()
+        if self.ledger.handed_bytes or self.retired.queue or self.window.lingering:
+            self.collect()
         self.enter_backward(rebuilt.lane)
         at = course.begin_use(rebuilt.lane, rebuilt.item)
         try:
-            self.moves.release_due()
+            if self.window.num_due:
+                self.moves.release_due()
             tensor = self.recipes.use(source)
             if at is not None:
                 self.moves.load_due(rebuilt.lane, at, self.start_loads)
@@ -709,8 +711,9 @@ class TensorCache:
         if self.captures.must_wait:
             return
         # An interrupt may end this anywhere: then it is done again from the start.
-        while self.retired.queue:
-            retired = self.retired.oldest
+        queue = self.retired.queue
+        while queue:
+            retired = queue[0].holding
             if retired.known is not None:
                 known, key = retired.known
                 known.forget(key)
@@ -726,7 +729,8 @@ class TensorCache:
                 retired.parcel = None
             live_bytes, retired.live_bytes = retired.live_bytes, 0
             held_bytes, retired.held_bytes = retired.held_bytes, 0
-            self.ledger.died(live_bytes, held_bytes)
+            if live_bytes or held_bytes:
+                self.ledger.died(live_bytes, held_bytes)
             if self.lanes.left(retired.lane):
                 self.tables.left(retired.lane)
                 if self.lanes.is_idle:

@@ -360,7 +360,7 @@ class Rebuilder:
                 observer.rebuilt(course.number, rebuilt.item)
         finally:
             ledger.was_read(handed_bytes)
-        if Layout.of(tensor) != rebuilt.layout or tensor.storage_offset():
+        if not rebuilt.layout.is_of(tensor) or tensor.storage_offset():
             raise RuntimeError(
                 f"{rebuilt.name}: its recipe made {Layout.of(tensor)}, expected "
                 f"{rebuilt.layout}; a recipe must depend on its inputs and constants "

@@ -88,6 +88,7 @@ class Run:
         general, pid, getpid = self.bring_back, self._cache.owner.pid, os.getpid
         regions, graph_task = self._regions, torch._C._current_graph_task_id
         dispatching, overriding, inferring = modes.ASKED
+        telling = self._table.telling
 
         def pack(tensor: Tensor) -> Any:  # noqa: C901
             if dispatching() or (overriding() and may_meddle()):
@@ -131,7 +132,8 @@ class Run:
             if getpid() != pid:
                 return self._cache.unpack(handle)  # type: ignore[no-any-return]
             if kind is Handle:
-                self.count_quiet_uses(handle)
+                if handle.number in telling:
+                    self.count_quiet_uses(handle)
                 source: Any = handle.source
                 if type(source) is RebuiltView and handle.seal is None:
                     if tracer() is None:  # a user's recipe may run

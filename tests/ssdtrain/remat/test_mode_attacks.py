@@ -12,7 +12,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ssdtrain
-from ssdtrain.cache.moved import MovedHandle
+from ssdtrain.cache.moved import Moved, MovedHandle
+from ssdtrain.cache.record import Lane, LaneProfile
+from ssdtrain.remat.expression import Layout
 from tests.ssdtrain.remat.bodies import Body, Net, Pure, check
 
 
@@ -105,6 +107,21 @@ def test_a_mode_around_backward() -> None:
             loss.backward()
 
     check(lambda net, x, step: net.last(F.gelu(net.first(x))), around)
+
+
+def test_an_item_that_was_changed_is_no_operand() -> None:
+    """Its bytes are not those that the operator read."""
+    with ssdtrain.offload(nn.Linear(2, 2), target="host") as session:
+        recipes: Any = session.cache.recipes
+        tensor, run = torch.zeros(2), SimpleNamespace(nothing=torch.empty(0))
+        lane = Lane("", LaneProfile())
+        moved = Moved(tensor, "item", lane, session.cache.ledger, None)
+        handle = MovedHandle(moved, tensor, run, None)
+        found = recipes.keeper.held(handle, None)
+        assert found.owner is moved
+        assert found.layout == Layout.of(tensor)
+        tensor.add_(1)
+        assert recipes.keeper.held(handle, None) is None
 
 
 def test_an_item_of_another_session_is_no_operand() -> None:
