@@ -44,6 +44,7 @@ from ssdtrain.cache.rows import (
     RegionItemRow,
     RegionRow,
     Row,
+    StayRow,
     around,
 )
 from ssdtrain.cache.sizes import Look
@@ -177,6 +178,7 @@ class Binding:
             is_plain=plain,
             is_held=owner.holding.held_bytes > 0,
             is_dense=dense,
+            is_view=tensor._base is not None,
             is_rebuilt=rebuilt is not None,
             compiled=None if rebuilt is None or not first else rebuilt.compiled,
         )
@@ -195,7 +197,12 @@ class Binding:
         general = self._items_served_generally(orders)
         counts = Counter(spec.item for spec in self._specs)
         sparse = {spec.item for spec in self._specs if not spec.is_dense}
-        sparse |= self._read
+        # A recipe finds by a note what is saved as it was made alone.
+        sparse |= {
+            spec.item
+            for spec in self._specs
+            if spec.is_first and spec.is_view and spec.item in self._read
+        }
         if not self._cache.moves_to_host:
             sparse.update(range(len(orders)))
         loud = {number for number, spec in enumerate(self._specs) if spec.is_loud}
@@ -213,13 +220,7 @@ class Binding:
             elif type(row) is RegionItemRow and number not in loud:
                 row = RegionRow(spec.num_bytes, row.own_bytes)
             elif type(row) in (MoveRow, AgainRow) and spec.item not in sparse:
-                if orders[spec.item].placement is Placement.OFFLOAD:
-                    shared = counts[spec.item] > 1
-                    row = (
-                        HostRow(spec, orders[spec.item], is_shared=shared)
-                        if spec.is_first
-                        else HostAgainRow(spec)
-                    )
+                row = self._light(spec, row, orders, is_shared=counts[spec.item] > 1)
             rows.append(row)
         behind = self._tell_of_quiet_packs(rows)
         self._tell_of_quiet_uses(rows, closing)
@@ -228,6 +229,18 @@ class Binding:
         rows = [*map(around, self._specs, rows), EndRow()]
         passages = {n: p for n, p in self._passages.items() if p.is_quiet(rows)}
         return Table(tuple(rows), totals, behind, looks, passages)
+
+    def _light(self, spec: Spec, row: Row, orders: Any, *, is_shared: bool) -> Row:
+        """The row of a dense item that needs no record; else the row that it has."""
+        order, is_read = orders[spec.item], spec.item in self._read
+        stays = order.release_after <= 0
+        if not stays and order.placement is not Placement.OFFLOAD:
+            return row
+        if not spec.is_first:
+            return HostAgainRow(spec, is_read=is_read)
+        if stays:
+            return StayRow(spec, order.name, is_shared=is_shared)
+        return HostRow(spec, order, is_shared=is_shared, is_read=is_read)
 
     def _is_quiet(self, number: int, rows: list[Row]) -> bool:
         return type(rows[number]) in QUIET and self._specs[number].item >= 0

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ssdtrain.cache import forked
@@ -26,6 +27,7 @@ from ssdtrain.cache.identity import (
     Stamp,
     View,
     identify,
+    is_dual,
     is_plain,
     parameter_of,
     raw_bytes,
@@ -251,11 +253,13 @@ class TensorCache:
     def use_rebuilt(self, source: RebuiltView) -> Tensor:
         """A mark: backward asks for what a recipe makes. The lock is held."""
         rebuilt, course = source.rebuilt, self.course
-        self.collect()
+        if self.ledger.handed_bytes or self.retired.queue or self.window.lingering:
+            self.collect()
         self.enter_backward(rebuilt.lane)
         at = course.begin_use(rebuilt.lane, rebuilt.item)
         try:
-            self.moves.release_due()
+            if self.window.num_due:
+                self.moves.release_due()
             tensor = self.recipes.use(source)
             if at is not None:
                 self.moves.load_due(rebuilt.lane, at, self.start_loads)
@@ -466,7 +470,11 @@ class TensorCache:
                 or type(base) is Tensor
                 or not isinstance(base, nn.Parameter)
             )
-            and is_plain(tensor)
+            # `is_plain`, without a call of Python.
+            and tensor.layout is torch.strided
+            and not (tensor.is_nested or tensor.is_quantized)
+            and not tensor._is_zerotensor()
+            and (forward_ad._current_level < 0 or not is_dual(tensor))
             and torch._C._current_graph_task_id() == -1
         )
 
@@ -502,7 +510,9 @@ class TensorCache:
         if self._closed:
             raise SessionClosedError(_closed_before(batch[0].name))
         start_loads(batch, self.copies)
-        num_bytes = sum(moved.num_bytes for moved in batch)
+        num_bytes = 0
+        for moved in batch:
+            num_bytes += moved.num_bytes
         self._counters.add(Count.RELOADED, num_bytes)
 
     def start_loads(self, batch: list[Any]) -> None:
@@ -513,6 +523,10 @@ class TensorCache:
             self._load_planned(batch)
 
     def _load_planned(self, batch: list[Any]) -> None:
+        kinds = set(map(type, batch))
+        if kinds == {Moved}:  # as in most plans
+            self.load_moved(batch)
+            return
         moved = [record for record in batch if type(record) is Moved]
         if moved:
             self.load_moved(moved)
@@ -695,12 +709,13 @@ class TensorCache:
         if self._window.lingering:
             self._window.let_go()
 
-    def _bury(self) -> None:
+    def _bury(self) -> None:  # noqa: C901 (in place: no calls)
         if self.captures.must_wait:
             return
         # An interrupt may end this anywhere: then it is done again from the start.
-        while self.retired.queue:
-            retired = self.retired.oldest
+        queue = self.retired.queue
+        while queue:
+            retired = queue[0].holding
             if retired.known is not None:
                 known, key = retired.known
                 known.forget(key)
@@ -716,7 +731,8 @@ class TensorCache:
                 retired.parcel = None
             live_bytes, retired.live_bytes = retired.live_bytes, 0
             held_bytes, retired.held_bytes = retired.held_bytes, 0
-            self.ledger.died(live_bytes, held_bytes)
+            if live_bytes or held_bytes:
+                self.ledger.died(live_bytes, held_bytes)
             if self.lanes.left(retired.lane):
                 self.tables.left(retired.lane)
                 if self.lanes.is_idle:

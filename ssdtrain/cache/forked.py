@@ -51,7 +51,8 @@ def bring_back(handle: Any) -> Tensor:
         data = _stayed(handle.moved)
         if handle.shape is None:
             return data
-        return data.as_strided(handle.shape, handle.stride, handle.offset)
+        first = data.storage_offset() + handle.offset
+        return data.as_strided(handle.shape, handle.stride, first)
     if isinstance(handle, KeptItemHandle):
         return handle.source.rebuild()
     if isinstance(handle, PlaceHandle):

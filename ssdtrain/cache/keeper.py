@@ -18,6 +18,7 @@ from ssdtrain.cache.handles import (
 )
 from ssdtrain.cache.identity import Probe, View, is_plain
 from ssdtrain.cache.ledger import Ledger
+from ssdtrain.cache.moved import MovedHandle, MovedNote
 from ssdtrain.cache.record import (
     Handle,
     Kept,
@@ -31,7 +32,7 @@ from ssdtrain.cache.record import (
 from ssdtrain.cache.regions import Regions
 from ssdtrain.cache.weights import Weights
 from ssdtrain.counters import Fallback
-from ssdtrain.remat.expression import Held, Layout
+from ssdtrain.remat.expression import Epsilon, Held, Layout
 from ssdtrain.remat.modes import ENTRIES
 from ssdtrain.remat.narrow import narrow
 from ssdtrain.remat.questions import notes_of
@@ -40,8 +41,8 @@ from ssdtrain.transfer.offloader import Offloader
 HANDLES = frozenset(
     (Handle, KeptHandle, KeptItemHandle, ParameterHandle, ParameterViewHandle)
 )
-"""Handles whose tensor a recipe may read. Not those of wrappers, of regions, or of what
-is on its way out without a record."""
+"""Handles whose tensor a recipe may read, beside those of a table's items. Not those of
+wrappers and of regions."""
 
 
 class Cache(Protocol):
@@ -85,7 +86,10 @@ class CacheKeeper:
 
     def held(self, packed: Any, node: Any) -> Held | None:
         """The tensor behind a handle or a note of this node, unless it was changed."""
-        handle: Any = packed.handle() if type(packed) is Note else packed
+        is_note = type(packed) is Note or type(packed) is MovedNote
+        handle: Any = packed.handle() if is_note else packed
+        if type(handle) is MovedHandle:
+            return self._of_table(handle, None if is_note else handle.epsilon)
         if type(handle) not in HANDLES:
             return None  # nobody's, or without a record
         source: Any = handle.source
@@ -117,6 +121,19 @@ class CacheKeeper:
             owner=owner,
             epsilon=handle.epsilon,
         )
+
+    def _of_table(self, handle: MovedHandle, epsilon: Epsilon | None) -> Held | None:
+        """An item that a row of a table has taken over."""
+        moved = handle.moved
+        if moved.ledger is not self._cache.ledger:
+            return None  # another session's
+        if handle.counter._version != handle.version:
+            self.refuse()
+            return None
+        layout = handle.layout
+        if layout is None:
+            return None
+        return Held(holder=handle, layout=layout, owner=moved, epsilon=epsilon)
 
     def is_altered(self) -> bool:
         """Whether a dispatch mode stands, which the hooks count, or was entered in this

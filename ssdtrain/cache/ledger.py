@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from ssdtrain.cache.identity import asking_node
 from ssdtrain.counters import Count, Counters, Peak, StepReport
 from ssdtrain.remat.clock import Clock
 from ssdtrain.remat.modes import ENTRIES
@@ -99,14 +98,16 @@ class Ledger:
     def hand_over(self, num_bytes: int) -> None:
         """The cache let go of bytes that autograd holds until the running node ends."""
         self.handed_bytes += num_bytes
-        # `asking_node`, without a call of Python: most tensors of a backward come here.
+        # Of the operator that runs: torch has no public name for it (2.11 to 2.13).
         node = torch._C._current_autograd_node()
         self._holder = None if node is None else node._sequence_nr()
 
     def settle(self) -> None:
         """What was handed over is gone, if that node has ended."""
         if self.handed_bytes and (
-            self._holder is None or asking_node() != self._holder
+            self._holder is None
+            or (node := torch._C._current_autograd_node()) is None
+            or node._sequence_nr() != self._holder
         ):
             self.live_bytes -= self.handed_bytes
             self.handed_bytes = 0

@@ -1,19 +1,22 @@
-"""Items that a compiled plan moves to host memory, and their handles.
+"""Items that a compiled plan moves to host memory, or that recipes read, and handles.
 
 A `Moved` is to a row of the table what a `Record` is to the general path: the same
 states and transitions, for the common case alone. The tensor fills its storage's extent
-without gaps, it goes to pinned host memory, and its place there is the same in every
-step. (tests/ssdtrain/cache/test_table.py)
+without gaps. It goes to pinned host memory, where its place is the same in every step,
+or stays for backward and for the recipes that read it.
+(tests/ssdtrain/cache/test_table.py, test_rebuilt_rows.py)
 """
 
+import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ssdtrain.cache.identity import check_late_writer, check_version
 from ssdtrain.cache.record import Handle, Holding, Lane, RecordState
+from ssdtrain.remat.expression import Layout
 from ssdtrain.transfer.places import Arrival, Copies, Trip
 
 
@@ -40,16 +43,17 @@ class Moved:
     )
 
     def __init__(
-        self, tensor: Tensor, name: str, lane: Lane, ledger: Any, trip: Trip
+        self, tensor: Tensor, name: str, lane: Lane, ledger: Any, trip: Trip | None
     ) -> None:
+        """trip: None: it stays."""
         self.data: Tensor | None = tensor.detach()
         self.version = tensor._version
         self.num_bytes = num_bytes = tensor.nbytes
         self.name = name
         self.lane = lane
         self.ledger = ledger
-        self.trip = trip
-        self.state = RecordState.LEAVING
+        self.trip: Any = trip
+        self.state = RecordState.KEPT if trip is None else RecordState.LEAVING
         self.num_handles = 1
         self.num_uses = 0
         self.stamp: Any = None
@@ -69,7 +73,7 @@ class Moved:
         """
         self.state = RecordState.KEPT
         self.holding.parcel = None
-        return self.trip
+        return self.trip  # type: ignore[no-any-return]
 
     def release(self) -> None:
         """LEAVING > AWAY: compute is ordered behind the copy out."""
@@ -146,6 +150,7 @@ class MovedHandle(Handle):
         self.counter = counter = tensor.detach()
         counter.data = run.nothing
         self.version = moved.version
+        self.epsilon = None
 
     def view(self, tensor: Tensor, offset: int) -> None:
         """It is another view of the bytes, `offset` elements behind their first."""
@@ -164,6 +169,27 @@ class MovedHandle(Handle):
         self._check()
         return self._inside(self.run.bring(self.moved))
 
+    @property
+    def layout(self) -> Layout | None:
+        """Of the tensor; None: its elements are not what its bytes say."""
+        data, trip = self.moved.data, self.moved.trip
+        like: Tensor = trip.place.memory if data is None else data
+        if like.is_conj() or like.is_neg():
+            return None
+        if self.shape is None:
+            return Layout.of(like)
+        return Layout(like.dtype, tuple(self.shape), self.stride)
+
+    def peek(self) -> Tensor:
+        """The tensor as it is now: no use is counted, and no state changes."""
+        data, trip = self.moved.data, self.moved.trip
+        if data is None:  # once for each class of recipes
+            trip.copied.synchronize()
+            data = trip.place.memory.to(self.counter.device, copy=True)
+        elif self.moved.state is RecordState.RETURNING:
+            self.run.bring(self.moved)
+        return self._inside(data)
+
     def _check(self) -> None:
         moved = self.moved
         if self.counter._version != self.version:
@@ -175,4 +201,17 @@ class MovedHandle(Handle):
     def _inside(self, data: Tensor) -> Tensor:
         if self.shape is None:
             return data
-        return torch.as_strided(data, self.shape, self.stride, self.offset)
+        # `data` may be a part of a storage, as long as it has not left.
+        first = data.storage_offset() + self.offset
+        return torch.as_strided(data, self.shape, self.stride, first)
+
+
+class MovedNote(NamedTuple):
+    """Put on a node of autograd whose output was saved: a handle of it, which the note
+    does not keep alive."""
+
+    reference: "weakref.ref[MovedHandle]"
+
+    def handle(self) -> MovedHandle | None:
+        """The handle, while it lives."""
+        return self.reference()

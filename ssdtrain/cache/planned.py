@@ -66,11 +66,12 @@ class PlannedMoves:
     ) -> None:
         """As `load_due`, for a lane that follows its plan."""
         for batch in course.loads.get(at, ()):
-            away = [
-                record
-                for record in map(course.record, batch)
-                if record is not None and record.state is RecordState.AWAY
-            ]
+            away = []
+            for item in batch:
+                found = course.records.get(item)
+                record = None if found is None else found()
+                if record is not None and record.state is RecordState.AWAY:
+                    away.append(record)
             if away:
                 self.num_acts += len(away)
                 start_loads(away)

@@ -21,6 +21,7 @@ from ssdtrain.cache.identity import Key, Probe, View, is_plain, view_of
 from ssdtrain.cache.keeper import CacheKeeper, Note
 from ssdtrain.cache.lanes import Lanes
 from ssdtrain.cache.ledger import Ledger
+from ssdtrain.cache.moved import MovedHandle, MovedNote
 from ssdtrain.cache.record import (
     Handle,
     Kept,
@@ -238,6 +239,8 @@ class Rebuilder:
 
     def peek(self, handle: Handle) -> Tensor:
         """The tensor as it is now; no use is counted and no record changes."""
+        if type(handle) is MovedHandle:
+            return handle.peek()
         source = handle.source
         if isinstance(source, Kept | ParameterView):
             return source.rebuild()
@@ -281,9 +284,15 @@ class Rebuilder:
         if by_norm:
             handle.epsilon = epsilon_now()
         base = tensor if tensor._base is None else tensor._base
-        source, node = handle.source, base.grad_fn
+        node = base.grad_fn
         if node is None or base._version:
             return
+        if type(handle) is MovedHandle:
+            if base is tensor:
+                outputs = notes_of(node).outputs
+                outputs[base.output_nr] = MovedNote(weakref.ref(handle))
+            return
+        source = handle.source
         owner: Record | Rebuilt
         if isinstance(source, RecordView):
             owner, start = source.record, source.record.key.start_byte
@@ -351,7 +360,7 @@ class Rebuilder:
                 observer.rebuilt(course.number, rebuilt.item)
         finally:
             ledger.was_read(handed_bytes)
-        if Layout.of(tensor) != rebuilt.layout or tensor.storage_offset():
+        if not rebuilt.layout.is_of(tensor) or tensor.storage_offset():
             raise RuntimeError(
                 f"{rebuilt.name}: its recipe made {Layout.of(tensor)}, expected "
                 f"{rebuilt.layout}; a recipe must depend on its inputs and constants "
@@ -382,6 +391,9 @@ def _signature(expression: Expression, base: Tensor) -> Hashable:
 
 
 def _count_handle(handle: Handle) -> None:
+    if type(handle) is MovedHandle:
+        handle.moved.num_handles += 1
+        return
     source = handle.source
     if isinstance(source, RecordView):
         source.record.num_handles += 1

@@ -135,6 +135,7 @@ class Retired:
 
     def __init__(self) -> None:
         self.queue: deque[_Death] = deque()
+        """The object that died first is the first one."""
         self._alive: dict[int, _Death] = {}
         """A weak reference calls back only while it is alive itself."""
 
@@ -148,11 +149,6 @@ class Retired:
     def num_alive(self) -> int:
         """Objects that live, or are still in the queue."""
         return len(self._alive)
-
-    @property
-    def oldest(self) -> Holding:
-        """The holding of the object that died first."""
-        return self.queue[0].holding
 
     def forget_oldest(self) -> None:
         """All that it held has been given back."""

@@ -236,7 +236,9 @@ class HostRow:
 
     __slots__ = (
         "behind",
+        "by_norm",
         "free",
+        "is_read",
         "is_shared",
         "item",
         "marks",
@@ -246,15 +248,20 @@ class HostRow:
         "used_behind",
     )
 
-    def __init__(self, spec: Spec, order: Order, *, is_shared: bool) -> None:
+    def __init__(
+        self, spec: Spec, order: Order, *, is_shared: bool, is_read: bool
+    ) -> None:
         self.behind = self.used_behind = NOTHING
         self.num_bytes = spec.num_bytes
+        self.by_norm = spec.by_norm
         self.item = spec.item
         self.marks = spec.marks
         self.order = order
         self.name = order.name
         self.is_shared = is_shared
         """Whether other rows save the same bytes."""
+        self.is_read = is_read
+        """Whether recipes read them."""
         self.free: list[Place] = []
 
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
@@ -264,15 +271,48 @@ class HostRow:
         return run.leave_table(tensor)
 
 
+class StayRow:
+    """An item that stays, and that recipes read."""
+
+    __slots__ = (
+        "behind",
+        "by_norm",
+        "is_shared",
+        "item",
+        "marks",
+        "name",
+        "num_bytes",
+        "used_behind",
+    )
+
+    def __init__(self, spec: Spec, name: str, *, is_shared: bool) -> None:
+        self.behind = self.used_behind = NOTHING
+        self.num_bytes = spec.num_bytes
+        self.by_norm = spec.by_norm
+        self.item = spec.item
+        self.marks = spec.marks
+        self.name = name
+        self.is_shared = is_shared
+        """Whether other rows save the same bytes."""
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """Keep it where recipes find it."""
+        if tensor.nbytes == self.num_bytes and run.may_move(tensor):
+            return run.stay(self, tensor)
+        return run.leave_table(tensor)
+
+
 class HostAgainRow:
-    """Another handle of an item of a `HostRow`."""
+    """Another handle of an item of a `HostRow` or a `StayRow`."""
 
-    __slots__ = ("item", "num_bytes", "used_behind")
+    __slots__ = ("by_norm", "is_read", "item", "num_bytes", "used_behind")
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, *, is_read: bool) -> None:
         self.used_behind = NOTHING
         self.num_bytes = spec.num_bytes
+        self.by_norm = spec.by_norm
         self.item = spec.item
+        self.is_read = is_read
 
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
         """A handle of the same bytes, if these are they."""
@@ -399,10 +439,13 @@ class WrappedRow:
         return WrappedHandle(tensor, found.build, handle, run.bring_back)
 
 
-COUNTING = (GeneralRow, KeptItemRow, MoveRow, HostRow, RebuiltRow, RegionItemRow)
+COUNTING = (
+    *(GeneralRow, KeptItemRow, MoveRow, HostRow, StayRow),
+    *(RebuiltRow, RegionItemRow),
+)
 """Rows that count when they are packed, also for the quiet ones before them."""
 COUNTING_USES = (
-    *(GeneralRow, KeptItemRow, MoveRow, AgainRow, HostRow, HostAgainRow),
+    *(GeneralRow, KeptItemRow, MoveRow, AgainRow, HostRow, StayRow, HostAgainRow),
     *(RebuiltRow, RebuiltAgainRow, RegionItemRow),
 )
 """Rows that count when they are used."""

@@ -40,6 +40,7 @@ from ssdtrain.cache.rows import (
     RegionItemRow,
     RegionRow,
     Row,
+    StayRow,
     is_like,
 )
 from ssdtrain.cache.spec import NOTHING
@@ -75,7 +76,10 @@ class Run:
         self._num_packed: int | None = None
         """Rows that were followed; None while the table lasts."""
         self._num_sent = self._sent_bytes = self._resized_bytes = 0
+        self._num_stayed = self._stayed_bytes = 0
         self.holding = Holding(lane)
+        self._reads_ahead = cache.offloader.storage is not None
+        """Whether a use may read from a storage what is loaded later."""
 
     # -- forward ------------------------------------------------------------------
 
@@ -84,6 +88,7 @@ class Run:
         general, pid, getpid = self.bring_back, self._cache.owner.pid, os.getpid
         regions, graph_task = self._regions, torch._C._current_graph_task_id
         dispatching, overriding, inferring = modes.ASKED
+        telling = self._table.telling
 
         def pack(tensor: Tensor) -> Any:  # noqa: C901
             if dispatching() or (overriding() and may_meddle()):
@@ -127,7 +132,8 @@ class Run:
             if getpid() != pid:
                 return self._cache.unpack(handle)  # type: ignore[no-any-return]
             if kind is Handle:
-                self.count_quiet_uses(handle)
+                if handle.number in telling:
+                    self.count_quiet_uses(handle)
                 source: Any = handle.source
                 if type(source) is RebuiltView and handle.seal is None:
                     if tracer() is None:  # a user's recipe may run
@@ -239,12 +245,16 @@ class Run:
 
     def _advance(self, row: Any, marks: int) -> None:
         cache, behind = self._cache, row.behind
-        cache.collect()
-        cache.course.mark += marks + behind.marks
+        if cache.retired.queue or cache.ledger.handed_bytes or cache.window.lingering:
+            cache.collect()
         self._course.num_items = row.item + 1
-        if behind.num_bytes:
+        if behind is NOTHING:
+            cache.course.mark += marks
+        else:
+            cache.course.mark += marks + behind.marks
             self._live(behind.num_bytes)
-        cache.moves.release_due()
+        if cache.window.num_due:
+            cache.moves.release_due()
 
     def move(self, row: MoveRow, tensor: Tensor) -> Handle:
         """A mark: an item with a record, whose bytes may leave."""
@@ -310,7 +320,31 @@ class Run:
             if row.is_shared:
                 moved.stamp = stamp_of(tensor)
                 moved.start_byte, moved.end_byte = extent_bytes(tensor)
-            return MovedHandle(moved, tensor, self, row)
+            handle = MovedHandle(moved, tensor, self, row)
+            if row.is_read:
+                cache.recipes.note(tensor, handle, by_norm=row.by_norm)
+            return handle
+
+    def stay(self, row: StayRow, tensor: Tensor) -> Handle:
+        """A mark: an item that stays, and that recipes read."""
+        base = tensor._base
+        if tensor.nbytes != (tensor if base is None else base).nbytes:
+            return self.leave_table(tensor)
+        cache, lane = self._cache, self._lane
+        with self._lock:
+            self._advance(row, row.marks)
+            moved = Moved(tensor, row.name, lane, cache.ledger, None)
+            cache.retired.watch(moved, moved.holding)
+            lane.num_live += 1
+            self._num_stayed += 1
+            self._stayed_bytes += moved.num_bytes
+            self._moved[row.item] = weakref.ref(moved)
+            if row.is_shared:
+                moved.stamp = stamp_of(tensor)
+                moved.start_byte, moved.end_byte = extent_bytes(tensor)
+            handle = MovedHandle(moved, tensor, self, row)
+            cache.recipes.note(tensor, handle, by_norm=row.by_norm)
+            return handle
 
     def send_again(self, row: HostAgainRow, tensor: Tensor) -> Handle:
         """Another tensor on the bytes of an item that was sent off before."""
@@ -327,18 +361,23 @@ class Run:
             moved.num_handles += 1
             handle = MovedHandle(moved, tensor, self, row)
             handle.view(tensor, (start - moved.start_byte) // tensor.itemsize)
+            if row.is_read:
+                self._cache.recipes.note(tensor, handle, by_norm=row.by_norm)
             return handle
 
-    def fetch(self, moved: Moved, row: "HostRow | HostAgainRow") -> Tensor:
-        """A mark: backward asks for an item that was sent off."""
+    def fetch(self, moved: Moved, row: "HostRow | StayRow | HostAgainRow") -> Tensor:
+        """A mark: backward asks for an item that was sent off, or that recipes read.
+        None where a recipe asks."""
         cache, course = self._cache, self._course
         with self._lock:
-            if row.used_behind is not NOTHING:
+            if row.used_behind is not NOTHING and not cache.course.is_using:
                 self._use_quiet(row)
             at = self._count_use()
-            data = self.bring(moved)
-            if at is not None and course.orders is not None:
-                cache.moves.load_at(course, at, cache.start_loads)
+            data = moved.data
+            if data is None or moved.state not in AT_HAND:
+                data = self.bring(moved)
+            if at in course.loads or self._reads_ahead:
+                self.end_use(at)
             moved.num_uses += 1
             if moved.num_uses >= moved.num_handles:
                 moved.put_back()
@@ -433,9 +472,10 @@ class Run:
                     self._cache.course.mark += self._table.behind.marks
                     self._live(self._table.behind.num_bytes)
         counters = self._table.counters(packed)
-        counters[Count.RECORDS] += self._num_sent
-        counters[Count.SAVED] += self._sent_bytes + self._resized_bytes
-        counters[Count.KEPT] += self._resized_bytes
+        stayed_bytes = self._stayed_bytes + self._resized_bytes
+        counters[Count.RECORDS] += self._num_sent + self._num_stayed
+        counters[Count.SAVED] += self._sent_bytes + stayed_bytes
+        counters[Count.KEPT] += stayed_bytes
         counters[Count.OFFLOADED] = self._sent_bytes
         self._cache.ledger.counters.add_all(counters)
 
@@ -447,7 +487,9 @@ class Run:
         with self._lock:
             if row.used_behind is not NOTHING:
                 self._use_quiet(row)
-            self.end_use(self._count_use())
+            at = self._count_use()
+            if at in self._course.loads or self._reads_ahead:
+                self.end_use(at)
             if not handle.is_closed:
                 handle.is_closed = True
                 if row.closes:
@@ -472,11 +514,13 @@ class Run:
     def _count_use(self) -> int | None:
         """A mark: give back what is dead, and release what is due."""
         cache = self._cache
-        cache.collect()
+        if cache.ledger.handed_bytes or cache.retired.queue or cache.window.lingering:
+            cache.collect()
         if not self._lane.in_backward:
             cache.enter_backward(self._lane)
         at: int | None = cache.course.count_use(self._course)
-        cache.moves.release_due()
+        if cache.window.num_due:
+            cache.moves.release_due()
         return at
 
     def end_use(self, at: int | None) -> None:
@@ -512,14 +556,17 @@ class Run:
         return self._resized_bytes * planned_bytes // kept_bytes
 
 
+AT_HAND = (RecordState.BACK, RecordState.KEPT)
+"""Bytes that are on the device, and are to stay for now."""
 SIZED = frozenset(
-    {KeptRow, KeptItemRow, MoveRow, HostRow, HostAgainRow, AgainRow}
+    {KeptRow, KeptItemRow, MoveRow, HostRow, StayRow, HostAgainRow, AgainRow}
     | {RegionRow, RegionItemRow}
 )
 """Rows that serve a tensor of another size."""
 RESIZED = {
     MoveRow: Run.move,
     HostRow: Run.send,
+    StayRow: Run.stay,
     HostAgainRow: Run.send_again,
     AgainRow: Run.move_again,
     RegionRow: Run.remake_resized,

@@ -45,6 +45,8 @@ class Spec:
     """The region call that stores it as its input."""
     is_dense: bool = False
     """Whether it fills its record without gaps, in the record's first dtype."""
+    is_view: bool = False
+    """Whether it is a view of what an operator made."""
     by_norm: bool = False
     """Whether a normalization saved it whose epsilon is known: recipes may read it."""
     marks: int = 0

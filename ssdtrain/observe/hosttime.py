@@ -178,7 +178,8 @@ class HostMeter:
 
     def _placement_of(self, handle: Any) -> Placement:
         if type(handle) is MovedHandle:
-            return Placement.OFFLOAD
+            stays = handle.moved.trip is None
+            return Placement.KEEP if stays else Placement.OFFLOAD
         if type(handle) is PlaceHandle:
             return Placement.RERUN
         source = getattr(handle, "source", None)

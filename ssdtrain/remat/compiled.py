@@ -133,7 +133,7 @@ class Compiled:
             return False
         if base.is_conj() or base.is_neg() or base.device != self._device:
             return False
-        if Layout.of(base) != self.layout:
+        if not self.layout.is_of(base):
             return False
         for question in self._questions:
             if not question.holds(of):

@@ -40,6 +40,14 @@ class Layout(NamedTuple):
         """The layout of a strided tensor."""
         return cls(tensor.dtype, tuple(tensor.shape), tensor.stride())
 
+    def is_of(self, tensor: Tensor) -> bool:
+        """Whether a strided tensor looks so."""
+        return (
+            tensor.dtype is self.dtype
+            and tensor.shape == self.shape
+            and tensor.stride() == self.stride
+        )
+
     @property
     def num_bytes(self) -> int:
         """Bytes of the elements."""

@@ -10,9 +10,10 @@ from torch.nn import functional as F
 
 import ssdtrain
 from ssdtrain.cache.rows import (
-    MoveRow,
+    HostRow,
     RebuiltAgainRow,
     RebuiltRow,
+    StayRow,
     bare,
 )
 from ssdtrain.cache.tables import Tables
@@ -95,7 +96,9 @@ def changing(how: str, at: int = 8) -> Step:
     return step
 
 
-def compare(step: Step, num_steps: int = 11) -> tuple[ssdtrain.Session, list[int]]:
+def compare(
+    step: Step, num_steps: int = 11, others: Placement = Placement.KEEP
+) -> tuple[ssdtrain.Session, list[int]]:
     """Every step is bitwise that without ssdtrain; how often each searched."""
     expected = list(train(Net(), step, num_steps))
     net, searches = Net(), []
@@ -112,9 +115,10 @@ def compare(step: Step, num_steps: int = 11) -> tuple[ssdtrain.Session, list[int
             searches.append(count[0])
             count[0] = 0
             for ours, theirs in zip(found, expected[number], strict=True):
+                assert ours.isfinite().all()  # else all are alike
                 assert same_bits(ours, theirs), f"step {number}"
             if session.plan is not None and session.plan.policy != "rebuilding":
-                session.follow(rebuilding(session))
+                session.follow(rebuilding(session, others))
         assert session.cache.is_idle
         assert session.live_bytes == 0
         tables = session.cache.tables.tables.values()
@@ -122,21 +126,25 @@ def compare(step: Step, num_steps: int = 11) -> tuple[ssdtrain.Session, list[int
     return session, searches
 
 
-def test_a_settled_step_searches_for_nothing() -> None:
-    session, searches = compare(changing(""))
+@pytest.mark.parametrize("others", [Placement.KEEP, Placement.OFFLOAD])
+def test_a_settled_step_searches_for_nothing(others: Placement) -> None:
+    """Also where what recipes read comes back from host memory."""
+    session, searches = compare(changing(""), others=others)
     assert searches[-1] == 0 < searches[0]
     last = session.last_step
     assert last is not None
     for recipe in ("GeluBackward0", "MulBackward0", "NativeLayerNormBackward0"):
         assert last.recipes[recipe] > 0
     assert not last.fallbacks
+    moves = others is Placement.OFFLOAD
+    assert (last.bytes_reloaded > 0) == moves, last
 
 
 @pytest.mark.parametrize("others", [Placement.KEEP, Placement.OFFLOAD])
 def test_marks_and_bytes_are_the_general_paths(
     others: Placement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What recipes read has records, also where rows open them."""
+    """What recipes read is counted as records of the general path are."""
     found, mark = [], 0
     step = changing("")
     with ssdtrain.offload(net := Net(), **SETTINGS) as session:
@@ -146,7 +154,8 @@ def test_marks_and_bytes_are_the_general_paths(
             if number == FIRST_TABLE + 2:
                 (table,) = session.cache.tables.tables.values()
                 kinds = {type(bare(row)) for row in table.rows}
-                assert {RebuiltRow, MoveRow} <= kinds
+                read = StayRow if others is Placement.KEEP else HostRow
+                assert {RebuiltRow, read} <= kinds
                 general = lambda own, cache, lane, plan, all: all  # noqa: E731
                 monkeypatch.setattr(Tables, "hooks_of", general)
             before, mark = mark, session.cache.course.mark

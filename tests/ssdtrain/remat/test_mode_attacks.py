@@ -1,6 +1,7 @@
 """Modes that come, go or change results under programs whose recipes are admitted."""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ssdtrain
-from ssdtrain.cache.moved import MovedHandle
+from ssdtrain.cache.moved import Moved, MovedHandle
+from ssdtrain.cache.record import Lane, LaneProfile
+from ssdtrain.remat.expression import Layout
 from tests.ssdtrain.remat.bodies import Body, Net, Pure, check
 
 
@@ -106,9 +109,26 @@ def test_a_mode_around_backward() -> None:
     check(lambda net, x, step: net.last(F.gelu(net.first(x))), around)
 
 
-def test_what_moves_without_a_record_is_no_operand() -> None:
-    """A row of a compiled plan may serve another tensor than in the watched step."""
+def test_an_item_that_was_changed_is_no_operand() -> None:
+    """Its bytes are not those that the operator read."""
+    with ssdtrain.offload(nn.Linear(2, 2), target="host") as session:
+        recipes: Any = session.cache.recipes
+        tensor, run = torch.zeros(2), SimpleNamespace(nothing=torch.empty(0))
+        lane = Lane("", LaneProfile())
+        moved = Moved(tensor, "item", lane, session.cache.ledger, None)
+        handle = MovedHandle(moved, tensor, run, None)
+        found = recipes.keeper.held(handle, None)
+        assert found.owner is moved
+        assert found.layout == Layout.of(tensor)
+        tensor.add_(1)
+        assert recipes.keeper.held(handle, None) is None
+
+
+def test_an_item_of_another_session_is_no_operand() -> None:
+    """It is given back when that session says so."""
     with ssdtrain.offload(nn.Linear(2, 2), target="host") as session:
         moved = MovedHandle.__new__(MovedHandle)
+        moved.moved = SimpleNamespace(ledger=object())  # type: ignore[assignment]
+        moved.epsilon = None
         recipes: Any = session.cache.recipes
         assert recipes.keeper.held(moved, None) is None
