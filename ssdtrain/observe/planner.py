@@ -295,7 +295,8 @@ class Planner:
         self._host_costs = profile.host_costs
         self._rest(Stage.SEARCHING)
         self._taken = plan
-        self._prepare(plan)
+        if self.peers.is_alone:
+            self._prepare(plan)  # else all ranks follow it in the next step
 
     def close(self) -> None:
         """Remove what an unfinished observation left. Idempotent."""
@@ -368,10 +369,11 @@ class Planner:
 
     def _conclude(self) -> None:
         self._observed_bytes = self._cache.ledger.saved_bytes
-        profile = self.peers.agreed(self._observed(), self._step)
+        is_last = self._attempts == MAX_ATTEMPTS - 1
+        profile = self.peers.agreed(self._observed(), self._step, is_last=is_last)
         if profile is None:
             self._attempts += 1
-            if self._attempts < MAX_ATTEMPTS:
+            if not is_last:
                 self._observe()
                 return
             logger.info("ssdtrain: no plan; this model's steps cannot be observed")
@@ -379,6 +381,8 @@ class Planner:
             return
         self._attempts = 0
         self._seen, self._keep_bytes = profile, None
+        if self._must_rest():
+            return
         self._corrections = replace(self._corrections, host_costs=None)
         if self._planned and self._planned != profile.signature():
             self._corrections = replace(
@@ -398,6 +402,19 @@ class Planner:
             self._run_plain()
             return
         self._plan()
+
+    def _must_rest(self) -> bool:
+        """Rest where ranks with plans of their own would meet in each other's
+        collectives: [Note: one step for all] in hosts/peers.py. Return whether."""
+        seen = self._seen
+        if self.peers.agree or seen is None or not seen.communicates:
+            return False
+        logger.warning(
+            "ssdtrain: no plan; modules that run again communicate, and the ranks do "
+            "not agree on one plan (recompute='recipes' plans without such modules)"
+        )
+        self._rest(Stage.RESTING)
+        return True
 
     # -- the plain step: see [Note: the plain step] in plan/calibrate.py ---------------
 
@@ -501,7 +518,7 @@ class Planner:
             return False
         if not (plain.is_hosted if self._without_hooks else plain.may_be_hosted):
             return False
-        return self._is_on_gpu and isinstance(self.peers, Alone)
+        return self._is_on_gpu and self.peers.is_alone
 
     def _hold_rebuilds(self) -> None:
         """Let the next step keep what no recipe makes, and rebuild the rest behind a
@@ -659,6 +676,8 @@ class Planner:
             self._goal, capacity_bytes=capacity_bytes, torn_bytes=torn_bytes
         )
         self._stop_search()
+        if self._must_rest():
+            return
         if self._planned != profile.signature():
             self.plan = None
         self._begin_search(SEARCH_MARKS)
@@ -679,7 +698,7 @@ class Planner:
             return
         if not self._cache.device.runs_beside:
             self._take_answer(self._answer_here(effort))
-            self._follow_taken()
+            self._follow_taken(is_now=True)
         elif self.peers.leads:
             efforts = QUICK_MARKS, SEARCH_MARKS, LONG_MARKS
             self._search = Search(self._request(self._seen, *efforts))
@@ -722,6 +741,12 @@ class Planner:
         measured = self._last_step_ms()
         if measured is not None and isinstance(self._cache.bypass, Unhooked):
             self._overhead.plain_step(measured)
+        self._take_found()
+        if self.peers.observes(False, self._step):
+            self._observe()
+
+    def _take_found(self) -> None:
+        """Take what was found, and follow it when this rank and all others may."""
         answer = self._next_answer()
         if answer is not None:
             self._take_answer(answer)
@@ -730,10 +755,12 @@ class Planner:
     def _next_answer(self) -> Answer | None:
         """What was found beside training, if its last part has come in this step. The
         leading rank of several searches for all."""
+        if self._taken is not None and not self.peers.is_alone:
+            return None  # one after the other: all ranks follow the same ones
         if self.peers.leads:
             return self._own_answer()
         if self._reading is None:
-            text = self.peers.offered(self._step)
+            text = self.peers.offered()
             if text is None:
                 return None
             own_s = TURN_S if self._seen is None else turn_of(self._seen)
@@ -804,17 +831,22 @@ class Planner:
         ]
         cache.offloader.pool.prepare(sizes, soon=cache.tables.place_sizes)
 
-    def _follow_taken(self) -> None:
-        """Follow the plan that was taken last, once its memory is there."""
-        plan = self._taken
-        if plan is None or not self._cache.offloader.pool.is_prepared:
+    def _follow_taken(self, *, is_now: bool = False) -> None:
+        """Follow the plan that was taken last, once its memory is there, in the same
+        step as all ranks.
+
+        is_now: they have all taken it in this step.
+        """
+        plan, pool = self._taken, self._cache.offloader.pool
+        is_ready = plan is not None and self._seen is not None and pool.is_prepared
+        if not (is_now or self.peers.adopts(is_ready, self._step)):
             return
-        if self._seen is None:
+        if plan is None or self._seen is None:
             return
         self._taken = None
         self.plan, self._planned = plan, self._seen.signature()
         self.num_plans += 1
-        if isinstance(self.peers, Alone) and not self._holds_overhead:
+        if self.peers.is_alone and not self._holds_overhead:
             self._trial = Trial(plan, self._trial)
         self._follow_from_now()
 
@@ -933,10 +965,7 @@ class Planner:
     # -- following ----------------------------------------------------------------
 
     def _follow(self) -> None:
-        answer = self._next_answer()
-        if answer is not None:
-            self._take_answer(answer)
-        self._follow_taken()
+        self._take_found()
         self._sample_host()
         self._make_room()
         self._keep_within()
@@ -978,8 +1007,9 @@ class Planner:
 
     @property
     def _holds_overhead(self) -> bool:
-        """Whether this process alone holds an overhead over steps that it measured."""
-        is_own = not self._goal.is_by_memory and isinstance(self.peers, Alone)
+        """Whether this rank, for all, holds an overhead over steps that it measured:
+        those of ranks that wait for each other take as long on each."""
+        is_own = not self._goal.is_by_memory and self.peers.leads
         return is_own and self._overhead.knows_plain
 
     def _hold_overhead(self, measured_ms: float | None) -> None:
@@ -988,6 +1018,8 @@ class Planner:
         plan = self.plan
         if not self._holds_overhead or plan is None or plan.prediction is None:
             return
+        if self._taken is not None and not self.peers.is_alone:
+            return  # others may be about to follow it
         part = self._overhead.step(
             measured_ms, plan.prediction.overhead, self._goal.max_overhead
         )
@@ -1017,7 +1049,7 @@ class Planner:
         if not self._goal.is_by_memory or not course.planned_bytes:
             return
         ratio = course.resized_bytes / course.planned_bytes
-        if ratio <= self._planned_ratio or not isinstance(self.peers, Alone):
+        if ratio <= self._planned_ratio or not self.peers.is_alone:
             return
         while self._planned_ratio < ratio:
             self._planned_ratio *= RATIO_STEP
@@ -1028,7 +1060,7 @@ class Planner:
     def _keep_within(self) -> None:
         """Under a memory limit, leave more room if a step went beyond it: see
         [Note: measured peaks]."""
-        if not self._goal.is_by_memory or not isinstance(self.peers, Alone):
+        if not self._goal.is_by_memory or not self.peers.is_alone:
             return
         is_alike = not self._cache.course.num_resized
         over_bytes = self._peaks.step(self._goal, is_alike)
@@ -1045,7 +1077,7 @@ class Planner:
     def _leave_more(self) -> None:
         """Leave more free if the allocator had to empty its cache under this plan: see
         [Note: retries] in peaks.py."""
-        if not isinstance(self.peers, Alone) or not self._retries.step():
+        if not self.peers.is_alone or not self._retries.step():
             return
         limit = self._goal.limit_bytes
         if limit is None or self._num_tightened == MOST_TIGHTENED:
@@ -1074,6 +1106,8 @@ class Planner:
             found = meter.costs(self._host_costs)
             self._reprice(mixed(self._host_costs, found, weight))
         self._num_followed += 1
+        if not self.peers.leads:
+            return  # who searches for all knows what its own cost
         first = self._num_followed == FIRST_SAMPLE
         if first or self._num_followed % SAMPLED_STEPS == 0:
             clock = self._cache.ledger.clock

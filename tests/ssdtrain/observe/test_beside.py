@@ -35,7 +35,7 @@ class Rank(Alone):
     def offer(self, answer: str) -> None:
         self._answers.append(answer)
 
-    def offered(self, step: int) -> str | None:
+    def offered(self) -> str | None:
         if self._num_taken == len(self._answers):
             return None
         self._num_taken += 1
