@@ -680,6 +680,10 @@ class Planner:
             return
         if self._planned != profile.signature():
             self.plan = None
+        if self.plan is None:
+            # Asked again: the plain step may have been one of smaller batches.
+            fits = self._plain is not None and self._may_run_plain()
+            self._cache.bypass = Unhooked() if fits else None
         self._begin_search(SEARCH_MARKS)
         if self._stage is Stage.FOLLOWING:
             return
@@ -687,9 +691,6 @@ class Planner:
             self._follow_from_now()
             return
         self._rest(Stage.SEARCHING)
-        # Asked again: the plain step may have been one of smaller batches.
-        fits = self._plain is not None and self._may_run_plain()
-        self._cache.bypass = Unhooked() if fits else None
 
     def _begin_search(self, effort: int) -> None:
         """Search in a process beside training; on a CPU on this thread, with this
@@ -701,6 +702,9 @@ class Planner:
             self._follow_taken(is_now=True)
         elif self.peers.leads:
             efforts = QUICK_MARKS, SEARCH_MARKS, LONG_MARKS
+            if not self.peers.is_alone and isinstance(self._cache.bypass, Unhooked):
+                # Plain steps cost nothing; each plan that all follow does, and waits.
+                efforts = efforts[1:]
             self._search = Search(self._request(self._seen, *efforts))
 
     def _request(self, profile: Profile, *efforts: int) -> Request:
@@ -977,7 +981,9 @@ class Planner:
                 self._go_back(before)
                 return
         self._hold_overhead(measured)
-        drifts = self._drift.step(measured, self._cache.course.num_strayed)
+        drifts = self._drift.step(
+            measured if self._looks_at_times else None, self._cache.course.num_strayed
+        )
         if self.peers.observes(drifts, self._step):
             logger.info("ssdtrain: the plan drifts (%s): observing", self._drift.error)
             self._observe()
@@ -1011,6 +1017,14 @@ class Planner:
         those of ranks that wait for each other take as long on each."""
         is_own = not self._goal.is_by_memory and self.peers.leads
         return is_own and self._overhead.knows_plain
+
+    @property
+    def _looks_at_times(self) -> bool:
+        """Whether steps that take other times are a reason to observe again. Of ranks
+        that wait for each other one is enough; and where plans are compared with plain
+        steps, that comes first: an observed step is a long one."""
+        judges = self._holds_overhead and not self._overhead.is_judged
+        return self.peers.leads and not judges
 
     def _hold_overhead(self, measured_ms: float | None) -> None:
         """Plan for less where steps take more than they may: see
