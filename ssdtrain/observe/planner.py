@@ -663,6 +663,7 @@ class Planner:
             note=PLAIN_STEP if self._without_hooks else WITHOUT_RERUNS,
             rerun_ms=self._rerun_ms,
             host_costs=self._host_costs,
+            copy_slowdown=self._corrections.copy_slowdown,
         )
 
     def _plan(self) -> None:
@@ -817,6 +818,8 @@ class Planner:
                 self._taken = replace(self._taken, prediction=prediction)
             elif self.plan is not None:
                 self.plan = replace(self.plan, prediction=prediction)
+                if self._num_tightened:
+                    self._overhead.planned()  # it took too long: does it still?
         elif answer.plan is not None and self._seen is not None:
             self._taken = answer.plan
             self._prepare(answer.plan)
@@ -1037,8 +1040,18 @@ class Planner:
         part = self._overhead.step(
             measured_ms, plan.prediction.overhead, self._goal.max_overhead
         )
-        if part is not None:
+        if part is None:
+            return
+        blamed = self._overhead.blamed_on_copies(plan.prediction)
+        # Of one rank copies are left when a plan that promises less took as long.
+        if blamed is None or (self.peers.is_alone and self._goal.aim == 1.0):
             self._aim_lower(part)
+        elif self._num_tightened < MOST_TIGHTENED:
+            self._num_tightened += 1
+            logger.info("ssdtrain: copies cost compute %.1f %%", 100 * blamed)
+            blamed += self._corrections.copy_slowdown
+            self._corrections = replace(self._corrections, copy_slowdown=blamed)
+            self._search_for_less()
 
     def _aim_lower(self, part: float) -> None:
         """Search for a plan that promises only this part of the overhead that plans
@@ -1053,6 +1066,9 @@ class Planner:
             self.num_plans,
             100 * self._goal.overhead,
         )
+        self._search_for_less()
+
+    def _search_for_less(self) -> None:
         self._stop_search()
         self._trial = None  # the plan before promised as much
         self._begin_search(SEARCH_MARKS)
