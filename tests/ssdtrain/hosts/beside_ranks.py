@@ -113,10 +113,11 @@ def train(case: Case, mesh: DeviceMesh, rank: int, place: int) -> dict[str, Any]
             left -= all_say(session.is_settled)
             if not left:
                 break
-        report = session.last_step
+        report, profile = session.last_step, session.profile
     found += [whole(p) for p in model.parameters()]
     return {
         "events": events,
+        "communicates": profile is not None and profile.communicates,
         "fallbacks": {} if report is None else report.as_dict()["fallbacks"],
         "rerun": 0 if report is None else report.as_dict()["bytes_recomputed"],
         "equal": same_bits(found, plain(case, mesh, place, len(events))),

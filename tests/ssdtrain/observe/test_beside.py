@@ -13,6 +13,7 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.hosts import meshes
 from ssdtrain.observe import planner
 from ssdtrain.plan.agree import Alone
+from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.search import Search
 from ssdtrain.transfer.device import CpuDevice
 from tests.ranks import LONGEST_S
@@ -114,5 +115,23 @@ def test_all_ranks_hear_that_no_plan_fits(monkeypatch: pytest.MonkeyPatch) -> No
             with pytest.raises(ConfigError, match="least reachable peak"):
                 for _ in range(NUM_STEPS):
                     ranks.train([rank])
+    finally:
+        ranks.close()
+
+
+def test_ranks_that_do_not_agree_change_nothing_where_regions_meet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each would run other regions again, whose collectives meet others."""
+    monkeypatch.setattr(Profile, "communicates", property(lambda profile: True))
+    ranks = Ranks(monkeypatch)
+    try:
+        for session in ranks.sessions:
+            session._planner.peers.agree = False
+        for _ in range(NUM_STEPS):
+            ranks.train()
+        assert not ranks.searches
+        for session in ranks.sessions:
+            assert session.plan is None and session.is_settled
     finally:
         ranks.close()
