@@ -702,7 +702,7 @@ class Planner:
             self._take_answer(self._answer_here(effort))
             self._follow_taken(is_now=True)
         elif self.peers.leads:
-            efforts = QUICK_MARKS, SEARCH_MARKS, LONG_MARKS
+            efforts: tuple[int, ...] = (QUICK_MARKS, SEARCH_MARKS, LONG_MARKS)
             if not self.peers.is_alone and isinstance(self._cache.bypass, Unhooked):
                 # Plain steps cost nothing; each plan that all follow does, and waits.
                 efforts = efforts[1:]
