@@ -233,6 +233,11 @@ class Planner:
         return None if self._seen is None else corrected(self._seen, self._corrections)
 
     @property
+    def stage(self) -> Stage:
+        """What the running step is for."""
+        return self._stage
+
+    @property
     def is_settled(self) -> bool:
         """Whether the running step is neither a warm-up nor observed, no other plan is
         searched for, and the one in force was compared with plain steps."""

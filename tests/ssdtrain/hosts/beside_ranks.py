@@ -5,11 +5,12 @@ Each rank says what every step was for, which plan it followed, and whether loss
 gradients and weights are those of training without ssdtrain.
 """
 
+import contextlib
 import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -89,27 +90,45 @@ def all_say(yes: bool) -> bool:
     return bool(said.item())
 
 
+STARTED: list[Planner] = []
+"""Whose step started last."""
+
+
+@contextlib.contextmanager
+def behind(late_s: float) -> Iterator[None]:
+    """Be late behind an observed step; remember the planner."""
+    names = "_observed", "step_starts"
+    observed, starts = (getattr(Planner, name) for name in names)
+
+    def observing(self: Planner, **asked: Any) -> Any:
+        time.sleep(late_s)
+        return observed(self, **asked)
+
+    def starting(self: Planner, num_steps: int) -> None:
+        STARTED[:] = [self]
+        starts(self, num_steps)
+
+    for name, fault in zip(names, (observing, starting), strict=True):
+        setattr(Planner, name, fault)
+    try:
+        yield
+    finally:
+        for name, own in zip(names, (observed, starts), strict=True):
+            setattr(Planner, name, own)
+
+
 def train(case: Case, mesh: DeviceMesh, rank: int, place: int) -> dict[str, Any]:
     """Until all ranks have settled, and some steps more."""
     model, events, found = spread(case, mesh), [], []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     late = rank == case.late
     slow_down(model, SLOW_MS * late)
-    planner: Any = None
-    with ssdtrain.offload(model, **case.settings) as session:
-        planner = session._planner
-        observed = planner._observed
-
-        def observing(**asked: Any) -> Any:
-            time.sleep(COLD_S * late)
-            return observed(**asked)
-
-        planner._observed = observing
+    with behind(COLD_S * late), ssdtrain.offload(model, **case.settings) as session:
         left = STEPS_BEHIND
         for step in range(MOST_STEPS):
             found += one_step(model, optimizer, step, place)
-            stage, plan = planner._stage.name, session.plan
-            events.append((stage, planner.num_plans, digest(plan)))
+            (planner,) = STARTED
+            events.append((planner.stage.name, planner.num_plans, digest(session.plan)))
             left -= all_say(session.is_settled)
             if not left:
                 break
@@ -136,7 +155,7 @@ def main(out: Path, names: list[str]) -> None:
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
     CpuDevice.runs_beside = True
-    Planner._may_run_plain = lambda planner: True  # type: ignore[method-assign]
+    setattr(Planner, "_may_run_plain", lambda planner: True)  # noqa: B010
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     mesh = init_device_mesh("cpu", (2,))

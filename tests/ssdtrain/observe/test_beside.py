@@ -49,6 +49,7 @@ class Ranks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         self.searches: list[Search] = []
         self.answers: list[str] = []
+        self.peers: list[Rank] = []
         monkeypatch.setattr(CpuDevice, "runs_beside", True)
         monkeypatch.setattr(planner, "Search", self._search)
         monkeypatch.setattr(planner, "choose", self._never)
@@ -58,6 +59,7 @@ class Ranks:
         self._optimizers: list[torch.optim.Optimizer] = []
         for leads in (True, False):
             peers = Rank(self.answers, leads=leads)
+            self.peers.append(peers)
             monkeypatch.setattr(meshes, "peers", lambda modules, alone, own=peers: own)
             torch.manual_seed(0)
             parts = [nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(4)]
@@ -126,8 +128,8 @@ def test_ranks_that_do_not_agree_change_nothing_where_regions_meet(
     monkeypatch.setattr(Profile, "communicates", property(lambda profile: True))
     ranks = Ranks(monkeypatch)
     try:
-        for session in ranks.sessions:
-            session._planner.peers.agree = False
+        for peers in ranks.peers:
+            peers.agree = False
         for _ in range(NUM_STEPS):
             ranks.train()
         assert not ranks.searches
