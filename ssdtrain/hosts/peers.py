@@ -7,17 +7,32 @@ the ranks collects what the others wrote and writes down the conclusion, so that
 them read the same one. Who finds none goes on alone, which is counted: where bytes lie
 never changes what is computed.
 
+Ranks that share layers come to a conclusion together, for none of them ends a step that
+another has not begun. So a wait is as long as a rank may be late (it pins memory, or
+measures copies), and short once one did not come: it may have ended its training.
+
 A rank whose plan drifts does not observe by itself: the others wait for it in every
-layer, and would see its slow step as their own. It asks all of them to observe, at a
-step that none of them has begun yet.
+layer, and would see its slow step as their own. It asks all of them to observe.
+
+[Note: one step for all]
+The first rank decides what the others do, too: follow another plan, or observe. It
+decides at one look for the next one, which no rank may reach before: so all of them do
+it at the same step, or know that they are late. A plan is followed when all ranks have
+what it needs. It does not matter where bytes lie, but a region that runs again may run
+collectives ([Note: regions] in cache/regions.py; those of tensor parallel layers), and
+collectives of ranks that run other regions again meet others than their own: ranks hang
+or, worse, compute with what another layer sent. Where that may be (`communicates`),
+a rank waits for a decision as long as a collective would wait for the rank, and who
+did not agree changes nothing any more.
 (tests/ssdtrain/plan/test_agree.py, tests/ssdtrain/hosts/test_meshes.py)
 """
 
 import contextlib
 import json
+import time
 import zlib
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from enum import Enum
 from typing import Any
 
 from torch import distributed
@@ -25,19 +40,39 @@ from torch import distributed
 from ssdtrain.plan.agree import Alone, Peers, slowest
 from ssdtrain.plan.profile import PROFILE_FILE, Profile
 
-FIRST_WAIT_S = 20.0
-"""At the first conclusion; the slowest rank may still be pinning memory."""
+WAIT_S = 20.0
+"""For the others' part of a conclusion; the slowest may still be pinning memory."""
 LATER_WAIT_S = 0.2
-"""At all others."""
-LOOK_EVERY = 4
-"""Steps between two looks for what another rank wants."""
+"""Likewise, once one of them did not come."""
+MEETING_WAIT_S = 600.0
+"""Likewise, where regions that run again wait for the same ranks anyway: torch's own
+limit for a collective."""
+POLL_S, LONGEST_POLL_S = 1e-3, 2e-2
+"""Between two looks for what is waited for; each is longer than the one before. Torch's
+own `wait` would keep its other threads from the store, and warns when it is over."""
+LOOK_EVERY = 2
+"""Steps between two decisions of the first rank."""
+KEPT_STEPS = 64
+"""Decisions are forgotten so many steps later."""
 NOTHING = b"none"
+MISSING = b"missing"
+"""A rank has no profile, and says so."""
 
 Merge = Callable[[list[bytes]], bytes]
 
 
+class Decision(Enum):
+    """What all ranks do at a look."""
+
+    GO_ON = "go on"
+    ADOPT = "adopt"
+    OBSERVE = "observe"
+
+
 class StorePeers:
     """Ranks that agree on one plan through a `torch.distributed.Store`."""
+
+    is_alone = False
 
     def __init__(
         self,
@@ -45,7 +80,8 @@ class StorePeers:
         ranks: Sequence[int],
         rank: int,
         alone: Callable[[], None],
-        first_wait_s: float = FIRST_WAIT_S,
+        wait_s: float = WAIT_S,
+        meeting_wait_s: float = MEETING_WAIT_S,
     ) -> None:
         """alone: told of every plan that this rank made by itself."""
         self._store = store
@@ -59,12 +95,28 @@ class StorePeers:
         self._alone = alone
         self._written: dict[str, str] = {}
         """By topic: the key written last."""
-        self._wait_s = first_wait_s
+        self._wait_s = wait_s
+        self._meeting_wait_s = meeting_wait_s
+        self._meets = False
+        """Whether regions that run again wait for the other ranks."""
         self._common: int | None = None
         """Step of the profile that all of them plan from; None: planned alone."""
+        self._round: int | None = None
+        """Step of the last profile that was told; None: none was."""
         self._num_offers = 0
         """Plans offered, or taken, since then."""
-        self._asked = -1
+        self._num_ready = 0
+        """Of these: said to be ready for."""
+        self._is_asked = False
+        """Whether this rank has asked all to observe, since then."""
+        self._num_adopted = 0
+        """Of the first rank: offers whose plan all were told to follow."""
+        self._looked = -1
+        """Step of the last look."""
+        self._unread: list[int] = []
+        """Looks whose decision this rank does not know yet."""
+        self._now = self._following = Decision.GO_ON
+        """Of the last look, and what the first rank decided for the one behind it."""
 
     # -- one conclusion for all -----------------------------------------------------
 
@@ -73,21 +125,30 @@ class StorePeers:
     ) -> bytes | None:
         """What the first rank made of everybody's; None if it has not in time."""
         self._write(topic, f"{self._own}/{topic}/{step}", own)
-        wait_s, self._wait_s = self._wait_s, LATER_WAIT_S
+        wait_s = self._meeting_wait_s if self._meets else self._wait_s
         result = f"{self._group}/{topic}/{step}"
-        if not self._is_first:
+        if self._is_first:
+            keys = [f"{name}/{topic}/{step}" for name in self._names]
+            found = self._read(keys, wait_s, merge)
+            self._write(f"all {topic}", result, NOTHING if found is None else found)
+        else:
             # The first one may wait as long for somebody else.
-            return self._read([result], 1.5 * wait_s, lambda found: found[0])
-        keys = [f"{name}/{topic}/{step}" for name in self._names]
-        found = self._read(keys, wait_s, merge)
-        self._write(f"all {topic}", result, NOTHING if found is None else found)
+            found = self._read([result], 1.5 * wait_s, lambda texts: texts[0])
+        if found is None:
+            self._wait_s = min(self._wait_s, LATER_WAIT_S)
         return found
 
     def _read(self, keys: list[str], wait_s: float, merge: Merge) -> bytes | None:
+        end, pause_s = time.monotonic() + wait_s, POLL_S
         try:
-            self._store.wait(keys, timedelta(seconds=wait_s))
+            while not self._store.check(keys):
+                left_s = end - time.monotonic()
+                if left_s <= 0:
+                    return None
+                time.sleep(min(pause_s, left_s))
+                pause_s = min(1.5 * pause_s, LONGEST_POLL_S)
             return merge([self._store.get(key) for key in keys])
-        except RuntimeError:  # the time is over, or the store's owner is gone
+        except RuntimeError:  # the store's owner is gone
             return None
 
     def _write(self, topic: str, key: str, text: bytes) -> None:
@@ -104,15 +165,32 @@ class StorePeers:
 
     # -- what is agreed on ----------------------------------------------------------
 
-    def agreed(self, own: Profile | None, step: int) -> Profile | None:
-        """The slowest of everybody's; one's own where somebody has none (an observation
-        failed, or is not under way) or saved other tensors."""
+    def agreed(
+        self, own: Profile | None, step: int, *, is_last: bool
+    ) -> Profile | None:
+        """The slowest of everybody's; one's own if somebody saved other tensors, or did
+        not come. None: somebody's observation failed, and there is another one."""
+        self._meets |= own is not None and own.communicates
         found = self._concluded("profile", step, packed(own), _slowest)
         merged = None if found is None else unpacked(found)
-        self._common, self._num_offers = None if merged is None else step, 0
-        if own is not None and merged is None:
+        self._common, self._round = None if merged is None else step, step
+        self._num_offers = self._num_ready = self._num_adopted = 0
+        self._is_asked = False
+        self._unread.clear()
+        self._now = self._following = Decision.GO_ON
+        if merged is not None:
+            self._meets = merged.communicates
+            return merged
+        if found == MISSING and not is_last:
+            return None
+        if own is not None:
             self._alone()
-        return own if merged is None or own is None else merged
+        return own
+
+    @property
+    def agree(self) -> bool:
+        """Whether plans are made from what all ranks observed."""
+        return self._common is not None
 
     def all_agree(self, own: bool, topic: str, step: int) -> bool:
         """Whether everybody says yes."""
@@ -144,9 +222,9 @@ class StorePeers:
             self._put(lambda: self._store.set(self._next_offer(), text))
             self._num_offers += 1
 
-    def offered(self, step: int) -> str | None:
+    def offered(self) -> str | None:
         """The next answer that the leading rank has offered, if any."""
-        if self._common is None or step % LOOK_EVERY:
+        if self._common is None:
             return None
         key = self._next_offer()
         try:
@@ -161,25 +239,83 @@ class StorePeers:
     def _next_offer(self) -> str:
         return f"{self._group}/plan/{self._common}/{self._num_offers}"
 
+    # -- what all do at one step: [Note: one step for all] ---------------------------
+
+    def adopts(self, is_ready: bool, step: int) -> bool:
+        """Whether all ranks follow the plan taken last from this step on."""
+        if self._common is None:
+            return is_ready
+        if is_ready and self._num_ready < self._num_offers:
+            self._num_ready = self._num_offers
+            self._put(lambda: self._store.add(self._ready, 1))
+        self._look(step)
+        if self._now is not Decision.ADOPT or not is_ready:
+            return False
+        self._now = Decision.GO_ON
+        return True
+
     def observes(self, wanted: bool, step: int) -> bool:
-        """Whether to observe this step, because a rank wants to.
+        """Whether all ranks observe this step, because one of them wants to.
 
         wanted: this one does.
         """
-        if self._common is None:
+        if self._round is None:
             return wanted
-        turn = step // LOOK_EVERY
-        if wanted and self._asked <= turn:
-            # Not the next look: another rank may be past it.
-            self._asked = turn + 2
-            key = f"{self._group}/observe/{self._asked}"
-            self._put(lambda: self._store.set(key, b"1"))
-        if step % LOOK_EVERY:
-            return False
+        if wanted and not self._is_asked:
+            self._is_asked = True
+            self._put(lambda: self._store.add(f"{self._looks}/asked", 1))
+        self._look(step)
+        return self._now is Decision.OBSERVE
+
+    @property
+    def _looks(self) -> str:
+        return f"{self._group}/look/{self._round}"
+
+    @property
+    def _ready(self) -> str:
+        return f"{self._group}/ready/{self._common}/{self._num_offers}"
+
+    def _look(self, step: int) -> None:
+        """In the first call of a look: learn its decision, and decide for the next."""
+        if step % LOOK_EVERY or step == self._looked:
+            return
+        self._looked, following = step, step + LOOK_EVERY
+        if not self._is_first:
+            self._read_decisions()
+            self._unread.append(following)
+            return
+        self._now, self._following = self._following, self._decided()
+        text = self._following.value.encode()
+        self._put(lambda: self._store.set(f"{self._looks}/{following}", text))
+        old = f"{self._looks}/{following - KEPT_STEPS}"
+        self._put(lambda: self._store.delete_key(old))
+
+    def _read_decisions(self) -> None:
+        """Read those that are there, up to one that is something to do."""
+        self._now = Decision.GO_ON
+        for look in self._unread[:]:
+            wait_s = self._meeting_wait_s if self._meets else 0.0
+            key = f"{self._looks}/{look}"
+            text = self._read([key], wait_s, lambda found: found[0])
+            if text is not None:
+                self._unread.remove(look)
+                self._now = Decision(text.decode())
+            if self._now is not Decision.GO_ON:
+                return
+        del self._unread[: -KEPT_STEPS // LOOK_EVERY]
+
+    def _decided(self) -> Decision:
+        """Decide what all ranks do at the next look."""
         try:
-            return bool(self._store.check([f"{self._group}/observe/{turn}"]))
+            if self._num_adopted < self._num_offers == self._num_ready:
+                # Whoever adds nothing learns how many have said that they are ready.
+                if self._store.add(self._ready, 0) == len(self._names):
+                    self._num_adopted = self._num_offers
+                    return Decision.ADOPT
+            asked = self._store.add(f"{self._looks}/asked", 0)
         except RuntimeError:  # the store's owner is gone
-            return wanted
+            return Decision.GO_ON
+        return Decision.OBSERVE if asked else Decision.GO_ON
 
 
 def peers_of(ranks: Sequence[int], alone: Callable[[], None]) -> Peers:
@@ -201,7 +337,7 @@ def peers_of(ranks: Sequence[int], alone: Callable[[], None]) -> Peers:
 def _slowest(found: list[bytes]) -> bytes:
     profiles = [unpacked(text) for text in found]
     complete = [profile for profile in profiles if profile is not None]
-    return packed(slowest(complete) if len(complete) == len(found) else None)
+    return MISSING if len(complete) < len(found) else packed(slowest(complete))
 
 
 def _longest(found: list[bytes]) -> bytes:
@@ -217,7 +353,7 @@ def packed(profile: Profile | None) -> bytes:
 
 
 def unpacked(text: bytes) -> Profile | None:
-    """What `packed` made."""
-    if text == NOTHING:
+    """What `packed` made; None of what is no profile."""
+    if text in (NOTHING, MISSING):
         return None
     return PROFILE_FILE.from_json(json.loads(zlib.decompress(text)))

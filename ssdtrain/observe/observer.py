@@ -37,6 +37,7 @@ from ssdtrain.cache.record import LaneCourse
 from ssdtrain.cache.regions import REGION
 from ssdtrain.cache.sizes import is_same_item
 from ssdtrain.curves import Links
+from ssdtrain.observe.collectives import num_collectives
 from ssdtrain.observe.frames import Frames
 from ssdtrain.observe.hosttime import HostMeter
 from ssdtrain.plan.profile import Item, Mark, Part, Phase, Profile, RegionRun
@@ -73,6 +74,7 @@ class _Region:
     inputs: list[int] = field(default_factory=list)
     host_ns: int = 0
     other_bytes: int = 0
+    communicates: bool = False
     attention: dict[tuple[int, ...], tuple[Any, Any]] = field(default_factory=dict)
     """Moments around each attention, by its items."""
 
@@ -141,6 +143,7 @@ class Recording(Observer):
         self._rows: list[_Row] = []
         self._alive_bytes = 0
         self._rerun_ns = 0
+        self._num_collectives: int | None = 0
         self._made: tuple[Any, Any] | None = None
         """Around the making of the next item, which a recipe stores."""
         self._given: list[_Given] = []
@@ -198,6 +201,7 @@ class Recording(Observer):
         """Note the memory in use before a region's forward or a recipe runs."""
         self._device.reset_peak()
         self._alive_bytes = self._saved_bytes()
+        self._num_collectives = num_collectives()
         self._rerun_ns = self._meter.now()
 
     def ran_again(self, lane: int, number: int) -> None:
@@ -205,6 +209,9 @@ class Recording(Observer):
         found = self._lanes[lane].regions[number]
         found.host_ns = max(found.host_ns, self._meter.now() - self._rerun_ns)
         found.other_bytes = max(found.other_bytes, self._needed_bytes())
+        before, behind = self._num_collectives, num_collectives()
+        # Where nobody counts them there may be some.
+        found.communicates |= behind is None or before != behind
 
     def attention(
         self, lane: int, number: int, items: Iterable[int], before: Any, behind: Any
@@ -448,6 +455,7 @@ class Recording(Observer):
                     ms=costs.get((lane.kind, REGION, number), 0.0),
                     host_ms=region.host_ns / 1e6 if self._is_gpu else 0.0,
                     other_bytes=region.other_bytes or lane.bytes_of(number),
+                    communicates=region.communicates,
                     parts=tuple(
                         Part(items=items, ms=attention_ms[lane.kind, items])
                         for items in region.attention
@@ -456,7 +464,9 @@ class Recording(Observer):
                 if number == len(own):
                     own.append(run)
                 elif own[number].other_bytes < run.other_bytes:
-                    own[number] = replace(run, ms=max(run.ms, own[number].ms))
+                    communicates = run.communicates or own[number].communicates
+                    ms = max(run.ms, own[number].ms)
+                    own[number] = replace(run, ms=ms, communicates=communicates)
         return {kind: tuple(runs) for kind, runs in found.items() if runs}
 
     def _made_spans(self) -> Iterable[Span]:

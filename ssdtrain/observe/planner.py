@@ -233,6 +233,11 @@ class Planner:
         return None if self._seen is None else corrected(self._seen, self._corrections)
 
     @property
+    def stage(self) -> Stage:
+        """What the running step is for."""
+        return self._stage
+
+    @property
     def is_settled(self) -> bool:
         """Whether the running step is neither a warm-up nor observed, no other plan is
         searched for, and the one in force was compared with plain steps."""
@@ -295,7 +300,8 @@ class Planner:
         self._host_costs = profile.host_costs
         self._rest(Stage.SEARCHING)
         self._taken = plan
-        self._prepare(plan)
+        if self.peers.is_alone:
+            self._prepare(plan)  # else all ranks follow it in the next step
 
     def close(self) -> None:
         """Remove what an unfinished observation left. Idempotent."""
@@ -368,10 +374,11 @@ class Planner:
 
     def _conclude(self) -> None:
         self._observed_bytes = self._cache.ledger.saved_bytes
-        profile = self.peers.agreed(self._observed(), self._step)
+        is_last = self._attempts == MAX_ATTEMPTS - 1
+        profile = self.peers.agreed(self._observed(), self._step, is_last=is_last)
         if profile is None:
             self._attempts += 1
-            if self._attempts < MAX_ATTEMPTS:
+            if not is_last:
                 self._observe()
                 return
             logger.info("ssdtrain: no plan; this model's steps cannot be observed")
@@ -379,6 +386,8 @@ class Planner:
             return
         self._attempts = 0
         self._seen, self._keep_bytes = profile, None
+        if self._must_rest():
+            return
         self._corrections = replace(self._corrections, host_costs=None)
         if self._planned and self._planned != profile.signature():
             self._corrections = replace(
@@ -398,6 +407,19 @@ class Planner:
             self._run_plain()
             return
         self._plan()
+
+    def _must_rest(self) -> bool:
+        """Rest where ranks with plans of their own would meet in each other's
+        collectives: [Note: one step for all] in hosts/peers.py. Return whether."""
+        seen = self._seen
+        if self.peers.agree or seen is None or not seen.communicates:
+            return False
+        logger.warning(
+            "ssdtrain: no plan; modules that run again communicate, and the ranks do "
+            "not agree on one plan (recompute='recipes' plans without such modules)"
+        )
+        self._rest(Stage.RESTING)
+        return True
 
     # -- the plain step: see [Note: the plain step] in plan/calibrate.py ---------------
 
@@ -501,7 +523,7 @@ class Planner:
             return False
         if not (plain.is_hosted if self._without_hooks else plain.may_be_hosted):
             return False
-        return self._is_on_gpu and isinstance(self.peers, Alone)
+        return self._is_on_gpu and self.peers.is_alone
 
     def _hold_rebuilds(self) -> None:
         """Let the next step keep what no recipe makes, and rebuild the rest behind a
@@ -646,6 +668,7 @@ class Planner:
             note=PLAIN_STEP if self._without_hooks else WITHOUT_RERUNS,
             rerun_ms=self._rerun_ms,
             host_costs=self._host_costs,
+            copy_slowdown=self._corrections.copy_slowdown,
         )
 
     def _plan(self) -> None:
@@ -659,8 +682,14 @@ class Planner:
             self._goal, capacity_bytes=capacity_bytes, torn_bytes=torn_bytes
         )
         self._stop_search()
+        if self._must_rest():
+            return
         if self._planned != profile.signature():
             self.plan = None
+        if self.plan is None:
+            # Asked again: the plain step may have been one of smaller batches.
+            fits = self._plain is not None and self._may_run_plain()
+            self._cache.bypass = Unhooked() if fits else None
         self._begin_search(SEARCH_MARKS)
         if self._stage is Stage.FOLLOWING:
             return
@@ -668,9 +697,6 @@ class Planner:
             self._follow_from_now()
             return
         self._rest(Stage.SEARCHING)
-        # Asked again: the plain step may have been one of smaller batches.
-        fits = self._plain is not None and self._may_run_plain()
-        self._cache.bypass = Unhooked() if fits else None
 
     def _begin_search(self, effort: int) -> None:
         """Search in a process beside training; on a CPU on this thread, with this
@@ -679,10 +705,13 @@ class Planner:
             return
         if not self._cache.device.runs_beside:
             self._take_answer(self._answer_here(effort))
-            self._follow_taken()
+            self._follow_taken(is_now=True)
         elif self.peers.leads:
             # Each plan that is taken costs a long step: one soon, and the best.
-            efforts = QUICK_MARKS, LONG_MARKS
+            efforts: tuple[int, ...] = (QUICK_MARKS, LONG_MARKS)
+            if not self.peers.is_alone and isinstance(self._cache.bypass, Unhooked):
+                # Plain steps cost nothing; each plan that all follow does, and waits.
+                efforts = efforts[1:]
             self._search = Search(self._request(self._seen, *efforts))
 
     def _request(self, profile: Profile, *efforts: int) -> Request:
@@ -723,6 +752,12 @@ class Planner:
         measured = self._last_step_ms()
         if measured is not None and isinstance(self._cache.bypass, Unhooked):
             self._overhead.plain_step(measured)
+        self._take_found()
+        if self.peers.observes(False, self._step):
+            self._observe()
+
+    def _take_found(self) -> None:
+        """Take what was found, and follow it when this rank and all others may."""
         answer = self._next_answer()
         if answer is not None:
             self._take_answer(answer)
@@ -731,10 +766,12 @@ class Planner:
     def _next_answer(self) -> Answer | None:
         """What was found beside training, if its last part has come in this step. The
         leading rank of several searches for all."""
+        if self._taken is not None and not self.peers.is_alone:
+            return None  # one after the other: all ranks follow the same ones
         if self.peers.leads:
             return self._own_answer()
         if self._reading is None:
-            text = self.peers.offered(self._step)
+            text = self.peers.offered()
             if text is None:
                 return None
             own_s = TURN_S if self._seen is None else turn_of(self._seen)
@@ -787,6 +824,8 @@ class Planner:
                 self._taken = replace(self._taken, prediction=prediction)
             elif self.plan is not None:
                 self.plan = replace(self.plan, prediction=prediction)
+                if self._num_tightened:
+                    self._overhead.planned()  # it took too long: does it still?
         elif answer.plan is not None and self._seen is not None:
             self._taken = answer.plan
             self._prepare(answer.plan)
@@ -805,17 +844,22 @@ class Planner:
         ]
         cache.offloader.pool.prepare(sizes, soon=cache.tables.place_sizes)
 
-    def _follow_taken(self) -> None:
-        """Follow the plan that was taken last, once its memory is there."""
-        plan = self._taken
-        if plan is None or not self._cache.offloader.pool.is_prepared:
+    def _follow_taken(self, *, is_now: bool = False) -> None:
+        """Follow the plan that was taken last, once its memory is there, in the same
+        step as all ranks.
+
+        is_now: they have all taken it in this step.
+        """
+        plan, pool = self._taken, self._cache.offloader.pool
+        is_ready = plan is not None and self._seen is not None and pool.is_prepared
+        if not (is_now or self.peers.adopts(is_ready, self._step)):
             return
-        if self._seen is None:
+        if plan is None or self._seen is None:
             return
         self._taken = None
         self.plan, self._planned = plan, self._seen.signature()
         self.num_plans += 1
-        if isinstance(self.peers, Alone) and not self._holds_overhead:
+        if self.peers.is_alone and not self._holds_overhead:
             self._trial = Trial(plan, self._trial)
         self._follow_from_now()
 
@@ -934,10 +978,7 @@ class Planner:
     # -- following ----------------------------------------------------------------
 
     def _follow(self) -> None:
-        answer = self._next_answer()
-        if answer is not None:
-            self._take_answer(answer)
-        self._follow_taken()
+        self._take_found()
         self._sample_host()
         self._make_room()
         self._keep_within()
@@ -949,7 +990,9 @@ class Planner:
                 self._go_back(before)
                 return
         self._hold_overhead(measured)
-        drifts = self._drift.step(measured, self._cache.course.num_strayed)
+        drifts = self._drift.step(
+            measured if self._looks_at_times else None, self._cache.course.num_strayed
+        )
         if self.peers.observes(drifts, self._step):
             logger.info("ssdtrain: the plan drifts (%s): observing", self._drift.error)
             self._observe()
@@ -979,9 +1022,18 @@ class Planner:
 
     @property
     def _holds_overhead(self) -> bool:
-        """Whether this process alone holds an overhead over steps that it measured."""
-        is_own = not self._goal.is_by_memory and isinstance(self.peers, Alone)
+        """Whether this rank, for all, holds an overhead over steps that it measured:
+        those of ranks that wait for each other take as long on each."""
+        is_own = not self._goal.is_by_memory and self.peers.leads
         return is_own and self._overhead.knows_plain
+
+    @property
+    def _looks_at_times(self) -> bool:
+        """Whether steps that take other times are a reason to observe again. Of ranks
+        that wait for each other one is enough; and where plans are compared with plain
+        steps, that comes first: an observed step is a long one."""
+        judges = self._holds_overhead and not self._overhead.is_judged
+        return self.peers.leads and not judges
 
     def _hold_overhead(self, measured_ms: float | None) -> None:
         """Plan for less where steps take more than they may: see
@@ -989,11 +1041,23 @@ class Planner:
         plan = self.plan
         if not self._holds_overhead or plan is None or plan.prediction is None:
             return
+        if self._taken is not None and not self.peers.is_alone:
+            return  # others may be about to follow it
         part = self._overhead.step(
             measured_ms, plan.prediction.overhead, self._goal.max_overhead
         )
-        if part is not None:
+        if part is None:
+            return
+        blamed = self._overhead.blamed_on_copies(plan.prediction)
+        # Of one rank copies are left when a plan that promises less took as long.
+        if blamed is None or (self.peers.is_alone and self._goal.aim == 1.0):
             self._aim_lower(part)
+        elif self._num_tightened < MOST_TIGHTENED:
+            self._num_tightened += 1
+            logger.info("ssdtrain: copies cost compute %.1f %%", 100 * blamed)
+            blamed += self._corrections.copy_slowdown
+            self._corrections = replace(self._corrections, copy_slowdown=blamed)
+            self._search_for_less()
 
     def _aim_lower(self, part: float) -> None:
         """Search for a plan that promises only this part of the overhead that plans
@@ -1008,6 +1072,9 @@ class Planner:
             self.num_plans,
             100 * self._goal.overhead,
         )
+        self._search_for_less()
+
+    def _search_for_less(self) -> None:
         self._stop_search()
         self._trial = None  # the plan before promised as much
         self._begin_search(SEARCH_MARKS)
@@ -1018,7 +1085,7 @@ class Planner:
         if not self._goal.is_by_memory or not course.planned_bytes:
             return
         ratio = course.resized_bytes / course.planned_bytes
-        if ratio <= self._planned_ratio or not isinstance(self.peers, Alone):
+        if ratio <= self._planned_ratio or not self.peers.is_alone:
             return
         while self._planned_ratio < ratio:
             self._planned_ratio *= RATIO_STEP
@@ -1029,7 +1096,7 @@ class Planner:
     def _keep_within(self) -> None:
         """Under a memory limit, leave more room if a step went beyond it: see
         [Note: measured peaks]."""
-        if not self._goal.is_by_memory or not isinstance(self.peers, Alone):
+        if not self._goal.is_by_memory or not self.peers.is_alone:
             return
         is_alike = not self._cache.course.num_resized
         over_bytes = self._peaks.step(self._goal, is_alike)
@@ -1046,7 +1113,7 @@ class Planner:
     def _leave_more(self) -> None:
         """Leave more free if the allocator had to empty its cache under this plan: see
         [Note: retries] in peaks.py."""
-        if not isinstance(self.peers, Alone) or not self._retries.step():
+        if not self.peers.is_alone or not self._retries.step():
             return
         limit = self._goal.limit_bytes
         if limit is None or self._num_tightened == MOST_TIGHTENED:
@@ -1075,6 +1142,8 @@ class Planner:
             found = meter.costs(self._host_costs)
             self._reprice(mixed(self._host_costs, found, weight))
         self._num_followed += 1
+        if not self.peers.leads:
+            return  # who searches for all knows what its own cost
         first = self._num_followed == FIRST_SAMPLE
         if first or self._num_followed % SAMPLED_STEPS == 0:
             clock = self._cache.ledger.clock

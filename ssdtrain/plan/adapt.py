@@ -14,6 +14,12 @@ with them, and if they are beyond the goal by more than that, the next plan may 
 only the part of the overhead that comes out right: a plan that took three times its
 overhead is followed by one that promises a third of it. Such a plan is not compared
 with the one before it: it may cost more than that one, within the goal.
+Copies that hide cost nothing by the prediction, so that a plan which promises less may
+well move as much. If that one takes too long again, its copies are what is left: what
+its steps took beyond the prediction is taken for theirs (`blamed_on_copies`), whatever
+it is (kernels that they slow down, a host that is busy with them), since fewer bytes
+take less of it. Of ranks that wait for each other copies come first: they delay
+collectives as well.
 (tests/ssdtrain/plan/test_adapt.py, tests/ssdtrain/observe/test_overhead.py)
 """
 
@@ -41,6 +47,8 @@ JUDGED_STEPS = 9
 """Whose median a plan is judged by."""
 ERROR = 0.03
 """Of a step beyond the goal that is left to predictions."""
+MOST_BLAMED = 0.5
+"""Of the time that copies take: what goes beyond is not theirs alone."""
 LEAST_AIM = 0.1
 """No judgement shrinks what may be predicted by more than to this part."""
 
@@ -144,6 +152,16 @@ class Overhead:
     def plain_step(self, measured_ms: float) -> None:
         """Count a step without ssdtrain."""
         self._plain.append(measured_ms)
+
+    def blamed_on_copies(self, prediction: Prediction) -> float | None:
+        """Return by how much its copies slowed the plan's steps down, beyond what it
+        said, as a fraction of their time; None: that is not what took so long."""
+        copies_ms = sum(load.busy_ms for load in prediction.links.values())
+        if not self._measured or not copies_ms:
+            return None
+        lost_ms = statistics.median(self._measured) - prediction.step_ms
+        slowdown = lost_ms / copies_ms
+        return slowdown if 0.0 < slowdown <= MOST_BLAMED else None
 
     def planned(self) -> None:
         """Another plan is in force."""

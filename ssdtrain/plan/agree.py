@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from ssdtrain.curves import Curve, Links
-from ssdtrain.plan.profile import HostCosts, Item, Mark, Profile
+from ssdtrain.plan.profile import HostCosts, Item, Mark, Profile, RegionRun
 
 PROBE_BYTES = 64 * 1024 * 1024
 """At this size two curves are compared."""
@@ -27,9 +27,20 @@ LEAST_ERROR = 1e-5
 class Peers(Protocol):
     """The ranks that must follow one plan."""
 
-    def agreed(self, own: Profile | None, step: int) -> Profile | None:
+    def agreed(
+        self, own: Profile | None, step: int, *, is_last: bool
+    ) -> Profile | None:
         """Return the profile of this step that all of them plan from; `own` where they
-        do not agree. `own` None: this rank has none, and tells the others so."""
+        do not agree. None: a rank has none, and all of them are to observe again.
+
+        Args:
+            own: None: this rank has none.
+            is_last: none of them observes again: each goes on with its own.
+        """
+
+    @property
+    def agree(self) -> bool:
+        """Whether plans are made from what all of them observed."""
 
     def all_agree(self, own: bool, topic: str, step: int) -> bool:
         """Return whether all ranks say yes."""
@@ -41,11 +52,22 @@ class Peers(Protocol):
     def leads(self) -> bool:
         """Whether this rank searches for plans; else it takes what is offered."""
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no other rank."""
+
     def offer(self, answer: str) -> None:
         """Offer what was found, an `Answer` in parts: the others are to take it."""
 
-    def offered(self, step: int) -> str | None:
+    def offered(self) -> str | None:
         """Return the next answer that the leading rank has offered, if any."""
+
+    def adopts(self, is_ready: bool, step: int) -> bool:
+        """Return whether this step is the first one under the plan taken last. Asked in
+        every step between two observed ones, and `observes` behind it.
+
+        is_ready: this rank has all that the plan needs.
+        """
 
     def observes(self, wanted: bool, step: int) -> bool:
         """Return whether to observe this step. wanted: this rank does."""
@@ -54,9 +76,11 @@ class Peers(Protocol):
 class Alone:
     """The peers of a rank that plans alone."""
 
-    leads = True
+    agree = leads = is_alone = True
 
-    def agreed(self, own: Profile | None, step: int) -> Profile | None:
+    def agreed(
+        self, own: Profile | None, step: int, *, is_last: bool
+    ) -> Profile | None:
         """Return this rank's own."""
         return own
 
@@ -71,9 +95,13 @@ class Alone:
     def offer(self, answer: str) -> None:
         """Do nothing: there is no other rank."""
 
-    def offered(self, step: int) -> str | None:
+    def offered(self) -> str | None:
         """Return None: there is no other rank."""
         return None
+
+    def adopts(self, is_ready: bool, step: int) -> bool:
+        """Return whether this rank is ready."""
+        return is_ready
 
     def observes(self, wanted: bool, step: int) -> bool:
         """Return whether this rank wants to."""
@@ -101,6 +129,12 @@ def slowest(profiles: Sequence[Profile]) -> Profile | None:
             )
             for kind in first.kinds
         },
+        regions={
+            kind: tuple(
+                map(_region, zip(*(p.regions[kind] for p in profiles), strict=True))
+            )
+            for kind in first.regions
+        },
         marks=tuple(map(_mark, zip(*(p.marks for p in profiles), strict=True))),
         links=_links([p.links for p in profiles]),
         head_ms=max(p.head_ms for p in profiles),
@@ -127,7 +161,8 @@ def _shape(profile: Profile) -> object:
         for kind, items in sorted(profile.kinds.items())
     ]
     marks = [(mark.lane, mark.phase, mark.item) for mark in profile.marks]
-    return profile.signature(), recipes, marks
+    regions = [(kind, len(runs)) for kind, runs in sorted(profile.regions.items())]
+    return profile.signature(), recipes, marks, regions
 
 
 def _zipped(profiles: Sequence[Profile], kind: str) -> Iterator[tuple[Item, ...]]:
@@ -143,6 +178,10 @@ def _item(items: tuple[Item, ...]) -> Item:
         recipe_other_bytes=max(item.recipe_other_bytes for item in items),
         frame_marks=max(item.frame_marks for item in items),
     )
+
+
+def _region(runs: tuple[RegionRun, ...]) -> RegionRun:
+    return replace(runs[0], communicates=any(run.communicates for run in runs))
 
 
 def _mark(marks: tuple[Mark, ...]) -> Mark:

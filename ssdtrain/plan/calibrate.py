@@ -61,6 +61,8 @@ from ssdtrain.plan.profile import HostCosts, Item, Mark, Phase, Profile
 
 PLAIN_STEP, WITHOUT_RERUNS = NOTES = ("plain_step_ms", "without_reruns_ms")
 """Names under which profiles tell of a step that set their times right."""
+BLAMED = "with what steps under a plan took beyond its prediction"
+"""How the slowdown by copies was found, for `explain`."""
 HOSTED_SHARE = 0.97
 """From this share of a forward's time on, the host may bound it."""
 EDGE_MS = 0.006
@@ -192,6 +194,9 @@ class Corrections:
     """Of region calls, by kind of lane; 0.0: as they were observed."""
     host_costs: HostCosts | None = None
     """None: as they were observed."""
+    copy_slowdown: Duration = 0.0
+    """What steps under a plan lost for each ms of its copies, and nothing else told of:
+    added to `Links.copy_slowdown`."""
 
 
 def corrected(profile: Profile, by: Corrections) -> Profile:
@@ -202,8 +207,19 @@ def corrected(profile: Profile, by: Corrections) -> Profile:
         if by.pace is not None:
             profile = paced(profile, by.pace, plain.step_ms)
         profile = with_reruns(profile, by.rerun_ms)
+    if by.copy_slowdown:
+        profile = with_copies_blamed(profile, by.copy_slowdown)
     profile = with_host_in_step(profile)
     return profile if by.host_costs is None else repriced(profile, by.host_costs)
+
+
+def with_copies_blamed(profile: Profile, slowdown: float) -> Profile:
+    """Let copies cost compute so much more, as a fraction of the time that they take:
+    see [Note: the measured overhead] in adapt.py."""
+    whole = min(1.0, profile.links.copy_slowdown + slowdown)
+    links = replace(profile.links, copy_slowdown=whole)
+    notes = {**profile.notes, "copy_slowdown": BLAMED}
+    return replace(profile, links=links, notes=notes)
 
 
 def captured(profile: Profile, by: Corrections) -> Profile:

@@ -96,6 +96,8 @@ class RegionRun:
     that were alive before: what it saves, temporaries and gradients."""
     parts: tuple[Part, ...] = ()
     """What it need not compute again."""
+    communicates: bool = False
+    """Whether it runs collectives, and so waits for the same call of other ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +209,11 @@ class Profile:
     def host_ms(self) -> float:
         """The host's time of the step without ssdtrain; 0 where it is unknown."""
         return self.head_host_ms + sum(mark.host_ms for mark in self.marks)
+
+    @property
+    def communicates(self) -> bool:
+        """Whether a region that runs again waits for other ranks."""
+        return any(run.communicates for runs in self.regions.values() for run in runs)
 
     @property
     def saved_bytes(self) -> int:

@@ -13,6 +13,7 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.hosts import meshes
 from ssdtrain.observe import planner
 from ssdtrain.plan.agree import Alone
+from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.search import Search
 from ssdtrain.transfer.device import CpuDevice
 from tests.ranks import LONGEST_S
@@ -35,7 +36,7 @@ class Rank(Alone):
     def offer(self, answer: str) -> None:
         self._answers.append(answer)
 
-    def offered(self, step: int) -> str | None:
+    def offered(self) -> str | None:
         if self._num_taken == len(self._answers):
             return None
         self._num_taken += 1
@@ -48,6 +49,7 @@ class Ranks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         self.searches: list[Search] = []
         self.answers: list[str] = []
+        self.peers: list[Rank] = []
         monkeypatch.setattr(CpuDevice, "runs_beside", True)
         monkeypatch.setattr(planner, "Search", self._search)
         monkeypatch.setattr(planner, "choose", self._never)
@@ -57,6 +59,7 @@ class Ranks:
         self._optimizers: list[torch.optim.Optimizer] = []
         for leads in (True, False):
             peers = Rank(self.answers, leads=leads)
+            self.peers.append(peers)
             monkeypatch.setattr(meshes, "peers", lambda modules, alone, own=peers: own)
             torch.manual_seed(0)
             parts = [nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(4)]
@@ -114,5 +117,23 @@ def test_all_ranks_hear_that_no_plan_fits(monkeypatch: pytest.MonkeyPatch) -> No
             with pytest.raises(ConfigError, match="least reachable peak"):
                 for _ in range(NUM_STEPS):
                     ranks.train([rank])
+    finally:
+        ranks.close()
+
+
+def test_ranks_that_do_not_agree_change_nothing_where_regions_meet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each would run other regions again, whose collectives meet others."""
+    monkeypatch.setattr(Profile, "communicates", property(lambda profile: True))
+    ranks = Ranks(monkeypatch)
+    try:
+        for peers in ranks.peers:
+            peers.agree = False
+        for _ in range(NUM_STEPS):
+            ranks.train()
+        assert not ranks.searches
+        for session in ranks.sessions:
+            assert session.plan is None and session.is_settled
     finally:
         ranks.close()

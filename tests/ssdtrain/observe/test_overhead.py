@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 import ssdtrain
 from ssdtrain.observe import planner
-from ssdtrain.observe.planner import Planner
+from ssdtrain.observe.planner import MOST_TIGHTENED, Planner
+from ssdtrain.plan.adapt import Overhead
 from ssdtrain.plan.search import Request, Search
 from ssdtrain.transfer.device import CpuDevice
 from tests.ranks import LONGEST_S
@@ -74,7 +75,7 @@ def train(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     settings: dict[str, Any] = {"target": "host", "min_bytes": 1}
     with ssdtrain.offload(model, max_overhead=MAX_OVERHEAD, **settings) as session:
-        for step in range(80):
+        for step in range(130):
             model.is_planned = session.plan is not None
             if step >= 12:  # until then steps are plain
                 requests.wait()
@@ -101,3 +102,19 @@ def test_the_next_plan_promises_less(
         assert plan is not None and plan.prediction is not None
         assert plan.prediction.overhead <= overheads[-1]
     assert settled[-1]
+
+
+def test_copies_are_blamed_where_promising_less_was_not_enough(
+    virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Overhead, "blamed_on_copies", lambda self, prediction: 0.2)
+    step = Overhead.step
+    # Hardly lower, or the next plan would keep everything.
+    hardly = lambda self, *told: step(self, *told) and 0.9  # noqa: E731
+    monkeypatch.setattr(Overhead, "step", hardly)
+    requests, _, _ = train(monkeypatch, virtual_time, 1.07)
+    found = [(each.goal.aim, each.corrections.copy_slowdown) for each in requests.asked]
+    assert found[0] == (1.0, 0.0)
+    assert found[1][0] < 1.0 and found[1][1] == 0.0
+    assert found[2] == (found[1][0], 0.2)
+    assert len(found) <= 1 + MOST_TIGHTENED

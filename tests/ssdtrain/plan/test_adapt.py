@@ -1,11 +1,12 @@
 """When a plan is looked at again, and when it is left alone."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from ssdtrain.plan.adapt import LEAST_AIM, Drift, Overhead, Trial, is_better
-from ssdtrain.plan.plan import Plan, Prediction
+from ssdtrain.plan.plan import LinkLoad, Plan, Prediction
 
 
 def prediction(step_ms: float, peak_bytes: int) -> Prediction:
@@ -150,3 +151,23 @@ def test_whether_a_plan_was_judged() -> None:
     assert overhead.is_judged
     overhead.planned()
     assert not overhead.is_judged
+
+
+@pytest.mark.parametrize(
+    ("copies_ms", "blamed"), [(200.0, 0.1), (50.0, 0.4), (30.0, None), (0.0, None)]
+)
+def test_what_copies_may_have_taken_is_blamed_on_them(
+    copies_ms: float, blamed: float | None
+) -> None:
+    """20 ms beyond the prediction; not if they were as good as never there."""
+    load = LinkLoad(num_bytes=1, busy_ms=copies_ms / 2)
+    said = replace(prediction(101.0, 500), links={"d2h": load, "h2d": load})
+    overhead = Overhead()
+    for _ in range(5):
+        overhead.plain_step(100.0)
+    overhead.planned()
+    assert overhead.blamed_on_copies(said) is None, "nothing was measured"
+    while not overhead.is_judged:
+        overhead.step(121.0, 0.01, 0.01)
+    found = overhead.blamed_on_copies(said)
+    assert found == (None if blamed is None else pytest.approx(blamed))

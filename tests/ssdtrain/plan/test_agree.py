@@ -1,6 +1,7 @@
 """Ranks of one layer follow one plan; the stages of a pipeline each their own."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from ssdtrain.hosts.peers import StorePeers
 from ssdtrain.plan.agree import Alone, slowest
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.profile import Mark, Phase, Profile
+from ssdtrain.plan.profile import Mark, Phase, Profile, RegionRun
 from tests.ranks import SOON_S
 from tests.ssdtrain.plan import profiles as made
 
@@ -83,11 +84,13 @@ def test_ranks_that_saved_other_tensors_do_not_merge() -> None:
     other = replace(one, kinds={kind: (replace(items[0], num_bytes=1), *items[1:])})
     assert slowest([one, other]) is None
     assert meet([one, other]) == [one, other, [0, 1]]
-    assert Alone().agreed(one, 3) == one
-    assert Alone().agreed(None, 3) is None
+    assert Alone().agreed(one, 3, is_last=False) == one
+    assert Alone().agreed(None, 3, is_last=False) is None
 
 
-def meet(published: Sequence[Profile | None], step: int = 2) -> list[object]:
+def meet(
+    published: Sequence[Profile | None], step: int = 2, *, is_last: bool = False
+) -> list[object]:
     """What each rank gets when all of them publish at once, and how many were alone."""
     store = HashStore()
     found: list[object] = [None] * len(published)
@@ -95,7 +98,7 @@ def meet(published: Sequence[Profile | None], step: int = 2) -> list[object]:
 
     def rank(number: int) -> None:
         own = StorePeers(store, [4, 5], 4 + number, lambda: alone.append(number))
-        found[number] = own.agreed(published[number], step)
+        found[number] = own.agreed(published[number], step, is_last=is_last)
 
     threads = [threading.Thread(target=rank, args=(n,)) for n in range(len(published))]
     for thread in threads:
@@ -112,8 +115,29 @@ def test_profiles_pass_through_the_store() -> None:
     assert alone == []
 
 
-def test_a_rank_without_a_profile_keeps_nobody_waiting() -> None:
-    assert meet([SAVED, None]) == [SAVED, None, [0]]
+def test_all_observe_again_for_a_rank_without_a_profile() -> None:
+    assert meet([SAVED, None]) == [None, None, []]
+    assert meet([SAVED, None], is_last=True) == [SAVED, None, [0]]
+
+
+def test_a_late_rank_is_waited_for_again() -> None:
+    """Every time: the second observation ends no nearer to the others' than the first
+    one."""
+    store = HashStore()
+    found: list[object] = []
+
+    def late(number: int) -> None:
+        own = StorePeers(store, [0, 1], number, lambda: found.append("alone"))
+        for step in (1, 2, 3):
+            time.sleep(number * 2 * peers.LATER_WAIT_S)
+            found.append(own.agreed(SAVED, step, is_last=False))
+
+    threads = [threading.Thread(target=late, args=(n,)) for n in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [SAVED] * 6
 
 
 def test_a_rank_that_never_comes_is_waited_for_once(
@@ -125,9 +149,9 @@ def test_a_rank_that_never_comes_is_waited_for_once(
     def missing() -> None:
         alone[0] += 1
 
-    own = StorePeers(store, [0, 1], 0, missing, first_wait_s=0.05)
-    assert own.agreed(SAVED, 2) is SAVED
-    assert own.agreed(SAVED, 40) is SAVED
+    own = StorePeers(store, [0, 1], 0, missing, wait_s=0.05)
+    assert own.agreed(SAVED, 2, is_last=False) is SAVED
+    assert own.agreed(SAVED, 40, is_last=False) is SAVED
     assert alone == [2]
     # A session's number, what it wrote last and the last conclusion: no more.
     assert store.num_keys() == 3
@@ -140,7 +164,7 @@ def together(*acts: Callable[[StorePeers], object]) -> list[object]:
 
     def rank(number: int) -> None:
         own = StorePeers(store, range(len(acts)), number, lambda: None)
-        own.agreed(SAVED, 1)
+        own.agreed(SAVED, 1, is_last=False)
         found[number] = acts[number](own)
 
     threads = [threading.Thread(target=rank, args=(n,)) for n in range(len(acts))]
@@ -176,26 +200,92 @@ def test_the_first_rank_searches_for_all() -> None:
 
     def second(peers: StorePeers) -> object:
         assert not peers.leads
-        assert peers.offered(5) is None  # not a step at which it looks
         offered.wait(SOON_S)
-        found = [peers.offered(step) for step in range(6, 20)]
+        found = [peers.offered() for _ in range(5)]
         return [plan for plan in found if plan is not None]
 
     assert together(first, second) == [plans, plans]
 
 
-def test_a_rank_that_drifts_asks_all_to_observe_at_one_step() -> None:
-    drifted = threading.Barrier(3)
+def in_turn(
+    num_ranks: int, act: Callable[[StorePeers, int, int], object], num_steps: int
+) -> list[list[object]]:
+    """What each rank gets in each step: they take turns, as ranks do that share
+    layers."""
+    turns = threading.Barrier(num_ranks)
 
-    def act(peers: StorePeers, wants_at: int) -> list[int]:
-        before = [
-            step for step in range(5, 8) if peers.observes(step == wants_at, step)
-        ]
-        drifted.wait(SOON_S)  # nobody is a whole look ahead
-        return before + [step for step in range(8, 20) if peers.observes(False, step)]
+    def rank(peers: StorePeers, number: int) -> list[object]:
+        found = []
+        for step in range(2, 2 + num_steps):
+            turns.wait(SOON_S)
+            found.append(act(peers, number, step))
+        return found
 
-    acts = [lambda peers, at=at: act(peers, at) for at in (-1, 6, -1)]
-    assert together(*acts) == [[12], [12], [12]]
+    acts = [lambda peers, n=n: rank(peers, n) for n in range(num_ranks)]
+    return together(*acts)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_rank_that_drifts_asks_all_to_observe_at_one_step(number: int) -> None:
+    """Also if others ask in other steps: they observe once."""
+
+    def act(peers: StorePeers, own: int, step: int) -> bool:
+        wanted = (own == number and step in (5, 6)) or (own == 2 and step == 7)
+        peers.adopts(False, step)
+        found = peers.observes(wanted, step)
+        if found:
+            peers.agreed(SAVED, step, is_last=False)
+        return found
+
+    found = in_turn(3, act, 20)
+    assert found[0] == found[1] == found[2]
+    assert sum(map(bool, found[0])) == 1, "once"
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_plan_is_followed_by_all_at_one_step(late: int) -> None:
+    """At the one at which the last of them has the memory for it, or behind it."""
+
+    def act(peers: StorePeers, own: int, step: int) -> tuple[bool, bool]:
+        if step == 4 and own == 0:
+            peers.offer("a plan")
+        if step == 6 and own == 1:
+            assert peers.offered() == "a plan"
+        is_ready = step >= (11 if own == late else 7)
+        found = peers.adopts(is_ready, step), peers.observes(False, step)
+        return found
+
+    first, second = in_turn(2, act, 24)
+    assert first == second
+    steps = [2 + n for n, (adopts, _) in enumerate(first) if adopts]
+    assert steps and 11 <= steps[0] <= 11 + 3 * peers.LOOK_EVERY
+    assert len(steps) == 1, "once"
+
+
+def test_a_decision_is_waited_for_where_regions_meet() -> None:
+    """A rank that went on would run other regions again than the first one."""
+    told: list[str] = []
+    run = RegionRun(communicates=True)
+    met = replace(SAVED, regions={kind: (run,) for kind in SAVED.kinds})
+    store = HashStore()
+
+    def rank(number: int) -> None:
+        own = StorePeers(store, [0, 1], number, lambda: None)
+        own.agreed(met, 1, is_last=False)
+        own.observes(number == 1, 2)
+        time.sleep(0.2 * (1 - number))  # the first is behind
+        for step in range(3, 9):
+            if own.observes(False, step):
+                told.append(f"{number} at {step}")
+                return
+
+    threads = [threading.Thread(target=rank, args=(n,)) for n in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(told)[0][4:] == sorted(told)[1][4:], told
+    assert len(told) == 2
 
 
 class GoneStore(HashStore):
@@ -220,13 +310,13 @@ class GoneStore(HashStore):
 def test_a_store_that_goes_away_ends_no_training() -> None:
     alone: list[int] = []
     store = GoneStore()
-    own = StorePeers(store, [0], 0, lambda: alone.append(1), first_wait_s=0.05)
+    own = StorePeers(store, [0], 0, lambda: alone.append(1), wait_s=0.05)
     store.num_left = 2
-    assert own.agreed(SAVED, 3) == SAVED
+    assert own.agreed(SAVED, 3, is_last=False) == SAVED
     own.offer("a plan")
     assert own.observes(True, 5) is False
     assert own.longest([1.0], "plain", 6) == (1.0,)
-    assert own.agreed(SAVED, 8) == SAVED
+    assert own.agreed(SAVED, 8, is_last=False) == SAVED
     assert alone, "it is counted"
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from ssdtrain.curves import Curve, Links
 from ssdtrain.plan.calibrate import (
+    BLAMED,
     Corrections,
     Pace,
     PlainTimes,
@@ -32,6 +33,7 @@ from ssdtrain.plan.profile import (
 )
 from ssdtrain.plan.simulate import Run, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
+from tests.ssdtrain.plan import profiles as made
 
 
 def profile() -> Profile:
@@ -237,3 +239,19 @@ def test_where_the_host_may_bound_a_step_of_regions() -> None:
     hooked = PlainTimes(step_ms=30.0, forward_ms=10.0, host_forward_ms=6.0)
     assert hooked.may_be_hosted and not hooked.is_hosted
     assert not hooked._replace(host_forward_ms=4.0).may_be_hosted
+
+
+def test_copies_that_are_blamed_move_less() -> None:
+    """They hide, and cost what steps under a plan lost beside them."""
+    seen = made.chain(8, gb_per_s=1.0)
+    goal = Goal(max_overhead=0.02)
+    before = choose(seen, goal).prediction
+    slower = corrected(seen, Corrections(copy_slowdown=0.2))
+    behind = choose(slower, goal).prediction
+    assert before is not None and behind is not None
+    assert slower.links.copy_slowdown == pytest.approx(seen.links.copy_slowdown + 0.2)
+    assert slower.notes["copy_slowdown"] == BLAMED
+    moved = before.links["d2h"].num_bytes
+    assert 0 <= behind.links["d2h"].num_bytes < moved
+    assert behind.overhead <= 0.02
+    assert corrected(seen, Corrections(copy_slowdown=3.0)).links.copy_slowdown == 1.0

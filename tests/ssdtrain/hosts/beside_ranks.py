@@ -1,0 +1,172 @@
+"""Two ranks whose plans are searched for beside training, as on GPUs; run by
+`test_beside_ranks.py`.
+
+Each rank says what every step was for, which plan it followed, and whether losses,
+gradients and weights are those of training without ssdtrain.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import ssdtrain
+from ssdtrain.observe.planner import Planner
+from ssdtrain.transfer.device import CpuDevice
+from tests.ranks import leave
+from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.hosts.mesh_ranks import (
+    Model,
+    batch,
+    digest,
+    parallel,
+    sharded,
+    slow_down,
+    whole,
+)
+
+MOST_STEPS, STEPS_BEHIND = 300, 4
+SLOW_MS = 5.0
+COLD_S = 0.35
+"""How much longer one rank takes behind an observed step: longer than ranks wait for
+one that did not come."""
+
+
+class Case:
+    """A model, and what it is trained under."""
+
+    def __init__(
+        self, make: Callable[[DeviceMesh], nn.Module], late: int, **settings: Any
+    ) -> None:
+        self.make = make
+        self.late = late
+        """The rank that is slower, and late behind an observed step."""
+        self.settings = {"target": "host", "min_bytes": 0, **settings}
+
+
+def cases() -> dict[str, Case]:
+    """By name."""
+    again = {"recompute": "regions", "memory_budget_bytes": 5500}
+    less = {"recompute": "regions", "memory_budget_bytes": 11000}
+    return {
+        "tp": Case(parallel, 1, max_overhead=1.0),
+        "tp regions": Case(parallel, 0, **again),
+        "tp regions late": Case(parallel, 1, **again),
+        "fsdp2": Case(sharded(None, True), 0, max_overhead=1.0),
+        "fsdp2 kept": Case(sharded(None, False), 1, **less),
+    }
+
+
+def spread(case: Case, mesh: DeviceMesh) -> nn.Module:
+    torch.manual_seed(0)
+    model = case.make(mesh)
+    assert isinstance(model, Model)
+    return model
+
+
+def one_step(model: nn.Module, optimizer: Any, step: int, rank: int) -> list[Tensor]:
+    loss = model(batch(step, 0, rank, torch.device("cpu"))).float().square().mean()
+    loss = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
+    loss.backward()
+    grads = [whole(p.grad) for p in model.parameters() if p.grad is not None]
+    optimizer.step()
+    optimizer.zero_grad()
+    return [loss.detach().clone(), *grads]
+
+
+def all_say(yes: bool) -> bool:
+    said = torch.tensor([int(yes)])
+    dist.all_reduce(said, dist.ReduceOp.MIN)
+    return bool(said.item())
+
+
+STARTED: list[Planner] = []
+"""Whose step started last."""
+
+
+@contextlib.contextmanager
+def behind(late_s: float) -> Iterator[None]:
+    """Be late behind an observed step; remember the planner."""
+    names = "_observed", "step_starts"
+    observed, starts = (getattr(Planner, name) for name in names)
+
+    def observing(self: Planner, **asked: Any) -> Any:
+        time.sleep(late_s)
+        return observed(self, **asked)
+
+    def starting(self: Planner, num_steps: int) -> None:
+        STARTED[:] = [self]
+        starts(self, num_steps)
+
+    for name, fault in zip(names, (observing, starting), strict=True):
+        setattr(Planner, name, fault)
+    try:
+        yield
+    finally:
+        for name, own in zip(names, (observed, starts), strict=True):
+            setattr(Planner, name, own)
+
+
+def train(case: Case, mesh: DeviceMesh, rank: int, place: int) -> dict[str, Any]:
+    """Until all ranks have settled, and some steps more."""
+    model, events, found = spread(case, mesh), [], []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    late = rank == case.late
+    slow_down(model, SLOW_MS * late)
+    with behind(COLD_S * late), ssdtrain.offload(model, **case.settings) as session:
+        left = STEPS_BEHIND
+        for step in range(MOST_STEPS):
+            found += one_step(model, optimizer, step, place)
+            (planner,) = STARTED
+            events.append((planner.stage.name, planner.num_plans, digest(session.plan)))
+            left -= all_say(session.is_settled)
+            if not left:
+                break
+        report, profile = session.last_step, session.profile
+    found += [whole(p) for p in model.parameters()]
+    return {
+        "events": events,
+        "communicates": profile is not None and profile.communicates,
+        "fallbacks": {} if report is None else report.as_dict()["fallbacks"],
+        "rerun": 0 if report is None else report.as_dict()["bytes_recomputed"],
+        "equal": same_bits(found, plain(case, mesh, place, len(events))),
+    }
+
+
+def plain(case: Case, mesh: DeviceMesh, place: int, num_steps: int) -> list[Tensor]:
+    model, found = spread(case, mesh), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(num_steps):
+        found += one_step(model, optimizer, step, place)
+    return found + [whole(p) for p in model.parameters()]
+
+
+def main(out: Path, names: list[str]) -> None:
+    rank = int(os.environ["RANK"])
+    torch.set_num_threads(1)
+    CpuDevice.runs_beside = True
+    setattr(Planner, "_may_run_plain", lambda planner: True)  # noqa: B010
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    mesh = init_device_mesh("cpu", (2,))
+    found = {}
+    for name, case in cases().items():
+        if not names or name in names:
+            place = 0 if name.startswith("tp") else rank
+            found[name] = train(case, mesh, rank, place)
+            (out / f"rank{rank}.json").write_text(json.dumps(found))
+    leave()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
