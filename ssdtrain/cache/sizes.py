@@ -7,6 +7,20 @@ the producer, dtype and number of dimensions that it expects, and no dimension i
 than four times larger or smaller. Nothing else depends on that: what is done to a
 tensor is checked for the tensor itself at every step, so a program that only looks
 alike gets more traffic or more memory, never other gradients.
+
+What is smaller than `min_bytes` is no item, and that depends on the length: 1 MiB may
+lie between what a tensor has now and what it had in the observed step. So under a plan
+the observed step decides. What was an item there is one at any size, and what was too
+small stays (`Course.counts`).
+
+A table is made of the first lane under a plan, whatever its length, so what its rows
+expect is not what the plan does: a lane's size is told over the plan's (`Table.sizes`).
+
+Under a memory limit a plan has room for batches up to a certain size. A lane whose first
+tensor of another size tells that it is larger leaves its plan there: everything that
+can move does, waiting for the link, and where there are regions all run again, as in
+the first steps. So does the rest of a lane that turns out to be another program. The
+planner hears of its size, and the next plan has room for it.
 (tests/ssdtrain/cache/test_sizes.py)
 """
 
