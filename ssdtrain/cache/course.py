@@ -30,7 +30,8 @@ OUTSIDE_PLAN = -1
 # Sequence lengths that change at every step must not make this grow without end.
 MAX_NAMES = 4096
 SLACK = 0.01
-"""By how much a lane may be larger than there is room for."""
+"""By how much a lane may be larger than there is room for; and by how much a view may
+have been scaled otherwise than its lane."""
 ALIKE = 1.5
 """By how much a small tensor's change of size may differ from its lane's."""
 
@@ -266,9 +267,9 @@ class Course:
             # Another view of it may have given it its name.
             order = orders[number]
             resized = order.name != name and is_same_item(order.name, name)
-            if resized or order.num_bytes == num_bytes:
+            if resized or _is_as_large(course, order, num_bytes):
                 course.floating.remove(number)
-                if resized:
+                if resized or order.num_bytes != num_bytes:
                     found = self._found_resized(course, order, num_bytes)
                     return number, order if found else None
                 self._found(course, order, num_bytes)
@@ -331,10 +332,11 @@ class Course:
                 is_large or self._is_scaled_alike(course, order, num_bytes)
             ):
                 return True
-        if not is_large or any(
-            course.orders[number].num_bytes == num_bytes for number in course.floating
-        ):
-            return is_large
+        orders = (course.orders[number] for number in course.floating)
+        if any(_is_as_large(course, order, num_bytes) for order in orders):
+            return True
+        if not is_large:
+            return False
         # The plan knows of nothing like it: it was too small then. In a lane that is
         # not larger another program saves it.
         return course.own_bytes <= course.planned_bytes
@@ -462,6 +464,14 @@ class Course:
             self.is_using = False
             if self.observer.listens:
                 self.observer.seal()
+
+
+def _is_as_large(course: LaneCourse, order: Order, num_bytes: int) -> bool:
+    """Whether an item of so many bytes may be this one under another name: in its size,
+    or in that of the lane."""
+    expected = order.num_bytes * course.ratio
+    near = abs(num_bytes - expected) <= SLACK * expected
+    return order.num_bytes == num_bytes or (near and course.planned_bytes > 0)
 
 
 def name_of(tensor: Tensor) -> str:
