@@ -339,6 +339,8 @@ class Course:
             return False
         # The plan knows of nothing like it: it was too small then. In a lane that is
         # not larger another program saves it.
+        if not course.planned_bytes:
+            return not any(is_same_item(small, name) for small in self._small)
         return course.own_bytes <= course.planned_bytes
 
     def _note_small(self, name: str) -> None:
@@ -353,7 +355,8 @@ class Course:
         if not course.planned_bytes:
             return num_bytes < order.num_bytes
         found = num_bytes / max(1, order.num_bytes)
-        return 1 / ALIKE <= found / course.ratio <= ALIKE
+        powers = (course.ratio, course.ratio**2)  # attention's scores are squares
+        return any(1 / ALIKE <= found / power <= ALIKE for power in powers)
 
     def _following(self, course: LaneCourse) -> Iterator[Order]:
         """Orders that the next tensor may have; moves nothing on."""

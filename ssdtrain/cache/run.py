@@ -152,7 +152,7 @@ class Run:
         number = len(self._table.rows) - length_hint(self._rows) - 1
         look, base = self._table.looks[number], tensor._base
         plain = type(tensor) is Tensor and (base is None or type(base) is Tensor)
-        if look is None or not plain or not look.fits(tensor):
+        if look is None or not plain or not look.fits(tensor, self._table.most):
             return row.pack(tensor, self)
         num_bytes = tensor.nbytes
         ratio = num_bytes / max(1, row.num_bytes)

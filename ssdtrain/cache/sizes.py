@@ -14,7 +14,8 @@ the observed step decides. What was an item there is one at any size, and what w
 small stays (`Course.counts`).
 
 A table is made of the first lane under a plan, whatever its length, so what its rows
-expect is not what the plan does: a lane's size is told over the plan's (`Table.sizes`).
+expect is not what the plan does: a lane's size is told over the plan's (`Table.sizes`),
+and where it was another one, two lanes may differ by four times four (`Table.most`).
 
 Under a memory limit a plan has room for batches up to a certain size. A lane whose first
 tensor of another size tells that it is larger leaves its plan there: everything that
@@ -42,17 +43,19 @@ class Look(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
 
-    def fits(self, tensor: Tensor) -> bool:
+    def fits(self, tensor: Tensor, most: int = MOST) -> bool:
         """Whether the tensor is this one at another size."""
         if tensor.dtype is not self.dtype or tensor.is_nested:  # those have no sizes
             return False
-        return is_scaled(self.shape, tensor.shape)
+        return is_scaled(self.shape, tensor.shape, most)
 
 
-def is_scaled(planned: tuple[int, ...], found: tuple[int, ...]) -> bool:
-    """Whether each dimension is within a factor of `MOST`."""
+def is_scaled(
+    planned: tuple[int, ...], found: tuple[int, ...], most: int = MOST
+) -> bool:
+    """Whether each dimension is within a factor of `most`."""
     return len(planned) == len(found) and all(
-        size == other or (0 < size <= MOST * other and other <= MOST * size)
+        size == other or (0 < size <= most * other and other <= most * size)
         for size, other in zip(planned, found, strict=True)
     )
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from ssdtrain.cache.quiet import Passage
 from ssdtrain.cache.record import Handle
 from ssdtrain.cache.rows import BY_NUMBER, HostRow, Row, bare
-from ssdtrain.cache.sizes import Look
+from ssdtrain.cache.sizes import MOST, Look
 from ssdtrain.cache.spec import NOTHING, Behind
 from ssdtrain.counters import Count
 from ssdtrain.transfer.pinned import PinnedPool
@@ -92,6 +92,11 @@ class Table:
     def kept_bytes(self) -> int:
         """Of all rows."""
         return sum(total.kept_bytes for total in self.totals)
+
+    @property
+    def most(self) -> int:
+        """By how much a dimension may differ from its row's: [Note: sizes]."""
+        return MOST * MOST if self.is_resized else MOST
 
     def sizes_of(self, num_packed: int) -> Sizes:
         """The sum of so many rows."""

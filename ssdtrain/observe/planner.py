@@ -976,6 +976,10 @@ class Planner:
         if not self._goal.is_by_memory or not course.planned_bytes:
             return
         ratio = course.resized_bytes / course.planned_bytes
+        if course.num_outgrown and self._observed_bytes:
+            # It was told by a first tensor; others may grow with its square.
+            found = self._cache.ledger.saved_bytes / self._observed_bytes
+            ratio = max(ratio, min(found, ratio * ratio))
         if ratio <= self._planned_ratio or not isinstance(self.peers, Alone):
             return
         self._planned_ratio = ratio * HEADROOM
