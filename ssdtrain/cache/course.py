@@ -310,7 +310,9 @@ class Course:
         course.orders, course.runs_all = None, self.runs_all
         self._fall_back(Fallback.PLAN_OUTGROWN)
 
-    def counts(self, lane: Lane, tensor: Tensor, num_bytes: int, least: int) -> bool:
+    def counts(  # noqa: C901 (one question after another)
+        self, lane: Lane, tensor: Tensor, num_bytes: int, least: int
+    ) -> bool:
         """Whether a tensor that nobody knows yet is an item: what is not smaller than
         `least` bytes, and in a lane of another size what was not when it was observed.
         """

@@ -17,7 +17,7 @@ A table is made of the first lane under a plan, whatever its length, so what its
 expect is not what the plan does: a lane's size is told over the plan's (`Table.sizes`),
 and where it was another one, two lanes may differ by four times four (`Table.most`).
 
-Under a memory limit a plan has room for batches up to a certain size. A lane whose first
+Under a memory limit a plan has room for batches up to some size. A lane whose first
 tensor of another size tells that it is larger leaves its plan there: everything that
 can move does, waiting for the link, and where there are regions all run again, as in
 the first steps. So does the rest of a lane that turns out to be another program. The
