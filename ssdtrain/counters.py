@@ -54,6 +54,7 @@ class Fallback(str, Enum):
     STRIPE_MEMBER_LOST = "stripe: a member failed and left"
     NO_SSD_ON_RANK = "host only: this rank has no SSD"
     PLAN_MISMATCH = "unplanned: a micro-batch saved other tensors than the plan's"
+    PLAN_OUTGROWN = "unplanned: a micro-batch was larger than the plan leaves room for"
     PLANNED_ALONE = "planned alone: the ranks of a layer had no profile in common"
     NO_GDS = "staged: no direct path from the GPU to the SSD"
 

@@ -49,7 +49,7 @@ from ssdtrain.cache.rows import (
 )
 from ssdtrain.cache.sizes import Look
 from ssdtrain.cache.spec import NOTHING, Behind, Spec
-from ssdtrain.cache.table import Hooks, Table, Totals
+from ssdtrain.cache.table import Hooks, Sizes, Table, Totals
 from ssdtrain.cache.wrapped import unwrapped
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
@@ -225,10 +225,22 @@ class Binding:
         behind = self._tell_of_quiet_packs(rows)
         self._tell_of_quiet_uses(rows, closing)
         totals = tuple(map(self._totals, self._specs, rows))
+        sizes = tuple(
+            self._sizes(spec, row, orders)
+            for spec, row in zip(self._specs, rows, strict=True)
+        )
         looks = tuple(spec.look for spec in self._specs)
         rows = [*map(around, self._specs, rows), EndRow()]
         passages = {n: p for n, p in self._passages.items() if p.is_quiet(rows)}
-        return Table(tuple(rows), totals, behind, looks, passages)
+        return Table(
+            rows=tuple(rows),
+            totals=totals,
+            behind=behind,
+            sizes=sizes,
+            is_resized=course.own_bytes != course.planned_bytes,
+            looks=looks,
+            passages=passages,
+        )
 
     def _light(self, spec: Spec, row: Row, orders: Any, *, is_shared: bool) -> Row:
         """The row of a dense item that needs no record; else the row that it has."""
@@ -311,6 +323,12 @@ class Binding:
         if type(row) in (RegionItemRow, RegionRow) and spec.is_first:
             return Totals(1)
         return Totals()
+
+    def _sizes(self, spec: Spec, row: Row, orders: Any) -> Sizes:
+        """Of an item that its row serves: the general path tells of its own."""
+        if spec.item < 0 or not spec.is_first or type(row) in (GeneralRow, RebuiltRow):
+            return Sizes()
+        return Sizes(orders[spec.item].num_bytes, spec.extent_bytes)
 
     @cached_property
     def _read(self) -> set[int]:

@@ -55,6 +55,7 @@ from ssdtrain.cache.record import (
 )
 from ssdtrain.cache.regions import TINY_BYTES, RegionCall, Regions
 from ssdtrain.cache.scope import owned
+from ssdtrain.cache.sizes import MOST
 from ssdtrain.cache.tables import Tables
 from ssdtrain.cache.traced import leave_alone, untraced
 from ssdtrain.cache.unplanned import UnplannedMoves
@@ -117,7 +118,7 @@ class TensorCache:
         self.ledger = Ledger(self.device, counters)
         self.lanes = Lanes()
         self.recipes: Recipes = NoRecipes()
-        self.course = Course(lambda: self.offloader.fall_back(Fallback.PLAN_MISMATCH))
+        self.course = Course(lambda reason: self.offloader.fall_back(reason))
         self.verifier: Verifier = NoVerifier()
         self._counters = counters
         self._records = Known()
@@ -323,11 +324,14 @@ class TensorCache:
         key, view = identify(tensor)
         num_bytes = key.end_byte - key.start_byte
         least_bytes = self.limits.least_bytes
-        if key.stamp in self._resident or num_bytes < min(TINY_BYTES, least_bytes):
-            return call.stored(tensor, self._keep(tensor))
-        if num_bytes < least_bytes:
-            return call.hold_small(tensor, self._keep)
         record = call.records.get(key) or self._records.get(key)
+        is_item = record is not None or self._is_item(tensor, key)
+        if key.stamp in self._resident or (
+            not is_item and num_bytes < min(TINY_BYTES, least_bytes)
+        ):
+            return call.stored(tensor, self._keep(tensor))
+        if not is_item:
+            return call.hold_small(tensor, self._keep)
         return call.stored(tensor, self._pack_bytes(tensor, key, view, record))
 
     def _pack_wrapper(self, tensor: Tensor) -> Handle:
@@ -340,7 +344,11 @@ class TensorCache:
 
     def _pack_plain(self, tensor: Tensor, version: int) -> Handle:
         """version: of the tensor, or of what it is the part of."""
-        if tensor.untyped_storage().nbytes() < self.limits.least_bytes:
+        least_bytes = self.limits.least_bytes
+        if self.course.plan is not None or self.course.observer.listens:
+            # What it is at another size counts: see [Note: sizes].
+            least_bytes //= MOST * MOST
+        if tensor.untyped_storage().nbytes() < max(1, least_bytes):
             return self._keep(tensor)
         if torch._C._current_graph_task_id() != -1:
             return self._keep(tensor, Fallback.KEPT_IN_BACKWARD)
@@ -350,10 +358,19 @@ class TensorCache:
         key, view = identify(tensor)
         if version != key.version:
             key = key._replace(version=version)
-        num_bytes = key.end_byte - key.start_byte
-        if key.stamp in self._resident or num_bytes < self.limits.least_bytes:
+        record = self._records.get(key)
+        if key.stamp in self._resident or not (record or self._is_item(tensor, key)):
             return self._keep(tensor)
-        return self._pack_bytes(tensor, key, view, self._records.get(key))
+        return self._pack_bytes(tensor, key, view, record)
+
+    def _is_item(self, tensor: Tensor, key: Key) -> bool:
+        """Whether a tensor without a record is large enough for a plan or policy."""
+        num_bytes, least_bytes = key.end_byte - key.start_byte, self.limits.least_bytes
+        if self.recipes.knows(key):
+            return True
+        return num_bytes > 0 and self.course.counts(
+            self.lanes.current, tensor, num_bytes, least_bytes
+        )
 
     def _pack_bytes(
         self, tensor: Tensor, key: Key, view: View, record: Record | None

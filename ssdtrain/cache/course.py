@@ -4,7 +4,8 @@ See [Note: marks] in plan/profile.py. A lane that saves other tensors than its p
 expects leaves the plan: it is counted, and goes on under the policy.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -19,7 +20,8 @@ from ssdtrain.cache.record import (
     RecordView,
     Way,
 )
-from ssdtrain.cache.sizes import is_same_item
+from ssdtrain.cache.sizes import MOST, is_same_item
+from ssdtrain.counters import Fallback
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.profile import Phase
@@ -27,6 +29,11 @@ from ssdtrain.plan.profile import Phase
 OUTSIDE_PLAN = -1
 # Sequence lengths that change at every step must not make this grow without end.
 MAX_NAMES = 4096
+SLACK = 0.01
+"""By how much a lane may be larger than there is room for; and by how much a view may
+have been scaled otherwise than its lane."""
+ALIKE = 1.5
+"""By how much a small tensor's change of size may differ from its lane's."""
 
 
 class Saved(NamedTuple):
@@ -149,17 +156,24 @@ class InsideUse:
 class Course:
     """The marks of one cache."""
 
-    def __init__(self, on_stray: Callable[[], None]) -> None:
-        self._on_stray = on_stray
+    def __init__(self, fall_back: Callable[[Fallback], None]) -> None:
+        self._fall_back = fall_back
         self.plan: Plan | None = None
+        self.most_ratio = math.inf
+        """A lane that is larger than the plan's by more than this does not follow it:
+        [Note: sizes]."""
+        self.runs_all = False
+        """Whether all regions run again of a lane that has left its plan."""
         self.observer: Observer = Unobserved()
         self.mark = 0
         self.num_strayed = 0
         """Lanes of this step that the plan did not fit."""
+        self.num_outgrown = 0
+        """Lanes of this step that were too large for the plan."""
         self.num_resized = 0
         """Tensors of this step that had another size than the plan's."""
         self.planned_bytes = self.resized_bytes = 0
-        """Of those: by the plan, and as they were."""
+        """Of the lanes with such tensors: by the plan, and as they were."""
         self._num_lanes = 0
         self.serving = OUTSIDE_PLAN
         """The item whose recipe is served by what is packed now."""
@@ -171,11 +185,13 @@ class Course:
         """Whether a use is served now: what it asks for itself is no mark."""
         self._ways: dict[str, Way] = {}
         self._names: dict[tuple[str, tuple[int, ...]], str] = {}
+        self._small: set[str] = set()
+        """Names of what was too small for an item in observed steps."""
 
     def step_starts(self) -> None:
         """Lanes count from 0 again."""
         self._num_lanes = 0
-        self.num_strayed = self.num_resized = 0
+        self.num_strayed = self.num_resized = self.num_outgrown = 0
         self.planned_bytes = self.resized_bytes = 0
 
     def of(self, lane: Lane) -> LaneCourse:
@@ -184,9 +200,9 @@ class Course:
             way = NO_WAY
             if self.plan is not None and lane.kind:
                 way = self._way_of(lane.kind, self.plan.orders.get(lane.kind))
-                if way.orders is None:
-                    self._stray()
             lane.course = LaneCourse(self._num_lanes, way)
+            if way is not NO_WAY and way.orders is None:
+                self._stray(lane.course)
             self._num_lanes += 1
             self.observer.lane(lane.course, lane.kind)
         return lane.course
@@ -237,10 +253,11 @@ class Course:
             number = course.num_items
             order = orders[number]
             if (order.name, order.num_bytes) == (name, num_bytes):
+                self._found(course, order, num_bytes)
                 return number, order
             if order.name != name and is_same_item(order.name, name):
-                self.resized(order.num_bytes, num_bytes)
-                return number, order
+                found = self._found_resized(course, order, num_bytes)
+                return number, order if found else None
             if not order.floats:
                 break
             course.floating.append(number)
@@ -250,21 +267,111 @@ class Course:
             # Another view of it may have given it its name.
             order = orders[number]
             resized = order.name != name and is_same_item(order.name, name)
-            if resized:
-                self.resized(order.num_bytes, num_bytes)
-            if resized or order.num_bytes == num_bytes:
+            if resized or _is_as_large(course, order, num_bytes):
                 course.floating.remove(number)
-                return number, orders[number]
-        number = course.num_items
-        course.orders = None
-        self._stray()
-        return number, None
+                if resized or order.num_bytes != num_bytes:
+                    found = self._found_resized(course, order, num_bytes)
+                    return number, order if found else None
+                self._found(course, order, num_bytes)
+                return number, order
+        self._stray(course)
+        return course.num_items, None
 
-    def resized(self, planned_bytes: int, num_bytes: int) -> None:
-        """A tensor of another size than the plan's: see [Note: sizes]."""
-        self.num_resized += 1
+    def _found(self, course: LaneCourse, order: Order, num_bytes: int) -> None:
+        course.planned_bytes += order.num_bytes
+        course.own_bytes += num_bytes
+
+    def _found_resized(self, course: LaneCourse, order: Order, num_bytes: int) -> bool:
+        """Count an item of another size; whether the lane goes on under its plan."""
+        is_first = not course.planned_bytes
+        self._found(course, order, num_bytes)
+        ratio = num_bytes / max(1, order.num_bytes)
+        if is_first and self.is_too_large(ratio):
+            self.outgrow(course, ratio)
+            return False
+        self.resized(1, order.num_bytes, num_bytes)
+        return True
+
+    def resized(self, num_tensors: int, planned_bytes: int, num_bytes: int) -> None:
+        """Tensors of another size than the plan's: see [Note: sizes]."""
+        self.num_resized += num_tensors
         self.planned_bytes += planned_bytes
         self.resized_bytes += num_bytes
+
+    def is_too_large(self, ratio: float) -> bool:
+        """Whether the plan leaves no room for lanes of so many times its size."""
+        return ratio > self.most_ratio * (1 + SLACK)
+
+    def outgrow(self, course: LaneCourse, ratio: float) -> None:
+        """A lane that is too large for its plan goes on under the policy."""
+        planned_bytes = sum(order.num_bytes for order in course.orders or ())
+        self.resized(1, planned_bytes, int(ratio * planned_bytes))
+        self.num_outgrown += 1
+        course.orders, course.runs_all = None, self.runs_all
+        self._fall_back(Fallback.PLAN_OUTGROWN)
+
+    def counts(  # noqa: C901 (one question after another)
+        self, lane: Lane, tensor: Tensor, num_bytes: int, least: int
+    ) -> bool:
+        """Whether a tensor that nobody knows yet is an item: what is not smaller than
+        `least` bytes, and in a lane of another size what was not when it was observed.
+        """
+        is_large = num_bytes >= least
+        if self.observer.listens and not is_large:
+            self._note_small(self._name_of(tensor))
+        if self.plan is None or num_bytes >= MOST * least:
+            return is_large
+        course = self.of(lane)
+        if course.orders is None:
+            return is_large
+        name = self._name_of(tensor)
+        if not is_large and name in self._small:
+            return False
+        for order in self._following(course):
+            if order.name == name:
+                return is_large
+            if is_same_item(order.name, name) and (
+                is_large or self._is_scaled_alike(course, order, num_bytes)
+            ):
+                return True
+        orders = (course.orders[number] for number in course.floating)
+        if any(_is_as_large(course, order, num_bytes) for order in orders):
+            return True
+        if not is_large:
+            return False
+        # The plan knows of nothing like it: it was too small then. In a lane that is
+        # not larger another program saves it.
+        if not course.planned_bytes:
+            return not any(is_same_item(small, name) for small in self._small)
+        return course.own_bytes <= course.planned_bytes
+
+    def _note_small(self, name: str) -> None:
+        if len(self._small) >= MAX_NAMES:
+            self._small.clear()
+        self._small.add(name)
+
+    def _is_scaled_alike(
+        self, course: LaneCourse, order: Order, num_bytes: int
+    ) -> bool:
+        """Whether the lane's other items have become smaller by about as much."""
+        if not course.planned_bytes:
+            return num_bytes < order.num_bytes
+        found = num_bytes / max(1, order.num_bytes)
+        powers = (course.ratio, course.ratio**2)  # attention's scores are squares
+        return any(1 / ALIKE <= found / power <= ALIKE for power in powers)
+
+    def _following(self, course: LaneCourse) -> Iterator[Order]:
+        """Orders that the next tensor may have; moves nothing on."""
+        orders = course.orders or ()
+        yield from (orders[number] for number in course.floating)
+        for order in orders[course.num_items :]:
+            if self._is_absent(order, course):
+                if order.serves >= 0:
+                    yield order
+                continue
+            yield order
+            if not order.floats:
+                return
 
     def _pass_absent(self, course: LaneCourse) -> None:
         """Marks of items that come next and are not saved under this plan."""
@@ -277,15 +384,15 @@ class Course:
             course.num_items += 1
             self.mark += 1
 
-    def _stray(self) -> None:
+    def _stray(self, course: LaneCourse) -> None:
         self.num_strayed += 1
-        self._on_stray()
+        course.orders, course.runs_all = None, self.runs_all
+        self._fall_back(Fallback.PLAN_MISMATCH)
 
     def leave(self, course: LaneCourse) -> None:
         """A lane whose table does not fit goes on under the policy."""
         if course.orders is not None:
-            course.orders = None
-            self._stray()
+            self._stray(course)
 
     def count_use(self, course: LaneCourse) -> int | None:
         """A mark: autograd uses an item that is at hand.
@@ -362,6 +469,14 @@ class Course:
             self.is_using = False
             if self.observer.listens:
                 self.observer.seal()
+
+
+def _is_as_large(course: LaneCourse, order: Order, num_bytes: int) -> bool:
+    """Whether an item of so many bytes may be this one under another name: in its size,
+    or in that of the lane."""
+    expected = order.num_bytes * course.ratio
+    near = abs(num_bytes - expected) <= SLACK * expected
+    return order.num_bytes == num_bytes or (near and course.planned_bytes > 0)
 
 
 def name_of(tensor: Tensor) -> str:

@@ -102,6 +102,10 @@ class Rebuilder:
         rebuilt = self._open(tensor, key)
         return None if rebuilt is None else self._handle_of(rebuilt, tensor, view)
 
+    def knows(self, key: Key) -> bool:
+        """Whether these bytes are rebuilt already."""
+        return self._alive.get(key) is not None
+
     def again(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
         """Another handle of a tensor that is rebuilt already, or None."""
         rebuilt = self._alive.get(key)

@@ -19,6 +19,9 @@ class Recipes(Protocol):
     def offer(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
         """A handle that rebuilds the tensor, or None: store it."""
 
+    def knows(self, key: Key) -> bool:
+        """Whether these bytes are rebuilt already."""
+
     def again(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
         """Another handle of a tensor that is rebuilt already, or None."""
 
@@ -50,6 +53,10 @@ class NoRecipes:
     def offer(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
         """Store it."""
         return None
+
+    def knows(self, key: Key) -> bool:
+        """None are."""
+        return False
 
     def again(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
         """There is none."""

@@ -218,6 +218,10 @@ class LaneCourse:
         self.num_uses = 0
         self.chosen = way.chosen
         """Region calls that run again, also if the lane leaves its plan."""
+        self.runs_all = False
+        """Whether all region calls that come do: it has left its plan."""
+        self.planned_bytes = self.own_bytes = 0
+        """Of the items so far: by the plan, and as they are."""
         self.storing = way.storing
         """Of these: region calls some of whose tensors are stored all the same."""
         self.records: dict[int, weakref.ref[Any]] = {}
@@ -226,6 +230,11 @@ class LaneCourse:
         """Batches of items to load, by the number of the use."""
         self.reading = way.reading.copy()
         """Items to read from the SSD ahead of their load, last first."""
+
+    @property
+    def ratio(self) -> float:
+        """Its size over the plan's, by the items so far."""
+        return self.own_bytes / self.planned_bytes if self.planned_bytes else 1.0
 
     def record(self, item: int) -> Any:
         """The record of an item, while it lives."""

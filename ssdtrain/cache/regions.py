@@ -803,7 +803,8 @@ class Regions:
 
     def _is_chosen(self, lane: Lane, number: int) -> bool:
         if self.choice is Choice.PLANNED:
-            return number in self.cache.course.of(lane).chosen
+            course = self.cache.course.of(lane)
+            return course.runs_all or number in course.chosen
         return True
 
     def _refusal(self, region: Region, leaves: Iterable[Any]) -> str | None:

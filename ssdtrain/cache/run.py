@@ -77,6 +77,8 @@ class Run:
         """Rows that were followed; None while the table lasts."""
         self._num_sent = self._sent_bytes = self._resized_bytes = 0
         self._num_stayed = self._stayed_bytes = 0
+        self._num_resized = self._grown_bytes = 0
+        """Tensors of another size than their row's, and by how much items' are more."""
         self.holding = Holding(lane)
         self._reads_ahead = cache.offloader.storage is not None
         """Whether a use may read from a storage what is loaded later."""
@@ -156,10 +158,18 @@ class Run:
         number = len(self._table.rows) - length_hint(self._rows) - 1
         look, base = self._table.looks[number], tensor._base
         plain = type(tensor) is Tensor and (base is None or type(base) is Tensor)
-        if look is None or not plain or not look.fits(tensor):
+        if look is None or not plain or not look.fits(tensor, self._table.most):
             return row.pack(tensor, self)
         num_bytes = tensor.nbytes
-        self._cache.course.resized(row.num_bytes, num_bytes)
+        ratio = num_bytes / max(1, row.num_bytes)
+        if not self._num_resized and number <= self._table.first_item:
+            over = ratio * self._table.first_ratio
+            if self._cache.course.is_too_large(over):
+                return self.outgrow(tensor, over)
+        self._num_resized += 1
+        own_bytes = self._table.sizes[number].own_bytes
+        if own_bytes:
+            self._grown_bytes += round(own_bytes * ratio) - own_bytes
         if type(row) is not KeptRow and type(row) is not KeptItemRow:
             act: Any = RESIZED[type(row)]
             movable = self.may_move(tensor)
@@ -222,7 +232,7 @@ class Run:
             or not hooks.are_alone
             or self._num_packed is not None
             or len(self._table.rows) - length_hint(self._rows) != passage.first
-            or self._cache.course.num_resized
+            or self._num_resized
             or sizes_of(arguments) != passage.sizes
         ):
             return None
@@ -457,6 +467,13 @@ class Run:
             self._cache.course.leave(self._course)
         return self._generally(tensor)
 
+    def outgrow(self, tensor: Tensor, ratio: float) -> Handle:
+        """The lane is so many times the plan's, for which there is no room."""
+        with self._lock:
+            self._stop(behind=1)
+            self._cache.course.outgrow(self._course, ratio)
+        return self._generally(tensor)
+
     def _stop(self, behind: int = 0) -> None:
         if self._num_packed is None:
             self._num_packed = len(self._table.rows) - length_hint(self._rows) - behind
@@ -471,6 +488,7 @@ class Run:
                 with self._lock:
                     self._cache.course.mark += self._table.behind.marks
                     self._live(self._table.behind.num_bytes)
+        self._tell_size(packed)
         counters = self._table.counters(packed)
         stayed_bytes = self._stayed_bytes + self._resized_bytes
         counters[Count.RECORDS] += self._num_sent + self._num_stayed
@@ -478,6 +496,18 @@ class Run:
         counters[Count.KEPT] += stayed_bytes
         counters[Count.OFFLOADED] = self._sent_bytes
         self._cache.ledger.counters.add_all(counters)
+
+    def _tell_size(self, num_packed: int) -> None:
+        """Tell how large the lane was, if its size is not the plan's."""
+        table = self._table
+        planned_bytes, own_bytes = table.sizes_of(num_packed)
+        own_bytes += self._grown_bytes
+        is_plans = abs(own_bytes - planned_bytes) <= ROUNDING * planned_bytes
+        if not is_plans:
+            num = table.num_items if table.is_resized else self._num_resized
+            self._cache.course.resized(max(1, num), planned_bytes, own_bytes)
+        elif self._num_resized and not table.is_resized:
+            self._cache.course.resized(self._num_resized, 0, 0)
 
     # -- backward -----------------------------------------------------------------
 
@@ -558,6 +588,8 @@ class Run:
 
 AT_HAND = (RecordState.BACK, RecordState.KEPT)
 """Bytes that are on the device, and are to stay for now."""
+ROUNDING = 1e-3
+"""Of a lane's bytes: views do not fill what they are views of."""
 SIZED = frozenset(
     {KeptRow, KeptItemRow, MoveRow, HostRow, StayRow, HostAgainRow, AgainRow}
     | {RegionRow, RegionItemRow}

@@ -7,6 +7,21 @@ the producer, dtype and number of dimensions that it expects, and no dimension i
 than four times larger or smaller. Nothing else depends on that: what is done to a
 tensor is checked for the tensor itself at every step, so a program that only looks
 alike gets more traffic or more memory, never other gradients.
+
+What is smaller than `min_bytes` is no item, and that depends on the length: 1 MiB may
+lie between what a tensor has now and what it had in the observed step. So under a plan
+the observed step decides. What was an item there is one at any size, and what was too
+small stays (`Course.counts`).
+
+A table is made of the first lane under a plan, whatever its length, so what its rows
+expect is not what the plan does: a lane's size is told over the plan's (`Table.sizes`),
+and where it was another one, two lanes may differ by four times four (`Table.most`).
+
+Under a memory limit a plan has room for batches up to some size. A lane whose first
+tensor of another size tells that it is larger leaves its plan there: everything that
+can move does, waiting for the link, and where there are regions all run again, as in
+the first steps. So does the rest of a lane that turns out to be another program. The
+planner hears of its size, and the next plan has room for it.
 (tests/ssdtrain/cache/test_sizes.py)
 """
 
@@ -28,17 +43,19 @@ class Look(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
 
-    def fits(self, tensor: Tensor) -> bool:
+    def fits(self, tensor: Tensor, most: int = MOST) -> bool:
         """Whether the tensor is this one at another size."""
         if tensor.dtype is not self.dtype or tensor.is_nested:  # those have no sizes
             return False
-        return is_scaled(self.shape, tensor.shape)
+        return is_scaled(self.shape, tensor.shape, most)
 
 
-def is_scaled(planned: tuple[int, ...], found: tuple[int, ...]) -> bool:
-    """Whether each dimension is within a factor of `MOST`."""
+def is_scaled(
+    planned: tuple[int, ...], found: tuple[int, ...], most: int = MOST
+) -> bool:
+    """Whether each dimension is within a factor of `most`."""
     return len(planned) == len(found) and all(
-        size == other or (0 < size <= MOST * other and other <= MOST * size)
+        size == other or (0 < size <= most * other and other <= most * size)
         for size, other in zip(planned, found, strict=True)
     )
 

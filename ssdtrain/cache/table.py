@@ -19,7 +19,7 @@ more traffic or more memory, never other gradients.
 (tests/ssdtrain/cache/test_table.py)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from torch import Tensor
 from ssdtrain.cache.quiet import Passage
 from ssdtrain.cache.record import Handle
 from ssdtrain.cache.rows import BY_NUMBER, HostRow, Row, bare
-from ssdtrain.cache.sizes import Look
+from ssdtrain.cache.sizes import MOST, Look
 from ssdtrain.cache.spec import NOTHING, Behind
 from ssdtrain.counters import Count
 from ssdtrain.transfer.pinned import PinnedPool
@@ -48,6 +48,14 @@ class Totals(NamedTuple):
     parameter_bytes: int = 0
 
 
+class Sizes(NamedTuple):
+    """What a row that opens an item says of its lane's size: [Note: sizes]."""
+
+    planned_bytes: int = 0
+    own_bytes: int = 0
+    """In the lane that the table was made of."""
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows in the order of `pack`; the last one is `EndRow`."""
@@ -57,6 +65,10 @@ class Table:
     """Of each row."""
     behind: Behind
     """Quiet rows behind the last one that counts."""
+    sizes: tuple["Sizes", ...]
+    """Of each row."""
+    is_resized: bool
+    """Whether the lane that it was made of had another size than the plan's."""
     looks: tuple[Look | None, ...]
     """Of each row; None where another size is not the row's to serve."""
     passages: dict[int, Passage]
@@ -81,6 +93,39 @@ class Table:
         """Of all rows."""
         return sum(total.kept_bytes for total in self.totals)
 
+    @property
+    def most(self) -> int:
+        """By how much a dimension may differ from its row's: [Note: sizes]."""
+        return MOST * MOST if self.is_resized else MOST
+
+    def sizes_of(self, num_packed: int) -> Sizes:
+        """The sum of so many rows."""
+        whole = num_packed == len(self.sizes)
+        return self._sizes if whole else _sum(self.sizes[:num_packed])
+
+    @cached_property
+    def _sizes(self) -> Sizes:
+        return _sum(self.sizes)
+
+    @cached_property
+    def first_item(self) -> int:
+        """Row that opens the first item; -1: none does."""
+        rows = enumerate(self.sizes)
+        return next((n for n, sizes in rows if sizes.own_bytes), -1)
+
+    @cached_property
+    def first_ratio(self) -> float:
+        """Size of that item in the lane that the table was made of, over the plan's."""
+        if self.first_item < 0:
+            return 1.0
+        planned_bytes, own_bytes = self.sizes[self.first_item]
+        return own_bytes / planned_bytes
+
+    @cached_property
+    def num_items(self) -> int:
+        """Rows that open an item."""
+        return sum(sizes.planned_bytes > 0 for sizes in self.sizes)
+
     def counters(self, num_packed: int) -> dict[Count, int]:
         """What the counters are told of kept rows and parameters, once a lane."""
         whole = num_packed == len(self.totals)
@@ -101,3 +146,8 @@ class Table:
             Count.KEPT: kept,
             Count.PARAMETERS: parameters,
         }
+
+
+def _sum(sizes: Sequence[Sizes]) -> Sizes:
+    planned = sum(each.planned_bytes for each in sizes)
+    return Sizes(planned, sum(each.own_bytes for each in sizes))

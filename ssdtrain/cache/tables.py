@@ -17,6 +17,8 @@ class Tables:
     def __init__(self) -> None:
         self._plan: Plan | None = None
         self.tables: dict[str, Table] = {}
+        self.num_made = 0
+        """Tables so far, of all plans."""
 
     def hooks_of(
         self, cache: Any, lane: Lane, plan: Plan | None, general: Hooks
@@ -64,3 +66,4 @@ class Tables:
         table = binding.table()
         if table is not None and lane.kind not in self.tables:
             self.tables[lane.kind] = table
+            self.num_made += 1

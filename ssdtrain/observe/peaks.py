@@ -43,7 +43,7 @@ class PeakWatch:
 
         Args:
             goal: with a memory limit.
-            is_alike: whether the step before had the sizes that the plan is for.
+            is_alike: whether the step before had sizes that the plan has room for.
 
         Returns:
             By how many bytes the step before went beyond the limit; 0 if it did not, or

@@ -14,6 +14,7 @@ inputs needs, and no host memory for all activations.
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum, auto
@@ -92,11 +93,12 @@ PLAIN_SHARE = 0.9
 
 FIRST_SAMPLE = 3
 """Step under a new plan whose hooks are timed first: its tables are made."""
-RATIO_STEP = 1.25
-"""Larger batches are planned for in such steps: six lead to four times the size."""
 MOST_HELD = 2
 """Steps of regions that are held. A graph has one shape; steps whose shapes change are
 not captured."""
+HEADROOM = 1.06
+"""A plan for larger batches leaves room for some that are larger still: the longest
+batch so far is seldom the longest of all, and each one more is another search."""
 MOST_TIGHTENED = 4
 """Plans that leave more room under a limit than the one before."""
 DIRECT = "a drive reads and writes device memory"
@@ -820,6 +822,7 @@ class Planner:
             logger.warning("ssdtrain: the plan stays: %s", answer.error)
         elif answer.stays and answer.plan is not None:
             prediction = answer.plan.prediction
+            self._leave_room()
             if self._taken is not None:
                 self._taken = replace(self._taken, prediction=prediction)
             elif self.plan is not None:
@@ -892,6 +895,7 @@ class Planner:
         """Let the cache follow this plan from now on."""
         cache = self._cache
         cache.course.plan = plan
+        self._leave_room()
         cache.regions.choice = Choice.PLANNED
         self.room.trim()  # see [Note: torn blocks]
         # Under a byte budget somebody must see that a batch is larger than others.
@@ -973,7 +977,10 @@ class Planner:
         self._starts.clear()
         self._recording = None
         self._cache.regions.choice = self._first_regions
-        self._cache.policy = OffloadAll(Placement.OFFLOAD_IF_IN_TIME, spares_held=True)
+        # A limit holds for what no plan knows as well: it waits rather than stays.
+        waits = self._goal.is_by_memory and stage is not Stage.RESTING
+        away = Placement.OFFLOAD if waits else Placement.OFFLOAD_IF_IN_TIME
+        self._cache.policy = OffloadAll(away, spares_held=True)
 
     # -- following ----------------------------------------------------------------
 
@@ -1085,20 +1092,33 @@ class Planner:
         if not self._goal.is_by_memory or not course.planned_bytes:
             return
         ratio = course.resized_bytes / course.planned_bytes
+        if course.num_outgrown and self._observed_bytes:
+            # It was told by a first tensor; others may grow with its square.
+            found = self._cache.ledger.saved_bytes / self._observed_bytes
+            ratio = max(ratio, min(found, ratio * ratio))
         if ratio <= self._planned_ratio or not self.peers.is_alone:
             return
-        while self._planned_ratio < ratio:
-            self._planned_ratio *= RATIO_STEP
+        self._planned_ratio = ratio * HEADROOM
         self._stop_search()  # its plan would be for the observed size
         self._trial = None  # and so was the plan before this one
         self._begin_search(QUICK_MARKS)
+
+    def _leave_room(self) -> None:
+        """Under a memory limit, let batches for which the plan in force has no room go
+        another way: [Note: sizes]. Ranks that gather weights together go one way."""
+        own = isinstance(self.peers, Alone) and self._goal.is_by_memory
+        bounded = own and self._stage is Stage.FOLLOWING
+        course = self._cache.course
+        course.most_ratio = self._planned_ratio if bounded else math.inf
+        course.runs_all = bounded and self._first_regions is Choice.ALL
 
     def _keep_within(self) -> None:
         """Under a memory limit, leave more room if a step went beyond it: see
         [Note: measured peaks]."""
         if not self._goal.is_by_memory or not self.peers.is_alone:
             return
-        is_alike = not self._cache.course.num_resized
+        course = self._cache.course
+        is_alike = not (course.num_strayed or course.num_outgrown)
         over_bytes = self._peaks.step(self._goal, is_alike)
         if not over_bytes or self._num_tightened == MOST_TIGHTENED:
             return

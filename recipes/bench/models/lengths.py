@@ -2,10 +2,12 @@
 
 One model is trained on three traces: every step as long as the longest, lengths drawn
 evenly, and whole documents packed in their order until the next one does not fit. On
-each trace, plain steps first, then a session of its own under a byte budget for
-activations, a share of the plain peak of the longest step. Traces are run again until
-the session has settled, and once more for the comparison. What a step should take is
-the plain step of the same length times the trace's own median ratio.
+each trace, plain steps first, twice: kernels are chosen and compiled in the first pass,
+for each new length, and the second one is timed. Then a session of its own under a byte
+budget for activations, a share of the plain peak of the longest step. Traces are run
+again until the session has settled, and once more for the comparison. What a step
+should take is the plain step of the same length times the trace's own median ratio.
+Each trace has its share of the time that is left when it begins.
 
     python -m recipes.bench.models.lengths --documents lengths.json
     python -m recipes.bench.models.lengths --model tiny --device cpu --most 64 \\
@@ -17,6 +19,8 @@ import random
 import statistics
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,12 +38,14 @@ from recipes.bench.models.real_row import (
     packed,
 )
 
-NUM_STEPS = {"constant": 12, "drawn": 30, "packed": 30}
+NUM_STEPS = {"constant": 12, "drawn": 18, "packed": 18}
 """Of each trace."""
 LEAST_SHARE = 4
 """The shortest drawn length is the longest through this."""
 LONG = 1.5
 """Times of what its length predicts that a step may take."""
+LAST_SHARE = 0.35
+"""Of a trace's time that is left for the pass that is compared."""
 
 
 def traces_of(most: int, documents: list[int]) -> dict[str, list[int]]:
@@ -57,8 +63,52 @@ def ms_of(steps: list[Step]) -> list[float]:
     return [step.ms for step in steps]
 
 
+class History:
+    """What a session did while steps ran; asks without waiting for the device."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._orders: Any = None
+        self.num_plans = 0
+        self.plans_at: list[int] = []
+        """Steps behind which another plan was in force."""
+        self.pinned_gb: list[float] = []
+        """Behind every step."""
+
+    def stepped(self) -> None:
+        """A step has been enqueued."""
+        plan, pool = self._session.plan, self._session.cache.offloader.pool
+        if plan is not None and plan.orders is not self._orders:
+            self._orders, self.num_plans = plan.orders, self.num_plans + 1
+            self.plans_at.append(len(self.pinned_gb))
+        self.pinned_gb.append(round(pool.total_bytes / 1e9, 3))
+
+    def figures(self) -> dict[str, Any]:
+        """At the end."""
+        reports = self._session.steps
+        resized = [report.step for report in reports if report.num_resized]
+        counts: Counter[str] = Counter()
+        for report in reports:
+            counts.update(report.fallbacks)
+        by_step = {r.step: r.fallbacks for r in reports if r.fallbacks}
+        unplanned = {
+            name: [step for step, own in by_step.items() if name in own]
+            for name in counts
+            if name.startswith("unplanned")
+        }
+        return {
+            "num_plans": self.num_plans,
+            "plans_at": self.plans_at,
+            "num_tables": self._session.cache.tables.num_made,
+            "num_resized": len(resized),
+            "unplanned_at": unplanned,
+            "all_fallbacks": dict(counts),
+            "pinned_gb": self.pinned_gb,
+        }
+
+
 def passes(
-    trainer: Trainer, trace: list[int], session: Any, limit_s: float
+    trainer: Trainer, trace: list[int], session: Any, limit_s: float, history: History
 ) -> list[list[Step]]:
     """Run the trace until the session has settled, and once more."""
     until = time.perf_counter() + limit_s
@@ -66,7 +116,11 @@ def passes(
     for number in itertools.count():
         is_over = time.perf_counter() >= until
         is_last = number > 0 and (session.is_settled or is_over)
-        found.append([trainer.step(num) for num in trace])
+        steps = []
+        for num in trace:
+            steps.append(trainer.step(num))
+            history.stepped()
+        found.append(steps)
         if is_last:
             return found
     return found
@@ -114,20 +168,34 @@ class Bench:
         self._is_tiny = row.model.startswith("tiny")
         self._model = build(row, device, most)
         self.trainer = Trainer(row, self._model, device)
-        for num in (most, most, most // 2):
-            self.trainer.step(num)
-        self.plain_ms: dict[str, list[float]] = {}
-        self.plain_bytes = 0
-        for name, trace in traces.items():
-            steps = [self.trainer.step(num) for num in trace]
-            self.plain_ms[name] = ms_of(steps)
-            found = max(step.peak_bytes for step in steps)
-            self.plain_bytes = max(self.plain_bytes, found)
+        # The first step makes gradients and the optimizer's state.
+        steps = [self.trainer.step(num) for num in (most, most, most)]
+        self.plain_bytes = max(step.peak_bytes for step in steps[1:])
 
-    def trace(self, name: str, share: float, limit_s: float) -> dict[str, Any]:
-        """One trace under a session of its own."""
+    def _plain_ms(self, trace: list[int]) -> list[list[float]]:
+        """Of two passes."""
+        return [ms_of([self.trainer.step(num) for num in trace]) for _ in range(2)]
+
+    def trace(
+        self,
+        name: str,
+        share: float,
+        trace_s: float,
+        note: Callable[[dict[str, Any]], None],
+    ) -> dict[str, Any]:
+        """One trace under a session of its own.
+
+        Args:
+            trace_s: time for all of it.
+            note: is told what is known before the session begins.
+        """
         import ssdtrain
 
+        until = time.perf_counter() + trace_s
+        trace = self.traces[name]
+        first_ms, plain_ms = self._plain_ms(trace)
+        plain = {"plain_first_ms": [round(each, 2) for each in first_ms]}
+        note({"tokens": trace, "plain_ms": plain_ms, **plain})
         # A CPU's tensors are counted nowhere; this is as good as any.
         budget_bytes = int(share * self.plain_bytes) or 10**9
         more = {"min_bytes": 1} if self._is_tiny else {}
@@ -136,11 +204,15 @@ class Bench:
             memory_budget_bytes=budget_bytes,
             **more,  # type: ignore[arg-type]
         ) as session:
-            done = passes(self.trainer, self.traces[name], session, limit_s)
-            found = compared(self.traces[name], self.plain_ms[name], done, budget_bytes)
+            history = History(session)
+            limit_s = (1 - LAST_SHARE) * (until - time.perf_counter())
+            done = passes(self.trainer, trace, session, limit_s, history)
+            found = compared(trace, plain_ms, done, budget_bytes)
             report = session.last_step
             return {
+                **plain,
                 **found,
+                **history.figures(),
                 "settled": session.is_settled,
                 "planned": session.plan is not None,
                 "fallbacks": {} if report is None else report.fallbacks,
@@ -153,7 +225,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", default="qwen3-4b:12")
     parser.add_argument("--most", type=int, default=8192, help="tokens of a step")
     parser.add_argument("--share", type=float, default=0.5, help="of the plain peak")
-    parser.add_argument("--limit-s", type=float, default=9.0, help="to settle")
+    parser.add_argument("--limit-s", type=float, default=25.0, help="of a trace")
     parser.add_argument("--documents", type=Path, required=True)
     parser.add_argument("--traces", nargs="+", choices=sorted(NUM_STEPS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -166,9 +238,12 @@ def main(argv: list[str] | None = None) -> int:
     if options.traces:
         traces = {name: traces[name] for name in options.traces}
     bench = Bench(options.model, traces, torch.device(options.device))
-    for name in traces:
-        work = partial(bench.trace, name, options.share, options.limit_s)
-        cells.run(name, work, limit_s=cells.left_s())
+    for at, name in enumerate(traces):
+        own_s = max(0.0, cells.left_s()) / (len(traces) - at)
+        trace_s = min(options.limit_s, own_s)
+        note = partial(cells.note, name)
+        work = partial(bench.trace, name, options.share, trace_s, note)
+        cells.run(name, work, limit_s=max(1.0, 1.3 * own_s))
     return 0
 
 
