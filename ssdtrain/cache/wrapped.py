@@ -119,7 +119,7 @@ class WrappedHandle(Handle):
         inner = self.source.inner  # type: ignore[union-attr]
         local = self._back(inner) if type(inner) is Handle else inner.get()
         shell = self._shell
-        return local if shell is None else shell.around(local)  # type: ignore[no-any-return]
+        return local if shell is None else shell.around(local)
 
     def around(self, back: Callable[[Any], Tensor]) -> Tensor:
         """The wrapper around what `back` brings of its part."""

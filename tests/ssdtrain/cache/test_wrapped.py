@@ -33,7 +33,8 @@ def mesh() -> Iterator[Any]:
     """One rank."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
 
@@ -83,7 +84,7 @@ def test_a_kept_wrapper_that_was_changed_is_found(saved: Any, through: str) -> N
     run: Any = NoRun()
     row = WrappedRow(KeptRow(saved._local_tensor.nbytes))
     for _ in range(2):  # the first one, and one that the row knows
-        handle = row.pack(saved, run)
+        handle: Any = row.pack(saved, run)
         written = saved if through == "the wrapper" else saved._local_tensor
         with torch.no_grad():
             written.add_(1)
