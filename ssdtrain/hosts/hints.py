@@ -143,6 +143,13 @@ class Hints:
         and everything again behind them."""
         self._cache.is_compiled = True
 
+    def root_is_called(self) -> None:
+        """Hooks in front of a root's forward are about to run: what they gather is the
+        step's own."""
+        cache = self._cache
+        if not cache.owner.is_elsewhere and torch.is_grad_enabled() and cache.is_idle:
+            cache.ledger.root_is_called()
+
     @contextmanager
     def forward(
         self, *, micro_batch: int | None = None, chunk: str | None = None

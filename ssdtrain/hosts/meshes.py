@@ -1,5 +1,6 @@
 """FSDP2, tensor-parallel meshes and data parallel models: which ranks wait for whom."""
 
+import sys
 from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
@@ -37,6 +38,12 @@ def ranks_of(modules: Iterable[nn.Module]) -> set[int]:
                 group: Any = part.process_group
                 ranks.update(distributed.get_process_group_ranks(group))
     return ranks
+
+
+def gathers_in_hooks(root: nn.Module) -> bool:
+    """Whether FSDP2 gathers its own weights before its forward is called."""
+    kind = getattr(sys.modules.get(FSDP), "FSDPModule", None)
+    return kind is not None and isinstance(root, kind)
 
 
 def _is_fsdp1(module: nn.Module) -> bool:

@@ -31,6 +31,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from ssdtrain.cache.traced import Untraced, tracer
 from ssdtrain.errors import AttachError
 from ssdtrain.hosts.hints import Hints
+from ssdtrain.hosts.meshes import gathers_in_hooks
 from ssdtrain.hosts.patch import Patches
 from ssdtrain.hosts.recognition import AUTOMATIC, Own, lightning_of
 
@@ -62,6 +63,8 @@ def attach(root: nn.Module, hints: Hints, patches: Patches, chunk: str) -> None:
             "module has none in Python; put it into an nn.Module that calls it."
         )
     patches.mark(root)
+    if gathers_in_hooks(root):
+        _watch_call(root, hints, patches)
     for name in entries_of(root):
         _wrap(root, name, hints, patches, chunk)
 
@@ -72,6 +75,18 @@ def entries_of(root: nn.Module) -> tuple[str, ...]:
     if lightning_of(root) is not None and getattr(root, AUTOMATIC, False):
         return ("training_step", "forward")
     return ("forward",)
+
+
+def _watch_call(root: nn.Module, hints: Hints, patches: Patches) -> None:
+    """Tell of every call of the root before its hooks run. It is a hook that opens
+    nothing, so an interrupt leaves nothing behind."""
+
+    @torch.compiler.disable
+    def called(module: nn.Module, args: Any) -> None:
+        if module is root:  # see [Note: Whose forward]
+            hints.root_is_called()
+
+    patches.also(root.register_forward_pre_hook(called, prepend=True).remove)
 
 
 def _wrap(

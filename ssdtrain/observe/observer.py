@@ -149,7 +149,7 @@ class Recording(Observer):
         self._given: list[_Given] = []
         """See [Note: to the operator's end]."""
         self._frames = Frames(device.torch_device)
-        memory = device.memory()
+        memory = ledger.start_level()
         self._base_bytes = self._rest_bytes = 0
         self._most_bytes = self._most_torn_bytes = self._most_reserved_bytes = 0
         if memory is not None:

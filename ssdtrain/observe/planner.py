@@ -336,7 +336,7 @@ class Planner:
         if self._recording is None:
             return
         profile, self._recording = self._observed(is_cold=True), None
-        memory = self._cache.device.memory()
+        memory = self._cache.ledger.start_level()
         if profile is None or memory is None:
             return
         # The optimizer makes its state at the end of the first step.
@@ -430,7 +430,7 @@ class Planner:
     def _may_run_plain(self) -> bool:
         """Return whether a step that keeps everything fits device and memory limit."""
         capacity_bytes = self._cache.device.capacity_bytes()
-        memory, profile = self._cache.device.memory(), self._seen
+        memory, profile = self._cache.ledger.start_level(), self._seen
         if capacity_bytes is None or memory is None or profile is None:
             return False
         if self._keep_bytes is None:
