@@ -66,7 +66,6 @@ from ssdtrain.counters import Count, Counters, Fallback
 from ssdtrain.errors import SessionClosedError
 from ssdtrain.forks import Owner
 from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.plan import Order
 from ssdtrain.plan.policies import Candidate, Policy
 from ssdtrain.remat.modes import may_meddle, unseen, without_modes
 from ssdtrain.transfer.direct import DirectOffloader
@@ -449,16 +448,16 @@ class TensorCache:
             return record
         self._records.add(key, record)
         record.open(raw_bytes(tensor, key))
-        planned = entry.order is not None and entry.order.placement in PLANNED
+        order = entry.order
         if self.captures.is_forward:
             leaves = self._capture(record, bytes_before, entry)
-        elif planned:
-            leaves = self.moves.send(record, entry)
+        elif order is not None and order.placement in PLANNED:
+            leaves = self.moves.send(record, order, entry.due)
         else:
             leaves = self._ask_policy(record, bytes_before, entry.held)
         if entry.held and not leaves:
             record.hold()
-        self._book(record, leaves=leaves)
+        self.book(record, leaves=leaves)
         return record
 
     def _new_record(self, key: Key, name: str, item: int) -> Record:
@@ -468,7 +467,8 @@ class TensorCache:
         self.course.of(lane).records[item] = weakref.ref(record)
         return record
 
-    def _book(self, record: Record, *, leaves: bool) -> None:
+    def book(self, record: Record, *, leaves: bool) -> None:
+        """Count a new record, and what becomes of it."""
         num_bytes = record.num_bytes
         fate = Count.OFFLOADED if leaves else Count.KEPT
         self._counters.add_all(
@@ -495,20 +495,12 @@ class TensorCache:
             and torch._C._current_graph_task_id() == -1
         )
 
-    def move(self, tensor: Tensor, key: Key, order: Order, item: int) -> Record:
-        """Open a record whose placement is known, and start to move it if it moves."""
-        record = self._new_record(key, order.name, item)
+    def open_planned(self, tensor: Tensor, key: Key, name: str, item: int) -> Record:
+        """Open the record of a table's item; to be booked with what becomes of it."""
+        record = self._new_record(key, name, item)
         self._records.add(key, record)
         record.open(raw_bytes(tensor, key))
-        leaves = False
-        if order.release_after > 0:
-            due = self.course.mark + order.release_after
-            entry = Entry(item, order, due, order.name, False)
-            leaves = self.moves.send(record, entry)
-        self._book(record, leaves=leaves)
         return record
-
-    # -- what rows of a table ask for -----------------------------------------------
 
     @property
     def moves_to_host(self) -> bool:

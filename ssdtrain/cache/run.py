@@ -274,7 +274,12 @@ class Run:
             if other and tensor.nbytes == row.num_bytes:
                 return self.leave_table(tensor)
             self._advance(row, row.marks)
-            record = self._cache.move(tensor, key, row.order, row.item)
+            order = row.order
+            record = self._cache.open_planned(tensor, key, order.name, row.item)
+            after = order.release_after
+            due = self._cache.course.mark + after if after > 0 else None
+            leaves = self._cache.moves.send(record, order, due)
+            self._cache.book(record, leaves=leaves)
             handle = handle_of(record, view, self._cache.probe_of(tensor))
             handle.number = row.number
             self._cache.recipes.note(tensor, handle, by_norm=row.by_norm)
