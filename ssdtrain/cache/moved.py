@@ -21,7 +21,8 @@ from ssdtrain.transfer.places import Arrival, Copies, Trip
 
 
 class Moved:
-    """The bytes of one saved tensor at one version, on their way out and back."""
+    """The bytes of one saved tensor at one version, on their way out and back. It is
+    neither conjugated nor negated: its elements are what its bytes say."""
 
     __slots__ = (
         "__weakref__",
@@ -64,6 +65,17 @@ class Moved:
         holding.parcel = trip
         holding.live_bytes = num_bytes
         ledger.live(num_bytes)
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the same dtype, shape and strides: the bytes, or their place."""
+        data = self.data
+        return self.trip.place.memory if data is None else data  # type: ignore[no-any-return]
+
+    def is_read_by(self, view: Tensor) -> bool:
+        """Whether a view of the same bytes takes them for the same numbers."""
+        like = self.like
+        return like.dtype is view.dtype and not (view.is_conj() or view.is_neg())
 
     def stay(self) -> Trip:
         """LEAVING > KEPT: backward was faster, or the copy failed.
@@ -170,12 +182,9 @@ class MovedHandle(Handle):
         return self._inside(self.run.bring(self.moved))
 
     @property
-    def layout(self) -> Layout | None:
-        """Of the tensor; None: its elements are not what its bytes say."""
-        data, trip = self.moved.data, self.moved.trip
-        like: Tensor = trip.place.memory if data is None else data
-        if like.is_conj() or like.is_neg():
-            return None
+    def layout(self) -> Layout:
+        """Of the tensor."""
+        like = self.moved.like
         if self.shape is None:
             return Layout.of(like)
         return Layout(like.dtype, tuple(self.shape), self.stride)

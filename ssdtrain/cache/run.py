@@ -302,6 +302,8 @@ class Run:
         cache = self._cache
         with self._lock:
             free = row.free
+            if not free and not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+                return self.leave_table(tensor)  # a view that repeats its bytes
             place = free.pop() if free else place_for(cache.offloader.pool, tensor)
             if place is None:
                 return self.pack_generally(tensor, row)
@@ -340,6 +342,8 @@ class Run:
         base = tensor._base
         if tensor.nbytes != (tensor if base is None else base).nbytes:
             return self.leave_table(tensor)
+        if tensor.is_conj() or tensor.is_neg():
+            return self.leave_table(tensor)
         cache, lane = self._cache, self._lane
         with self._lock:
             self._advance(row, row.marks)
@@ -366,7 +370,7 @@ class Run:
             start, end = extent_bytes(tensor)
             inside = moved.start_byte <= start and end <= moved.end_byte
             same = moved.stamp is stamp_of(tensor) and tensor._version == moved.version
-            if not (inside and same):
+            if not (inside and same and moved.is_read_by(tensor)):
                 return self.leave_table(tensor)
             moved.num_handles += 1
             handle = MovedHandle(moved, tensor, self, row)
