@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ssdtrain.cache.identity import check_late_writer, check_version
-from ssdtrain.cache.record import Handle, Holding, Lane, RecordState
+from ssdtrain.cache.record import STAYED, Handle, Holding, Lane, RecordState
 from ssdtrain.remat.expression import Layout
 from ssdtrain.transfer.places import Arrival, Copies, Trip
 
@@ -76,6 +76,11 @@ class Moved:
         """Whether a view of the same bytes takes them for the same numbers."""
         like = self.like
         return like.dtype is view.dtype and not (view.is_conj() or view.is_neg())
+
+    def check_writer(self) -> None:
+        """Refuse bytes of before their operator filled them."""
+        if self.written_late and self.state not in STAYED:
+            check_late_writer(self)
 
     def stay(self) -> Trip:
         """LEAVING > KEPT: backward was faster, or the copy failed.
@@ -171,14 +176,15 @@ class MovedHandle(Handle):
 
     def get(self) -> Tensor:
         """The tensor; `InPlaceError` if it was changed after it was saved."""
-        if self.counter._version != self.version or self.moved.written_late:
-            self._check()
+        if self.counter._version != self.version:
+            check_version(self.counter, self.version, self.moved.name)
         data: Tensor = self.run.fetch(self.moved, self.row)
         return data if self.shape is None else self._inside(data)
 
     def look(self) -> Tensor:
         """As `get`, past the plan: the use that it counts is still to come."""
-        self._check()
+        check_version(self.counter, self.version, self.moved.name)
+        self.moved.check_writer()
         return self._inside(self.run.bring(self.moved))
 
     @property
@@ -198,14 +204,6 @@ class MovedHandle(Handle):
         elif self.moved.state is RecordState.RETURNING:
             self.run.bring(self.moved)
         return self._inside(data)
-
-    def _check(self) -> None:
-        moved = self.moved
-        if self.counter._version != self.version:
-            check_version(self.counter, self.version, moved.name)
-        kept = (RecordState.KEPT, RecordState.LEAVING)
-        if moved.written_late and moved.state not in kept:
-            check_late_writer(moved)
 
     def _inside(self, data: Tensor) -> Tensor:
         if self.shape is None:

@@ -386,7 +386,9 @@ class Run:
         with self._lock:
             if row.used_behind is not NOTHING and not cache.course.is_using:
                 self._use_quiet(row)
-            at = self._count_use()
+            at = self._count_use()  # may release it
+            if moved.written_late:
+                moved.check_writer()
             data = moved.data
             if data is None or moved.state not in AT_HAND:
                 data = self.bring(moved)

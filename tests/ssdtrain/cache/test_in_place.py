@@ -1,6 +1,7 @@
 """[Note: in-place changes]: what plain autograd refuses, we refuse."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,10 @@ from torch import Tensor, nn
 
 import ssdtrain
 from ssdtrain.errors import InPlaceError
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Plan
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.cache.steps import train
 
 Run = Callable[..., Any]
 
@@ -95,3 +99,55 @@ def test_rrelu_fills_its_noise_after_autograd_has_saved_it(
     found, _ = gradients(function, [x], settings)
     assert all(gradient is not None for gradient in found)
     assert same_bits(found, expected)
+
+
+def released_late(session: ssdtrain.Session, load_at: int) -> Plan:
+    """Everything leaves at the second mark behind it: the last at its own use."""
+    plan = session.plan
+    assert plan is not None
+    moved = {"placement": Placement.OFFLOAD, "release_after": 2, "load_at": load_at}
+    return Plan(
+        orders={
+            kind: tuple(replace(order, **moved) for order in own)  # type: ignore[arg-type]
+            for kind, own in plan.orders.items()
+        },
+        policy="released late",
+    )
+
+
+@pytest.mark.parametrize("load_at", [0, 1, 2])
+def test_noise_that_leaves_at_its_own_use_is_refused(load_at: int) -> None:
+    """By the general path, and by a table."""
+
+    def step(net: nn.Module, number: int) -> Tensor:
+        torch.manual_seed(number)
+        noisy = nn.functional.rrelu(net(torch.randn(512, 64)), training=True)
+        return noisy.mean()
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = model()
+
+        def forward(self, number: int) -> Tensor:
+            return step(self.net, number)
+
+    def call(net: nn.Module, number: int) -> Tensor:
+        loss: Tensor = net(number)
+        return loss
+
+    expected = list(train(Whole(), call, 8))
+    settings: dict[str, Any] = {"target": "host", "min_bytes": 1, "recompute": "off"}
+    with ssdtrain.offload(net := Whole(), **settings) as session:
+        done = 0
+        with pytest.raises(InPlaceError, match="rrelu"):
+            for number, found in enumerate(train(net, call, 8)):
+                assert same_bits(found, expected[number]), number
+                done += 1
+                if session.plan is not None and session.plan.policy != "released late":
+                    session.follow(released_late(session, load_at))
+        assert done >= 3
