@@ -26,6 +26,7 @@ from ssdtrain.cache.identity import (
     Probe,
     Stamp,
     View,
+    check_late_writer,
     identify,
     is_dual,
     is_plain,
@@ -41,6 +42,7 @@ from ssdtrain.cache.planned import PLANNED, PlannedMoves
 from ssdtrain.cache.quiet import ForwardHooks
 from ssdtrain.cache.recipes import NoRecipes, Recipes
 from ssdtrain.cache.record import (
+    STAYED,
     Handle,
     Kept,
     Known,
@@ -624,7 +626,13 @@ class TensorCache:
             self.lanes.start_backward(lane)
 
     def fetch(self, record: Record) -> Tensor:
-        """The record's bytes on the device, in the caller's compute order."""
+        """The record's bytes on the device, in the caller's compute order.
+
+        Raises:
+            InPlaceError: they are those of before its operator filled it.
+        """
+        if record.state not in STAYED:
+            check_late_writer(record)
         if record.state is RecordState.DROPPED:
             record.region.run_again()
         elif record.state is RecordState.LEAVING:

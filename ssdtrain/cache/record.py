@@ -27,7 +27,6 @@ from ssdtrain.cache.identity import (
     Key,
     Probe,
     View,
-    check_late_writer,
     check_version,
     is_plain,
 )
@@ -71,6 +70,10 @@ class RecordState(Enum):
     """On the device again. > AWAY or DROPPED when every handle has had its use."""
     DROPPED = auto()
     """Nowhere: the forward of its region makes it again. > BACK."""
+
+
+STAYED = (RecordState.KEPT, RecordState.LEAVING)
+"""The bytes are on the device, where they have always been."""
 
 
 class Holding:
@@ -675,8 +678,6 @@ class RecordView(NamedTuple):
             InPlaceError: it was changed after it was saved.
         """
         self.probe.check(self.record)
-        if self.record.state not in (RecordState.KEPT, RecordState.LEAVING):
-            check_late_writer(self.record)
 
 
 class RebuiltView(NamedTuple):

@@ -307,6 +307,8 @@ class Run:
         cache = self._cache
         with self._lock:
             free = row.free
+            if not free and not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+                return self.leave_table(tensor)  # a view that repeats its bytes
             place = free.pop() if free else place_for(cache.offloader.pool, tensor)
             if place is None:
                 return self.pack_generally(tensor, row)
@@ -345,6 +347,8 @@ class Run:
         base = tensor._base
         if tensor.nbytes != (tensor if base is None else base).nbytes:
             return self.leave_table(tensor)
+        if tensor.is_conj() or tensor.is_neg():
+            return self.leave_table(tensor)
         cache, lane = self._cache, self._lane
         with self._lock:
             self._advance(row, row.marks)
@@ -371,7 +375,7 @@ class Run:
             start, end = extent_bytes(tensor)
             inside = moved.start_byte <= start and end <= moved.end_byte
             same = moved.stamp is stamp_of(tensor) and tensor._version == moved.version
-            if not (inside and same):
+            if not (inside and same and moved.is_read_by(tensor)):
                 return self.leave_table(tensor)
             moved.num_handles += 1
             handle = MovedHandle(moved, tensor, self, row)
@@ -387,7 +391,9 @@ class Run:
         with self._lock:
             if row.used_behind is not NOTHING and not cache.course.is_using:
                 self._use_quiet(row)
-            at = self._count_use()
+            at = self._count_use()  # may release it
+            if moved.written_late:
+                moved.check_writer()
             data = moved.data
             if data is None or moved.state not in AT_HAND:
                 data = self.bring(moved)
