@@ -4,6 +4,13 @@ All handles of a base tensor share one `Rebuilt`: the first use in backward runs
 recipe, and the copy is dropped when each handle has had its use. An input of a recipe
 holds one more handle of its record, and running the recipe uses that handle; so the
 input's place in the order of the lane, and in the prefetch, is where it is needed.
+
+[Note: searched once]
+A plan changes what is rebuilt, and not by what. So the first step under a plan asks
+what the steps before it have found, by kind of lane and number of the item, as a row of
+a table does ([Note: compiled recipes] in remat/compiled.py), and searches only where an
+answer is another one. Observed steps search: the next plan's choice is made of them.
+(tests/ssdtrain/cache/test_rebuilt_rows.py)
 """
 
 import logging
@@ -26,6 +33,7 @@ from ssdtrain.cache.record import (
     Handle,
     Kept,
     Known,
+    Lane,
     ParameterView,
     Rebuilt,
     RebuiltView,
@@ -89,6 +97,8 @@ class Rebuilder:
         self._weights = weights
         self.keeper = CacheKeeper(cache, weights)
         self._failed: set[str] = set()
+        self._found: dict[tuple[str, int], Compiled] = {}
+        """What earlier searches found, by kind of lane and number of the item."""
         self._stop_listening = ENTRIES.listen()
 
     def forward_begins(self) -> None:
@@ -124,6 +134,9 @@ class Rebuilder:
             return None
         if base.is_conj() or base.is_neg():
             return None
+        asked = self._asked_again(base, lane)
+        if asked is not None:
+            return self._open_again(*asked, base, key)
         self.keeper.met_unsaved = False
         found = self._find(base)
         if found is None:
@@ -133,13 +146,52 @@ class Rebuilder:
         expression = self._chosen(found.expression, base)
         if expression is None:
             return None
-        lane.num_recipes += 1
-        if not self._budget.allows((lane.name, lane.num_recipes)):
-            self._cache.offloader.fall_back(Fallback.RECIPE_NOT_WORTH)
+        if not self._may_spend(lane):
             return None
         rebuilt = self._add(expression, expression.held, base, Layout.of(base), key)
-        if lane.binding is not None and found.trail is not None:
+        if self._is_remembered(lane) and found.trail is not None:
             rebuilt.compiled = Compiled.of(expression, found.trail, base)
+            if rebuilt.compiled is not None:
+                self._found[lane.kind, self._cache.course.serving] = rebuilt.compiled
+        return rebuilt
+
+    def _is_remembered(self, lane: Lane) -> bool:
+        """Whether what is found is asked for again: by rows, or by the next plan."""
+        return lane.binding is not None or self._cache.course.observer.listens
+
+    def _may_spend(self, lane: Lane) -> bool:
+        """Count a recipe of the lane, and ask the budget."""
+        lane.num_recipes += 1
+        if self._budget.allows((lane.name, lane.num_recipes)):
+            return True
+        self._cache.offloader.fall_back(Fallback.RECIPE_NOT_WORTH)
+        return False
+
+    def _asked_again(
+        self, base: Tensor, lane: Lane
+    ) -> tuple[Compiled, Asking] | None:
+        """The recipe of this place in an earlier step, if it is right of this tensor:
+        [Note: searched once]."""
+        cache = self._cache
+        if lane.binding is None or cache.captures.is_forward:
+            return None
+        if cache.regions.current is not None or cache.course.observer.listens:
+            return None
+        compiled = self._found.get((lane.kind, cache.course.serving))
+        if compiled is None:
+            return None
+        asked = self.finder.again(compiled, base, self.keeper)
+        return None if asked is None else (compiled, asked)
+
+    def _open_again(
+        self, compiled: Compiled, asked: Asking, base: Tensor, key: Key
+    ) -> Rebuilt | None:
+        if not self._may_spend(self._cache.lanes.current):
+            return None
+        operands = compiled.operands(asked)
+        expression, layout = compiled.expression, compiled.layout
+        rebuilt = self._add(expression, operands, base, layout, key)
+        rebuilt.compiled = compiled
         return rebuilt
 
     def ask(self, compiled: Compiled, tensor: Tensor, key: Key) -> Asking | None:
