@@ -181,7 +181,9 @@ class Rebuilder:
         if compiled is None:
             return None
         asked = self.finder.again(compiled, base, self.keeper)
-        return None if asked is None else (compiled, asked)
+        if asked is None or _depth(asked.held) > _depth(compiled.expression.held):
+            return None  # the longest chain is the search's to know
+        return compiled, asked
 
     def _open_again(
         self, compiled: Compiled, asked: Asking, base: Tensor, key: Key
@@ -444,6 +446,10 @@ class Rebuilder:
 
 def _signature(expression: Expression, base: Tensor) -> Hashable:
     return expression.signature, Layout.of(base).shape_class, base.device
+
+
+def _depth(operands: Iterable[Held]) -> int:
+    return max((held.depth for held in operands), default=0)
 
 
 def _count_handle(handle: Handle) -> None:

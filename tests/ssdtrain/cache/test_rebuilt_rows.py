@@ -97,9 +97,15 @@ def changing(how: str, at: int = 8) -> Step:
 
 
 def compare(
-    step: Step, num_steps: int = 11, others: Placement = Placement.KEEP
+    step: Step,
+    num_steps: int = 11,
+    others: Placement = Placement.KEEP,
+    another_at: int = -1,
 ) -> tuple[ssdtrain.Session, list[int]]:
-    """Every step is bitwise that without ssdtrain; how often each searched."""
+    """Every step is bitwise that without ssdtrain; how often each searched.
+
+    another_at: the first step under another plan of the same kind.
+    """
     expected = list(train(Net(), step, num_steps))
     net, searches = Net(), []
     with ssdtrain.offload(net, **SETTINGS) as session:
@@ -119,6 +125,8 @@ def compare(
                 assert same_bits(ours, theirs), f"step {number}"
             if session.plan is not None and session.plan.policy != "rebuilding":
                 session.follow(rebuilding(session, others))
+            if number == another_at - 1:
+                session.follow(replace(rebuilding(session, others)))
         assert session.cache.is_idle
         assert session.live_bytes == 0
         tables = session.cache.tables.tables.values()
@@ -172,6 +180,22 @@ def test_marks_and_bytes_are_the_general_paths(
 @pytest.mark.parametrize("how", ["epsilon", "tanh", "silu", "clamp"])
 def test_a_program_that_changes_under_its_rows(how: str) -> None:
     _, searches = compare(changing(how))
+    assert searches[7] == 0 < searches[8]
+
+
+@pytest.mark.parametrize("others", [Placement.KEEP, Placement.OFFLOAD])
+def test_a_plan_searches_for_nothing_that_was_found(others: Placement) -> None:
+    """Neither the first one, behind the observed steps, nor another one."""
+    session, searches = compare(changing(""), others=others, another_at=8)
+    assert session.cache.tables.num_made == 2, searches
+    at = next(n for n, num in enumerate(searches) if not num)
+    assert 0 < at < FIRST_TABLE and not any(searches[at:]), searches
+
+
+@pytest.mark.parametrize("how", ["epsilon", "tanh", "clamp"])
+def test_a_program_that_changes_under_a_new_plan(how: str) -> None:
+    """What was found is asked, and where it is wrong somebody searches."""
+    _, searches = compare(changing(how), another_at=8)
     assert searches[7] == 0 < searches[8]
 
 
