@@ -66,7 +66,7 @@ class Binding:
         self._specs: list[Spec] = []
         self._items: set[int] = set()
         self._inputs: set[int] = set()
-        """Rows whose tensors a recipe reads."""
+        """Items that recipes read."""
         self._compiled: set[int] = set()
         """Items whose recipes rows can ask for again."""
         self._dtypes: dict[int, torch.dtype] = {}
@@ -367,9 +367,10 @@ class Binding:
     def _row(self, number: int, orders: Any, general: set[int], *, closes: bool) -> Row:
         spec = self._specs[number]
         if spec.compiled is not None:
-            return RebuiltRow(spec, spec.compiled, number)
+            is_read = spec.item in self._inputs
+            return RebuiltRow(spec, spec.compiled, number, is_read=is_read)
         if spec.is_rebuilt and not spec.is_first and spec.item in self._compiled:
-            return RebuiltAgainRow(spec, number)
+            return RebuiltAgainRow(spec, number, is_read=spec.item in self._inputs)
         if spec.is_remade and (spec.item < 0 or spec.item in self._remade):
             is_last = spec.item < 0 or closes
             return RegionItemRow(spec, spec.extent_bytes if is_last else 0)

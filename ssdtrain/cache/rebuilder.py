@@ -69,16 +69,13 @@ class Cache(Protocol):
     retired: Retired
     regions: Regions
     captures: Captures
+    nothing: Tensor
 
     def pack(self, tensor: Tensor) -> Handle:
         """Take over a tensor."""
 
     def read(self, handle: Handle) -> Tensor:
         """Bring a tensor back for a recipe."""
-
-    def probe_of(self, tensor: Tensor) -> Probe:
-        """A probe of a plain tensor on the device."""
-
 
 class Rebuilder:
     """Recipes of one cache."""
@@ -123,7 +120,8 @@ class Rebuilder:
 
     def _handle_of(self, rebuilt: Rebuilt, tensor: Tensor, view: View) -> Handle:
         rebuilt.num_handles += 1
-        return Handle(RebuiltView(rebuilt, view, self._cache.probe_of(tensor)))
+        probe = Probe.of(tensor, self._cache.nothing)
+        return Handle(RebuiltView(rebuilt, view, probe))
 
     def _open(self, tensor: Tensor, key: Key) -> Rebuilt | None:
         base = tensor if tensor._base is None else tensor._base
@@ -235,7 +233,11 @@ class Rebuilder:
         self._alive.add(key, rebuilt)
         stored_bytes = 0
         for held in operands:
-            _count_handle(held.holder)
+            holder = held.holder
+            if type(holder) is MovedHandle:  # as most are
+                holder.moved.num_handles += 1
+            else:
+                _count_handle(holder)
             stored_bytes += held.stored_bytes
         spared_bytes = rebuilt.num_bytes - stored_bytes
         self._cache.ledger.counters.rebuilt(
@@ -401,7 +403,10 @@ class Rebuilder:
         handed_bytes = ledger.handed_bytes
         try:
             read = self._cache.read
-            tensors = [read(holder) for holder in rebuilt.holders]
+            tensors = [
+                holder.get() if type(holder) is MovedHandle else read(holder)
+                for holder in rebuilt.holders
+            ]
             if observer.listens:
                 observer.runs_again()
             begun = clock.begin()
@@ -453,9 +458,6 @@ def _depth(operands: Iterable[Held]) -> int:
 
 
 def _count_handle(handle: Handle) -> None:
-    if type(handle) is MovedHandle:
-        handle.moved.num_handles += 1
-        return
     source = handle.source
     if isinstance(source, RecordView):
         source.record.num_handles += 1

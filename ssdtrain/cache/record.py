@@ -138,10 +138,11 @@ class Retired:
         """The object that died first is the first one."""
         self._alive: dict[int, _Death] = {}
         """A weak reference calls back only while it is alive itself."""
+        self._append = self.queue.append
 
     def watch(self, owner: object, holding: Holding) -> None:
         """Queue the holding when `owner` dies."""
-        death = _Death(owner, self.queue.append)
+        death = _Death(owner, self._append)
         death.holding = holding
         self._alive[id(death)] = death
 

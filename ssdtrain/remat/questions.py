@@ -123,8 +123,12 @@ class IsKind(NamedTuple):
 
     def holds(self, of: Asking) -> bool:
         """Ask."""
-        same = of.tensor.output_nr == self.output
-        return same and is_kind(of.nodes[0], self.kind, self.name)
+        node = of.nodes[0]
+        return (
+            of.tensor.output_nr == self.output
+            and type(node) is self.kind
+            and (not self.name or str(node.name()) == self.name)
+        )
 
 
 def is_kind(node: Any, kind: type[Any], name: str) -> bool:
