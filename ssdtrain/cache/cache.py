@@ -264,7 +264,7 @@ class TensorCache:
                 self.moves.release_due()
             tensor = self.recipes.use(source)
             if at is not None:
-                own = course.of(lane)
+                own = lane.course or course.of(lane)
                 if at in own.loads or self.offloader.storage is not None:
                     self.moves.load_due(lane, at, self.start_loads)
             return tensor

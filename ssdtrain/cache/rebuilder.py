@@ -223,8 +223,8 @@ class Rebuilder:
     ) -> Rebuilt:
         """A recipe is used instead of bytes."""
         lane = self._cache.lanes.current
-        holders = tuple([held.holder for held in operands])
-        rebuilt = Rebuilt(expression, holders, layout, lane, self._cache.retired)
+        holders, retired = tuple([held.holder for held in operands]), self._cache.retired
+        rebuilt = Rebuilt(expression, holders, layout, base.nbytes, lane, retired)
         rebuilt.region = self._cache.regions.current
         if self._device.type == "cpu" or expression.is_dear:
             rebuilt.numerics = numerics(self._device)

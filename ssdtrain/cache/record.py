@@ -529,6 +529,7 @@ class Rebuilt:
         expression: Expression,
         holders: tuple[Any, ...],
         layout: Layout,
+        num_bytes: int,
         lane: Lane,
         retired: Retired,
     ) -> None:
@@ -546,7 +547,7 @@ class Rebuilt:
         self.layout = layout
         self.lane = lane
         self.retired = retired
-        self.num_bytes = layout.num_bytes
+        self.num_bytes = num_bytes
         self.data: Tensor | None = None
         """The rebuilt bytes, from the first use to the last."""
         self.item = -1
