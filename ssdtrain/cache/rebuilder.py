@@ -77,6 +77,7 @@ class Cache(Protocol):
     def read(self, handle: Handle) -> Tensor:
         """Bring a tensor back for a recipe."""
 
+
 class Rebuilder:
     """Recipes of one cache."""
 
@@ -165,9 +166,7 @@ class Rebuilder:
         self._cache.offloader.fall_back(Fallback.RECIPE_NOT_WORTH)
         return False
 
-    def _asked_again(
-        self, base: Tensor, lane: Lane
-    ) -> tuple[Compiled, Asking] | None:
+    def _asked_again(self, base: Tensor, lane: Lane) -> tuple[Compiled, Asking] | None:
         """The recipe of this place in an earlier step, if it is right of this tensor:
         [Note: searched once]."""
         cache = self._cache
@@ -194,19 +193,30 @@ class Rebuilder:
         rebuilt.compiled = compiled
         return rebuilt
 
-    def ask(self, compiled: Compiled, tensor: Tensor, key: Key) -> Asking | None:
-        """Whether a tensor may be made by the recipe that its row knows; None: no."""
+    def ask(self, compiled: Compiled, tensor: Tensor, key: Key | None) -> Asking | None:
+        """Whether a tensor may be made by the recipe that its row knows; None: no.
+
+        key: None: of its own base, if it has the recipe's layout.
+        """
         base = tensor if tensor._base is None else tensor._base
         if base is not tensor and not is_plain(base):  # `tensor` was looked at
             return None
-        if key.start_byte or key.end_byte != base.nbytes:
+        if key is not None and (key.start_byte or key.end_byte != base.nbytes):
             return None
         return self.finder.again(compiled, base, self.keeper)
 
     def take(
-        self, compiled: Compiled, asked: Asking, tensor: Tensor, key: Key, view: View
+        self,
+        compiled: Compiled,
+        asked: Asking,
+        tensor: Tensor,
+        key: Key | None,
+        view: View,
     ) -> Handle:
-        """A handle of a tensor whose recipe was asked for."""
+        """A handle of a tensor whose recipe was asked for.
+
+        key: by which others of its bytes find the recipe; None: there are none.
+        """
         self._cache.lanes.current.num_recipes += 1
         operands = compiled.operands(asked)
         base, layout = asked.tensor, compiled.layout
@@ -219,18 +229,22 @@ class Rebuilder:
         operands: Sequence[Held],
         base: Tensor,
         layout: Layout,
-        key: Key,
+        key: Key | None,
     ) -> Rebuilt:
         """A recipe is used instead of bytes."""
         lane = self._cache.lanes.current
-        holders, retired = tuple([held.holder for held in operands]), self._cache.retired
+        holders, retired = (
+            tuple([held.holder for held in operands]),
+            self._cache.retired,
+        )
         rebuilt = Rebuilt(expression, holders, layout, base.nbytes, lane, retired)
         rebuilt.region = self._cache.regions.current
         if self._device.type == "cpu" or expression.is_dear:
             rebuilt.numerics = numerics(self._device)
         if expression.is_guarded:
             rebuilt.digest = self._guard.evidence(base.detach(), word_bytes(base))
-        self._alive.add(key, rebuilt)
+        if key is not None:
+            self._alive.add(key, rebuilt)
         stored_bytes = 0
         for held in operands:
             holder = held.holder

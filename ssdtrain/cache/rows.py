@@ -57,6 +57,7 @@ class RebuiltRow:
         "by_norm",
         "compiled",
         "is_read",
+        "is_shared",
         "item",
         "marks",
         "num_bytes",
@@ -66,7 +67,13 @@ class RebuiltRow:
     )
 
     def __init__(
-        self, spec: Spec, compiled: Compiled, number: int, *, is_read: bool
+        self,
+        spec: Spec,
+        compiled: Compiled,
+        number: int,
+        *,
+        is_shared: bool,
+        is_read: bool,
     ) -> None:
         self.behind = self.used_behind = NOTHING
         self.num_bytes = spec.num_bytes
@@ -74,6 +81,8 @@ class RebuiltRow:
         self.item = spec.item
         self.marks = spec.marks
         self.compiled = compiled
+        self.is_shared = is_shared
+        """Whether other rows save the same bytes."""
         self.is_read = is_read
         """Whether recipes read it."""
         self.number = number

@@ -417,10 +417,12 @@ class Run:
         """A mark: an item that will be made again."""
         cache, recipes = self._cache, self._cache.recipes
         with self._lock:
+            key: Key | None
             if row.whole is not None and tensor._base is None:
                 # As `identify` finds it, if it is what the recipe makes.
-                view = row.whole
-                key = Key(stamp_of(tensor), tensor._version, 0, row.num_bytes)
+                view, key = row.whole, None
+                if row.is_shared:
+                    key = Key(stamp_of(tensor), tensor._version, 0, row.num_bytes)
             else:
                 key, view = identify(tensor)
             inside = cache.regions.current is not None

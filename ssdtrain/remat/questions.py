@@ -131,11 +131,6 @@ class IsKind(NamedTuple):
         )
 
 
-def is_kind(node: Any, kind: type[Any], name: str) -> bool:
-    """Whether a node is of this class and, where that does not tell, has this name."""
-    return type(node) is kind and (not name or str(node.name()) == name)
-
-
 def name_of_kind(node: Any) -> str:
     """Its name, where its class does not tell what it is."""
     # Nodes without a Python class of their own share this one.
@@ -158,7 +153,11 @@ class Edge(NamedTuple):
             return False
         node, output = edges[self.place]
         of.nodes.append(node)
-        return output == self.output and is_kind(node, self.kind, self.name)
+        return (
+            output == self.output
+            and type(node) is self.kind
+            and (not self.name or str(node.name()) == self.name)
+        )
 
 
 class HasEdge(NamedTuple):
