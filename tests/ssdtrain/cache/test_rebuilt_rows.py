@@ -101,13 +101,14 @@ def compare(
     num_steps: int = 11,
     others: Placement = Placement.KEEP,
     another_at: int = -1,
+    model: type[Net] = Net,
 ) -> tuple[ssdtrain.Session, list[int]]:
     """Every step is bitwise that without ssdtrain; how often each searched.
 
     another_at: the first step under another plan of the same kind.
     """
-    expected = list(train(Net(), step, num_steps))
-    net, searches = Net(), []
+    expected = list(train(model(), step, num_steps))
+    net, searches = model(), []
     with ssdtrain.offload(net, **SETTINGS) as session:
         finder: Finder = session.cache.recipes.finder  # type: ignore[attr-defined]
         find, count = finder.find, [0]
@@ -197,6 +198,19 @@ def test_a_program_that_changes_under_a_new_plan(how: str) -> None:
     """What was found is asked, and where it is wrong somebody searches."""
     _, searches = compare(changing(how), another_at=8)
     assert searches[7] == 0 < searches[8]
+
+
+class Turned(Net):
+    """What a recipe makes is saved as a view of it, in another shape."""
+
+    def forward(self, x: Tensor, how: str = "") -> Tensor:
+        x = super().forward(x, how)
+        return x * F.gelu(x).view(WIDTH, ROWS).square().view(ROWS, WIDTH)
+
+
+def test_a_view_comes_back_as_a_view() -> None:
+    _, searches = compare(changing(""), model=Turned)
+    assert searches[-1] == 0
 
 
 def test_an_input_that_is_changed_raises() -> None:
