@@ -53,17 +53,8 @@ class RebuiltRow:
     """
 
     __slots__ = (
-        "behind",
-        "by_norm",
-        "compiled",
-        "is_read",
-        "is_shared",
-        "item",
-        "marks",
-        "num_bytes",
-        "number",
-        "used_behind",
-        "whole",
+        *("behind", "by_norm", "compiled", "is_read", "is_shared", "item", "marks"),
+        *("num_bytes", "number", "used_behind", "whole"),
     )
 
     def __init__(
@@ -104,13 +95,8 @@ class RebuiltAgainRow:
     """Another handle of an item that is rebuilt."""
 
     __slots__ = (
-        "behind",
-        "by_norm",
-        "is_read",
-        "item",
-        "num_bytes",
-        "number",
-        "used_behind",
+        *("behind", "by_norm", "is_read", "item"),
+        *("num_bytes", "number", "used_behind"),
     )
 
     def __init__(self, spec: Spec, number: int, *, is_read: bool) -> None:
