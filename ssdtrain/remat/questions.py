@@ -123,7 +123,7 @@ class IsKind(NamedTuple):
 
     def holds(self, of: Asking) -> bool:
         """Ask."""
-        node = of.nodes[0]
+        node: Any = of.nodes[0]
         return (
             of.tensor.output_nr == self.output
             and type(node) is self.kind
@@ -151,6 +151,7 @@ class Edge(NamedTuple):
         edges = of.nodes[self.at].next_functions
         if self.place >= len(edges):
             return False
+        node: Any
         node, output = edges[self.place]
         of.nodes.append(node)
         return (
