@@ -111,7 +111,7 @@ class Question(Protocol):
 class IsKind(NamedTuple):
     """The node that made the tensor is of this kind, and this is its output."""
 
-    kind: type
+    kind: type[Any]
     name: str
     """Of nodes that share a class with others; "": the class tells."""
     output: int
@@ -123,7 +123,7 @@ class IsKind(NamedTuple):
 
     def holds(self, of: Asking) -> bool:
         """Ask."""
-        node: Any = of.nodes[0]
+        node = of.nodes[0]
         return (
             of.tensor.output_nr == self.output
             and type(node) is self.kind
@@ -142,7 +142,7 @@ class Edge(NamedTuple):
 
     at: int
     place: int
-    kind: type
+    kind: type[Any]
     name: str
     output: int
 
@@ -151,7 +151,6 @@ class Edge(NamedTuple):
         edges = of.nodes[self.at].next_functions
         if self.place >= len(edges):
             return False
-        node: Any
         node, output = edges[self.place]
         of.nodes.append(node)
         return (
