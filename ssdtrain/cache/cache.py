@@ -257,14 +257,18 @@ class TensorCache:
         rebuilt, course = source.rebuilt, self.course
         if self.ledger.handed_bytes or self.retired.queue or self.window.lingering:
             self.collect()
-        self.enter_backward(rebuilt.lane)
-        at = course.begin_use(rebuilt.lane, rebuilt.item)
+        lane = rebuilt.lane
+        if not lane.in_backward:
+            self.enter_backward(lane)
+        at = course.begin_use(lane, rebuilt.item)
         try:
             if self.window.num_due:
                 self.moves.release_due()
             tensor = self.recipes.use(source)
             if at is not None:
-                self.moves.load_due(rebuilt.lane, at, self.start_loads)
+                own = lane.course or course.of(lane)
+                if at in own.loads or self.offloader.storage is not None:
+                    self.moves.load_due(lane, at, self.start_loads)
             return tensor
         finally:
             course.end_use(at)

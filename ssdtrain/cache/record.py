@@ -141,10 +141,11 @@ class Retired:
         """The object that died first is the first one."""
         self._alive: dict[int, _Death] = {}
         """A weak reference calls back only while it is alive itself."""
+        self._append = self.queue.append
 
     def watch(self, owner: object, holding: Holding) -> None:
         """Queue the holding when `owner` dies."""
-        death = _Death(owner, self.queue.append)
+        death = _Death(owner, self._append)
         death.holding = holding
         self._alive[id(death)] = death
 
@@ -531,6 +532,7 @@ class Rebuilt:
         expression: Expression,
         holders: tuple[Any, ...],
         layout: Layout,
+        num_bytes: int,
         lane: Lane,
         retired: Retired,
     ) -> None:
@@ -548,7 +550,7 @@ class Rebuilt:
         self.layout = layout
         self.lane = lane
         self.retired = retired
-        self.num_bytes = layout.num_bytes
+        self.num_bytes = num_bytes
         self.data: Tensor | None = None
         """The rebuilt bytes, from the first use to the last."""
         self.item = -1

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterHandle
-from ssdtrain.cache.identity import extent_bytes, identify, stamp_of
+from ssdtrain.cache.identity import Key, extent_bytes, identify, stamp_of
 from ssdtrain.cache.moved import Moved, MovedHandle
 from ssdtrain.cache.quiet import ForwardHooks, Quietly, sizes_of
 from ssdtrain.cache.record import (
@@ -423,7 +423,14 @@ class Run:
         """A mark: an item that will be made again."""
         cache, recipes = self._cache, self._cache.recipes
         with self._lock:
-            key, view = identify(tensor)
+            key: Key | None
+            if row.whole is not None and tensor._base is None:
+                # As `identify` finds it, if it is what the recipe makes.
+                view, key = row.whole, None
+                if row.is_shared:
+                    key = Key(stamp_of(tensor), tensor._version, 0, row.num_bytes)
+            else:
+                key, view = identify(tensor)
             inside = cache.regions.current is not None
             asked = None if inside else recipes.ask(row.compiled, tensor, key)
             if asked is None:
@@ -436,7 +443,8 @@ class Run:
                 cache.course.serving = before
             handle.source.rebuilt.item = row.item
             handle.number = row.number
-            recipes.note(tensor, handle, by_norm=row.by_norm)
+            if row.is_read:
+                recipes.note(tensor, handle, by_norm=row.by_norm)
             cache.verifier.seal(handle, tensor)
             if self._course.orders is None:
                 self._stop()
@@ -451,7 +459,8 @@ class Run:
             if handle is None:
                 return self.pack_generally(tensor, row)
             handle.number = row.number
-            recipes.note(tensor, handle, by_norm=row.by_norm)
+            if row.is_read:
+                recipes.note(tensor, handle, by_norm=row.by_norm)
             self._cache.verifier.seal(handle, tensor)
             return handle  # type: ignore[no-any-return]
 
