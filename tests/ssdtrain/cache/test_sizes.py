@@ -1,7 +1,7 @@
 """Batches of another size follow the plan of the observed one."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,13 +12,17 @@ from torch.nn import functional as F
 import ssdtrain
 from ssdtrain.cache.sizes import is_same_item, is_scaled
 from ssdtrain.counters import Fallback
+from ssdtrain.observe import planner
+from ssdtrain.observe.planner import HEADROOM
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
-from ssdtrain.transfer.device import CpuDevice
+from ssdtrain.plan.search import Answer, Request, answers
+from ssdtrain.transfer.device import CpuDevice, MemoryLevel
 from tests.ssdtrain.bits import same_bits
 
 WIDTH, ROWS, HEADS = 16, 32, 2
 SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 0}
+KEPT = {**SETTINGS, "plan": "keep-all", "recompute": "off"}
 UNPLANNED = {Fallback.PLAN_MISMATCH.value, Fallback.PLAN_OUTGROWN.value}
 
 
@@ -328,3 +332,103 @@ def test_a_budget_holds_for_another_program() -> None:
     assert reports[-1].saved_peak_bytes <= 1.05 * moved[-1].saved_peak_bytes
     assert Fallback.KEPT_BACK_PRESSURE.value not in reports[-1].fallbacks
     session.close()
+
+
+def train_qwen(
+    lengths: list[int], settings: dict[str, Any]
+) -> tuple[list[Tensor], ssdtrain.Session]:
+    """Losses and gradients of a step of each length."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = transformers.Qwen3Config(vocab_size=64, use_cache=False, **shape, **heads)
+    model = transformers.Qwen3ForCausalLM(config)
+    session = ssdtrain.offload(model, **settings)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen: list[Tensor] = []
+    for length in lengths:
+        ids = torch.randint(0, 64, (1, length))
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        seen += [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+        optimizer.step()
+        optimizer.zero_grad()
+    return seen, session
+
+
+@pytest.fixture
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that holds everything, so that a budget is all that limits a step."""
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr(CpuDevice, "memory", lambda device: MemoryLevel(0, 0, 0, 0))
+
+
+@pytest.mark.usefixtures("roomy")
+def test_a_budget_holds_in_every_step() -> None:
+    """The observed batch is the shortest but one and would fit if all were kept. Those
+    behind it, before its plan and under it, do not."""
+    draw = random.Random(0)
+    lengths = [24, 20, 16] + [draw.randint(17, 64) for _ in range(15)]
+    keep = {**KEPT, "min_bytes": 1}
+    theirs, session = train_qwen(lengths, keep)
+    kept = [report.saved_peak_bytes for report in session.steps]
+    session.close()
+    budget = max(kept) // 2
+    assert kept[1] < budget < max(kept[2:6])
+    settings = {"target": "host", "min_bytes": 1, "window_bytes": 1}
+    ours, session = train_qwen(lengths, {**settings, "memory_budget_bytes": budget})
+    assert same_bits(ours, theirs)
+    reports, plan = list(session.steps), session.plan
+    session.close()
+    assert plan is not None
+    # Steps without hooks would report nothing.
+    assert all(report.bytes_saved > 0 for report in reports)
+    assert max(report.saved_peak_bytes for report in reports) <= budget
+    outgrown = [Fallback.PLAN_OUTGROWN.value in report.fallbacks for report in reports]
+    longest = [0] + [max(lengths[: step + 1]) for step in range(len(lengths))]
+    for step, length in enumerate(lengths):
+        # The first plan, too, has room for whatever was met before it, and some more.
+        assert not outgrown[step] or length > HEADROOM * longest[step], step
+    assert any(outgrown)
+
+
+def test_a_batch_that_no_plan_has_room_for_ends_no_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What does not grow with a batch is taken to grow, so that there may be room for
+    it all the same: the plan is for the observed one, and it goes another way."""
+    ratios: list[float] = []
+
+    def small(request: Request) -> Iterator[Answer]:
+        ratios.append(request.ratio)
+        found = answers(request) if request.ratio == 1.0 else [Answer(error="none")]
+        yield from found
+
+    monkeypatch.setattr(planner, "answers", small)
+    lengths = [2 * ROWS, ROWS, ROWS, ROWS, 2 * ROWS, ROWS]
+    theirs, reports, _ = train(lengths.__getitem__, len(lengths), None, KEPT)
+    budget = int(0.6 * reports[0].saved_peak_bytes)
+    settings = {**SETTINGS, "memory_budget_bytes": budget, "window_bytes": 1}
+    ours, reports, session = train(lengths.__getitem__, len(lengths), None, settings)
+    assert session is not None and session.plan is not None
+    session.close()
+    assert same_bits(ours, theirs)
+    assert max(report.saved_peak_bytes for report in reports) <= budget
+    outgrown = [Fallback.PLAN_OUTGROWN.value in report.fallbacks for report in reports]
+    assert outgrown == [False] * 4 + [True, False]
+    assert ratios[0] > 2 and ratios[1] == 1.0 and len(ratios) == 3
+
+
+def test_a_plan_is_for_the_largest_batch_so_far() -> None:
+    """Also where that came before the observed one, and with some headroom."""
+    lengths = [2 * ROWS, ROWS, 2 * ROWS, int(2.06 * ROWS), ROWS]
+    _, reports, _ = train(lengths.__getitem__, len(lengths), None, KEPT)
+    budget = int(0.6 * reports[3].saved_peak_bytes)
+    settings = {**SETTINGS, "memory_budget_bytes": budget, "window_bytes": 1}
+    _, reports, session = train(lengths.__getitem__, len(lengths), None, settings)
+    assert session is not None
+    session.close()
+    for report in reports:
+        assert report.saved_peak_bytes <= budget
+        assert not UNPLANNED & set(report.fallbacks), report.step
