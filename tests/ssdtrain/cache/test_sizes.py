@@ -1,6 +1,7 @@
 """Batches of another size follow the plan of the observed one."""
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,8 +17,9 @@ from ssdtrain.observe import planner
 from ssdtrain.observe.planner import HEADROOM
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
-from ssdtrain.plan.search import Answer, Request, answers
+from ssdtrain.plan.search import Answer, Request, Search, answers
 from ssdtrain.transfer.device import CpuDevice, MemoryLevel
+from tests.ranks import LONGEST_S
 from tests.ssdtrain.bits import same_bits
 
 WIDTH, ROWS, HEADS = 16, 32, 2
@@ -432,3 +434,98 @@ def test_a_plan_is_for_the_largest_batch_so_far() -> None:
     for report in reports:
         assert report.saved_peak_bytes <= budget
         assert not UNPLANNED & set(report.fallbacks), report.step
+
+
+class Beside:
+    """Trains where plans are searched for beside training, as on a GPU."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, budget_bytes: int) -> None:
+        self.searches: list[Search] = []
+        self.given_up: list[Search] = []
+        """Before they had found anything."""
+        monkeypatch.setattr(CpuDevice, "runs_beside", True)
+        monkeypatch.setattr(planner, "Search", self._search)
+        torch.manual_seed(0)
+        self._model = nn.Sequential(Block(), Block())
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.1)
+        settings = {**SETTINGS, "memory_budget_bytes": budget_bytes, "window_bytes": 1}
+        self.session = ssdtrain.offload(self._model, **settings)
+
+    def _search(self, request: Request) -> Search:
+        search = Search(request)
+        stop = search.stop
+
+        def stopped() -> None:
+            if not (search.has_answered or search.is_over):
+                self.given_up.append(search)
+            stop()
+
+        search.stop = stopped  # type: ignore[method-assign]
+        self.searches.append(search)
+        return search
+
+    def step(self, rows: int) -> ssdtrain.StepReport:
+        """One step, of a batch of so many rows."""
+        self._model(torch.randn(rows, WIDTH)).square().mean().backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        report = self.session.last_step
+        assert report is not None
+        return report
+
+    def settle(self, rows: int) -> None:
+        """Steps until no plan is searched for."""
+        end = time.monotonic() + LONGEST_S
+        while self.session.plan is None or not self.session.is_settled:
+            assert time.monotonic() < end
+            self.step(rows)
+            time.sleep(0.01)
+
+
+def budget_of(rows: int, share: float) -> int:
+    """A share of what such a batch saves."""
+    _, reports, session = train(lambda step: rows, 2, None, KEPT)
+    assert session is not None
+    session.close()
+    return int(share * reports[-1].saved_peak_bytes)
+
+
+def test_batches_that_grow_wait_for_a_plan_and_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each is larger than what is searched for; the search goes on, and ends."""
+    budget = budget_of(3 * ROWS, 0.6)
+    beside = Beside(monkeypatch, budget)
+    beside.settle(ROWS)
+    num_searches = len(beside.searches)
+    for rows in range(2 * ROWS, 3 * ROWS, 4):  # a tenth more each time
+        report = beside.step(rows)
+        assert Fallback.PLAN_OUTGROWN.value in report.fallbacks
+        assert report.saved_peak_bytes <= budget
+    beside.settle(3 * ROWS)
+    report = beside.step(3 * ROWS)
+    assert not UNPLANNED & set(report.fallbacks) and report.num_resized
+    assert report.saved_peak_bytes <= budget
+    assert not beside.given_up and len(beside.searches) <= num_searches + 3
+    beside.session.close()
+
+
+def test_a_plan_of_before_has_no_more_room_than_it_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Larger batches come while a step is observed again; the plan is followed until
+    one for them is there."""
+    beside = Beside(monkeypatch, budget_of(3 * ROWS, 0.6))
+    beside.settle(ROWS)
+    own: Any = beside.session._planner
+    plan, drift = beside.session.plan, own._drift.step
+    monkeypatch.setattr(own._drift, "step", lambda *_: True)
+    beside.step(ROWS)
+    monkeypatch.setattr(own._drift, "step", drift)
+    assert own.stage is planner.Stage.OBSERVING
+    while own.stage is not planner.Stage.FOLLOWING:
+        beside.step(3 * ROWS if own.stage is planner.Stage.PLAIN else ROWS)
+    report = beside.step(3 * ROWS)
+    assert beside.session.plan is plan
+    assert Fallback.PLAN_OUTGROWN.value in report.fallbacks
+    beside.session.close()
