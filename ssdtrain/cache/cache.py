@@ -117,7 +117,7 @@ class TensorCache:
         self.device = offloader.device
         self._torch_device = self.device.torch_device
         self.ledger = Ledger(self.device, counters)
-        self.lanes = Lanes()
+        self.lanes = Lanes(lambda: counters.of(Count.SAVED))
         self.recipes: Recipes = NoRecipes()
         self.course = Course(lambda reason: self.offloader.fall_back(reason))
         self.verifier: Verifier = NoVerifier()
