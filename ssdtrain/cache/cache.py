@@ -304,7 +304,7 @@ class TensorCache:
         if found is None:
             return self._keep(tensor, Fallback.KEPT_UNSUPPORTED)
         inner = self._keep(found.local)  # an alias of what the parameter holds
-        return WrappedHandle(tensor, found.build, inner, self.unpack)
+        return WrappedHandle(tensor, found.shell, inner, self.unpack)
 
     @property
     def _has_place(self) -> bool:
@@ -345,7 +345,7 @@ class TensorCache:
         if found is None or found.local.device != self.device.torch_device:
             return self._keep(tensor, Fallback.KEPT_UNSUPPORTED)
         inner = self._pack_plain(found.local, tensor._version)
-        return WrappedHandle(tensor, found.build, inner, self.unpack)
+        return WrappedHandle(tensor, found.shell, inner, self.unpack)
 
     def _pack_plain(self, tensor: Tensor, version: int) -> Handle:
         """version: of the tensor, or of what it is the part of."""

@@ -14,7 +14,7 @@ from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterViewHand
 from ssdtrain.cache.identity import View, parameter_of
 from ssdtrain.cache.record import Handle, ParameterView, Part, alias_of
 from ssdtrain.cache.spec import NOTHING, Spec
-from ssdtrain.cache.wrapped import WrappedHandle, unwrapped
+from ssdtrain.cache.wrapped import Shell, Unwrapped, WrappedHandle, unwrapped
 from ssdtrain.plan.plan import Order
 from ssdtrain.remat.compiled import Compiled
 from ssdtrain.transfer.places import Place
@@ -432,17 +432,19 @@ class PlacedRow:
 class WrappedRow:
     """A tensor around a plain one, which has a row of its own: [Note: wrappers]."""
 
-    __slots__ = ("inner",)
+    __slots__ = ("_kind", "inner")
 
     def __init__(self, inner: Row) -> None:
         self.inner = inner
+        self._kind: Any = None
+        """DTensor, once one was here."""
 
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
         """A handle around the part's."""
-        found = unwrapped(tensor)
+        found = self._part_of(tensor)
         if found is None:
             return run.leave_table(tensor)
-        local, inner = found.local, self.inner
+        (local, shell), inner = found, self.inner
         if type(inner) is KeptRow:
             if local.nbytes != inner.num_bytes:
                 return run.leave_table(tensor)
@@ -452,7 +454,21 @@ class WrappedRow:
             return run.leave_table(tensor)
         else:
             handle = inner.pack(local, run)
-        return WrappedHandle(tensor, found.build, handle, run.bring_back)
+        return WrappedHandle(tensor, shell, handle, run.bring_back)
+
+    def _part_of(self, tensor: Any) -> Unwrapped | None:
+        """As `unwrapped`, for what was here before in a few looks. A row that moves
+        its part asks all the rest of it (`Run.may_move`)."""
+        if type(tensor) is self._kind:
+            local = tensor._local_tensor
+            if type(local) is Tensor and local.layout is torch.strided:
+                base = local._base
+                if base is None or type(base) is Tensor:
+                    return Unwrapped(local.detach(), Shell(self._kind, tensor._spec))
+        found = unwrapped(tensor)
+        if found is not None and found.shell is not None:
+            self._kind = found.shell.kind
+        return found
 
 
 COUNTING = (

@@ -9,12 +9,13 @@ What runs below autograd never counts versions, so the part of a DTensor that wa
 changed in place looks unchanged. The wrapper's own version decides: it is part of the
 record's identity, and backward compares it through a tensor that shares the counter
 and none of the bytes.
-(tests/ssdtrain/hosts/test_meshes.py)
+A tensor parallel step is bound by its host, so a row that has met a DTensor takes the
+next one apart without a search for classes, and nothing but its constructor builds it.
+(tests/ssdtrain/hosts/test_meshes.py, tests/ssdtrain/cache/test_wrapped.py)
 """
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -32,34 +33,37 @@ class Unwrapped(NamedTuple):
 
     local: Tensor
     """This rank's part: plain, and without a graph."""
-    build: Callable[[Tensor], Tensor]
-    """The wrapper again, around a part."""
+    shell: "Shell | None"
+    """What is around it; None: the wrapper was nothing else."""
+
+
+class Shell(NamedTuple):
+    """A DTensor without its part."""
+
+    kind: Any
+    spec: Any
+
+    def around(self, local: Tensor) -> Tensor:
+        """The wrapper again, around a part."""
+        # Not `from_local`, which has a graph and forgets in which order dimensions were
+        # split; `__tensor_unflatten__` takes other parts in 2.11 than in 2.13. Its
+        # `__init__` does nothing, in three microseconds.
+        kind = self.kind
+        wrapper: Tensor = kind.__new__(kind, local, self.spec, requires_grad=False)
+        return wrapper
 
 
 def unwrapped(tensor: Tensor) -> Unwrapped | None:
     """The parts of a wrapper; None for what is none, or wraps no plain tensor."""
     kind = type(tensor)
-    if _waits(kind):
-        return _checked(_waited(tensor), _itself)
-    if kind is not _named(DTENSOR, "DTensor"):
+    if kind is _named(DTENSOR, "DTensor"):
+        local = _waited(tensor._local_tensor)  # type: ignore[attr-defined]
+        shell = Shell(kind, tensor._spec)  # type: ignore[attr-defined]
+        return Unwrapped(local.detach(), shell) if is_plain(local) else None
+    if not _waits(kind):
         return None
-    # Not `from_local`, which has a graph and forgets in which order dimensions were
-    # split; `__tensor_flatten__` gives other parts in 2.11 than in 2.13.
-    build = partial(_around, kind, tensor._spec)  # type: ignore[attr-defined]
-    return _checked(_waited(tensor._local_tensor), build)  # type: ignore[attr-defined]
-
-
-def _checked(local: Tensor, build: Callable[[Tensor], Tensor]) -> Unwrapped | None:
-    return Unwrapped(local.detach(), build) if is_plain(local) else None
-
-
-def _around(kind: Any, spec: Any, local: Tensor) -> Tensor:
-    wrapper: Tensor = kind(local, spec, requires_grad=False)
-    return wrapper
-
-
-def _itself(local: Tensor) -> Tensor:
-    return local
+    local = _waited(tensor)
+    return Unwrapped(local.detach(), None) if is_plain(local) else None
 
 
 def _waited(tensor: Tensor) -> Tensor:
@@ -88,30 +92,36 @@ def counter_of(tensor: Tensor) -> Tensor:
 class WrappedHandle(Handle):
     """A saved wrapper: the handle of its part, and what is around it."""
 
-    __slots__ = ("_back", "_build", "_counter", "_version")
+    __slots__ = ("_back", "_counter", "_shell", "_version")
 
     def __init__(
         self,
         tensor: Tensor,
-        build: Callable[[Tensor], Tensor],
+        shell: Shell | None,
         inner: Any,
         back: Callable[[Any], Tensor],
     ) -> None:
         """inner: of the part. back: brings the part back."""
-        # Nothing but `get` looks into it; whoever asks for a record finds none.
-        super().__init__(Wrapped(inner))  # type: ignore[arg-type]
-        self._build = build
+        # Not by the base class: a call for each tensor. Nothing but `get` looks into
+        # the source; whoever asks for a record finds none.
+        self.source = Wrapped(inner)  # type: ignore[assignment]
+        self.number = -1
+        self.epsilon = self.seal = None
+        self._shell = shell
         self._back = back
-        self._counter = counter_of(tensor)
-        self._version = tensor._version
+        self._counter = counter = counter_of(tensor)
+        self._version = counter._version
 
     def get(self) -> Tensor:
         """The wrapper; `InPlaceError` if it was changed after it was saved."""
         if self._counter._version != self._version:
             check_version(self._counter, self._version, "a distributed tensor")
-        back = self._back
-        return self.around(lambda i: back(i) if type(i) is Handle else i.get())
+        inner = self.source.inner  # type: ignore[union-attr]
+        local = self._back(inner) if type(inner) is Handle else inner.get()
+        shell = self._shell
+        return local if shell is None else shell.around(local)
 
     def around(self, back: Callable[[Any], Tensor]) -> Tensor:
         """The wrapper around what `back` brings of its part."""
-        return self._build(back(self.source.inner))  # type: ignore[union-attr]
+        local = back(self.source.inner)  # type: ignore[union-attr]
+        return local if self._shell is None else self._shell.around(local)

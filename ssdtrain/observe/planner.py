@@ -38,6 +38,7 @@ from ssdtrain.observe.modules import ModuleNames
 from ssdtrain.observe.observer import Recording, prices
 from ssdtrain.observe.paced import HOLD_FACTOR, HOLD_MS, Paced
 from ssdtrain.observe.peaks import PeakWatch, RetryWatch
+from ssdtrain.observe.plainsteps import PlainSteps
 from ssdtrain.observe.regionsteps import RegionStep, fastest
 from ssdtrain.observe.room import Room
 from ssdtrain.plan.adapt import Drift, Overhead, Trial
@@ -82,12 +83,11 @@ MAX_ATTEMPTS = 3
 COLD_BYTES = 1 << 30
 """A step that had to pin more than this waited for it, and its small operators were
 measured with the time of their launch: it is observed again."""
-NUM_PLAIN_STEPS = 2
-"""The first one starts on an idle device; the last one is measured."""
 NUM_EMPTY = 5
 """Times that nothing is timed; the least counts."""
 NUM_REGION_STEPS = 4
-"""Likewise, in which all regions run again; all but the first one are measured."""
+"""In which all regions run again. The first one starts on an idle device; the others
+are measured."""
 PLAIN_SHARE = 0.9
 """Share of the device's memory that a step without ssdtrain may seem to take."""
 
@@ -180,7 +180,8 @@ class Planner:
         self._plain: PlainTimes | None = None
         self._rerun_ms: dict[str, tuple[float, ...]] = {}
         """Of region calls, in the step that was measured with them."""
-        self._num_plain = 0
+        self._plain_steps = PlainSteps(cache.ledger.clock)
+        self._num_region_steps = 0
         self._holds_rebuilds = False
         """Whether the running step rebuilds all that it can, each by itself."""
         self._held_regions: HeldRegions | None = None
@@ -201,8 +202,8 @@ class Planner:
         self._without_hooks = False
         """Whether the plain step is one, and not that of regions."""
         self._idle_host_ms = float("inf")
-        """Host time of the forward that started on an idle device."""
-        self._plain_start: Any = None
+        """Host time of the forward of regions that started on an idle device."""
+        self._region_start: Any = None
         self._num_spans = 0
         self._was_sampled = False
         """Whether the hooks of a step under a plan were timed."""
@@ -416,7 +417,8 @@ class Planner:
         may = is_open and bool(profile.regions)
         if self._without_hooks or self.peers.all_agree(may, "regions", self._step):
             self._rest(Stage.PLAIN)
-            self._num_plain = 0
+            self._plain_steps = PlainSteps(self._cache.ledger.clock)
+            self._num_region_steps = 0
             self._region_steps.clear()
             self._run_plain()
             return
@@ -470,42 +472,51 @@ class Planner:
         if isinstance(before, Paced):
             self._take_pace(before)
             return
-        if self._num_plain > 1 and isinstance(timer, Bypass):
+        if self._without_hooks:
+            self._run_without_hooks(bypass)
+            return
+        if self._num_region_steps > 1 and isinstance(timer, Bypass):
             self._keep_region_step(timer, meter)
-        most = NUM_PLAIN_STEPS if self._without_hooks else NUM_REGION_STEPS
-        if self._num_plain == most and isinstance(before, Bypass):
-            if self._without_hooks:
-                own = before.times(self._plain_start, cache.ledger.closed)
-            else:
-                own = self._without_reruns()
-            own = own._replace(
-                host_forward_ms=min(own.host_forward_ms, self._idle_host_ms)
-            )
+        if self._num_region_steps == NUM_REGION_STEPS and isinstance(timer, Bypass):
+            own = self._without_reruns()
+            host_ms = min(own.host_forward_ms, self._idle_host_ms)
             # The slowest rank's, and the host that is the least ahead.
+            times = own.step_ms, own.forward_ms, host_ms, -own.host_lead_ms
             step_ms, forward_ms, host_ms, behind_ms = self.peers.longest(
-                (*own[:-1], -own.host_lead_ms), "plain times", self._step
+                times, "plain times", self._step
             )
             self._correct(PlainTimes(step_ms, forward_ms, host_ms, -behind_ms))
-            if self._without_hooks and self._seen is not None:
-                cache.bypass = Paced(
-                    cache, self._seen, self._packs, listens=self._is_on_gpu
-                )
-            else:
-                self._hold_regions()
+            self._hold_regions()
             return
-        if isinstance(before, Bypass):
-            self._idle_host_ms = min(self._idle_host_ms, before.host_forward_ms)
-        self._num_plain += 1
-        self._plain_start = cache.ledger.closed
-        if self._without_hooks:
-            cache.bypass = Bypass(cache.ledger.clock)
-            return
+        if isinstance(timer, Bypass):
+            self._idle_host_ms = min(self._idle_host_ms, timer.host_forward_ms)
+        self._num_region_steps += 1
+        self._region_start = cache.ledger.closed
         self.room.trim()  # see [Note: torn blocks]
         own_meter = self._meter = cache.meter = HostMeter(
             self._away, is_autograds=lambda: cache.course.storing < 0
         )
         cache.timer = Bypass(cache.ledger.clock, lambda: own_meter.spent_ns)
         cache.ledger.clock.keep_spans = True
+
+    def _run_without_hooks(self, before: Any) -> None:
+        """Let the next step run without hooks, or take what such steps took."""
+        cache, steps = self._cache, self._plain_steps
+        if isinstance(before, Bypass):
+            steps.ended(before, cache.ledger.closed)
+        plain: PlainTimes | None = None
+        if steps.round_is_over:
+            # The slowest rank's, and the host that is the least ahead.
+            found = self.peers.longest(steps.measured(), "plain times", self._step)
+            plain = steps.believed(found)
+        if plain is None:
+            cache.bypass = steps.begin(cache.ledger.closed)
+            return
+        self._correct(plain)
+        if self._seen is None:
+            self._plan()
+            return
+        cache.bypass = Paced(cache, self._seen, self._packs, listens=self._is_on_gpu)
 
     def _price_regions(self, meter: HostMeter | None) -> None:
         """Take what the calls of regions cost the host in forward."""
@@ -641,7 +652,7 @@ class Planner:
         self._region_steps.append(
             RegionStep(
                 timer=timer,
-                start=self._plain_start,
+                start=self._region_start,
                 end=ledger.closed,
                 spans=ledger.clock.kept_spans(),
                 stalls=ledger.stalls,

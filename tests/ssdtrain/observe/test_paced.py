@@ -122,9 +122,9 @@ def test_a_held_step_takes_the_devices_own_time(
 
     monkeypatch.setattr(CpuDevice, "hold", hold)
     monkeypatch.setattr(Planner, "_may_hold", lambda *whatever: True)
-    theirs, net = train(Net(), 8), Net()
+    theirs, net = train(Net(), 9), Net()
     with ssdtrain.offload(net, target="host", min_bytes=1) as session:
-        assert same_bits(train(net, 8), theirs)
+        assert same_bits(train(net, 9), theirs)
         assert session.plan is not None
         profile = session.profile
     eager, held = paces
@@ -206,7 +206,7 @@ def test_another_program_has_no_pace(paces: list[Pace | None]) -> None:
     net = Shorter()
     settings: dict[str, Any] = {"target": "host", "min_bytes": 1, "recompute": "off"}
     with ssdtrain.offload(net, **settings) as session:
-        train(net, 6)
+        train(net, 7)
         assert paces == [None] and session.plan is not None
 
 
