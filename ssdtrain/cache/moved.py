@@ -70,7 +70,7 @@ class Moved:
     def like(self) -> Tensor:
         """A tensor of the same dtype, shape and strides: the bytes, or their place."""
         data = self.data
-        return self.trip.place.memory if data is None else data  # type: ignore[no-any-return]
+        return self.trip.place.memory if data is None else data
 
     def is_read_by(self, view: Tensor) -> bool:
         """Whether a view of the same bytes takes them for the same numbers."""

@@ -107,8 +107,8 @@ PAGES = {
             ("offload", of_file("host_time", host_time)),
             ("offload", of_file("host_actions", host_actions)),
         ),
-        "`fsdp2` are two GPUs, `fully_shard` by layer with fp32 masters; `tp` are two "
-        "with `parallelize_module` and sequence parallel norms, where DTensors are what "
+        "`fsdp2` are two GPUs, `fully_shard` by layer with fp32 masters; `tp` two with "
+        "`parallelize_module` and sequence parallel norms, where DTensors are what "
         "autograd saves; `fsdp2-1` and `tp-1` are the same on a mesh of one rank, "
         "where no byte crosses a link between GPUs. A budget counts from the level at "
         "the root's forward, a peak here from the level before the step: under FSDP2 "
