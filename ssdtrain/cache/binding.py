@@ -66,7 +66,7 @@ class Binding:
         self._specs: list[Spec] = []
         self._items: set[int] = set()
         self._inputs: set[int] = set()
-        """Rows whose tensors a recipe reads."""
+        """Items that recipes read."""
         self._compiled: set[int] = set()
         """Items whose recipes rows can ask for again."""
         self._dtypes: dict[int, torch.dtype] = {}
@@ -195,7 +195,6 @@ class Binding:
             if before is None or spec.last_use > self._specs[before].last_use:
                 last[spec.item] = number
         general = self._items_served_generally(orders)
-        counts = Counter(spec.item for spec in self._specs)
         sparse = {spec.item for spec in self._specs if not spec.is_dense}
         # A recipe finds by a note what is saved as it was made alone.
         sparse |= {
@@ -220,7 +219,9 @@ class Binding:
             elif type(row) is RegionItemRow and number not in loud:
                 row = RegionRow(spec.num_bytes, row.own_bytes)
             elif type(row) in (MoveRow, AgainRow) and spec.item not in sparse:
-                row = self._light(spec, row, orders, is_shared=counts[spec.item] > 1)
+                row = self._light(
+                    spec, row, orders, is_shared=self._counts[spec.item] > 1
+                )
             rows.append(row)
         behind = self._tell_of_quiet_packs(rows)
         self._tell_of_quiet_uses(rows, closing)
@@ -359,6 +360,11 @@ class Binding:
         return (found | self._inputs) - self._read - {-1}
 
     @cached_property
+    def _counts(self) -> Counter[int]:
+        """How many rows save each item."""
+        return Counter(spec.item for spec in self._specs)
+
+    @cached_property
     def _remade(self) -> set[int]:
         """Items of which every handle is made again by rows."""
         remade = {spec.item for spec in self._specs if spec.is_remade}
@@ -367,9 +373,15 @@ class Binding:
     def _row(self, number: int, orders: Any, general: set[int], *, closes: bool) -> Row:
         spec = self._specs[number]
         if spec.compiled is not None:
-            return RebuiltRow(spec, spec.compiled, number)
+            return RebuiltRow(
+                spec,
+                spec.compiled,
+                number,
+                is_shared=self._counts[spec.item] > 1,
+                is_read=spec.item in self._inputs,
+            )
         if spec.is_rebuilt and not spec.is_first and spec.item in self._compiled:
-            return RebuiltAgainRow(spec, number)
+            return RebuiltAgainRow(spec, number, is_read=spec.item in self._inputs)
         if spec.is_remade and (spec.item < 0 or spec.item in self._remade):
             is_last = spec.item < 0 or closes
             return RegionItemRow(spec, spec.extent_bytes if is_last else 0)

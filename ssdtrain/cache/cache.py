@@ -26,6 +26,7 @@ from ssdtrain.cache.identity import (
     Probe,
     Stamp,
     View,
+    check_late_writer,
     identify,
     is_dual,
     is_plain,
@@ -41,6 +42,7 @@ from ssdtrain.cache.planned import PLANNED, PlannedMoves
 from ssdtrain.cache.quiet import ForwardHooks
 from ssdtrain.cache.recipes import NoRecipes, Recipes
 from ssdtrain.cache.record import (
+    STAYED,
     Handle,
     Kept,
     Known,
@@ -66,7 +68,6 @@ from ssdtrain.counters import Count, Counters, Fallback
 from ssdtrain.errors import SessionClosedError
 from ssdtrain.forks import Owner
 from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.plan import Order
 from ssdtrain.plan.policies import Candidate, Policy
 from ssdtrain.remat.modes import may_meddle, unseen, without_modes
 from ssdtrain.transfer.direct import DirectOffloader
@@ -116,7 +117,7 @@ class TensorCache:
         self.device = offloader.device
         self._torch_device = self.device.torch_device
         self.ledger = Ledger(self.device, counters)
-        self.lanes = Lanes()
+        self.lanes = Lanes(lambda: counters.of(Count.SAVED))
         self.recipes: Recipes = NoRecipes()
         self.course = Course(lambda reason: self.offloader.fall_back(reason))
         self.verifier: Verifier = NoVerifier()
@@ -256,14 +257,18 @@ class TensorCache:
         rebuilt, course = source.rebuilt, self.course
         if self.ledger.handed_bytes or self.retired.queue or self.window.lingering:
             self.collect()
-        self.enter_backward(rebuilt.lane)
-        at = course.begin_use(rebuilt.lane, rebuilt.item)
+        lane = rebuilt.lane
+        if not lane.in_backward:
+            self.enter_backward(lane)
+        at = course.begin_use(lane, rebuilt.item)
         try:
             if self.window.num_due:
                 self.moves.release_due()
             tensor = self.recipes.use(source)
             if at is not None:
-                self.moves.load_due(rebuilt.lane, at, self.start_loads)
+                own = lane.course or course.of(lane)
+                if at in own.loads or self.offloader.storage is not None:
+                    self.moves.load_due(lane, at, self.start_loads)
             return tensor
         finally:
             course.end_use(at)
@@ -449,16 +454,16 @@ class TensorCache:
             return record
         self._records.add(key, record)
         record.open(raw_bytes(tensor, key))
-        planned = entry.order is not None and entry.order.placement in PLANNED
+        order = entry.order
         if self.captures.is_forward:
             leaves = self._capture(record, bytes_before, entry)
-        elif planned:
-            leaves = self.moves.send(record, entry)
+        elif order is not None and order.placement in PLANNED:
+            leaves = self.moves.send(record, order, entry.due)
         else:
             leaves = self._ask_policy(record, bytes_before, entry.held)
         if entry.held and not leaves:
             record.hold()
-        self._book(record, leaves=leaves)
+        self.book(record, leaves=leaves)
         return record
 
     def _new_record(self, key: Key, name: str, item: int) -> Record:
@@ -468,7 +473,8 @@ class TensorCache:
         self.course.of(lane).records[item] = weakref.ref(record)
         return record
 
-    def _book(self, record: Record, *, leaves: bool) -> None:
+    def book(self, record: Record, *, leaves: bool) -> None:
+        """Count a new record, and what becomes of it."""
         num_bytes = record.num_bytes
         fate = Count.OFFLOADED if leaves else Count.KEPT
         self._counters.add_all(
@@ -495,20 +501,12 @@ class TensorCache:
             and torch._C._current_graph_task_id() == -1
         )
 
-    def move(self, tensor: Tensor, key: Key, order: Order, item: int) -> Record:
-        """Open a record whose placement is known, and start to move it if it moves."""
-        record = self._new_record(key, order.name, item)
+    def open_planned(self, tensor: Tensor, key: Key, name: str, item: int) -> Record:
+        """Open the record of a table's item; to be booked with what becomes of it."""
+        record = self._new_record(key, name, item)
         self._records.add(key, record)
         record.open(raw_bytes(tensor, key))
-        leaves = False
-        if order.release_after > 0:
-            due = self.course.mark + order.release_after
-            entry = Entry(item, order, due, order.name, False)
-            leaves = self.moves.send(record, entry)
-        self._book(record, leaves=leaves)
         return record
-
-    # -- what rows of a table ask for -----------------------------------------------
 
     @property
     def moves_to_host(self) -> bool:
@@ -632,7 +630,13 @@ class TensorCache:
             self.lanes.start_backward(lane)
 
     def fetch(self, record: Record) -> Tensor:
-        """The record's bytes on the device, in the caller's compute order."""
+        """The record's bytes on the device, in the caller's compute order.
+
+        Raises:
+            InPlaceError: they are those of before its operator filled it.
+        """
+        if record.state not in STAYED:
+            check_late_writer(record)
         if record.state is RecordState.DROPPED:
             record.region.run_again()
         elif record.state is RecordState.LEAVING:

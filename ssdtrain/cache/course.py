@@ -447,7 +447,7 @@ class Course:
         """
         if self.is_using:
             return None
-        course = self.of(lane)
+        course = lane.course or self.of(lane)
         if not course.num_uses:
             self._pass_absent(course)  # the last ones of forward
         at, course.num_uses = course.num_uses, course.num_uses + 1

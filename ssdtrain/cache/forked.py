@@ -14,20 +14,17 @@ from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterHandle
 from ssdtrain.cache.identity import check_version, parameter_of
 from ssdtrain.cache.moved import MovedHandle
 from ssdtrain.cache.record import (
+    STAYED,
     Handle,
     Kept,
     ParameterView,
     RebuiltView,
-    RecordState,
     RecordView,
 )
 from ssdtrain.cache.regions import PlaceHandle
 from ssdtrain.cache.wrapped import WrappedHandle
 from ssdtrain.errors import ForkedError
 from ssdtrain.remat.expression import evaluate
-
-STAYED = (RecordState.KEPT, RecordState.LEAVING)
-"""What is loaded, or on its way back, may not have arrived when the process forked."""
 
 
 def keep(tensor: Tensor) -> Handle:
@@ -75,6 +72,7 @@ def _rebuilt(source: RebuiltView) -> Tensor:
 
 
 def _stayed(record: Any) -> Tensor:
+    # What was on its way back may not have arrived when the process forked.
     data: Tensor | None = record.data
     if record.state not in STAYED or data is None:
         raise ForkedError(

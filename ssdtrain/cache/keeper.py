@@ -130,10 +130,7 @@ class CacheKeeper:
         if handle.counter._version != handle.version:
             self.refuse()
             return None
-        layout = handle.layout
-        if layout is None:
-            return None
-        return Held(holder=handle, layout=layout, owner=moved, epsilon=epsilon)
+        return Held(holder=handle, layout=handle.layout, owner=moved, epsilon=epsilon)
 
     def is_altered(self) -> bool:
         """Whether a dispatch mode stands, which the hooks count, or was entered in this

@@ -1,5 +1,7 @@
 """Which lane is being filled, and what each kind of lane taught."""
 
+from collections.abc import Callable
+
 from ssdtrain.cache.record import Lane, LaneProfile
 
 
@@ -12,7 +14,12 @@ class Lanes:
     lanes start with fewer in flight than its steady ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, saved_bytes: Callable[[], int] = lambda: 0) -> None:
+        """saved_bytes: saved for backward in this step so far."""
+        self._saved_bytes = saved_bytes
+        self._most_bytes: dict[str, int] = {}
+        self._begun_bytes = 0
+        """Saved when the open lane began."""
         self._profiles: dict[tuple[str, int], LaneProfile] = {}
         self._in_flight: set[Lane] = set()
         self._latest: Lane | None = None
@@ -29,6 +36,7 @@ class Lanes:
         lane = Lane(label, profile, f"{chunk}/{len(self._in_flight)}")
         self._open = self._latest = lane
         self.current = lane
+        self._begun_bytes = self._saved_bytes()
         return lane
 
     def end(self, lane: Lane) -> None:
@@ -38,6 +46,9 @@ class Lanes:
         run, lane.run = lane.run, None
         if run is not None:
             run.end()
+        own_bytes = self._saved_bytes() - self._begun_bytes
+        most_bytes = self._most_bytes.get(lane.kind, 0)
+        self._most_bytes[lane.kind] = max(most_bytes, own_bytes)
         if lane.num_live > 0:
             self._in_flight.add(lane)
         self._open = None
@@ -46,6 +57,11 @@ class Lanes:
         """Close the lane that an interrupt kept from its end, if there is one."""
         if self._open is not None:
             self.end(self._open)
+
+    def take_most_bytes(self) -> dict[str, int]:
+        """Bytes that the largest lane of each kind saved since this was asked last."""
+        taken, self._most_bytes = self._most_bytes, {}
+        return taken
 
     def nothing_lives(self) -> None:
         """No record is alive: lanes that an interrupt left in flight have ended."""

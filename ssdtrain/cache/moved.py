@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from ssdtrain.cache.identity import check_late_writer, check_version
-from ssdtrain.cache.record import Handle, Holding, Lane, RecordState
+from ssdtrain.cache.record import STAYED, Handle, Holding, Lane, RecordState
 from ssdtrain.remat.expression import Layout
 from ssdtrain.transfer.places import Arrival, Copies, Trip
 
 
 class Moved:
-    """The bytes of one saved tensor at one version, on their way out and back."""
+    """The bytes of one saved tensor at one version, on their way out and back. It is
+    neither conjugated nor negated: its elements are what its bytes say."""
 
     __slots__ = (
         "__weakref__",
@@ -64,6 +65,22 @@ class Moved:
         holding.parcel = trip
         holding.live_bytes = num_bytes
         ledger.live(num_bytes)
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the same dtype, shape and strides: the bytes, or their place."""
+        data = self.data
+        return self.trip.place.memory if data is None else data
+
+    def is_read_by(self, view: Tensor) -> bool:
+        """Whether a view of the same bytes takes them for the same numbers."""
+        like = self.like
+        return like.dtype is view.dtype and not (view.is_conj() or view.is_neg())
+
+    def check_writer(self) -> None:
+        """Refuse bytes of before their operator filled them."""
+        if self.written_late and self.state not in STAYED:
+            check_late_writer(self)
 
     def stay(self) -> Trip:
         """LEAVING > KEPT: backward was faster, or the copy failed.
@@ -159,23 +176,21 @@ class MovedHandle(Handle):
 
     def get(self) -> Tensor:
         """The tensor; `InPlaceError` if it was changed after it was saved."""
-        if self.counter._version != self.version or self.moved.written_late:
-            self._check()
+        if self.counter._version != self.version:
+            check_version(self.counter, self.version, self.moved.name)
         data: Tensor = self.run.fetch(self.moved, self.row)
         return data if self.shape is None else self._inside(data)
 
     def look(self) -> Tensor:
         """As `get`, past the plan: the use that it counts is still to come."""
-        self._check()
+        check_version(self.counter, self.version, self.moved.name)
+        self.moved.check_writer()
         return self._inside(self.run.bring(self.moved))
 
     @property
-    def layout(self) -> Layout | None:
-        """Of the tensor; None: its elements are not what its bytes say."""
-        data, trip = self.moved.data, self.moved.trip
-        like: Tensor = trip.place.memory if data is None else data
-        if like.is_conj() or like.is_neg():
-            return None
+    def layout(self) -> Layout:
+        """Of the tensor."""
+        like = self.moved.like
         if self.shape is None:
             return Layout.of(like)
         return Layout(like.dtype, tuple(self.shape), self.stride)
@@ -189,14 +204,6 @@ class MovedHandle(Handle):
         elif self.moved.state is RecordState.RETURNING:
             self.run.bring(self.moved)
         return self._inside(data)
-
-    def _check(self) -> None:
-        moved = self.moved
-        if self.counter._version != self.version:
-            check_version(self.counter, self.version, moved.name)
-        kept = (RecordState.KEPT, RecordState.LEAVING)
-        if moved.written_late and moved.state not in kept:
-            check_late_writer(moved)
 
     def _inside(self, data: Tensor) -> Tensor:
         if self.shape is None:

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from ssdtrain.cache.course import Course, Entry
+from ssdtrain.cache.course import Course
 from ssdtrain.cache.record import Lane, LaneCourse, Record, RecordState
 from ssdtrain.cache.window import ReleaseWindow
 from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Order
 from ssdtrain.transfer.offloader import Offloader
 
 PLANNED = (Placement.KEEP, Placement.OFFLOAD, Placement.OFFLOAD_SSD)
@@ -32,9 +33,13 @@ class PlannedMoves:
         """See [Note: lingering] in window.py."""
         return self._window.lingering_bytes
 
-    def send(self, record: Record, entry: Entry) -> bool:
-        """Start to move a new record away, if its order says so and there is room."""
-        if entry.due is None or entry.order is None or record.data is None:
+    def send(self, record: Record, order: Order, due: int | None) -> bool:
+        """Start to move a new record away, if there is room.
+
+        Args:
+            due: mark of its release; None: it stays.
+        """
+        if due is None or record.data is None:
             return False
         parcel = self._offloader.store(
             record.data, record.name, lambda: True, record.holding
@@ -42,8 +47,8 @@ class PlannedMoves:
         if parcel is None:
             return False
         record.leave(parcel)
-        self._window.add(record, record.data, parcel, entry.due)
-        if entry.order.placement is Placement.OFFLOAD_SSD:
+        self._window.add(record, record.data, parcel, due)
+        if order.placement is Placement.OFFLOAD_SSD:
             self._offloader.send_on(parcel)
         return True
 

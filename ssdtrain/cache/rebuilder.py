@@ -4,6 +4,13 @@ All handles of a base tensor share one `Rebuilt`: the first use in backward runs
 recipe, and the copy is dropped when each handle has had its use. An input of a recipe
 holds one more handle of its record, and running the recipe uses that handle; so the
 input's place in the order of the lane, and in the prefetch, is where it is needed.
+
+[Note: searched once]
+A plan changes what is rebuilt, and not by what. So the first step under a plan asks
+what the steps before it have found, by kind of lane and number of the item, as a row of
+a table does ([Note: compiled recipes] in remat/compiled.py), and searches only where an
+answer is another one. Observed steps search: the next plan's choice is made of them.
+(tests/ssdtrain/cache/test_rebuilt_rows.py)
 """
 
 import logging
@@ -26,6 +33,7 @@ from ssdtrain.cache.record import (
     Handle,
     Kept,
     Known,
+    Lane,
     ParameterView,
     Rebuilt,
     RebuiltView,
@@ -61,15 +69,13 @@ class Cache(Protocol):
     retired: Retired
     regions: Regions
     captures: Captures
+    nothing: Tensor
 
     def pack(self, tensor: Tensor) -> Handle:
         """Take over a tensor."""
 
     def read(self, handle: Handle) -> Tensor:
         """Bring a tensor back for a recipe."""
-
-    def probe_of(self, tensor: Tensor) -> Probe:
-        """A probe of a plain tensor on the device."""
 
 
 class Rebuilder:
@@ -89,6 +95,8 @@ class Rebuilder:
         self._weights = weights
         self.keeper = CacheKeeper(cache, weights)
         self._failed: set[str] = set()
+        self._found: dict[tuple[str, int], Compiled] = {}
+        """What earlier searches found, by kind of lane and number of the item."""
         self._stop_listening = ENTRIES.listen()
 
     def forward_begins(self) -> None:
@@ -113,7 +121,8 @@ class Rebuilder:
 
     def _handle_of(self, rebuilt: Rebuilt, tensor: Tensor, view: View) -> Handle:
         rebuilt.num_handles += 1
-        return Handle(RebuiltView(rebuilt, view, self._cache.probe_of(tensor)))
+        probe = Probe.of(tensor, self._cache.nothing)
+        return Handle(RebuiltView(rebuilt, view, probe))
 
     def _open(self, tensor: Tensor, key: Key) -> Rebuilt | None:
         base = tensor if tensor._base is None else tensor._base
@@ -124,6 +133,9 @@ class Rebuilder:
             return None
         if base.is_conj() or base.is_neg():
             return None
+        asked = self._asked_again(base, lane)
+        if asked is not None:
+            return self._open_again(*asked, base, key)
         self.keeper.met_unsaved = False
         found = self._find(base)
         if found is None:
@@ -133,28 +145,78 @@ class Rebuilder:
         expression = self._chosen(found.expression, base)
         if expression is None:
             return None
-        lane.num_recipes += 1
-        if not self._budget.allows((lane.name, lane.num_recipes)):
-            self._cache.offloader.fall_back(Fallback.RECIPE_NOT_WORTH)
+        if not self._may_spend(lane):
             return None
         rebuilt = self._add(expression, expression.held, base, Layout.of(base), key)
-        if lane.binding is not None and found.trail is not None:
+        if self._is_remembered(lane) and found.trail is not None:
             rebuilt.compiled = Compiled.of(expression, found.trail, base)
+            if rebuilt.compiled is not None:
+                self._found[lane.kind, self._cache.course.serving] = rebuilt.compiled
         return rebuilt
 
-    def ask(self, compiled: Compiled, tensor: Tensor, key: Key) -> Asking | None:
-        """Whether a tensor may be made by the recipe that its row knows; None: no."""
+    def _is_remembered(self, lane: Lane) -> bool:
+        """Whether what is found is asked for again: by rows, or by the next plan."""
+        return lane.binding is not None or self._cache.course.observer.listens
+
+    def _may_spend(self, lane: Lane) -> bool:
+        """Count a recipe of the lane, and ask the budget."""
+        lane.num_recipes += 1
+        if self._budget.allows((lane.name, lane.num_recipes)):
+            return True
+        self._cache.offloader.fall_back(Fallback.RECIPE_NOT_WORTH)
+        return False
+
+    def _asked_again(self, base: Tensor, lane: Lane) -> tuple[Compiled, Asking] | None:
+        """The recipe of this place in an earlier step, if it is right of this tensor:
+        [Note: searched once]."""
+        cache = self._cache
+        if lane.binding is None or cache.captures.is_forward:
+            return None
+        if cache.regions.current is not None or cache.course.observer.listens:
+            return None
+        compiled = self._found.get((lane.kind, cache.course.serving))
+        if compiled is None:
+            return None
+        asked = self.finder.again(compiled, base, self.keeper)
+        if asked is None or _depth(asked.held) > _depth(compiled.expression.held):
+            return None  # the longest chain is the search's to know
+        return compiled, asked
+
+    def _open_again(
+        self, compiled: Compiled, asked: Asking, base: Tensor, key: Key
+    ) -> Rebuilt | None:
+        if not self._may_spend(self._cache.lanes.current):
+            return None
+        operands = compiled.operands(asked)
+        expression, layout = compiled.expression, compiled.layout
+        rebuilt = self._add(expression, operands, base, layout, key)
+        rebuilt.compiled = compiled
+        return rebuilt
+
+    def ask(self, compiled: Compiled, tensor: Tensor, key: Key | None) -> Asking | None:
+        """Whether a tensor may be made by the recipe that its row knows; None: no.
+
+        key: None: of its own base, if it has the recipe's layout.
+        """
         base = tensor if tensor._base is None else tensor._base
         if base is not tensor and not is_plain(base):  # `tensor` was looked at
             return None
-        if key.start_byte or key.end_byte != base.nbytes:
+        if key is not None and (key.start_byte or key.end_byte != base.nbytes):
             return None
         return self.finder.again(compiled, base, self.keeper)
 
     def take(
-        self, compiled: Compiled, asked: Asking, tensor: Tensor, key: Key, view: View
+        self,
+        compiled: Compiled,
+        asked: Asking,
+        tensor: Tensor,
+        key: Key | None,
+        view: View,
     ) -> Handle:
-        """A handle of a tensor whose recipe was asked for."""
+        """A handle of a tensor whose recipe was asked for.
+
+        key: by which others of its bytes find the recipe; None: there are none.
+        """
         self._cache.lanes.current.num_recipes += 1
         operands = compiled.operands(asked)
         base, layout = asked.tensor, compiled.layout
@@ -167,21 +229,29 @@ class Rebuilder:
         operands: Sequence[Held],
         base: Tensor,
         layout: Layout,
-        key: Key,
+        key: Key | None,
     ) -> Rebuilt:
         """A recipe is used instead of bytes."""
         lane = self._cache.lanes.current
-        holders = tuple([held.holder for held in operands])
-        rebuilt = Rebuilt(expression, holders, layout, lane, self._cache.retired)
+        holders, retired = (
+            tuple([held.holder for held in operands]),
+            self._cache.retired,
+        )
+        rebuilt = Rebuilt(expression, holders, layout, base.nbytes, lane, retired)
         rebuilt.region = self._cache.regions.current
         if self._device.type == "cpu" or expression.is_dear:
             rebuilt.numerics = numerics(self._device)
         if expression.is_guarded:
             rebuilt.digest = self._guard.evidence(base.detach(), word_bytes(base))
-        self._alive.add(key, rebuilt)
+        if key is not None:
+            self._alive.add(key, rebuilt)
         stored_bytes = 0
         for held in operands:
-            _count_handle(held.holder)
+            holder = held.holder
+            if type(holder) is MovedHandle:  # as most are
+                holder.moved.num_handles += 1
+            else:
+                _count_handle(holder)
             stored_bytes += held.stored_bytes
         spared_bytes = rebuilt.num_bytes - stored_bytes
         self._cache.ledger.counters.rebuilt(
@@ -347,7 +417,10 @@ class Rebuilder:
         handed_bytes = ledger.handed_bytes
         try:
             read = self._cache.read
-            tensors = [read(holder) for holder in rebuilt.holders]
+            tensors = [
+                holder.get() if type(holder) is MovedHandle else read(holder)
+                for holder in rebuilt.holders
+            ]
             if observer.listens:
                 observer.runs_again()
             begun = clock.begin()
@@ -394,10 +467,11 @@ def _signature(expression: Expression, base: Tensor) -> Hashable:
     return expression.signature, Layout.of(base).shape_class, base.device
 
 
+def _depth(operands: Iterable[Held]) -> int:
+    return max((held.depth for held in operands), default=0)
+
+
 def _count_handle(handle: Handle) -> None:
-    if type(handle) is MovedHandle:
-        handle.moved.num_handles += 1
-        return
     source = handle.source
     if isinstance(source, RecordView):
         source.record.num_handles += 1

@@ -25,11 +25,16 @@ class Recipes(Protocol):
     def again(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
         """Another handle of a tensor that is rebuilt already, or None."""
 
-    def ask(self, compiled: Compiled, tensor: Tensor, key: Key) -> Asking | None:
+    def ask(self, compiled: Compiled, tensor: Tensor, key: Key | None) -> Asking | None:
         """Whether a tensor may be made by the recipe that its row knows; None: no."""
 
     def take(
-        self, compiled: Compiled, asked: Asking, tensor: Tensor, key: Key, view: View
+        self,
+        compiled: Compiled,
+        asked: Asking,
+        tensor: Tensor,
+        key: Key | None,
+        view: View,
     ) -> Handle:
         """A handle of a tensor whose recipe was asked for."""
 
@@ -62,12 +67,17 @@ class NoRecipes:
         """There is none."""
         return None
 
-    def ask(self, compiled: Compiled, tensor: Tensor, key: Key) -> Asking | None:
+    def ask(self, compiled: Compiled, tensor: Tensor, key: Key | None) -> Asking | None:
         """There is none."""
         return None
 
     def take(
-        self, compiled: Compiled, asked: Asking, tensor: Tensor, key: Key, view: View
+        self,
+        compiled: Compiled,
+        asked: Asking,
+        tensor: Tensor,
+        key: Key | None,
+        view: View,
     ) -> Handle:
         """Never called: `ask` gave nothing."""
         raise RuntimeError(f"{compiled.expression.recipe}: a recipe without recipes")

@@ -27,7 +27,6 @@ from ssdtrain.cache.identity import (
     Key,
     Probe,
     View,
-    check_late_writer,
     check_version,
     is_plain,
 )
@@ -71,6 +70,10 @@ class RecordState(Enum):
     """On the device again. > AWAY or DROPPED when every handle has had its use."""
     DROPPED = auto()
     """Nowhere: the forward of its region makes it again. > BACK."""
+
+
+STAYED = (RecordState.KEPT, RecordState.LEAVING)
+"""The bytes are on the device, where they have always been."""
 
 
 class Holding:
@@ -138,10 +141,11 @@ class Retired:
         """The object that died first is the first one."""
         self._alive: dict[int, _Death] = {}
         """A weak reference calls back only while it is alive itself."""
+        self._append = self.queue.append
 
     def watch(self, owner: object, holding: Holding) -> None:
         """Queue the holding when `owner` dies."""
-        death = _Death(owner, self.queue.append)
+        death = _Death(owner, self._append)
         death.holding = holding
         self._alive[id(death)] = death
 
@@ -528,6 +532,7 @@ class Rebuilt:
         expression: Expression,
         holders: tuple[Any, ...],
         layout: Layout,
+        num_bytes: int,
         lane: Lane,
         retired: Retired,
     ) -> None:
@@ -545,7 +550,7 @@ class Rebuilt:
         self.layout = layout
         self.lane = lane
         self.retired = retired
-        self.num_bytes = layout.num_bytes
+        self.num_bytes = num_bytes
         self.data: Tensor | None = None
         """The rebuilt bytes, from the first use to the last."""
         self.item = -1
@@ -675,8 +680,6 @@ class RecordView(NamedTuple):
             InPlaceError: it was changed after it was saved.
         """
         self.probe.check(self.record)
-        if self.record.state not in (RecordState.KEPT, RecordState.LEAVING):
-            check_late_writer(self.record)
 
 
 class RebuiltView(NamedTuple):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterViewHandle
-from ssdtrain.cache.identity import parameter_of
+from ssdtrain.cache.identity import View, parameter_of
 from ssdtrain.cache.record import Handle, ParameterView, Part, alias_of
 from ssdtrain.cache.spec import NOTHING, Spec
 from ssdtrain.cache.wrapped import Shell, Unwrapped, WrappedHandle, unwrapped
@@ -53,24 +53,36 @@ class RebuiltRow:
     """
 
     __slots__ = (
-        "behind",
-        "by_norm",
-        "compiled",
-        "item",
-        "marks",
-        "num_bytes",
-        "number",
-        "used_behind",
+        *("behind", "by_norm", "compiled", "is_read", "is_shared", "item", "marks"),
+        *("num_bytes", "number", "used_behind", "whole"),
     )
 
-    def __init__(self, spec: Spec, compiled: Compiled, number: int) -> None:
+    def __init__(
+        self,
+        spec: Spec,
+        compiled: Compiled,
+        number: int,
+        *,
+        is_shared: bool,
+        is_read: bool,
+    ) -> None:
         self.behind = self.used_behind = NOTHING
         self.num_bytes = spec.num_bytes
         self.by_norm = spec.by_norm
         self.item = spec.item
         self.marks = spec.marks
         self.compiled = compiled
+        self.is_shared = is_shared
+        """Whether other rows save the same bytes."""
+        self.is_read = is_read
+        """Whether recipes read it."""
         self.number = number
+        layout = compiled.layout
+        self.whole: View | None = None
+        """Of a tensor that is its own base, in that layout; None: it has gaps."""
+        if layout.is_contiguous:
+            shape = torch.Size(layout.shape)
+            self.whole = View(layout.dtype, shape, layout.stride, 0, False, False)
 
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
         """A handle that makes it again."""
@@ -82,12 +94,16 @@ class RebuiltRow:
 class RebuiltAgainRow:
     """Another handle of an item that is rebuilt."""
 
-    __slots__ = ("behind", "by_norm", "item", "num_bytes", "number", "used_behind")
+    __slots__ = (
+        *("behind", "by_norm", "is_read", "item"),
+        *("num_bytes", "number", "used_behind"),
+    )
 
-    def __init__(self, spec: Spec, number: int) -> None:
+    def __init__(self, spec: Spec, number: int, *, is_read: bool) -> None:
         self.behind = self.used_behind = NOTHING
         self.num_bytes = spec.num_bytes
         self.by_norm = spec.by_norm
+        self.is_read = is_read
         self.item = spec.item
         self.number = number
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterHandle
-from ssdtrain.cache.identity import extent_bytes, identify, stamp_of
+from ssdtrain.cache.identity import Key, extent_bytes, identify, stamp_of
 from ssdtrain.cache.moved import Moved, MovedHandle
 from ssdtrain.cache.quiet import ForwardHooks, Quietly, sizes_of
 from ssdtrain.cache.record import (
@@ -274,7 +274,12 @@ class Run:
             if other and tensor.nbytes == row.num_bytes:
                 return self.leave_table(tensor)
             self._advance(row, row.marks)
-            record = self._cache.move(tensor, key, row.order, row.item)
+            order = row.order
+            record = self._cache.open_planned(tensor, key, order.name, row.item)
+            after = order.release_after
+            due = self._cache.course.mark + after if after > 0 else None
+            leaves = self._cache.moves.send(record, order, due)
+            self._cache.book(record, leaves=leaves)
             handle = handle_of(record, view, self._cache.probe_of(tensor))
             handle.number = row.number
             self._cache.recipes.note(tensor, handle, by_norm=row.by_norm)
@@ -302,6 +307,8 @@ class Run:
         cache = self._cache
         with self._lock:
             free = row.free
+            if not free and not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+                return self.leave_table(tensor)  # a view that repeats its bytes
             place = free.pop() if free else place_for(cache.offloader.pool, tensor)
             if place is None:
                 return self.pack_generally(tensor, row)
@@ -340,6 +347,8 @@ class Run:
         base = tensor._base
         if tensor.nbytes != (tensor if base is None else base).nbytes:
             return self.leave_table(tensor)
+        if tensor.is_conj() or tensor.is_neg():
+            return self.leave_table(tensor)
         cache, lane = self._cache, self._lane
         with self._lock:
             self._advance(row, row.marks)
@@ -366,7 +375,7 @@ class Run:
             start, end = extent_bytes(tensor)
             inside = moved.start_byte <= start and end <= moved.end_byte
             same = moved.stamp is stamp_of(tensor) and tensor._version == moved.version
-            if not (inside and same):
+            if not (inside and same and moved.is_read_by(tensor)):
                 return self.leave_table(tensor)
             moved.num_handles += 1
             handle = MovedHandle(moved, tensor, self, row)
@@ -382,7 +391,9 @@ class Run:
         with self._lock:
             if row.used_behind is not NOTHING and not cache.course.is_using:
                 self._use_quiet(row)
-            at = self._count_use()
+            at = self._count_use()  # may release it
+            if moved.written_late:
+                moved.check_writer()
             data = moved.data
             if data is None or moved.state not in AT_HAND:
                 data = self.bring(moved)
@@ -412,7 +423,14 @@ class Run:
         """A mark: an item that will be made again."""
         cache, recipes = self._cache, self._cache.recipes
         with self._lock:
-            key, view = identify(tensor)
+            key: Key | None
+            if row.whole is not None and tensor._base is None:
+                # As `identify` finds it, if it is what the recipe makes.
+                view, key = row.whole, None
+                if row.is_shared:
+                    key = Key(stamp_of(tensor), tensor._version, 0, row.num_bytes)
+            else:
+                key, view = identify(tensor)
             inside = cache.regions.current is not None
             asked = None if inside else recipes.ask(row.compiled, tensor, key)
             if asked is None:
@@ -425,7 +443,8 @@ class Run:
                 cache.course.serving = before
             handle.source.rebuilt.item = row.item
             handle.number = row.number
-            recipes.note(tensor, handle, by_norm=row.by_norm)
+            if row.is_read:
+                recipes.note(tensor, handle, by_norm=row.by_norm)
             cache.verifier.seal(handle, tensor)
             if self._course.orders is None:
                 self._stop()
@@ -440,7 +459,8 @@ class Run:
             if handle is None:
                 return self.pack_generally(tensor, row)
             handle.number = row.number
-            recipes.note(tensor, handle, by_norm=row.by_norm)
+            if row.is_read:
+                recipes.note(tensor, handle, by_norm=row.by_norm)
             self._cache.verifier.seal(handle, tensor)
             return handle  # type: ignore[no-any-return]
 

@@ -24,7 +24,7 @@ from torch import nn
 
 from ssdtrain.cache.bypass import Bypass, Unhooked
 from ssdtrain.cache.cache import TensorCache
-from ssdtrain.cache.course import Unobserved
+from ssdtrain.cache.course import SLACK, Unobserved
 from ssdtrain.cache.regions import REGION, Choice
 from ssdtrain.counters import Trace
 from ssdtrain.errors import ConfigError
@@ -210,7 +210,17 @@ class Planner:
         self._host_costs: HostCosts | None = None
         """None before the first observation, and where the host is the device."""
         self._planned_ratio = 1.0
-        """Size of the batch that the plan in force is for, over the observed one's."""
+        """Size of the batch that is planned for, over the observed one's."""
+        self._room_ratio = 1.0
+        """Likewise of the plan in force: there is room for."""
+        self._met_ratio = 1.0
+        """Likewise of the largest lane under a plan: [Note: sizes]."""
+        self._met_bytes: dict[str, int] = {}
+        """Saved in the largest lane of each kind, of all that followed no plan."""
+        self._lane_bytes: dict[str, int] = {}
+        """Likewise of the step that has ended."""
+        self._observed_lanes: dict[str, int] = {}
+        """Likewise of the observed one."""
         self._num_followed = 0
         """Steps since the plan in force was taken."""
         self._step = -1
@@ -271,6 +281,7 @@ class Planner:
             self._cache.course.step_starts()
             return
         self._step = num_steps
+        self._meet()
         if self._stage is Stage.WARM_UP and num_steps < NUM_WARM_UPS:
             if self._goal.device_bytes is not None:
                 self._record()  # whether it fits must be known before the second step
@@ -321,7 +332,7 @@ class Planner:
     # -- observing ----------------------------------------------------------------
 
     def _observe(self) -> None:
-        self._planned_ratio = 1.0
+        self._planned_ratio = self._met_ratio = 1.0
         self._trial = None
         self._stage = Stage.OBSERVING
         self._record()
@@ -377,6 +388,7 @@ class Planner:
 
     def _conclude(self) -> None:
         self._observed_bytes = self._cache.ledger.saved_bytes
+        self._observed_lanes = self._lane_bytes
         is_last = self._attempts == MAX_ATTEMPTS - 1
         profile = self.peers.agreed(self._observed(), self._step, is_last=is_last)
         if profile is None:
@@ -428,18 +440,18 @@ class Planner:
     # -- the plain step: see [Note: the plain step] in plan/calibrate.py ---------------
 
     def _may_run_plain(self) -> bool:
-        """Return whether a step that keeps everything fits device and memory limit."""
+        """Return whether a step that keeps everything fits the device. Under a memory
+        limit nobody would see that it is larger than the observed one."""
         capacity_bytes = self._cache.device.capacity_bytes()
         memory, profile = self._cache.ledger.start_level(), self._seen
         if capacity_bytes is None or memory is None or profile is None:
+            return False
+        if self._goal.is_by_memory:
             return False
         if self._keep_bytes is None:
             timeline = Timeline(profile)
             keep = Run(timeline, keep_all(timeline)).run()
             self._keep_bytes = keep.peak_bytes
-        limit = self._goal.most_bytes(profile)
-        if limit is not None and self._keep_bytes > limit:
-            return False
         used_bytes = memory.allocated_bytes + self.room.stuck_bytes
         needed_bytes = used_bytes + self._keep_bytes
         return needed_bytes < PLAIN_SHARE * capacity_bytes
@@ -703,6 +715,8 @@ class Planner:
             # Asked again: the plain step may have been one of smaller batches.
             fits = self._plain is not None and self._may_run_plain()
             self._cache.bypass = Unhooked() if fits else None
+        if self._makes_room:
+            self._planned_ratio = _with_headroom(self._largest_ratio())
         self._begin_search(SEARCH_MARKS)
         if self._stage is Stage.FOLLOWING:
             return
@@ -826,14 +840,21 @@ class Planner:
         Raises:
             ConfigError: nothing was, and there is no other plan.
         """
-        if answer.error and self.plan is None:
+        if answer.error and self.plan is None and self._planned_ratio > 1.0:
+            # What does not grow with a batch was taken to do so, too.
+            logger.info("ssdtrain: no plan has room for the largest batch so far")
+            self._planned_ratio = 1.0
+            self._begin_search(SEARCH_MARKS)
+        elif answer.error and self.plan is None:
             self._clear()  # training ends here
             raise ConfigError(answer.error)
-        if answer.error:
+        elif answer.error:
             logger.warning("ssdtrain: the plan stays: %s", answer.error)
         elif answer.stays and answer.plan is not None:
             prediction = answer.plan.prediction
-            self._leave_room()
+            if self._taken is None:
+                self._room_ratio = self._planned_ratio
+                self._leave_room()
             if self._taken is not None:
                 self._taken = replace(self._taken, prediction=prediction)
             elif self.plan is not None:
@@ -851,7 +872,7 @@ class Planner:
         if seen is None or not cache.device.runs_beside:
             return
         sizes = [
-            order.num_bytes
+            round(order.num_bytes * max(1.0, self._planned_ratio))
             for kind in seen.lanes
             for order in plan.orders.get(kind, ())
             if order.release_after > 0
@@ -872,6 +893,7 @@ class Planner:
             return
         self._taken = None
         self.plan, self._planned = plan, self._seen.signature()
+        self._room_ratio = self._planned_ratio
         self.num_plans += 1
         if self.peers.is_alone and not self._holds_overhead:
             self._trial = Trial(plan, self._trial)
@@ -1097,20 +1119,54 @@ class Planner:
         self._trial = None  # the plan before promised as much
         self._begin_search(SEARCH_MARKS)
 
+    @property
+    def _makes_room(self) -> bool:
+        """Whether plans are for the largest batch so far: [Note: sizes]."""
+        return self._goal.is_by_memory and self.peers.is_alone
+
+    def _meet(self) -> None:
+        """Note the sizes of the lanes of the step that has ended."""
+        self._lane_bytes = self._cache.lanes.take_most_bytes()
+        if self._cache.course.plan is not None:
+            return  # which decides what is counted
+        for kind, num_bytes in self._lane_bytes.items():
+            most_bytes = self._met_bytes.get(kind, 0)
+            self._met_bytes[kind] = max(most_bytes, num_bytes)
+
+    def _ratio_of(self, lanes: dict[str, int]) -> float:
+        """Return the most of these sizes over the observed one of their kind, and at
+        least 1."""
+        ratios = (
+            lanes.get(kind, 0) / observed_bytes
+            for kind, observed_bytes in self._observed_lanes.items()
+            if observed_bytes
+        )
+        return max((1.0, *ratios))
+
+    def _largest_ratio(self) -> float:
+        """Return the size of the largest lane so far over the observed one's."""
+        return max(self._met_ratio, self._ratio_of(self._met_bytes))
+
     def _make_room(self) -> None:
         """Under a memory limit, plan for the largest batch so far: [Note: sizes]."""
+        if not self._makes_room:
+            return
         course = self._cache.course
-        if not self._goal.is_by_memory or not course.planned_bytes:
+        if course.planned_bytes:
+            ratio = course.resized_bytes / course.planned_bytes
+            if course.num_outgrown:
+                # It was told by a first tensor; others may grow with its square.
+                found = self._ratio_of(self._lane_bytes)
+                ratio = max(ratio, min(found, ratio * ratio))
+            self._met_ratio = max(self._met_ratio, ratio)
+        ratio = self._largest_ratio()
+        # A search ends with a plan that is followed before the next one begins, or
+        # batches that grow and grow would never have one.
+        is_awaited = self._search is not None and not self._search.has_answered
+        if ratio <= self._planned_ratio * (1 + SLACK) or is_awaited or self._taken:
             return
-        ratio = course.resized_bytes / course.planned_bytes
-        if course.num_outgrown and self._observed_bytes:
-            # It was told by a first tensor; others may grow with its square.
-            found = self._cache.ledger.saved_bytes / self._observed_bytes
-            ratio = max(ratio, min(found, ratio * ratio))
-        if ratio <= self._planned_ratio or not self.peers.is_alone:
-            return
-        self._planned_ratio = ratio * HEADROOM
-        self._stop_search()  # its plan would be for the observed size
+        self._planned_ratio = _with_headroom(ratio)
+        self._stop_search()  # its plan would be for smaller ones
         self._trial = None  # and so was the plan before this one
         self._begin_search(QUICK_MARKS)
 
@@ -1120,7 +1176,7 @@ class Planner:
         own = isinstance(self.peers, Alone) and self._goal.is_by_memory
         bounded = own and self._stage is Stage.FOLLOWING
         course = self._cache.course
-        course.most_ratio = self._planned_ratio if bounded else math.inf
+        course.most_ratio = self._room_ratio if bounded else math.inf
         course.runs_all = bounded and self._first_regions is Choice.ALL
 
     def _keep_within(self) -> None:
@@ -1211,3 +1267,8 @@ class Planner:
         prediction = self.plan.prediction if following and self.plan else None
         ledger = self._cache.ledger
         ledger.predicted_ms = None if prediction is None else prediction.step_ms
+
+
+def _with_headroom(ratio: float) -> float:
+    """Return the size to plan for where the largest batch so far has this one."""
+    return ratio * HEADROOM if ratio > 1 + SLACK else 1.0

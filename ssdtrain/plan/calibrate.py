@@ -71,9 +71,10 @@ kernel behind it starts only then. Of an H200."""
 REPLAY_SLOWDOWN = 0.01
 """By which copies slow a replay down at least. Eager launches hide behind kernels what
 a replay shows: its small memsets take microseconds more beside a copy in. As above."""
-HOOKED_SHARE = 0.5
-"""Likewise where the forward was one of regions, which the hooks made longer: whether
-the program's host would bound it without them is not known."""
+HOOKED_SHARE = 0.3
+"""Likewise where the forward was one of regions: whether the program's host would bound
+it without the hooks is not known. They made one that a replay computes in 18 ms take 79
+on an H100, of which the program's host had 35."""
 REPLAY_BATCH_SHARE = 0.04
 """`Links.batch_share` of a replay. A layer's two largest tensors are 1 % of what 28
 layers save, and edges are what moves cost there: with 1 % half of the plain graph's

@@ -63,7 +63,10 @@ class Helpers:
         self._begun: set[Hashable] = set()
         self._waiting: deque[Hashable] = deque()
         for _ in range(count):
-            self._helpers.append(self._fork())
+            try:
+                self._helpers.append(self._fork())
+            except OSError:  # no more processes, or files, may be had here
+                break
 
     @property
     def num_tasks(self) -> int:
@@ -136,7 +139,12 @@ class Helpers:
 
     def _fork(self) -> _Helper:
         ours, theirs = Pipe()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
         if pid:
             theirs.close()
             return _Helper(pid, ours)

@@ -190,6 +190,8 @@ class Search:
         self._unsent: Iterator[str] | None = in_parts(request, PART)
         self._request = self.folder / "request.json"
         self._unread = [self.folder / f"{n}.json" for n in range(len(request.efforts))]
+        self.has_answered = False
+        """Whether an answer has been read."""
         self._reading: Reading | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = Owner()
@@ -264,6 +266,7 @@ class Search:
         answer = None if reading is None else reading.advance()
         if reading is not None and answer is not None:
             self._reading, self.text = None, reading.text
+            self.has_answered = True
         return answer
 
     def _end(self, process: "subprocess.Popen[bytes]") -> None:

@@ -88,6 +88,7 @@ class Compiled:
     __slots__ = (
         "_covered",
         "_device",
+        "_is_in_order",
         "_narrow",
         "_order",
         "_questions",
@@ -105,6 +106,7 @@ class Compiled:
         self.layout = Layout.of(base)
         self._device = base.device
         self._order = order
+        self._is_in_order = order == tuple(range(len(trail.operands)))
         self._covered = tuple(
             at for at, held in zip(order, expression.held, strict=True) if held.is_noted
         )
@@ -148,6 +150,8 @@ class Compiled:
         What takes the tensor's place in a smaller dtype is stored now.
         """
         found = of.held
+        if self._is_in_order and self._narrow is None:
+            return found
         if self._narrow is not None:
             stored = of.keeper.narrowed(of.tensor, self._narrow)
             found = [*found, stored]

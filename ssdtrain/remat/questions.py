@@ -111,7 +111,7 @@ class Question(Protocol):
 class IsKind(NamedTuple):
     """The node that made the tensor is of this kind, and this is its output."""
 
-    kind: type
+    kind: type[Any]
     name: str
     """Of nodes that share a class with others; "": the class tells."""
     output: int
@@ -123,13 +123,12 @@ class IsKind(NamedTuple):
 
     def holds(self, of: Asking) -> bool:
         """Ask."""
-        same = of.tensor.output_nr == self.output
-        return same and is_kind(of.nodes[0], self.kind, self.name)
-
-
-def is_kind(node: Any, kind: type[Any], name: str) -> bool:
-    """Whether a node is of this class and, where that does not tell, has this name."""
-    return type(node) is kind and (not name or str(node.name()) == name)
+        node = of.nodes[0]
+        return (
+            of.tensor.output_nr == self.output
+            and type(node) is self.kind
+            and (not self.name or str(node.name()) == self.name)
+        )
 
 
 def name_of_kind(node: Any) -> str:
@@ -143,7 +142,7 @@ class Edge(NamedTuple):
 
     at: int
     place: int
-    kind: type
+    kind: type[Any]
     name: str
     output: int
 
@@ -154,7 +153,11 @@ class Edge(NamedTuple):
             return False
         node, output = edges[self.place]
         of.nodes.append(node)
-        return output == self.output and is_kind(node, self.kind, self.name)
+        return (
+            output == self.output
+            and type(node) is self.kind
+            and (not self.name or str(node.name()) == self.name)
+        )
 
 
 class HasEdge(NamedTuple):

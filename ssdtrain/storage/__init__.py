@@ -1,7 +1,7 @@
 """Where bytes rest: files, memory, and wrappers that count, slow down or break them.
 
 Read down: `base` (the protocol), `slots` (which bytes are free), `directory` (is the
-user's directory safe), `blockio` (move all bytes or raise), `memory` and `posix` (the
+user's directory safe), `blockio` (what a buffer must be), `memory` and `posix` (the
 storages), `forwarding` (what wrappers share), `throttle`, `faulty` and `wear` (slowed
 down, broken, counted), `gds` (straight from GPU memory, over `kvikio_shim`;
 `malloc_hook` registers that memory), `measure` (how fast a storage and the ways to it

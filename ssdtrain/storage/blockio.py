@@ -1,12 +1,9 @@
-"""Move a whole buffer to or from a file descriptor, or raise."""
+"""What a transfer of one buffer must keep to, and how much one system call moves."""
 
 import errno
-import os
-from collections.abc import Callable
 
 import torch
 
-from ssdtrain.errors import StorageFullError
 from ssdtrain.storage.base import Slot
 
 BLOCK_BYTES = 8 * 1024 * 1024
@@ -38,46 +35,3 @@ def check_buffer(slot: Slot, buffer: torch.Tensor, alignment_bytes: int) -> None
             f"storage expects address and length in multiples of {alignment_bytes}, "
             f"got address {buffer.data_ptr():#x} and {size} bytes"
         )
-
-
-def write_all(fd: int, buffer: torch.Tensor, offset: int, place: str) -> None:
-    """Write all bytes at `offset`, in calls of `BLOCK_BYTES`.
-
-    Raises:
-        StorageFullError: no space or no quota left.
-        OSError: anything else; the text names place, offset and bytes.
-    """
-    _move(os.pwritev, fd, buffer, offset, f"write to {place}")
-
-
-def read_all(fd: int, buffer: torch.Tensor, offset: int, place: str) -> None:
-    """Fill the buffer from `offset`, in calls of `BLOCK_BYTES`.
-
-    Raises:
-        OSError: failed, or the file ends early; the text names place, offset, bytes.
-    """
-    _move(os.preadv, fd, buffer, offset, f"read from {place}")
-
-
-def _move(
-    call: Callable[..., int], fd: int, buffer: torch.Tensor, offset: int, what: str
-) -> None:
-    view = buffer.numpy().data
-    size, moved = len(view), 0
-    # A short write is followed up: the rest either arrives after all (a signal came
-    # between) or fails with the errno that tells a full disk from a broken one.
-    while moved < size:
-        try:
-            count = call(fd, [view[moved : moved + BLOCK_BYTES]], offset + moved)
-        except OSError as error:
-            kind = StorageFullError if error.errno in FULL_ERRNOS else OSError
-            raise kind(
-                error.errno,
-                f"{what} at offset {offset} failed after {moved} of {size} bytes: "
-                f"{os.strerror(error.errno or errno.EIO)}",
-            ) from error
-        if count == 0:
-            raise OSError(
-                errno.EIO, f"short {what} at offset {offset}: {moved} of {size} bytes"
-            )
-        moved += count

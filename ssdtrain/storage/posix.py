@@ -17,12 +17,7 @@ from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError, StorageFullError
 from ssdtrain.forks import Owner
 from ssdtrain.storage.base import Slot, StorageStats
-from ssdtrain.storage.blockio import (
-    FULL_ERRNOS,
-    check_buffer,
-    read_all,
-    write_all,
-)
+from ssdtrain.storage.blockio import BLOCK_BYTES, FULL_ERRNOS, check_buffer
 from ssdtrain.storage.slots import ALIGNMENT_BYTES, SlotTable, round_up
 
 EXTENT_BYTES = 256 * 1024 * 1024
@@ -153,7 +148,8 @@ class PosixStorage:
         check_buffer(slot, buffer, ALIGNMENT_BYTES)
         with self._transfer():
             fd = self._files.fds[slot.file]
-            write_all(fd, buffer, slot.offset, self._places[slot.file])
+            what = f"write to {self._places[slot.file]}"
+            _move_all(os.pwritev, fd, buffer, slot.offset, what)
         with self._lock:
             self._written_bytes[slot.file] += buffer.numel()
 
@@ -163,7 +159,8 @@ class PosixStorage:
         check_buffer(slot, buffer, ALIGNMENT_BYTES)
         with self._transfer():
             fd = self._files.fds[slot.file]
-            read_all(fd, buffer, slot.offset, self._places[slot.file])
+            what = f"read from {self._places[slot.file]}"
+            _move_all(os.preadv, fd, buffer, slot.offset, what)
         with self._lock:
             self._read_bytes[slot.file] += buffer.numel()
 
@@ -224,6 +221,37 @@ class PosixStorage:
                 self._table.extend(file, step)
                 return True
         return False
+
+
+def _move_all(
+    call: Callable[..., int], fd: int, buffer: torch.Tensor, offset: int, what: str
+) -> None:
+    """Move the whole buffer in calls of `BLOCK_BYTES`.
+
+    Raises:
+        StorageFullError: no space or no quota left.
+        OSError: anything else, the end of the file among it; the text names place,
+            offset and bytes.
+    """
+    view = buffer.numpy().data
+    size, moved = len(view), 0
+    # A short write is followed up: the rest either arrives after all (a signal came
+    # between) or fails with the errno that tells a full disk from a broken one.
+    while moved < size:
+        try:
+            count = call(fd, [view[moved : moved + BLOCK_BYTES]], offset + moved)
+        except OSError as error:
+            kind = StorageFullError if error.errno in FULL_ERRNOS else OSError
+            raise kind(
+                error.errno,
+                f"{what} at offset {offset} failed after {moved} of {size} bytes: "
+                f"{os.strerror(error.errno or errno.EIO)}",
+            ) from error
+        if count == 0:
+            raise OSError(
+                errno.EIO, f"short {what} at offset {offset}: {moved} of {size} bytes"
+            )
+        moved += count
 
 
 class _Files:

@@ -241,9 +241,13 @@ class Offloader:
             if buffer is not None:
                 return buffer
             reason = self._why_not_wait(self.pool.pin_failures > failures, patient)
-            if reason is not None:
+            if reason is Fallback.KEPT_HOST_FULL:
+                # The last write may have ended since the pool was asked.
+                buffer = self.pool.take(num_bytes)
+            if buffer is None and reason is not None:
                 self.fall_back(reason)
-                return None
+            if buffer is not None or reason is not None:
+                return buffer
             with self.device.stall():
                 self.pool.wait(WAIT_SLICE_S)
 
@@ -297,46 +301,45 @@ class Offloader:
             parcel.drainable = False
 
     def _write(self, parcel: Parcel) -> None:
+        """Write a staged parcel to the storage; runs in a thread of the writers."""
+        storage = self._need_storage()
         try:
-            self._write_through(parcel)
+            with self._lock:
+                buffer = parcel.buffer
+                if parcel.state is not ParcelState.STAGED or buffer is None:
+                    return
+                parcel.state = ParcelState.WRITING
+            try:
+                parcel.copied.synchronize()
+                start = time.monotonic_ns()
+                slot = storage.allocate(parcel.num_bytes)
+                try:
+                    padded_bytes = _padded(parcel.num_bytes, storage)
+                    storage.write(slot, buffer.memory[:padded_bytes])
+                except BaseException:
+                    storage.free(slot)
+                    raise
+            except BaseException as error:
+                # Also what is not an Exception: nobody else cleans up what is WRITING.
+                self._write_failed(parcel, error)
+                return
+            self._meters.counters.add(Count.WRITTEN, parcel.num_bytes)
+            self._meters.trace.add("write", "write", start, parcel.num_bytes)
+            with self._lock:
+                self._is_stored(parcel, slot)
         finally:
             with self._lock:
                 self._writing.discard(parcel)
 
-    def _write_through(self, parcel: Parcel) -> None:
-        with self._lock:
-            buffer = parcel.buffer
-            if parcel.state is not ParcelState.STAGED or buffer is None:
-                return
-            parcel.state = ParcelState.WRITING
-        try:
-            parcel.copied.synchronize()
-            slot = self._put(parcel.num_bytes, buffer)
-        except BaseException as error:
-            # Also what is not an Exception: a parcel left WRITING is never cleaned up.
-            self._write_failed(parcel, error)
-            return
-        with self._lock:
-            parcel.slot = slot
-            self._staged.pop(parcel, None)
-            self._give_buffer(parcel)
-            if parcel.state is ParcelState.GONE:
-                self._free_slot(parcel)
-            else:
-                parcel.state = ParcelState.STORED
-
-    def _put(self, num_bytes: int, buffer: Buffer) -> Slot:
-        storage = self._need_storage()
-        start = time.monotonic_ns()
-        slot = storage.allocate(num_bytes)
-        try:
-            storage.write(slot, buffer.memory[: _padded(num_bytes, storage)])
-        except BaseException:
-            storage.free(slot)
-            raise
-        self._meters.counters.add(Count.WRITTEN, num_bytes)
-        self._meters.trace.add("write", "write", start, num_bytes)
-        return slot
+    def _is_stored(self, parcel: Parcel, slot: Slot) -> None:
+        """The storage has the bytes: the buffer is free. The lock is held."""
+        parcel.slot = slot
+        self._staged.pop(parcel, None)
+        self._give_buffer(parcel)
+        if parcel.state is ParcelState.GONE:
+            self._free_slot(parcel)
+        else:
+            parcel.state = ParcelState.STORED
 
     def _write_failed(self, parcel: Parcel, error: BaseException) -> None:
         full = isinstance(error, StorageFullError)

@@ -21,7 +21,8 @@ HUGE_BYTES = 2 * 1024 * 1024
 MAX_WASTE = 0.125
 # Where batches change their length every step asks for other sizes, and pinning costs
 # more than the copies. So once there is so many times what was ever asked for at once,
-# a request takes a free buffer of up to so many times its size.
+# a request takes a free buffer of up to so many times its size. What was prepared, for
+# the largest batches, is enough for all that ask for no more.
 ENOUGH = 1.5
 LOOSE = 4
 PIN_SHARE = 0.25
@@ -108,6 +109,8 @@ class PinnedPool:
         self._changed = threading.Condition(self._lock)
         self._making_bytes = 0
         """Of buffers that a thread is making: in `_total_bytes` already."""
+        self._prepared_bytes = 0
+        """What was wanted at one time when buffers were prepared last."""
         self._maker: threading.Thread | None = None
         self._num_prepared = 0
         """How often `prepare` was asked; a thread that serves an earlier one ends."""
@@ -173,6 +176,7 @@ class PinnedPool:
         """
         wanted, there = sorted(map(round_up, sizes)), list(soon)
         self._num_prepared += 1  # what was wanted before is not any more
+        self._prepared_bytes = sum(wanted)
         if wanted:
             self._maker = threading.Thread(
                 target=self._make_all,
@@ -285,13 +289,18 @@ class PinnedPool:
     def _reuse_loosely(self, size: int, limit: int) -> Buffer | None:
         """A larger one, where there is memory enough for what is asked for, and half of
         the limit stays for what is asked for next."""
-        if self._total_bytes + size <= ENOUGH * self._most_asked_bytes:
+        is_prepared = self._asked_bytes + size <= self._prepared_bytes
+        is_enough = self._total_bytes + size > ENOUGH * self._most_asked_bytes
+        if not (is_prepared or is_enough):
             return None
         at = bisect_left(self._free, (size, -1))
         if at == len(self._free):
             return None
         capacity, _, buffer = self._free[at]
-        if capacity > LOOSE * size or self._used_bytes + capacity > limit // 2:
+        most_bytes, times = limit // 2, LOOSE
+        if is_prepared:  # what is as large as this one may be taken by smaller ones
+            most_bytes, times = limit, LOOSE * LOOSE
+        if capacity > times * size or self._used_bytes + capacity > most_bytes:
             return None
         del self._free[at]
         return buffer

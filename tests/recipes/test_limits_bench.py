@@ -1,6 +1,7 @@
 """The benchmarks of memory limits, changing lengths and predictions, on a CPU."""
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ pytest.importorskip("peft")
 
 from recipes.bench.common.forked import answer_of
 from recipes.bench.models import fits, grid, lengths, limit_tables, predictions
+from recipes.bench.models.real_row import Trainer
 from recipes.bench.models.stock import (
     STOCK,
     Case,
@@ -256,6 +258,7 @@ def test_lengths_that_change(tmp_path: Path) -> None:
     for name, cell in data["cells"].items():
         assert cell["planned"] and len(cell["tokens"]) == lengths.NUM_STEPS[name]
         assert len(cell["steps_ms"]) == cell["num_passes"] * len(cell["tokens"])
+        assert len(cell["peaks_gb"]) == len(cell["steps_ms"])
     assert set(data["cells"]["constant"]["tokens"]) == {64}
     assert min(data["cells"]["drawn"]["tokens"]) >= 16
     assert "| drawn, " in limit_tables.lengths(data)
@@ -280,11 +283,32 @@ def test_a_long_step_is_one_beyond_what_its_length_predicts() -> None:
     assert found["longest_late"] == pytest.approx(2.0) and found["num_long"] == 1
     assert found["longest_settled"] == pytest.approx(1.0)
     assert (found["peak_gb"], found["settled_peak_gb"]) == (7.0, 1.0)
+    assert found["over_budget_at"] == [3, 5]
+    assert found["peaks_gb"][3:6] == [5.0, 0.0, 7.0]
     text = limit_tables.lengths(
         data_of({"drawn": found, "packed": {"error": "x"}}, model="m", share=0.5)
     )
     row = "| drawn, 8 to 32 | 1.100x | 1.00 | 2.00 | 1 of 12 | 7.00 of 4.00 GB |"
     assert row in text and "| packed | x | - |" in text
+
+
+def test_a_trace_that_takes_too_long_tells_its_peaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted: dict[str, Any] = {}
+    step, num_steps = Trainer.step, itertools.count()
+
+    def late(trainer: Trainer, num: int) -> Any:
+        if next(num_steps) == 3 + 2 * 4 + 2:  # of the session: the third one
+            raise TimeoutError("too late")
+        return dataclasses.replace(step(trainer, num), peak_bytes=num * 10**8)
+
+    monkeypatch.setattr(Trainer, "step", late)
+    bench = lengths.Bench("tiny", {"drawn": [16, 8, 16, 8]}, CPU)
+    with pytest.raises(TimeoutError):
+        bench.trace("drawn", 0.75, 1.0, noted.update)
+    assert noted["peaks_gb"] == [1.6, 0.8] and noted["over_budget_at"] == [0]
+    assert noted["budget_gb"] == 1.2 and noted["plans_at"] == []
 
 
 # -- predictions -----------------------------------------------------------------------

@@ -98,6 +98,7 @@ PAGES = {
         "checkpointing and the other ways to save memory?",
         (
             ("models", of_file("real_models", real_models)),
+            ("models", of_file("real_models_h100", real_models)),
             ("models", of_file("fits", fits)),
             ("models", of_file("lengths", lengths)),
             ("models", of_file("predictions", predictions)),
@@ -106,15 +107,14 @@ PAGES = {
             ("offload", of_file("host_time", host_time)),
             ("offload", of_file("host_actions", host_actions)),
         ),
-        "`fsdp2` are two GPUs; there the plan was not there when the row's time was "
-        "over: its ranks could end their warm-ups apart, which is mended and not "
-        "measured since. `fsdp2-1` is a mesh of one rank: `fully_shard`'s hooks, "
-        "casts, gathers (copies), resharding and reductions run, fp32 masters and all, "
-        "so it shows what they cost the host and what a plan does beside them; no byte "
-        "crosses a link between GPUs, nothing is divided by the ranks, and no "
-        "collective is there to be delayed. `tp-1` is tensor parallelism by "
-        "`parallelize_module`, with sequence parallel norms, likewise of one rank: "
-        "DTensor runs and is what autograd saves, and nothing is divided. "
+        "`fsdp2` are two GPUs, `fully_shard` by layer with fp32 masters; `tp` two with "
+        "`parallelize_module` and sequence parallel norms, where DTensors are what "
+        "autograd saves; `fsdp2-1` and `tp-1` are the same on a mesh of one rank, "
+        "where no byte crosses a link between GPUs. A budget counts from the level at "
+        "the root's forward, a peak here from the level before the step: under FSDP2 "
+        "the root's gathered weights lie between them. Rows of H100s ran two at a "
+        "time, each on a GPU of one host: links and the host were shared, which the "
+        "waits for copies out of the 8B's rows show. "
         "Checkpointing and `budget=1gc` of the 1.7B "
         "and 4B shapes were measured in runs of their own, and are beside those runs' "
         "plain steps. A plan that was not settled may have been changed, and one step "

@@ -58,6 +58,18 @@ def traces_of(most: int, documents: list[int]) -> dict[str, list[int]]:
     }
 
 
+def peaks_of(steps: list[Step], budget_bytes: int) -> dict[str, Any]:
+    """Of each step, in GB, and which of them exceeded the budget."""
+    return {
+        "peaks_gb": [round(step.peak_bytes / 1e9, 3) for step in steps],
+        "over_budget_at": [
+            number
+            for number, step in enumerate(steps)
+            if step.peak_bytes > budget_bytes
+        ],
+    }
+
+
 def ms_of(steps: list[Step]) -> list[float]:
     """Of each; waits for the device."""
     return [step.ms for step in steps]
@@ -69,14 +81,17 @@ class History:
     def __init__(self, session: Any) -> None:
         self._session = session
         self._orders: Any = None
+        self.steps: list[Step] = []
+        """All that have been enqueued."""
         self.num_plans = 0
         self.plans_at: list[int] = []
         """Steps behind which another plan was in force."""
         self.pinned_gb: list[float] = []
         """Behind every step."""
 
-    def stepped(self) -> None:
-        """A step has been enqueued."""
+    def stepped(self, step: Step) -> None:
+        """This one has been enqueued."""
+        self.steps.append(step)
         plan, pool = self._session.plan, self._session.cache.offloader.pool
         if plan is not None and plan.orders is not self._orders:
             self._orders, self.num_plans = plan.orders, self.num_plans + 1
@@ -119,7 +134,7 @@ def passes(
         steps = []
         for num in trace:
             steps.append(trainer.step(num))
-            history.stepped()
+            history.stepped(steps[-1])
         found.append(steps)
         if is_last:
             return found
@@ -137,7 +152,8 @@ def compared(
     expected = [usual * plain_ms[at % len(trace)] for at in range(len(every))]
     excess = [own / other for own, other in zip(every, expected, strict=True)]
     late = excess[SETTLED_AFTER:]
-    peaks = [step.peak_bytes for steps in done for step in steps]
+    steps = list(itertools.chain(*done))
+    peaks = [step.peak_bytes for step in steps]
     found = {
         "ratio": sum(times[-1]) / sum(plain_ms),
         "plain_s": sum(plain_ms) / 1e3,
@@ -148,6 +164,7 @@ def compared(
         "peak_gb": max(peaks) / 1e9,
         "settled_peak_gb": max(peaks[-len(trace) :]) / 1e9,
         "budget_gb": budget_bytes / 1e9,
+        **peaks_of(steps, budget_bytes),
         "tokens": trace,
         "plain_ms": [round(each, 2) for each in plain_ms],
         "steps_ms": [round(each, 2) for each in every],
@@ -206,7 +223,12 @@ class Bench:
         ) as session:
             history = History(session)
             limit_s = (1 - LAST_SHARE) * (until - time.perf_counter())
-            done = passes(self.trainer, trace, session, limit_s, history)
+            try:
+                done = passes(self.trainer, trace, session, limit_s, history)
+            except TimeoutError:
+                peaks = peaks_of(history.steps, budget_bytes)
+                note({"budget_gb": budget_bytes / 1e9, **peaks, **history.figures()})
+                raise
             found = compared(trace, plain_ms, done, budget_bytes)
             report = session.last_step
             return {

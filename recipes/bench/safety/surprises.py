@@ -1,12 +1,13 @@
 """Random models that train and then change their ways: gradients byte-equal to plain's.
 
-The generators are `surprises.py` and `layered.py` in `tests/ssdtrain/graphs`: chains of
-operators, and repeated layers whose forwards run again. Every seed gives a model of
-each. It runs under three plans, of which one is drawn and, in layered models, changes
-under way. Written down: how many graphs (steps of models) there were, how many runs of
-a model under a plan were equal, in how many plain autograd raised as well, in how many
-ssdtrain raised alone (it may, and says so), how often each operator and surprise
-occurred, and every difference with its seed.
+The generators are `surprises.py`, `layered.py` and `operands.py` in
+`tests/ssdtrain/graphs`: chains of operators, repeated layers whose forwards run again,
+and chains of which most is made again. Every seed gives a model of each. It runs under
+several plans, of which some are drawn and change under way. Written down: how many
+graphs (steps of models) there were, how many runs of a model under a plan were equal,
+in how many plain autograd raised as well, in how many ssdtrain raised alone (it may,
+and says so), how often each operator and surprise occurred, and every difference with
+its seed.
 
     OMP_NUM_THREADS=1 python -m recipes.bench.safety.surprises --graphs 200000
 
@@ -30,12 +31,16 @@ from recipes.bench.safety.blocks import (
     run_campaign,
     verdict,
 )
-from tests.ssdtrain.graphs import layered, surprises
+from tests.ssdtrain.graphs import layered, operands, surprises
 from tests.ssdtrain.graphs.surprises import difference, raised_alone
 
 BLOCK = 10
 """Seeds."""
-GENERATORS: dict[str, Any] = {"chain": surprises, "layered": layered}
+GENERATORS: dict[str, Any] = {
+    "chain": surprises,
+    "layered": layered,
+    "operands": operands,
+}
 COUNTED = "planned", "reruns"
 """Features of the runs under plans, not of the models."""
 

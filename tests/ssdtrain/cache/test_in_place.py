@@ -1,6 +1,7 @@
 """[Note: in-place changes]: what plain autograd refuses, we refuse."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,10 @@ from torch import Tensor, nn
 
 import ssdtrain
 from ssdtrain.errors import InPlaceError
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Plan
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.cache.steps import train
 
 Run = Callable[..., Any]
 
@@ -95,3 +99,71 @@ def test_rrelu_fills_its_noise_after_autograd_has_saved_it(
     found, _ = gradients(function, [x], settings)
     assert all(gradient is not None for gradient in found)
     assert same_bits(found, expected)
+
+
+def released_late(session: ssdtrain.Session, load_at: int) -> Plan:
+    """Everything leaves at the second mark behind it: the last at its own use."""
+    plan = session.plan
+    assert plan is not None
+    moved = {"placement": Placement.OFFLOAD, "release_after": 2, "load_at": load_at}
+    return Plan(
+        orders={
+            kind: tuple(replace(order, **moved) for order in own)  # type: ignore[arg-type]
+            for kind, own in plan.orders.items()
+        },
+        policy="released late",
+    )
+
+
+class Noisy(torch.autograd.Function):
+    """Saves what rrelu saves, once it is drawn."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Any:
+        noise = torch.rand_like(x)
+        ctx.save_for_backward(x, noise)
+        return x * noise
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * ctx.saved_tensors[1]
+
+
+class Net(nn.Module):
+    """Ends with rrelu, from some step on."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+        self.first = first
+
+    def forward(self, number: int) -> Tensor:
+        torch.manual_seed(number)
+        x = self.net(torch.randn(512, 64))
+        if number < self.first:
+            made: Tensor = Noisy.apply(x)
+            return made.mean()
+        return nn.functional.rrelu(x, training=True).mean()
+
+
+@pytest.mark.parametrize("load_at", [0, 1, 2])
+@pytest.mark.parametrize("first", [0, 5])
+def test_noise_that_leaves_at_its_own_use_is_refused(first: int, load_at: int) -> None:
+    """By the general path, and by a table."""
+
+    def call(net: nn.Module, number: int) -> Tensor:
+        loss: Tensor = net(number)
+        return loss
+
+    expected = list(train(Net(first), call, 8))
+    settings: dict[str, Any] = {"target": "host", "min_bytes": 1, "recompute": "off"}
+    with ssdtrain.offload(net := Net(first), **settings) as session:
+        done = 0
+        with pytest.raises(InPlaceError, match="rrelu"):
+            for number, found in enumerate(train(net, call, 8)):
+                assert same_bits(found, expected[number]), number
+                done += 1
+                if session.plan is not None and session.plan.policy != "released late":
+                    session.follow(released_late(session, load_at))
+        assert done == max(3, first)

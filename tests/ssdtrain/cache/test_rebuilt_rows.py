@@ -97,11 +97,18 @@ def changing(how: str, at: int = 8) -> Step:
 
 
 def compare(
-    step: Step, num_steps: int = 11, others: Placement = Placement.KEEP
+    step: Step,
+    num_steps: int = 11,
+    others: Placement = Placement.KEEP,
+    another_at: int = -1,
+    model: type[Net] = Net,
 ) -> tuple[ssdtrain.Session, list[int]]:
-    """Every step is bitwise that without ssdtrain; how often each searched."""
-    expected = list(train(Net(), step, num_steps))
-    net, searches = Net(), []
+    """Every step is bitwise that without ssdtrain; how often each searched.
+
+    another_at: the first step under another plan of the same kind.
+    """
+    expected = list(train(model(), step, num_steps))
+    net, searches = model(), []
     with ssdtrain.offload(net, **SETTINGS) as session:
         finder: Finder = session.cache.recipes.finder  # type: ignore[attr-defined]
         find, count = finder.find, [0]
@@ -119,6 +126,8 @@ def compare(
                 assert same_bits(ours, theirs), f"step {number}"
             if session.plan is not None and session.plan.policy != "rebuilding":
                 session.follow(rebuilding(session, others))
+            if number == another_at - 1:
+                session.follow(replace(rebuilding(session, others)))
         assert session.cache.is_idle
         assert session.live_bytes == 0
         tables = session.cache.tables.tables.values()
@@ -173,6 +182,35 @@ def test_marks_and_bytes_are_the_general_paths(
 def test_a_program_that_changes_under_its_rows(how: str) -> None:
     _, searches = compare(changing(how))
     assert searches[7] == 0 < searches[8]
+
+
+@pytest.mark.parametrize("others", [Placement.KEEP, Placement.OFFLOAD])
+def test_a_plan_searches_for_nothing_that_was_found(others: Placement) -> None:
+    """Neither the first one, behind the observed steps, nor another one."""
+    session, searches = compare(changing(""), others=others, another_at=8)
+    assert session.cache.tables.num_made == 2, searches
+    at = next(n for n, num in enumerate(searches) if not num)
+    assert 0 < at < FIRST_TABLE and not any(searches[at:]), searches
+
+
+@pytest.mark.parametrize("how", ["epsilon", "tanh", "clamp"])
+def test_a_program_that_changes_under_a_new_plan(how: str) -> None:
+    """What was found is asked, and where it is wrong somebody searches."""
+    _, searches = compare(changing(how), another_at=8)
+    assert searches[7] == 0 < searches[8]
+
+
+class Turned(Net):
+    """What a recipe makes is saved as a view of it, in another shape."""
+
+    def forward(self, x: Tensor, how: str = "") -> Tensor:
+        x = super().forward(x, how)
+        return x * F.gelu(x).view(WIDTH, ROWS).square().view(ROWS, WIDTH)
+
+
+def test_a_view_comes_back_as_a_view() -> None:
+    _, searches = compare(changing(""), model=Turned)
+    assert searches[-1] == 0
 
 
 def test_an_input_that_is_changed_raises() -> None:

@@ -1,7 +1,8 @@
 """Batches of another size follow the plan of the observed one."""
 
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,13 +13,18 @@ from torch.nn import functional as F
 import ssdtrain
 from ssdtrain.cache.sizes import is_same_item, is_scaled
 from ssdtrain.counters import Fallback
+from ssdtrain.observe import planner
+from ssdtrain.observe.planner import HEADROOM
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
-from ssdtrain.transfer.device import CpuDevice
+from ssdtrain.plan.search import Answer, Request, Search, answers
+from ssdtrain.transfer.device import CpuDevice, MemoryLevel
+from tests.ranks import LONGEST_S
 from tests.ssdtrain.bits import same_bits
 
 WIDTH, ROWS, HEADS = 16, 32, 2
 SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 0}
+KEPT = {**SETTINGS, "plan": "keep-all", "recompute": "off"}
 UNPLANNED = {Fallback.PLAN_MISMATCH.value, Fallback.PLAN_OUTGROWN.value}
 
 
@@ -328,3 +334,198 @@ def test_a_budget_holds_for_another_program() -> None:
     assert reports[-1].saved_peak_bytes <= 1.05 * moved[-1].saved_peak_bytes
     assert Fallback.KEPT_BACK_PRESSURE.value not in reports[-1].fallbacks
     session.close()
+
+
+def train_qwen(
+    lengths: list[int], settings: dict[str, Any]
+) -> tuple[list[Tensor], ssdtrain.Session]:
+    """Losses and gradients of a step of each length."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = transformers.Qwen3Config(vocab_size=64, use_cache=False, **shape, **heads)
+    model = transformers.Qwen3ForCausalLM(config)
+    session = ssdtrain.offload(model, **settings)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen: list[Tensor] = []
+    for length in lengths:
+        ids = torch.randint(0, 64, (1, length))
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        seen += [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+        optimizer.step()
+        optimizer.zero_grad()
+    return seen, session
+
+
+@pytest.fixture
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that holds everything, so that a budget is all that limits a step."""
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr(CpuDevice, "memory", lambda device: MemoryLevel(0, 0, 0, 0))
+
+
+@pytest.mark.usefixtures("roomy")
+def test_a_budget_holds_in_every_step() -> None:
+    """The observed batch is the shortest but one and would fit if all were kept. Those
+    behind it, before its plan and under it, do not."""
+    draw = random.Random(0)
+    lengths = [24, 20, 16] + [draw.randint(17, 64) for _ in range(15)]
+    keep = {**KEPT, "min_bytes": 1}
+    theirs, session = train_qwen(lengths, keep)
+    kept = [report.saved_peak_bytes for report in session.steps]
+    session.close()
+    budget = max(kept) // 2
+    assert kept[1] < budget < max(kept[2:6])
+    settings = {"target": "host", "min_bytes": 1, "window_bytes": 1}
+    ours, session = train_qwen(lengths, {**settings, "memory_budget_bytes": budget})
+    assert same_bits(ours, theirs)
+    reports, plan = list(session.steps), session.plan
+    session.close()
+    assert plan is not None
+    # Steps without hooks would report nothing.
+    assert all(report.bytes_saved > 0 for report in reports)
+    assert max(report.saved_peak_bytes for report in reports) <= budget
+    outgrown = [Fallback.PLAN_OUTGROWN.value in report.fallbacks for report in reports]
+    longest = [0] + [max(lengths[: step + 1]) for step in range(len(lengths))]
+    for step, length in enumerate(lengths):
+        # The first plan, too, has room for whatever was met before it, and some more.
+        assert not outgrown[step] or length > HEADROOM * longest[step], step
+    assert any(outgrown)
+
+
+def test_a_batch_that_no_plan_has_room_for_ends_no_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What does not grow with a batch is taken to grow, so that there may be room for
+    it all the same: the plan is for the observed one, and it goes another way."""
+    ratios: list[float] = []
+
+    def small(request: Request) -> Iterator[Answer]:
+        ratios.append(request.ratio)
+        found = answers(request) if request.ratio == 1.0 else [Answer(error="none")]
+        yield from found
+
+    monkeypatch.setattr(planner, "answers", small)
+    lengths = [2 * ROWS, ROWS, ROWS, ROWS, 2 * ROWS, ROWS]
+    theirs, reports, _ = train(lengths.__getitem__, len(lengths), None, KEPT)
+    budget = int(0.6 * reports[0].saved_peak_bytes)
+    settings = {**SETTINGS, "memory_budget_bytes": budget, "window_bytes": 1}
+    ours, reports, session = train(lengths.__getitem__, len(lengths), None, settings)
+    assert session is not None and session.plan is not None
+    session.close()
+    assert same_bits(ours, theirs)
+    assert max(report.saved_peak_bytes for report in reports) <= budget
+    outgrown = [Fallback.PLAN_OUTGROWN.value in report.fallbacks for report in reports]
+    assert outgrown == [False] * 4 + [True, False]
+    assert ratios[0] > 2 and ratios[1] == 1.0 and len(ratios) == 3
+
+
+def test_a_plan_is_for_the_largest_batch_so_far() -> None:
+    """Also where that came before the observed one, and with some headroom."""
+    lengths = [2 * ROWS, ROWS, 2 * ROWS, int(2.06 * ROWS), ROWS]
+    _, reports, _ = train(lengths.__getitem__, len(lengths), None, KEPT)
+    budget = int(0.6 * reports[3].saved_peak_bytes)
+    settings = {**SETTINGS, "memory_budget_bytes": budget, "window_bytes": 1}
+    _, reports, session = train(lengths.__getitem__, len(lengths), None, settings)
+    assert session is not None
+    session.close()
+    for report in reports:
+        assert report.saved_peak_bytes <= budget
+        assert not UNPLANNED & set(report.fallbacks), report.step
+
+
+class Beside:
+    """Trains where plans are searched for beside training, as on a GPU."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, budget_bytes: int) -> None:
+        self.searches: list[Search] = []
+        self.given_up: list[Search] = []
+        """Before they had found anything."""
+        monkeypatch.setattr(CpuDevice, "runs_beside", True)
+        monkeypatch.setattr(planner, "Search", self._search)
+        torch.manual_seed(0)
+        self._model = nn.Sequential(Block(), Block())
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.1)
+        settings = {**SETTINGS, "memory_budget_bytes": budget_bytes, "window_bytes": 1}
+        self.session = ssdtrain.offload(self._model, **settings)
+
+    def _search(self, request: Request) -> Search:
+        search = Search(request)
+        stop = search.stop
+
+        def stopped() -> None:
+            if not (search.has_answered or search.is_over):
+                self.given_up.append(search)
+            stop()
+
+        search.stop = stopped  # type: ignore[method-assign]
+        self.searches.append(search)
+        return search
+
+    def step(self, rows: int) -> ssdtrain.StepReport:
+        """One step, of a batch of so many rows."""
+        self._model(torch.randn(rows, WIDTH)).square().mean().backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        report = self.session.last_step
+        assert report is not None
+        return report
+
+    def settle(self, rows: int) -> None:
+        """Steps until no plan is searched for."""
+        end = time.monotonic() + LONGEST_S
+        while self.session.plan is None or not self.session.is_settled:
+            assert time.monotonic() < end
+            self.step(rows)
+            time.sleep(0.01)
+
+
+def budget_of(rows: int, share: float) -> int:
+    """A share of what such a batch saves."""
+    _, reports, session = train(lambda step: rows, 2, None, KEPT)
+    assert session is not None
+    session.close()
+    return int(share * reports[-1].saved_peak_bytes)
+
+
+def test_batches_that_grow_wait_for_a_plan_and_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each is larger than what is searched for; the search goes on, and ends."""
+    budget = budget_of(3 * ROWS, 0.6)
+    beside = Beside(monkeypatch, budget)
+    beside.settle(ROWS)
+    num_searches = len(beside.searches)
+    for rows in range(2 * ROWS, 3 * ROWS, 4):  # a tenth more each time
+        report = beside.step(rows)
+        assert Fallback.PLAN_OUTGROWN.value in report.fallbacks
+        assert report.saved_peak_bytes <= budget
+    beside.settle(3 * ROWS)
+    report = beside.step(3 * ROWS)
+    assert not UNPLANNED & set(report.fallbacks) and report.num_resized
+    assert report.saved_peak_bytes <= budget
+    assert not beside.given_up and len(beside.searches) <= num_searches + 3
+    beside.session.close()
+
+
+def test_a_plan_of_before_has_no_more_room_than_it_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Larger batches come while a step is observed again; the plan is followed until
+    one for them is there."""
+    beside = Beside(monkeypatch, budget_of(3 * ROWS, 0.6))
+    beside.settle(ROWS)
+    own: Any = beside.session._planner
+    plan, drift = beside.session.plan, own._drift.step
+    monkeypatch.setattr(own._drift, "step", lambda *_: True)
+    beside.step(ROWS)
+    monkeypatch.setattr(own._drift, "step", drift)
+    assert own.stage is planner.Stage.OBSERVING
+    while own.stage is not planner.Stage.FOLLOWING:
+        beside.step(3 * ROWS if own.stage is planner.Stage.PLAIN else ROWS)
+    report = beside.step(3 * ROWS)
+    assert beside.session.plan is plan
+    assert Fallback.PLAN_OUTGROWN.value in report.fallbacks
+    beside.session.close()

@@ -104,6 +104,29 @@ with Helpers(lambda task: 1 / task, found.append, 1) as them:
     assert run(code) == ""
 
 
+@pytest.mark.parametrize("num_forks", [0, 1])
+def test_as_many_as_may_be_had(num_forks: int) -> None:
+    """A limit of processes ends no search."""
+    code = f"""
+fork, left = os.fork, [None] * {num_forks}
+def limited():
+    if not left:
+        raise BlockingIOError(11, "no more processes")
+    left.pop()
+    return fork()
+os.fork = limited
+num_files = len(os.listdir("/proc/self/fd"))
+found = []
+with Helpers(lambda task: task, found.append, 3) as them:
+    assert them.num_tasks == 2 * {num_forks}
+    them.ask(range(3))
+    for task in range(3):
+        them.settle(task)
+assert len(os.listdir("/proc/self/fd")) == num_files
+"""
+    assert run(code) == ""
+
+
 def test_they_end_with_a_parent_that_is_killed() -> None:
     code = """
 import sys

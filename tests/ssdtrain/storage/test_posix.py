@@ -17,8 +17,8 @@ import torch
 
 import ssdtrain
 from ssdtrain.counters import Fallback
-from ssdtrain.errors import ConfigError
-from ssdtrain.storage import PosixStorage, blockio, posix
+from ssdtrain.errors import ConfigError, StorageFullError
+from ssdtrain.storage import PosixStorage, posix
 from tests.ranks import LONGEST_S, SOON_S
 
 MIB = 1024 * 1024
@@ -220,7 +220,7 @@ def test_sparse_where_preallocation_is_unknown(
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(os, "pwritev", full)
-    with pytest.raises(blockio.StorageFullError, match="after 0 of 1048576 bytes"):
+    with pytest.raises(StorageFullError, match="after 0 of 1048576 bytes"):
         store.write(slot, sent)
     store.close()
 

@@ -184,3 +184,20 @@ def test_a_larger_buffer_serves_only_where_there_is_enough() -> None:
     tiny = pool.take(COARSE_BYTES // 2)
     assert tiny is not large  # eight times as large
     assert pool.used_bytes == (2 * COARSE_BYTES) + COARSE_BYTES // 2
+
+
+def test_what_was_prepared_for_the_largest_batch_serves_all_smaller_ones() -> None:
+    device, draw = Device(), random.Random(0)
+    pool = PinnedPool(device, 128 * COARSE_BYTES)
+    widths = [1, 1, 2, 2, 4, 4, 8]
+    prepared(pool, [4 * COARSE_BYTES * width for width in widths])
+    for length in (1, 2, 3, 4, 1, 4):
+        draw.shuffle(widths)
+        taken = [pool.take(length * COARSE_BYTES * width) for width in widths]
+        for buffer in taken:
+            assert buffer is not None
+            pool.give(buffer)
+    assert len(device.threads) == len(widths)
+    # What is asked for beyond that is made.
+    more = [pool.take(COARSE_BYTES * 15) for _ in range(7)]
+    assert all(more) and len(device.threads) > len(widths)

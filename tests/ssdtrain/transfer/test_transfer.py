@@ -12,7 +12,7 @@ from ssdtrain.storage.memory import MemoryStorage
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
 from ssdtrain.transfer.parcel import ParcelState
-from ssdtrain.transfer.pinned import GRAIN_BYTES, PinnedPool, round_up
+from ssdtrain.transfer.pinned import GRAIN_BYTES, Buffer, PinnedPool, round_up
 from tests.ssdtrain.bits import same_bits
 
 KIB = 1024
@@ -96,6 +96,28 @@ def test_bytes_come_back(drain: Drain) -> None:
         assert same_bits(target, source)
         offloader.discard(parcel)
     assert offloader.pool.used_bytes == 0
+    offloader.close()
+
+
+def test_a_write_that_ends_while_the_pool_is_asked_makes_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pool was full when it was asked, and the write that filled it has ended
+    before anybody looked whether one is under way."""
+    offloader = open_offloader(Drain.WHEN_FULL, 256 * KIB)
+    take, answers = offloader.pool.take, iter([False])
+
+    def late(num_bytes: int, **settings: bool) -> Buffer | None:
+        return take(num_bytes, **settings) if next(answers, True) else None
+
+    monkeypatch.setattr(offloader.pool, "take", late)
+    source = torch.arange(20 * KIB, dtype=torch.uint8)
+    parcel = offloader.store(source, "record", lambda: True)
+    assert parcel is not None
+    target = torch.zeros_like(source)
+    offloader.load(parcel, target).wait(offloader.device)
+    assert same_bits(target, source)
+    offloader.discard(parcel)
     offloader.close()
 
 
