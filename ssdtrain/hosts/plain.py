@@ -81,12 +81,12 @@ def _watch_call(root: nn.Module, hints: Hints, patches: Patches) -> None:
     """Tell of every call of the root before its hooks run. It is a hook that opens
     nothing, so an interrupt leaves nothing behind."""
 
-    @torch.compiler.disable
     def called(module: nn.Module, args: Any) -> None:
         if module is root:  # see [Note: Whose forward]
             hints.root_is_called()
 
-    patches.also(root.register_forward_pre_hook(called, prepend=True).remove)
+    hook = torch.compiler.disable(called)
+    patches.also(root.register_forward_pre_hook(hook, prepend=True).remove)
 
 
 def _wrap(

@@ -21,11 +21,12 @@ if not dist.is_available():
 @pytest.fixture
 def model() -> Iterator[nn.Module]:
     """A sharded block inside of a sharded root that has weights of its own."""
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    mesh = dist.init_device_mesh("cpu", (1,))
+    mesh = init_device_mesh("cpu", (1,))
     torch.manual_seed(0)
     block = nn.Sequential(nn.Linear(16, 16), nn.GELU())
     net = nn.Sequential(nn.Linear(16, 16), block, nn.Linear(16, 16))
