@@ -21,7 +21,9 @@ Under a memory limit a plan has room for batches up to some size. A lane whose f
 tensor of another size tells that it is larger leaves its plan there: everything that
 can move does, waiting for the link, and where there are regions all run again, as in
 the first steps. So does the rest of a lane that turns out to be another program. The
-planner hears of its size, and the next plan has room for it.
+planner hears of its size, and the next plan has room for it. The first one has room
+for all lanes that came before it, and no step before it runs without hooks: nobody
+would see that it is larger than the observed one.
 (tests/ssdtrain/cache/test_sizes.py)
 """
 
