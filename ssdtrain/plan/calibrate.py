@@ -75,6 +75,12 @@ HOOKED_SHARE = 0.3
 """Likewise where the forward was one of regions: whether the program's host would bound
 it without the hooks is not known. They made one that a replay computes in 18 ms take 79
 on an H100, of which the program's host had 35."""
+LEAD_SHARE = 0.05
+"""A host that is ahead of the device by this part of a forward when it starts does not
+bound it."""
+LONGEST_HELD_MS = 250.0
+"""A longer step is not held: it would take seconds, and launches are not what it waits
+for."""
 REPLAY_BATCH_SHARE = 0.04
 """`Links.batch_share` of a replay. A layer's two largest tensors are 1 % of what 28
 layers save, and edges are what moves cost there: with 1 % half of the plain graph's
@@ -107,8 +113,12 @@ class PlainTimes(NamedTuple):
 
     @property
     def may_be_hosted(self) -> bool:
-        """Whether it may, of a step that was measured with hooks."""
-        return self.host_forward_ms > HOOKED_SHARE * self.forward_ms
+        """Whether it may, of a step that was measured with hooks, and is short."""
+        return (
+            self.host_forward_ms > HOOKED_SHARE * self.forward_ms
+            and self.host_lead_ms < LEAD_SHARE * self.forward_ms
+            and self.step_ms < LONGEST_HELD_MS
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

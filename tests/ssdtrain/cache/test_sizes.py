@@ -15,6 +15,7 @@ from ssdtrain.cache.sizes import is_same_item, is_scaled
 from ssdtrain.counters import Fallback
 from ssdtrain.observe import planner
 from ssdtrain.observe.planner import HEADROOM
+from ssdtrain.plan.adapt import Drift
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.search import Answer, Request, Search, answers
@@ -445,6 +446,14 @@ class Beside:
         """Before they had found anything."""
         monkeypatch.setattr(CpuDevice, "runs_beside", True)
         monkeypatch.setattr(planner, "Search", self._search)
+        self.planners: list[planner.Planner] = []
+        build = planner.Planner.__init__
+
+        def built(own: planner.Planner, *args: Any, **settings: Any) -> None:
+            build(own, *args, **settings)
+            self.planners.append(own)
+
+        monkeypatch.setattr(planner.Planner, "__init__", built)
         torch.manual_seed(0)
         self._model = nn.Sequential(Block(), Block())
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.1)
@@ -518,11 +527,11 @@ def test_a_plan_of_before_has_no_more_room_than_it_had(
     monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1)
     beside = Beside(monkeypatch, budget_of(3 * ROWS, 0.6))
     beside.settle(ROWS)
-    own: Any = beside.session._planner
-    plan, drift = beside.session.plan, own._drift.step
-    monkeypatch.setattr(own._drift, "step", lambda *_: True)
+    (own,) = beside.planners
+    plan, drift = beside.session.plan, Drift.step
+    monkeypatch.setattr(Drift, "step", lambda *_: True)
     beside.step(ROWS)
-    monkeypatch.setattr(own._drift, "step", drift)
+    monkeypatch.setattr(Drift, "step", drift)
     assert own.stage is planner.Stage.OBSERVING
     stages = []
     while own.stage is not planner.Stage.FOLLOWING:

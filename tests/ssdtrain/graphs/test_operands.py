@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from ssdtrain.cache.moved import MovedHandle
+from ssdtrain.cache.rebuilder import Rebuilder
 from ssdtrain.cache.record import RecordState
 from tests.ssdtrain.graphs.operands import (
     OPERATORS,
@@ -28,13 +29,21 @@ def test_recipes_read_rows(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: Counter[RecordState] = Counter()
-    get = MovedHandle.get
+    get, use, recipes = MovedHandle.get, Rebuilder.use, [0]
 
     def counted(handle: MovedHandle) -> Any:
-        if handle.run._cache.course.is_using:  # a recipe asks
+        if recipes[0]:  # one asks
             read[handle.moved.state] += 1
         return get(handle)
 
+    def counting(rebuilder: Rebuilder, *args: Any, **settings: Any) -> Any:
+        recipes[0] += 1
+        try:
+            return use(rebuilder, *args, **settings)
+        finally:
+            recipes[0] -= 1
+
+    monkeypatch.setattr(Rebuilder, "use", counting)
     monkeypatch.setattr(MovedHandle, "get", counted)
     features: Counter[str] = Counter()
     for seed in (*FOUND, *range(NUM_MODELS - len(FOUND))):
