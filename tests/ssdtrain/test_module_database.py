@@ -17,6 +17,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 import ssdtrain
 from tests.ssdtrain.bits import same_bits
 
+# Its import forbids the whole process to set flags of backends, as users do.
+vars_of_backends: Any = torch.backends.flags_frozen.__globals__  # type: ignore[attr-defined]
+vars_of_backends["__allow_nonbracketed_mutation_flag"] = True
+
 MOVED = {"min_bytes": 0, "window_bytes": 1, "plan": "offload-all", "target": "host"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "moved": {**MOVED, "recompute": "off"},
