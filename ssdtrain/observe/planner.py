@@ -1173,8 +1173,7 @@ class Planner:
     def _leave_room(self) -> None:
         """Under a memory limit, let batches for which the plan in force has no room go
         another way: [Note: sizes]. Ranks that gather weights together go one way."""
-        own = isinstance(self.peers, Alone) and self._goal.is_by_memory
-        bounded = own and self._stage is Stage.FOLLOWING
+        bounded = self._makes_room and self._stage is Stage.FOLLOWING
         course = self._cache.course
         course.most_ratio = self._room_ratio if bounded else math.inf
         course.runs_all = bounded and self._first_regions is Choice.ALL
