@@ -282,9 +282,13 @@ class Session:
             if goal.device_bytes is not None and settings.device_memory != FIT:
                 # What the allocator caches must not exceed the limit either.
                 self._patches.also(device.limit_memory(goal.device_bytes))
+            fall_back = self.cache.offloader.fall_back
+            host: Any = megatron if megatron.is_megatron(modules) else meshes
+            peers = host.peers(modules, lambda: fall_back(Fallback.PLANNED_ALONE))
             self._planner = Planner(
                 self.cache,
                 goal,
+                peers,
                 self.trace,
                 modules,
                 _notes_of(settings),
@@ -299,11 +303,6 @@ class Session:
                 self._planner.room.open()
             else:
                 self._planner.room.open_for(modules)
-            fall_back = self.cache.offloader.fall_back
-            host: Any = megatron if megatron.is_megatron(modules) else meshes
-            self._planner.peers = host.peers(
-                modules, lambda: fall_back(Fallback.PLANNED_ALONE)
-            )
             self._steps.on_start = self._planner.step_starts
         elif settings.plan not in [choice.value for choice in PlanChoice]:
             self.cache.course.plan = read_plan(settings.plan)

@@ -232,7 +232,7 @@ STILL_REACHED: dict[str, set[str]] = {
     },
     "tests/ssdtrain/cache/test_life.py": {"_records"},
     "tests/ssdtrain/cache/test_peak.py": {"_window"},
-    "tests/ssdtrain/observe/test_planner.py": {"_drift", "_planner", "_stage"},
+    "tests/ssdtrain/observe/test_planner.py": {"_planner"},
     "tests/ssdtrain/cache/test_self_check.py": {"_rebuild"},
     "tests/ssdtrain/cache/test_window.py": {"_store", "_window"},
     "tests/ssdtrain/hosts/hinted_ranks.py": {"_cache"},

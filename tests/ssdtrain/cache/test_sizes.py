@@ -13,8 +13,8 @@ from torch.nn import functional as F
 import ssdtrain
 from ssdtrain.cache.sizes import is_same_item, is_scaled
 from ssdtrain.counters import Fallback
-from ssdtrain.observe import planner
-from ssdtrain.observe.planner import HEADROOM
+from ssdtrain.observe import planner, searching
+from ssdtrain.observe.largest import HEADROOM
 from ssdtrain.plan.adapt import Drift
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
@@ -408,7 +408,7 @@ def test_a_batch_that_no_plan_has_room_for_ends_no_training(
         found = answers(request) if request.ratio == 1.0 else [Answer(error="none")]
         yield from found
 
-    monkeypatch.setattr(planner, "answers", small)
+    monkeypatch.setattr(searching, "answers", small)
     lengths = [2 * ROWS, ROWS, ROWS, ROWS, 2 * ROWS, ROWS]
     theirs, reports, _ = train(lengths.__getitem__, len(lengths), None, KEPT)
     budget = int(0.6 * reports[0].saved_peak_bytes)
@@ -445,7 +445,7 @@ class Beside:
         self.given_up: list[Search] = []
         """Before they had found anything."""
         monkeypatch.setattr(CpuDevice, "runs_beside", True)
-        monkeypatch.setattr(planner, "Search", self._search)
+        monkeypatch.setattr(searching, "Search", self._search)
         self.planners: list[planner.Planner] = []
         build = planner.Planner.__init__
 

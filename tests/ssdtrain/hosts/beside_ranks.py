@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import ssdtrain
+from ssdtrain.observe.memorygoal import MemoryGoal
+from ssdtrain.observe.observation import Observation
 from ssdtrain.observe.planner import Planner
 from ssdtrain.transfer.device import CpuDevice
 from tests.ranks import leave
@@ -97,10 +99,9 @@ STARTED: list[Planner] = []
 @contextlib.contextmanager
 def behind(late_s: float) -> Iterator[None]:
     """Be late behind an observed step; remember the planner."""
-    names = "_observed", "step_starts"
-    observed, starts = (getattr(Planner, name) for name in names)
+    observed, starts = Observation.end, Planner.step_starts
 
-    def observing(self: Planner, **asked: Any) -> Any:
+    def observing(self: Observation, **asked: Any) -> Any:
         time.sleep(late_s)
         return observed(self, **asked)
 
@@ -108,13 +109,13 @@ def behind(late_s: float) -> Iterator[None]:
         STARTED[:] = [self]
         starts(self, num_steps)
 
-    for name, fault in zip(names, (observing, starting), strict=True):
-        setattr(Planner, name, fault)
+    setattr(Observation, "end", observing)  # noqa: B010
+    setattr(Planner, "step_starts", starting)  # noqa: B010
     try:
         yield
     finally:
-        for name, own in zip(names, (observed, starts), strict=True):
-            setattr(Planner, name, own)
+        setattr(Observation, "end", observed)  # noqa: B010
+        setattr(Planner, "step_starts", starts)  # noqa: B010
 
 
 def train(case: Case, mesh: DeviceMesh, rank: int, place: int) -> dict[str, Any]:
@@ -155,7 +156,7 @@ def main(out: Path, names: list[str]) -> None:
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
     CpuDevice.runs_beside = True
-    setattr(Planner, "_may_run_plain", lambda planner: True)  # noqa: B010
+    setattr(MemoryGoal, "fits_plain", lambda self, profile: True)  # noqa: B010
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     mesh = init_device_mesh("cpu", (2,))

@@ -11,7 +11,7 @@ from torch import nn
 import ssdtrain
 from ssdtrain.errors import ConfigError
 from ssdtrain.hosts import meshes
-from ssdtrain.observe import planner
+from ssdtrain.observe import planner, searching
 from ssdtrain.plan.agree import Alone
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.search import Search
@@ -51,7 +51,7 @@ class Ranks:
         self.answers: list[str] = []
         self.peers: list[Rank] = []
         monkeypatch.setattr(CpuDevice, "runs_beside", True)
-        monkeypatch.setattr(planner, "Search", self._search)
+        monkeypatch.setattr(searching, "Search", self._search)
         monkeypatch.setattr(planner, "choose", self._never)
         monkeypatch.setattr("ssdtrain.plan.search.choose", self._never)
         self.sessions: list[ssdtrain.Session] = []

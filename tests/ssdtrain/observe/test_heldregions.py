@@ -13,6 +13,8 @@ from ssdtrain.cache.course import Unobserved
 from ssdtrain.cache.regions import REGION, Choice
 from ssdtrain.jsonfile import decode, in_parts, joined
 from ssdtrain.observe.heldregions import HeldRegions, longest_ms
+from ssdtrain.observe.measured import Measured
+from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.paced import HOLD_FACTOR, HOLD_MS
 from ssdtrain.observe.planner import Planner
 from ssdtrain.plan import search
@@ -143,10 +145,10 @@ def test_regions_are_held_where_the_plain_step_does_not_fit(
         holds.append(ms)
         virtual_time.sleep(HELD_S)
 
-    monkeypatch.setattr("ssdtrain.observe.planner.answers", answers)
+    monkeypatch.setattr("ssdtrain.observe.searching.answers", answers)
     monkeypatch.setattr(CpuDevice, "hold", hold)
-    monkeypatch.setattr(Planner, "_may_run_plain", lambda self: False)
-    monkeypatch.setattr(Planner, "_may_hold", lambda self: True)
+    monkeypatch.setattr(MemoryGoal, "fits_plain", lambda self, profile: False)
+    monkeypatch.setattr(Measured, "_may_hold", lambda self: True)
     monkeypatch.setattr("ssdtrain.api._first_regions", lambda *settings: Choice.ALL)
     theirs, net = train(Sums(), 12), Sums()
     with ssdtrain.offload(net, target="host", min_bytes=1) as session:

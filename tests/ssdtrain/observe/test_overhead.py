@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import ssdtrain
-from ssdtrain.observe import planner
-from ssdtrain.observe.planner import MOST_TIGHTENED, Planner
+from ssdtrain.observe import searching
+from ssdtrain.observe.memorygoal import MemoryGoal
+from ssdtrain.observe.tightened import MOST_TIGHTENED
 from ssdtrain.plan.adapt import Overhead
 from ssdtrain.plan.search import Request, Search
 from ssdtrain.transfer.device import CpuDevice
@@ -45,8 +46,8 @@ class Requests:
         self.asked: list[Request] = []
         self._searches: list[Search] = []
         monkeypatch.setattr(CpuDevice, "runs_beside", True)
-        monkeypatch.setattr(Planner, "_may_run_plain", lambda planner: True)
-        monkeypatch.setattr(planner, "Search", self._search)
+        monkeypatch.setattr(MemoryGoal, "fits_plain", lambda own, profile: True)
+        monkeypatch.setattr(searching, "Search", self._search)
 
     def _search(self, request: Request) -> Search:
         self.asked.append(request)

@@ -15,8 +15,9 @@ from torch.overrides import TorchFunctionMode
 import ssdtrain
 from ssdtrain.cache.regions import Choice
 from ssdtrain.jsonfile import decode, in_parts, joined
+from ssdtrain.observe.measured import NUM_EMPTY, Measured
+from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.paced import STRIDE, SYNCHRONIZES, Paced, heard, looked_at
-from ssdtrain.observe.planner import NUM_EMPTY, Planner
 from ssdtrain.plan import search
 from ssdtrain.plan.calibrate import (
     Corrections,
@@ -78,7 +79,7 @@ def paces(monkeypatch: pytest.MonkeyPatch) -> list[Pace | None]:
         return found[-1]
 
     monkeypatch.setattr(Paced, "pace", pace)
-    monkeypatch.setattr(Planner, "_may_run_plain", lambda self: True)
+    monkeypatch.setattr(MemoryGoal, "fits_plain", lambda self, profile: True)
     return found
 
 
@@ -114,14 +115,14 @@ def test_a_held_step_takes_the_devices_own_time(
         asked.append(request)
         return search.answers(request)
 
-    monkeypatch.setattr("ssdtrain.observe.planner.answers", answers)
+    monkeypatch.setattr("ssdtrain.observe.searching.answers", answers)
 
     def hold(self: CpuDevice, ms: float) -> None:
         holds.append(ms)
         virtual_time.sleep(1.0)
 
     monkeypatch.setattr(CpuDevice, "hold", hold)
-    monkeypatch.setattr(Planner, "_may_hold", lambda *whatever: True)
+    monkeypatch.setattr(Measured, "_may_hold", lambda *whatever: True)
     theirs, net = train(Net(), 9), Net()
     with ssdtrain.offload(net, target="host", min_bytes=1) as session:
         assert same_bits(train(net, 9), theirs)

@@ -9,8 +9,8 @@ from torch import nn
 
 import ssdtrain
 from ssdtrain.cache.bypass import Bypass
+from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.plainsteps import MOST_ROUNDS, NUM_STEPS, PlainSteps
-from ssdtrain.observe.planner import Planner
 from ssdtrain.plan.calibrate import PlainTimes
 from ssdtrain.remat.clock import Clock
 
@@ -98,7 +98,7 @@ def test_a_slow_second_plain_step_changes_nothing(
     slow: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, virtual_time: Any
 ) -> None:
     """The first plain steps take a second more; the profile's step is plain's."""
-    monkeypatch.setattr(Planner, "_may_run_plain", lambda self: True)
+    monkeypatch.setattr(MemoryGoal, "fits_plain", lambda self, profile: True)
     found = [_plain_ms(each, virtual_time) for each in ((), slow)]
     assert found[1] == pytest.approx(found[0], rel=1e-3) and found[0] > 0
 

@@ -18,10 +18,11 @@ from ssdtrain.counters import Fallback
 from ssdtrain.counters import Span as TraceSpan
 from ssdtrain.errors import ConfigError
 from ssdtrain.hosts import meshes
-from ssdtrain.observe import planner
+from ssdtrain.observe import observation, searching, timegoal
 from ssdtrain.observe.links import fitted_drive
 from ssdtrain.observe.observer import prices
 from ssdtrain.observe.planner import Stage
+from ssdtrain.plan.adapt import Drift
 from ssdtrain.plan.agree import Alone
 from ssdtrain.plan.choose import LONG_MARKS, choose, options
 from ssdtrain.plan.goal import Goal
@@ -198,7 +199,7 @@ def test_a_step_that_pinned_its_memory_is_observed_again(
     monkeypatch: pytest.MonkeyPatch, cold_bytes: int, num_steps: int
 ) -> None:
     """Once: what it pinned is there when the next one is observed."""
-    monkeypatch.setattr(planner, "COLD_BYTES", cold_bytes)
+    monkeypatch.setattr(observation, "COLD_BYTES", cold_bytes)
     planned: list[int] = []
 
     def hook(step: int, session: ssdtrain.Session) -> None:
@@ -436,17 +437,21 @@ def test_a_budget_is_kept_and_declined(monkeypatch: pytest.MonkeyPatch) -> None:
         train({**SETTINGS, "memory_budget_bytes": 1000})
 
 
-def test_a_step_that_drifts_is_observed_and_planned_again() -> None:
+def test_a_step_that_drifts_is_observed_and_planned_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The prediction is made wrong by hand: the next plan must be a new one."""
     stages: list[Stage] = []
+    drift = Drift()
+    monkeypatch.setattr(timegoal, "Drift", lambda: drift)
 
     def spoil(step: int, session: ssdtrain.Session) -> None:
         planner = session._planner
         if planner is None:
             raise RuntimeError("plan='auto' without a planner")
-        stages.append(planner._stage)
+        stages.append(planner.stage)
         if step == 4:
-            planner._drift.predicted_ms /= 100
+            drift.predicted_ms /= 100
 
     theirs, _, _ = train(None, num_steps=16)
     ours, _, (plan, _) = train(SETTINGS, num_steps=16, hook=spoil)
@@ -469,7 +474,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[Search]:
             found.append(self)
 
     monkeypatch.setattr(CpuDevice, "runs_beside", True)
-    monkeypatch.setattr(planner, "Search", Known)
+    monkeypatch.setattr(searching, "Search", Known)
     return found
 
 

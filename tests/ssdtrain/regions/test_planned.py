@@ -13,9 +13,10 @@ from torch import Tensor, nn
 import ssdtrain
 from ssdtrain.cache import regions as in_cache
 from ssdtrain.counters import Fallback
+from ssdtrain.observe import hostprices
 from ssdtrain.observe import planner as observe_planner
 from ssdtrain.observe.hosttime import HostMeter
-from ssdtrain.observe.planner import NUM_REGION_STEPS
+from ssdtrain.observe.measured import NUM_REGION_STEPS
 from ssdtrain.plan.adapt import FIRST_PAUSE_STEPS
 from ssdtrain.plan.calibrate import Corrections, PlainTimes, corrected
 from ssdtrain.plan.choose import options
@@ -282,7 +283,7 @@ def test_the_programs_host_time_is_told_from_that_of_regions(
         told.append(by)
         return corrected(profile, by)
 
-    monkeypatch.setattr(observe_planner, "HostMeter", meter)
+    monkeypatch.setattr(hostprices, "HostMeter", meter)
     monkeypatch.setattr(observe_planner, "corrected", correcting)
     assert slow_steps(virtual_time, [1.0] * NUM_STEPS, num_blocks) is not None
     own_ms = 1e3 * num_blocks * 4 * FORWARD_S

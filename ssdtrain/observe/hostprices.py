@@ -1,0 +1,110 @@
+"""What hooks cost the host by now: probed once, then one step in many is timed.
+
+See [Note: host time] in hosttime.py.
+(tests/ssdtrain/observe/test_hostprices.py)
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ssdtrain.cache.cache import TensorCache
+from ssdtrain.observe.hostprobe import host_costs
+from ssdtrain.observe.hosttime import WEIGHT, HostMeter, mixed
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.profile import HostCosts
+from ssdtrain.transfer.offloader import Drain
+
+FIRST_SAMPLE = 3
+"""Step under a new plan whose hooks are timed first: its tables are made."""
+SAMPLED_STEPS = 128
+"""One step in so many has its hooks timed."""
+
+
+class HostPrices:
+    """Times the hooks of one step at a time, and keeps what they cost."""
+
+    def __init__(self, cache: TensorCache) -> None:
+        self.costs: HostCosts | None = None
+        """None before the first probe, and where the host is the device."""
+        self._cache = cache
+        self._meter: HostMeter | None = None
+        """Of the step that is being timed."""
+        self._was_sampled = False
+        """Whether the hooks of a step under a plan were timed."""
+        self._num_followed = 0
+        """Steps since the plan in force was taken."""
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """Whether the host has the device to wait for."""
+        return self._cache.device.torch_device.type == "cuda"
+
+    @property
+    def _away(self) -> Placement:
+        """Return where the observed step's policy moves tensors."""
+        to_ssd = self._cache.offloader.drain is Drain.AT_ONCE
+        return Placement.OFFLOAD_SSD if to_ssd else Placement.OFFLOAD
+
+    def listen(self) -> HostMeter:
+        """Time the hooks of the next step, which no plan orders."""
+        cache = self._cache
+        meter = self._meter = cache.meter = HostMeter(
+            self._away, is_autograds=lambda: cache.course.storing < 0
+        )
+        return meter
+
+    def take(self) -> HostMeter | None:
+        """Time no more; return what timed the step that has ended."""
+        meter, self._meter = self._meter, None
+        self._cache.meter = None
+        return meter
+
+    def probe(self) -> HostCosts:
+        """Return what a chain of our own costs, asked once."""
+        if self.costs is None:
+            self.costs = host_costs(self._cache.device.torch_device)
+        return self.costs
+
+    def price_regions(self, meter: HostMeter | None) -> None:
+        """Take what the calls of regions cost the host in forward."""
+        if meter is not None and self.costs is not None:
+            region_ms = meter.costs(HostCosts()).region_ms
+            self.costs = replace(self.costs, region_ms=region_ms)
+
+    def planned(self) -> None:
+        """Another plan is followed from now on."""
+        self._num_followed = 0
+
+    def step(
+        self, *, samples: bool, module_of: Callable[[str, int], str]
+    ) -> HostCosts | None:
+        """Count the start of a step under a plan.
+
+        Args:
+            samples: whether this rank may time steps: who searches for all knows what
+                its own cost.
+            module_of: the module of an item of the profile.
+
+        Returns:
+            What hooks cost by now, if the step before was timed.
+        """
+        meter, cache = self.take(), self._cache
+        if not self.is_on_gpu or cache.bypass is not None:
+            return None
+        found = None
+        if meter is not None and self.costs is not None:
+            # The first sample takes the place of the probe's chain.
+            weight = WEIGHT if self._was_sampled else 1.0
+            self._was_sampled = True
+            found = self.costs = mixed(self.costs, meter.costs(self.costs), weight)
+        self._num_followed += 1
+        is_first = self._num_followed == FIRST_SAMPLE
+        if samples and (is_first or self._num_followed % SAMPLED_STEPS == 0):
+            clock = cache.ledger.clock
+            self._meter = cache.meter = HostMeter(
+                self._away,
+                moment=clock.now,
+                module_of=module_of,
+                num_rebuilds=lambda: clock.num_begun,
+            )
+        return found

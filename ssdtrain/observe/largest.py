@@ -1,0 +1,125 @@
+"""The largest batch so far, which plans under a memory limit have room for.
+
+See [Note: sizes] in ssdtrain/cache/sizes.py. Sizes are those of a lane, over the
+observed one's of its kind.
+(tests/ssdtrain/cache/test_sizes.py, tests/ssdtrain/observe/test_largest.py)
+"""
+
+import math
+
+from ssdtrain.cache.cache import TensorCache
+from ssdtrain.cache.course import SLACK
+from ssdtrain.observe.tightened import Tightened
+from ssdtrain.plan.agree import Peers
+
+HEADROOM = 1.06
+"""A plan for larger batches leaves room for some that are larger still: the longest
+batch so far is seldom the longest of all, and each one more is another search."""
+
+
+class LargestBatch:
+    """Knows the sizes of batches, that of the next plan and that of the one in
+    force."""
+
+    def __init__(self, cache: TensorCache, goal: Tightened, peers: Peers) -> None:
+        self.planned_ratio = 1.0
+        """Size of the batch that is planned for."""
+        self._cache = cache
+        self._goal = goal
+        self._peers = peers
+        self._room_ratio = 1.0
+        """Likewise of the plan in force: there is room for."""
+        self._met_ratio = 1.0
+        """Likewise of the largest lane under a plan."""
+        self._met_bytes: dict[str, int] = {}
+        """Saved in the largest lane of each kind, of all that followed no plan."""
+        self._lane_bytes: dict[str, int] = {}
+        """Likewise of the step that has ended."""
+        self._observed_lanes: dict[str, int] = {}
+        """Likewise of the observed one."""
+
+    @property
+    def _makes_room(self) -> bool:
+        """Whether plans are for the largest batch so far. Ranks that gather weights
+        together go one way."""
+        return self._goal.goal.is_by_memory and self._peers.is_alone
+
+    # -- what was met -------------------------------------------------------------
+
+    def step_ended(self) -> None:
+        """Note the sizes of the step that has ended."""
+        self._lane_bytes = self._cache.lanes.take_most_bytes()
+        if self._cache.course.plan is not None:
+            return  # which decides what is counted
+        for kind, num_bytes in self._lane_bytes.items():
+            most_bytes = self._met_bytes.get(kind, 0)
+            self._met_bytes[kind] = max(most_bytes, num_bytes)
+
+    def observed(self) -> None:
+        """The step that has ended was observed."""
+        self._observed_lanes = self._lane_bytes
+
+    def restart(self) -> None:
+        """The next step is observed: what plans are for is not known any more."""
+        self.planned_ratio = self._met_ratio = 1.0
+
+    def _ratio_of(self, lanes: dict[str, int]) -> float:
+        """Return the most of these sizes over the observed one of their kind, and at
+        least 1."""
+        ratios = (
+            lanes.get(kind, 0) / observed_bytes
+            for kind, observed_bytes in self._observed_lanes.items()
+            if observed_bytes
+        )
+        return max((1.0, *ratios))
+
+    def _largest_ratio(self) -> float:
+        return max(self._met_ratio, self._ratio_of(self._met_bytes))
+
+    def has_grown(self) -> bool:
+        """Take the sizes of a step under a plan; whether what is planned for, or a plan
+        in force, has no room for the largest one so far."""
+        if not self._makes_room:
+            return False
+        course = self._cache.course
+        if course.planned_bytes:
+            ratio = course.resized_bytes / course.planned_bytes
+            if course.num_outgrown:
+                # It was told by a first tensor; others may grow with its square.
+                found = self._ratio_of(self._lane_bytes)
+                ratio = max(ratio, min(found, ratio * ratio))
+            self._met_ratio = max(self._met_ratio, ratio)
+        return self._largest_ratio() > self.planned_ratio * (1 + SLACK)
+
+    # -- plans --------------------------------------------------------------------
+
+    def plan_for_it(self) -> None:
+        """Plans are for the largest batch so far, under a memory limit."""
+        if self._makes_room:
+            self.planned_ratio = _with_headroom(self._largest_ratio())
+
+    def plan_for_observed(self) -> None:
+        """No plan has room for the largest one: they are for the observed batch."""
+        self.planned_ratio = 1.0
+
+    def planned(self) -> None:
+        """The plan in force has room for the batches that were planned for."""
+        self._room_ratio = self.planned_ratio
+
+    def leave_room(self, *, is_followed: bool, runs_all: bool) -> None:
+        """Under a memory limit, let batches for which the plan in force has no room go
+        another way.
+
+        Args:
+            is_followed: whether there is one, of our own.
+            runs_all: whether all regions run again in them.
+        """
+        is_bounded = self._makes_room and is_followed
+        course = self._cache.course
+        course.most_ratio = self._room_ratio if is_bounded else math.inf
+        course.runs_all = is_bounded and runs_all
+
+
+def _with_headroom(ratio: float) -> float:
+    """Return the size to plan for where the largest batch so far has this one."""
+    return ratio * HEADROOM if ratio > 1 + SLACK else 1.0

@@ -1,0 +1,324 @@
+"""The steps behind an observed one that tell what it takes without ssdtrain.
+
+They are told as they run: each `yield` is one step of training. Where everything fits
+into device memory, steps run without hooks ([Note: the plain step] in
+plan/calibrate.py), then one is timed mark by mark, and where the host bounds it two
+more are held (paced.py). Else all regions run again, as in the observed step ([Note:
+the step of regions] in plan/calibrate.py), and one step more is held (heldregions.py).
+(tests/ssdtrain/observe/test_measured.py, test_paced.py, test_heldregions.py)
+"""
+
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ssdtrain.cache.bypass import Bypass
+from ssdtrain.cache.cache import TensorCache
+from ssdtrain.cache.course import Unobserved
+from ssdtrain.cache.regions import REGION, Choice
+from ssdtrain.observe.heldregions import HeldRegions, middle_ms
+from ssdtrain.observe.hostprices import HostPrices
+from ssdtrain.observe.observer import prices
+from ssdtrain.observe.paced import HOLD_FACTOR, HOLD_MS, Paced
+from ssdtrain.observe.plainsteps import PlainSteps
+from ssdtrain.observe.regionsteps import RegionStep, fastest
+from ssdtrain.observe.room import Room
+from ssdtrain.plan.agree import Peers
+from ssdtrain.plan.calibrate import (
+    PLAIN_STEP,
+    WITHOUT_RERUNS,
+    Corrections,
+    Pace,
+    PlainTimes,
+)
+from ssdtrain.plan.policies import KeepAll
+from ssdtrain.plan.profile import HostCosts, Profile
+
+NUM_EMPTY = 5
+"""Times that nothing is timed; the least counts."""
+NUM_REGION_STEPS = 4
+"""In which all regions run again. The first one starts on an idle device; the others
+are measured."""
+MOST_HELD = 2
+"""Steps of regions that are held. A graph has one shape; steps whose shapes change are
+not captured."""
+
+Steps = Generator[None, None, None]
+
+
+class Observed(NamedTuple):
+    """The step that the others stand behind."""
+
+    profile: Profile
+    packs: list[int]
+    """Calls of `pack` up to each mark."""
+    saved_bytes: int
+
+
+class Measured:
+    """What was measured behind the observed step, and the steps that measure it."""
+
+    def __init__(
+        self, cache: TensorCache, host: HostPrices, room: Room, peers: Peers
+    ) -> None:
+        self.corrections = Corrections()
+        """To be made to the observed step."""
+        self.plain: PlainTimes | None = None
+        """Of a step without ssdtrain; None: none was measured."""
+        self._cache = cache
+        self._host = host
+        self._room = room
+        self._peers = peers
+        self._steps: Steps | None = None
+        """That are left."""
+        self._step = -1
+        self._held_before: dict[tuple[Any, ...], Corrections] = {}
+        """With what held steps of regions told, by the signature of the observed one:
+        they are long ones, and there are few of them."""
+        self._idle_host_ms = float("inf")
+        """Host time of the forward of regions that started on an idle device."""
+
+    # -- what is known ------------------------------------------------------------
+
+    def observed_anew(self, *, is_other: bool) -> None:
+        """Forget what says nothing of the step that was observed now. is_other: the
+        plan was made for a step that saves other tensors."""
+        self.corrections = replace(self.corrections, host_costs=None)
+        if is_other:
+            self.corrections = replace(
+                self.corrections, pace=None, held_pace=None, held_regions={}
+            )
+
+    def reprice(self, costs: HostCosts) -> None:
+        """These are what hooks cost the host."""
+        self.corrections = replace(self.corrections, host_costs=costs)
+
+    def slow_copies(self, slowdown: float) -> None:
+        """Copies slow compute down by this more than was known."""
+        slowdown += self.corrections.copy_slowdown
+        self.corrections = replace(self.corrections, copy_slowdown=slowdown)
+
+    @property
+    def lacks_regions(self) -> bool:
+        """Whether steps of regions would say more: none is behind the plain times, or
+        they are those of such steps, and of before the steps drifted."""
+        return self.plain is None or self.corrections.note == WITHOUT_RERUNS
+
+    # -- the steps ----------------------------------------------------------------
+
+    def begin(self, observed: Observed, *, without_hooks: bool) -> None:
+        """Measure from the next step on. without_hooks: everything fits; else all
+        regions run again."""
+        steps = self._without_hooks if without_hooks else self._with_regions
+        self._steps = steps(observed)
+
+    def next_step(self, step: int) -> bool:
+        """Take what the step that has ended told, and prepare the one that starts;
+        False: all is measured, and it is none of these."""
+        self._step = step
+        for _ in self._steps or ():
+            return True
+        self._steps = None
+        return False
+
+    def stop(self) -> None:
+        """Give up what is under way. Idempotent."""
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
+
+    def _without_hooks(self, observed: Observed) -> Steps:
+        ledger, steps = self._cache.ledger, PlainSteps(self._cache.ledger.clock)
+        plain: PlainTimes | None = None
+        while plain is None:
+            timer = steps.begin(ledger.closed)
+            yield from self._in_place_of_hooks(timer)
+            steps.ended(timer, ledger.closed)
+            if steps.round_is_over:
+                # The slowest rank's, and the host that is the least ahead.
+                found = self._peers.longest(steps.measured(), "plain times", self._step)
+                plain = steps.believed(found)
+        self._correct(plain, PLAIN_STEP)
+        yield from self._paced(observed)
+
+    def _in_place_of_hooks(self, bypass: Bypass) -> Steps:
+        self._cache.bypass = bypass
+        try:
+            yield
+        finally:
+            self._cache.bypass = None
+
+    def _paced(self, observed: Observed) -> Steps:
+        """One step is timed mark by mark; where the host bounds it, a held one, too."""
+        eager = Paced(
+            self._cache,
+            observed.profile,
+            observed.packs,
+            listens=self._host.is_on_gpu,
+        )
+        yield from self._in_place_of_hooks(eager)
+        pace = eager.pace()
+        self.corrections = replace(self.corrections, pace=pace)
+        if pace is not None and self._may_hold():
+            yield from self._held(observed, pace)
+
+    def _held(self, observed: Observed, pace: Pace) -> Steps:
+        held = Paced(
+            self._cache, observed.profile, observed.packs, listens=False, before=pace
+        )
+        yield from self._in_place_of_hooks(held)
+        self.corrections = replace(self.corrections, held_pace=held.pace())
+        # Eager rebuilds take as long as their launches: that is how far ahead to be.
+        every = observed.profile.kinds.values()
+        longest_ms = max(
+            (item.recipe_ms for items in every for item in items), default=0
+        )
+        if longest_ms:
+            yield from self._held_rebuilds(HOLD_MS + HOLD_FACTOR * longest_ms)
+
+    def _held_rebuilds(self, hold_ms: float) -> Steps:
+        """The step keeps what no recipe makes, and rebuilds the rest, each by itself,
+        behind a device that is held: [Note: captured steps] in calibrate.py."""
+        cache, clock = self._cache, self._cache.ledger.clock
+        cache.policy = KeepAll()
+        cache.regions.choice = Choice.NONE
+        clock.keep_spans = True
+        clock.before_rebuild = lambda: cache.device.hold(hold_ms)
+        try:
+            yield
+        finally:
+            clock.keep_spans = False
+            clock.before_rebuild = None
+        own = middle_ms(clock.last_spans(), self._empty_ms())
+        self.corrections = replace(self.corrections, rebuild_ms=own)
+
+    def _with_regions(self, observed: Observed) -> Steps:
+        steps: list[RegionStep] = []
+        for number in range(NUM_REGION_STEPS):
+            yield from self._region_step(steps)
+            if number < NUM_REGION_STEPS - 1:
+                host_ms = steps[-1].timer.host_forward_ms
+                self._idle_host_ms = min(self._idle_host_ms, host_ms)
+        step = fastest(steps[1:], observed.saved_bytes)
+        self._host.price_regions(step.meter)
+        rerun_ms = self._rerun_ms(observed.profile, step)
+        own = step.times().plain()
+        host_ms = min(own.host_forward_ms, self._idle_host_ms)
+        # The slowest rank's, and the host that is the least ahead.
+        times = own.step_ms, own.forward_ms, host_ms, -own.host_lead_ms
+        step_ms, forward_ms, host_ms, behind_ms = self._peers.longest(
+            times, "plain times", self._step
+        )
+        plain = PlainTimes(step_ms, forward_ms, host_ms, -behind_ms)
+        self._correct(plain, WITHOUT_RERUNS, rerun_ms)
+        yield from self._held_regions(observed.profile)
+
+    def _region_step(self, steps: list[RegionStep]) -> Steps:
+        """One more of them is measured."""
+        cache, ledger = self._cache, self._cache.ledger
+        start = ledger.closed
+        self._room.trim()  # see [Note: torn blocks]
+        meter = self._host.listen()
+        timer = cache.timer = Bypass(ledger.clock, lambda: meter.spent_ns)
+        ledger.clock.keep_spans = True
+        try:
+            yield
+        finally:
+            ledger.clock.keep_spans = False
+            cache.timer = None
+            self._host.take()
+        steps.append(
+            RegionStep(
+                timer=timer,
+                start=start,
+                end=ledger.closed,
+                spans=ledger.clock.kept_spans(),
+                stalls=ledger.stalls,
+                meter=meter,
+                num_bytes=ledger.saved_bytes,
+            )
+        )
+
+    def _rerun_ms(
+        self, profile: Profile, step: RegionStep
+    ) -> dict[str, tuple[float, ...]]:
+        """Return what each region call took in this step."""
+        places = [
+            (kind, number)
+            for kind, runs in sorted(profile.regions.items())
+            for number in range(len(runs))
+        ]
+        costs = prices(step.spans())
+        own = [costs.get((kind, REGION, number), 0.0) for kind, number in places]
+        found = self._peers.longest(own, "times of regions", self._step)
+        return {
+            kind: tuple(
+                ms for (of, _), ms in zip(places, found, strict=True) if of == kind
+            )
+            for kind in profile.regions
+        }
+
+    def _held_regions(self, profile: Profile) -> Steps:
+        """One is [Note: a held step of regions], where the host may bound it."""
+        before = self._held_before.get(profile.signature())
+        if before is not None:
+            self.corrections = replace(
+                self.corrections,
+                rebuild_ms=before.rebuild_ms,
+                held_regions=before.held_regions,
+            )
+            return
+        if len(self._held_before) == MOST_HELD or not self._may_hold():
+            return
+        cache = self._cache
+        held = HeldRegions(cache.ledger.clock, cache.device, profile)
+        cache.course.observer = held
+        held.start()
+        try:
+            yield
+        finally:
+            held.stop()
+            cache.course.observer = Unobserved()
+        self.corrections = replace(
+            self.corrections,
+            rebuild_ms=held.rebuild_ms(self._empty_ms()),
+            held_regions=held.region_times(),
+        )
+        self._held_before[profile.signature()] = self.corrections
+
+    def _may_hold(self) -> bool:
+        """Whether a held step, which is a long one, would show anything, and nobody
+        waits for it."""
+        plain = self.plain
+        if plain is None:
+            return False
+        was_unhooked = self.corrections.note == PLAIN_STEP
+        if not (plain.is_hosted if was_unhooked else plain.may_be_hosted):
+            return False
+        return self._host.is_on_gpu and self._peers.is_alone
+
+    def _empty_ms(self) -> float:
+        """Return what a clock finds between two moments that nothing is between."""
+        device, clock = self._cache.device, self._cache.ledger.clock
+        found = []
+        for _ in range(NUM_EMPTY):
+            device.hold(HOLD_MS)
+            start = clock.now()
+            found.append(clock.ms_between(start, clock.now()))
+        return min(found)
+
+    def _correct(
+        self,
+        plain: PlainTimes,
+        note: str,
+        rerun_ms: dict[str, tuple[float, ...]] | None = None,
+    ) -> None:
+        """Take these as the times of a step without ssdtrain."""
+        self.plain = plain
+        self.corrections = Corrections(
+            plain=tuple(plain),
+            note=note,
+            rerun_ms=rerun_ms or {},
+            host_costs=self._host.costs,
+            copy_slowdown=self.corrections.copy_slowdown,
+        )

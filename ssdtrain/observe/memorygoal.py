@@ -1,0 +1,121 @@
+"""What fits into device memory, and whether steps under a plan do.
+
+What was predicted is compared with the allocator's own counts: [Note: measured peaks]
+and [Note: retries] in peaks.py, [Note: torn blocks] in room.py. A goal that steps went
+beyond is tightened, and a plan is searched for again.
+(tests/ssdtrain/observe/test_peaks.py, test_room.py, test_memorygoal.py)
+"""
+
+import logging
+from dataclasses import replace
+
+from ssdtrain.cache.cache import TensorCache
+from ssdtrain.observe.observation import Observation
+from ssdtrain.observe.peaks import PeakWatch, RetryWatch
+from ssdtrain.observe.room import Room
+from ssdtrain.observe.tightened import Tightened
+from ssdtrain.plan.agree import Peers
+from ssdtrain.plan.goal import DEVICE_RESERVE, MOST_TORN
+from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.simulate import Run, keep_all
+from ssdtrain.plan.timeline import Timeline
+
+logger = logging.getLogger(__name__)
+
+PLAIN_SHARE = 0.9
+"""Share of the device's memory that a step without ssdtrain may seem to take."""
+
+
+class MemoryGoal:
+    """Compares the memory of steps with the goal's."""
+
+    def __init__(
+        self,
+        cache: TensorCache,
+        goal: Tightened,
+        room: Room,
+        observation: Observation,
+        peers: Peers,
+    ) -> None:
+        self._cache = cache
+        self._goal = goal
+        self._room = room
+        self._observation = observation
+        self._peers = peers
+        self._peaks = PeakWatch(cache.device, cache.ledger)
+        self._retries = RetryWatch(cache.device)
+        self._left_bytes = 0
+        """What plans leave free because the allocator had to try again."""
+        self._keep: tuple[Profile, int] | None = None
+        """The peak of a step with everything kept, once somebody has asked."""
+
+    def fits_plain(self, profile: Profile) -> bool:
+        """Return whether a step that keeps everything fits the device. Under a memory
+        limit nobody would see that it is larger than the observed one."""
+        capacity_bytes = self._cache.device.capacity_bytes()
+        memory = self._cache.ledger.start_level()
+        if capacity_bytes is None or memory is None:
+            return False
+        if self._goal.goal.is_by_memory:
+            return False
+        used_bytes = memory.allocated_bytes + self._room.stuck_bytes
+        needed_bytes = used_bytes + self._keep_bytes(profile)
+        return needed_bytes < PLAIN_SHARE * capacity_bytes
+
+    def _keep_bytes(self, profile: Profile) -> int:
+        if self._keep is None or self._keep[0] is not profile:
+            timeline = Timeline(profile)
+            self._keep = profile, Run(timeline, keep_all(timeline)).run().peak_bytes
+        return self._keep[1]
+
+    def look_at_device(self, step: int) -> None:
+        """Plan for what the device holds now, as others come and go, and for what of it
+        blocks that are torn may take; the worst of all ranks: with limits of its own
+        each would make a plan of its own."""
+        own = self._cache.device.capacity_bytes()
+        if own is None:
+            self._goal.fit(None, 0)
+            return
+        torn_bytes = self._observation.torn_bytes
+        left = max(torn_bytes, self._room.stuck_bytes, self._left_bytes)
+        most, torn = self._peers.longest((-float(own), float(left)), "capacity", step)
+        self._goal.fit(-int(most), int(torn))
+
+    def planned(self) -> None:
+        """Another plan is followed from now on."""
+        self._retries.planned()
+        if self._goal.goal.is_by_memory:
+            self._peaks.planned()
+
+    def is_exceeded(self) -> bool:
+        """Whether the step before went beyond a memory limit; the next plan is to leave
+        more room: see [Note: measured peaks] in peaks.py."""
+        goal = self._goal.goal
+        if not goal.is_by_memory or not self._peers.is_alone:
+            return False
+        course = self._cache.course
+        is_alike = not (course.num_strayed or course.num_outgrown)
+        over_bytes = self._peaks.step(goal, is_alike)
+        if not over_bytes or not self._goal.can_be:
+            return False
+        logger.info("ssdtrain: the plan takes %d bytes more", over_bytes)
+        self._goal.tighten(replace(goal, spare_bytes=goal.spare_bytes + over_bytes))
+        return True
+
+    def is_short(self) -> bool:
+        """Whether the allocator had to empty its cache under this plan; the next one is
+        to leave more: see [Note: retries] in peaks.py."""
+        if not self._peers.is_alone or not self._retries.step():
+            return False
+        goal = self._goal.goal
+        limit = goal.limit_bytes
+        if limit is None or not self._goal.can_be:
+            return False
+        logger.info("ssdtrain: the plan leaves the allocator too little")
+        # As for torn blocks: where a plan can, and no error where none can.
+        left_bytes = goal.torn_bytes + int(DEVICE_RESERVE * limit)
+        if self._left_bytes:
+            left_bytes = max(left_bytes, self._observation.cached_bytes)
+        self._left_bytes = min(left_bytes, int(MOST_TORN * limit))
+        self._goal.tighten(replace(goal, torn_bytes=self._left_bytes))
+        return True

@@ -1,0 +1,148 @@
+"""The search for a plan, from the request to the answer that is taken.
+
+One rank searches, in a process beside training, and the others take what it offers.
+What the training thread does for that lasts at most a turn in each step: [Note: the
+training thread's part] in plan/search.py.
+(tests/ssdtrain/observe/test_searching.py, test_beside.py)
+"""
+
+import logging
+from dataclasses import replace
+
+from ssdtrain.jsonfile import in_parts
+from ssdtrain.plan.agree import Peers
+from ssdtrain.plan.choose import LONG_MARKS, QUICK_MARKS, SEARCH_MARKS
+from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.search import (
+    PART,
+    TURN_S,
+    Answer,
+    Reading,
+    Request,
+    Search,
+    answers,
+    turn_of,
+)
+from ssdtrain.transfer.device import Device
+
+logger = logging.getLogger(__name__)
+
+
+class Searching:
+    """Searches for plans, one after the other."""
+
+    def __init__(self, device: Device, peers: Peers) -> None:
+        self._device = device
+        self._peers = peers
+        self._request: Request | None = None
+        """Of the last search."""
+        self._search: Search | None = None
+        """Beside training; it finds a plan quickly, and then the best that it can."""
+        self._ended: list[Search] = []
+        """Searches that are over, and whose processes end."""
+        self._reading: Reading | None = None
+        """Of what the leading rank's search has found."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether this rank searches beside training."""
+        return self._search is not None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it does, and has found nothing yet."""
+        return self._search is not None and not self._search.has_answered
+
+    def begin(self, request: Request, effort: int, *, are_plain: bool) -> Answer | None:
+        """Begin to search.
+
+        Args:
+            request: what for; the efforts are chosen here.
+            effort: how long to search where nothing runs beside training.
+            are_plain: whether steps run without hooks until there is a plan.
+
+        Returns:
+            What was found, where nothing runs beside training.
+        """
+        self._request = request
+        if not self._device.runs_beside:
+            return self._here(effort)
+        if self._peers.leads:
+            # Each plan that is taken costs a long step: one soon, and the best.
+            efforts: tuple[int, ...] = (QUICK_MARKS, LONG_MARKS)
+            if not self._peers.is_alone and are_plain:
+                # Plain steps cost nothing; each plan that all follow does, and waits.
+                efforts = efforts[1:]
+            self._search = Search(replace(request, efforts=efforts))
+        return None
+
+    def _here(self, effort: int) -> Answer:
+        """Search on this thread."""
+        if self._request is None:
+            return Answer(error="no step was observed")
+        *_, answer = answers(replace(self._request, efforts=(effort,)))
+        return answer
+
+    def step_starts(self) -> None:
+        """Clear away what searches have left whose processes have ended."""
+        self._ended = [search for search in self._ended if not search.clear()]
+
+    def answer(self, seen: Profile | None, *, has_plan: bool) -> Answer | None:
+        """Return what was found beside training, if its last part has come in this
+        step.
+
+        Args:
+            seen: the step that was observed last.
+            has_plan: whether training can go on without an answer.
+        """
+        if self._peers.leads:
+            return self._own_answer(has_plan)
+        if self._reading is None:
+            text = self._peers.offered()
+            if text is None:
+                return None
+            own_s = TURN_S if seen is None else turn_of(seen)
+            self._reading = Reading(text, turn_s=own_s)
+        answer = self._reading.advance()
+        if answer is not None:
+            self._reading = None
+        return answer
+
+    def _own_answer(self, has_plan: bool) -> Answer | None:
+        search = self._search
+        if search is None:
+            return None
+        answer = search.advance()
+        if not search.is_over:
+            if answer is not None and not answer.error:
+                self._peers.offer(search.text)
+                return answer
+            return None  # a quick search may find nothing where a longer one does
+        self._search, text = None, search.text
+        self._ended.append(search)
+        if answer is None and has_plan:
+            logger.warning("ssdtrain: no other plan: %s", search.error)
+            return None
+        if answer is None:
+            logger.warning(
+                "ssdtrain: the search for a plan failed (%s); this step waits for "
+                "another one",
+                search.error,
+            )
+            answer = self._here(SEARCH_MARKS)
+            text = "\n".join(in_parts(answer, PART))
+        self._peers.offer(text)
+        return answer
+
+    def stop(self) -> None:
+        """Give up what is searched for. Waits for nothing. Idempotent."""
+        search, self._search = self._search, None
+        self._reading = None
+        if search is not None:
+            search.stop()
+            self._ended.append(search)
+
+    def clear(self) -> None:
+        """Wait for the processes of searches that are over. Idempotent."""
+        while self._ended:
+            self._ended.pop().clear(wait=True)

@@ -1,0 +1,132 @@
+"""Steps that measure: their order, and what one that is cut short leaves."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ssdtrain
+from ssdtrain.cache.bypass import Bypass
+from ssdtrain.cache.course import Unobserved
+from ssdtrain.cache.regions import Choice
+from ssdtrain.observe.heldregions import HeldRegions
+from ssdtrain.observe.measured import NUM_REGION_STEPS, Measured
+from ssdtrain.observe.memorygoal import MemoryGoal
+from ssdtrain.observe.paced import Paced
+from ssdtrain.observe.plainsteps import NUM_STEPS
+from ssdtrain.plan.calibrate import WITHOUT_RERUNS, Corrections, Pace, PlainTimes
+from ssdtrain.plan.profile import HostCosts
+from ssdtrain.transfer.device import CpuDevice
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
+PLAIN = ["plain"] * NUM_STEPS + ["paced", "held", "rebuilds"]
+REGIONS = ["regions"] * NUM_REGION_STEPS + ["held regions"]
+
+
+class Net(nn.Module):
+    def __init__(self, look: Callable[[], None]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        parts = [nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(4)]
+        self.parts = nn.ModuleList(parts)
+        self._look = look
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self._look()
+        for part in self.parts:
+            x = part(x)
+        return x.sum()
+
+
+def kind_of(cache: Any) -> str:
+    """What a step is run for, by what stands in its way."""
+    if isinstance(cache.bypass, Paced):
+        return "held" if cache.bypass.is_held else "paced"
+    if isinstance(cache.bypass, Bypass):
+        return "plain"
+    if cache.timer is not None:
+        return "regions"
+    if isinstance(cache.course.observer, HeldRegions):
+        return "held regions"
+    return "rebuilds" if cache.ledger.clock.before_rebuild is not None else ""
+
+
+def is_clean(cache: Any) -> bool:
+    clock = cache.ledger.clock
+    own = cache.bypass, cache.timer, cache.meter, clock.before_rebuild
+    return (
+        all(each is None for each in (*own, clock.after_rebuild))
+        and not clock.keep_spans
+        and type(cache.course.observer) is Unobserved
+    )
+
+
+def steps(
+    monkeypatch: pytest.MonkeyPatch, *, fits: bool, most: int = 20
+) -> tuple[list[str], Any]:
+    """Train until so many steps have measured, and no other is observed; what each was
+    for, and the cache behind it."""
+    monkeypatch.setattr(MemoryGoal, "fits_plain", lambda own, profile: fits)
+    monkeypatch.setattr(Measured, "_may_hold", lambda own: True)
+    monkeypatch.setattr(CpuDevice, "hold", lambda own, ms: None)
+    choice = Choice.NONE if fits else Choice.ALL
+    monkeypatch.setattr("ssdtrain.api._first_regions", lambda *settings: choice)
+    found: list[str] = []
+    net = Net(lambda: found.append(kind_of(session.cache)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with ssdtrain.offload(net, target="host", min_bytes=1) as session:
+        for _ in range(most + 2):
+            net(torch.ones(4, 8)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if session.plan is not None:
+                break
+    return found, session.cache
+
+
+@pytest.mark.parametrize(("fits", "kinds"), [(True, PLAIN), (False, REGIONS)])
+def test_steps_that_measure_stand_between_the_observed_one_and_the_plan(
+    monkeypatch: pytest.MonkeyPatch, fits: bool, kinds: list[str]
+) -> None:
+    found, cache = steps(monkeypatch, fits=fits)
+    assert found == ["", "", *kinds, ""]
+    assert is_clean(cache)
+
+
+@pytest.mark.parametrize(
+    ("fits", "kinds"),
+    [(True, PLAIN[:n]) for n in (1, NUM_STEPS, len(PLAIN) - 1, len(PLAIN))]
+    + [(False, REGIONS[:n]) for n in (1, NUM_REGION_STEPS, len(REGIONS))],
+    ids=lambda each: each[-1] if isinstance(each, list) else "",
+)
+def test_a_session_that_is_closed_among_them_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, fits: bool, kinds: list[str]
+) -> None:
+    found, cache = steps(monkeypatch, fits=fits, most=len(kinds))
+    assert found == ["", "", *kinds]
+    assert is_clean(cache)
+
+
+def test_what_another_step_tells_is_forgotten() -> None:
+    own: Any = None
+    measured = Measured(own, own, own, own)
+    assert measured.lacks_regions
+    pace = Pace(num_marks=0, head_ms=0.0, head_host_ms=0.0, segments=(), end=0)
+    measured.corrections = Corrections(
+        pace=pace, held_pace=pace, held_regions={"a": ()}, host_costs=HostCosts()
+    )
+    measured.plain = PlainTimes(1.0, 1.0, 1.0, 0.0)
+    measured.slow_copies(0.25)
+    measured.slow_copies(0.25)
+    measured.observed_anew(is_other=False)
+    assert measured.corrections.pace is pace and not measured.lacks_regions
+    assert measured.corrections.host_costs is None, "the new profile has its own"
+    measured.reprice(HostCosts(region_ms=1.0))
+    measured.observed_anew(is_other=True)
+    assert measured.corrections == Corrections(copy_slowdown=0.5)
+    measured.corrections = Corrections(note=WITHOUT_RERUNS)
+    assert measured.lacks_regions
+    measured.stop()

@@ -1,0 +1,119 @@
+"""What fits into device memory, and whether steps under a plan do."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ssdtrain.observe.memorygoal import PLAIN_SHARE, MemoryGoal
+from ssdtrain.observe.tightened import MOST_TIGHTENED, Tightened
+from ssdtrain.plan.agree import Alone
+from ssdtrain.plan.goal import DEVICE_RESERVE, Goal
+from ssdtrain.transfer.device import MemoryLevel
+from tests.ssdtrain.observe.parts import Cache
+from tests.ssdtrain.plan.profiles import MB, chain
+
+CAPACITY = 1000 * MB
+
+
+class Memory:
+    """A `MemoryGoal` and what it was made with."""
+
+    def __init__(self, goal: Goal | None = None, peers: Any = None) -> None:
+        self.cache: Any = Cache()
+        self.cache.device.capacity = CAPACITY
+        self.goal = Tightened(goal or Goal())
+        self.room: Any = SimpleNamespace(stuck_bytes=0)
+        self.observed: Any = SimpleNamespace(torn_bytes=0, cached_bytes=0)
+        self.memory = MemoryGoal(
+            self.cache, self.goal, self.room, self.observed, peers or Alone()
+        )
+
+    def used(self, num_bytes: int) -> None:
+        self.cache.ledger.start = MemoryLevel(num_bytes, 0, 0, 0)
+
+
+def test_the_plain_step_fits_beside_what_is_in_use_and_stuck() -> None:
+    own, profile = Memory(), chain(8)
+    assert not own.memory.fits_plain(profile), "nobody knows what is in use"
+    room = int(PLAIN_SHARE * CAPACITY) - 8 * MB
+    own.used(room - MB)
+    assert own.memory.fits_plain(profile)
+    own.room.stuck_bytes = MB
+    assert not own.memory.fits_plain(profile)
+    own.room.stuck_bytes = 0
+    assert not own.memory.fits_plain(chain(9)), "of another profile"
+    own.cache.device.capacity = None
+    assert not own.memory.fits_plain(profile)
+
+
+def test_no_plain_step_under_a_memory_limit() -> None:
+    own = Memory(Goal(memory_budget_bytes=CAPACITY))
+    own.used(0)
+    assert not own.memory.fits_plain(chain(8))
+
+
+def test_plans_leave_what_is_torn_or_stuck_on_any_rank() -> None:
+    told: list[tuple[tuple[float, ...], str, int]] = []
+
+    class Others(Alone):
+        def longest(self, own: Any, topic: str, step: int) -> tuple[float, ...]:
+            told.append((own, topic, step))
+            return -500.0 * MB, own[1]
+
+    own = Memory(peers=Others())
+    own.observed.torn_bytes, own.room.stuck_bytes = 3, 5
+    own.memory.look_at_device(7)
+    assert told == [((-float(CAPACITY), 5.0), "capacity", 7)]
+    goal = own.goal.goal
+    assert (goal.capacity_bytes, goal.torn_bytes) == (500 * MB, 5)
+    own.cache.device.capacity = None
+    own.memory.look_at_device(8)
+    assert own.goal.goal == Goal() and len(told) == 1 and not own.goal.was
+
+
+def test_a_step_beyond_the_limit_leaves_more_room_so_often() -> None:
+    own = Memory(Goal(memory_budget_bytes=100 * MB))
+    start = MemoryLevel(0, 0, 0, 0)
+    own.cache.ledger.levels = start, MemoryLevel(0, 0, 110 * MB, 0)
+    own.memory.planned()
+    asked = [own.memory.is_exceeded() for _ in range(3)]
+    assert asked == [False, False, True], "the first ones free what was there before"
+    beyond = own.goal.goal.beyond(110 * MB, 0)
+    assert own.goal.goal.spare_bytes == beyond > 0
+    own.cache.course.num_strayed = 1
+    assert not own.memory.is_exceeded()
+    own.cache.course.num_strayed = 0
+    for _ in range(MOST_TIGHTENED - 1):
+        assert own.memory.is_exceeded()
+    assert not own.memory.is_exceeded()
+    assert own.goal.goal.spare_bytes == MOST_TIGHTENED * beyond
+
+
+@pytest.mark.parametrize("cached", [0, 90 * MB])
+def test_an_allocator_that_tries_again_is_left_more(cached: int) -> None:
+    own = Memory(Goal(capacity_bytes=CAPACITY))
+    own.observed.cached_bytes = cached
+    own.memory.planned()
+    left = []
+    for number in range(64):
+        own.cache.device.level = MemoryLevel(0, 0, 0, 0, num_retries=number)
+        if own.memory.is_short():
+            left.append(own.goal.goal.torn_bytes)
+    reserve = int(DEVICE_RESERVE * CAPACITY)
+    assert left[0] == reserve
+    assert left[1] == max(2 * reserve, cached)
+    own.cache.device.level = None
+    assert not own.memory.is_short()
+
+
+def test_of_several_ranks_no_limit_is_tightened() -> None:
+    class Others(Alone):
+        is_alone = False
+
+    own = Memory(Goal(memory_budget_bytes=1), Others())
+    own.cache.ledger.levels = MemoryLevel(0, 0, 0, 0), MemoryLevel(0, 0, MB, 0)
+    own.memory.planned()
+    for number in range(64):
+        own.cache.device.level = MemoryLevel(0, 0, 0, 0, num_retries=number)
+        assert not own.memory.is_exceeded() and not own.memory.is_short()

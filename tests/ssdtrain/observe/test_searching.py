@@ -1,0 +1,140 @@
+"""The search for a plan: who searches, who takes what, and when."""
+
+import time
+from typing import Any
+
+import pytest
+
+from ssdtrain.observe import searching
+from ssdtrain.observe.searching import Searching
+from ssdtrain.plan.agree import Alone
+from ssdtrain.plan.choose import LONG_MARKS, QUICK_MARKS
+from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.search import Answer, Request, Search
+from tests.ranks import LONGEST_S
+from tests.ssdtrain.observe.parts import Device
+from tests.ssdtrain.plan.profiles import MB, chain
+
+PROFILE = chain(12)
+REQUEST = Request(profile=PROFILE, goal=Goal(memory_budget_bytes=8 * MB))
+
+
+class Ranks(Alone):
+    """What one rank offers, the other takes."""
+
+    is_alone = False
+
+    def __init__(self, told: list[str], *, leads: bool) -> None:
+        self.leads = leads
+        self._told = told
+        self._num_taken = 0
+
+    def offer(self, answer: str) -> None:
+        self._told.append(answer)
+
+    def offered(self) -> str | None:
+        if self._num_taken == len(self._told):
+            return None
+        self._num_taken += 1
+        return self._told[self._num_taken - 1]
+
+
+def on(peers: Any = None, *, beside: bool = True) -> Searching:
+    device: Any = Device(runs_beside=beside)
+    return Searching(device, peers or Alone())
+
+
+def answered(own: Searching, *, has_plan: bool = False) -> Answer:
+    """The next answer; the search's process takes as long as it takes."""
+    end = time.monotonic() + LONGEST_S
+    while time.monotonic() < end:
+        answer = own.answer(PROFILE, has_plan=has_plan)
+        if answer is not None:
+            return answer
+        time.sleep(0.002)
+    raise AssertionError("no answer")
+
+
+def test_where_nothing_runs_beside_training_the_answer_is_there() -> None:
+    own = on(beside=False)
+    answer = own.begin(REQUEST, QUICK_MARKS, are_plain=False)
+    assert answer is not None and answer.plan is not None
+    assert not own.is_under_way and own.answer(PROFILE, has_plan=True) is None
+
+
+def test_a_search_beside_training_answers_soon_and_again() -> None:
+    own = on()
+    assert own.begin(REQUEST, QUICK_MARKS, are_plain=True) is None
+    assert own.is_under_way and own.is_awaited
+    quick = answered(own)
+    assert quick.plan is not None and own.is_under_way and not own.is_awaited
+    best = answered(own)
+    assert best.plan is not None and not own.is_under_way
+    own.step_starts()
+    own.clear()
+
+
+@pytest.mark.parametrize("are_plain", [False, True])
+def test_one_rank_searches_and_the_others_read_what_it_offers(are_plain: bool) -> None:
+    """Where steps are plain until then, once: each plan has all of them wait."""
+    told: list[str] = []
+    leader, other = on(Ranks(told, leads=True)), on(Ranks(told, leads=False))
+    for each in (leader, other):
+        assert each.begin(REQUEST, QUICK_MARKS, are_plain=are_plain) is None
+    assert leader.is_under_way and not other.is_under_way
+    found = []
+    while leader.is_under_way:
+        found.append(answered(leader))
+        assert answered(other).plan == found[-1].plan
+    assert len(found) == len(told) == (1 if are_plain else 2)
+    leader.clear()
+
+
+class Failing(Search):
+    """Its process never says anything."""
+
+    def advance(self) -> Answer | None:
+        self.stop()
+        self.error = "it failed"
+        return None
+
+
+@pytest.mark.parametrize("has_plan", [False, True])
+def test_a_search_that_fails_is_made_up_for_where_there_is_no_plan(
+    monkeypatch: pytest.MonkeyPatch, has_plan: bool
+) -> None:
+    monkeypatch.setattr(searching, "Search", Failing)
+    efforts: list[tuple[int, ...]] = []
+    answers = searching.answers
+
+    def asked(request: Request) -> Any:
+        efforts.append(request.efforts)
+        return answers(request)
+
+    monkeypatch.setattr(searching, "answers", asked)
+    told: list[str] = []
+    own, other = on(Ranks(told, leads=True)), on(Ranks(told, leads=False))
+    own.begin(REQUEST, QUICK_MARKS, are_plain=True)
+    answer = own.answer(PROFILE, has_plan=has_plan)
+    assert (answer is None) == has_plan and not own.is_under_way
+    assert len(efforts) == len(told) == (0 if has_plan else 1)
+    assert has_plan or (answer is not None and answered(other).plan == answer.plan)
+    own.clear()
+
+
+def test_a_search_that_is_stopped_answers_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Request] = []
+
+    def search(request: Request) -> Search:
+        asked.append(request)
+        return Search(request)
+
+    monkeypatch.setattr(searching, "Search", search)
+    own = on()
+    own.begin(REQUEST, QUICK_MARKS, are_plain=False)
+    own.stop()
+    assert not own.is_under_way and own.answer(PROFILE, has_plan=False) is None
+    assert [each.efforts for each in asked] == [(QUICK_MARKS, LONG_MARKS)]
+    own.clear()

@@ -1,0 +1,118 @@
+"""Whether steps under a plan take what it said and what they may."""
+
+from typing import Any
+
+import pytest
+
+from ssdtrain.observe.measured import Measured
+from ssdtrain.observe.tightened import MOST_TIGHTENED, Tightened
+from ssdtrain.observe.timegoal import GONE_BACK, TimeGoal
+from ssdtrain.plan.adapt import JUDGED_STEPS, LEAST_STEPS, NEW_STEPS, WINDOW_STEPS
+from ssdtrain.plan.agree import Alone
+from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.plan import LinkLoad
+from tests.ssdtrain.observe.parts import Cache, number_of, promise
+
+PLAIN_MS = 100.0
+
+
+class Times:
+    """A `TimeGoal` and what it was made with."""
+
+    def __init__(self, goal: Goal | None = None, peers: Any = None) -> None:
+        self.cache: Any = Cache()
+        self.goal = Tightened(goal or Goal(max_overhead=0.02))
+        own: Any = None
+        self.measured = Measured(self.cache, own, own, peers or Alone())
+        self.times = TimeGoal(self.cache, self.goal, self.measured, peers or Alone())
+
+    def knows_plain(self) -> "Times":
+        for _ in range(LEAST_STEPS):
+            self.times.plain_step(PLAIN_MS)
+        return self
+
+    def step(self, ms: float) -> float | None:
+        """A step starts that will take so long."""
+        found = self.times.last_step_ms()
+        self.cache.ledger.clock.ms += ms
+        return found
+
+
+def test_a_step_is_told_when_it_has_ended_for_sure() -> None:
+    own = Times()
+    assert [own.step(ms) for ms in (7.0, 5.0, 3.0, 1.0)] == [None, None, 7.0, 5.0]
+    own.cache.course.num_resized = 1  # the one that has ended: of 1 ms
+    assert own.step(2.0) == 3.0
+    own.cache.course.num_resized = 0
+    assert [own.step(ms) for ms in (4.0, 1.0)] == [None, 2.0]
+    own.times.restart()
+    assert [own.step(ms) for ms in (7.0, 5.0, 3.0)] == [None, None, 7.0]
+
+
+def test_a_slower_plan_than_it_said_gives_way_to_the_one_before() -> None:
+    own = Times()
+    first, second = promise(100.0), promise(101.0)
+    own.times.taken(first)
+    for _ in range(LEAST_STEPS):
+        assert own.times.plan_before(100.0) is None
+    own.times.taken(second)
+    asked = [own.times.plan_before(110.0) for _ in range(WINDOW_STEPS + 1)]
+    assert asked == [None] * (WINDOW_STEPS - 1) + [first, None]
+    assert own.times.aim_lower() and own.goal.goal.aim == GONE_BACK
+
+
+@pytest.mark.parametrize("takes_ms", [104.0, 120.0])
+def test_steps_that_take_more_than_they_may_lower_what_is_promised(
+    takes_ms: float,
+) -> None:
+    own, plan = Times().knows_plain(), promise(101.0)
+    own.times.planned(plan)
+    assert own.times.holds_overhead and not own.times.is_judged
+    asked = [
+        own.times.is_exceeded(takes_ms, plan) for _ in range(NEW_STEPS + JUDGED_STEPS)
+    ]
+    assert asked[:-1] == [False] * (len(asked) - 1)
+    assert asked[-1] == (takes_ms > 110.0) and own.times.is_judged
+    assert (own.goal.goal.aim < 1.0) == own.goal.was == asked[-1]
+
+
+def test_copies_are_blamed_when_less_was_promised_already() -> None:
+    own = Times().knows_plain()
+    load = LinkLoad(busy_ms=50.0, num_bytes=1)
+    plan = promise(101.0, links={"d2h": load})
+    found = []
+    for _ in range(MOST_TIGHTENED + 1):
+        own.times.planned(plan)
+        found.append(
+            any(
+                own.times.is_exceeded(120.0, plan)
+                for _ in range(NEW_STEPS + JUDGED_STEPS)
+            )
+        )
+    assert found == [True] * MOST_TIGHTENED + [False]
+    blamed = (120.0 - 101.0) / 50.0
+    slowdown = own.measured.corrections.copy_slowdown
+    assert slowdown == pytest.approx((MOST_TIGHTENED - 1) * blamed)
+
+
+def test_under_a_memory_limit_time_is_no_goal() -> None:
+    own = Times(Goal(memory_budget_bytes=1)).knows_plain()
+    assert not own.times.holds_overhead and own.times.is_judged
+    assert not own.times.aim_lower() and not own.goal.was
+
+
+def test_drift_is_looked_at_by_who_leads_and_behind_the_judgement() -> None:
+    class Follower(Alone):
+        leads = False
+
+    own = Times()
+    own.times.planned(promise(100.0))
+    assert number_of(lambda: own.times.drifts(150.0), 64) >= WINDOW_STEPS
+    judging = Times().knows_plain()
+    judging.times.planned(promise(100.0))
+    for times in (judging.times, Times(peers=Follower()).times):
+        times.drift.planned(100.0)
+        assert not any(times.drifts(150.0) for _ in range(64))
+    # Another program is one on every rank.
+    judging.cache.course.num_strayed = 1
+    assert number_of(lambda: judging.times.drifts(None), 4) == 2
