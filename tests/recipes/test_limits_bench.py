@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
+from recipes.bench.common import gpus
+from recipes.bench.common.cells import Cells
 from recipes.bench.common.forked import answer_of
 from recipes.bench.models import fits, grid, lengths, limit_tables, predictions
 from recipes.bench.models.real_row import Trainer
@@ -118,10 +121,20 @@ def test_a_case_without_a_plan_shows_nothing() -> None:
 
 def test_the_gpus_of_a_host_share_the_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
-    assert fits.visible_gpus() == ["3", "5"]
+    assert gpus.visible_gpus() == ["3", "5"]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert fits.visible_gpus() == ["0", "1"]
+    assert gpus.visible_gpus() == ["0", "1"]
+    both = threading.Barrier(2, timeout=60)
+    done: list[tuple[str, str]] = []
+
+    def work(name: str, gpu: str) -> None:
+        both.wait()  # never more than one on each, and both at once
+        done.append((name, gpu))
+
+    gpus.on_gpus(["a", "b"], work, ["3", "5"])
+    assert {name for name, _ in done} == {"a", "b"}
+    assert {gpu for _, gpu in done} == {"3", "5"}
 
 
 def test_what_ends_a_step_is_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +150,7 @@ def test_what_ends_a_step_is_the_result(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_ours_is_given_what_checkpointing_reserved(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[tuple[str, int | None]] = []
 
@@ -146,19 +159,17 @@ def test_ours_is_given_what_checkpointing_reserved(
         return {"reserved_gb": 2.0}
 
     monkeypatch.setattr(fits, "answer_of", answered)
-    told: dict[str, Any] = {}
-
-    def record(name: str, found: dict[str, Any]) -> dict[str, Any]:
-        told[name] = found
-        return found
-
-    fits.run_case("a", ["ours", "ours fit"], fits.Run(), record, lambda: 60.0)
+    cells = Cells(tmp_path / "fits.json", 60.0)
+    fits.run_case("a", ["ours"], fits.Run(), cells)
     limit = int(1.03 * 2e9)
-    assert asked == [("gc", None), ("ours", limit), ("ours fit", limit)]
-    assert told["a/ours"]["limit_gb"] == pytest.approx(2.06)
-    assert "limit_gb" not in told["a/gc"]
+    assert asked == [("gc", None), ("ours", limit)]
+    assert cells["a/ours"]["limit_gb"] == pytest.approx(2.06)
+    assert "limit_gb" not in cells["a/gc"]
     asked.clear()
-    fits.run_case("a", ["ours"], fits.Run(), record, lambda: 1.0)
+    fits.run_case("a", ["ours", "ours fit"], fits.Run(), cells)
+    assert asked == [("ours fit", limit)]  # the others are known
+    asked.clear()
+    fits.run_case("b", ["ours"], fits.Run(), Cells(tmp_path / "none.json", 1.0))
     assert not asked  # no time left
 
 
@@ -242,6 +253,25 @@ def test_what_became_of_the_cells_of_the_grid() -> None:
     lines = grid.summary(cells).splitlines()
     assert lines[0] == "1 fits, 1 refused, 1 unfinished, 2 failed"
     assert lines[1:] == ["a: 1.030 of the grid's best, 100 ms"]
+
+
+def test_the_table_of_the_grid_has_a_column_for_each_limit() -> None:
+    good = {"num_planned": 8, "limit_gb": 13.0, "reserved_gb": 12.5, "step_ms": 103.0}
+    short = "ConfigError: device_memory=1 cannot be reached: short by 2500000000 bytes"
+    cells = {
+        "m:2/full/1x8k@80": {**good, "budgets": {"a": {"step_ms": 100.0}}},
+        "m:2/full/1x8k@40": {"error": short, "num_steps": 1},
+        "n:2/lora/1x8k@40": {"error": "OutOfMemoryError:\n CUDA | x", "num_steps": 5},
+        "n:2/lora/1x8k@80": {**good, "num_planned": 1},
+    }
+    text = limit_tables.grid(data_of(cells))
+    assert "1 failed, 1 fits, 1 refused, 1 unfinished" in text
+    assert "`m:2/full/1x8k@80` 1.030 of 100 ms" in text
+    lines = text.splitlines()
+    assert "|  | 40 GB | 80 GB |" in lines
+    assert "| m:2/full/1x8k | refused, 2.5 GB | 12.5 of 13.0 GB |" in lines
+    failed = "failed: OutOfMemoryError: CUDA / x"
+    assert f"| n:2/lora/1x8k | {failed} | 12.5 of 13.0 GB, unfinished |" in lines
 
 
 # -- lengths ---------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import os
 import platform
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -108,6 +109,7 @@ class Cells:
         self.path = path
         self._deadline = time.monotonic() + budget_s
         self._notes: dict[str, dict[str, Any]] = {}
+        self._lock = threading.Lock()
         self.data: dict[str, Any] = {
             "environment": environment(),
             "settings": settings,
@@ -165,9 +167,14 @@ class Cells:
             with contextlib.suppress(RuntimeError):  # a broken device shows below
                 torch.cuda.empty_cache()
         result["cell_s"] = round(time.monotonic() - start, 2)
-        self.data["cells"][name] = result
-        self.save()
-        print(name, json.dumps(result), flush=True)
+        self.record(name, result)
+
+    def record(self, name: str, result: dict[str, Any]) -> None:
+        """Write and print a cell that was measured elsewhere, by any thread."""
+        with self._lock:
+            self.data["cells"][name] = result
+            self.save()
+            print(name, json.dumps(result), flush=True)
 
     def note(self, name: str, part: dict[str, Any]) -> None:
         """Write what a running cell knows already."""

@@ -20,7 +20,7 @@ from recipes.bench.foresight.tables import steps
 from recipes.bench.gather.tables import gather, one_call
 from recipes.bench.gnn.tables import gnn, tiering
 from recipes.bench.megatron.tables import megatron
-from recipes.bench.models.limit_tables import fits, lengths, predictions
+from recipes.bench.models.limit_tables import fits, grid, lengths, predictions
 from recipes.bench.models.tables import graphs, models, real_models
 from recipes.bench.offload.tables import (
     host_actions,
@@ -100,6 +100,7 @@ PAGES = {
             ("models", of_file("real_models", real_models)),
             ("models", of_file("real_models_h100", real_models)),
             ("models", of_file("fits", fits)),
+            ("models", of_file("grid", grid)),
             ("models", of_file("lengths", lengths)),
             ("models", of_file("predictions", predictions)),
             ("models", models),

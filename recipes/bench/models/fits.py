@@ -18,14 +18,11 @@ import contextlib
 import gc
 import itertools
 import os
-import queue
 import statistics
 import sys
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +31,7 @@ from torch import Tensor, nn
 
 from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.common.forked import answer_of
+from recipes.bench.common.gpus import on_gpus, visible_gpus
 from recipes.bench.models.stock import Case, build, case_of, inputs_of, smaller
 
 CASES = (
@@ -281,29 +279,25 @@ def told(loop: Loop) -> dict[str, Any]:
     return found
 
 
-def run_case(
-    name: str,
-    columns: list[str],
-    run: Run,
-    record: Callable[[str, dict[str, Any]], dict[str, Any]],
-    left_s: Callable[[], float],
-) -> None:
+def run_case(name: str, columns: list[str], run: Run, cells: Cells) -> None:
     """Checkpointing first: it says what ours may reserve."""
     limit_bytes: int | None = None
     for column in ["gc", *columns]:
-        most_s = min(run.most_seconds, left_s() - START_S)
+        cell = f"{name}/{column}"
+        most_s = min(run.most_seconds, cells.left_s() - START_S)
         if most_s < LEAST_SECONDS:
             return
-        own = replace(run, limit_bytes=limit_bytes, most_seconds=most_s)
-        limit_s = min(left_s(), most_s + 3 * START_S)
-        found = answer_of(measure, (name, column, own), limit_s, PRELOAD)
-        if limit_bytes is not None:
-            found["limit_gb"] = limit_bytes / 1e9
-        found = record(f"{name}/{column}", found)
+        if cell not in cells:
+            own = replace(run, limit_bytes=limit_bytes, most_seconds=most_s)
+            limit_s = min(cells.left_s(), most_s + 3 * START_S)
+            found = answer_of(measure, (name, column, own), limit_s, PRELOAD)
+            if limit_bytes is not None:
+                found["limit_gb"] = limit_bytes / 1e9
+            cells.record(cell, found)
         if column == "gc":
-            if "error" in found:
+            if "error" in cells[cell]:
                 return
-            limit_bytes = int(ROOM * found["reserved_gb"] * 1e9)
+            limit_bytes = int(ROOM * cells[cell]["reserved_gb"] * 1e9)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -331,38 +325,18 @@ def main(argv: list[str] | None = None) -> int:
         seconds=options.seconds,
         most_seconds=options.most_seconds,
     )
-    lock = threading.Lock()
-    gpus: queue.SimpleQueue[str] = queue.SimpleQueue()
-    every = options.beside * (visible_gpus() if options.device == "cuda" else [""])
-    for gpu in every:
-        gpus.put(gpu)
 
-    def record(name: str, found: dict[str, Any]) -> dict[str, Any]:
-        with lock:
-            cells.run(name, lambda: found)
-            return cells.data["cells"].get(name, found)  # type: ignore[no-any-return]
+    def one(name: str, gpu: str) -> None:
+        run_case(name, options.columns, replace(run, gpu=gpu), cells)
 
-    def one(name: str) -> None:
-        wanted = [each for each in options.columns if f"{name}/{each}" not in cells]
-        if not wanted:
-            return
-        gpu = gpus.get()
-        try:
-            run_case(name, wanted, replace(run, gpu=gpu), record, cells.left_s)
-        finally:
-            gpus.put(gpu)
-
-    with ThreadPoolExecutor(len(every)) as pool:
-        list(pool.map(one, options.cases))
+    on_gpus(options.cases, one, options.beside * gpus_of(run))
     print(summary(cells.data["cells"]))
     return 0
 
 
-def visible_gpus() -> list[str]:
-    """What `CUDA_VISIBLE_DEVICES` calls those that this process sees."""
-    told = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    named = [each.strip() for each in told.split(",") if each.strip()]
-    return named or [str(each) for each in range(torch.cuda.device_count())]
+def gpus_of(run: Run) -> list[str]:
+    """That share its cases."""
+    return visible_gpus() if run.device == "cuda" else [""]
 
 
 def is_good(cell: dict[str, Any]) -> bool:

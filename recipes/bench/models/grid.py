@@ -16,17 +16,14 @@ The loss is Liger's fused one everywhere. One process a GPU.
 """
 
 import itertools
-import queue
 import statistics
 import sys
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.common.forked import answer_of
+from recipes.bench.common.gpus import on_gpus
 from recipes.bench.models import fits
 from recipes.bench.models.predictions import searched
 from recipes.bench.models.real_build import fuse_the_loss
@@ -201,42 +198,26 @@ def main(argv: list[str] | None = None) -> int:
             parser.error(str(error))
     settings = {"device": options.device, "tiny": options.tiny, "grid": options.grid}
     cells = Cells(options.out, options.budget_s, settings)
-    every = fits.visible_gpus() if options.device == "cuda" else [""]
-    gpus: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for gpu in every:
-        gpus.put(gpu)
-    lock = threading.Lock()
+    run = Run(device=options.device, tiny=options.tiny)
 
-    def one(name: str) -> None:
-        if name in cells:
+    def one(name: str, gpu: str) -> None:
+        most_s = min(options.most_seconds, cells.left_s() - fits.START_S)
+        if name in cells or most_s < fits.LEAST_SECONDS:
             return
-        gpu = gpus.get()
-        try:
-            most_s = min(options.most_seconds, cells.left_s() - fits.START_S)
-            if most_s < fits.LEAST_SECONDS:
-                return
-            on_gpu = options.device == "cuda"
-            run = Run(
-                device=options.device,
-                tiny=options.tiny,
-                seconds=min(options.seconds, most_s),
-                most_seconds=most_s,
-                limit_bytes=limit_bytes(*split(name)) if on_gpu else None,
-                gpu=gpu,
-                grid=options.cells.index(name) < options.grid,
-            )
-            began = time.monotonic()
-            limit_s = min(cells.left_s(), 3 * most_s)
-            found = answer_of(measure, (name, run), limit_s, fits.PRELOAD)
-            found["seconds"] = round(time.monotonic() - began, 1)
-            found["limit_gb"] = (run.limit_bytes or 0) / GB
-            with lock:
-                cells.run(name, lambda: found)
-        finally:
-            gpus.put(gpu)
+        on_gpu = run.device == "cuda"
+        own = replace(
+            run,
+            seconds=min(options.seconds, most_s),
+            most_seconds=most_s,
+            limit_bytes=limit_bytes(*split(name)) if on_gpu else None,
+            gpu=gpu,
+            grid=options.cells.index(name) < options.grid,
+        )
+        limit_s = min(cells.left_s(), 3 * most_s)
+        found = answer_of(measure, (name, own), limit_s, fits.PRELOAD)
+        cells.record(name, found | {"limit_gb": (own.limit_bytes or 0) / GB})
 
-    with ThreadPoolExecutor(len(every)) as pool:
-        list(pool.map(one, options.cells))
+    on_gpus(options.cells, one, fits.gpus_of(run))
     print(summary(cells.data["cells"]))
     return 0
 

@@ -1,4 +1,4 @@
-"""Tables of `models.fits`, `models.lengths` and `models.predictions`."""
+"""Tables of `models.fits`, `.grid`, `.lengths` and `.predictions`."""
 
 import statistics
 from typing import Any
@@ -11,6 +11,7 @@ from recipes.bench.models.fits import (
     is_good,
     is_unfinished,
 )
+from recipes.bench.models.grid import best_ms, verdict
 from recipes.bench.models.lengths import LONG
 
 
@@ -63,6 +64,46 @@ def fitted(cell: Data | None) -> str:
     if not is_good(cell):
         return f"{text}, unfinished"
     return text
+
+
+def grid(data: Data) -> str:
+    """What became of each model and length under each limit."""
+    limits = sorted({name.partition("@")[2] for name in data["cells"]}, key=int)
+    rows: dict[str, dict[str, str]] = {}
+    for name, cell in data["cells"].items():
+        case, _, limit = name.partition("@")
+        rows.setdefault(case, {})[limit] = limited(cell)
+    told = [verdict(cell) for cell in data["cells"].values()]
+    ratios = [
+        f"`{name}` {cell['step_ms'] / best:.3f} of {best:.0f} ms"
+        for name, cell in data["cells"].items()
+        if (best := best_ms(cell)) is not None
+    ]
+    counts = [f"{told.count(kind)} {kind}" for kind in sorted(set(told))]
+    text = (
+        '**`device_memory="fit"`** where a device of so many GB would hold the whole '
+        "model: a few of its layers are trained, in what such a device would leave to "
+        "them. Reserved at most, from the first step on, of what may be; refused: an "
+        f"error before the second step that says by how much. {', '.join(counts)}. "
+        "Step over the best of plans for a grid of byte budgets in the same process: "
+        f"{', '.join(ratios) or 'not measured'}."
+    )
+    head = ["", *(f"{limit} GB" for limit in limits)]
+    body = [[case, *(own.get(n, "-") for n in limits)] for case, own in rows.items()]
+    return "\n\n".join([text, markdown(head, body), where(data)])
+
+
+def limited(cell: Data) -> str:
+    """What became of one."""
+    told = verdict(cell)
+    if told == "refused":
+        _, _, short = str(cell["error"]).partition("short by ")
+        num_bytes = short.partition(" ")[0]
+        return f"refused, {int(num_bytes) / 1e9:.1f} GB" if short else "refused"
+    if "error" in cell:
+        return f"{told}: {' '.join(str(cell['error']).split())[:40]}".replace("|", "/")
+    text = f"{cell['reserved_gb']:.1f} of {cell['limit_gb']:.1f} GB"
+    return text if told == "fits" else f"{text}, {told}"
 
 
 def lengths(data: Data) -> str:
