@@ -300,6 +300,8 @@ class Session:
             self._patches.also(hook.remove)
             self._patches.also(self._planner.room.close)
             if goal.device_bytes is not None:
+                hear = weakly(self._planner.start.hear_shortage)
+                self._patches.also(device.hear_shortages(hear))
                 self._planner.room.open()
             else:
                 self._planner.room.open_for(modules)

@@ -77,7 +77,7 @@ class MemoryGoal:
             self._goal.fit(None, 0)
             return
         torn_bytes = self._observation.torn_bytes
-        left = max(torn_bytes, self._room.stuck_bytes, self._left_bytes)
+        left = max(torn_bytes, self._room.unusable_bytes, self._left_bytes)
         most, torn = self._peers.longest((-float(own), float(left)), "capacity", step)
         self._goal.fit(-int(most), int(torn))
 

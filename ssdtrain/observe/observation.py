@@ -48,6 +48,10 @@ class Observation:
         """Saved in it."""
         self.torn_bytes = self.cached_bytes = 0
         """Likewise of the allocator: [Note: torn blocks], [Note: retries]."""
+        self.needed_bytes = 0
+        """What it needed at most beyond what was in use before."""
+        self.peak_module = ""
+        """In which module."""
         self._cache = cache
         self._prices = prices
         self._room = room
@@ -65,6 +69,11 @@ class Observation:
     def is_under_way(self) -> bool:
         """Whether the running step is recorded."""
         return self._recording is not None
+
+    @property
+    def module(self) -> str:
+        """The module that runs, or whose tensor backward asked for last; "": none."""
+        return "" if self._recording is None else self._recording.module
 
     def begin(self) -> None:
         """Record the next step."""
@@ -144,6 +153,8 @@ class Observation:
         self.packs = recording.packs()
         self.torn_bytes = recording.torn_bytes
         self.cached_bytes = recording.cached_bytes
+        self.needed_bytes = recording.needed_bytes
+        self.peak_module = recording.peak_module
         if profile is None or meter is None or not self._prices.is_on_gpu or is_cold:
             return profile
         return replace(profile, host_costs=self._prices.probe())

@@ -152,6 +152,8 @@ class Recording(Observer):
         memory = ledger.start_level()
         self._base_bytes = self._rest_bytes = 0
         self._most_bytes = self._most_torn_bytes = self._most_reserved_bytes = 0
+        self._most_at = 0
+        """Mark behind which most was in use."""
         if memory is not None:
             self._base_bytes = memory.allocated_bytes - lingering_bytes()
         self._meter = meter
@@ -323,6 +325,29 @@ class Recording(Observer):
         return [row.num_packs for row in self._rows if row.end is not None]
 
     @property
+    def module(self) -> str:
+        """The module that runs, or whose tensor backward asked for last; "": none."""
+        is_backward = bool(self._rows) and self._rows[-1].phase is Phase.BACKWARD
+        last = self._module_of(len(self._rows) - 1) if is_backward else ""
+        return self._module_now() or last
+
+    @property
+    def peak_module(self) -> str:
+        """Likewise where most was in use."""
+        return self._module_of(self._most_at)
+
+    def _module_of(self, at: int) -> str:
+        if at >= len(self._rows):
+            return ""
+        row = self._rows[at]
+        return self._lanes[row.lane].modules[row.item]
+
+    @property
+    def needed_bytes(self) -> int:
+        """What forward and backward needed at most beyond what was in use before."""
+        return max(0, self._most_bytes - self._base_bytes)
+
+    @property
     def torn_bytes(self) -> int:
         """By how much what the allocator could not give back exceeded what was
         allocated, where that was most: see [Note: torn blocks] in room.py."""
@@ -339,7 +364,8 @@ class Recording(Observer):
         if memory is not None and self._rows:
             peak = memory.max_allocated_bytes
             self._rows[-1].peak_bytes = peak - self._base_bytes
-            self._most_bytes = max(self._most_bytes, peak)
+            if peak > self._most_bytes:
+                self._most_bytes, self._most_at = peak, len(self._rows) - 1
             torn = peak + memory.torn_bytes
             self._most_torn_bytes = max(self._most_torn_bytes, torn)
             reserved = memory.max_reserved_bytes

@@ -35,6 +35,7 @@ from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.observation import Observation
 from ssdtrain.observe.room import Room
 from ssdtrain.observe.searching import Searching
+from ssdtrain.observe.start import SafeStart
 from ssdtrain.observe.tightened import Tightened
 from ssdtrain.observe.timegoal import TimeGoal
 from ssdtrain.plan.agree import Peers
@@ -110,6 +111,7 @@ class Planner:
         self._observation = Observation(
             cache, self._host, self.room, trace, roots, notes
         )
+        self.start = SafeStart(cache, self._goal, self._observation, roots)
         self._measured = Measured(cache, self._host, self.room, peers)
         self._largest = LargestBatch(cache, self._goal, peers)
         self._memory = MemoryGoal(
@@ -232,8 +234,9 @@ class Planner:
         self._observation.begin()
 
     def _check_memory(self) -> None:
-        """Check that a plan fits, by the first step's memory. Searches on this thread:
-        without an answer there must be no second step.
+        """Check by the first step's memory that a plan fits, and the next step, which
+        has none. Searches on this thread: without an answer there must be no second
+        step.
 
         Raises:
             ConfigError: none does; the text says by how much and where.
@@ -252,6 +255,7 @@ class Planner:
             self._goal.goal,
             QUICK_MARKS,
         )
+        self.start.check(base_bytes)
 
     def _conclude(self) -> None:
         self._largest.observed()

@@ -69,6 +69,31 @@ class Shortage(NamedTuple):
         )
 
 
+def start_error(
+    goal: Goal, needed_bytes: int, where: str, *, is_least: bool = False
+) -> ConfigError:
+    """Return the error where the steps before the first plan do not fit, which need
+    what checkpointing with moved inputs needs.
+
+    Args:
+        goal: with `device_bytes`.
+        needed_bytes: of device memory in such a step, all included.
+        where: the module, or "".
+        is_least: the step ended there, and may need more.
+    """
+    limit_bytes = goal.device_bytes or 0
+    missing_bytes = max(1, needed_bytes - limit_bytes)
+    least = "at least " if is_least else ""
+    at = f" at module {where}" if where else ""
+    return ConfigError(
+        f"{goal.memory_limit} cannot be reached: short by {least}{missing_bytes} bytes"
+        f"{at} in a step in which every repeated module runs again and its inputs are "
+        f"moved. Set device_memory to {least}{limit_bytes + missing_bytes}, use a "
+        "smaller micro-batch or shorter sequences, shard weights and optimizer states, "
+        "or train adapters (LoRA)."
+    )
+
+
 def check_rest(profile: Profile, goal: Goal) -> None:
     """Check that what no plan changes fits into the device as well.
 

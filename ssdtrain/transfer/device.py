@@ -23,6 +23,7 @@ import torch
 
 from ssdtrain.forks import Owner
 from ssdtrain.transfer.segments import GROWING
+from ssdtrain.transfer.shortages import SHORTAGES
 from ssdtrain.transfer.streams import CurrentStream, OnStream, Stall, Stalls
 from ssdtrain.transfer.workers import Workers
 
@@ -192,6 +193,14 @@ class Device(Protocol):
         """Let the caching allocator take no more than this; it frees what it caches
         before it fails. Returns what undoes it."""
 
+    def hear_shortages(self, hear: Callable[[int], None]) -> Callable[[], None]:
+        """Have `hear` called with the bytes that were asked for, before the allocator
+        fails for want of them; what it raises is raised instead.
+
+        Returns:
+            What ends it. Idempotent.
+        """
+
     def trim(self, share: float = TRIMMED_SHARE) -> bool:
         """Give back what the allocator caches, if it has more of what the process may
         take than this share.
@@ -346,6 +355,10 @@ class CpuDevice:
 
     def limit_memory(self, num_bytes: int) -> Callable[[], None]:
         """CPU tensors have no caching allocator."""
+        return lambda: None
+
+    def hear_shortages(self, hear: Callable[[int], None]) -> Callable[[], None]:
+        """Nobody counts CPU tensors."""
         return lambda: None
 
     def trim(self, share: float = TRIMMED_SHARE) -> bool:
@@ -595,6 +608,10 @@ class CudaDevice:
         fraction = min(before, num_bytes / total)
         torch.cuda.set_per_process_memory_fraction(fraction, device)
         return lambda: torch.cuda.set_per_process_memory_fraction(before, device)
+
+    def hear_shortages(self, hear: Callable[[int], None]) -> Callable[[], None]:
+        """See shortages.py."""
+        return SHORTAGES.listen(self._index, hear)
 
     def trim(self, share: float = TRIMMED_SHARE) -> bool:
         """Empty the cache of an allocator that has most of what it may take."""

@@ -47,8 +47,8 @@ CELLS = GRID_CELLS + tuple(
     )
     if (name := f"{model.format(LAYERS[tokens])}/1x{tokens}@{limit}") not in GRID_CELLS
 )
-BUDGETS = (0.97, 0.92, 0.85, 0.7, 0.5)
-"""Of what the limit leaves to activations."""
+BUDGETS = (0.5, 0.7, 0.85, 0.92, 0.97)
+"""Of what the limit leaves to activations; what may end out of memory comes last."""
 ALIVE = 8
 """Tensors of a layer's inner width that are alive at once while it runs again."""
 NUM_UNTIMED = 3

@@ -9,9 +9,11 @@ from torch import Tensor
 import ssdtrain
 from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import ConfigError
+from ssdtrain.observe import planner
 from ssdtrain.plan.goal import DEVICE_RESERVE
 from ssdtrain.plan.placement import Placement
 from ssdtrain.quantities import Share
+from ssdtrain.transfer.device import CpuDevice
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.metered import Meter
 from tests.ssdtrain.cache.test_peak import ROWS, WIDTH, Block
@@ -94,6 +96,64 @@ def test_a_shortage_is_told_before_the_second_step(
         run.steps(1)
     assert len(run.highest) == 1
     run.session.close()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("sets_to_none", [True, False])
+def test_a_second_step_that_does_not_fit_is_told_though_a_plan_would(
+    monkeypatch: pytest.MonkeyPatch, sets_to_none: bool
+) -> None:
+    """It is one like the first, with the optimizer's state beside it; gradients that
+    stay are no more than they were."""
+    monkeypatch.setattr(Run, "optimizer_of", torch.optim.Adam)
+    zero_grad = torch.optim.Adam.zero_grad
+    monkeypatch.setattr(
+        torch.optim.Adam, "zero_grad", lambda adam: zero_grad(adam, sets_to_none)
+    )
+    monkeypatch.setattr(planner, "choose", lambda *_: None)  # whatever plans need
+    monkeypatch.setitem(SETTINGS, "recompute", "regions")
+    free = Run(monkeypatch, device_memory="1GB", **SETTINGS).steps(1)
+    state = 2 * sum(p.nbytes for p in free.model.parameters())
+    needed = free.highest[0] + state
+    free.session.close()  # type: ignore[union-attr]
+    fits = Run(monkeypatch, device_memory=int(1.01 * needed), **SETTINGS).steps(2)
+    fits.session.close()  # type: ignore[union-attr]
+    short = Run(monkeypatch, device_memory=int(0.97 * needed), **SETTINGS).steps(1)
+    told = r"short by \d+ bytes at module \d.* in a step in which every repeated module"
+    with pytest.raises(ConfigError, match=told):
+        short.steps(1)
+    assert len(short.highest) == 1
+    short.session.close()  # type: ignore[union-attr]
+
+
+def test_what_ends_the_first_step_says_what_is_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before there is a plan; under one, and without a limit, torch says it."""
+    hear: list[Any] = []
+
+    def listen(device: CpuDevice, each: Any) -> Any:
+        hear.append(each)
+        return hear.clear
+
+    monkeypatch.setattr(CpuDevice, "hear_shortages", listen)
+    monkeypatch.setitem(SETTINGS, "recompute", "regions")
+    run = Run(monkeypatch, device_memory="1GB", **SETTINGS)
+
+    def backward(*_: Any) -> None:
+        told = r"short by at least \d+ bytes at module \d"
+        with pytest.raises(ConfigError, match=told):
+            hear[0](10**9)
+
+    hook = run.model[0].register_full_backward_pre_hook(backward)
+    run.steps(1)
+    hook.remove()
+    run.steps(5)
+    assert run.session is not None and run.session.plan is not None
+    hear[0](10**9)
+    run.session.close()
+    assert not hear
+    Run(monkeypatch, **SETTINGS).session.close()  # type: ignore[union-attr]
+    assert not hear
 
 
 def test_an_optimizer_that_does_not_fit_is_named(

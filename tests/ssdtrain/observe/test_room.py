@@ -157,6 +157,28 @@ def test_what_is_stuck_when_a_plan_is_made_is_left_free(
     assert used_bytes <= (1 - 0.1 - DEVICE_RESERVE) * limit
 
 
+def test_a_plan_leaves_pages_free_where_segments_grow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Parts of them lie between tensors in the middle of a step."""
+    whole = Run(monkeypatch).steps(2).highest[-1]
+    limit = int(1.1 * whole)
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: limit)
+    monkeypatch.setattr("ssdtrain.observe.room.STRANDED_BYTES", int(0.1 * limit))
+    used = {}
+    for reason in ("", "the user's settings name it"):
+        monkeypatch.setattr(
+            CpuDevice, "grow_segments", lambda device, told=reason: (told, lambda: None)
+        )
+        run = Run(monkeypatch, device_memory=limit, **SETTINGS).steps(6)
+        assert run.session is not None
+        plan, profile = run.session.plan, run.session.profile
+        run.session.close()
+        assert plan is not None and plan.prediction and profile is not None
+        used[reason] = profile.base_bytes + plan.prediction.peak_bytes
+    assert used[""] <= (1 - 0.1 - DEVICE_RESERVE) * limit < used[reason]
+
+
 class Growing(CpuDevice):
     """Counts requests for segments that grow, and their ends."""
 
