@@ -157,7 +157,7 @@ class Captures:
 
         Args:
             record: whose bytes are on the device.
-            placement: where the plan, or the policy, wants it.
+            placement: where its order, or the rule, wants it.
             due: mark of its release; None: when the window is full.
 
         Raises:

@@ -34,7 +34,6 @@ from ssdtrain.errors import RegionError
 from ssdtrain.gathered import is_gathered
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, batches
-from ssdtrain.plan.policies import LaneOutlook
 from ssdtrain.remat.compiled import Compiled
 from ssdtrain.remat.expression import Epsilon, Expression, Layout
 from ssdtrain.transfer.device import Device
@@ -169,13 +168,6 @@ class LaneProfile:
     order: list[int] = field(default_factory=list)
     """Ordinals in the order of first use in backward."""
     largest_bytes: int = 0
-
-    @property
-    def outlook(self) -> LaneOutlook:
-        """What a policy may know of it."""
-        return LaneOutlook(
-            total_bytes=self.total_bytes, backward_follows=self.backward_follows
-        )
 
 
 class Way:

@@ -406,18 +406,8 @@ class Run:
 
     def bring(self, moved: Moved) -> Tensor:
         """The bytes of an item that was sent off, on the device."""
-        cache = self._cache
         with self._lock:
-            state = moved.state
-            if state is RecordState.LEAVING:
-                cache.forward_moved(moved)
-            elif state is RecordState.AWAY:
-                cache.load_moved([moved])
-            if moved.state is RecordState.RETURNING:
-                moved.arrive(cache.copies)
-            if moved.data is None:
-                raise RuntimeError(f"{moved.name}: no data in {moved.state}")
-            return moved.data
+            return self._cache.moves.bring(moved)  # type: ignore[no-any-return]
 
     def rebuild(self, row: RebuiltRow, tensor: Tensor) -> Handle:
         """A mark: an item that will be made again."""
@@ -577,7 +567,7 @@ class Run:
         """It is there: load what the plan wants back by now."""
         if at is not None and self._course.orders is not None:
             with self._lock:
-                self._cache.moves.load_at(self._course, at, self._cache.start_loads)
+                self._cache.moves.load_at(self._course, at)
 
     def count_quiet_uses(self, handle: Handle) -> None:
         """Before a tensor of the general path is used."""
