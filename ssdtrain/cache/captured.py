@@ -172,7 +172,7 @@ class Captures:
         if parcel is None:
             self._cache.offloader.fall_back(Fallback.KEPT_HOST_FULL)
             return False
-        record.leave(parcel)  # type: ignore[arg-type]
+        record.leave(parcel)
         self._cache.window.add(record, data, parcel, due)
         if due is None:
             largest_bytes = record.lane.expected_largest_bytes

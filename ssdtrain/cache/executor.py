@@ -15,8 +15,9 @@ from torch import Tensor
 from ssdtrain.cache.captured import Captures
 from ssdtrain.cache.course import Course, Entry
 from ssdtrain.cache.identity import check_late_writer
-from ssdtrain.cache.moved import Moved, start_loads
-from ssdtrain.cache.record import STAYED, Lane, LaneCourse, Record, RecordState
+from ssdtrain.cache.moved import Moved
+from ssdtrain.cache.record import Lane, LaneCourse, Record
+from ssdtrain.cache.state import STAYED, RecordState
 from ssdtrain.cache.window import CacheLimits, Pace, ReleaseWindow
 from ssdtrain.counters import Count, Counters, Fallback
 from ssdtrain.errors import SessionClosedError
@@ -25,7 +26,7 @@ from ssdtrain.plan.plan import Order
 from ssdtrain.transfer.graphs import GraphParcel
 from ssdtrain.transfer.offloader import Offloader
 from ssdtrain.transfer.parcel import Parcel
-from ssdtrain.transfer.places import Copies, discard
+from ssdtrain.transfer.places import Arrival, Copies, discard
 
 PLANNED = (Placement.KEEP, Placement.OFFLOAD, Placement.OFFLOAD_SSD)
 """Placements that an order carries out here."""
@@ -80,7 +81,8 @@ class Executor:
             if order is not None:
                 placement = order.placement
             else:
-                placement = self._by_rule(record, bytes_before, entry.held)
+                tail_bytes = self.limits.window_of(record.lane.expected_largest_bytes)
+                placement = self._by_rule(record, bytes_before, tail_bytes, entry.held)
             return self._captures.send(record, placement, entry.due)
         if order is not None and order.placement in PLANNED:
             return self.send(record, order, entry.due)
@@ -109,7 +111,7 @@ class Executor:
         """As `place`, where no order names it."""
         lane, window = record.lane, self._window
         window_bytes = self.limits.window_of(lane.expected_largest_bytes)
-        placement = self._by_rule(record, bytes_before, held)
+        placement = self._by_rule(record, bytes_before, window_bytes, held)
         if placement is Placement.KEEP_LAST:
             lane.kept_last_bytes += record.num_bytes
             window.release_down_to(max(0, window_bytes - lane.kept_last_bytes))
@@ -132,12 +134,13 @@ class Executor:
         window.release_down_to(max(limit, 0) + record.num_bytes)
         return True
 
-    def _by_rule(self, record: Record, bytes_before: int, held: bool) -> Placement:
+    def _by_rule(
+        self, record: Record, bytes_before: int, tail_bytes: int, held: bool
+    ) -> Placement:
         known = record.lane.profile
         left_bytes = known.total_bytes - bytes_before - record.num_bytes
         if not known.backward_follows:
             left_bytes = -1
-        tail_bytes = self.limits.window_of(record.lane.expected_largest_bytes)
         return self._course.rule.place(left_bytes, tail_bytes, held=held)
 
     def release_due(self) -> None:
@@ -254,7 +257,7 @@ class Executor:
         elif moved.state is RecordState.AWAY:
             self._load_moved([moved])
         if moved.state is RecordState.RETURNING:
-            moved.arrive(self._copies)
+            moved.arrive(self._device)
         if moved.data is None:
             raise RuntimeError(f"{moved.name}: no data in {moved.state}")
         return moved.data
@@ -287,10 +290,16 @@ class Executor:
     def _load_moved(self, batch: list[Moved]) -> None:
         if self.is_closed:
             raise SessionClosedError(_closed_before(batch[0].name))
-        start_loads(batch, self._copies)
-        num_bytes = 0
-        for moved in batch:
-            num_bytes += moved.num_bytes
+        copies, num_bytes = self._copies, 0
+        places = [moved.trip.place for moved in batch]
+        try:  # [Note: batches] in transfer/places.py
+            found = copies.back(places)
+            for moved, data, place in zip(batch, found, places, strict=True):
+                moved.start_load(data, Arrival(data, place, copies))
+                num_bytes += moved.num_bytes
+        except BaseException:  # an interrupt: `data` may be being filled
+            copies.quiesce()
+            raise
         self._counters.add(Count.RELOADED, num_bytes)
 
     def _start_load(self, record: Record) -> None:

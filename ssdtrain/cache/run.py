@@ -14,15 +14,7 @@ from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterHandle
 from ssdtrain.cache.identity import Key, extent_bytes, identify, stamp_of
 from ssdtrain.cache.moved import Moved, MovedHandle
 from ssdtrain.cache.quiet import ForwardHooks, Quietly, sizes_of
-from ssdtrain.cache.record import (
-    Handle,
-    Holding,
-    Lane,
-    LaneCourse,
-    RebuiltView,
-    RecordState,
-    handle_of,
-)
+from ssdtrain.cache.record import Handle, Lane, LaneCourse, RebuiltView, handle_of
 from ssdtrain.cache.regions import PlaceHandle
 from ssdtrain.cache.rows import (
     BY_NUMBER,
@@ -44,6 +36,7 @@ from ssdtrain.cache.rows import (
     is_like,
 )
 from ssdtrain.cache.spec import NOTHING
+from ssdtrain.cache.state import Holding, RecordState
 from ssdtrain.cache.table import Hooks, Pack, Table, Unpack
 from ssdtrain.cache.traced import tracer, untraced
 from ssdtrain.counters import Count
@@ -396,7 +389,7 @@ class Run:
                 moved.check_writer()
             data = moved.data
             if data is None or moved.state not in AT_HAND:
-                data = self.bring(moved)
+                data = cache.moves.bring(moved)
             if at in course.loads or self._reads_ahead:
                 self.end_use(at)
             moved.num_uses += 1

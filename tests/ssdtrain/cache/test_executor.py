@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import ssdtrain
-from ssdtrain.cache.record import RecordState
+from ssdtrain.cache.state import RecordState
 from ssdtrain.errors import SessionClosedError
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.rule import KEEP_ALL, Rule

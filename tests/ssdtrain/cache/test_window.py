@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ssdtrain
-from ssdtrain.cache.record import RecordState
+from ssdtrain.cache.state import RecordState
 from ssdtrain.cache.window import ReleaseWindow
 from ssdtrain.counters import Fallback
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
