@@ -36,9 +36,9 @@ from ssdtrain.plan import words
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan, read_plan
-from ssdtrain.plan.policies import KeepAll, OffloadAll, Policy
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.reasons import explain_step, why_nothing_left
+from ssdtrain.plan.rule import KEEP_ALL, Rule
 from ssdtrain.quantities import FIT, resolved
 from ssdtrain.regions.find import find_regions
 from ssdtrain.remat.budget import Budget, NoBudget, OverheadBudget
@@ -361,7 +361,7 @@ def offload(
         window_bytes=settings.window_bytes,
         prefetch_bytes=settings.prefetch_bytes,
     )
-    cache = TensorCache(offloader, _policy_of(settings), limits, counters)
+    cache = TensorCache(offloader, _rule_of(settings), limits, counters)
     cache.verifier = open_verifier(
         settings.verify, device.torch_device, modules, counters, settings.seed
     )
@@ -483,12 +483,13 @@ def _first_regions(settings: OffloadConfig, device: Device) -> Choice:
     return Choice.NONE
 
 
-def _policy_of(settings: OffloadConfig) -> Policy:
+def _rule_of(settings: OffloadConfig) -> Rule:
+    """For what no plan names."""
     if settings.plan == PlanChoice.KEEP_ALL.value:
-        return KeepAll()
+        return KEEP_ALL
     if settings.plan in (PlanChoice.OFFLOAD_ALL.value, PlanChoice.AUTO.value):
-        return OffloadAll()
-    return OffloadAll(Placement.OFFLOAD_IF_IN_TIME)
+        return Rule()
+    return Rule(Placement.OFFLOAD_IF_IN_TIME)
 
 
 def _goal_of(settings: OffloadConfig, device: Device) -> Goal:

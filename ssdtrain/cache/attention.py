@@ -64,7 +64,7 @@ class Spare(NamedTuple):
             return None
         source = owner.source
         source.check()
-        found: Tensor = source.view.rebuild(cache.fetch(source.record))
+        found: Tensor = source.view.rebuild(cache.moves.fetch(source.record))
         return found
 
 

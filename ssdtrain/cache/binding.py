@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ssdtrain.cache.executor import PLANNED
 from ssdtrain.cache.identity import View
-from ssdtrain.cache.planned import PLANNED
 from ssdtrain.cache.quiet import Passage, Watched
 from ssdtrain.cache.record import (
     Handle,

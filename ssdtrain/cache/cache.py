@@ -8,7 +8,7 @@ Back: unpack > fetch > resident: return; leaving: forward; away: load > view reb
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -21,12 +21,12 @@ from ssdtrain.cache import forked
 from ssdtrain.cache.bypass import Bypass, Unhooked
 from ssdtrain.cache.captured import Captures
 from ssdtrain.cache.course import OUTSIDE_PLAN, Course, Entry
+from ssdtrain.cache.executor import Executor
 from ssdtrain.cache.identity import (
     Key,
     Probe,
     Stamp,
     View,
-    check_late_writer,
     identify,
     is_dual,
     is_plain,
@@ -37,12 +37,9 @@ from ssdtrain.cache.identity import (
 from ssdtrain.cache.lanes import Lanes
 from ssdtrain.cache.ledger import HookSpans, Ledger
 from ssdtrain.cache.living import Living
-from ssdtrain.cache.moved import Moved, start_loads
-from ssdtrain.cache.planned import PLANNED, PlannedMoves
 from ssdtrain.cache.quiet import ForwardHooks
 from ssdtrain.cache.recipes import NoRecipes, Recipes
 from ssdtrain.cache.record import (
-    STAYED,
     Handle,
     Kept,
     Known,
@@ -50,7 +47,6 @@ from ssdtrain.cache.record import (
     ParameterView,
     RebuiltView,
     Record,
-    RecordState,
     RecordView,
     Retired,
     handle_of,
@@ -60,20 +56,15 @@ from ssdtrain.cache.scope import owned
 from ssdtrain.cache.sizes import MOST
 from ssdtrain.cache.tables import Tables
 from ssdtrain.cache.traced import leave_alone, untraced
-from ssdtrain.cache.unplanned import UnplannedMoves
 from ssdtrain.cache.verify import NoVerifier, Verifier
 from ssdtrain.cache.window import CacheLimits, ReleaseWindow
 from ssdtrain.cache.wrapped import WrappedHandle, unwrapped
 from ssdtrain.counters import Count, Counters, Fallback
-from ssdtrain.errors import SessionClosedError
 from ssdtrain.forks import Owner
-from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.policies import Candidate, Policy
+from ssdtrain.plan.rule import Rule
 from ssdtrain.remat.modes import may_meddle, unseen, without_modes
 from ssdtrain.transfer.direct import DirectOffloader
-from ssdtrain.transfer.graphs import GraphParcel
 from ssdtrain.transfer.offloader import Offloader
-from ssdtrain.transfer.parcel import Parcel
 from ssdtrain.transfer.places import Trip, copies_of, discard
 
 
@@ -107,27 +98,24 @@ class TensorCache:
     def __init__(
         self,
         offloader: Offloader,
-        policy: Policy,
+        rule: Rule,
         limits: CacheLimits,
         counters: Counters,
     ) -> None:
         self.offloader = offloader
-        self.policy = policy
         self.limits = limits
         self.device = offloader.device
         self._torch_device = self.device.torch_device
         self.ledger = Ledger(self.device, counters)
         self.lanes = Lanes(lambda: counters.of(Count.SAVED))
         self.recipes: Recipes = NoRecipes()
-        self.course = Course(lambda reason: self.offloader.fall_back(reason))
+        self.course = Course(rule, lambda reason: self.offloader.fall_back(reason))
         self.verifier: Verifier = NoVerifier()
         self._counters = counters
         self._records = Known()
         self.retired = Retired()
-        self._window = self.window = ReleaseWindow(offloader)
-        self.moves = PlannedMoves(offloader, self._window, self.course)
+        self.window = ReleaseWindow(offloader)
         self._resident = Living[Stamp]()
-        self._unplanned = UnplannedMoves(offloader, self._window)
         self.nothing = torch.empty(0, device=self.device.torch_device)
         """For probes of versions."""
         self.copies = copies_of(self.device)
@@ -140,10 +128,19 @@ class TensorCache:
         """While a step's hooks are timed on the host."""
         self.regions = Regions(self)
         self.captures = Captures(self)
+        self.moves = Executor(
+            offloader,
+            self.window,
+            self.course,
+            limits,
+            counters,
+            self.captures,
+            self.copies,
+            self._time_loads,
+        )
         self.is_compiled = False
         """Whether the model's forward runs under a compiler."""
         self._left_alone = False
-        self._closed = False
         self.lock = self._lock = threading.RLock()
         """Held by whatever changes a record, a lane or the course."""
         self.owner = Owner()
@@ -267,8 +264,9 @@ class TensorCache:
             tensor = self.recipes.use(source)
             if at is not None:
                 own = lane.course or course.of(lane)
-                if at in own.loads or self.offloader.storage is not None:
-                    self.moves.load_due(lane, at, self.start_loads)
+                reads_ahead = self.offloader.storage is not None
+                if own.orders is not None and (at in own.loads or reads_ahead):
+                    self.moves.load_at(own, at)
             return tensor
         finally:
             course.end_use(at)
@@ -284,8 +282,8 @@ class TensorCache:
         found.check()
         record = found.record
         self.enter_backward(record.lane)
-        tensor = found.view.rebuild(self.fetch(record))
-        self._was_used(record, None)
+        tensor = found.view.rebuild(self.moves.fetch(record))
+        self.moves.was_used(record, None)
         return tensor
 
     # -- pack ---------------------------------------------------------------------
@@ -369,7 +367,7 @@ class TensorCache:
         return self._pack_bytes(tensor, key, view, record)
 
     def _is_item(self, tensor: Tensor, key: Key) -> bool:
-        """Whether a tensor without a record is large enough for a plan or policy."""
+        """Whether a tensor without a record is large enough for a plan or its rule."""
         num_bytes, least_bytes = key.end_byte - key.start_byte, self.limits.least_bytes
         if self.recipes.knows(key):
             return True
@@ -454,13 +452,7 @@ class TensorCache:
             return record
         self._records.add(key, record)
         record.open(raw_bytes(tensor, key))
-        order = entry.order
-        if self.captures.is_forward:
-            leaves = self._capture(record, bytes_before, entry)
-        elif order is not None and order.placement in PLANNED:
-            leaves = self.moves.send(record, order, entry.due)
-        else:
-            leaves = self._ask_policy(record, bytes_before, entry.held)
+        leaves = self.moves.place(record, entry, bytes_before)
         if entry.held and not leaves:
             record.hold()
         self.book(record, leaves=leaves)
@@ -513,81 +505,19 @@ class TensorCache:
         """Whether planned moves end in pinned host memory, by copies of the device."""
         return not isinstance(self.offloader, DirectOffloader)
 
-    def forward_moved(self, moved: Moved) -> None:
-        """Hand the live tensor back; its copy out is of no use any more."""
-        self._counters.add(Count.FORWARDED, moved.num_bytes)
-        trip = moved.stay()
-        self._window.linger(trip)
-        discard(self.offloader, trip)
-
-    def load_moved(self, batch: list[Moved]) -> None:
-        """Start the copies in."""
-        if self._closed:
-            raise SessionClosedError(_closed_before(batch[0].name))
-        start_loads(batch, self.copies)
-        num_bytes = 0
-        for moved in batch:
-            num_bytes += moved.num_bytes
-        self._counters.add(Count.RELOADED, num_bytes)
-
-    def start_loads(self, batch: list[Any]) -> None:
-        """Start to load what the plan wants back by now."""
-        if self.meter is not None:
-            self.meter.load(self._load_planned, batch)
+    def _time_loads(self, start: Callable[[Any], None], batch: Any) -> None:
+        """Start loads that the plan wants by now."""
+        if self.meter is None:
+            start(batch)
         else:
-            self._load_planned(batch)
-
-    def _load_planned(self, batch: list[Any]) -> None:
-        kinds = set(map(type, batch))
-        if kinds == {Moved}:  # as in most plans
-            self.load_moved(batch)
-            return
-        moved = [record for record in batch if type(record) is Moved]
-        if moved:
-            self.load_moved(moved)
-        if len(moved) < len(batch):
-            records = [record for record in batch if type(record) is not Moved]
-            if not self._closed:
-                records = self.captures.start_loads(records)
-            for record in records:
-                self._start_load(record)
+            self.meter.load(start, batch)
 
     def place_again(self, record: Record) -> None:
-        """A record that its region cannot make again goes where the policy says."""
+        """A record that its region cannot make again goes where the rule says."""
         before = record.lane.total_bytes - record.num_bytes
-        leaves = self._ask_policy(record, before, held=False)
+        leaves = self.moves.send_by_rule(record, before, held=False)
         fate = Count.OFFLOADED if leaves else Count.KEPT
         self._counters.add(fate, record.num_bytes)
-
-    def _ask_policy(self, record: Record, bytes_before: int, held: bool) -> bool:
-        """Whether it leaves."""
-        window_bytes = self.limits.window_of(record.lane.expected_largest_bytes)
-        placement = self._placement_of(record, bytes_before, window_bytes, held)
-        return self._unplanned.send(record, placement, window_bytes)
-
-    def _placement_of(
-        self, record: Record, bytes_before: int, window_bytes: int, held: bool
-    ) -> Placement:
-        candidate = Candidate(
-            ordinal=record.ordinal,
-            num_bytes=record.num_bytes,
-            bytes_before=bytes_before,
-            tail_bytes=window_bytes,
-            outlook=record.lane.profile.outlook,
-            held=held,
-        )
-        return self.policy.place(candidate)
-
-    def _capture(self, record: Record, bytes_before: int, entry: Entry) -> bool:
-        """Whether it leaves inside a CUDA graph."""
-        if entry.order is not None:
-            placement = entry.order.placement
-        else:
-            window_bytes = self.limits.window_of(record.lane.expected_largest_bytes)
-            placement = self._placement_of(
-                record, bytes_before, window_bytes, entry.held
-            )
-        return self.captures.send(record, placement, entry.due)
 
     # -- unpack -------------------------------------------------------------------
 
@@ -600,26 +530,11 @@ class TensorCache:
             at = self.course.begin_use(lane, record.item)
             try:
                 self.moves.release_due()
-                tensor = source.view.rebuild(self.fetch(record))
-                self._was_used(record, at)
+                tensor = source.view.rebuild(self.moves.fetch(record))
+                self.moves.was_used(record, at)
                 return tensor
             finally:
                 self.course.end_use(at)
-
-    def _was_used(self, record: Record, at: int | None) -> None:
-        """Its bytes were asked for: load what comes next, and put them back behind the
-        last use."""
-        lane, first_use = record.lane, record.num_uses == 0
-        record.num_uses += 1
-        if first_use:
-            lane.uses.append(record.ordinal)
-        if self.course.of(lane).orders is not None:
-            if at is not None:
-                self.moves.load_due(lane, at, self.start_loads)
-        elif first_use and lane.has_moved:
-            self._prefetch(lane.upcoming(record.ordinal))
-        if record.num_uses >= record.num_handles:
-            record.put_back()
 
     def enter_backward(self, lane: Lane) -> None:
         if not lane.in_backward:
@@ -629,95 +544,14 @@ class TensorCache:
                 self.ledger.backward_starts()
             self.lanes.start_backward(lane)
 
-    def fetch(self, record: Record) -> Tensor:
-        """The record's bytes on the device, in the caller's compute order.
-
-        Raises:
-            InPlaceError: they are those of before its operator filled it.
-        """
-        if record.state not in STAYED:
-            check_late_writer(record)
-        if record.state is RecordState.DROPPED:
-            record.region.run_again()
-        elif record.state is RecordState.LEAVING:
-            self._forward(record)
-        elif record.state is RecordState.AWAY:
-            self._start_load(record)
-        if record.state is RecordState.RETURNING:
-            record.arrive(self.device)
-        if record.data is None:
-            raise RuntimeError(f"{record.name}: no data in {record.state}")
-        return record.data
-
-    def _forward(self, record: Record) -> None:
-        """Hand the live tensor back and stop its way out (Wu 5.3.4)."""
-        parcel = record.stay()
-        if not record.lane.is_captured:  # no step counts what is only written down
-            self._counters.add(Count.FORWARDED, record.num_bytes)
-        if parcel is not None:
-            self._window.linger(parcel)
-            discard(self.offloader, parcel)
-
-    def _start_load(self, record: Record) -> None:
-        if self._closed or record.parcel is None:
-            raise SessionClosedError(_closed_before(record.name))
-        data = torch.empty(
-            record.num_bytes, dtype=torch.uint8, device=self.device.torch_device
-        )
-        try:
-            record.start_load(data, self._load_of(record.parcel, data))
-        except BaseException:
-            # An interrupt: `data` may be being filled.
-            if record.load is None and type(record.parcel) is Parcel:
-                self.offloader.settle(record.parcel)
-            raise
-        if not record.lane.is_captured:
-            self._counters.add(Count.RELOADED, record.num_bytes)
-
-    def _load_of(self, parcel: Any, data: Tensor) -> Any:
-        copies = self.captures.copies
-        if copies is not None and type(parcel) is GraphParcel:
-            return copies.load([parcel], [data])[0]
-        return self.offloader.load(parcel, data)
-
     def prefetch(self, lane: Lane) -> None:
-        """Start loading what the lane's backward will ask for first.
-
-        Of a planned lane what its first use would load: the plan has room for no more.
-        """
+        """Start loading what the lane's backward will ask for first."""
         if self.owner.is_elsewhere:
             return
         with without_modes(), self._lock:
             self.collect()
             self.enter_backward(lane)
-            if self.course.of(lane).orders is None:
-                self._prefetch(lane.upcoming())
-            else:
-                self.moves.load_due(lane, 0, self.start_loads)
-
-    def _prefetch(self, upcoming: Iterable[Record]) -> None:
-        """Load ahead, soonest first, within the byte budget.
-
-        What is loaded too early *is* the backward peak, so device memory is taken
-        just in time; the storage is read further ahead, into free staging.
-        """
-        budget, least = self.limits.prefetch_bytes, self.limits.least_bytes
-        ahead = 0
-        recalling = self.offloader.storage is not None
-        for record in upcoming:
-            if budget is None:
-                budget = self.limits.prefetch_of(record.lane.expected_largest_bytes)
-            if record.state is RecordState.AWAY and (
-                ahead == 0 or ahead + record.num_bytes <= budget
-            ):
-                self._start_load(record)
-            if record.state is RecordState.RETURNING:
-                ahead += record.num_bytes
-            elif record.state is RecordState.AWAY and record.parcel is not None:
-                recalling = recalling and self.offloader.recall(record.parcel)
-            # No record is smaller: none that comes later would fit.
-            if ahead and ahead + least > budget and not recalling:
-                return
+            self.moves.load_first(lane)
 
     # -- life ---------------------------------------------------------------------
 
@@ -727,8 +561,8 @@ class TensorCache:
             self.ledger.settle()
         if self.retired.queue:
             self._bury()
-        if self._window.lingering:
-            self._window.let_go()
+        if self.window.lingering:
+            self.window.let_go()
 
     def _bury(self) -> None:  # noqa: C901 (in place: no calls)
         if self.captures.must_wait:
@@ -745,7 +579,7 @@ class TensorCache:
                 retired.load.settle(self.device)
             parcel = retired.parcel
             if parcel is not None:
-                self._window.linger(parcel)
+                self.window.linger(parcel)
                 if type(parcel) is Trip:
                     retired.parcel = None  # no place may be free twice
                 discard(self.offloader, parcel)
@@ -758,7 +592,7 @@ class TensorCache:
                 self.tables.left(retired.lane)
                 if self.lanes.is_idle:
                     self.ledger.backward_ends()
-                    self._window.let_go_in_order()
+                    self.window.let_go_in_order()
             self.retired.forget_oldest()
         if not self.retired.num_alive:
             self.ledger.nothing_lives()
@@ -785,12 +619,11 @@ class TensorCache:
         if self.owner.is_elsewhere:
             return  # all that could be closed is its parent's
         with self._lock:
-            if self._closed:
+            if self.moves.is_closed:
                 return
             self.collect()
-            self._window.release_down_to(0)
+            self.moves.close()
             self.tables.close(self.offloader.pool)
-            self._closed = True
         self.offloader.close()
         self.recipes.close()
 
@@ -802,10 +635,3 @@ def _at_hand(handle: Any) -> Tensor | RebuiltView | RecordView:
         return tensor
     source = handle.source
     return source.rebuild() if isinstance(source, Kept | ParameterView) else source
-
-
-def _closed_before(name: str) -> str:
-    return (
-        f"the saved tensor of {name} was offloaded, and its session was closed before "
-        "backward; call close() after the last backward."
-    )

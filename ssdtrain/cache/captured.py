@@ -157,7 +157,7 @@ class Captures:
 
         Args:
             record: whose bytes are on the device.
-            placement: where the plan, or the policy, wants it.
+            placement: where its order, or the rule, wants it.
             due: mark of its release; None: when the window is full.
 
         Raises:
@@ -172,7 +172,7 @@ class Captures:
         if parcel is None:
             self._cache.offloader.fall_back(Fallback.KEPT_HOST_FULL)
             return False
-        record.leave(parcel)  # type: ignore[arg-type]
+        record.leave(parcel)
         self._cache.window.add(record, data, parcel, due)
         if due is None:
             largest_bytes = record.lane.expected_largest_bytes

@@ -1,7 +1,7 @@
 """Counts marks, hands out the plan's orders, and tells an observer.
 
 See [Note: marks] in plan/profile.py. A lane that saves other tensors than its plan
-expects leaves the plan: it is counted, and goes on under the policy.
+expects leaves the plan: it is counted, and goes on under the rule.
 """
 
 import math
@@ -25,6 +25,7 @@ from ssdtrain.counters import Fallback
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.profile import Phase
+from ssdtrain.plan.rule import Rule
 
 OUTSIDE_PLAN = -1
 # Sequence lengths that change at every step must not make this grow without end.
@@ -156,9 +157,11 @@ class InsideUse:
 class Course:
     """The marks of one cache."""
 
-    def __init__(self, fall_back: Callable[[Fallback], None]) -> None:
+    def __init__(self, rule: Rule, fall_back: Callable[[Fallback], None]) -> None:
         self._fall_back = fall_back
         self.plan: Plan | None = None
+        self.rule = rule
+        """For what no order of a plan names."""
         self.most_ratio = math.inf
         """A lane that is larger than the plan's by more than this does not follow it:
         [Note: sizes]."""
@@ -303,7 +306,7 @@ class Course:
         return ratio > self.most_ratio * (1 + SLACK)
 
     def outgrow(self, course: LaneCourse, ratio: float) -> None:
-        """A lane that is too large for its plan goes on under the policy."""
+        """A lane that is too large for its plan goes on under the rule."""
         planned_bytes = sum(order.num_bytes for order in course.orders or ())
         self.resized(1, planned_bytes, int(ratio * planned_bytes))
         self.num_outgrown += 1
@@ -390,7 +393,7 @@ class Course:
         self._fall_back(Fallback.PLAN_MISMATCH)
 
     def leave(self, course: LaneCourse) -> None:
-        """A lane whose table does not fit goes on under the policy."""
+        """A lane whose table does not fit goes on under the rule."""
         if course.orders is not None:
             self._stray(course)
 

@@ -13,15 +13,9 @@ from torch import Tensor
 from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterHandle
 from ssdtrain.cache.identity import check_version, parameter_of
 from ssdtrain.cache.moved import MovedHandle
-from ssdtrain.cache.record import (
-    STAYED,
-    Handle,
-    Kept,
-    ParameterView,
-    RebuiltView,
-    RecordView,
-)
+from ssdtrain.cache.record import Handle, Kept, ParameterView, RebuiltView, RecordView
 from ssdtrain.cache.regions import PlaceHandle
+from ssdtrain.cache.state import STAYED
 from ssdtrain.cache.wrapped import WrappedHandle
 from ssdtrain.errors import ForkedError
 from ssdtrain.remat.expression import evaluate

@@ -1,43 +1,33 @@
 """Items that a compiled plan moves to host memory, or that recipes read, and handles.
 
-A `Moved` is to a row of the table what a `Record` is to the general path: the same
-states and transitions, for the common case alone. The tensor fills its storage's extent
+A `Moved` is to a row of the table what a `Record` is to the general path, for the
+common case alone. The tensor fills its storage's extent
 without gaps. It goes to pinned host memory, where its place is the same in every step,
 or stays for backward and for the recipes that read it.
 (tests/ssdtrain/cache/test_table.py, test_rebuilt_rows.py)
 """
 
 import weakref
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ssdtrain.cache.identity import check_late_writer, check_version
-from ssdtrain.cache.record import STAYED, Handle, Holding, Lane, RecordState
+from ssdtrain.cache.record import Handle, Lane
+from ssdtrain.cache.state import STAYED, Holding, RecordState, SavedBytes
 from ssdtrain.remat.expression import Layout
-from ssdtrain.transfer.places import Arrival, Copies, Trip
+from ssdtrain.transfer.places import Trip
 
 
-class Moved:
+class Moved(SavedBytes):
     """The bytes of one saved tensor at one version, on their way out and back. It is
     neither conjugated nor negated: its elements are what its bytes say."""
 
     __slots__ = (
-        "__weakref__",
-        "data",
         "end_byte",
-        "holding",
-        "lane",
-        "ledger",
-        "name",
-        "num_bytes",
-        "num_handles",
-        "num_uses",
         "stamp",
         "start_byte",
-        "state",
         "trip",
         "version",
         "written_late",
@@ -47,7 +37,7 @@ class Moved:
         self, tensor: Tensor, name: str, lane: Lane, ledger: Any, trip: Trip | None
     ) -> None:
         """trip: None: it stays."""
-        self.data: Tensor | None = tensor.detach()
+        self.data = tensor.detach()
         self.version = tensor._version
         self.num_bytes = num_bytes = tensor.nbytes
         self.name = name
@@ -81,66 +71,6 @@ class Moved:
         """Refuse bytes of before their operator filled them."""
         if self.written_late and self.state not in STAYED:
             check_late_writer(self)
-
-    def stay(self) -> Trip:
-        """LEAVING > KEPT: backward was faster, or the copy failed.
-
-        Returns:
-            The trip that is no longer needed.
-        """
-        self.state = RecordState.KEPT
-        self.holding.parcel = None
-        return self.trip  # type: ignore[no-any-return]
-
-    def release(self) -> None:
-        """LEAVING > AWAY: compute is ordered behind the copy out."""
-        self.state = RecordState.AWAY
-        self.data = None
-        self.holding.live_bytes = 0
-        self.ledger.live(-self.num_bytes)
-
-    def returns(self) -> None:
-        """AWAY > RETURNING: a copy into `data` has been started."""
-        self.state = RecordState.RETURNING
-        self.holding.live_bytes = self.num_bytes
-        self.ledger.live(self.num_bytes)
-
-    def arrive(self, copies: Copies) -> None:
-        """RETURNING > BACK, in compute order behind the copy in."""
-        self.holding.load = None
-        self.state = RecordState.BACK
-        try:
-            copies.arrive(self.trip.place)
-        except BaseException:
-            self.state = RecordState.AWAY
-            self.data = None
-            self.holding.live_bytes = 0
-            self.ledger.live(-self.num_bytes)
-            raise
-
-    def put_back(self) -> None:
-        """BACK > AWAY: every handle had its use. The place still has the bytes, because
-        backward may come again. Autograd holds the copy till its operator ends."""
-        self.num_uses = 0
-        if self.state is RecordState.BACK:
-            self.state = RecordState.AWAY
-            self.data = None
-            self.holding.live_bytes = 0
-            self.ledger.hand_over(self.num_bytes)
-
-
-def start_loads(batch: Sequence[Moved], copies: Copies) -> None:
-    """Start to bring these back: [Note: batches] in transfer/places.py."""
-    try:
-        found = copies.back([moved.trip.place for moved in batch])
-        for moved, data in zip(batch, found, strict=True):
-            moved.data = data
-            moved.holding.load = Arrival(data, moved.trip.place, copies)
-    except BaseException:  # an interrupt: `data` may be being filled
-        copies.quiesce()
-        raise
-    for moved in batch:
-        moved.returns()
 
 
 class MovedHandle(Handle):

@@ -17,8 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,69 +29,14 @@ from ssdtrain.cache.identity import (
     check_version,
     is_plain,
 )
+from ssdtrain.cache.state import Bytes, Holding, RecordState, SavedBytes
 from ssdtrain.errors import RegionError
 from ssdtrain.gathered import is_gathered
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, batches
-from ssdtrain.plan.policies import LaneOutlook
 from ssdtrain.remat.compiled import Compiled
 from ssdtrain.remat.expression import Epsilon, Expression, Layout
-from ssdtrain.transfer.device import Device
 from ssdtrain.transfer.parcel import Load, Parcel
-from ssdtrain.transfer.places import Arrival
-
-
-class Bytes(Protocol):
-    """Where records book their bytes (the ledger)."""
-
-    def live(self, change_bytes: int) -> None:
-        """Saved bytes came alive on the device (positive) or were dropped."""
-
-    def hold(self, num_bytes: int) -> None:
-        """Saved bytes that came alive are pinned by an autograd leaf."""
-
-    def hand_over(self, num_bytes: int) -> None:
-        """Autograd alone holds these bytes, till its running operator ends."""
-
-
-class RecordState(Enum):
-    """Where a record's bytes are, as backward sees it."""
-
-    KEPT = auto()
-    """On the device for the record's whole life. Final."""
-    LEAVING = auto()
-    """On the device, and a copy is on its way out. > AWAY, or KEPT when forwarded."""
-    AWAY = auto()
-    """Only in the parcel. > RETURNING."""
-    RETURNING = auto()
-    """A load into fresh device memory was started. > BACK."""
-    BACK = auto()
-    """On the device again. > AWAY or DROPPED when every handle has had its use."""
-    DROPPED = auto()
-    """Nowhere: the forward of its region makes it again. > BACK."""
-
-
-STAYED = (RecordState.KEPT, RecordState.LEAVING)
-"""The bytes are on the device, where they have always been."""
-
-
-class Holding:
-    """What a record, or a whole lane, must give back when it is dead."""
-
-    __slots__ = ("held_bytes", "known", "lane", "live_bytes", "load", "parcel")
-
-    def __init__(self, lane: "Lane") -> None:
-        self.lane = lane
-        self.known: tuple[Known, Key] | None = None
-        """Where it is found by its key."""
-        self.parcel: Any = None
-        """A `Parcel`, or a `Trip` of a table's row."""
-        self.load: Load | Arrival | None = None
-        """A copy in that nobody has waited for."""
-        self.live_bytes = 0
-        """Bytes on the device that the ledger counts for it."""
-        self.held_bytes = 0
-        """Of these: pinned by an autograd leaf (`is_held` in identity.py)."""
 
 
 class _Death(weakref.ref[Any]):
@@ -169,13 +113,6 @@ class LaneProfile:
     order: list[int] = field(default_factory=list)
     """Ordinals in the order of first use in backward."""
     largest_bytes: int = 0
-
-    @property
-    def outlook(self) -> LaneOutlook:
-        """What a policy may know of it."""
-        return LaneOutlook(
-            total_bytes=self.total_bytes, backward_follows=self.backward_follows
-        )
 
 
 class Way:
@@ -330,29 +267,11 @@ class Lane:
         self.profile.order = [*self.uses, *unused]
 
 
-class Record:
-    """The bytes of one base tensor at one version.
+class Record(SavedBytes):
+    """The bytes of one base tensor at one version; those that a region makes again have
+    states of their own."""
 
-    A change of state is a method here, which also books the bytes.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "data",
-        "holding",
-        "item",
-        "key",
-        "lane",
-        "ledger",
-        "name",
-        "num_bytes",
-        "num_handles",
-        "num_uses",
-        "ordinal",
-        "region",
-        "retired",
-        "state",
-    )
+    __slots__ = ("item", "key", "ordinal", "region", "retired")
 
     def __init__(
         self, key: Key, lane: Lane, name: str, retired: Retired, ledger: Bytes
@@ -369,8 +288,7 @@ class Record:
         self.data: Tensor | None = None
         self.num_handles = 0
         self.num_uses = 0
-        self.region: Any = None
-        """The `RegionCall` that makes it again; None: it is stored."""
+        self.region = None
         self.retired = retired
         self.holding = Holding(lane)
         retired.watch(self, self.holding)
@@ -403,68 +321,6 @@ class Record:
         """Its bytes are pinned by an autograd leaf: moving them would free nothing."""
         self.holding.held_bytes = self.num_bytes
         self.ledger.hold(self.num_bytes)
-
-    def leave(self, parcel: Parcel) -> None:
-        """KEPT > LEAVING: the copy out has been started."""
-        self.holding.parcel = parcel
-        self.state = RecordState.LEAVING
-        self.lane.has_moved = True
-
-    def stay(self) -> Parcel | None:
-        """LEAVING > KEPT: backward was faster, or the copy failed.
-
-        Returns:
-            The parcel that is no longer needed.
-        """
-        parcel = self.parcel
-        self.holding.parcel = None
-        self.state = RecordState.KEPT
-        return parcel
-
-    def release(self) -> None:
-        """LEAVING > AWAY: compute is ordered behind the copy out."""
-        self.state = RecordState.AWAY
-        self._alive(None)
-
-    def start_load(self, data: Tensor, load: Load) -> None:
-        """AWAY > RETURNING: `data` is being filled."""
-        self.holding.load = load
-        self.state = RecordState.RETURNING
-        self._alive(data)
-
-    def arrive(self, device: Device) -> None:
-        """RETURNING > BACK, in compute order behind the load.
-
-        Raises:
-            ActivationLostError: the read failed; the record is AWAY again.
-        """
-        # The record lets go first: a failure holds the frames of the whole backward.
-        load, self.holding.load = self.load, None
-        self.state = RecordState.BACK
-        try:
-            if load is not None:
-                load.wait(device)
-        except BaseException:
-            self.state = RecordState.AWAY
-            self._alive(None)
-            raise
-
-    def put_back(self) -> None:
-        """BACK > AWAY or DROPPED: every handle had its use. The parcel still has the
-        bytes, or the region its inputs, because backward may come again (retain_graph;
-        DeepSpeed does so for stages with several outputs). Autograd holds the copy till
-        its operator ends."""
-        self.num_uses = 0
-        if self.state is not RecordState.BACK:
-            return
-        if self.parcel is not None:
-            self.state, self.data = RecordState.AWAY, None
-        elif self.region is not None:
-            self.state, self.data = RecordState.DROPPED, None
-        else:
-            return
-        self.holding.live_bytes = 0
-        self.ledger.hand_over(self.num_bytes)
 
     def drop(self) -> None:
         """KEPT > DROPPED: its region's forward has ended and can run again."""

@@ -38,15 +38,8 @@ from ssdtrain.cache.identity import (
 )
 from ssdtrain.cache.living import Living
 from ssdtrain.cache.quiet import ForwardHooks, Quietly, Watched
-from ssdtrain.cache.record import (
-    Handle,
-    Holding,
-    Known,
-    Lane,
-    RecordState,
-    RecordView,
-    item_of,
-)
+from ssdtrain.cache.record import Handle, Known, Lane, RecordView, item_of
+from ssdtrain.cache.state import Holding, RecordState
 from ssdtrain.cache.wrapped import counter_of
 from ssdtrain.counters import Count, Fallback
 from ssdtrain.errors import ForkedError, InPlaceError, RegionError

@@ -14,15 +14,7 @@ from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterHandle
 from ssdtrain.cache.identity import Key, extent_bytes, identify, stamp_of
 from ssdtrain.cache.moved import Moved, MovedHandle
 from ssdtrain.cache.quiet import ForwardHooks, Quietly, sizes_of
-from ssdtrain.cache.record import (
-    Handle,
-    Holding,
-    Lane,
-    LaneCourse,
-    RebuiltView,
-    RecordState,
-    handle_of,
-)
+from ssdtrain.cache.record import Handle, Lane, LaneCourse, RebuiltView, handle_of
 from ssdtrain.cache.regions import PlaceHandle
 from ssdtrain.cache.rows import (
     BY_NUMBER,
@@ -44,6 +36,7 @@ from ssdtrain.cache.rows import (
     is_like,
 )
 from ssdtrain.cache.spec import NOTHING
+from ssdtrain.cache.state import Holding, RecordState
 from ssdtrain.cache.table import Hooks, Pack, Table, Unpack
 from ssdtrain.cache.traced import tracer, untraced
 from ssdtrain.counters import Count
@@ -396,7 +389,7 @@ class Run:
                 moved.check_writer()
             data = moved.data
             if data is None or moved.state not in AT_HAND:
-                data = self.bring(moved)
+                data = cache.moves.bring(moved)
             if at in course.loads or self._reads_ahead:
                 self.end_use(at)
             moved.num_uses += 1
@@ -406,18 +399,8 @@ class Run:
 
     def bring(self, moved: Moved) -> Tensor:
         """The bytes of an item that was sent off, on the device."""
-        cache = self._cache
         with self._lock:
-            state = moved.state
-            if state is RecordState.LEAVING:
-                cache.forward_moved(moved)
-            elif state is RecordState.AWAY:
-                cache.load_moved([moved])
-            if moved.state is RecordState.RETURNING:
-                moved.arrive(cache.copies)
-            if moved.data is None:
-                raise RuntimeError(f"{moved.name}: no data in {moved.state}")
-            return moved.data
+            return self._cache.moves.bring(moved)  # type: ignore[no-any-return]
 
     def rebuild(self, row: RebuiltRow, tensor: Tensor) -> Handle:
         """A mark: an item that will be made again."""
@@ -577,7 +560,7 @@ class Run:
         """It is there: load what the plan wants back by now."""
         if at is not None and self._course.orders is not None:
             with self._lock:
-                self._cache.moves.load_at(self._course, at, self._cache.start_loads)
+                self._cache.moves.load_at(self._course, at)
 
     def count_quiet_uses(self, handle: Handle) -> None:
         """Before a tensor of the general path is used."""

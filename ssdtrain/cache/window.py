@@ -17,11 +17,10 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
 
 from torch import Tensor
 
-from ssdtrain.cache.record import RecordState
+from ssdtrain.cache.state import RecordState, SavedBytes
 from ssdtrain.counters import Fallback
 from ssdtrain.transfer.device import CpuEvent, Device
 from ssdtrain.transfer.offloader import Offloader
@@ -62,24 +61,12 @@ class CacheLimits:
         return int(PREFETCH_LARGEST * largest_bytes)
 
 
-class Leaving(Protocol):
-    """A `Record` or a `Moved`."""
-
-    state: RecordState
-
-    def release(self) -> None:
-        """Its bytes are away."""
-
-    def stay(self) -> Any:
-        """Its bytes stay, and the parcel is of no use."""
-
-
 @dataclass(eq=False, slots=True)
 class Leaver:
     """One tensor on its way out. Owns the memory until compute has passed the copy,
     even if the record dies before."""
 
-    record: "weakref.ref[Leaving]"
+    record: "weakref.ref[SavedBytes]"
     data: Tensor
     parcel: Parcel | Trip
     order: object
@@ -106,7 +93,7 @@ class ReleaseWindow:
 
     def add(
         self,
-        record: "Leaving",
+        record: SavedBytes,
         data: Tensor,
         parcel: Parcel | Trip,
         due: int | None = None,
@@ -152,7 +139,9 @@ class ReleaseWindow:
         if record is not None and record.state is RecordState.LEAVING:
             record.release()
 
-    def _keep(self, leaver: Leaver, record: "Leaving | None", error: Exception) -> None:
+    def _keep(
+        self, leaver: Leaver, record: SavedBytes | None, error: Exception
+    ) -> None:
         """A copy out that failed: its bytes are still here, so here they stay."""
         self._offloader.fall_back(Fallback.KEPT_WRITE_FAILED, f": {error}")
         if record is not None and record.state is RecordState.LEAVING:

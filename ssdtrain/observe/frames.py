@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ssdtrain.cache.identity import stamp_of
-from ssdtrain.cache.record import LaneCourse, RecordState
+from ssdtrain.cache.record import LaneCourse
+from ssdtrain.cache.state import RecordState
 
 Place = tuple[int, int]
 """Lane and item."""

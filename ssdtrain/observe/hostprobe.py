@@ -17,8 +17,8 @@ from ssdtrain.counters import Counters, Trace
 from ssdtrain.observe.hosttime import HostMeter
 from ssdtrain.plan.placement import AWAY_PLACEMENTS, Placement
 from ssdtrain.plan.plan import Order, Plan
-from ssdtrain.plan.policies import KeepAll
 from ssdtrain.plan.profile import HostCosts
+from ssdtrain.plan.rule import KEEP_ALL
 from ssdtrain.remat.budget import NoBudget
 from ssdtrain.remat.finder import Finder, built_in
 from ssdtrain.transfer.device import open_device
@@ -80,7 +80,7 @@ def measured_chain(
     meters = Meters(counters=counters, trace=Trace(False))
     offloader = Offloader(device, pool, None, Drain.NEVER, 1, meters)
     limits = CacheLimits(min_bytes=ITEM_BYTES, window_bytes=None, prefetch_bytes=None)
-    cache = TensorCache(offloader, KeepAll(), limits, counters)
+    cache = TensorCache(offloader, KEEP_ALL, limits, counters)
     cache.recipes = Rebuilder(cache, Finder(built_in()), Weights(), NoBudget())
     try:
         with torch.enable_grad(), torch.autocast(torch_device.type, enabled=False):

@@ -31,8 +31,8 @@ from ssdtrain.plan.calibrate import (
     Pace,
     PlainTimes,
 )
-from ssdtrain.plan.policies import KeepAll
 from ssdtrain.plan.profile import HostCosts, Profile
+from ssdtrain.plan.rule import KEEP_ALL
 
 NUM_EMPTY = 5
 """Times that nothing is timed; the least counts."""
@@ -180,7 +180,7 @@ class Measured:
         """The step keeps what no recipe makes, and rebuilds the rest, each by itself,
         behind a device that is held: [Note: captured steps] in calibrate.py."""
         cache, clock = self._cache, self._cache.ledger.clock
-        cache.policy = KeepAll()
+        cache.course.rule = KEEP_ALL
         cache.regions.choice = Choice.NONE
         clock.keep_spans = True
         clock.before_rebuild = lambda: cache.device.hold(hold_ms)

@@ -44,8 +44,8 @@ from ssdtrain.plan.choose import QUICK_MARKS, SEARCH_MARKS, choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
-from ssdtrain.plan.policies import OffloadAll
 from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.rule import Rule
 from ssdtrain.plan.search import Answer, Request
 from ssdtrain.transfer.direct import DirectOffloader
 
@@ -227,7 +227,7 @@ class Planner:
 
     def _record(self) -> None:
         cache = self._cache
-        cache.policy = OffloadAll(spares_held=True)
+        cache.course.rule = Rule(spares_held=True)
         cache.regions.choice = self._first_regions
         cache.course.plan = None
         cache.bypass = None
@@ -316,7 +316,7 @@ class Planner:
         # A limit holds for what no plan knows as well: it waits rather than stays.
         waits = self._goal.goal.is_by_memory and stage is not Stage.RESTING
         away = Placement.OFFLOAD if waits else Placement.OFFLOAD_IF_IN_TIME
-        self._cache.policy = OffloadAll(away, spares_held=True)
+        self._cache.course.rule = Rule(away, spares_held=True)
 
     # -- searching ----------------------------------------------------------------
 

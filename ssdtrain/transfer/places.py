@@ -92,9 +92,11 @@ class Arrival:
         self._place = place
         self._copies = copies
 
-    def settle(self, device: Device) -> None:
-        """Order compute behind the copy: its memory may then be used again."""
+    def wait(self, device: Device) -> None:
+        """Order the caller's compute behind the copy."""
         self._copies.arrive(self._place)
+
+    settle = wait
 
 
 class Copies(Protocol):

@@ -231,10 +231,9 @@ STILL_REACHED: dict[str, set[str]] = {
         "_ratios",
     },
     "tests/ssdtrain/cache/test_life.py": {"_records"},
-    "tests/ssdtrain/cache/test_peak.py": {"_window"},
     "tests/ssdtrain/observe/test_planner.py": {"_planner"},
     "tests/ssdtrain/cache/test_self_check.py": {"_rebuild"},
-    "tests/ssdtrain/cache/test_window.py": {"_store", "_window"},
+    "tests/ssdtrain/cache/test_window.py": {"_store"},
     "tests/ssdtrain/hosts/hinted_ranks.py": {"_cache"},
     "tests/ssdtrain/megatron/test_host.py": {"_resident"},
     "tests/ssdtrain/races/perturb.py": {"_release"},
@@ -250,7 +249,6 @@ STILL_REACHED: dict[str, set[str]] = {
     "tests/ssdtrain/transfer/test_faults.py": {"_planner"},
     "tests/ssdtrain/transfer/test_fork.py": {"_changed", "_lock", "_mode", "_weights"},
     "tests/ssdtrain/transfer/test_transfer.py": {"_meters"},
-    "tests/ssdtrain/transfer/test_user_faults.py": {"_window"},
 }
 
 

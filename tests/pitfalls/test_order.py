@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import ssdtrain
-from ssdtrain.cache.record import RecordState
+from ssdtrain.cache.state import RecordState
 from ssdtrain.cache.window import ReleaseWindow
 from ssdtrain.counters import Counters, Trace
 from ssdtrain.transfer import places as in_places

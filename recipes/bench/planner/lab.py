@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,8 +23,8 @@ from ssdtrain.plan.choose import choose, options
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
-from ssdtrain.plan.policies import Candidate, KeepAll, OffloadAll
 from ssdtrain.plan.profile import PROFILE_FILE, Profile
+from ssdtrain.plan.rule import KEEP_ALL, Rule
 from ssdtrain.plan.schedule import Style, schedule
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
@@ -39,19 +40,18 @@ SHARE_TO_END = 0.2
 """Share of a cell's limit in which nothing new is begun."""
 
 
-class FirstFraction:
-    """Moves a fraction of the lane's bytes, the first ones."""
+@dataclass(frozen=True)
+class FirstPart(Rule):
+    """Moves the first bytes of a lane."""
 
-    def __init__(self, fraction: float) -> None:
-        self._fraction = fraction
-        self._inner = OffloadAll()
+    rest_bytes: int = 0
+    """Stay, the last ones."""
 
-    def place(self, candidate: Candidate) -> Placement:
-        """Offload up to the fraction of what the lane held last time."""
-        total = candidate.outlook.total_bytes
-        if total and candidate.bytes_before > self._fraction * total:
+    def place(self, left_bytes: int, tail_bytes: int, *, held: bool) -> Placement:
+        """Offload what has the rest behind it."""
+        if 0 <= left_bytes < self.rest_bytes:
             return Placement.KEEP
-        return self._inner.place(candidate)
+        return super().place(left_bytes, tail_bytes, held=held)
 
 
 class Record:
@@ -199,19 +199,22 @@ class Lab:
         """A point of the grid: no plan, the policy's own numbers."""
         from ssdtrain.cache.recipes import NoRecipes
 
-        before = self.cache.limits, self.cache.policy
-        self.cache.limits = CacheLimits(
+        before = self.cache.limits, self.cache.course.rule
+        rest_bytes = round((1 - fraction) * self.cache.ledger.saved_bytes)
+        self.cache.limits = self.cache.moves.limits = CacheLimits(
             min_bytes=self.cache.limits.min_bytes,
             window_bytes=window_bytes,
             prefetch_bytes=prefetch_bytes,
         )
-        self.cache.policy = FirstFraction(fraction) if fraction else KeepAll()
+        rule = FirstPart(rest_bytes=rest_bytes) if fraction else KEEP_ALL
+        self.cache.course.rule = rule
         self.cache.recipes = self.recipes if recipes else NoRecipes()
         try:
             self.step()  # the lane learns its new size
             return self.under(None)
         finally:
-            self.cache.limits, self.cache.policy = before
+            self.cache.limits, self.cache.course.rule = before
+            self.cache.moves.limits = self.cache.limits
             self.cache.recipes = self.recipes
 
     def close(self) -> None:

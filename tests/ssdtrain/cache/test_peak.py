@@ -264,7 +264,7 @@ def test_observing_a_step_leaves_no_memory_behind(
 ) -> None:
     _, session = trained(3, plan="auto", max_overhead=1.0)
     assert session.cache.is_idle
-    window = session.cache._window
+    window = session.cache.window
     assert window.num_bytes == window.lingering_bytes == 0
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import ssdtrain
-from ssdtrain.cache.cache import TensorCache
+from ssdtrain.cache.executor import Executor
 from ssdtrain.cache.identity import View
 from ssdtrain.cache.verify import Checksum, Moment
 from ssdtrain.errors import ActivationChangedError
@@ -153,9 +153,9 @@ def spoil(data: Tensor) -> Tensor:
 
 
 def wrong_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
-    fetch = TensorCache.fetch
+    fetch = Executor.fetch
     monkeypatch.setattr(
-        TensorCache, "fetch", lambda self, record: spoil(fetch(self, record))
+        Executor, "fetch", lambda self, record: spoil(fetch(self, record))
     )
 
 

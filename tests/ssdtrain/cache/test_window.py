@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ssdtrain
-from ssdtrain.cache.record import RecordState
+from ssdtrain.cache.state import RecordState
 from ssdtrain.cache.window import ReleaseWindow
 from ssdtrain.counters import Fallback
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
@@ -153,10 +153,10 @@ def test_nothing_is_left_after_a_step(everything: Any) -> None:
         for step in range(2):
             loss = net(torch.randn(32, 64)).sum()
             if step == 0:  # later the tail is known and kept
-                assert cache._window.num_bytes > 0
+                assert cache.window.num_bytes > 0
             ended = threading.Event()
             cache.device._store.submit(ended.set)  # type: ignore[attr-defined]
             assert ended.wait(SOON_S)
             loss.backward()
             assert cache.is_idle
-            assert cache._window.num_bytes == 0
+            assert cache.window.num_bytes == 0

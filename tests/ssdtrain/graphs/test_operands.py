@@ -7,7 +7,7 @@ import pytest
 
 from ssdtrain.cache.moved import MovedHandle
 from ssdtrain.cache.rebuilder import Rebuilder
-from ssdtrain.cache.record import RecordState
+from ssdtrain.cache.state import RecordState
 from tests.ssdtrain.graphs.operands import (
     OPERATORS,
     PLANS,

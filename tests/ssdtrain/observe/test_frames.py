@@ -7,15 +7,8 @@ from torch import Tensor
 
 from ssdtrain.cache.identity import identify, raw_bytes
 from ssdtrain.cache.ledger import Ledger
-from ssdtrain.cache.record import (
-    NO_WAY,
-    Lane,
-    LaneCourse,
-    LaneProfile,
-    Record,
-    RecordState,
-    Retired,
-)
+from ssdtrain.cache.record import NO_WAY, Lane, LaneCourse, LaneProfile, Record, Retired
+from ssdtrain.cache.state import RecordState
 from ssdtrain.counters import Counters
 from ssdtrain.observe.frames import Frames
 from ssdtrain.transfer.device import CpuDevice

@@ -72,7 +72,7 @@ def check_clean(session: ssdtrain.Session) -> None:
     gc.collect()
     assert session.cache.is_idle
     assert session.live_bytes == 0
-    session.cache._window.release_down_to(0)
+    session.cache.window.release_down_to(0)
     offloader = session.cache.offloader
     offloader.wait_io()
     # A read under way when its record was dropped gives its buffer back as it ends.

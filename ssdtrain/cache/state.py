@@ -1,0 +1,167 @@
+"""Where saved bytes are: the states, what leads from one to the next, what is booked.
+(tests/ssdtrain/cache/test_state.py, test_booked.py)
+"""
+
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+from ssdtrain.cache.identity import Key
+from ssdtrain.transfer.device import Device
+from ssdtrain.transfer.parcel import Load
+from ssdtrain.transfer.places import Arrival
+
+if TYPE_CHECKING:
+    from ssdtrain.cache.record import Known, Lane
+
+
+class Bytes(Protocol):
+    """Where records book their bytes (the ledger)."""
+
+    def live(self, change_bytes: int) -> None:
+        """Saved bytes came alive on the device (positive) or were dropped."""
+
+    def hold(self, num_bytes: int) -> None:
+        """Saved bytes that came alive are pinned by an autograd leaf."""
+
+    def hand_over(self, num_bytes: int) -> None:
+        """Autograd alone holds these bytes, till its running operator ends."""
+
+
+class RecordState(Enum):
+    """Where a record's bytes are, as backward sees it."""
+
+    KEPT = auto()
+    """On the device for the record's whole life. Final."""
+    LEAVING = auto()
+    """On the device, and a copy is on its way out. > AWAY, or KEPT when forwarded."""
+    AWAY = auto()
+    """Only in the parcel. > RETURNING."""
+    RETURNING = auto()
+    """A load into fresh device memory was started. > BACK."""
+    BACK = auto()
+    """On the device again. > AWAY or DROPPED when every handle has had its use."""
+    DROPPED = auto()
+    """Nowhere: the forward of its region makes it again. > BACK."""
+
+
+STAYED = (RecordState.KEPT, RecordState.LEAVING)
+"""The bytes are on the device, where they have always been."""
+
+
+class Holding:
+    """What a record, or a whole lane, must give back when it is dead."""
+
+    __slots__ = ("held_bytes", "known", "lane", "live_bytes", "load", "parcel")
+
+    def __init__(self, lane: "Lane") -> None:
+        self.lane = lane
+        self.known: tuple[Known, Key] | None = None
+        """Where it is found by its key."""
+        self.parcel: Any = None
+        """A `Parcel`, or a `Trip` of a table's row."""
+        self.load: Load | Arrival | None = None
+        """A copy in that nobody has waited for."""
+        self.live_bytes = 0
+        """Bytes on the device that the ledger counts for it."""
+        self.held_bytes = 0
+        """Of these: pinned by an autograd leaf (`is_held` in identity.py)."""
+
+
+class SavedBytes:
+    """Bytes that autograd saved. A change of state is a method of this class, or of
+    `Record` for those of regions; it also books the bytes."""
+
+    __slots__ = (
+        "__weakref__",
+        "data",
+        "holding",
+        "lane",
+        "ledger",
+        "name",
+        "num_bytes",
+        "num_handles",
+        "num_uses",
+        "state",
+    )
+    data: Tensor | None
+    """The bytes, while they are on the device."""
+    holding: Holding
+    lane: "Lane"
+    ledger: Bytes
+    name: str
+    num_bytes: int
+    num_handles: int
+    num_uses: int
+    """Handles whose use has been, since it was put back."""
+    state: RecordState
+    region: Any = None
+    """The `RegionCall` that makes it again; None: it is stored."""
+
+    def leave(self, parcel: Any) -> None:
+        """KEPT > LEAVING: the copy out has been started."""
+        self.holding.parcel = parcel
+        self.state = RecordState.LEAVING
+        self.lane.has_moved = True
+
+    def stay(self) -> Any:
+        """LEAVING > KEPT: backward was faster, or the copy failed.
+
+        Returns:
+            The parcel or trip that is no longer needed.
+        """
+        holding = self.holding
+        parcel, holding.parcel = holding.parcel, None
+        self.state = RecordState.KEPT
+        return parcel
+
+    def release(self) -> None:
+        """LEAVING > AWAY: compute is ordered behind the copy out."""
+        self.state = RecordState.AWAY
+        self.data = None
+        self.holding.live_bytes = 0
+        self.ledger.live(-self.num_bytes)
+
+    def start_load(self, data: Tensor, load: Load | Arrival) -> None:
+        """AWAY > RETURNING: `data` is being filled."""
+        self.holding.load = load
+        self.state = RecordState.RETURNING
+        self.data = data
+        self.holding.live_bytes = self.num_bytes
+        self.ledger.live(self.num_bytes)
+
+    def arrive(self, device: Device) -> None:
+        """RETURNING > BACK, in compute order behind the load.
+
+        Raises:
+            ActivationLostError: the read failed; the bytes are AWAY again.
+        """
+        # The record lets go first: a failure holds the frames of the whole backward.
+        holding = self.holding
+        load, holding.load = holding.load, None
+        self.state = RecordState.BACK
+        try:
+            if load is not None:
+                load.wait(device)
+        except BaseException:
+            self.release()
+            raise
+
+    def put_back(self) -> None:
+        """BACK > AWAY or DROPPED: every handle had its use. The parcel still has the
+        bytes, or the region its inputs, because backward may come again (retain_graph;
+        DeepSpeed does so for stages with several outputs). Autograd holds the copy till
+        its operator ends."""
+        self.num_uses = 0
+        if self.state is not RecordState.BACK:
+            return
+        if self.holding.parcel is not None:
+            self.state = RecordState.AWAY
+        elif self.region is not None:
+            self.state = RecordState.DROPPED
+        else:
+            return
+        self.data = None
+        self.holding.live_bytes = 0
+        self.ledger.hand_over(self.num_bytes)
