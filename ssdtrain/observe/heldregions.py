@@ -21,7 +21,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
-from ssdtrain.cache.course import LaneCourse, Observer
+from ssdtrain.cache.course import Observer
+from ssdtrain.cache.record import LaneCourse
 from ssdtrain.cache.regions import REGION
 from ssdtrain.observe.observer import prices
 from ssdtrain.observe.paced import HOLD_FACTOR, HOLD_MS
@@ -102,7 +103,9 @@ class HeldRegions(Observer):
         spans, ms = self._clock.last_spans(), self._clock.ms_between
         if not len(spans) == len(self._came) == len(self._resumed):
             return {}
-        forward = self._forwards(prices(each for each in spans if each.recipe == REGION))
+        forward = self._forwards(
+            prices(each for each in spans if each.recipe == REGION)
+        )
         backward: defaultdict[Hashable, list[float]] = defaultdict(list)
         between = zip(spans, self._resumed, self._came[1:], strict=False)
         region: Any = None

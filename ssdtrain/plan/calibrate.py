@@ -391,6 +391,19 @@ def _held_factors(
     return found
 
 
+def repriced(profile: Profile, costs: HostCosts) -> Profile:
+    """Return the profile with other costs of the host."""
+    before, now = profile.host_costs.rebuild.use_ms, costs.rebuild.use_ms
+    factor = now / before if before else 1.0
+    kinds = {
+        kind: tuple(
+            replace(item, recipe_host_ms=item.recipe_host_ms * factor) for item in items
+        )
+        for kind, items in profile.kinds.items()
+    }
+    return replace(profile, kinds=kinds, host_costs=costs)
+
+
 def with_reruns(profile: Profile, rerun_ms: Mapping[str, tuple[float, ...]]) -> Profile:
     """Return the profile with these times of its region calls; see `Corrections`.
 
