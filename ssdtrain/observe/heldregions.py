@@ -46,6 +46,8 @@ class HeldRegions(Observer):
     def __init__(self, clock: Clock, device: Device, seen: Profile) -> None:
         self._clock, self._device = clock, device
         self._hold_ms = HOLD_MS + HOLD_FACTOR * longest_ms(seen)
+        forward_ms = longest_half_ms(seen, Phase.FORWARD)
+        self._forward_hold_ms = HOLD_MS + HOLD_FACTOR * forward_ms
         self._came: list[Any] = []
         """When the device came to each re-run or rebuild."""
         self._resumed: list[Any] = []
@@ -74,7 +76,7 @@ class HeldRegions(Observer):
     def region(self, lane: int, number: int, module: str) -> None:
         """The forward of a region begins."""
         came = self._clock.now()
-        self._device.hold(self._hold_ms)
+        self._device.hold(self._forward_hold_ms)
         kind = self._kinds.get(lane, "")
         self._entered.append(_Entered(lane, kind, number, came, self._clock.now()))
 
@@ -175,13 +177,18 @@ def middle_ms(spans: Sequence[Span], empty_ms: float) -> dict[str, float]:
 
 
 def longest_ms(seen: Profile) -> float:
-    """Return the longest time that the host may take from one hold to the next: of a
-    rebuild, or of a region's forward or backward."""
-    halves: defaultdict[tuple[int, int, Phase], float] = defaultdict(float)
-    for mark in seen.marks:
-        region = seen.items_of(mark.lane)[mark.item].region
-        if region >= 0:
-            halves[mark.lane, region, mark.phase] += mark.ms
+    """Return the longest time that the host may take from one hold in backward to the
+    next: of a rebuild, or of a region's re-run or backward."""
     rebuilds = (item.recipe_ms for items in seen.kinds.values() for item in items)
     reruns = (run.ms for runs in seen.regions.values() for run in runs)
-    return max([*rebuilds, *reruns, *halves.values()], default=0.0)
+    return max([*rebuilds, *reruns, longest_half_ms(seen, Phase.BACKWARD)])
+
+
+def longest_half_ms(seen: Profile, phase: Phase) -> float:
+    """Return the longest time of a region's forward or backward."""
+    halves: defaultdict[tuple[int, int], float] = defaultdict(float)
+    for mark in seen.marks:
+        region = seen.items_of(mark.lane)[mark.item].region
+        if mark.phase is phase and region >= 0:
+            halves[mark.lane, region] += mark.ms
+    return max(halves.values(), default=0.0)

@@ -65,6 +65,9 @@ BLAMED = "with what steps under a plan took beyond its prediction"
 """How the slowdown by copies was found, for `explain`."""
 HOSTED_SHARE = 0.97
 """From this share of a forward's time on, the host may bound it."""
+BUSY_SHARE = 0.5
+"""Likewise of a short step: the host may bound parts of it, or its backward. A forward
+with 0.968 was of a step that took 65.6 ms, and its replay 56.3."""
 EDGE_MS = 0.006
 """What a replay loses at least where an edge leads from compute to a copy, or back: the
 kernel behind it starts only then. Of an H200."""
@@ -74,7 +77,8 @@ a replay shows: its small memsets take microseconds more beside a copy in. As ab
 HOOKED_SHARE = 0.3
 """Likewise where the forward was one of regions: whether the program's host would bound
 it without the hooks is not known. They made one that a replay computes in 18 ms take 79
-on an H100, of which the program's host had 35."""
+on an H100, of which the program's host had 35, and 112 on an H200, of which it had 33:
+so the share is of the re-runs' time, where that is less."""
 LEAD_SHARE = 0.05
 """A host that is ahead of the device by this part of a forward when it starts does not
 bound it."""
@@ -109,14 +113,20 @@ class PlainTimes(NamedTuple):
     @property
     def is_hosted(self) -> bool:
         """Whether the device waits for the host."""
-        return self.host_forward_ms > HOSTED_SHARE * self.forward_ms
+        is_short = self.step_ms < LONGEST_HELD_MS
+        share = BUSY_SHARE if is_short else HOSTED_SHARE
+        return self.host_forward_ms > share * self.forward_ms
 
-    @property
-    def may_be_hosted(self) -> bool:
-        """Whether it may, of a step that was measured with hooks, and is short."""
+    def may_be_hosted(self, rerun_ms: float) -> bool:
+        """Return whether it may, of a step that was measured with hooks, and is short.
+
+        Args:
+            rerun_ms: what the second forwards took; 0: not known.
+        """
+        own_ms = min(self.forward_ms, rerun_ms or self.forward_ms)
         return (
-            self.host_forward_ms > HOOKED_SHARE * self.forward_ms
-            and self.host_lead_ms < LEAD_SHARE * self.forward_ms
+            self.host_forward_ms > HOOKED_SHARE * own_ms
+            and self.host_lead_ms < LEAD_SHARE * own_ms
             and self.step_ms < LONGEST_HELD_MS
         )
 
