@@ -24,6 +24,7 @@ from ssdtrain.counters import Fallback
 from ssdtrain.errors import CaptureError
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
+from ssdtrain.transfer.arena import begin_with
 from ssdtrain.transfer.graphs import GraphCopies, GraphParcel, relaxed_capture
 from ssdtrain.transfer.offloader import Drain
 
@@ -47,6 +48,9 @@ class Captures:
         self._plan_of: Callable[[], Plan | None] = lambda: None
         self._is_sweeping = False
         self._hears_ends = False
+        self._has_segment = False
+        """Whether the graph that is captured has been given one: [Note: one segment]
+        in transfer/arena.py."""
 
     def attach(
         self,
@@ -94,6 +98,7 @@ class Captures:
         course = self._cache.course
         eager = course.plan
         course.plan = self._plan_of() or eager
+        self._begin_with_segment(course.plan)
         hooks = saved_tensors_hooks(pack, untraced(self._cache.unpack))
         try:
             with self._cache.ledger.counters.left_out(), hooks:
@@ -106,6 +111,7 @@ class Captures:
 
     def ends(self) -> None:
         """A capture ends: its copy streams must be joined with compute."""
+        self._has_segment = False
         if self.copies is not None:
             self.copies.join()
 
@@ -140,6 +146,16 @@ class Captures:
                 "a CUDA graph is being captured while tensors of an eager forward are "
                 "away; run its backward, or drop its loss, before the capture."
             )
+
+    def _begin_with_segment(self, plan: Plan | None) -> None:
+        """Once a capture: the plan is for all of its forwards."""
+        prediction = None if plan is None else plan.prediction
+        if prediction is None or self._has_segment or not self._hears_ends:
+            return
+        self._has_segment = True
+        with relaxed_capture():
+            device = self._cache.device.torch_device
+            begin_with(prediction.passing_peak_bytes, device)
 
     def _open(self) -> GraphCopies:
         if self.copies is None:

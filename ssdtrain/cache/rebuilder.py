@@ -16,7 +16,7 @@ answer is another one. Observed steps search: the next plan's choice is made of 
 import logging
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -52,6 +52,7 @@ from ssdtrain.remat.compiled import Compiled
 from ssdtrain.remat.expression import Expression, Held, Layout, evaluate
 from ssdtrain.remat.finder import Finder, Found
 from ssdtrain.remat.modes import ENTRIES
+from ssdtrain.remat.pairs import Pairs
 from ssdtrain.remat.questions import Asking, notes_of
 from ssdtrain.remat.scene import epsilon_now
 from ssdtrain.transfer.offloader import Offloader
@@ -78,15 +79,31 @@ class Cache(Protocol):
         """Bring a tensor back for a recipe."""
 
 
+class _Pair(NamedTuple):
+    """See [Note: pairs] in remat/pairs.py."""
+
+    factor: Rebuilt
+    handle: Handle
+    """Of the factor, which the product holds."""
+    holders: tuple[Any, Any]
+    """Handles of what the factor is made of, and of the other factor."""
+
+
 class Rebuilder:
     """Recipes of one cache."""
 
     def __init__(
-        self, cache: Cache, finder: Finder, weights: Weights, budget: Budget
+        self,
+        cache: Cache,
+        finder: Finder,
+        weights: Weights,
+        budget: Budget,
+        pairs: Pairs | None = None,
     ) -> None:
         self._cache = cache
         self.finder = finder
         self._budget = budget
+        self._pairs = pairs or Pairs()
         cache.ledger.clock.watch(budget)
         self._device = cache.offloader.device.torch_device
         self._guard = LateChecksum(self._device)
@@ -269,6 +286,9 @@ class Rebuilder:
 
     def _chosen(self, plain: Expression, base: Tensor) -> Expression | None:
         """The first admitted way to make this tensor. See [Note: faster kernels]."""
+        if plain.function is torch.mul:
+            # By now: a graph that is captured later cannot compare.
+            self._pairs.takes(Layout.of(base), self._device)
         for expression in plain.faster:
             if self._verdict(expression, base) is Verdict.ADMITTED:
                 return expression
@@ -396,9 +416,8 @@ class Rebuilder:
             probe.check(rebuilt)
         data = rebuilt.data
         if data is None:
-            rebuilt.data = data = self._rebuild(rebuilt)
-            rebuilt.holding.live_bytes = rebuilt.num_bytes
-            self._cache.ledger.live(rebuilt.num_bytes)
+            data = self._rebuild(rebuilt)
+            self._has_made(rebuilt, data)
         tensor = data if view.is_whole(data) else view.rebuild(data)
         rebuilt.num_uses += 1
         if rebuilt.num_uses >= rebuilt.num_handles:
@@ -408,33 +427,46 @@ class Rebuilder:
             self._cache.ledger.hand_over(rebuilt.num_bytes)
         return tensor
 
+    def _has_made(self, rebuilt: Rebuilt, data: Tensor) -> None:
+        rebuilt.data = data
+        rebuilt.holding.live_bytes = rebuilt.num_bytes
+        self._cache.ledger.live(rebuilt.num_bytes)
+
     def _rebuild(self, rebuilt: Rebuilt) -> Tensor:
         expression, ledger = rebuilt.expression, self._cache.ledger
-        size = rebuilt.num_bytes
-        # A mask has no gradient; everything else was made by a differentiable operator.
-        gradient = size if rebuilt.layout.dtype.is_floating_point else 0
         observer, clock = self._cache.course.observer, ledger.clock
-        handed_bytes = ledger.handed_bytes
+        handed_bytes, pair = ledger.handed_bytes, None
+        if expression.function is torch.mul:
+            pair = self._pair_of(rebuilt)
         try:
+            holders = rebuilt.holders if pair is None else pair.holders
             read = self._cache.read
             tensors = [
                 holder.get() if type(holder) is MovedHandle else read(holder)
-                for holder in rebuilt.holders
+                for holder in holders
             ]
             if observer.listens:
                 observer.runs_again()
             begun = clock.begin()
             wanted = rebuilt.numerics
-            if wanted is None or wanted == numerics(self._device):
+            if pair is not None:
+                tensor = self._make_both(pair, *tensors)
+            elif wanted is None or wanted == numerics(self._device):
                 tensor = evaluate(expression, tensors)
             else:
                 with restored(wanted, self._device):
                     tensor = evaluate(expression, tensors)
             if begun is not None:
+                size = rebuilt.num_bytes
+                # A mask has no gradient; everything else was made by a differentiable
+                # operator.
+                gradient = size if rebuilt.layout.dtype.is_floating_point else 0
                 clock.end(begun, expression.recipe, rebuilt.place, size, gradient)
             if observer.listens:
                 course = self._cache.course.of(rebuilt.lane)
                 observer.rebuilt(course.number, rebuilt.item)
+            if pair is not None:
+                read(pair.handle)
         finally:
             ledger.was_read(handed_bytes)
         if not rebuilt.layout.is_of(tensor) or tensor.storage_offset():
@@ -452,6 +484,39 @@ class Rebuilder:
             word = word_bytes(tensor)
             self._guard.compare_digests(tensor, word, rebuilt.digest, text)
         return tensor
+
+    # -- pairs: see [Note: pairs] in remat/pairs.py -----------------------------------
+
+    def _pair_of(self, product: Rebuilt) -> _Pair | None:
+        """The factor that must be rebuilt for a product, if one kernel makes both."""
+        expression, holders = product.expression, product.holders
+        for at, holder in enumerate(holders):
+            source = holder.source if type(holder) is Handle else None
+            if not isinstance(source, RebuiltView) or source.rebuilt.data is not None:
+                continue
+            factor = source.rebuilt
+            if factor.layout == product.layout and self._pairs.can_make(
+                expression, factor.expression, self._device
+            ):
+                both = factor, product
+                if self._cache.ledger.clock.times_each or not all(
+                    map(self._is_free, both)
+                ):
+                    return None
+                gate, other = factor.holders[0], holders[1 - at]
+                return _Pair(factor, holder, (gate, other))
+        return None
+
+    def _is_free(self, rebuilt: Rebuilt) -> bool:
+        """Whether it may be made in any way that gives its bytes."""
+        wanted = rebuilt.numerics
+        is_set = wanted is None or wanted == numerics(self._device)
+        return is_set and rebuilt.digest is None
+
+    def _make_both(self, pair: _Pair, gate: Tensor, other: Tensor) -> Tensor:
+        made, product = self._pairs.make(gate, other)
+        self._has_made(pair.factor, made)
+        return product
 
     def close(self) -> None:
         """Look at what is still to be compared; waits for the device.

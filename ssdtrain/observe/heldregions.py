@@ -7,17 +7,22 @@ then be taken for the device's own times, and a CUDA graph's plan would copy int
 that a replay does not have: 2.3 times the plain graph of a 1.7B model. So one more step
 runs all regions again and rebuilds what it can in them, as the observed one did, which
 fits. The device waits before each of these until they are launched, and behind each
-until the operators up to the next one are: a re-run tells what a forward takes, and
-what lies between the re-runs, without the rebuilds, what the region's backward does.
+until the operators up to the next one are, and at the beginning of each region's
+forward until that is: what lies between the beginnings of two regions is what the first
+one's forward takes, and what lies between the re-runs, without the rebuilds, what the
+region's backward does. A re-run by itself does not tell of the forward: it ends with
+the last tensor that is saved, and in an eager step the host is further ahead of it.
 (tests/ssdtrain/observe/test_heldregions.py)
 """
 
 import statistics
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
-from typing import Any, cast
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
 
 from ssdtrain.cache.course import Observer
+from ssdtrain.cache.record import LaneCourse
 from ssdtrain.cache.regions import REGION
 from ssdtrain.observe.observer import prices
 from ssdtrain.observe.paced import HOLD_FACTOR, HOLD_MS
@@ -41,10 +46,15 @@ class HeldRegions(Observer):
     def __init__(self, clock: Clock, device: Device, seen: Profile) -> None:
         self._clock, self._device = clock, device
         self._hold_ms = HOLD_MS + HOLD_FACTOR * longest_ms(seen)
+        forward_ms = longest_half_ms(seen, Phase.FORWARD)
+        self._forward_hold_ms = HOLD_MS + HOLD_FACTOR * forward_ms
         self._came: list[Any] = []
         """When the device came to each re-run or rebuild."""
         self._resumed: list[Any] = []
         """When it went on behind each."""
+        self._kinds: dict[int, str] = {}
+        """Of lanes, by number."""
+        self._entered: list[_Entered] = []
 
     def start(self) -> None:
         """Hold the device from now on."""
@@ -58,6 +68,17 @@ class HeldRegions(Observer):
         """Hold it no more. Idempotent."""
         self._clock.keep_spans = False
         self._clock.before_rebuild = self._clock.after_rebuild = None
+
+    def lane(self, course: LaneCourse, kind: str) -> None:
+        """A lane begins."""
+        self._kinds[course.number] = kind
+
+    def region(self, lane: int, number: int, module: str) -> None:
+        """The forward of a region begins."""
+        came = self._clock.now()
+        self._device.hold(self._forward_hold_ms)
+        kind = self._kinds.get(lane, "")
+        self._entered.append(_Entered(lane, kind, number, came, self._clock.now()))
 
     def _before(self) -> None:
         self._came.append(self._clock.now())
@@ -84,7 +105,9 @@ class HeldRegions(Observer):
         spans, ms = self._clock.last_spans(), self._clock.ms_between
         if not len(spans) == len(self._came) == len(self._resumed):
             return {}
-        forward = prices(each for each in spans if each.recipe == REGION)
+        forward = self._forwards(
+            prices(each for each in spans if each.recipe == REGION)
+        )
         backward: defaultdict[Hashable, list[float]] = defaultdict(list)
         between = zip(spans, self._resumed, self._came[1:], strict=False)
         region: Any = None
@@ -105,6 +128,32 @@ class HeldRegions(Observer):
             kind: tuple(own[number] for number in sorted(own))
             for kind, own in found.items()
         }
+
+    def _forwards(self, reruns: Mapping[Hashable, float]) -> dict[Hashable, float]:
+        """Return what the forward of each region call that ran again takes; of one that
+        no other follows, as much more than its re-run as usually."""
+        entered: defaultdict[Hashable, list[float]] = defaultdict(list)
+        for one, after in pairwise(self._entered):
+            if one.lane == after.lane and one.number < after.number:
+                own_ms = self._clock.ms_between(one.begins, after.came)
+                entered[one.kind, REGION, one.number].append(own_ms)
+        found = {place: min(each) for place, each in entered.items()}
+        known = [place for place in found if reruns.get(place, 0.0) > 0.0]
+        ratios = [found[place] / reruns[place] for place in known]
+        usual = statistics.median(ratios) if ratios else 1.0
+        return {place: found.get(place, usual * ms) for place, ms in reruns.items()}
+
+
+class _Entered(NamedTuple):
+    """The forward of a region call began."""
+
+    lane: int
+    kind: str
+    number: int
+    came: Any
+    """When the device had come there."""
+    begins: Any
+    """When it went on."""
 
 
 def _goes_on(region: Any, after: Span) -> bool:
@@ -128,13 +177,18 @@ def middle_ms(spans: Sequence[Span], empty_ms: float) -> dict[str, float]:
 
 
 def longest_ms(seen: Profile) -> float:
-    """Return the longest time that the host may take from one hold to the next: of a
-    rebuild, or of a region's forward or backward."""
-    backward: defaultdict[tuple[int, int], float] = defaultdict(float)
-    for mark in seen.marks:
-        region = seen.items_of(mark.lane)[mark.item].region
-        if mark.phase is not Phase.FORWARD and region >= 0:
-            backward[mark.lane, region] += mark.ms
+    """Return the longest time that the host may take from one hold in backward to the
+    next: of a rebuild, or of a region's re-run or backward."""
     rebuilds = (item.recipe_ms for items in seen.kinds.values() for item in items)
     reruns = (run.ms for runs in seen.regions.values() for run in runs)
-    return max([*rebuilds, *reruns, *backward.values()], default=0.0)
+    return max([*rebuilds, *reruns, longest_half_ms(seen, Phase.BACKWARD)])
+
+
+def longest_half_ms(seen: Profile, phase: Phase) -> float:
+    """Return the longest time of a region's forward or backward."""
+    halves: defaultdict[tuple[int, int], float] = defaultdict(float)
+    for mark in seen.marks:
+        region = seen.items_of(mark.lane)[mark.item].region
+        if mark.phase is phase and region >= 0:
+            halves[mark.lane, region] += mark.ms
+    return max(halves.values(), default=0.0)

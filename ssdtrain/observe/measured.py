@@ -293,7 +293,8 @@ class Measured:
         if plain is None:
             return False
         was_unhooked = self.corrections.note == PLAIN_STEP
-        if not (plain.is_hosted if was_unhooked else plain.may_be_hosted):
+        rerun_ms = sum(map(sum, self.corrections.rerun_ms.values()))
+        if not (plain.is_hosted if was_unhooked else plain.may_be_hosted(rerun_ms)):
             return False
         return self._host.is_on_gpu and self._peers.is_alone
 

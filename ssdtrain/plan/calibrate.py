@@ -52,12 +52,12 @@ device, whatever is added to its work is added to the step.
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ssdtrain.jsonfile import Duration, Natural
-from ssdtrain.plan.profile import HostCosts, Item, Mark, Phase, Profile
+from ssdtrain.plan.profile import HostCosts, Item, Phase, Profile, RegionRun
 
 PLAIN_STEP, WITHOUT_RERUNS = NOTES = ("plain_step_ms", "without_reruns_ms")
 """Names under which profiles tell of a step that set their times right."""
@@ -65,6 +65,9 @@ BLAMED = "with what steps under a plan took beyond its prediction"
 """How the slowdown by copies was found, for `explain`."""
 HOSTED_SHARE = 0.97
 """From this share of a forward's time on, the host may bound it."""
+BUSY_SHARE = 0.5
+"""Likewise of a short step: the host may bound parts of it, or its backward. A forward
+with 0.968 was of a step that took 65.6 ms, and its replay 56.3."""
 EDGE_MS = 0.006
 """What a replay loses at least where an edge leads from compute to a copy, or back: the
 kernel behind it starts only then. Of an H200."""
@@ -74,7 +77,8 @@ a replay shows: its small memsets take microseconds more beside a copy in. As ab
 HOOKED_SHARE = 0.3
 """Likewise where the forward was one of regions: whether the program's host would bound
 it without the hooks is not known. They made one that a replay computes in 18 ms take 79
-on an H100, of which the program's host had 35."""
+on an H100, of which the program's host had 35, and 112 on an H200, of which it had 33:
+so the share is of the re-runs' time, where that is less."""
 LEAD_SHARE = 0.05
 """A host that is ahead of the device by this part of a forward when it starts does not
 bound it."""
@@ -109,14 +113,20 @@ class PlainTimes(NamedTuple):
     @property
     def is_hosted(self) -> bool:
         """Whether the device waits for the host."""
-        return self.host_forward_ms > HOSTED_SHARE * self.forward_ms
+        is_short = self.step_ms < LONGEST_HELD_MS
+        share = BUSY_SHARE if is_short else HOSTED_SHARE
+        return self.host_forward_ms > share * self.forward_ms
 
-    @property
-    def may_be_hosted(self) -> bool:
-        """Whether it may, of a step that was measured with hooks, and is short."""
+    def may_be_hosted(self, rerun_ms: float) -> bool:
+        """Return whether it may, of a step that was measured with hooks, and is short.
+
+        Args:
+            rerun_ms: what the second forwards took; 0: not known.
+        """
+        own_ms = min(self.forward_ms, rerun_ms or self.forward_ms)
         return (
-            self.host_forward_ms > HOOKED_SHARE * self.forward_ms
-            and self.host_lead_ms < LEAD_SHARE * self.forward_ms
+            self.host_forward_ms > HOOKED_SHARE * own_ms
+            and self.host_lead_ms < LEAD_SHARE * own_ms
             and self.step_ms < LONGEST_HELD_MS
         )
 
@@ -158,7 +168,7 @@ class RegionTime:
     observe/heldregions.py."""
 
     forward_ms: Duration
-    """As far as its re-run goes, which may end before the forward does."""
+    """Up to the next region call."""
     backward_ms: Duration
     """0: not known."""
 
@@ -285,12 +295,15 @@ def captured(profile: Profile, by: Corrections) -> Profile:
     )
 
 
+NONE = -1
+
+
 class _Part(NamedTuple):
     """One way through a region call."""
 
     kind: str
     region: int
-    """-1: what lies outside of regions."""
+    """`NONE`: what lies outside of regions."""
     phase: Phase
 
 
@@ -298,10 +311,11 @@ def unhosted(profile: Profile, held: Mapping[str, tuple[RegionTime, ...]]) -> Pr
     """Return the profile with its regions in the times that they took without the host;
     a kind of lane with another number of them stays as it is.
 
-    A forward shrinks as its re-run did: the re-run may end before the forward does.
-    What lies between two regions shrinks as they usually do.
+    What lies behind a region call belongs to it, up to the next one; outside of them
+    all, time shrinks as it usually does.
     """
-    factors = _held_factors(profile, held)
+    parts = _parts(profile)
+    factors = _held_factors(profile, held, parts)
     usual = {
         phase: statistics.median(each)
         for phase in Phase
@@ -309,53 +323,79 @@ def unhosted(profile: Profile, held: Mapping[str, tuple[RegionTime, ...]]) -> Pr
     }
     if not usual:
         return profile
-    parts = [_part_of(profile, mark) for mark in profile.marks]
-    ends: dict[Phase, list[int]] = {}
-    for at, part in enumerate(parts):
-        if part.region >= 0:
-            ends.setdefault(part.phase, []).append(at)
 
-    def factor_of(at: int, part: _Part) -> float:
-        inside = ends.get(part.phase, [])
-        is_between = bool(inside) and inside[0] < at < inside[-1]
-        if part.kind not in held or not (part.region >= 0 or is_between):
+    def factor_of(part: _Part) -> float:
+        if part.kind not in held:
             return 1.0
         return factors.get(part, usual.get(part.phase, 1.0))
 
     marks = tuple(
-        replace(mark, ms=mark.ms * factor_of(at, part))
-        for at, (mark, part) in enumerate(zip(profile.marks, parts, strict=True))
+        replace(mark, ms=mark.ms * factor_of(part))
+        for mark, part in zip(profile.marks, parts, strict=True)
     )
-    return replace(profile, marks=marks)
+    head_ms = profile.head_ms * usual.get(Phase.FORWARD, 1.0)
+    return replace(profile, marks=marks, head_ms=head_ms)
 
 
-def _part_of(profile: Profile, mark: Mark) -> _Part:
-    kind = profile.lanes[mark.lane]
-    return _Part(kind, profile.kinds[kind][mark.item].region, mark.phase)
+def _parts(profile: Profile) -> list[_Part]:
+    """Return the part of the step that each mark belongs to."""
+    found: list[_Part] = []
+    first_of = {
+        kind: _first_readers(runs, profile.kinds[kind])
+        for kind, runs in profile.regions.items()
+    }
+    last = {
+        (kind, phase): last
+        for kind, runs in profile.regions.items()
+        for phase, last in ((Phase.FORWARD, len(runs) - 1), (Phase.BACKWARD, 0))
+    }
+    before: dict[tuple[int, Phase], int] = {}
+    for mark in profile.marks:
+        kind = profile.lanes[mark.lane]
+        region = profile.kinds[kind][mark.item].region
+        at = mark.lane, mark.phase
+        if region < 0 and mark.phase is Phase.FORWARD:
+            region = first_of.get(kind, {}).get(mark.item, NONE)
+        if region >= 0:
+            before[at] = region
+        else:
+            region = before.get(at, NONE)
+            if region == last.get((kind, mark.phase)):
+                region = NONE  # nothing follows that says where it ends
+        found.append(_Part(kind, region, mark.phase))
+    return found
+
+
+def _first_readers(runs: Sequence[RegionRun], items: Sequence[Item]) -> dict[int, int]:
+    """Return the first region call that reads each item that none saves."""
+    found: dict[int, int] = {}
+    for number, run in enumerate(runs):
+        for item in run.inputs:
+            if items[item].region < 0:
+                found.setdefault(item, number)
+    return found
 
 
 def _held_factors(
-    profile: Profile, held: Mapping[str, tuple[RegionTime, ...]]
+    profile: Profile,
+    held: Mapping[str, tuple[RegionTime, ...]],
+    parts: Sequence[_Part],
 ) -> dict[_Part, float]:
     """Return by how much parts of the step shrink, of those that were measured."""
     lanes: Counter[str] = Counter(profile.lanes)
     total_ms: dict[_Part, float] = {}
-    for mark in profile.marks:
-        part = _part_of(profile, mark)
+    for mark, part in zip(profile.marks, parts, strict=True):
         own_ms = mark.ms / lanes[part.kind]
         total_ms[part] = total_ms.get(part, 0.0) + own_ms
     found: dict[_Part, float] = {}
     for kind, times in held.items():
-        runs = profile.regions.get(kind, ())
-        if len(runs) != len(times):
+        if len(profile.regions.get(kind, ())) != len(times):
             continue
-        for number, (run, time) in enumerate(zip(runs, times, strict=True)):
-            backward = _Part(kind, number, Phase.BACKWARD)
-            both = (
-                (_Part(kind, number, Phase.FORWARD), time.forward_ms, run.ms),
-                (backward, time.backward_ms, total_ms.get(backward, 0.0)),
-            )
-            for part, own_ms, hosted_ms in both:
+        for number, time in enumerate(times):
+            both = (Phase.FORWARD, time.forward_ms), (Phase.BACKWARD, time.backward_ms)
+            for phase, own_ms in both:
+                part = _Part(kind, number, phase)
+                hosted_ms = total_ms.get(part, 0.0)
                 if own_ms > 0.0 and hosted_ms > 0.0:
                     found[part] = min(1.0, own_ms / hosted_ms)
     return found

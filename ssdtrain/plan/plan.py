@@ -98,6 +98,8 @@ class Prediction:
     """ms of all waits by cause (`Wait`)."""
     host_peak_bytes: Natural = 0
     """Most bytes resting in pinned host memory."""
+    passing_peak_bytes: Natural = 0
+    """As `peak_bytes`, without what stays until the end of backward: gradients."""
 
     @property
     def is_bound_by_host(self) -> bool:

@@ -572,7 +572,17 @@ def simulate(timeline: Timeline, orders: Mapping[str, Sequence[Order]]) -> Predi
         host_stalls=_longest(timeline, host),
         waits=by_cause,
         host_peak_bytes=outcome.host_peak_bytes,
+        passing_peak_bytes=_passing_peak(timeline, outcome),
     )
+
+
+def _passing_peak(timeline: Timeline, outcome: Outcome) -> int:
+    found, stays = 0, outcome.peak_bytes
+    curve = reversed(outcome.curve)
+    for (_, memory), other in zip(curve, reversed(timeline.other_bytes), strict=True):
+        stays = min(stays, other)
+        found = max(found, memory - stays)
+    return found
 
 
 def _longest(

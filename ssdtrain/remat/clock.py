@@ -104,7 +104,12 @@ class Clock:
     def _times_all(self) -> bool:
         """Whether every rebuild of the running step is timed."""
         timed = not self._cuda or is_timed_step(self._num_cuts)
-        return timed or self.keep_spans or self.is_watching
+        return timed or self.times_each
+
+    @property
+    def times_each(self) -> bool:
+        """Whether somebody wants to know of every rebuild by itself."""
+        return self.keep_spans or self.is_watching
 
     def sample(self, soon_bytes: int = 0) -> None:
         """Look at the memory in use, while the budget is watching.

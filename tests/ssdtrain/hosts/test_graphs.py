@@ -220,6 +220,33 @@ def test_a_graph_holds_a_plan_of_its_own(
     assert profile.host_ms == 0.0 and profile.tail_ms == 0.0
 
 
+def test_a_graph_begins_with_one_segment(
+    device: GraphDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For all forwards of a capture, once; eager steps take none."""
+    asked: list[int] = []
+    monkeypatch.setattr(
+        "ssdtrain.cache.captured.begin_with", lambda size, where: asked.append(size)
+    )
+    model = made()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with ssdtrain.offload(model, **SETTINGS, plan="auto") as session:
+        for _ in range(4):
+            step(model)
+            optimizer.step()
+        moves = all_moved(session)
+        predicted = replace(session.plan.prediction, passing_peak_bytes=12345)
+        moves = replace(moves, prediction=predicted)
+        monkeypatch.setattr("ssdtrain.observe.planner.choose", lambda *_: moves)
+        for number in range(1, 3):
+            with device.graph():
+                step(model)
+                step(model)
+            assert asked == [12345] * number
+        step(model)
+        assert len(asked) == 2
+
+
 def test_no_step_counts_what_is_captured(device: GraphDevice) -> None:
     """The step before a capture is closed by the next forward that runs."""
     model = made()

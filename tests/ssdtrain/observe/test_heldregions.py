@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import ssdtrain
-from ssdtrain.cache.course import Unobserved
+from ssdtrain.cache.course import NO_WAY, LaneCourse, Unobserved
 from ssdtrain.cache.regions import REGION, Choice
 from ssdtrain.jsonfile import decode, in_parts, joined
 from ssdtrain.observe.heldregions import HeldRegions, longest_ms
@@ -104,6 +104,26 @@ def test_what_lies_between_reruns_is_a_regions_backward() -> None:
     assert len(clock.holds) == 8
 
 
+def test_what_lies_between_beginnings_is_a_regions_forward() -> None:
+    """The launches of eager re-runs hide behind what the device still has to do, those
+    of forwards do not; and a re-run ends earlier."""
+    clock: Any = Scripted()
+    held = HeldRegions(clock, clock, chain(4))
+    held.start()
+    held.lane(LaneCourse(0, NO_WAY), "model/0")
+    for number in range(3):
+        held.region(0, number, "")
+        clock.run(4.0 + number)
+    for number in (2, 1, 0):
+        clock.span(REGION, ("model/0", REGION, number), 0, 2.0)
+        clock.run(6.0)
+    clock.cut()
+    times = held.region_times()["model/0"]
+    # Behind the last one is what is no region's: as much more than its re-run as usual.
+    assert [time.forward_ms for time in times] == [4.0, 5.0, 4.5]
+    assert len(clock.holds) == 9
+
+
 def test_a_forward_between_two_backwards_is_no_part_of_either() -> None:
     """Two micro-batches of a step: the first region's backward ends before it."""
     clock: Any = Scripted()
@@ -175,6 +195,6 @@ def test_regions_are_held_where_the_plain_step_does_not_fit(
     assert set(by.rebuild_ms) == keys and len(keys) > 0
     assert max(by.rebuild_ms.values()) < HELD_S * 1e3
     most_ms = HOLD_MS + HOLD_FACTOR * longest_ms(asked[0].profile)
-    assert max(holds) == pytest.approx(most_ms)
+    assert any(ms == pytest.approx(most_ms) for ms in holds)
     text = "\n".join(in_parts(asked[-1], PART))
     assert decode(Request, joined(text.splitlines())) == asked[-1]

@@ -32,6 +32,20 @@ def test_keep_all_is_the_step_and_all_bytes() -> None:
     assert found.stall_ms == 0 and found.overhead == 0
 
 
+def test_gradients_are_no_part_of_the_passing_peak() -> None:
+    """What stays from some mark on is left out, a temporary is not."""
+    profile, grown = made.chain(6), [0] * 6 + [1, 2, 3, 4, 5, 6]
+    marks = [
+        replace(mark, other_bytes=10 * MB * stays)
+        for mark, stays in zip(profile.marks, grown, strict=True)
+    ]
+    marks[6] = replace(marks[6], other_bytes=marks[6].other_bytes + 30 * MB)
+    profile = replace(profile, marks=tuple(marks))
+    found = simulate(Timeline(profile), keep_all(Timeline(profile)))
+    assert found.peak_bytes == (60 + 1) * MB
+    assert found.passing_peak_bytes == (6 + 10 + 30 - 20) * MB
+
+
 def test_everything_on_an_infinite_link_costs_no_time() -> None:
     profile = made.chain(6, gb_per_s=math.inf)
     timeline = Timeline(profile)
