@@ -289,13 +289,20 @@ class Rebuilder:
         if plain.function is torch.mul:
             # By now: a graph that is captured later cannot compare.
             self._pairs.takes(Layout.of(base), self._device)
-        for expression in plain.faster:
+        wanted = plain.faster
+        if wanted and wanted[0].is_for_graphs and not self._cache.captures.is_forward:
+            # It is compared by now, for the same reason.
+            for expression in wanted:
+                if not expression.is_compared_always:
+                    self._verdict(expression, base)
+            wanted = ()
+        for expression in wanted:
             if self._verdict(expression, base) is Verdict.ADMITTED:
                 return expression
         if self._verdict(plain, base) is not Verdict.ADMITTED:
             self.keeper.refuse()
             return None
-        if plain.faster:
+        if wanted:
             self._cache.offloader.fall_back(Fallback.RECIPE_SLOWER)
         return plain
 

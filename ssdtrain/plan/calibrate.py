@@ -36,7 +36,7 @@ step: one of some microseconds takes tenths of a millisecond to launch, so that 
 cheap ones look no cheaper than the dear ones. Behind that step one is run that rebuilds
 whatever it can, each behind a device that was held, and those times are taken
 (`rebuild_ms`), without what two events take that have nothing between them. A replay
-has no events, but an edge between compute and a copy costs it as much as one
+has no events, but an edge between compute and a copy costs it something, too
 (`EDGE_MS`). Where that step does not fit, the regions and rebuilds of another one are
 held ([Note: a held step of regions] in observe/heldregions.py). What a captured forward
 cannot do is left out: regions do not run again in it, and nothing is compared at its
@@ -68,9 +68,10 @@ HOSTED_SHARE = 0.97
 BUSY_SHARE = 0.5
 """Likewise of a short step: the host may bound parts of it, or its backward. A forward
 with 0.968 was of a step that took 65.6 ms, and its replay 56.3."""
-EDGE_MS = 0.006
-"""What a replay loses at least where an edge leads from compute to a copy, or back: the
-kernel behind it starts only then. Of an H200."""
+EDGE_MS = 0.0016
+"""What a replay loses where an edge leads from compute to a copy, or back: the kernel
+behind it starts only then. Of an H100; 0.001 on an H200, whose eager events cost five
+times as much."""
 REPLAY_SLOWDOWN = 0.01
 """By which copies slow a replay down at least. Eager launches hide behind kernels what
 a replay shows: its small memsets take microseconds more beside a copy in. As above."""
@@ -85,11 +86,10 @@ bound it."""
 LONGEST_HELD_MS = 250.0
 """A longer step is not held: it would take seconds, and launches are not what it waits
 for."""
-REPLAY_BATCH_SHARE = 0.04
+REPLAY_BATCH_SHARE = 0.02
 """`Links.batch_share` of a replay. A layer's two largest tensors are 1 % of what 28
-layers save, and edges are what moves cost there: with 1 % half of the plain graph's
-memory was predicted at 1.050x, with 4 % at 1.042x; less of it helps less, more no
-further."""
+layers save: with 2 % half of the plain graph's memory was predicted at 1.0257x, with
+4 % at 1.0259x."""
 NEVER_MS = 1e9
 """Of what cannot run in a captured step."""
 LEAST_FACTOR, MOST_FACTOR = 0.02, 2.0
@@ -284,7 +284,7 @@ def captured(profile: Profile, by: Corrections) -> Profile:
         marks=tuple(replace(mark, host_ms=0.0) for mark in eager.marks),
         links=replace(
             eager.links,
-            event_ms=max(eager.links.event_ms, EDGE_MS),
+            event_ms=EDGE_MS,
             copy_slowdown=max(eager.links.copy_slowdown, REPLAY_SLOWDOWN),
             batch_share=REPLAY_BATCH_SHARE,
         ),

@@ -134,6 +134,8 @@ class Expression:
     constants: tuple[tuple[str, Hashable], ...]
     faster: tuple["Expression", ...] = ()
     """Others of the same tensor, best first. See [Note: faster kernels]."""
+    is_for_graphs: bool = False
+    """Launching it takes the host longer than it saves: for replays alone."""
     is_guarded: bool = False
     """Its result is compared with a digest: [Note: guarded recipes] in producer.py."""
     is_compared_always: bool = False

@@ -27,6 +27,8 @@ from ssdtrain.remat.tables import tabulate
 
 # Below it, launching from Python takes longer than a faster kernel can save.
 MIN_BYTES = 16 * 2**20
+# A CUDA graph launches from the device. Of less nothing is gained.
+GRAPH_BYTES = 4 * 2**20
 HALF = (torch.bfloat16, torch.float16)
 Offer = Callable[[Expression, Producer | None], Iterator[Expression | None]]
 
@@ -60,9 +62,11 @@ class Kernels:
         if tensor.device.type not in self._device_types:
             return found
         make = self._offers.get(found.function)
-        if make is None or tensor.nbytes < self._min_bytes:
+        if make is None or tensor.nbytes < min(GRAPH_BYTES, self._min_bytes):
             return found
-        return replace(found, faster=tuple(e for e in make(found, node) if e))
+        is_small = tensor.nbytes < self._min_bytes
+        faster = [replace(e, is_for_graphs=is_small) for e in make(found, node) if e]
+        return replace(found, faster=tuple(faster))
 
     def _looked_up(
         self, plain: Expression, node: Producer | None

@@ -9,9 +9,9 @@ once, and another segment is taken for it: 7 % more than was ever allocated. So 
 plan needs at most is taken as one piece when the captured forward begins, and given
 back to the pool, which cuts all later tensors from it and joins what is freed.
 
-What a graph has besides is not in the plan: workspaces of cuBLAS for the threads of
-forward and backward, and what is lost between tensors (`SPARE_BYTES`). A piece that is
-too small for the peak would be of no use.
+A prediction is right to some kilobytes, but a piece that is too small by one tensor is
+of no use, so a little is spared (`SPARE_BYTES`). Of 28 layers that allocate 2.442 GB at
+most, 2.649 GB are reserved without it, and 2.487 GB with it.
 (tests/ssdtrain/transfer/test_arena.py)
 """
 
@@ -21,9 +21,9 @@ import torch
 
 from ssdtrain.transfer.segments import VARIABLES, Allocator, TorchAllocator
 
-SPARE_BYTES = 96 * 1024 * 1024
-LEAST_BYTES = 512 * 1024 * 1024
-"""A smaller pool is worth no more than what is spared."""
+SPARE_BYTES = 16 * 1024 * 1024
+LEAST_BYTES = 256 * 1024 * 1024
+"""Of a smaller pool little is lost."""
 NEVER_SPLIT = "max_split_size_mb"
 """Where the user sets it, nothing would be cut from the piece."""
 

@@ -90,6 +90,7 @@ def test_captured_steps_are_told_over_the_plain_graph() -> None:
         "eager": {"step_ms": 100.0},
         "graph": {"step_ms": 40.0, "pool_gb": 4.0},
         "default": row,
+        "budget": {**row, "graph_plan": {"step_ms": 41.0, "keep_ms": 40.0}},
         "all": {"error": "CaptureError: none"},
     }
     data = {
@@ -98,7 +99,8 @@ def test_captured_steps_are_told_over_the_plain_graph() -> None:
         "cells": cells,
     }
     text = models_table.graphs(data)
-    assert "| default | 1.020x (0.40x of eager) | 2.00 GB (50%) |" in text
+    assert "| default | 1.020x (0.40x of eager) | - | 2.00 GB (50%) |" in text
+    assert "| budget | 1.020x (0.40x of eager) | 1.025x | 2.00 GB (50%) |" in text
     assert "| all | CaptureError: none |" in text
     del cells["graph"]
     assert models_table.graphs(data) == ""

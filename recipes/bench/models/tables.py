@@ -156,19 +156,21 @@ def graphs(data: Data) -> str:
     if "pool_gb" not in plain:
         return ""
     rows = [
-        ["eager", f"{cells['eager']['step_ms']:.1f} ms", "-", "-", "-"],
-        ["graph", f"{plain['step_ms']:.1f} ms", f"{plain['pool_gb']:.2f} GB", "-", "-"],
+        ["eager", f"{cells['eager']['step_ms']:.1f} ms", *["-"] * 4],
+        ["graph", f"{plain['step_ms']:.1f} ms", "-", f"{plain['pool_gb']:.2f} GB"],
     ]
+    rows[-1] += ["-"] * 2
     for name, cell in cells.items():
         if name in ("eager", "graph"):
             continue
         if "pool_ratio" not in cell:
-            rows.append([name, str(cell.get("error", "-"))[:40], "-", "-", "-"])
+            rows.append([name, str(cell.get("error", "-"))[:40], *["-"] * 4])
             continue
         rows.append(
             [
                 name,
                 f"{cell['step_ratio']:.3f}x ({cell['eager_ratio']:.2f}x of eager)",
+                _foretold(cell.get("graph_plan")),
                 f"{cell['pool_gb']:.2f} GB ({cell['pool_ratio']:.0%})",
                 f"{cell['pinned_gb']:.2f} GB",
                 f"{cell['byte_equal']} of {cell['replays']}",
@@ -179,11 +181,18 @@ def graphs(data: Data) -> str:
         f"1.7B's shape, {settings['tokens']} tokens, bf16, deterministic kernels, "
         "forward and backward captured whole, with and without ssdtrain in them; over "
         "the plain graph. `pool` is what the allocator reserves for the graph, "
-        "`budget` is given 0.45 of the plain one's; `equal` are replays whose loss and "
+        "`budget` is given half of the plain one's; `equal` are replays whose loss and "
         "gradients are the plain graph's to the last bit."
     )
-    head = ["", "step", "pool", "pinned", "equal"]
+    head = ["", "step", "predicted", "pool", "pinned", "equal"]
     return "\n\n".join([text, markdown(head, rows), where(data)])
+
+
+def _foretold(plan: Any) -> str:
+    """The plan's step over the step that keeps everything."""
+    if not plan or not plan.get("keep_ms"):
+        return "-"
+    return f"{plan['step_ms'] / plan['keep_ms']:.3f}x"
 
 
 def rivals_of_the_full_model(rows: Rows) -> str:
