@@ -147,6 +147,7 @@ class Net(nn.Module):
         return nn.functional.rrelu(x, training=True).mean()
 
 
+@pytest.mark.usefixtures("virtual_time")
 @pytest.mark.parametrize("load_at", [0, 1, 2])
 @pytest.mark.parametrize("first", [0, 5])
 def test_noise_that_leaves_at_its_own_use_is_refused(first: int, load_at: int) -> None:
