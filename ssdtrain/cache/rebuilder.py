@@ -45,6 +45,7 @@ from ssdtrain.cache.regions import Regions
 from ssdtrain.cache.verify import LateChecksum
 from ssdtrain.cache.weights import Weights
 from ssdtrain.counters import Fallback
+from ssdtrain.errors import ConfigError
 from ssdtrain.numerics import numerics, restored
 from ssdtrain.remat.admission import Admission, Verdict, is_dense, same_bytes
 from ssdtrain.remat.budget import Budget
@@ -319,7 +320,8 @@ class Rebuilder:
         verdict = self._known(expression, base)
         if verdict is Verdict.UNKNOWN:
             equal = self._check(expression, base)
-            verdict = self._admission.decide(_signature(expression, base), equal)
+            if equal is not None:
+                verdict = self._admission.decide(_signature(expression, base), equal)
         return verdict
 
     def _known(self, expression: Expression, base: Tensor) -> Verdict:
@@ -327,10 +329,13 @@ class Rebuilder:
             return Verdict.UNKNOWN
         return self._admission.verdict(_signature(expression, base))
 
-    def _check(self, expression: Expression, base: Tensor) -> bool:
+    def _check(self, expression: Expression, base: Tensor) -> bool | None:
+        """Whether it makes the same bytes; None: there is no memory to see."""
         try:
             holders = [held.holder for held in expression.held]
             return same_bytes(self._preview(expression, holders), base.detach())
+        except (torch.OutOfMemoryError, ConfigError):  # the second: what says it
+            return None
         except Exception as error:
             self._report("check", base, error)
             return False

@@ -5,7 +5,8 @@ Kernels differ by device, dtype, layout and size (vector width, tail, reduction
 order), so a recipe is checked once for each class of those, at pack time, when the
 real tensor is at hand: one comparison and, on a GPU, one wait for the device. The
 constants of the node are part of the class. Later tensors of an admitted class are
-not compared; of a refused one they are stored as bytes, and counted.
+not compared; of a refused one they are stored as bytes, and counted. Where there is no
+memory for the check nothing is known: the tensor is stored, and the next one asked.
 (tests/ssdtrain/remat/test_admission.py)
 """
 
@@ -19,6 +20,9 @@ from ssdtrain.remat.expression import Layout
 
 # Sequence lengths that change at every step must not make this grow without end.
 MAX_CLASSES = 4096
+WORD = torch.int64
+PART_BYTES = 1 << 26
+"""That are compared at once."""
 
 
 class Verdict(Enum):
@@ -55,7 +59,17 @@ def same_bytes(rebuilt: Tensor, real: Tensor) -> bool:
     """Same layout and same bytes; NaN equals NaN of the same bits."""
     if Layout.of(rebuilt) != Layout.of(real) or rebuilt.storage_offset():
         return False
-    return torch.equal(raw(rebuilt), raw(real))
+    both = raw(rebuilt), raw(real)
+    # What a device finds of each element is a tensor as well, as large as the bytes
+    # where these are compared one by one.
+    are_words = all(_is_of_words(data) for data in both)
+    one, other = (data.view(WORD) if are_words else data for data in both)
+    size = PART_BYTES // one.itemsize
+    return all(map(torch.equal, one.split(size), other.split(size)))
+
+
+def _is_of_words(data: Tensor) -> bool:
+    return data.nbytes % WORD.itemsize == 0 == data.data_ptr() % WORD.itemsize
 
 
 def is_dense(tensor: Tensor) -> bool:
