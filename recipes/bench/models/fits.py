@@ -262,6 +262,7 @@ def train(loop: Loop, session: Any, run: Run) -> dict[str, Any]:
         "segments": session.segments,
         "refused": dict(list(session.regions_refused.items())[:2]),
     }
+    last = session.plan or last  # an error ends the first step of one, too
     if last is not None and last.prediction is not None:
         found["policy"] = last.policy
         found["predicted_gb"] = last.prediction.peak_bytes / 1e9
