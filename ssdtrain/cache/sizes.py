@@ -35,6 +35,9 @@ from torch import Tensor
 
 MOST = 4
 """By how much a dimension may differ from the observed one, either way."""
+SLACK = 0.01
+"""By how much a lane may be larger than there is room for; and by how much a view may
+have been scaled otherwise than its lane."""
 NAMES = 65536
 """Pairs of names that are remembered."""
 
@@ -52,6 +55,7 @@ class Look(NamedTuple):
         return is_scaled(self.shape, tensor.shape, most)
 
 
+@lru_cache(maxsize=NAMES)
 def is_scaled(
     planned: tuple[int, ...], found: tuple[int, ...], most: int = MOST
 ) -> bool:
@@ -68,6 +72,13 @@ def is_same_item(planned: str, found: str) -> bool:
     producer, _, sizes = planned.partition(" [")
     other, _, others = found.partition(" [")
     return producer == other and is_scaled(_dims(sizes), _dims(others))
+
+
+@lru_cache(maxsize=NAMES)
+def num_changed(name: str, other: str) -> int:
+    """Return how many dimensions differ, of two names with as many."""
+    both = (_dims(each.partition(" [")[2]) for each in (name, other))
+    return sum(one != another for one, another in zip(*both, strict=True))
 
 
 def _dims(sizes: str) -> tuple[int, ...]:
