@@ -13,6 +13,7 @@ from ssdtrain.cache.sizes import SLACK
 from ssdtrain.counters import Fallback
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
+from ssdtrain.plan.rule import Rule
 
 WIDTH, ROWS, LEAST = 16, 200, 4096
 KIND = "model/0"
@@ -23,7 +24,7 @@ class Counted(Course):
 
     def __init__(self, orders: Sequence[Order] = ()) -> None:
         self.fallbacks: list[Fallback] = []
-        super().__init__(self.fallbacks.append)
+        super().__init__(Rule(), self.fallbacks.append)
         if orders:
             self.plan = Plan(orders={KIND: tuple(orders)}, policy="given")
 
@@ -139,6 +140,22 @@ def test_a_small_tensor_by_its_own_name_is_no_item_of_a_shorter_lane() -> None:
     course.plan = Plan(orders={KIND: (of(rows(32)),)}, policy="given")
     assert not course.is_item(lane(), small)
     assert course.is_item(lane(), rows(9))  # the item of a lane of 9 rows
+
+
+def test_what_was_too_small_is_no_item_for_being_like_one() -> None:
+    """Keys with half as many heads as queries, of the same producer."""
+    queries, keys = torch.empty(1, 4, 55, 16), torch.empty(1, 2, 55, 16)
+    course = Counted()
+    course.observer = Listening()
+    assert not course.counts(lane(), keys, keys.nbytes, 8000)
+    course.observer = Observer()
+    course.plan = Plan(orders={KIND: (of(rows(55, 64)), of(queries))}, policy="given")
+    own = lane()
+    course.save(own, rows(38, 64))
+    shorter = torch.empty(1, 2, 38, 16)
+    assert not course.counts(own, shorter, shorter.nbytes, 8000)
+    shorter = torch.empty(1, 4, 30, 16)
+    assert course.counts(own, shorter, shorter.nbytes, 8000)
 
 
 # -- lanes that are too large ------------------------------------------------------
