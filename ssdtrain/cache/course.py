@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ssdtrain.cache.bysize import PlansBySize, SizedPlan
 from ssdtrain.cache.identity import Key, is_held
+from ssdtrain.cache.met import MAX_NAMES, MetNames, name_of
 from ssdtrain.cache.record import (
     NO_WAY,
     Lane,
@@ -21,7 +22,7 @@ from ssdtrain.cache.record import (
     RecordView,
     Way,
 )
-from ssdtrain.cache.sizes import MOST, SLACK, is_same_item, num_changed
+from ssdtrain.cache.sizes import MOST, SLACK, is_same_item
 from ssdtrain.counters import Fallback
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
@@ -29,8 +30,6 @@ from ssdtrain.plan.profile import Phase
 from ssdtrain.plan.rule import Rule
 
 OUTSIDE_PLAN = -1
-# Sequence lengths that change at every step must not make this grow without end.
-MAX_NAMES = 4096
 ALIKE = 1.5
 """By how much a small tensor's change of size may differ from its lane's."""
 
@@ -193,12 +192,7 @@ class Course:
         self._ways_of: Plan | None = None
         """The plan in force when they were made."""
         self._names: dict[tuple[str, tuple[int, ...]], str] = {}
-        self._small: set[str] = set()
-        """Names of what was too small for an item in observed steps."""
-        self._met: dict[tuple[str, str], int] = {}
-        """By kind of lane and name of an item: bytes of such a lane's first item."""
-        self.fixed: set[str] = set()
-        """Names of items that had the same size in lanes of different sizes."""
+        self.met = MetNames()
 
     def step_starts(self) -> None:
         """Lanes count from 0 again."""
@@ -242,7 +236,9 @@ class Course:
         """A new item of the lane: a mark."""
         course, name, held = self.of(lane), self._name_of(tensor), is_held(tensor)
         num_bytes = key.end_byte - key.start_byte
-        self._note_size(lane.kind, course, name, num_bytes)
+        if course.is_free:  # under a plan another item may be the first
+            course.first_bytes = course.first_bytes or num_bytes
+            self.met.note_item(lane.kind, course.first_bytes, name)
         number, order = self._expected(course, name, num_bytes)
         course.num_items = max(course.num_items, number + 1)
         self.mark += 1
@@ -256,20 +252,6 @@ class Course:
         if order is not None and order.release_after > 0:
             due = self.mark + order.release_after
         return Entry(number, order, due, name, held)
-
-    def _note_size(
-        self, kind: str, course: LaneCourse, name: str, num_bytes: int
-    ) -> None:
-        """Learn which items do not grow with the lane: [Note: sizes]. Of lanes that no
-        plan serves: under one another item may be the first."""
-        if not course.is_free:
-            return
-        course.first_bytes = course.first_bytes or num_bytes
-        if len(self._met) >= MAX_NAMES:
-            self._met.clear()
-        first_bytes = self._met.setdefault((kind, name), course.first_bytes)
-        if first_bytes != course.first_bytes and len(self.fixed) < MAX_NAMES:
-            self.fixed.add(name)
 
     def _name_of(self, tensor: Tensor) -> str:
         """`name_of`, made once for each producer and shape."""
@@ -360,14 +342,14 @@ class Course:
         """
         is_large = num_bytes >= least
         if self.observer.listens and not is_large:
-            self._note_small(self._name_of(tensor))
+            self.met.note_small(self._name_of(tensor))
         if self.plan_of(lane).plan is None or num_bytes >= MOST * least:
             return is_large
         course = self.of(lane)
         if course.orders is None:
             return is_large
         name = self._name_of(tensor)
-        if not is_large and name in self._small:
+        if not is_large and self.met.was_small(name):
             return False
         for order in self._following(course):
             if order.name == name:
@@ -375,7 +357,7 @@ class Course:
             if is_same_item(order.name, name) and (
                 is_large or self._is_scaled_alike(course, order, num_bytes)
             ):
-                return is_large or not self._is_rather_small(order.name, name)
+                return is_large or not self.met.is_rather_small(order.name, name)
         orders = (course.orders[number] for number in course.floating)
         if any(_is_as_large(course, order, num_bytes) for order in orders):
             return True
@@ -384,22 +366,8 @@ class Course:
         # The plan knows of nothing like it: it was too small then. In a lane that is
         # not larger another program saves it.
         if not course.planned_bytes:
-            return not any(is_same_item(small, name) for small in self._small)
+            return not self.met.is_like_small(name)
         return course.own_bytes <= course.planned_bytes
-
-    def _is_rather_small(self, item: str, name: str) -> bool:
-        """Whether something that was too small is more like it than this item: queries
-        and keys may differ in nothing but the number of heads."""
-        most = num_changed(item, name)
-        return any(
-            is_same_item(small, name) and num_changed(small, name) < most
-            for small in self._small
-        )
-
-    def _note_small(self, name: str) -> None:
-        if len(self._small) >= MAX_NAMES:
-            self._small.clear()
-        self._small.add(name)
 
     def _is_scaled_alike(
         self, course: LaneCourse, order: Order, num_bytes: int
@@ -528,9 +496,3 @@ def _is_as_large(course: LaneCourse, order: Order, num_bytes: int) -> bool:
     expected = order.num_bytes * course.ratio
     near = abs(num_bytes - expected) <= SLACK * expected
     return order.num_bytes == num_bytes or (near and course.planned_bytes > 0)
-
-
-def name_of(tensor: Tensor) -> str:
-    """Producer and shape: what a saved tensor is called in plans and reports."""
-    producer = tensor.grad_fn.name() if tensor.grad_fn is not None else "input"
-    return f"{producer} [{'x'.join(map(str, tensor.shape))}]"

@@ -431,7 +431,7 @@ class Rebuilt:
 
     @property
     def name(self) -> str:
-        """As `name_of` in course.py calls saved tensors."""
+        """As `name_of` in met.py calls saved tensors."""
         shape = "x".join(map(str, self.layout.shape))
         return f"{self.expression.recipe} [{shape}]"
 

@@ -23,7 +23,10 @@ can move does, waiting for the link, and where there are regions all run again, 
 the first steps. So does the rest of a lane that turns out to be another program. The
 planner hears of its size, and the next plan has room for it. The first one has room
 for all lanes that came before it, and no step before it runs without hooks: nobody
-would see that it is larger than the observed one.
+would see that it is larger than the observed one. How large a lane is its first tensor
+tells, which is compared with that room; where all that it saves has grown by more, that
+does. What a profile scales is all but the items that had one size in lanes of
+different sizes (`MetNames.fixed`).
 (tests/ssdtrain/cache/test_sizes.py)
 """
 

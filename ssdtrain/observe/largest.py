@@ -77,7 +77,7 @@ class LargestBatch:
     def growth_of(self, seen: Profile) -> Growth:
         """Return how the observed step grows with its batch."""
         names = {item.name for items in seen.kinds.values() for item in items}
-        return Growth(fixed=tuple(sorted(names & self._cache.course.fixed)))
+        return Growth(fixed=tuple(sorted(names & self._cache.course.met.fixed)))
 
     def restart(self) -> None:
         """The next step is observed: what plans are for is not known any more."""

@@ -202,8 +202,8 @@ def test_items_of_one_size_in_lanes_of_different_sizes_are_known() -> None:
         course.save(own, rows(num))
         course.save(own, rows(100, 64))
         if num == ROWS:
-            assert not course.fixed
-    assert course.fixed == {"input [100x64]"}
+            assert not course.met.fixed
+    assert course.met.fixed == {"input [100x64]"}
 
 
 def test_lanes_under_a_plan_tell_nothing_of_what_grows() -> None:
@@ -215,9 +215,9 @@ def test_lanes_under_a_plan_tell_nothing_of_what_grows() -> None:
     course.plan = Plan(orders={KIND: (of(rows(ROWS)),)}, policy="given")
     course.save(lane(), rows(ROWS))
     course.plan = None
-    assert not course.fixed
+    assert not course.met.fixed
     course.save(own := lane(), rows(ROWS, 8)), course.save(own, rows(ROWS))
-    assert not course.fixed
+    assert not course.met.fixed
 
 
 def test_lanes_of_other_kinds_have_sizes_of_their_own() -> None:
@@ -226,4 +226,4 @@ def test_lanes_of_other_kinds_have_sizes_of_their_own() -> None:
     course.save(own := lane(), rows(ROWS)), course.save(own, rows(100, 64))
     other = Lane("model", LaneProfile(), "chunk/0")
     course.save(other, rows(ROWS // 2)), course.save(other, rows(100, 64))
-    assert not course.fixed
+    assert not course.met.fixed
