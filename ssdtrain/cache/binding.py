@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ssdtrain.cache.bysize import SizedPlan
 from ssdtrain.cache.executor import PLANNED
 from ssdtrain.cache.identity import View
 from ssdtrain.cache.quiet import Passage, Watched
@@ -52,14 +53,15 @@ from ssdtrain.cache.spec import NOTHING, Behind, Spec
 from ssdtrain.cache.table import Hooks, Sizes, Table, Totals
 from ssdtrain.cache.wrapped import unwrapped
 from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.plan import Plan
 
 
 class Binding:
     """Watches a lane that the general path serves, to compile its plan."""
 
-    def __init__(self, cache: Any, lane: Lane, plan: Plan, general: Hooks) -> None:
-        self.plan = plan
+    def __init__(
+        self, cache: Any, lane: Lane, sized: SizedPlan, general: Hooks
+    ) -> None:
+        self.sized = sized
         self._pack, self._unpack = general
         self._cache = cache
         self._lane = lane

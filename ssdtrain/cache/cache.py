@@ -152,8 +152,9 @@ class TensorCache:
         """Saved-tensor hooks for one forward."""
         pack, unpack = self.verifier.around(self.pack, self.unpack)
         if not self.verifier.checks_all:
-            lane, plan = self.lanes.current, self.course.plan
-            pack, unpack = self.tables.hooks_of(self, lane, plan, (pack, unpack))
+            lane = self.lanes.current
+            sized = self.course.plan_of(lane)
+            pack, unpack = self.tables.hooks_of(self, lane, sized, (pack, unpack))
         else:  # its digests, too, are ours
             pack, unpack = unseen(pack), unseen(unpack)
         if self.meter is not None:
@@ -348,7 +349,8 @@ class TensorCache:
     def _pack_plain(self, tensor: Tensor, version: int) -> Handle:
         """version: of the tensor, or of what it is the part of."""
         least_bytes = self.limits.least_bytes
-        if self.course.plan is not None or self.course.observer.listens:
+        planned = self.course.plan_of(self.lanes.current).plan is not None
+        if planned or self.course.observer.listens:
             # What it is at another size counts: see [Note: sizes].
             least_bytes //= MOST * MOST
         if tensor.untyped_storage().nbytes() < max(1, least_bytes):

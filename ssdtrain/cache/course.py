@@ -5,12 +5,14 @@ expects leaves the plan: it is counted, and goes on under the rule.
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ssdtrain.cache.bysize import PlansBySize, SizedPlan
 from ssdtrain.cache.identity import Key, is_held
+from ssdtrain.cache.met import MAX_NAMES, MetNames, name_of
 from ssdtrain.cache.record import (
     NO_WAY,
     Lane,
@@ -20,7 +22,7 @@ from ssdtrain.cache.record import (
     RecordView,
     Way,
 )
-from ssdtrain.cache.sizes import MOST, is_same_item
+from ssdtrain.cache.sizes import MOST, SLACK, is_same_item
 from ssdtrain.counters import Fallback
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
@@ -28,11 +30,6 @@ from ssdtrain.plan.profile import Phase
 from ssdtrain.plan.rule import Rule
 
 OUTSIDE_PLAN = -1
-# Sequence lengths that change at every step must not make this grow without end.
-MAX_NAMES = 4096
-SLACK = 0.01
-"""By how much a lane may be larger than there is room for; and by how much a view may
-have been scaled otherwise than its lane."""
 ALIKE = 1.5
 """By how much a small tensor's change of size may differ from its lane's."""
 
@@ -165,6 +162,8 @@ class Course:
         self.most_ratio = math.inf
         """A lane that is larger than the plan's by more than this does not follow it:
         [Note: sizes]."""
+        self.by_size = PlansBySize()
+        """Further plans, for lanes of other sizes."""
         self.runs_all = False
         """Whether all regions run again of a lane that has left its plan."""
         self.observer: Observer = Unobserved()
@@ -173,6 +172,8 @@ class Course:
         """Lanes of this step that the plan did not fit."""
         self.num_outgrown = 0
         """Lanes of this step that were too large for the plan."""
+        self.num_beside = 0
+        """Lanes of this step that followed a plan beside the one in force."""
         self.num_resized = 0
         """Tensors of this step that had another size than the plan's."""
         self.planned_bytes = self.resized_bytes = 0
@@ -186,40 +187,58 @@ class Course:
         """The region call whose inputs are packed now."""
         self.is_using = False
         """Whether a use is served now: what it asks for itself is no mark."""
-        self._ways: dict[str, Way] = {}
+        self._ways: dict[tuple[str, float], Way] = {}
+        """By kind of lane, and which plan it is (`SizedPlan.key`)."""
+        self._ways_of: Plan | None = None
+        """The plan in force when they were made."""
         self._names: dict[tuple[str, tuple[int, ...]], str] = {}
-        self._small: set[str] = set()
-        """Names of what was too small for an item in observed steps."""
+        self.met = MetNames()
 
     def step_starts(self) -> None:
         """Lanes count from 0 again."""
         self._num_lanes = 0
-        self.num_strayed = self.num_resized = self.num_outgrown = 0
+        self.num_strayed = self.num_resized = 0
+        self.num_outgrown = self.num_beside = 0
         self.planned_bytes = self.resized_bytes = 0
 
     def of(self, lane: Lane) -> LaneCourse:
         """The lane's course."""
         if lane.course is None:
-            way = NO_WAY
-            if self.plan is not None and lane.kind:
-                way = self._way_of(lane.kind, self.plan.orders.get(lane.kind))
-            lane.course = LaneCourse(self._num_lanes, way)
+            way, sized = NO_WAY, self.plan_of(lane)
+            if sized.plan is not None and lane.kind:
+                way = self._way_of(lane.kind, sized)
+                self.num_beside += sized.is_beside
+            lane.course = LaneCourse(self._num_lanes, way, sized.most_ratio)
             if way is not NO_WAY and way.orders is None:
                 self._stray(lane.course)
             self._num_lanes += 1
             self.observer.lane(lane.course, lane.kind)
         return lane.course
 
-    def _way_of(self, kind: str, orders: Sequence[Order] | None) -> Way:
-        known = self._ways.get(kind)
+    def plan_of(self, lane: Lane) -> SizedPlan:
+        """The plan that a lane follows, fixed when it is asked for first."""
+        if lane.sized is None:
+            lane.sized = self.by_size.of(self.plan, self.most_ratio, lane.num_elements)
+        return lane.sized
+
+    def _way_of(self, kind: str, sized: SizedPlan) -> Way:
+        orders = None if sized.plan is None else sized.plan.orders.get(kind)
+        if sized.in_force is not self._ways_of:
+            self._ways.clear()
+            self._ways_of = sized.in_force
+        key = kind, sized.key
+        known = self._ways.get(key)
         if known is None or known.orders is not orders:
-            known = self._ways[kind] = Way(orders)
+            known = self._ways[key] = Way(orders)
         return known
 
     def enter(self, lane: Lane, tensor: Tensor, key: Key) -> Entry:
         """A new item of the lane: a mark."""
         course, name, held = self.of(lane), self._name_of(tensor), is_held(tensor)
         num_bytes = key.end_byte - key.start_byte
+        if course.is_free:  # under a plan another item may be the first
+            course.first_bytes = course.first_bytes or num_bytes
+            self.met.note_item(lane.kind, course.first_bytes, name)
         number, order = self._expected(course, name, num_bytes)
         course.num_items = max(course.num_items, number + 1)
         self.mark += 1
@@ -289,7 +308,7 @@ class Course:
         is_first = not course.planned_bytes
         self._found(course, order, num_bytes)
         ratio = num_bytes / max(1, order.num_bytes)
-        if is_first and self.is_too_large(ratio):
+        if is_first and self.is_too_large(course, ratio):
             self.outgrow(course, ratio)
             return False
         self.resized(1, order.num_bytes, num_bytes)
@@ -301,15 +320,17 @@ class Course:
         self.planned_bytes += planned_bytes
         self.resized_bytes += num_bytes
 
-    def is_too_large(self, ratio: float) -> bool:
-        """Whether the plan leaves no room for lanes of so many times its size."""
-        return ratio > self.most_ratio * (1 + SLACK)
+    def is_too_large(self, course: LaneCourse, ratio: float) -> bool:
+        """Whether the lane's plan has no room for one of so many times its size."""
+        return ratio > course.most_ratio * (1 + SLACK)
 
     def outgrow(self, course: LaneCourse, ratio: float) -> None:
         """A lane that is too large for its plan goes on under the rule."""
         planned_bytes = sum(order.num_bytes for order in course.orders or ())
         self.resized(1, planned_bytes, int(ratio * planned_bytes))
         self.num_outgrown += 1
+        if course.most_ratio != self.most_ratio:
+            self.by_size.misled()
         course.orders, course.runs_all = None, self.runs_all
         self._fall_back(Fallback.PLAN_OUTGROWN)
 
@@ -321,14 +342,14 @@ class Course:
         """
         is_large = num_bytes >= least
         if self.observer.listens and not is_large:
-            self._note_small(self._name_of(tensor))
-        if self.plan is None or num_bytes >= MOST * least:
+            self.met.note_small(self._name_of(tensor))
+        if self.plan_of(lane).plan is None or num_bytes >= MOST * least:
             return is_large
         course = self.of(lane)
         if course.orders is None:
             return is_large
         name = self._name_of(tensor)
-        if not is_large and name in self._small:
+        if not is_large and self.met.was_small(name):
             return False
         for order in self._following(course):
             if order.name == name:
@@ -336,7 +357,7 @@ class Course:
             if is_same_item(order.name, name) and (
                 is_large or self._is_scaled_alike(course, order, num_bytes)
             ):
-                return True
+                return is_large or not self.met.is_rather_small(order.name, name)
         orders = (course.orders[number] for number in course.floating)
         if any(_is_as_large(course, order, num_bytes) for order in orders):
             return True
@@ -345,13 +366,8 @@ class Course:
         # The plan knows of nothing like it: it was too small then. In a lane that is
         # not larger another program saves it.
         if not course.planned_bytes:
-            return not any(is_same_item(small, name) for small in self._small)
+            return not self.met.is_like_small(name)
         return course.own_bytes <= course.planned_bytes
-
-    def _note_small(self, name: str) -> None:
-        if len(self._small) >= MAX_NAMES:
-            self._small.clear()
-        self._small.add(name)
 
     def _is_scaled_alike(
         self, course: LaneCourse, order: Order, num_bytes: int
@@ -480,9 +496,3 @@ def _is_as_large(course: LaneCourse, order: Order, num_bytes: int) -> bool:
     expected = order.num_bytes * course.ratio
     near = abs(num_bytes - expected) <= SLACK * expected
     return order.num_bytes == num_bytes or (near and course.planned_bytes > 0)
-
-
-def name_of(tensor: Tensor) -> str:
-    """Producer and shape: what a saved tensor is called in plans and reports."""
-    producer = tensor.grad_fn.name() if tensor.grad_fn is not None else "input"
-    return f"{producer} [{'x'.join(map(str, tensor.shape))}]"

@@ -1,8 +1,31 @@
 """Which lane is being filled, and what each kind of lane taught."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from ssdtrain.cache.record import Lane, LaneProfile
+
+
+class LaneSize(NamedTuple):
+    """How large a lane is: [Note: sizes]."""
+
+    first_bytes: int = 0
+    """Of its first item; 0: unknown."""
+    num_bytes: int = 0
+    """Of all that it saved."""
+    num_elements: int = 0
+    """Of the arguments of its forward: [Note: plans by size] in bysize.py."""
+
+    def over(self, observed: "LaneSize") -> float:
+        """Return the ratio of sizes. What is saved may have parts that do not grow, as
+        the gradient of a head's weights, and others that grow with the square."""
+        pairs = zip(self[:2], observed[:2], strict=True)
+        return max((own / other for own, other in pairs if other), default=0.0)
+
+
+def larger_of(one: LaneSize, other: LaneSize) -> LaneSize:
+    """Return the larger one in either way."""
+    return LaneSize(*map(max, one, other))
 
 
 class Lanes:
@@ -17,7 +40,7 @@ class Lanes:
     def __init__(self, saved_bytes: Callable[[], int] = lambda: 0) -> None:
         """saved_bytes: saved for backward in this step so far."""
         self._saved_bytes = saved_bytes
-        self._most_bytes: dict[str, int] = {}
+        self._largest: dict[str, LaneSize] = {}
         self._begun_bytes = 0
         """Saved when the open lane began."""
         self._profiles: dict[tuple[str, int], LaneProfile] = {}
@@ -46,9 +69,13 @@ class Lanes:
         run, lane.run = lane.run, None
         if run is not None:
             run.end()
-        own_bytes = self._saved_bytes() - self._begun_bytes
-        most_bytes = self._most_bytes.get(lane.kind, 0)
-        self._most_bytes[lane.kind] = max(most_bytes, own_bytes)
+        first_bytes = 0 if lane.course is None else lane.course.first_bytes
+        num_bytes = self._saved_bytes() - self._begun_bytes
+        size = LaneSize(first_bytes, num_bytes, lane.num_elements)
+        if lane.course is None or lane.course.orders is None:
+            # Else a plan decides what is counted.
+            before = self._largest.get(lane.kind, LaneSize())
+            self._largest[lane.kind] = larger_of(before, size)
         if lane.num_live > 0:
             self._in_flight.add(lane)
         self._open = None
@@ -58,9 +85,10 @@ class Lanes:
         if self._open is not None:
             self.end(self._open)
 
-    def take_most_bytes(self) -> dict[str, int]:
-        """Bytes that the largest lane of each kind saved since this was asked last."""
-        taken, self._most_bytes = self._most_bytes, {}
+    def take_largest(self) -> dict[str, LaneSize]:
+        """Size of the largest lane of each kind that followed no plan, or not to its
+        end, since this was asked last."""
+        taken, self._largest = self._largest, {}
         return taken
 
     def nothing_lives(self) -> None:

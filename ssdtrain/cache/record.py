@@ -13,6 +13,7 @@ may run destructors anywhere, also while the cache's lock is held.
 (tests/ssdtrain/cache/test_life.py)
 """
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from ssdtrain.cache.bysize import SizedPlan
 from ssdtrain.cache.identity import (
     Key,
     Probe,
@@ -148,9 +150,11 @@ NO_WAY = Way(None)
 class LaneCourse:
     """A lane's way through its plan: see [Note: marks] in plan/profile.py."""
 
-    def __init__(self, number: int, way: Way) -> None:
+    def __init__(self, number: int, way: Way, most_ratio: float = math.inf) -> None:
         self.number = number
         """Of the lane in its step."""
+        self.most_ratio = most_ratio
+        """A lane that is larger than the plan's by more than this leaves it."""
         self.orders = way.orders
         """None: not planned."""
         self.num_items = 0
@@ -161,6 +165,10 @@ class LaneCourse:
         """Region calls that run again, also if the lane leaves its plan."""
         self.runs_all = False
         """Whether all region calls that come do: it has left its plan."""
+        self.is_free = way is NO_WAY
+        """Whether there is no plan for it from its first tensor on."""
+        self.first_bytes = 0
+        """Of its first item, if there is none."""
         self.planned_bytes = self.own_bytes = 0
         """Of the items so far: by the plan, and as they are."""
         self.storing = way.storing
@@ -208,6 +216,10 @@ class Lane:
         self.is_captured = False
         """Whether its forward is a CUDA graph's."""
         self.uses: list[int] = []
+        self.num_elements = 0
+        """Of the tensors among its forward's arguments; 0: unknown."""
+        self.sized: SizedPlan | None = None
+        """The plan that it follows, once its forward has begun."""
         self.course: LaneCourse | None = None
         """Its items and orders, from its first saved tensor on."""
         self.run: Any = None
@@ -419,7 +431,7 @@ class Rebuilt:
 
     @property
     def name(self) -> str:
-        """As `name_of` in course.py calls saved tensors."""
+        """As `name_of` in met.py calls saved tensors."""
         shape = "x".join(map(str, self.layout.shape))
         return f"{self.expression.recipe} [{shape}]"
 

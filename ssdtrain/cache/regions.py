@@ -795,8 +795,8 @@ class Regions:
         self.cache.course.region = OUTSIDE_PLAN
 
     def _is_chosen(self, lane: Lane, number: int) -> bool:
-        if self.choice is Choice.PLANNED:
-            course = self.cache.course.of(lane)
+        course = self.cache.course.of(lane)
+        if self.choice is Choice.PLANNED or course.orders is not None:
             return course.runs_all or number in course.chosen
         return True
 

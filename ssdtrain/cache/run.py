@@ -72,6 +72,8 @@ class Run:
         self._num_stayed = self._stayed_bytes = 0
         self._num_resized = self._grown_bytes = 0
         """Tensors of another size than their row's, and by how much items' are more."""
+        self._first_ratio = table.first_ratio
+        """Size of the first item over the plan's."""
         self.holding = Holding(lane)
         self._reads_ahead = cache.offloader.storage is not None
         """Whether a use may read from a storage what is loaded later."""
@@ -157,8 +159,9 @@ class Run:
         ratio = num_bytes / max(1, row.num_bytes)
         if not self._num_resized and number <= self._table.first_item:
             over = ratio * self._table.first_ratio
-            if self._cache.course.is_too_large(over):
+            if self._cache.course.is_too_large(self._course, over):
                 return self.outgrow(tensor, over)
+            self._first_ratio = over
         self._num_resized += 1
         own_bytes = self._table.sizes[number].own_bytes
         if own_bytes:
@@ -511,6 +514,9 @@ class Run:
             self._cache.course.resized(max(1, num), planned_bytes, own_bytes)
         elif self._num_resized and not table.is_resized:
             self._cache.course.resized(self._num_resized, 0, 0)
+        if self._num_packed is None and planned_bytes:
+            ratio = max(self._first_ratio, own_bytes / planned_bytes)
+            self._cache.course.by_size.note(self._lane.num_elements, ratio)
 
     # -- backward -----------------------------------------------------------------
 

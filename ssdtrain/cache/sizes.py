@@ -23,7 +23,10 @@ can move does, waiting for the link, and where there are regions all run again, 
 the first steps. So does the rest of a lane that turns out to be another program. The
 planner hears of its size, and the next plan has room for it. The first one has room
 for all lanes that came before it, and no step before it runs without hooks: nobody
-would see that it is larger than the observed one.
+would see that it is larger than the observed one. How large a lane is its first tensor
+tells, which is compared with that room; where all that it saves has grown by more, that
+does. What a profile scales is all but the items that had one size in lanes of
+different sizes (`MetNames.fixed`).
 (tests/ssdtrain/cache/test_sizes.py)
 """
 
@@ -35,6 +38,9 @@ from torch import Tensor
 
 MOST = 4
 """By how much a dimension may differ from the observed one, either way."""
+SLACK = 0.01
+"""By how much a lane may be larger than there is room for; and by how much a view may
+have been scaled otherwise than its lane."""
 NAMES = 65536
 """Pairs of names that are remembered."""
 
@@ -52,6 +58,7 @@ class Look(NamedTuple):
         return is_scaled(self.shape, tensor.shape, most)
 
 
+@lru_cache(maxsize=NAMES)
 def is_scaled(
     planned: tuple[int, ...], found: tuple[int, ...], most: int = MOST
 ) -> bool:
@@ -68,6 +75,13 @@ def is_same_item(planned: str, found: str) -> bool:
     producer, _, sizes = planned.partition(" [")
     other, _, others = found.partition(" [")
     return producer == other and is_scaled(_dims(sizes), _dims(others))
+
+
+@lru_cache(maxsize=NAMES)
+def num_changed(name: str, other: str) -> int:
+    """Return how many dimensions differ, of two names with as many."""
+    both = (_dims(each.partition(" [")[2]) for each in (name, other))
+    return sum(one != another for one, another in zip(*both, strict=True))
 
 
 def _dims(sizes: str) -> tuple[int, ...]:

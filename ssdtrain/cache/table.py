@@ -28,12 +28,10 @@ from torch import Tensor
 
 from ssdtrain.cache.quiet import Passage
 from ssdtrain.cache.record import Handle
-from ssdtrain.cache.rows import BY_NUMBER, HostRow, Row, bare
+from ssdtrain.cache.rows import BY_NUMBER, Row, bare
 from ssdtrain.cache.sizes import MOST, Look
 from ssdtrain.cache.spec import NOTHING, Behind
 from ssdtrain.counters import Count
-from ssdtrain.transfer.pinned import PinnedPool
-from ssdtrain.transfer.places import give_back
 
 Pack = Callable[[Tensor], Handle]
 Unpack = Callable[[Handle], Tensor]
@@ -73,13 +71,6 @@ class Table:
     """Of each row; None where another size is not the row's to serve."""
     passages: dict[int, Passage]
     """Calls of layers that run without hooks, by number: [Note: quiet calls]."""
-
-    def close(self, pool: PinnedPool) -> None:
-        """Give the places of its rows back; what is on its way keeps its own."""
-        for row in map(bare, self.rows):
-            if type(row) is HostRow:
-                while row.free:
-                    give_back(pool, row.free.pop())
 
     @cached_property
     def telling(self) -> dict[int, Any]:

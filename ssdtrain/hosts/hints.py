@@ -152,9 +152,16 @@ class Hints:
 
     @contextmanager
     def forward(
-        self, *, micro_batch: int | None = None, chunk: str | None = None
+        self,
+        *,
+        micro_batch: int | None = None,
+        chunk: str | None = None,
+        num_elements: int = 0,
     ) -> Iterator[None]:
         """Around one forward of one micro-batch: saved tensors join its lane.
+
+        num_elements: of its arguments, which tells of a batch's size before its first
+        tensor is saved; 0: unknown.
 
         Inert when gradients are off, inside backward (recomputation), inside another
         such block, in a forked child, and (counted) under a transform of torch.func.
@@ -197,6 +204,7 @@ class Hints:
         self._micro_batch = None
         self._cache.forward_ends()
         lane = self._cache.lanes.begin(chunk, micro_batch)
+        lane.num_elements = num_elements
         self._lanes[(chunk, micro_batch)] = lane
         self._cache.recipes.forward_begins()
         running = _Forward()

@@ -19,12 +19,13 @@ Test: tests/ssdtrain/hosts/test_plain.py.
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections import UserDict
+from collections.abc import Callable, Iterable
 from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.jit._trace import TopLevelTracedModule
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
@@ -34,6 +35,9 @@ from ssdtrain.hosts.hints import Hints
 from ssdtrain.hosts.meshes import gathers_in_hooks
 from ssdtrain.hosts.patch import Patches
 from ssdtrain.hosts.recognition import AUTOMATIC, Own, lightning_of
+
+MOST_NESTED = 3
+"""Containers in containers whose tensors are counted."""
 
 
 def progress_of(modules: list[nn.Module], patches: Patches) -> Callable[[], int]:
@@ -102,7 +106,8 @@ def _wrap(
         # Here: what is untraced sees no compiler around it.
         if tracer():
             hints.is_compiled()
-        with Untraced(lambda: hints.forward(chunk=chunk)):
+        size = num_elements((*args, *kwargs.values()))
+        with Untraced(lambda: hints.forward(chunk=chunk, num_elements=size)):
             return inner(*args, **kwargs)
 
     look_like(forward, getattr(root, name))
@@ -110,6 +115,27 @@ def _wrap(
     forward = torch.compiler.disable(forward, recursive=False)
     patches.set(root, name, MethodType(forward, root))
     patches.also(attached.clear)
+
+
+def num_elements(arguments: Iterable[Any]) -> int:
+    """Of the tensors among them, in containers of Python's own as well. No function
+    mode sees the question."""
+    with torch._C.DisableTorchFunction():
+        return _num_elements(arguments, MOST_NESTED)
+
+
+def _num_elements(arguments: Iterable[Any], most_nested: int) -> int:
+    found = 0
+    for each in arguments:
+        if isinstance(each, Tensor):
+            found += 0 if each.is_nested else each.numel()
+        elif not most_nested:
+            continue
+        elif isinstance(each, list | tuple):
+            found += _num_elements(each, most_nested - 1)
+        elif isinstance(each, dict | UserDict):  # as a tokenizer's batch
+            found += _num_elements(each.values(), most_nested - 1)
+    return found
 
 
 def method_of(module: nn.Module, name: str, before: Any) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from ssdtrain.cache.cache import TensorCache
 from ssdtrain.plan.agree import Peers
 from ssdtrain.plan.plan import Plan, Prediction
 from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.scaled import Growth
 
 
 class Adoption:
@@ -35,14 +36,14 @@ class Adoption:
         """Follow none."""
         self.taken = None
 
-    def prepare(self, seen: Profile, ratio: float) -> None:
+    def prepare(self, seen: Profile, ratio: float, growth: Growth) -> None:
         """Have the pinned memory made that the plan's step needs, for batches of this
         size over the observed one's."""
         plan, cache = self.taken, self._cache
         if plan is None or not cache.device.runs_beside:
             return
         sizes = [
-            round(order.num_bytes * max(1.0, ratio))
+            growth.bytes_of(order.name, order.num_bytes, max(1.0, ratio))
             for kind in seen.lanes
             for order in plan.orders.get(kind, ())
             if order.release_after > 0

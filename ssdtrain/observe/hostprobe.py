@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ssdtrain.cache.cache import TensorCache
-from ssdtrain.cache.course import name_of
+from ssdtrain.cache.met import name_of
 from ssdtrain.cache.rebuilder import Rebuilder
 from ssdtrain.cache.weights import Weights
 from ssdtrain.cache.window import CacheLimits

@@ -6,11 +6,15 @@ observed one's of its kind.
 """
 
 import math
+from collections.abc import Mapping
 
 from ssdtrain.cache.cache import TensorCache
-from ssdtrain.cache.course import SLACK
+from ssdtrain.cache.lanes import LaneSize, larger_of
+from ssdtrain.cache.sizes import SLACK
 from ssdtrain.observe.tightened import Tightened
 from ssdtrain.plan.agree import Peers
+from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.scaled import Growth
 
 HEADROOM = 1.06
 """A plan for larger batches leaves room for some that are larger still: the longest
@@ -31,15 +35,15 @@ class LargestBatch:
         """Likewise of the plan in force: there is room for."""
         self._met_ratio = 1.0
         """Likewise of the largest lane under a plan."""
-        self._met_bytes: dict[str, int] = {}
-        """Saved in the largest lane of each kind, of all that followed no plan."""
-        self._lane_bytes: dict[str, int] = {}
+        self._met: dict[str, LaneSize] = {}
+        """The largest lane of each kind, of all that followed no plan."""
+        self._lanes: dict[str, LaneSize] = {}
         """Likewise of the step that has ended."""
-        self._observed_lanes: dict[str, int] = {}
+        self._observed_lanes: dict[str, LaneSize] = {}
         """Likewise of the observed one."""
 
     @property
-    def _makes_room(self) -> bool:
+    def makes_room(self) -> bool:
         """Whether plans are for the largest batch so far. Ranks that gather weights
         together go one way."""
         return self._goal.goal.is_by_memory and self._peers.is_alone
@@ -48,45 +52,61 @@ class LargestBatch:
 
     def step_ended(self) -> None:
         """Note the sizes of the step that has ended."""
-        self._lane_bytes = self._cache.lanes.take_most_bytes()
+        self._lanes = self._cache.lanes.take_largest()
         if self._cache.course.plan is not None:
-            return  # which decides what is counted
-        for kind, num_bytes in self._lane_bytes.items():
-            most_bytes = self._met_bytes.get(kind, 0)
-            self._met_bytes[kind] = max(most_bytes, num_bytes)
+            return
+        for kind, size in self._lanes.items():
+            self._met[kind] = larger_of(self._met.get(kind, LaneSize()), size)
+        self._note(self._lanes)
 
     def observed(self) -> None:
         """The step that has ended was observed."""
-        self._observed_lanes = self._lane_bytes
+        self._observed_lanes = self._lanes
+        self._cache.course.by_size.observed()
+        self._note(self._lanes)
+        self._note(self._met)
+
+    def _note(self, lanes: Mapping[str, LaneSize]) -> None:
+        """See [Note: plans by size] in cache/bysize.py."""
+        for kind, size in lanes.items():
+            observed = self._observed_lanes.get(kind)
+            if observed is not None:
+                by_size = self._cache.course.by_size
+                by_size.note(size.num_elements, size.over(observed))
+
+    def growth_of(self, seen: Profile) -> Growth:
+        """Return how the observed step grows with its batch."""
+        names = {item.name for items in seen.kinds.values() for item in items}
+        return Growth(fixed=tuple(sorted(names & self._cache.course.met.fixed)))
 
     def restart(self) -> None:
         """The next step is observed: what plans are for is not known any more."""
         self.planned_ratio = self._met_ratio = 1.0
 
-    def _ratio_of(self, lanes: dict[str, int]) -> float:
+    def _ratio_of(self, lanes: Mapping[str, LaneSize]) -> float:
         """Return the most of these sizes over the observed one of their kind, and at
         least 1."""
         ratios = (
-            lanes.get(kind, 0) / observed_bytes
-            for kind, observed_bytes in self._observed_lanes.items()
-            if observed_bytes
+            lanes[kind].over(observed)
+            for kind, observed in self._observed_lanes.items()
+            if kind in lanes
         )
         return max((1.0, *ratios))
 
     def _largest_ratio(self) -> float:
-        return max(self._met_ratio, self._ratio_of(self._met_bytes))
+        return max(self._met_ratio, self._ratio_of(self._met))
 
     def has_grown(self) -> bool:
         """Take the sizes of a step under a plan; whether what is planned for, or a plan
         in force, has no room for the largest one so far."""
-        if not self._makes_room:
+        if not self.makes_room:
             return False
         course = self._cache.course
         if course.planned_bytes:
             ratio = course.resized_bytes / course.planned_bytes
             if course.num_outgrown:
                 # It was told by a first tensor; others may grow with its square.
-                found = self._ratio_of(self._lane_bytes)
+                found = self._ratio_of(self._lanes)
                 ratio = max(ratio, min(found, ratio * ratio))
             self._met_ratio = max(self._met_ratio, ratio)
         return self._largest_ratio() > self.planned_ratio * (1 + SLACK)
@@ -95,7 +115,7 @@ class LargestBatch:
 
     def plan_for_it(self) -> None:
         """Plans are for the largest batch so far, under a memory limit."""
-        if self._makes_room:
+        if self.makes_room:
             self.planned_ratio = _with_headroom(self._largest_ratio())
 
     def plan_for_observed(self) -> None:
@@ -114,7 +134,7 @@ class LargestBatch:
             is_followed: whether there is one, of our own.
             runs_all: whether all regions run again in them.
         """
-        is_bounded = self._makes_room and is_followed
+        is_bounded = self.makes_room and is_followed
         course = self._cache.course
         course.most_ratio = self._room_ratio if is_bounded else math.inf
         course.runs_all = is_bounded and runs_all

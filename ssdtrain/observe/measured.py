@@ -201,8 +201,8 @@ class Measured:
                 self._idle_host_ms = min(self._idle_host_ms, host_ms)
         step = fastest(steps[1:], observed.saved_bytes)
         self._host.price_regions(step.meter)
-        rerun_ms = self._rerun_ms(observed.profile, step)
-        own = step.times().plain()
+        rerun_ms = self._rerun_ms(observed, step)
+        own = step.plain(observed.saved_bytes)
         host_ms = min(own.host_forward_ms, self._idle_host_ms)
         # The slowest rank's, and the host that is the least ahead.
         times = own.step_ms, own.forward_ms, host_ms, -own.host_lead_ms
@@ -240,16 +240,20 @@ class Measured:
         )
 
     def _rerun_ms(
-        self, profile: Profile, step: RegionStep
+        self, observed: Observed, step: RegionStep
     ) -> dict[str, tuple[float, ...]]:
-        """Return what each region call took in this step."""
+        """Return what each region call took in this step, in the observed one's
+        times."""
+        profile, factor = observed.profile, step.factor(observed.saved_bytes)
         places = [
             (kind, number)
             for kind, runs in sorted(profile.regions.items())
             for number in range(len(runs))
         ]
         costs = prices(step.spans())
-        own = [costs.get((kind, REGION, number), 0.0) for kind, number in places]
+        own = [
+            costs.get((kind, REGION, number), 0.0) * factor for kind, number in places
+        ]
         found = self._peers.longest(own, "times of regions", self._step)
         return {
             kind: tuple(

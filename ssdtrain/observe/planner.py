@@ -35,6 +35,7 @@ from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.observation import Observation
 from ssdtrain.observe.room import Room
 from ssdtrain.observe.searching import Searching
+from ssdtrain.observe.smaller import SmallerPlans
 from ssdtrain.observe.start import SafeStart
 from ssdtrain.observe.tightened import Tightened
 from ssdtrain.observe.timegoal import TimeGoal
@@ -120,6 +121,7 @@ class Planner:
         self._times = TimeGoal(cache, self._goal, self._measured, peers)
         self._searching = Searching(cache.device, peers)
         self._adoption = Adoption(cache, peers)
+        self._smaller = SmallerPlans(cache)
         self._stage = Stage.WARM_UP
         self._step = -1
         self._attempts = 0
@@ -147,6 +149,8 @@ class Planner:
         """Whether the running step is neither a warm-up nor observed, no other plan is
         searched for, and the one in force was compared with plain steps."""
         if self._searching.is_under_way or self._adoption.taken is not None:
+            return False
+        if self._smaller.is_searching:
             return False
         if self._stage is Stage.FOLLOWING:
             return self._times.is_judged
@@ -207,12 +211,13 @@ class Planner:
         self._rest(Stage.SEARCHING)
         self._adoption.take(plan)
         if self._peers.is_alone:  # else all ranks follow it in the next step
-            self._adoption.prepare(profile, self._largest.planned_ratio)
+            self._prepare(profile)
 
     def close(self) -> None:
         """Remove what an unfinished observation left. Idempotent."""
         self._stop_search()
         self._searching.clear()
+        self._smaller.close()
         self._measured.stop()
         self._observation.stop()
         self._cache.bypass = None
@@ -222,6 +227,7 @@ class Planner:
     def _observe(self) -> None:
         self._largest.restart()
         self._times.forget_before()
+        self._smaller.stop()
         self._stage = Stage.OBSERVING
         self._record()
 
@@ -345,22 +351,34 @@ class Planner:
             self._follow_from_now(self.plan)
             return
         self._rest(Stage.SEARCHING)
+        self._plan_by_size()
 
     def _begin_search(self, effort: int) -> None:
         if self._seen is None:
             return
-        request = Request(
-            profile=self._seen,
-            corrections=self._measured.corrections,
-            goal=self._goal.goal,
-            ratio=self._largest.planned_ratio,
-            plan=self.plan,
-        )
+        request = replace(self._request(self._seen), plan=self.plan)
         are_plain = isinstance(self._cache.bypass, Unhooked)
         answer = self._searching.begin(request, effort, are_plain=are_plain)
         if answer is not None:
             self._take_answer(answer)
             self._follow_taken(is_now=True)
+
+    def _request(self, seen: Profile) -> Request:
+        return Request(
+            profile=seen,
+            corrections=self._measured.corrections,
+            goal=self._goal.goal,
+            ratio=self._largest.planned_ratio,
+            growth=self._largest.growth_of(seen),
+        )
+
+    def _plan_by_size(self) -> None:
+        """Have lanes of other sizes follow other plans than the one in force: lanes of
+        one kind are never in flight together."""
+        seen, is_own = self._seen, self._stage in (Stage.SEARCHING, Stage.FOLLOWING)
+        if is_own and seen is not None and len(seen.kinds) == 1:
+            if self._largest.makes_room:
+                self._smaller.planned(self._request(seen))
 
     def _search_again(self, effort: int) -> None:
         """Search for a plan that keeps what the one in force does not; the plan before
@@ -419,12 +437,17 @@ class Planner:
                 return
             self._largest.planned()
             self._leave_room()
+            self._plan_by_size()
             if self.plan is not None:
                 self.plan = replace(self.plan, prediction=prediction)
                 self._times.priced_anew()
         elif answer.plan is not None and self._seen is not None:
             self._adoption.take(answer.plan)
-            self._adoption.prepare(self._seen, self._largest.planned_ratio)
+            self._prepare(self._seen)
+
+    def _prepare(self, seen: Profile) -> None:
+        largest = self._largest
+        self._adoption.prepare(seen, largest.planned_ratio, largest.growth_of(seen))
 
     def captured_plan(self) -> Plan | None:
         """Return the plan for a CUDA graph: [Note: captured steps] in calibrate.py.
@@ -475,6 +498,7 @@ class Planner:
         cache = self._cache
         cache.course.plan = plan
         self._leave_room()
+        self._plan_by_size()
         cache.regions.choice = Choice.PLANNED
         self.room.trim()  # see [Note: torn blocks]
         # Under a byte budget somebody must see that a batch is larger than others.
@@ -496,9 +520,11 @@ class Planner:
         self._reprice()
         self._make_room()
         if self._memory.is_exceeded():
+            self._smaller.stop()
             self._search_again(QUICK_MARKS)
         if self._memory.is_short():
             self._search_again(QUICK_MARKS)
+        self._smaller.step()
         measured = self._times.last_step_ms()
         before = self._times.plan_before(measured)
         if before is not None:

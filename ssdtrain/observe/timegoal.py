@@ -56,7 +56,8 @@ class TimeGoal:
         its start to that of the next; None if it is not known, or its batch was of
         another size."""
         clock, starts = self._cache.ledger.clock, self._starts
-        if starts and self._cache.course.num_resized:
+        course = self._cache.course
+        if starts and (course.num_resized or course.num_beside):
             starts[-1] = starts[-1][0], False
         starts.append((clock.now(), True))
         if len(starts) < 3:

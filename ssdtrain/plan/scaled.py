@@ -1,6 +1,7 @@
 """A profile at another batch size: numbers scale, places stay."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
@@ -8,14 +9,40 @@ from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 
 
-def scaled(profile: Profile, ratio: float) -> Profile:
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """What is known of a step of another size than that everything grows evenly."""
+
+    fixed: tuple[str, ...] = ()
+    """Names of items that have one size at any size of the batch."""
+
+    def bytes_of(self, name: str, num_bytes: int, ratio: float) -> int:
+        """Return the size of an item of a batch that is larger by this ratio."""
+        return num_bytes if name in self.fixed else round(num_bytes * ratio)
+
+
+class UpTo(NamedTuple):
+    """A plan, and the size of the largest batch that follows it, over the observed
+    one's."""
+
+    ratio: float
+    plan: Plan
+
+
+def scaled(profile: Profile, ratio: float, growth: Growth | None = None) -> Profile:
     """Return the profile of a step whose saved tensors are larger by this ratio: so are
-    its operators' times and memory. The host's work and the weights stay."""
+    its operators' times and memory. The host's work and the weights stay.
+
+    What a smaller batch needs beside its saved tensors is taken for as much as the
+    observed one's: weights' gradients are among it.
+    """
+    growth = growth or Growth()
+    others = max(1.0, ratio)
     kinds = {
         kind: tuple(
             replace(
                 item,
-                num_bytes=round(item.num_bytes * ratio),
+                num_bytes=growth.bytes_of(item.name, item.num_bytes, ratio),
                 recipe_ms=item.recipe_ms * ratio,
                 made_ms=item.made_ms * ratio,
             )
@@ -24,7 +51,7 @@ def scaled(profile: Profile, ratio: float) -> Profile:
         for kind, items in profile.kinds.items()
     }
     marks = tuple(
-        replace(mark, ms=mark.ms * ratio, other_bytes=round(mark.other_bytes * ratio))
+        replace(mark, ms=mark.ms * ratio, other_bytes=round(mark.other_bytes * others))
         for mark in profile.marks
     )
     regions = {
@@ -32,7 +59,7 @@ def scaled(profile: Profile, ratio: float) -> Profile:
             replace(
                 run,
                 ms=run.ms * ratio,
-                other_bytes=round(run.other_bytes * ratio),
+                other_bytes=round(run.other_bytes * others),
                 parts=tuple(replace(part, ms=part.ms * ratio) for part in run.parts),
             )
             for run in runs

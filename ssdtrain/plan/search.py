@@ -37,7 +37,7 @@ from ssdtrain.plan.helpers import num_helpers
 from ssdtrain.plan.outcomes import Outcomes
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.profile import Profile
-from ssdtrain.plan.scaled import as_observed, scaled
+from ssdtrain.plan.scaled import Growth, as_observed, scaled
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 
@@ -65,10 +65,18 @@ class Request:
     """To be made to the profile."""
     ratio: Positive = 1.0
     """Size of the batches to plan for, over the observed one's."""
+    growth: Growth = field(default_factory=Growth)
     plan: Plan | None = None
     """In force, if it fits the profile: another one must be clearly better."""
     efforts: tuple[Natural, ...] = (QUICK_MARKS, SEARCH_MARKS)
     """How long to search for each answer, as `choose` says."""
+    smaller: tuple[Positive, ...] = ()
+    """Further sizes; for each one answer, which is searched for quickly."""
+
+    @property
+    def num_answers(self) -> int:
+        """How many there will be."""
+        return len(self.efforts) + len(self.smaller)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +92,28 @@ class Answer:
 
 def answers(request: Request, helpers: int = 0) -> Iterator[Answer]:
     """Search, once with each effort. Each answer takes the plan that the one before
-    leaves for the one in force.
+    leaves for the one in force. Then for smaller batches.
 
     Args:
         helpers: processes that search beside this one: see helpers.py.
     """
     observed = corrected(request.profile, request.corrections)
-    profile = observed if request.ratio == 1.0 else scaled(observed, request.ratio)
+    if request.efforts:
+        yield from _answers(request, observed, helpers)
+    for ratio in request.smaller:
+        smaller = scaled(observed, ratio, request.growth)
+        try:
+            found = choose(smaller, request.goal, QUICK_MARKS)
+        except ConfigError as error:
+            yield Answer(error=str(error))
+            continue
+        yield Answer(plan=as_observed(found, observed))
+
+
+def _answers(request: Request, observed: Profile, helpers: int) -> Iterator[Answer]:
+    profile = observed
+    if request.ratio != 1.0:
+        profile = scaled(observed, request.ratio, request.growth)
     outcomes = Outcomes(Timeline(profile), helpers)
     now = request.plan
     for effort in request.efforts:
@@ -189,7 +212,7 @@ class Search:
         """Private to the user; gone when the search is over."""
         self._unsent: Iterator[str] | None = in_parts(request, PART)
         self._request = self.folder / "request.json"
-        self._unread = [self.folder / f"{n}.json" for n in range(len(request.efforts))]
+        self._unread = [self.folder / f"{n}.json" for n in range(request.num_answers)]
         self.has_answered = False
         """Whether an answer has been read."""
         self._reading: Reading | None = None

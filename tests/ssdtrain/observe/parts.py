@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ssdtrain.cache.bysize import PlansBySize
+from ssdtrain.cache.lanes import LaneSize
 from ssdtrain.plan.plan import Plan, Prediction
 from ssdtrain.transfer.device import MemoryLevel
 
@@ -29,10 +31,12 @@ class Course:
     num_resized: int = 0
     num_strayed: int = 0
     num_outgrown: int = 0
+    num_beside: int = 0
     planned_bytes: int = 0
     resized_bytes: int = 0
     most_ratio: float = 0.0
     runs_all: bool = False
+    by_size: PlansBySize = field(default_factory=PlansBySize)
 
 
 @dataclass
@@ -48,10 +52,10 @@ class Ledger:
 
 @dataclass
 class Lanes:
-    most_bytes: dict[str, int] = field(default_factory=dict)
+    largest: dict[str, LaneSize] = field(default_factory=dict)
 
-    def take_most_bytes(self) -> dict[str, int]:
-        taken, self.most_bytes = self.most_bytes, {}
+    def take_largest(self) -> dict[str, LaneSize]:
+        taken, self.largest = self.largest, {}
         return taken
 
 

@@ -8,6 +8,7 @@ from ssdtrain.observe.adoption import Adoption
 from ssdtrain.plan.agree import Alone
 from ssdtrain.plan.choose import QUICK_MARKS, choose
 from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.scaled import Growth
 from tests.ssdtrain.observe.parts import Cache, promise
 from tests.ssdtrain.plan.profiles import chain
 
@@ -35,15 +36,18 @@ def test_a_plan_is_due_when_its_pinned_memory_is_there() -> None:
     profile = chain(16)
     plan = choose(profile, Goal(memory_budget_bytes=10_000_000), QUICK_MARKS)
     own.take(plan)
-    own.prepare(profile, 1.5)
+    own.prepare(profile, 1.5, Growth())
     moved = [each for each in plan.orders["model/0"] if each.release_after > 0]
     assert pool.asked == [[round(1.5 * each.num_bytes) for each in moved]]
     assert moved and own.due(1) is None and own.taken is plan
+    fixed = moved[0].name
+    own.prepare(profile, 1.5, Growth(fixed=(fixed,)))
+    assert pool.asked.pop()[0] == moved[0].num_bytes
     pool.is_prepared = True
     assert own.due(2) is plan and own.taken is None and own.due(3) is None
     own.take(plan)
     cache.device.runs_beside = False
-    own.prepare(profile, 1.0)
+    own.prepare(profile, 1.0, Growth())
     assert len(pool.asked) == 1 and own.due(4) is plan
 
 

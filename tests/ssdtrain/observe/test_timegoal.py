@@ -45,6 +45,10 @@ def test_a_step_is_told_when_it_has_ended_for_sure() -> None:
     assert own.step(2.0) == 3.0
     own.cache.course.num_resized = 0
     assert [own.step(ms) for ms in (4.0, 1.0)] == [None, 2.0]
+    own.cache.course.num_beside = 1  # under another plan, of another prediction
+    assert own.step(3.0) == 4.0
+    own.cache.course.num_beside = 0
+    assert [own.step(ms) for ms in (5.0, 1.0)] == [None, 3.0]
     own.times.restart()
     assert [own.step(ms) for ms in (7.0, 5.0, 3.0)] == [None, None, 7.0]
 

@@ -17,7 +17,7 @@ from ssdtrain.plan.choose import QUICK_MARKS, choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import PredictedStall
 from ssdtrain.plan.profile import PROFILE_FILE, HostCost, HostCosts, Profile
-from ssdtrain.plan.scaled import as_observed, scaled
+from ssdtrain.plan.scaled import Growth, as_observed, scaled
 from ssdtrain.plan.search import (
     PART,
     TURN_S,
@@ -87,6 +87,25 @@ def test_what_was_measured_since_counts() -> None:
     larger = choose(scaled(right, 1.25), goal, 5_000)
     assert found.plan == as_observed(larger, right)
     assert right.host_costs == costs and right.notes["plain_step_ms"] == "300.000"
+
+
+def test_plans_for_smaller_batches_come_behind_the_others() -> None:
+    """Each for its own size, and in the observed one's; where none fits, the next one
+    comes all the same."""
+    goal = Goal(memory_budget_bytes=8 << 30)
+    profile = PROFILE_FILE.read(LONG)
+    growth = Growth(fixed=(profile.kinds["model/0"][0].name,))
+    request = Request(
+        profile=profile, goal=goal, growth=growth, efforts=(), smaller=(0.6, 9.0, 0.3)
+    )
+    search = Search(request)
+    found = all_of(search)
+    assert found == list(answers(request)) and len(found) == request.num_answers
+    smaller, none, least = found
+    own = choose(scaled(profile, 0.6, growth), goal, QUICK_MARKS)
+    assert smaller.plan == as_observed(own, profile) and not smaller.plan.keeps_all
+    assert none.error and none.plan is None
+    assert least.plan is not None and least.plan.keeps_all
 
 
 def test_a_plan_that_is_as_good_stays() -> None:

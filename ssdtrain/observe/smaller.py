@@ -1,0 +1,196 @@
+"""Plans for smaller batches, searched for once one for the largest is followed.
+
+See [Note: plans by size] in cache/bysize.py. Sizes are spread evenly from the smallest
+batch so far to the largest that there is room for. They are plans of the same observed
+step for the same limit, so they stay when another plan for the largest is taken.
+
+Before there is a plan, steps run all regions again, which takes the host as long for a
+short batch as for a long one. So until then lanes follow plans that need no search
+(plan/unsearched.py), as far as their sizes are known. What keeps everything stays
+beside the plan that is found, and so do those with more room.
+(tests/ssdtrain/cache/test_bysize.py)
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ssdtrain.cache.cache import TensorCache
+from ssdtrain.plan.calibrate import corrected
+from ssdtrain.plan.plan import Plan
+from ssdtrain.plan.scaled import Growth, UpTo
+from ssdtrain.plan.search import Answer, Request, Search, answers
+from ssdtrain.plan.unsearched import unsearched
+
+logger = logging.getLogger(__name__)
+
+NUM_SIZES = 5
+"""Plans for smaller batches."""
+LEAST_MET = 4
+"""Batches of different sizes that are met before it is known what the sizes are."""
+WORTHWHILE = 0.9
+"""Part of the room that the smallest batch takes at most, or one plan serves all."""
+GROWN = 1.05
+"""By how much more room another plan has for which others are searched for anew."""
+
+
+class SmallerPlans:
+    """Searches for them beside training, and has lanes follow them."""
+
+    def __init__(self, cache: TensorCache) -> None:
+        self._cache = cache
+        self._asked: Request | None = None
+        """For the plan in force: the step and the limit that they are for as well."""
+        self._request: Request | None = None
+        """For those of other sizes."""
+        self._search: Search | None = None
+        self._ended: list[Search] = []
+        self._unsearched: list[UpTo] = []
+        """Plans that needed no search."""
+        self._found: list[UpTo] = []
+        """Others that were searched for, and are followed."""
+        self._coming: list[UpTo] = []
+        """Those of the search that runs, or that wait for pinned memory."""
+        self._num_answers = 0
+        self._waits = False
+        """For pinned memory, to be followed then."""
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether others are searched for, or wait for pinned memory."""
+        return self._search is not None or self._waits
+
+    def planned(self, asked: Request) -> None:
+        """Another plan is in force, or none yet, for this observed step and limit."""
+        seen, goal, before = asked.profile, asked.goal, self._asked
+        if before is None or before.profile is not seen or before.goal != goal:
+            self.stop()
+            profile = corrected(seen, asked.corrections)
+            self._unsearched = unsearched(profile, goal, asked.growth)
+        self._asked = asked
+        self._follow()
+
+    def step(self) -> None:
+        """At the start of a step that follows a plan."""
+        self._ended = [search for search in self._ended if not search.clear()]
+        if self._search is not None:
+            self._read(self._search)
+        elif self._waits:
+            if self._cache.offloader.pool.is_prepared:
+                self._found, self._waits = self._coming, False
+                self._follow()
+        elif self._asked is not None:
+            if self._request is None or self._has_grown(self._request):
+                self._begin(self._asked)
+
+    def _has_grown(self, request: Request) -> bool:
+        """Whether the plan in force has room for much larger batches than the one that
+        these plans were found beside."""
+        return self._cache.course.most_ratio > GROWN * request.ratio
+
+    def _begin(self, asked: Request) -> None:
+        course = self._cache.course
+        kept = [each.ratio for each in self._unsearched if each.plan.keeps_all]
+        ratios = sizes_for(course.by_size.ratios, course.most_ratio, *kept)
+        if not ratios or not course.by_size.is_trusted:
+            return
+        self._coming, self._num_answers = [], 0
+        self._request = request = replace(
+            asked, ratio=course.most_ratio, efforts=(), smaller=ratios
+        )
+        if self._cache.device.runs_beside:
+            self._search = Search(request)
+            return
+        for answer in answers(request):
+            self._take(answer)
+        self._prepare()
+
+    def _read(self, search: Search) -> None:
+        answer = search.advance()
+        if answer is not None:
+            self._take(answer)
+        if search.is_over:
+            if search.error:
+                logger.warning(
+                    "ssdtrain: no plans for smaller batches: %s", search.error
+                )
+            self._search = None
+            self._ended.append(search)
+            self._prepare()
+
+    def _take(self, answer: Answer) -> None:
+        request = self._request
+        if request is not None and answer.plan is not None:
+            self._coming.append(UpTo(request.smaller[self._num_answers], answer.plan))
+        self._num_answers += 1
+
+    def _prepare(self) -> None:
+        """Have pinned memory made for all that any of the plans moves, as far as they
+        may have some."""
+        request, largest = self._request, self._cache.course.plan
+        if request is None or largest is None:
+            return
+        found, self._coming = self._coming, []
+        sizes = moved_bytes(largest, request.ratio, request.growth)
+        limit = request.profile.host_bytes
+        for ratio, plan in found:
+            own = moved_bytes(plan, ratio, request.growth)
+            both = {key: max(own.get(key, 0), sizes.get(key, 0)) for key in own | sizes}
+            if limit is None or sum(both.values()) <= limit:
+                self._coming.append(UpTo(ratio, plan))
+                sizes = both
+        pool, tables = self._cache.offloader.pool, self._cache.tables
+        self._waits = bool(self._coming)
+        if self._waits and self._cache.device.runs_beside:
+            pool.prepare(sizes.values(), soon=tables.place_sizes)
+
+    def _follow(self) -> None:
+        course, plans = self._cache.course, self._found
+        for each in self._unsearched:
+            # Where there is room, what was searched for is better.
+            if not course.plan or each.plan.keeps_all or each.ratio > course.most_ratio:
+                plans = [*plans, each]
+        course.by_size.follow(course.plan, plans)
+        logger.info("ssdtrain: %d plans for smaller batches", len(plans))
+
+    def stop(self) -> None:
+        """Forget all plans, and search for none. Idempotent."""
+        search, self._search = self._search, None
+        if search is not None:
+            search.stop()
+            self._ended.append(search)
+        self._asked = self._request = None
+        self._unsearched, self._found, self._coming = [], [], []
+        self._num_answers, self._waits = 0, False
+        self._cache.course.by_size.leave()
+
+    def close(self) -> None:
+        """Leave nothing behind. Idempotent."""
+        self.stop()
+        while self._ended:
+            self._ended.pop().clear(wait=True)
+
+
+def sizes_for(met: Sequence[float], most: float, *kept: float) -> tuple[float, ...]:
+    """Return for which sizes there are to be plans: evenly between the smallest that
+    was met and the most that there is room for.
+
+    kept: up to which size what keeps everything fits.
+    """
+    if len(met) < LEAST_MET:
+        return ()
+    least = max((min(met), *kept))
+    if least > WORTHWHILE * most:
+        return ()
+    step = (most - least) / (NUM_SIZES + 1)
+    return tuple(least + step * (number + 1) for number in range(NUM_SIZES))
+
+
+def moved_bytes(plan: Plan, ratio: float, growth: Growth) -> dict[tuple[str, int], int]:
+    """Return the sizes of what leaves, by kind of lane and item."""
+    return {
+        (kind, item): growth.bytes_of(order.name, order.num_bytes, ratio)
+        for kind, orders in plan.orders.items()
+        for item, order in enumerate(orders)
+        if order.release_after > 0
+    }

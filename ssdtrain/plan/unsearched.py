@@ -1,0 +1,87 @@
+"""Plans that need no search: nothing moves, and some regions run again.
+
+They are made at once where a step is observed, and each serves batches up to the size
+for which its peak stays within a memory limit: what keeps everything serves the short
+ones, what runs all regions again the long ones.
+(tests/ssdtrain/plan/test_unsearched.py)
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+
+from ssdtrain.plan.choose import kept_but
+from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.plan import Order, Plan
+from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.regions import spread
+from ssdtrain.plan.scaled import Growth, UpTo, scaled
+from ssdtrain.plan.simulate import Run
+from ssdtrain.plan.timeline import Timeline
+
+PARTS = 4
+"""Plans that run so many parts of the regions again, beside the one that runs none."""
+MOST_RATIO = 4.0
+"""Batches are no larger or smaller than this, over the observed one."""
+
+
+def unsearched(profile: Profile, goal: Goal, growth: Growth) -> list[UpTo]:
+    """Return plans under which nothing moves, the least ratio first; only those that
+    serve larger batches than the ones before."""
+    found: list[UpTo] = []
+    order = spread(Timeline(profile))
+    limits = _Limits(profile, goal, growth)
+    for part in range(PARTS + 1 if order else 1):
+        regions = order[: -(-len(order) * part // PARTS)]
+
+        def orders_of(
+            timeline: Timeline, regions: Sequence[tuple[str, int]] = regions
+        ) -> Mapping[str, Sequence[Order]]:
+            return kept_but(timeline, regions)
+
+        ratio = limits.most_ratio(orders_of)
+        if ratio > (found[-1].ratio if found else 0.0):
+            orders = kept_but(Timeline(profile), regions)
+            policy = "keep-all" if not regions else f"{len(regions)} regions run again"
+            found.append(UpTo(ratio, Plan(orders=orders, policy=policy)))
+    return found
+
+
+class _Limits:
+    """Up to which size plans stay within the limit."""
+
+    def __init__(self, profile: Profile, goal: Goal, growth: Growth) -> None:
+        # Nor as much as blocks that are torn have no room for.
+        limits = goal.most_bytes(profile), goal.easy_bytes(profile)
+        self._most_bytes = min(
+            (each for each in limits if each is not None), default=None
+        )
+        self._timeline = cache(lambda ratio: Timeline(scaled(profile, ratio, growth)))
+
+    def most_ratio(
+        self, orders_of: Callable[[Timeline], Mapping[str, Sequence[Order]]]
+    ) -> float:
+        """Return it; 0.0: none.
+
+        A peak is the largest of sums that grow evenly with the size: between two sizes
+        it lies below the line from one to the other.
+        """
+        most_bytes = self._most_bytes
+        if most_bytes is None:
+            return 0.0
+
+        def peak_bytes(ratio: float) -> int:
+            timeline = self._timeline(ratio)
+            return Run(timeline, orders_of(timeline)).run().peak_bytes
+
+        usual_bytes = peak_bytes(1.0)
+        if usual_bytes <= most_bytes:
+            small, low, large = 1.0, usual_bytes, MOST_RATIO
+            high = peak_bytes(large)
+        else:
+            small, large, high = 1 / MOST_RATIO, 1.0, usual_bytes
+            low = peak_bytes(small)
+        if low > most_bytes:
+            return 0.0
+        if high <= most_bytes:
+            return large
+        return small + (large - small) * (most_bytes - low) / (high - low)

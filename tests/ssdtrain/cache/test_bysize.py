@@ -1,0 +1,316 @@
+"""Batches of other sizes follow plans of their own."""
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ssdtrain
+from ssdtrain.cache.bysize import PlansBySize
+from ssdtrain.counters import Fallback, StepReport
+from ssdtrain.plan.plan import Plan
+from ssdtrain.plan.scaled import UpTo
+from ssdtrain.transfer.device import CpuDevice, MemoryLevel
+from tests.ranks import LONGEST_S
+from tests.ssdtrain.bits import same_bits
+
+WIDTH, ROWS = 16, 32
+KEPT: dict[str, Any] = {
+    "target": "host",
+    "min_bytes": 0,
+    "plan": "keep-all",
+    "recompute": "off",
+}
+OUTGROWN = Fallback.PLAN_OUTGROWN.value
+UNPLANNED = {Fallback.PLAN_MISMATCH.value, OUTGROWN}
+
+
+class Block(nn.Module):
+    """An MLP with a residual stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(rows, WIDTH) to the same."""
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    """Blocks. What it is called with tells how many rows it works on, or nothing."""
+
+    def __init__(self, *, tells: bool = True) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(4))
+        self._tells = tells
+        self.rows: list[Tensor] = []
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        """(rows, WIDTH), here or left in `rows`, to a loss."""
+        x = batch["x"] if self._tells else self.rows.pop()
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+class Training:
+    """A model, an optimizer and maybe a session, step by step."""
+
+    def __init__(self, settings: dict[str, Any] | None, *, tells: bool = True) -> None:
+        torch.manual_seed(0)
+        self._net, self._tells = Net(tells=tells), tells
+        self._optimizer = torch.optim.SGD(self._net.parameters(), lr=0.1)
+        self.session = ssdtrain.offload(self._net, **settings or KEPT)
+        self._draw = torch.Generator().manual_seed(1)
+        self.seen: list[Tensor] = []
+        self.num_beside: list[int] = []
+        """Lanes of each step that followed a plan beside the one in force."""
+
+    def step(self, rows: int) -> StepReport:
+        """One step of a batch of so many rows."""
+        x = torch.randn(rows, WIDTH, generator=self._draw)
+        self._net.rows = [x]
+        loss = self._net({"x": x if self._tells else torch.ones(1)})
+        loss.backward()
+        grads = [p.grad for p in self._net.parameters() if p.grad is not None]
+        self.seen += [loss.detach(), *(grad.clone() for grad in grads)]
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.num_beside.append(self.session.cache.course.num_beside)
+        report = self.session.last_step
+        assert report is not None
+        return report
+
+    def steps(self, lengths: list[int]) -> list[StepReport]:
+        """One of each, and then no more."""
+        reports = [self.step(rows) for rows in lengths]
+        self.session.close()
+        return reports
+
+
+def within(budget_bytes: int) -> dict[str, Any]:
+    """Settings under a budget."""
+    return {
+        "target": "host",
+        "min_bytes": 0,
+        "window_bytes": 1,
+        "memory_budget_bytes": budget_bytes,
+    }
+
+
+def drawn(num: int) -> list[int]:
+    """Lengths, from a quarter of the longest on."""
+    draw = random.Random(0)
+    return [draw.randint(ROWS // 4, ROWS) for _ in range(num)]
+
+
+@pytest.fixture
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that holds everything, so that a budget is all that limits a step."""
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr(CpuDevice, "memory", lambda device: MemoryLevel(0, 0, 0, 0))
+
+
+@pytest.mark.usefixtures("roomy")
+def test_smaller_batches_move_less() -> None:
+    """Within the budget, bitwise; what fits as it is keeps everything."""
+    lengths = [ROWS, ROWS, *drawn(30)]
+    plain, ours = Training(None), Training(None)
+    kept = [report.saved_peak_bytes for report in plain.steps(lengths)]
+    budget = kept[0] // 2
+    ours = Training(within(budget))
+    reports = ours.steps(lengths)
+    assert same_bits(ours.seen, plain.seen)
+    assert max(report.saved_peak_bytes for report in reports) <= budget
+    usual = reports[lengths.index(ROWS, 10)]
+    assert usual.bytes_offloaded > 0
+    share = usual.bytes_offloaded / usual.bytes_saved
+    settled = list(zip(lengths, kept, reports, strict=True))[16:]
+    for step, (rows, kept_bytes, report) in enumerate(settled, 16):
+        assert not UNPLANNED & set(report.fallbacks), rows
+        if rows not in lengths[:step]:
+            continue  # taken for the next one that was met
+        if kept_bytes < 0.75 * budget:
+            assert report.bytes_offloaded == 0, rows
+        elif rows < 0.7 * ROWS:
+            assert report.bytes_offloaded < 0.9 * share * report.bytes_saved, rows
+    assert sum(ours.num_beside[16:]) > len(settled) // 2
+    assert ours.session.cache.offloader.pool.used_bytes == 0
+
+
+@pytest.mark.usefixtures("roomy")
+def test_places_in_pinned_memory_are_shared() -> None:
+    """What leaves under several plans has one place for all of them."""
+    ours = Training(None)
+    budget = ours.step(ROWS).saved_peak_bytes // 2
+    ours.session.close()
+    ours = Training(within(budget))
+    for rows in (ROWS, ROWS, *drawn(16), *drawn(8), *drawn(8)):
+        ours.step(rows)
+    tables = ours.session.cache.tables
+    assert len(tables.tables) > 2
+    assert sum(tables.place_sizes) == tables.free_bytes
+    assert tables.free_bytes == ours.session.cache.offloader.pool.used_bytes
+    assert len(tables.place_sizes) <= len(ours.session.plan.orders["model/0"])  # type: ignore[union-attr]
+    ours.session.close()
+    assert ours.session.cache.offloader.pool.used_bytes == 0
+
+
+@pytest.mark.usefixtures("roomy")
+def test_arguments_that_tell_nothing_are_asked_once() -> None:
+    """A lane that is larger than they told leaves its plan, and the budget holds."""
+    lengths = [ROWS, ROWS // 2, ROWS // 2, *[ROWS // 2 + n for n in range(5)]]
+    lengths += [ROWS] * 3 + drawn(8)
+    plain = Training(None, tells=False)
+    budget = plain.step(ROWS).saved_peak_bytes // 2
+    plain.session.close()
+    plain = Training(None, tells=False)
+    plain.steps(lengths)
+    ours = Training(within(budget), tells=False)
+    reports = ours.steps(lengths)
+    assert same_bits(ours.seen, plain.seen)
+    assert max(report.saved_peak_bytes for report in reports) <= budget
+    assert not ours.num_beside[-1]
+
+
+@pytest.mark.usefixtures("roomy")
+def test_a_lane_that_is_larger_than_arguments_told_leaves_its_plan() -> None:
+    ours = Training(None)
+    budget = ours.step(ROWS).saved_peak_bytes // 2
+    ours.session.close()
+    plain, ours = Training(None), Training(within(budget))
+    lengths = [ROWS, ROWS, *drawn(16)]
+    for rows in lengths:
+        ours.step(rows), plain.step(rows)
+    by_size = ours.session.cache.course.by_size
+    assert by_size.is_trusted and sum(ours.num_beside)
+    # As if a batch of so many rows had been met with more elements.
+    by_size.note(ROWS * WIDTH + 1, 0.3)
+    by_size.note(2 * ROWS * WIDTH, 0.3)
+    rows = ROWS + 1
+    reports = [ours.step(rows), ours.step(rows), ours.step(rows - 1)]
+    for each in (rows, rows, rows - 1):
+        plain.step(each)
+    assert OUTGROWN in reports[0].fallbacks and not by_size.is_trusted
+    # The next plan has room for it, and nothing is guessed any more.
+    assert all(not UNPLANNED & set(report.fallbacks) for report in reports[1:])
+    assert ours.num_beside[-2:] == [0, 0]
+    ours.session.close()
+    plain.session.close()
+    assert same_bits(ours.seen, plain.seen)
+
+
+def beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are searched for beside training, as on a GPU, where regions run again."""
+    monkeypatch.setattr(CpuDevice, "runs_beside", True)
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1)
+    monkeypatch.setattr(CpuDevice, "memory", lambda device: MemoryLevel(0, 0, 0, 0))
+
+
+def until(is_over: Callable[[], bool], step: Callable[[], object]) -> None:
+    """Steps until something has come from another process."""
+    end = time.monotonic() + LONGEST_S
+    while not is_over():
+        assert time.monotonic() < end
+        step()
+        time.sleep(0.01)
+
+
+def test_before_there_is_a_plan_batches_follow_what_needs_no_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The short ones keep everything, others run some regions again, within the
+    budget; no step of the search runs them all."""
+    beside(monkeypatch)
+    ours = Training(None)
+    budget = int(0.6 * ours.step(ROWS).saved_peak_bytes)
+    ours.session.close()
+    plain, ours = Training(None), Training(within(budget))
+    draw, lengths = random.Random(1), []
+    planner = ours.session._planner  # type: ignore[attr-defined]
+    assert planner is not None
+    searching: dict[int, list[StepReport]] = {}
+
+    def step() -> None:
+        rows = ROWS if len(lengths) < 3 else draw.choice([ROWS // 4, ROWS // 2, ROWS])
+        lengths.append(rows)
+        plain.step(rows)
+        report = ours.step(rows)
+        if planner.stage.name == "SEARCHING":
+            searching.setdefault(rows, []).append(report)
+
+    until(lambda: ours.session.plan is not None and ours.session.is_settled, step)
+    for _ in range(8):
+        step()
+    ours.session.close()
+    plain.session.close()
+    assert same_bits(ours.seen, plain.seen)
+    for reports in searching.values():
+        for report in reports:
+            assert report.saved_peak_bytes <= budget
+            assert not UNPLANNED & set(report.fallbacks)
+    short, long = searching[ROWS // 4][-1], searching[ROWS][-1]
+    assert short.bytes_recomputed == 0 and short.bytes_kept == short.bytes_saved
+    assert long.bytes_recomputed > 0
+
+
+EMPTY = {"model/0": ()}
+
+
+def plans() -> tuple[Plan, Plan, Plan]:
+    """Three that are told apart."""
+    small, usual, large = (Plan(orders=EMPTY, policy=name) for name in "sul")
+    return small, usual, large
+
+
+def test_a_lane_takes_the_plan_with_the_least_room_that_is_enough() -> None:
+    small, usual, large = plans()
+    by_size = PlansBySize()
+    by_size.follow(usual, [UpTo(2.0, large), UpTo(0.5, small)])
+    for num_elements, ratio in ((100, 1.0), (50, 0.5), (10, 0.1), (180, 1.8)):
+        by_size.note(num_elements, ratio)
+    taken = {
+        n: by_size.of(usual, 1.0, n).plan for n in (1, 10, 11, 50, 51, 100, 180, 181)
+    }
+    assert taken == {
+        1: small,
+        10: small,
+        11: small,  # no larger than the one of 50
+        50: small,
+        51: usual,
+        100: usual,
+        180: large,
+        181: usual,  # nobody knows how large
+    }
+    assert by_size.of(usual, 1.0, 0).plan is usual
+    assert by_size.of(large, 1.0, 10).plan is large  # another one is in force
+    by_size.misled()
+    assert by_size.of(usual, 1.0, 10).plan is usual
+
+
+def test_a_batch_that_is_hardly_larger_than_the_plans_follows_it() -> None:
+    """A hundredth, as a step of regions saved more than the observed one."""
+    _, usual, large = plans()
+    by_size = PlansBySize()
+    by_size.follow(usual, [UpTo(2.0, large)])
+    by_size.note(100, 1.005)
+    by_size.note(110, 1.02)
+    assert by_size.of(usual, 1.0, 100).plan is usual
+    assert by_size.of(usual, 1.0, 110).plan is large
+
+
+def test_the_larger_one_counts_of_lanes_with_equal_arguments() -> None:
+    small, usual, _ = plans()
+    by_size = PlansBySize()
+    by_size.follow(usual, [UpTo(0.5, small)])
+    by_size.note(10, 0.4)
+    assert by_size.of(usual, 1.0, 10).plan is small
+    by_size.note(10, 0.9)
+    by_size.note(10, 0.3)
+    assert by_size.of(usual, 1.0, 10).plan is usual

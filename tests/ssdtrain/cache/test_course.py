@@ -1,0 +1,229 @@
+"""What a lane's items are under a plan, and what becomes of one that is too large."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from ssdtrain.cache.course import Course, Entry, Observer
+from ssdtrain.cache.identity import identify
+from ssdtrain.cache.record import Lane, LaneProfile
+from ssdtrain.cache.sizes import SLACK
+from ssdtrain.counters import Fallback
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Order, Plan
+from ssdtrain.plan.rule import Rule
+
+WIDTH, ROWS, LEAST = 16, 200, 4096
+KIND = "model/0"
+
+
+class Counted(Course):
+    """A course that follows these orders."""
+
+    def __init__(self, orders: Sequence[Order] = ()) -> None:
+        self.fallbacks: list[Fallback] = []
+        super().__init__(Rule(), self.fallbacks.append)
+        if orders:
+            self.plan = Plan(orders={KIND: tuple(orders)}, policy="given")
+
+    def save(self, lane: Lane, tensor: Tensor) -> Entry:
+        """A new item."""
+        return self.enter(lane, tensor, identify(tensor)[0])
+
+    def is_item(self, lane: Lane, tensor: Tensor) -> bool:
+        """Whether it is one."""
+        return self.counts(lane, tensor, tensor.nbytes, LEAST)
+
+
+class Listening(Observer):
+    """Somebody does."""
+
+    listens = True
+
+
+def order(name: str, num_bytes: int, *, floats: bool = False) -> Order:
+    """Of an item that stays."""
+    return Order(
+        name=name, num_bytes=num_bytes, placement=Placement.KEEP, floats=floats
+    )
+
+
+def lane() -> Lane:
+    """One that begins."""
+    return Lane("model", LaneProfile(), KIND)
+
+
+def rows(num: int, width: int = WIDTH) -> Tensor:
+    """(num, width)"""
+    return torch.empty(num, width)
+
+
+def of(tensor: Tensor, *, floats: bool = False) -> Order:
+    """An order for a tensor like this, which nothing has made."""
+    size = "x".join(map(str, tensor.shape))
+    return order(f"input [{size}]", tensor.nbytes, floats=floats)
+
+
+# -- which item a tensor is ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("num", [ROWS, ROWS // 2, 3 * ROWS])
+def test_another_view_of_a_floating_item_is_known_by_its_size(num: int) -> None:
+    """An input of a region, which comes later, unsqueezed, in a lane of any length."""
+    course = Counted([of(rows(ROWS, 8)), of(rows(ROWS), floats=True), of(rows(ROWS))])
+    own = lane()
+    assert course.save(own, rows(num, 8)).order is course.plan.orders[KIND][0]  # type: ignore[union-attr]
+    # The floating one is not here; something else of its name and size is next.
+    course.of(own).num_items, course.of(own).floating = 2, [1]
+    view = rows(num)[None]
+    assert course.is_item(own, view)
+    entry = course.save(own, view)
+    assert entry.number == 1 and not course.fallbacks
+
+
+def test_another_size_than_the_lanes_is_no_view_of_a_floating_item() -> None:
+    """As much as a twentieth more is something else."""
+    course = Counted([of(rows(ROWS, 8)), of(rows(ROWS), floats=True), of(rows(ROWS))])
+    own = lane()
+    course.save(own, rows(ROWS // 2, 8))
+    course.of(own).num_items, course.of(own).floating = 2, [1]
+    course.save(own, rows(ROWS // 2 + ROWS // 40)[None])
+    assert course.fallbacks == [Fallback.PLAN_MISMATCH]
+
+
+def test_the_first_item_of_a_lane_tells_nothing_of_its_size_yet() -> None:
+    """So a view of another size is not taken for the floating one."""
+    course = Counted([of(rows(ROWS), floats=True), of(rows(ROWS, 8))])
+    own = lane()
+    course.of(own).num_items, course.of(own).floating = 1, [0]
+    course.save(own, rows(ROWS + 1)[None])
+    assert course.fallbacks == [Fallback.PLAN_MISMATCH]
+
+
+# -- what is an item ---------------------------------------------------------------
+
+
+def test_what_was_too_small_in_the_observed_step_stays_small() -> None:
+    """At any length: not because it has become large enough, and not where an order of
+    another tensor would suit it."""
+    small, large = rows(LEAST // WIDTH // 8), rows(ROWS, 8 * WIDTH)
+    course, observed = Counted(), lane()
+    course.observer = Listening()
+    assert not course.is_item(observed, small) and course.is_item(observed, large)
+    course.save(observed, large)
+    course.observer = Observer()
+    course.plan = Plan(orders={KIND: (of(large),)}, policy="given")
+    assert not course.is_item(lane(), rows(3 * len(small)))
+    first = lane()
+    assert not course.is_item(first, rows(4 * len(small)))
+    # The order is for something larger; nothing else is like this.
+    own = lane()
+    course.save(own, rows(2 * ROWS, 8 * WIDTH))
+    assert not course.is_item(own, rows(2 * len(small)))
+
+
+def test_a_tensor_that_nobody_saw_is_an_item_if_it_is_large() -> None:
+    course = Counted([of(rows(ROWS, 64))])
+    assert course.is_item(lane(), rows(LEAST // WIDTH))
+    assert not course.is_item(lane(), rows(LEAST // WIDTH // 8))
+
+
+def test_a_small_tensor_by_its_own_name_is_no_item_of_a_shorter_lane() -> None:
+    """Its name may be that of an order at another size."""
+    small = rows(8)
+    course, observed = Counted(), lane()
+    course.observer = Listening()
+    assert not course.is_item(observed, small)
+    course.observer = Observer()
+    course.plan = Plan(orders={KIND: (of(rows(32)),)}, policy="given")
+    assert not course.is_item(lane(), small)
+    assert course.is_item(lane(), rows(9))  # the item of a lane of 9 rows
+
+
+def test_what_was_too_small_is_no_item_for_being_like_one() -> None:
+    """Keys with half as many heads as queries, of the same producer."""
+    queries, keys = torch.empty(1, 4, 55, 16), torch.empty(1, 2, 55, 16)
+    course = Counted()
+    course.observer = Listening()
+    assert not course.counts(lane(), keys, keys.nbytes, 8000)
+    course.observer = Observer()
+    course.plan = Plan(orders={KIND: (of(rows(55, 64)), of(queries))}, policy="given")
+    own = lane()
+    course.save(own, rows(38, 64))
+    shorter = torch.empty(1, 2, 38, 16)
+    assert not course.counts(own, shorter, shorter.nbytes, 8000)
+    shorter = torch.empty(1, 4, 30, 16)
+    assert course.counts(own, shorter, shorter.nbytes, 8000)
+
+
+# -- lanes that are too large ------------------------------------------------------
+
+
+@pytest.mark.parametrize(("num", "follows"), [(200, True), (202, True), (203, False)])
+def test_a_lane_may_be_a_little_larger_than_there_is_room_for(
+    num: int, follows: bool
+) -> None:
+    assert (num <= ROWS * (1 + SLACK)) is follows
+    course = Counted([of(rows(ROWS)), of(rows(ROWS))])
+    course.most_ratio = 1.0
+    own = lane()
+    entry = course.save(own, rows(num))
+    assert (entry.order is not None) is follows
+    assert course.num_outgrown == (not follows)
+    assert (Fallback.PLAN_OUTGROWN in course.fallbacks) is not follows
+
+
+@pytest.mark.parametrize("runs_all", [True, False])
+@pytest.mark.parametrize("leaves", ["outgrown", "other program"])
+def test_regions_of_a_lane_that_leaves_its_plan_all_run_again(
+    leaves: str, runs_all: bool
+) -> None:
+    """Where the first steps ran them again as well."""
+    course = Counted([of(rows(ROWS))])
+    course.most_ratio, course.runs_all = 1.0, runs_all
+    own = lane()
+    assert not course.of(own).runs_all
+    tensor = rows(2 * ROWS) if leaves == "outgrown" else rows(8 * ROWS, 1)
+    course.save(own, tensor)
+    assert len(course.fallbacks) == 1
+    assert course.of(own).runs_all is runs_all and course.of(own).orders is None
+
+
+# -- what does not grow ------------------------------------------------------------
+
+
+def test_items_of_one_size_in_lanes_of_different_sizes_are_known() -> None:
+    """A gradient that a fused loss saves; not what grows with the batch."""
+    course = Counted()
+    for num in (ROWS, ROWS, ROWS // 2):
+        own = lane()
+        course.save(own, rows(num))
+        course.save(own, rows(100, 64))
+        if num == ROWS:
+            assert not course.met.fixed
+    assert course.met.fixed == {"input [100x64]"}
+
+
+def test_lanes_under_a_plan_tell_nothing_of_what_grows() -> None:
+    """Their first item may be another one: of equal lanes the first ones once had
+    different sizes, all that they saved was taken for what does not grow, and steps
+    went beyond the budget."""
+    course = Counted()
+    course.save(own := lane(), rows(ROWS, 8)), course.save(own, rows(ROWS))
+    course.plan = Plan(orders={KIND: (of(rows(ROWS)),)}, policy="given")
+    course.save(lane(), rows(ROWS))
+    course.plan = None
+    assert not course.met.fixed
+    course.save(own := lane(), rows(ROWS, 8)), course.save(own, rows(ROWS))
+    assert not course.met.fixed
+
+
+def test_lanes_of_other_kinds_have_sizes_of_their_own() -> None:
+    """A chunk of a pipeline may begin with another tensor."""
+    course = Counted()
+    course.save(own := lane(), rows(ROWS)), course.save(own, rows(100, 64))
+    other = Lane("model", LaneProfile(), "chunk/0")
+    course.save(other, rows(ROWS // 2)), course.save(other, rows(100, 64))
+    assert not course.met.fixed
