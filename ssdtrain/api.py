@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ssdtrain.cache.bypass import Unhooked
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.rebuilder import Rebuilder
 from ssdtrain.cache.regions import Choice
@@ -387,6 +388,8 @@ def offload(
             _attach_recipes(cache, modules, patches, settings)
         if _may_run_again(settings):
             _attach_regions(cache, modules, patches, settings)
+        if _does_nothing(settings) and not cache.verifier.checks_all:
+            cache.bypass = Unhooked()
         session._plan(settings, modules)
         planner = session._planner
         cache.captures.attach(
@@ -464,6 +467,12 @@ def _attach_regions(
 def _is_fixed(settings: OffloadConfig) -> bool:
     """Whether every saved tensor goes the same way, and nothing is planned."""
     return settings.plan in (PlanChoice.KEEP_ALL.value, PlanChoice.OFFLOAD_ALL.value)
+
+
+def _does_nothing(settings: OffloadConfig) -> bool:
+    """Whether every saved tensor stays, and nothing is made again."""
+    keeps = settings.plan == PlanChoice.KEEP_ALL.value
+    return keeps and settings.recompute is Recompute.OFF
 
 
 def _may_run_again(settings: OffloadConfig) -> bool:

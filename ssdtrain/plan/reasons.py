@@ -25,13 +25,13 @@ def why_nothing_left(
     kept = [reason for reason in fallbacks if reason.startswith(KEPT)]
     if kept:
         return "; ".join(f"{reason} ({fallbacks[reason]} times)" for reason in kept)
+    if plan == "keep-all":  # perhaps without hooks, which count what is saved
+        return "plan='keep-all' moves nothing"
     below = f"min_bytes={min_bytes} ({min_bytes / 1e6:.3g} MB)"
     if not totals.get("bytes_saved"):
         return (
             f"everything was below {below}; set min_bytes lower to move small tensors"
         )
-    if plan == "keep-all":
-        return "plan='keep-all' moves nothing"
     if plan not in ("auto", "offload-all"):
         return f"the plan {plan} moves nothing that was saved"
     if totals["bytes_recomputed"]:

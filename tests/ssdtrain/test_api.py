@@ -105,6 +105,42 @@ def test_explain_is_true_without_a_plan(settings: dict[str, Any], told: str) -> 
     assert "observes" not in text or "plan" not in settings
 
 
+@pytest.mark.parametrize(
+    ("settings", "hooked"),
+    [
+        ({}, False),
+        ({"verify": "checksum"}, True),
+        ({"recompute": "auto"}, True),
+        ({"plan": "offload-all"}, True),
+    ],
+)
+def test_where_nothing_is_to_happen_there_are_no_hooks(
+    settings: dict[str, Any], hooked: bool
+) -> None:
+    """Steps are counted all the same, and the reason is told."""
+    found: list[bool] = []
+
+    class Watched(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+            found.append(hooks is not None)
+            return super().forward(x)
+
+    net = nn.Sequential(Watched(4, 4), nn.Sigmoid())
+    x = torch.randn(2, 4, requires_grad=True)
+    net(x).sum().backward()
+    theirs, x.grad = x.grad, None
+    keep = {"plan": "keep-all", "recompute": "off", "min_bytes": 0}
+    with ssdtrain.offload(net, target="host", **{**keep, **settings}) as session:
+        net(x).sum().backward()
+        session.hints.step_end()
+        report, told = session.last_step, session.explain()
+    assert found == [False, hooked]
+    assert theirs is not None and x.grad is not None and torch.equal(theirs, x.grad)
+    assert report is not None and (report.bytes_saved > 0) == hooked
+    assert hooked or "plan='keep-all' moves nothing" in told
+
+
 def test_shares_of_memory_are_resolved() -> None:
     """Four times the share is four times the pool, but for what others took."""
     caps = []

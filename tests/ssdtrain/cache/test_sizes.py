@@ -25,7 +25,8 @@ from tests.ssdtrain.bits import same_bits
 
 WIDTH, ROWS, HEADS = 16, 32, 2
 SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 0}
-KEPT = {**SETTINGS, "plan": "keep-all", "recompute": "off"}
+KEPT = {**SETTINGS, "plan": "keep-all", "recompute": "off", "verify": "checksum"}
+"""Nothing leaves; verified, as steps without hooks count no bytes."""
 UNPLANNED = {Fallback.PLAN_MISMATCH.value, Fallback.PLAN_OUTGROWN.value}
 
 
@@ -306,8 +307,7 @@ def test_a_budget_holds_for_every_batch(first: int) -> None:
     """Also for the first one of a size that was never seen, with a table and without
     one, of whatever length."""
     lengths = [ROWS] * 4 + [first] * 2 + [2 * ROWS] * 4 + [ROWS] * 2 + [2 * ROWS] * 2
-    keep = {**SETTINGS, "plan": "keep-all", "recompute": "off"}
-    theirs, reports, _ = train(lengths.__getitem__, len(lengths), None, keep)
+    theirs, reports, _ = train(lengths.__getitem__, len(lengths), None, KEPT)
     budget = int(0.6 * reports[7].saved_peak_bytes)
     assert reports[3].saved_peak_bytes < budget
     settings = {**SETTINGS, "memory_budget_bytes": budget, "window_bytes": 1}

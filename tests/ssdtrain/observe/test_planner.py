@@ -55,6 +55,9 @@ SETTINGS: dict[str, Any] = {
     "max_overhead": 1.0,
 }
 
+KEPT = {**SETTINGS, "plan": "keep-all", "recompute": "off", "verify": "checksum"}
+"""Nothing leaves; verified, as steps without hooks count no bytes."""
+
 
 class Net(nn.Module):
     """Blocks with recipes (norm, GELU, dropout) and tensors that must be stored."""
@@ -425,7 +428,7 @@ def test_another_number_of_micro_batches_follows_the_same_plan() -> None:
 
 
 def test_a_budget_is_kept_and_declined(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, reports, _ = train({**SETTINGS, "plan": "keep-all", "recompute": "off"})
+    _, reports, _ = train(KEPT)
     keep = reports[-1].saved_peak_bytes
     budget = int(0.6 * keep)
     _, reports, _ = train({**SETTINGS, "memory_budget_bytes": budget})
@@ -498,7 +501,7 @@ def test_a_plan_that_is_searched_for_beside_training(
 ) -> None:
     settings, limit = SETTINGS, None
     if budget is not None:
-        _, reports, _ = train({**SETTINGS, "plan": "keep-all", "recompute": "off"})
+        _, reports, _ = train(KEPT)
         limit = int(budget * reports[-1].saved_peak_bytes)
         settings = {**SETTINGS, "memory_budget_bytes": limit}
     wait, settled = await_search(searches, 5), []

@@ -68,7 +68,7 @@ def test_metrics_are_one_json_line_a_step(
     ("settings", "why"),
     [
         ({"plan": "keep-all", "min_bytes": 0}, "plan='keep-all' moves nothing"),
-        ({"plan": "keep-all"}, "everything was below min_bytes=1048576"),
+        ({"plan": "keep-all"}, "plan='keep-all' moves nothing"),
         ({}, "everything was below min_bytes=1048576 (1.05 MB)"),
         ({"plan": "offload-all"}, "everything was below min_bytes=1048576"),
     ],
