@@ -121,6 +121,7 @@ class AnyCopies:
 
     def __init__(self, device: Device) -> None:
         self._device = device
+        self._reached = device.now()
 
     def out(self, place: Place, source: Tensor) -> object:
         """See `Copies`."""
@@ -142,6 +143,10 @@ class AnyCopies:
     def arrive(self, place: Place) -> None:
         """See `Copies`."""
         self._device.wait(place.loaded)
+        if place.loaded.query():
+            # And so is its copy out. A place outlives many steps, and events are some
+            # objects each that Python's collector would count as old.
+            place.copied, place.loaded = self._reached, None
 
     def quiesce(self) -> None:
         """See `Copies`."""
