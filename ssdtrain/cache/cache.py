@@ -262,7 +262,7 @@ class TensorCache:
             self.enter_backward(lane)
         at = course.begin_use(lane, rebuilt.item)
         try:
-            if self.window.num_due:
+            if course.mark >= self.window.next_due:
                 self.moves.release_due()
             tensor = self.recipes.use(source)
             if at is not None:
