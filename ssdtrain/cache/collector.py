@@ -24,8 +24,7 @@ from functools import partial
 from itertools import count, starmap
 
 PATIENT = 1_000
-"""In collections of generation 0: hundreds of steps, where nothing outlives them but
-their saved tensors."""
+"""In collections of generation 0: more than the saved tensors of any step bring."""
 
 HAS_GENERATIONS = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
