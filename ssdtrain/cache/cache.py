@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ssdtrain.cache import forked
 from ssdtrain.cache.bypass import Bypass, Unhooked
 from ssdtrain.cache.captured import Captures
+from ssdtrain.cache.collector import Collector
 from ssdtrain.cache.course import OUTSIDE_PLAN, Course, Entry
 from ssdtrain.cache.executor import Executor
 from ssdtrain.cache.identity import (
@@ -138,6 +139,7 @@ class TensorCache:
             self.copies,
             self._time_loads,
         )
+        self.collector = Collector()
         self.is_compiled = False
         """Whether the model's forward runs under a compiler."""
         self._left_alone = False
@@ -150,6 +152,7 @@ class TensorCache:
 
     def hooks(self) -> AbstractContextManager[None]:
         """Saved-tensor hooks for one forward."""
+        hold = self.collector.hold()
         pack, unpack = self.verifier.around(self.pack, self.unpack)
         if not self.verifier.checks_all:
             lane = self.lanes.current
@@ -161,7 +164,7 @@ class TensorCache:
             pack, unpack = self.meter.around(pack, unpack)
         if self.lanes.current.run is None or not self._is_left_alone():
             pack, unpack = untraced(pack), untraced(unpack)
-        pack = owned(pack, self)
+        pack = owned(pack, self, hold)
         hooks = ForwardHooks(pack, unpack)
         self.regions.hooks_are(hooks)
         return hooks
@@ -260,7 +263,7 @@ class TensorCache:
             self.enter_backward(lane)
         at = course.begin_use(lane, rebuilt.item)
         try:
-            if self.window.num_due:
+            if course.mark >= self.window.next_due:
                 self.moves.release_due()
             tensor = self.recipes.use(source)
             if at is not None:
@@ -626,6 +629,7 @@ class TensorCache:
             self.collect()
             self.moves.close()
             self.tables.close(self.offloader.pool)
+        self.collector.let_go()
         self.offloader.close()
         self.recipes.close()
 

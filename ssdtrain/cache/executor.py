@@ -145,8 +145,7 @@ class Executor:
 
     def release_due(self) -> None:
         """Drop what the plan wants gone by this mark, behind its copy."""
-        if self._window.num_due:
-            self.num_acts += self._window.release_due(self._course.mark)
+        self.num_acts += self._window.release_due(self._course.mark)
 
     # -- back ---------------------------------------------------------------------
 

@@ -259,7 +259,7 @@ class Run:
         else:
             cache.course.mark += marks + behind.marks
             self._live(behind.num_bytes)
-        if cache.window.num_due:
+        if cache.course.mark >= cache.window.next_due:
             cache.moves.release_due()
 
     def move(self, row: MoveRow, tensor: Tensor) -> Handle:
@@ -558,7 +558,7 @@ class Run:
         if not self._lane.in_backward:
             cache.enter_backward(self._lane)
         at: int | None = cache.course.count_use(self._course)
-        if cache.window.num_due:
+        if cache.course.mark >= cache.window.next_due:
             cache.moves.release_due()
         return at
 

@@ -19,16 +19,19 @@ from ssdtrain.cache.traced import untraced
 
 OWNER = "_ssdtrain_cache"
 """Attribute of a session's pack hook: its cache."""
+HOLD = "_ssdtrain_hold"
+"""Attribute of the same: what lives as long as anything that was saved under it."""
 
 
-def owned(pack: Any, cache: Any) -> Any:
-    """The pack hook, with a mark of whose it is."""
+def owned(pack: Any, cache: Any, hold: object = None) -> Any:
+    """The pack hook, with a mark of whose it is, and with what is to live with it."""
 
     def marked(tensor: torch.Tensor) -> Any:
         return pack(tensor)
 
     hook = marked if hasattr(pack, "__self__") else pack  # a method takes no mark
     setattr(hook, OWNER, cache)
+    setattr(hook, HOLD, hold)
     return hook
 
 

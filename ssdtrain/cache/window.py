@@ -11,6 +11,7 @@ starts with nothing of the one before.
 (tests/ssdtrain/cache/test_window.py)
 """
 
+import math
 import time
 import weakref
 from collections import OrderedDict, deque
@@ -87,8 +88,8 @@ class ReleaseWindow:
         self.lingering: dict[int, None] = {}
         """Parcels whose records are dead or forwarded: see [Note: lingering]; in the
         order of backward."""
-        self.num_due = 0
-        """Leavers that a plan releases."""
+        self.next_due: float = math.inf
+        """Mark at which a plan releases the first of those that it does."""
         self.num_bytes = 0
 
     def add(
@@ -109,7 +110,8 @@ class ReleaseWindow:
         num_bytes = data.nbytes
         leaver = Leaver(weakref.ref(record), data, parcel, order, due, num_bytes)
         self._leavers[id(parcel)] = leaver
-        self.num_due += due is not None
+        if due is not None and self.next_due == math.inf:
+            self.next_due = due
         self.num_bytes += num_bytes
 
     def oldest_has_left(self) -> bool:
@@ -125,7 +127,8 @@ class ReleaseWindow:
         """is_behind: whether compute waits for the copy already."""
         leaver = self._leavers.pop(number)
         self.lingering.pop(number, None)
-        self.num_due -= leaver.due is not None
+        if leaver.due is not None:
+            self.next_due = self._first_due()
         self.num_bytes -= leaver.num_bytes
         record = leaver.record()
         try:
@@ -139,6 +142,12 @@ class ReleaseWindow:
         if record is not None and record.state is RecordState.LEAVING:
             record.release()
 
+    def _first_due(self) -> float:
+        for leaver in self._leavers.values():
+            if leaver.due is not None:
+                return leaver.due
+        return math.inf
+
     def _keep(
         self, leaver: Leaver, record: SavedBytes | None, error: Exception
     ) -> None:
@@ -150,7 +159,7 @@ class ReleaseWindow:
 
     def release_due(self, mark: int) -> int:
         """Release what the plan wants released by now; how many."""
-        if not self.num_due:
+        if mark < self.next_due:
             return 0
         count = 0
         for at, leaver in enumerate(self._leavers.values()):
@@ -158,6 +167,9 @@ class ReleaseWindow:
                 break
             # Copies end in order: what stands before a due one has left as well.
             count = count if leaver.due is None else at + 1
+        if count == 1:
+            self.release_oldest()
+            return 1
         # The last copy first: whoever waits for it has waited for those before it.
         waited: list[object] = []
         for number in reversed(list(islice(self._leavers, count))):

@@ -166,9 +166,12 @@ class Hints:
         Inert when gradients are off, inside backward (recomputation), inside another
         such block, in a forked child, and (counted) under a transform of torch.func.
         """
+        if self._cache.owner.is_elsewhere:  # a forked child trains as if without us
+            self._cache.collector.let_go()
+            yield
+            return
         if (
-            self._cache.owner.is_elsewhere  # a forked child trains as if without us
-            or (self._inside is not None and self._inside() is not None)
+            (self._inside is not None and self._inside() is not None)
             or not torch.is_grad_enabled()
             or torch._C._current_graph_task_id() != -1
         ):

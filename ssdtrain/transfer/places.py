@@ -7,9 +7,12 @@ way there and back. What is left for a step is the calls into CUDA.
 
 [Note: a place used again]
 The copy out of a new tensor into an old place must not overtake the last copy in from
-it. Both wait in streams of their own, so `out` makes the store order wait for that
-copy, unless it has ended. Copies out follow one another in one order.
-(tests/ssdtrain/transfer/test_places.py)
+it, nor a copy in its own copy out. All copies of a way follow one another in one order,
+the store's or the load's, and are numbered in it. So an order that has waited for a
+copy of the other one is behind all before it: in a settled step the first copy out
+waits for the last copy in of the step before, the first copy in for the last copy out,
+and the others for nothing.
+(tests/ssdtrain/transfer/test_places.py, tests/pitfalls/test_order.py)
 
 [Note: batches]
 What compute itself records or waits for costs it microseconds, however short the wait.
@@ -26,6 +29,7 @@ same order, which is safe.
 """
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -50,6 +54,7 @@ class Place:
         "loaded",
         "loaded_id",
         "memory",
+        "number",
     )
 
     def __init__(self, buffer: Buffer, memory: Tensor) -> None:
@@ -60,8 +65,10 @@ class Place:
         """End of the last copy out."""
         self.loaded: Any = None
         """End of the last copy in, or of one behind it; None before the first."""
+        self.number = 0
+        """Of the last copy out in the store's order."""
         self.batch = 0
-        """Number of the batch of that copy: [Note: batches]."""
+        """Number of the batch of the last copy in: [Note: batches]."""
         self.copied_id = self.loaded_id = 0
         """CUDA's numbers of these events; 0: there are none."""
 
@@ -121,6 +128,7 @@ class AnyCopies:
 
     def __init__(self, device: Device) -> None:
         self._device = device
+        self._reached = device.now()
 
     def out(self, place: Place, source: Tensor) -> object:
         """See `Copies`."""
@@ -142,6 +150,10 @@ class AnyCopies:
     def arrive(self, place: Place) -> None:
         """See `Copies`."""
         self._device.wait(place.loaded)
+        if place.loaded.query():
+            # And so is its copy out. A place outlives many steps, and events are some
+            # objects each that Python's collector would count as old.
+            place.copied, place.loaded = self._reached, None
 
     def quiesce(self) -> None:
         """See `Copies`."""
@@ -165,8 +177,14 @@ class CudaCopies:
         # for what it was recorded behind then, so one serves all copies of a way.
         self._ready, self._ready_id = device.event()
         self._wanted, self._wanted_id = device.event()
+        self._number = 0
+        """Of the last copy out."""
+        self._load_behind = 0
+        """Of the last copy out that the load order is behind."""
         self._batch = 0
         """Number of the last batch in."""
+        self._store_behind = 0
+        """Of the last batch in that the store order is behind."""
         self._behind = 0, 0
         """CUDA's number of the stream that waited last, and for which batch."""
 
@@ -175,6 +193,7 @@ class CudaCopies:
         device, runtime = self._device, self._runtime
         order = device.order()
         self._behind = 0, 0
+        self._number = place.number = self._number + 1
         if runtime is None or device.is_watching or not device.is_current:
             after = [device.now()]
             if place.loaded is not None:
@@ -186,10 +205,11 @@ class CudaCopies:
             place.copied, place.copied_id = device.event()
         store, ready, memory = self._store_id, self._ready_id, place.memory
         record, wait = runtime.record, runtime.wait
+        behind = place.batch
         status = (
             record(ready, self._current(device.index))
             or wait(store, ready, 0)
-            or (place.loaded_id and wait(store, place.loaded_id, 0))
+            or (behind > self._store_behind and wait(store, place.loaded_id, 0))
             or runtime.copy(
                 memory.data_ptr(), source.data_ptr(), memory.nbytes, TO_HOST, store
             )
@@ -197,6 +217,7 @@ class CudaCopies:
         )
         if status:
             runtime.fail(status)
+        self._store_behind = max(self._store_behind, behind)
         return order
 
     def back(self, places: Sequence[Place]) -> list[Tensor]:
@@ -207,28 +228,31 @@ class CudaCopies:
         if runtime is None or device.is_watching or not device.is_current:
             now = device.now()
             for place, target in zip(places, targets, strict=True):
-                after = [place.copied, now]
-                place.loaded = device.copy_in(place.memory, target, after)
-                place.loaded_id, place.batch = place.loaded.cuda_event, batch
+                done: Any = device.copy_in(place.memory, target, [place.copied, now])
+            for place in places:  # the last one's: it stands for the batch
+                place.loaded, place.loaded_id = done, done.cuda_event
+                place.batch = batch
             return targets
         last = places[-1]
         if not last.loaded_id:
             last.loaded, last.loaded_id = device.event()
         load, wanted = self._load_id, self._wanted_id
         record, wait, copy = runtime.record, runtime.wait, runtime.copy
-        status = record(wanted, self._current(device.index)) or wait(load, wanted, 0)
+        newest = max(places, key=attrgetter("number"))
+        status = (
+            record(wanted, self._current(device.index))
+            or wait(load, wanted, 0)
+            or (newest.number > self._load_behind and wait(load, newest.copied_id, 0))
+        )
         for place, target in zip(places, targets, strict=True):
             memory = place.memory
-            status = (
-                status
-                or wait(load, place.copied_id, 0)
-                or copy(
-                    target.data_ptr(), memory.data_ptr(), memory.nbytes, TO_DEVICE, load
-                )
+            status = status or copy(
+                target.data_ptr(), memory.data_ptr(), memory.nbytes, TO_DEVICE, load
             )
         status = status or record(last.loaded_id, load)
         if status:
             runtime.fail(status)
+        self._load_behind = max(self._load_behind, newest.number)
         for place in places:
             place.loaded, place.loaded_id = last.loaded, last.loaded_id
             place.batch = batch

@@ -1,5 +1,6 @@
 """The races of the field, each as an order that must hold, without luck in timing."""
 
+import random
 import sys
 import threading
 import weakref
@@ -22,6 +23,7 @@ from ssdtrain.transfer.offloader import Drain, Meters, Offloader
 from ssdtrain.transfer.parcel import Parcel, ParcelState
 from ssdtrain.transfer.pinned import PinnedPool
 from ssdtrain.transfer.places import CudaCopies, Place, place_for
+from ssdtrain.transfer.runtime import TO_HOST
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "ssdtrain" / "races"))
@@ -303,6 +305,94 @@ class Waits:
             wait(event, order, outwards=outwards)
 
         monkeypatch.setattr(cuda.device, "wait", counted)
+
+
+class CountedCopies(FakeRuntime):
+    """Notes when each copy was started, and counts waits."""
+
+    def __init__(self) -> None:
+        self.num_waits = 0
+        self.started: dict[int, tuple[int, dict[Stream, int]]] = {}
+        """By host address: number on its stream, and what that was behind."""
+
+    def wait(self, stream: int, event: int, flags: int) -> int:
+        self.num_waits += 1
+        return super().wait(stream, event, flags)
+
+    def copy(self, to: int, source: int, count: int, kind: int, stream: int) -> int:
+        own = Stream.made[stream - 1]
+        before = dict(own.known)
+        done = super().copy(to, source, count, kind, stream)
+        self.started[to if kind == TO_HOST else source] = own.known[own], before
+        return done
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_copy_overtakes_one_of_the_other_way(
+    cuda: FakeCuda, places: list[Place], seed: int
+) -> None:
+    """Out and in, in any order, in batches: each behind the last one of its
+    place, however few waits are left."""
+    runtime, draw = CountedCopies(), random.Random(seed)
+    copies, device = copies_on(cuda, runtime), cuda.device
+    other = {True: device.load_stream, False: device.store_stream}
+    last: dict[int, int] = {}
+    away: list[Place] = []
+    for _ in range(60):
+        home = [place for place in places if place not in away]
+        cuda.current.tick()
+        outwards = bool(home) and (not away or draw.random() < 0.5)
+        if outwards:
+            chosen = [draw.choice(home)]
+            copies.out(chosen[0], torch.ones(4))
+            away += chosen
+        else:
+            chosen = draw.sample(away, draw.randint(1, len(away)))
+            copies.back(chosen)
+            away = [place for place in away if place not in chosen]
+        for place in chosen:
+            address = place.memory.data_ptr()
+            number, before = runtime.started[address]
+            assert before.get(other[outwards], 0) >= last.get(address, 0)
+            last[address] = number
+
+
+def test_a_settled_step_waits_once_each_way(
+    cuda: FakeCuda, places: list[Place]
+) -> None:
+    """For the copies of the other way, besides compute and by compute."""
+    runtime = CountedCopies()
+    copies = copies_on(cuda, runtime)
+
+    def step() -> int:
+        before = runtime.num_waits
+        for place in places:
+            copies.out(place, torch.ones(4))
+        for place in reversed(places):
+            copies.back([place])
+        return runtime.num_waits - before
+
+    step()
+    assert step() == 2 * len(places) + 2
+
+
+def test_all_copies_of_a_watched_batch_are_waited_for(
+    cuda: FakeCuda, places: list[Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's own copies: whoever waits for one of the batch waits no second time."""
+    copies, load = copies_on(cuda, None), cuda.device.load_stream
+    away(cuda, copies, places)
+    copy_in, read = cuda.device.copy_in, []
+
+    def numbered(*arguments: Any) -> Any:
+        read.append(load.tick())
+        return copy_in(*arguments)
+
+    monkeypatch.setattr(cuda.device, "copy_in", numbered)
+    copies.back(places)
+    copies.arrive(places[0])
+    copies.arrive(places[-1])
+    assert cuda.default.known[load] >= read[-1]
 
 
 @pytest.mark.parametrize("runtime", [FakeRuntime(), None])

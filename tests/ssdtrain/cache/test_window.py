@@ -1,6 +1,7 @@
 """What lingers in the release window: [Note: lingering]."""
 
 import gc
+import random
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -62,12 +63,16 @@ def offloads() -> Iterator[Offloads]:
     made.device.close()
 
 
+def filled_tensor() -> torch.Tensor:
+    return torch.zeros(NUM_BYTES, dtype=torch.uint8)
+
+
 def filled(offloads: Offloads, num: int) -> tuple[Any, list[Any], list[Any]]:
     """A window with so many leavers."""
     window: Any = ReleaseWindow(offloads)  # type: ignore[arg-type]
     records, parcels = [Away() for _ in range(num)], [Sent() for _ in range(num)]
     for record, parcel in zip(records, parcels, strict=True):
-        window.add(record, torch.zeros(NUM_BYTES, dtype=torch.uint8), parcel)
+        window.add(record, filled_tensor(), parcel)
     return window, records, parcels
 
 
@@ -160,3 +165,35 @@ def test_nothing_is_left_after_a_step(everything: Any) -> None:
             loss.backward()
             assert cache.is_idle
             assert cache.window.num_bytes == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_due_is_released_and_known_before(
+    offloads: Offloads, seed: int
+) -> None:
+    """In the order of the copies, up to the first that is due later; the window knows
+    the next mark at which there is something to do."""
+    draw = random.Random(seed)
+    window: Any = ReleaseWindow(offloads)  # type: ignore[arg-type]
+    left: list[tuple[Any, Any, int | None]] = []
+    for mark in range(60):
+        if draw.random() < 0.7:
+            record, parcel = Away(), Sent()
+            parcel.copied.reach()
+            due = draw.choice([None, mark + draw.randint(1, 8)])
+            window.add(record, filled_tensor(), parcel, due)
+            left.append((record, parcel, due))
+        if left and draw.random() < 0.2:
+            gone = left.pop(draw.randrange(len(left)))
+            window.linger(gone[1])
+            window.let_go()
+        expected = 0
+        for number, (_, _, due) in enumerate(left):
+            if due is not None and due > mark:
+                break
+            expected = expected if due is None else number + 1
+        assert (window.next_due <= mark) == (expected > 0)
+        assert window.release_due(mark) == expected
+        assert all(each[0].state is RecordState.AWAY for each in left[:expected])
+        left = left[expected:]
+        assert all(each[0].state is RecordState.LEAVING for each in left)

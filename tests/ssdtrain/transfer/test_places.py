@@ -13,6 +13,15 @@ from ssdtrain.transfer.places import AnyCopies, fits, give_back, place_for
 from tests.ssdtrain.bits import same_bits
 
 
+class Point(str):
+    """Compute runs beside the host: what it waits for has not been reached."""
+
+    __slots__ = ()
+
+    def query(self) -> bool:
+        return False
+
+
 class Told:
     """A device that copies at once and remembers what each copy was to wait for."""
 
@@ -36,7 +45,7 @@ class Told:
     def _copy(self, source: Tensor, target: Tensor, after: Any, way: str) -> str:
         self.after.append(list(after))
         target.copy_(source)
-        return f"{way} {len(self.after)}"
+        return Point(f"{way} {len(self.after)}")
 
 
 @pytest.fixture
@@ -62,6 +71,22 @@ def test_what_a_place_waits_for(pool: PinnedPool) -> None:
         ["out 3", "compute"],
     ]
     assert told.waited == ["in 2"]
+
+
+def test_a_place_holds_no_events_of_copies_that_ended(pool: PinnedPool) -> None:
+    device = CpuDevice()
+    copies, tensor = AnyCopies(device), torch.randn(8, 4)
+    place = place_for(pool, tensor)
+    assert place is not None
+    for _ in range(3):
+        copies.out(place, tensor)
+        before = place.copied
+        for _ in range(2):  # backward may come again
+            (found,) = copies.back([place])
+            copies.arrive(place)
+            assert same_bits(found, tensor)
+        assert place.copied is not before and place.loaded is None
+    device.close()
 
 
 @pytest.mark.parametrize(
