@@ -14,6 +14,8 @@ with them, and if they are beyond the goal by more than that, the next plan may 
 only the part of the overhead that comes out right: a plan that took three times its
 overhead is followed by one that promises a third of it. Such a plan is not compared
 with the one before it: it may cost more than that one, within the goal.
+Five steps are enough where all of them are on one side of that limit; else nine are
+taken, and their median counts.
 Copies that hide cost nothing by the prediction, so that a plan which promises less may
 well move as much. If that one takes too long again, its copies are what is left: what
 its steps took beyond the prediction is taken for theirs (`blamed_on_copies`), whatever
@@ -45,6 +47,8 @@ NEW_STEPS = 3
 """Under a new plan tables and memory are made: they say nothing of it."""
 JUDGED_STEPS = 9
 """Whose median a plan is judged by."""
+ALIKE_STEPS = 5
+"""Of these: enough to judge it by, where all of them say the same."""
 ERROR = 0.03
 """Of a step beyond the goal that is left to predictions."""
 MOST_BLAMED = 0.5
@@ -148,6 +152,7 @@ class Overhead:
         self._plain: deque[float] = deque(maxlen=JUDGED_STEPS)
         self._measured: list[float] = []
         self._num_steps = 0
+        self._is_judged = False
 
     def plain_step(self, measured_ms: float) -> None:
         """Count a step without ssdtrain."""
@@ -167,6 +172,7 @@ class Overhead:
         """Another plan is in force."""
         self._measured.clear()
         self._num_steps = 0
+        self._is_judged = False
 
     @property
     def knows_plain(self) -> bool:
@@ -176,7 +182,7 @@ class Overhead:
     @property
     def is_judged(self) -> bool:
         """Whether the plan in force was compared, or nothing can be."""
-        return not self.knows_plain or self._num_steps >= NEW_STEPS + JUDGED_STEPS
+        return self._is_judged or not self.knows_plain
 
     def step(
         self, measured_ms: float | None, predicted: float, max_overhead: float
@@ -197,13 +203,19 @@ class Overhead:
         self._num_steps += 1
         if measured_ms is not None and self._num_steps > NEW_STEPS:
             self._measured.append(measured_ms)
-        if not self.is_judged or len(self._measured) < LEAST_STEPS:
+        is_last = self._num_steps == NEW_STEPS + JUDGED_STEPS
+        if len(self._measured) < (LEAST_STEPS if is_last else ALIKE_STEPS):
+            self._is_judged = is_last
             return None
         plain_ms = statistics.median(self._plain)
-        found = statistics.median(self._measured) / plain_ms - 1
         error_ms = math.hypot(_error(self._plain), _error(self._measured))
-        if found - 2 * error_ms / plain_ms <= max_overhead + ERROR:
+        limit_ms = plain_ms * (1 + max_overhead + ERROR) + 2 * error_ms
+        least_ms, most_ms = min(self._measured), max(self._measured)
+        self._is_judged = is_last or most_ms <= limit_ms or least_ms > limit_ms
+        measured = statistics.median(self._measured)
+        if not self._is_judged or measured <= limit_ms:
             return None
+        found = measured / plain_ms - 1
         return max(LEAST_AIM, min(max(predicted, 0.0), max_overhead) / found)
 
 

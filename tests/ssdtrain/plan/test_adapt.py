@@ -123,10 +123,18 @@ def judged(
 def test_a_plan_that_takes_longer_than_it_may_aims_lower() -> None:
     steps = [400.0, 150.0, 120.0] + [105.0] * 20  # tables are made in the first ones
     found = judged([100.0] * 12, steps)
-    assert found[11] == pytest.approx(0.2) and found.count(None) == len(steps) - 1
+    assert found[7] == pytest.approx(0.2) and found.count(None) == len(steps) - 1
     found = judged([100.0] * 12, steps, predicted=0.005)
-    assert found[11] == pytest.approx(0.1)
-    assert judged([100.0] * 12, [190.0] * 20)[11] == LEAST_AIM
+    assert found[7] == pytest.approx(0.1)
+    assert judged([100.0] * 12, [190.0] * 20)[7] == LEAST_AIM
+
+
+def test_steps_that_disagree_are_judged_by_the_median_of_nine() -> None:
+    new = [400.0, 150.0, 120.0]
+    found = judged([100.0] * 12, [*new, 101.0, *[108.0] * 20])
+    assert found.index(pytest.approx(0.125)) == 11
+    found = judged([100.0] * 12, [*new, 108.0, *[101.0] * 20])
+    assert not any(found)
 
 
 def test_what_is_within_the_goal_or_not_known_is_left_alone() -> None:
@@ -147,10 +155,14 @@ def test_whether_a_plan_was_judged() -> None:
         overhead.plain_step(100.0)
     assert not overhead.is_judged
     for ms in [None, 100.0] * 6:
+        assert not overhead.is_judged
         overhead.step(ms, 0.01, 0.01)
-    assert overhead.is_judged
+    assert overhead.is_judged, "of four steps the middle counts, once nine are over"
     overhead.planned()
-    assert not overhead.is_judged
+    for _ in range(8):
+        assert not overhead.is_judged
+        overhead.step(100.0, 0.01, 0.01)
+    assert overhead.is_judged, "five say the same"
 
 
 @pytest.mark.parametrize(
