@@ -101,7 +101,7 @@ class Paced(Bypass):
         self._holds_ms = {
             each.start: HOLD_MS + HOLD_FACTOR * each.host_ms for each in segments
         }
-        self._spent_ns = 0
+        self._spent_ns = self._entered_ns = 0
         self._reads: set[int] = set()
         """Of moments: results were read back behind them."""
 
@@ -116,7 +116,7 @@ class Paced(Bypass):
 
     def _timed(self, hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def timed(argument: Any) -> Any:
-            start_ns = time.monotonic_ns()
+            self._entered_ns = start_ns = time.monotonic_ns()
             try:
                 return hook(argument)
             finally:
@@ -149,7 +149,8 @@ class Paced(Bypass):
         )
 
     def _note(self, mark: int) -> None:
-        host_ns = time.monotonic_ns() - self._spent_ns
+        # From the hook's start: what went by since is its own.
+        host_ns = self._entered_ns - self._spent_ns
         came = begins = self._clock.now()
         if mark in self._holds_ms:
             self._cache.device.hold(self._holds_ms[mark])

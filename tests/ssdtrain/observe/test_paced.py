@@ -1,10 +1,10 @@
 """A step timed mark by mark: what it counts, what it finds, and what it leaves."""
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -101,6 +101,26 @@ def test_a_paced_step_stands_behind_the_plain_ones(
     assert bool(profile.regions) == (choice is Choice.ALL)
     assert found.num_marks == len(profile.marks)
     assert "plain_step_ms" in profile.notes
+
+
+def test_time_in_the_hooks_is_not_the_programs(
+    paces: list[Pace | None], monkeypatch: pytest.MonkeyPatch, virtual_time: Any
+) -> None:
+    """However it is spread over them: less than no time would be no answer, and the
+    search would refuse it."""
+    turns = itertools.cycle([0.0, 0.0, 1.0])
+
+    def may_meddle() -> bool:
+        virtual_time.sleep(next(turns))
+        return False
+
+    monkeypatch.setattr("ssdtrain.observe.paced.may_meddle", may_meddle)
+    with ssdtrain.offload(net := Net(), target="host", min_bytes=1):
+        train(net, 8)
+    (found,) = paces
+    assert found is not None
+    # Each look at the clock takes some of it.
+    assert all(0.0 <= segment.host_ms < 1.0 for segment in found.segments)
 
 
 def test_a_held_step_takes_the_devices_own_time(
@@ -228,7 +248,7 @@ def test_where_the_clock_is_read() -> None:
     assert 30 in to_use.values()
     assert all(packs[59 - mark] == number for number, mark in to_use.items())
     found = sorted([*to_pack.values(), *to_use.values()])
-    assert all(after - one <= STRIDE for one, after in pairwise(found))
+    assert all(after - one <= STRIDE for one, after in itertools.pairwise(found))
 
 
 def test_what_has_no_call_of_its_own_is_not_looked_at() -> None:
