@@ -362,7 +362,13 @@ def offload(
         window_bytes=settings.window_bytes,
         prefetch_bytes=settings.prefetch_bytes,
     )
-    cache = TensorCache(offloader, _rule_of(settings), limits, counters)
+    cache = TensorCache(
+        offloader,
+        _rule_of(settings),
+        limits,
+        counters,
+        in_pieces=any(map(meshes.copies_tables, modules)),
+    )
     cache.verifier = open_verifier(
         settings.verify, device.torch_device, modules, counters, settings.seed
     )

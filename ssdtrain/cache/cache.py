@@ -102,7 +102,10 @@ class TensorCache:
         rule: Rule,
         limits: CacheLimits,
         counters: Counters,
+        *,
+        in_pieces: bool = False,
     ) -> None:
+        """in_pieces: whether copies in let others' pass, as `copies_of` says."""
         self.offloader = offloader
         self.limits = limits
         self.device = offloader.device
@@ -119,7 +122,7 @@ class TensorCache:
         self._resident = Living[Stamp]()
         self.nothing = torch.empty(0, device=self.device.torch_device)
         """For probes of versions."""
-        self.copies = copies_of(self.device)
+        self.copies = copies_of(self.device, in_pieces=in_pieces)
         self.tables = Tables()
         self.bypass: Bypass | Unhooked | None = None
         """While a step runs without hooks."""

@@ -46,6 +46,12 @@ def gathers_in_hooks(root: nn.Module) -> bool:
     return kind is not None and isinstance(root, kind)
 
 
+def copies_tables(module: nn.Module) -> bool:
+    """Whether FSDP2 gathers weights of it: [Note: others' tables] in
+    transfer/pieces.py."""
+    return any(map(gathers_in_hooks, module.modules()))
+
+
 def _is_fsdp1(module: nn.Module) -> bool:
     kind = type(module)
     return kind.__name__ == "FullyShardedDataParallel" and kind.__module__.startswith(

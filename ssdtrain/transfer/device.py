@@ -425,7 +425,8 @@ CYCLES_PER_MS = 1.8e6
 
 
 class CudaDevice:
-    """Three CUDA streams; the compute stream is whatever is current at the call."""
+    """CUDA streams of its own; the compute stream is whatever is current at the
+    call."""
 
     runs_beside = True
 
@@ -437,6 +438,8 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", self._index)
         self._store = self.store_stream = torch.cuda.Stream(self.torch_device)
         self._load = self.load_stream = torch.cuda.Stream(self.torch_device)
+        self.side_stream = torch.cuda.Stream(self.torch_device)
+        """Of pieces of copies in: [Note: others' tables] in pieces.py."""
         self._compute = CurrentStream(self._index)
         # Past the wrappers in Python, which cost more than the call.
         self._wait_for: Callable[[Any, Any], None] = torch._C._CudaEventBase.wait
@@ -523,9 +526,11 @@ class CudaDevice:
         return found
 
     def quiesce(self) -> None:
-        """Wait for both streams."""
+        """Wait for all streams of copies."""
         self._store.synchronize()
         self._load.synchronize()
+        # An interrupt may have kept the load stream from waiting for a piece.
+        self.side_stream.synchronize()
 
     def stall(self) -> AbstractContextManager[None]:
         """Device time between the two ends of the block on the compute stream."""
@@ -647,9 +652,8 @@ class CudaDevice:
         return found
 
     def close(self) -> None:
-        """Wait for both copy streams."""
-        self._store.synchronize()
-        self._load.synchronize()
+        """Wait for all streams of copies."""
+        self.quiesce()
 
     def _copy(
         self,

@@ -39,8 +39,9 @@ from ssdtrain.transfer.device import CudaDevice, Device, Event
 from ssdtrain.transfer.graphs import GraphParcel
 from ssdtrain.transfer.offloader import Offloader
 from ssdtrain.transfer.parcel import Parcel
+from ssdtrain.transfer.pieces import InPieces
 from ssdtrain.transfer.pinned import Buffer, PinnedPool
-from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST, Runtime, loaded
+from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST, Calls, loaded
 
 
 class Place:
@@ -166,7 +167,7 @@ class CudaCopies:
     Where the runtime is not torch's own file, or a copy is watched, torch's way.
     """
 
-    def __init__(self, device: CudaDevice, runtime: Runtime | None) -> None:
+    def __init__(self, device: CudaDevice, runtime: Calls | None) -> None:
         self._device = device
         self._torch_device = device.torch_device
         self._runtime = runtime
@@ -281,11 +282,17 @@ def room_for(place: Place, device: torch.device) -> Tensor:
     )
 
 
-def copies_of(device: Device) -> Copies:
-    """The copies of a device."""
-    if isinstance(device, CudaDevice):
-        return CudaCopies(device, loaded())
-    return AnyCopies(device)
+def copies_of(device: Device, *, in_pieces: bool = False) -> Copies:
+    """The copies of a device.
+
+    in_pieces: see [Note: others' tables] in pieces.py.
+    """
+    if not isinstance(device, CudaDevice):
+        return AnyCopies(device)
+    calls: Calls | None = loaded()
+    if calls is not None and in_pieces:
+        calls = InPieces(calls, device)
+    return CudaCopies(device, calls)
 
 
 def place_for(pool: PinnedPool, tensor: Tensor) -> Place | None:

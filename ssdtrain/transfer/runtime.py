@@ -10,7 +10,7 @@ reference: "Event Management", "Stream Management", "Memory Management".
 import ctypes
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 TO_DEVICE, TO_HOST = 1, 2
 """cudaMemcpyHostToDevice and its opposite. With cudaMemcpyDefault the driver looks both
@@ -28,12 +28,35 @@ def library() -> ctypes.CDLL | None:
     return None
 
 
-class Runtime:
+class Calls(Protocol):
     """The calls of a copy that runs beside compute.
 
     Streams, events and addresses are plain numbers. Each call returns a status, 0 for
     success; other threads run meanwhile, as it may wait for room in a device's queue.
     """
+
+    @property
+    def record(self) -> Callable[[int, int], int]:
+        """Of an event, on a stream."""
+
+    @property
+    def wait(self) -> Callable[[int, int, int], int]:
+        """Of a stream, for an event, with flags (0)."""
+
+    @property
+    def copy(self) -> Callable[[int, int, int, int, int], int]:
+        """To an address, from an address, bytes, `TO_DEVICE` or `TO_HOST`, a stream."""
+
+    def fail(self, status: int) -> NoReturn:
+        """A call was not successful.
+
+        Raises:
+            RuntimeError: with what CUDA says.
+        """
+
+
+class Runtime:
+    """`Calls` of CUDA itself."""
 
     def __init__(self, functions: Any) -> None:
         self._text = functions.cudaGetErrorString
@@ -41,16 +64,13 @@ class Runtime:
         self.record: Callable[[int, int], int] = _typed(
             functions.cudaEventRecord, ADDRESS, ADDRESS
         )
-        """Of an event, on a stream."""
         self.wait: Callable[[int, int, int], int] = _typed(
             functions.cudaStreamWaitEvent, ADDRESS, ADDRESS, ctypes.c_uint
         )
-        """Of a stream, for an event, with flags (0)."""
         self.copy: Callable[[int, int, int, int, int], int] = _typed(
             functions.cudaMemcpyAsync,
             *(ADDRESS, ADDRESS, ctypes.c_size_t, ctypes.c_int, ADDRESS),
         )
-        """To an address, from an address, bytes, `TO_DEVICE` or `TO_HOST`, a stream."""
 
     def fail(self, status: int) -> NoReturn:
         """A call was not successful.

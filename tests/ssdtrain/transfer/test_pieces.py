@@ -1,0 +1,110 @@
+"""Copies in by pieces: the bytes, the order, and that the engine is left to others."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ssdtrain.transfer.pieces import InPieces
+from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "pitfalls"))
+from fake_cuda import FakeCuda, FakeRuntime, Stream
+
+PIECE = 64
+
+
+class Written(FakeRuntime):
+    """Writes its copies down: the stream, and the bytes."""
+
+    def __init__(self) -> None:
+        self.copies: list[tuple[Stream, int]] = []
+        self.behind: list[dict[Stream, int]] = []
+        """Of each copy, what its stream was behind when it came."""
+
+    def copy(self, to: int, source: int, count: int, kind: int, stream: int) -> int:
+        self.copies.append((Stream.made[stream - 1], count))
+        self.behind.append(dict(Stream.made[stream - 1].known))
+        return super().copy(to, source, count, kind, stream)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return FakeCuda(monkeypatch)
+
+
+def moved(calls: Any, stream: Stream, num_bytes: int, kind: int = TO_DEVICE) -> bool:
+    """Copy so many bytes, and say whether they came."""
+    source = torch.randint(0, 255, (num_bytes,), dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    calls.copy(
+        target.data_ptr(), source.data_ptr(), num_bytes, kind, stream.cuda_stream
+    )
+    return torch.equal(target, source)
+
+
+def test_pieces_go_by_two_streams_in_turns(cuda: FakeCuda) -> None:
+    """However large each copy is: no stream has more than a piece at a time."""
+    written = Written()
+    load, side = cuda.device.load_stream, cuda.device.side_stream
+    calls = InPieces(written, cuda.device, PIECE)
+    for num_bytes in (PIECE // 2, PIECE, 3 * PIECE, 7):
+        assert moved(calls, load, num_bytes)
+    half = PIECE // 2
+    assert written.copies == [
+        *[(load, half), (load, half), (side, half)],
+        *[(side, half), (load, PIECE), (side, PIECE), (load, half), (load, 7)],
+    ]
+
+
+def test_each_piece_waits_for_the_one_before(cuda: FakeCuda) -> None:
+    """Or both streams would fill the engine; and all keep the order of one stream."""
+    written = Written()
+    load = cuda.device.load_stream
+    calls = InPieces(written, cuda.device, PIECE)
+    compute = cuda.default
+    produced = compute.tick()
+    calls.record(cuda.device.event()[1], compute.cuda_stream)
+    load.wait_stream(compute)
+    moved(calls, load, 5 * PIECE)
+    for number, known in enumerate(written.behind):
+        assert known[compute] == produced
+        for stream in {stream for stream, _ in written.copies[:number]}:
+            before = [each for each, _ in written.copies[:number]]
+            assert known[stream] == before.count(stream)
+
+
+def test_whoever_waits_for_the_load_stream_waits_for_all_pieces(cuda: FakeCuda) -> None:
+    written = Written()
+    load = cuda.device.load_stream
+    calls = InPieces(written, cuda.device, PIECE)
+    for num_bytes in (2 * PIECE, PIECE):
+        moved(calls, load, num_bytes)
+        cuda.default.wait_stream(load)
+        for stream in {stream for stream, _ in written.copies}:
+            count = [each for each, _ in written.copies].count(stream)
+            assert cuda.default.known[stream] == count
+
+
+def test_copies_out_are_whole(cuda: FakeCuda) -> None:
+    written, store = Written(), cuda.device.store_stream
+    calls = InPieces(written, cuda.device, PIECE)
+    assert moved(calls, store, 3 * PIECE, TO_HOST)
+    assert written.copies == [(store, 3 * PIECE)]
+
+
+@pytest.mark.parametrize("name", ["record", "wait", "copy"])
+def test_behind_a_failure_nothing_is_copied(cuda: FakeCuda, name: str) -> None:
+    written = Written()
+    failing: Callable[..., int] = lambda *arguments: 700  # noqa: E731
+    setattr(written, name, failing)
+    calls = InPieces(written, cuda.device, PIECE)
+    source = torch.ones(4 * PIECE, dtype=torch.uint8)
+    target, load = torch.zeros_like(source), cuda.device.load_stream.cuda_stream
+    both = target.data_ptr(), source.data_ptr()
+    assert calls.copy(*both, source.nbytes, TO_DEVICE, load) == 700
+    assert len(written.copies) == (name != "copy")
+    assert target.sum() == sum(count for _, count in written.copies)
