@@ -47,8 +47,8 @@ def gathers_in_hooks(root: nn.Module) -> bool:
 
 
 def copies_tables(module: nn.Module) -> bool:
-    """Whether FSDP2 gathers weights of it: [Note: others' tables] in
-    transfer/pieces.py."""
+    """Whether FSDP2 gathers weights of it, for which it copies small tables to the
+    device: [Note: others' small copies] in transfer/pieces.py."""
     return any(map(gathers_in_hooks, module.modules()))
 
 

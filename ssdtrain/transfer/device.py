@@ -438,8 +438,9 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", self._index)
         self._store = self.store_stream = torch.cuda.Stream(self.torch_device)
         self._load = self.load_stream = torch.cuda.Stream(self.torch_device)
-        self.side_stream = torch.cuda.Stream(self.torch_device)
-        """Of pieces of copies in: [Note: others' tables] in pieces.py."""
+        self.store_side = torch.cuda.Stream(self.torch_device)
+        self.load_side = torch.cuda.Stream(self.torch_device)
+        """Of pieces of copies: [Note: others' small copies] in pieces.py."""
         self._compute = CurrentStream(self._index)
         # Past the wrappers in Python, which cost more than the call.
         self._wait_for: Callable[[Any, Any], None] = torch._C._CudaEventBase.wait
@@ -529,8 +530,9 @@ class CudaDevice:
         """Wait for all streams of copies."""
         self._store.synchronize()
         self._load.synchronize()
-        # An interrupt may have kept the load stream from waiting for a piece.
-        self.side_stream.synchronize()
+        # An interrupt may have kept those streams from waiting for a piece.
+        self.store_side.synchronize()
+        self.load_side.synchronize()
 
     def stall(self) -> AbstractContextManager[None]:
         """Device time between the two ends of the block on the compute stream."""

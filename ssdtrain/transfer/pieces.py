@@ -1,53 +1,86 @@
-"""Copies in that let small copies of others pass.
+"""Copies that let small copies of others pass.
 
-[Note: others' tables]
-One engine of the device serves all copies in, and it serves a stream as long as that
-has some. FSDP2 copies a small table to the device for each layer that it gathers or
-reduces (`split_with_sizes_copy`, `chunk_cat`), in compute order. Where a plan loads as
-much as the link takes, such a table came behind every load that had been started: up to
-9 ms each, 45 to 70 ms a step (two H200, 4B), at no wait of ours.
-So copies in go in pieces, by two streams in turns. Each stream waits for the other's
+[Note: others' small copies]
+The device has one engine for copies in and one for copies out, and an engine serves a
+stream as long as that has something to copy. FSDP2 copies a small table to the device
+for each layer that it gathers or reduces (`split_with_sizes_copy`, `chunk_cat`), in
+compute order. Where a plan loads as much as the link takes, such a table came behind
+every load that had been started: up to 9 ms each, 45 to 70 ms a step (two H200, 4B), at
+no wait of ours. A result that the host reads back (`item`, in a loss) waits for all
+copies out likewise.
+So copies go in pieces, by two streams in turns. Each stream waits for the other's
 piece, and when a stream waits, the engine turns to whoever else is there.
-For others nothing changes: what waits for the stream that was asked to copy waits for
+For the rest nothing changes: what waits for the stream that was asked to copy waits for
 all pieces.
 (tests/ssdtrain/transfer/test_pieces.py)
 """
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ssdtrain.transfer.device import CudaDevice
-from ssdtrain.transfer.runtime import TO_DEVICE, Calls
+from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST, Calls
 
-PIECE_BYTES = 8 * 1024 * 1024
-"""0.15 ms of a link of 55 GB/s; the host starts a piece in some microseconds."""
+IN_BYTES = 8 * 1024 * 1024
+"""Of a piece: 0.15 ms of a link of 55 GB/s. The host starts one in some
+microseconds."""
+OUT_BYTES = 32 * 1024 * 1024
+"""Likewise of copies out, where fewer small copies wait, and the host has less time."""
 
 
 class InPieces:
-    """`Calls` whose copies in go in pieces: [Note: others' tables]."""
+    """`Calls` whose copies go in pieces: [Note: others' small copies]."""
 
     def __init__(
-        self, calls: Calls, device: CudaDevice, piece_bytes: int = PIECE_BYTES
+        self,
+        calls: Calls,
+        device: CudaDevice,
+        in_bytes: int = IN_BYTES,
+        out_bytes: int = OUT_BYTES,
     ) -> None:
         self._calls = calls
         self.record, self.wait = calls.record, calls.wait
-        self._side_id: int = device.side_stream.cuda_stream
-        self._begun, self._begun_id = device.event()
-        self._ended, self._ended_id = device.event()
-        self._piece_bytes = self._left_bytes = piece_bytes
-        self._is_aside = False
-        """Whether the next piece goes by the other stream."""
+        self._ways = {
+            TO_DEVICE: _Way(calls, device, device.load_side, in_bytes),
+            TO_HOST: _Way(calls, device, device.store_side, out_bytes),
+        }
 
     def copy(self, to: int, source: int, count: int, kind: int, stream: int) -> int:
         """Copy in stream order; return the status."""
-        if kind != TO_DEVICE:
-            return self._calls.copy(to, source, count, kind, stream)
+        return self._ways[kind].copy(to, source, count, kind, stream)
+
+    def fail(self, status: int) -> NoReturn:
+        """A call was not successful.
+
+        Raises:
+            RuntimeError: with what CUDA says.
+        """
+        self._calls.fail(status)
+
+
+class _Way:
+    """Copies in one direction."""
+
+    def __init__(
+        self, calls: Calls, device: CudaDevice, side: Any, piece_bytes: int
+    ) -> None:
+        self._calls = calls
+        self._side_id: int = side.cuda_stream
+        self._begun, self._begun_id = device.event()
+        self._ended, self._ended_id = device.event()
+        self._piece_bytes = self._left_bytes = piece_bytes
+        """Of each piece, and of the one that copies fill now."""
+        self._is_aside = False
+        """Whether that one goes by the other stream."""
+
+    def copy(self, to: int, source: int, count: int, kind: int, stream: int) -> int:
+        """Copy in stream order; return the status."""
         status = done = 0
         while done < count and not status:
-            piece = min(count - done, self._left_bytes)
+            part = min(count - done, self._left_bytes)
             move = self._aside if self._is_aside else self._calls.copy
-            status = move(to + done, source + done, piece, kind, stream)
-            done += piece
-            self._left_bytes -= piece
+            status = move(to + done, source + done, part, kind, stream)
+            done += part
+            self._left_bytes -= part
             if not self._left_bytes:
                 self._left_bytes = self._piece_bytes
                 self._is_aside = not self._is_aside
@@ -63,11 +96,3 @@ class InPieces:
             or calls.record(self._ended_id, side)
             or calls.wait(stream, self._ended_id, 0)
         )
-
-    def fail(self, status: int) -> NoReturn:
-        """A call was not successful.
-
-        Raises:
-            RuntimeError: with what CUDA says.
-        """
-        self._calls.fail(status)

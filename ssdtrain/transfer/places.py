@@ -285,7 +285,7 @@ def room_for(place: Place, device: torch.device) -> Tensor:
 def copies_of(device: Device, *, in_pieces: bool = False) -> Copies:
     """The copies of a device.
 
-    in_pieces: see [Note: others' tables] in pieces.py.
+    in_pieces: see [Note: others' small copies] in pieces.py.
     """
     if not isinstance(device, CudaDevice):
         return AnyCopies(device)

@@ -1,4 +1,4 @@
-"""Copies in by pieces: the bytes, the order, and that the engine is left to others."""
+"""Copies by pieces: the bytes, the order, and that the engine is left to others."""
 
 import sys
 from collections.abc import Callable
@@ -49,8 +49,8 @@ def moved(calls: Any, stream: Stream, num_bytes: int, kind: int = TO_DEVICE) -> 
 def test_pieces_go_by_two_streams_in_turns(cuda: FakeCuda) -> None:
     """However large each copy is: no stream has more than a piece at a time."""
     written = Written()
-    load, side = cuda.device.load_stream, cuda.device.side_stream
-    calls = InPieces(written, cuda.device, PIECE)
+    load, side = cuda.device.load_stream, cuda.device.load_side
+    calls = InPieces(written, cuda.device, PIECE, PIECE)
     for num_bytes in (PIECE // 2, PIECE, 3 * PIECE, 7):
         assert moved(calls, load, num_bytes)
     half = PIECE // 2
@@ -64,7 +64,7 @@ def test_each_piece_waits_for_the_one_before(cuda: FakeCuda) -> None:
     """Or both streams would fill the engine; and all keep the order of one stream."""
     written = Written()
     load = cuda.device.load_stream
-    calls = InPieces(written, cuda.device, PIECE)
+    calls = InPieces(written, cuda.device, PIECE, PIECE)
     compute = cuda.default
     produced = compute.tick()
     calls.record(cuda.device.event()[1], compute.cuda_stream)
@@ -80,7 +80,7 @@ def test_each_piece_waits_for_the_one_before(cuda: FakeCuda) -> None:
 def test_whoever_waits_for_the_load_stream_waits_for_all_pieces(cuda: FakeCuda) -> None:
     written = Written()
     load = cuda.device.load_stream
-    calls = InPieces(written, cuda.device, PIECE)
+    calls = InPieces(written, cuda.device, PIECE, PIECE)
     for num_bytes in (2 * PIECE, PIECE):
         moved(calls, load, num_bytes)
         cuda.default.wait_stream(load)
@@ -89,11 +89,19 @@ def test_whoever_waits_for_the_load_stream_waits_for_all_pieces(cuda: FakeCuda) 
             assert cuda.default.known[stream] == count
 
 
-def test_copies_out_are_whole(cuda: FakeCuda) -> None:
-    written, store = Written(), cuda.device.store_stream
-    calls = InPieces(written, cuda.device, PIECE)
-    assert moved(calls, store, 3 * PIECE, TO_HOST)
-    assert written.copies == [(store, 3 * PIECE)]
+def test_both_directions_are_apart(cuda: FakeCuda) -> None:
+    """Or a copy out would wait for one in."""
+    written, device = Written(), cuda.device
+    calls = InPieces(written, device, PIECE, 2 * PIECE)
+    assert moved(calls, device.store_stream, 3 * PIECE, TO_HOST)
+    assert moved(calls, device.load_stream, 2 * PIECE)
+    ways = [device.store_stream, device.store_side, device.load_stream]
+    sizes = [2 * PIECE, PIECE, PIECE, PIECE]
+    both = zip([*ways, device.load_side], sizes, strict=True)
+    assert written.copies == list(both)
+    outs, ins = {*ways[:2]}, {ways[2], device.load_side}
+    assert not any(known.keys() & ins for known in written.behind[:2])
+    assert not any(known.keys() & outs for known in written.behind[2:])
 
 
 @pytest.mark.parametrize("name", ["record", "wait", "copy"])
@@ -101,7 +109,7 @@ def test_behind_a_failure_nothing_is_copied(cuda: FakeCuda, name: str) -> None:
     written = Written()
     failing: Callable[..., int] = lambda *arguments: 700  # noqa: E731
     setattr(written, name, failing)
-    calls = InPieces(written, cuda.device, PIECE)
+    calls = InPieces(written, cuda.device, PIECE, PIECE)
     source = torch.ones(4 * PIECE, dtype=torch.uint8)
     target, load = torch.zeros_like(source), cuda.device.load_stream.cuda_stream
     both = target.data_ptr(), source.data_ptr()
