@@ -367,7 +367,7 @@ def offload(
         _rule_of(settings),
         limits,
         counters,
-        in_pieces=any(map(meshes.copies_tables, modules)),
+        loads_in_pieces=any(map(meshes.copies_tables, modules)),
     )
     cache.verifier = open_verifier(
         settings.verify, device.torch_device, modules, counters, settings.seed

@@ -103,9 +103,9 @@ class TensorCache:
         limits: CacheLimits,
         counters: Counters,
         *,
-        in_pieces: bool = False,
+        loads_in_pieces: bool = False,
     ) -> None:
-        """in_pieces: whether copies in let others' pass, as `copies_of` says."""
+        """loads_in_pieces: as `copies_of` says."""
         self.offloader = offloader
         self.limits = limits
         self.device = offloader.device
@@ -122,7 +122,7 @@ class TensorCache:
         self._resident = Living[Stamp]()
         self.nothing = torch.empty(0, device=self.device.torch_device)
         """For probes of versions."""
-        self.copies = copies_of(self.device, in_pieces=in_pieces)
+        self.copies = copies_of(self.device, loads_in_pieces=loads_in_pieces)
         self.tables = Tables()
         self.bypass: Bypass | Unhooked | None = None
         """While a step runs without hooks."""
@@ -512,6 +512,11 @@ class TensorCache:
     def moves_to_host(self) -> bool:
         """Whether planned moves end in pinned host memory, by copies of the device."""
         return not isinstance(self.offloader, DirectOffloader)
+
+    @property
+    def small_copies_pass(self) -> bool:
+        """Whether what the host reads back does not wait for a plan's copies out."""
+        return self.copies.small_pass and self.offloader.storage is None
 
     def _time_loads(self, start: Callable[[Any], None], batch: Any) -> None:
         """Start loads that the plan wants by now."""

@@ -143,9 +143,12 @@ class Observation:
         if drive is not None:
             direct = isinstance(cache.offloader, DirectOffloader)
             drive = drive._replace(direct=direct)
+        links = fitted_links(copies, drive, contention)
+        if links is not None:
+            links = replace(links, small_pass=cache.small_copies_pass)
         profile = recording.profile(
             clock.last_spans(),
-            fitted_links(copies, drive, contention),
+            links,
             cache.offloader.pool.cap_bytes,
             copying_ms,
             {**self._notes, "copy_slowdown": contention.how},

@@ -34,19 +34,26 @@ class InPieces:
         self,
         calls: Calls,
         device: CudaDevice,
-        in_bytes: int = IN_BYTES,
-        out_bytes: int = OUT_BYTES,
+        in_bytes: int | None = IN_BYTES,
+        out_bytes: int | None = OUT_BYTES,
     ) -> None:
+        """Take the size of a piece in each direction; None: copies are whole."""
         self._calls = calls
         self.record, self.wait = calls.record, calls.wait
+        sides = {
+            TO_DEVICE: (device.load_side, in_bytes),
+            TO_HOST: (device.store_side, out_bytes),
+        }
         self._ways = {
-            TO_DEVICE: _Way(calls, device, device.load_side, in_bytes),
-            TO_HOST: _Way(calls, device, device.store_side, out_bytes),
+            kind: _Way(calls, device, side, piece_bytes)
+            for kind, (side, piece_bytes) in sides.items()
+            if piece_bytes is not None
         }
 
     def copy(self, to: int, source: int, count: int, kind: int, stream: int) -> int:
         """Copy in stream order; return the status."""
-        return self._ways[kind].copy(to, source, count, kind, stream)
+        way = self._ways.get(kind, self._calls)
+        return way.copy(to, source, count, kind, stream)
 
     def fail(self, status: int) -> NoReturn:
         """A call was not successful.

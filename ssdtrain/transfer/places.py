@@ -39,7 +39,7 @@ from ssdtrain.transfer.device import CudaDevice, Device, Event
 from ssdtrain.transfer.graphs import GraphParcel
 from ssdtrain.transfer.offloader import Offloader
 from ssdtrain.transfer.parcel import Parcel
-from ssdtrain.transfer.pieces import InPieces
+from ssdtrain.transfer.pieces import IN_BYTES, InPieces
 from ssdtrain.transfer.pinned import Buffer, PinnedPool
 from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST, Calls, loaded
 
@@ -110,6 +110,9 @@ class Arrival:
 class Copies(Protocol):
     """Copies between the device and places."""
 
+    small_pass: bool
+    """Whether small copies of others pass those out: [Note: others' small copies]."""
+
     def out(self, place: Place, source: Tensor) -> object:
         """Start to copy a tensor out, behind the caller's present compute; where that
         is: `Device.order`."""
@@ -126,6 +129,8 @@ class Copies(Protocol):
 
 class AnyCopies:
     """By the device's own copies: for devices whose copies are made by threads."""
+
+    small_pass = False
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -168,6 +173,7 @@ class CudaCopies:
     """
 
     def __init__(self, device: CudaDevice, runtime: Calls | None) -> None:
+        self.small_pass = isinstance(runtime, InPieces)
         self._device = device
         self._torch_device = device.torch_device
         self._runtime = runtime
@@ -282,17 +288,19 @@ def room_for(place: Place, device: torch.device) -> Tensor:
     )
 
 
-def copies_of(device: Device, *, in_pieces: bool = False) -> Copies:
+def copies_of(device: Device, *, loads_in_pieces: bool = False) -> Copies:
     """The copies of a device.
 
-    in_pieces: see [Note: others' small copies] in pieces.py.
+    loads_in_pieces: whether others copy to the device while plans do, and wait: see
+        [Note: others' small copies] in pieces.py.
     """
     if not isinstance(device, CudaDevice):
         return AnyCopies(device)
-    calls: Calls | None = loaded()
-    if calls is not None and in_pieces:
-        calls = InPieces(calls, device)
-    return CudaCopies(device, calls)
+    runtime = loaded()
+    if runtime is None:
+        return CudaCopies(device, None)
+    in_bytes = IN_BYTES if loads_in_pieces else None
+    return CudaCopies(device, InPieces(runtime, device, in_bytes))
 
 
 def place_for(pool: PinnedPool, tensor: Tensor) -> Place | None:

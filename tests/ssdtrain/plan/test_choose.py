@@ -269,6 +269,10 @@ def test_nothing_is_on_its_way_out_when_the_host_reads_a_result() -> None:
     waiting = schedule(line, everything, Style(late=Late.WAIT))
     gone = [order.placement for order in waiting["model/0"]].count(Placement.OFFLOAD)
     assert gone > 2 and Run(line, waiting).run().step_ms > keep_ms
+    links = replace(step.links, small_pass=True)
+    passing = Timeline(replace(line.profile, links=links))
+    assert Run(passing, waiting).run().step_ms < Run(line, waiting).run().step_ms
+    assert not any(passing.waits_for_copies)
 
 
 def test_what_stands_behind_other_copies_is_released_later() -> None:

@@ -116,3 +116,14 @@ def test_behind_a_failure_nothing_is_copied(cuda: FakeCuda, name: str) -> None:
     assert calls.copy(*both, source.nbytes, TO_DEVICE, load) == 700
     assert len(written.copies) == (name != "copy")
     assert target.sum() == sum(count for _, count in written.copies)
+
+
+@pytest.mark.parametrize("num_bytes", [None, PIECE])
+def test_a_way_without_pieces_is_whole(cuda: FakeCuda, num_bytes: int | None) -> None:
+    written, load = Written(), cuda.device.load_stream
+    calls = InPieces(written, cuda.device, num_bytes, None)
+    assert moved(calls, load, 3 * PIECE)
+    assert len(written.copies) == (1 if num_bytes is None else 3)
+    written.copies.clear()
+    assert moved(calls, cuda.device.store_stream, 3 * PIECE, TO_HOST)
+    assert len(written.copies) == 1
