@@ -9,6 +9,7 @@ from torch import distributed as dist
 from torch import nn
 
 import ssdtrain
+from ssdtrain.hosts.meshes import copies_tables
 from ssdtrain.transfer.device import CpuDevice, MemoryLevel
 
 WEIGHTS, GATHERED = 1_000_000, 500_000
@@ -55,6 +56,13 @@ def levels(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(CpuDevice, "memory", memory)
     monkeypatch.setattr(CpuDevice, "reset_peak", lambda device: most.__setitem__(0, 0))
     return found
+
+
+def test_what_copies_tables_is_known(model: nn.Module) -> None:
+    """Also inside of a root that nobody shards."""
+    assert copies_tables(model)
+    assert copies_tables(nn.Sequential(nn.Tanh(), model))
+    assert not copies_tables(nn.Sequential(nn.Linear(2, 2)))
 
 
 def train(model: nn.Module, optimizer: Any, steps: int) -> None:
