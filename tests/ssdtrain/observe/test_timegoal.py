@@ -7,7 +7,7 @@ import pytest
 from ssdtrain.observe.measured import Measured
 from ssdtrain.observe.tightened import MOST_TIGHTENED, Tightened
 from ssdtrain.observe.timegoal import GONE_BACK, TimeGoal
-from ssdtrain.plan.adapt import JUDGED_STEPS, LEAST_STEPS, NEW_STEPS, WINDOW_STEPS
+from ssdtrain.plan.adapt import ALIKE_STEPS, LEAST_STEPS, NEW_STEPS, WINDOW_STEPS
 from ssdtrain.plan.agree import Alone
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import LinkLoad
@@ -73,7 +73,7 @@ def test_steps_that_take_more_than_they_may_lower_what_is_promised(
     own.times.planned(plan)
     assert own.times.holds_overhead and not own.times.is_judged
     asked = [
-        own.times.is_exceeded(takes_ms, plan) for _ in range(NEW_STEPS + JUDGED_STEPS)
+        own.times.is_exceeded(takes_ms, plan) for _ in range(NEW_STEPS + ALIKE_STEPS)
     ]
     assert asked[:-1] == [False] * (len(asked) - 1)
     assert asked[-1] == (takes_ms > 110.0) and own.times.is_judged
@@ -90,7 +90,7 @@ def test_copies_are_blamed_when_less_was_promised_already() -> None:
         found.append(
             any(
                 own.times.is_exceeded(120.0, plan)
-                for _ in range(NEW_STEPS + JUDGED_STEPS)
+                for _ in range(NEW_STEPS + ALIKE_STEPS)
             )
         )
     assert found == [True] * MOST_TIGHTENED + [False]
