@@ -90,6 +90,7 @@ def test_each_architecture_trains_and_its_layers_are_regions(model: str) -> None
 def test_fits_runs_all_columns_and_a_rerun_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "fits.json"
     words = ["--device", "cpu", "--tiny", "--seconds", "2", "--out", str(out)]
+    words += ["--budget-s", "900", "--most-seconds", "300"]  # on a busy machine
     words += ["--cases", "vit-large:2/full/2x1", "qwen3-4b:2/lora/1x8k"]
     assert fits.main([*words, "--columns", "ours"]) == 0
     first = json.loads(out.read_text())["cells"]

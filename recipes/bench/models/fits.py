@@ -9,7 +9,7 @@ if it came that far; one that no plan reached in time is unfinished. Only memory
 compared, so two cases run beside one another on each GPU; a fraction of one does not
 see the other.
 
-    python -m recipes.bench.models.fits --budget-s 200
+    python -m recipes.bench.models.fits --budget-s 400
     python -m recipes.bench.models.fits --cases qwen3-4b:6/full/1x8k --columns ours
     python -m recipes.bench.models.fits --device cpu --tiny    # every path, no limit
 """
@@ -307,7 +307,7 @@ def run_case(name: str, columns: list[str], run: Run, cells: Cells) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Run what is missing."""
-    parser = arguments(__doc__, 200, "models/fits")
+    parser = arguments(__doc__, 400, "models/fits")
     parser.add_argument("--cases", nargs="+", default=list(CASES))
     names = [name for name in COLUMNS if name != "gc"]
     parser.add_argument("--columns", nargs="+", choices=names, default=names)

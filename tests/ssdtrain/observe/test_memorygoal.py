@@ -23,7 +23,7 @@ class Memory:
         self.cache: Any = Cache()
         self.cache.device.capacity = CAPACITY
         self.goal = Tightened(goal or Goal())
-        self.room: Any = SimpleNamespace(stuck_bytes=0)
+        self.room: Any = SimpleNamespace(stuck_bytes=0, unusable_bytes=0)
         self.observed: Any = SimpleNamespace(torn_bytes=0, cached_bytes=0)
         self.memory = MemoryGoal(
             self.cache, self.goal, self.room, self.observed, peers or Alone()
@@ -62,7 +62,7 @@ def test_plans_leave_what_is_torn_or_stuck_on_any_rank() -> None:
             return -500.0 * MB, own[1]
 
     own = Memory(peers=Others())
-    own.observed.torn_bytes, own.room.stuck_bytes = 3, 5
+    own.observed.torn_bytes, own.room.unusable_bytes = 3, 5
     own.memory.look_at_device(7)
     assert told == [((-float(CAPACITY), 5.0), "capacity", 7)]
     goal = own.goal.goal
