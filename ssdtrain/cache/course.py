@@ -334,9 +334,7 @@ class Course:
         course.orders, course.runs_all = None, self.runs_all
         self._fall_back(Fallback.PLAN_OUTGROWN)
 
-    def counts(  # noqa: C901 (one question after another)
-        self, lane: Lane, tensor: Tensor, num_bytes: int, least: int
-    ) -> bool:
+    def counts(self, lane: Lane, tensor: Tensor, num_bytes: int, least: int) -> bool:
         """Whether a tensor that nobody knows yet is an item: what is not smaller than
         `least` bytes, and in a lane of another size what was not when it was observed.
         """
@@ -349,8 +347,6 @@ class Course:
         if course.orders is None:
             return is_large
         name = self._name_of(tensor)
-        if not is_large and self.met.was_small(name):
-            return False
         for order in self._following(course):
             if order.name == name:
                 return is_large

@@ -29,10 +29,6 @@ class MetNames:
             self._small.clear()
         self._small.add(name)
 
-    def was_small(self, name: str) -> bool:
-        """Whether this very one was."""
-        return name in self._small
-
     def is_like_small(self, name: str) -> bool:
         """Whether something of its kind was, at any size."""
         return any(is_same_item(small, name) for small in self._small)

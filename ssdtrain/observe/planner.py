@@ -524,7 +524,8 @@ class Planner:
             self._search_again(QUICK_MARKS)
         if self._memory.is_short():
             self._search_again(QUICK_MARKS)
-        self._smaller.step()
+        if self._adoption.taken is None:  # pinned memory is made for one at a time
+            self._smaller.step()
         measured = self._times.last_step_ms()
         before = self._times.plan_before(measured)
         if before is not None:

@@ -8,9 +8,10 @@ until the last one has run: behind a wait for it a step starts on an idle device
 
 Where batches change their length none may be as long as the observed one. A plan is
 made in the observed step's times, and its growth is by them, so a longer step's are
-shortened by as much as it saved more: times of 5365 tokens were once taken for those of
-2379, and a plan for 7113, predicted at 3.2 times the plain step, moved so much that
-steps took 1.9 times as long. The host launches as much for any length.
+shortened by how much more it saved (`times_longer`): times of 5365 tokens were once
+taken for those of 2379, and a plan for 7113, predicted at 3.2 times the plain step,
+moved so much that steps took 1.9 times as long. The host launches as much for any
+length.
 (tests/ssdtrain/observe/test_regionsteps.py)
 """
 
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 from ssdtrain.cache.bypass import Bypass
 from ssdtrain.observe.hosttime import HostMeter
 from ssdtrain.plan.calibrate import PlainTimes, RegionTimes
+from ssdtrain.plan.scaled import times_longer
 from ssdtrain.remat.budget import Span
 from ssdtrain.transfer.device import Stalled
 
@@ -62,9 +64,9 @@ class RegionStep(NamedTuple):
     def factor(self, num_bytes: int) -> float:
         """Return a step's times over this one's, for a step that saves so many bytes;
         1.0 where they are alike."""
-        if abs(self.num_bytes - num_bytes) <= ALIKE * num_bytes or not self.num_bytes:
+        if abs(self.num_bytes - num_bytes) <= ALIKE * num_bytes or not num_bytes:
             return 1.0
-        return num_bytes / self.num_bytes
+        return 1.0 / times_longer(self.num_bytes / num_bytes)
 
 
 def fastest(steps: Sequence[RegionStep], num_bytes: int) -> RegionStep:

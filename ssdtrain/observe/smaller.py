@@ -24,7 +24,7 @@ from ssdtrain.plan.unsearched import unsearched
 
 logger = logging.getLogger(__name__)
 
-NUM_SIZES = 5
+NUM_SIZES = 7
 """Plans for smaller batches."""
 LEAST_MET = 4
 """Batches of different sizes that are met before it is known what the sizes are."""
@@ -68,6 +68,8 @@ class SmallerPlans:
             profile = corrected(seen, asked.corrections)
             self._unsearched = unsearched(profile, goal, asked.growth)
         self._asked = asked
+        if self._waits:
+            self._prepare()  # what the plan in force moves is others by now
         self._follow()
 
     def step(self) -> None:

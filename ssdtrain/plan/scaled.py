@@ -8,6 +8,11 @@ from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 
+FIXED_SHARE = 0.3
+"""Part of a step's times that does not grow with its batch: weights are read, and their
+gradients written, for a batch of any size. Twelve layers of a 4B model took an H200 117
+ms for 2379 tokens, 184 for 5365 and 257 for 8192, of which some 60 are that part."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Growth:
@@ -19,6 +24,11 @@ class Growth:
     def bytes_of(self, name: str, num_bytes: int, ratio: float) -> int:
         """Return the size of an item of a batch that is larger by this ratio."""
         return num_bytes if name in self.fixed else round(num_bytes * ratio)
+
+
+def times_longer(ratio: float) -> float:
+    """Return how much longer operators take of a batch that is larger by this ratio."""
+    return FIXED_SHARE + (1.0 - FIXED_SHARE) * ratio
 
 
 class UpTo(NamedTuple):
@@ -37,30 +47,30 @@ def scaled(profile: Profile, ratio: float, growth: Growth | None = None) -> Prof
     observed one's: weights' gradients are among it.
     """
     growth = growth or Growth()
-    others = max(1.0, ratio)
+    others, longer = max(1.0, ratio), times_longer(ratio)
     kinds = {
         kind: tuple(
             replace(
                 item,
                 num_bytes=growth.bytes_of(item.name, item.num_bytes, ratio),
-                recipe_ms=item.recipe_ms * ratio,
-                made_ms=item.made_ms * ratio,
+                recipe_ms=item.recipe_ms * longer,
+                made_ms=item.made_ms * longer,
             )
             for item in items
         )
         for kind, items in profile.kinds.items()
     }
     marks = tuple(
-        replace(mark, ms=mark.ms * ratio, other_bytes=round(mark.other_bytes * others))
+        replace(mark, ms=mark.ms * longer, other_bytes=round(mark.other_bytes * others))
         for mark in profile.marks
     )
     regions = {
         kind: tuple(
             replace(
                 run,
-                ms=run.ms * ratio,
+                ms=run.ms * longer,
                 other_bytes=round(run.other_bytes * others),
-                parts=tuple(replace(part, ms=part.ms * ratio) for part in run.parts),
+                parts=tuple(replace(part, ms=part.ms * longer) for part in run.parts),
             )
             for run in runs
         )

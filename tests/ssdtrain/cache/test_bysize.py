@@ -24,7 +24,9 @@ KEPT: dict[str, Any] = {
     "min_bytes": 0,
     "plan": "keep-all",
     "recompute": "off",
+    "verify": "checksum",
 }
+"""With hooks, which tell what is saved."""
 OUTGROWN = Fallback.PLAN_OUTGROWN.value
 UNPLANNED = {Fallback.PLAN_MISMATCH.value, OUTGROWN}
 

@@ -7,6 +7,7 @@ import pytest
 from ssdtrain.cache.bypass import Bypass
 from ssdtrain.observe.regionsteps import RegionStep, fastest
 from ssdtrain.plan.calibrate import PlainTimes
+from ssdtrain.plan.scaled import times_longer
 from ssdtrain.remat.budget import Span
 from ssdtrain.transfer.device import Stalled
 
@@ -67,8 +68,9 @@ def test_a_longer_steps_times_are_shortened_to_the_observed_ones() -> None:
     whole = step.times().plain()
     plain = step.plain(5826)
     assert whole.step_ms > 2 * 117
-    assert plain.step_ms == pytest.approx(whole.step_ms * 5826 / 12183)
-    assert plain.forward_ms == pytest.approx(whole.forward_ms * 5826 / 12183)
+    assert plain.step_ms == pytest.approx(whole.step_ms / times_longer(12183 / 5826))
+    assert plain.step_ms == pytest.approx(117, rel=0.25)
+    assert plain.forward_ms == pytest.approx(whole.forward_ms * step.factor(5826))
     # The host launches as much.
     assert plain.host_forward_ms == whole.host_forward_ms == HOST_MS
     # What is nearly as long is as it is.
