@@ -95,7 +95,7 @@ def test_captured_steps_are_told_over_the_plain_graph() -> None:
     }
     data = {
         "environment": {"device": "d", "num_devices": 1, "num_cpus": 2, "versions": {}},
-        "settings": {"layers": 28, "tokens": 2048},
+        "settings": {"layers": 28, "tokens": 2048, "budget_share": 0.5},
         "cells": cells,
     }
     text = models_table.graphs(data)

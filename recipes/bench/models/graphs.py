@@ -260,6 +260,7 @@ def main(argv: list[str] | None = None) -> int:
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
     settings = {name: getattr(options, name) for name in ("layers", "tokens")}
+    settings["budget_share"] = BUDGET_SHARE
     # Ratios are to the plain graph of the same process.
     cells = Cells(options.out, options.budget_s, settings, anew=True)
     bench = Bench(options.layers, options.tokens, options.replays)
