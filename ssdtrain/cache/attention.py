@@ -11,7 +11,14 @@ from torch import Tensor
 from ssdtrain.cache.handles import KeptHandle, KeptItemHandle
 from ssdtrain.cache.identity import check_version
 from ssdtrain.cache.moved import MovedHandle
-from ssdtrain.cache.record import NO_ITEM, Handle, Kept, RecordView, item_of
+from ssdtrain.cache.record import (
+    NO_ITEM,
+    Handle,
+    Kept,
+    RecordView,
+    item_of,
+    part_of,
+)
 from ssdtrain.regions.attention import (
     Attention,
     Watched,
@@ -91,7 +98,8 @@ class StoredAttention:
         """The general path has served the tensor at this place."""
         if self._cache.course.observer.listens:
             self._items[number] = item_of(handle)
-            if is_attentions(tensor):
+            # What wraps its bytes answers no operator.
+            if part_of(handle) is handle and is_attentions(tensor):
                 self._outputs.append(number)
         self.stored(number, handle)
 

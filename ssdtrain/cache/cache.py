@@ -59,7 +59,7 @@ from ssdtrain.cache.tables import Tables
 from ssdtrain.cache.traced import leave_alone, untraced
 from ssdtrain.cache.verify import NoVerifier, Verifier
 from ssdtrain.cache.window import CacheLimits, ReleaseWindow
-from ssdtrain.cache.wrapped import WrappedHandle, unwrapped
+from ssdtrain.cache.wrapped import Unwrapped, WrappedHandle, unwrapped
 from ssdtrain.counters import Count, Counters, Fallback
 from ssdtrain.forks import Owner
 from ssdtrain.plan.rule import Rule
@@ -217,7 +217,7 @@ class TensorCache:
                 return self._pack_in_region(tensor, call)
             if not is_plain(tensor) or tensor.device != self.device.torch_device:
                 return self._pack_wrapper(tensor)
-            return self._pack_plain(tensor, tensor._version)
+            return self._pack_plain(tensor, tensor)
 
     def pack_staying(self, tensor: Tensor) -> Handle:
         """Take over a tensor that stays where it is. See scope.py."""
@@ -320,40 +320,67 @@ class TensorCache:
 
     def _pack_in_region(self, tensor: Tensor, call: RegionCall) -> Handle:
         """Every one has a place, whatever becomes of it. See [Note: regions]."""
-        if not is_plain(tensor):
-            if is_traceable_wrapper_subclass(tensor):
-                return call.hold(tensor)
-            # Its version has no counter that holds none of its bytes.
-            return call.stored(tensor, self._keep(tensor, Fallback.KEPT_UNSUPPORTED))
-        if tensor.device != self.device.torch_device:
+        if is_plain(tensor):
+            return self._pack_bytes_in_region(Unwrapped(tensor, None), tensor, call)
+        found = unwrapped(tensor)
+        if found is not None:
+            return self._pack_bytes_in_region(found, tensor, call)
+        if is_traceable_wrapper_subclass(tensor):
             return call.hold(tensor)
-        if self._needs_no_record(call):
-            if tensor.nbytes < min(TINY_BYTES, self.limits.least_bytes):
-                return call.stored(tensor, self._keep(tensor))
+        # Its version has no counter that holds none of its bytes.
+        return call.stored(tensor, self._keep(tensor, Fallback.KEPT_UNSUPPORTED))
+
+    def _pack_bytes_in_region(
+        self, found: Unwrapped, tensor: Tensor, call: RegionCall
+    ) -> Handle:
+        """As records and items, the same ones as outside of a region: a plan may choose
+        that the region does not run again.
+
+        Args:
+            found: the tensor, or the part that it wraps.
+        """
+        part = found.local
+
+        def around(handle: Handle) -> Handle:
+            if part is tensor:
+                return handle
+            return WrappedHandle(tensor, found.shell, handle, self.unpack)
+
+        def keep(_: Tensor) -> Handle:
+            return around(self._keep(part))
+
+        if part.device != self.device.torch_device:
             return call.hold(tensor)
-        key, view = identify(tensor)
-        num_bytes = key.end_byte - key.start_byte
         least_bytes = self.limits.least_bytes
+        if self._needs_no_record(call):
+            if part.nbytes < min(TINY_BYTES, least_bytes):
+                return call.stored(tensor, keep(tensor))
+            return call.hold(tensor)
+        key, view = identify(part)
+        key = key._replace(version=tensor._version)  # see [Note: wrappers]
+        num_bytes = key.end_byte - key.start_byte
         record = call.records.get(key) or self._records.get(key)
-        is_item = record is not None or self._is_item(tensor, key)
+        node = tensor.grad_fn
+        is_item = record is not None or self._is_item(part, key, node)
         if key.stamp in self._resident or (
             not is_item and num_bytes < min(TINY_BYTES, least_bytes)
         ):
-            return call.stored(tensor, self._keep(tensor))
+            return call.stored(tensor, keep(tensor))
         if not is_item:
-            return call.hold_small(tensor, self._keep)
-        return call.stored(tensor, self._pack_bytes(tensor, key, view, record))
+            return call.hold_small(tensor, keep)
+        handle = self._pack_bytes(part, key, view, record, node)
+        return call.stored(tensor, around(handle))
 
     def _pack_wrapper(self, tensor: Tensor) -> Handle:
         """See [Note: wrappers]."""
         found = unwrapped(tensor)
         if found is None or found.local.device != self.device.torch_device:
             return self._keep(tensor, Fallback.KEPT_UNSUPPORTED)
-        inner = self._pack_plain(found.local, tensor._version)
+        inner = self._pack_plain(found.local, tensor)
         return WrappedHandle(tensor, found.shell, inner, self.unpack)
 
-    def _pack_plain(self, tensor: Tensor, version: int) -> Handle:
-        """version: of the tensor, or of what it is the part of."""
+    def _pack_plain(self, tensor: Tensor, saved: Tensor) -> Handle:
+        """saved: by autograd: the tensor, or what it is the part of."""
         least_bytes = self.limits.least_bytes
         planned = self.course.plan_of(self.lanes.current).plan is not None
         if planned or self.course.observer.listens:
@@ -363,36 +390,44 @@ class TensorCache:
             return self._keep(tensor)
         if torch._C._current_graph_task_id() != -1:
             return self._keep(tensor, Fallback.KEPT_IN_BACKWARD)
-        return self._pack_record(tensor, version)
+        return self._pack_record(tensor, saved)
 
-    def _pack_record(self, tensor: Tensor, version: int) -> Handle:
+    def _pack_record(self, tensor: Tensor, saved: Tensor) -> Handle:
         key, view = identify(tensor)
+        version, node = saved._version, saved.grad_fn
         if version != key.version:
             key = key._replace(version=version)
         record = self._records.get(key)
-        if key.stamp in self._resident or not (record or self._is_item(tensor, key)):
+        if key.stamp in self._resident:
             return self._keep(tensor)
-        return self._pack_bytes(tensor, key, view, record)
+        if record is None and not self._is_item(tensor, key, node):
+            return self._keep(tensor)
+        return self._pack_bytes(tensor, key, view, record, node)
 
-    def _is_item(self, tensor: Tensor, key: Key) -> bool:
+    def _is_item(self, tensor: Tensor, key: Key, node: Any) -> bool:
         """Whether a tensor without a record is large enough for a plan or its rule."""
         num_bytes, least_bytes = key.end_byte - key.start_byte, self.limits.least_bytes
         if self.recipes.knows(key):
             return True
-        return num_bytes > 0 and self.course.counts(
-            self.lanes.current, tensor, num_bytes, least_bytes
-        )
+        if not num_bytes:
+            return False
+        name = self.course.name_of(node, tensor.shape)
+        return self.course.counts(self.lanes.current, name, num_bytes, least_bytes)
 
     def _pack_bytes(
-        self, tensor: Tensor, key: Key, view: View, record: Record | None
+        self, tensor: Tensor, key: Key, view: View, record: Record | None, node: Any
     ) -> Handle:
-        """One more handle of the record or recipe of these bytes, or of a new one."""
+        """One more handle of the record or recipe of these bytes, or of a new one.
+
+        Args:
+            node: of autograd, which made the tensor, or what it is the part of.
+        """
         if record is not None:
             handle = handle_of(record, view, self.probe_of(tensor))
             self._tell_of_another(record)
         else:
             again = self.recipes.again(tensor, key, view)
-            handle = again or self._pack_new(tensor, key, view)
+            handle = again or self._pack_new(tensor, key, view, node)
         if self.course.storing < 0:
             # Else a region asks, which the plan may choose to be none: autograd does
             # not save it, and no recipe may count on it.
@@ -403,9 +438,10 @@ class TensorCache:
         """A probe of a plain tensor on the device."""
         return Probe.of(tensor, self.nothing)
 
-    def _pack_new(self, tensor: Tensor, key: Key, view: View) -> Handle:
+    def _pack_new(self, tensor: Tensor, key: Key, view: View, node: Any) -> Handle:
         """The first handle of a record or of a recipe."""
-        entry = self.course.enter(self.lanes.current, tensor, key)
+        name = self.course.name_of(node, tensor.shape)
+        entry = self.course.enter(self.lanes.current, tensor, key, name)
         self.moves.release_due()
         handle: Handle | None = None
         if self._may_be_rebuilt(entry):

@@ -232,9 +232,9 @@ class Course:
             known = self._ways[key] = Way(orders)
         return known
 
-    def enter(self, lane: Lane, tensor: Tensor, key: Key) -> Entry:
+    def enter(self, lane: Lane, tensor: Tensor, key: Key, name: str) -> Entry:
         """A new item of the lane: a mark."""
-        course, name, held = self.of(lane), self._name_of(tensor), is_held(tensor)
+        course, held = self.of(lane), is_held(tensor)
         num_bytes = key.end_byte - key.start_byte
         if course.is_free:  # under a plan another item may be the first
             course.first_bytes = course.first_bytes or num_bytes
@@ -253,15 +253,14 @@ class Course:
             due = self.mark + order.release_after
         return Entry(number, order, due, name, held)
 
-    def _name_of(self, tensor: Tensor) -> str:
+    def name_of(self, node: Any, shape: tuple[int, ...]) -> str:
         """`name_of`, made once for each producer and shape."""
-        node = tensor.grad_fn
-        key = "" if node is None else node.name(), tensor.shape
+        key = "" if node is None else node.name(), shape
         name = self._names.get(key)
         if name is None:
             if len(self._names) >= MAX_NAMES:
                 self._names.clear()
-            name = self._names[key] = name_of(tensor)
+            name = self._names[key] = name_of(node, shape)
         return name
 
     def _expected(
@@ -271,13 +270,14 @@ class Course:
         orders = course.orders
         if orders is None:
             return course.num_items, None
+        is_exact = self._follows(course, name, num_bytes)
         while course.num_items < len(orders):
             number = course.num_items
             order = orders[number]
             if (order.name, order.num_bytes) == (name, num_bytes):
                 self._found(course, order, num_bytes)
                 return number, order
-            if order.name != name and is_same_item(order.name, name):
+            if not is_exact and order.name != name and is_same_item(order.name, name):
                 found = self._found_resized(course, order, num_bytes)
                 return number, order if found else None
             if not order.floats:
@@ -298,6 +298,19 @@ class Course:
                 return number, order
         self._stray(course)
         return course.num_items, None
+
+    def _follows(self, course: LaneCourse, name: str, num_bytes: int) -> bool:
+        """Whether an order behind those that float is for this very tensor, in a lane
+        of the plan's size: then none of these is for it at another size."""
+        if course.own_bytes != course.planned_bytes:
+            return False
+        orders = course.orders or ()
+        for order in orders[course.num_items :]:
+            if (order.name, order.num_bytes) == (name, num_bytes):
+                return not self._is_absent(order, course)
+            if not (order.floats or self._is_absent(order, course)):
+                return False
+        return False
 
     def _found(self, course: LaneCourse, order: Order, num_bytes: int) -> None:
         course.planned_bytes += order.num_bytes
@@ -334,19 +347,18 @@ class Course:
         course.orders, course.runs_all = None, self.runs_all
         self._fall_back(Fallback.PLAN_OUTGROWN)
 
-    def counts(self, lane: Lane, tensor: Tensor, num_bytes: int, least: int) -> bool:
+    def counts(self, lane: Lane, name: str, num_bytes: int, least: int) -> bool:
         """Whether a tensor that nobody knows yet is an item: what is not smaller than
         `least` bytes, and in a lane of another size what was not when it was observed.
         """
         is_large = num_bytes >= least
         if self.observer.listens and not is_large:
-            self.met.note_small(self._name_of(tensor))
+            self.met.note_small(name)
         if self.plan_of(lane).plan is None or num_bytes >= MOST * least:
             return is_large
         course = self.of(lane)
         if course.orders is None:
             return is_large
-        name = self._name_of(tensor)
         for order in self._following(course):
             if order.name == name:
                 return is_large

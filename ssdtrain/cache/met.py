@@ -4,7 +4,7 @@ See [Note: sizes] in sizes.py.
 (tests/ssdtrain/cache/test_course.py)
 """
 
-from torch import Tensor
+from typing import Any
 
 from ssdtrain.cache.sizes import is_same_item, num_changed
 
@@ -51,7 +51,11 @@ class MetNames:
             self.fixed.add(name)
 
 
-def name_of(tensor: Tensor) -> str:
-    """Producer and shape: what a saved tensor is called in plans and reports."""
-    producer = tensor.grad_fn.name() if tensor.grad_fn is not None else "input"
-    return f"{producer} [{'x'.join(map(str, tensor.shape))}]"
+def name_of(node: Any, shape: tuple[int, ...]) -> str:
+    """Producer and shape: what a saved tensor is called in plans and reports.
+
+    Args:
+        node: of autograd, which made it, or what it is the part of; None: an input.
+    """
+    producer = "input" if node is None else node.name()
+    return f"{producer} [{'x'.join(map(str, shape))}]"

@@ -591,9 +591,17 @@ def handle_of(record: Record, view: View, probe: Probe) -> Handle:
     return Handle(RecordView(record, view, probe))
 
 
+def part_of(handle: Any) -> Any:
+    """The handle, or that of the part that it wraps."""
+    source = handle.source
+    return source.inner if isinstance(source, Wrapped) else handle
+
+
 def item_of(handle: Any) -> int:
     """The number of the saved tensor in its lane; `NO_ITEM`: it has none."""
     source = getattr(handle, "source", None)
+    if isinstance(source, Wrapped):
+        return item_of(source.inner)
     if isinstance(source, RecordView):
         return source.record.item
     return source.rebuilt.item if isinstance(source, RebuiltView) else NO_ITEM

@@ -38,9 +38,16 @@ from ssdtrain.cache.identity import (
 )
 from ssdtrain.cache.living import Living
 from ssdtrain.cache.quiet import ForwardHooks, Quietly, Watched
-from ssdtrain.cache.record import Handle, Known, Lane, RecordView, item_of
+from ssdtrain.cache.record import (
+    Handle,
+    Known,
+    Lane,
+    RecordView,
+    item_of,
+    part_of,
+)
 from ssdtrain.cache.state import Holding, RecordState
-from ssdtrain.cache.wrapped import counter_of
+from ssdtrain.cache.wrapped import bytes_of, counter_of
 from ssdtrain.counters import Count, Fallback
 from ssdtrain.errors import ForkedError, InPlaceError, RegionError
 from ssdtrain.plan.placement import Placement
@@ -291,7 +298,7 @@ class RegionCall:
 
     def stored(self, tensor: Tensor, handle: Handle) -> Handle:
         """The next place; its tensor went the general way."""
-        source = handle.source
+        source = part_of(handle).source
         owner = None
         if isinstance(source, RecordView) and source.record.region is self:
             owner = weakref.ref(source.record)
@@ -308,10 +315,10 @@ class RegionCall:
     def hold(self, tensor: Tensor) -> Handle:
         """The next place, for plain bytes or a wrapper of such; nobody but its handle
         knows of it."""
-        is_bytes = is_plain(tensor)
-        num_bytes = self._new_bytes(tensor) if is_bytes else 0
+        part = bytes_of(tensor)
+        num_bytes = self._new_bytes(part) if is_plain(part) else 0
         handle = PlaceHandle(self, tensor, num_bytes)
-        if not is_bytes:
+        if not is_plain(tensor):
             handle.counter = counter_of(tensor)
         self._places.append(place_of(tensor, weakref.ref(handle)))
         return handle
@@ -578,8 +585,9 @@ class RegionCall:
         elif type(owner) is PlaceHandle:
             found.append(tensor.detach())
         else:
-            key, _ = identify(tensor)
-            found.append(raw_bytes(tensor, key))
+            part = bytes_of(tensor)
+            key, _ = identify(part)
+            found.append(raw_bytes(part, key))
 
     def _hand_out(self, found: list[Tensor]) -> None:
         made_bytes = 0

@@ -39,6 +39,7 @@ from ssdtrain.cache.spec import NOTHING
 from ssdtrain.cache.state import Holding, RecordState
 from ssdtrain.cache.table import Hooks, Pack, Table, Unpack
 from ssdtrain.cache.traced import tracer, untraced
+from ssdtrain.cache.wrapped import WrappedHandle
 from ssdtrain.counters import Count
 from ssdtrain.remat import modes
 from ssdtrain.remat.modes import may_meddle, without_modes
@@ -136,7 +137,7 @@ class Run:
                     if tracer() is None:  # a user's recipe may run
                         return self.make(source)
                 return general(handle)
-            if kind is PlaceHandle and handle.seal is not None:
+            if kind in SEALED and handle.seal is not None:
                 return general(handle)
             return handle.get()  # type: ignore[no-any-return]
 
@@ -595,6 +596,8 @@ class Run:
         return self._resized_bytes * planned_bytes // kept_bytes
 
 
+SEALED = frozenset({PlaceHandle, WrappedHandle})
+"""Handles that the general path checks, where they have a seal."""
 AT_HAND = (RecordState.BACK, RecordState.KEPT)
 """Bytes that are on the device, and are to stay for now."""
 ROUNDING = 1e-3

@@ -43,9 +43,9 @@ from torch.autograd import Variable
 
 from ssdtrain.cache.digest import Digests, chunks, elements, word_bytes
 from ssdtrain.cache.identity import is_plain
-from ssdtrain.cache.record import Handle, RebuiltView, RecordView, Wrapped
+from ssdtrain.cache.record import Handle, RebuiltView, RecordView, part_of
 from ssdtrain.cache.regions import FromRegion
-from ssdtrain.cache.wrapped import unwrapped
+from ssdtrain.cache.wrapped import bytes_of
 from ssdtrain.config import Verify
 from ssdtrain.counters import Count, Counters
 from ssdtrain.errors import ActivationChangedError
@@ -464,22 +464,8 @@ def _is_unwritten(tensor: Tensor) -> bool:
     return rate == 0.0
 
 
-def bytes_of(tensor: Tensor) -> Tensor:
-    """The tensor, or the part that it wraps."""
-    if type(tensor) is Tensor:
-        return tensor
-    found = unwrapped(tensor)
-    return tensor if found is None else found.local
-
-
-def part_of(handle: Handle) -> Handle:
-    """The handle, or that of the part that it wraps."""
-    source = handle.source
-    return source.inner if isinstance(source, Wrapped) else handle
-
-
 def _is_made_again(handle: Handle) -> bool:
-    source = handle.source
+    source = part_of(handle).source
     if isinstance(source, RecordView):
         return source.record.region is not None
     return isinstance(source, RebuiltView | FromRegion)

@@ -8,7 +8,8 @@ it; the operator that saves it is about to wait for that, so pack waits.
 What runs below autograd never counts versions, so the part of a DTensor that was
 changed in place looks unchanged. The wrapper's own version decides: it is part of the
 record's identity, and backward compares it through a tensor that shares the counter
-and none of the bytes.
+and none of the bytes. In a region the part is a record and an item as well: the
+observed step runs all regions again, and a plan may choose that some do not.
 A tensor parallel step is bound by its host, so a row that has met a DTensor takes the
 next one apart without a search for classes, and nothing but its constructor builds it.
 (tests/ssdtrain/hosts/test_meshes.py, tests/ssdtrain/cache/test_wrapped.py)
@@ -64,6 +65,14 @@ def unwrapped(tensor: Tensor) -> Unwrapped | None:
         return None
     local = _waited(tensor)
     return Unwrapped(local.detach(), None) if is_plain(local) else None
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """The tensor, or the part that it wraps."""
+    if type(tensor) is Tensor:
+        return tensor
+    found = unwrapped(tensor)
+    return tensor if found is None else found.local
 
 
 def _waited(tensor: Tensor) -> Tensor:

@@ -120,7 +120,7 @@ def _orders(saved: list[tuple[Tensor, Placement]]) -> tuple[Order, ...]:
         moves = placement in AWAY_PLACEMENTS
         orders.append(
             Order(
-                name=name_of(tensor),
+                name=name_of(tensor.grad_fn, tensor.shape),
                 num_bytes=ITEM_BYTES,
                 placement=placement,
                 release_after=RELEASE_AFTER if moves else 0,

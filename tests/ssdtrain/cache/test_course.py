@@ -30,11 +30,14 @@ class Counted(Course):
 
     def save(self, lane: Lane, tensor: Tensor) -> Entry:
         """A new item."""
-        return self.enter(lane, tensor, identify(tensor)[0])
+        return self.enter(lane, tensor, identify(tensor)[0], self._name(tensor))
 
-    def is_item(self, lane: Lane, tensor: Tensor) -> bool:
+    def is_item(self, lane: Lane, tensor: Tensor, least: int = LEAST) -> bool:
         """Whether it is one."""
-        return self.counts(lane, tensor, tensor.nbytes, LEAST)
+        return self.counts(lane, self._name(tensor), tensor.nbytes, least)
+
+    def _name(self, tensor: Tensor) -> str:
+        return self.name_of(tensor.grad_fn, tensor.shape)
 
 
 class Listening(Observer):
@@ -147,15 +150,15 @@ def test_what_was_too_small_is_no_item_for_being_like_one() -> None:
     queries, keys = torch.empty(1, 4, 55, 16), torch.empty(1, 2, 55, 16)
     course = Counted()
     course.observer = Listening()
-    assert not course.counts(lane(), keys, keys.nbytes, 8000)
+    assert not course.is_item(lane(), keys, 8000)
     course.observer = Observer()
     course.plan = Plan(orders={KIND: (of(rows(55, 64)), of(queries))}, policy="given")
     own = lane()
     course.save(own, rows(38, 64))
     shorter = torch.empty(1, 2, 38, 16)
-    assert not course.counts(own, shorter, shorter.nbytes, 8000)
+    assert not course.is_item(own, shorter, 8000)
     shorter = torch.empty(1, 4, 30, 16)
-    assert course.counts(own, shorter, shorter.nbytes, 8000)
+    assert course.is_item(own, shorter, 8000)
 
 
 # -- lanes that are too large ------------------------------------------------------

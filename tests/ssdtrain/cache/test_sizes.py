@@ -302,6 +302,49 @@ def test_an_input_of_a_region_may_be_saved_as_another_view(
     assert same_bits(*found)
 
 
+class Scaled(Turning):
+    """Saves an input of its own first, of as many dimensions as what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.rand(ROWS, 2 * WIDTH)  # no buffer: those never move
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """(tokens, WIDTH) to the same."""
+        halves = x.view(-1, 2 * WIDTH) * self.scale
+        return super().forward(x + halves.mean(), cos, sin)
+
+
+def test_what_floats_is_not_taken_for_what_comes_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A region's inputs may be saved later where it does not run again: what is saved
+    first is one of the plan's size, and not one of them at another size."""
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1)
+    found = []
+    for settings in (None, {**SETTINGS, "memory_budget_bytes": 10**9}):
+        torch.manual_seed(0)
+        net = Turned()
+        net.layers = nn.ModuleList(Scaled() for _ in range(4))
+        session = None if settings is None else ssdtrain.offload(net, **settings)
+        seen: list[Tensor] = []
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(10):
+            net(torch.randn(2 * ROWS, WIDTH)).square().mean().backward()
+            seen += [p.grad.clone() for p in net.parameters() if p.grad is not None]
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(seen)
+    assert session is not None and session.profile is not None
+    assert any(item.floats for item in session.profile.kinds["model/0"])
+    assert session.plan is not None
+    for report in session.steps:
+        assert not UNPLANNED & set(report.fallbacks), report.step
+        assert not report.num_resized, report.step
+    session.close()
+    assert same_bits(*found)
+
+
 @pytest.mark.parametrize("first", [ROWS, ROWS // 2, 2 * ROWS])
 def test_a_budget_holds_for_every_batch(first: int) -> None:
     """Also for the first one of a size that was never seen, with a table and without
