@@ -593,7 +593,7 @@ def handle_of(record: Record, view: View, probe: Probe) -> Handle:
 
 def part_of(handle: Any) -> Any:
     """The handle, or that of the part that it wraps."""
-    source = handle.source
+    source = getattr(handle, "source", None)
     return source.inner if isinstance(source, Wrapped) else handle
 
 

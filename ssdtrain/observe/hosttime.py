@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ssdtrain.cache.ledger import HookSpans
 from ssdtrain.cache.moved import Moved, MovedHandle
-from ssdtrain.cache.record import RebuiltView, RecordView
+from ssdtrain.cache.record import RebuiltView, RecordView, part_of
 from ssdtrain.cache.regions import PlaceHandle
 from ssdtrain.plan.placement import AWAY_PLACEMENTS, Placement
 from ssdtrain.plan.profile import HostCost, HostCosts
@@ -136,7 +136,7 @@ class HostMeter:
         placement = self._placement_of(handle)
         self._samples[placement, what].append(own_ns)
         if placement is Placement.RECOMPUTE and what == "use":
-            rebuilt = handle.source.rebuilt
+            rebuilt = part_of(handle).source.rebuilt
             course = rebuilt.lane.course
             if course is not None:
                 self._rebuilds.setdefault((course.number, rebuilt.item), own_ns)
@@ -177,6 +177,7 @@ class HostMeter:
         return at - self._spent_ns
 
     def _placement_of(self, handle: Any) -> Placement:
+        handle = part_of(handle)
         if type(handle) is MovedHandle:
             stays = handle.moved.trip is None
             return Placement.KEEP if stays else Placement.OFFLOAD
@@ -194,6 +195,7 @@ class HostMeter:
 
     def _module(self, handle: Any) -> str:
         """Return the module that saved the tensor; "" if it is no item of a plan."""
+        handle = part_of(handle)
         if type(handle) is MovedHandle:
             return self._module_of(handle.moved.lane.kind, handle.row.item)
         source = getattr(handle, "source", None)

@@ -6,7 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterHandle
 from ssdtrain.cache.moved import MovedHandle
-from ssdtrain.cache.record import Handle, RebuiltView
+from ssdtrain.cache.record import Handle, RebuiltView, Wrapped
 from ssdtrain.observe import hostprobe
 from ssdtrain.observe.hostprobe import (
     NUM_ITEMS,
@@ -176,6 +176,26 @@ def test_where_a_moved_tensor_went_is_seen() -> None:
     # The start, what the last links keep, what recipes read, and a parameter each.
     kept = meter.num_packed(Placement.KEEP) / NUM_MEASURED
     assert kept == 1 + (NUM_ITEMS - 8 - 8 - 9) + 9 + NUM_ITEMS + 1
+
+
+@pytest.mark.parametrize("trip", [None, object()])
+def test_a_wrapper_costs_what_becomes_of_its_part(trip: object) -> None:
+    """A move of a DTensor is none of the costs of keeping tensors."""
+    moved = MovedHandle.__new__(MovedHandle)
+    moved.moved = SimpleNamespace(trip=trip)  # type: ignore[assignment]
+    clock = Turned()
+    meter = HostMeter(now=clock)
+
+    def packing(_: Any) -> Handle:
+        clock.pass_us(40)
+        return Handle(Wrapped(moved))  # type: ignore[arg-type]
+
+    pack, _ = meter.around(packing, lambda handle: handle)
+    pack(torch.ones(1))
+    costs = meter.costs(HostCosts())
+    found = costs.keep if trip is None else costs.host
+    assert found.pack_ms == pytest.approx(0.04)
+    assert costs.keep.pack_ms + costs.host.pack_ms == found.pack_ms
 
 
 def test_the_device_in_the_hooks_is_told_by_module() -> None:
