@@ -27,6 +27,27 @@ def all_moved(session: ssdtrain.Session) -> Plan:
     return Plan(orders={kind: own[::-1] for kind, own in orders.items()}, policy="all")
 
 
+def none_again(session: ssdtrain.Session) -> Plan:
+    """The plan in force, but nothing is made again, by recipes or in regions: all that
+    is saved leaves at once, and comes back when backward begins."""
+    plan = session.plan
+    assert plan is not None
+    orders = {
+        kind: tuple(
+            replace(
+                order,
+                placement=Placement.OFFLOAD,
+                release_after=1,
+                load_at=0,
+                load_batch=0,
+            )
+            for order in own
+        )
+        for kind, own in plan.orders.items()
+    }
+    return Plan(orders=orders, policy="none again")
+
+
 def nearly_all_kept(session: ssdtrain.Session) -> Plan:
     """The plan in force, but nothing leaves, except the first tensor: a plan that keeps
     all installs no hooks."""

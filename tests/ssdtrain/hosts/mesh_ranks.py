@@ -37,7 +37,7 @@ from ssdtrain.cache.run import Run
 from ssdtrain.plan.plan import Plan
 from tests.ranks import leave
 from tests.ssdtrain.bits import same_bits
-from tests.ssdtrain.cache.plans import all_moved, every_other_moved
+from tests.ssdtrain.cache.plans import all_moved, every_other_moved, none_again
 
 WIDTH, ROWS, LAYERS, NUM_STEPS = 16, 8, 2, 6
 
@@ -301,7 +301,11 @@ def follow_another(session: ssdtrain.Session, num_left: int) -> None:
     """Change the plan under way, behind the one that the ranks agreed on."""
     if session.plan is None:
         return
-    if num_left == 3:
+    orders = (order for own in session.plan.orders.values() for order in own)
+    if any(order.region >= 0 for order in orders):
+        if num_left == 3:
+            session.follow(none_again(session))
+    elif num_left == 3:
         session.follow(all_moved(session))
     elif num_left == 1:
         session.follow(every_other_moved(session))
@@ -326,6 +330,7 @@ def cases() -> dict[str, tuple[Case, list[str]]]:
     accumulated = Case(sharded(None, True), parts=2)
     every["fsdp2 accumulated"] = accumulated, ["auto"]
     every["tp"] = Case(parallel), ["auto", "shadow"]
+    every["tp regions"] = Case(parallel, num_steps=NUM_STEPS + 4), ["regions"]
     every["fsdp2 x tp"] = Case(parallel_and_sharded), ["auto", "at once"]
     every["ddp"] = Case(replicated()), ["auto"]
     every["ddp static"] = Case(replicated(static_graph=True)), ["auto"]
@@ -387,7 +392,7 @@ def main(rank: int, world: int, out: Path, names: list[str], kind: str) -> None:
                 continue
             mesh = square if both else square["tp"]
             place = rank // 2 if both else rank % 2
-            if name == "tp":
+            if name.startswith("tp"):
                 place = 0  # one batch for all
             for column in wanted:
                 settings = columns(directory)[column]

@@ -71,6 +71,15 @@ def test_a_lane_stays_in_its_table(results: Results, kind: str) -> None:
         assert Fallback.PLAN_MISMATCH.value not in rank["report"]["fallbacks"]
 
 
+@pytest.mark.slow
+def test_what_regions_saved_in_wrappers_is_planned_for(results: Results) -> None:
+    """All regions run again in the observed step; at the end none does."""
+    for rank in of_case(results, "tp regions/regions"):
+        assert rank["report"]["recipes"] == {}
+        assert Fallback.PLAN_MISMATCH.value not in rank["report"]["fallbacks"]
+        assert rank["general"][-1] == 0
+
+
 # -- one rank, in this process --------------------------------------------------------
 
 
