@@ -470,8 +470,11 @@ def calibrated(
 
 
 def paced(profile: Profile, pace: Pace, step_ms: float) -> Profile:
-    """Return the profile with its time where that step had it; as it was if that cannot
-    be.
+    """Return the profile with its time where that step had it; as it was if that was
+    another step.
+
+    The hooks of such a step may have been what its device waited for, as in a tensor
+    parallel one: then its time is shared out as it was there, and is no more.
 
     Args:
         step_ms: what the step takes that keeps everything.
@@ -482,7 +485,7 @@ def paced(profile: Profile, pace: Pace, step_ms: float) -> Profile:
     tail_ms = step_ms - pace.head_ms - left_ms
     tail_ms -= sum(segment.ms for segment in pace.segments)
     fits = pace.num_marks == len(marks) and starts == sorted(set(starts))
-    if not fits or tail_ms < 0.0:
+    if not fits or step_ms - tail_ms > MOST_FACTOR * step_ms:
         return profile
     before = marks[: starts[0]]
     head_ms, *lengths = _shared(
@@ -506,13 +509,37 @@ def paced(profile: Profile, pace: Pace, step_ms: float) -> Profile:
         ]
         if segment.reads_back:
             marks[segment.start] = replace(marks[segment.start], reads_back=True)
-    return replace(
+    found = replace(
         profile,
         marks=tuple(marks),
         head_ms=head_ms,
         head_host_ms=head_host_ms,
-        tail_ms=tail_ms,
+        tail_ms=max(0.0, tail_ms),
     )
+    return found if tail_ms >= 0.0 else _as_long_as(profile, found)
+
+
+def _as_long_as(plain: Profile, found: Profile) -> Profile:
+    """Return a profile whose halves take as long as those of another one."""
+    halves = (
+        (plain.forward_ms, found.forward_ms),
+        (_backward_ms(plain), _backward_ms(found)),
+    )
+    if min(map(min, halves)) <= 0.0:
+        return plain
+    forward, backward = (wanted / own for wanted, own in halves)
+    marks = tuple(
+        replace(mark, ms=mark.ms * forward)
+        if mark.phase is Phase.FORWARD
+        else replace(mark, ms=mark.ms * backward)
+        for mark in found.marks
+    )
+    head_ms = found.head_ms * forward
+    return replace(found, marks=marks, head_ms=head_ms, tail_ms=plain.tail_ms)
+
+
+def _backward_ms(profile: Profile) -> float:
+    return sum(mark.ms for mark in profile.marks if mark.phase is Phase.BACKWARD)
 
 
 def _shared(total: float, parts: list[float]) -> list[float]:

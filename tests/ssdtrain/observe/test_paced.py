@@ -289,7 +289,7 @@ def test_marks_take_what_their_segment_took() -> None:
     assert corrected(profile, by).marks[:6] == found.marks[:6]
 
 
-@pytest.mark.parametrize("step_ms, num_marks", [(15.0, 8), (17.0, 9)])
+@pytest.mark.parametrize("step_ms, num_marks", [(7.0, 8), (17.0, 9)])
 def test_a_pace_that_cannot_be_is_not_taken(step_ms: float, num_marks: int) -> None:
     profile, pace = uneven()
     pace = Pace(**{**vars(pace), "num_marks": num_marks})

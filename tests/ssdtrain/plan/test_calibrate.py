@@ -16,6 +16,7 @@ from ssdtrain.plan.calibrate import (
     calibrated,
     captured,
     corrected,
+    paced,
     rebuild_key,
     with_reruns,
 )
@@ -158,6 +159,28 @@ def test_another_number_of_reruns_is_not_believed() -> None:
     profile = layers(1.0)
     for times in ((9.0,) * (NUM_LAYERS - 1), (9.0,) * (NUM_LAYERS + 1), ()):
         assert with_reruns(profile, {"model/0": times}) == profile
+
+
+def test_a_pace_that_was_slower_says_where_the_time_goes() -> None:
+    """The hooks of a paced step bound it: much of its time is not the step's. But that
+    the first operator takes most of the forward, and that the host reads a result
+    behind it, is known from nothing else."""
+    before = profile()
+    shares = ((0, 12.0, True), (1, 4.0, False), (2, 12.0, False))
+    segments = tuple(
+        Segment(start=at, ms=ms, host_ms=1.0, reads_back=reads)
+        for at, ms, reads in shares
+    )
+    pace = Pace(num_marks=4, head_ms=0.0, head_host_ms=0.0, segments=segments, end=3)
+    found = paced(before, pace, before.compute_ms)
+    assert [mark.reads_back for mark in found.marks] == [True, False, False, False]
+    assert found.forward_ms == pytest.approx(before.forward_ms)
+    assert found.compute_ms == pytest.approx(before.compute_ms)
+    assert found.tail_ms == before.tail_ms
+    assert found.marks[0].ms == pytest.approx(3 * found.marks[1].ms)
+    # One of other marks is another step's.
+    other = replace(pace, num_marks=5)
+    assert paced(before, other, before.compute_ms) == before
 
 
 def test_a_captured_step_has_no_host() -> None:
