@@ -27,11 +27,9 @@ def all_moved(session: ssdtrain.Session) -> Plan:
     return Plan(orders={kind: own[::-1] for kind, own in orders.items()}, policy="all")
 
 
-def none_again(session: ssdtrain.Session) -> Plan:
-    """The plan in force, but nothing is made again, by recipes or in regions: all that
-    is saved leaves at once, and comes back when backward begins."""
-    plan = session.plan
-    assert plan is not None
+def none_again(plan: Plan) -> Plan:
+    """The plan, but nothing is made again, by recipes or in regions: all that is saved
+    leaves at once, and comes back when backward begins."""
     orders = {
         kind: tuple(
             replace(
@@ -46,6 +44,18 @@ def none_again(session: ssdtrain.Session) -> Plan:
         for kind, own in plan.orders.items()
     }
     return Plan(orders=orders, policy="none again")
+
+
+def misnamed(plan: Plan) -> Plan:
+    """The plan, but no lane saves what it expects from the middle on."""
+    orders = {
+        kind: tuple(
+            replace(order, name="nothing") if 2 * number > len(own) else order
+            for number, order in enumerate(own)
+        )
+        for kind, own in plan.orders.items()
+    }
+    return Plan(orders=orders, policy="misnamed")
 
 
 def nearly_all_kept(session: ssdtrain.Session) -> Plan:

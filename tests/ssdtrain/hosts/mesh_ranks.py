@@ -37,7 +37,12 @@ from ssdtrain.cache.run import Run
 from ssdtrain.plan.plan import Plan
 from tests.ranks import leave
 from tests.ssdtrain.bits import same_bits
-from tests.ssdtrain.cache.plans import all_moved, every_other_moved, none_again
+from tests.ssdtrain.cache.plans import (
+    all_moved,
+    every_other_moved,
+    misnamed,
+    none_again,
+)
 
 WIDTH, ROWS, LAYERS, NUM_STEPS = 16, 8, 2, 6
 
@@ -197,6 +202,10 @@ class Spy:
         self.general: list[int] = []
         self.rows: list[int] = []
         self.plans: list[int] = []
+        self.agreed: Plan | None = None
+        """The plan that the ranks agreed on."""
+        self.strays: list[int] = []
+        """Lanes of each step that did not fit their plan."""
         self.report: dict[str, Any] = {}
 
 
@@ -260,7 +269,7 @@ def train(
             stack.enter_context(model.join())
         for step in range(num_steps):
             if session is not None:
-                follow_another(session, last - step)
+                follow_another(session, last - step, spy)
             spy.general.append(0)
             spy.rows.append(0)
             found += run_step(case, model, step, data_rank, device)
@@ -268,6 +277,7 @@ def train(
             optimizer.zero_grad()
             if session is not None:
                 spy.plans.append(digest(session.plan))
+                spy.strays.append(session.cache.course.num_strayed)
         if session is not None and session.last_step is not None:
             spy.report = session.last_step.as_dict()
     return found + [whole(p) for p in model.parameters()], spy
@@ -297,18 +307,29 @@ def run_step(
     return found + [whole(p.grad) for p in model.parameters() if p.grad is not None]
 
 
-def follow_another(session: ssdtrain.Session, num_left: int) -> None:
+def follow_another(session: ssdtrain.Session, num_left: int, spy: Spy) -> None:
     """Change the plan under way, behind the one that the ranks agreed on."""
-    if session.plan is None:
+    plan = session.plan
+    if plan is None:
         return
-    orders = (order for own in session.plan.orders.values() for order in own)
+    orders = [order for own in plan.orders.values() for order in own]
     if any(order.region >= 0 for order in orders):
-        if num_left == 3:
-            session.follow(none_again(session))
+        follow_without_regions(session, plan, num_left, spy)
     elif num_left == 3:
         session.follow(all_moved(session))
     elif num_left == 1:
         session.follow(every_other_moved(session))
+
+
+def follow_without_regions(
+    session: ssdtrain.Session, plan: Plan, num_left: int, spy: Spy
+) -> None:
+    """Let one rank stray alone, in a step whose regions run again; then none does."""
+    if num_left == 4:
+        spy.agreed = plan
+        session.follow(misnamed(plan) if dist.get_rank() % 2 else plan)
+    elif num_left == 3:
+        session.follow(none_again(spy.agreed or plan))
 
 
 HOST = {"target": "host", "plan": "auto"}
@@ -330,7 +351,7 @@ def cases() -> dict[str, tuple[Case, list[str]]]:
     accumulated = Case(sharded(None, True), parts=2)
     every["fsdp2 accumulated"] = accumulated, ["auto"]
     every["tp"] = Case(parallel), ["auto", "shadow"]
-    every["tp regions"] = Case(parallel, num_steps=NUM_STEPS + 4), ["regions"]
+    every["tp regions"] = Case(parallel, num_steps=NUM_STEPS + 6), ["regions"]
     every["fsdp2 x tp"] = Case(parallel_and_sharded), ["auto", "at once"]
     every["ddp"] = Case(replicated()), ["auto"]
     every["ddp static"] = Case(replicated(static_graph=True)), ["auto"]
@@ -362,6 +383,7 @@ def compared(
         "general": spy.general,
         "rows": spy.rows,
         "plans": spy.plans,
+        "strays": spy.strays,
         "report": spy.report,
     }
 

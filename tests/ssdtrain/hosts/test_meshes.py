@@ -80,6 +80,16 @@ def test_what_regions_saved_in_wrappers_is_planned_for(results: Results) -> None
         assert rank["general"][-1] == 0
 
 
+@pytest.mark.slow
+def test_a_rank_that_strays_alone_meets_the_others_collectives(
+    results: Results,
+) -> None:
+    """Its regions run again as theirs do, collectives inside: all losses are equal."""
+    for rank, found in enumerate(of_case(results, "tp regions/regions")):
+        assert found["equal"]
+        assert found["strays"] == [0] * 8 + [rank % 2, 0, 0, 0]
+
+
 # -- one rank, in this process --------------------------------------------------------
 
 
