@@ -5,7 +5,7 @@ On the ground floor, because `machine` measures curves and `plan` prices with th
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ssdtrain.jsonfile import Duration, Fraction, Natural, Positive
 
@@ -95,6 +95,18 @@ class Curve:
         high = self.knots[at]
         slope = (high.seconds - low.seconds) / (high.num_bytes - low.num_bytes)
         return low.seconds + more * slope
+
+    def slower(self, factor: float) -> "Curve":
+        """The link of which every transfer takes `factor` times as long, but for what
+        it costs beside its bytes."""
+        return replace(
+            self,
+            bytes_per_second=self.bytes_per_second / factor,
+            sigmoid=replace(self.sigmoid, base=self.sigmoid.base - math.log10(factor)),
+            knots=tuple(
+                replace(knot, seconds=knot.seconds * factor) for knot in self.knots
+            ),
+        )
 
     def gb_per_s(self, num_bytes: float) -> float:
         """Effective bandwidth in GB/s (1e9) of transfers of `num_bytes`."""

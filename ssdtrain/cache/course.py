@@ -99,7 +99,7 @@ class Observer:
         """It has been: the next item."""
 
     def rebuilt(self, lane: int, number: int) -> None:
-        """A recipe has run, since `runs_again`."""
+        """A recipe has run, since `rebuilds`."""
 
     def region(self, lane: int, number: int, module: str) -> None:
         """A region call begins."""
@@ -109,6 +109,9 @@ class Observer:
 
     def saved_again(self, lane: int, item: int) -> None:
         """Autograd itself has saved the item, too."""
+
+    def rebuilds(self) -> None:
+        """A recipe is about to run."""
 
     def runs_again(self) -> None:
         """The forward of a region is about to run again."""

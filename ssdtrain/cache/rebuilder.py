@@ -458,7 +458,7 @@ class Rebuilder:
                 for holder in holders
             ]
             if observer.listens:
-                observer.runs_again()
+                observer.rebuilds()
             begun = clock.begin()
             wanted = rebuilt.numerics
             if pair is not None:

@@ -8,7 +8,7 @@ the step of regions] in plan/calibrate.py), and one step more is held (heldregio
 (tests/ssdtrain/observe/test_measured.py, test_paced.py, test_heldregions.py)
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,7 +21,12 @@ from ssdtrain.observe.hostprices import HostPrices
 from ssdtrain.observe.observer import prices
 from ssdtrain.observe.paced import HOLD_FACTOR, HOLD_MS, Paced
 from ssdtrain.observe.plainsteps import PlainSteps
-from ssdtrain.observe.regionsteps import RegionStep, fastest
+from ssdtrain.observe.regionsteps import (
+    RegionStep,
+    RerunHost,
+    fastest,
+    least_host_ms,
+)
 from ssdtrain.observe.room import Room
 from ssdtrain.plan.agree import Peers
 from ssdtrain.plan.calibrate import (
@@ -97,6 +102,15 @@ class Measured:
         """Copies slow compute down by this more than was known."""
         slowdown += self.corrections.copy_slowdown
         self.corrections = replace(self.corrections, copy_slowdown=slowdown)
+
+    def slow_links(self, out: float, into: float) -> None:
+        """Copies out and in take longer by these fractions than was known."""
+        by = self.corrections
+        self.corrections = replace(
+            by,
+            out_slowdown=(1.0 + by.out_slowdown) * (1.0 + out) - 1.0,
+            in_slowdown=(1.0 + by.in_slowdown) * (1.0 + into) - 1.0,
+        )
 
     @property
     def lacks_regions(self) -> bool:
@@ -202,6 +216,7 @@ class Measured:
         step = fastest(steps[1:], observed.saved_bytes)
         self._host.price_regions(step.meter)
         rerun_ms = self._rerun_ms(observed, step)
+        rerun_host_ms = self._rerun_host_ms(observed.profile, steps[1:])
         own = step.plain(observed.saved_bytes)
         host_ms = min(own.host_forward_ms, self._idle_host_ms)
         # The slowest rank's, and the host that is the least ahead.
@@ -210,7 +225,7 @@ class Measured:
             times, "plain times", self._step
         )
         plain = PlainTimes(step_ms, forward_ms, host_ms, -behind_ms)
-        self._correct(plain, WITHOUT_RERUNS, rerun_ms)
+        self._correct(plain, WITHOUT_RERUNS, rerun_ms, rerun_host_ms)
         yield from self._held_regions(observed.profile)
 
     def _region_step(self, steps: list[RegionStep]) -> Steps:
@@ -220,10 +235,12 @@ class Measured:
         self._room.trim()  # see [Note: torn blocks]
         meter = self._host.listen()
         timer = cache.timer = Bypass(ledger.clock, lambda: meter.spent_ns)
+        host = cache.course.observer = RerunHost()
         ledger.clock.keep_spans = True
         try:
             yield
         finally:
+            cache.course.observer = Unobserved()
             ledger.clock.keep_spans = False
             cache.timer = None
             self._host.take()
@@ -236,6 +253,7 @@ class Measured:
                 stalls=ledger.stalls,
                 meter=meter,
                 num_bytes=ledger.saved_bytes,
+                host=host,
             )
         )
 
@@ -244,23 +262,25 @@ class Measured:
     ) -> dict[str, tuple[float, ...]]:
         """Return what each region call took in this step, in the observed one's
         times."""
-        profile, factor = observed.profile, step.factor(observed.saved_bytes)
-        places = [
-            (kind, number)
-            for kind, runs in sorted(profile.regions.items())
-            for number in range(len(runs))
-        ]
-        costs = prices(step.spans())
+        factor = step.factor(observed.saved_bytes)
+        costs, places = prices(step.spans()), _places(observed.profile)
         own = [
             costs.get((kind, REGION, number), 0.0) * factor for kind, number in places
         ]
         found = self._peers.longest(own, "times of regions", self._step)
-        return {
-            kind: tuple(
-                ms for (of, _), ms in zip(places, found, strict=True) if of == kind
-            )
-            for kind in profile.regions
-        }
+        return _by_kind(places, found)
+
+    def _rerun_host_ms(
+        self, profile: Profile, steps: Sequence[RegionStep]
+    ) -> dict[str, tuple[float, ...]]:
+        """Likewise for the host, in any of these steps; none where it is the device."""
+        if not self._host.is_on_gpu:
+            return {}
+        spent = [step.host.spent_ns for step in steps if step.host is not None]
+        places = _places(profile)
+        own = [least_host_ms(spent, place) for place in places]
+        found = self._peers.longest(own, "host times of regions", self._step)
+        return _by_kind(places, found)
 
     def _held_regions(self, profile: Profile) -> Steps:
         """One is [Note: a held step of regions], where the host may bound it."""
@@ -317,6 +337,7 @@ class Measured:
         plain: PlainTimes,
         note: str,
         rerun_ms: dict[str, tuple[float, ...]] | None = None,
+        rerun_host_ms: dict[str, tuple[float, ...]] | None = None,
     ) -> None:
         """Take these as the times of a step without ssdtrain."""
         self.plain = plain
@@ -324,6 +345,26 @@ class Measured:
             plain=tuple(plain),
             note=note,
             rerun_ms=rerun_ms or {},
+            rerun_host_ms=rerun_host_ms or {},
             host_costs=self._host.costs,
             copy_slowdown=self.corrections.copy_slowdown,
         )
+
+
+def _places(profile: Profile) -> list[tuple[str, int]]:
+    """Return all region calls: kind of lane, number."""
+    return [
+        (kind, number)
+        for kind, runs in sorted(profile.regions.items())
+        for number in range(len(runs))
+    ]
+
+
+def _by_kind(
+    places: Sequence[tuple[str, int]], found: Sequence[float]
+) -> dict[str, tuple[float, ...]]:
+    kinds = dict.fromkeys(kind for kind, _ in places)
+    return {
+        kind: tuple(ms for (of, _), ms in zip(places, found, strict=True) if of == kind)
+        for kind in kinds
+    }

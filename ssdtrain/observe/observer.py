@@ -12,6 +12,15 @@ owner's: no plan frees it, and mostly it is older than the step, so it is not am
 bytes that are subtracted.
 No host wait: all is read once the step is over.
 
+[Note: held marks]
+In this step the host is busy with what is watched, and where operators are short the
+device waits for it: half of what lies between two marks would be launches. A large
+operator has no such waits, so one factor for the whole step would take time from it and
+give it to the others, and copies would be planned into that. So the device is held at
+each second moment, before rebuilds and before re-runs, and operators are launched
+before it goes on.
+(tests/ssdtrain/observe/test_observer.py)
+
 [Note: to the operator's end]
 Autograd drops what it kept when an operator has ended, its gradients summed to the
 shapes of its inputs. What the cache brought back would be gone before that sum, whose
@@ -45,6 +54,11 @@ from ssdtrain.remat.budget import Span
 from ssdtrain.transfer.device import Device
 
 MAKING = "making"
+HOLD_MS = 0.4
+"""For how long the device is held before an operator: see [Note: held marks]. Most are
+launched in less."""
+RERUN_HOLD_MS = 8.0
+"""Likewise before a region runs again: it has some dozen of them."""
 FIRST_RUN = 4.0
 """A rebuild that took so many times what others like it take was a first run."""
 
@@ -200,16 +214,28 @@ class Recording(Observer):
         self._lanes[lane].autograds.add(item)
 
     def runs_again(self) -> None:
-        """Note the memory in use before a region's forward or a recipe runs."""
-        self._device.reset_peak()
-        self._alive_bytes = self._saved_bytes()
+        """Note what there is before a region's forward runs again, and hold the
+        device for it."""
+        self._note_memory()
         self._num_collectives = num_collectives()
+        self._device.hold(RERUN_HOLD_MS)
         self._rerun_ns = self._meter.now()
 
+    def rebuilds(self) -> None:
+        """Likewise before a recipe runs."""
+        self._note_memory()
+        self._device.hold(HOLD_MS)
+
+    def _note_memory(self) -> None:
+        self._device.reset_peak()
+        self._alive_bytes = self._saved_bytes()
+
     def ran_again(self, lane: int, number: int) -> None:
-        """Record host time and extra memory of a region's second forward."""
+        """Record host time and extra memory of a region's second forward. The tensor
+        that is asked for may be one that a recipe makes from what it gives."""
         found = self._lanes[lane].regions[number]
         found.host_ns = max(found.host_ns, self._meter.now() - self._rerun_ns)
+        self._meter.exclude(self._rerun_ns)
         found.other_bytes = max(found.other_bytes, self._needed_bytes())
         before, behind = self._num_collectives, num_collectives()
         # Where nobody counts them there may be some.
@@ -301,6 +327,7 @@ class Recording(Observer):
             return
         start_ns = self._meter.now()
         row = self._rows[-1]
+        self._device.hold(HOLD_MS)
         row.end = self._clock.now()
         row.live_bytes = self._saved_bytes()
         self._device.reset_peak()

@@ -39,6 +39,7 @@ from ssdtrain.observe.smaller import SmallerPlans
 from ssdtrain.observe.start import SafeStart
 from ssdtrain.observe.tightened import Tightened
 from ssdtrain.observe.timegoal import TimeGoal
+from ssdtrain.observe.waits import WaitGoal
 from ssdtrain.plan.agree import Peers
 from ssdtrain.plan.calibrate import Corrections, captured, corrected
 from ssdtrain.plan.choose import QUICK_MARKS, SEARCH_MARKS, choose
@@ -119,6 +120,10 @@ class Planner:
             cache, self._goal, self.room, self._observation, peers
         )
         self._times = TimeGoal(cache, self._goal, self._measured, peers)
+        self._waits = WaitGoal(cache, self._goal, self._measured, peers)
+        self._is_repriced = False
+        """Whether hooks cost the host something else than when a plan was searched for
+        last. What waits tell comes before the next search."""
         self._searching = Searching(cache.device, peers)
         self._adoption = Adoption(cache, peers)
         self._smaller = SmallerPlans(cache)
@@ -147,13 +152,14 @@ class Planner:
     @property
     def is_settled(self) -> bool:
         """Whether the running step is neither a warm-up nor observed, no other plan is
-        searched for, and the one in force was compared with plain steps."""
+        searched for, and the steps of the one in force were compared with what it says
+        and with plain ones."""
         if self._searching.is_under_way or self._adoption.taken is not None:
             return False
         if self._smaller.is_searching:
             return False
         if self._stage is Stage.FOLLOWING:
-            return self._times.is_judged
+            return self._times.is_judged and self._waits.is_judged
         return self._stage is Stage.RESTING
 
     @property
@@ -354,6 +360,7 @@ class Planner:
         self._plan_by_size()
 
     def _begin_search(self, effort: int) -> None:
+        self._is_repriced = False
         if self._seen is None:
             return
         request = replace(self._request(self._seen), plan=self.plan)
@@ -440,7 +447,7 @@ class Planner:
             self._plan_by_size()
             if self.plan is not None:
                 self.plan = replace(self.plan, prediction=prediction)
-                self._times.priced_anew()
+                self._times.priced_anew(prediction)
         elif answer.plan is not None and self._seen is not None:
             self._adoption.take(answer.plan)
             self._prepare(self._seen)
@@ -491,6 +498,7 @@ class Planner:
         self._host.planned()
         self._memory.planned()
         self._times.planned(plan)
+        self._waits.planned()
         logger.info("ssdtrain: plan %d: %s", self.num_plans, plan.policy)
 
     def _hand_over(self, plan: Plan) -> None:
@@ -531,11 +539,13 @@ class Planner:
         if before is not None:
             self._go_back(before)
             return
+        self._match_waits()
         # If one is taken, other ranks may be about to follow it.
-        judges = self._adoption.taken is None or self._peers.is_alone
-        if judges and self._times.is_exceeded(measured, self.plan):
+        comes = self._searching.is_under_way or self._adoption.taken is not None
+        if not comes and self._times.is_exceeded(measured, self.plan):
             self._search_again(SEARCH_MARKS)
-        drifts = self._times.drifts(measured)
+        is_over = self._waits.is_judged and not self._searching.is_under_way
+        drifts = self._times.drifts(measured, is_over=is_over)
         if self._peers.observes(drifts, self._step):
             logger.info(
                 "ssdtrain: the plan drifts (%s): observing", self._times.drift.error
@@ -567,11 +577,26 @@ class Planner:
         costs = self._host.step(samples=peers.leads, module_of=self._module_of)
         if costs is None or seen is None:
             return
-        if not peers.leads or self._searching.is_under_way:
+        waits = not self._waits.is_judged
+        if not peers.leads or (self._searching.is_under_way and not waits):
             return
         before = self._measured.corrections.host_costs or seen.host_costs
-        if is_far(before, costs):
-            self._measured.reprice(costs)
+        if not is_far(before, costs):
+            return
+        self._measured.reprice(costs)
+        if waits:
+            self._is_repriced = True
+        else:
+            self._begin_search(SEARCH_MARKS)
+
+    def _match_waits(self) -> None:
+        """Search with slower links, and with what hooks cost by now, as soon as the
+        waits of the plan in force are known."""
+        if self._waits.is_judged:
+            return
+        is_exceeded = self._waits.is_exceeded(self.plan)
+        if is_exceeded or (self._is_repriced and self._waits.is_judged):
+            self._stop_search()
             self._begin_search(SEARCH_MARKS)
 
     def _module_of(self, kind: str, item: int) -> str:

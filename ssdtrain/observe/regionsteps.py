@@ -15,10 +15,13 @@ length.
 (tests/ssdtrain/observe/test_regionsteps.py)
 """
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ssdtrain.cache.bypass import Bypass
+from ssdtrain.cache.course import Observer
+from ssdtrain.cache.record import LaneCourse
 from ssdtrain.observe.hosttime import HostMeter
 from ssdtrain.plan.calibrate import PlainTimes, RegionTimes
 from ssdtrain.plan.scaled import times_longer
@@ -27,6 +30,43 @@ from ssdtrain.transfer.device import Stalled
 
 ALIKE = 0.01
 """Bytes saved in two steps that differ by less are of batches alike."""
+
+
+class RerunHost(Observer):
+    """Host time of the regions that run again in one step. In the observed step recipes
+    are looked for inside of them, which takes the host as long again."""
+
+    def __init__(self, now: Callable[[], int] = time.monotonic_ns) -> None:
+        self.spent_ns: dict[tuple[str, int], int] = {}
+        """By kind of lane and number of the region call: the longest of the step."""
+        self._now = now
+        self._kinds: list[str] = []
+        self._since_ns = 0
+
+    def lane(self, course: LaneCourse, kind: str) -> None:
+        """Note the kind of a new lane."""
+        self._kinds.append(kind)
+
+    def runs_again(self) -> None:
+        """Note when a region's forward runs again."""
+        self._since_ns = self._now()
+
+    def ran_again(self, lane: int, number: int) -> None:
+        """Note what it took."""
+        if lane >= len(self._kinds):
+            return  # of a step before
+        place = self._kinds[lane], number
+        took_ns = self._now() - self._since_ns
+        self.spent_ns[place] = max(took_ns, self.spent_ns.get(place, 0))
+
+
+def least_host_ms(
+    steps: Sequence[Mapping[tuple[str, int], int]], place: tuple[str, int]
+) -> float:
+    """Return what the region call took the host at least, of these steps; 0: in none.
+    One that was blocked by a device far behind took longer."""
+    found = [spent[place] for spent in steps if place in spent]
+    return min(found, default=0) / 1e6
 
 
 class RegionStep(NamedTuple):
@@ -42,6 +82,7 @@ class RegionStep(NamedTuple):
     meter: HostMeter | None
     num_bytes: int
     """Saved for backward."""
+    host: RerunHost | None = None
 
     def times(self) -> RegionTimes:
         """Wait for the device and return what the step took."""

@@ -58,7 +58,8 @@ class Searching:
 
         Args:
             request: what for; the efforts are chosen here.
-            effort: how long to search where nothing runs beside training.
+            effort: how long to search where nothing runs beside training; no more than
+                `QUICK_MARKS` if a plan is wanted soon.
             are_plain: whether steps run without hooks until there is a plan.
 
         Returns:
@@ -70,8 +71,10 @@ class Searching:
         if self._peers.leads:
             # Each plan that is taken costs a long step: one soon, and the best.
             efforts: tuple[int, ...] = (QUICK_MARKS, LONG_MARKS)
-            if not self._peers.is_alone and are_plain:
-                # Plain steps cost nothing; each plan that all follow does, and waits.
+            will_do = request.plan is not None and effort > QUICK_MARKS
+            if will_do or (not self._peers.is_alone and are_plain):
+                # Plain steps cost nothing, nor does the plan in force; each plan that
+                # all follow does, and waits.
                 efforts = efforts[1:]
             self._search = Search(replace(request, efforts=efforts))
         return None

@@ -13,9 +13,9 @@ from typing import Any
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.observe.measured import Measured
 from ssdtrain.observe.tightened import Tightened
-from ssdtrain.plan.adapt import Drift, Overhead, Trial
+from ssdtrain.plan.adapt import Drift, Overhead, Trial, earned_aim
 from ssdtrain.plan.agree import Peers
-from ssdtrain.plan.plan import Plan
+from ssdtrain.plan.plan import Plan, Prediction
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +85,10 @@ class TimeGoal:
             self.drift.planned(plan.prediction.step_ms)
         self._overhead.planned()
 
-    def priced_anew(self) -> None:
+    def priced_anew(self, prediction: Prediction | None) -> None:
         """The plan in force stays, with another prediction."""
+        if prediction is not None:
+            self.drift.predicted_ms = prediction.step_ms
         if self._goal.was:
             self._overhead.planned()  # it took too long: does it still?
 
@@ -144,24 +146,30 @@ class TimeGoal:
         if part is None:
             return False
         blamed = self._overhead.blamed_on_copies(plan.prediction)
-        # Of one rank copies are left when a plan that promises less took as long.
-        if blamed is None or (self._peers.is_alone and self._goal.goal.aim == 1.0):
+        goal, is_alone = self._goal.goal, self._peers.is_alone
+        was_blamed = self._measured.corrections.copy_slowdown > 0.0
+        if blamed is None or (is_alone and was_blamed):
             return self.aim_lower(part)
         if not self._goal.can_be:
             return False
-        self._goal.tighten(self._goal.goal)
+        aim = earned_aim(goal.max_overhead) if is_alone else goal.aim
+        self._goal.tighten(replace(goal, aim=aim))
         logger.info("ssdtrain: copies cost compute %.1f %%", 100 * blamed)
         self._measured.slow_copies(blamed)
         return True
 
-    def drifts(self, measured_ms: float | None) -> bool:
+    def drifts(self, measured_ms: float | None, *, is_over: bool = True) -> bool:
         """Count a step under the plan; whether to observe the next one.
 
         Steps that take other times are a reason where this rank leads: of ranks that
-        wait for each other one is enough. And where plans are compared with plain
-        steps, that comes first: an observed step is a long one.
+        wait for each other one is enough. And where plans are compared with what they
+        say, or another one is searched for, that comes first: an observed step is a
+        long one.
+
+        Args:
+            is_over: whether nobody else has to judge the plan in force.
         """
-        looks = self._peers.leads and self.is_judged
+        looks = self._peers.leads and self.is_judged and is_over
         return self.drift.step(
             measured_ms if looks else None, self._cache.course.num_strayed
         )

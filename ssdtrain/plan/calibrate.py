@@ -18,7 +18,16 @@ again is then predicted to take what this step took. One step may have waited fo
 is over behind it, and all plans would be judged by that: the fastest of some counts,
 and when steps drift from a plan they are measured again. The host's time of its
 forwards is the program's own: the hooks' and the region calls' are measured and left
-out, and the plan has them again, for what it does.
+out, and the plan has them again, for what it does. What the re-runs take the host is
+taken from there as well: in the observed step recipes are looked for inside of them.
+
+[Note: forwards under hooks]
+Where operators are short, the hooks of such a step make its forward as long as the host
+takes: 168 ms for 131 on an H200, and copies that were planned into the difference were
+waited for. In the observed step operators do not wait for their launches
+([Note: held marks] in observe/observer.py), but its device does less at a time, and may
+run at a higher clock rate. So a forward grows by as much as the rest of the step does,
+which is far from bound by the host, and no further than to what was measured.
 
 [Note: a host that is blocked]
 The driver takes a thousand launches ahead of the device, and then a launch lasts as
@@ -213,11 +222,19 @@ class Corrections:
     without them was, or none."""
     rerun_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Of region calls, by kind of lane; 0.0: as they were observed."""
+    rerun_host_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Likewise what they take the host, in a step in which nothing is looked for
+    inside of them."""
     host_costs: HostCosts | None = None
     """None: as they were observed."""
     copy_slowdown: Duration = 0.0
     """What steps under a plan lost for each ms of its copies, and nothing else told of:
     added to `Links.copy_slowdown`."""
+    out_slowdown: Duration = 0.0
+    """By which fraction copies out take longer under a plan than in the observed step:
+    [Note: slower links] in observe/waits.py."""
+    in_slowdown: Duration = 0.0
+    """Likewise copies in."""
 
 
 def corrected(profile: Profile, by: Corrections) -> Profile:
@@ -228,8 +245,11 @@ def corrected(profile: Profile, by: Corrections) -> Profile:
         if by.pace is not None:
             profile = paced(profile, by.pace, plain.step_ms)
         profile = with_reruns(profile, by.rerun_ms)
+        profile = with_rerun_hosts(profile, by.rerun_host_ms)
     if by.copy_slowdown:
         profile = with_copies_blamed(profile, by.copy_slowdown)
+    if by.out_slowdown or by.in_slowdown:
+        profile = with_slower_links(profile, by.out_slowdown, by.in_slowdown)
     profile = with_host_in_step(profile)
     return profile if by.host_costs is None else repriced(profile, by.host_costs)
 
@@ -241,6 +261,17 @@ def with_copies_blamed(profile: Profile, slowdown: float) -> Profile:
     links = replace(profile.links, copy_slowdown=whole)
     notes = {**profile.notes, "copy_slowdown": BLAMED}
     return replace(profile, links=links, notes=notes)
+
+
+def with_slower_links(profile: Profile, out: float, into: float) -> Profile:
+    """Let copies out and in take longer by these fractions."""
+    links = profile.links
+    links = replace(
+        links,
+        d2h=links.d2h.slower(1.0 + out),
+        h2d=links.h2d.slower(1.0 + into),
+    )
+    return replace(profile, links=links)
 
 
 def captured(profile: Profile, by: Corrections) -> Profile:
@@ -431,6 +462,22 @@ def with_reruns(profile: Profile, rerun_ms: Mapping[str, tuple[float, ...]]) -> 
     return replace(profile, regions={**profile.regions, **regions})
 
 
+def with_rerun_hosts(
+    profile: Profile, host_ms: Mapping[str, tuple[float, ...]]
+) -> Profile:
+    """Return the profile in which region calls take the host no longer than this;
+    likewise."""
+    regions = {
+        kind: tuple(
+            replace(run, host_ms=min(run.host_ms, ms or run.host_ms))
+            for run, ms in zip(runs, host_ms[kind], strict=True)
+        )
+        for kind, runs in profile.regions.items()
+        if len(host_ms.get(kind, ())) == len(runs)
+    }
+    return replace(profile, regions={**profile.regions, **regions})
+
+
 def calibrated(
     profile: Profile, plain: PlainTimes, *, note: str = PLAIN_STEP
 ) -> Profile:
@@ -447,6 +494,8 @@ def calibrated(
         return profile
     forward = plain.forward_ms / profile.forward_ms
     rest = (plain.step_ms - plain.forward_ms) / rest_ms
+    if note == WITHOUT_RERUNS:
+        forward = min(forward, max(1.0, rest))  # see [Note: forwards under hooks]
     if not all(LEAST_FACTOR < factor < MOST_FACTOR for factor in (forward, rest)):
         return profile
     host = _host_factor(profile, plain)

@@ -40,7 +40,8 @@ class Goal:
     beside the reserve, if any plan can."""
     aim: float = 1.0
     """Part of `max_overhead` that a prediction may use, as steps took more than was
-    predicted: [Note: the measured overhead] in adapt.py."""
+    predicted; more than all of it where the error was measured: [Note: the measured
+    overhead] in adapt.py."""
 
     def allows(self, ssd_bytes: int, step_ms: float) -> bool:
         """Return whether a step of `step_ms` may write `ssd_bytes`."""

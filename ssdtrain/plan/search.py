@@ -148,7 +148,7 @@ def _keeps(profile: Profile, goal: Goal, old: Plan, new: Plan) -> bool:
             return False
     budget = goal.most_bytes(profile)
     limit = (1 + goal.overhead) * priced.keep_ms if budget is None else budget
-    if goal.aim < 1.0 and budget is None and priced.step_ms > limit:
+    if goal.aim != 1.0 and budget is None and priced.step_ms > limit:
         return False  # it is what was found to take too long
     return not is_better(new.prediction, priced, budget is not None, limit)
 

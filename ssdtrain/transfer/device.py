@@ -219,6 +219,10 @@ class Device(Protocol):
     def reset_peak(self) -> None:
         """Let the allocator's maxima start again from the present level."""
 
+    def time_waits(self, num_steps: int) -> None:
+        """Time compute's waits in this step and those behind it, so many in all,
+        whatever `cut_stalls` would leave out."""
+
     def watch_copies(self) -> None:
         """Measure every copy from now on, until `watched_copies`."""
 
@@ -372,6 +376,9 @@ class CpuDevice:
     def reset_peak(self) -> None:
         """Nothing to reset."""
 
+    def time_waits(self, num_steps: int) -> None:
+        """All are timed."""
+
     def watch_copies(self) -> None:
         """Wall time of each copy from now on."""
         self._copies = []
@@ -450,6 +457,8 @@ class CudaDevice:
         self._watching = False
         self._num_cuts = 0
         self._times_waits = True
+        self._num_timed = 0
+        """Steps, this one included, in which somebody must know the waits."""
         self._stalled = Stalled(0.0, 0.0)
         self._captures = False
         """Whether a graph was ever captured."""
@@ -575,7 +584,8 @@ class CudaDevice:
         own, out = self._stalls.cut(), self._out_stalls.cut()
         timed = self._times_waits
         self._num_cuts += 1
-        self._times_waits = is_timed_step(self._num_cuts)
+        self._num_timed = max(0, self._num_timed - 1)
+        self._times_waits = self._num_timed > 0 or is_timed_step(self._num_cuts)
 
         def total() -> Stalled:
             if timed:
@@ -638,6 +648,10 @@ class CudaDevice:
     def reset_peak(self) -> None:
         """Reset the caching allocator's peak statistics."""
         torch.cuda.reset_peak_memory_stats(self.torch_device)
+
+    def time_waits(self, num_steps: int) -> None:
+        """By two events around each."""
+        self._num_timed, self._times_waits = num_steps, True
 
     def watch_copies(self) -> None:
         """Time each copy on its stream from now on."""

@@ -11,7 +11,8 @@ import ssdtrain
 from ssdtrain.observe import searching
 from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.tightened import MOST_TIGHTENED
-from ssdtrain.plan.adapt import Overhead
+from ssdtrain.observe.waits import Slower, WaitGoal, WaitWatch
+from ssdtrain.plan.adapt import Overhead, earned_aim
 from ssdtrain.plan.search import Request, Search
 from ssdtrain.transfer.device import CpuDevice
 from tests.ranks import LONGEST_S
@@ -59,7 +60,8 @@ class Requests:
         end = time.monotonic() + LONGEST_S
         search = self._searches[-1] if self._searches else None
         while search is not None and not search.is_over:
-            if (search.folder / "1.json").exists() or not search.folder.exists():
+            last = search.folder / f"{len(self.asked[-1].efforts) - 1}.json"
+            if last.exists() or not search.folder.exists():
                 break
             if search.is_sending:
                 search.advance()
@@ -105,7 +107,29 @@ def test_the_next_plan_promises_less(
     assert settled[-1]
 
 
-def test_copies_are_blamed_where_promising_less_was_not_enough(
+def test_waits_that_no_plan_foresaw_are_those_of_slower_links(
+    virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each plan is judged once, and the next search has the links that it showed."""
+    monkeypatch.setattr(WaitGoal, "is_asked", True)
+    told = iter([Slower(0.5, 0.0), Slower(0.1, 0.2)])
+    judged: dict[WaitWatch, bool] = {}
+
+    def step(watch: WaitWatch, *asked: Any) -> Slower | None:
+        judged[watch] = True
+        return next(told, None)
+
+    monkeypatch.setattr(WaitWatch, "step", step)
+    monkeypatch.setattr(WaitWatch, "has_judged", property(judged.__contains__))
+    monkeypatch.setattr(WaitWatch, "planned", lambda watch: judged.pop(watch, None))
+    requests, session, settled = train(monkeypatch, virtual_time, 1.0)
+    found = [each.corrections for each in requests.asked]
+    assert [each.out_slowdown for each in found[:2]] == [0.0, 0.5]
+    assert [len(request.efforts) for request in requests.asked[:2]] == [2, 1]
+    assert settled[-1] and session.plan is not None
+
+
+def test_copies_are_blamed_before_less_is_promised(
     virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Overhead, "blamed_on_copies", lambda self, prediction: 0.2)
@@ -116,6 +140,8 @@ def test_copies_are_blamed_where_promising_less_was_not_enough(
     requests, _, _ = train(monkeypatch, virtual_time, 1.07)
     found = [(each.goal.aim, each.corrections.copy_slowdown) for each in requests.asked]
     assert found[0] == (1.0, 0.0)
-    assert found[1][0] < 1.0 and found[1][1] == 0.0
-    assert found[2] == (found[1][0], 0.2)
+    assert found[1] == (earned_aim(MAX_OVERHEAD), 0.2)
+    assert all(slowdown == 0.2 for _, slowdown in found[2:])
+    aims = [aim for aim, _ in found[1:]]
+    assert len(found) > 2 and sorted(set(aims), reverse=True) == aims
     assert len(found) <= 1 + MOST_TIGHTENED

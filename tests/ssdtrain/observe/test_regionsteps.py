@@ -1,11 +1,17 @@
 """Of several steps in which all regions ran again, which one is believed."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
 from ssdtrain.cache.bypass import Bypass
-from ssdtrain.observe.regionsteps import RegionStep, fastest
+from ssdtrain.observe.regionsteps import (
+    RegionStep,
+    RerunHost,
+    fastest,
+    least_host_ms,
+)
 from ssdtrain.plan.calibrate import PlainTimes
 from ssdtrain.plan.scaled import times_longer
 from ssdtrain.remat.budget import Span
@@ -75,3 +81,22 @@ def test_a_longer_steps_times_are_shortened_to_the_observed_ones() -> None:
     assert plain.host_forward_ms == whole.host_forward_ms == HOST_MS
     # What is nearly as long is as it is.
     assert step.plain(12200) == whole and step.factor(12200) == 1.0
+
+
+def test_a_rerun_takes_the_host_what_it_takes_at_least() -> None:
+    """Of steps, as the device may block it; of the lanes of one step, the longest."""
+    now, course = [0], Any
+    found = []
+    for times_ms in ([3, 9, 4], [5, 2, 2]):
+        host = RerunHost(lambda: now[0])
+        host.lane(course, "model/0")  # type: ignore[arg-type]
+        host.lane(course, "model/0")  # type: ignore[arg-type]
+        for (lane, number), ms in zip([(0, 0), (0, 1), (1, 0)], times_ms, strict=True):
+            host.runs_again()
+            now[0] += ms * 1_000_000
+            host.ran_again(lane, number)
+        host.ran_again(2, 0)  # a lane of another step
+        found.append(host.spent_ns)
+    assert least_host_ms(found, ("model/0", 0)) == 4.0
+    assert least_host_ms(found, ("model/0", 1)) == 2.0
+    assert least_host_ms(found, ("model/0", 2)) == 0.0

@@ -123,22 +123,22 @@ def judged(
 def test_a_plan_that_takes_longer_than_it_may_aims_lower() -> None:
     steps = [400.0, 150.0, 120.0] + [105.0] * 20  # tables are made in the first ones
     found = judged([100.0] * 12, steps)
-    assert found[7] == pytest.approx(0.2) and found.count(None) == len(steps) - 1
+    assert found[7] == pytest.approx(0.35) and found.count(None) == len(steps) - 1
     found = judged([100.0] * 12, steps, predicted=0.005)
-    assert found[7] == pytest.approx(0.1)
+    assert found[7] == pytest.approx(0.175)
     assert judged([100.0] * 12, [190.0] * 20)[7] == LEAST_AIM
 
 
-def test_steps_that_disagree_are_judged_by_the_median_of_nine() -> None:
+def test_steps_that_disagree_are_judged_by_the_shortest_of_nine() -> None:
     new = [400.0, 150.0, 120.0]
-    found = judged([100.0] * 12, [*new, 101.0, *[108.0] * 20])
-    assert found.index(pytest.approx(0.125)) == 11
+    found = judged([100.0] * 12, [*new, 101.0, *[107.0] * 20])
+    assert found.index(pytest.approx(0.25)) == 11
     found = judged([100.0] * 12, [*new, 108.0, *[101.0] * 20])
     assert not any(found)
 
 
 def test_what_is_within_the_goal_or_not_known_is_left_alone() -> None:
-    assert not any(judged([100.0] * 12, [103.9] * 30))
+    assert not any(judged([100.0] * 12, [101.9] * 30))
     assert not any(judged([100.0] * 2, [150.0] * 30))  # hardly a plain step
     assert not any(judged([100.0] * 12, [None] * 30))  # batches of other sizes
 
@@ -146,6 +146,14 @@ def test_what_is_within_the_goal_or_not_known_is_left_alone() -> None:
 def test_noise_is_no_overhead() -> None:
     noisy = [97.0, 111.0, 100.0, 106.0, 94.0, 109.0, 99.0, 104.0, 96.0, 108.0]
     assert not any(judged([100.0, 95.0, 104.0, 98.0] * 3, noisy * 3))
+
+
+def test_a_search_beside_plain_steps_lets_a_plan_take_no_longer() -> None:
+    """Most plain steps were disturbed: the promise is over those that were not."""
+    plain = [103.0, 100.0, 103.0, 103.0, 100.0, 103.0, 103.0, 100.0] * 2
+    assert judged(plain, [103.5] * 20)[7] == pytest.approx(0.5)
+    # Likewise the plan's own.
+    assert not any(judged([100.0] * 12, [101.5, 104.0, 101.5] * 7))
 
 
 def test_whether_a_plan_was_judged() -> None:

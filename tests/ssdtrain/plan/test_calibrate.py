@@ -7,6 +7,7 @@ import pytest
 from ssdtrain.curves import Curve, Links
 from ssdtrain.plan.calibrate import (
     BLAMED,
+    WITHOUT_RERUNS,
     Corrections,
     Pace,
     PlainTimes,
@@ -18,6 +19,7 @@ from ssdtrain.plan.calibrate import (
     corrected,
     paced,
     rebuild_key,
+    with_rerun_hosts,
     with_reruns,
 )
 from ssdtrain.plan.choose import choose
@@ -66,6 +68,35 @@ def test_keeping_everything_takes_the_plain_step() -> None:
     )
     assert found.marks[0].other_bytes == 3
     assert found.notes["plain_step_ms"] == "10.000"
+
+
+@pytest.mark.parametrize(
+    ("hooked_ms", "believed_ms"),
+    [(3.0, 3.0), (8.0, 8.0), (13.0, 9.0 * 12.0 / 11.0)],
+)
+def test_hooks_make_no_forward_longer(hooked_ms: float, believed_ms: float) -> None:
+    """The rest took 12 ms where 11 were observed: so does the forward, of 9 ms, at
+    most, whatever the step of regions took for it under its hooks."""
+    plain = PlainTimes(step_ms=12.0 + hooked_ms, forward_ms=hooked_ms)
+    found = calibrated(profile(), plain, note=WITHOUT_RERUNS)
+    assert found.forward_ms == pytest.approx(believed_ms)
+    assert found.compute_ms == pytest.approx(12.0 + believed_ms)
+
+
+def test_reruns_take_the_host_no_longer_than_unwatched_ones() -> None:
+    runs = [RegionRun(module="m", ms=1.0, host_ms=ms) for ms in (4.0, 4.0, 1.0)]
+    before = replace(profile(), regions={"model/0": tuple(runs)})
+    found = with_rerun_hosts(before, {"model/0": (2.0, 0.0, 3.0)})
+    assert [run.host_ms for run in found.regions["model/0"]] == [2.0, 4.0, 1.0]
+    assert with_rerun_hosts(before, {"model/0": (2.0,)}) == before
+
+
+def test_slower_links_take_longer() -> None:
+    before = profile()
+    found = corrected(before, Corrections(out_slowdown=0.5, in_slowdown=0.25))
+    taken = [link.seconds(1e9) for link in (found.links.d2h, found.links.h2d)]
+    assert taken == [pytest.approx(1.5, rel=1e-4), pytest.approx(1.25, rel=1e-4)]
+    assert replace(found, links=before.links) == before
 
 
 @pytest.mark.parametrize(
