@@ -166,8 +166,10 @@ class Recording(Observer):
         memory = ledger.start_level()
         self._base_bytes = self._rest_bytes = 0
         self._most_bytes = self._most_torn_bytes = self._most_reserved_bytes = 0
-        self._most_at = 0
-        """Mark behind which most was in use."""
+        self._highest_bytes = 0
+        """As `_most_bytes`; second forwards of regions included."""
+        self.peak_module = ""
+        """The module in which most was in use."""
         if memory is not None:
             self._base_bytes = memory.allocated_bytes - lingering_bytes()
         self._meter = meter
@@ -236,7 +238,10 @@ class Recording(Observer):
         found = self._lanes[lane].regions[number]
         found.host_ns = max(found.host_ns, self._meter.now() - self._rerun_ns)
         self._meter.exclude(self._rerun_ns)
-        found.other_bytes = max(found.other_bytes, self._needed_bytes())
+        needed_bytes = self._needed_bytes()
+        found.other_bytes = max(found.other_bytes, needed_bytes)
+        peak_bytes = needed_bytes + self._alive_bytes + self._base_bytes
+        self._reach(peak_bytes, found.module)
         before, behind = self._num_collectives, num_collectives()
         # Where nobody counts them there may be some.
         found.communicates |= behind is None or before != behind
@@ -358,11 +363,6 @@ class Recording(Observer):
         last = self._module_of(len(self._rows) - 1) if is_backward else ""
         return self._module_now() or last
 
-    @property
-    def peak_module(self) -> str:
-        """Likewise where most was in use."""
-        return self._module_of(self._most_at)
-
     def _module_of(self, at: int) -> str:
         if at >= len(self._rows):
             return ""
@@ -372,7 +372,7 @@ class Recording(Observer):
     @property
     def needed_bytes(self) -> int:
         """What forward and backward needed at most beyond what was in use before."""
-        return max(0, self._most_bytes - self._base_bytes)
+        return max(0, self._highest_bytes - self._base_bytes)
 
     @property
     def torn_bytes(self) -> int:
@@ -391,12 +391,16 @@ class Recording(Observer):
         if memory is not None and self._rows:
             peak = memory.max_allocated_bytes
             self._rows[-1].peak_bytes = peak - self._base_bytes
-            if peak > self._most_bytes:
-                self._most_bytes, self._most_at = peak, len(self._rows) - 1
+            self._most_bytes = max(self._most_bytes, peak)
+            self._reach(peak, self._module_of(len(self._rows) - 1))
             torn = peak + memory.torn_bytes
             self._most_torn_bytes = max(self._most_torn_bytes, torn)
             reserved = memory.max_reserved_bytes
             self._most_reserved_bytes = max(self._most_reserved_bytes, reserved)
+
+    def _reach(self, peak_bytes: int, module: str) -> None:
+        if peak_bytes > self._highest_bytes:
+            self._highest_bytes, self.peak_module = peak_bytes, module
 
     def profile(
         self,

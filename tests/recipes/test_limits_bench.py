@@ -265,12 +265,15 @@ def test_the_table_of_the_grid_has_a_column_for_each_limit() -> None:
         "n:2/lora/1x8k@40": {"error": "OutOfMemoryError:\n CUDA | x", "num_steps": 5},
         "n:2/lora/1x8k@80": {**good, "num_planned": 1},
     }
+    least = short.replace("by", "by at least")
+    cells["o:2/full/1x8k@40"] = {"error": least, "num_steps": 0}
     text = limit_tables.grid(data_of(cells))
-    assert "1 failed, 1 fits, 1 refused, 1 unfinished" in text
+    assert "1 failed, 1 fits, 2 refused, 1 unfinished" in text
     assert "`m:2/full/1x8k@80` 1.030 of 100 ms" in text
     lines = text.splitlines()
     assert "|  | 40 GB | 80 GB |" in lines
     assert "| m:2/full/1x8k | refused, 2.5 GB | 12.5 of 13.0 GB |" in lines
+    assert "| o:2/full/1x8k | refused, 2.5 GB | - |" in lines
     failed = "failed: OutOfMemoryError: CUDA / x"
     assert f"| n:2/lora/1x8k | {failed} | 12.5 of 13.0 GB, unfinished |" in lines
 

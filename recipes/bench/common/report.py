@@ -123,7 +123,12 @@ PAGES = {
         "Checkpointing and `budget=1gc` of the 1.7B "
         "and 4B shapes were measured in runs of their own, and are beside those runs' "
         "plain steps. A plan that was not settled may have been changed, and one step "
-        "be long, while its row was timed.",
+        "be long, while its row was timed. Cases in what checkpointing takes "
+        "and cells under `device_memory` that their files call run 1 are of the code "
+        "before plans left pages free where segments grow; two of the eight cases that "
+        "were measured again had ended out of memory. The three cells of 64k tokens "
+        "that did so did in their first step, which had no error of its own then, and "
+        "were not measured since. Two that were refused ended in their second step.",
     ),
     "placement": Page(
         "Where activations live",

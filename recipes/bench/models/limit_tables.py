@@ -1,5 +1,6 @@
 """Tables of `models.fits`, `.grid`, `.lengths` and `.predictions`."""
 
+import re
 import statistics
 from typing import Any
 
@@ -13,6 +14,9 @@ from recipes.bench.models.fits import (
 )
 from recipes.bench.models.grid import best_ms, verdict
 from recipes.bench.models.lengths import LONG
+
+SHORT = re.compile(r"short by (?:at least )?(\d+) bytes")
+"""What an error says."""
 
 
 def fits(data: Data) -> str:
@@ -97,9 +101,8 @@ def limited(cell: Data) -> str:
     """What became of one."""
     told = verdict(cell)
     if told == "refused":
-        _, _, short = str(cell["error"]).partition("short by ")
-        num_bytes = short.partition(" ")[0]
-        return f"refused, {int(num_bytes) / 1e9:.1f} GB" if short else "refused"
+        short = SHORT.search(str(cell["error"]))
+        return f"refused, {int(short[1]) / 1e9:.1f} GB" if short else "refused"
     if "error" in cell:
         return f"{told}: {' '.join(str(cell['error']).split())[:40]}".replace("|", "/")
     text = f"{cell['reserved_gb']:.1f} of {cell['limit_gb']:.1f} GB"

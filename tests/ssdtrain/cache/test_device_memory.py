@@ -4,16 +4,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import ssdtrain
 from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import ConfigError
 from ssdtrain.observe import planner
+from ssdtrain.observe.observer import Recording
 from ssdtrain.plan.goal import DEVICE_RESERVE
 from ssdtrain.plan.placement import Placement
 from ssdtrain.quantities import Share
-from ssdtrain.transfer.device import CpuDevice
+from ssdtrain.transfer.device import CpuDevice, MemoryLevel
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.metered import Meter
 from tests.ssdtrain.cache.test_peak import ROWS, WIDTH, Block
@@ -123,6 +124,34 @@ def test_a_second_step_that_does_not_fit_is_told_though_a_plan_would(
         short.steps(1)
     assert len(short.highest) == 1
     short.session.close()  # type: ignore[union-attr]
+
+
+def test_what_a_region_needs_while_it_runs_again_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is the most of a step where its operators need much beside what they save."""
+    base, peak = 10**6, [10**6]
+    monkeypatch.setattr(
+        CpuDevice, "memory", lambda device: MemoryLevel(base, 0, peak[0], 0)
+    )
+    monkeypatch.setattr(
+        CpuDevice, "reset_peak", lambda device: peak.__setitem__(0, base)
+    )
+    runs_again, seen = Recording.runs_again, []
+
+    def greedy(recording: Recording) -> None:
+        runs_again(recording)
+        peak[0] = 10**9
+        seen.append(recording)
+
+    monkeypatch.setattr(Recording, "runs_again", greedy)
+    parts = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(3)]
+    model = nn.Sequential(*parts)
+    settings = {**SETTINGS, "recompute": "regions", "device_memory": "500MB"}
+    with ssdtrain.offload(model, **settings):
+        model(torch.randn(ROWS, WIDTH)).sum().backward()
+    assert len(seen) == 3
+    assert seen[0].needed_bytes == 10**9 - base and seen[0].peak_module == "2"
 
 
 def test_what_ends_the_first_step_says_what_is_short(
