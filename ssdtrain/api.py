@@ -124,6 +124,7 @@ class Session:
         """
         found = read_plan(plan) if isinstance(plan, str) else plan
         if self._planner is None:
+            self.cache.bypass = None  # `plan="keep-all"` may have had no hooks
             self.cache.course.plan = found
         elif profile is None:
             self._planner.follow(found)

@@ -191,10 +191,10 @@ def last_module(timeline: Timeline) -> dict[str, tuple[Placement, ...]]:
         curve = links.ssd_write
     chosen: dict[str, set[int]] = {}
     for lane, kind in enumerate(profile.lanes):
-        if kind in chosen:
+        starts = _forward_ms(timeline, lane)
+        if kind in chosen or not starts:  # an interrupt came before its first tensor
             continue
         chosen[kind] = set()
-        starts = _forward_ms(timeline, lane)
         total_ms = sum(
             mark.ms
             for mark in profile.marks
@@ -212,7 +212,9 @@ def last_module(timeline: Timeline) -> dict[str, tuple[Placement, ...]]:
             chosen[kind].update(group)
     return placed_by(
         timeline,
-        lambda kind, number, item: target if number in chosen[kind] else Placement.KEEP,
+        lambda kind, number, item: (
+            target if number in chosen.get(kind, ()) else Placement.KEEP
+        ),
     )
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 import ssdtrain
 from ssdtrain.errors import AttachError, ConfigError
+from tests.ssdtrain.cache.plans import moved_in_front
 from tests.ssdtrain.targets import TARGETS
 
 
@@ -139,6 +140,33 @@ def test_where_nothing_is_to_happen_there_are_no_hooks(
     assert theirs is not None and x.grad is not None and torch.equal(theirs, x.grad)
     assert report is not None and (report.bytes_saved > 0) == hooked
     assert hooked or "plan='keep-all' moves nothing" in told
+
+
+def test_a_plan_is_followed_where_there_were_no_hooks() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)))
+    common: dict[str, Any] = {"target": "host", "min_bytes": 0, "recompute": "off"}
+
+    def step() -> list[torch.Tensor]:
+        net.zero_grad()
+        net(torch.linspace(-1, 1, 32 * 8).view(32, 8)).sum().backward()
+        return [p.grad.clone() for p in net.parameters() if p.grad is not None]
+
+    expected = step()
+    with ssdtrain.offload(net, plan="auto", **common) as session:
+        for _ in range(4):
+            step()
+            session.hints.step_end()
+        plan = moved_in_front(session, 4)
+    with ssdtrain.offload(net, plan="keep-all", **common) as session:
+        step()
+        session.hints.step_end()
+        session.follow(plan)
+        found = step()
+        session.hints.step_end()
+        report = session.last_step
+    assert report is not None and report.bytes_offloaded > 0
+    assert all(map(torch.equal, found, expected))
 
 
 def test_shares_of_memory_are_resolved() -> None:
