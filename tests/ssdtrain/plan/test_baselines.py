@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from tests.ssdtrain.plan.profiles import chain
 
 from ssdtrain.plan.baselines import last_module
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.profile import Mark
 from ssdtrain.plan.timeline import Timeline
+from tests.ssdtrain.plan.profiles import chain
 
 
 @pytest.mark.parametrize("empty_lane", [0, 1])
