@@ -28,7 +28,7 @@ test: $(VENV)/.installed-test
 	$(MAKE) --no-print-directory -j3 --output-sync=target test-ssdtrain test-hosts test-others
 
 # What of tests/ssdtrain is a part of its own, so that all take about as long.
-HOSTS := $(addprefix tests/ssdtrain/,graphs hosts plan project regions storage)
+HOSTS := $(addprefix tests/ssdtrain/,graphs hosts observe plan project regions storage)
 PYTEST = OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest
 
 test-ssdtrain: $(VENV)/.installed-test

@@ -265,7 +265,7 @@ def test_the_table_of_the_grid_has_a_column_for_each_limit() -> None:
         "n:2/lora/1x8k@40": {"error": "OutOfMemoryError:\n CUDA | x", "num_steps": 5},
         "n:2/lora/1x8k@80": {**good, "num_planned": 1},
     }
-    least = short.replace("by", "by at least")
+    least = short.replace("by ", "by at least ")
     cells["o:2/full/1x8k@40"] = {"error": least, "num_steps": 0}
     text = limit_tables.grid(data_of(cells))
     assert "1 failed, 1 fits, 2 refused, 1 unfinished" in text

@@ -58,7 +58,7 @@ class Case:
 
 def cases() -> dict[str, Case]:
     """By name."""
-    again = {"recompute": "regions", "memory_budget_bytes": 5500}
+    again = {"recompute": "regions", "memory_budget_bytes": 6000}
     less = {"recompute": "regions", "memory_budget_bytes": 11000}
     return {
         "tp": Case(parallel, 1, max_overhead=1.0),

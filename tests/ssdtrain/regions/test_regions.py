@@ -188,7 +188,7 @@ def test_real_layers(kind: str) -> None:
 def test_only_one_region_is_alive() -> None:
     """Forward holds the inputs and one region; backward one region and its input."""
     model, x = Stack(num_blocks=8), torch.randn(BATCH, WIDTH)
-    with offloaded(model, recompute="off") as plain:
+    with offloaded(model, recompute="off", verify="checksum") as plain:
         model(x).backward()
     with offloaded(model) as session:
         RUNS.count = 0
