@@ -6,12 +6,12 @@ ones, what runs all regions again the long ones.
 (tests/ssdtrain/plan/test_unsearched.py)
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 from ssdtrain.plan.choose import kept_but
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.plan import Order, Plan
+from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.regions import spread
 from ssdtrain.plan.scaled import Growth, UpTo, scaled
@@ -28,21 +28,16 @@ def unsearched(profile: Profile, goal: Goal, growth: Growth) -> list[UpTo]:
     """Return plans under which nothing moves, the least ratio first; only those that
     serve larger batches than the ones before."""
     found: list[UpTo] = []
-    order = spread(Timeline(profile))
+    observed = Timeline(profile)
+    order = spread(observed)
     limits = _Limits(profile, goal, growth)
     for part in range(PARTS + 1 if order else 1):
         regions = order[: -(-len(order) * part // PARTS)]
-
-        def orders_of(
-            timeline: Timeline, regions: Sequence[tuple[str, int]] = regions
-        ) -> Mapping[str, Sequence[Order]]:
-            return kept_but(timeline, regions)
-
-        ratio = limits.most_ratio(orders_of)
+        ratio = limits.most_ratio(regions)
         if ratio > (found[-1].ratio if found else 0.0):
-            orders = kept_but(Timeline(profile), regions)
             policy = "keep-all" if not regions else f"{len(regions)} regions run again"
-            found.append(UpTo(ratio, Plan(orders=orders, policy=policy)))
+            plan = Plan(orders=kept_but(observed, regions), policy=policy)
+            found.append(UpTo(ratio, plan))
     return found
 
 
@@ -57,10 +52,8 @@ class _Limits:
         )
         self._timeline = cache(lambda ratio: Timeline(scaled(profile, ratio, growth)))
 
-    def most_ratio(
-        self, orders_of: Callable[[Timeline], Mapping[str, Sequence[Order]]]
-    ) -> float:
-        """Return it; 0.0: none.
+    def most_ratio(self, regions: Sequence[tuple[str, int]]) -> float:
+        """Return it where these regions run again and all else stays; 0.0: none.
 
         A peak is the largest of sums that grow evenly with the size: between two sizes
         it lies below the line from one to the other.
@@ -71,7 +64,7 @@ class _Limits:
 
         def peak_bytes(ratio: float) -> int:
             timeline = self._timeline(ratio)
-            return Run(timeline, orders_of(timeline)).run().peak_bytes
+            return Run(timeline, kept_but(timeline, regions)).run().peak_bytes
 
         usual_bytes = peak_bytes(1.0)
         if usual_bytes <= most_bytes:
