@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,7 +80,7 @@ def test_a_relative_setting_is_taken_from_another_row(
     assert given == {"budget_bytes": 2_000_000_000, "limit_bytes": 10_300_000_000}
     runs: list[real_row.Run] = []
 
-    def measured(row: Row, run: real_row.Run, limit_s: float) -> dict[str, Any]:
+    def measured(row: Row, run: real_row.Run, *_: Any) -> dict[str, Any]:
         runs.append(run)
         return {"step_ms": 1.0}
 
@@ -133,7 +134,7 @@ def test_rows_on_a_mesh(tmp_path: Path) -> None:
         for mode in ("fsdp2-1", "tp-1", "fsdp2")
         for column in ("keep", "ours max_overhead=0.1")
     ]
-    words = ["--device", "cpu", "--steps", "2", "--host-steps", "0"]
+    words = ["--share", "--device", "cpu", "--steps", "2", "--host-steps", "0"]
     assert real_models.main([*words, "--out", str(out), "--rows", *rows]) == 0
     found = json.loads(out.read_text())["cells"]
     assert not [cell["error"] for cell in found.values() if "error" in cell]
@@ -145,6 +146,49 @@ def test_rows_on_a_mesh(tmp_path: Path) -> None:
         assert found[ours]["report"]["bytes_parameters"] > 0
     assert all(row_of(name).mode.has_mesh for name in rows)
     assert not row_of(f"{CELL}/keep").mode.has_mesh
+
+
+def test_rows_share_the_gpus_of_a_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of a cell one after another, on its GPU and cores; two ranks have two."""
+    mesh, other = "tiny/full/32/fsdp2", "tiny/lora/32/eager"
+    names = [f"{CELL}/keep", f"{CELL}/gc", f"{CELL}/ours budget=0.5keep"]
+    names += [f"{other}/keep", f"{mesh}/keep", f"{mesh}/ours"]
+    lock, busy, told = threading.Lock(), set[str](), dict[str, real_models.Part]()
+    order: list[str] = []
+
+    def measured(row: Row, run: Any, limit_s: float, part: Any) -> dict[str, Any]:
+        with lock:
+            assert not busy & set(part.gpus)
+            busy.update(part.gpus)
+            told[row.name] = part
+            order.append(row.name)
+        with lock:
+            busy.difference_update(part.gpus)
+        return {"step_ms": 1.0, "peak_gb": 2.0, "tokens_per_s": 1.0}
+
+    monkeypatch.setattr(real_models, "in_process", measured)
+    cells = real_models.Cells(tmp_path / "out.json", 60.0)
+    rows = [row_of(name) for name in names]
+    real_models.run_shared(rows, real_row.Run(), 60.0, cells, ["3", "5"])
+    assert set(told) == set(names) and "error" not in str(cells.data)
+    assert cells[names[2]]["budget_bytes"] == 1_000_000_000
+    assert cells[names[1]]["step_ratio"] == 1.0
+    for cell in (CELL, mesh):
+        of_cell = [name for name in names if name.startswith(cell)]
+        assert [name for name in order if name in of_cell] == of_cell
+    assert {told[name].gpus for name in names[4:]} <= {("3", "5"), ("5", "3")}
+    assert {len(told[name].gpus) for name in names[:4]} == {1}
+    alone = real_models.Cells(tmp_path / "one.json", 60.0)
+    with pytest.raises(ValueError, match="expects 2 GPUs, has 1"):
+        real_models.run_shared(rows, real_row.Run(), 60.0, alone, ["3"])
+
+
+def test_cores_are_divided_among_the_gpus() -> None:
+    parts = real_models.parts_of(["3", "5"], [8, 9, 10, 11, 12])
+    assert [parts[gpu].cores for gpu in ("3", "5")] == [(8, 9), (10, 11)]
+    assert real_models.parts_of(["0", "1"], [4])["0"].cores == (4,)
 
 
 def test_lengths_are_drawn_or_packed_from_documents(tmp_path: Path) -> None:

@@ -176,6 +176,12 @@ class Cells:
             self.save()
             print(name, json.dumps(result), flush=True)
 
+    def revise(self, change: Callable[[dict[str, Any]], None]) -> None:
+        """Change cells that are there, in any thread."""
+        with self._lock:
+            change(self.data["cells"])
+            self.save()
+
     def note(self, name: str, part: dict[str, Any]) -> None:
         """Write what a running cell knows already."""
         self._notes[name] = part

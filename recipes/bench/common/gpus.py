@@ -1,8 +1,9 @@
 """The GPUs of a host, which share what is to be measured."""
 
+import contextlib
 import os
-import queue
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -15,6 +16,35 @@ def visible_gpus() -> list[str]:
     return named or [str(each) for each in range(torch.cuda.device_count())]
 
 
+class Gpus:
+    """Those that several things share, each of which has its own while it runs."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """names: as of `visible_gpus`; one that is named twice does two at a time."""
+        self._num = len(names)
+        self._free = list(names)
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def lent(self, num: int) -> Iterator[list[str]]:
+        """So many, once they are free.
+
+        Raises:
+            ValueError: there are not so many.
+        """
+        if num > self._num:
+            raise ValueError(f"expects {num} GPUs, has {self._num}")
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._free) >= num)
+            taken = [self._free.pop(0) for _ in range(num)]
+        try:
+            yield taken
+        finally:
+            with self._changed:
+                self._free += taken
+                self._changed.notify_all()
+
+
 def on_gpus(
     names: Sequence[str], work: Callable[[str, str], None], gpus: Sequence[str]
 ) -> None:
@@ -22,16 +52,11 @@ def on_gpus(
 
     gpus: one that is named twice does two things at a time.
     """
-    free: queue.SimpleQueue[str] = queue.SimpleQueue()
-    for gpu in gpus:
-        free.put(gpu)
+    shared = Gpus(gpus)
 
     def one(name: str) -> None:
-        gpu = free.get()
-        try:
+        with shared.lent(1) as (gpu,):
             work(name, gpu)
-        finally:
-            free.put(gpu)
 
     with ThreadPoolExecutor(len(gpus)) as pool:
         list(pool.map(one, names))

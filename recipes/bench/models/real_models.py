@@ -6,7 +6,8 @@ fused linear cross-entropy (and nothing else of Liger) for every column, fused A
 full or LoRA. `gc` is transformers' non-reentrant gradient checkpointing; `gc + trl`
 moves its inputs by TRL's OffloadActivations. Each row is a process of its own under a
 limit; a rerun goes on. `peak` is the most that forward and backward need above the
-level before the step, gradients allocated.
+level before the step, gradients allocated. With `--share` all GPUs are at work, a model
+and way to run it on each; every row has its share of the cores.
 
     python -m recipes.bench.models.real_models --list
     python -m recipes.bench.models.real_models --only 'qwen3-4b/full/8k/eager/*'
@@ -24,7 +25,9 @@ import socket
 import sys
 import time
 import traceback
-from dataclasses import replace
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -32,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.common.gpus import Gpus, visible_gpus
 from recipes.bench.models.real_catalogue import (
     HOST_TOKENS,
     RELATIVE,
@@ -54,7 +58,29 @@ none may touch CUDA (Liger does), which does not survive a fork."""
 POISONED = "CUDA was initialized before the fork"
 
 
-def in_process(row: Row, run: Run, limit_s: float) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Part:
+    """What of the host a row has to itself."""
+
+    gpus: tuple[str, ...] = ()
+    """As `CUDA_VISIBLE_DEVICES` names them; none: all that there are."""
+    cores: tuple[int, ...] = ()
+    """None: all that this process may use."""
+
+
+def parts_of(gpus: Sequence[str], cores: Sequence[int]) -> dict[str, Part]:
+    """One GPU and as many neighbouring cores for each of them, by GPU."""
+    share = max(1, len(cores) // len(gpus))
+    return {
+        gpu: Part((gpu,), tuple(cores[at * share : (at + 1) * share]))
+        for at, gpu in enumerate(gpus)
+    }
+
+
+ALL = Part()
+
+
+def in_process(row: Row, run: Run, limit_s: float, part: Part = ALL) -> dict[str, Any]:
     """Measure a row in fresh processes, one a rank.
 
     Raises:
@@ -63,14 +89,16 @@ def in_process(row: Row, run: Run, limit_s: float) -> dict[str, Any]:
     # Asked through NVML, whether there is a GPU does not initialize CUDA.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     until = time.monotonic() + limit_s
-    found = _started("forkserver", row, run, until)
+    found = _started("forkserver", row, run, until, part)
     if found.get("error") == POISONED:
         print(f"{POISONED}: the row starts from nothing", flush=True)
-        found = _started("spawn", row, run, until)
+        found = _started("spawn", row, run, until, part)
     return found
 
 
-def _started(method: str, row: Row, run: Run, until: float) -> dict[str, Any]:
+def _started(
+    method: str, row: Row, run: Run, until: float, part: Part
+) -> dict[str, Any]:
     context = multiprocessing.get_context(method)
     if method == "forkserver":
         context.set_forkserver_preload(PRELOAD)
@@ -83,11 +111,13 @@ def _started(method: str, row: Row, run: Run, until: float) -> dict[str, Any]:
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
     }
+    if part.gpus:
+        shared["CUDA_VISIBLE_DEVICES"] = ",".join(part.gpus)
     ends, processes = [], []
     for rank in range(num_ranks):
         here, there = context.Pipe(duplex=False)
         own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        process = context.Process(target=_rank, args=(row, run, own, there))
+        process = context.Process(target=_rank, args=(row, run, own, part, there))
         process.start()
         there.close()
         ends.append(here)
@@ -125,9 +155,17 @@ def _answer(row: Row, ends: list[Connection], until: float) -> dict[str, Any]:
     return found
 
 
-def _rank(row: Row, run: Run, environment: dict[str, str], answer: Connection) -> None:
+def _rank(
+    row: Row,
+    run: Run,
+    environment: dict[str, str],
+    part: Part,
+    answer: Connection,
+) -> None:
     """One rank of one row."""
     os.environ.update(environment)
+    if part.cores:
+        os.sched_setaffinity(0, part.cores)
     import torch
 
     try:
@@ -171,10 +209,10 @@ def given_bytes(row: Row, cells: dict[str, Any]) -> dict[str, int]:
 
 
 def started(
-    row: Row, run: Run, given: dict[str, int], limit_s: float
+    row: Row, run: Run, given: dict[str, int], limit_s: float, part: Part = ALL
 ) -> dict[str, Any]:
     """Measure a row under what it was given."""
-    return {**given, **in_process(row, replace(run, **given), limit_s)}
+    return {**given, **in_process(row, replace(run, **given), limit_s, part)}
 
 
 def over_baseline(cells: dict[str, Any]) -> None:
@@ -229,6 +267,50 @@ def chosen(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
+def by_cell(rows: Sequence[Row]) -> list[list[Row]]:
+    """Rows that are relative to one another, in their order; those of most ranks first,
+    as they wait for several GPUs."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.cell, []).append(row)
+    return sorted(groups.values(), key=lambda group: -group[0].mode.num_ranks)
+
+
+def run_rows(
+    rows: Sequence[Row], run: Run, limit_s: float, cells: Cells, part: Part = ALL
+) -> None:
+    """Run those that are missing, one after another."""
+    for row in rows:
+        try:
+            given = given_bytes(row, cells.data["cells"])
+        except LookupError as missing:
+            print(missing, flush=True)
+            continue
+        most_s = min(limit_s, cells.left_s())
+        cells.run(row.name, partial(started, row, run, given, most_s, part))
+        cells.revise(over_baseline)
+
+
+def run_shared(
+    rows: Sequence[Row], run: Run, limit_s: float, cells: Cells, gpus: Sequence[str]
+) -> None:
+    """Run those that are missing, on all GPUs of the host.
+
+    Raises:
+        ValueError: a row has more ranks than there are GPUs.
+    """
+    parts = parts_of(gpus, sorted(os.sched_getaffinity(0)))
+    shared = Gpus(gpus)
+
+    def one(group: list[Row]) -> None:
+        with shared.lent(group[0].mode.num_ranks) as taken:
+            cores = [core for gpu in taken for core in parts[gpu].cores]
+            run_rows(group, run, limit_s, cells, Part(tuple(taken), tuple(cores)))
+
+    with ThreadPoolExecutor(len(gpus)) as pool:
+        list(pool.map(one, by_cell(rows)))
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the rows that are missing."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -241,6 +323,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--host-steps", type=int, default=5, help="0: no host times")
     told = "then steps are timed, settled or not"
     parser.add_argument("--warm-up-s", type=float, default=math.inf, help=told)
+    told = "rows of several models at a time, on all GPUs"
+    parser.add_argument("--share", action="store_true", help=told)
     told = "ask the device's profiler how much of a forward it waits"
     parser.add_argument("--profiles", action="store_true", help=told)
     parser.add_argument("--lengths", type=Path, help="documents of the rows `text`")
@@ -256,7 +340,6 @@ def main(argv: list[str] | None = None) -> int:
     if options.list:
         print(*(row.name for row in rows), sep="\n")
         return 0
-    until = time.monotonic() + options.seconds
     run = Run(
         *(options.steps, options.host_steps, options.lengths, options.device),
         warm_up_s=options.warm_up_s,
@@ -264,16 +347,11 @@ def main(argv: list[str] | None = None) -> int:
     )
     settings = {"device": options.device, "host_tokens": HOST_TOKENS}
     cells = Cells(options.out, options.seconds, settings)
-    for row in rows:
-        limit_s = min(options.limit_s, until - time.monotonic())
-        try:
-            given = given_bytes(row, cells.data["cells"])
-        except LookupError as missing:
-            print(missing, flush=True)
-            continue
-        cells.run(row.name, partial(started, row, run, given, limit_s))
-        over_baseline(cells.data["cells"])
-        cells.save()
+    if options.share:
+        gpus = visible_gpus() if options.device == "cuda" else ["0", "1"]
+        run_shared(rows, run, options.limit_s, cells, gpus)
+    else:
+        run_rows(rows, run, options.limit_s, cells)
     print(table(cells.data["cells"]))
     return 0
 
