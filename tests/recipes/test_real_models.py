@@ -25,6 +25,7 @@ from recipes.bench.models.real_catalogue import (
     shape_of,
 )
 from recipes.bench.models.tables import real_entry
+from ssdtrain.plan.profile import PROFILE_FILE
 
 CELL = "tiny/full/32/eager"
 EXPERTS = "tiny-moe/full/32/eager"
@@ -128,13 +129,14 @@ def test_all_ranks_time_the_same_steps() -> None:
 def test_rows_on_a_mesh(tmp_path: Path) -> None:
     """All of FSDP2 runs on a mesh of one rank, and of tensor parallelism; two ranks
     that settle at other times come to the same end."""
-    out = tmp_path / "sharded.json"
+    out, saved = tmp_path / "sharded.json", tmp_path / "saved"
     rows = [
         f"tiny/full/32/{mode}/{column}"
         for mode in ("fsdp2-1", "tp-1", "fsdp2")
         for column in ("keep", "ours max_overhead=0.1")
     ]
     words = ["--share", "--device", "cpu", "--steps", "2", "--host-steps", "0"]
+    words += ["--save", str(saved)]
     assert real_models.main([*words, "--out", str(out), "--rows", *rows]) == 0
     found = json.loads(out.read_text())["cells"]
     assert not [cell["error"] for cell in found.values() if "error" in cell]
@@ -145,6 +147,8 @@ def test_rows_on_a_mesh(tmp_path: Path) -> None:
         assert found[ours]["losses"][:shared] == losses[:shared]
         assert found[ours]["report"]["bytes_parameters"] > 0
     assert all(row_of(name).mode.has_mesh for name in rows)
+    written = [PROFILE_FILE.read(path) for path in saved.glob("*.profile.json")]
+    assert len(written) == 3 and all(profile.kinds for profile in written)
     assert not row_of(f"{CELL}/keep").mode.has_mesh
 
 

@@ -327,6 +327,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--share", action="store_true", help=told)
     told = "ask the device's profiler how much of a forward it waits"
     parser.add_argument("--profiles", action="store_true", help=told)
+    told = "folder for the profiles and plans of ours (`ssdtrain plan --profile`)"
+    parser.add_argument("--save", type=Path, help=told)
     parser.add_argument("--lengths", type=Path, help="documents of the rows `text`")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument(
@@ -344,6 +346,7 @@ def main(argv: list[str] | None = None) -> int:
         *(options.steps, options.host_steps, options.lengths, options.device),
         warm_up_s=options.warm_up_s,
         profiles=options.profiles,
+        save=options.save,
     )
     settings = {"device": options.device, "host_tokens": HOST_TOKENS}
     cells = Cells(options.out, options.seconds, settings)

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import random
+import re
 import statistics
 import sys
 import time
@@ -67,6 +68,9 @@ class Run:
     profiles: bool = False
     """Whether the device's profiler is asked, last of all, for how much of a forward
     the device waits."""
+    save: Path | None = None
+    """Folder for what the rows of ours observed and planned: FILE of `ssdtrain plan
+    --profile FILE`, which searches again without a GPU."""
 
 
 def measure(row: Row, run: Run) -> dict[str, Any]:
@@ -97,6 +101,8 @@ def measure(row: Row, run: Run) -> dict[str, Any]:
             timed = [trainer.step(lengths[0]) for _ in range(run.num_steps)]
         found |= summary(warm_up, timed, lengths)
         found |= of_session(session)
+        if run.save is not None and session is not None and is_first_rank():
+            save_observed(session, run.save, row)
         if row.column == "keep" and not row.mode.has_mesh:
             found["num_saved"] = trainer.num_saved(lengths[0])
         if run.num_host_steps:
@@ -385,6 +391,24 @@ def of_session(session: Any) -> dict[str, Any]:
         found["believed_keep_ms"] = prediction.keep_ms
         found["explain"] = session.explain().splitlines()
     return found
+
+
+def is_first_rank() -> bool:
+    """Whether no other rank's files would be written over."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def save_observed(session: Any, folder: Path, row: Row) -> None:
+    """Write the session's profile and plan, where it has them."""
+    from ssdtrain.plan.plan import PLAN_FILE
+    from ssdtrain.plan.profile import PROFILE_FILE
+
+    folder.mkdir(parents=True, exist_ok=True)
+    name = re.sub(r"[^\w.=-]+", "_", row.name)
+    if session.profile is not None:
+        PROFILE_FILE.write(folder / f"{name}.profile.json", session.profile)
+    if session.plan is not None:
+        PLAN_FILE.write(folder / f"{name}.plan.json", session.plan)
 
 
 @contextlib.contextmanager
