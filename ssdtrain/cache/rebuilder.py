@@ -99,12 +99,11 @@ class Rebuilder:
         finder: Finder,
         weights: Weights,
         budget: Budget,
-        pairs: Pairs | None = None,
     ) -> None:
         self._cache = cache
         self.finder = finder
         self._budget = budget
-        self._pairs = pairs or Pairs()
+        self._pairs = Pairs()
         cache.ledger.clock.watch(budget)
         self._device = cache.offloader.device.torch_device
         self._guard = LateChecksum(self._device)

@@ -382,8 +382,7 @@ class Run:
             return handle
 
     def fetch(self, moved: Moved, row: "HostRow | StayRow | HostAgainRow") -> Tensor:
-        """A mark: backward asks for an item that was sent off, or that recipes read.
-        None where a recipe asks."""
+        """A mark: backward asks for an item that was sent off, or that recipes read."""
         cache, course = self._cache, self._course
         with self._lock:
             if row.used_behind is not NOTHING and not cache.course.is_using:

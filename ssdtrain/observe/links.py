@@ -47,9 +47,9 @@ def fitted_links(
     )
 
 
-def probe(device: Device, pool: PinnedPool, num_bytes: int = PROBE_BYTES) -> list[Copy]:
+def probe(device: Device, pool: PinnedPool) -> list[Copy]:
     """Measure copies of a pinned buffer, for steps that moved too little."""
-    num_bytes = min(num_bytes, pool.cap_bytes // 2)
+    num_bytes = min(PROBE_BYTES, pool.cap_bytes // 2)
     buffer = pool.take(num_bytes, for_load=True)
     if buffer is None:
         return []

@@ -605,7 +605,7 @@ class Planner:
         return items[item].module if 0 <= item < len(items) else ""
 
     def _predict(self) -> None:
-        following = self._stage is Stage.FOLLOWING and self.plan is not None
-        prediction = self.plan.prediction if following and self.plan else None
-        ledger = self._cache.ledger
-        ledger.predicted_ms = None if prediction is None else prediction.step_ms
+        plan = self.plan if self._stage is Stage.FOLLOWING else None
+        prediction = None if plan is None else plan.prediction
+        predicted_ms = None if prediction is None else prediction.step_ms
+        self._cache.ledger.predicted_ms = predicted_ms

@@ -7,11 +7,10 @@ ranks differ in their times only; merged to the slowest of each, and with a sear
 reads no clock, they give the same plan everywhere. Links need no other division: every
 rank observes the same step, in which all of them copy, so a link that they share is
 already measured at this rank's part of it. Stages of a pipeline never merge: the first
-holds more
-micro-batches and has other gaps in its time.
+holds more micro-batches and has other gaps in its time.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -163,10 +162,6 @@ def _shape(profile: Profile) -> object:
     marks = [(mark.lane, mark.phase, mark.item) for mark in profile.marks]
     regions = [(kind, len(runs)) for kind, runs in sorted(profile.regions.items())]
     return profile.signature(), recipes, marks, regions
-
-
-def _zipped(profiles: Sequence[Profile], kind: str) -> Iterator[tuple[Item, ...]]:
-    return zip(*(profile.kinds[kind] for profile in profiles), strict=True)
 
 
 def _item(items: tuple[Item, ...]) -> Item:

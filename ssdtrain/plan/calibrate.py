@@ -1,12 +1,12 @@
-"""A profile's times, set right by a step that ran without ssdtrain.
+"""A profile's times, set right by steps that ran without ssdtrain.
 
 [Note: the plain step]
 The observed step is watched, and it moves everything: its operators wait for the host
 more than those of other steps, and the device's clock is another one. What users
 compare with is their step without ssdtrain. So where everything kept fits into device
-memory, one such step is measured, and the profile's forward and backward are stretched
-or shrunk to its times, the host's as well. What a plan may cost is then counted from
-the plain step.
+memory, such steps are measured, and the profile's forward and backward are stretched or
+shrunk to the times of one (observe/plainsteps.py), the host's as well. What a plan may
+cost is then counted from the plain step.
 
 [Note: the step of regions]
 Where the plain step does not fit, no step without re-runs can be measured. But the one

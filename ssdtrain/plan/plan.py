@@ -102,11 +102,6 @@ class Prediction:
     """As `peak_bytes`, without what stays until the end of backward: gradients."""
 
     @property
-    def is_bound_by_host(self) -> bool:
-        """Whether compute waits for the host more than for anything else."""
-        return self.host_wait_ms > max(self.stall_ms, 0.0)
-
-    @property
     def overhead(self) -> float:
         """Fraction of `keep_ms` that is added."""
         return self.step_ms / self.keep_ms - 1 if self.keep_ms else 0.0
