@@ -1,6 +1,7 @@
 """The house rules that a machine can check: floors, sizes, imports."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -87,17 +88,25 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def imports(tree: ast.AST, path: Path) -> Iterator[str]:
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """Read once for all rules, which leave it as it is."""
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def imports(path: Path) -> tuple[str, ...]:
     """Absolute dotted names of everything the file imports, wherever it stands."""
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
-    for node in ast.walk(tree):
+    found: list[str] = []
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
-            yield from (a.name for a in node.names)
+            found += [a.name for a in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = list(package[: len(package) - node.level + 1]) if node.level else []
             dotted = ".".join([*base, *([node.module] if node.module else [])])
-            yield dotted
-            yield from (f"{dotted}.{a.name}" for a in node.names)
+            found += [dotted, *(f"{dotted}.{a.name}" for a in node.names)]
+    return tuple(found)
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -111,54 +120,58 @@ def floor_of(dotted: str) -> str | None:
     return parts[1] if parts[0] == "ssdtrain" and len(parts) > 1 else None
 
 
-@pytest.mark.parametrize("path", product_files(), ids=name)
-def test_packages_do_not_import_one_another(path: Path) -> None:
-    own = path.relative_to(ROOT).parts[0]
-    for dotted in imports(ast.parse(path.read_text()), path):
-        top = dotted.split(".")[0]
-        assert top not in set(PACKAGES) - {own}, f"{own} imports {dotted}"
-        assert top not in ("tests", "recipes"), f"{own} imports {dotted}"
+def test_packages_do_not_import_one_another() -> None:
+    for path in product_files():
+        own = path.relative_to(ROOT).parts[0]
+        others = {*PACKAGES, "tests", "recipes"} - {own}
+        for dotted in imports(path):
+            assert dotted.split(".")[0] not in others, f"{name(path)} imports {dotted}"
 
 
-@pytest.mark.parametrize("path", product_files(), ids=name)
-def test_no_globals_and_no_asserts(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
-        assert not isinstance(node, ast.Global), "a `global` statement"
-        assert not isinstance(node, ast.Assert), f"assert at line {node.lineno}: raise"
+def test_no_globals_and_no_asserts() -> None:
+    for path in product_files():
+        for node in ast.walk(tree_of(path)):
+            assert not isinstance(node, ast.Global), f"{name(path)}: a `global`"
+            assert not isinstance(node, ast.Assert), (
+                f"{name(path)}: assert at line {node.lineno}: raise"
+            )
 
 
 def ssdtrain_files() -> list[Path]:
     return [p for p in product_files() if p.is_relative_to(ROOT / "ssdtrain")]
 
 
-@pytest.mark.parametrize("path", ssdtrain_files(), ids=name)
-def test_floors(path: Path) -> None:
-    own = path.relative_to(ROOT / "ssdtrain").parts[0].removesuffix(".py")
-    if own in ("__init__", "__main__"):
-        return
-    for dotted in imports(ast.parse(path.read_text()), path):
-        other = floor_of(dotted)
-        if other is None or other == own:
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT / "ssdtrain").parts[0].removesuffix(".py")
+
+
+def test_floors() -> None:
+    for path in ssdtrain_files():
+        own = room_of(path)
+        if own in ("__init__", "__main__"):
             continue
-        if own in GROUND_ONLY:
-            allowed = GROUND | BESIDE.get(own, set())
-            assert other in allowed, f"{own} imports {dotted}: ground floor only"
-        elif other in FLOORS:
-            assert FLOORS[other] < FLOORS[own] or {own, other} <= GROUND, (
-                f"{own} imports {dotted}: not a lower floor"
-            )
-        else:
-            assert own == "cli", f"{own} imports {dotted}: only cli may"
+        for dotted in imports(path):
+            other = floor_of(dotted)
+            if other is None or other == own:
+                continue
+            said = f"{name(path)} imports {dotted}"
+            if own in GROUND_ONLY:
+                allowed = GROUND | BESIDE.get(own, set())
+                assert other in allowed, f"{said}: ground floor only"
+            elif other in FLOORS:
+                assert FLOORS[other] < FLOORS[own] or {own, other} <= GROUND, (
+                    f"{said}: not a lower floor"
+                )
+            else:
+                assert own == "cli", f"{said}: only cli may"
 
 
-@pytest.mark.parametrize("path", ssdtrain_files(), ids=name)
-def test_frameworks_stay_in_their_rooms(path: Path) -> None:
+def test_frameworks_stay_in_their_rooms() -> None:
     """Only hosts/ and train/ know DeepSpeed and Megatron."""
-    own = path.relative_to(ROOT / "ssdtrain").parts[0].removesuffix(".py")
-    if own in ("hosts", "train"):
-        return
-    for dotted in imports(ast.parse(path.read_text()), path):
-        assert dotted.split(".")[0] not in ("deepspeed", "megatron"), dotted
+    for path in ssdtrain_files():
+        if room_of(path) not in ("hosts", "train"):
+            tops = {dotted.split(".")[0] for dotted in imports(path)}
+            assert not tops & {"deepspeed", "megatron"}, name(path)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -180,26 +193,27 @@ def test_import_is_light(package: str) -> None:
 OPENS = "_open_storage"
 
 
-@pytest.mark.parametrize("path", ssdtrain_files(), ids=name)
-def test_targets_are_told_apart_in_one_file(path: Path) -> None:
+def test_targets_are_told_apart_in_one_file() -> None:
     """Elsewhere `Target` is asked what it is (`has_disk`, `is_staged`), so that a new
     member is said in config.py alone, and opened in one function of api.py. "host" is
     many other things as well."""
-    if path == ROOT / "ssdtrain/config.py":
-        return
     names = {target.name for target in Target}
     told = {target.value for target in Target} - {Target.HOST.value}
-    tree = ast.parse(path.read_text())
-    if path == ROOT / "ssdtrain/api.py":
-        [opens] = (each for each in tree.body if getattr(each, "name", "") == OPENS)
-        tree.body.remove(opens)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            is_member = node.value.id == Target.__name__ and node.attr in names
-            assert not is_member, f"line {node.lineno}: ask a property of `Target`"
-        elif isinstance(node, ast.Constant):
-            text = str(node.value)
-            assert text not in told, f"line {node.lineno}: {text!r}, a target's name"
+    for path in ssdtrain_files():
+        parts: list[ast.stmt] = tree_of(path).body
+        if path == ROOT / "ssdtrain/config.py":
+            continue
+        if path == ROOT / "ssdtrain/api.py":
+            [opens] = (each for each in parts if getattr(each, "name", "") == OPENS)
+            parts = [part for part in parts if part is not opens]
+        for node in (node for part in parts for node in ast.walk(part)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                is_member = node.value.id == Target.__name__ and node.attr in names
+                where = f"{name(path)}:{node.lineno}"
+                assert not is_member, f"{where}: ask a property of `Target`"
+            elif isinstance(node, ast.Constant):
+                text, where = str(node.value), f"{name(path)}:{node.lineno}"
+                assert text not in told, f"{where}: {text!r}, a target's name"
 
 
 # -- private names ---------------------------------------------------------------------
@@ -256,7 +270,7 @@ def private_names() -> set[str]:
     """Attributes, functions and classes of the product that begin with `_`."""
     found: set[str] = set()
     for path in product_files():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 found.add(node.name)
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -270,14 +284,15 @@ def reaches(path: Path, private: set[str]) -> Iterator[str]:
     Its own classes may have private attributes of the same name. Names given to
     `monkeypatch.setattr` as text are faults put in on purpose and do not count.
     """
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     own = {fn.name for fn in functions(tree)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
             if isinstance(node.value, ast.Name) and node.value.id == "self":
                 own.add(node.attr)
+    theirs = private - own - FOREIGN
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr in private - own - FOREIGN:
+        if isinstance(node, ast.Attribute) and node.attr in theirs:
             if not (isinstance(node.value, ast.Name) and node.value.id == "self"):
                 yield node.attr
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -10,11 +10,16 @@ from torch.nn import functional as F
 import ssdtrain
 from ssdtrain.cache import verify
 from ssdtrain.cache.rebuilder import Rebuilder
-from ssdtrain.cache.verify import SELF_CHECK_PERIOD
 from ssdtrain.errors import ActivationChangedError
 
-WIDTH, DEPTH = 16, 8
+WIDTH, DEPTH, PERIOD = 16, 8, 8
 SETTINGS: dict[str, Any] = {"target": "host", "plan": "keep-all", "min_bytes": 0}
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in so few that a few steps tell: the draw is the same."""
+    monkeypatch.setattr(verify, "SELF_CHECK_PERIOD", PERIOD)
 
 
 class Net(nn.Module):
@@ -37,12 +42,12 @@ def steps(net: Net, session: ssdtrain.Session, number: int) -> None:
 
 def test_one_in_so_many_is_compared() -> None:
     net = Net()
-    number = 100 * SELF_CHECK_PERIOD // DEPTH
+    number = 100 * PERIOD // DEPTH
     with ssdtrain.offload(net, **SETTINGS) as session:
         steps(net, session, number)
         verified = sum(step.num_verified for step in session.steps)
     rebuilt = number * (DEPTH - 1)
-    assert 0.7 < verified * SELF_CHECK_PERIOD / rebuilt < 1.4
+    assert 0.7 < verified * PERIOD / rebuilt < 1.4
 
 
 def test_without_recipes_nothing_is_compared() -> None:
@@ -72,7 +77,7 @@ def test_a_wrong_recipe_is_found_wherever_it_is(
         ssdtrain.offload(net, seed=place, **SETTINGS) as session,
         pytest.raises(ActivationChangedError, match="rebuilt by a recipe"),
     ):
-        steps(net, session, 20 * SELF_CHECK_PERIOD)
+        steps(net, session, 20 * PERIOD)
 
 
 def test_every_seed_draws_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +87,7 @@ def test_every_seed_draws_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def drawn(seed: int) -> list[int]:
         net, found = Net(), []
         with ssdtrain.offload(net, seed=seed, **SETTINGS) as session:
-            for _ in range(40):
+            for _ in range(10):
                 steps(net, session, 1)
             found = [step.num_verified for step in session.steps]
         return found

@@ -1,6 +1,7 @@
-"""Two DeepSpeed pipeline ranks on gloo, with and without ssdtrain; run as a script.
+"""Two DeepSpeed pipeline ranks on gloo, without ssdtrain and with each target; run as a
+script.
 
-    pipeline_ranks.py OUT_DIRECTORY TARGET
+    pipeline_ranks.py OUT_DIRECTORY
 
 Each rank writes what it saw to OUT_DIRECTORY/rank<N>.json.
 """
@@ -23,6 +24,7 @@ import ssdtrain
 from ssdtrain.foresight.graph import write_graph
 from ssdtrain.foresight.steps import capture_step
 from tests.ranks import leave
+from tests.ssdtrain.targets import TARGETS, settings_of
 
 # The shared-memory op is compiled at start; without a compiler that fails.
 __compatible_ops__["deepspeed_shm_comm"] = False
@@ -89,23 +91,22 @@ def run(settings: dict[str, Any] | None, graph: Path | None = None) -> dict[str,
 
 
 def main() -> None:
-    out, target = Path(sys.argv[1]), sys.argv[2]
+    out, rank = Path(sys.argv[1]), os.environ["RANK"]
     torch.use_deterministic_algorithms(True)
     deepspeed.init_distributed("gloo")
-    settings: dict[str, Any] = {
-        "target": target,
-        "min_bytes": 0,
-        "plan": "offload-all",
-        "window_bytes": 1,
-        "host_bytes": 64 * 1024 * 1024,
-    }
-    rank = os.environ["RANK"]
-    if target != "host":
-        directory = out / f"ssd{rank}"
+    results = {"without": run(None, out / f"graph{rank}.json")}
+    for target in TARGETS:
+        directory = out / f"{target}{rank}"
         directory.mkdir()
-        settings["directory"] = str(directory)
-    graph = out / f"graph{rank}.json" if target == "host" else None
-    results = {"without": run(None, graph), "with": run(settings)}
+        results[target] = run(
+            {
+                **settings_of(target, directory),
+                "min_bytes": 0,
+                "plan": "offload-all",
+                "window_bytes": 1,
+                "host_bytes": 64 * 1024 * 1024,
+            }
+        )
     (out / f"rank{rank}.json").write_text(json.dumps(results))
     leave()
 

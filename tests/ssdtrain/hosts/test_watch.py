@@ -175,17 +175,3 @@ def test_what_is_no_model_is_told_what_to_pass() -> None:
     for given, text in cases:
         with pytest.raises(AttachError, match=text):
             ssdtrain.offload(given)
-
-
-def test_trainers_are_told_of_their_callback() -> None:
-    transformers = pytest.importorskip("transformers")
-    lightning = pytest.importorskip("lightning")
-
-    class OfOnesOwn(transformers.Trainer):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            pass
-
-    with pytest.raises(AttachError, match="OffloadCallback"):
-        ssdtrain.offload(OfOnesOwn())
-    with pytest.raises(AttachError, match="LightningCallback"):
-        ssdtrain.offload(object.__new__(lightning.Trainer))

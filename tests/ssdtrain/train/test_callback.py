@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import ssdtrain
 from ssdtrain.errors import AttachError, ConfigError
 from ssdtrain.train.memory import SavedObserver
 from tests.ranks import run_ranks
@@ -387,3 +388,18 @@ def test_bad_settings_fail_where_they_are_written() -> None:
 
     with pytest.raises(ConfigError, match="unknown setting 'tarjet'"):
         OffloadCallback(tarjet="ssd")
+
+
+def test_trainers_are_told_of_their_callback() -> None:
+    """Who gives `offload` a trainer."""
+    transformers = pytest.importorskip("transformers")
+    lightning = pytest.importorskip("lightning")
+
+    class OfOnesOwn(transformers.Trainer):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            pass
+
+    with pytest.raises(AttachError, match="OffloadCallback"):
+        ssdtrain.offload(OfOnesOwn())
+    with pytest.raises(AttachError, match="LightningCallback"):
+        ssdtrain.offload(object.__new__(lightning.Trainer))
