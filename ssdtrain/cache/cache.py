@@ -146,7 +146,7 @@ class TensorCache:
         self.is_compiled = False
         """Whether the model's forward runs under a compiler."""
         self._left_alone = False
-        self.lock = self._lock = threading.RLock()
+        self.lock = threading.RLock()
         """Held by whatever changes a record, a lane or the course."""
         self.owner = Owner()
         """Asked before any lock: see [Note: after a fork]."""
@@ -207,7 +207,7 @@ class TensorCache:
                 return self.pack(tensor)
         if self.owner.is_elsewhere:
             return forked.keep(tensor)
-        with self._lock:
+        with self.lock:
             self.collect()
             parameter = parameter_of(tensor)
             if parameter is not None:
@@ -226,7 +226,7 @@ class TensorCache:
                 return self.pack_staying(tensor)
         if self.owner.is_elsewhere:
             return forked.keep(tensor)
-        with self._lock:
+        with self.lock:
             parameter = parameter_of(tensor)
             if parameter is not None:
                 return self._pack_parameter(tensor, parameter)
@@ -250,7 +250,7 @@ class TensorCache:
         if isinstance(found, Tensor):
             return found
         if isinstance(found, RebuiltView):
-            with self._lock:
+            with self.lock:
                 tensor = self.use_rebuilt(found)
         else:
             tensor = self._unpack_record(found)
@@ -571,7 +571,7 @@ class TensorCache:
     # -- unpack -------------------------------------------------------------------
 
     def _unpack_record(self, source: RecordView) -> Tensor:
-        with self._lock:
+        with self.lock:
             record, lane = source.record, source.record.lane
             source.check()
             self.collect()
@@ -597,7 +597,7 @@ class TensorCache:
         """Start loading what the lane's backward will ask for first."""
         if self.owner.is_elsewhere:
             return
-        with without_modes(), self._lock:
+        with without_modes(), self.lock:
             self.collect()
             self.enter_backward(lane)
             self.moves.load_first(lane)
@@ -651,7 +651,7 @@ class TensorCache:
         """`collect`, for callers outside the hooks."""
         if self.owner.is_elsewhere:
             return
-        with self._lock:
+        with self.lock:
             self.collect()
 
     @property
@@ -659,7 +659,7 @@ class TensorCache:
         """Whether no saved tensor is alive; False in a forked child."""
         if self.owner.is_elsewhere:
             return False
-        with self._lock:
+        with self.lock:
             self.collect()
             return self.lanes.is_idle
 
@@ -667,7 +667,7 @@ class TensorCache:
         """Bring nothing more away or back. Idempotent."""
         if self.owner.is_elsewhere:
             return  # all that could be closed is its parent's
-        with self._lock:
+        with self.lock:
             if self.moves.is_closed:
                 return
             self.collect()

@@ -48,11 +48,6 @@ class Tables:
         return run.hooks()
 
     @property
-    def free_bytes(self) -> int:
-        """Pinned bytes of places where no tensor is."""
-        return sum(self.place_sizes)
-
-    @property
     def place_sizes(self) -> list[int]:
         """Bytes of the buffers of all places where no tensor is."""
         free = (place for places in self._places.values() for place in places)

@@ -201,10 +201,6 @@ class Timeline:
             )
         return known
 
-    def run_marks(self, placed: Sequence[Placement]) -> dict[int, int]:
-        """Return the mark at which each region call runs again, of those that do."""
-        return self.layout(placed).run_marks
-
     def _run_marks(self, placed: Sequence[Placement]) -> dict[int, int]:
         found: dict[int, int] = {}
         for run, members in enumerate(self.members):
@@ -231,7 +227,9 @@ class Timeline:
             flat.extend(placements[kind])
         return flat
 
-    def residency(self, placed: Sequence[Placement]) -> Residency:
+    def _residency(
+        self, placed: Sequence[Placement], run_marks: dict[int, int]
+    ) -> Residency:
         """Return when each item must be on the device in backward.
 
         An item goes when the operator that asked last has ended. A recipe needs its
@@ -239,11 +237,6 @@ class Timeline:
         goes as soon as the recipe has run, unless it is kept: then the recipe's item
         holds it to its own end.
         """
-        return self.layout(placed).residency
-
-    def _residency(
-        self, placed: Sequence[Placement], run_marks: dict[int, int]
-    ) -> Residency:
         first, last = self._first_use.copy(), self._last_end.copy()
         ended: set[int] = set()
         for run, at in run_marks.items():

@@ -154,9 +154,10 @@ def held(session: ssdtrain.Session, settle_s: float = SETTLE_S) -> str:
         session.hints.wait_io()
         offloader.wait_io()
         storage = offloader.storage
+        # Places wait for the next step, as they should.
+        waiting_bytes = sum(session.cache.tables.place_sizes)
         found = {
-            # Places wait for the next step, as they should.
-            "pinned bytes": offloader.pool.used_bytes - session.cache.tables.free_bytes,
+            "pinned bytes": offloader.pool.used_bytes - waiting_bytes,
             "slot bytes": 0 if storage is None else storage.stats().used_bytes,
             "live bytes": session.live_bytes,
         }

@@ -156,8 +156,9 @@ def test_moved_attention_is_back_when_its_region_runs_again() -> None:
     every = spread(timeline)
     move = {KIND: [Placement.OFFLOAD] * (3 * NUM_REGIONS)}
     placed = timeline.placements_by_id(with_regions(timeline, move, every, every))
-    first = timeline.residency(placed).first
-    for run, at in timeline.run_marks(placed).items():
+    layout = timeline.layout(placed)
+    first = layout.residency.first
+    for run, at in layout.run_marks.items():
         assert first[3 * run + 1] == at
 
 
