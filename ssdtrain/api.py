@@ -444,7 +444,7 @@ def _attach_recipes(
     weights = Weights()
     for module in modules:
         finder.attach(module, patches.set)
-        weights.trust(module.parameters())
+        weights.trust(module)
     hook = register_optimizer_step_pre_hook(weakly(weights.before_step))
     patches.also(hook.remove)
     cache.recipes = Rebuilder(cache, finder, weights, budget)

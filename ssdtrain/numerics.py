@@ -146,17 +146,17 @@ def restored(wanted: Numerics | None, device: torch.device) -> Iterator[None]:
         yield
         return
     try:
-        _set(wanted, device)
+        put(wanted, device)
         yield
     finally:
-        _set(before, device)
+        put(before, device)
 
 
 def _settings(device: torch.device) -> tuple[Setting, ...]:
     return ON_CPU if device.type == "cpu" else ON_GPU
 
 
-def _set(wanted: Numerics, device: torch.device) -> None:
+def put(wanted: Numerics, device: torch.device) -> None:
     """Write what differs; one write may change what the next one reads."""
     for (read, write), value in zip(_settings(device), wanted, strict=True):
         if read() != value:

@@ -278,15 +278,21 @@ class RegionCall:
     def store(self, leaves: list[Any], arguments: Arguments, pack: Any) -> None:
         """Store the arguments."""
         self._arguments = arguments
+        stored: dict[int, Input] = {}
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
                 self._leaves.append(leaf)
+                continue
+            if id(leaf) in stored:  # code may ask whether `key is value`
+                self._leaves.append(stored[id(leaf)])
                 continue
             self._inputs.append((leaf, leaf._version))
             # Torch asks in Python whether something is a parameter.
             is_parameter = type(leaf) is not Tensor and isinstance(leaf, nn.Parameter)
             handle = pack(leaf)
-            self._leaves.append(Input(handle, leaf.requires_grad, is_parameter))
+            own = Input(handle, leaf.requires_grad, is_parameter)
+            stored[id(leaf)] = own
+            self._leaves.append(own)
             if self._cache.course.observer.listens:
                 self._tell_of_input(handle)
 
@@ -412,6 +418,8 @@ class RegionCall:
             return change
         if any(tensor._version != version for tensor, version in self._inputs):
             return "it changes one of its inputs in place"
+        if not self._weights_stand():
+            return "it writes to one of its parameters"
         return None
 
     def _settle(self) -> None:
@@ -503,8 +511,7 @@ class RegionCall:
     def _collect(self) -> list[Tensor] | None:
         """What the forward saves; None if somebody else drew meanwhile."""
         found: list[Tensor] = []
-        leaves = [self._argument(leaf) for leaf in self._leaves]
-        args, kwargs = self._arguments.of(leaves)
+        args, kwargs = self._arguments.of(self._values())
         attention = self._attention.watched(len(self._places))
         course = self._cache.course
         course.observer.runs_again()
@@ -512,7 +519,7 @@ class RegionCall:
         collector = Collector(
             partial(self._take, found, attention.hears),
             len(self._places),
-            stops_early=self._random_end is None,
+            may_stop=self._may_stop,
         )
         # Also where nothing is known to be drawn: `torch.random.fork_rng()` hides it.
         before = RandomState.now(self._device)
@@ -549,13 +556,22 @@ class RegionCall:
         self._attention.learn(attention, lane, self.number, len(self._places))
         return None if self._attention.is_lost(attention) else found
 
-    def _argument(self, leaf: Any) -> Any:
-        if type(leaf) is not Input:
-            return leaf
-        tensor = self._unpack(leaf.handle)
-        if leaf.is_parameter:
-            return tensor
-        return tensor.detach().requires_grad_(leaf.requires_grad)
+    def _values(self) -> list[Any]:
+        """Of its arguments; what was one tensor is one again."""
+        made: dict[int, Tensor] = {}
+        for leaf in self._leaves:
+            if type(leaf) is not Input or id(leaf) in made:
+                continue
+            tensor = self._unpack(leaf.handle)
+            if not leaf.is_parameter:
+                tensor = tensor.detach().requires_grad_(leaf.requires_grad)
+            made[id(leaf)] = tensor
+        return [made.get(id(leaf), leaf) for leaf in self._leaves]
+
+    def _may_stop(self) -> bool:
+        """Whether nothing is left to be put back by what is behind the last tensor of
+        a re-run; and a forward that draws must run to its end."""
+        return self._random_end is None and self._before.is_untouched()
 
     def _take(
         self,
@@ -826,6 +842,8 @@ class Regions:
             )
         for leaf in leaves:
             if may_change(leaf):
+                if isinstance(leaf, Tensor):
+                    return "attributes of its argument are not stored with it"
                 return (
                     f"its argument of type {type(leaf).__name__} may change (a KV "
                     "cache? set use_cache=False)"

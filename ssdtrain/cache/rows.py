@@ -3,7 +3,6 @@
 See [Note: compiled plan] in table.py.
 """
 
-import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -125,12 +124,16 @@ class EndRow:
 
 
 class ParameterRow:
-    """A parameter."""
+    """A parameter.
 
-    __slots__ = ("num_bytes", "parameter")
+    By its id: a weak reference would forbid `torch.utils.swap_tensors`. Another
+    parameter that has come to the same address is kept all the same.
+    """
+
+    __slots__ = ("num_bytes", "of")
 
     def __init__(self, parameter: nn.Parameter, num_bytes: int) -> None:
-        self.parameter = weakref.ref(parameter)
+        self.of = id(parameter)
         self.num_bytes = num_bytes
 
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
@@ -141,18 +144,18 @@ class ParameterRow:
 class ParameterViewRow:
     """A view of a parameter, such as `weight.t()`."""
 
-    __slots__ = ("_parameter", "_part", "num_bytes")
+    __slots__ = ("_of", "_part", "num_bytes")
 
     def __init__(self, parameter: nn.Parameter, num_bytes: int) -> None:
-        self._parameter = weakref.ref(parameter)
+        self._of = id(parameter)
         self._part: Part | None = None
         """Where the last one lay."""
         self.num_bytes = num_bytes
 
     def pack(self, tensor: Tensor, run: "Run") -> Any:
         """A handle that finds the view again in the parameter's data."""
-        base, parameter = tensor._base, self._parameter()
-        if parameter is None or base is not parameter:
+        parameter = tensor._base
+        if id(parameter) != self._of or not isinstance(parameter, nn.Parameter):
             return run.leave_table(tensor)
         part = self._part
         if part is None or not part.is_of(tensor, parameter):

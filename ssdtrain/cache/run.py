@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterHandle
 from ssdtrain.cache.identity import Key, extent_bytes, identify, stamp_of
@@ -98,7 +99,11 @@ class Run:
                         base = tensor._base
                         if base is None or type(base) is Tensor:
                             return KeptHandle((tensor.detach(), tensor._version))
-                elif type(row) is ParameterRow and tensor is row.parameter():
+                elif (
+                    type(row) is ParameterRow
+                    and id(tensor) == row.of
+                    and (type(tensor) is Parameter or isinstance(tensor, Parameter))
+                ):
                     return ParameterHandle((tensor, tensor._version))
                 elif type(row) is RegionRow:
                     call = regions.current

@@ -19,8 +19,8 @@ A write in place that leaves the version (`weight.data.mul_(2)`) is not seen.
 
 import threading
 import weakref
-from collections.abc import Hashable, Iterable
-from typing import Any
+from collections.abc import Hashable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,11 +37,24 @@ from ssdtrain.remat.modes import without_modes
 COPIED_BYTES = 256 * 1024
 
 
+class _Place(NamedTuple):
+    """Where a parameter is, in a model that may replace it."""
+
+    module: "weakref.ref[nn.Module]"
+    name: str
+
+    def parameter(self) -> nn.Parameter | None:
+        """What is there now."""
+        module = self.module()
+        return None if module is None else module._parameters.get(self.name)
+
+
 class Weights:
     """The parameters of one session's modules."""
 
     def __init__(self) -> None:
-        self._trusted: dict[int, weakref.ref[nn.Parameter]] = {}
+        self._trusted: dict[int, _Place] = {}
+        """By id. A weak reference would forbid `torch.utils.swap_tensors`."""
         self._states: dict[int, tuple[int, int]] = {}
         self._thread = -1
         self._first_node = 0
@@ -50,20 +63,22 @@ class Weights:
         self._read = Living[Handle]()
         self._lock = ForkedLock()
 
-    def trust(self, parameters: Iterable[nn.Parameter]) -> None:
-        """The data of these stays in place from forward to backward.
+    def trust(self, root: nn.Module) -> None:
+        """The data of its parameters stays in place from forward to backward.
 
         FSDP2's gathered parameters are other objects than the model's own, and so never
         among these.
         """
-        for parameter in parameters:
-            if type(parameter) is nn.Parameter and not is_gathered(parameter):
-                self._trusted[id(parameter)] = weakref.ref(parameter)
+        for module in root.modules():
+            for name, each in module._parameters.items():
+                if type(each) is nn.Parameter and not is_gathered(each):
+                    place = _Place(weakref.ref(module), name)
+                    self._trusted.setdefault(id(each), place)
 
     def is_trusted(self, parameter: nn.Parameter) -> bool:
         """Whether its data stays in place."""
-        trusted = self._trusted.get(id(parameter))
-        return trusted is not None and trusted() is parameter
+        place = self._trusted.get(id(parameter))
+        return place is not None and place.parameter() is parameter
 
     def forward_begins(self) -> None:
         """Remember what operators read from now on: versions, and where data are."""
@@ -72,8 +87,8 @@ class Weights:
         self._steps_at_start = self._num_steps
         self._states = {
             key: (parameter._version, parameter.data_ptr())
-            for key, reference in self._trusted.items()
-            if (parameter := reference()) is not None
+            for key, place in self._trusted.items()
+            if (parameter := place.parameter()) is not None and id(parameter) == key
         }
 
     def state(self, parameter: nn.Parameter) -> Hashable:

@@ -164,19 +164,40 @@ class Hints:
         tensor is saved; 0: unknown.
 
         Inert when gradients are off, inside backward (recomputation), inside another
-        such block, in a forked child, and (counted) under a transform of torch.func.
+        such block, of another thread as well, in a forked child, and (counted) under a
+        transform of torch.func.
         """
         if self._cache.owner.is_elsewhere:  # a forked child trains as if without us
             self._cache.collector.let_go()
             yield
             return
+        running = _Forward()
         if (
-            (self._inside is not None and self._inside() is not None)
-            or not torch.is_grad_enabled()
+            not torch.is_grad_enabled()
             or torch._C._current_graph_task_id() != -1
+            or not self._begins(running)
         ):
             yield
             return
+        try:
+            with self._begun(micro_batch, chunk, num_elements):
+                yield
+        finally:
+            self._inside = None
+
+    def _begins(self, running: _Forward) -> bool:
+        """Whether no other forward runs; from now on this one does."""
+        with self._cache.lock:  # two threads may ask at once
+            if self._inside is not None and self._inside() is not None:
+                return False
+            self._inside = weakref.ref(running)
+            return True
+
+    @contextmanager
+    def _begun(
+        self, micro_batch: int | None, chunk: str | None, num_elements: int
+    ) -> Iterator[None]:
+        """Around the one forward that runs."""
         transformed = is_transformed()
         if self._steps.watch is not None:
             self._steps.watch.forward_begins(transformed=transformed)
@@ -191,13 +212,10 @@ class Hints:
         self._steps.forward_begins()
         bypass = self._cache.bypass
         if bypass is not None:
-            running = _Forward()
-            self._inside = weakref.ref(running)
             try:
                 with bypass.forward():
                     yield
             finally:
-                self._inside = None
                 if not self._cache.owner.is_elsewhere:
                     self._cache.ledger.backward_starts()  # so that the step is one
             return
@@ -210,13 +228,10 @@ class Hints:
         lane.num_elements = num_elements
         self._lanes[(chunk, micro_batch)] = lane
         self._cache.recipes.forward_begins()
-        running = _Forward()
-        self._inside = weakref.ref(running)
         try:
             with self._cache.timed(), self._cache.hooks():
                 yield
         finally:
-            self._inside = None
             self._cache.forward_ends()
 
     @contextmanager
@@ -230,13 +245,10 @@ class Hints:
         cache.captures.check()
         lane = cache.lanes.begin(chunk, micro_batch)
         cache.recipes.forward_begins()
-        running = _Forward()
-        self._inside = weakref.ref(running)
         try:
             with cache.captures.forward(lane):
                 yield
         finally:
-            self._inside = None
             cache.lanes.end(lane)
 
     def set_stage(

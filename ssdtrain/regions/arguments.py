@@ -7,11 +7,14 @@ plain values or tuples of some, which takes no question; all others are given to
 from collections.abc import Iterator
 from enum import Enum
 from itertools import islice
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from ssdtrain.regions.deep import is_installed
 
 LEAVES = frozenset(
     (
@@ -78,6 +81,17 @@ def flatten(
 
 def may_change(leaf: Any) -> bool:
     """Whether an argument could be another when its call runs again."""
+    if type(leaf) is Tensor:
+        return has_marks(leaf)
     if type(leaf) in LEAVES or isinstance(leaf, VALUES):
         return False
-    return not (callable(leaf) and getattr(leaf, "__closure__", 0) is None)
+    if not isinstance(leaf, FunctionType) or leaf.__closure__ is not None:
+        return True
+    return not is_installed(leaf.__module__)  # it may read globals of the program's
+
+
+def has_marks(tensor: Tensor) -> bool:
+    """Whether a tensor has attributes of Python's, which are not stored with it. The
+    compiler's own tell it of sizes, when it sees them first."""
+    own = vars(tensor)
+    return bool(own) and not all(name.startswith("_dynamo") for name in own)

@@ -15,7 +15,7 @@ further inside ([Note: further inside] in regions/deep.py).
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ssdtrain.errors import RegionError
 from ssdtrain.gathered import gathered_inside, is_other_face
 from ssdtrain.regions.deep import PLAIN, Deep
-from ssdtrain.regions.inventory import HOOKS_OF_ALL, Inventory
+from ssdtrain.regions.inventory import HOOKS_OF_ALL, Fingerprint, Inventory
 from ssdtrain.regions.reads import Reads, versions_of
 from ssdtrain.regions.weights import has_place
 
@@ -46,12 +46,20 @@ class Parts(NamedTuple):
     """Contents of attributes, by name."""
     requires: tuple[bool, ...]
     """`requires_grad` of the parameters."""
+    marks: dict[str, dict[str, Any]]
+    """Attributes of parameters and buffers, by their names: of those that have some
+    for which the code may ask."""
 
     @classmethod
-    def of(cls, module: nn.Module, names: list[str]) -> "Parts":
-        """As it is now, with the contents of these attributes."""
+    def of(cls, module: nn.Module, names: list[str], asked: set[str]) -> "Parts":
+        """As it is now, with the contents of these attributes.
+
+        Args:
+            asked: names of attributes that the code may ask for.
+        """
         own = vars(module)
         buffers, parameters = dict(module._buffers), dict(module._parameters)
+        tensors = (*parameters.items(), *buffers.items())
         return cls(
             module,
             dict(own),
@@ -61,6 +69,7 @@ class Parts(NamedTuple):
             versions_of(buffers.values()),
             {name: contents_of(own.get(name)) for name in names},
             tuple([p is not None and p.requires_grad for p in parameters.values()]),
+            {name: marks_of(each, asked) for name, each in tensors if has_own(each)},
         )
 
 
@@ -81,11 +90,17 @@ class Seen:
         reads: Reads,
         refusal: str | None,
     ) -> None:
-        self.parts = list(map(Parts.of, modules, names))
+        asked = reads.asked
+        self.parts = [
+            Parts.of(module, own, asked)
+            for module, own in zip(modules, names, strict=True)
+        ]
         self.reads = reads
         self.values = reads.values()
         self.deep = Deep([*attributes_of(modules), *reads.tops()], modules)
-        self.refusal = refusal or self._uncounted() or self.deep.refusal
+        self.refusal = (
+            refusal or reads.refusal or self._uncounted() or self.deep.refusal
+        )
         self.tensors: list[Tensor] = []
         """Parameters and buffers."""
         self._inventory = self._listed(modules)
@@ -100,6 +115,7 @@ class Seen:
             inventory.dictionary(hooks)
         for module, part in zip(modules, self.parts, strict=True):
             inventory.module(module, hooks=module is not modules[0])
+            inventory.marks_of_tensors(module, self.reads.asked)
             for held in (part.parameters, part.buffers):
                 self.tensors += [each for each in held.values() if each is not None]
             for name in part.insides:
@@ -125,12 +141,20 @@ class Seen:
 
     def stands(self) -> bool:
         """Whether everything is the same now; if not, it may still be equal."""
+        return _is_same(self.now(returning=True), self._fingerprint)
+
+    def now(self, *, returning: bool) -> Fingerprint | None:
+        """As `Inventory.fingerprint`; None: it cannot be told."""
         if self._inventory.is_blind:
-            return False
+            return None
         try:
-            return self._inventory.fingerprint().is_same(self._fingerprint)
+            return self._inventory.fingerprint(returning=returning)
         except ValueError:  # something is gone
-            return False
+            return None
+
+
+def _is_same(one: Fingerprint | None, other: Fingerprint | None) -> bool:
+    return one is not None and other is not None and one.is_same(other)
 
 
 def attributes_of(modules: list[nn.Module]) -> Iterator[tuple[str, Any]]:
@@ -141,7 +165,6 @@ def attributes_of(modules: list[nn.Module]) -> Iterator[tuple[str, Any]]:
                 yield f"its attribute {name}", value
 
 
-AS_IT_IS = nullcontext()
 UNSEEN = Seen([], [], Reads(()), None)
 
 
@@ -151,15 +174,21 @@ class Before:
     def __init__(self, path: str, seen: Seen) -> None:
         self.seen = seen
         self._path = path
+        self._begun: Fingerprint | None = None
+        """When the re-run that is under way began."""
 
     def forget(self) -> None:
         """It is not run again: hold nothing of what was seen."""
         self.seen = UNSEEN
 
-    def restored(
-        self, hooks: Callable[[Any], str | None]
-    ) -> AbstractContextManager[None]:
-        """A block in which they are as they were; made just before it begins.
+    def is_untouched(self) -> bool:
+        """Whether the re-run has changed nothing so far; in the middle of it, where
+        FSDP2 may have gathered weights."""
+        return _is_same(self.seen.now(returning=False), self._begun)
+
+    @contextmanager
+    def restored(self, hooks: Callable[[Any], str | None]) -> Iterator[None]:
+        """A block in which they are as they were.
 
         Args:
             hooks: tells of one of modules that would run twice; None: there is none.
@@ -167,7 +196,12 @@ class Before:
         Raises:
             RegionError: something cannot be put back.
         """
-        return AS_IT_IS if self.seen.stands() else self._restored(hooks)
+        with nullcontext() if self.seen.stands() else self._restored(hooks):
+            self._begun = self.seen.now(returning=False)
+            try:
+                yield
+            finally:
+                self._begun = None  # it holds what it found
 
     @contextmanager
     def _restored(self, hooks: Callable[[Any], str | None]) -> Iterator[None]:
@@ -204,6 +238,13 @@ class Before:
         if put_back(module._parameters, held, undo):
             if not all(map(_is_here, held.values())):
                 raise self._error("the memory of its weights")
+        self._put_back_tensors(part, undo)
+        for name, contents in part.insides.items():
+            if not put_inside(part.own[name], contents, undo):
+                raise self._error(f"the tensors in its attribute {name}")
+
+    def _put_back_tensors(self, part: Parts, undo: Undo) -> None:
+        """What is set on its parameters and buffers."""
         for (name, parameter), wanted in zip(
             part.parameters.items(), part.requires, strict=True
         ):
@@ -212,9 +253,9 @@ class Before:
                     raise self._error(f"requires_grad of {name}")
                 parameter.requires_grad_(wanted)
                 undo.append(_requiring(parameter, not wanted))
-        for name, contents in part.insides.items():
-            if not put_inside(part.own[name], contents, undo):
-                raise self._error(f"the tensors in its attribute {name}")
+        for name, tensor in (*part.parameters.items(), *part.buffers.items()):
+            if tensor is not None:
+                put_marks(tensor, part.marks.get(name, {}), self.seen.reads.asked, undo)
 
     def _error(self, what: str) -> RegionError:
         return RegionError(
@@ -248,6 +289,32 @@ def put_back(container: dict[str, Any], before: dict[str, Any], undo: Undo) -> b
         undo.append(lambda: container.update(changed))
         container.update({name: before[name] for name in changed})
     return bool(changed)
+
+
+def has_own(tensor: Tensor | None) -> bool:
+    """Whether a tensor has attributes of Python's."""
+    return tensor is not None and bool(vars(tensor))
+
+
+def marks_of(tensor: Any, asked: set[str]) -> dict[str, Any]:
+    """The attributes of a tensor that code may ask for by these names."""
+    return {name: value for name, value in vars(tensor).items() if name in asked}
+
+
+def put_marks(tensor: Any, before: dict[str, Any], asked: set[str], undo: Undo) -> None:
+    """Let a tensor have the same attributes of these names as before."""
+    own = vars(tensor)
+    now = marks_of(tensor, asked) if own else {}
+    if now.keys() == before.keys() and all(now[name] is before[name] for name in now):
+        return
+
+    def put(marks: dict[str, Any], others: dict[str, Any]) -> None:
+        for name in others.keys() - marks.keys():
+            own.pop(name, None)
+        own.update(marks)
+
+    undo.append(lambda: put(now, before))
+    put(before, now)
 
 
 def faced(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:

@@ -11,14 +11,14 @@ the forward's.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.utils import parametrize
 
-from ssdtrain.numerics import Numerics, numerics, restored
+from ssdtrain.numerics import Numerics, numerics, put, restored
 
 
 class Autocast(tuple[str, bool, torch.dtype]):
@@ -49,29 +49,40 @@ class Conditions(NamedTuple):
             device,
         )
 
-    def restored(self) -> AbstractContextManager[None]:
-        """A block under these conditions, with gradients on; made just before it
-        begins."""
-        now = self.now(self.device)
-        return torch.enable_grad() if now == self else self._restored(now)
-
     @contextmanager
-    def _restored(self, now: "Conditions") -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(torch.enable_grad())
-            for wanted, present in zip(self.autocasts, now.autocasts, strict=True):
-                device_type, enabled, dtype = wanted
-                if wanted != present or self.caches != now.caches:
-                    stack.enter_context(
-                        torch.autocast(
-                            device_type,
-                            dtype=dtype,
-                            enabled=enabled,
-                            cache_enabled=self.caches,
-                        )
+    def restored(self) -> Iterator[None]:
+        """A block under these conditions, with gradients on. Behind it those of before
+        hold, whatever it has set: it may have been left in the middle."""
+        now = self.now(self.device)
+        try:
+            with torch.enable_grad(), ExitStack() as stack:
+                if now != self:
+                    self._enter(stack, now)
+                yield
+        finally:
+            if self.now(self.device) != now:
+                now._set()
+
+    def _enter(self, stack: ExitStack, now: "Conditions") -> None:
+        for wanted, present in zip(self.autocasts, now.autocasts, strict=True):
+            device_type, enabled, dtype = wanted
+            if wanted != present or self.caches != now.caches:
+                stack.enter_context(
+                    torch.autocast(
+                        device_type,
+                        dtype=dtype,
+                        enabled=enabled,
+                        cache_enabled=self.caches,
                     )
-            stack.enter_context(restored(self.settings, self.device))
-            yield
+                )
+        stack.enter_context(restored(self.settings, self.device))
+
+    def _set(self) -> None:
+        for device_type, enabled, dtype in self.autocasts:
+            torch.set_autocast_enabled(device_type, enabled)
+            torch.set_autocast_dtype(device_type, dtype)
+        torch.set_autocast_cache_enabled(self.caches)
+        put(self.settings, self.device)
 
 
 class RandomState(NamedTuple):

@@ -16,9 +16,11 @@ torch, at classes and functions of installed packages, at containers of more tha
 import functools
 import random
 import sys
+import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -139,6 +141,8 @@ def _goes_on(value: Any) -> str | None:
         return "is a random state of its own"
     if isinstance(value, Iterator):
         return "is an iterator"
+    if isinstance(value, ContextVar | threading.local):
+        return "may be another in the thread of a backward"
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
         if value.nbytes > MAX_ARRAY_BYTES:
             return f"is an array of {value.nbytes} bytes, whose changes nobody counts"

@@ -17,7 +17,6 @@ has changed.
 import gc
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextvars import ContextVar
 from itertools import chain, repeat
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
@@ -27,8 +26,6 @@ from torch._C._dynamo.guards import dict_version
 
 MAX_ITEMS = 64
 """A larger list or dictionary of a program's globals is compared by identity alone."""
-NOTHING = object()
-"""Where a variable has no value."""
 HOOKS_OF_ALL: tuple[dict[int, Any], ...] = (
     nn.modules.module._global_forward_hooks,
     nn.modules.module._global_forward_pre_hooks,
@@ -71,14 +68,18 @@ class Inventory:
         """Dictionaries told by their version."""
         self._dicts: list[dict[Any, Any]] = []
         """And by what is in them."""
+        self._returning: list[dict[Any, Any]] = []
+        """Likewise, of what may be replaced and put back."""
         self._lists: list[Any] = []
         self._large: list[Any] = []
         self._tensors: list[Tensor] = []
         self._parameters: list[Tensor] = []
+        self._marked: list[Tensor] = []
+        self._asked: set[str] = set()
+        """Attributes of these by which they are told."""
         self._spaces: list[dict[str, Any]] = []
         self._names: list[str] = []
         self._cells: list[Any] = []
-        self._contexts: list[ContextVar[Any]] = []
         self._computed: list[tuple[Any, Callable[[Any], Any]]] = []
         self._seen: set[int] = set()
 
@@ -102,6 +103,12 @@ class Inventory:
         parameters = module._parameters.values()
         self._parameters += [each for each in parameters if each is not None]
 
+    def marks_of_tensors(self, module: nn.Module, asked: set[str]) -> None:
+        """Those attributes of its parameters and buffers that have these names."""
+        tensors = (*module._parameters.values(), *module._buffers.values())
+        self._marked += [each for each in tensors if each is not None]
+        self._asked = asked
+
     def owner(self, value: Any) -> None:
         """The attributes of an object."""
         own = _own_of(value)
@@ -118,10 +125,14 @@ class Inventory:
         Args:
             comes_back: whether what is in it may be replaced and put back.
         """
-        # The order of an OrderedDict may change, and its version does not tell.
-        by_version = type(value) is dict and not comes_back
-        if self._is_new(value):
-            (self._written if by_version else self._dicts).append(value)
+        if not self._is_new(value):
+            return
+        if comes_back:
+            self._returning.append(value)
+        elif type(value) is dict:
+            self._written.append(value)
+        else:  # the order may change, and the version does not tell
+            self._dicts.append(value)
 
     def class_of(self, kind: type) -> None:
         """The attributes of a class."""
@@ -172,10 +183,6 @@ class Inventory:
         else:
             self._cells.append(cell)
 
-    def context(self, variable: "ContextVar[Any]") -> None:
-        """A context variable."""
-        self._contexts.append(variable)
-
     def computed(self, value: Any, contents: Callable[[Any], Any]) -> None:
         """An object of a rare kind, by calls of Python.
 
@@ -197,13 +204,18 @@ class Inventory:
 
     # -- the pass ------------------------------------------------------------------
 
-    def fingerprint(self) -> Fingerprint:
+    def fingerprint(self, *, returning: bool = True) -> Fingerprint:
         """All of it, as it is now.
+
+        Args:
+            returning: with what may be replaced and put back.
 
         Raises:
             ValueError: a variable has no value any more.
         """
         dicts, lists = self._dicts, self._lists
+        if returning:
+            dicts = dicts + self._returning
         numbers: list[Any] = [
             *map(dict_version, self._written),
             *map(len, dicts),
@@ -219,8 +231,11 @@ class Inventory:
             *chain.from_iterable(lists),
             *map(dict.get, self._spaces, self._names),
             *map(CONTENT, self._cells),
-            *map(ContextVar.get, self._contexts, repeat(NOTHING)),
         ]
+        for own in map(OWN, self._marked, repeat("__dict__")):
+            for name in own:  # most have none
+                if name in self._asked:
+                    objects += (name, own[name])
         for value, contents in self._computed:
             for each in contents(value):
                 # Bytes of an array are others in each look.

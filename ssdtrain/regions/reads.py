@@ -5,7 +5,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextvars import ContextVar
+from functools import partial
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ssdtrain.regions.deep import PLAIN, is_standard
+from ssdtrain.regions.deep import PLAIN, is_installed, is_standard
 from ssdtrain.regions.inventory import (
     MAX_ITEMS,
-    NOTHING,
     Inventory,
     counts_changes,
 )
@@ -36,8 +35,28 @@ DRAWING = frozenset(("random", "numpy"))
 SILENT = frozenset(("CACHE", "EXTENDED_ARG", "NOP", "PUSH_NULL"))
 """Instructions that may stand between a global and what is loaded of it."""
 ENVIRONMENT = frozenset(("environ", "getenv"))
+OTHER_AGAIN = frozenset(
+    """
+    grad grad_fn is_leaf _base _is_view register_hook
+    register_post_accumulate_grad_hook register_full_backward_hook
+    register_full_backward_pre_hook register_multi_grad_hook
+    """.split()
+)
+"""What tells a re-run from a forward: gradients, which backward changes, how an input
+was made, and hooks, of which there would be two."""
+BY_NAME = frozenset(("eval", "exec", "globals"))
+"""Functions by which code may read whatever there is."""
+NOTHING = object()
+"""Where a variable has no value."""
 MAX_FUNCTIONS = 64
 """Most functions of a program's own that are looked into for the globals they read."""
+
+
+class Call(NamedTuple):
+    """A function, and by which name code may call it."""
+
+    name: str
+    function: FunctionType
 
 
 class Inside(NamedTuple):
@@ -55,43 +74,73 @@ class Reads:
 
     Args:
         classes: of the modules; torch's own are passed over.
+        given: functions that they find among their attributes, by name.
     """
 
-    def __init__(self, classes: Iterable[type]) -> None:
+    def __init__(self, classes: Iterable[type], given: Iterable[Call] = ()) -> None:
         self._classes: list[type] = []
         self._globals: dict[str, tuple[dict[str, Any], str]] = {}
         self._cells: list[tuple[Any, str]] = []
         self.may_draw = False
         """Whether it may draw random numbers of Python's or NumPy's."""
         self._reads_environment = False
-        waiting: list[FunctionType] = []
+        self.asked = {"forward"}
+        """Names of whatever its forwards may ask for, in functions that they call."""
+        self._loaded: set[str] = set()
+        own: list[Call] = []
         for kind in classes:
             for each in kind.__mro__:
                 if _is_foreign(each.__module__) or each in self._classes:
                     continue
                 self._classes.append(each)
-                for name, value in vars(each).items():
-                    if isinstance(value, FunctionType) and name != "__init__":
-                        waiting.append(value)
-        seen: set[FunctionType] = set()
-        while waiting and len(seen) < MAX_FUNCTIONS:
-            function = waiting.pop(0)
-            if function not in seen and not _is_foreign(function.__module__ or ""):
-                seen.add(function)
-                waiting += self._look_at(function)
+                own += functions_of_class(each)
+        # What a forward calls first: other methods as far as they go.
+        seen = dict.fromkeys(self._look_at_all([*own, *given]))
+        for _, function in own:
+            if len(seen) < MAX_FUNCTIONS and not _is_taken_to_stay(function):
+                self._look_at(function, is_called=False)
+                seen[function] = None
         self._functions = list(seen)
-        self.may_draw |= bool(waiting)
+        told = sorted(self.asked & OTHER_AGAIN) + sorted(self._loaded & BY_NAME)
+        self.refusal = f"its code names {told[0]}" if told else None
+        """Why it cannot run again; None: it can."""
 
-    def _look_at(self, function: FunctionType) -> list[FunctionType]:
-        space, found = function.__globals__, []
-        names, imported, of_modules = names_of(function.__code__)
+    def _look_at_all(self, waiting: list[Call]) -> Iterator[FunctionType]:
+        """Look at those of these functions that a forward may call, and at what they
+        find."""
+        seen: set[FunctionType] = set()
+        while True:
+            called = [each for each in waiting if self._calls(each.name)]
+            if not called:
+                return
+            waiting = [each for each in waiting if not self._calls(each.name)]
+            for _, function in called:
+                if function in seen or _is_taken_to_stay(function):
+                    continue
+                if len(seen) == MAX_FUNCTIONS:
+                    self.may_draw = True
+                    return
+                seen.add(function)
+                yield function
+                waiting += self._look_at(function, is_called=True)
+
+    def _calls(self, name: str) -> bool:
+        """Whether a forward may call what has this name."""
+        return name in self.asked or name.startswith("__")  # by an operator
+
+    def _look_at(self, function: FunctionType, *, is_called: bool) -> list[Call]:
+        space = function.__globals__
+        found: list[Call] = []
+        names, imported, of_modules, asked = names_of(function.__code__)
+        if is_called:
+            self._loaded |= names
+            self.asked |= names | asked | set(function.__code__.co_freevars)
         for module, name in of_modules:
             value = space.get(module)
             if isinstance(value, ModuleType) and not is_standard(value.__name__):
                 inner = vars(value)
                 self._globals[f"{id(inner)} {name}"] = inner, name
-                if isinstance(inner.get(name), FunctionType):
-                    found.append(inner[name])
+                found += functions_of(name, inner.get(name))
         self.may_draw |= not DRAWING.isdisjoint(imported)
         named = names | {name for _, name in of_modules}
         self._reads_environment |= not ENVIRONMENT.isdisjoint(named)
@@ -101,14 +150,12 @@ class Reads:
             if value is NOTHING or isinstance(value, ModuleType):
                 continue
             self._globals[f"{id(space)} {name}"] = space, name
-            if isinstance(value, FunctionType):
-                found.append(value)
+            found += functions_of(name, value)
         cells = function.__closure__ or ()
         for cell, name in zip(cells, function.__code__.co_freevars, strict=True):
             value = _content(cell)
             self.may_draw |= _draws(value)
-            if isinstance(value, FunctionType):
-                found.append(value)
+            found += functions_of(name, value)
             self._cells.append((cell, name))
         return found
 
@@ -164,35 +211,93 @@ class Reads:
         return names[number]
 
 
+def functions_of(name: str, value: Any, depth: int = 3) -> Iterator[Call]:
+    """The functions of Python that may run where a name of this value is used: itself,
+    those in a container, and the methods of a class of the program's own, also where
+    the value is an object of it."""
+    if isinstance(value, FunctionType):
+        yield Call(name, value)
+    elif not depth:
+        return
+    elif not isinstance(value, type):
+        for each in _leading_from(value):
+            yield from functions_of(name, each, depth - 1)
+    elif not is_installed(value.__module__):
+        yield from functions_of_class(value)
+
+
+def _leading_from(value: Any) -> Iterable[Any]:
+    """What a value calls, or holds, or what class it is of."""
+    if isinstance(value, property):
+        return value.fget, value.fset
+    if isinstance(value, partial):
+        return (value.func,)
+    if isinstance(value, staticmethod | classmethod | MethodType):
+        return (value.__func__,)
+    if isinstance(value, dict | list | tuple):
+        items = value.values() if isinstance(value, dict) else value
+        return list(items) if len(value) <= MAX_ITEMS else ()
+    return () if isinstance(value, PLAIN) else type(value).__mro__
+
+
+def functions_of_class(kind: type) -> Iterator[Call]:
+    """Its methods; not what makes its objects."""
+    for name, value in vars(kind).items():
+        if name != "__init__" and not isinstance(value, type):
+            yield from functions_of(name, value, depth=1)
+
+
+def _is_taken_to_stay(function: FunctionType) -> bool:
+    """Whether it is of a package whose functions are taken to read what stays."""
+    own = str(function.__globals__.get("__name__"))
+    return _is_foreign(function.__module__ or "") or _is_foreign(own)
+
+
 def _is_foreign(module: str) -> bool:
     return module.partition(".")[0] in FOREIGN
 
 
-def names_of(code: CodeType) -> tuple[set[str], set[str], set[tuple[str, str]]]:
-    """The globals that code loads, the packages that it imports, and what it loads of
-    globals: `settings.SCALE`."""
-    loaded: set[str] = set()
-    imported: set[str] = set()
-    inner: set[tuple[str, str]] = set()
-    last = ""
-    for step in dis.get_instructions(code):
-        if step.opname in SILENT:
-            continue
-        if last and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            inner.add((last, step.argval))
-        last = ""
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            last = step.argval
-            loaded.add(last)
-        elif step.opname == "IMPORT_NAME":
-            imported.add(step.argval.partition(".")[0])
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            others = names_of(constant)
-            loaded |= others[0]
-            imported |= others[1]
-            inner |= others[2]
-    return loaded, imported, inner
+class Names(NamedTuple):
+    """What code names."""
+
+    loaded: set[str]
+    """Globals."""
+    imported: set[str]
+    """Packages."""
+    inner: set[tuple[str, str]]
+    """What it loads of globals: `settings.SCALE`."""
+    asked: set[str]
+    """Attributes of anything, and strings, which `getattr` may be given."""
+
+    def add(self, code: CodeType) -> "Names":
+        """Take in what this code names."""
+        last = before = ""
+        for step in dis.get_instructions(code):
+            if step.opname in SILENT:
+                continue
+            is_attribute = step.opname in ("LOAD_ATTR", "LOAD_METHOD")
+            if last and is_attribute:
+                self.inner.add((last, step.argval))
+            if is_attribute and before != "autograd":  # `torch.autograd.grad`
+                self.asked.add(step.argval)
+            last = ""
+            before = step.argval if isinstance(step.argval, str) else ""
+            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                last = step.argval
+                self.loaded.add(last)
+            elif step.opname == "IMPORT_NAME":
+                self.imported.add(step.argval.partition(".")[0])
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                self.add(constant)
+            elif isinstance(constant, str):
+                self.asked.add(constant)
+        return self
+
+
+def names_of(code: CodeType) -> Names:
+    """All that code names, functions inside of it included."""
+    return Names(set(), set(), set(), set()).add(code)
 
 
 def _draws(value: Any) -> bool:
@@ -221,8 +326,6 @@ def _seen(value: Any) -> Any:
         return value
     if isinstance(value, Tensor):
         return Inside(value, None, versions_of((value,)))
-    if isinstance(value, ContextVar):
-        return Inside(value, value.get(NOTHING))
     inside: Any = value
     if not isinstance(value, dict | list | set | deque):
         inside = getattr(value, "__dict__", None)
@@ -242,8 +345,6 @@ def _tell_of(value: Any, inventory: Inventory) -> None:
         return
     if isinstance(value, Tensor):
         inventory.versions((value,))
-    elif isinstance(value, ContextVar):
-        inventory.context(value)
     else:
         inventory.versions(inventory.inside(value, MAX_ITEMS))
 

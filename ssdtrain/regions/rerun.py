@@ -2,9 +2,20 @@
 
 It is not torch's checkpoint: inside that one's re-run torch's own hook is the innermost
 one, and ours would see nothing.
+
+[Note: the end of a re-run]
+A re-run stops, by an exception, behind the last tensor that is needed: what follows is
+often a matrix product. Code that is not there to be left in the middle would tell: it
+has set something that it sets back at its end (a flag, a depth), or it has a `try` or a
+`with` around the operator that saved. Such a forward runs to its end.
+(tests/ssdtrain/regions/test_end.py)
 """
 
+import dis
+import functools
+import sys
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -12,21 +23,28 @@ from torch import Tensor, nn
 
 
 class _Stop(BaseException):
-    """The last tensor that is needed has been saved. No `except Exception` of a model
-    may swallow it."""
+    """The last tensor that is needed has been saved."""
 
 
+OURS = frozenset(("torch", "ssdtrain"))
+"""Packages whose own code may be left in the middle."""
 Taker = Callable[[int, Tensor], None]
 """May keep an alias of the tensor's bytes, but not the tensor: it holds the graph."""
 
 
 class Collector:
-    """The hooks of one re-run: tells each saved tensor by its place in the forward."""
+    """The hooks of one re-run: tells each saved tensor by its place in the forward.
 
-    def __init__(self, take: Taker, num_places: int, *, stops_early: bool) -> None:
+    Args:
+        may_stop: asked behind the last tensor whether the rest may be left out.
+    """
+
+    def __init__(
+        self, take: Taker, num_places: int, *, may_stop: Callable[[], bool]
+    ) -> None:
         self._take = take
         self._num_places = num_places
-        self._stops_early = stops_early
+        self._may_stop = may_stop
         # Of a backward inside the forward nothing was counted.
         self._task = torch._C._current_graph_task_id()
         self.num_taken = 0
@@ -42,8 +60,9 @@ class Collector:
         number, self.num_taken = self.num_taken, self.num_taken + 1
         if number < self._num_places:
             self._take(number, tensor)
-        if self._stops_early and self.num_taken == self._num_places:
-            raise _Stop
+        if self.num_taken == self._num_places and self._may_stop():
+            if not is_caught(sys._getframe(1)):
+                raise _Stop
         return tensor.detach()
 
     def run(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> None:
@@ -54,6 +73,31 @@ class Collector:
                 forward(*args, **kwargs)
         except _Stop:
             pass
+
+
+def is_caught(frame: Any) -> bool:
+    """Whether an exception in this frame of Python would meet code of the program's own
+    on its way to the forward that runs again; see [Note: the end of a re-run]."""
+    while frame is not None and frame.f_code is not Collector.run.__code__:
+        home = str(frame.f_globals.get("__name__")).partition(".")[0]
+        # `nn.Module` has a `try` around every forward, which takes `Exception` alone.
+        if home not in OURS:
+            at = frame.f_lasti
+            if any(at in part for part in _guarded(frame.f_code)):
+                return True
+        frame = frame.f_back
+    return False
+
+
+@functools.lru_cache(maxsize=4096)
+def _guarded(code: CodeType) -> tuple[range, ...]:
+    """Offsets of instructions in a `try` or a `with`."""
+    table = getattr(dis, "_parse_exception_table", None)
+    if table is not None:
+        return tuple(range(each.start, each.end) for each in table(code))
+    blocks = ("SETUP_FINALLY", "SETUP_WITH", "SETUP_ASYNC_WITH")  # Python 3.10
+    some = any(step.opname in blocks for step in dis.get_instructions(code))
+    return (range(len(code.co_code)),) if some else ()
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from ssdtrain.regions.before import STANDARD, Parts, Seen
 from ssdtrain.regions.deep import PLAIN
 from ssdtrain.regions.inventory import HOOKS_OF_ALL
-from ssdtrain.regions.reads import Reads
+from ssdtrain.regions.reads import Call, Reads, functions_of
 
 NUM_THOROUGH = 2
 """Calls without side effects in which slow states were compared, too."""
@@ -64,6 +64,10 @@ class Watch:
         """How often something was another at the start of a call."""
         self._num_clean = 0
         self._kinds: set[type] = set()
+        self._given: list[Call] = []
+        own = vars(module).get("forward")
+        self._own = list(functions_of("forward", own))
+        """A forward that the module itself has had before it was wrapped."""
         self._reads = Reads(())
         """What the code of modules of these classes reads of others."""
 
@@ -105,8 +109,10 @@ class Watch:
     def _see(self) -> Seen:
         modules = modules_of(self._module)
         kinds = set(map(type, modules))
-        if kinds != self._kinds:
-            self._kinds, self._reads = kinds, Reads(kinds)
+        given = [*self._own, *_functions_among(modules)]
+        if kinds != self._kinds or given != self._given:
+            self._kinds, self._given = kinds, given
+            self._reads = Reads(kinds, given)
         names = [list(_interesting(each)) for each in modules]
         return Seen(modules, names, self._reads, self.hooks(modules))
 
@@ -183,6 +189,14 @@ def modules_of(root: nn.Module) -> list[nn.Module]:
     return found
 
 
+def _functions_among(modules: Iterable[nn.Module]) -> Iterator[Call]:
+    """Functions that are attributes of modules, or are reached by some."""
+    for module in modules:
+        for name, value in vars(module).items():
+            if name == "forward" or name not in STANDARD:
+                yield from functions_of(name, value)
+
+
 def _is_known(hook: Any) -> bool:
     """Ours, and those of torch's own sharding, which expect to run again."""
     inner = getattr(hook, "func", hook)
@@ -230,6 +244,8 @@ def _difference_of_parts(old: Parts, new: Parts) -> str | None:
             return reason
     if old.written != new.written:
         return "a buffer was written"
+    if not _is_same(old.marks, new.marks):
+        return "an attribute of a parameter or buffer changed"
     for name, inside in old.insides.items():
         if not _is_same(inside, new.insides.get(name)):
             return f"something inside its attribute {name} changed"

@@ -1,7 +1,8 @@
 """A saved tensor as a function of other saved tensors."""
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -281,5 +282,17 @@ def evaluate(expression: Expression, tensors: list[Tensor]) -> Tensor:
     device = tensors[0].device.type if tensors else "cpu"
     if not (torch.is_grad_enabled() or torch.is_autocast_enabled(device)):
         return expression.compute(tensors)  # so it is in most backwards
-    with torch.no_grad(), torch.autocast(device, enabled=False):
+    with torch.no_grad(), without_autocast(device):
         return expression.compute(tensors)
+
+
+@contextmanager
+def without_autocast(device: str) -> Iterator[None]:
+    """A block without autocast. Not `torch.autocast`: where a program has set it on
+    without a context, the end of that one would empty its cache of cast weights."""
+    before = torch.is_autocast_enabled(device)
+    torch.set_autocast_enabled(device, False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device, before)

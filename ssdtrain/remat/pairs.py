@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ssdtrain.remat.admission import same_bytes
-from ssdtrain.remat.expression import Expression, Held, Layout
+from ssdtrain.remat.expression import Expression, Held, Layout, without_autocast
 from ssdtrain.remat.fast import HALF, MIN_BYTES
 from ssdtrain.remat.tables import every_number
 
@@ -44,7 +44,7 @@ def gated(gate: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 
 def in_turn(gate: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     """The same, by torch's kernels."""
-    with torch.no_grad(), torch.autocast(gate.device.type, enabled=False):
+    with torch.no_grad(), without_autocast(gate.device.type):
         factor = F.silu(gate)
         return factor, factor * other
 

@@ -4,6 +4,7 @@ import copy
 import gc
 import inspect
 import pickle
+import threading
 import weakref
 from collections.abc import Callable
 from types import MethodType
@@ -15,6 +16,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer, optimizer
 
 import ssdtrain
+from tests.ssdtrain.bits import same_bits
 
 
 class HandWritten:
@@ -197,3 +199,69 @@ def test_who_wraps_us_stays_wrapped(everything: dict[str, Any]) -> None:
     with ssdtrain.offload(model, **everything) as again:
         model(x).sum().backward()
         assert len(again.steps) == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"plan": "offload-all", "recompute": "full"},
+        {"plan": "auto", "max_overhead": 1.0, "recompute": "off"},
+    ],
+    ids=["recipes", "table"],
+)
+def test_weights_may_be_swapped(settings: dict[str, Any]) -> None:
+    """As `Module.to` and `load_state_dict` do where they are told so: torch refuses it
+    where there are weak references."""
+
+    def run(offloaded: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model, found = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), []
+        others = {"target": "host", "min_bytes": 0, **settings}
+        session = ssdtrain.offload(model, **others) if offloaded else None
+        for _ in range(6):
+            loss = model(torch.randn(4, 8)).square().sum()
+            loss.backward()
+            found += [loss.detach(), *(p.grad for p in model.parameters())]
+            del loss
+            model.zero_grad()
+            for parameter in list(model.parameters()):
+                other = nn.Parameter(parameter.detach() * 0.9)
+                torch.utils.swap_tensors(parameter, other)
+        if session is not None:
+            session.close()
+        return found  # type: ignore[return-value]
+
+    assert same_bits(run(True), run(False))
+
+
+def test_two_threads_that_begin_at_once(
+    everything: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one runs as without us: hooks of both would fill one lane."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.randn(4, 8)
+    losses: list[torch.Tensor] = []
+
+    def other() -> None:
+        losses.append(model(x).sum())
+
+    with ssdtrain.offload(model, **everything) as session:
+        begin, num_begun = session.cache.lanes.begin, []
+
+        def beginning(*args: Any) -> Any:
+            num_begun.append(1)
+            thread = threading.Thread(target=other)
+            if len(num_begun) == 1:
+                thread.start()
+                thread.join()
+            return begin(*args)
+
+        monkeypatch.setattr(session.cache.lanes, "begin", beginning)
+        losses.append(model(x).sum())
+        assert len(num_begun) == 1 and len(losses) == 2
+        for loss in losses:
+            loss.backward()
+        gradients = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    for _ in range(2):
+        model(x).sum().backward()
+    assert same_bits(gradients, [p.grad for p in model.parameters()])

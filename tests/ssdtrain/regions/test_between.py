@@ -2,7 +2,6 @@
 not notice, so a region that runs again is equal, or says what has changed."""
 
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -28,14 +27,12 @@ class Options:
 SCALES = {"all": 1.0}
 COUNTS = Options()
 BIAS = {"of": torch.zeros(1)}
-LEVEL = ContextVar("LEVEL", default=1.0)
 
 
 def reset() -> None:
     """All that a program has changed of what is everybody's."""
     SCALES["all"] = COUNTS.scale = Block.gain = 1.0
     BIAS["of"] = torch.zeros(1)
-    LEVEL.set(1.0)
 
 
 class Block(nn.Module):
@@ -55,7 +52,8 @@ class Block(nn.Module):
         """(ROWS, WIDTH) to the same."""
         y = self.up(self.square(self.norm(x))) * (self.scale * SCALES["all"])
         y = F.silu(y) if self.gated else F.gelu(y)
-        y = y * (self.gain * COUNTS.scale * LEVEL.get()) + BIAS["of"]
+        y = y * (self.gain * COUNTS.scale) + BIAS["of"]
+        y = y * getattr(self.up.weight, "gain", 1.0)  # as some meta-learners do
         y = y * self.table["x"] * self.list[0] * self.options.scale
         return x + self.drop(self.down(y))
 
@@ -110,6 +108,7 @@ EQUAL: dict[str, Change] = {
     "in a list": of_blocks(lambda block: block.list.__setitem__(0, 0.5)),
     "in an object": of_blocks(lambda block: setattr(block.options, "scale", 0.5)),
     "forward": of_blocks(patched),
+    "mark of a weight": of_blocks(lambda block: setattr(block.up.weight, "gain", 0.5)),
     "frozen": of_blocks(lambda block: block.requires_grad_(False)),
     "submodule": replaced,
     "submodules": reordered,
@@ -135,11 +134,6 @@ ERRORS: dict[str, tuple[Change, type[Exception], str]] = {
         lambda net: BIAS["of"].add_(1),
         RegionError,
         "the global BIAS, which its code reads",
-    ),
-    "context": (
-        lambda net: LEVEL.set(0.5),
-        RegionError,
-        "the global LEVEL, which its code reads",
     ),
     "class": (
         lambda net: setattr(Block, "gain", 0.5),

@@ -5,9 +5,11 @@ import functools
 import itertools
 import os
 import random
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -24,6 +26,7 @@ from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.regions.settings import SETTINGS
 
 WIDTH, ROWS, NUM_STEPS = 8, 4, 4
+LEVEL = ContextVar("LEVEL", default=1.0)
 
 
 class Config:
@@ -62,6 +65,8 @@ HOLDER, ARRAY, NESTED = Holder(), np.ones(2, dtype=np.float32), {"a": {"b": 1.0}
 PARTIAL, BOUND = functools.partial(scaled, by=1.0), HOLDER.scaled
 GENERATOR, STATE = torch.Generator(), random.Random(0)
 VARIABLE = "A_SCALE_OF_TESTS"
+OTHERS = {"x": 1.0}
+"""Read by functions that a block finds among its attributes."""
 
 
 def of_default(x: Tensor, options: dict[str, float] = {"a": 1.0}) -> Tensor:  # noqa: B006
@@ -87,11 +92,35 @@ def imported(x: Tensor) -> Tensor:
     return found
 
 
+def by_others(x: Tensor) -> Tensor:
+    return x * OTHERS["x"]
+
+
+def twice_by_others(number: int, x: Tensor) -> Tensor:
+    return by_others(x) * number
+
+
+class Doer:
+    def __call__(self, x: Tensor) -> Tensor:
+        return by_others(x)
+
+    @property
+    def scale(self) -> float:
+        return OTHERS["x"]
+
+    @staticmethod
+    def static(x: Tensor) -> Tensor:
+        return by_others(x)
+
+
+FUNCTIONS = {"by": by_others}
+
+
 def reset() -> None:
     """All that a program has changed of what is everybody's."""
     Config.scale = Holder.scale = HOLDER.own = SETTINGS_FILE.scale = 1.0
     gained.gain = NESTED["a"]["b"] = PARTIAL.keywords["by"] = 1.0  # type: ignore
-    ARRAY[:] = 1.0
+    ARRAY[:] = OTHERS["x"] = 1.0
     of_default.__defaults__[0]["a"] = of_keyword.__kwdefaults__["options"]["a"] = 1.0
     counted.__defaults__[0].clear()
     GENERATOR.manual_seed(0)
@@ -322,12 +351,44 @@ GOES_ON: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Tensor], str
         lambda s, x: x * STATE.random(),
         "is a random state of its own",
     ),
+    "context variable": (
+        _nothing,
+        lambda s, x: x * LEVEL.get(),
+        "may be another in the thread of a backward",
+    ),
+    "thread's own": (
+        threading.local,
+        lambda s, x: x * getattr(s.thing, "scale", 1.0),
+        "may be another in the thread of a backward",
+    ),
     "large array": (
         lambda: np.ones(1 << 15),
         lambda s, x: x * float(s.thing[0]),
         "whose changes nobody counts",
     ),
     "default that grows": (_nothing, lambda s, x: counted(x), "global counted changed"),
+}
+
+
+_ANY = "the global OTHERS, which its code reads"
+_BY_OTHERS: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Tensor]]] = {
+    "function": (lambda: by_others, lambda s, x: s.thing(x)),
+    "lambda": (lambda: lambda x: by_others(x), lambda s, x: s.thing(x)),
+    "partial": (
+        lambda: functools.partial(twice_by_others, 2),
+        lambda s, x: s.thing(x),
+    ),
+    "function in a list": (lambda: [by_others], lambda s, x: s.thing[0](x)),
+    "function in a global": (_nothing, lambda s, x: FUNCTIONS["by"](x)),
+    "object": (Doer, lambda s, x: s.thing(x)),
+    "bound method": (lambda: Doer().__call__, lambda s, x: s.thing(x)),
+    "property": (Doer, lambda s, x: x * s.thing.scale),
+    "class": (lambda: Doer, lambda s, x: s.thing.static(x)),
+    "new object": (_nothing, lambda s, x: Doer()(x)),
+}
+CHANGED |= {
+    f"global of a {name}": (*case, lambda _: _halve(OTHERS, "x"), _ANY)
+    for name, case in _BY_OTHERS.items()
 }
 
 

@@ -4,7 +4,6 @@ import gc
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +21,6 @@ SPACE: dict[str, Any] = {}
 SHARED = SimpleNamespace(scale=1.0)
 TABLE, SET, LARGE = {"x": torch.zeros(1)}, {1}, list(range(MAX_ITEMS + 1))
 BIAS = torch.zeros(1)
-LEVEL = ContextVar("LEVEL", default=1.0)
 SCALE = 1.0
 
 
@@ -60,7 +58,8 @@ class Part(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Reads everything that the tests change."""
-        scale = SHARED.scale * SCALE * LEVEL.get() * GET() * len(SET) * len(LARGE)
+        scale = SHARED.scale * SCALE * GET() * len(SET) * len(LARGE)
+        scale *= getattr(self.list[1].weight, "gain", 1.0)
         hidden: Tensor = self.list(x) * scale + BIAS + TABLE["x"]
         return hidden
 
@@ -126,7 +125,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "global tensor written": lambda part: BIAS.add_(1),
     "a large global that is small now": lambda part: LARGE.clear(),
     "variable of a function around it": lambda part: PUT(2.0),
-    "context": lambda part: LEVEL.set(2.0),
+    "mark of a parameter": lambda part: setattr(part.list[1].weight, "gain", 2.0),
     "class": lambda part: setattr(Part, "kind", 2),
     "new in a class": lambda part: setattr(Part, "other_kind", 2),
 }
@@ -142,7 +141,6 @@ def _as_before() -> Any:
     SET.discard(2)
     LARGE[:] = range(MAX_ITEMS + 1)
     PUT(1.0)
-    LEVEL.set(1.0)
     Part.kind = 1
     if hasattr(Part, "other_kind"):
         del Part.other_kind

@@ -3,7 +3,9 @@
 import copy
 import random
 import threading
+import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -175,6 +177,27 @@ class WritesToInput(Block):
         x.mul_(0.5)
 
 
+class WritesToWeight(Block):
+    """Its own parameter, as an embedding with `max_norm` does."""
+
+    def touch(self, x: Tensor) -> None:
+        with torch.no_grad():
+            self.part.weight.clamp_(-0.2, 0.2)
+
+
+class MarksWeight(Block):
+    def touch(self, x: Tensor) -> None:
+        weight: Any = self.part.weight
+        weight.num_calls = getattr(weight, "num_calls", 0) + 1
+
+
+class HooksWeight(Block):
+    """One hook more at each call."""
+
+    def touch(self, x: Tensor) -> None:
+        self.part.weight.register_hook(lambda gradient: gradient * 0.9)
+
+
 class Stack(nn.Module):
     def __init__(self, kind: type[Block]) -> None:
         super().__init__()
@@ -205,6 +228,9 @@ EFFECTS = [
     OfObject,
     Generator,
     WritesToInput,
+    WritesToWeight,
+    MarksWeight,
+    HooksWeight,
 ]
 
 
@@ -388,11 +414,12 @@ class Dropped(Block):
 
 @pytest.mark.parametrize("times", [1, 1000])
 def test_a_thread_that_draws_from_the_same_generator(times: int) -> None:
-    left = [times]
+    counted = SimpleNamespace(left=times)
+    hidden = weakref.proxy(counted)  # else it is seen to change
 
     def draw() -> None:
-        left[0] -= 1
-        if left[0] >= 0:
+        hidden.left -= 1
+        if hidden.left >= 0:
             torch.rand(1)
 
     torch.manual_seed(0)

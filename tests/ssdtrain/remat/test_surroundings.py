@@ -359,3 +359,42 @@ def test_a_lane_of_a_table_ends_with_its_graph() -> None:
             assert session.cache.tables.tables
     finally:
         gc.enable()
+
+
+class Switched(nn.Module):
+    """Sets autocast on without a context: the casts of its weights stay in torch's
+    cache from step to step, whatever becomes of the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.set_autocast_enabled("cpu", True)
+        y: Tensor = self.down(F.gelu(self.up(x))).float()
+        torch.set_autocast_enabled("cpu", False)
+        return y
+
+
+def test_autocasts_cache_is_the_programs() -> None:
+    def run(settings: dict[str, Any] | None) -> list[Tensor]:
+        torch.manual_seed(0)
+        net, found = Switched(), []
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+        settings = settings and {**settings, "target": "host", "min_bytes": 0}
+        session = None if settings is None else ssdtrain.offload(net, **settings)
+        try:
+            for _ in range(3):
+                loss = net(torch.randn(ROWS, WIDTH)).square().sum()
+                loss.backward()
+                found.append(loss.detach())
+                optimizer.step()
+                optimizer.zero_grad()
+        finally:
+            torch.set_autocast_enabled("cpu", False)
+            torch.clear_autocast_cache()
+            if session is not None:
+                session.close()
+        return found
+
+    assert same_bits(run(PLANS[0]), run(None))

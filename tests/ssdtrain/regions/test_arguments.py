@@ -1,0 +1,178 @@
+"""What a region is given, its re-run is given again."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import ssdtrain
+from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.regions.settings import SETTINGS
+
+WIDTH, ROWS, NUM_STEPS = 8, 4, 3
+SCALES = {"of": 1.0}
+PLAN: dict[str, Any] = {"plan": "auto", "recompute": "regions", "min_bytes": 0}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, *others: Any) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.first(x, *others))))
+
+    first: Callable[..., Tensor]
+    """What is made of the arguments."""
+
+
+def net_of(first: Callable[..., Tensor], given: Callable[[Tensor], Any]) -> nn.Module:
+    """Blocks that are given `given(x)`."""
+    kind = type("Own", (Block,), {"first": first, "__module__": __name__})
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(kind() for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.tanh(x)
+            for block in self.blocks:
+                x = block(*given(x))
+            return x
+
+    return Net()
+
+
+def train(
+    make: Callable[[], nn.Module], settings: dict[str, Any] | None
+) -> tuple[list[Any], dict[str, str]]:
+    """Gradients of every step, and why regions were refused."""
+    torch.manual_seed(0)
+    net = make()
+    found = []
+    session = None if settings is None else ssdtrain.offload(net, **settings)
+    for _ in range(NUM_STEPS):
+        loss = net(torch.randn(ROWS, WIDTH, requires_grad=True)).square().sum()
+        SCALES["of"] = scaled.by = 2.0  # type: ignore[attr-defined]
+        loss.backward()
+        SCALES["of"] = scaled.by = 1.0  # type: ignore[attr-defined]
+        found += [p.grad for p in net.parameters()]
+        net.zero_grad()
+    if session is None:
+        return found, {}
+    session.close()
+    return found, session.regions_refused
+
+
+class Attention(nn.Module):
+    """Torch asks whether query, key and value are one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.MultiheadAttention(WIDTH, 2) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[None]
+        for layer in self.layers:
+            x = x + layer(x, x, x, need_weights=False)[0]
+        return x
+
+
+def same(block: Any, x: Tensor, y: Tensor, pair: tuple[Tensor, Tensor]) -> Tensor:
+    number = 1 + (x is y) + 2 * (pair[0] is y) + 4 * (pair[1] is x)
+    return x * number + pair[1]
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, PLAN])
+@pytest.mark.parametrize(
+    "make",
+    [Attention, lambda: net_of(same, lambda x: (x, x, (x, x.clone())))],
+    ids=["attention", "own"],
+)
+def test_one_tensor_is_one_again(
+    make: Callable[[], nn.Module], settings: dict[str, Any]
+) -> None:
+    ours, refused = train(make, settings)
+    assert not refused
+    assert same_bits(ours, train(make, None)[0])
+
+
+def marked(x: Tensor) -> tuple[Tensor]:
+    x = x * 1
+    x.factor = 0.5  # type: ignore[attr-defined]
+    return (x,)
+
+
+def scaled(x: Tensor) -> Tensor:
+    by: float = scaled.by * SCALES["of"]  # type: ignore[attr-defined]
+    return x * by
+
+
+scaled.by = 1.0  # type: ignore[attr-defined]
+
+
+class Scaler:
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * SCALES["of"]
+
+
+def called(block: Any, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    return function(x)
+
+
+def leaves(block: Any, x: Tensor) -> Tensor:
+    return x * (1 + x.is_leaf)
+
+
+def nodes(block: Any, x: Tensor) -> Tensor:
+    return x * (1 + (x.grad_fn is None))
+
+
+def views(block: Any, x: Tensor) -> Tensor:
+    return x * (1 + (x._base is None))
+
+
+def evaluated(block: Any, x: Tensor) -> Tensor:
+    by: float = eval("SCALES['of']")
+    return x * by
+
+
+def any_global(block: Any, x: Tensor) -> Tensor:
+    by: float = globals()["SCALES"]["of"]
+    return x * by
+
+
+REFUSED: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor], Any], str]] = {
+    "attribute": (
+        lambda block, x: x * getattr(x, "factor", 1.0),
+        marked,
+        "attributes of its argument",
+    ),
+    "function": (called, lambda x: (x, scaled), "its argument of type function"),
+    "method": (called, lambda x: (x, Scaler().scaled), "its argument of type method"),
+    "eval": (evaluated, lambda x: (x,), "its code names eval"),
+    "globals": (any_global, lambda x: (x,), "its code names globals"),
+    "leaf": (leaves, lambda x: (x,), "its code names is_leaf"),
+    "node": (nodes, lambda x: (x,), "its code names grad_fn"),
+    "view": (views, lambda x: (x[:],), "its code names _base"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_rerun_could_not_be_given_runs_once(name: str) -> None:
+    first, given, reason = REFUSED[name]
+    ours, refused = train(lambda: net_of(first, given), SETTINGS)
+    assert same_bits(ours, train(lambda: net_of(first, given), None)[0])
+    assert len(refused) == 3
+    assert all(reason in each for each in refused.values())
+
+
+def test_functions_of_installed_packages_are_given_again() -> None:
+    make = lambda: net_of(called, lambda x: (x, F.silu))  # noqa: E731
+    ours, refused = train(make, SETTINGS)
+    assert not refused
+    assert same_bits(ours, train(make, None)[0])
