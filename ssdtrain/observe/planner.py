@@ -537,7 +537,7 @@ class Planner:
         if self._memory.is_short():
             self._search_again(QUICK_MARKS)
         if self._adoption.taken is None:  # pinned memory is made for one at a time
-            self._smaller.step()
+            self._smaller.step(may_begin=not self._searching.is_under_way)
         measured = self._times.last_step_ms()
         before = self._times.plan_before(measured)
         if before is not None:
