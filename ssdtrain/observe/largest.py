@@ -74,10 +74,16 @@ class LargestBatch:
                 by_size = self._cache.course.by_size
                 by_size.note(size.num_elements, size.over(observed))
 
-    def growth_of(self, seen: Profile) -> Growth:
-        """Return how the observed step grows with its batch."""
+    def growth_of(self, seen: Profile, fixed_share: float) -> Growth:
+        """Return how the observed step grows with its batch.
+
+        Args:
+            seen: that step.
+            fixed_share: part of its times that does not.
+        """
         names = {item.name for items in seen.kinds.values() for item in items}
-        return Growth(fixed=tuple(sorted(names & self._cache.course.met.fixed)))
+        fixed = tuple(sorted(names & self._cache.course.met.fixed))
+        return Growth(fixed=fixed, fixed_share=fixed_share)
 
     def restart(self) -> None:
         """The next step is observed: what plans are for is not known any more."""

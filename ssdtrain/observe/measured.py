@@ -22,6 +22,7 @@ from ssdtrain.observe.observer import prices
 from ssdtrain.observe.paced import HOLD_FACTOR, HOLD_MS, Paced
 from ssdtrain.observe.plainsteps import PlainSteps
 from ssdtrain.observe.regionsteps import (
+    Backwards,
     RegionStep,
     RerunHost,
     fastest,
@@ -38,6 +39,7 @@ from ssdtrain.plan.calibrate import (
 )
 from ssdtrain.plan.profile import HostCosts, Profile
 from ssdtrain.plan.rule import KEEP_ALL
+from ssdtrain.plan.scaled import FIXED_SHARE, Growth
 
 NUM_EMPTY = 5
 """Times that nothing is timed; the least counts."""
@@ -70,6 +72,9 @@ class Measured:
         """To be made to the observed step."""
         self.plain: PlainTimes | None = None
         """Of a step without ssdtrain; None: none was measured."""
+        self.fixed_share = FIXED_SHARE
+        """Part of the observed step's times that does not grow with its batch."""
+        self._backwards = Backwards()
         self._cache = cache
         self._host = host
         self._room = room
@@ -90,6 +95,7 @@ class Measured:
         plan was made for a step that saves other tensors."""
         self.corrections = replace(self.corrections, host_costs=None)
         if is_other:
+            self._backwards.clear()
             self.corrections = replace(
                 self.corrections, pace=None, held_pace=None, held_regions={}
             )
@@ -214,10 +220,14 @@ class Measured:
                 host_ms = steps[-1].timer.host_forward_ms
                 self._idle_host_ms = min(self._idle_host_ms, host_ms)
         step = fastest(steps[1:], observed.saved_bytes)
+        for each in steps[1:]:
+            self._backwards.note(each.backward(observed.profile.tail_ms))
+        self.fixed_share = self._backwards.fixed_share(observed.saved_bytes)
+        growth = Growth(fixed_share=self.fixed_share)
         self._host.price_regions(step.meter)
-        rerun_ms = self._rerun_ms(observed, step)
+        rerun_ms = self._rerun_ms(observed, step, growth)
         rerun_host_ms = self._rerun_host_ms(observed.profile, steps[1:])
-        own = step.plain(observed.saved_bytes)
+        own = step.plain(observed.saved_bytes, growth)
         host_ms = min(own.host_forward_ms, self._idle_host_ms)
         # The slowest rank's, and the host that is the least ahead.
         times = own.step_ms, own.forward_ms, host_ms, -own.host_lead_ms
@@ -258,11 +268,11 @@ class Measured:
         )
 
     def _rerun_ms(
-        self, observed: Observed, step: RegionStep
+        self, observed: Observed, step: RegionStep, growth: Growth
     ) -> dict[str, tuple[float, ...]]:
         """Return what each region call took in this step, in the observed one's
         times."""
-        factor = step.factor(observed.saved_bytes)
+        factor = step.factor(observed.saved_bytes, growth)
         costs, places = prices(step.spans()), _places(observed.profile)
         own = [
             costs.get((kind, REGION, number), 0.0) * factor for kind, number in places

@@ -48,6 +48,7 @@ from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.rule import Rule
+from ssdtrain.plan.scaled import Growth
 from ssdtrain.plan.search import Answer, Request
 from ssdtrain.transfer.direct import DirectOffloader
 
@@ -376,8 +377,11 @@ class Planner:
             corrections=self._measured.corrections,
             goal=self._goal.goal,
             ratio=self._largest.planned_ratio,
-            growth=self._largest.growth_of(seen),
+            growth=self._growth_of(seen),
         )
+
+    def _growth_of(self, seen: Profile) -> Growth:
+        return self._largest.growth_of(seen, self._measured.fixed_share)
 
     def _plan_by_size(self) -> None:
         """Have lanes of other sizes follow other plans than the one in force: lanes of
@@ -453,8 +457,8 @@ class Planner:
             self._prepare(self._seen)
 
     def _prepare(self, seen: Profile) -> None:
-        largest = self._largest
-        self._adoption.prepare(seen, largest.planned_ratio, largest.growth_of(seen))
+        ratio = self._largest.planned_ratio
+        self._adoption.prepare(seen, ratio, self._growth_of(seen))
 
     def captured_plan(self) -> Plan | None:
         """Return the plan for a CUDA graph: [Note: captured steps] in calibrate.py.
@@ -533,7 +537,7 @@ class Planner:
         if self._memory.is_short():
             self._search_again(QUICK_MARKS)
         if self._adoption.taken is None:  # pinned memory is made for one at a time
-            self._smaller.step()
+            self._smaller.step(may_begin=not self._searching.is_under_way)
         measured = self._times.last_step_ms()
         before = self._times.plan_before(measured)
         if before is not None:

@@ -8,14 +8,23 @@ until the last one has run: behind a wait for it a step starts on an idle device
 
 Where batches change their length none may be as long as the observed one. A plan is
 made in the observed step's times, and its growth is by them, so a longer step's are
-shortened by how much more it saved (`times_longer`): times of 5365 tokens were once
-taken for those of 2379, and a plan for 7113, predicted at 3.2 times the plain step,
-moved so much that steps took 1.9 times as long. The host launches as much for any
+shortened by how much more it saved (`Growth.times_longer`): times of 5365 tokens were
+once taken for those of 2379, and a plan for 7113, predicted at 3.2 times the plain
+step, moved so much that steps took 1.9 times as long. The host launches as much for any
 length.
+
+[Note: how times grow]
+Steps of different lengths also tell which part of their time grows (`fixed_share`).
+Asked are their backwards, in which all forwards run once more: hooks make the first
+ones as long as the host takes. Waits for copies are left out, and what is behind
+backward, which no plan scales. Steps before count as well, until one that saves other
+tensors is observed. One share holds for all operators and rebuilds: none of them is
+measured by itself at two sizes.
 (tests/ssdtrain/observe/test_regionsteps.py)
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,12 +33,34 @@ from ssdtrain.cache.course import Observer
 from ssdtrain.cache.record import LaneCourse
 from ssdtrain.observe.hosttime import HostMeter
 from ssdtrain.plan.calibrate import PlainTimes, RegionTimes
-from ssdtrain.plan.scaled import times_longer
+from ssdtrain.plan.scaled import FIXED_SHARE, Growth, StepTime, fixed_share
 from ssdtrain.remat.budget import Span
 from ssdtrain.transfer.device import Stalled
 
 ALIKE = 0.01
 """Bytes saved in two steps that differ by less are of batches alike."""
+MOST_TIMES = 32
+"""Steps that are remembered."""
+
+
+class Backwards:
+    """Times of backwards, of steps of different sizes: [Note: how times grow]."""
+
+    def __init__(self) -> None:
+        self._steps: deque[StepTime] = deque(maxlen=MOST_TIMES)
+
+    def note(self, step: StepTime) -> None:
+        """One more was measured."""
+        self._steps.append(step)
+
+    def clear(self) -> None:
+        """Steps are of another program from now on."""
+        self._steps.clear()
+
+    def fixed_share(self, num_bytes: int) -> float:
+        """Return the part that does not grow, for a step that saves so many bytes."""
+        found = fixed_share(self._steps, num_bytes)
+        return FIXED_SHARE if found is None else found
 
 
 class RerunHost(Observer):
@@ -94,20 +125,36 @@ class RegionStep(NamedTuple):
             stall_out_ms=stalled.out_ms,
         )
 
-    def plain(self, num_bytes: int) -> PlainTimes:
+    def backward(self, tail_ms: float) -> StepTime:
+        """Wait for the device and return what its backward took: [Note: how times
+        grow].
+
+        Args:
+            tail_ms: behind backward.
+        """
+        times = self.times()
+        waits_ms = times.stall_ms - times.stall_out_ms
+        ms = times.step.step_ms - times.step.forward_ms - waits_ms - tail_ms
+        return StepTime(self.num_bytes, ms)
+
+    def plain(self, num_bytes: int, growth: Growth) -> PlainTimes:
         """Wait for the device and return what a step that saves so many bytes takes if
         it keeps everything."""
-        found, factor = self.times().plain(), self.factor(num_bytes)
+        found, factor = self.times().plain(), self.factor(num_bytes, growth)
         return found._replace(
             step_ms=found.step_ms * factor, forward_ms=found.forward_ms * factor
         )
 
-    def factor(self, num_bytes: int) -> float:
+    def factor(self, num_bytes: int, growth: Growth) -> float:
         """Return a step's times over this one's, for a step that saves so many bytes;
-        1.0 where they are alike."""
+        1.0 where they are alike.
+
+        Args:
+            growth: of that step.
+        """
         if abs(self.num_bytes - num_bytes) <= ALIKE * num_bytes or not num_bytes:
             return 1.0
-        return 1.0 / times_longer(self.num_bytes / num_bytes)
+        return 1.0 / growth.times_longer(self.num_bytes / num_bytes)
 
 
 def fastest(steps: Sequence[RegionStep], num_bytes: int) -> RegionStep:

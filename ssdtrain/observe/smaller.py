@@ -1,7 +1,8 @@
 """Plans for smaller batches, searched for once one for the largest is followed.
 
-See [Note: plans by size] in cache/bysize.py. Sizes are spread evenly from the smallest
-batch so far to the largest that there is room for. They are plans of the same observed
+See [Note: plans by size] in cache/bysize.py, and [Note: searched for smaller batches]
+in plan/search.py. Sizes are spread evenly from the smallest batch so far to the largest
+that there is room for. They are plans of the same observed
 step for the same limit, so they stay when another plan for the largest is taken.
 
 Before there is a plan, steps run all regions again, which takes the host as long for a
@@ -17,6 +18,7 @@ from dataclasses import replace
 
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.plan.calibrate import corrected
+from ssdtrain.plan.choose import QUICK_MARKS, SEARCH_MARKS
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.scaled import Growth, UpTo
 from ssdtrain.plan.search import Answer, Request, Search, answers
@@ -24,8 +26,9 @@ from ssdtrain.plan.unsearched import unsearched
 
 logger = logging.getLogger(__name__)
 
-NUM_SIZES = 7
-"""Plans for smaller batches."""
+NUM_SIZES = 4
+"""Plans for smaller batches at most: few that are searched for thoroughly are better
+than many, and each has a table of its own."""
 LEAST_MET = 4
 """Batches of different sizes that are met before it is known what the sizes are."""
 WORTHWHILE = 0.9
@@ -72,8 +75,14 @@ class SmallerPlans:
             self._prepare()  # what the plan in force moves is others by now
         self._follow()
 
-    def step(self) -> None:
-        """At the start of a step that follows a plan."""
+    def step(self, *, may_begin: bool) -> None:
+        """At the start of a step that follows a plan.
+
+        Args:
+            may_begin: whether to search for others if there are none: no better plan
+                for the largest is searched for, which would be a candidate for them,
+                and would have to share the machine.
+        """
         self._ended = [search for search in self._ended if not search.clear()]
         if self._search is not None:
             self._read(self._search)
@@ -81,7 +90,7 @@ class SmallerPlans:
             if self._cache.offloader.pool.is_prepared:
                 self._found, self._waits = self._coming, False
                 self._follow()
-        elif self._asked is not None:
+        elif self._asked is not None and may_begin:
             if self._request is None or self._has_grown(self._request):
                 self._begin(self._asked)
 
@@ -97,10 +106,16 @@ class SmallerPlans:
         if not ratios or not course.by_size.is_trusted:
             return
         self._coming, self._num_answers = [], 0
+        beside = self._cache.device.runs_beside
         self._request = request = replace(
-            asked, ratio=course.most_ratio, efforts=(), smaller=ratios
+            asked,
+            ratio=course.most_ratio,
+            plan=course.plan,
+            efforts=(),
+            smaller=ratios,
+            smaller_effort=SEARCH_MARKS if beside else QUICK_MARKS,
         )
-        if self._cache.device.runs_beside:
+        if beside:
             self._search = Search(request)
             return
         for answer in answers(request):
@@ -174,8 +189,8 @@ class SmallerPlans:
 
 
 def sizes_for(met: Sequence[float], most: float, *kept: float) -> tuple[float, ...]:
-    """Return for which sizes there are to be plans: evenly between the smallest that
-    was met and the most that there is room for.
+    """Return for which sizes there are to be plans, the largest first: evenly between
+    the smallest that was met and the most that there is room for.
 
     kept: up to which size what keeps everything fits.
     """
@@ -185,7 +200,7 @@ def sizes_for(met: Sequence[float], most: float, *kept: float) -> tuple[float, .
     if least > WORTHWHILE * most:
         return ()
     step = (most - least) / (NUM_SIZES + 1)
-    return tuple(least + step * (number + 1) for number in range(NUM_SIZES))
+    return tuple(most - step * (number + 1) for number in range(NUM_SIZES))
 
 
 def moved_bytes(plan: Plan, ratio: float, growth: Growth) -> dict[tuple[str, int], int]:

@@ -1,17 +1,27 @@
 """A profile at another batch size: numbers scale, places stay."""
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import NamedTuple
 
+from ssdtrain.jsonfile import Duration
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 
 FIXED_SHARE = 0.3
-"""Part of a step's times that does not grow with its batch: weights are read, and their
-gradients written, for a batch of any size. Twelve layers of a 4B model took an H200 117
-ms for 2379 tokens, 184 for 5365 and 257 for 8192, of which some 60 are that part."""
+"""Part of a step's times that does not grow with its batch, until steps of two sizes
+were measured (`fixed_share`): weights are read, and their gradients written, for a
+batch of any size. It is one model's: twelve layers of 4B took an H200 117 ms for 2379
+tokens, 184 for 5365 and 257 for 8192, of which some 60 are that part."""
+APART = 0.2
+"""By how much the sizes of two steps must differ, as a part of the larger one: of
+others the difference in time is that of any two steps."""
+MOST_SHARE = 0.9
+"""What hardly grows was bound by something else, such as the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,15 +30,47 @@ class Growth:
 
     fixed: tuple[str, ...] = ()
     """Names of items that have one size at any size of the batch."""
+    fixed_share: Duration = FIXED_SHARE
+    """Part of the observed step's times that does not grow."""
 
     def bytes_of(self, name: str, num_bytes: int, ratio: float) -> int:
         """Return the size of an item of a batch that is larger by this ratio."""
         return num_bytes if name in self.fixed else round(num_bytes * ratio)
 
+    def times_longer(self, ratio: float) -> float:
+        """Return how much longer operators take of a batch that is larger by this
+        ratio."""
+        return self.fixed_share + (1.0 - self.fixed_share) * ratio
 
-def times_longer(ratio: float) -> float:
-    """Return how much longer operators take of a batch that is larger by this ratio."""
-    return FIXED_SHARE + (1.0 - FIXED_SHARE) * ratio
+
+class StepTime(NamedTuple):
+    """Of one step that was measured."""
+
+    num_bytes: int
+    """Saved for backward: its size."""
+    ms: float
+
+
+def fixed_share(steps: Sequence[StepTime], num_bytes: int) -> float | None:
+    """Return the part that does not grow of the time of a step that saves `num_bytes`;
+    None where no two of these steps differ enough in size.
+
+    Two steps tell how much longer a larger one takes. The middle of what all pairs say
+    counts, so that a single step that was disturbed does not.
+    """
+    slopes = [
+        (more.ms - less.ms) / (more.num_bytes - less.num_bytes)
+        for less, more in combinations(sorted(steps), 2)
+        if more.num_bytes - less.num_bytes > APART * more.num_bytes
+    ]
+    if not slopes:
+        return None
+    slope = statistics.median(slopes)
+    start_ms = statistics.median(step.ms - slope * step.num_bytes for step in steps)
+    step_ms = start_ms + slope * num_bytes
+    if step_ms <= 0.0:
+        return None
+    return min(MOST_SHARE, max(0.0, start_ms / step_ms))
 
 
 class UpTo(NamedTuple):
@@ -47,7 +89,7 @@ def scaled(profile: Profile, ratio: float, growth: Growth | None = None) -> Prof
     observed one's: weights' gradients are among it.
     """
     growth = growth or Growth()
-    others, longer = max(1.0, ratio), times_longer(ratio)
+    others, longer = max(1.0, ratio), growth.times_longer(ratio)
     kinds = {
         kind: tuple(
             replace(

@@ -12,16 +12,23 @@ All that depends on how long a step is happens in that process: prices are corre
 plans are searched for, and compared with the plan in force. Profiles and plans have
 thousands of parts, so they are written and read over several steps: `Search.advance`
 handles some of them in each, until its turn is over.
+[Note: searched for smaller batches]
+A search of one size may miss what that of a larger one has found: of two sizes of a
+recorded step that are 4 % apart the smaller one was given a plan that costs 6 %, and
+the larger one a plan that costs 2 %. So the largest size comes first, and what it was
+given is a candidate for those below, as is the plan in force. A size for which the next
+larger one's plan is the best has none of its own: each one more is another table.
 (tests/ssdtrain/plan/test_search.py)
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +42,7 @@ from ssdtrain.plan.choose import QUICK_MARKS, SEARCH_MARKS, choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.helpers import num_helpers
 from ssdtrain.plan.outcomes import Outcomes
-from ssdtrain.plan.plan import Order, Plan
+from ssdtrain.plan.plan import Order, Plan, Prediction
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.scaled import Growth, as_observed, scaled
 from ssdtrain.plan.simulate import simulate
@@ -71,7 +78,10 @@ class Request:
     efforts: tuple[Natural, ...] = (QUICK_MARKS, SEARCH_MARKS)
     """How long to search for each answer, as `choose` says."""
     smaller: tuple[Positive, ...] = ()
-    """Further sizes; for each one answer, which is searched for quickly."""
+    """Further sizes, the largest first; for each one answer. `plan` is for batches that
+    are larger still."""
+    smaller_effort: Natural = QUICK_MARKS
+    """How long to search for each of these."""
 
     @property
     def num_answers(self) -> int:
@@ -100,14 +110,53 @@ def answers(request: Request, helpers: int = 0) -> Iterator[Answer]:
     observed = corrected(request.profile, request.corrections)
     if request.efforts:
         yield from _answers(request, observed, helpers)
+    yield from _smaller_answers(request, observed, helpers)
+
+
+def _smaller_answers(
+    request: Request, observed: Profile, helpers: int
+) -> Iterator[Answer]:
+    """See [Note: searched for smaller batches]."""
+    larger = [] if request.plan is None else [request.plan]
     for ratio in request.smaller:
-        smaller = scaled(observed, ratio, request.growth)
+        profile = scaled(observed, ratio, request.growth)
+        outcomes = Outcomes(Timeline(profile), helpers)
         try:
-            found = choose(smaller, request.goal, QUICK_MARKS)
+            own = choose(profile, request.goal, request.smaller_effort, outcomes)
         except ConfigError as error:
             yield Answer(error=str(error))
             continue
-        yield Answer(plan=as_observed(found, observed))
+        own = as_observed(own, observed)
+        best = _best_for(profile, request.goal, [*larger, own])
+        if larger and best is larger[-1]:
+            yield Answer()  # they follow it anyway
+            continue
+        larger.append(best)
+        yield Answer(plan=best)
+
+
+def _best_for(profile: Profile, goal: Goal, plans: Sequence[Plan]) -> Plan:
+    """Return the plan under which this step takes the least time, or of those that take
+    hardly more the one that moves least: what copies cost is predicted, that there are
+    some is sure. Of equal plans the first one counts."""
+    limits = goal.most_bytes(profile), goal.easy_bytes(profile)
+    most_bytes = min((each for each in limits if each is not None), default=math.inf)
+    found = [as_observed(plan, profile).prediction for plan in plans]
+    priced = [
+        (plan, prediction)
+        for plan, prediction in zip(plans, found, strict=True)
+        if prediction is not None
+        and prediction.peak_bytes <= most_bytes
+        and goal.allows(prediction.links["ssd_write"].num_bytes, prediction.step_ms)
+    ]
+    least_ms = min((each.step_ms for _, each in priced), default=0.0)
+    good = [(p, each) for p, each in priced if each.step_ms <= (1 + GAIN) * least_ms]
+    best, _ = min(good, key=lambda each: _moved_bytes(each[1]), default=(plans[-1], 0))
+    return best
+
+
+def _moved_bytes(prediction: Prediction) -> int:
+    return sum(prediction.links[way].num_bytes for way in ("d2h", "ssd_write"))
 
 
 def _answers(request: Request, observed: Profile, helpers: int) -> Iterator[Answer]:

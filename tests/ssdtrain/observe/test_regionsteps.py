@@ -4,16 +4,22 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
+import ssdtrain
 from ssdtrain.cache.bypass import Bypass
+from ssdtrain.cache.regions import Choice
+from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.regionsteps import (
+    Backwards,
     RegionStep,
     RerunHost,
     fastest,
     least_host_ms,
 )
 from ssdtrain.plan.calibrate import PlainTimes
-from ssdtrain.plan.scaled import times_longer
+from ssdtrain.plan.scaled import FIXED_SHARE, Growth, StepTime
 from ssdtrain.remat.budget import Span
 from ssdtrain.transfer.device import Stalled
 
@@ -72,15 +78,18 @@ def test_a_longer_steps_times_are_shortened_to_the_observed_ones() -> None:
     2379 takes 117 ms, and that of 5365 was believed for it, 227."""
     step = fastest(list(steps((374.0, 14034), (340.0, 13592), (330.0, 12183))), 5826)
     whole = step.times().plain()
-    plain = step.plain(5826)
+    plain = step.plain(5826, Growth())
     assert whole.step_ms > 2 * 117
-    assert plain.step_ms == pytest.approx(whole.step_ms / times_longer(12183 / 5826))
+    longer = Growth().times_longer(12183 / 5826)
+    assert plain.step_ms == pytest.approx(whole.step_ms / longer)
     assert plain.step_ms == pytest.approx(117, rel=0.25)
-    assert plain.forward_ms == pytest.approx(whole.forward_ms * step.factor(5826))
+    factor = step.factor(5826, Growth())
+    assert plain.forward_ms == pytest.approx(whole.forward_ms * factor)
     # The host launches as much.
     assert plain.host_forward_ms == whole.host_forward_ms == HOST_MS
     # What is nearly as long is as it is.
-    assert step.plain(12200) == whole and step.factor(12200) == 1.0
+    assert step.plain(12200, Growth()) == whole
+    assert step.factor(12200, Growth()) == 1.0
 
 
 def test_a_rerun_takes_the_host_what_it_takes_at_least() -> None:
@@ -100,3 +109,66 @@ def test_a_rerun_takes_the_host_what_it_takes_at_least() -> None:
     assert least_host_ms(found, ("model/0", 0)) == 4.0
     assert least_host_ms(found, ("model/0", 1)) == 2.0
     assert least_host_ms(found, ("model/0", 2)) == 0.0
+
+
+def test_backwards_tell_how_times_grow() -> None:
+    """Half of each step is its forward; of the rest, waits and what is behind backward
+    do not count."""
+    measured = list(steps((500.0, 4000), (900.0, 8000)))
+    assert measured[0].backward(tail_ms=50.0) == StepTime(4000, 250.0 - 50.0)
+    backwards = Backwards()
+    assert backwards.fixed_share(4000) == FIXED_SHARE
+    for step in measured:
+        backwards.note(step.backward(tail_ms=50.0))
+    # 200 ms and 400: all of it grows.
+    assert backwards.fixed_share(4000) == 0.0
+    for step in steps((700.0, 4000), (900.0, 8000)):
+        backwards.note(step.backward(tail_ms=50.0))
+    assert 0.0 < backwards.fixed_share(8000) < backwards.fixed_share(4000)
+    backwards.clear()
+    assert backwards.fixed_share(4000) == FIXED_SHARE
+
+
+FIXED_S, ROW_S = 0.008, 0.001
+
+
+class Part(nn.Module):
+    """A region whose forward takes 8 ms, and one more for each row."""
+
+    def __init__(self, virtual_time: Any) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        # A function: what changes inside an object would be a side effect.
+        self._work = lambda rows: virtual_time.sleep(FIXED_S + ROW_S * rows)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(rows, 8) to the same."""
+        self._work(len(x))
+        return self.inner(x).tanh()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("rows", "is_told"), [([8, 24, 16, 4], True), ([8], False)])
+def test_a_session_learns_how_its_steps_grow(
+    virtual_time: Any, monkeypatch: pytest.MonkeyPatch, rows: list[int], is_told: bool
+) -> None:
+    """Of 8 ms and one for each row, half do not grow where the observed step has 8."""
+    monkeypatch.setattr("ssdtrain.api._first_regions", lambda *settings: Choice.ALL)
+    monkeypatch.setattr(MemoryGoal, "fits_plain", lambda own, profile: False)
+    torch.manual_seed(0)
+    net = nn.Sequential(*(Part(virtual_time) for _ in range(4)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with ssdtrain.offload(
+        net, target="host", min_bytes=1, memory_budget_bytes=1 << 30
+    ) as session:
+        planner = session._planner
+        for step in range(8):
+            # The second one is observed.
+            num = rows[(step - 1) % len(rows)]
+            net(torch.ones(num, 8, requires_grad=True)).sum().backward()
+            optimizer.step()
+        assert planner is not None and session.plan is not None
+        share = planner._measured.fixed_share
+    if is_told:
+        assert share == pytest.approx(0.5, abs=0.05)
+    else:
+        assert share == FIXED_SHARE

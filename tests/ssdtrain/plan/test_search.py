@@ -12,10 +12,11 @@ from types import FrameType
 import pytest
 
 from ssdtrain.jsonfile import in_parts
+from ssdtrain.plan.adapt import GAIN
 from ssdtrain.plan.calibrate import Corrections, corrected
 from ssdtrain.plan.choose import QUICK_MARKS, choose
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.plan import PredictedStall
+from ssdtrain.plan.plan import Plan, PredictedStall, Prediction
 from ssdtrain.plan.profile import PROFILE_FILE, HostCost, HostCosts, Profile
 from ssdtrain.plan.scaled import Growth, as_observed, scaled
 from ssdtrain.plan.search import (
@@ -106,6 +107,42 @@ def test_plans_for_smaller_batches_come_behind_the_others() -> None:
     assert smaller.plan == as_observed(own, profile) and not smaller.plan.keeps_all
     assert none.error and none.plan is None
     assert least.plan is not None and least.plan.keeps_all
+
+
+def test_no_smaller_batch_follows_a_plan_that_costs_more_than_a_larger_ones() -> None:
+    """Plans that were found for larger ones are candidates, that in force as well; and
+    none is another one's equal."""
+    goal, growth = Goal(memory_budget_bytes=9 << 30), Growth()
+    profile = PROFILE_FILE.read(LONG)
+    sizes = (0.93, 0.87, 0.8, 0.7)
+    alone = [choose(scaled(profile, size), goal, QUICK_MARKS) for size in sizes]
+    in_force = choose(profile, goal, 4 * QUICK_MARKS)
+    request = Request(
+        profile=profile, goal=goal, growth=growth, efforts=(), smaller=sizes
+    )
+    found = list(answers(replace(request, plan=in_force)))
+    assert len(found) == len(sizes) and not any(answer.error for answer in found)
+    larger, missed = [in_force], 0
+    for size, own, answer in zip(sizes, alone, found, strict=True):
+        smaller = scaled(profile, size)
+        limit = goal.most_bytes(smaller)
+        assert limit is not None and own.prediction is not None
+        before = [step_of(plan, smaller).step_ms for plan in larger]
+        if answer.plan is not None:
+            taken = step_of(answer.plan, smaller)
+            assert taken.peak_bytes <= limit
+            larger.append(answer.plan)
+        now_ms = step_of(larger[-1], smaller).step_ms
+        assert now_ms <= (1 + GAIN) * min(*before, own.prediction.step_ms)
+        missed += own.prediction.step_ms > 1.02 * now_ms
+    assert missed  # else this shows nothing
+
+
+def step_of(plan: Plan, profile: Profile) -> Prediction:
+    """What a batch takes under a plan for another size."""
+    found = as_observed(plan, profile).prediction
+    assert found is not None
+    return found
 
 
 def test_a_plan_that_is_as_good_stays() -> None:

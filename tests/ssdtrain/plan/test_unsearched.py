@@ -8,7 +8,14 @@ import pytest
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.profile import PROFILE_FILE, Mark, Phase, Profile
-from ssdtrain.plan.scaled import Growth, scaled, times_longer
+from ssdtrain.plan.scaled import (
+    FIXED_SHARE,
+    MOST_SHARE,
+    Growth,
+    StepTime,
+    fixed_share,
+    scaled,
+)
 from ssdtrain.plan.simulate import Run, simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.unsearched import MOST_RATIO, unsearched
@@ -94,17 +101,56 @@ def test_what_does_not_grow_stays_as_it_is() -> None:
     ]
     # Nor does a part of the time, nor what is behind backward.
     assert larger.compute_ms - larger.tail_ms == pytest.approx(
-        times_longer(3.0) * (profile.compute_ms - profile.tail_ms)
+        Growth().times_longer(3.0) * (profile.compute_ms - profile.tail_ms)
     )
 
 
+MEASURED = {2379: 117, 4169: 144, 5365: 184, 6827: 233, 8192: 257}
+"""ms by tokens, of 12 layers of a 4B model on an H200."""
+
+
 def test_times_grow_as_they_were_measured() -> None:
-    """Of 12 layers of a 4B model on an H200, from the shortest batch and longest."""
-    measured = {2379: 117, 4169: 144, 5365: 184, 6827: 233, 8192: 257}
-    for observed, usual_ms in ((2379, 117), (8192, 257)):
-        for tokens, ms in measured.items():
-            found = usual_ms * times_longer(tokens / observed)
-            assert found == pytest.approx(ms, rel=0.25), (observed, tokens)
+    """From the shortest batch and longest; nearer where steps have told."""
+    steps = [StepTime(tokens, ms) for tokens, ms in MEASURED.items()]
+    for observed in (2379, 8192):
+        told = fixed_share(steps, observed)
+        assert told is not None
+        for share, off in ((FIXED_SHARE, 0.25), (told, 0.18)):
+            growth = Growth(fixed_share=share)
+            for tokens, ms in MEASURED.items():
+                found = MEASURED[observed] * growth.times_longer(tokens / observed)
+                assert found == pytest.approx(ms, rel=off), (observed, tokens)
+
+
+def line(*sizes: int) -> list[StepTime]:
+    """Steps of which 40 ms do not grow, and 0.02 ms a byte does."""
+    return [StepTime(size, 40.0 + 0.02 * size) for size in sizes]
+
+
+def test_two_sizes_tell_what_does_not_grow() -> None:
+    assert fixed_share(line(2000, 3000), 2000) == pytest.approx(0.5)
+    assert fixed_share(line(2000, 3000), 6000) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("at", range(5))
+@pytest.mark.parametrize("factor", [0.7, 1.4, 5.0])
+def test_a_step_that_was_disturbed_tells_nothing(at: int, factor: float) -> None:
+    """One of five; and those of a size of its own are no better than two alike."""
+    steps = line(2000, 3000, 4500, 7000, 9000)
+    steps[at] = steps[at]._replace(ms=factor * steps[at].ms)
+    assert fixed_share(steps, 2000) == pytest.approx(0.5, abs=0.1)
+    alike = [*steps, *line(2001, 2002, 2003)]
+    assert fixed_share(alike, 2000) == pytest.approx(0.5, abs=0.1)
+
+
+def test_sizes_that_hardly_differ_tell_nothing() -> None:
+    assert fixed_share([], 100) is None
+    assert fixed_share(line(2000, 2000, 2300), 2000) is None
+    # Where all take as long, or what is longer less, something else bounds them.
+    assert fixed_share([StepTime(1, 9.0), StepTime(2, 9.0)], 1) == MOST_SHARE
+    assert fixed_share([StepTime(1, 9.0), StepTime(2, 8.0)], 1) == MOST_SHARE
+    # What grows with the square has no part that does not.
+    assert fixed_share([StepTime(1, 1.0), StepTime(2, 4.0)], 2) == 0.0
 
 
 def test_a_smaller_batch_has_no_smaller_gradients() -> None:
