@@ -232,34 +232,34 @@ def turned(made: Tensor, layer: Gated) -> Any:
 
 PROGRAMS: dict[str, tuple[Between, bool]] = {
     "unchanged": (unchanged, True),
-    "a view": (a_view, True),
-    "saved twice": (saved_twice, True),
+    "a_view": (a_view, True),
+    "saved_twice": (saved_twice, True),
     "turned": (turned, True),
-    "of a view": (of_a_view, False),
-    "through another wrapper": (through_another_wrapper, False),
-    "through another wrapper with a gradient": (
+    "of_a_view": (of_a_view, False),
+    "through_another_wrapper": (through_another_wrapper, False),
+    "through_another_wrapper_with_a_gradient": (
         through_another_wrapper_with_a_gradient,
         False,
     ),
-    "through the wrapper": (through_the_wrapper, False),
-    "past the wrapper": (past_the_wrapper, False),
-    "through its local tensor": (through_its_local_tensor, False),
-    "before the wrapper": (before_the_wrapper, False),
-    "by an operator": (by_an_operator, False),
-    "by a function of the program": (by_a_function_of_the_program, False),
-    "in place with a gradient": (in_place_with_a_gradient, False),
-    "a part": (a_part, False),
+    "through_the_wrapper": (through_the_wrapper, False),
+    "past_the_wrapper": (past_the_wrapper, False),
+    "through_its_local_tensor": (through_its_local_tensor, False),
+    "before_the_wrapper": (before_the_wrapper, False),
+    "by_an_operator": (by_an_operator, False),
+    "by_a_function_of_the_program": (by_a_function_of_the_program, False),
+    "in_place_with_a_gradient": (in_place_with_a_gradient, False),
+    "a_part": (a_part, False),
     "broadcast": (broadcast, False),
-    "saved replica": (saved_replica, False),
-    "partial sums": (partial_sums, False),
+    "saved_replica": (saved_replica, False),
+    "partial_sums": (partial_sums, False),
     "gathered": (gathered, False),
-    "beside a replica": (beside_a_replica, False),
+    "beside_a_replica": (beside_a_replica, False),
 }
 """By name: what it does, and whether what `down` saves may be made again."""
 
 OF_RANKS = frozenset(
-    ("unchanged", "broadcast", "saved replica", "partial sums", "gathered")
-) | {"beside a replica"}
+    ("unchanged", "broadcast", "saved_replica", "partial_sums", "gathered")
+) | {"beside_a_replica"}
 """Programs that do something else on two ranks than on one."""
 
 
@@ -366,7 +366,7 @@ def cases(world: int) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
         if name in OF_RANKS or world == 1:
             found[f"{name}/rebuilding"] = SETTINGS, {"between": between}
         if world == 1:
-            found[f"{name}/at once"] = at_once, {"between": between, "rebuilds": False}
+            found[f"{name}/at_once"] = at_once, {"between": between, "rebuilds": False}
     if world == 1:
         shadow = {**at_once, "verify": "shadow"}
         found["unchanged/shadow"] = shadow, {"between": unchanged, "rebuilds": False}
