@@ -1,7 +1,7 @@
 """Recipes of what tensor parallel layers save: [Note: parts with recipes]."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -12,9 +12,15 @@ from torch import Tensor, nn
 import ssdtrain
 from ssdtrain.cache.rows import RebuiltRow, WrappedRow
 from ssdtrain.cache.tables import Tables
+from ssdtrain.counters import Fallback
 from ssdtrain.errors import InPlaceError
 from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Plan
+from ssdtrain.plan.regions import spread, with_regions
+from ssdtrain.plan.schedule import schedule
+from ssdtrain.plan.timeline import Timeline
 from ssdtrain.remat.questions import notes_of
+from ssdtrain.transfer.device import CpuDevice
 from tests.ranks import run_ranks
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.plans import rebuilding
@@ -145,6 +151,47 @@ def test_no_recipe_finds_a_tensor_by_its_wrapper(mesh: Any) -> None:
     found = wrapped_ranks.compared(mesh, wrapped_ranks.SETTINGS, **how)
     assert found["equal"] and found["rows"] > 0
     assert notes and not any(notes)
+
+
+@pytest.mark.parametrize("others", [Placement.KEEP, Placement.OFFLOAD])
+@pytest.mark.parametrize("num_again", range(wrapped_ranks.LAYERS + 1))
+def test_layers_that_run_again_beside_recipes(
+    mesh: Any, others: Placement, num_again: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: all layers run again in the observed step, which learns of what
+    recipes could make in them."""
+    num_steps, followed = FIRST_TABLE + 7, FIRST_TABLE + 2
+    plain = list(train(wrapped_ranks.Net(mesh, 64), step(mesh), num_steps))
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1)
+    net = wrapped_ranks.Net(mesh, 64)
+    settings = {**wrapped_ranks.SETTINGS, "max_overhead": 1.0}
+    with ssdtrain.offload(net, **settings) as session:
+        for number, found in enumerate(train(net, step(mesh), num_steps)):
+            assert same_bits(local(found), local(plain[number])), number
+            if number == followed:
+                session.follow(partly_again(session, others, num_again))
+        last = session.steps[-1]
+    assert Fallback.PLAN_MISMATCH not in last.fallbacks
+    assert bool(last.recipes.get("region")) == (num_again > 0)
+    made = last.recipes.get("MulBackward0", 0)
+    assert made == 4096 * (wrapped_ranks.LAYERS - num_again)
+
+
+def partly_again(session: ssdtrain.Session, others: Placement, num_again: int) -> Plan:
+    """So many layers run again; in the others recipes make what they can."""
+    assert session.profile is not None
+    timeline = Timeline(session.profile)
+    placements = {
+        kind: [Placement.RECOMPUTE if item.recipe else others for item in items]
+        for kind, items in timeline.profile.kinds.items()
+    }
+    chosen = spread(timeline)[:num_again]
+    orders = schedule(timeline, with_regions(timeline, placements, chosen))
+    return Plan(orders=orders, policy="partly again")
+
+
+def local(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return [wrapped_ranks.local(tensor) for tensor in tensors]
 
 
 # -- behind the forward ---------------------------------------------------------------
