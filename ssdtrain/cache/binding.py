@@ -27,6 +27,7 @@ from ssdtrain.cache.record import (
 )
 from ssdtrain.cache.regions import FromRegion
 from ssdtrain.cache.rows import (
+    BY_NUMBER,
     COUNTING,
     COUNTING_USES,
     QUIET,
@@ -51,7 +52,7 @@ from ssdtrain.cache.rows import (
 from ssdtrain.cache.sizes import Look
 from ssdtrain.cache.spec import NOTHING, Behind, Spec
 from ssdtrain.cache.table import Hooks, Sizes, Table, Totals
-from ssdtrain.cache.wrapped import unwrapped
+from ssdtrain.cache.wrapped import as_made, unwrapped
 from ssdtrain.plan.placement import Placement
 
 
@@ -137,14 +138,7 @@ class Binding:
     def _spec(self, tensor: Tensor, handle: Handle) -> Spec:
         source = handle.source
         if isinstance(source, Wrapped):
-            found = unwrapped(tensor)
-            if found is None:
-                return Spec(num_bytes=0, is_plain=False)
-            spec = self._spec(found.local, source.inner)
-            spec.is_wrapped = True
-            spec.compiled, spec.is_rebuilt = None, False
-            spec.is_plain = spec.is_plain and (spec.item < 0 or not tensor._version)
-            return spec
+            return self._spec_of_part(tensor, source.inner)
         if isinstance(source, ParameterView):
             whole = source.shape is None
             return Spec(
@@ -184,6 +178,17 @@ class Binding:
             is_rebuilt=rebuilt is not None,
             compiled=None if rebuilt is None or not first else rebuilt.compiled,
         )
+
+    def _spec_of_part(self, wrapper: Tensor, inner: Any) -> Spec:
+        found = unwrapped(wrapper)
+        if found is None:
+            return Spec(num_bytes=0, is_plain=False)
+        spec = self._spec(found.local, inner)
+        spec.is_wrapped = True
+        if as_made(found.local, wrapper) is found.local:
+            spec.compiled, spec.is_rebuilt = None, False
+        spec.is_plain = spec.is_plain and (spec.item < 0 or not wrapper._version)
+        return spec
 
     def table(self) -> Table | None:
         """The compiled plan; None if the lane left its plan."""
@@ -290,7 +295,7 @@ class Binding:
                 behind = Behind(0, behind.num_bytes + own_bytes, behind.uses + 1)
             elif isinstance(row, COUNTING_USES):
                 # A wrapper's part is asked for past the row.
-                if not (spec.is_wrapped and isinstance(row, MoveRow | AgainRow)):
+                if not (spec.is_wrapped and isinstance(row, BY_NUMBER)):
                     row.used_behind, behind = behind, NOTHING
 
     def _first_of_regions(self, numbers: Iterable[int]) -> Iterable[int]:

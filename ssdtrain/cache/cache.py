@@ -59,7 +59,7 @@ from ssdtrain.cache.tables import Tables
 from ssdtrain.cache.traced import leave_alone, untraced
 from ssdtrain.cache.verify import NoVerifier, Verifier
 from ssdtrain.cache.window import CacheLimits, ReleaseWindow
-from ssdtrain.cache.wrapped import Unwrapped, WrappedHandle, unwrapped
+from ssdtrain.cache.wrapped import Unwrapped, WrappedHandle, as_made, unwrapped
 from ssdtrain.counters import Count, Counters, Fallback
 from ssdtrain.forks import Owner
 from ssdtrain.plan.rule import Rule
@@ -368,7 +368,7 @@ class TensorCache:
             return call.stored(tensor, keep(tensor))
         if not is_item:
             return call.hold_small(tensor, keep)
-        handle = self._pack_bytes(part, key, view, record, node)
+        handle = self._pack_bytes(part, key, view, record, tensor)
         return call.stored(tensor, around(handle))
 
     def _pack_wrapper(self, tensor: Tensor) -> Handle:
@@ -402,7 +402,7 @@ class TensorCache:
             return self._keep(tensor)
         if record is None and not self._is_item(tensor, key, node):
             return self._keep(tensor)
-        return self._pack_bytes(tensor, key, view, record, node)
+        return self._pack_bytes(tensor, key, view, record, saved)
 
     def _is_item(self, tensor: Tensor, key: Key, node: Any) -> bool:
         """Whether a tensor without a record is large enough for a plan or its rule."""
@@ -415,19 +415,19 @@ class TensorCache:
         return self.course.counts(self.lanes.current, name, num_bytes, least_bytes)
 
     def _pack_bytes(
-        self, tensor: Tensor, key: Key, view: View, record: Record | None, node: Any
+        self, tensor: Tensor, key: Key, view: View, record: Record | None, saved: Tensor
     ) -> Handle:
         """One more handle of the record or recipe of these bytes, or of a new one.
 
         Args:
-            node: of autograd, which made the tensor, or what it is the part of.
+            saved: by autograd: the tensor, or what it is the part of.
         """
         if record is not None:
             handle = handle_of(record, view, self.probe_of(tensor))
             self._tell_of_another(record)
         else:
-            again = self.recipes.again(tensor, key, view)
-            handle = again or self._pack_new(tensor, key, view, node)
+            again = self.recipes.again(as_made(tensor, saved), key, view)
+            handle = again or self._pack_new(tensor, key, view, saved)
         if self.course.storing < 0:
             # Else a region asks, which the plan may choose to be none: autograd does
             # not save it, and no recipe may count on it.
@@ -438,16 +438,16 @@ class TensorCache:
         """A probe of a plain tensor on the device."""
         return Probe.of(tensor, self.nothing)
 
-    def _pack_new(self, tensor: Tensor, key: Key, view: View, node: Any) -> Handle:
+    def _pack_new(self, tensor: Tensor, key: Key, view: View, saved: Tensor) -> Handle:
         """The first handle of a record or of a recipe."""
-        name = self.course.name_of(node, tensor.shape)
+        name = self.course.name_of(saved.grad_fn, tensor.shape)
         entry = self.course.enter(self.lanes.current, tensor, key, name)
         self.moves.release_due()
         handle: Handle | None = None
         if self._may_be_rebuilt(entry):
             before, self.course.serving = self.course.serving, entry.number
             try:
-                handle = self.recipes.offer(tensor, key, view)
+                handle = self.recipes.offer(as_made(tensor, saved), key, view)
             finally:
                 self.course.serving = before
         if handle is None:

@@ -13,7 +13,7 @@ from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterViewHand
 from ssdtrain.cache.identity import View, parameter_of
 from ssdtrain.cache.record import Handle, ParameterView, Part, alias_of
 from ssdtrain.cache.spec import NOTHING, Spec
-from ssdtrain.cache.wrapped import Shell, Unwrapped, WrappedHandle, unwrapped
+from ssdtrain.cache.wrapped import Shell, Unwrapped, WrappedHandle, as_made, unwrapped
 from ssdtrain.plan.plan import Order
 from ssdtrain.remat.compiled import Compiled
 from ssdtrain.transfer.places import Place
@@ -83,11 +83,12 @@ class RebuiltRow:
             shape = torch.Size(layout.shape)
             self.whole = View(layout.dtype, shape, layout.stride, 0, False, False)
 
-    def pack(self, tensor: Tensor, run: "Run") -> Handle:
-        """A handle that makes it again."""
+    def pack(self, tensor: Tensor, run: "Run", wrapper: Tensor | None = None) -> Handle:
+        """A handle that makes it again; the general path's, of the wrapper if it is the
+        part of one, where that must not be."""
         if tensor.nbytes == self.num_bytes and run.may_move(tensor):
-            return run.rebuild(self, tensor)
-        return run.pack_generally(tensor, self)
+            return run.rebuild(self, tensor, wrapper)
+        return run.pack_generally(tensor if wrapper is None else wrapper, self)
 
 
 class RebuiltAgainRow:
@@ -106,11 +107,11 @@ class RebuiltAgainRow:
         self.item = spec.item
         self.number = number
 
-    def pack(self, tensor: Tensor, run: "Run") -> Handle:
-        """A handle of the same recipe, if these are its bytes."""
+    def pack(self, tensor: Tensor, run: "Run", wrapper: Tensor | None = None) -> Handle:
+        """A handle of the same recipe, if these are its bytes; else as `RebuiltRow`."""
         if tensor.nbytes == self.num_bytes and run.may_move(tensor):
-            return run.rebuild_again(self, tensor)
-        return run.pack_generally(tensor, self)
+            return run.rebuild_again(self, tensor, wrapper)
+        return run.pack_generally(tensor if wrapper is None else wrapper, self)
 
 
 class EndRow:
@@ -455,6 +456,10 @@ class WrappedRow:
         elif tensor._version or parameter_of(tensor) is not None:
             # The part's version does not count what is written through the wrapper.
             return run.leave_table(tensor)
+        elif type(inner) is RebuiltRow or type(inner) is RebuiltAgainRow:
+            handle = inner.pack(as_made(local, tensor), run, tensor)
+            if type(handle) is WrappedHandle:
+                return handle  # the general path's
         else:
             handle = inner.pack(local, run)
         return WrappedHandle(tensor, shell, handle, run.bring_back)

@@ -410,8 +410,16 @@ class Run:
         with self._lock:
             return self._cache.moves.bring(moved)  # type: ignore[no-any-return]
 
-    def rebuild(self, row: RebuiltRow, tensor: Tensor) -> Handle:
-        """A mark: an item that will be made again."""
+    def rebuild(
+        self, row: RebuiltRow, tensor: Tensor, wrapper: Tensor | None = None
+    ) -> Handle:
+        """A mark: an item that will be made again.
+
+        Args:
+            row: its own.
+            tensor: that was saved, or the part of it.
+            wrapper: that was saved, if it is the part of one.
+        """
         cache, recipes = self._cache, self._cache.recipes
         with self._lock:
             key: Key | None
@@ -425,7 +433,7 @@ class Run:
             inside = cache.regions.current is not None
             asked = None if inside else recipes.ask(row.compiled, tensor, key)
             if asked is None:
-                return self.pack_generally(tensor, row)
+                return self.pack_generally(tensor if wrapper is None else wrapper, row)
             self._advance(row, row.marks)
             before, cache.course.serving = cache.course.serving, row.item
             try:
@@ -434,23 +442,25 @@ class Run:
                 cache.course.serving = before
             handle.source.rebuilt.item = row.item
             handle.number = row.number
-            if row.is_read:
+            if row.is_read and wrapper is None:  # see [Note: parts with recipes]
                 recipes.note(tensor, handle, by_norm=row.by_norm)
             cache.verifier.seal(handle, tensor)
             if self._course.orders is None:
                 self._stop()
             return handle  # type: ignore[no-any-return]
 
-    def rebuild_again(self, row: RebuiltAgainRow, tensor: Tensor) -> Handle:
-        """Another handle of an item that will be made again."""
+    def rebuild_again(
+        self, row: RebuiltAgainRow, tensor: Tensor, wrapper: Tensor | None = None
+    ) -> Handle:
+        """Another handle of an item that will be made again; as `rebuild`."""
         recipes = self._cache.recipes
         with self._lock:
             key, view = identify(tensor)
             handle = recipes.again(tensor, key, view)
             if handle is None:
-                return self.pack_generally(tensor, row)
+                return self.pack_generally(tensor if wrapper is None else wrapper, row)
             handle.number = row.number
-            if row.is_read:
+            if row.is_read and wrapper is None:
                 recipes.note(tensor, handle, by_norm=row.by_norm)
             self._cache.verifier.seal(handle, tensor)
             return handle  # type: ignore[no-any-return]

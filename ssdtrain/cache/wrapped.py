@@ -13,6 +13,25 @@ observed step runs all regions again, and a plan may choose that some do not.
 A tensor parallel step is bound by its host, so a row that has met a DTensor takes the
 next one apart without a search for classes, and nothing but its constructor builds it.
 (tests/ssdtrain/hosts/test_meshes.py, tests/ssdtrain/cache/test_wrapped.py)
+
+[Note: parts with recipes]
+`DTensor.from_local` makes no bytes: the part of its result is a view of the plain
+tensor that it was given. So where a tensor parallel layer saves its input (a product of
+gate and other, an activation), the part shows what a plain operator made, and that
+tensor's recipe is the part's. Nothing is computed on a DTensor. What must hold:
+- the wrapper is the result of `from_local` or a view of it, and its part lies in the
+  plain tensor's storage: an operator of DTensor, or a redistribution that moved bytes,
+  has made others;
+- the plain tensor went from its operator to `from_local` without another wrapper in
+  between, which may have been written to: the edge of the one's node is the other's;
+- neither was changed: the plain tensor does not count what is written through the
+  wrapper, nor the wrapper what is written past it, so both versions are 0 now (that of
+  the plain tensor is asked for with its recipe), and both are compared in backward;
+- all placements are shards: `from_local(..., run_check=True)` broadcasts into what it
+  was given wherever a placement is a replica, and no version counts that.
+Other recipes do not find the plain tensor by such a part: they would not ask for the
+wrapper's version.
+(tests/ssdtrain/remat/test_wrapped.py)
 """
 
 import sys
@@ -26,6 +45,7 @@ from ssdtrain.cache.identity import check_version, is_plain
 from ssdtrain.cache.record import Handle, Wrapped
 
 DTENSOR = "torch.distributed.tensor"
+FROM_LOCAL = "_FromTorchTensorBackward"
 COLLECTIVES = "torch.distributed._functional_collectives"
 
 
@@ -65,6 +85,33 @@ def unwrapped(tensor: Tensor) -> Unwrapped | None:
         return None
     local = _waited(tensor)
     return Unwrapped(local.detach(), None) if is_plain(local) else None
+
+
+def as_made(part: Tensor, wrapper: Any) -> Tensor:
+    """The part of a wrapper, as a view of the plain tensor that `from_local` was given,
+    whose recipe makes it: [Note: parts with recipes]. The part itself where one must
+    not be asked for, or where the wrapper is none."""
+    if part is wrapper or wrapper._version:
+        return part
+    whole = wrapper if wrapper._base is None else wrapper._base
+    node = whole.grad_fn
+    if node is None or node.name() != FROM_LOCAL:
+        return part
+    if type(whole) is not _named(DTENSOR, "DTensor"):
+        return part
+    if not all(placement.is_shard() for placement in whole.placements):
+        return part
+    source = whole._local_tensor._base
+    if type(source) is not Tensor or source.dtype is not part.dtype:
+        return part
+    made_by, output = node.next_functions[0]
+    if made_by is None or made_by is not source.grad_fn or output != source.output_nr:
+        return part
+    if source.untyped_storage()._cdata != part.untyped_storage()._cdata:
+        return part
+    with torch.no_grad():
+        size, stride = part.size(), part.stride()
+        return torch.as_strided(source, size, stride, part.storage_offset())
 
 
 def bytes_of(tensor: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from ssdtrain.curves import Curve, Links
-from ssdtrain.plan.profile import HostCosts, Item, Mark, Profile, RegionRun
+from ssdtrain.plan.profile import HostCosts, Item, Mark, Part, Profile, RegionRun
 
 PROBE_BYTES = 64 * 1024 * 1024
 """At this size two curves are compared."""
@@ -176,7 +176,24 @@ def _item(items: tuple[Item, ...]) -> Item:
 
 
 def _region(runs: tuple[RegionRun, ...]) -> RegionRun:
-    return replace(runs[0], communicates=any(run.communicates for run in runs))
+    # A collective inside takes the rank that is early longer, and no time of the late
+    # one tells of that wait.
+    return replace(
+        runs[0],
+        ms=max(run.ms for run in runs),
+        host_ms=max(run.host_ms for run in runs),
+        other_bytes=max(run.other_bytes for run in runs),
+        parts=tuple(_parts(runs)),
+        communicates=any(run.communicates for run in runs),
+    )
+
+
+def _parts(runs: Sequence[RegionRun]) -> Iterator[Part]:
+    """Yield what no rank need compute again, with the least time that this saves."""
+    known = [{part.items: part.ms for part in run.parts} for run in runs]
+    for part in runs[0].parts:
+        if all(part.items in each for each in known):
+            yield replace(part, ms=min(each[part.items] for each in known))
 
 
 def _mark(marks: tuple[Mark, ...]) -> Mark:

@@ -102,3 +102,23 @@ def moved_in_front(session: ssdtrain.Session, num_moved: int) -> Plan:
         for kind, own in all_moved(session).orders.items()
     }
     return Plan(orders=orders, policy="in front")
+
+
+def rebuilding(session: ssdtrain.Session, others: Placement = Placement.KEEP) -> Plan:
+    """Everything that a recipe can make is made, everything else stays or moves."""
+    profile = session.profile
+    assert profile is not None and session.plan is not None
+    orders = {}
+    for kind, own in session.plan.orders.items():
+        items = profile.kinds[kind]
+        moves = others is not Placement.KEEP
+        orders[kind] = tuple(
+            replace(
+                order,
+                placement=others if item.recipe is None else Placement.RECOMPUTE,
+                release_after=2 if moves and item.recipe is None else 0,
+                load_at=0,
+            )
+            for order, item in zip(own, items, strict=True)
+        )
+    return Plan(orders=orders, policy="rebuilding")

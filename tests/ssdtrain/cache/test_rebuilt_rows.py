@@ -19,9 +19,9 @@ from ssdtrain.cache.rows import (
 from ssdtrain.cache.tables import Tables
 from ssdtrain.errors import ActivationChangedError, InPlaceError
 from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.plan import Plan
 from ssdtrain.remat.finder import Finder
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.cache.plans import rebuilding
 from tests.ssdtrain.cache.steps import Step, train
 
 WIDTH, ROWS, NUM_BLOCKS = 32, 64, 2
@@ -67,26 +67,6 @@ class Net(nn.Module):
 def batch(number: int) -> Tensor:
     torch.manual_seed(100 + number)
     return torch.randn(ROWS, WIDTH)
-
-
-def rebuilding(session: ssdtrain.Session, others: Placement = Placement.KEEP) -> Plan:
-    """Everything that a recipe can make is made, everything else stays or moves."""
-    profile = session.profile
-    assert profile is not None and session.plan is not None
-    orders = {}
-    for kind, own in session.plan.orders.items():
-        items = profile.kinds[kind]
-        moves = others is not Placement.KEEP
-        orders[kind] = tuple(
-            replace(
-                order,
-                placement=others if item.recipe is None else Placement.RECOMPUTE,
-                release_after=2 if moves and item.recipe is None else 0,
-                load_at=0,
-            )
-            for order, item in zip(own, items, strict=True)
-        )
-    return Plan(orders=orders, policy="rebuilding")
 
 
 def changing(how: str, at: int = 8) -> Step:

@@ -15,7 +15,7 @@ from ssdtrain.hosts.peers import StorePeers
 from ssdtrain.plan.agree import Alone, slowest
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.profile import Mark, Phase, Profile, RegionRun
+from ssdtrain.plan.profile import Mark, Part, Phase, Profile, RegionRun
 from tests.ranks import SOON_S
 from tests.ssdtrain.plan import profiles as made
 
@@ -45,6 +45,24 @@ def test_the_slowest_of_everything_is_planned_for() -> None:
     assert found is not None and found.kinds[kind] == tuple(held)
     assert merged.host_bytes == 10**9
     assert merged.signature() == one.signature()
+
+
+def test_the_slowest_second_forward_is_planned_for() -> None:
+    """Whichever rank it is of; what its attention saves is the least."""
+    short, long = Part(items=(0,), ms=1.0), Part(items=(0,), ms=2.0)
+    other = Part(items=(1,), ms=3.0)
+    early = RegionRun(ms=9.0, host_ms=1.0, other_bytes=5, parts=(short,))
+    late = RegionRun(
+        ms=4.0, host_ms=2.0, other_bytes=7, parts=(long, other), communicates=True
+    )
+    kind = SAVED.lanes[0]
+    ranks = [replace(SAVED, regions={kind: (run,)}) for run in (early, late)]
+    wanted = RegionRun(
+        ms=9.0, host_ms=2.0, other_bytes=7, parts=(short,), communicates=True
+    )
+    for order in (ranks, ranks[::-1]):
+        merged = slowest(order)
+        assert merged is not None and merged.regions == {kind: (wanted,)}
 
 
 def with_slowdown(value: float, error: float) -> Profile:
