@@ -33,6 +33,7 @@ from ssdtrain.plan.helpers import Helpers
 from ssdtrain.plan.outcomes import Outcomes, Placed
 from ssdtrain.plan.placement import Placement, Placements
 from ssdtrain.plan.plan import Order, Plan
+from ssdtrain.plan.prices import Priced, Prices
 from ssdtrain.plan.profile import Item, Profile
 from ssdtrain.plan.regions import (
     GOLDEN,
@@ -342,7 +343,7 @@ class _Grid:
         small = len(self._least_bytes) - 1
         # Those that run again in any case do so at all of its positions.
         self._regions = [frozenset(always)] if always else parts(timeline)
-        if any(run.ms >= NEVER_MS for run in timeline.runs):
+        if not may_run_again(timeline):
             self._regions = [frozenset(always)]
         self._yielding = by_yield(timeline)
         self.ends = Family(
@@ -388,6 +389,11 @@ class _Grid:
         return Style(window_bytes=window, late=late)
 
 
+def may_run_again(timeline: Timeline) -> bool:
+    """Return whether plans may have regions run again."""
+    return all(run.ms < NEVER_MS for run in timeline.runs)
+
+
 def _thresholds(timeline: Timeline) -> list[int]:
     """Return sizes below which tensors stay: 0, and where they are parts of all
     bytes."""
@@ -431,45 +437,60 @@ def _by_price(timeline: Timeline) -> list[set[tuple[str, int]]]:
 class _Edge(NamedTuple):
     """All that `_to_the_edge` tries from here."""
 
-    start: Family
+    start: "Point"
     axis: str
 
 
+Point = Family | Priced
+"""A plan as positions on axes."""
+
+
 class _Families:
-    """The candidates of a grid that were judged, each once; what comes next is given to
-    helpers: [Note: helpers]."""
+    """The candidates by positions that were judged, each once; what comes next is given
+    to helpers: [Note: helpers]."""
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
         self._grid = _Grid(judge.timeline, judge.always)
+        self._prices = Prices(
+            judge.timeline,
+            with_runs=not judge.always and may_run_again(judge.timeline),
+        )
         self.ends = self._grid.ends
-        self.seen: dict[Family, Contender] = {}
+        self.priced_ends = self._prices.ends
+        self.seen: dict[Point, Contender] = {}
         self.helpers: Helpers | None = None
         """None in a helper, and before there are any."""
 
-    def value(self, family: Family) -> Contender:
+    def value(self, at: Point) -> Contender:
         """Return the candidate, judged."""
-        found = self.seen.get(family)
+        found = self.seen.get(at)
         if found is None:
             if self.helpers is not None:
-                self.helpers.settle(family)
-            placements, style = self._grid.placements(family), self._grid.style(family)
+                self.helpers.settle(at)
+            if isinstance(at, Priced):
+                placements, style = self._prices.placements(at), Style()
+            else:
+                placements, style = self._grid.placements(at), self._grid.style(at)
             found = self._judge.judge(placements, style, "search")
-            self.seen[family] = found
+            self.seen[at] = found
         return found
 
-    def work(self, task: Family | _Edge | Placed) -> list[tuple[Placed, Outcome]]:
+    def work(self, task: Point | _Edge | Placed) -> list[tuple[Placed, Outcome]]:
         """Do a task in a helper; return what was simulated."""
         self.helpers = None
         if isinstance(task, Placed):
             self._judge.outcomes.simulate(task)
         elif isinstance(task, _Edge):
-            _to_the_edge(task.start, task.axis, self)
+            if isinstance(task.start, Priced):
+                _to_the_price(task.start, self, is_by_memory=self._judge.is_by_memory)
+            else:
+                _to_the_edge(task.start, task.axis, self)
         else:
             self.value(task)
         return self._judge.outcomes.news()
 
-    def expect(self, tasks: Iterable[Family | _Edge]) -> None:
+    def expect(self, tasks: Iterable[Point | _Edge]) -> None:
         """Tell helpers what will be asked for next."""
         if self.helpers is not None:
             unseen = (task for task in tasks if task not in self.seen)
@@ -479,8 +500,9 @@ class _Families:
 def _search_family(judge: Judge, best: Contender, families: _Families) -> Contender:
     value, ends = families.value, families.ends
     part = judge.left_marks // SEARCH_PARTS
-    _start_from_free_copies(judge, families, 9 * part)
-    _start_from_grid(judge, families, 7 * part, 6 * part)
+    _start_from_prices(judge, families, 8 * part)
+    _start_from_free_copies(judge, families, 7 * part)
+    _start_from_grid(judge, families, 6 * part, 5 * part)
     reach = 3 * part
     for at in _starts(families.seen):
         for step in STEPS:
@@ -498,12 +520,14 @@ def _search_family(judge: Judge, best: Contender, families: _Families) -> Conten
     return min([best, *families.seen.values()], key=lambda candidate: candidate.rank)
 
 
-def _starts(seen: Mapping[Family, Contender]) -> list[Family]:
+def _starts(seen: Mapping[Point, Contender]) -> list[Family]:
     """Return the best, each with another number of regions: what lies beside the best
     is found from there."""
     found: dict[int, Family] = {}
     for _, family in sorted(
-        (contender.rank, family) for family, contender in seen.items()
+        (contender.rank, family)
+        for family, contender in seen.items()
+        if isinstance(family, Family)
     ):
         found.setdefault(family.regions, family)
     return list(found.values())[:NUM_STARTS]
@@ -538,6 +562,35 @@ def _start_from_grid(
             break
         families.expect(_Edge(each, "window") for each in best[at + 1 :])
         _to_the_edge(start, "window", families)
+
+
+def _start_from_prices(judge: Judge, families: _Families, reach: int) -> None:
+    """Try the prices of a byte around the one at which the limit is met: [Note: prices].
+    """
+    ends = families.priced_ends
+    starts = [
+        Priced(0, host, links)
+        for links in range(ends.links + 1)
+        for host in range(ends.host + 1)
+    ]
+    for at, start in enumerate(starts):
+        if judge.left_marks <= reach:
+            break
+        families.expect(_Edge(each, "level") for each in starts[at + 1 :])
+        _to_the_price(start, families, is_by_memory=judge.is_by_memory)
+
+
+def _to_the_price(start: Priced, families: _Families, *, is_by_memory: bool) -> None:
+    if families.helpers is not None:
+        families.helpers.settle(_Edge(start, "level"))
+    low, high = 0, families.priced_ends.level
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = families.value(start._replace(level=middle)).rank[0] == 0.0
+        if fits == is_by_memory:
+            high = middle
+        else:
+            low = middle
 
 
 def _start_from_free_copies(judge: Judge, families: _Families, reach: int) -> None:
