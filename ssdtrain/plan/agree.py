@@ -10,7 +10,7 @@ already measured at this rank's part of it. Stages of a pipeline never merge: th
 holds more micro-batches and has other gaps in its time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
