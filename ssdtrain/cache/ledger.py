@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ssdtrain.counters import Count, Counters, Peak, StepReport
+from ssdtrain.plan.plan import Wait
 from ssdtrain.remat.clock import Clock
 from ssdtrain.remat.modes import ENTRIES
 from ssdtrain.transfer.device import Device, MemoryLevel, Stalled
@@ -178,7 +179,7 @@ class Ledger:
         """Whether backward has run since the last step was closed."""
         return self._seen_backward
 
-    def close_step(self, hooks: "HookSpans | None" = None) -> Callable[[], StepReport]:
+    def close_step(self, hooks: HookSpans | None = None) -> Callable[[], StepReport]:
         """End the step; the report waits for the device, so it is built on demand.
 
         Args:
@@ -204,13 +205,13 @@ class Ledger:
         def report() -> StepReport:
             times, stalled = recipe_ms(), stalls()
             waits = {
-                "copy out": stalled.out_ms,
-                "copy in": stalled.ms - stalled.out_ms,
+                Wait.COPY_OUT.value: stalled.out_ms,
+                Wait.COPY_IN.value: stalled.ms - stalled.out_ms,
             }
             module = ""
             if hooks is not None:
                 spent = hooks.by_module(self.clock.ms_between)
-                waits["host"] = max(0.0, sum(spent.values()) - stalled.ms)
+                waits[Wait.HOST.value] = max(0.0, sum(spent.values()) - stalled.ms)
                 module = max(spent, key=spent.__getitem__, default="")
             return StepReport(
                 step=step,

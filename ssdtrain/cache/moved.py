@@ -1,9 +1,9 @@
 """Items that a compiled plan moves to host memory, or that recipes read, and handles.
 
 A `Moved` is to a row of the table what a `Record` is to the general path, for the
-common case alone. The tensor fills its storage's extent
-without gaps. It goes to pinned host memory, where its place is the same in every step,
-or stays for backward and for the recipes that read it.
+common case alone. The tensor fills its storage's extent without gaps. It goes to pinned
+host memory, where its place is the same in every step, or stays for backward and for
+the recipes that read it.
 (tests/ssdtrain/cache/test_table.py, test_rebuilt_rows.py)
 """
 

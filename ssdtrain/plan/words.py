@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ssdtrain.plan.calibrate import NOTES
 from ssdtrain.plan.placement import AGAIN_PLACEMENTS, Placement
-from ssdtrain.plan.plan import Plan, PredictedStall, Prediction
+from ssdtrain.plan.plan import Plan, PredictedStall, Prediction, Wait
 from ssdtrain.plan.profile import ESTIMATED, HostCosts, Profile
 from ssdtrain.plan.timeline import Timeline
 
@@ -19,8 +19,6 @@ MUCH_ROOM = 1.0
 LEAST_MS = 0.05
 # A link busy for more than this fraction of its half of the step is the limit.
 BUSY = 0.85
-HOST = "host"
-"""Among measured waits: the device's for the host."""
 HOST_ADVICE = (
     "the device waits for kernel launches; larger micro-batches, torch.compile or "
     "fewer, larger tensors (min_bytes) help."
@@ -300,7 +298,7 @@ def _unforeseen(profile: Profile, waited: _Waited) -> str:
         f"the last step waited {waited.ms:.1f} ms ({share:.1f} %), most for "
         f"{waited.cause}, and the plan foresaw next to none"
     )
-    if waited.cause == HOST:
+    if waited.cause == Wait.HOST.value:
         return f"{told}: {HOST_ADVICE}"
     if profile.device.startswith("cpu"):
         return (

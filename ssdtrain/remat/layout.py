@@ -59,16 +59,14 @@ def copy_to(source: Tensor, stride: tuple[int, ...] | None) -> Tensor:
 
 
 @LAYOUT.register(
-    "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "ViewAsBackward0"
+    "ViewBackward0",
+    "UnsafeViewBackward0",
+    "ReshapeAliasBackward0",
+    "ViewAsBackward0",
+    "AliasBackward0",
 )
 def view(node: Producer) -> Expression | None:
-    """The same elements in another shape."""
-    return node.rebuilt_by(Tensor.view, node.edge(0), size=node.shape)
-
-
-@LAYOUT.register("AliasBackward0")
-def alias(node: Producer) -> Expression | None:
-    """The same tensor."""
+    """The same elements, in another shape perhaps."""
     return node.rebuilt_by(Tensor.view, node.edge(0), size=node.shape)
 
 

@@ -1,8 +1,8 @@
 """Which recipe belongs to which producer.
 
-`DEFAULT` is the one mutable object at module level in ssdtrain. A decorator has to
-write somewhere; every session copies it when it is opened, so what is registered
-later, or in another test, never reaches a running session.
+`DEFAULT` is at module level because a user's decorator has to write somewhere. Every
+session copies it when it is opened, so what is registered later, or in another test,
+never reaches a running session.
 """
 
 from collections.abc import Callable
