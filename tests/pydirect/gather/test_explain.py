@@ -41,7 +41,9 @@ def test_whole_lines_reach_more_of_the_link() -> None:
 
 
 @pytest.mark.parametrize(
-    "table", [TABLE, memory.HostTable(TABLE), pydirect.unify(TABLE)], ids=str
+    "table",
+    [TABLE, memory.HostTable(TABLE), pydirect.unify(TABLE)],
+    ids=["tensor", "host table", "unified"],
 )
 def test_every_kind_of_table(table: torch.Tensor) -> None:
     told = pydirect.explain(table, torch.tensor([-1, 2]))
