@@ -137,8 +137,7 @@ class _Written(torch.autograd.Function):
     def forward(ctx: Any, made: Tensor, mesh: Any) -> Any:
         wrapper = DTensor.from_local(made, mesh, [Shard(-1)])
         wrapper.mul_(2)
-        part = wrapper._local_tensor
-        return DTensor.__new__(DTensor, part, wrapper._spec, requires_grad=True)
+        return DTensor.from_local(wrapper.to_local(), mesh, [Shard(-1)])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
