@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain
+from ssdtrain.cache.record import RebuiltView
 from ssdtrain.cache.rows import (
     HostRow,
     RebuiltAgainRow,
@@ -241,3 +242,39 @@ def break_recipe(row: RebuiltRow) -> None:
     row.compiled.expression = replace(
         expression, function=lambda *a, **k: function(*a, **k) + 1
     )
+
+
+class Two(nn.Module):
+    """Its activation is saved by two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = nn.Linear(WIDTH, 2 * WIDTH)
+        self.a, self.b = nn.Linear(2 * WIDTH, WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.gelu(self.up(x))
+        return self.a(y) * self.b(y)
+
+
+def test_what_is_rebuilt_once_is_rebuilt_for_all() -> None:
+    """Also in a short batch, where by its size it is no item: else the second layer
+    would hold the bytes, and rebuilding them spared nothing."""
+    model = Two()
+    least_bytes = ROWS * WIDTH * 4
+    settings = {**SETTINGS, "min_bytes": least_bytes}
+    with ssdtrain.offload(model, **settings) as session:
+        for number in range(4):
+            model(batch(number)).square().mean().backward()
+            with torch.no_grad():
+                model.up.weight.mul_(0.9)
+        session.follow(rebuilding(session))
+        result = model(batch(4)[: ROWS // 4])
+        sources = [
+            layer._raw_saved_mat1.data.source
+            for layer, _ in result.grad_fn.next_functions
+        ]
+        assert [type(each) for each in sources] == [RebuiltView] * 2
+        assert sources[0].rebuilt is sources[1].rebuilt
+        result.square().mean().backward()
