@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import ssdtrain
 from ssdtrain.cache.collector import PATIENT, Collector
-from ssdtrain.observe.planner import Planner
+from ssdtrain.observe.searching import Searching
 from tests.ssdtrain.cache.plans import every_other_moved
 from tests.ssdtrain.forking import OK, WRONG, in_child
 
@@ -375,13 +375,13 @@ def test_a_planner_works_while_it_is_held_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found: list[tuple[int, int, int]] = []
-    starts = Planner._step_starts
+    starts = Searching.step_starts
 
-    def step_starts(own: Planner, num_steps: int) -> None:
+    def step_starts(own: Searching) -> None:
         found.append(gc.get_threshold())
-        starts(own, num_steps)
+        starts(own)
 
-    monkeypatch.setattr(Planner, "_step_starts", step_starts)
+    monkeypatch.setattr(Searching, "step_starts", step_starts)
     net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     with ssdtrain.offload(net, target="host", min_bytes=1):
         for _ in range(4):
