@@ -10,16 +10,21 @@ Young garbage, in generation 0, is freed as ever. The wait has an end: a loss th
 kept without its backward holds them as well, for as long as the program likes.
 
 Where a collection of generation 1 is due, it comes before the next forward at the
-latest. Whatever the program sets meanwhile stays, and where it has switched the
-collector off nothing happens. Nor does it where there is no generation 1: under the
-incremental collector of Python 3.14.0 to 3.14.4, whose last threshold reads 0, and in
-free-threaded builds, whose every collection is a full one.
+latest. What a planner makes between two steps has gone by then: profiles and simulated
+steps are thousands of objects that count as old ones once they have been looked at, and
+a model of 340 saved tensors had the walk in the step behind the first one of its plan.
+Whatever the program sets meanwhile stays, and where it has switched the collector off
+nothing happens. Nor does it where there is no generation 1: under the incremental
+collector of Python 3.14.0 to 3.14.4, whose last threshold reads 0, and in free-threaded
+builds, whose every collection is a full one.
 (tests/ssdtrain/cache/test_collector.py)
 """
 
 import gc
 import sysconfig
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import count, starmap
 
@@ -47,8 +52,22 @@ class Collector:
         """The threshold of generation 1 that was there before."""
         self._hold: weakref.ref[Hold] | None = None
 
-    def hold(self) -> Hold | None:
-        """Hold it back while what this gives lives; None: nothing is held back."""
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A block between two forwards that makes many objects: what it leaves is
+        looked at behind it."""
+        hold = self.hold(collects=False)
+        try:
+            yield
+        finally:
+            del hold
+
+    def hold(self, *, collects: bool = True) -> Hold | None:
+        """Hold it back while what this gives lives; None: nothing is held back.
+
+        Args:
+            collects: whether what is due comes before.
+        """
         hold = None if self._hold is None else self._hold()
         if hold is not None:
             return hold
@@ -58,8 +77,8 @@ class Collector:
             return None
         if not 0 < middle < PATIENT:
             return None  # another session's, or as patient already
-        if gc.get_count()[1] > middle:  # due, and nobody may give it time between steps
-            gc.collect(1)
+        if collects and gc.get_count()[1] > middle:
+            gc.collect(1)  # due, and nobody may give it time between steps
         held = young, self._raised, old
         hold, self._found = Hold(), middle
         # In C, for a graph may die anywhere: see [Note: destructors] in record.py. Each

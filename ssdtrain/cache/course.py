@@ -241,7 +241,7 @@ class Course:
         num_bytes = key.end_byte - key.start_byte
         if course.is_free:  # under a plan another item may be the first
             course.first_bytes = course.first_bytes or num_bytes
-            self.met.note_item(lane.kind, course.first_bytes, name)
+            self.met.note_item(lane.kind, course.num_items, course.first_bytes, name)
         number, order = self._expected(course, name, num_bytes)
         course.num_items = max(course.num_items, number + 1)
         self.mark += 1

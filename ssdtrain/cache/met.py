@@ -1,15 +1,33 @@
 """What is known of saved tensors by their names: producer and shape.
 
 See [Note: sizes] in sizes.py.
+
+[Note: sizes that are equal by chance]
+A router gives some expert of a long batch as many rows as another one, or the same one,
+of a short batch. Taken for items that do not grow, they would make a plan that goes
+beyond its limit. So the same place of a few lanes is looked at, and a name that a
+changing place has had is none of a fixed one.
 (tests/ssdtrain/cache/test_course.py)
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from ssdtrain.cache.sizes import is_same_item, num_changed
 
 # Sequence lengths that change at every step must not make this grow without end.
 MAX_NAMES = 4096
+LEAST_LANES = 3
+"""In so many lanes an item has one size before it is taken not to grow."""
+
+
+class _Place(NamedTuple):
+    """An item's place in lanes of a kind."""
+
+    name: str
+    """Of its item in all of them; "": it changes."""
+    first_bytes: frozenset[int]
+    """Of these lanes: bytes of their first items, which tell their sizes."""
+    num_lanes: int
 
 
 class MetNames:
@@ -20,8 +38,10 @@ class MetNames:
         """Items that had the same size in lanes of different sizes."""
         self._small: set[str] = set()
         """What was too small in observed steps."""
-        self._first_bytes: dict[tuple[str, str], int] = {}
-        """By kind of lane and name of an item: bytes of such a lane's first item."""
+        self._places: dict[tuple[str, int], _Place] = {}
+        """By kind of lane and number of the item."""
+        self._changing: set[str] = set()
+        """Names that items had whose place had another one, too."""
 
     def note_small(self, name: str) -> None:
         """Something in the observed step was too small."""
@@ -42,12 +62,29 @@ class MetNames:
             for small in self._small
         )
 
-    def note_item(self, kind: str, first_bytes: int, name: str) -> None:
-        """A lane of this kind, whose first item has so many bytes, has such an item."""
-        if len(self._first_bytes) >= MAX_NAMES:
-            self._first_bytes.clear()
-        before = self._first_bytes.setdefault((kind, name), first_bytes)
-        if before != first_bytes and len(self.fixed) < MAX_NAMES:
+    def note_item(self, kind: str, number: int, first_bytes: int, name: str) -> None:
+        """A lane of this kind, whose first item has so many bytes, has such an item.
+        See [Note: sizes that are equal by chance]."""
+        key = kind, number
+        place = self._places.get(key)
+        if place is None:
+            if len(self._places) < MAX_NAMES:
+                self._places[key] = _Place(name, frozenset((first_bytes,)), 1)
+            return
+        if place.name != name:
+            for each in (place.name, name):
+                self.fixed.discard(each)
+                if len(self._changing) < MAX_NAMES:
+                    self._changing.add(each)
+            self._places[key] = place._replace(name="")
+            return
+        sizes, num_lanes = place.first_bytes, place.num_lanes + 1
+        if len(sizes) == 1:  # two tell as much as more
+            sizes |= {first_bytes}
+        self._places[key] = _Place(name, sizes, num_lanes)
+        knows_all = len(self._changing) < MAX_NAMES
+        is_fixed = len(sizes) > 1 and num_lanes >= LEAST_LANES
+        if is_fixed and knows_all and name not in self._changing:
             self.fixed.add(name)
 
 

@@ -177,6 +177,10 @@ class Planner:
         Raises:
             ConfigError: `memory_budget_bytes` cannot be reached.
         """
+        with self._cache.collector.held():
+            self._step_starts(num_steps)
+
+    def _step_starts(self, num_steps: int) -> None:
         self._searching.step_starts()
         if num_steps == self._step:
             if self._stage is Stage.OBSERVING:

@@ -12,6 +12,7 @@ All that depends on how long a step is happens in that process: prices are corre
 plans are searched for, and compared with the plan in force. Profiles and plans have
 thousands of parts, so they are written and read over several steps: `Search.advance`
 handles some of them in each, until its turn is over.
+
 [Note: searched for smaller batches]
 A search of one size may miss what that of a larger one has found: of two sizes of a
 recorded step that are 4 % apart the smaller one was given a plan that costs 6 %, and

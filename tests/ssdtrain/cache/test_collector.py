@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import ssdtrain
-from ssdtrain.cache.collector import Collector
+from ssdtrain.cache.collector import PATIENT, Collector
+from ssdtrain.observe.searching import Searching
 from tests.ssdtrain.cache.plans import every_other_moved
 from tests.ssdtrain.forking import OK, WRONG, in_child
 
@@ -345,3 +346,46 @@ def test_a_loss_that_is_kept_does_not_hold_it_back_for_ever() -> None:
         assert gc.get_stats()[1]["collections"] > before
         assert found() is None
         del loss
+
+
+def test_what_is_made_between_two_steps_does_not_grow_old() -> None:
+    """Where it has gone behind the block, nothing has looked at it."""
+    collector, looks = Collector(), []
+
+    def look(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"]:
+            looks.append(info["generation"])
+
+    many = 4 * FOUND[0] * FOUND[1]
+    gc.collect()
+    gc.callbacks.append(look)
+    try:
+        with pytest.raises(RuntimeError), collector.held():
+            made: list[list[int]] = [[] for _ in range(many)]
+            assert gc.get_threshold() != FOUND and not looks
+            raise RuntimeError
+        assert gc.get_threshold() == FOUND
+        made += [[] for _ in range(many)]
+        assert looks
+    finally:
+        gc.callbacks.remove(look)
+
+
+def test_a_planner_works_while_it_is_held_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: list[tuple[int, int, int]] = []
+    starts = Searching.step_starts
+
+    def step_starts(own: Searching) -> None:
+        found.append(gc.get_threshold())
+        starts(own)
+
+    monkeypatch.setattr(Searching, "step_starts", step_starts)
+    net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    with ssdtrain.offload(net, target="host", min_bytes=1):
+        for _ in range(4):
+            net(torch.ones(2, 4)).sum().backward()
+            assert gc.get_threshold() == FOUND
+    assert found and all(middle >= PATIENT for _, middle, _ in found)
+    assert all(each[::2] == FOUND[::2] for each in found)
