@@ -324,9 +324,9 @@ STEPS = (9, 3, 1)
 NUM_STARTS = 3
 NUM_EDGES = 12
 SEARCH_PARTS = 12
-"""A search has so many: three for prices, two for as much made again as the limit allows,
-one for a coarse grid, one for its edges, two for the pattern search, three for single
-items."""
+"""A search has so many: three for prices, two for as much made again as the limit
+allows, one for a coarse grid, one for its edges, two for the pattern search, three for
+single items."""
 
 
 class _Grid:
@@ -567,7 +567,7 @@ def _start_from_grid(
 
 
 def _start_from_prices(judge: Judge, families: _Families, reach: int) -> None:
-    """Try the prices of a byte around that at which the limit is met: [Note: prices]."""
+    """Try prices of a byte around that at which the limit is met: [Note: prices]."""
     ends = families.priced_ends
     starts = [
         Priced(0, host, links)
