@@ -1,7 +1,8 @@
 """Which placement each item gets: least peak at an overhead, or least time in memory.
 
 [Note: the search]
-Small instances are enumerated. Large ones are searched in two steps: first a family of
+Small instances are enumerated. Large ones are searched in two steps: first prices of a
+byte, at each of which every tensor takes what is cheapest (prices.py), and a family of
 numbers (how many recipes, cheapest per byte first; how many bytes of the tail stay; how
 many bytes may be on their way out; whether compute may wait; where each tensor costs
 time (of the host, or events), how many bytes of the smallest stay; how many regions run
@@ -323,8 +324,9 @@ STEPS = (9, 3, 1)
 NUM_STARTS = 3
 NUM_EDGES = 12
 SEARCH_PARTS = 12
-"""A search has so many: three for as much made again as the limit allows, two for a
-coarse grid, one for its edges, three for the pattern search, three for single items."""
+"""A search has so many: three for prices, two for as much made again as the limit
+allows, one for a coarse grid, one for its edges, two for the pattern search, three for
+single items."""
 
 
 class _Grid:
@@ -500,7 +502,7 @@ class _Families:
 def _search_family(judge: Judge, best: Contender, families: _Families) -> Contender:
     value, ends = families.value, families.ends
     part = judge.left_marks // SEARCH_PARTS
-    _start_from_prices(judge, families, 8 * part)
+    _start_from_prices(judge, families, 9 * part)
     _start_from_free_copies(judge, families, 7 * part)
     _start_from_grid(judge, families, 6 * part, 5 * part)
     reach = 3 * part
@@ -565,8 +567,7 @@ def _start_from_grid(
 
 
 def _start_from_prices(judge: Judge, families: _Families, reach: int) -> None:
-    """Try the prices of a byte around the one at which the limit is met: [Note: prices].
-    """
+    """Try prices of a byte around that at which the limit is met: [Note: prices]."""
     ends = families.priced_ends
     starts = [
         Priced(0, host, links)

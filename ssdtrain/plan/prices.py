@@ -12,7 +12,7 @@ turn one by one, evenly over the step.
 (tests/ssdtrain/plan/test_prices.py)
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from ssdtrain.plan.baselines import away
@@ -21,13 +21,13 @@ from ssdtrain.plan.profile import HostCost, HostCosts, Item
 from ssdtrain.plan.regions import GOLDEN, Region, spread, with_regions
 from ssdtrain.plan.timeline import NEVER, Timeline
 
-LEVELS = 512
+LEVELS = 1024
 """Prices of a byte that are tried."""
 HOST_PARTS = (0.1, 0.0, 0.5, 0.05, 0.2)
 """Of the host's time, that compute waits for."""
 LINK_PARTS = (0.9, 0.8, 1.0, 1.1)
 """Of what the link carries before backward, that is planned with."""
-SPREAD = 0.3
+SPREAD = 0.15
 """By which the prices of layers differ."""
 TIMES = 32
 """Parts of the time before backward, each with room on the link."""
@@ -78,19 +78,19 @@ class Prices:
     def _prices(self) -> list[float]:
         """Return prices of a byte, from 0 to one at which nothing stays."""
         line, costs = self._timeline, self._timeline.profile.host_costs
-        moving_ms = self._move_ms + self._move_host_ms
-        ways = [(moving_ms, item.num_bytes) for item in line.items]
-        ways += [
+        again = [
             (item.recipe_ms + _rebuild_host_ms(item, costs), item.num_bytes)
             for item in line.items
             if item.recipe is not None
         ]
-        ways += [
+        again += [
             (run.ms, sum(line.own_bytes[item] for item in own))
             for run, own in zip(line.runs, line.members, strict=True)
         ]
-        found = [ms / num_bytes for ms, num_bytes in ways if ms > 0.0 and num_bytes]
-        low, high = min(found, default=1.0) / 4, 4 * max(found, default=1.0)
+        moving_ms = self._move_ms + self._move_host_ms
+        moves = [(moving_ms, item.num_bytes) for item in line.items]
+        low = min(_per_byte([*again, *moves]), default=1.0) / 4
+        high = 4 * max(_per_byte(again) or _per_byte(moves), default=1.0)
         steps = range(LEVELS + 1)
         return [0.0, *(low * (high / low) ** (step / LEVELS) for step in steps)]
 
@@ -117,13 +117,14 @@ class Prices:
                 cost_ms[number] = rebuilt_ms
         leaving = lane.leaving(placed, cost_ms, move_ms, LINK_PARTS[at.links])
         for number in leaving.moved:
-            cost_ms[number] = min(cost_ms[number], move_ms + leaving.room_ms * lane.items[number].num_bytes)
+            cost_ms[number] = min(
+                cost_ms[number],
+                move_ms + leaving.room_ms * lane.items[number].num_bytes,
+            )
         again, storing = self._again(lane, cost_ms, price, host)
         if again:
             before = {**kept, lane.kind: placed}
-            placed = [
-                *with_regions(self._timeline, before, again, storing)[lane.kind]
-            ]
+            placed = [*with_regions(self._timeline, before, again, storing)[lane.kind]]
             leaving = lane.leaving(
                 placed, cost_ms, move_ms, LINK_PARTS[at.links], again
             )
@@ -260,6 +261,11 @@ class _Lane:
             if number not in found
         ]
         return Leaving(found, max(left_ms, default=0.0))
+
+
+def _per_byte(ways: Iterable[tuple[float, int]]) -> list[float]:
+    """Return the prices of ways to free so many bytes for so many ms."""
+    return [ms / num_bytes for ms, num_bytes in ways if ms > 0.0 and num_bytes]
 
 
 def _beyond(cost: HostCost, kept: HostCost) -> float:

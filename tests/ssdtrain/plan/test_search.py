@@ -147,7 +147,7 @@ def step_of(plan: Plan, profile: Profile) -> Prediction:
 
 def test_a_plan_that_is_as_good_stays() -> None:
     request = asked(Goal(max_overhead=0.05))
-    *_, best = answers(request)
+    best = next(answers(request))  # the longer search finds none better here
     assert best.plan is not None and not best.stays
     search = Search(replace(request, plan=best.plan))
     for answer in all_of(search):
