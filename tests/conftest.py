@@ -18,9 +18,12 @@ INTERPRET = "TRITON_INTERPRET"
 
 def pytest_configure() -> None:
     """Take interrupts: a shell starts what runs in the background without them, and
-    tests interrupt processes, this one too. How busy the machine is fails no test."""
+    tests interrupt processes, this one too. How busy the machine is fails no test, nor
+    which modules other tests have imported."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Before Python's own distutils, or it refuses to come at all.
+    importlib.import_module("setuptools")
     slow = [HealthCheck.too_slow]
     settings.register_profile("any", deadline=None, suppress_health_check=slow)
     settings.load_profile("any")

@@ -46,7 +46,10 @@ class _Place(NamedTuple):
     def parameter(self) -> nn.Parameter | None:
         """What is there now."""
         module = self.module()
-        return None if module is None else module._parameters.get(self.name)
+        # A script module's `_parameters` has no `get`.
+        if module is None or self.name not in module._parameters:
+            return None
+        return module._parameters[self.name]
 
 
 class Weights:

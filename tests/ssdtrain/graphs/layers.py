@@ -5,6 +5,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -155,10 +156,14 @@ def differentiated(layer: Layer, x: Tensor) -> Tensor:
     return x + slope
 
 
+HOOK = methodcaller("register_hook", lambda grad: grad * 1.5)
+"""A layer whose own code names it is no region, as it might hook a weight."""
+
+
 def hooked_tensor(layer: Layer, x: Tensor) -> Tensor:
     found = torch.tanh(x)
     if found.requires_grad:
-        found.register_hook(lambda grad: grad * 1.5)
+        HOOK(found)
     return found
 
 

@@ -112,13 +112,19 @@ def test_plans_for_smaller_batches_come_behind_the_others() -> None:
 def test_no_smaller_batch_follows_a_plan_that_costs_more_than_a_larger_ones() -> None:
     """Plans that were found for larger ones are candidates, that in force as well; and
     none is another one's equal."""
+    little = 10_000  # by which no good plan is found
     goal, growth = Goal(memory_budget_bytes=9 << 30), Growth()
     profile = PROFILE_FILE.read(LONG)
     sizes = (0.93, 0.87, 0.8, 0.7)
-    alone = [choose(scaled(profile, size), goal, QUICK_MARKS) for size in sizes]
+    alone = [choose(scaled(profile, size), goal, little) for size in sizes]
     in_force = choose(profile, goal, 4 * QUICK_MARKS)
     request = Request(
-        profile=profile, goal=goal, growth=growth, efforts=(), smaller=sizes
+        profile=profile,
+        goal=goal,
+        growth=growth,
+        efforts=(),
+        smaller=sizes,
+        smaller_effort=little,
     )
     found = list(answers(replace(request, plan=in_force)))
     assert len(found) == len(sizes) and not any(answer.error for answer in found)

@@ -181,6 +181,6 @@ def test_it_fits_wherever_checkpointing_does(
     meter.install(monkeypatch)
     monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: limit)
     # Between two steps; on a device these 16 MB are small beside all else.
-    monkeypatch.setattr(links.probe, "__defaults__", (4096,))
+    monkeypatch.setattr(links, "PROBE_BYTES", 4096)
     _, ours = train(meter, kind, length, num_steps, ours=True)
     assert same_bits(ours, theirs)

@@ -3,9 +3,7 @@
 import copy
 import random
 import threading
-import weakref
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -22,6 +20,7 @@ from ssdtrain.counters import Fallback
 from ssdtrain.errors import RegionError
 from ssdtrain.regions.watch import Watch, writes_elsewhere
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.unseen import Owner
 
 WIDTH, BATCH, STEPS = 16, 8, 5
 SEEN: list[Any] = []
@@ -414,12 +413,12 @@ class Dropped(Block):
 
 @pytest.mark.parametrize("times", [1, 1000])
 def test_a_thread_that_draws_from_the_same_generator(times: int) -> None:
-    counted = SimpleNamespace(left=times)
-    hidden = weakref.proxy(counted)  # else it is seen to change
+    counted = Owner(times)
+    unseen = counted.proxy()
 
     def draw() -> None:
-        hidden.left -= 1
-        if hidden.left >= 0:
+        unseen.value -= 1
+        if unseen.value >= 0:
             torch.rand(1)
 
     torch.manual_seed(0)

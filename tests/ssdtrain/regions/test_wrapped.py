@@ -22,6 +22,7 @@ from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.timeline import Timeline
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.steps import train
+from tests.ssdtrain.unseen import Owner
 
 if not dist.is_available():
     pytest.skip("no torch.distributed", allow_module_level=True)
@@ -182,9 +183,10 @@ def test_a_wrapper_that_is_made_otherwise_is_told(
 ) -> None:
     """The self-check looks at the part of a wrapper."""
     monkeypatch.setattr(verify, "SELF_CHECK_PERIOD", 1)
-    model, factor = Net(mesh), [1.0]
+    model, factor = Net(mesh), Owner(1.0)
+    unseen = factor.proxy()
     for block in model.blocks:
-        block.how = lambda half: half * factor[0]
+        block.how = lambda half: half * unseen.value
     with ssdtrain.offload(model, **SETTINGS, recompute="regions") as session:
         for number, _ in enumerate(train(model, loss_of, NUM_OBSERVED + 3)):
             if number == NUM_OBSERVED:
@@ -192,6 +194,6 @@ def test_a_wrapper_that_is_made_otherwise_is_told(
         last = session.last_step
         assert last is not None and last.num_verified > 3 * BLOCKS
         loss = loss_of(model, 0)
-        factor[0] = 2.0  # no tensor, no attribute: nobody sees it
+        factor.value = 2.0
         with pytest.raises(ActivationChangedError, match=r"made again by blocks\.2"):
             loss.backward()
