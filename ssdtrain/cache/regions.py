@@ -283,15 +283,16 @@ class RegionCall:
             if not isinstance(leaf, Tensor):
                 self._leaves.append(leaf)
                 continue
-            if id(leaf) in stored:  # code may ask whether `key is value`
-                self._leaves.append(stored[id(leaf)])
+            key = id(leaf)
+            if key in stored:  # code may ask whether `key is value`
+                self._leaves.append(stored[key])
                 continue
             self._inputs.append((leaf, leaf._version))
             # Torch asks in Python whether something is a parameter.
             is_parameter = type(leaf) is not Tensor and isinstance(leaf, nn.Parameter)
             handle = pack(leaf)
             own = Input(handle, leaf.requires_grad, is_parameter)
-            stored[id(leaf)] = own
+            stored[key] = own
             self._leaves.append(own)
             if self._cache.course.observer.listens:
                 self._tell_of_input(handle)
@@ -559,14 +560,18 @@ class RegionCall:
     def _values(self) -> list[Any]:
         """Of its arguments; what was one tensor is one again."""
         made: dict[int, Tensor] = {}
-        for leaf in self._leaves:
-            if type(leaf) is not Input or id(leaf) in made:
+        values = list(self._leaves)
+        for at, leaf in enumerate(values):
+            if type(leaf) is not Input:
                 continue
-            tensor = self._unpack(leaf.handle)
-            if not leaf.is_parameter:
-                tensor = tensor.detach().requires_grad_(leaf.requires_grad)
-            made[id(leaf)] = tensor
-        return [made.get(id(leaf), leaf) for leaf in self._leaves]
+            key = id(leaf)
+            if key not in made:
+                tensor = self._unpack(leaf.handle)
+                if not leaf.is_parameter:
+                    tensor = tensor.detach().requires_grad_(leaf.requires_grad)
+                made[key] = tensor
+            values[at] = made[key]
+        return values
 
     def _may_stop(self) -> bool:
         """Whether nothing is left to be put back by what is behind the last tensor of

@@ -156,7 +156,11 @@ class ParameterViewRow:
     def pack(self, tensor: Tensor, run: "Run") -> Any:
         """A handle that finds the view again in the parameter's data."""
         parameter = tensor._base
-        if id(parameter) != self._of or not isinstance(parameter, nn.Parameter):
+        is_it = id(parameter) == self._of
+        # The plain type first: torch answers `isinstance` of parameters in Python.
+        if not is_it or not (
+            type(parameter) is nn.Parameter or isinstance(parameter, nn.Parameter)
+        ):
             return run.leave_table(tensor)
         part = self._part
         if part is None or not part.is_of(tensor, parameter):

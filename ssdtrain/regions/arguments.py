@@ -82,7 +82,7 @@ def flatten(
 def may_change(leaf: Any) -> bool:
     """Whether an argument could be another when its call runs again."""
     if type(leaf) is Tensor:
-        return has_marks(leaf)
+        return bool(leaf.__dict__) and has_marks(leaf)
     if type(leaf) in LEAVES or isinstance(leaf, VALUES):
         return False
     if not isinstance(leaf, FunctionType) or leaf.__closure__ is not None:

@@ -15,7 +15,7 @@ further inside ([Note: further inside] in regions/deep.py).
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -107,6 +107,7 @@ class Seen:
         self.placed = [each for each in self.tensors if has_place(each)]
         """Those of them that have bytes of their own."""
         self._fingerprint = self._inventory.fingerprint()
+        self.inside = self.now()
 
     def _listed(self, modules: list[nn.Module]) -> Inventory:
         """See [Note: one pass]."""
@@ -139,22 +140,29 @@ class Seen:
                     return f"{name} is an inference tensor, which counts no changes"
         return None
 
-    def stands(self) -> bool:
-        """Whether everything is the same now; if not, it may still be equal."""
-        return _is_same(self.now(returning=True), self._fingerprint)
+    def stands(self, inside: Fingerprint | None = None) -> bool:
+        """Whether everything is the same now; if not, it may still be equal.
 
-    def now(self, *, returning: bool) -> Fingerprint | None:
-        """As `Inventory.fingerprint`; None: it cannot be told."""
+        Args:
+            inside: of `now`, to be compared with that.
+        """
+        if self._inventory.is_blind:
+            return False
+        try:
+            found = self._inventory.fingerprint(returning=inside is None)
+        except ValueError:  # something is gone
+            return False
+        return found.is_same(self._fingerprint if inside is None else inside)
+
+    def now(self) -> Fingerprint | None:
+        """What is there now, without what FSDP2 takes out and puts back; None: it
+        cannot be told."""
         if self._inventory.is_blind:
             return None
         try:
-            return self._inventory.fingerprint(returning=returning)
-        except ValueError:  # something is gone
+            return self._inventory.fingerprint(returning=False)
+        except ValueError:
             return None
-
-
-def _is_same(one: Fingerprint | None, other: Fingerprint | None) -> bool:
-    return one is not None and other is not None and one.is_same(other)
 
 
 def attributes_of(modules: list[nn.Module]) -> Iterator[tuple[str, Any]]:
@@ -165,6 +173,7 @@ def attributes_of(modules: list[nn.Module]) -> Iterator[tuple[str, Any]]:
                 yield f"its attribute {name}", value
 
 
+AS_IT_IS = nullcontext()
 UNSEEN = Seen([], [], Reads(()), None)
 
 
@@ -179,16 +188,17 @@ class Before:
 
     def forget(self) -> None:
         """It is not run again: hold nothing of what was seen."""
-        self.seen = UNSEEN
+        self.seen, self._begun = UNSEEN, None
 
     def is_untouched(self) -> bool:
         """Whether the re-run has changed nothing so far; in the middle of it, where
         FSDP2 may have gathered weights."""
-        return _is_same(self.seen.now(returning=False), self._begun)
+        return self._begun is not None and self.seen.stands(self._begun)
 
-    @contextmanager
-    def restored(self, hooks: Callable[[Any], str | None]) -> Iterator[None]:
-        """A block in which they are as they were.
+    def restored(
+        self, hooks: Callable[[Any], str | None]
+    ) -> AbstractContextManager[None]:
+        """A block in which they are as they were; made just before it begins.
 
         Args:
             hooks: tells of one of modules that would run twice; None: there is none.
@@ -196,12 +206,10 @@ class Before:
         Raises:
             RegionError: something cannot be put back.
         """
-        with nullcontext() if self.seen.stands() else self._restored(hooks):
-            self._begun = self.seen.now(returning=False)
-            try:
-                yield
-            finally:
-                self._begun = None  # it holds what it found
+        if not self.seen.stands():
+            return self._restored(hooks)
+        self._begun = self.seen.inside
+        return AS_IT_IS
 
     @contextmanager
     def _restored(self, hooks: Callable[[Any], str | None]) -> Iterator[None]:
@@ -221,8 +229,10 @@ class Before:
             reason = hooks(modules)
             if reason is not None:
                 raise self._error(f"its hooks ({reason})")
+            self._begun = self.seen.now()
             yield
         finally:
+            self._begun = None  # it holds what it found
             while undo:
                 undo.pop()()
 

@@ -10,8 +10,7 @@ the forward's.
 (tests/ssdtrain/regions/test_regions.py)
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import torch
@@ -49,21 +48,13 @@ class Conditions(NamedTuple):
             device,
         )
 
-    @contextmanager
-    def restored(self) -> Iterator[None]:
+    def restored(self) -> "Restored":
         """A block under these conditions, with gradients on. Behind it those of before
         hold, whatever it has set: it may have been left in the middle."""
-        now = self.now(self.device)
-        try:
-            with torch.enable_grad(), ExitStack() as stack:
-                if now != self:
-                    self._enter(stack, now)
-                yield
-        finally:
-            if self.now(self.device) != now:
-                now._set()
+        return Restored(self)
 
-    def _enter(self, stack: ExitStack, now: "Conditions") -> None:
+    def enter(self, stack: ExitStack, now: "Conditions") -> None:
+        """Enter what these differ in from those that hold now."""
         for wanted, present in zip(self.autocasts, now.autocasts, strict=True):
             device_type, enabled, dtype = wanted
             if wanted != present or self.caches != now.caches:
@@ -77,12 +68,43 @@ class Conditions(NamedTuple):
                 )
         stack.enter_context(restored(self.settings, self.device))
 
-    def _set(self) -> None:
+    def put(self) -> None:
+        """Set them, whatever holds now."""
         for device_type, enabled, dtype in self.autocasts:
             torch.set_autocast_enabled(device_type, enabled)
             torch.set_autocast_dtype(device_type, dtype)
         torch.set_autocast_cache_enabled(self.caches)
         put(self.settings, self.device)
+
+
+class Restored:
+    """See `Conditions.restored`. No generator: each re-run enters one."""
+
+    __slots__ = ("_before", "_grad", "_stack", "_wanted")
+
+    def __init__(self, wanted: Conditions) -> None:
+        self._wanted = wanted
+
+    def __enter__(self) -> None:
+        wanted = self._wanted
+        self._before = now = Conditions.now(wanted.device)
+        self._grad = torch.is_grad_enabled()
+        self._stack: ExitStack | None = None
+        if now != wanted:
+            with ExitStack() as stack:  # what was entered is left if another fails
+                wanted.enter(stack, now)
+                self._stack = stack.pop_all()
+        torch._C._set_grad_enabled(True)
+
+    def __exit__(self, *error: object) -> None:
+        torch._C._set_grad_enabled(self._grad)
+        try:
+            if self._stack is not None:
+                self._stack.close()
+        finally:
+            before = self._before
+            if Conditions.now(before.device) != before:
+                before.put()
 
 
 class RandomState(NamedTuple):

@@ -79,14 +79,16 @@ def is_caught(frame: Any) -> bool:
     """Whether an exception in this frame of Python would meet code of the program's own
     on its way to the forward that runs again; see [Note: the end of a re-run]."""
     while frame is not None and frame.f_code is not Collector.run.__code__:
-        home = str(frame.f_globals.get("__name__")).partition(".")[0]
-        # `nn.Module` has a `try` around every forward, which takes `Exception` alone.
-        if home not in OURS:
-            at = frame.f_lasti
-            if any(at in part for part in _guarded(frame.f_code)):
+        for part in _guarded(frame.f_code):
+            # `nn.Module` has a `try` around every forward, for `Exception` alone.
+            if frame.f_lasti in part and not _is_ours(frame.f_globals):
                 return True
         frame = frame.f_back
     return False
+
+
+def _is_ours(space: dict[str, Any]) -> bool:
+    return str(space.get("__name__")).partition(".")[0] in OURS
 
 
 @functools.lru_cache(maxsize=4096)

@@ -297,9 +297,8 @@ class Checkpointed(Block):
         return found
 
 
-def test_a_region_calls_little_more_than_a_checkpoint_of_torchs() -> None:
-    """Of what the host does around a forward, with all that is looked at for safety,
-    which torch's does not look at."""
+def test_a_region_calls_no_more_than_a_checkpoint_of_torchs() -> None:
+    """Of what the host does around a forward, with all that is looked at for safety."""
     model, theirs = Net(8, dropout=0.0), Net(8, dropout=0.0)
     for block in theirs.blocks:
         block.__class__ = Checkpointed
@@ -319,7 +318,7 @@ def test_a_region_calls_little_more_than_a_checkpoint_of_torchs() -> None:
             if number == NUM_OBSERVED:
                 planned(session)
         ours = num_calls(lambda: step(model))
-    assert plain < ours < 1.1 * others, (plain, ours, others)
+    assert plain < ours < others, (plain, ours, others)
 
 
 @pytest.mark.parametrize("inputs", [Placement.KEEP, Placement.OFFLOAD])
