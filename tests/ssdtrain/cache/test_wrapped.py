@@ -10,6 +10,7 @@ from torch import distributed as dist
 
 from ssdtrain.cache.rows import KeptRow, WrappedRow
 from ssdtrain.errors import InPlaceError
+from tests.ssdtrain.one_rank import one_rank
 
 MOST_CALLS = {"pack": 8, "get": 3}
 """Of Python, which were 14 and 12."""
@@ -31,12 +32,8 @@ class NoRun:
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Any]:
     """One rank."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
+    with one_rank() as mesh:
+        yield mesh
 
 
 @pytest.fixture

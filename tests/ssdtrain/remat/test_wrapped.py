@@ -30,6 +30,7 @@ if not dist.is_available():
     pytest.skip("no torch.distributed", allow_module_level=True)
 
 from ssdtrain.cache.wrapped import as_made
+from tests.ssdtrain.one_rank import one_rank
 from tests.ssdtrain.remat import wrapped_ranks
 
 WRITTEN = {"target": "host", "min_bytes": 1, "plan": "keep-all"}
@@ -40,12 +41,8 @@ FIRST_TABLE = 6
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[Any]:
     """One rank, in this process."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
+    with one_rank() as mesh:
+        yield mesh
 
 
 @pytest.fixture(scope="module")
