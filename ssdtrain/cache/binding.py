@@ -271,9 +271,9 @@ class Binding:
         for number, (spec, row) in enumerate(zip(self._specs, rows, strict=True)):
             if self._is_quiet(number, rows):
                 # What a region makes again its call has booked.
-                is_kept = spec.is_first and not spec.is_remade
-                own_bytes = spec.num_bytes if is_kept else 0
-                behind = Behind(behind.marks + spec.marks, behind.num_bytes + own_bytes)
+                behind = behind._replace(marks=behind.marks + spec.marks)
+                if spec.is_first and not spec.is_remade:
+                    behind = self._with(behind, spec)
             elif isinstance(row, COUNTING):
                 # What is kept and saved again counts when it is used alone.
                 if type(row) is not KeptItemRow or row.is_first:
@@ -286,17 +286,32 @@ class Binding:
             spec, row = self._specs[number], rows[number]
             if spec.item < 0 or at != spec.last_use:
                 continue
-            freed_bytes = freed.get(number, 0)
-            if freed_bytes:
-                behind = behind._replace(num_bytes=behind.num_bytes + freed_bytes)
+            for other in freed.get(number, ()):
+                behind = self._with(behind, other)
             if self._is_quiet(number, rows):
-                is_last = number in closing and not spec.is_remade
-                own_bytes = spec.num_bytes if is_last else 0
-                behind = Behind(0, behind.num_bytes + own_bytes, behind.uses + 1)
+                behind = behind._replace(uses=behind.uses + 1)
+                if number in closing and not spec.is_remade:
+                    behind = self._with(behind, spec)
             elif isinstance(row, COUNTING_USES):
                 # A wrapper's part is asked for past the row.
                 if not (spec.is_wrapped and isinstance(row, BY_NUMBER)):
                     row.used_behind, behind = behind, NOTHING
+
+    def _with(self, behind: Behind, spec: Spec) -> Behind:
+        """And what the first row of its item has booked."""
+        opener = self._openers[spec.item]
+        return behind._replace(
+            num_bytes=behind.num_bytes + self._specs[opener].num_bytes,
+            openers=(*behind.openers, opener),
+        )
+
+    @cached_property
+    def _openers(self) -> dict[int, int]:
+        """The first row of each item."""
+        openers: dict[int, int] = {}
+        for number, spec in enumerate(self._specs):
+            openers.setdefault(spec.item, number)
+        return openers
 
     def _first_of_regions(self, numbers: Iterable[int]) -> Iterable[int]:
         """The first row of each region: what was kept or freed before it must be
@@ -308,19 +323,18 @@ class Binding:
                 first.setdefault(spec.region, number)
         return first.values()
 
-    def _freed_with(self, rows: list[Row]) -> dict[int, int]:
-        """Bytes of inputs of regions that stay and that nobody else uses, by the row
+    def _freed_with(self, rows: list[Row]) -> dict[int, list[Spec]]:
+        """Inputs of regions that stay and that nobody else uses, by the row
         with whose use they go: the last one of their region."""
         last: dict[int, int] = {}
         for number in self._used:
             last[self._specs[number].region] = number
         used = {self._specs[number].item for number in self._used}
-        freed: dict[int, int] = {}
+        freed: dict[int, list[Spec]] = {}
         for number, spec in enumerate(self._specs):
             alone = spec.serves >= 0 and spec.is_first and spec.item not in used
             if alone and type(rows[number]) is KeptRow and spec.serves in last:
-                end = last[spec.serves]
-                freed[end] = freed.get(end, 0) + spec.num_bytes
+                freed.setdefault(last[spec.serves], []).append(spec)
         return freed
 
     def _totals(self, spec: Spec, row: Row) -> Totals:
@@ -401,7 +415,9 @@ class Binding:
             return KeptRow(spec.num_bytes)
         order = orders[spec.item]
         if order.release_after <= 0 and spec.item not in self._read:
-            return KeptItemRow(spec, order.name, closes=closes)
+            opener = self._openers[spec.item]
+            freed_bytes = self._specs[opener].num_bytes
+            return KeptItemRow(spec, order.name, opener, freed_bytes, closes=closes)
         if spec.is_first:
             return MoveRow(spec, order, number)
         return AgainRow(spec, number)

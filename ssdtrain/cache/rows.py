@@ -191,21 +191,28 @@ class KeptItemRow:
     __slots__ = (
         "behind",
         "closes",
+        "freed_bytes",
         "is_first",
         "item",
         "marks",
         "name",
         "num_bytes",
+        "opener",
         "used_behind",
     )
 
-    def __init__(self, spec: Spec, name: str, *, closes: bool) -> None:
+    def __init__(
+        self, spec: Spec, name: str, opener: int, freed_bytes: int, *, closes: bool
+    ) -> None:
+        """opener: number of the item's first row, which has booked `freed_bytes`."""
         self.num_bytes = spec.num_bytes
         self.item = spec.item
         self.marks = spec.marks
         self.is_first = spec.is_first
         self.behind = self.used_behind = NOTHING
         self.name = name
+        self.opener = opener
+        self.freed_bytes = freed_bytes
         self.closes = closes
         """Whether backward used this handle of the item last."""
 

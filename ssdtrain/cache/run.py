@@ -36,7 +36,7 @@ from ssdtrain.cache.rows import (
     StayRow,
     is_like,
 )
-from ssdtrain.cache.spec import NOTHING
+from ssdtrain.cache.spec import NOTHING, Behind
 from ssdtrain.cache.state import Holding, RecordState
 from ssdtrain.cache.table import Hooks, Pack, Table, Unpack
 from ssdtrain.cache.traced import tracer, untraced
@@ -70,7 +70,9 @@ class Run:
         """Rows whose use has booked the uncounted uses before it."""
         self._num_packed: int | None = None
         """Rows that were followed; None while the table lasts."""
-        self._num_sent = self._sent_bytes = self._resized_bytes = 0
+        self._num_sent = self._sent_bytes = 0
+        self._more: dict[int, int] = {}
+        """By how many bytes an item that stays is larger than its first row's."""
         self._num_stayed = self._stayed_bytes = 0
         self._num_resized = self._grown_bytes = 0
         """Tensors of another size than their row's, and by how much items' are more."""
@@ -177,9 +179,7 @@ class Run:
             movable = self.may_move(tensor)
             return act(self, row, tensor) if movable else self.leave_table(tensor)
         if self._table.totals[number].num_records:
-            with self._lock:
-                self._resized_bytes += num_bytes - row.num_bytes
-                self._live(num_bytes - row.num_bytes)
+            self._more[number] = num_bytes - row.num_bytes
         if type(row) is KeptItemRow:
             if row.is_first:
                 self.keep(row)
@@ -199,7 +199,7 @@ class Run:
             with self._lock:
                 self._cache.collect()
                 self._cache.course.mark += row.marks + row.behind.marks
-                self._live(row.behind.num_bytes)
+                self._live(self._bytes_of(row.behind))
                 self._course.num_items = max(self._course.num_items, row.item + 1)
                 self._cache.moves.release_due()
         return handle  # type: ignore[no-any-return]
@@ -247,7 +247,7 @@ class Run:
         """A mark: an item that stays."""
         with self._lock:
             self._advance(row, row.marks)
-            self._live(row.num_bytes)
+            self._live(row.num_bytes + self._more.get(row.opener, 0))
 
     def _live(self, num_bytes: int) -> None:
         """Bytes that stay came alive, or are gone: no record knows of them."""
@@ -264,7 +264,7 @@ class Run:
             cache.course.mark += marks
         else:
             cache.course.mark += marks + behind.marks
-            self._live(behind.num_bytes)
+            self._live(self._bytes_of(behind))
         if cache.course.mark >= cache.window.next_due:
             cache.moves.release_due()
 
@@ -471,7 +471,7 @@ class Run:
         if behind is not NOTHING:
             with self._lock:
                 self._cache.course.mark += behind.marks
-                self._live(behind.num_bytes)
+                self._live(self._bytes_of(behind))
         # Quiet rows before it may have been told to a row of no new item.
         self._course.num_items = max(self._course.num_items, row.item)
         handle = self._generally(tensor)
@@ -508,10 +508,10 @@ class Run:
             if packed == len(self._table.totals):
                 with self._lock:
                     self._cache.course.mark += self._table.behind.marks
-                    self._live(self._table.behind.num_bytes)
+                    self._live(self._bytes_of(self._table.behind))
         self._tell_size(packed)
         counters = self._table.counters(packed)
-        stayed_bytes = self._stayed_bytes + self._resized_bytes
+        stayed_bytes = self._stayed_bytes + sum(self._more.values())
         counters[Count.RECORDS] += self._num_sent + self._num_stayed
         counters[Count.SAVED] += self._sent_bytes + stayed_bytes
         counters[Count.KEPT] += stayed_bytes
@@ -547,9 +547,7 @@ class Run:
             if not handle.is_closed:
                 handle.is_closed = True
                 if row.closes:
-                    num_bytes = row.num_bytes
-                    if self._resized_bytes:
-                        num_bytes += self._more(num_bytes)
+                    num_bytes = row.freed_bytes + self._more.get(row.opener, 0)
                     self.holding.live_bytes -= num_bytes
                     self._cache.ledger.hand_over(num_bytes)
 
@@ -599,15 +597,14 @@ class Run:
         behind = row.used_behind
         self._cache.course.mark += behind.uses
         self._course.num_uses += behind.uses
-        num_bytes = behind.num_bytes
-        if self._resized_bytes:
-            num_bytes += self._more(num_bytes)
-        self._live(-num_bytes)
+        self._live(-self._bytes_of(behind))
 
-    def _more(self, planned_bytes: int) -> int:
-        """By how much kept tensors are larger than the plan's: their share of all."""
-        kept_bytes = max(1, self._table.kept_bytes)
-        return self._resized_bytes * planned_bytes // kept_bytes
+    def _bytes_of(self, behind: Behind) -> int:
+        """Of quiet rows, as large as their tensors are in this lane."""
+        num_bytes, more = behind.num_bytes, self._more
+        if more:
+            num_bytes += sum(more.get(number, 0) for number in behind.openers)
+        return num_bytes
 
 
 SEALED = frozenset({PlaceHandle, WrappedHandle})

@@ -74,6 +74,8 @@ class Behind(NamedTuple):
     marks: int = 0
     num_bytes: int = 0
     uses: int = 0
+    openers: tuple[int, ...] = ()
+    """Rows that opened the items of which these bytes are."""
 
 
 NOTHING = Behind()

@@ -79,11 +79,6 @@ class Table:
         known = ((number, row) for number, row in rows if isinstance(row, BY_NUMBER))
         return {n: row for n, row in known if row.used_behind is not NOTHING}
 
-    @cached_property
-    def kept_bytes(self) -> int:
-        """Of all rows."""
-        return sum(total.kept_bytes for total in self.totals)
-
     @property
     def most(self) -> int:
         """By how much a dimension may differ from its row's: [Note: sizes]."""

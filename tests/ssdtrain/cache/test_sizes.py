@@ -345,6 +345,42 @@ def test_what_floats_is_not_taken_for_what_comes_next(
     assert same_bits(*found)
 
 
+def drawn(seed: int) -> Callable[[Plan], Plan]:
+    """Some stay, the others leave sooner or later."""
+    draw = random.Random(seed)
+
+    def place(at: int) -> tuple[Placement, int]:
+        if draw.random() < 0.6:
+            return Placement.KEEP, 0
+        return Placement.OFFLOAD, draw.choice([1, 1, 2, 4])
+
+    return lambda plan: _every(plan, place)
+
+
+@pytest.mark.parametrize(
+    ("seed", "recompute", "first"),
+    [(0, "off", ROWS - 5), (1, "auto", ROWS // 4), (10, "off", 2 * ROWS)],
+)
+def test_what_is_alive_depends_on_no_length_of_before(
+    seed: int, recompute: str, first: int
+) -> None:
+    """A table is made of the first lane under a plan. Rows of later ones count what
+    their own tensors have, when those of equal size would."""
+    settings = {**SETTINGS, "recompute": recompute}
+    peaks = []
+    for length in (ROWS, first):
+        lengths = [*[ROWS] * 4, length, ROWS, first, ROWS]
+        _, reports, session = train(
+            lengths.__getitem__, len(lengths), drawn(seed), settings
+        )
+        assert session is not None and session.live_bytes == 0
+        tables = session.cache.tables.tables.values()
+        assert any(table.is_resized for table in tables) == (length != ROWS)
+        session.close()
+        peaks.append([report.saved_peak_bytes for report in reports[5:]])
+    assert peaks[0] == peaks[1]
+
+
 @pytest.mark.parametrize("first", [ROWS, ROWS // 2, 2 * ROWS])
 def test_a_budget_holds_for_every_batch(first: int) -> None:
     """Also for the first one of a size that was never seen, with a table and without
