@@ -199,7 +199,7 @@ class Run:
             with self._lock:
                 self._cache.collect()
                 self._cache.course.mark += row.marks + row.behind.marks
-                self._live(self._bytes_of(row.behind))
+                self._live_behind(row.behind)
                 self._course.num_items = max(self._course.num_items, row.item + 1)
                 self._cache.moves.release_due()
         return handle  # type: ignore[no-any-return]
@@ -264,7 +264,7 @@ class Run:
             cache.course.mark += marks
         else:
             cache.course.mark += marks + behind.marks
-            self._live(self._bytes_of(behind))
+            self._live_behind(behind)
         if cache.course.mark >= cache.window.next_due:
             cache.moves.release_due()
 
@@ -471,7 +471,7 @@ class Run:
         if behind is not NOTHING:
             with self._lock:
                 self._cache.course.mark += behind.marks
-                self._live(self._bytes_of(behind))
+                self._live_behind(behind)
         # Quiet rows before it may have been told to a row of no new item.
         self._course.num_items = max(self._course.num_items, row.item)
         handle = self._generally(tensor)
@@ -508,7 +508,7 @@ class Run:
             if packed == len(self._table.totals):
                 with self._lock:
                     self._cache.course.mark += self._table.behind.marks
-                    self._live(self._bytes_of(self._table.behind))
+                    self._live_behind(self._table.behind)
         self._tell_size(packed)
         counters = self._table.counters(packed)
         stayed_bytes = self._stayed_bytes + sum(self._more.values())
@@ -597,14 +597,17 @@ class Run:
         behind = row.used_behind
         self._cache.course.mark += behind.uses
         self._course.num_uses += behind.uses
-        self._live(-self._bytes_of(behind))
+        self._live_behind(behind, -1)
 
-    def _bytes_of(self, behind: Behind) -> int:
-        """Of quiet rows, as large as their tensors are in this lane."""
+    def _live_behind(self, behind: Behind, sign: int = 1) -> None:
+        """What quiet rows keep came alive (1), or is gone (-1), as large as it is in
+        this lane."""
         num_bytes, more = behind.num_bytes, self._more
         if more:
-            num_bytes += sum(more.get(number, 0) for number in behind.openers)
-        return num_bytes
+            num_bytes += sum([more.get(number, 0) for number in behind.openers])
+        if num_bytes:
+            self._cache.ledger.live(sign * num_bytes)
+            self.holding.live_bytes += sign * num_bytes
 
 
 SEALED = frozenset({PlaceHandle, WrappedHandle})
