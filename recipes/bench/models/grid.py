@@ -213,7 +213,7 @@ def main(argv: list[str] | None = None) -> int:
             gpu=gpu,
             grid=options.cells.index(name) < options.grid,
         )
-        limit_s = min(cells.left_s(), 3 * most_s)
+        limit_s = min(cells.left_s(), (5 if own.grid else 3) * most_s)
         found = answer_of(measure, (name, own), limit_s, fits.PRELOAD)
         cells.record(name, found | {"limit_gb": (own.limit_bytes or 0) / GB})
 
