@@ -34,8 +34,8 @@ FOREIGN = frozenset(("builtins", "torch", "numpy", "ssdtrain", "functools", "typ
 DRAWING = frozenset(("random", "numpy"))
 SILENT = frozenset(("CACHE", "EXTENDED_ARG", "NOP", "PUSH_NULL"))
 """Instructions that may stand between a global and what is loaded of it."""
-OF_SUPER = "LOAD_SUPER_ATTR"
-"""How Python 3.12 and later load `super().name`."""
+ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"))
+"""Python 3.12 and later load `super().name` by the last one."""
 ENVIRONMENT = frozenset(("environ", "getenv"))
 OTHER_AGAIN = frozenset(
     """
@@ -277,12 +277,10 @@ class Names(NamedTuple):
         for step in dis.get_instructions(code):
             if step.opname in SILENT:
                 continue
-            is_attribute = step.opname in ("LOAD_ATTR", "LOAD_METHOD")
+            is_attribute = step.opname in ATTRIBUTES
             if last and is_attribute:
                 self.inner.add((last, step.argval))
             if is_attribute and before != "autograd":  # `torch.autograd.grad`
-                self.asked.add(step.argval)
-            if step.opname == OF_SUPER:
                 self.asked.add(step.argval)
             last = ""
             before = step.argval if isinstance(step.argval, str) else ""

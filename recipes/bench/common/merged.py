@@ -1,7 +1,7 @@
 """One results file of several: of processes that ran beside one another.
 
-A process for each GPU writes a file of its own (`--out`); their cells belong in one. All
-must have been measured with the same settings on devices of one kind by the same
+A process for each GPU writes a file of its own (`--out`); their cells belong in one.
+All must have been measured with the same settings on devices of one kind by the same
 versions; a cell that two files hold is the last one's, unless that is an error.
 
     python -m recipes.bench.common.merged --into predictions.json part0.json part1.json

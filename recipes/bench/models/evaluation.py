@@ -5,8 +5,9 @@ vocabulary is large.
 The stock `transformers` models on random tokens, sequence 1024 (T5: on both sides),
 head size 128, batch 16. A step is forward, backward and the optimizer. Peak is the most
 bytes allocated in forward and backward above the level before the step (weights,
-gradients and optimizer states excluded). All cells run in one process. Under ssdtrain steps are measured once nothing
-settles any more, or `--settle-s` are over: the cell says which.
+gradients and optimizer states excluded). All cells run in one process. Under ssdtrain
+steps are measured once nothing settles any more, or `--settle-s` are over: the cell
+says which.
 
     python -m recipes.bench.models.evaluation --budget-s 200   # again to go on
     python -m recipes.bench.models.evaluation --precision bf16 --optimizer adamw

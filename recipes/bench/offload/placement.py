@@ -4,8 +4,9 @@ GPT blocks in bf16; a step is forward, backward and SGD. All columns run in one
 process on one device with the same model code and seeds. Peak is the most bytes
 allocated in forward and backward above the level before the step (weights and
 gradients excluded). Where ssdtrain plans, steps are timed once nothing settles any
-more, or `--settle-s` are over: the cell says which. The link bound of a column that moves everything is
-max(t_forward, bytes / D2H) + max(t_backward, bytes / H2D), each measured here.
+more, or `--settle-s` are over: the cell says which. The link bound of a column that
+moves everything is max(t_forward, bytes / D2H) + max(t_backward, bytes / H2D), each
+measured here.
 
     python -m recipes.bench.offload.placement --sizes 8192x4 12288x3 --budget-s 400
     python -m recipes.bench.offload.placement --rivals --sizes 8192x4 --out rivals.json
