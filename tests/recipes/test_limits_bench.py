@@ -174,6 +174,21 @@ def test_ours_is_given_what_checkpointing_reserved(
     assert not asked  # no time left
 
 
+@pytest.mark.parametrize("left_s", [0.0, 1.0])
+def test_what_the_end_of_all_cases_cut_off_is_no_result(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left_s: float
+) -> None:
+    cells = Cells(tmp_path / "fits.json", 60.0)
+
+    def answered(*_: Any) -> dict[str, Any]:
+        monkeypatch.setattr(cells, "left_s", lambda: left_s)
+        return {"error": fits.TOO_LONG}
+
+    monkeypatch.setattr(fits, "answer_of", answered)
+    fits.run_case("a", ["ours"], fits.Run(), cells)
+    assert ("a/gc" in cells) is (left_s > 0)
+
+
 def leaves(code: int) -> dict[str, Any]:
     """Ends its process."""
     import os
