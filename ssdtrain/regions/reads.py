@@ -34,6 +34,8 @@ FOREIGN = frozenset(("builtins", "torch", "numpy", "ssdtrain", "functools", "typ
 DRAWING = frozenset(("random", "numpy"))
 SILENT = frozenset(("CACHE", "EXTENDED_ARG", "NOP", "PUSH_NULL"))
 """Instructions that may stand between a global and what is loaded of it."""
+ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"))
+"""Python 3.12 and later load `super().name` by the last one."""
 ENVIRONMENT = frozenset(("environ", "getenv"))
 OTHER_AGAIN = frozenset(
     """
@@ -275,7 +277,7 @@ class Names(NamedTuple):
         for step in dis.get_instructions(code):
             if step.opname in SILENT:
                 continue
-            is_attribute = step.opname in ("LOAD_ATTR", "LOAD_METHOD")
+            is_attribute = step.opname in ATTRIBUTES
             if last and is_attribute:
                 self.inner.add((last, step.argval))
             if is_attribute and before != "autograd":  # `torch.autograd.grad`

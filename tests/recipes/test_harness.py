@@ -51,3 +51,14 @@ def test_what_was_not_ended_is_run_again(tmp_path: Path, ended: bool) -> None:
         cells.note("one", {"value": 1})
     again = Cells(tmp_path / "cells.json", 60.0, {})
     assert ("one" in again) is ended
+
+
+@pytest.mark.parametrize("budget_s", [0.05, 60.0])
+def test_what_the_end_of_a_run_cut_off_is_run_again(
+    tmp_path: Path, budget_s: float
+) -> None:
+    """Behind its own limit a cell has failed; behind that of all cells it has not."""
+    cells = Cells(tmp_path / "cells.json", budget_s, {})
+    cells.run("one", lambda: time.sleep(30), 0.1)  # type: ignore[arg-type, return-value]
+    again = Cells(tmp_path / "cells.json", 60.0, {})
+    assert ("one" in again) is (budget_s > 1.0)

@@ -174,6 +174,21 @@ def test_ours_is_given_what_checkpointing_reserved(
     assert not asked  # no time left
 
 
+@pytest.mark.parametrize("left_s", [0.0, 1.0])
+def test_what_the_end_of_all_cases_cut_off_is_no_result(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left_s: float
+) -> None:
+    cells = Cells(tmp_path / "fits.json", 60.0)
+
+    def answered(*_: Any) -> dict[str, Any]:
+        monkeypatch.setattr(cells, "left_s", lambda: left_s)
+        return {"error": fits.TOO_LONG}
+
+    monkeypatch.setattr(fits, "answer_of", answered)
+    fits.run_case("a", ["ours"], fits.Run(), cells)
+    assert ("a/gc" in cells) is (left_s > 0)
+
+
 def leaves(code: int) -> dict[str, Any]:
     """Ends its process."""
     import os
@@ -239,6 +254,22 @@ def test_a_cell_of_the_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     assert grid.best_ms(cell) == min(each["step_ms"] for each in planned)
 
 
+def test_a_grid_has_time_behind_the_steps_that_it_is_compared_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    limits: list[float] = []
+
+    def answered(work: Any, given: Any, limit_s: float, *_: Any) -> dict[str, Any]:
+        limits.append(limit_s)
+        return {}
+
+    monkeypatch.setattr(grid, "answer_of", answered)
+    words = ["--device", "cpu", "--tiny", "--out", str(tmp_path / "grid.json")]
+    words += ["--grid", "1", "--budget-s", "1000", "--most-seconds", "30"]
+    assert grid.main([*words, "--cells", *grid.CELLS[:2]]) == 0
+    assert sorted(limits) == [90.0, 150.0]
+
+
 def test_what_became_of_the_cells_of_the_grid() -> None:
     good = {"num_planned": 8, "limit_gb": 40.0, "reserved_gb": 39.0, "step_ms": 103.0}
     grids = {"a": {"step_ms": 100.0}, "b": {"error": "out of memory"}}
@@ -296,6 +327,29 @@ def test_lengths_that_change(tmp_path: Path) -> None:
     assert set(data["cells"]["constant"]["tokens"]) == {64}
     assert min(data["cells"]["drawn"]["tokens"]) >= 16
     assert "| drawn, " in limit_tables.lengths(data)
+
+
+def test_traces_that_are_run_alone_have_the_same_budget(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A process for each of them, on GPUs beside one another."""
+    told: list[Any] = []
+
+    class Fake:
+        def __init__(self, model: str, traces: dict[str, list[int]], _: Any) -> None:
+            told.append(max(itertools.chain(*traces.values())))
+
+        def trace(self, name: str, *_: Any) -> dict[str, Any]:
+            told.append(name)
+            return {}
+
+    monkeypatch.setattr(lengths, "Bench", Fake)
+    path = tmp_path / "lengths.json"
+    path.write_text("[10, 20]")
+    words = ["--documents", str(path), "--most", "64", "--device", "cpu"]
+    words += ["--out", str(tmp_path / "out.json"), "--traces", "packed"]
+    assert lengths.main(words) == 0
+    assert told == [64, "packed"]
 
 
 class Timed:

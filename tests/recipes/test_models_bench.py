@@ -1,10 +1,12 @@
 """The model benchmark's cells on a CPU: the same paths, tiny sizes."""
 
 import argparse
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from recipes.bench.common.blocks import build
 from recipes.bench.models import evaluation as models
 from recipes.bench.offload import placement, rivals
 
@@ -14,7 +16,9 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("family", ["bert", "gpt", "t5"])
 def test_every_column_trains_alike(family: str) -> None:
     row = models.Row(family, 64, 2, batch=2, sequence=32)
-    options = argparse.Namespace(precision="bf16", optimizer="sgd", steps=5)
+    options = argparse.Namespace(
+        precision="bf16", optimizer="sgd", steps=5, settle_s=20.0
+    )
     columns = models.columns(row, None)
     cells = {
         name: models.run_cell(row, columns[name], options, CPU)
@@ -24,6 +28,8 @@ def test_every_column_trains_alike(family: str) -> None:
     assert len(set(first)) > 1
     for cell in cells.values():
         assert models.bits(cell["losses"]) == models.bits(first)
+    assert cells["keep"]["num_warm_up"] == models.WARMUP_STEPS
+    assert cells["offloaded"]["settled"] in (True, False)
 
 
 def test_rivals_come_with_the_full_model_alone() -> None:
@@ -34,6 +40,26 @@ def test_rivals_come_with_the_full_model_alone() -> None:
     }
     assert "ssd" in models.columns(models.FULL, "/mnt")
     assert models.bits([float("nan")]) == models.bits([float("nan")])
+
+
+def test_steps_in_which_a_session_settles_are_not_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Plain steps, and steps that run everything again, come before its first plan."""
+    told = iter([True, True, True, False, False, False])
+    model, size = build(64, 1, CPU), placement.Size(64, 1, 2, 16)
+    plain = placement.measure(model, model, size, 3)
+    ours = placement.measure(
+        build(64, 1, CPU), build(64, 1, CPU), size, 3, lambda: next(told)
+    )
+    assert (plain["num_warm_up"], ours["num_warm_up"]) == (0, 3)
+    assert len(ours["losses"]) == 3
+    now = iter([0.0, 1.0, 2.0, 9.0, 9.0])
+    clock = SimpleNamespace(monotonic=lambda: next(now))
+    monkeypatch.setattr(placement, "time", clock)
+    settles = placement.settling(SimpleNamespace(is_settled=False), 5.0)
+    assert [settles() for _ in range(3)] == [True, True, False]
+    assert not placement.settling(None, 5.0)()
 
 
 def test_placement_rivals_compute_the_same_losses() -> None:

@@ -107,6 +107,17 @@ def test_steps_are_timed_when_the_warm_up_has_taken_its_time(
     assert len(real_row.warmed(trainer, 8, None)) == least
 
 
+def test_a_row_is_not_lost_with_its_profiler() -> None:
+    def failing(num: int) -> float:
+        raise ValueError("expects two marks a forward, got 5")
+
+    seen: Any = SimpleNamespace(idle_share=lambda num: 0.25)
+    assert real_row.profiled(seen, 8) == {"forward_idle": 0.25}
+    unseen: Any = SimpleNamespace(idle_share=failing)
+    told = real_row.profiled(unseen, 8)["profiler_error"]
+    assert told == "ValueError: expects two marks a forward, got 5"
+
+
 def test_all_ranks_time_the_same_steps() -> None:
     """A rank that is told of plans settles before the one that searches, and would
     leave it alone in a collective."""

@@ -3,10 +3,11 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from recipes.bench.common import report
+from recipes.bench.common import merged, report
 from recipes.bench.common.cells import RESULTS, ROOT, Cells, environment
 from recipes.bench.common.pictures import PICTURES
 from recipes.bench.common.results import find, public, read, write
@@ -143,3 +144,30 @@ def test_every_picture_can_be_drawn_and_is_shown(tmp_path: Path) -> None:
         if recorded:
             page = ROOT / "docs" / "results" / f"{picture.page}.md"
             assert f"../img/{picture.file}" in page.read_text()
+
+
+def test_results_of_processes_beside_one_another_become_one_file(
+    tmp_path: Path,
+) -> None:
+    environment = {"device": "H100", "num_devices": 1, "date": "2026-11-26"}
+
+    def part(name: str, cells: dict[str, Any], **others: Any) -> Path:
+        path = tmp_path / f"{name}.json"
+        own = {**environment, "command": f"run {name}", **others.pop("also", {})}
+        write(path, {"environment": own, "settings": {"steps": 4}, "cells": cells})
+        return path
+
+    failed, good = {"error": "took too long"}, {"step_ms": 1.0}
+    one = part("one", {"a": good, "b": failed, "c": failed})
+    two = part("two", {"b": good, "a": failed, "d": good}, also={"date": "2026-11-27"})
+    into = tmp_path / "all.json"
+    assert merged.main(["--into", str(into), str(one), str(two)]) == 0
+    found = read(into)
+    assert found["cells"] == {"a": good, "b": good, "c": failed, "d": good}
+    assert found["environment"]["command"] == "run one; run two"
+    assert found["environment"]["date"] == "2026-11-27"
+    other = part("other", {}, also={"device": "H200"})
+    with pytest.raises(SystemExit):
+        merged.main(["--into", str(into), str(one), str(other)])
+    with pytest.raises(ValueError, match="settings"):
+        merged.merged([read(one), {**read(two), "settings": {"steps": 5}}])

@@ -158,6 +158,8 @@ class Cells:
             error = {"error": "out of memory"}
         except Exception as caught:
             text = f"{type(caught).__name__}: {caught}"[:500]
+            if isinstance(caught, TimeoutError) and self.left_s() <= 0:
+                text = NOT_ENDED  # by the end of this run, not by its own limit
             where = traceback.format_exc().splitlines()[-12:]
             error = {"error": text, "traceback": where}
         noted = self._notes.pop(name, {})

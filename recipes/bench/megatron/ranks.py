@@ -2,10 +2,12 @@
 
 import argparse
 import gc
+import itertools
 import os
 import shutil
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,8 @@ SHARE = ("ours at 40 %", "ours at 40 % 2")
 """No rank's peak above this share of what it keeps."""
 KEPT_SHARE = 0.4
 OURS = ("ours auto", "ours auto 2", *LEVEL, *SHARE)
+SETTLE_S = 20.0
+"""A session may take so long until its steps are timed: a cell has 45 s for all."""
 NUM_STEPS = {1: 5, 8: 9}
 """Timed steps by micro-batches of a step; their median counts."""
 
@@ -86,10 +90,38 @@ def same(left: Any, right: Any) -> bool:
 # -- time and memory ------------------------------------------------------------------
 
 
-def measure(training: Training, warm_up: int, num_steps: int) -> dict[str, Any]:
-    """Median wall time of a step, and its peaks."""
+def settling(session: Any, limit_s: float = SETTLE_S) -> Callable[[], bool]:
+    """Whether a step is not to be timed yet, the same for all ranks: the session of one
+    of them settles still, and has not taken that long."""
+    until = time.monotonic() + limit_s
+
+    def asked() -> bool:
+        every = [False] * dist.get_world_size()
+        own = not session.is_settled and time.monotonic() < until
+        dist.all_gather_object(every, own)
+        return any(every)
+
+    return asked
+
+
+def measure(
+    training: Training,
+    warm_up: int,
+    num_steps: int,
+    settles: Callable[[], bool] = bool,
+) -> dict[str, Any]:
+    """Median wall time of a step, and its peaks.
+
+    Args:
+        settles: asked before each step whether it comes before all those.
+    """
     times, peaks, losses = [], [], []
-    for step in range(warm_up + num_steps):
+    first: int | None = None
+    for step in itertools.count():
+        if first is None and not settles():
+            first = step + warm_up
+        if first is not None and step >= first + num_steps:
+            break
         parallel.seed_everything(step + 1)
         dist.barrier()
         if GPU:
@@ -103,7 +135,7 @@ def measure(training: Training, warm_up: int, num_steps: int) -> dict[str, Any]:
         training.sgd(0.0)  # the same weights for every column
         if GPU:
             torch.cuda.synchronize()
-        if step >= warm_up:
+        if first is not None and step >= first:
             times.append((time.perf_counter() - start) * 1e3)
             peaks.append(peak if GPU else 0)
     return {
@@ -129,8 +161,7 @@ def column(training: Training, name: str) -> dict[str, Any]:
         share = int(KEPT_SHARE * min(kept)) if name in SHARE else kept[-1]
         settings["memory_budget_bytes"] = share or 1 << 40  # of a CPU none is known
     with ssdtrain.offload(training.chunks, **settings) as session:
-        # A warm-up, one or two observed steps, and the one that begins with a plan.
-        result = measure(training, 4, num_steps)
+        result = measure(training, 2, num_steps, settling(session))
         report, plan, profile = session.last_step, session.plan, session.profile
         result["settled"] = session.is_settled
     if plan is not None and plan.prediction is not None and profile is not None:

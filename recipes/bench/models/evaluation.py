@@ -5,7 +5,9 @@ vocabulary is large.
 The stock `transformers` models on random tokens, sequence 1024 (T5: on both sides),
 head size 128, batch 16. A step is forward, backward and the optimizer. Peak is the most
 bytes allocated in forward and backward above the level before the step (weights,
-gradients and optimizer states excluded). All cells run in one process.
+gradients and optimizer states excluded). All cells run in one process. Under ssdtrain
+steps are measured once nothing settles any more, or `--settle-s` are over: the cell
+says which.
 
     python -m recipes.bench.models.evaluation --budget-s 200   # again to go on
     python -m recipes.bench.models.evaluation --precision bf16 --optimizer adamw
@@ -26,7 +28,7 @@ from torch import nn
 
 import ssdtrain
 from recipes.bench.common.cells import Cells, arguments
-from recipes.bench.offload.placement import Clock
+from recipes.bench.offload.placement import SETTLE_S, Clock, settling
 from ssdtrain.train.models import model_of
 from ssdtrain.train.models.base import IGNORED_LABEL
 from ssdtrain.train.settings import Checkpointing, ModelSettings
@@ -37,8 +39,7 @@ FAMILIES = ("bert", "gpt", "t5")
 BYTES_VOCABULARY = 384
 LOSS_SCALE = 256.0
 WARMUP_STEPS = 4
-"""Steps before the measured ones: allocation, one or two that the planner observes, and
-the first one under its plan."""
+"""Steps before the measured ones, behind those in which a session settles."""
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -159,15 +160,26 @@ def optimizer_of(name: str, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def measure(
-    model: Any, row: Row, around: Any, optimizer: str, num_steps: int
+    model: Any,
+    row: Row,
+    around: Any,
+    optimizer: str,
+    num_steps: int,
+    settles: Callable[[], bool] = bool,
 ) -> dict[str, Any]:
-    """Median times in ms, peaks in GB, losses."""
+    """Median times in ms, peaks in GB, losses.
+
+    Args:
+        settles: as `placement.measure` says.
+    """
     device = next(model.parameters()).device
     cuda, clock = device.type == "cuda", Clock(device)
     batch, optim = batch_of(row, device), optimizer_of(optimizer, model)
     marks, losses, peaks, starts = [], [], [], []
     torch.manual_seed(2)
-    for _ in range(num_steps):
+    num_left = num_steps
+    while num_left:
+        num_left -= not settles()
         if cuda:
             torch.cuda.reset_peak_memory_stats()
         base = torch.cuda.memory_allocated() if cuda else 0
@@ -184,14 +196,17 @@ def measure(
         marks.append((begin, middle, behind, clock.mark()))
         losses.append(loss.detach())
         del loss
+    first = len(marks) - num_steps + WARMUP_STEPS
     return {
-        **clock.times(marks[WARMUP_STEPS:]),
-        "peak_gb": max(peaks[WARMUP_STEPS:]) / 1e9,
-        "peak_of_first_steps_gb": max(peaks[:WARMUP_STEPS]) / 1e9,
-        "backward_start_gb": max(starts[WARMUP_STEPS:]) / 1e9,
+        **clock.times(marks[first:]),
+        "peak_gb": max(peaks[first:]) / 1e9,
+        "peak_of_first_steps_gb": max(peaks[:first]) / 1e9,
+        "backward_start_gb": max(starts[first:]) / 1e9,
+        "num_warm_up": first,
         "weights_gb": sum(p.numel() * p.element_size() for p in model.parameters())
         / 1e9,
-        "losses": [loss.item() for loss in losses],
+        # Of steps that every column has.
+        "losses": [loss.item() for loss in losses[:num_steps]],
     }
 
 
@@ -214,7 +229,12 @@ def run_cell(
     model = build(row, column.checkpointing, device, DTYPES[options.precision])
     try:
         with placed(model, column) as (session, around):
-            found = measure(model, row, around, options.optimizer, options.steps)
+            found = measure(
+                *(model, row, around, options.optimizer, options.steps),
+                settling(session, options.settle_s),
+            )
+            if session is not None:
+                found["settled"] = session.is_settled
             if session is not None and session.last_step is not None:
                 found["report"] = session.last_step.as_dict()
     finally:
@@ -260,6 +280,8 @@ def main() -> None:
     parser.add_argument("--precision", choices=DTYPES, default="fp16")
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
     parser.add_argument("--directory", help="adds the column `ssd`, on this directory")
+    parser.add_argument("--settle-s", type=float, default=SETTLE_S, help="at most")
+    parser.add_argument("--only", nargs="+", help="rows whose name begins so")
     parser.add_argument("--tiny", action="store_true", help="try the paths on a CPU")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -274,7 +296,11 @@ def main() -> None:
     def run(row: Row, name: str, column: Column) -> None:
         cells.run(f"{row.name}/{name}", lambda: run_cell(row, column, options, device))
 
-    every = [(row, columns(row, options.directory)) for row in rows(options)]
+    every = [
+        (row, columns(row, options.directory))
+        for row in rows(options)
+        if not options.only or row.name.startswith(tuple(options.only))
+    ]
     for row, found in every:
         for name in ("keep", "offloaded", "recompute"):
             run(row, name, found[name])

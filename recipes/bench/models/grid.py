@@ -213,9 +213,10 @@ def main(argv: list[str] | None = None) -> int:
             gpu=gpu,
             grid=options.cells.index(name) < options.grid,
         )
-        limit_s = min(cells.left_s(), 3 * most_s)
+        limit_s = min(cells.left_s(), (5 if own.grid else 3) * most_s)
         found = answer_of(measure, (name, own), limit_s, fits.PRELOAD)
-        cells.record(name, found | {"limit_gb": (own.limit_bytes or 0) / GB})
+        if not fits.is_cut(found, cells):
+            cells.record(name, found | {"limit_gb": (own.limit_bytes or 0) / GB})
 
     on_gpus(options.cells, one, fits.gpus_of(run))
     print(summary(cells.data["cells"]))

@@ -256,12 +256,13 @@ def main(argv: list[str] | None = None) -> int:
     settings = {name: getattr(options, name) for name in names}
     # Ratios are to the plain steps of the same process.
     cells = Cells(options.out, options.budget_s, settings, anew=True)
+    # A share of the plain peak of the longest step of all: budgets are alike, however
+    # many of the traces are run here.
     traces = traces_of(options.most, document_lengths(options.documents))
-    if options.traces:
-        traces = {name: traces[name] for name in options.traces}
     bench = Bench(options.model, traces, torch.device(options.device))
-    for at, name in enumerate(traces):
-        own_s = max(0.0, cells.left_s()) / (len(traces) - at)
+    names_of_traces = options.traces or list(traces)
+    for at, name in enumerate(names_of_traces):
+        own_s = max(0.0, cells.left_s()) / (len(names_of_traces) - at)
         trace_s = min(options.limit_s, own_s)
         note = partial(cells.note, name)
         work = partial(bench.trace, name, options.share, trace_s, note)

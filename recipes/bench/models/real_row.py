@@ -108,10 +108,19 @@ def measure(row: Row, run: Run) -> dict[str, Any]:
         if run.num_host_steps:
             found |= trainer.host_times(lengths[0], run.num_host_steps)
         if run.profiles and device.type == "cuda":
-            found["forward_idle"] = trainer.idle_share(lengths[0])
+            found |= profiled(trainer, lengths[0])
     if not row.is_ours and "ssdtrain" in sys.modules:
         raise RuntimeError("a peer's row imported ssdtrain")
     return found
+
+
+def profiled(trainer: "Trainer", num: int) -> dict[str, Any]:
+    """How much of a forward the device waits; what was measured before is not lost with
+    a profiler that saw other kernels than it should have."""
+    try:
+        return {"forward_idle": trainer.idle_share(num)}
+    except Exception as error:  # whatever it is, it is told
+        return {"profiler_error": f"{type(error).__name__}: {error}"[:300]}
 
 
 def lengths_of(row: Row, run: Run) -> list[int]:

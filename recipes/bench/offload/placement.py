@@ -3,8 +3,10 @@
 GPT blocks in bf16; a step is forward, backward and SGD. All columns run in one
 process on one device with the same model code and seeds. Peak is the most bytes
 allocated in forward and backward above the level before the step (weights and
-gradients excluded). The link bound of a column that moves everything is
-max(t_forward, bytes / D2H) + max(t_backward, bytes / H2D), each measured here.
+gradients excluded). Where ssdtrain plans, steps are timed once nothing settles any
+more, or `--settle-s` are over: the cell says which. The link bound of a column that
+moves everything is max(t_forward, bytes / D2H) + max(t_backward, bytes / H2D), each
+measured here.
 
     python -m recipes.bench.offload.placement --sizes 8192x4 12288x3 --budget-s 400
     python -m recipes.bench.offload.placement --rivals --sizes 8192x4 --out rivals.json
@@ -162,10 +164,32 @@ def columns(size: Size, grid: list[str]) -> dict[str, Callable[[Blocks], Any]]:
     return found
 
 
+SETTLE_S = 40.0
+"""A session may take so long until its steps are timed."""
+
+
+def settling(session: Any, limit_s: float) -> Callable[[], bool]:
+    """Whether steps of a session are not to be timed yet: those that are observed or
+    measured come before its first plan, and those of a plan are judged. None: there is
+    no session, and nothing to wait for."""
+    until = time.monotonic() + limit_s
+    return lambda: (
+        session is not None and not session.is_settled and time.monotonic() < until
+    )
+
+
 def measure(
-    model: Blocks, forward: Forward, size: Size, num_steps: int
+    model: Blocks,
+    forward: Forward,
+    size: Size,
+    num_steps: int,
+    settles: Callable[[], bool] = bool,
 ) -> dict[str, Any]:
-    """Median step, forward and backward time, peaks and losses."""
+    """Median step, forward and backward time, peaks and losses.
+
+    Args:
+        settles: asked before each step whether it is one more that is not timed.
+    """
     device = next(model.parameters()).device
     cuda, clock = device.type == "cuda", Clock(device)
     around = getattr(forward, "around", contextlib.nullcontext())
@@ -173,7 +197,9 @@ def measure(
     shape = (size.batch, size.sequence, size.hidden)
     x = torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
     marks, losses, peaks, starts = [], [], [], []
-    for _ in range(num_steps):
+    num_left = num_steps
+    while num_left:
+        num_left -= not settles()
         if cuda:
             torch.cuda.reset_peak_memory_stats()
             base = torch.cuda.memory_allocated()
@@ -193,10 +219,12 @@ def measure(
         losses.append(loss.detach())
         del loss
     return {
-        **clock.times(marks[max(1, num_steps // 3) :]),
-        "peak_gb": max(peaks[1:], default=0) / 1e9,
-        "backward_start_gb": max(starts[1:], default=0) / 1e9,
-        "losses": [loss.item() for loss in losses],
+        **clock.times(marks[-num_steps:][max(1, num_steps // 3) :]),
+        "peak_gb": max(peaks[-num_steps:][1:], default=0) / 1e9,
+        "backward_start_gb": max(starts[-num_steps:][1:], default=0) / 1e9,
+        # Of steps that every column has.
+        "losses": [loss.item() for loss in losses[:num_steps]],
+        "num_warm_up": len(marks) - num_steps,
     }
 
 
@@ -226,16 +254,23 @@ def link(device: torch.device, num_bytes: int) -> dict[str, Any]:
 
 
 def run_column(
-    size: Size, column: Callable[[Blocks], Any], device: torch.device, num_steps: int
+    size: Size,
+    column: Callable[[Blocks], Any],
+    device: torch.device,
+    num_steps: int,
+    settle_s: float = SETTLE_S,
 ) -> dict[str, Any]:
     """One cell: a fresh model under one column."""
     model = build(size.hidden, size.num_layers, device)
     try:
         with column(model) as forward:
-            result = measure(model, forward, size, num_steps)
             session = getattr(column, "session", None)
+            settles = settling(session, settle_s)
+            result = measure(model, forward, size, num_steps, settles)
             if session is not None:
-                result["report"] = session.last_step.as_dict()
+                result["settled"] = session.is_settled
+                report = session.last_step
+                result["report"] = None if report is None else report.as_dict()
     finally:
         if hasattr(column, "session"):
             del column.session
@@ -291,6 +326,7 @@ def main() -> None:
     parser.add_argument("--sequence", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--columns", nargs="+", help="only these")
+    parser.add_argument("--settle-s", type=float, default=SETTLE_S, help="at most")
     parser.add_argument("--grid", nargs="*", default=[], help="window:prefetch")
     parser.add_argument("--rivals", action="store_true", help="ours against rivals")
     options = parser.parse_args()
@@ -310,7 +346,9 @@ def main() -> None:
             if wanted or name.split()[-1] in options.grid:
                 cells.run(
                     f"{size.name}/{name}",
-                    lambda s=size, c=column: run_column(s, c, device, options.steps),
+                    lambda s=size, c=column: run_column(
+                        s, c, device, options.steps, options.settle_s
+                    ),
                 )
     summarize(cells, sizes)
     table(cells)

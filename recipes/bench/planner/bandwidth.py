@@ -14,6 +14,8 @@ from ssdtrain.plan.timeline import Timeline
 DISKS = ("disk", "disk, staged")
 """The path that is measured fastest, and through pinned memory: a slow disk then holds
 no device memory."""
+SETTLE_S = 20.0
+"""Half of a cell's limit."""
 MEMORY_BYTES = 16 << 30
 """Of the storage behind the bandwidth cells."""
 RATES = ("12", "6", "18", "2", "24")
@@ -31,7 +33,7 @@ def bandwidth(
     try:
         if gb_per_s is not None:
             lab.limit_storage(gb_per_s, MEMORY_BYTES)
-        profile = lab.settle()
+        profile = lab.settle(SETTLE_S)
         record.profile(profile)
         own = lab.steps(8)
         report = lab.session.last_step

@@ -15,7 +15,8 @@ import torch
 import ssdtrain
 from recipes.bench.common.blocks import Blocks, build
 from recipes.bench.common.cells import Cells
-from recipes.bench.offload.placement import Clock, Size, step
+from recipes.bench.offload.placement import SETTLE_S, Clock, Size, settling, step
+from ssdtrain.cache.regions import Choice
 from ssdtrain.cache.window import CacheLimits
 from ssdtrain.errors import ConfigError
 from ssdtrain.observe.planner import Stage
@@ -156,20 +157,27 @@ class Lab:
         if before is not None:
             before.close()
 
-    def settle(self, most_steps: int = 8) -> Profile:
-        """Steps until a plan was made."""
-        while self.session.profile is None and most_steps > 0:
-            # The plan is made where the step behind the observed one begins.
+    def settle(self, limit_s: float = SETTLE_S) -> Profile:
+        """Steps until nothing settles any more, or the time is over. Plain steps and
+        regions are measured in those behind the observed one, and plans are searched
+        for beside the next: a profile is there long before its plan.
+
+        Raises:
+            RuntimeError: there is no plan yet.
+        """
+        settles = settling(self.session, limit_s)
+        while settles():
             self.steps(4)
-            most_steps -= 4
         profile = self.session.profile
-        if profile is None:
-            raise RuntimeError("no profile was made")
+        if profile is None or self.session.plan is None:
+            raise RuntimeError(f"no plan after {limit_s:g} s")
         return profile
 
     def hold(self) -> None:
         """From now on the plan changes only by hand."""
+        self.session._planner.close()
         self.session._planner._stage = Stage.RESTING
+        self.cache.regions.choice = Choice.PLANNED
 
     def under(
         self, orders: Orders | None, num_timed: int = NUM_TIMED

@@ -62,6 +62,8 @@ CHOSEN = (0.0, 0.02, 0.1, 0.4)
 NUM_STEPS = 5
 WARM_STEPS = 9
 NUM_PLANNERS = 6
+DECLINE_S = 10.0
+"""In which a session that is asked for nothing settles."""
 LABS = {
     "4096x8": Size(4096, 8, 8, 1024),
     "6144x6": Size(6144, 6, 8, 1024),
@@ -222,7 +224,8 @@ def decline(size: Size, device: torch.device, num_steps: int) -> dict[str, Any]:
     least = 1024 if size.hidden < 1024 else 2**20
     auto = ours(target="host", memory_budget_bytes=10**13, min_bytes=least)
     before, own, behind = (
-        run_column(size, column, device, num_steps) for column in (plain, auto, plain)
+        run_column(size, column, device, num_steps, settle_s=DECLINE_S)
+        for column in (plain, auto, plain)
     )
     keep_ms = (before["step_ms"] + behind["step_ms"]) / 2
     return {

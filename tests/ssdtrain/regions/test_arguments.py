@@ -171,6 +171,27 @@ def test_what_a_rerun_could_not_be_given_runs_once(name: str) -> None:
     assert all(reason in each for each in refused.values())
 
 
+class Leaves(Block):
+    """What the code of a subclass names reaches this by `super()` alone."""
+
+    def weighed(self, x: Tensor) -> Tensor:
+        return x * (1 + x.is_leaf)
+
+
+class Weighed(Leaves):
+    def first(self, x: Tensor) -> Tensor:
+        return super().weighed(x)
+
+
+def test_what_super_gives_is_looked_at_as_well() -> None:
+    """Python 3.12 loads it by an instruction of its own."""
+    make = lambda: nn.Sequential(nn.Tanh(), *(Weighed() for _ in range(3)))  # noqa: E731
+    ours, refused = train(make, SETTINGS)
+    assert same_bits(ours, train(make, None)[0])
+    assert len(refused) == 3
+    assert all("its code names is_leaf" in each for each in refused.values())
+
+
 def test_functions_of_installed_packages_are_given_again() -> None:
     make = lambda: net_of(called, lambda x: (x, F.silu))  # noqa: E731
     ours, refused = train(make, SETTINGS)
