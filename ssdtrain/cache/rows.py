@@ -3,7 +3,7 @@
 See [Note: compiled plan] in table.py.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -415,11 +415,14 @@ class RegionItemRow:
         return run.remake(self, tensor, self.own_bytes)
 
 
-class PlannedUse(NamedTuple):
+class PlannedUse:
     """The use of a `RegionItemRow`."""
 
-    row: RegionItemRow
-    run: "Run"
+    __slots__ = ("row", "run")
+
+    def __init__(self, row: RegionItemRow, run: "Run") -> None:
+        self.row = row
+        self.run = run
 
     def begin(self) -> int | None:
         """Count it, and release what is due."""

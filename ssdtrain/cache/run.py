@@ -199,7 +199,8 @@ class Run:
             with self._lock:
                 self._cache.collect()
                 self._cache.course.mark += row.marks + row.behind.marks
-                self._live_behind(row.behind)
+                if row.behind is not NOTHING:
+                    self._live_behind(row.behind)
                 self._course.num_items = max(self._course.num_items, row.item + 1)
                 self._cache.moves.release_due()
         return handle  # type: ignore[no-any-return]

@@ -41,12 +41,12 @@ class Conditions(NamedTuple):
         """Those that hold here."""
         kinds = ("cpu",) if device.type == "cpu" else (device.type, "cpu")
         enabled, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
-        return cls(
-            tuple([Autocast((kind, enabled(kind), dtype(kind))) for kind in kinds]),
-            torch.is_autocast_cache_enabled(),
-            numerics(device),
-            device,
+        autocasts = tuple(
+            [Autocast((kind, enabled(kind), dtype(kind))) for kind in kinds]
         )
+        caches = torch.is_autocast_cache_enabled()
+        # Not by its name: a call of Python more, three times a call of a region.
+        return tuple.__new__(cls, (autocasts, caches, numerics(device), device))
 
     def restored(self) -> "Restored":
         """A block under these conditions, with gradients on. Behind it those of before
@@ -117,7 +117,7 @@ class RandomState(NamedTuple):
     def now(cls, device: torch.device) -> "RandomState":
         """As it is; no wait for the device."""
         cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        return cls(torch.default_generator.get_state(), cuda)
+        return tuple.__new__(cls, (torch.default_generator.get_state(), cuda))
 
     def is_same(self, other: "RandomState") -> bool:
         """Whether nothing was drawn between two states."""

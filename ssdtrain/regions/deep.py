@@ -92,6 +92,8 @@ class Deep:
                 inventory.inside(value)
             elif isinstance(value, type):
                 inventory.class_of(value)
+            elif isinstance(value, FunctionType):
+                inventory.function(value)
             else:
                 inventory.computed(value, contents_of)
 

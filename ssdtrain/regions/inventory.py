@@ -19,7 +19,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import chain, repeat
 from operator import attrgetter, is_
-from typing import Any, NamedTuple
+from types import FunctionType
+from typing import Any
 
 from torch import Tensor, nn
 from torch._C._dynamo.guards import dict_version
@@ -33,6 +34,8 @@ HOOKS_OF_ALL: tuple[dict[int, Any], ...] = (
 """Hooks of `register_module_forward_hook` and its like."""
 VERSION, REQUIRES_GRAD = attrgetter("_version"), attrgetter("requires_grad")
 CONTENT = attrgetter("cell_contents")
+DEFAULTS = attrgetter("__defaults__")
+KEYWORD_DEFAULTS = attrgetter("__kwdefaults__")
 # As Python finds it; a class may compute what it gives out, in Python.
 OWN: Any = object.__getattribute__
 
@@ -42,19 +45,19 @@ def counts_changes(value: Any) -> bool:
     return isinstance(value, Tensor) and not value.is_inference()
 
 
-class Fingerprint(NamedTuple):
-    """What an `Inventory` holds at one time."""
+class Fingerprint(tuple[list[Any], list[Any]]):
+    """What an `Inventory` holds at one time: numbers (versions of dictionaries and
+    tensors, sizes of other containers, whether gradients are required, bytes of
+    arrays), and objects. A tuple: made without a call of Python."""
 
-    numbers: list[Any]
-    """Versions of dictionaries and tensors, sizes of other containers, whether
-    gradients are required, bytes of arrays."""
-    objects: list[Any]
+    __slots__ = ()
 
     def is_same(self, other: "Fingerprint") -> bool:
         """Whether all objects are the same ones, and all numbers are equal."""
-        if self.numbers != other.numbers or len(self.objects) != len(other.objects):
+        (numbers, objects), (others, other_objects) = self, other
+        if numbers != others or len(objects) != len(other_objects):
             return False
-        return all(map(is_, self.objects, other.objects))
+        return all(map(is_, objects, other_objects))
 
 
 class Inventory:
@@ -80,6 +83,7 @@ class Inventory:
         self._spaces: list[dict[str, Any]] = []
         self._names: list[str] = []
         self._cells: list[Any] = []
+        self._functions: list[Any] = []
         self._computed: list[tuple[Any, Callable[[Any], Any]]] = []
         self._seen: set[int] = set()
 
@@ -183,6 +187,13 @@ class Inventory:
         else:
             self._cells.append(cell)
 
+    def function(self, value: FunctionType) -> None:
+        """Its attributes, and the defaults of its arguments."""
+        if self._is_new(value):
+            self._functions.append(value)
+            self._owners.append(value)
+        self.dictionary(value.__dict__)
+
     def computed(self, value: Any, contents: Callable[[Any], Any]) -> None:
         """An object of a rare kind, by calls of Python.
 
@@ -226,11 +237,11 @@ class Inventory:
         ]
         objects = [
             *map(OWN, self._owners, repeat("__dict__")),
-            *chain.from_iterable(dicts),
-            *chain.from_iterable(map(dict.values, dicts)),
-            *chain.from_iterable(lists),
+            *chain.from_iterable([*dicts, *map(dict.values, dicts), *lists]),
             *map(dict.get, self._spaces, self._names),
             *map(CONTENT, self._cells),
+            *map(DEFAULTS, self._functions),
+            *map(KEYWORD_DEFAULTS, self._functions),
         ]
         for own in map(OWN, self._marked, repeat("__dict__")):
             for name in own:  # most have none
@@ -240,7 +251,7 @@ class Inventory:
             for each in contents(value):
                 # Bytes of an array are others in each look.
                 (numbers if type(each) is bytes else objects).append(each)
-        return Fingerprint(numbers, objects)
+        return Fingerprint((numbers, objects))
 
 
 def _own_of(value: Any) -> dict[str, Any] | None:

@@ -28,6 +28,14 @@ class Held:
     """What an attribute may hold."""
 
 
+def times(value: float, by: float = 1.0, *, more: float = 2.0) -> float:
+    """Its defaults and an attribute are read."""
+    return value * by * more * times.gain  # type: ignore[attr-defined]
+
+
+times.gain = 0.5  # type: ignore[attr-defined]
+
+
 def with_cell() -> tuple[Callable[[], float], Callable[[float], None]]:
     inner = 1.0
 
@@ -58,7 +66,7 @@ class Part(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Reads everything that the tests change."""
-        scale = SHARED.scale * SCALE * GET() * len(SET) * len(LARGE)
+        scale = times(SHARED.scale) * SCALE * GET() * len(SET) * len(LARGE)
         scale *= getattr(self.list[1].weight, "gain", 1.0)
         hidden: Tensor = self.list(x) * scale + BIAS + TABLE["x"]
         return hidden
@@ -125,6 +133,9 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "global tensor written": lambda part: BIAS.add_(1),
     "a large global that is small now": lambda part: LARGE.clear(),
     "variable of a function around it": lambda part: PUT(2.0),
+    "default of a function": lambda part: setattr(times, "__defaults__", (2.0,)),
+    "keyword's default": lambda part: setattr(times, "__kwdefaults__", {"more": 1.0}),
+    "attribute of a function": lambda part: setattr(times, "gain", 1.0),
     "mark of a parameter": lambda part: setattr(part.list[1].weight, "gain", 2.0),
     "class": lambda part: setattr(Part, "kind", 2),
     "new in a class": lambda part: setattr(Part, "other_kind", 2),
@@ -137,6 +148,8 @@ def _as_before() -> Any:
     yield
     globals().update(SCALE=1.0)
     SHARED.scale = 1.0
+    times.__defaults__, times.__kwdefaults__ = (1.0,), {"more": 2.0}
+    times.gain = 0.5  # type: ignore[attr-defined]
     TABLE["x"] = torch.zeros(1)
     SET.discard(2)
     LARGE[:] = range(MAX_ITEMS + 1)
