@@ -106,7 +106,10 @@ def place_of(tensor: Tensor, owner: Owner) -> Place:
 def offsets_of(tensor: Tensor) -> Tensor | None:
     """What tells the lengths of a nested tensor from those of all others; None: there
     is nothing."""
-    return tensor.offsets() if tensor.layout is torch.jagged else None
+    if tensor.layout is not torch.jagged:
+        return None
+    found: Tensor = tensor.offsets()  # type: ignore[attr-defined]
+    return found
 
 
 class FromRegion(NamedTuple):
@@ -811,6 +814,8 @@ class Regions:
             if call.drops and call.dropped_bytes:
                 counters = self.cache.ledger.counters
                 counters.rebuilt(REGION, call.dropped_bytes)
+            if not call.drops:
+                self.cache.course.observer.refused()
         if meter is not None:
             meter.region_ended(since_ns)
 
@@ -887,8 +892,12 @@ class Regions:
             self.cache.offloader.fall_back(Fallback.NO_REGION)
 
     def refuse(self, region: Region, reason: str) -> None:
-        """A call does not run again; counted, and told once."""
+        """A call does not run again; counted, and told once. A plan that has chosen it
+        does not fit its lane."""
         region.strike(reason)
+        lane, course = self.cache.lanes.current, self.cache.course
+        if lane.run is None:  # a table is left by its rows
+            course.leave(course.of(lane))
         if region.path not in self.reasons:
             logger.info("ssdtrain: %s does not run again: %s", region.path, reason)
         self.reasons[region.path] = reason
