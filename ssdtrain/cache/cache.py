@@ -230,7 +230,10 @@ class TensorCache:
             parameter = parameter_of(tensor)
             if parameter is not None:
                 return self._pack_parameter(tensor, parameter)
-            return self._keep(tensor)
+            handle, call = self._keep(tensor), self.regions.current
+            if call is not None and self._has_place:  # a re-run counts it: scope.py
+                return call.stored(tensor, handle)
+            return handle
 
     def unpack(self, handle: Handle) -> Tensor:
         """Bring a saved tensor back. Called by autograd.

@@ -104,6 +104,9 @@ class Observer:
     def region(self, lane: int, number: int, module: str) -> None:
         """A region call begins."""
 
+    def refused(self) -> None:
+        """A region call has ended, and will not run again."""
+
     def reads(self, lane: int, number: int, item: int) -> None:
         """This item is an input of that region call."""
 

@@ -95,10 +95,21 @@ class Place(tuple[torch.Size, torch.dtype, tuple[int, ...] | None, Owner]):
 
 
 def place_of(tensor: Tensor, owner: Owner) -> Place:
-    """The place of a tensor, which may be sparse or a subclass."""
-    strided = tensor.layout is torch.strided and not tensor.is_nested
-    stride = tensor.stride() if strided else None
-    return Place((tensor.shape, tensor.dtype, stride, owner))
+    """The place of a tensor, which may be sparse, nested or a subclass."""
+    if tensor.layout is not torch.strided:
+        return Place((tensor.shape, tensor.dtype, None, owner))
+    if tensor.is_nested:  # it has no sizes
+        return Place((torch.Size(()), tensor.dtype, None, owner))
+    return Place((tensor.shape, tensor.dtype, tensor.stride(), owner))
+
+
+def offsets_of(tensor: Tensor) -> Tensor | None:
+    """What tells the lengths of a nested tensor from those of all others; None: there
+    is nothing."""
+    if tensor.layout is not torch.jagged:
+        return None
+    found: Tensor = tensor.offsets()  # type: ignore[attr-defined]
+    return found
 
 
 class FromRegion(NamedTuple):
@@ -263,6 +274,8 @@ class RegionCall:
         """Random states that nobody draws from, while the forward runs."""
         self._weights = Weights(seen.tensors, seen.placed)
         self._inputs: list[tuple[Tensor, int]] = []
+        self._makes_lengths = False
+        """Whether it saves a nested tensor of lengths that no argument has."""
         self._booked: set[tuple[Stamp, int]] | None = None
         """Storages whose bytes are booked, by version; None before the first one."""
         self._held_bytes = 0
@@ -310,8 +323,19 @@ class RegionCall:
         if isinstance(source, RecordView) and source.record.region is self:
             owner = weakref.ref(source.record)
         self._attention.packed(len(self._places), tensor, handle)
+        self._note_lengths(tensor)
         self._places.append(place_of(tensor, owner))
         return handle
+
+    def _note_lengths(self, tensor: Tensor) -> None:
+        """A nested tensor that a re-run makes has lengths of its own, which equal no
+        other's; those of an argument are the argument's again."""
+        if not tensor.is_nested:
+            return
+        offsets = offsets_of(tensor)
+        own = (offsets_of(leaf) for leaf, _ in self._inputs if leaf.is_nested)
+        if offsets is None or all(offsets is not each for each in own):
+            self._makes_lengths = True
 
     def makes(self, entry: Entry) -> bool:
         """Whether its re-run makes a new saved tensor again."""
@@ -327,6 +351,7 @@ class RegionCall:
         handle = PlaceHandle(self, tensor, num_bytes)
         if not is_plain(tensor):
             handle.counter = counter_of(tensor)
+            self._note_lengths(tensor)
         self._places.append(place_of(tensor, weakref.ref(handle)))
         return handle
 
@@ -421,6 +446,8 @@ class RegionCall:
             return "it changes one of its inputs in place"
         if not self._weights_stand():
             return "it writes to one of its parameters"
+        if self._makes_lengths:
+            return "it makes a nested tensor, whose lengths would be others"
         return None
 
     def _settle(self) -> None:
@@ -787,6 +814,8 @@ class Regions:
             if call.drops and call.dropped_bytes:
                 counters = self.cache.ledger.counters
                 counters.rebuilt(REGION, call.dropped_bytes)
+            if not call.drops:
+                self.cache.course.observer.refused()
         if meter is not None:
             meter.region_ended(since_ns)
 
@@ -863,8 +892,12 @@ class Regions:
             self.cache.offloader.fall_back(Fallback.NO_REGION)
 
     def refuse(self, region: Region, reason: str) -> None:
-        """A call does not run again; counted, and told once."""
+        """A call does not run again; counted, and told once. A plan that has chosen it
+        does not fit its lane."""
         region.strike(reason)
+        lane, course = self.cache.lanes.current, self.cache.course
+        if lane.run is None:  # a table is left by its rows
+            course.leave(course.of(lane))
         if region.path not in self.reasons:
             logger.info("ssdtrain: %s does not run again: %s", region.path, reason)
         self.reasons[region.path] = reason

@@ -4,7 +4,8 @@
 Autograd asks the innermost saved-tensor hooks alone. Inside a forward of a session the
 scope therefore puts hooks that keep on top of the session's. Where other hooks are on
 top (a checkpointed region drops what is saved in it) it does nothing: kept tensors
-would take from those what they are for.
+would take from those what they are for. So it does nothing in the re-run of a region
+either, where each tensor has the place that it had in the forward.
 (tests/ssdtrain/cache/test_scope.py)
 """
 

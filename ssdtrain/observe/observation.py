@@ -2,6 +2,14 @@
 
 Everything that can move does, and waits where it must, so that it fits wherever full
 offloading fits; links, the drive and what copies cost compute are probed behind it.
+
+[Note: calls with side effects]
+A region whose calls change something is one until its third such call. A step in which
+that was found out shows a region that no plan may count on: the next one is observed
+in its place. A lane that follows a plan with such a region leaves it
+(`Regions.refuse`), so a region that is refused later is observed anew as well.
+(tests/ssdtrain/regions/test_planned.py)
+
 (tests/ssdtrain/observe/test_planner.py, test_observation.py)
 """
 
@@ -106,13 +114,16 @@ class Observation:
         self._cache.course.observer = Unobserved()
         self._recording = None  # it may hold tensors of a step that was not ended
 
-    def end(self, *, is_first: bool, is_cold: bool = False) -> Profile | None:
+    def end(
+        self, *, is_first: bool, is_last: bool = False, is_cold: bool = False
+    ) -> Profile | None:
         """Return the profile of the step that has ended; None: it shows too little.
         Waits for the device.
 
         Args:
             is_first: nobody has observed a step like it; if it had to pin its memory
                 the next one finds the memory there.
+            is_last: no other step will be observed in its place.
             is_cold: a profile of the memory is enough.
         """
         cache = self._cache
@@ -132,6 +143,9 @@ class Observation:
         grown_bytes = cache.offloader.pool.total_bytes - self._pinned_bytes
         if grown_bytes > COLD_BYTES and is_first and not is_cold:
             return None
+        if recording is not None and recording.has_refused:
+            if not (is_last or is_cold):  # see [Note: calls with side effects]
+                return None
         copying_ms = sum(copy.ms for copy in copies)
         if len({copy.outwards for copy in copies}) < 2:
             copies += probe(cache.device, cache.offloader.pool)

@@ -168,6 +168,9 @@ class Recording(Observer):
         self._most_bytes = self._most_torn_bytes = self._most_reserved_bytes = 0
         self._highest_bytes = 0
         """As `_most_bytes`; second forwards of regions included."""
+        self.has_refused = False
+        """Whether a region call that was recorded will not run again. Such modules are
+        no regions soon: [Note: calls with side effects] in observation.py."""
         self.peak_module = ""
         """The module in which most was in use."""
         if memory is not None:
@@ -204,6 +207,10 @@ class Recording(Observer):
     def region(self, lane: int, number: int, module: str) -> None:
         """Record the start of a region call."""
         self._lanes[lane].regions[number] = _Region(module)
+
+    def refused(self) -> None:
+        """Note that a region call has side effects."""
+        self.has_refused = True
 
     def reads(self, lane: int, number: int, item: int) -> None:
         """Record an item that a region call reads."""

@@ -277,7 +277,7 @@ class Planner:
     def _conclude(self) -> None:
         self._largest.observed()
         is_last = self._attempts == MAX_ATTEMPTS - 1
-        own = self._observation.end(is_first=not self._attempts)
+        own = self._observation.end(is_first=not self._attempts, is_last=is_last)
         profile = self._peers.agreed(own, self._step, is_last=is_last)
         if profile is None:
             self._attempts += 1

@@ -1,12 +1,15 @@
 """`no_offload`: a scope and a decorator inside a forward."""
 
+import copy
 import threading
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import ssdtrain
@@ -102,6 +105,43 @@ def test_a_checkpointed_region_stays_one(everything: dict[str, Any]) -> None:
     ours, reports = train(made(True, checkpointed=True), everything)
     assert same_bits(ours, theirs)
     assert reports[-1].bytes_saved == 4 * 8 * 3 * WIDTH
+
+
+class Layers(nn.Module):
+    """Regions. Each has a scope, and a backward inside of a scope."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Routed(True) for _ in range(3))
+        for layer in self.layers:
+            layer.forward = MethodType(_layer, layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.sum()
+
+
+def _layer(layer: Any, x: Tensor) -> Tensor:
+    with ssdtrain.no_offload():
+        y = F.scaled_dot_product_attention(*3 * [x.view(1, 1, *x.shape)]).view_as(x)
+        (slope,) = torch.autograd.grad(y.sin().sum(), y, create_graph=True)
+    y = layer.inner(y + slope)
+    return x + torch.tanh(layer.after(torch.sin(y)))
+
+
+@pytest.mark.parametrize("plan", ["keep-all", "offload-all", "auto"])
+def test_inside_of_a_region_that_runs_again(
+    everything: dict[str, Any], plan: str
+) -> None:
+    """What the scope kept is kept, and its re-run finds each tensor in its place."""
+    torch.manual_seed(0)
+    model = Layers()
+    theirs, _ = train(copy.deepcopy(model), None)
+    ours, reports = train(model, {**everything, "plan": plan, "recompute": "regions"})
+    assert same_bits(ours, theirs)
+    assert reports[0].recipes["region"] > 0
+    assert not reports[0].fallbacks
 
 
 def test_outside_of_a_session_nothing_happens() -> None:

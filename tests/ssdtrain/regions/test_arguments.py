@@ -146,6 +146,29 @@ def any_global(block: Any, x: Tensor) -> Tensor:
     return x * by
 
 
+def ragged(x: Tensor, layout: torch.layout) -> Tensor:
+    """(ROWS, WIDTH) to two sequences of other lengths."""
+    return torch.nested.as_nested_tensor([x[:3], x[2:]], layout=layout)
+
+
+def padded(block: Any, x: Tensor, rows: Tensor) -> Tensor:
+    found = torch.nested.to_padded_tensor(F.gelu(block.down(rows)), 0.0)
+    return x * found.sum((0, 1))
+
+
+def makes_jagged(block: Any, x: Tensor) -> Tensor:
+    return padded(block, x, ragged(x, torch.jagged))
+
+
+def makes_strided(block: Any, x: Tensor) -> Tensor:
+    return padded(block, x, ragged(x, torch.strided))
+
+
+def given_other(block: Any, x: Tensor, rows: Tensor) -> Tensor:
+    return padded(block, x, rows) + makes_jagged(block, x)
+
+
+OWN_LENGTHS = "it makes a nested tensor"
 REFUSED: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor], Any], str]] = {
     "attribute": (
         lambda block, x: x * getattr(x, "factor", 1.0),
@@ -158,10 +181,14 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor], Any], str]] =
     "globals": (any_global, lambda x: (x,), "its code names globals"),
     "leaf": (leaves, lambda x: (x,), "its code names is_leaf"),
     "node": (nodes, lambda x: (x,), "its code names grad_fn"),
+    "nested": (makes_jagged, lambda x: (x,), OWN_LENGTHS),
+    "nested and strided": (makes_strided, lambda x: (x,), OWN_LENGTHS),
+    "two nested": (given_other, lambda x: (x, ragged(x, torch.jagged)), OWN_LENGTHS),
     "view": (views, lambda x: (x[:],), "its code names _base"),
 }
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_rerun_could_not_be_given_runs_once(name: str) -> None:
     first, given, reason = REFUSED[name]
@@ -190,6 +217,14 @@ def test_what_super_gives_is_looked_at_as_well() -> None:
     assert same_bits(ours, train(make, None)[0])
     assert len(refused) == 3
     assert all("its code names is_leaf" in each for each in refused.values())
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, PLAN])
+def test_the_lengths_of_a_nested_argument_are_its_own(settings: dict[str, Any]) -> None:
+    make = lambda: net_of(padded, lambda x: (x, ragged(x, torch.jagged)))  # noqa: E731
+    ours, refused = train(make, settings)
+    assert not refused
+    assert same_bits(ours, train(make, None)[0])
 
 
 def test_functions_of_installed_packages_are_given_again() -> None:

@@ -352,3 +352,77 @@ def test_steps_of_regions_are_measured_again_when_steps_drift(
     found = kept_ms(slow_steps(virtual_time, [*busy, *quiet], num_blocks))
     keep_ms = 1e3 * num_blocks * 4 * (FORWARD_S + BACKWARD_S)
     assert found == pytest.approx(keep_ms, rel=0.01)
+
+
+class Counting(nn.Module):
+    """Writes to a buffer, from a moment on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.register_buffer("number", torch.zeros(1))
+        self.counts = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.counts:
+            self.number.add_(1)
+        return x + self.down(torch.sigmoid(self.up(torch.tanh(x))))
+
+
+def counting_steps(
+    first: int, num_steps: int, **options: Any
+) -> tuple[int, list[ssdtrain.StepReport]]:
+    """Train under half of what all saves; layers count from this step on. Return the
+    budget and a report a step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(START, *(Counting() for _ in range(4)))
+    layers = [layer for layer in model if isinstance(layer, Counting)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept = {**SETTINGS, "plan": "keep-all", "recompute": "off", "verify": "checksum"}
+    x = torch.randn(ROWS, WIDTH)
+    with ssdtrain.offload(model, **kept) as session:
+        model(x).square().mean().backward()
+        budget = session.steps[0].saved_peak_bytes // 2
+    settings = {**SETTINGS, "memory_budget_bytes": budget, "window_bytes": 1, **options}
+    with ssdtrain.offload(model, **settings) as session:
+        for number in range(num_steps):
+            for layer in layers:
+                layer.counts = number >= first
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        return budget, list(session.steps)
+
+
+@pytest.fixture
+def limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory has an end: all regions run again in the first steps."""
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1)
+
+
+@pytest.mark.usefixtures("limited")
+@pytest.mark.parametrize("recompute", ["auto", "regions"])
+def test_no_plan_counts_on_a_region_that_turned_out_to_have_side_effects(
+    recompute: str,
+) -> None:
+    """Nothing is known of it before its forward has ended, in the observed step too."""
+    budget, reports = counting_steps(0, 2 + NUM_REGION_STEPS + 4, recompute=recompute)
+    assert Fallback.NO_REGION.value in reports[1].fallbacks
+    for report in reports[-4:]:
+        assert report.saved_peak_bytes <= budget
+        assert Fallback.PLAN_MISMATCH.value not in report.fallbacks
+
+
+@pytest.mark.usefixtures("limited")
+@pytest.mark.parametrize("verify", ["checksum", "off"])
+def test_a_plan_whose_regions_are_refused_later_is_made_anew(verify: str) -> None:
+    first = 2 + NUM_REGION_STEPS + 2
+    options = {"recompute": "regions", "verify": verify}
+    budget, reports = counting_steps(first, first + 8, **options)
+    assert reports[first - 1].recipes["region"] > 0
+    assert reports[first - 1].saved_peak_bytes <= budget
+    refused = reports[first : first + 5]
+    assert any(Fallback.PLAN_MISMATCH.value in each.fallbacks for each in refused)
+    for report in reports[first + 6 :]:
+        assert report.saved_peak_bytes <= budget
+        assert Fallback.PLAN_MISMATCH.value not in report.fallbacks
