@@ -1,7 +1,11 @@
 """Runs on disk, resuming, signals and sweeps: as a user has them, in a shell."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,9 +13,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from ssdtrain.cli import main
-from tests.ranks import ROOT
+from tests.ranks import LONGEST_S, reaped
 from tests.ssdtrain.cli.conftest import TINY
-from tests.ssdtrain.cli.stopping import LONG, losses, metrics, stopped
+
+LONG = ("train.steps=100000", "train.compare=false", "train.checkpoint_every=50000")
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Done(NamedTuple):
@@ -44,6 +50,44 @@ def train(
 
 def record(run: Path) -> dict[str, Any]:
     return json.loads((run / "run.json").read_text())
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def losses(run: Path) -> dict[int, float]:
+    with_ = [v for v in metrics(run) if v["leg"] == "with ssdtrain"]
+    return {v["step"]: v["loss"] for v in with_}
+
+
+def stopped(
+    directory: Path, signum: int, *words: str, run: str = "latest"
+) -> tuple[int, str, Path]:
+    """Start a long run, and signal it once a step of the run with ssdtrain is over.
+
+    run: a pattern of its directory below `runs`.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ssdtrain", "train", *words],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        text=True,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + LONGEST_S
+    path = directory / "runs" / run
+    with reaped(process):
+        while time.monotonic() < deadline and process.poll() is None:
+            path = next((directory / "runs").glob(run), path)
+            if (path / "metrics.jsonl").exists() and len(losses(path)) > 1:
+                break
+            time.sleep(0.1)
+        process.send_signal(signum)
+        _, error = process.communicate(timeout=LONGEST_S)
+    return process.returncode, error, path
 
 
 def test_a_signal_ends_the_step_and_the_run_goes_on(
@@ -263,3 +307,18 @@ def test_the_config_is_shown_and_nothing_runs(tmp_path: Path, train: Train) -> N
     done = train("--cfg", "job", "model=bert")
     assert done.returncode == 0
     assert "family: bert" in done.stdout and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_two_ranks_stop_behind_the_same_step(tmp_path: Path, train: Train) -> None:
+    pytest.importorskip("deepspeed")
+    code, error, path = stopped(tmp_path, signal.SIGTERM, *TINY[1:], *LONG)
+    assert code == 128 + signal.SIGTERM
+    told = [one for one in error.splitlines() if one.startswith("ssdtrain")]
+    first, line = told
+    assert first == "ssdtrain: SIGTERM: finishing the step"
+    assert "stopped by SIGTERM" in line and "go on with" in line
+    count = len(losses(path))
+    again = train("resume=latest", f"train.steps={count + 1}")
+    assert again.returncode == 0, again.stderr
+    assert len(losses(path)) == count + 1

@@ -4,9 +4,12 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from ssdtrain.train.launch import free_port
 
 ROOT = Path(__file__).parents[3]
 LAUNCH = ROOT / "launch"
@@ -194,3 +197,28 @@ def test_shellcheck() -> None:
         [shellcheck, "-x", "-P", str(LAUNCH), *files], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_the_headline_for_real(tmp_path: Path) -> None:
+    """`deepspeed --config ssdtrain.yaml model=gpt offload=ssd`, smaller."""
+    pytest.importorskip("deepspeed")
+    scripts = Path(sys.executable).parent
+    path = f"{LAUNCH}:{scripts}:{os.environ['PATH']}"
+    words = (
+        f"deepspeed --master_port {free_port()} --config ssdtrain.yaml model=gpt "
+        "offload=ssd offload.min_bytes=0 size.hidden_size=32 size.num_layers=2 "
+        "size.num_heads=2 train.steps=2 train.tensorboard=false "
+        "data.max_bytes=50000 data.cache_directory=cache"
+    )
+    done = subprocess.run(
+        words.split(),
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        executable=str(LAUNCH / "deepspeed"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "verified: losses equal, weights equal, writes confirmed" in done.stdout
