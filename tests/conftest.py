@@ -7,11 +7,11 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.interpreter import interpret_fast
 
 INTERPRET = "TRITON_INTERPRET"
 
@@ -28,21 +28,7 @@ def pytest_configure() -> None:
     settings.register_profile("any", deadline=None, suppress_health_check=slow)
     settings.load_profile("any")
     if os.environ.get(INTERPRET) == "1":
-        interpret_for_good()
-
-
-def interpret_for_good() -> None:
-    """Let Triton's interpreter exchange the functions of its language once.
-
-    It does so at every call of a kernel or of one of its functions (`tl.sum`), which
-    takes as long as a small kernel itself.
-    """
-    language = importlib.import_module("triton.language")
-    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
-    both = {"tl": language, "core": language.core}
-    interpreter._patch_lang(SimpleNamespace(__globals__=both))
-    kept = SimpleNamespace(restore=lambda: None)
-    interpreter._patch_lang = lambda function: kept
+        interpret_fast()
 
 
 def pytest_unconfigure() -> None:

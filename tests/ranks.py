@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -78,6 +79,20 @@ def server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
+
+
+@contextmanager
+def own_server() -> Iterator[None]:
+    """Forks that a block starts come from a server that imports what the block wants.
+
+    A process has one, which has imported what was wanted when it began.
+    """
+    stop = forkserver._forkserver._stop  # type: ignore[attr-defined]
+    stop()
+    try:
+        yield
+    finally:
+        stop()
 
 
 def run_ranks(

@@ -3,6 +3,7 @@
 import itertools
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,9 +27,17 @@ from recipes.bench.models.real_catalogue import (
 )
 from recipes.bench.models.tables import real_entry
 from ssdtrain.plan.profile import PROFILE_FILE
+from tests.ranks import own_server
 
 CELL = "tiny/full/32/eager"
 EXPERTS = "tiny-moe/full/32/eager"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def server() -> Iterator[None]:
+    """The one that ranks of other tests come from imports transformers for each row."""
+    with own_server():
+        yield
 
 
 def test_a_rows_name_says_all_of_it() -> None:

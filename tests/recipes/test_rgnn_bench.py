@@ -24,7 +24,7 @@ from recipes.bench.rgnn.results import Results
 from tests.ranks import SOON_S
 
 ARGS = (
-    "--device cpu --scale 0.0005 --graphs mag --models rgcn --phases main "
+    "--device cpu --scale 0.0001 --graphs mag --models rgcn --phases main "
     "bfloat16 bfloat16-rest --contenders sorted-loop sorted-grouped --budget-s 600 "
     "--limit-s 300"
 ).split()

@@ -20,7 +20,7 @@ from recipes.bench.rgnn.turns import Turns, times_in_turns
 
 CPU = torch.device("cpu")
 ARGS = (
-    "--device cpu --scale 0.0005 --graphs mag --models rgcn --phases ablation "
+    "--device cpu --scale 0.0001 --graphs mag --models rgcn --phases ablation "
     "--budget-s 600 --limit-s 300"
 ).split()
 
