@@ -85,7 +85,8 @@ def server() -> ForkServerContext:
 def own_server() -> Iterator[None]:
     """Forks that a block starts come from a server that imports what the block wants.
 
-    A process has one, which has imported what was wanted when it began.
+    A process has one, which has imported what was wanted when it began, and which
+    Python has no public way to end.
     """
     stop = forkserver._forkserver._stop  # type: ignore[attr-defined]
     stop()

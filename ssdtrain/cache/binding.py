@@ -416,8 +416,8 @@ class Binding:
         order = orders[spec.item]
         if order.release_after <= 0 and spec.item not in self._read:
             opener = self._openers[spec.item]
-            freed_bytes = self._specs[opener].num_bytes
-            return KeptItemRow(spec, order.name, opener, freed_bytes, closes=closes)
+            freed_bytes = self._specs[opener].num_bytes if closes else 0
+            return KeptItemRow(spec, order.name, opener, freed_bytes)
         if spec.is_first:
             return MoveRow(spec, order, number)
         return AgainRow(spec, number)

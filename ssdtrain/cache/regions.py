@@ -108,6 +108,7 @@ def offsets_of(tensor: Tensor) -> Tensor | None:
     is nothing."""
     if tensor.layout is not torch.jagged:
         return None
+    # Of the class that all jagged tensors have; torch's stubs know plain ones alone.
     found: Tensor = tensor.offsets()  # type: ignore[attr-defined]
     return found
 

@@ -190,7 +190,6 @@ class KeptItemRow:
 
     __slots__ = (
         "behind",
-        "closes",
         "freed_bytes",
         "is_first",
         "item",
@@ -201,10 +200,11 @@ class KeptItemRow:
         "used_behind",
     )
 
-    def __init__(
-        self, spec: Spec, name: str, opener: int, freed_bytes: int, *, closes: bool
-    ) -> None:
-        """opener: number of the item's first row, which has booked `freed_bytes`."""
+    def __init__(self, spec: Spec, name: str, opener: int, freed_bytes: int) -> None:
+        """opener: number of the item's first row.
+        freed_bytes: what that one has booked, if backward uses this handle of the item
+            last; else 0.
+        """
         self.num_bytes = spec.num_bytes
         self.item = spec.item
         self.marks = spec.marks
@@ -213,8 +213,6 @@ class KeptItemRow:
         self.name = name
         self.opener = opener
         self.freed_bytes = freed_bytes
-        self.closes = closes
-        """Whether backward used this handle of the item last."""
 
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
         """Keep it, unless it is a parameter or of another size."""

@@ -547,7 +547,7 @@ class Run:
                 self.end_use(at)
             if not handle.is_closed:
                 handle.is_closed = True
-                if row.closes:
+                if row.freed_bytes:
                     num_bytes = row.freed_bytes + self._more.get(row.opener, 0)
                     self.holding.live_bytes -= num_bytes
                     self._cache.ledger.hand_over(num_bytes)
@@ -606,7 +606,7 @@ class Run:
         num_bytes, more = behind.num_bytes, self._more
         if more:
             num_bytes += sum([more.get(number, 0) for number in behind.openers])
-        if num_bytes:
+        if num_bytes:  # as `_live`, in place: a call less at each mark
             self._cache.ledger.live(sign * num_bytes)
             self.holding.live_bytes += sign * num_bytes
 

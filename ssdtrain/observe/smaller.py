@@ -2,8 +2,8 @@
 
 See [Note: plans by size] in cache/bysize.py, and [Note: searched for smaller batches]
 in plan/search.py. Sizes are spread evenly from the smallest batch so far to the largest
-that there is room for. They are plans of the same observed
-step for the same limit, so they stay when another plan for the largest is taken.
+that there is room for. They are plans of the same observed step for the same limit, so
+they stay when another plan for the largest is taken.
 
 Before there is a plan, steps run all regions again, which takes the host as long for a
 short batch as for a long one. So until then lanes follow plans that need no search

@@ -117,7 +117,8 @@ class RandomState(NamedTuple):
     def now(cls, device: torch.device) -> "RandomState":
         """As it is; no wait for the device."""
         cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        return tuple.__new__(cls, (torch.default_generator.get_state(), cuda))
+        cpu = torch.default_generator.get_state()
+        return tuple.__new__(cls, (cpu, cuda))  # as `Conditions.now` does
 
     def is_same(self, other: "RandomState") -> bool:
         """Whether nothing was drawn between two states."""

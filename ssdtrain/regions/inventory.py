@@ -189,10 +189,9 @@ class Inventory:
 
     def function(self, value: FunctionType) -> None:
         """Its attributes, and the defaults of its arguments."""
-        if self._is_new(value):
+        if id(value) not in self._seen:
             self._functions.append(value)
-            self._owners.append(value)
-        self.dictionary(value.__dict__)
+        self.owner(value)
 
     def computed(self, value: Any, contents: Callable[[Any], Any]) -> None:
         """An object of a rare kind, by calls of Python.
