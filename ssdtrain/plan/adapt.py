@@ -2,8 +2,12 @@
 
 [Note: no oscillation]
 A single slow step is noise: the middle of the last steps must be off, in the same
-direction, and after every new plan the next look comes twice as late. A plan that is
-not clearly better than the one in force is not taken.
+direction, and after every new plan the next look comes twice as late. An observed step
+and the one behind it are long ones (2.0 and 1.2 s where others took 0.56, on an H100),
+and another program on the same host makes steps a tenth longer for seconds. So a step
+is observed only when those that were off have lost as much as that takes
+(`OBSERVATION_STEPS`): after some 40 that are a tenth longer, after 8 that take half as
+long again. A plan that is not clearly better than the one in force is not taken.
 
 [Note: the measured overhead]
 `max_overhead` is what a step may take more than one without ssdtrain, as users measure
@@ -38,6 +42,8 @@ from ssdtrain.plan.plan import Plan, Prediction
 WINDOW_STEPS = 5
 TOLERANCE = 0.08
 """Error of the predicted step time that is not looked at."""
+OBSERVATION_STEPS = 4.0
+"""What it takes to observe again, in steps."""
 FIRST_PAUSE_STEPS = 8
 FIRST_STRAY_PAUSE_STEPS = 4
 LONGEST_PAUSE_STEPS = 1024
@@ -73,6 +79,8 @@ class Drift:
 
     def __post_init__(self) -> None:
         self._errors: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self._lost = 0.0
+        """What the last steps were off by, in steps."""
         self._pause = FIRST_PAUSE_STEPS
         self._wait = 0
         self._strayed = 0
@@ -82,7 +90,7 @@ class Drift:
     def planned(self, predicted_ms: float) -> None:
         """Start over with a new plan in force."""
         self.predicted_ms = predicted_ms
-        self._errors.clear()
+        self._forget()
         self._strayed = 0
         self._wait = self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE_STEPS)
@@ -98,22 +106,29 @@ class Drift:
         self._stray_wait = max(0, self._stray_wait - 1)
         self._strayed = self._strayed + 1 if num_strayed else 0
         if num_strayed:
-            self._errors.clear()
+            self._forget()
         elif measured_ms is not None and self.predicted_ms > 0:
             self._errors.append(measured_ms / self.predicted_ms - 1)
+            self._lost += abs(self._errors[-1])
         if self._strayed >= 2 and not self._stray_wait:
             # Two steps alike in being other: a new shape, not one odd batch.
             self._stray_wait = self._stray_pause
             self._stray_pause = min(2 * self._stray_pause, LONGEST_PAUSE_STEPS)
             return True
-        if len(self._errors) < WINDOW_STEPS or self._is_paused:
+        if len(self._errors) < WINDOW_STEPS:
             return False
-        return abs(statistics.median(self._errors)) > TOLERANCE
+        if abs(statistics.median(self._errors)) <= TOLERANCE:
+            self._lost = 0.0
+        return self._lost >= OBSERVATION_STEPS and not self._is_paused
 
     @property
     def error(self) -> float | None:
         """Median relative error of the last steps."""
         return statistics.median(self._errors) if self._errors else None
+
+    def _forget(self) -> None:
+        self._errors.clear()
+        self._lost = 0.0
 
     @property
     def _is_paused(self) -> bool:

@@ -52,6 +52,15 @@ def test_a_lasting_drift_is_looked_at_with_growing_pauses() -> None:
     assert len(asked) < 8
 
 
+@pytest.mark.parametrize("ms", [110.0, 90.0])
+def test_what_is_little_off_is_looked_at_when_it_has_cost_as_much(ms: float) -> None:
+    assert 35 < run(planned(), [ms] * 60)[0] < 45
+
+
+def test_a_busy_while_is_not_looked_at() -> None:
+    assert run(planned(), ([100.0] * 10 + [112.0] * 12) * 20) == []
+
+
 def test_a_new_shape_is_looked_at_after_two_steps() -> None:
     drift = planned()
     assert not drift.step(100.0, 1)
