@@ -23,7 +23,7 @@ from ssdtrain.transfer.device import CpuDevice
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
 PLAIN = ["plain"] * NUM_STEPS + ["paced", "held", "rebuilds"]
-REGIONS = ["regions"] * NUM_REGION_STEPS + ["held regions"]
+REGIONS = ["regions"] * NUM_REGION_STEPS + ["held regions"] * 2
 
 
 class Net(nn.Module):
