@@ -183,7 +183,7 @@ class Measured:
         yield from self._in_place_of_hooks(eager)
         pace = eager.pace()
         self.corrections = replace(self.corrections, pace=pace)
-        if pace is not None and self._may_hold():
+        if pace is not None and self.may_hold():
             yield from self._held(observed, pace)
 
     def _held(self, observed: Observed, pace: Pace) -> Steps:
@@ -309,7 +309,7 @@ class Measured:
                 held_regions=before.held_regions,
             )
             return
-        if len(self._held_before) == MOST_HELD or not self._may_hold():
+        if len(self._held_before) == MOST_HELD or not self.may_hold():
             return
         clock, device = self._cache.ledger.clock, self._cache.device
         looking = HeldRegions(clock, device)
@@ -333,7 +333,7 @@ class Measured:
             regions.stop()
             self._cache.course.observer = Unobserved()
 
-    def _may_hold(self) -> bool:
+    def may_hold(self) -> bool:
         """Whether a held step, which is a long one, would show anything, and nobody
         waits for it."""
         if self.plain is None or self.plain.step_ms > LONGEST_HELD_MS:
