@@ -5,13 +5,14 @@ bf16, attention by torch, deterministic kernels, loss the mean square of the las
 states: nothing in it waits for the host, and 2k tokens a step leave a GPU waiting for
 it. `pool` is what the allocator reserves for the graph; parameters and gradients lie
 outside. It is more than is in use at once (`peak`), since memory of different segments
-is never joined: so the row that is to need half of the plain graph's pool is given half
-of its peak as a budget. Every replay's gradients are compared byte by byte with those
-of the plain graph, on other inputs each time. Each row is timed in turns with the plain
-graph, since a GPU that has worked for a minute is slower than at first. Memory that
-torch would fill with NaN for the sake of deterministic kernels is not filled, neither
-in the plain graph nor in the others. No profiler may have run in the process: it slows
-whatever is launched later.
+is never joined: by up to 0.18 GB of 2.6 here, where a piece as large as attention's
+backward wants is missing. So the row that is to need half of the plain graph's pool is
+given a budget by which its plan has half of the plain graph's peak. Every replay's
+gradients are compared byte by byte with those of the plain graph, on other inputs each
+time. Each row is timed in turns with the plain graph, since a GPU that has worked for a
+minute is slower than at first. Memory that torch would fill with NaN for the sake of
+deterministic kernels is not filled, neither in the plain graph nor in the others. No
+profiler may have run in the process: it slows whatever is launched later.
 
     python -m recipes.bench.models.graphs --layers 28 --tokens 2048
 """
@@ -37,8 +38,9 @@ from recipes.bench.common.cells import Cells, arguments
 HIDDEN, HEADS, GROUPS, HEAD, INSIDE = 2048, 16, 8, 128, 6144
 SETTLED_WITHIN_S = 40.0
 """Steps are few, but plain, observed and held ones are among them."""
-BUDGET_SHARE = 0.5
-"""Of the plain graph's peak, in the row that is given a budget."""
+BUDGET_SHARE = 0.51
+"""Of the plain graph's peak, in the row that is given a budget: half, and the 1.9 % of
+a budget that plans leave free (`BUDGET_MARGIN`)."""
 ROWS: dict[str, dict[str, Any]] = {
     "default": {},
     "budget": {},
