@@ -50,9 +50,9 @@ are measured."""
 MOST_HELD = 2
 """Steps of regions that are held. A graph has one shape; steps whose shapes change are
 not captured."""
-LONGEST_HELD_MS = 2000.0
-"""A longer step is not held. It takes once what some three others do, and those before
-the first plan are twice as many."""
+LONGEST_HELD_MS = 250.0
+"""A step that keeps the device busy for longer is not held: it would take seconds, and
+launches are not what it waits for. How slow the host is does not count."""
 
 Steps = Generator[None, None, None]
 
@@ -183,7 +183,7 @@ class Measured:
         yield from self._in_place_of_hooks(eager)
         pace = eager.pace()
         self.corrections = replace(self.corrections, pace=pace)
-        if pace is not None and self.may_hold():
+        if pace is not None and self.may_hold(observed.profile):
             yield from self._held(observed, pace)
 
     def _held(self, observed: Observed, pace: Pace) -> Steps:
@@ -309,7 +309,7 @@ class Measured:
                 held_regions=before.held_regions,
             )
             return
-        if len(self._held_before) == MOST_HELD or not self.may_hold():
+        if len(self._held_before) == MOST_HELD or not self.may_hold(profile):
             return
         clock, device = self._cache.ledger.clock, self._cache.device
         looking = HeldRegions(clock, device)
@@ -333,10 +333,14 @@ class Measured:
             regions.stop()
             self._cache.course.observer = Unobserved()
 
-    def may_hold(self) -> bool:
+    def may_hold(self, seen: Profile) -> bool:
         """Whether a held step, which is a long one, would show anything, and nobody
-        waits for it."""
-        if self.plain is None or self.plain.step_ms > LONGEST_HELD_MS:
+        waits for it.
+
+        Args:
+            seen: the observed step, whose operators waited for the host the least.
+        """
+        if self.plain is None or seen.compute_ms - seen.tail_ms > LONGEST_HELD_MS:
             return False
         if not self.corrections.may_be_hosted:
             return False
