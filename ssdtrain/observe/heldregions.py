@@ -4,68 +4,81 @@
 Where the plain step does not fit, or goes beyond a memory limit, no step that keeps
 everything can be held ([Note: a step that is held] in paced.py). Its launches would
 then be taken for the device's own times, and a CUDA graph's plan would copy into time
-that a replay does not have: 2.3 times the plain graph of a 1.7B model. So one more step
-runs all regions again and rebuilds what it can in them, as the observed one did, which
-fits. The device waits before each of these until they are launched, and behind each
-until the operators up to the next one are, and at the beginning of each region's
-forward until that is: what lies between the beginnings of two regions is what the first
-one's forward takes, and what lies between the re-runs, without the rebuilds, what the
-region's backward does. A re-run by itself does not tell of the forward: it ends with
-the last tensor that is saved, and in an eager step the host is further ahead of it.
+that a replay does not have: 2.3 times the plain graph of a 1.7B model. So two more
+steps run all regions again and rebuild what they can in them, as the observed one did,
+which fits. Both look at the clock before and behind each re-run and rebuild, and at the
+beginning of each region's forward. The first one tells how long the host takes from one
+look to the next, in the second the device waits at each look for half as long again:
+however slow the host is, what comes next is launched by then. (Holds were once as long
+as what the device had taken in the observed step. A slow host came later than that, and
+a replay of 60 ms was believed to take 139.) What lies between the beginnings of two
+regions is what the first one's forward takes, and what lies between the re-runs,
+without the rebuilds, what the region's backward does. A re-run by itself does not tell
+of the forward: it ends with the last tensor that is saved, and in an eager step the
+host is further ahead of it.
+
+[Note: looks that were late]
+The host may be interrupted, or the second step may be another one. Both clocks are
+known, so it shows where the device went on before the host came to the next look. What
+lies there is not known then: it takes what the others say, or what the observed step
+had there (`captured` in plan/calibrate.py).
 (tests/ssdtrain/observe/test_heldregions.py)
 """
 
 import statistics
+import time
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
+from ssdtrain.cache.bypass import device_ms
 from ssdtrain.cache.course import Observer
 from ssdtrain.cache.record import LaneCourse
 from ssdtrain.cache.regions import REGION
 from ssdtrain.observe.observer import prices
 from ssdtrain.observe.paced import HOLD_FACTOR, HOLD_MS
 from ssdtrain.plan.calibrate import RegionTime, rebuild_key
-from ssdtrain.plan.profile import Phase, Profile
 from ssdtrain.remat.budget import Span
 from ssdtrain.remat.clock import Clock
 from ssdtrain.transfer.device import Device
 
 
 class HeldRegions(Observer):
-    """Holds the device in one step, and tells what took how long.
+    """Looks at the clock in one step, holds the device at each look, and tells what
+    took how long.
 
     Args:
-        seen: the observed step; how long its parts took is how far ahead to be.
+        holds_ms: for how long, look by look; empty: not at all. Behind the last one,
+            the longest.
     """
 
     listens = True
     """Recipes inside a region are only looked for where somebody does."""
 
-    def __init__(self, clock: Clock, device: Device, seen: Profile) -> None:
+    def __init__(
+        self, clock: Clock, device: Device, holds_ms: Sequence[float] = ()
+    ) -> None:
         self._clock, self._device = clock, device
-        self._hold_ms = HOLD_MS + HOLD_FACTOR * longest_ms(seen)
-        forward_ms = longest_half_ms(seen, Phase.FORWARD)
-        self._forward_hold_ms = HOLD_MS + HOLD_FACTOR * forward_ms
-        self._came: list[Any] = []
-        """When the device came to each re-run or rebuild."""
-        self._resumed: list[Any] = []
-        """When it went on behind each."""
+        self._holds_ms = holds_ms
+        self._longest_ms = max(holds_ms, default=0.0)
+        self._looks: list[_Look] = []
+        self._before: list[int] = []
+        """The look before each re-run or rebuild."""
+        self._behind: list[int] = []
+        """The look behind each."""
         self._kinds: dict[int, str] = {}
         """Of lanes, by number."""
         self._entered: list[_Entered] = []
 
     def start(self) -> None:
-        """Hold the device from now on."""
+        """Look at the clock from now on."""
         self._clock.keep_spans = True
-        self._clock.before_rebuild, self._clock.after_rebuild = (
-            self._before,
-            self._after,
-        )
+        self._clock.before_rebuild = lambda: self._before.append(self._look())
+        self._clock.after_rebuild = lambda: self._behind.append(self._look())
 
     def stop(self) -> None:
-        """Hold it no more. Idempotent."""
+        """Look no more. Idempotent."""
         self._clock.keep_spans = False
         self._clock.before_rebuild = self._clock.after_rebuild = None
 
@@ -75,18 +88,45 @@ class HeldRegions(Observer):
 
     def region(self, lane: int, number: int, module: str) -> None:
         """The forward of a region begins."""
-        came = self._clock.now()
-        self._device.hold(self._forward_hold_ms)
         kind = self._kinds.get(lane, "")
-        self._entered.append(_Entered(lane, kind, number, came, self._clock.now()))
+        self._entered.append(_Entered(lane, kind, number, self._look()))
 
-    def _before(self) -> None:
-        self._came.append(self._clock.now())
-        self._device.hold(self._hold_ms)
+    def _look(self) -> int:
+        """Look at the clock, and hold the device; which look it is."""
+        number = len(self._looks)
+        host_ns, came = time.monotonic_ns(), self._clock.now()
+        if self._holds_ms:
+            is_known = number < len(self._holds_ms)
+            ms = self._holds_ms[number] if is_known else self._longest_ms
+            self._device.hold(ms)
+        self._looks.append(_Look(host_ns, came, self._clock.now(), time.monotonic_ns()))
+        return number
 
-    def _after(self) -> None:
-        self._device.hold(self._hold_ms)
-        self._resumed.append(self._clock.now())
+    def holds_ms(self) -> list[float]:
+        """Return for how long a step like this one is to be held at each look: longer
+        than this one's host took to the next."""
+        return [
+            HOLD_MS + HOLD_FACTOR * (after.host_ns - one.left_ns) / 1e6
+            for one, after in pairwise(self._looks)
+        ]
+
+    def _late(self) -> Set[int]:
+        """Return the looks of [Note: looks that were late]; none where the host is the
+        device. Waits for the device."""
+        if not self._looks or not self._device.runs_beside:
+            return set()
+        first = self._looks[0].begins
+        since_ms = device_ms(self._clock, first)
+        return {
+            number
+            for number, (one, after) in enumerate(pairwise(self._looks))
+            if since_ms + self._clock.ms_between(first, one.begins)
+            < after.host_ns / 1e6
+        }
+
+    def _ms_between(self, look: int, after: int) -> float:
+        looks = self._looks
+        return self._clock.ms_between(looks[look].begins, looks[after].came)
 
     def rebuild_ms(self, empty_ms: float) -> dict[str, float]:
         """Return the time of each rebuild, by `rebuild_key`; waits for the device.
@@ -94,29 +134,41 @@ class HeldRegions(Observer):
         Args:
             empty_ms: what the clock finds where there is nothing.
         """
-        return middle_ms(
-            [each for each in self._clock.last_spans() if each.recipe != REGION],
-            empty_ms,
-        )
+        late, spans = self._late(), self._clock.last_spans()
+        if len(spans) != len(self._before):
+            return {}
+        known = [
+            span
+            for span, look in zip(spans, self._before, strict=True)
+            if span.recipe != REGION and look not in late
+        ]
+        return middle_ms(known, empty_ms)
 
     def region_times(self) -> dict[str, tuple[RegionTime, ...]]:
         """Return what each region call takes, by kind of lane; empty if one re-run lay
         in another. Waits for the device."""
-        spans, ms = self._clock.last_spans(), self._clock.ms_between
-        if not len(spans) == len(self._came) == len(self._resumed):
+        spans, late = self._clock.last_spans(), self._late()
+        if not len(spans) == len(self._before) == len(self._behind):
             return {}
+        reruns = [
+            (span, look not in late)
+            for span, look in zip(spans, self._before, strict=True)
+            if span.recipe == REGION
+        ]
+        known = prices(span for span, is_known in reruns if is_known)
         forward = self._forwards(
-            prices(each for each in spans if each.recipe == REGION)
+            {span.place: known.get(span.place, 0.0) for span, _ in reruns}, late
         )
         backward: defaultdict[Hashable, list[float]] = defaultdict(list)
-        between = zip(spans, self._resumed, self._came[1:], strict=False)
+        between = zip(spans, self._behind, self._before[1:], strict=False)
         region: Any = None
-        total_ms = 0.0
-        for number, (span, resumed, came) in enumerate(between):
+        total_ms, is_known = 0.0, True
+        for number, (span, behind, before) in enumerate(between):
             if span.recipe == REGION:
-                region, total_ms = span.place, 0.0
-            total_ms += ms(resumed, came)
-            if region is not None and _goes_on(region, spans[number + 1]):
+                region, total_ms, is_known = span.place, 0.0, True
+            total_ms += self._ms_between(behind, before)
+            is_known = is_known and behind not in late
+            if region is not None and is_known and _goes_on(region, spans[number + 1]):
                 backward[region].append(total_ms)
         found: defaultdict[str, dict[int, RegionTime]] = defaultdict(dict)
         for place, forward_ms in forward.items():
@@ -129,13 +181,17 @@ class HeldRegions(Observer):
             for kind, own in found.items()
         }
 
-    def _forwards(self, reruns: Mapping[Hashable, float]) -> dict[Hashable, float]:
+    def _forwards(
+        self, reruns: Mapping[Hashable, float], late: Set[int]
+    ) -> dict[Hashable, float]:
         """Return what the forward of each region call that ran again takes; of one that
-        no other follows, as much more than its re-run as usually."""
+        no other follows, as much more than its re-run as usually; 0.0: not known."""
         entered: defaultdict[Hashable, list[float]] = defaultdict(list)
         for one, after in pairwise(self._entered):
+            if one.look in late:
+                continue
             if one.lane == after.lane and one.number < after.number:
-                own_ms = self._clock.ms_between(one.begins, after.came)
+                own_ms = self._ms_between(one.look, after.look)
                 entered[one.kind, REGION, one.number].append(own_ms)
         found = {place: min(each) for place, each in entered.items()}
         known = [place for place in found if reruns.get(place, 0.0) > 0.0]
@@ -144,16 +200,26 @@ class HeldRegions(Observer):
         return {place: found.get(place, usual * ms) for place, ms in reruns.items()}
 
 
+class _Look(NamedTuple):
+    """One look at the clock."""
+
+    host_ns: int
+    """When the host came there."""
+    came: Any
+    """When the device did."""
+    begins: Any
+    """When it went on: later than `came` where it was held."""
+    left_ns: int
+    """When the host went on."""
+
+
 class _Entered(NamedTuple):
     """The forward of a region call began."""
 
     lane: int
     kind: str
     number: int
-    came: Any
-    """When the device had come there."""
-    begins: Any
-    """When it went on."""
+    look: int
 
 
 def _goes_on(region: Any, after: Span) -> bool:
@@ -174,21 +240,3 @@ def middle_ms(spans: Sequence[Span], empty_ms: float) -> dict[str, float]:
         key: max(0.0, statistics.median(every) - empty_ms)
         for key, every in alike.items()
     }
-
-
-def longest_ms(seen: Profile) -> float:
-    """Return the longest time that the host may take from one hold in backward to the
-    next: of a rebuild, or of a region's re-run or backward."""
-    rebuilds = (item.recipe_ms for items in seen.kinds.values() for item in items)
-    reruns = (run.ms for runs in seen.regions.values() for run in runs)
-    return max([*rebuilds, *reruns, longest_half_ms(seen, Phase.BACKWARD)])
-
-
-def longest_half_ms(seen: Profile, phase: Phase) -> float:
-    """Return the longest time of a region's forward or backward."""
-    halves: defaultdict[tuple[int, int], float] = defaultdict(float)
-    for mark in seen.marks:
-        region = seen.items_of(mark.lane)[mark.item].region
-        if mark.phase is phase and region >= 0:
-            halves[mark.lane, region] += mark.ms
-    return max(halves.values(), default=0.0)

@@ -4,7 +4,8 @@ They are told as they run: each `yield` is one step of training. Where everythin
 into device memory, steps run without hooks ([Note: the plain step] in
 plan/calibrate.py), then one is timed mark by mark, and where the host bounds it two
 more are held (paced.py). Else all regions run again, as in the observed step ([Note:
-the step of regions] in plan/calibrate.py), and one step more is held (heldregions.py).
+the step of regions] in plan/calibrate.py), and behind one that is looked at another one
+is held (heldregions.py).
 (tests/ssdtrain/observe/test_measured.py, test_paced.py, test_heldregions.py)
 """
 
@@ -49,6 +50,9 @@ are measured."""
 MOST_HELD = 2
 """Steps of regions that are held. A graph has one shape; steps whose shapes change are
 not captured."""
+LONGEST_HELD_MS = 250.0
+"""A step that keeps the device busy for longer is not held: it would take seconds, and
+launches are not what it waits for. How slow the host is does not count."""
 
 Steps = Generator[None, None, None]
 
@@ -179,7 +183,7 @@ class Measured:
         yield from self._in_place_of_hooks(eager)
         pace = eager.pace()
         self.corrections = replace(self.corrections, pace=pace)
-        if pace is not None and self._may_hold():
+        if pace is not None and self.may_hold(observed.profile):
             yield from self._held(observed, pace)
 
     def _held(self, observed: Observed, pace: Pace) -> Steps:
@@ -188,12 +192,15 @@ class Measured:
         )
         yield from self._in_place_of_hooks(held)
         self.corrections = replace(self.corrections, held_pace=held.pace())
-        # Eager rebuilds take as long as their launches: that is how far ahead to be.
+        # They may take as long as their launches: that is how far ahead to be.
         every = observed.profile.kinds.values()
         longest_ms = max(
             (item.recipe_ms for items in every for item in items), default=0
         )
         if longest_ms:
+            costs = self._host.costs
+            if costs is not None:
+                longest_ms = max(longest_ms, costs.rebuild.use_ms)
             yield from self._held_rebuilds(HOLD_MS + HOLD_FACTOR * longest_ms)
 
     def _held_rebuilds(self, hold_ms: float) -> Steps:
@@ -302,17 +309,13 @@ class Measured:
                 held_regions=before.held_regions,
             )
             return
-        if len(self._held_before) == MOST_HELD or not self._may_hold():
+        if len(self._held_before) == MOST_HELD or not self.may_hold(profile):
             return
-        cache = self._cache
-        held = HeldRegions(cache.ledger.clock, cache.device, profile)
-        cache.course.observer = held
-        held.start()
-        try:
-            yield
-        finally:
-            held.stop()
-            cache.course.observer = Unobserved()
+        clock, device = self._cache.ledger.clock, self._cache.device
+        looking = HeldRegions(clock, device)
+        yield from self._looked_at(looking)
+        held = HeldRegions(clock, device, looking.holds_ms())
+        yield from self._looked_at(held)
         self.corrections = replace(
             self.corrections,
             rebuild_ms=held.rebuild_ms(self._empty_ms()),
@@ -320,15 +323,26 @@ class Measured:
         )
         self._held_before[profile.signature()] = self.corrections
 
-    def _may_hold(self) -> bool:
+    def _looked_at(self, regions: HeldRegions) -> Steps:
+        """One step of regions is looked at."""
+        self._cache.course.observer = regions
+        regions.start()
+        try:
+            yield
+        finally:
+            regions.stop()
+            self._cache.course.observer = Unobserved()
+
+    def may_hold(self, seen: Profile) -> bool:
         """Whether a held step, which is a long one, would show anything, and nobody
-        waits for it."""
-        plain = self.plain
-        if plain is None:
+        waits for it.
+
+        Args:
+            seen: the observed step, whose operators waited for the host the least.
+        """
+        if self.plain is None or seen.compute_ms - seen.tail_ms > LONGEST_HELD_MS:
             return False
-        was_unhooked = self.corrections.note == PLAIN_STEP
-        rerun_ms = sum(map(sum, self.corrections.rerun_ms.values()))
-        if not (plain.is_hosted if was_unhooked else plain.may_be_hosted(rerun_ms)):
+        if not self.corrections.may_be_hosted:
             return False
         return self._host.is_on_gpu and self._peers.is_alone
 

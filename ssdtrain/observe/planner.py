@@ -41,7 +41,7 @@ from ssdtrain.observe.tightened import Tightened
 from ssdtrain.observe.timegoal import TimeGoal
 from ssdtrain.observe.waits import WaitGoal
 from ssdtrain.plan.agree import Peers
-from ssdtrain.plan.calibrate import Corrections, captured, corrected
+from ssdtrain.plan.calibrate import UNHELD, Corrections, captured, corrected
 from ssdtrain.plan.choose import QUICK_MARKS, SEARCH_MARKS, choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
@@ -60,6 +60,11 @@ MAX_ATTEMPTS = 3
 """Observations in a row that may fail before the policy is left alone."""
 DIRECT = "a drive reads and writes device memory"
 """Why segments do not grow: [Note: growing segments] in transfer/segments.py."""
+
+NOT_HELD = (
+    "the host bounds these steps, and none was held: a graph's plan counts with the "
+    "times of the observed step, and may cost more than it says"
+)
 
 
 class Stage(Enum):
@@ -475,6 +480,8 @@ class Planner:
             found: Plan | None = None
             try:
                 profile = captured(seen, by)
+                if UNHELD in profile.notes:
+                    logger.warning("ssdtrain: %s", NOT_HELD)
                 # What eager steps took beside their plan says nothing of a replay.
                 goal = replace(self._goal.goal, aim=1.0)
                 found = choose(profile, goal, SEARCH_MARKS)

@@ -51,6 +51,13 @@ held ([Note: a held step of regions] in observe/heldregions.py). What a captured
 cannot do is left out: regions do not run again in it, and nothing is compared at its
 rebuilds.
 
+[Note: the host's time is not the device's]
+Where the host may bound the step and no held one told, as in steps that are very long
+or of several ranks, forward and backward take a replay no longer than they took in the
+observed step, whose operators waited for the host the least ([Note: held marks] in
+observe/observer.py). Believed too short, they hide fewer copies, and the plan is a
+worse one; believed too long, the replay waits for copies.
+
 [Note: the host is no later than the device]
 No operator ends before the host has launched it, so up to any mark the host's time is
 at most the device's. Where two measurements say otherwise, the host's is cut: the step
@@ -61,7 +68,7 @@ device, whatever is added to its work is added to the step.
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -70,13 +77,14 @@ from ssdtrain.plan.profile import HostCosts, Item, Phase, Profile, RegionRun
 
 PLAIN_STEP, WITHOUT_RERUNS = NOTES = ("plain_step_ms", "without_reruns_ms")
 """Names under which profiles tell of a step that set their times right."""
+UNHELD = "replay_ms"
+"""Name of the note that no held step told of a replay's times."""
 BLAMED = "with what steps under a plan took beyond its prediction"
 """How the slowdown by copies was found, for `explain`."""
-HOSTED_SHARE = 0.97
-"""From this share of a forward's time on, the host may bound it."""
 BUSY_SHARE = 0.5
-"""Likewise of a short step: the host may bound parts of it, or its backward. A forward
-with 0.968 was of a step that took 65.6 ms, and its replay 56.3."""
+"""From this share of a forward's time on, the host may bound it, parts of it, or the
+step's backward. A forward with 0.968 was of a step that took 65.6 ms, and its replay
+56.3."""
 EDGE_MS = 0.0016
 """What a replay loses where an edge leads from compute to a copy, or back: the kernel
 behind it starts only then. Of an H100; 0.001 on an H200, whose eager events cost five
@@ -92,9 +100,6 @@ so the share is of the re-runs' time, where that is less."""
 LEAD_SHARE = 0.05
 """A host that is ahead of the device by this part of a forward when it starts does not
 bound it."""
-LONGEST_HELD_MS = 250.0
-"""A longer step is not held: it would take seconds, and launches are not what it waits
-for."""
 REPLAY_BATCH_SHARE = 0.02
 """`Links.batch_share` of a replay. A layer's two largest tensors are 1 % of what 28
 layers save: with 2 % half of the plain graph's memory was predicted at 1.0257x, with
@@ -122,12 +127,10 @@ class PlainTimes(NamedTuple):
     @property
     def is_hosted(self) -> bool:
         """Whether the device waits for the host."""
-        is_short = self.step_ms < LONGEST_HELD_MS
-        share = BUSY_SHARE if is_short else HOSTED_SHARE
-        return self.host_forward_ms > share * self.forward_ms
+        return self.host_forward_ms > BUSY_SHARE * self.forward_ms
 
     def may_be_hosted(self, rerun_ms: float) -> bool:
-        """Return whether it may, of a step that was measured with hooks, and is short.
+        """Return whether it may, of a step that was measured with hooks.
 
         Args:
             rerun_ms: what the second forwards took; 0: not known.
@@ -136,7 +139,6 @@ class PlainTimes(NamedTuple):
         return (
             self.host_forward_ms > HOOKED_SHARE * own_ms
             and self.host_lead_ms < LEAD_SHARE * own_ms
-            and self.step_ms < LONGEST_HELD_MS
         )
 
 
@@ -177,7 +179,7 @@ class RegionTime:
     observe/heldregions.py."""
 
     forward_ms: Duration
-    """Up to the next region call."""
+    """Up to the next region call; 0: not known."""
     backward_ms: Duration
     """0: not known."""
 
@@ -236,6 +238,16 @@ class Corrections:
     in_slowdown: Duration = 0.0
     """Likewise copies in."""
 
+    @property
+    def may_be_hosted(self) -> bool:
+        """Whether the plain times may be those of a host that the device waits for."""
+        if not self.plain:
+            return False
+        plain = PlainTimes(*self.plain)
+        if self.note == PLAIN_STEP:
+            return plain.is_hosted
+        return plain.may_be_hosted(sum(map(sum, self.rerun_ms.values())))
+
 
 def corrected(profile: Profile, by: Corrections) -> Profile:
     """Return the profile that plans are made for."""
@@ -281,7 +293,10 @@ def captured(profile: Profile, by: Corrections) -> Profile:
     before_ms = eager.compute_ms - eager.tail_ms
     if by.held_pace is not None:
         eager = paced(eager, by.held_pace, eager.compute_ms)
-    eager = unhosted(eager, by.held_regions)
+    else:
+        eager, held = unhosted(eager, by.held_regions)
+        if by.may_be_hosted:
+            eager = no_longer_than(profile, eager, set(Phase) - held)
     eager = replace(eager, tail_ms=0.0)
     # Launches bound rebuilds as they bound the step.
     factor = min(1.0, eager.compute_ms / before_ms) if before_ms else 1.0
@@ -338,9 +353,39 @@ class _Part(NamedTuple):
     phase: Phase
 
 
-def unhosted(profile: Profile, held: Mapping[str, tuple[RegionTime, ...]]) -> Profile:
-    """Return the profile with its regions in the times that they took without the host;
-    a kind of lane with another number of them stays as it is.
+def no_longer_than(seen: Profile, profile: Profile, phases: Set[Phase]) -> Profile:
+    """Return the profile of which these phases take no longer than in the observed
+    step: [Note: the host's time is not the device's]."""
+    before_ms, now_ms = _phases_ms(seen), _phases_ms(profile)
+    factors = {
+        phase: min(1.0, before_ms[phase] / now_ms[phase])
+        for phase in phases
+        if now_ms[phase] > 0.0
+    }
+    if all(factor == 1.0 for factor in factors.values()):
+        return profile
+    marks = tuple(
+        replace(mark, ms=mark.ms * factors.get(mark.phase, 1.0))
+        for mark in profile.marks
+    )
+    head_ms = profile.head_ms * factors.get(Phase.FORWARD, 1.0)
+    notes = {**profile.notes, UNHELD: "as observed"}
+    return replace(profile, marks=marks, head_ms=head_ms, notes=notes)
+
+
+def _phases_ms(profile: Profile) -> dict[Phase, float]:
+    own = {Phase.FORWARD: profile.head_ms, Phase.BACKWARD: 0.0}
+    for mark in profile.marks:
+        own[mark.phase] += mark.ms
+    return own
+
+
+def unhosted(
+    profile: Profile, held: Mapping[str, tuple[RegionTime, ...]]
+) -> tuple[Profile, Set[Phase]]:
+    """Return the profile with its regions in the times that they took without the host,
+    and the phases of which any is known; a kind of lane with another number of them
+    stays as it is.
 
     What lies behind a region call belongs to it, up to the next one; outside of them
     all, time shrinks as it usually does.
@@ -353,7 +398,7 @@ def unhosted(profile: Profile, held: Mapping[str, tuple[RegionTime, ...]]) -> Pr
         if (each := [one for part, one in factors.items() if part.phase is phase])
     }
     if not usual:
-        return profile
+        return profile, set()
 
     def factor_of(part: _Part) -> float:
         if part.kind not in held:
@@ -365,7 +410,7 @@ def unhosted(profile: Profile, held: Mapping[str, tuple[RegionTime, ...]]) -> Pr
         for mark, part in zip(profile.marks, parts, strict=True)
     )
     head_ms = profile.head_ms * usual.get(Phase.FORWARD, 1.0)
-    return replace(profile, marks=marks, head_ms=head_ms)
+    return replace(profile, marks=marks, head_ms=head_ms), set(usual)
 
 
 def _parts(profile: Profile) -> list[_Part]:

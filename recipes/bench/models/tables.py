@@ -176,13 +176,14 @@ def graphs(data: Data) -> str:
                 f"{cell['byte_equal']} of {cell['replays']}",
             ]
         )
+    whole = "the most that is in use in it" if "peak_gb" in plain else "the plain one's"
     text = (
         f"**A step as one CUDA graph**: {settings['layers']} decoder layers of Qwen3 "
         f"1.7B's shape, {settings['tokens']} tokens, bf16, deterministic kernels, "
         "forward and backward captured whole, with and without ssdtrain in them; over "
         "the plain graph. `pool` is what the allocator reserves for the graph, "
-        f"`budget` is given {settings['budget_share']:g} of the plain one's; `equal` "
-        "are replays whose loss and gradients are the plain graph's to the last bit."
+        f"`budget` is given {settings['budget_share']:g} of {whole}; `equal` are "
+        "replays whose loss and gradients are the plain graph's to the last bit."
     )
     head = ["", "step", "predicted", "pool", "pinned", "equal"]
     return "\n\n".join([text, markdown(head, rows), where(data)])

@@ -23,7 +23,7 @@ from ssdtrain.transfer.device import CpuDevice
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
 PLAIN = ["plain"] * NUM_STEPS + ["paced", "held", "rebuilds"]
-REGIONS = ["regions"] * NUM_REGION_STEPS + ["held regions"]
+REGIONS = ["regions"] * NUM_REGION_STEPS + ["held regions"] * 2
 
 
 class Net(nn.Module):
@@ -70,7 +70,7 @@ def steps(
     """Train until so many steps have measured, and no other is observed; what each was
     for, and the cache behind it."""
     monkeypatch.setattr(MemoryGoal, "fits_plain", lambda own, profile: fits)
-    monkeypatch.setattr(Measured, "_may_hold", lambda own: True)
+    monkeypatch.setattr(Measured, "may_hold", lambda *whatever: True)
     monkeypatch.setattr(CpuDevice, "hold", lambda own, ms: None)
     choice = Choice.NONE if fits else Choice.ALL
     monkeypatch.setattr("ssdtrain.api._first_regions", lambda *settings: choice)

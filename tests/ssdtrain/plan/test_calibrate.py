@@ -297,9 +297,11 @@ def test_where_the_host_may_bound_a_step_of_regions() -> None:
     assert not hooked._replace(host_forward_ms=2.0).may_be_hosted(0.0)
     # The re-runs tell that the hooks took most of it.
     assert hooked._replace(host_forward_ms=2.0).may_be_hosted(5.0)
-    # Ahead of the device, or of a step that would take seconds when it is held.
+    # Ahead of the device.
     assert not hooked._replace(host_lead_ms=1.0).may_be_hosted(0.0)
-    assert not hooked._replace(step_ms=300.0).may_be_hosted(0.0)
+    # Of a host ten times as slow, too.
+    slow = PlainTimes(step_ms=300.0, forward_ms=100.0, host_forward_ms=60.0)
+    assert slow.may_be_hosted(0.0)
 
 
 def test_copies_that_are_blamed_move_less() -> None:
