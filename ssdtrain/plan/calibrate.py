@@ -55,7 +55,9 @@ rebuilds.
 No operator ends before the host has launched it, so up to any mark the host's time is
 at most the device's. Where two measurements say otherwise, the host's is cut: the step
 that keeps everything then takes what was measured, and where the host is as late as the
-device, whatever is added to its work is added to the step.
+device, whatever is added to its work is added to the step. Where the host reads a
+result back it goes on from when the device has come there: what it waited for that is
+none of its own time, though it was measured with it.
 (tests/ssdtrain/plan/test_calibrate.py)
 """
 
@@ -614,21 +616,35 @@ def with_host_in_step(profile: Profile) -> Profile:
     """Return the profile with [Note: the host is no later than the device] in force."""
     if profile.host_ms <= 0.0:
         return profile
-    lead_ms, device_ms = profile.host_lead_ms, profile.head_ms
+    since_ms = device_ms = profile.head_ms
+    for mark in profile.marks:
+        since_ms = device_ms if mark.reads_back else since_ms
+        device_ms += mark.ms
+    end_ms = device_ms + profile.tail_ms
+    # As the next step finds it: no more than what is left behind the last reading.
+    lead_ms = min(profile.host_lead_ms, end_ms - since_ms)
+    device_ms = profile.head_ms
     head_ms = min(profile.head_host_ms, device_ms + lead_ms)
-    host_ms = since_ms = head_ms - lead_ms
+    host_ms = head_ms - lead_ms
+    is_led = any(mark.reads_back for mark in profile.marks)
+    spare_ms = min(lead_ms, device_ms - host_ms) if is_led else 0.0
     marks = []
     for mark in profile.marks:
+        if mark.reads_back:
+            host_ms, is_led = max(host_ms, device_ms), False
         device_ms += mark.ms
-        since_ms += mark.host_ms
-        until_ms = max(host_ms, min(since_ms, device_ms))
+        # See [Note: steady state] in simulate.py.
+        most_ms = min(device_ms, end_ms - lead_ms + spare_ms)
+        until_ms = max(host_ms, min(host_ms + mark.host_ms, most_ms))
         marks.append(replace(mark, host_ms=until_ms - host_ms))
-        host_ms = since_ms = until_ms
-    left_ms = device_ms + profile.tail_ms - (host_ms + lead_ms)
+        host_ms = until_ms
+        if is_led:
+            spare_ms = min(spare_ms, device_ms - host_ms)
+    left_ms = end_ms - host_ms - lead_ms + spare_ms
     return replace(
         profile,
         marks=tuple(marks),
         head_host_ms=head_ms,
-        host_lead_ms=max(0.0, lead_ms + min(0.0, left_ms)),
+        host_lead_ms=lead_ms,
         tail_host_ms=min(profile.tail_host_ms, max(0.0, left_ms)),
     )

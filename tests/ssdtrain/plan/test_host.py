@@ -1,10 +1,17 @@
 """The host as a queue of the simulator."""
 
+import random
 from dataclasses import replace
 
 import pytest
 
-from ssdtrain.plan.calibrate import PlainTimes, calibrated, with_host_in_step
+from ssdtrain.plan.calibrate import (
+    Corrections,
+    PlainTimes,
+    calibrated,
+    corrected,
+    with_host_in_step,
+)
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
@@ -114,6 +121,74 @@ def test_the_host_is_no_later_than_the_device() -> None:
     assert found.host_ms == pytest.approx(late.compute_ms - late.tail_ms)
     early = hosted(0.5)
     assert with_host_in_step(early) == early
+
+
+def test_what_a_host_waited_for_is_none_of_its_own_time() -> None:
+    """It is far ahead when it reads a result back, waits, and was measured with that:
+    the wait is over by when the device has come there."""
+    marks = list(hosted(0.1).marks)
+    marks[11] = replace(marks[11], reads_back=True, host_ms=11.0)
+    found = with_host_in_step(replace(hosted(0.1), marks=tuple(marks)))
+    timeline = Timeline(found)
+    assert simulate(timeline, keep_all(timeline)).step_ms == found.compute_ms
+    assert found.marks[11].host_ms == pytest.approx(found.marks[11].ms)
+    assert found.marks[12].host_ms == pytest.approx(marks[12].host_ms)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_keeping_everything_takes_what_was_measured(seed: int) -> None:
+    """Whatever clocks, leads and read backs say of the host."""
+    draw = random.Random(seed)
+    profile = chain(draw.randint(2, 8))
+    share = draw.choice([0.0, 0.0, 0.1, 0.3])
+    profile = replace(
+        profile,
+        marks=tuple(
+            replace(
+                mark,
+                ms=draw.choice([0.0, 0.1, 1.0, 5.0]) * draw.random(),
+                host_ms=draw.choice([0.0, 0.1, 1.0, 10.0]) * draw.random(),
+                reads_back=draw.random() < share,
+            )
+            for mark in profile.marks
+        ),
+        head_ms=draw.choice([0.0, 1.0, 3.0]),
+        tail_ms=draw.choice([0.0, 1.0, 8.0]),
+        head_host_ms=draw.choice([0.0, 1.0, 5.0]),
+        tail_host_ms=draw.choice([0.0, 1.0, 9.0]),
+        host_lead_ms=draw.choice([0.0, 1.0, 5.0, 50.0]),
+        host_costs=COSTS,
+    )
+    ran = PlainTimes(
+        step_ms=profile.compute_ms * draw.uniform(0.6, 1.4),
+        forward_ms=profile.forward_ms * draw.uniform(0.6, 1.4),
+        host_forward_ms=profile.host_ms * draw.uniform(0.2, 1.5),
+        host_lead_ms=profile.host_lead_ms,
+    )
+    dearer = HostCosts(rebuild=HostCost(use_ms=1.0), host=HostCost(pack_ms=2.0))
+    for by in (
+        Corrections(plain=tuple(ran)),
+        Corrections(plain=tuple(ran), host_costs=dearer, in_slowdown=0.5),
+    ):
+        timeline = Timeline(corrected(profile, by))
+        run = Run(timeline, keep_all(timeline)).run()
+        assert run.step_ms == pytest.approx(timeline.profile.compute_ms)
+        assert run.host_wait_ms == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_lead_that_is_over_before_it_is_needed_need_not_be_kept() -> None:
+    """Each step begins with a result that is read back, so that the host starts level
+    with the device: it is ahead by a little when the step ends, and may be by less."""
+    profile = hosted(0.7)
+    first = replace(profile.marks[0], reads_back=True)
+    lead_ms = 0.3 * profile.host_ms / 0.7 + profile.tail_ms - profile.tail_host_ms
+    profile = replace(profile, marks=(first, *profile.marks[1:]), host_lead_ms=lead_ms)
+    found = moved(with_host_in_step(profile), {1})
+    assert found.links["d2h"].num_bytes == MB
+    assert found.host_wait_ms == pytest.approx(0.0, abs=1e-9)
+    # But not where the next step needs it before that result.
+    late = with_host_in_step(replace(profile, head_host_ms=lead_ms + profile.head_ms))
+    assert moved(late, {1}).host_wait_ms == pytest.approx(0.5 + 11 * 0.003)
 
 
 def test_a_plain_host_that_is_faster_counts() -> None:
