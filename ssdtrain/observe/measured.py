@@ -9,6 +9,7 @@ the step of regions] in plan/calibrate.py), and one step more is held (heldregio
 """
 
 from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -176,7 +177,8 @@ class Measured:
             observed.packs,
             listens=self._host.is_on_gpu,
         )
-        yield from self._in_place_of_hooks(eager)
+        with closing(eager):
+            yield from self._in_place_of_hooks(eager)
         pace = eager.pace()
         self.corrections = replace(self.corrections, pace=pace)
         if pace is not None and self._may_hold():
