@@ -7,7 +7,9 @@ import pytest
 
 from ssdtrain.plan.calibrate import (
     Corrections,
+    Pace,
     PlainTimes,
+    Segment,
     calibrated,
     corrected,
     with_host_in_step,
@@ -16,7 +18,7 @@ from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Wait
-from ssdtrain.plan.profile import HostCost, HostCosts, Profile
+from ssdtrain.plan.profile import HostCost, HostCosts, Phase, Profile
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import Run, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
@@ -200,6 +202,38 @@ def test_a_plain_host_that_is_faster_counts() -> None:
     assert found.host_lead_ms == 2.0
     slower = plain._replace(host_forward_ms=20.0)  # it waited for the device
     assert calibrated(hosted(1.0), slower).host_ms == pytest.approx(36.0)
+
+
+def test_waiting_for_a_result_makes_no_host_look_fast() -> None:
+    """The observed step's host takes twice as long as the plain one's, and waits 40 ms
+    where the loss reads a result back. Segments of the paced step are uneven."""
+    plain = chain(8)
+    host_ms = {Phase.FORWARD: 0.8, Phase.BACKWARD: 1.6}
+    marks = [replace(mark, host_ms=2 * host_ms[mark.phase]) for mark in plain.marks]
+    marks[7] = replace(marks[7], host_ms=40.0)
+    observed = replace(plain, marks=tuple(marks), tail_host_ms=0.0)
+    segments = tuple(
+        Segment(
+            start=number,
+            ms=mark.ms,
+            host_ms=host_ms[mark.phase] * (0.75 + 0.5 * (number % 2)),
+            reads_back=number == 7,
+        )
+        for number, mark in enumerate(plain.marks[:15])
+    )
+    pace = Pace(num_marks=16, head_ms=0.0, head_host_ms=0.0, segments=segments, end=15)
+    times = PlainTimes(
+        step_ms=plain.compute_ms,
+        forward_ms=plain.forward_ms,
+        host_forward_ms=7 * 0.8 + 1.0,
+    )
+    found = corrected(observed, Corrections(plain=tuple(times), pace=pace))
+    assert found.marks[7].reads_back and found.marks[7].host_ms <= 1.0
+    own_ms = sum(segment.host_ms for segment in segments[:7])
+    out_ms = sum(mark.host_ms for mark in found.marks[:7])
+    back_ms = sum(mark.host_ms for mark in found.marks[8:15])
+    assert out_ms == pytest.approx(own_ms)
+    assert back_ms == pytest.approx(2 * own_ms, rel=0.1)
 
 
 def test_the_report_names_the_host() -> None:
