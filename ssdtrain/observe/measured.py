@@ -10,6 +10,7 @@ is held (heldregions.py).
 """
 
 from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -180,7 +181,8 @@ class Measured:
             observed.packs,
             listens=self._host.is_on_gpu,
         )
-        yield from self._in_place_of_hooks(eager)
+        with closing(eager):
+            yield from self._in_place_of_hooks(eager)
         pace = eager.pace()
         self.corrections = replace(self.corrections, pace=pace)
         if pace is not None and self.may_hold(observed.profile):

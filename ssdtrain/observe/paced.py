@@ -11,8 +11,12 @@ handle.
 [Note: results that are read back]
 A loss that the host reads (`item`, in the model or in the loop) is copied out like any
 saved tensor, and the copy engine serves in order: the small copy waits for all large
-ones, compute and the host wait for the small copy. Torch can warn of each such call
-(`torch.cuda.set_sync_debug_mode`), which tells at which marks a forward has them.
+ones, compute and the host wait for the small copy. Behind it the host is ahead of the
+device no more, and what hooks take it there shows: Liger's loss asks in backward
+whether its gradient is 1. Torch can warn of each such call
+(`torch.cuda.set_sync_debug_mode`), which tells at which marks a step has them. What
+C++ alone calls in backward torch tells of when backward has ended, and nobody knows
+where it was.
 
 [Note: a step that is held]
 Where the host bounds a step, its device idles between operators, and their times are
@@ -25,7 +29,7 @@ what comes behind is launched before it begins, and takes the device's own time.
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -104,6 +108,8 @@ class Paced(Bypass):
         self._spent_ns = self._entered_ns = 0
         self._reads: set[int] = set()
         """Of moments: results were read back behind them."""
+        self._in_backward: ExitStack | None = None
+        """What is heard from the first backward to the end of the step."""
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -113,6 +119,11 @@ class Paced(Bypass):
         )
         with super().forward(), self._listening(), hooks:
             yield
+
+    def close(self) -> None:
+        """End what goes on behind forward. Idempotent."""
+        if self._in_backward is not None:
+            self._in_backward.close()
 
     def _timed(self, hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def timed(argument: Any) -> Any:
@@ -174,6 +185,9 @@ class Paced(Bypass):
         return handle if use is None else Watched(handle, use)
 
     def _unpack(self, handle: Any) -> Tensor:
+        if self._in_backward is None:
+            self._in_backward = ExitStack()
+            self._in_backward.enter_context(self._listening())
         if type(handle) is Watched:
             self._note(handle.mark)
             handle = handle.handle

@@ -33,7 +33,12 @@ which is far from bound by the host, and no further than to what was measured.
 The driver takes a thousand launches ahead of the device, and then a launch lasts as
 long as a kernel. In a settled step the host's forward so looks as long as the device's.
 What it takes by itself shows in a forward that starts on an idle device, the first
-plain step's: the least of both counts.
+plain step's: the least of both counts. Where it reads a result back it waits as well,
+in the observed step for a device that is far behind. So what is behind such a reading
+says nothing of how much slower the observed step's host was. And the least of each
+segment's two counts is less than any host ever took: those say how the time is shared
+out, the least of each half's two sums how much it is. A forward that took the host some
+70 ms was believed to take 38, and the hooks that it had no time for seemed to be free.
 
 [Note: captured steps]
 A CUDA graph's replay has no host: no operator waits for a launch, no hook runs. Where
@@ -62,7 +67,9 @@ worse one; believed too long, the replay waits for copies.
 No operator ends before the host has launched it, so up to any mark the host's time is
 at most the device's. Where two measurements say otherwise, the host's is cut: the step
 that keeps everything then takes what was measured, and where the host is as late as the
-device, whatever is added to its work is added to the step.
+device, whatever is added to its work is added to the step. Where the host reads a
+result back it goes on from when the device has come there: what it waited for that is
+none of its own time, though it was measured with it.
 (tests/ssdtrain/plan/test_calibrate.py)
 """
 
@@ -253,7 +260,7 @@ def corrected(profile: Profile, by: Corrections) -> Profile:
     """Return the profile that plans are made for."""
     if by.plain:
         plain = PlainTimes(*by.plain)
-        profile = calibrated(profile, plain, note=by.note)
+        profile = calibrated(profile, plain, note=by.note, pace=by.pace)
         if by.pace is not None:
             profile = paced(profile, by.pace, plain.step_ms)
         profile = with_reruns(profile, by.rerun_ms)
@@ -524,7 +531,11 @@ def with_rerun_hosts(
 
 
 def calibrated(
-    profile: Profile, plain: PlainTimes, *, note: str = PLAIN_STEP
+    profile: Profile,
+    plain: PlainTimes,
+    *,
+    note: str = PLAIN_STEP,
+    pace: Pace | None = None,
 ) -> Profile:
     """Return the profile in the plain step's times; as it was if they cannot be its
     own.
@@ -533,6 +544,7 @@ def calibrated(
         profile: of the observed step.
         plain: what the step takes that keeps everything.
         note: under which name the profile tells of it.
+        pace: of such a step, if it is known.
     """
     rest_ms = profile.compute_ms - profile.forward_ms
     if min(profile.forward_ms, rest_ms, plain.forward_ms) <= 0.0:
@@ -543,7 +555,7 @@ def calibrated(
         forward = min(forward, max(1.0, rest))  # see [Note: forwards under hooks]
     if not all(LEAST_FACTOR < factor < MOST_FACTOR for factor in (forward, rest)):
         return profile
-    host = _host_factor(profile, plain)
+    host = _host_factor(profile, plain, pace)
     marks = tuple(
         replace(
             mark,
@@ -574,27 +586,25 @@ def paced(profile: Profile, pace: Pace, step_ms: float) -> Profile:
         step_ms: what the step takes that keeps everything.
     """
     marks = list(profile.marks)
-    starts = [*(segment.start for segment in pace.segments), pace.end]
     left_ms = sum(mark.ms for mark in marks[pace.end :])
     tail_ms = step_ms - pace.head_ms - left_ms
     tail_ms -= sum(segment.ms for segment in pace.segments)
-    fits = pace.num_marks == len(marks) and starts == sorted(set(starts))
-    if not fits or step_ms - tail_ms > MOST_FACTOR * step_ms:
+    if not _is_of(pace, profile) or step_ms - tail_ms > MOST_FACTOR * step_ms:
         return profile
-    before = marks[: starts[0]]
+    first = pace.segments[0].start if pace.segments else pace.end
+    before = marks[:first]
     head_ms, *lengths = _shared(
         pace.head_ms, [profile.head_ms, *(mark.ms for mark in before)]
     )
     own_ms = [profile.head_host_ms, *(mark.host_ms for mark in before)]
     head_host_ms, *hosts = _shared(min(pace.head_host_ms, sum(own_ms)), own_ms)
-    marks[: starts[0]] = [
+    marks[:first] = [
         replace(mark, ms=ms, host_ms=host)
         for mark, ms, host in zip(before, lengths, hosts, strict=True)
     ]
-    for segment, end in zip(pace.segments, starts[1:], strict=True):
+    every = zip(pace.segments, _ends(pace), _hosts(profile, pace), strict=True)
+    for segment, end, host_ms in every:
         own = marks[segment.start : end]
-        # The host may have been blocked here, or slower there: the least of both.
-        host_ms = min(segment.host_ms, sum(mark.host_ms for mark in own))
         lengths = _shared(segment.ms, [mark.ms for mark in own])
         hosts = _shared(host_ms, [mark.host_ms for mark in own])
         marks[segment.start : end] = [
@@ -640,40 +650,107 @@ def _shared(total: float, parts: list[float]) -> list[float]:
     """Return the total, shared out as the parts are."""
     whole = sum(parts)
     if whole <= 0.0:
-        return [total / len(parts)] * len(parts)
+        return [total / len(parts) for _ in parts]
     return [total * part / whole for part in parts]
 
 
-def _host_factor(profile: Profile, plain: PlainTimes) -> float:
+def _host_factor(profile: Profile, plain: PlainTimes, pace: Pace | None) -> float:
     """Scale the host's time: a host that waited looks slower than it is, never
-    faster."""
+    faster. See [Note: a host that is blocked]."""
+    plain_ms, paced_ms, waited = plain.host_forward_ms, 0.0, set[int]()
+    if pace is not None and _is_of(pace, profile):
+        paced_ms = pace.head_host_ms
+        for segment, end in zip(pace.segments, _ends(pace), strict=True):
+            if profile.marks[segment.start].phase is not Phase.FORWARD:
+                continue
+            if segment.reads_back:
+                waited.update(range(segment.start, end))
+            else:
+                paced_ms += segment.host_ms
     own_ms = profile.head_host_ms + sum(
-        mark.host_ms for mark in profile.marks if mark.phase is Phase.FORWARD
+        mark.host_ms
+        for number, mark in enumerate(profile.marks)
+        if mark.phase is Phase.FORWARD and number not in waited
     )
-    if own_ms <= 0.0 or plain.host_forward_ms <= 0.0:
+    if waited:
+        plain_ms = min(plain_ms, paced_ms)
+    if own_ms <= 0.0 or plain_ms <= 0.0:
         return 1.0
-    return min(1.0, plain.host_forward_ms / own_ms)
+    return min(1.0, plain_ms / own_ms)
+
+
+def _is_of(pace: Pace, profile: Profile) -> bool:
+    """Return whether the pace is that of such a step."""
+    starts = [*(segment.start for segment in pace.segments), pace.end]
+    return pace.num_marks == len(profile.marks) and starts == sorted(set(starts))
+
+
+def _ends(pace: Pace) -> tuple[int, ...]:
+    """Return the mark at which each segment ends."""
+    if not pace.segments:
+        return ()
+    return *(segment.start for segment in pace.segments[1:]), pace.end
+
+
+def _hosts(profile: Profile, pace: Pace) -> list[float]:
+    """Return the host's time of each segment: [Note: a host that is blocked]."""
+    marks = profile.marks
+    own = [
+        sum(mark.host_ms for mark in marks[segment.start : end])
+        for segment, end in zip(pace.segments, _ends(pace), strict=True)
+    ]
+    found = [
+        min(segment.host_ms, ms) for segment, ms in zip(pace.segments, own, strict=True)
+    ]
+    for phase in Phase:
+        half = [
+            number
+            for number, segment in enumerate(pace.segments)
+            if marks[segment.start].phase is phase and not segment.reads_back
+        ]
+        least_ms = min(
+            sum(pace.segments[number].host_ms for number in half),
+            sum(own[number] for number in half),
+        )
+        shared = _shared(least_ms, [found[number] for number in half])
+        for number, ms in zip(half, shared, strict=True):
+            found[number] = ms
+    return found
 
 
 def with_host_in_step(profile: Profile) -> Profile:
     """Return the profile with [Note: the host is no later than the device] in force."""
     if profile.host_ms <= 0.0:
         return profile
-    lead_ms, device_ms = profile.host_lead_ms, profile.head_ms
+    since_ms = device_ms = profile.head_ms
+    for mark in profile.marks:
+        since_ms = device_ms if mark.reads_back else since_ms
+        device_ms += mark.ms
+    end_ms = device_ms + profile.tail_ms
+    # As the next step finds it: no more than what is left behind the last reading.
+    lead_ms = min(profile.host_lead_ms, end_ms - since_ms)
+    device_ms = profile.head_ms
     head_ms = min(profile.head_host_ms, device_ms + lead_ms)
-    host_ms = since_ms = head_ms - lead_ms
+    host_ms = head_ms - lead_ms
+    is_led = any(mark.reads_back for mark in profile.marks)
+    spare_ms = min(lead_ms, device_ms - host_ms) if is_led else 0.0
     marks = []
     for mark in profile.marks:
+        if mark.reads_back:
+            host_ms, is_led = max(host_ms, device_ms), False
         device_ms += mark.ms
-        since_ms += mark.host_ms
-        until_ms = max(host_ms, min(since_ms, device_ms))
+        # See [Note: steady state] in simulate.py.
+        most_ms = min(device_ms, end_ms - lead_ms + spare_ms)
+        until_ms = max(host_ms, min(host_ms + mark.host_ms, most_ms))
         marks.append(replace(mark, host_ms=until_ms - host_ms))
-        host_ms = since_ms = until_ms
-    left_ms = device_ms + profile.tail_ms - (host_ms + lead_ms)
+        host_ms = until_ms
+        if is_led:
+            spare_ms = min(spare_ms, device_ms - host_ms)
+    left_ms = end_ms - host_ms - lead_ms + spare_ms
     return replace(
         profile,
         marks=tuple(marks),
         head_host_ms=head_ms,
-        host_lead_ms=max(0.0, lead_ms + min(0.0, left_ms)),
+        host_lead_ms=lead_ms,
         tail_host_ms=min(profile.tail_host_ms, max(0.0, left_ms)),
     )

@@ -13,7 +13,9 @@ One step is simulated, and many follow. What a step writes has to be written wit
 step, or the queue grows, step by step, until pinned memory is full and compute waits.
 So no step is shorter than its writes, nor, as far as both share one bandwidth, than
 its writes and reads. For all other transfers compute waits anyway. Nor is any step
-shorter than the host's own time: its lead over the device is used up once.
+shorter than the host's own time: its lead over the device is used up once. Where the
+host reads a result back, its lead is over anyway, so that what it was ahead by up to
+there, and did not need, it need not be ahead by when the next step starts.
 
 [Note: the host's queue]
 `Mark.host_ms` is what the program itself takes the host; in an observed profile
@@ -99,6 +101,11 @@ class Run:
         self._lead_ms = profile.host_lead_ms
         self._is_hosted = profile.host_ms > 0.0
         rank.host = profile.head_host_ms - self._lead_ms
+        self._keeps_lead = not any(timeline.reads_back)
+        self._spare_ms = 0.0
+        """Of the lead: what the host can do without, by the marks so far."""
+        if not self._keeps_lead:
+            self._spare_ms = max(0.0, min(self._lead_ms, profile.head_ms - rank.host))
         hooked = any(placement is not Placement.KEEP for placement in self.placed)
         costs = profile.host_costs if hooked else HostCosts()
         self._host_costs = _costs_by_placement(costs)
@@ -244,6 +251,7 @@ class Run:
         if self._line.waits_for_copies[self._mark]:
             self._wait(rank.d2h.free, item, Wait.COPY_OUT)
         rank.host = max(rank.host, self._compute.free)
+        self._keeps_lead = True
 
     def _rebuild_host_ms(self, item: int) -> float:
         """Return by how much its first use is dearer than `HostCosts` says."""
@@ -255,7 +263,10 @@ class Run:
     def _wait_for_host(self, item: int, host_ms: float) -> None:
         """Wait until the host has launched the operator."""
         self._rank.host += host_ms
-        if self._rank.host <= self._compute.free:
+        ahead_ms = self._compute.free - self._rank.host
+        if not self._keeps_lead and ahead_ms < self._spare_ms:
+            self._spare_ms = max(0.0, ahead_ms)
+        if ahead_ms >= 0.0:
             return
         wait_ms = self._rank.wait_for_host()
         if wait_ms > 0.0:
@@ -290,7 +301,7 @@ class Run:
             busy_ms = rank.ssd_write.alone + reading_ms - tail_ms
             self._wait(busy_ms, last, Wait.SSD)
         if self._line.num_marks:
-            rank.host += self._lead_ms - tail_ms
+            rank.host += self._lead_ms - self._spare_ms - tail_ms
             tail_host_ms = self._line.profile.tail_host_ms
             if self._is_hosted:
                 self._wait_for_host(self._line.item_of_mark[-1], tail_host_ms)

@@ -131,6 +131,8 @@ def followed(
     found = {
         "step_ms": step_ms,
         "predicted_ms": prediction.step_ms,
+        "predicted_keep_ms": prediction.keep_ms,
+        "predicted_waits_ms": dict(prediction.waits),
         "peak_gb": peak_bytes / 1e9,
         "predicted_gb": prediction.peak_bytes / 1e9,
         "whole_gb": (level_bytes + peak_bytes) / 1e9,

@@ -329,27 +329,78 @@ def test_a_warning_is_heard_and_nothing_else_changes() -> None:
         warnings.warn(SYNCHRONIZES, stacklevel=1)
 
 
-def test_what_is_read_back_has_its_segment(
-    monkeypatch: pytest.MonkeyPatch, paces: list[Pace | None]
-) -> None:
-    """On a GPU torch is asked to warn; here the model does."""
-    modes: list[Any] = []
+class Loss(torch.autograd.Function):
+    """A sum that reads its gradient back, as Liger's loss does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, reads: Callable[[], bool]) -> torch.Tensor:
+        ctx.save_for_backward(torch.ones_like(x))
+        ctx.reads = reads
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (ones,) = ctx.saved_tensors
+        if ctx.reads():
+            warnings.warn(SYNCHRONIZES, stacklevel=1)
+        return gradients[0] * ones, None
+
+
+class ReadingNet(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = Loss.apply(super().forward(x) + x, self.reads)
+        return found
+
+
+@pytest.fixture
+def modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What torch is asked for, as on a GPU."""
+    found: list[str] = []
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", found.append)
     init = Paced.__init__
 
     def listening(self: Paced, *args: Any, listens: bool) -> None:
         init(self, *args, listens=True)
 
     monkeypatch.setattr(Paced, "__init__", listening)
-    net = Net()
+    return found
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_is_read_back_has_its_segment(
+    modes: list[str], paces: list[Pace | None]
+) -> None:
+    """In forward and in backward. On a GPU torch is asked to warn; here the model
+    does."""
+    net, filters = ReadingNet(), list(warnings.filters)
     with ssdtrain.offload(net, target="host", min_bytes=1, recompute="off") as session:
         net.reads = lambda: isinstance(session.cache.bypass, Paced)
         train(net, 8)
         (found,) = paces
         profile = session.profile
-    assert modes == ["warn", "default"]
+    assert modes == ["warn", "default"] * 2 and warnings.filters == filters
     assert found is not None and profile is not None
-    (at,) = [one.start for one in found.segments if one.reads_back]
-    last = max(n for n, m in enumerate(profile.marks) if m.phase is Phase.FORWARD)
-    assert last - STRIDE <= at <= last
+    out, back = [one.start for one in found.segments if one.reads_back]
+    first = [mark.phase for mark in profile.marks].index(Phase.BACKWARD)
+    assert first - 1 - STRIDE <= out < first <= back < first + STRIDE
+
+
+def test_nothing_is_heard_behind_a_step_that_was_given_up(
+    modes: list[str], paces: list[Pace | None]
+) -> None:
+    """Its backward fails: the session ends, and torch is as it was."""
+    net, show = ReadingNet(), warnings.showwarning
+    with ssdtrain.offload(net, target="host", min_bytes=1, recompute="off") as session:
+
+        def reads() -> bool:
+            if isinstance(session.cache.bypass, Paced) and modes[2:]:
+                raise RuntimeError("of the model's own")
+            return False
+
+        net.reads = reads
+        with pytest.raises(RuntimeError, match="own"):
+            train(net, 8)
+        assert modes == ["warn", "default", "warn"]
+    assert modes[3:] == ["default"] and warnings.showwarning is show
+    assert paces == []
