@@ -492,8 +492,7 @@ class TensorCache:
         record = self._new_record(key, entry.name, entry.number)
         call = self.regions.current
         if call is not None and call.makes(entry):
-            record.region = call
-            call.records.add(key, record)
+            call.add(record, tensor.dtype)
             record.open(raw_bytes(tensor, key))
             self._counters.add_all({Count.RECORDS: 1, Count.SAVED: record.num_bytes})
             return record

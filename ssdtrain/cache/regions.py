@@ -11,6 +11,16 @@ is pushed in forward, so a re-run is told from a backward that is differentiated
 whose hooks are the innermost: the collector's stand there during a re-run alone.
 A call inside a checkpoint of the user's saves nothing through our hooks, and is none.
 (tests/ssdtrain/regions/test_regions.py)
+
+[Note: narrow copies in regions]
+Where recipes are looked for in a region (to learn what a plan may choose), one may
+store a copy of its own: a widened tensor in its smaller dtype. Autograd does not save
+it, so it has no place. Stored until backward, it is as much again as the region's
+inputs for each norm that computes in float32: 40 hidden states of a T5 of 16 layers,
+0.7 GB, which checkpointing at 4.8 GB does not have. So it goes with the region's other
+tensors, and is copied again from the tensor at the place that it was made for, once the
+re-run's graph is gone.
+(tests/ssdtrain/regions/test_narrow_copies.py)
 """
 
 import logging
@@ -42,12 +52,14 @@ from ssdtrain.cache.record import (
     Handle,
     Known,
     Lane,
+    RebuiltView,
+    Record,
     RecordView,
     item_of,
     part_of,
 )
 from ssdtrain.cache.state import Holding, RecordState
-from ssdtrain.cache.wrapped import bytes_of, counter_of
+from ssdtrain.cache.wrapped import as_made, bytes_of, counter_of
 from ssdtrain.counters import Count, Fallback
 from ssdtrain.errors import ForkedError, InPlaceError, RegionError
 from ssdtrain.plan.placement import Placement
@@ -63,6 +75,7 @@ from ssdtrain.regions.find import Region
 from ssdtrain.regions.rerun import Collector
 from ssdtrain.regions.weights import Weights
 from ssdtrain.remat.modes import without_modes
+from ssdtrain.remat.narrow import narrow
 
 logger = logging.getLogger(__name__)
 
@@ -260,6 +273,10 @@ class RegionCall:
         self._cache = regions.cache
         self._forward = forward
         self._places: list[Place] = []
+        self._copies: dict[int, torch.dtype] = {}
+        """Dtypes of narrow copies, by the place of what they are copies of."""
+        self._copied: tuple[weakref.ref[Record], torch.dtype] | None = None
+        """The copy that was made for the next place."""
         self._attention = StoredAttention(self._cache, region.attention, region.path)
         self._unpack: Callable[[Any], Tensor] = regions.unpack
         self._leaves: list[Any] = []
@@ -323,6 +340,9 @@ class RegionCall:
         owner = None
         if isinstance(source, RecordView) and source.record.region is self:
             owner = weakref.ref(source.record)
+        elif isinstance(source, RebuiltView) and self._copied is not None:
+            owner, self._copies[len(self._places)] = self._copied
+        self._copied = None
         self._attention.packed(len(self._places), tensor, handle)
         self._note_lengths(tensor)
         self._places.append(place_of(tensor, owner))
@@ -340,9 +360,25 @@ class RegionCall:
 
     def makes(self, entry: Entry) -> bool:
         """Whether its re-run makes a new saved tensor again."""
-        if entry.held or self._cache.course.serving != OUTSIDE_PLAN:
+        if entry.held:
             return False
-        return entry.order is None or entry.order.placement is Placement.RERUN
+        if entry.order is None:
+            return True
+        # What a recipe stores under a plan goes where its own order says.
+        is_recipes = self._cache.course.serving != OUTSIDE_PLAN
+        return entry.order.placement is Placement.RERUN and not is_recipes
+
+    def add(self, record: Record, dtype: torch.dtype) -> None:
+        """Make a record again, which `makes` has said.
+
+        Args:
+            dtype: of its tensor.
+        """
+        record.region = self
+        self.records.add(record.key, record)
+        # A recipe's: see [Note: narrow copies in regions].
+        if self._cache.course.serving != OUTSIDE_PLAN:
+            self._copied = weakref.ref(record), dtype
 
     def hold(self, tensor: Tensor) -> Handle:
         """The next place, for plain bytes or a wrapper of such; nobody but its handle
@@ -633,6 +669,9 @@ class RegionCall:
             found.append(self._cache.nothing)
         elif type(owner) is PlaceHandle:
             found.append(tensor.detach())
+        elif number in self._copies:
+            part = as_made(bytes_of(tensor), tensor)
+            found.append((part if part._base is None else part._base).detach())
         else:
             part = bytes_of(tensor)
             key, _ = identify(part)
@@ -640,13 +679,18 @@ class RegionCall:
 
     def _hand_out(self, found: list[Tensor]) -> None:
         made_bytes = 0
-        for (_, _, _, owned), tensor in zip(self._places, found, strict=True):
+        for number, (_, _, _, owned) in enumerate(self._places):
+            tensor, found[number] = found[number], self._cache.nothing
             owner = None if owned is None else owned()
             if type(owner) is PlaceHandle:
                 if owner.tensor is None:
                     owner.tensor = tensor
                     made_bytes += owner.num_bytes
             elif owner is not None and owner.state is RecordState.DROPPED:
+                if number in self._copies:
+                    with without_modes():
+                        tensor = narrow(tensor, self._copies[number])
+                    tensor = raw_bytes(tensor, identify(tensor)[0])
                 owner.made_again(tensor)
         if made_bytes:
             self.holding.live_bytes += made_bytes
