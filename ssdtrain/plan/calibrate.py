@@ -88,10 +88,13 @@ UNHELD = "replay_ms"
 """Name of the note that no held step told of a replay's times."""
 BLAMED = "with what steps under a plan took beyond its prediction"
 """How the slowdown by copies was found, for `explain`."""
+HOSTED_SHARE = 0.97
+"""From this share of a forward's time on, the host may bound it."""
 BUSY_SHARE = 0.5
-"""From this share of a forward's time on, the host may bound it, parts of it, or the
-step's backward. A forward with 0.968 was of a step that took 65.6 ms, and its replay
-56.3."""
+"""Likewise of a short step: the host may bound parts of it, or its backward. A forward
+with 0.968 was of a step that took 65.6 ms, and its replay 56.3."""
+SHORT_MS = 250.0
+"""Up to here a step is short."""
 EDGE_MS = 0.0016
 """What a replay loses where an edge leads from compute to a copy, or back: the kernel
 behind it starts only then. Of an H100; 0.001 on an H200, whose eager events cost five
@@ -134,7 +137,8 @@ class PlainTimes(NamedTuple):
     @property
     def is_hosted(self) -> bool:
         """Whether the device waits for the host."""
-        return self.host_forward_ms > BUSY_SHARE * self.forward_ms
+        share = BUSY_SHARE if self.step_ms < SHORT_MS else HOSTED_SHARE
+        return self.host_forward_ms > share * self.forward_ms
 
     def may_be_hosted(self, rerun_ms: float) -> bool:
         """Return whether it may, of a step that was measured with hooks.

@@ -175,7 +175,9 @@ def test_a_held_step_takes_the_devices_own_time(
 def test_a_step_is_held_where_the_host_bounds_it() -> None:
     plain = PlainTimes(step_ms=30.0, forward_ms=10.0, host_forward_ms=9.9)
     assert plain.is_hosted
-    # It may bound the backward, or parts.
+    long = plain._replace(step_ms=300.0)
+    assert long.is_hosted and not long._replace(host_forward_ms=9.0).is_hosted
+    # It may bound the backward of a short one, or parts.
     assert plain._replace(host_forward_ms=9.0).is_hosted
     assert not plain._replace(host_forward_ms=4.0).is_hosted
 
