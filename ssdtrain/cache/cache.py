@@ -46,6 +46,7 @@ from ssdtrain.cache.record import (
     Known,
     Lane,
     ParameterView,
+    Rebuilt,
     RebuiltView,
     Record,
     RecordView,
@@ -430,6 +431,8 @@ class TensorCache:
             self._tell_of_another(record)
         else:
             again = self.recipes.again(as_made(tensor, saved), key, view)
+            if again is not None and isinstance(again.source, RebuiltView):
+                self._tell_of_another(again.source.rebuilt)
             handle = again or self._pack_new(tensor, key, view, saved)
         if self.course.storing < 0:
             # Else a region asks, which the plan may choose to be none: autograd does
@@ -480,12 +483,12 @@ class TensorCache:
             not in_region or entry.order is not None or self.course.observer.listens
         )
 
-    def _tell_of_another(self, record: Record) -> None:
-        """Tell the observer that autograd saves a recorded tensor once more: it would
-        do so without regions, too."""
+    def _tell_of_another(self, owner: Record | Rebuilt) -> None:
+        """Tell the observer that autograd saves an item once more: it would do so
+        without regions, too."""
         course = self.course
         if course.observer.listens and course.storing < 0:
-            course.observer.saved_again(course.of(record.lane).number, record.item)
+            course.observer.saved_again(course.of(owner.lane).number, owner.item)
 
     def _open_record(self, tensor: Tensor, key: Key, entry: Entry) -> Record:
         bytes_before = self.lanes.current.total_bytes

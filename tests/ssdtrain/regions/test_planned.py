@@ -426,3 +426,69 @@ def test_a_plan_whose_regions_are_refused_later_is_made_anew(verify: str) -> Non
     for report in reports[first + 6 :]:
         assert report.saved_peak_bytes <= budget
         assert Fallback.PLAN_MISMATCH.value not in report.fallbacks
+
+
+class Reader(nn.Module):
+    """A layer that reads what all of them read, as a decoder's cross attention does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.shared = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, states: Tensor) -> Tensor:
+        """Two of (ROWS, WIDTH) to one."""
+        return x + torch.tanh(self.own(x) + self.shared(states))
+
+
+class Readers(nn.Module):
+    """An encoder that ends in a norm, and layers that read its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+        self.layers = nn.ModuleList(Reader() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(ROWS, WIDTH) to a loss."""
+        x = self.first(x)
+        states = self.norm(x)
+        for layer in self.layers:
+            x = layer(x, states)
+        return x.square().mean()
+
+
+def test_a_shared_input_that_a_recipe_makes_is_planned_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Autograd saves it as well where no region runs again: a plan that took it for
+    the regions' alone predicted less than steps held."""
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 40)
+    model, x = Readers(), torch.randn(ROWS, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def one() -> None:
+        model(x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with ssdtrain.offload(model, **SETTINGS) as session:
+        for _ in range(4):
+            one()
+        profile = session.profile
+        assert profile is not None
+        (kind,) = profile.lanes
+        _, shared = profile.regions[kind][1].inputs
+        item = profile.kinds[kind][shared]
+        assert item.recipe == "NativeLayerNormBackward0"
+        assert item.serves < 0 and item.floats
+        timeline = Timeline(profile)
+        placed = [Placement.KEEP] * len(profile.kinds[kind])
+        placed[shared] = Placement.RECOMPUTE
+        orders = schedule(timeline, {kind: placed})
+        session.follow(Plan(orders=orders, policy="by hand"))
+        for _ in range(3):
+            one()
+        last = session.last_step
+        assert last is not None and not last.fallbacks
+        assert last.recipes == {"NativeLayerNormBackward0": item.num_bytes}
+        assert last.saved_peak_bytes == simulate(timeline, orders).peak_bytes
