@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.models.requests import save_request
 
 HIDDEN, HEADS, GROUPS, HEAD, INSIDE = 2048, 16, 8, 128, 6144
 SETTLED_WITHIN_S = 40.0
@@ -169,18 +170,6 @@ def told(plan: Any) -> dict[str, Any] | None:
     return found
 
 
-def save_observed(session: Any, folder: Path, name: str) -> None:
-    """Write what the plan of the row's graph was searched in: the observed step, what
-    steps behind it told, and the goal."""
-    from ssdtrain.jsonfile import encode, write_json
-
-    planner = session._planner
-    if planner is not None and planner._seen is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        request = encode(planner._request(planner._seen))
-        write_json(folder / f"{name.replace(' ', '_')}.request.json", request)
-
-
 def settle(model: nn.Module, x: Tensor, session: Any) -> int:
     """Eager steps until they are observed; how many."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, fused=True)
@@ -238,7 +227,7 @@ class Bench:
             graph_plan, report = told(session.graph_plan), session.last_step
             planned_s = time.perf_counter() - began
             if save is not None:
-                save_observed(session, save, name)
+                save_request(session, save, name)
             began = time.perf_counter()
             ours = Captured(model, x)
             capture_s = time.perf_counter() - began

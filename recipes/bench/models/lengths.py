@@ -37,6 +37,7 @@ from recipes.bench.models.real_row import (
     document_lengths,
     packed,
 )
+from recipes.bench.models.requests import save_request
 
 NUM_STEPS = {"constant": 12, "drawn": 18, "packed": 18}
 """Of each trace."""
@@ -199,12 +200,14 @@ class Bench:
         share: float,
         trace_s: float,
         note: Callable[[dict[str, Any]], None],
+        save: Path | None = None,
     ) -> dict[str, Any]:
         """One trace under a session of its own.
 
         Args:
             trace_s: time for all of it.
             note: is told what is known before the session begins.
+            save: folder for what it was planned by.
         """
         import ssdtrain
 
@@ -230,6 +233,8 @@ class Bench:
                 note({"budget_gb": budget_bytes / 1e9, **peaks, **history.figures()})
                 raise
             found = compared(trace, plain_ms, done, budget_bytes)
+            if save is not None:
+                save_request(session, save, name)
             report = session.last_step
             return {
                 **plain,
@@ -251,6 +256,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--documents", type=Path, required=True)
     parser.add_argument("--traces", nargs="+", choices=sorted(NUM_STEPS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    told = "folder for what plans were searched in"
+    parser.add_argument("--save", type=Path, help=told)
     options = parser.parse_args(argv)
     names = ("model", "most", "share", "device")
     settings = {name: getattr(options, name) for name in names}
@@ -265,7 +272,7 @@ def main(argv: list[str] | None = None) -> int:
         own_s = max(0.0, cells.left_s()) / (len(names_of_traces) - at)
         trace_s = min(options.limit_s, own_s)
         note = partial(cells.note, name)
-        work = partial(bench.trace, name, options.share, trace_s, note)
+        work = partial(bench.trace, name, options.share, trace_s, note, options.save)
         cells.run(name, work, limit_s=max(1.0, 1.3 * own_s))
     return 0
 

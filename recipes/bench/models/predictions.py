@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.models.real_build import build
 from recipes.bench.models.real_catalogue import Row, num_tokens, row_of
 from recipes.bench.models.real_row import Step, Trainer
+from recipes.bench.models.requests import save_request
 
 ROWS = (
     "qwen3-1.7b:8/full/2k",
@@ -160,8 +162,16 @@ def peak_of(profile: Any, plan: Any) -> str:
     return f"{mark.phase.value} {item.name} of {item.module}, {others}"
 
 
-def row(own: Row, device: torch.device, count: int, limit_s: float) -> dict[str, Any]:
-    """All plans of one model and length."""
+def row(
+    own: Row, device: torch.device, count: int, limit_s: float, save: Path | None
+) -> dict[str, Any]:
+    """All plans of one model and length.
+
+    Args:
+        count: timed steps of a plan.
+        limit_s: to observe.
+        save: folder for what the plans were searched in.
+    """
     import ssdtrain
 
     num = num_tokens(own.tokens)
@@ -180,6 +190,8 @@ def row(own: Row, device: torch.device, count: int, limit_s: float) -> dict[str,
     with ssdtrain.offload(model, **more) as session:
         found["num_observed"] = observed(trainer, num, session, limit_s)
         found["settled"] = session.is_settled
+        if save is not None:
+            save_request(session, save, own.name)
         # A CPU's tensors are counted nowhere: then of what the plan says they need.
         most = plain_bytes or session.plan.prediction.keep_peak_bytes
         goals = goals_of(most)
@@ -201,13 +213,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=5, help="timed ones of a plan")
     parser.add_argument("--limit-s", type=float, default=6.0, help="to observe a row")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    told = "folder for what plans were searched in"
+    parser.add_argument("--save", type=Path, help=told)
     options = parser.parse_args(argv)
     settings = {"device": options.device, "steps": options.steps, "marks": MARKS}
     cells = Cells(options.out, options.budget_s, settings)
     device = torch.device(options.device)
     for name in options.rows:
         own = row_of(f"{name}/eager/ours")
-        work = partial(row, own, device, options.steps, options.limit_s)
+        work = partial(row, own, device, options.steps, options.limit_s, options.save)
         cells.run(name, work, limit_s=8 * options.limit_s + 10)
         gc.collect()
         if device.type == "cuda":

@@ -34,6 +34,7 @@ from recipes.bench.models.real_catalogue import (
     settings_of,
     shape_of,
 )
+from recipes.bench.models.requests import save_request
 
 MOST_WARM_UP_STEPS = 100
 LEAST_WARM_UP_STEPS = 3
@@ -70,7 +71,8 @@ class Run:
     the device waits."""
     save: Path | None = None
     """Folder for what the rows of ours observed and planned: FILE of `ssdtrain plan
-    --profile FILE`, which searches again without a GPU."""
+    --profile FILE`, which searches again without a GPU; beside it what was observed
+    before anything corrected it."""
 
 
 def measure(row: Row, run: Run) -> dict[str, Any]:
@@ -103,6 +105,7 @@ def measure(row: Row, run: Run) -> dict[str, Any]:
         found |= of_session(session)
         if run.save is not None and session is not None and is_first_rank():
             save_observed(session, run.save, row)
+            save_request(session, run.save, row.name)
         if row.column == "keep" and not row.mode.has_mesh:
             found["num_saved"] = trainer.num_saved(lengths[0])
         if run.num_host_steps:
