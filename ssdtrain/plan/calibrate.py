@@ -40,6 +40,13 @@ segment's two counts is less than any host ever took: those say how the time is 
 out, the least of each half's two sums how much it is. A forward that took the host some
 70 ms was believed to take 38, and the hooks that it had no time for seemed to be free.
 
+[Note: a device that idles]
+Where a step was held, it is known what each segment takes the device by itself. One
+that takes longer in the plain step has a device that idles, and then it is the host
+that takes so long, whatever its clock said. On an H200 whose host took 45 microseconds
+an operator, backward took 74 ms, the device 40, and the host was believed to need 49:
+hooks that took it 30 ms more were predicted to take the step nothing.
+
 [Note: captured steps]
 A CUDA graph's replay has no host: no operator waits for a launch, no hook runs. Where
 the host bounds the eager step, the device idles in it, and copies planned into that
@@ -110,6 +117,9 @@ so the share is of the re-runs' time, where that is less."""
 LEAD_SHARE = 0.05
 """A host that is ahead of the device by this part of a forward when it starts does not
 bound it."""
+IDLE_SHARE = 0.1
+"""Part of a segment from which on the device idles in it; less is what two measurements
+differ by."""
 REPLAY_BATCH_SHARE = 0.02
 """`Links.batch_share` of a replay. A layer's two largest tensors are 1 % of what 28
 layers save: with 2 % half of the plain graph's memory was predicted at 1.0257x, with
@@ -267,6 +277,8 @@ def corrected(profile: Profile, by: Corrections) -> Profile:
         profile = calibrated(profile, plain, note=by.note, pace=by.pace)
         if by.pace is not None:
             profile = paced(profile, by.pace, plain.step_ms)
+        if by.held_pace is not None:
+            profile = with_idle_hosted(profile, by.held_pace)
         profile = with_reruns(profile, by.rerun_ms)
         profile = with_rerun_hosts(profile, by.rerun_host_ms)
     if by.copy_slowdown:
@@ -625,6 +637,29 @@ def paced(profile: Profile, pace: Pace, step_ms: float) -> Profile:
         tail_ms=max(0.0, tail_ms),
     )
     return found if tail_ms >= 0.0 else _as_long_as(profile, found)
+
+
+def with_idle_hosted(profile: Profile, held: Pace) -> Profile:
+    """Return the profile whose host takes as long as the device where that idles:
+    [Note: a device that idles]; as it was if a step of another kind was held.
+
+    Args:
+        profile: in the plain step's times, each segment.
+        held: of a step whose operators never waited for the host.
+    """
+    if not _is_of(held, profile):
+        return profile
+    marks = list(profile.marks)
+    for segment, end in zip(held.segments, _ends(held), strict=True):
+        own = marks[segment.start : end]
+        ms, host_ms = sum(mark.ms for mark in own), sum(mark.host_ms for mark in own)
+        if segment.reads_back or host_ms >= ms or ms - segment.ms <= IDLE_SHARE * ms:
+            continue
+        hosts = _shared(ms, [mark.host_ms for mark in own])
+        marks[segment.start : end] = [
+            replace(mark, host_ms=host) for mark, host in zip(own, hosts, strict=True)
+        ]
+    return replace(profile, marks=tuple(marks))
 
 
 def _as_long_as(plain: Profile, found: Profile) -> Profile:

@@ -19,6 +19,7 @@ from ssdtrain.plan.calibrate import (
     corrected,
     paced,
     rebuild_key,
+    with_idle_hosted,
     with_rerun_hosts,
     with_reruns,
 )
@@ -212,6 +213,35 @@ def test_a_pace_that_was_slower_says_where_the_time_goes() -> None:
     # One of other marks is another step's.
     other = replace(pace, num_marks=5)
     assert paced(before, other, before.compute_ms) == before
+
+
+def test_where_the_device_idles_the_host_takes_as_long() -> None:
+    """By a held step the device needs half of the first and third segment's times."""
+    cost = HostCost(pack_ms=1.0, use_ms=1.0)
+    eager = replace(
+        profile(),
+        marks=tuple(replace(mark, host_ms=1.0) for mark in profile().marks),
+        head_host_ms=1.0,
+        host_costs=HostCosts(keep=cost, host=cost),
+    )
+    walls = [mark.ms for mark in eager.marks]
+    held = Pace(
+        num_marks=4,
+        head_ms=eager.head_ms,
+        head_host_ms=1.0,
+        segments=tuple(
+            Segment(start=at, ms=share * walls[at], host_ms=0.0)
+            for at, share in enumerate((0.5, 0.95, 0.5))
+        ),
+        end=3,
+    )
+    found = with_idle_hosted(eager, held)
+    assert [mark.ms for mark in found.marks] == walls
+    assert [mark.host_ms for mark in found.marks] == [walls[0], 1.0, walls[2], 1.0]
+    assert with_idle_hosted(eager, replace(held, num_marks=5)) == eager
+    # What the host read back it waited for.
+    reads = tuple(replace(one, reads_back=True) for one in held.segments)
+    assert with_idle_hosted(eager, replace(held, segments=reads)) == eager
 
 
 def test_a_captured_step_has_no_host() -> None:
