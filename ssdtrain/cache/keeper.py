@@ -104,8 +104,8 @@ class CacheKeeper:
         if kind is not RecordView and kind is not RebuiltView:
             return None
         owner, view, probe = source
-        if owner.region is not None and owner.region is not self._cache.regions.current:
-            return None  # to read it, its region would run again, too early
+        if self.is_of_another_region(owner):
+            return None
         ours = owner.retired is self._cache.retired
         if probe.counter._version != probe.version:
             self.refuse()
@@ -121,6 +121,13 @@ class CacheKeeper:
             owner=owner,
             epsilon=handle.epsilon,
         )
+
+    def is_of_another_region(self, owner: Record | Rebuilt) -> bool:
+        """Whether a region that is not the running one would have to run again, too
+        early, for who reads these bytes. A region that read its input from the one
+        before would keep both alive, and so all of them."""
+        region = owner.region
+        return region is not None and region is not self._cache.regions.current
 
     def _of_table(self, handle: MovedHandle, epsilon: Epsilon | None) -> Held | None:
         """An item that a row of a table has taken over."""

@@ -134,7 +134,9 @@ class Rebuilder:
     def again(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
         """Another handle of a tensor that is rebuilt already, or None."""
         rebuilt = self._alive.get(key)
-        return None if rebuilt is None else self._handle_of(rebuilt, tensor, view)
+        if rebuilt is None or self.keeper.is_of_another_region(rebuilt):
+            return None
+        return self._handle_of(rebuilt, tensor, view)
 
     def _handle_of(self, rebuilt: Rebuilt, tensor: Tensor, view: View) -> Handle:
         rebuilt.num_handles += 1

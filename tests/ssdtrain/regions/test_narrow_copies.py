@@ -195,3 +195,49 @@ def test_a_region_that_is_refused_stores_them() -> None:
             theirs = train(reference, x)
             assert same_bits(train(model, x), theirs)
         assert "blocks.2" in session.regions_refused
+
+
+class Wide(nn.Module):
+    """Gives out what autograd saves inside of it, and a recipe makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ups = nn.ModuleList(_linear() for _ in range(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(ROWS, WIDTH) to the same in float32, and a penalty."""
+        x = x.bfloat16()
+        for up in self.ups:
+            x = torch.tanh(up(x))
+        wide = x.float()
+        return wide, wide.square().mean()
+
+
+class Chain(nn.Module):
+    """Each layer's input is the result of the one before."""
+
+    def __init__(self, run: Callable[..., Any] | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Wide() for _ in range(NUM_LAYERS))
+        self._run = run
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(ROWS, WIDTH) to a loss."""
+        loss = torch.zeros(())
+        for layer in self.layers:
+            x, penalty = layer(x) if self._run is None else self._run(layer, x)
+            loss = loss + penalty
+        return loss + x.square().mean()
+
+
+def test_no_region_runs_again_for_the_input_of_the_next() -> None:
+    """Or all of them would be alive at once."""
+    model, x = Chain(checkpointed), batch()
+    train(model, x)
+    theirs = most_alive(lambda: train(model, x))
+    ours = Chain()
+    with ssdtrain.offload(ours, **SETTINGS) as session:
+        found = [most_alive(lambda: train(ours, x)) for _ in range(4)]
+        assert session.profile is not None and session.plan is None
+    assert max(found) <= RESERVE * theirs, (found, theirs)
