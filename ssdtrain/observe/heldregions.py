@@ -7,15 +7,16 @@ then be taken for the device's own times, and a CUDA graph's plan would copy int
 that a replay does not have: 2.3 times the plain graph of a 1.7B model. So two more
 steps run all regions again and rebuild what they can in them, as the observed one did,
 which fits. Both look at the clock before and behind each re-run and rebuild, and at the
-beginning of each region's forward. The first one tells how long the host takes from one
-look to the next, in the second the device waits at each look for half as long again:
-however slow the host is, what comes next is launched by then. (Holds were once as long
-as what the device had taken in the observed step. A slow host came later than that, and
-a replay of 60 ms was believed to take 139.) What lies between the beginnings of two
-regions is what the first one's forward takes, and what lies between the re-runs,
-without the rebuilds, what the region's backward does. A re-run by itself does not tell
-of the forward: it ends with the last tensor that is saved, and in an eager step the
-host is further ahead of it.
+beginning of each lane and of each region's forward. The first one tells how long the
+host takes from one look to the next, in the second the device waits at each look for
+half as long again: however slow the host is, what comes next is launched by then.
+(Holds were once as long as what the device had taken in the observed step. A slow host
+came later than that, and a replay of 60 ms was believed to take 139.) What lies between
+the beginnings of two regions is what the first one's forward takes, and what lies
+between the re-runs, without the rebuilds, what the region's backward does: each without
+what two looks take that have nothing between them, which was 4 % of a backward. A
+re-run by itself does not tell of the forward: it ends with the last tensor that is
+saved, and in an eager step the host is further ahead of it.
 
 [Note: looks that were late]
 The host may be interrupted, or the second step may be another one. Both clocks are
@@ -69,6 +70,8 @@ class HeldRegions(Observer):
         """The look behind each."""
         self._kinds: dict[int, str] = {}
         """Of lanes, by number."""
+        self._opened: dict[int, int] = {}
+        """The look at the beginning of each lane, by its number."""
         self._entered: list[_Entered] = []
 
     def start(self) -> None:
@@ -85,6 +88,7 @@ class HeldRegions(Observer):
     def lane(self, course: LaneCourse, kind: str) -> None:
         """A lane begins."""
         self._kinds[course.number] = kind
+        self._opened[course.number] = self._look()
 
     def region(self, lane: int, number: int, module: str) -> None:
         """The forward of a region begins."""
@@ -124,9 +128,21 @@ class HeldRegions(Observer):
             < after.host_ns / 1e6
         }
 
-    def _ms_between(self, look: int, after: int) -> float:
+    def _ms_between(self, look: int, after: int, empty_ms: float) -> float:
         looks = self._looks
-        return self._clock.ms_between(looks[look].begins, looks[after].came)
+        ms = self._clock.ms_between(looks[look].begins, looks[after].came)
+        return max(0.0, ms - empty_ms)
+
+    def head_ms(self, empty_ms: float) -> float:
+        """Return the time from the beginning of the first lane to its first region
+        call; 0.0: not known. Waits for the device."""
+        if not self._entered or self._entered[0].lane not in self._opened:
+            return 0.0
+        first = self._entered[0]
+        opened = self._opened[first.lane]
+        if opened in self._late():
+            return 0.0
+        return self._ms_between(opened, first.look, empty_ms)
 
     def rebuild_ms(self, empty_ms: float) -> dict[str, float]:
         """Return the time of each rebuild, by `rebuild_key`; waits for the device.
@@ -144,9 +160,13 @@ class HeldRegions(Observer):
         ]
         return middle_ms(known, empty_ms)
 
-    def region_times(self) -> dict[str, tuple[RegionTime, ...]]:
+    def region_times(self, empty_ms: float) -> dict[str, tuple[RegionTime, ...]]:
         """Return what each region call takes, by kind of lane; empty if one re-run lay
-        in another. Waits for the device."""
+        in another. Waits for the device.
+
+        Args:
+            empty_ms: as for `rebuild_ms`; a backward is looked at around each rebuild.
+        """
         spans, late = self._clock.last_spans(), self._late()
         if not len(spans) == len(self._before) == len(self._behind):
             return {}
@@ -157,7 +177,9 @@ class HeldRegions(Observer):
         ]
         known = prices(span for span, is_known in reruns if is_known)
         forward = self._forwards(
-            {span.place: known.get(span.place, 0.0) for span, _ in reruns}, late
+            {span.place: known.get(span.place, 0.0) for span, _ in reruns},
+            late,
+            empty_ms,
         )
         backward: defaultdict[Hashable, list[float]] = defaultdict(list)
         between = zip(spans, self._behind, self._before[1:], strict=False)
@@ -166,7 +188,7 @@ class HeldRegions(Observer):
         for number, (span, behind, before) in enumerate(between):
             if span.recipe == REGION:
                 region, total_ms, is_known = span.place, 0.0, True
-            total_ms += self._ms_between(behind, before)
+            total_ms += self._ms_between(behind, before, empty_ms)
             is_known = is_known and behind not in late
             if region is not None and is_known and _goes_on(region, spans[number + 1]):
                 backward[region].append(total_ms)
@@ -182,7 +204,7 @@ class HeldRegions(Observer):
         }
 
     def _forwards(
-        self, reruns: Mapping[Hashable, float], late: Set[int]
+        self, reruns: Mapping[Hashable, float], late: Set[int], empty_ms: float
     ) -> dict[Hashable, float]:
         """Return what the forward of each region call that ran again takes; of one that
         no other follows, as much more than its re-run as usually; 0.0: not known."""
@@ -191,7 +213,7 @@ class HeldRegions(Observer):
             if one.look in late:
                 continue
             if one.lane == after.lane and one.number < after.number:
-                own_ms = self._ms_between(one.look, after.look)
+                own_ms = self._ms_between(one.look, after.look, empty_ms)
                 entered[one.kind, REGION, one.number].append(own_ms)
         found = {place: min(each) for place, each in entered.items()}
         known = [place for place in found if reruns.get(place, 0.0) > 0.0]

@@ -102,7 +102,11 @@ class Measured:
         if is_other:
             self._backwards.clear()
             self.corrections = replace(
-                self.corrections, pace=None, held_pace=None, held_regions={}
+                self.corrections,
+                pace=None,
+                held_pace=None,
+                held_regions={},
+                held_head_ms=0.0,
             )
 
     def reprice(self, costs: HostCosts) -> None:
@@ -309,6 +313,7 @@ class Measured:
                 self.corrections,
                 rebuild_ms=before.rebuild_ms,
                 held_regions=before.held_regions,
+                held_head_ms=before.held_head_ms,
             )
             return
         if len(self._held_before) == MOST_HELD or not self.may_hold():
@@ -318,10 +323,12 @@ class Measured:
         yield from self._looked_at(looking)
         held = HeldRegions(clock, device, looking.holds_ms())
         yield from self._looked_at(held)
+        empty_ms = self._empty_ms()
         self.corrections = replace(
             self.corrections,
-            rebuild_ms=held.rebuild_ms(self._empty_ms()),
-            held_regions=held.region_times(),
+            rebuild_ms=held.rebuild_ms(empty_ms),
+            held_regions=held.region_times(empty_ms),
+            held_head_ms=held.head_ms(empty_ms),
         )
         self._held_before[profile.signature()] = self.corrections
 

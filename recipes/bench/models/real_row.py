@@ -67,12 +67,10 @@ class Run:
     warm_up_s: float = math.inf
     """Steps are timed from then on, settled or not: the row says which."""
     profiles: bool = False
-    """Whether the device's profiler is asked, last of all, for how much of a forward
-    the device waits."""
+    """Whether the profiler is asked, last of all, how much of a forward is waiting."""
     save: Path | None = None
     """Folder for what the rows of ours observed and planned: FILE of `ssdtrain plan
-    --profile FILE`, which searches again without a GPU; beside it what was observed
-    before anything corrected it."""
+    --profile FILE`, which searches again without a GPU."""
 
 
 def measure(row: Row, run: Run) -> dict[str, Any]:
@@ -105,7 +103,6 @@ def measure(row: Row, run: Run) -> dict[str, Any]:
         found |= of_session(session)
         if run.save is not None and session is not None and is_first_rank():
             save_observed(session, run.save, row)
-            save_request(session, run.save, row.name)
         if row.column == "keep" and not row.mode.has_mesh:
             found["num_saved"] = trainer.num_saved(lengths[0])
         if run.num_host_steps:
@@ -415,7 +412,7 @@ def save_observed(session: Any, folder: Path, row: Row) -> None:
     from ssdtrain.plan.plan import PLAN_FILE
     from ssdtrain.plan.profile import PROFILE_FILE
 
-    folder.mkdir(parents=True, exist_ok=True)
+    save_request(session, folder, row.name)
     name = re.sub(r"[^\w.=-]+", "_", row.name)
     if session.profile is not None:
         PROFILE_FILE.write(folder / f"{name}.profile.json", session.profile)

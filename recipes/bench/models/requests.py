@@ -16,10 +16,10 @@ def save_request(session: Any, folder: Path, name: str) -> None:
     """
     from ssdtrain.jsonfile import encode, write_json
 
+    folder.mkdir(parents=True, exist_ok=True)
     planner = session._planner
     if planner is None or planner._seen is None:
         return
-    folder.mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"[^\w.=-]+", "_", name)
     request = encode(planner._request(planner._seen))
     write_json(folder / f"{stem}.request.json", request)

@@ -41,7 +41,7 @@ from tests.ssdtrain.plan.test_calibrate import BYTES, NUM_LAYERS, layers
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 HELD_S = 1.0
-FORWARD_MS, BACKWARD_MS = 4.0, 8.0
+HEAD_MS, FORWARD_MS, BACKWARD_MS = 0.5, 4.0, 8.0
 """Of a region, on the device."""
 
 
@@ -133,6 +133,7 @@ def step(clock: Any, regions: HeldRegions, *, interrupted: int = -1) -> None:
     each. interrupted: the host comes late to what follows this one's forward."""
     regions.start()
     regions.lane(LaneCourse(0, NO_WAY), "model/0")
+    clock.run(HEAD_MS, 2.0)
     for number in range(NUM_LAYERS):
         regions.region(0, number, "")
         clock.run(FORWARD_MS, 2.0)
@@ -169,7 +170,7 @@ def hosted(slowness: float, own: HeldRegions | None) -> Corrections:
     )
     if own is None:
         return by
-    times, rebuild_ms = own.region_times(), own.rebuild_ms(0.0)
+    times, rebuild_ms = own.region_times(0.0), own.rebuild_ms(0.0)
     return replace(by, held_regions=times, rebuild_ms=rebuild_ms)
 
 
@@ -182,9 +183,10 @@ def test_a_slow_host_leads_to_the_same_graph(virtual_time: Any) -> None:
     plans, unheld = [], []
     for slowness in (1.0, 2.0, 4.0):
         own = held(virtual_time, slowness)
-        for time in own.region_times()["model/0"][1:]:
+        assert own.head_ms(0.0) == pytest.approx(HEAD_MS)
+        for time in own.region_times(0.0)["model/0"][1:]:
             assert time.backward_ms == pytest.approx(BACKWARD_MS)
-        for time in own.region_times()["model/0"]:
+        for time in own.region_times(0.0)["model/0"]:
             assert time.forward_ms == pytest.approx(FORWARD_MS)
         assert own.rebuild_ms(0.0) == {rebuild_key("silu", 64): pytest.approx(0.25)}
         measured = Measured(alone, alone, alone, alone)
@@ -207,13 +209,13 @@ def test_a_slow_host_leads_to_the_same_graph(virtual_time: Any) -> None:
 def test_what_the_host_came_late_to_is_not_known(virtual_time: Any) -> None:
     """An interruption is no device's time: the forward takes as much more than its
     re-run as the others. Where nothing was held nothing is known."""
-    times = held(virtual_time, 2.0, interrupted=1).region_times()["model/0"]
+    times = held(virtual_time, 2.0, interrupted=1).region_times(0.0)["model/0"]
     for time in times:
         assert time.forward_ms == pytest.approx(FORWARD_MS)
     clock: Any = Beside(virtual_time, 4.0)
     step(clock, never := HeldRegions(clock, clock, [0.0]))
-    assert never.rebuild_ms(0.0) == {}
-    assert set(never.region_times()["model/0"]) == {
+    assert never.rebuild_ms(0.0) == {} and never.head_ms(0.0) == 0.0
+    assert set(never.region_times(0.0)["model/0"]) == {
         RegionTime(forward_ms=0.0, backward_ms=0.0)
     }
     profile = captured(layers(1.5), hosted(2.0, never))
@@ -234,7 +236,7 @@ def test_what_lies_between_reruns_is_a_regions_backward() -> None:
         clock.run(3.0)
     clock.cut()
     held.stop()
-    assert held.region_times() == {
+    assert held.region_times(0.0) == {
         "model/0": (
             RegionTime(forward_ms=2.0, backward_ms=0.0),
             RegionTime(forward_ms=3.0, backward_ms=4.5),
@@ -261,10 +263,13 @@ def test_what_lies_between_beginnings_is_a_regions_forward() -> None:
         clock.span(REGION, ("model/0", REGION, number), 0, 2.0)
         clock.run(6.0)
     clock.cut()
-    times = held.region_times()["model/0"]
+    times = held.region_times(0.0)["model/0"]
     # Behind the last one is what is no region's: as much more than its re-run as usual.
     assert [time.forward_ms for time in times] == [4.0, 5.0, 4.5]
-    assert len(clock.holds) == 9
+    times = held.region_times(0.5)["model/0"]  # what two looks take by themselves
+    assert [time.forward_ms for time in times[:2]] == [3.5, 4.5]
+    assert times[2].backward_ms == 5.5
+    assert len(clock.holds) == 10
 
 
 def test_a_forward_between_two_backwards_is_no_part_of_either() -> None:
@@ -278,7 +283,7 @@ def test_a_forward_between_two_backwards_is_no_part_of_either() -> None:
             clock.span(REGION, ("model/0", REGION, number), 0, 2.0)
             clock.run(3.0)
     clock.cut()
-    first, second = held.region_times()["model/0"]
+    first, second = held.region_times(0.0)["model/0"]
     assert (first.backward_ms, second.backward_ms) == (0.0, 3.0)
 
 
@@ -289,7 +294,7 @@ def test_a_rerun_in_another_tells_nothing() -> None:
     clock.begin()
     clock.span(REGION, ("model/0", REGION, 0), 0, 1.0)
     clock.cut()
-    assert held.region_times() == {}
+    assert held.region_times(0.0) == {}
 
 
 def test_regions_are_held_where_the_plain_step_does_not_fit(
