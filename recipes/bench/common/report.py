@@ -101,6 +101,7 @@ PAGES = {
             ("models", of_file("real_models_h100", real_models)),
             ("models", of_file("fits", fits)),
             ("models", of_file("grid", grid)),
+            ("models", of_file("grid_h100", grid)),
             ("models", of_file("lengths", lengths)),
             ("models", of_file("predictions", predictions)),
             ("models", models),
@@ -113,23 +114,28 @@ PAGES = {
         "autograd saves; `fsdp2-1` and `tp-1` are the same on a mesh of one rank, "
         "where no byte crosses a link between GPUs. A budget counts from the level at "
         "the root's forward, a peak here from the level before the step: under FSDP2 "
-        "the root's gathered weights lie between them. Rows of H100s ran two at a "
-        "time, each on a GPU of one host: links and the host were shared, which the "
-        "waits for copies out of the 8B's rows show. "
+        "the root's gathered weights lie between them. Rows of H100s ran four at a "
+        "time, each on a GPU of one host, whose processor takes 190 microseconds for a "
+        "tensor that is moved (last table): most of what their steps take beyond "
+        "predictions is waiting for it. The 4B and the mixture of experts do not fit "
+        "into 80 GB when everything is kept. Two of those rows, 4B `budget=2gc` and "
+        "`fsdp2` `budget=1gc`, were timed while a step was observed again; a host that "
+        "is busy for a while is no reason for that any more. "
         "Long steps of changing lengths are those before the first plan and the ones "
         "in which another plan is taken; in pass one lengths are new to the session, "
-        "not to the device; the row `budget` of the graph is of 2026-11-25, the others "
-        "are older. "
+        "not to the device. The graph's row `budget` is of a later version than its "
+        "other rows; each is over its own plain graph. "
         "The H200's rows are of several runs, each beside its own plain step: 1.7B and "
         "the 24 layers under `fsdp2` are of 2026-11-26, all others of 2026-11-23; "
         "checkpointing and `budget=1gc` of the 4B were runs of their own, beside those "
         "runs' plain steps. A plan that was not settled may have been changed, and one "
-        "step be long, while its row was timed. Cases in what checkpointing takes "
-        "and cells under `device_memory` that their files call run 1 are of the code "
-        "before plans left pages free where segments grow; two of the eight cases that "
-        "were measured again had ended out of memory. The three cells of 64k tokens "
-        "that did so did in their first step, which had no error of its own then, and "
-        "were not measured since. Two that were refused ended in their second step.",
+        "step be long, while its row was timed. Cases in what checkpointing takes that "
+        "reached no plan, or few steps of one, had 22 seconds; until then all regions "
+        "ran again. Cells under `device_memory` on an H200 that their file calls run 1 "
+        "are of the code before plans left pages free where segments grow. The three "
+        "cells of 64k tokens that ended out of memory there did so in their first "
+        "step, which had no error of its own then: the H100's table has them again. "
+        "Two that were refused ended in their second step.",
     ),
     "placement": Page(
         "Where activations live",
