@@ -188,6 +188,11 @@ class Pace:
     end: Natural
     """The mark at which the last one ends; those from there on are as they were."""
 
+    def is_like(self, plain: PlainTimes) -> bool:
+        """Whether the step took about as long as a plain one, and is believed."""
+        ms = self.head_ms + sum(segment.ms for segment in self.segments)
+        return ms <= MOST_FACTOR * plain.step_ms
+
 
 def rebuild_key(recipe: str, num_bytes: int) -> str:
     """Return the name of the rebuilds that take as long as one another."""

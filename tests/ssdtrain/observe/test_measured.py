@@ -1,6 +1,8 @@
 """Steps that measure: their order, and what one that is cut short leaves."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +14,17 @@ from ssdtrain.cache.bypass import Bypass
 from ssdtrain.cache.course import Unobserved
 from ssdtrain.cache.regions import Choice
 from ssdtrain.observe.heldregions import HeldRegions
-from ssdtrain.observe.measured import NUM_REGION_STEPS, Measured
+from ssdtrain.observe.measured import NUM_PACED, NUM_REGION_STEPS, Measured
 from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.paced import Paced
 from ssdtrain.observe.plainsteps import NUM_STEPS
-from ssdtrain.plan.calibrate import WITHOUT_RERUNS, Corrections, Pace, PlainTimes
+from ssdtrain.plan.calibrate import (
+    WITHOUT_RERUNS,
+    Corrections,
+    Pace,
+    PlainTimes,
+    Segment,
+)
 from ssdtrain.plan.profile import HostCosts
 from ssdtrain.transfer.device import CpuDevice
 
@@ -108,6 +116,35 @@ def test_a_session_that_is_closed_among_them_leaves_nothing(
     found, cache = steps(monkeypatch, fits=fits, most=len(kinds))
     assert found == ["", "", *kinds]
     assert is_clean(cache)
+
+
+@pytest.mark.parametrize("num_disturbed", [1, 100])
+def test_a_disturbed_step_is_timed_again(
+    monkeypatch: pytest.MonkeyPatch, num_disturbed: int
+) -> None:
+    told: list[Pace] = []
+
+    def is_disturbed(self: Measured, pace: Pace, plain: PlainTimes) -> bool:
+        told.append(pace)
+        return len(told) <= num_disturbed
+
+    monkeypatch.setattr(Measured, "_is_disturbed", is_disturbed)
+    found, cache = steps(monkeypatch, fits=True)
+    at, more = PLAIN.index("paced"), min(num_disturbed, NUM_PACED - 1)
+    assert found == ["", "", *PLAIN[:at], *["paced"] * more, *PLAIN[at:], ""]
+    assert is_clean(cache)
+
+
+def test_a_step_of_several_times_a_plain_one_was_disturbed() -> None:
+    on_gpu: Any = SimpleNamespace(is_on_gpu=True, is_alone=True)
+    measured = Measured(on_gpu, on_gpu, on_gpu, on_gpu)
+    plain = PlainTimes(step_ms=100.0, forward_ms=30.0)
+    segments = (Segment(start=0, ms=150.0, host_ms=1.0),)
+    pace = Pace(num_marks=1, head_ms=10.0, head_host_ms=0.0, segments=segments, end=1)
+    assert not measured._is_disturbed(pace, plain)
+    assert measured._is_disturbed(replace(pace, head_ms=90.0), plain)
+    on_gpu.is_alone = False
+    assert not measured._is_disturbed(replace(pace, head_ms=90.0), plain)
 
 
 def test_what_another_step_tells_is_forgotten() -> None:
