@@ -36,11 +36,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ssdtrain.cache.bypass import Bypass
+from ssdtrain.cache.bypass import Bypass, device_ms
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.handles import KeptHandle
 from ssdtrain.cache.traced import untraced
-from ssdtrain.plan.calibrate import Pace, Segment
+from ssdtrain.plan.calibrate import AHEAD_MS, Pace, Segment
 from ssdtrain.plan.profile import Phase, Profile
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.remat.modes import may_meddle, without_modes
@@ -64,6 +64,8 @@ class Moment(NamedTuple):
     """On its clock, without the time spent in these hooks."""
     begins: Any
     """When the device went on: later than `device` where it was held."""
+    entered_ns: int
+    """When the host came, by its clock."""
 
 
 class Watched(NamedTuple):
@@ -143,6 +145,7 @@ class Paced(Bypass):
             return None
         if not marks or not self._forwards:
             return None
+        leads_ms = self._leads_ms()
         return Pace(
             num_marks=self._num_marks,
             head_ms=ms(self._forwards[0][0], moments[0].device),
@@ -153,11 +156,29 @@ class Paced(Bypass):
                     ms=max(0.0, ms(one.begins, after.device)),
                     host_ms=(after.host_ns - one.host_ns) / 1e6,
                     reads_back=number in self._reads,
+                    lead_ms=leads_ms[number],
                 )
                 for number, (one, after) in enumerate(pairwise(moments))
             ),
             end=marks[-1],
+            end_lead_ms=leads_ms[-1],
         )
+
+    def _leads_ms(self) -> list[float]:
+        """By how much the host was ahead at each moment. Waits for the device."""
+        if not self._cache.device.runs_beside:
+            return [AHEAD_MS] * len(self._moments)
+        first = self._moments[0].device
+        since_ms = device_ms(self._clock, first)
+        return [
+            max(
+                0.0,
+                since_ms
+                + self._clock.ms_between(first, one.device)
+                - one.entered_ns / 1e6,
+            )
+            for one in self._moments
+        ]
 
     def _note(self, mark: int) -> None:
         # From the hook's start: what went by since is its own.
@@ -166,7 +187,7 @@ class Paced(Bypass):
         if mark in self._holds_ms:
             self._cache.device.hold(self._holds_ms[mark])
             begins = self._clock.now()
-        self._moments.append(Moment(mark, came, host_ns, begins))
+        self._moments.append(Moment(mark, came, host_ns, begins, self._entered_ns))
 
     def _pack(self, tensor: Tensor) -> Any:
         if may_meddle():

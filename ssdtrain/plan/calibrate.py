@@ -39,6 +39,12 @@ says nothing of how much slower the observed step's host was. And the least of e
 segment's two counts is less than any host ever took: those say how the time is shared
 out, the least of each half's two sums how much it is. A forward that took the host some
 70 ms was believed to take 38, and the hooks that it had no time for seemed to be free.
+Where the host is hardly ahead of the device, no queue can have blocked it, and what it
+took from one such moment to the next is its own. Behind a result that it read back it
+is ahead by nothing, and up to such a moment by as much as is seen there. (A loss of
+hundreds of small launches behind one takes the host as long as the device. It was
+believed to go ahead by all of it, and each tensor that was moved on an H100 with a slow
+host took the step some 0.1 ms that no plan foresaw.)
 
 [Note: a device that idles]
 Where a step was held, it is known what each segment takes the device by itself. One
@@ -117,6 +123,10 @@ so the share is of the re-runs' time, where that is less."""
 LEAD_SHARE = 0.05
 """A host that is ahead of the device by this part of a forward when it starts does not
 bound it."""
+AHEAD_MS = 1e9
+"""Lead of a host that may be any."""
+NEAR_MS = 10.0
+"""Lead up to which no queue of a thousand launches is full, and blocks the host."""
 IDLE_SHARE = 0.1
 """Part of a segment from which on the device idles in it; less is what two measurements
 differ by."""
@@ -173,6 +183,8 @@ class Segment:
     host_ms: Duration
     reads_back: bool = False
     """See `Mark.reads_back`."""
+    lead_ms: Duration = AHEAD_MS
+    """By how much the host was ahead of the device at its start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +199,8 @@ class Pace:
     segments: tuple[Segment, ...]
     end: Natural
     """The mark at which the last one ends; those from there on are as they were."""
+    end_lead_ms: Duration = AHEAD_MS
+    """`Segment.lead_ms` there."""
 
     def is_like(self, plain: PlainTimes) -> bool:
         """Whether the step took about as long as a plain one, and is believed."""
@@ -766,6 +780,24 @@ def _hosts(profile: Profile, pace: Pace) -> list[float]:
         shared = _shared(least_ms, [found[number] for number in half])
         for number, ms in zip(half, shared, strict=True):
             found[number] = ms
+    for number, ms in _unblocked(pace).items():
+        found[number] = max(found[number], ms)
+    return found
+
+
+def _unblocked(pace: Pace) -> dict[int, float]:
+    """Return the host's time of the segments in which nothing can have blocked it but
+    a result that it read back, by number."""
+    leads_ms = [*(segment.lead_ms for segment in pace.segments), pace.end_lead_ms]
+    found = {}
+    for number, segment in enumerate(pace.segments):
+        lead_ms, end_lead_ms = leads_ms[number : number + 2]
+        if end_lead_ms > NEAR_MS:
+            continue
+        if segment.reads_back:
+            found[number] = max(0.0, segment.ms - end_lead_ms)
+        elif lead_ms <= NEAR_MS:
+            found[number] = segment.host_ms
     return found
 
 

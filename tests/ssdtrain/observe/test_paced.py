@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +19,17 @@ from ssdtrain.jsonfile import decode, in_parts, joined
 from ssdtrain.observe.measured import NUM_EMPTY, Measured
 from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.observer import HOLD_MS, RERUN_HOLD_MS
-from ssdtrain.observe.paced import STRIDE, SYNCHRONIZES, Paced, heard, looked_at
+from ssdtrain.observe.paced import (
+    STRIDE,
+    SYNCHRONIZES,
+    Moment,
+    Paced,
+    heard,
+    looked_at,
+)
 from ssdtrain.plan import search
 from ssdtrain.plan.calibrate import (
+    AHEAD_MS,
     Corrections,
     Pace,
     PlainTimes,
@@ -122,6 +131,38 @@ def test_time_in_the_hooks_is_not_the_programs(
     assert found is not None
     # Each look at the clock takes some of it.
     assert all(0.0 <= segment.host_ms < 1.0 for segment in found.segments)
+
+
+class Behind:
+    """A device that comes to everything `lag_ms` behind its host, and its clock."""
+
+    runs_beside = True
+
+    def __init__(self, host: Any) -> None:
+        self._host, self.lag_ms = host, 0.0
+
+    def now(self) -> float:
+        return float(self._host.monotonic() * 1e3 + self.lag_ms)
+
+    def ms_between(self, start: float, end: float) -> float:
+        self._host.sleep(max(0.0, end / 1e3 - self._host.monotonic()))
+        return end - start
+
+
+def test_how_far_the_host_is_ahead_is_seen_at_each_moment(virtual_time: Any) -> None:
+    device = Behind(virtual_time)
+    step = Paced.__new__(Paced)
+    own: Any = step
+    own._cache, own._clock = SimpleNamespace(device=device), device
+    own._moments = []
+    for lag_ms in (30.0, 0.0, 4.0):
+        device.lag_ms = lag_ms
+        came, entered_ns = device.now(), int(virtual_time.monotonic() * 1e9)
+        own._moments.append(Moment(0, came, 0, came, entered_ns))
+        virtual_time.sleep(0.05)
+    assert step._leads_ms() == pytest.approx([30.0, 0.0, 4.0], abs=0.01)
+    device.runs_beside = False  # a CPU's host is its device
+    assert step._leads_ms() == [AHEAD_MS] * 3
 
 
 def test_a_held_step_takes_the_devices_own_time(

@@ -7,6 +7,7 @@ import pytest
 from ssdtrain.curves import Curve, Links
 from ssdtrain.plan.calibrate import (
     BLAMED,
+    NEAR_MS,
     WITHOUT_RERUNS,
     Corrections,
     Pace,
@@ -213,6 +214,45 @@ def test_a_pace_that_was_slower_says_where_the_time_goes() -> None:
     # One of other marks is another step's.
     other = replace(pace, num_marks=5)
     assert paced(before, other, before.compute_ms) == before
+
+
+def test_a_host_that_is_hardly_ahead_takes_what_it_was_seen_to() -> None:
+    """Whatever the observed step says of it; one that is far ahead may be blocked."""
+    before = replace(
+        profile(),
+        marks=tuple(replace(mark, host_ms=0.5) for mark in profile().marks),
+        head_host_ms=0.5,
+    )
+    near, far = NEAR_MS / 2, 2 * NEAR_MS
+
+    def hosts(leads: tuple[float, ...], reads: int = -1) -> list[float]:
+        segments = tuple(
+            Segment(
+                start=at,
+                ms=before.marks[at].ms,
+                host_ms=3.0,
+                reads_back=at == reads,
+                lead_ms=leads[at],
+            )
+            for at in range(3)
+        )
+        pace = Pace(
+            num_marks=4,
+            head_ms=1.0,
+            head_host_ms=0.5,
+            segments=segments,
+            end=3,
+            end_lead_ms=leads[3],
+        )
+        return [mark.host_ms for mark in paced(before, pace, before.compute_ms).marks]
+
+    assert hosts((far,) * 4) == [0.5] * 4
+    assert hosts((near, near, near, near)) == [3.0, 3.0, 3.0, 0.5]
+    assert hosts((near, near, far, near)) == [3.0, 0.5, 0.5, 0.5]
+    # Behind what it read back it is as far ahead as is seen at the end.
+    assert hosts((far, 1.0, near, near), reads=0) == [3.0, 3.0, 3.0, 0.5]
+    assert hosts((far, 0.25, far, far), reads=0) == [3.75, 0.5, 0.5, 0.5]
+    assert hosts((near, far, far, far), reads=0) == [0.5] * 4
 
 
 def test_where_the_device_idles_the_host_takes_as_long() -> None:
