@@ -193,13 +193,13 @@ class Measured:
             with closing(eager):
                 yield from self._in_place_of_hooks(eager)
             pace = eager.pace()
-            if pace is None or not self._is_disturbed(pace, plain):
+            if pace is None or not self.is_disturbed(pace, plain):
                 break
         self.corrections = replace(self.corrections, pace=pace)
         if pace is not None and self.may_hold():
             yield from self._held(observed, pace)
 
-    def _is_disturbed(self, pace: Pace, plain: PlainTimes) -> bool:
+    def is_disturbed(self, pace: Pace, plain: PlainTimes) -> bool:
         """Whether another step is to be timed. Several ranks are in the same one, and
         each takes what it has; a CPU's may have more to do in hooks than besides."""
         is_asked = self._host.is_on_gpu and self._peers.is_alone

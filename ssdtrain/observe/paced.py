@@ -28,7 +28,7 @@ what comes behind is launched before it begins, and takes the device's own time.
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -43,7 +43,9 @@ from ssdtrain.cache.traced import untraced
 from ssdtrain.plan.calibrate import AHEAD_MS, Pace, Segment
 from ssdtrain.plan.profile import Phase, Profile
 from ssdtrain.plan.timeline import Timeline
+from ssdtrain.remat.clock import Clock
 from ssdtrain.remat.modes import may_meddle, without_modes
+from ssdtrain.transfer.device import Device
 
 STRIDE = 8
 """Marks from one look at the clock to the next."""
@@ -145,7 +147,7 @@ class Paced(Bypass):
             return None
         if not marks or not self._forwards:
             return None
-        leads_ms = self._leads_ms()
+        ahead_ms = leads_ms(moments, self._clock, self._cache.device)
         return Pace(
             num_marks=self._num_marks,
             head_ms=ms(self._forwards[0][0], moments[0].device),
@@ -156,29 +158,13 @@ class Paced(Bypass):
                     ms=max(0.0, ms(one.begins, after.device)),
                     host_ms=(after.host_ns - one.host_ns) / 1e6,
                     reads_back=number in self._reads,
-                    lead_ms=leads_ms[number],
+                    lead_ms=ahead_ms[number],
                 )
                 for number, (one, after) in enumerate(pairwise(moments))
             ),
             end=marks[-1],
-            end_lead_ms=leads_ms[-1],
+            end_lead_ms=ahead_ms[-1],
         )
-
-    def _leads_ms(self) -> list[float]:
-        """By how much the host was ahead at each moment. Waits for the device."""
-        if not self._cache.device.runs_beside:
-            return [AHEAD_MS] * len(self._moments)
-        first = self._moments[0].device
-        since_ms = device_ms(self._clock, first)
-        return [
-            max(
-                0.0,
-                since_ms
-                + self._clock.ms_between(first, one.device)
-                - one.entered_ns / 1e6,
-            )
-            for one in self._moments
-        ]
 
     def _note(self, mark: int) -> None:
         # From the hook's start: what went by since is its own.
@@ -230,6 +216,23 @@ class Paced(Bypass):
     def _read_back(self) -> None:
         if self._moments:
             self._reads.add(len(self._moments) - 1)
+
+
+def leads_ms(moments: Sequence[Moment], clock: Clock, device: Device) -> list[float]:
+    """Return by how much the host was ahead at each moment; any, where it is the
+    device. Waits for the device.
+
+    Args:
+        moments: at least one.
+    """
+    if not device.runs_beside:
+        return [AHEAD_MS] * len(moments)
+    first = moments[0].device
+    since_ms = device_ms(clock, first)
+    return [
+        max(0.0, since_ms + clock.ms_between(first, one.device) - one.entered_ns / 1e6)
+        for one in moments
+    ]
 
 
 @contextmanager

@@ -128,7 +128,7 @@ def test_a_disturbed_step_is_timed_again(
         told.append(pace)
         return len(told) <= num_disturbed
 
-    monkeypatch.setattr(Measured, "_is_disturbed", is_disturbed)
+    monkeypatch.setattr(Measured, "is_disturbed", is_disturbed)
     found, cache = steps(monkeypatch, fits=True)
     at, more = PLAIN.index("paced"), min(num_disturbed, NUM_PACED - 1)
     assert found == ["", "", *PLAIN[:at], *["paced"] * more, *PLAIN[at:], ""]
@@ -141,10 +141,10 @@ def test_a_step_of_several_times_a_plain_one_was_disturbed() -> None:
     plain = PlainTimes(step_ms=100.0, forward_ms=30.0)
     segments = (Segment(start=0, ms=150.0, host_ms=1.0),)
     pace = Pace(num_marks=1, head_ms=10.0, head_host_ms=0.0, segments=segments, end=1)
-    assert not measured._is_disturbed(pace, plain)
-    assert measured._is_disturbed(replace(pace, head_ms=90.0), plain)
+    assert not measured.is_disturbed(pace, plain)
+    assert measured.is_disturbed(replace(pace, head_ms=90.0), plain)
     on_gpu.is_alone = False
-    assert not measured._is_disturbed(replace(pace, head_ms=90.0), plain)
+    assert not measured.is_disturbed(replace(pace, head_ms=90.0), plain)
 
 
 def test_what_another_step_tells_is_forgotten() -> None:

@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from ssdtrain.observe.paced import (
     Moment,
     Paced,
     heard,
+    leads_ms,
     looked_at,
 )
 from ssdtrain.plan import search
@@ -150,19 +150,17 @@ class Behind:
 
 
 def test_how_far_the_host_is_ahead_is_seen_at_each_moment(virtual_time: Any) -> None:
-    device = Behind(virtual_time)
-    step = Paced.__new__(Paced)
-    own: Any = step
-    own._cache, own._clock = SimpleNamespace(device=device), device
-    own._moments = []
+    device: Any = Behind(virtual_time)
+    moments = []
     for lag_ms in (30.0, 0.0, 4.0):
         device.lag_ms = lag_ms
         came, entered_ns = device.now(), int(virtual_time.monotonic() * 1e9)
-        own._moments.append(Moment(0, came, 0, came, entered_ns))
+        moments.append(Moment(0, came, 0, came, entered_ns))
         virtual_time.sleep(0.05)
-    assert step._leads_ms() == pytest.approx([30.0, 0.0, 4.0], abs=0.01)
+    found = leads_ms(moments, device, device)
+    assert found == pytest.approx([30.0, 0.0, 4.0], abs=0.01)
     device.runs_beside = False  # a CPU's host is its device
-    assert step._leads_ms() == [AHEAD_MS] * 3
+    assert leads_ms(moments, device, device) == [AHEAD_MS] * 3
 
 
 def test_a_held_step_takes_the_devices_own_time(
