@@ -14,9 +14,9 @@ half as long again: however slow the host is, what comes next is launched by the
 came later than that, and a replay of 60 ms was believed to take 139.) What lies between
 the beginnings of two regions is what the first one's forward takes, and what lies
 between the re-runs, without the rebuilds, what the region's backward does: each without
-what two looks take that have nothing between them, which was 4 % of a backward. A
-re-run by itself does not tell of the forward: it ends with the last tensor that is
-saved, and in an eager step the host is further ahead of it.
+what two looks take that have nothing between them. A re-run by itself does not tell of
+the forward: it ends with the last tensor that is saved, and in an eager step the host
+is further ahead of it.
 
 [Note: looks that were late]
 The host may be interrupted, or the second step may be another one. Both clocks are

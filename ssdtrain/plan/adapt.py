@@ -4,10 +4,10 @@
 A single slow step is noise: the middle of the last steps must be off, in the same
 direction, and after every new plan the next look comes twice as late. An observed step
 and the one behind it are long ones (2.0 and 1.2 s where others took 0.56, on an H100),
-and another program on the same host makes steps a tenth longer for seconds. So a step
-is observed only when those that were off have lost as much as that takes
-(`OBSERVATION_STEPS`): after some 40 that are a tenth longer, after 8 that take half as
-long again. A plan that is not clearly better than the one in force is not taken.
+and steps may be a tenth longer for seconds and then as before. So a step is observed
+only when those that were off have lost as much as that takes (`OBSERVATION_STEPS`):
+after some 40 that are a tenth longer, after 8 that take half as long again. A plan that
+is not clearly better than the one in force is not taken.
 
 [Note: the measured overhead]
 `max_overhead` is what a step may take more than one without ssdtrain, as users measure

@@ -41,17 +41,16 @@ out, the least of each half's two sums how much it is. A forward that took the h
 70 ms was believed to take 38, and the hooks that it had no time for seemed to be free.
 Where the host is hardly ahead of the device, no queue can have blocked it, and what it
 took from one such moment to the next is its own. Behind a result that it read back it
-is ahead by nothing, and up to such a moment by as much as is seen there. (A loss of
-hundreds of small launches behind one takes the host as long as the device. It was
-believed to go ahead by all of it, and each tensor that was moved on an H100 with a slow
-host took the step some 0.1 ms that no plan foresaw.)
+is ahead by nothing, and up to such a moment by as much as is seen there: a loss of many
+small launches may take the host as long as the device, where it would be believed to go
+ahead by all of it.
 
 [Note: a device that idles]
 Where a step was held, it is known what each segment takes the device by itself. One
 that takes longer in the plain step has a device that idles, and then it is the host
-that takes so long, whatever its clock said. On an H200 whose host took 45 microseconds
-an operator, backward took 74 ms, the device 40, and the host was believed to need 49:
-hooks that took it 30 ms more were predicted to take the step nothing.
+that takes so long, whatever its clock said. On an H200 with a slow host backward took
+74 ms, of which the device needed 40, and the host was believed to need 49: as if hooks
+had 25 ms to spare.
 
 [Note: captured steps]
 A CUDA graph's replay has no host: no operator waits for a launch, no hook runs. Where
@@ -435,8 +434,7 @@ def unhosted(
 
     What lies behind a region call belongs to it, up to the next one; outside of them
     all, time shrinks as it usually does. What lies before the first one starts behind
-    an idle device, all launches: it takes no longer than it was seen to (2.6 ms of an
-    observed step's are 0.5 in a replay).
+    an idle device, all launches: it takes no longer than it was seen to.
     """
     parts = _parts(profile)
     factors = _held_factors(profile, held, parts)

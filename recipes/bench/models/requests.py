@@ -17,6 +17,7 @@ def save_request(session: Any, folder: Path, name: str) -> None:
     from ssdtrain.jsonfile import encode, write_json
 
     folder.mkdir(parents=True, exist_ok=True)
+    # What only the planner holds: a session gives out the corrected profile.
     planner = session._planner
     if planner is None or planner._seen is None:
         return
