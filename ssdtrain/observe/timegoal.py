@@ -145,8 +145,8 @@ class TimeGoal:
         )
         if part is None:
             return False
-        blamed = self._overhead.blamed_on_copies(plan.prediction)
         goal, is_alone = self._goal.goal, self._peers.is_alone
+        blamed = self._overhead.blamed_on_copies(plan.prediction, is_alone=is_alone)
         was_blamed = self._measured.corrections.copy_slowdown > 0.0
         if blamed is None or (is_alone and was_blamed):
             return self.aim_lower(part)

@@ -132,7 +132,7 @@ def test_waits_that_no_plan_foresaw_are_those_of_slower_links(
 def test_copies_are_blamed_before_less_is_promised(
     virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Overhead, "blamed_on_copies", lambda self, prediction: 0.2)
+    monkeypatch.setattr(Overhead, "blamed_on_copies", lambda self, *_, **__: 0.2)
     step = Overhead.step
     # Hardly lower, or the next plan would keep everything.
     hardly = lambda self, *told: step(self, *told) and 0.9  # noqa: E731

@@ -87,9 +87,12 @@ def test_steps_that_take_more_than_they_may_lower_what_is_promised(
     assert (own.goal.goal.aim < 1.0) == own.goal.was == asked[-1]
 
 
-def test_copies_are_blamed_once_and_then_less_is_promised() -> None:
+@pytest.mark.parametrize(("busy_ms", "is_blamed"), [(200.0, True), (50.0, False)])
+def test_copies_are_blamed_once_and_then_less_is_promised(
+    busy_ms: float, is_blamed: bool
+) -> None:
     own = Times().knows_plain()
-    load = LinkLoad(busy_ms=50.0, num_bytes=1)
+    load = LinkLoad(busy_ms=busy_ms, num_bytes=1)
     plan = promise(101.0, links={"d2h": load})
     found = []
     for _ in range(MOST_TIGHTENED + 1):
@@ -101,10 +104,11 @@ def test_copies_are_blamed_once_and_then_less_is_promised() -> None:
             )
         )
     assert found == [True] * MOST_TIGHTENED + [False]
-    blamed = (120.0 - 101.0) / 50.0
+    blamed = (120.0 - 101.0) / busy_ms if is_blamed else 0.0
     assert own.measured.corrections.copy_slowdown == pytest.approx(blamed)
     # Its error is known: it may promise most of what was left to errors, and then less.
-    assert own.goal.goal.aim == pytest.approx(earned_aim(0.02) * LEAST_AIM**3)
+    aim = earned_aim(0.02) * LEAST_AIM**3 if is_blamed else LEAST_AIM**MOST_TIGHTENED
+    assert own.goal.goal.aim == pytest.approx(aim)
 
 
 def test_a_goal_of_nothing_is_not_raised() -> None:

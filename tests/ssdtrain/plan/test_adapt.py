@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -183,20 +184,29 @@ def test_whether_a_plan_was_judged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("copies_ms", "blamed"), [(200.0, 0.1), (50.0, 0.4), (30.0, None), (0.0, None)]
+    ("copies_ms", "alone", "of_ranks"),
+    [
+        (250.0, 0.08, 0.08),
+        (180.0, None, 0.111),
+        (50.0, None, 0.4),
+        (30.0, None, None),
+        (0.0, None, None),
+    ],
 )
 def test_what_copies_may_have_taken_is_blamed_on_them(
-    copies_ms: float, blamed: float | None
+    copies_ms: float, alone: float | None, of_ranks: float | None
 ) -> None:
-    """20 ms beyond the prediction; not if they were as good as never there."""
+    """20 ms beyond the prediction; not if that were more than copies can cost."""
     load = LinkLoad(num_bytes=1, busy_ms=copies_ms / 2)
     said = replace(prediction(101.0, 500), links={"d2h": load, "h2d": load})
     overhead = Overhead()
     for _ in range(5):
         overhead.plain_step(100.0)
     overhead.planned()
-    assert overhead.blamed_on_copies(said) is None, "nothing was measured"
+    blamed = partial(overhead.blamed_on_copies, said)
+    assert blamed(is_alone=True) is None, "nothing was measured"
     while not overhead.is_judged:
         overhead.step(121.0, 0.01, 0.01)
-    found = overhead.blamed_on_copies(said)
-    assert found == (None if blamed is None else pytest.approx(blamed))
+    for is_alone, wanted in ((True, alone), (False, of_ranks)):
+        found = blamed(is_alone=is_alone)
+        assert found == (None if wanted is None else pytest.approx(wanted, abs=1e-3))
