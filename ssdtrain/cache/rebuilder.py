@@ -10,6 +10,8 @@ A plan changes what is rebuilt, and not by what. So the first step under a plan 
 what the steps before it have found, by kind of lane and number of the item, as a row of
 a table does ([Note: compiled recipes] in remat/compiled.py), and searches only where an
 answer is another one. Observed steps search: the next plan's choice is made of them.
+What has no row, or another size than its row's, is asked what was found for tensors
+that look alike ([Note: alike] in remat/alike.py).
 (tests/ssdtrain/cache/test_rebuilt_rows.py)
 """
 
@@ -48,6 +50,7 @@ from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError
 from ssdtrain.numerics import numerics, restored
 from ssdtrain.remat.admission import Admission, Verdict, is_dense, same_bytes
+from ssdtrain.remat.alike import Alike
 from ssdtrain.remat.budget import Budget
 from ssdtrain.remat.compiled import Compiled
 from ssdtrain.remat.expression import Expression, Held, Layout, evaluate
@@ -114,6 +117,7 @@ class Rebuilder:
         self._failed: set[str] = set()
         self._found: dict[tuple[str, int], Compiled] = {}
         """What earlier searches found, by kind of lane and number of the item."""
+        self._alike = Alike()
         self._stop_listening = ENTRIES.listen()
 
     def forward_begins(self) -> None:
@@ -167,15 +171,19 @@ class Rebuilder:
         if not self._may_spend(lane):
             return None
         rebuilt = self._add(expression, expression.held, base, Layout.of(base), key)
-        if self._is_remembered(lane) and found.trail is not None:
+        if found.trail is not None and base.grad_fn is not None:
             rebuilt.compiled = Compiled.of(expression, found.trail, base)
             if rebuilt.compiled is not None:
-                self._found[lane.kind, self._cache.course.serving] = rebuilt.compiled
+                self._remember(rebuilt.compiled, base, lane)
         return rebuilt
 
-    def _is_remembered(self, lane: Lane) -> bool:
-        """Whether what is found is asked for again: by rows, or by the next plan."""
-        return lane.binding is not None or self._cache.course.observer.listens
+    def _remember(self, compiled: Compiled, base: Tensor, lane: Lane) -> None:
+        """What was found is asked for again: by rows, by the next plan, and of what
+        looks alike."""
+        if lane.binding is not None or self._cache.course.observer.listens:
+            self._found[lane.kind, self._cache.course.serving] = compiled
+        if not compiled.expression.is_compared_always:
+            self._alike.add(base, compiled)
 
     def _may_spend(self, lane: Lane) -> bool:
         """Count a recipe of the lane, and ask the budget."""
@@ -186,20 +194,24 @@ class Rebuilder:
         return False
 
     def _asked_again(self, base: Tensor, lane: Lane) -> tuple[Compiled, Asking] | None:
-        """The recipe of this place in an earlier step, if it is right of this tensor:
-        [Note: searched once]."""
+        """The recipe of this place in an earlier step, or of what looks alike, if it
+        is right of this tensor: [Note: searched once]."""
         cache = self._cache
-        if lane.binding is None or cache.captures.is_forward:
+        if base.grad_fn is None or cache.captures.is_forward:
             return None
         if cache.regions.current is not None or cache.course.observer.listens:
             return None
-        compiled = self._found.get((lane.kind, cache.course.serving))
-        if compiled is None:
+        if cache.course.of(lane).orders is None:
             return None
-        asked = self.finder.again(compiled, base, self.keeper)
-        if asked is None or _depth(asked.held) > _depth(compiled.expression.held):
-            return None  # the longest chain is the search's to know
-        return compiled, asked
+        place = lane.kind, cache.course.serving
+        own = None if lane.binding is None else self._found.get(place)
+        others = self._alike.of(base)
+        for compiled in others if own is None else (own, *others):
+            asked = self.finder.again(compiled, base, self.keeper)
+            # The longest chain is the search's to know.
+            if asked and _depth(asked.held) <= _depth(compiled.expression.held):
+                return compiled, asked
+        return None
 
     def _open_again(
         self, compiled: Compiled, asked: Asking, base: Tensor, key: Key

@@ -181,6 +181,39 @@ def test_a_program_that_changes_under_a_new_plan(how: str) -> None:
     assert searches[7] == 0 < searches[8]
 
 
+class Deep(Net):
+    """Four blocks, the last one with another constant if `how` says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks.extend(Block() for _ in range(2))
+
+    def forward(self, x: Tensor, how: str = "") -> Tensor:
+        for number, block in enumerate(self.blocks):
+            x = block(x, how if number == 3 else "")
+        return x
+
+
+def shrinking(how: str) -> Step:
+    """Another length from step 8 on, and again from step 10 on."""
+
+    def step(net: nn.Module, number: int) -> Tensor:
+        num = ROWS - 8 * (number >= 8) - 8 * (number >= 10)
+        return net(batch(number)[:num], how if number >= 10 else "").square().mean()
+
+    return step
+
+
+@pytest.mark.parametrize("how", ["", "epsilon", "tanh"])
+def test_at_another_length_one_layer_is_searched_for_all(how: str) -> None:
+    """And where a layer is another one, it shows."""
+    _, searches = compare(shrinking(how), num_steps=12, model=Deep)
+    assert searches[7] == searches[9] == searches[11] == 0, searches
+    once = searches[8]
+    assert 0 < once <= searches[0] / 4, searches
+    assert (searches[10] > once) == bool(how), searches
+
+
 class Turned(Net):
     """What a recipe makes is saved as a view of it, in another shape."""
 
