@@ -22,7 +22,7 @@ is further ahead of it.
 The host may be interrupted, or the second step may be another one. Both clocks are
 known, so it shows where the device went on before the host came to the next look. What
 lies there is not known then: it takes what the others say, or what the observed step
-had there (`captured` in plan/calibrate.py).
+had there (`captured` in plan/replays.py).
 (tests/ssdtrain/observe/test_heldregions.py)
 """
 

@@ -224,7 +224,7 @@ class Measured:
 
     def _held_rebuilds(self, hold_ms: float) -> Steps:
         """The step keeps what no recipe makes, and rebuilds the rest, each by itself,
-        behind a device that is held: [Note: captured steps] in calibrate.py."""
+        behind a device that is held: [Note: captured steps] in replays.py."""
         cache, clock = self._cache, self._cache.ledger.clock
         cache.course.rule = KEEP_ALL
         cache.regions.choice = Choice.NONE

@@ -41,12 +41,13 @@ from ssdtrain.observe.tightened import Tightened
 from ssdtrain.observe.timegoal import TimeGoal
 from ssdtrain.observe.waits import WaitGoal
 from ssdtrain.plan.agree import Peers
-from ssdtrain.plan.calibrate import UNHELD, Corrections, captured, corrected
+from ssdtrain.plan.calibrate import Corrections, corrected
 from ssdtrain.plan.choose import QUICK_MARKS, SEARCH_MARKS, choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.replays import UNHELD, captured
 from ssdtrain.plan.rule import Rule
 from ssdtrain.plan.scaled import Growth
 from ssdtrain.plan.search import Answer, Request
@@ -470,7 +471,7 @@ class Planner:
         self._adoption.prepare(seen, ratio, self._growth_of(seen))
 
     def captured_plan(self) -> Plan | None:
-        """Return the plan for a CUDA graph: [Note: captured steps] in calibrate.py.
+        """Return the plan for a CUDA graph: [Note: captured steps] in replays.py.
         None: the one in force is not the planner's own, or none reaches the goal."""
         seen, by = self._seen, self._measured.corrections
         if self._stage not in (Stage.SEARCHING, Stage.FOLLOWING) or seen is None:

@@ -28,7 +28,6 @@ from ssdtrain.plan.baselines import (
     spilled,
     with_tail_kept,
 )
-from ssdtrain.plan.calibrate import NEVER_MS
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.helpers import Helpers
 from ssdtrain.plan.outcomes import Outcomes, Placed
@@ -47,6 +46,7 @@ from ssdtrain.plan.regions import (
     spread,
     with_regions,
 )
+from ssdtrain.plan.replays import NEVER_MS
 from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.shortage import Shortage, check_rest
 from ssdtrain.plan.simulate import Outcome, Run, simulate

@@ -22,16 +22,15 @@ from ssdtrain.observe.paced import HOLD_MS
 from ssdtrain.observe.planner import Planner
 from ssdtrain.plan import search
 from ssdtrain.plan.calibrate import (
-    UNHELD,
     WITHOUT_RERUNS,
     Corrections,
     PlainTimes,
     RegionTime,
-    captured,
     rebuild_key,
 )
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.replays import UNHELD, captured
 from ssdtrain.plan.search import PART, Answer, Request
 from ssdtrain.remat.clock import Clock
 from ssdtrain.transfer.device import CpuDevice

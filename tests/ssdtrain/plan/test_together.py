@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from ssdtrain.plan.calibrate import NEVER_MS
 from ssdtrain.plan.choose import QUICK_MARKS, choose, options
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, batches
 from ssdtrain.plan.profile import Profile, RegionRun
+from ssdtrain.plan.replays import NEVER_MS
 from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.simulate import Run, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
