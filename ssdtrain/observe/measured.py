@@ -38,6 +38,7 @@ from ssdtrain.plan.calibrate import (
     Corrections,
     Pace,
     PlainTimes,
+    without_readings,
 )
 from ssdtrain.plan.profile import HostCosts, Profile
 from ssdtrain.plan.rule import KEEP_ALL
@@ -196,7 +197,10 @@ class Measured:
             if pace is None or not self.is_disturbed(pace, plain):
                 break
         self.corrections = replace(self.corrections, pace=pace)
-        if pace is not None and self.may_hold():
+        if pace is None:
+            return
+        own = without_readings(plain, pace, observed.profile)
+        if self.may_hold(is_hosted=own.is_hosted):
             yield from self._held(observed, pace)
 
     def is_disturbed(self, pace: Pace, plain: PlainTimes) -> bool:
@@ -329,7 +333,10 @@ class Measured:
                 held_head_ms=before.held_head_ms,
             )
             return
-        if len(self._held_before) == MOST_HELD or not self.may_hold():
+        is_hosted = self.corrections.may_be_hosted
+        if len(self._held_before) == MOST_HELD or not self.may_hold(
+            is_hosted=is_hosted
+        ):
             return
         clock, device = self._cache.ledger.clock, self._cache.device
         looking = HeldRegions(clock, device)
@@ -355,14 +362,16 @@ class Measured:
             regions.stop()
             self._cache.course.observer = Unobserved()
 
-    def may_hold(self) -> bool:
+    def may_hold(self, *, is_hosted: bool) -> bool:
         """Whether a held step, which is a long one, would show anything, and nobody
-        waits for it."""
+        waits for it.
+
+        Args:
+            is_hosted: whether the host may bound the step.
+        """
         if self.plain is None or self.plain.step_ms > LONGEST_HELD_MS:
             return False
-        if not self.corrections.may_be_hosted:
-            return False
-        return self._host.is_on_gpu and self._peers.is_alone
+        return is_hosted and self._host.is_on_gpu and self._peers.is_alone
 
     def _empty_ms(self) -> float:
         """Return what a clock finds between two moments that nothing is between."""

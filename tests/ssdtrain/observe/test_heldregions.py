@@ -191,7 +191,7 @@ def test_a_slow_host_leads_to_the_same_graph(virtual_time: Any) -> None:
         measured = Measured(alone, alone, alone, alone)
         measured.corrections = by = hosted(slowness, own)
         measured.plain = PlainTimes(*by.plain)
-        assert measured.may_hold()
+        assert measured.may_hold(is_hosted=by.may_be_hosted)
         profile = captured(seen, by)
         assert profile.compute_ms == pytest.approx(
             NUM_LAYERS * (FORWARD_MS + BACKWARD_MS)
@@ -316,7 +316,7 @@ def test_regions_are_held_where_the_plain_step_does_not_fit(
     monkeypatch.setattr("ssdtrain.observe.searching.answers", answers)
     monkeypatch.setattr(CpuDevice, "hold", hold)
     monkeypatch.setattr(MemoryGoal, "fits_plain", lambda self, profile: False)
-    monkeypatch.setattr(Measured, "may_hold", lambda *whatever: True)
+    monkeypatch.setattr(Measured, "may_hold", lambda *_, **__: True)
     monkeypatch.setattr("ssdtrain.api._first_regions", lambda *settings: Choice.ALL)
     theirs, net = train(Sums(), 12), Sums()
     with ssdtrain.offload(net, target="host", min_bytes=1) as session:

@@ -78,7 +78,7 @@ def steps(
     """Train until so many steps have measured, and no other is observed; what each was
     for, and the cache behind it."""
     monkeypatch.setattr(MemoryGoal, "fits_plain", lambda own, profile: fits)
-    monkeypatch.setattr(Measured, "may_hold", lambda *whatever: True)
+    monkeypatch.setattr(Measured, "may_hold", lambda *_, **__: True)
     monkeypatch.setattr(CpuDevice, "hold", lambda own, ms: None)
     choice = Choice.NONE if fits else Choice.ALL
     monkeypatch.setattr("ssdtrain.api._first_regions", lambda *settings: choice)

@@ -36,6 +36,7 @@ from ssdtrain.plan.calibrate import (
     Segment,
     corrected,
     rebuild_key,
+    without_readings,
 )
 from ssdtrain.plan.calibrate import paced as with_pace
 from ssdtrain.plan.placement import Placement
@@ -183,7 +184,7 @@ def test_a_held_step_takes_the_devices_own_time(
         virtual_time.sleep(1.0)
 
     monkeypatch.setattr(CpuDevice, "hold", hold)
-    monkeypatch.setattr(Measured, "may_hold", lambda *whatever: True)
+    monkeypatch.setattr(Measured, "may_hold", lambda *_, **__: True)
     theirs, net = train(Net(), 9), Net()
     with ssdtrain.offload(net, target="host", min_bytes=1) as session:
         assert same_bits(train(net, 9), theirs)
@@ -219,6 +220,50 @@ def test_a_step_is_held_where_the_host_bounds_it() -> None:
     # It may bound the backward of a short one, or parts.
     assert plain._replace(host_forward_ms=9.0).is_hosted
     assert not plain._replace(host_forward_ms=4.0).is_hosted
+
+
+def test_what_the_host_waits_for_is_not_what_bounds_the_step() -> None:
+    """A forward of 6.75 ms, of which 6 are behind a reading: what is left took the
+    device 0.75 ms, and the host 0.3."""
+    profile, pace = uneven()
+    plain = PlainTimes(step_ms=17.0, forward_ms=6.75, host_forward_ms=6.7)
+    own = without_readings(plain, pace, profile)
+    assert plain.is_hosted and not own.is_hosted
+    assert (own.forward_ms, own.step_ms) == (pytest.approx(1.25), 17.0)
+    assert own.host_forward_ms == pytest.approx(0.4)
+    # The other way round: the readings are what the host is ahead by.
+    waits = plain._replace(host_forward_ms=2.0)
+    slow = tuple(
+        replace(one, host_ms=one.host_ms if one.reads_back else one.ms)
+        for one in pace.segments
+    )
+    assert not waits.is_hosted
+    assert without_readings(waits, replace(pace, segments=slow), profile).is_hosted
+    # Where nothing is read back, or another step was timed, it is as it was.
+    silent = tuple(replace(one, reads_back=False) for one in pace.segments)
+    assert without_readings(plain, replace(pace, segments=silent), profile) == plain
+    assert without_readings(plain, replace(pace, num_marks=9), profile) == plain
+
+
+@pytest.mark.parametrize("is_hosted", [True, False])
+def test_what_is_read_back_has_no_say_in_whether_a_step_is_held(
+    is_hosted: bool, paces: list[Pace | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = PlainTimes(step_ms=1.0, forward_ms=1.0, host_forward_ms=float(is_hosted))
+    told: list[Any] = []
+
+    def without(*about: Any) -> PlainTimes:
+        told.extend(about)
+        return own
+
+    monkeypatch.setattr("ssdtrain.observe.measured.without_readings", without)
+    monkeypatch.setattr(Measured, "may_hold", lambda _, *, is_hosted: is_hosted)
+    monkeypatch.setattr(CpuDevice, "hold", lambda own, ms: None)
+    net = Net()
+    with ssdtrain.offload(net, target="host", min_bytes=1):
+        train(net, 9)
+    assert len(paces) == 1 + is_hosted
+    assert told[1] is paces[0]
 
 
 class Saving(torch.autograd.Function):
