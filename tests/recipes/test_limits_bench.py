@@ -372,12 +372,19 @@ def test_a_long_step_is_one_beyond_what_its_length_predicts() -> None:
     assert found["longest_settled"] == pytest.approx(1.0)
     assert (found["peak_gb"], found["settled_peak_gb"]) == (7.0, 1.0)
     assert found["over_budget_at"] == [3, 5]
+    found["plain_later_s"] = 1.05 * found["plain_s"]
     assert found["peaks_gb"][3:6] == [5.0, 0.0, 7.0]
     text = limit_tables.lengths(
         data_of({"drawn": found, "packed": {"error": "x"}}, model="m", share=0.5)
     )
-    row = "| drawn, 8 to 32 | 1.100x | 1.00 | 2.00 | 1 of 12 | 7.00 of 4.00 GB |"
-    assert row in text and "| packed | x | - |" in text
+    figures = "1.00 | 2.00 | 1 of 12 | 7.00 of 4.00 GB |"
+    assert f"| drawn, 8 to 32 | 1.100x | +5.0% | {figures}" in text
+    assert "| packed | x | - |" in text
+    del found["plain_later_s"]  # as older ones
+    text = limit_tables.lengths(
+        data_of({"drawn": found, "packed": {"error": "x"}}, model="m", share=0.5)
+    )
+    assert f"| drawn, 8 to 32 | 1.100x | - | {figures}" in text
 
 
 def test_a_trace_that_takes_too_long_tells_its_peaks(
@@ -414,7 +421,10 @@ def test_plans_are_followed_one_after_another(tmp_path: Path) -> None:
     budgets = [plan for plan in cell["plans"].values() if "budget_gb" in plan]
     assert len(budgets) == 5
     assert all(plan["predicted_gb"] <= plan["budget_gb"] for plan in budgets)
-    assert "| tiny/full/32 | 6 | " in limit_tables.predictions(data)
+    own, later = cell["plain_ms"], cell["plain_later_ms"]
+    text = limit_tables.predictions(data)
+    assert "| tiny/full/32 | 6 | " in text
+    assert f"| {later / own - 1:+.1%} |" in text
 
 
 def test_sixty_plans_of_which_fifty_have_budgets() -> None:

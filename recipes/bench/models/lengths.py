@@ -5,7 +5,8 @@ evenly, and whole documents packed in their order until the next one does not fi
 each trace, plain steps first, twice: kernels are chosen and compiled in the first pass,
 for each new length, and the second one is timed. Then a session of its own under a byte
 budget for activations, a share of the plain peak of the longest step. Traces are run
-again until the session has settled, and once more for the comparison. What a step
+again until the session has settled, and once more for the comparison; behind it, plain
+once more, as a device that has worked for some seconds may be slower. What a step
 should take is the plain step of the same length times the trace's own median ratio.
 Each trace has its share of the time that is left when it begins.
 
@@ -236,14 +237,14 @@ class Bench:
             if save is not None:
                 save_request(session, save, name)
             report = session.last_step
-            return {
-                **plain,
-                **found,
+            found |= {
                 **history.figures(),
                 "settled": session.is_settled,
                 "planned": session.plan is not None,
                 "fallbacks": {} if report is None else report.fallbacks,
             }
+        later_ms = ms_of([self.trainer.step(num) for num in trace])
+        return {**plain, **found, "plain_later_s": sum(later_ms) / 1e3}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -115,13 +115,14 @@ def lengths(data: Data) -> str:
     rows = []
     for name, cell in data["cells"].items():
         if "ratio" not in cell:
-            rows.append([name, *[str(cell.get("error", "-"))[:40]], *["-"] * 4])
+            rows.append([name, *[str(cell.get("error", "-"))[:40]], *["-"] * 5])
             continue
         tokens = cell["tokens"]
         rows.append(
             [
                 f"{name}, {min(tokens)} to {max(tokens)}",
                 f"{cell['ratio']:.3f}x",
+                later_of(cell.get("plain_later_s"), cell.get("plain_s")),
                 f"{cell['longest_settled']:.2f}",
                 f"{cell['longest_late']:.2f}",
                 f"{cell['num_long']} of {len(cell['steps_ms'])}",
@@ -132,12 +133,14 @@ def lengths(data: Data) -> str:
         f"**Lengths that change**: `{settings['model']}` trained on three traces, each "
         f"by a session of its own with a budget of {settings['share']:.0%} of the "
         "plain peak. `over plain` is the settled trace over the same trace without "
-        "ssdtrain; a step is long if it takes more than "
+        "ssdtrain before it, `plain, later` by how much that was slower behind it; a "
+        "step is long if it takes more than "
         f"{LONG:g} times what a plain step of its length and that ratio predict, "
         "counted behind the fifth, observation and changes of plan included."
     )
-    head = ["tokens a step", "over plain", "longest settled", "longest", "long steps"]
-    return "\n\n".join([text, markdown([*head, "peak"], rows), where(data)])
+    head = ["tokens a step", "over plain", "plain, later", "longest settled"]
+    head += ["longest", "long steps", "peak"]
+    return "\n\n".join([text, markdown(head, rows), where(data)])
 
 
 def predictions(data: Data) -> str:
@@ -147,21 +150,28 @@ def predictions(data: Data) -> str:
         plans = [each for each in cell.get("plans", {}).values() if "step_ms" in each]
         every += plans
         if not plans:
-            rows.append([name, str(cell.get("error", "no plan"))[:40], *["-"] * 3])
+            rows.append([name, str(cell.get("error", "no plan"))[:40], *["-"] * 4])
             continue
-        rows.append([name, str(len(plans)), *errors_of(plans)])
+        later = later_of(cell.get("plain_later_ms"), cell.get("plain_ms"))
+        rows.append([name, str(len(plans)), *errors_of(plans), later])
     if not every:
         return ""
-    rows.append(["all", str(len(every)), *errors_of(every)])
+    rows.append(["all", str(len(every)), *errors_of(every), ""])
     text = (
         "**What plans predict**: for each model and length one observed session, and "
         "plans for budgets and an overhead, followed one after another without any "
         "correction. `whole` is all that is allocated in forward and backward, "
         "weights, gradients and optimizer included. Mean and worst error of the "
-        "prediction; a budget is exceeded if activations took more."
+        "prediction; a budget is exceeded if activations took more. `plain, later`: by "
+        "how much plain steps behind all plans are slower than those before them."
     )
-    head = ["", "plans", "step", "whole peak", "budgets exceeded"]
+    head = ["", "plans", "step", "whole peak", "budgets exceeded", "plain, later"]
     return "\n\n".join([text, markdown(head, rows), where(data)])
+
+
+def later_of(later: float | None, before: float | None) -> str:
+    """By how much one is more than the other; "-" where one is not known."""
+    return f"{later / before - 1:+.1%}" if later and before else "-"
 
 
 def errors_of(plans: list[dict[str, Any]]) -> list[str]:

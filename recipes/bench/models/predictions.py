@@ -4,7 +4,9 @@ A session observes the model, as in training; from what it observed, plans for b
 and overheads are searched for by the processes that search beside training, and
 followed one after another. Nothing corrects a plan then, as a session of its own would.
 Budgets are shares of the plain step's activation peak. `whole` is all that is allocated
-in forward and backward: weights, gradients, optimizer and activations.
+in forward and backward: weights, gradients, optimizer and activations. Plain steps are
+timed first and last: a device that has worked for some seconds may be slower than in
+those that plans were made by.
 
     python -m recipes.bench.models.predictions --budget-s 150
     python -m recipes.bench.models.predictions --rows tiny/full/32 --device cpu
@@ -203,6 +205,8 @@ def row(
             if goal.memory_budget_bytes is not None:
                 plan["budget_gb"] = goal.memory_budget_bytes / 1e9
             found["plans"][name] = plan
+    later = trained(trainer, num, NUM_UNTIMED + count)
+    found["plain_later_ms"] = middle_ms(later[NUM_UNTIMED:])
     return found
 
 
