@@ -163,8 +163,10 @@ _GIVING = (AtLeaf, Edge, Noted, Saved)
 
 
 def _each_once(questions: list[Question]) -> tuple[Question, ...]:
-    found: list[Question] = []
-    for question in questions:
-        if isinstance(question, _GIVING) or question not in found:
-            found.append(question)
-    return tuple(found)
+    """Leave out what was asked before. Two questions of other kinds are equal as the
+    tuples that they are, and both are asked."""
+    found: dict[object, Question] = {}
+    for number, question in enumerate(questions):
+        once = number if isinstance(question, _GIVING) else (type(question), question)
+        found.setdefault(once, question)
+    return tuple(found.values())

@@ -214,6 +214,42 @@ def test_at_another_length_one_layer_is_searched_for_all(how: str) -> None:
     assert (searches[10] > once) == bool(how), searches
 
 
+class Dropping(nn.Module):
+    """A narrow cast of a dropout of a norm: the argument of one module, and the input of
+    another one, at the same place of their nodes. `how` writes between the two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.shift = nn.Parameter(torch.zeros(WIDTH))
+        self.norm, self.dropout = nn.LayerNorm(WIDTH), nn.Dropout(0.1)
+        self.last = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, how: str = "") -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.norm(self.shift + x)
+            if how:
+                with torch.no_grad():
+                    y.mul_(2.0)
+            found: Tensor = self.last(self.dropout(y))
+        return found.float()
+
+
+def test_what_is_written_between_two_modules_is_noticed() -> None:
+    """Nobody saved it, and plain autograd does not mind."""
+    step, num_bytes = changing("between"), 2 * ROWS * WIDTH
+    expected, net = list(train(Dropping(), step, 11)), Dropping()
+    with ssdtrain.offload(net, **SETTINGS) as session:
+        for found, theirs in zip(train(net, step, 11), expected, strict=True):
+            assert all(map(same_bits, found, theirs))
+            if session.plan is not None and session.plan.policy != "rebuilding":
+                session.follow(rebuilding(session, Placement.KEEP))
+        reports = session.steps
+    casts = [report.recipes.get("ToCopyBackward0", 0) for report in reports]
+    # The cast of the weight remains.
+    assert casts[7] - casts[8] == num_bytes, casts
+
+
 class Turned(Net):
     """What a recipe makes is saved as a view of it, in another shape."""
 

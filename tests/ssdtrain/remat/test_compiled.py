@@ -11,7 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -19,6 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain
+from ssdtrain.remat.compiled import Compiled, Trail
+from ssdtrain.remat.expression import Expression
+from ssdtrain.remat.questions import Asking, HasEdge
 from ssdtrain.remat.registry import DEFAULT
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -159,6 +162,40 @@ def test_another_answer_is_noticed(body: Any, before: Any, after: Any) -> None:
 def test_an_exponent_of_minus_zero_is_another_number() -> None:
     assert all(answers(scaled, 0.0, 0.0))
     assert not all(answers(scaled, 0.0, -0.0))
+
+
+class Unequal(NamedTuple):
+    """A question that equals `HasEdge`, as tuples do."""
+
+    at: int
+    place: int
+    answer: bool
+
+    def holds(self, of: Asking) -> bool:
+        """It is another one."""
+        return False
+
+
+class Nobody:
+    """Keeps nothing."""
+
+    def is_altered(self) -> bool:
+        """No."""
+        return False
+
+
+@pytest.mark.parametrize(("asked", "holds"), [(HasEdge, True), (Unequal, False)])
+def test_questions_of_two_kinds_are_two_questions(asked: Any, holds: bool) -> None:
+    made = torch.ones(2, requires_grad=True).sin()
+    trail = Trail(made.grad_fn, 0)
+    for kind in (HasEdge, asked):
+        trail.ask(kind(0, 0, True))
+    assert HasEdge(0, 0, True) == Unequal(0, 0, True)
+    plain = Expression(recipe="sin", function=torch.sin, operands=(), constants=())
+    compiled = Compiled.of(plain, trail, made.detach())
+    assert compiled is not None
+    asking = Asking(made, cast(Any, Nobody()), cast(Any, None))
+    assert compiled.holds(asking) == holds
 
 
 def test_another_operand_of_the_same_layout_is_taken_not_the_old_one() -> None:
