@@ -30,7 +30,7 @@ class Alike:
     """What was found, by the look of the tensor."""
 
     def __init__(self) -> None:
-        self._found: OrderedDict[Hashable, list[Compiled]] = OrderedDict()
+        self._found: OrderedDict[Hashable, dict[Hashable, Compiled]] = OrderedDict()
 
     def of(self, base: Tensor) -> Sequence[Compiled]:
         """Those that may be right of this tensor, the last one that was found first."""
@@ -39,14 +39,16 @@ class Alike:
         if found is None:
             return ()
         self._found.move_to_end(look)
-        return found
+        return tuple(reversed(found.values()))
 
     def add(self, base: Tensor, compiled: Compiled) -> None:
-        """This one was searched for: no other one was right."""
-        look = _look(base)
-        found = self._found.setdefault(look, [])
-        found.insert(0, compiled)
-        del found[MOST_EACH:]
+        """This one was searched for."""
+        look, asked = _look(base), compiled.asked
+        found = self._found.setdefault(look, {})
+        found.pop(asked, None)
+        found[asked] = compiled
+        if len(found) > MOST_EACH:
+            del found[next(iter(found))]
         self._found.move_to_end(look)
         if len(self._found) > MOST_LOOKS:
             self._found.popitem(last=False)

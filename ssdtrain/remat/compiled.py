@@ -14,6 +14,7 @@ either: it was as good as absent, and the recipe found another way.
 (tests/ssdtrain/remat/test_compiled.py)
 """
 
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -110,6 +111,11 @@ class Compiled:
         self._covered = tuple(
             at for at, held in zip(order, expression.held, strict=True) if held.is_noted
         )
+
+    @property
+    def asked(self) -> Hashable:
+        """What it asks: two that ask the same are right of the same graphs."""
+        return tuple((type(question), question) for question in self._questions)
 
     @classmethod
     def of(

@@ -215,8 +215,8 @@ def test_at_another_length_one_layer_is_searched_for_all(how: str) -> None:
 
 
 class Dropping(nn.Module):
-    """A narrow cast of a dropout of a norm: the argument of one module, and the input of
-    another one, at the same place of their nodes. `how` writes between the two."""
+    """A narrow cast of a dropout of a norm: the argument of one module, and the input
+    of another one, at the same place of their nodes. `how` writes between the two."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -15,8 +15,15 @@ def made(num: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.ones(num, dtype=dtype, requires_grad=True).sin()
 
 
-def recipe() -> Compiled:
-    return cast(Compiled, object())
+class Recipe:
+    """Of some questions."""
+
+    def __init__(self, asked: Any) -> None:
+        self.asked = self if asked is None else asked
+
+
+def recipe(asked: Any = None) -> Compiled:
+    return cast(Compiled, Recipe(asked))
 
 
 def test_what_looks_alike_is_found_the_last_one_first() -> None:
@@ -25,6 +32,15 @@ def test_what_looks_alike_is_found_the_last_one_first() -> None:
     known.add(made(4), first)
     known.add(made(4), second)
     assert list(known.of(made(4))) == [second, first]
+
+
+def test_what_asks_the_same_is_remembered_once() -> None:
+    known, other = Alike(), recipe()
+    known.add(made(4), other)
+    for _ in range(MOST_EACH + 1):
+        last = recipe("the same")
+        known.add(made(4), last)
+    assert list(known.of(made(4))) == [last, other]
 
 
 def other_operator() -> Tensor:
