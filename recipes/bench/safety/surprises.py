@@ -1,8 +1,9 @@
 """Random models that train and then change their ways: gradients byte-equal to plain's.
 
-The generators are `surprises.py`, `layered.py` and `operands.py` in
+The generators are `surprises.py`, `layered.py`, `operands.py` and `between.py` in
 `tests/ssdtrain/graphs`: chains of operators, repeated layers whose forwards run again,
-and chains of which most is made again. Every seed gives a model of each. It runs under
+chains of which most is made again, and chains of modules between which the program
+writes. Every seed gives a model of each. It runs under
 several plans, of which some are drawn and change under way. Written down: how many
 graphs (steps of models) there were, how many runs of a model under a plan were equal,
 in how many plain autograd raised as well, in how many ssdtrain raised alone (it may,
@@ -31,7 +32,7 @@ from recipes.bench.safety.blocks import (
     run_campaign,
     verdict,
 )
-from tests.ssdtrain.graphs import layered, operands, surprises
+from tests.ssdtrain.graphs import between, layered, operands, surprises
 from tests.ssdtrain.graphs.surprises import difference, raised_alone
 
 BLOCK = 10
@@ -40,6 +41,7 @@ GENERATORS: dict[str, Any] = {
     "chain": surprises,
     "layered": layered,
     "operands": operands,
+    "between": between,
 }
 COUNTED = "planned", "reruns"
 """Features of the runs under plans, not of the models."""
