@@ -171,19 +171,28 @@ class Rebuilder:
         if not self._may_spend(lane):
             return None
         rebuilt = self._add(expression, expression.held, base, Layout.of(base), key)
-        if found.trail is not None and base.grad_fn is not None:
+        if self._is_remembered(lane) and found.trail is not None:
             rebuilt.compiled = Compiled.of(expression, found.trail, base)
             if rebuilt.compiled is not None:
                 self._remember(rebuilt.compiled, base, lane)
         return rebuilt
 
+    def _is_remembered(self, lane: Lane) -> bool:
+        """Whether what is found is asked for again: by rows, by the next plan, or of
+        what looks alike."""
+        return self._is_placed(lane) or self._follows_plan(lane)
+
+    def _is_placed(self, lane: Lane) -> bool:
+        """Whether it is of the size that is planned for, at its place in the step."""
+        return lane.binding is not None or self._cache.course.observer.listens
+
+    def _follows_plan(self, lane: Lane) -> bool:
+        return self._cache.course.of(lane).orders is not None
+
     def _remember(self, compiled: Compiled, base: Tensor, lane: Lane) -> None:
-        """What was found is asked for again: by rows, by the next plan, and of what
-        looks alike."""
-        if lane.binding is not None or self._cache.course.observer.listens:
+        if self._is_placed(lane):
             self._found[lane.kind, self._cache.course.serving] = compiled
-        if not compiled.expression.is_compared_always:
-            self._alike.add(base, compiled)
+        self._alike.add(base, compiled)
 
     def _may_spend(self, lane: Lane) -> bool:
         """Count a recipe of the lane, and ask the budget."""
@@ -201,7 +210,7 @@ class Rebuilder:
             return None
         if cache.regions.current is not None or cache.course.observer.listens:
             return None
-        if cache.course.of(lane).orders is None:
+        if not self._follows_plan(lane):
             return None
         place = lane.kind, cache.course.serving
         own = None if lane.binding is None else self._found.get(place)

@@ -333,10 +333,8 @@ class Measured:
                 held_head_ms=before.held_head_ms,
             )
             return
-        is_hosted = self.corrections.may_be_hosted
-        if len(self._held_before) == MOST_HELD or not self.may_hold(
-            is_hosted=is_hosted
-        ):
+        may_hold = self.may_hold(is_hosted=self.corrections.may_be_hosted)
+        if len(self._held_before) == MOST_HELD or not may_hold:
             return
         clock, device = self._cache.ledger.clock, self._cache.device
         looking = HeldRegions(clock, device)

@@ -24,8 +24,8 @@ the copies' time, where probes see 0.4. A plan that is made with that cost errs 
 that it may use most of what was left to predictions (`EARNED`). No more is blamed on
 them than they can cost, a tenth of their time where no collective waits for them, or
 half of it. On H100s whose hosts take up to twice as long in one step as in another, 28
-and 38 % were blamed, and a plan came of it that moved 0.05 GB and rebuilt 38 ms' worth
-instead, which keeps such a host as busy.
+and 38 % were blamed, and plans came of it that moved less than 0.1 GB, rebuilt 38 ms'
+worth instead, and waited 33 and 93 ms for the host.
 Five steps are enough where all of them are on one side of that limit; else nine are
 taken.
 If that one takes too long again, the next plan may predict only the part of the

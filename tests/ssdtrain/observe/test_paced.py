@@ -223,10 +223,10 @@ def test_a_step_is_held_where_the_host_bounds_it() -> None:
 
 
 def test_what_the_host_waits_for_is_not_what_bounds_the_step() -> None:
-    """A forward of 6.75 ms, of which 6 are behind a reading: what is left took the
-    device 0.75 ms, and the host 0.3."""
+    """A forward of 7.25 ms, of which 6 are behind a reading: what is left took the
+    device 1.25 ms, and the host 0.4."""
     profile, pace = uneven()
-    plain = PlainTimes(step_ms=17.0, forward_ms=6.75, host_forward_ms=6.7)
+    plain = PlainTimes(step_ms=17.0, forward_ms=7.25, host_forward_ms=7.2)
     own = without_readings(plain, pace, profile)
     assert plain.is_hosted and not own.is_hosted
     assert (own.forward_ms, own.step_ms) == (pytest.approx(1.25), 17.0)

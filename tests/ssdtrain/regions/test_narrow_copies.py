@@ -15,6 +15,7 @@ import ssdtrain
 from ssdtrain.observe import links
 from ssdtrain.transfer.device import CpuDevice
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.graphs.between import RmsNorm
 
 WIDTH, ROWS, NUM_LAYERS = 64, 256, 6
 STATE_BYTES = 2 * WIDTH * ROWS
@@ -23,18 +24,8 @@ SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 1 << 12}
 RESERVE = 1.03
 
 
-class RmsNorm(nn.Module):
-    """As those of Llama and T5: in float32, of which autograd saves the input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(WIDTH, dtype=torch.bfloat16))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(ROWS, WIDTH) to the same."""
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
-        return self.weight * wide.to(x.dtype)
+def _norm() -> RmsNorm:
+    return RmsNorm(torch.ones(WIDTH, dtype=torch.bfloat16))
 
 
 class Block(nn.Module):
@@ -42,7 +33,7 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norms = nn.ModuleList(RmsNorm() for _ in range(2))
+        self.norms = nn.ModuleList(_norm() for _ in range(2))
         self.ups = nn.ModuleList(_linear() for _ in range(2))
         self.writes = False
         self.num_calls = 0
