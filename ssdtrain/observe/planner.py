@@ -323,7 +323,8 @@ class Planner:
             return False
         logger.warning(
             "ssdtrain: no plan; modules that run again communicate, and the ranks do "
-            "not agree on one plan (recompute='recipes' plans without such modules)"
+            "not agree on one plan. Name modules without collectives (regions=...), or "
+            "set recompute='off'"
         )
         self._rest(Stage.RESTING)
         return True

@@ -14,20 +14,13 @@ in which all regions run again can, and nobody watches its tensors, so its opera
 wait for the host no more than those of a plan do. Each re-run is measured by itself, so
 the step that keeps everything is what remains without them and without the waits for
 copies. The re-runs' own times are taken from there, too: a plan that runs all regions
-again is then predicted to take what this step took. One step may have waited for what
+again is then predicted to take what this step took, but for its hooks
+([Note: forwards under hooks] in forwards.py). One step may have waited for what
 is over behind it, and all plans would be judged by that: the fastest of some counts,
 and when steps drift from a plan they are measured again. The host's time of its
 forwards is the program's own: the hooks' and the region calls' are measured and left
 out, and the plan has them again, for what it does. What the re-runs take the host is
 taken from there as well: in the observed step recipes are looked for inside of them.
-
-[Note: forwards under hooks]
-Where operators are short, the hooks of such a step make its forward as long as the host
-takes: 168 ms for 131 on an H200, and copies that were planned into the difference were
-waited for. In the observed step operators do not wait for their launches
-([Note: held marks] in observe/observer.py), but its device does less at a time, and may
-run at a higher clock rate. So a forward grows by as much as the rest of the step does,
-which is far from bound by the host, and no further than to what was measured.
 
 [Note: a host that is blocked]
 The driver takes a thousand launches ahead of the device, and then a launch lasts as
@@ -72,6 +65,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ssdtrain.jsonfile import Duration, Natural
+from ssdtrain.plan.forwards import with_forward_times, without_hooks
 from ssdtrain.plan.profile import HostCosts, Phase, Profile
 
 PLAIN_STEP, WITHOUT_RERUNS = NOTES = ("plain_step_ms", "without_reruns_ms")
@@ -286,7 +280,9 @@ def corrected(profile: Profile, by: Corrections) -> Profile:
     """Return the profile that plans are made for."""
     if by.plain:
         plain = PlainTimes(*by.plain)
-        profile = calibrated(profile, plain, note=by.note, pace=by.pace)
+        profile = calibrated(
+            profile, plain, note=by.note, pace=by.pace, rerun_ms=by.rerun_ms
+        )
         if by.pace is not None:
             profile = paced(profile, by.pace, plain.step_ms)
         if by.held_pace is not None:
@@ -373,6 +369,7 @@ def calibrated(
     *,
     note: str = PLAIN_STEP,
     pace: Pace | None = None,
+    rerun_ms: Mapping[str, tuple[float, ...]] | None = None,
 ) -> Profile:
     """Return the profile in the plain step's times; as it was if they cannot be its
     own.
@@ -382,33 +379,36 @@ def calibrated(
         plain: what the step takes that keeps everything.
         note: under which name the profile tells of it.
         pace: of such a step, if it is known.
+        rerun_ms: see `Corrections`.
     """
     rest_ms = profile.compute_ms - profile.forward_ms
     if min(profile.forward_ms, rest_ms, plain.forward_ms) <= 0.0:
         return profile
-    forward = plain.forward_ms / profile.forward_ms
     rest = (plain.step_ms - plain.forward_ms) / rest_ms
     if note == WITHOUT_RERUNS:
-        forward = min(forward, max(1.0, rest))  # see [Note: forwards under hooks]
+        own = without_hooks(profile, plain.forward_ms, rest, rerun_ms or {})
+    else:
+        own = with_forward_times(profile, plain.forward_ms / profile.forward_ms)
+    forward = own.forward_ms / profile.forward_ms
     if not all(LEAST_FACTOR < factor < MOST_FACTOR for factor in (forward, rest)):
         return profile
     host = _host_factor(profile, plain, pace)
     marks = tuple(
         replace(
             mark,
-            ms=mark.ms * (forward if mark.phase is Phase.FORWARD else rest),
+            ms=mark.ms if mark.phase is Phase.FORWARD else mark.ms * rest,
             host_ms=mark.host_ms * host,
         )
-        for mark in profile.marks
+        for mark in own.marks
     )
+    step_ms = own.forward_ms + rest * rest_ms
     return replace(
-        profile,
+        own,
         marks=marks,
-        head_ms=profile.head_ms * forward,
         tail_ms=profile.tail_ms * rest,
         head_host_ms=profile.head_host_ms * host,
         host_lead_ms=plain.host_lead_ms,
-        notes={**profile.notes, note: f"{plain.step_ms:.3f}"},
+        notes={**profile.notes, note: f"{step_ms:.3f}"},
     )
 
 

@@ -29,7 +29,6 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
-from typing import NamedTuple
 
 from ssdtrain.plan.calibrate import (
     Corrections,
@@ -38,7 +37,8 @@ from ssdtrain.plan.calibrate import (
     paced,
     rebuild_key,
 )
-from ssdtrain.plan.profile import HostCosts, Item, Phase, Profile, RegionRun
+from ssdtrain.plan.parts import Part, parts_of
+from ssdtrain.plan.profile import HostCosts, Item, Phase, Profile
 
 UNHELD = "replay_ms"
 """Name of the note that no held step told of a replay's times."""
@@ -55,7 +55,6 @@ layers save: with 2 % half of the plain graph's memory was predicted at 1.0257x,
 4 % at 1.0259x."""
 NEVER_MS = 1e9
 """Of what cannot run in a captured step."""
-NONE = -1
 
 
 def captured(profile: Profile, by: Corrections) -> Profile:
@@ -113,15 +112,6 @@ def captured(profile: Profile, by: Corrections) -> Profile:
     )
 
 
-class _Part(NamedTuple):
-    """One way through a region call."""
-
-    kind: str
-    region: int
-    """`NONE`: what lies outside of regions."""
-    phase: Phase
-
-
 def no_longer_than(seen: Profile, profile: Profile, phases: Set[Phase]) -> Profile:
     """Return the profile of which these phases take no longer than in the observed
     step: [Note: the host's time is not the device's]."""
@@ -162,7 +152,7 @@ def unhosted(
     all, time shrinks as it usually does. What lies before the first one starts behind
     an idle device, all launches: it takes no longer than it was seen to.
     """
-    parts = _parts(profile)
+    parts = parts_of(profile)
     factors = _held_factors(profile, held, parts)
     usual = {
         phase: statistics.median(each)
@@ -172,7 +162,7 @@ def unhosted(
     if not usual:
         return profile, set()
 
-    def factor_of(part: _Part) -> float:
+    def factor_of(part: Part) -> float:
         if part.kind not in held:
             return 1.0
         return factors.get(part, usual.get(part.phase, 1.0))
@@ -186,64 +176,25 @@ def unhosted(
     return replace(profile, marks=marks, head_ms=head_ms), set(usual)
 
 
-def _parts(profile: Profile) -> list[_Part]:
-    """Return the part of the step that each mark belongs to."""
-    found: list[_Part] = []
-    first_of = {
-        kind: _first_readers(runs, profile.kinds[kind])
-        for kind, runs in profile.regions.items()
-    }
-    last = {
-        (kind, phase): last
-        for kind, runs in profile.regions.items()
-        for phase, last in ((Phase.FORWARD, len(runs) - 1), (Phase.BACKWARD, 0))
-    }
-    before: dict[tuple[int, Phase], int] = {}
-    for mark in profile.marks:
-        kind = profile.lanes[mark.lane]
-        region = profile.kinds[kind][mark.item].region
-        at = mark.lane, mark.phase
-        if region < 0 and mark.phase is Phase.FORWARD:
-            region = first_of.get(kind, {}).get(mark.item, NONE)
-        if region >= 0:
-            before[at] = region
-        else:
-            region = before.get(at, NONE)
-            if region == last.get((kind, mark.phase)):
-                region = NONE  # nothing follows that says where it ends
-        found.append(_Part(kind, region, mark.phase))
-    return found
-
-
-def _first_readers(runs: Sequence[RegionRun], items: Sequence[Item]) -> dict[int, int]:
-    """Return the first region call that reads each item that none saves."""
-    found: dict[int, int] = {}
-    for number, run in enumerate(runs):
-        for item in run.inputs:
-            if items[item].region < 0:
-                found.setdefault(item, number)
-    return found
-
-
 def _held_factors(
     profile: Profile,
     held: Mapping[str, tuple[RegionTime, ...]],
-    parts: Sequence[_Part],
-) -> dict[_Part, float]:
+    parts: Sequence[Part],
+) -> dict[Part, float]:
     """Return by how much parts of the step shrink, of those that were measured."""
     lanes: Counter[str] = Counter(profile.lanes)
-    total_ms: dict[_Part, float] = {}
+    total_ms: dict[Part, float] = {}
     for mark, part in zip(profile.marks, parts, strict=True):
         own_ms = mark.ms / lanes[part.kind]
         total_ms[part] = total_ms.get(part, 0.0) + own_ms
-    found: dict[_Part, float] = {}
+    found: dict[Part, float] = {}
     for kind, times in held.items():
         if len(profile.regions.get(kind, ())) != len(times):
             continue
         for number, time in enumerate(times):
             both = (Phase.FORWARD, time.forward_ms), (Phase.BACKWARD, time.backward_ms)
             for phase, own_ms in both:
-                part = _Part(kind, number, phase)
+                part = Part(kind, number, phase)
                 hosted_ms = total_ms.get(part, 0.0)
                 if own_ms > 0.0 and hosted_ms > 0.0:
                     found[part] = min(1.0, own_ms / hosted_ms)
