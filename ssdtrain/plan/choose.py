@@ -230,6 +230,8 @@ def choose(
     if not suffices:
         best = _enumerated(judge, best) or _search(judge, best)
     if best.rank[0] == 1.0 and goal.is_by_memory:
+        best = _drained(judge, best)
+    if best.rank[0] == 1.0 and goal.is_by_memory:
         raise Shortage(timeline, goal, judge.keep, judge.least).error(
             judge.short_of_host
         )
@@ -237,6 +239,20 @@ def choose(
     return Plan(
         orders=orders, policy=best.policy, prediction=simulate(timeline, orders)
     )
+
+
+def _drained(judge: Judge, best: Contender) -> Contender:
+    """Return the best plan that waits for whatever leaves. On a slow link the last
+    tensors of a forward would stay, for none that comes behind them makes the window
+    full; a plan that is slow is better than none."""
+    timeline = judge.timeline
+    style = Style(window_bytes=largest_bytes(timeline), late=Late.DRAIN)
+    placements = [fixed.placements for fixed in fixed_policies(timeline)]
+    for each in (best.asked, *placements):
+        found = judge.judge(each, style, "all waits for copies out")
+        if found.rank < best.rank:
+            best = found
+    return best
 
 
 def _search(judge: Judge, best: Contender) -> Contender:

@@ -55,6 +55,9 @@ class Late(Enum):
     """It stays on the device."""
     WAIT = auto()
     """It leaves all the same, and compute waits for it."""
+    DRAIN = auto()
+    """Likewise; and what is on its way out in forward has left when more comes to stay:
+    behind the last tensor that leaves no other one makes the window full."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,11 +274,13 @@ class _Scheduler:
         now, link_free, busy_since = line.profile.head_ms, 0.0, 0.0
         rebuilds_at, start_ms = self._rebuilds_at, self._start_ms
         slowdown, waits_for_copies = self._slowdown, line.waits_for_copies
+        drains = style.late is Late.DRAIN
         marks = zip(line.item_of_mark, line.is_pack, line.length_ms, strict=True)
         for mark, (item, packs, length_ms) in enumerate(marks):
             moves = packs and self._moves[item]
             if leavers.num_bytes:
-                coming = line.items[item].num_bytes if moves else 0
+                stays = drains and packs and self._placed[item] is Placement.KEEP
+                coming = line.items[item].num_bytes if moves or stays else 0
                 now, gone = leavers.release(mark, now, coming)
                 for each in gone:
                     self._release[each] = mark
@@ -290,10 +295,10 @@ class _Scheduler:
                 late_ms = own_ms + queued_ms + slack.ms
                 leavers.add(item, link_free, link_free + late_ms)
             if waits_for_copies[mark] and link_free > now:
-                if style.late is Late.WAIT:
-                    now = link_free
-                else:
+                if style.late is Late.KEEP:
                     link_free = leavers.keep(now)
+                else:
+                    now = link_free
             if mark in rebuilds_at:
                 now += rebuilds_at[mark]
             now += length_ms * slowdown

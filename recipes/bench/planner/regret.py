@@ -87,7 +87,7 @@ def target(
     start = time.monotonic()
     lab = Lab(size, device, max_overhead=overhead)
     try:
-        profile = lab.settle()
+        profile = lab.settle(record.limit_s / 2)
         record.profile(profile)
         settle_s = time.monotonic() - start
         own = lab.steps(6)[1:]
@@ -320,7 +320,7 @@ def jobs(options: argparse.Namespace, device: torch.device) -> Jobs:
     def both(name: str) -> None:
         size, overhead = sizes[name]
         found[f"{name}/keep"] = 30, column(size, plain, 4)
-        found[f"{name}/auto"] = 75, lambda r: target(size, overhead, device, r)
+        found[f"{name}/auto"] = 150, lambda r: target(size, overhead, device, r)
         # The device is warm by then, and its clock another.
         found[f"{name}/keep again"] = 30, column(size, plain, 8)
 

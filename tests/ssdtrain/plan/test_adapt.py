@@ -6,7 +6,15 @@ from functools import partial
 
 import pytest
 
-from ssdtrain.plan.adapt import LEAST_AIM, Drift, Overhead, Trial, is_better
+from ssdtrain.plan.adapt import (
+    EARNED,
+    ERROR,
+    LEAST_AIM,
+    Drift,
+    Overhead,
+    Trial,
+    is_better,
+)
 from ssdtrain.plan.plan import LinkLoad, Plan, Prediction
 
 
@@ -145,6 +153,15 @@ def test_steps_that_disagree_are_judged_by_the_shortest_of_nine() -> None:
     assert found.index(pytest.approx(0.25)) == 11
     found = judged([100.0] * 12, [*new, 108.0, *[101.0] * 20])
     assert not any(found)
+
+
+def test_the_middle_of_a_plans_steps_counts() -> None:
+    """Its host is as slow in most steps: that three of nine keep the goal is no luck
+    that users have."""
+    steps = [101.5, 106.0, 106.0] * 3
+    found = judged([100.0] * 12, [400.0, 150.0, 120.0, *steps])
+    assert found[-1] == pytest.approx((0.01 + EARNED * ERROR) / 0.06)
+    assert found.count(None) == len(found) - 1
 
 
 def test_what_is_within_the_goal_or_not_known_is_left_alone() -> None:

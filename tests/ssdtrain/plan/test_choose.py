@@ -291,3 +291,17 @@ def test_what_stands_behind_other_copies_is_released_later() -> None:
     exact, later = released(0.0), released(0.2)
     delays = [b - a for a, b in zip(exact, later, strict=False)]
     assert (delays[0], delays[10], delays[20]) == (0, 2, 5)
+
+
+@pytest.mark.parametrize("gb_per_s", [10.0, 0.1, 0.001])
+def test_a_slow_link_costs_time_and_no_memory(gb_per_s: float) -> None:
+    """Of the last tensors none is copied before its use: a plan that let them stay
+    would need half of all."""
+    profile = made.chain(12, gb_per_s=gb_per_s)
+    budget = 3 * made.MB
+    plan = choose(profile, Goal(memory_budget_bytes=budget))
+    assert plan.prediction is not None
+    assert plan.prediction.peak_bytes <= budget
+    assert (plan.policy == "all waits for copies out") == (gb_per_s < 1.0)
+    if gb_per_s < 1.0:  # nine tensors at least leave and come back
+        assert plan.prediction.step_ms > 2 * 9 * made.MB / gb_per_s / 1e6

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import ssdtrain
 from ssdtrain.cache import regions as in_cache
 from ssdtrain.counters import Fallback
-from ssdtrain.observe import hostprices
+from ssdtrain.observe import hostprices, observation
 from ssdtrain.observe import planner as observe_planner
 from ssdtrain.observe.hosttime import HostMeter
 from ssdtrain.observe.measured import NUM_REGION_STEPS
@@ -41,6 +41,7 @@ from tests.ssdtrain.cache.test_peak import (
     net,
     step,
 )
+from tests.ssdtrain.plan.profiles import links
 from tests.ssdtrain.virtual_time import VirtualTime
 
 SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 0, "plan": "auto"}
@@ -396,8 +397,10 @@ def counting_steps(
 
 @pytest.fixture
 def limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory has an end: all regions run again in the first steps."""
+    """Memory has an end: all regions run again in the first steps. Links are so slow
+    that no plan moves a tensor in time."""
     monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1)
+    monkeypatch.setattr(observation, "fitted_links", lambda *measured: links(0.01))
 
 
 @pytest.mark.usefixtures("limited")
