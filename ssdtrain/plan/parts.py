@@ -2,7 +2,7 @@
 
 A region call has a part in forward and one in backward. What lies behind a call belongs
 to it, up to the next one; behind the last one nothing says where it ends.
-(tests/ssdtrain/plan/test_parts.py)
+(tests/ssdtrain/plan/test_forwards.py)
 """
 
 from collections.abc import Sequence

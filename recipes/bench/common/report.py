@@ -100,12 +100,14 @@ PAGES = {
             ("models", of_file("real_models", real_models)),
             ("models", of_file("real_models_h100_alone", real_models)),
             ("models", of_file("real_models_h100_two", real_models)),
+            ("models", of_file("real_models_h100_pair", real_models)),
             ("models", of_file("real_models_h100", real_models)),
             ("models", of_file("fits", fits)),
             ("models", of_file("grid", grid)),
             ("models", of_file("grid_h100", grid)),
             ("models", of_file("lengths", lengths)),
             ("models", of_file("predictions", predictions)),
+            ("models", of_file("predictions_h200", predictions)),
             ("models", models),
             ("models", of_file("graphs", graphs)),
             ("offload", of_file("host_time", host_time)),
@@ -116,20 +118,25 @@ PAGES = {
         "autograd saves; `fsdp2-1` and `tp-1` are the same on a mesh of one rank, "
         "where no byte crosses a link between GPUs. A budget counts from the level at "
         "the root's forward, a peak here from the level before the step: under FSDP2 "
-        "the root's gathered weights lie between them. The tables of one H100 and of "
-        "two are of later code than that of four, one row at a time. Rows of four "
-        "H100s ran four at a time, each on a GPU of one host, whose processor "
-        "takes 190 microseconds for a tensor that is moved (last table); their reports "
-        "show waits for it that no plan foresaw. The 4B and the mixture of experts do "
-        "not fit into 80 GB when everything is kept. Two of those rows, 4B "
-        "`budget=2gc` and `fsdp2` `budget=1gc`, were timed while a step was observed "
-        "again, which now takes more steps that are off. "
+        "the root's gathered weights lie between them. The first table of one H100 and "
+        "that of two are of later code than that of four, one row at a time; those of "
+        "the second table of one H100 ran two at a time, on two GPUs of one host, with "
+        "the latest code. Rows of four H100s ran four at a time, each on a GPU of one "
+        "host, whose processor takes 190 microseconds for a tensor that is moved (last "
+        "table); their reports show waits for it that no plan foresaw. On that host "
+        "the 4B and the mixture of experts did not fit into 80 GB when everything was "
+        "kept. Two of those rows, 4B `budget=2gc` and `fsdp2` `budget=1gc`, were timed "
+        "while a step was observed again, which now takes more steps that are off. "
+        "`verify=shadow` compares every byte of what is moved or rebuilt, here of all "
+        "recipes that were admitted. "
         "Long steps of changing lengths are those before the first plan and the ones "
         "in which another plan is taken; in pass one lengths are new to the session, "
-        "not to the device. A later run, on another host, took 1.108 times plain on "
-        "drawn lengths and 1.168 times on packed ones, some of its last steps up to "
-        "1.4 times. Of the predictions, 1.7B at 2k tokens, 4B at 4k and Mistral are of "
-        "code before that of the others, with four timed steps. "
+        "not to the device. An earlier run, on an H100 and beside another row, took "
+        "1.079 times plain at a constant length, 1.096 times on drawn lengths and "
+        "1.046 times on packed ones. Of the H100's predictions, 1.7B at 2k tokens, 4B "
+        "at 4k and Mistral are of code before that of the others, with four timed "
+        "steps; the H200's are of one run, beside three other GPUs of the host that "
+        "were as busy. "
         "The H200's rows are of several runs, each beside its own plain step: 1.7B and "
         "the 24 layers under `fsdp2` are of 2026-11-26, all others of 2026-11-23; "
         "checkpointing and `budget=1gc` of the 4B were runs of their own, beside those "
@@ -157,10 +164,10 @@ PAGES = {
         "Does a plan do what it predicts, and is it the best one?",
         (("planner", planner), ("planner", rok)),
         "Measured before predicted peaks knew what the model's own frames hold: "
-        "8192x4, 16384x2, 6144x24, 4096x8, the budgets and the curves over batch "
-        "sizes. 24 narrow layers keep more than was aimed at. Time is predicted less "
-        "well than memory: at its power limit a device's clock depends on how much it "
-        "waits ([what the planner does not know]"
+        "8192x4, 16384x2, 4096x8, the budgets and the curves over batch sizes; 6144x24 "
+        "is of later code, with recipes of products and attention. Time is predicted "
+        "less well than memory: at its power limit a device's clock depends on how much "
+        "it waits ([what the planner does not know]"
         "(../planner.md#what-it-does-not-know)). Behind cuFile's compatibility mode "
         "plans cost more than through pinned memory (`gpu_direct: off`).",
     ),
