@@ -166,8 +166,8 @@ PAGES = {
         "Measured before predicted peaks knew what the model's own frames hold: "
         "8192x4, 16384x2, 4096x8, the budgets and the curves over batch sizes; 6144x24 "
         "is of later code, with recipes of products and attention. Time is predicted "
-        "less well than memory: at its power limit a device's clock depends on how much "
-        "it waits ([what the planner does not know]"
+        "less well than memory: at its power limit a device's clock depends on how "
+        "much it waits ([what the planner does not know]"
         "(../planner.md#what-it-does-not-know)). Behind cuFile's compatibility mode "
         "plans cost more than through pinned memory (`gpu_direct: off`).",
     ),
