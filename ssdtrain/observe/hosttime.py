@@ -228,8 +228,8 @@ class HostMeter:
         return self._rebuilds.get((lane, item), 0) / 1e6
 
     def costs(self, otherwise: HostCosts) -> HostCosts:
-        """Return the mean costs by action, with `BESIDE`; those of `otherwise` where none
-        was seen."""
+        """Return the mean costs by action, over their own time by `BESIDE`; those of
+        `otherwise` where none was seen."""
 
         def cost(placement: Placement, before: HostCost) -> HostCost:
             return HostCost(
