@@ -249,7 +249,7 @@ def _drained(judge: Judge, best: Contender) -> Contender:
     style = Style(window_bytes=largest_bytes(timeline), late=Late.DRAIN)
     placements = [fixed.placements for fixed in fixed_policies(timeline)]
     for each in (best.asked, *placements):
-        found = judge.judge(each, style, "all waits for copies out")
+        found = judge.judge(each, style, "waits for each copy out")
         if found.rank < best.rank:
             best = found
     return best
