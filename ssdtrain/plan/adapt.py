@@ -16,15 +16,15 @@ it was, copies that slow kernels down as no probe saw), another prediction of th
 kind would be as wrong. So where plain steps were measured, a plan's steps are compared
 with them. Of plain steps the shortest quarter counts: a search beside them makes steps
 longer, never shorter. Of a plan's own, beside which none runs, it is the middle, as for
-users: steps of one that was left in force by its shortest quarter took 366 to 443 ms on
-an H200 whose host is uneven, and 372 is what it said. If they are beyond the goal by
+users: when it was their shortest quarter, a plan that was left in force on an H200 with
+an uneven host took 366 to 443 ms, for 372 that it said. If they are beyond the goal by
 more than that, what they took beyond the prediction is taken for what the plan's copies
-cost (`blamed_on_copies`): copies that
-hide cost next to nothing by the prediction, so that a plan which only promises less may
-well move as much. On an H200 a kernel starts 3 microseconds later while copies in fill
-the link over which it is launched, and a step of stock layers has thousands: 2.5 % of
-the copies' time, where probes see 0.4. A plan that is made with that cost errs less, so
-that it may use most of what was left to predictions (`EARNED`). No more is blamed on
+cost (`blamed_on_copies`): copies that hide cost next to nothing by the prediction, so
+that a plan which only promises less may well move as much. On an H200 a kernel starts 3
+microseconds later while copies in fill the link over which it is launched, and a step
+of stock layers has thousands: 2.5 % of the copies' time, where probes see 0.4. A plan
+that is made with that cost errs less, so that it may use most of what was left to
+predictions (`EARNED`). No more is blamed on
 them than they can cost, a tenth of their time where no collective waits for them, or
 half of it. On H100s whose hosts take up to twice as long in one step as in another, 28
 and 38 % were blamed, and plans came of it that moved less than 0.1 GB, rebuilt 38 ms'

@@ -29,9 +29,8 @@ from ssdtrain.plan.profile import Phase, Profile
 
 LEFT_OUT = 0.08
 """Of its re-run, what a region's forward computes besides: a re-run ends with the last
-tensor that backward asks for, before a layer's last product. 0.05 to 0.07 of stock
-decoder layers on an H200."""
-
+tensor that backward asks for, before a layer's last product. Of stock decoder layers
+on H200s some 5.0 ms for 4.75, and 11.1 for 10.6."""
 
 Times = Mapping[str, tuple[float, ...]]
 """Of region calls, in ms, by kind of lane."""
