@@ -20,11 +20,11 @@ measured.
 (tests/ssdtrain/plan/test_forwards.py)
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ssdtrain.plan.parts import Part, parts_of
+from ssdtrain.plan.parts import Part, ms_of, parts_of
 from ssdtrain.plan.profile import Phase, Profile
 
 LEFT_OUT = 0.08
@@ -37,16 +37,14 @@ Times = Mapping[str, tuple[float, ...]]
 
 
 def with_forward_times(
-    profile: Profile, factor: float, own: Mapping[Part, float] | None = None
+    profile: Profile, factor: float, own: Sequence[float] = ()
 ) -> Profile:
     """Return the profile whose forwards take so many times as long.
 
     Args:
-        own: factors of parts that have one of their own.
+        own: factors of the marks, where they have their own.
     """
-    own = own or {}
-    parts = parts_of(profile) if own else ()
-    factors = [own.get(part, factor) for part in parts] or [factor] * len(profile.marks)
+    factors = own or [factor] * len(profile.marks)
     marks = tuple(
         replace(mark, ms=mark.ms * each) if mark.phase is Phase.FORWARD else mark
         for mark, each in zip(profile.marks, factors, strict=True)
@@ -67,20 +65,20 @@ def without_hooks(
     """
     growth = max(1.0, rest)
     most_ms = min(most_ms, profile.forward_ms * growth)
-    seen_ms: defaultdict[Part, float] = defaultdict(float)
-    for mark, part in zip(profile.marks, parts_of(profile), strict=True):
-        seen_ms[part] += mark.ms
+    parts = parts_of(profile)
+    seen_ms = ms_of(profile, parts)
     own_ms = {
         part: min(ms, seen_ms[part] * growth)
         for part, ms in _of_regions(profile, rerun_ms).items()
-        if seen_ms[part] > 0.0
+        if seen_ms.get(part, 0.0) > 0.0
     }
     left_ms = most_ms - sum(own_ms.values())
     others_ms = profile.forward_ms - sum(seen_ms[part] for part in own_ms)
     if not own_ms or min(left_ms, others_ms) <= 0.0:
         return with_forward_times(profile, most_ms / profile.forward_ms)
+    other = min(left_ms / others_ms, growth)
     factors = {part: ms / seen_ms[part] for part, ms in own_ms.items()}
-    return with_forward_times(profile, min(left_ms / others_ms, growth), factors)
+    return with_forward_times(profile, other, [factors.get(p, other) for p in parts])
 
 
 def _of_regions(profile: Profile, rerun_ms: Times) -> dict[Part, float]:

@@ -51,6 +51,14 @@ def parts_of(profile: Profile) -> list[Part]:
     return found
 
 
+def ms_of(profile: Profile, parts: Sequence[Part]) -> dict[Part, float]:
+    """Return what each part takes, in all lanes of its kind together."""
+    found: dict[Part, float] = {}
+    for mark, part in zip(profile.marks, parts, strict=True):
+        found[part] = found.get(part, 0.0) + mark.ms
+    return found
+
+
 def _first_readers(runs: Sequence[RegionRun], items: Sequence[Item]) -> dict[int, int]:
     """Return the first region call that reads each item that none saves."""
     found: dict[int, int] = {}

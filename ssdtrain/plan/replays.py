@@ -37,7 +37,7 @@ from ssdtrain.plan.calibrate import (
     paced,
     rebuild_key,
 )
-from ssdtrain.plan.parts import Part, parts_of
+from ssdtrain.plan.parts import Part, ms_of, parts_of
 from ssdtrain.plan.profile import HostCosts, Item, Phase, Profile
 
 UNHELD = "replay_ms"
@@ -183,10 +183,7 @@ def _held_factors(
 ) -> dict[Part, float]:
     """Return by how much parts of the step shrink, of those that were measured."""
     lanes: Counter[str] = Counter(profile.lanes)
-    total_ms: dict[Part, float] = {}
-    for mark, part in zip(profile.marks, parts, strict=True):
-        own_ms = mark.ms / lanes[part.kind]
-        total_ms[part] = total_ms.get(part, 0.0) + own_ms
+    total_ms = ms_of(profile, parts)
     found: dict[Part, float] = {}
     for kind, times in held.items():
         if len(profile.regions.get(kind, ())) != len(times):
@@ -195,7 +192,7 @@ def _held_factors(
             both = (Phase.FORWARD, time.forward_ms), (Phase.BACKWARD, time.backward_ms)
             for phase, own_ms in both:
                 part = Part(kind, number, phase)
-                hosted_ms = total_ms.get(part, 0.0)
+                hosted_ms = total_ms.get(part, 0.0) / max(1, lanes[kind])
                 if own_ms > 0.0 and hosted_ms > 0.0:
                     found[part] = min(1.0, own_ms / hosted_ms)
     return found

@@ -147,7 +147,7 @@ def test_a_plan_that_takes_longer_than_it_may_aims_lower() -> None:
     assert judged([100.0] * 12, [190.0] * 20)[7] == LEAST_AIM
 
 
-def test_steps_that_disagree_are_judged_by_the_shortest_of_nine() -> None:
+def test_steps_that_disagree_are_judged_by_nine() -> None:
     new = [400.0, 150.0, 120.0]
     found = judged([100.0] * 12, [*new, 101.0, *[107.0] * 20])
     assert found.index(pytest.approx(0.25)) == 11
