@@ -220,7 +220,7 @@ class Executor:
             if record.state is RecordState.AWAY and (
                 ahead == 0 or ahead + record.num_bytes <= budget
             ):
-                self._start_load(record)
+                self._timed(self._start_loads, [record])
             if record.state is RecordState.RETURNING:
                 ahead += record.num_bytes
             elif record.state is RecordState.AWAY and record.parcel is not None:
@@ -300,6 +300,10 @@ class Executor:
             copies.quiesce()
             raise
         self._counters.add(Count.RELOADED, num_bytes)
+
+    def _start_loads(self, batch: Iterable[Record]) -> None:
+        for record in batch:
+            self._start_load(record)
 
     def _start_load(self, record: Record) -> None:
         if self.is_closed or record.parcel is None:

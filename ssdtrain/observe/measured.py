@@ -9,6 +9,7 @@ is held (heldregions.py).
 (tests/ssdtrain/observe/test_measured.py, test_paced.py, test_heldregions.py)
 """
 
+import math
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -259,13 +260,17 @@ class Measured:
         rerun_host_ms = self._rerun_host_ms(observed.profile, steps[1:])
         own = step.plain(observed.saved_bytes, growth)
         host_ms = min(own.host_forward_ms, self._idle_host_ms)
+        tails_ms = [step.tail_host_ms for step in steps[1:]]
+        tail_ms = min((ms for ms in tails_ms if ms is not None), default=math.inf)
         # The slowest rank's, and the host that is the least ahead.
-        times = own.step_ms, own.forward_ms, host_ms, -own.host_lead_ms
-        step_ms, forward_ms, host_ms, behind_ms = self._peers.longest(
+        times = own.step_ms, own.forward_ms, host_ms, -own.host_lead_ms, tail_ms
+        step_ms, forward_ms, host_ms, behind_ms, tail_ms = self._peers.longest(
             times, "plain times", self._step
         )
         plain = PlainTimes(step_ms, forward_ms, host_ms, -behind_ms)
         self._correct(plain, WITHOUT_RERUNS, rerun_ms, rerun_host_ms)
+        if self._host.is_on_gpu and tail_ms < math.inf:
+            self.corrections = replace(self.corrections, tail_host_ms=tail_ms)
         yield from self._held_regions(observed.profile)
 
     def _region_step(self, steps: list[RegionStep]) -> Steps:
@@ -280,6 +285,7 @@ class Measured:
         try:
             yield
         finally:
+            tail_host_ms = host.behind_ms()
             cache.course.observer = Unobserved()
             ledger.clock.keep_spans = False
             cache.timer = None
@@ -294,6 +300,7 @@ class Measured:
                 meter=meter,
                 num_bytes=ledger.saved_bytes,
                 host=host,
+                tail_host_ms=tail_host_ms,
             )
         )
 

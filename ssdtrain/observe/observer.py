@@ -232,8 +232,10 @@ class Recording(Observer):
 
     def rebuilds(self) -> None:
         """Likewise before a recipe runs."""
+        start_ns = self._meter.now()
         self._note_memory()
         self._device.hold(HOLD_MS)
+        self._meter.exclude(start_ns)
 
     def _note_memory(self) -> None:
         self._device.reset_peak()
@@ -274,8 +276,10 @@ class Recording(Observer):
 
     def rebuilt(self, lane: int, number: int) -> None:
         """Record the extra memory of a recipe."""
+        start_ns = self._meter.now()
         needed = self._lanes[lane].rebuild_bytes
         needed[number] = max(needed.get(number, 0), self._needed_bytes())
+        self._meter.exclude(start_ns)
 
     def _needed_bytes(self) -> int:
         """Return the peak since `runs_again` above what was in use then, in bytes."""
@@ -615,6 +619,22 @@ def prices(spans: Iterable[Span]) -> dict[Hashable, float]:
     return found
 
 
+def _rebuild_hosts_ms(lane: _Lane, meter: HostMeter) -> dict[int, float]:
+    """Return what the first rebuild of each item costs the host: as much as those of
+    the same recipe, name and size do, as one of them may have waited for memory."""
+    alike: dict[tuple[str, str, int], dict[int, float]] = {}
+    for number, recipe in lane.recipes.items():
+        saved = lane.saved[number]
+        own_ms = meter.rebuild_ms(lane.course.number, number)
+        if own_ms:
+            group = alike.setdefault((recipe.name, saved.name, saved.num_bytes), {})
+            group[number] = own_ms
+    found: dict[int, float] = {}
+    for group in alike.values():
+        found |= dict.fromkeys(group, statistics.median(group.values()))
+    return found
+
+
 def _items(
     lane: _Lane,
     costs: Mapping[Hashable, float],
@@ -622,6 +642,7 @@ def _items(
     meter: HostMeter | None,
 ) -> Iterable[Item]:
     """Make the items of a lane; without `frames` (a CPU) all saved bytes count."""
+    hosts_ms = {} if meter is None else _rebuild_hosts_ms(lane, meter)
     for number, (saved, module) in enumerate(
         zip(lane.saved, lane.modules, strict=True)
     ):
@@ -632,11 +653,7 @@ def _items(
             module=module,
             recipe=None if recipe is None else recipe.name,
             recipe_ms=0.0 if recipe is None else costs.get(recipe.place, 0.0),
-            recipe_host_ms=(
-                0.0
-                if meter is None or recipe is None
-                else meter.rebuild_ms(lane.course.number, number)
-            ),
+            recipe_host_ms=hosts_ms.get(number, 0.0),
             recipe_other_bytes=lane.rebuild_bytes.get(number, 0),
             inputs=() if recipe is None else recipe.inputs,
             made_ms=costs.get((lane.kind, MAKING, number), 0.0),

@@ -73,6 +73,8 @@ class RerunHost(Observer):
         self._now = now
         self._kinds: list[str] = []
         self._since_ns = 0
+        self._ended_ns: int | None = None
+        """When the last re-run so far had ended."""
 
     def lane(self, course: LaneCourse, kind: str) -> None:
         """Note the kind of a new lane."""
@@ -87,8 +89,15 @@ class RerunHost(Observer):
         if lane >= len(self._kinds):
             return  # of a step before
         place = self._kinds[lane], number
-        took_ns = self._now() - self._since_ns
+        self._ended_ns = self._now()
+        took_ns = self._ended_ns - self._since_ns
         self.spent_ns[place] = max(took_ns, self.spent_ns.get(place, 0))
+
+    def behind_ms(self) -> float | None:
+        """Return the time since the last re-run has ended; None: there was none."""
+        if self._ended_ns is None:
+            return None
+        return (self._now() - self._ended_ns) / 1e6
 
 
 def least_host_ms(
@@ -114,6 +123,8 @@ class RegionStep(NamedTuple):
     num_bytes: int
     """Saved for backward."""
     host: RerunHost | None = None
+    tail_host_ms: float | None = None
+    """Host time from the last re-run to the next step; None: not known."""
 
     def times(self) -> RegionTimes:
         """Wait for the device and return what the step took."""
