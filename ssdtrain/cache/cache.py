@@ -123,7 +123,9 @@ class TensorCache:
         self._resident = Living[Stamp]()
         self.nothing = torch.empty(0, device=self.device.torch_device)
         """For probes of versions."""
-        self.copies = copies_of(self.device, loads_in_pieces=loads_in_pieces)
+        self.copies = copies_of(
+            self.device, offloader.fall_back, loads_in_pieces=loads_in_pieces
+        )
         self.tables = Tables()
         self.bypass: Bypass | Unhooked | None = None
         """While a step runs without hooks."""

@@ -13,22 +13,17 @@ counted (`unregistered_async`).
 
 import argparse
 import ctypes
-import hashlib
 import os
-import shutil
-import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ssdtrain.storage.clibrary import BuildError, CLibrary
 from ssdtrain.storage.directory import check_trusted
 
 SOURCE = Path(__file__).parent / "csrc" / "malloc_hook.c"
-FLAGS = tuple(
-    "-std=c11 -shared -fPIC -O2 -fvisibility=hidden -Wall -Wextra -Werror".split()
-)
-LIBRARIES = ("-ldl", "-lpthread")
+LIBRARY = CLibrary(SOURCE, ("-ldl", "-lpthread"))
 
 
 class HookError(RuntimeError):
@@ -155,10 +150,7 @@ def min_bytes() -> int:
 
 def library_path() -> Path:
     """Where `build` puts the library: a name for each version of the source."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    source = SOURCE.read_bytes() + SOURCE.with_suffix(".h").read_bytes()
-    digest = hashlib.sha256(source).hexdigest()[:12]
-    return cache / "ssdtrain" / f"malloc_hook-{os.uname().machine}-{digest}.so"
+    return LIBRARY.path
 
 
 def preload(
@@ -191,22 +183,10 @@ def build(target: Path | None = None, compiler: str | None = None) -> Path:
         HookError: no compiler, or it failed.
         ConfigError: others could write to the directory.
     """
-    path = target or library_path()
-    name = compiler or os.environ.get("CC") or "cc"
-    found = shutil.which(name)
-    if found is None:
-        raise HookError(f"no C compiler {name!r}; install one, or set CC")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    check_trusted(path.parent)
-    # Written beside and renamed: processes that start together may all build.
-    beside = path.with_suffix(f".{os.getpid()}.so")
-    command = [found, *FLAGS, "-o", str(beside), str(SOURCE), *LIBRARIES]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise HookError(f"{' '.join(command)} failed:\n{done.stderr}")
-    beside.chmod(0o700)  # whatever the umask: it is loaded into other processes
-    beside.replace(path)
-    return path
+    try:
+        return LIBRARY.build(target, compiler)
+    except BuildError as error:
+        raise HookError(str(error)) from error
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ all pieces.
 from typing import Any, NoReturn
 
 from ssdtrain.transfer.device import CudaDevice
-from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST, Calls
+from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST, InSteps, Runtime
 
 IN_BYTES = 8 * 1024 * 1024
 """Of a piece: 0.15 ms of a link of 55 GB/s. The host starts one in 5 microseconds, and
@@ -28,19 +28,22 @@ OUT_BYTES = 32 * 1024 * 1024
 """Likewise of copies out, where fewer small copies wait, and the host has less time."""
 
 
-class InPieces:
-    """`Calls` whose copies go in pieces: [Note: others' small copies]."""
+class InPieces(InSteps):
+    """`Calls` whose copies go in pieces: [Note: others' small copies]. What native.py
+    does in C, where there is no compiler."""
+
+    in_pieces = True
 
     def __init__(
         self,
-        calls: Calls,
+        calls: Runtime,
         device: CudaDevice,
         in_bytes: int | None = IN_BYTES,
         out_bytes: int | None = OUT_BYTES,
     ) -> None:
         """Take the size of a piece in each direction; None: copies are whole."""
         self._calls = calls
-        self.record, self.wait = calls.record, calls.wait
+        self.record, self.wait, self.copy = calls.record, calls.wait, self._copy
         sides = {
             TO_DEVICE: (device.load_side, in_bytes),
             TO_HOST: (device.store_side, out_bytes),
@@ -51,7 +54,7 @@ class InPieces:
             if piece_bytes is not None
         }
 
-    def copy(self, to: int, source: int, count: int, kind: int, stream: int) -> int:
+    def _copy(self, to: int, source: int, count: int, kind: int, stream: int) -> int:
         """Copy in stream order; return the status."""
         way = self._ways.get(kind, self._calls)
         return way.copy(to, source, count, kind, stream)
@@ -69,7 +72,7 @@ class _Way:
     """Copies in one direction."""
 
     def __init__(
-        self, calls: Calls, device: CudaDevice, side: Any, piece_bytes: int
+        self, calls: Runtime, device: CudaDevice, side: Any, piece_bytes: int
     ) -> None:
         self._calls = calls
         self._side_id: int = side.cuda_stream

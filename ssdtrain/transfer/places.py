@@ -35,8 +35,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ssdtrain.counters import Fallback
+from ssdtrain.errors import ConfigError
+from ssdtrain.storage.clibrary import BuildError
 from ssdtrain.transfer.device import CudaDevice, Device, Event
 from ssdtrain.transfer.graphs import GraphParcel
+from ssdtrain.transfer.native import Native
 from ssdtrain.transfer.offloader import Offloader
 from ssdtrain.transfer.parcel import Parcel
 from ssdtrain.transfer.pieces import IN_BYTES, InPieces
@@ -173,7 +177,7 @@ class CudaCopies:
     """
 
     def __init__(self, device: CudaDevice, runtime: Calls | None) -> None:
-        self.small_pass = isinstance(runtime, InPieces)
+        self.small_pass = runtime is not None and runtime.in_pieces
         self._device = device
         self._torch_device = device.torch_device
         self._runtime = runtime
@@ -210,17 +214,15 @@ class CudaCopies:
             return order
         if not place.copied_id:
             place.copied, place.copied_id = device.event()
-        store, ready, memory = self._store_id, self._ready_id, place.memory
-        record, wait = runtime.record, runtime.wait
-        behind = place.batch
-        status = (
-            record(ready, self._current(device.index))
-            or wait(store, ready, 0)
-            or (behind > self._store_behind and wait(store, place.loaded_id, 0))
-            or runtime.copy(
-                memory.data_ptr(), source.data_ptr(), memory.nbytes, TO_HOST, store
-            )
-            or record(place.copied_id, store)
+        memory, behind = place.memory, place.batch
+        status = runtime.one(
+            TO_HOST,
+            self._ready_id,
+            self._current(device.index),
+            self._store_id,
+            place.loaded_id if behind > self._store_behind else 0,
+            (memory.data_ptr(), source.data_ptr(), memory.nbytes),
+            place.copied_id,
         )
         if status:
             runtime.fail(status)
@@ -243,20 +245,20 @@ class CudaCopies:
         last = places[-1]
         if not last.loaded_id:
             last.loaded, last.loaded_id = device.event()
-        load, wanted = self._load_id, self._wanted_id
-        record, wait, copy = runtime.record, runtime.wait, runtime.copy
         newest = max(places, key=attrgetter("number"))
-        status = (
-            record(wanted, self._current(device.index))
-            or wait(load, wanted, 0)
-            or (newest.number > self._load_behind and wait(load, newest.copied_id, 0))
+        parts = [
+            (target.data_ptr(), place.memory.data_ptr(), place.memory.nbytes)
+            for place, target in zip(places, targets, strict=True)
+        ]
+        status = runtime.batch(
+            TO_DEVICE,
+            self._wanted_id,
+            self._current(device.index),
+            self._load_id,
+            newest.copied_id if newest.number > self._load_behind else 0,
+            parts,
+            last.loaded_id,
         )
-        for place, target in zip(places, targets, strict=True):
-            memory = place.memory
-            status = status or copy(
-                target.data_ptr(), memory.data_ptr(), memory.nbytes, TO_DEVICE, load
-            )
-        status = status or record(last.loaded_id, load)
         if status:
             runtime.fail(status)
         self._load_behind = max(self._load_behind, newest.number)
@@ -288,11 +290,19 @@ def room_for(place: Place, device: torch.device) -> Tensor:
     )
 
 
-def copies_of(device: Device, *, loads_in_pieces: bool = False) -> Copies:
+def copies_of(
+    device: Device,
+    fall_back: Callable[[Fallback, str], None],
+    *,
+    loads_in_pieces: bool = False,
+) -> Copies:
     """The copies of a device.
 
-    loads_in_pieces: whether others copy to the device while plans do, and wait: see
-        [Note: others' small copies] in pieces.py.
+    Args:
+        device: whose copies.
+        fall_back: told why they are not made in C.
+        loads_in_pieces: whether others copy to the device while plans do, and wait: see
+            [Note: others' small copies] in pieces.py.
     """
     if not isinstance(device, CudaDevice):
         return AnyCopies(device)
@@ -300,7 +310,12 @@ def copies_of(device: Device, *, loads_in_pieces: bool = False) -> Copies:
     if runtime is None:
         return CudaCopies(device, None)
     in_bytes = IN_BYTES if loads_in_pieces else None
-    return CudaCopies(device, InPieces(runtime, device, in_bytes))
+    try:
+        native = Native(runtime, device, in_bytes)
+    except (BuildError, ConfigError, OSError) as error:
+        fall_back(Fallback.COPIES_FROM_PYTHON, f": {error}")
+        return CudaCopies(device, InPieces(runtime, device, in_bytes))
+    return CudaCopies(device, native)
 
 
 def place_for(pool: PinnedPool, tensor: Tensor) -> Place | None:

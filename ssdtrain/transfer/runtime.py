@@ -3,12 +3,13 @@
 A tensor that moves costs five calls for its copy out and five for its copy in. Through
 torch's events and copies each takes the host several microseconds, most of them not in
 CUDA. The functions are as old as streams; their arguments are in the CUDA Runtime API's
-reference: "Event Management", "Stream Management", "Memory Management".
+reference: "Event Management", "Stream Management", "Memory Management". Here each is
+called from Python; native.py has them called from C.
 (tests/ssdtrain/transfer/test_runtime.py)
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -28,24 +29,54 @@ def library() -> ctypes.CDLL | None:
     return None
 
 
-class Calls(Protocol):
-    """The calls of a copy that runs beside compute.
+Part = tuple[int, int, int]
+"""A copy: to an address, from an address, bytes."""
 
-    Streams, events and addresses are plain numbers. Each call returns a status, 0 for
-    success; other threads run meanwhile, as it may wait for room in a device's queue.
+
+class Calls(Protocol):
+    """Copies that run beside compute.
+
+    Streams, events and addresses are plain numbers; `kind` is `TO_DEVICE` or `TO_HOST`.
+    Each call returns a status, 0 for success; other threads run meanwhile, as it may
+    wait for room in a device's queue.
     """
 
-    @property
-    def record(self) -> Callable[[int, int], int]:
-        """Of an event, on a stream."""
+    in_pieces: bool
+    """Whether small copies of others pass these: [Note: others' small copies]."""
 
-    @property
-    def wait(self) -> Callable[[int, int, int], int]:
-        """Of a stream, for an event, with flags (0)."""
+    def one(
+        self,
+        kind: int,
+        ready: int,
+        compute: int,
+        stream: int,
+        more: int,
+        part: Part,
+        done: int,
+    ) -> int:
+        """Copy behind what compute has now, and behind one more event (0: none).
 
-    @property
-    def copy(self) -> Callable[[int, int, int, int, int], int]:
-        """To an address, from an address, bytes, `TO_DEVICE` or `TO_HOST`, a stream."""
+        Args:
+            kind: the direction.
+            ready: an event that is recorded in compute.
+            compute: its stream.
+            stream: of the copy.
+            more: the other event.
+            part: what is copied.
+            done: an event that is recorded behind the copy.
+        """
+
+    def batch(
+        self,
+        kind: int,
+        ready: int,
+        compute: int,
+        stream: int,
+        more: int,
+        parts: Sequence[Part],
+        done: int,
+    ) -> int:
+        """Likewise of several copies, one behind the other."""
 
     def fail(self, status: int) -> NoReturn:
         """A call was not successful.
@@ -55,22 +86,72 @@ class Calls(Protocol):
         """
 
 
-class Runtime:
-    """`Calls` of CUDA itself."""
+class InSteps:
+    """`Calls` that are made one by one."""
+
+    in_pieces = False
+    record: Callable[[int, int], int]
+    """Of an event, on a stream."""
+    wait: Callable[[int, int, int], int]
+    """Of a stream, for an event, with flags (0)."""
+    copy: Callable[[int, int, int, int, int], int]
+    """To an address, from an address, bytes, the kind, a stream."""
+
+    def one(
+        self,
+        kind: int,
+        ready: int,
+        compute: int,
+        stream: int,
+        more: int,
+        part: Part,
+        done: int,
+    ) -> int:
+        """See `Calls`."""
+        return self.batch(kind, ready, compute, stream, more, (part,), done)
+
+    def batch(
+        self,
+        kind: int,
+        ready: int,
+        compute: int,
+        stream: int,
+        more: int,
+        parts: Sequence[Part],
+        done: int,
+    ) -> int:
+        """See `Calls`."""
+        status = self.record(ready, compute) or self.wait(stream, ready, 0)
+        if more:
+            status = status or self.wait(stream, more, 0)
+        for to, source, count in parts:
+            status = status or self.copy(to, source, count, kind, stream)
+        return status or self.record(done, stream)
+
+
+class Runtime(InSteps):
+    """The calls of CUDA itself."""
 
     def __init__(self, functions: Any) -> None:
+        self._functions = functions
         self._text = functions.cudaGetErrorString
         self._text.restype, self._text.argtypes = ctypes.c_char_p, [ctypes.c_int]
-        self.record: Callable[[int, int], int] = _typed(
-            functions.cudaEventRecord, ADDRESS, ADDRESS
-        )
-        self.wait: Callable[[int, int, int], int] = _typed(
+        self.record = _typed(functions.cudaEventRecord, ADDRESS, ADDRESS)
+        self.wait = _typed(
             functions.cudaStreamWaitEvent, ADDRESS, ADDRESS, ctypes.c_uint
         )
-        self.copy: Callable[[int, int, int, int, int], int] = _typed(
+        self.copy = _typed(
             functions.cudaMemcpyAsync,
             *(ADDRESS, ADDRESS, ctypes.c_size_t, ctypes.c_int, ADDRESS),
         )
+
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        """Of the functions that record, wait and copy."""
+        own = self._functions
+        every = own.cudaEventRecord, own.cudaStreamWaitEvent, own.cudaMemcpyAsync
+        record, wait, copy = (ctypes.cast(each, ADDRESS).value or 0 for each in every)
+        return record, wait, copy
 
     def fail(self, status: int) -> NoReturn:
         """A call was not successful.

@@ -8,13 +8,13 @@ import contextlib
 import ctypes
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import pytest
 import torch
 
 from ssdtrain.transfer.device import CudaDevice
-from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST
+from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST, InSteps
 
 
 class Stream:
@@ -87,23 +87,47 @@ class Event:
         return self.known.get(stream, 0) >= number
 
 
-class FakeRuntime:
+class FakeRuntime(InSteps):
     """CUDA's own calls: `Runtime`."""
 
-    def record(self, event: int, stream: int) -> int:
+    def __init__(self) -> None:
+        self.record, self.wait, self.copy = self._record, self._wait, self._copy
+
+    def _record(self, event: int, stream: int) -> int:
         Event.made[event - 1].record(Stream.made[stream - 1])
         return 0
 
-    def wait(self, stream: int, event: int, flags: int) -> int:
+    def _wait(self, stream: int, event: int, flags: int) -> int:
         assert not flags
         Stream.made[stream - 1].wait_event(Event.made[event - 1])
         return 0
 
-    def copy(self, to: int, source: int, count: int, kind: int, stream: int) -> int:
+    def _copy(self, to: int, source: int, count: int, kind: int, stream: int) -> int:
         assert kind in (TO_DEVICE, TO_HOST) and stream
         ctypes.memmove(to, source, count)
         Stream.made[stream - 1].tick()
         return 0
+
+    def fail(self, status: int) -> NoReturn:
+        raise RuntimeError(f"CUDA error {status}")
+
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        """For C, which calls whatever these are by now."""
+        address, integer = ctypes.c_void_p, ctypes.c_int
+        record = ctypes.CFUNCTYPE(integer, address, address)
+        wait = ctypes.CFUNCTYPE(integer, address, address, ctypes.c_uint)
+        copy = ctypes.CFUNCTYPE(
+            integer, address, address, ctypes.c_size_t, integer, address
+        )
+        self.functions = (
+            record(lambda *each: self.record(*each)),
+            wait(lambda stream, event, flags: self.wait(stream, event, flags)),
+            copy(lambda *each: self.copy(*each)),
+        )
+        found = (ctypes.cast(each, address).value for each in self.functions)
+        first, second, third = (each or 0 for each in found)
+        return first, second, third
 
 
 class FakeCuda:

@@ -4,7 +4,7 @@ import random
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +19,7 @@ from ssdtrain.cache.window import ReleaseWindow
 from ssdtrain.counters import Counters, Trace
 from ssdtrain.transfer import places as in_places
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
+from ssdtrain.transfer.native import Native
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
 from ssdtrain.transfer.parcel import Parcel, ParcelState
 from ssdtrain.transfer.pinned import PinnedPool
@@ -211,10 +212,19 @@ def test_the_tensor_itself_is_let_go(everything: Any) -> None:
         loss.backward()
 
 
-@pytest.mark.parametrize("runtime", [FakeRuntime(), None])
-def test_places_are_ordered_as_parcels_are(cuda: FakeCuda, runtime: Any) -> None:
+Make = Callable[[FakeCuda], Any]
+MADE: list[Make] = [
+    lambda cuda: FakeRuntime(),
+    lambda cuda: Native(FakeRuntime(), cuda.device),
+    lambda cuda: None,
+]
+"""Copies by calls from Python, from C, and torch's own."""
+
+
+@pytest.mark.parametrize("make", MADE)
+def test_places_are_ordered_as_parcels_are(cuda: FakeCuda, make: Make) -> None:
     """Out behind its producer, back behind its own copy out, out again behind that."""
-    copies, device = CudaCopies(cuda.device, runtime), cuda.device
+    copies, device = CudaCopies(cuda.device, make(cuda)), cuda.device
     copies._torch_device = torch.device("cpu")
     place = place_for(PinnedPool(CpuDevice(), 1 << 20), torch.ones(4))
     assert place is not None
@@ -265,15 +275,16 @@ def away(cuda: FakeCuda, copies: CudaCopies, places: list[Place]) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("runtime", [FakeRuntime(), None])
+@pytest.mark.parametrize("make", MADE)
 def test_a_batch_in_is_ordered_as_its_copies_are(
     cuda: FakeCuda,
     places: list[Place],
-    runtime: Any,
+    make: Make,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each copy behind its own copy out and behind what used its memory before; whoever
     waits for one of the batch reads bytes that are there."""
+    runtime = make(cuda)
     copies, load = copies_on(cuda, runtime), cuda.device.load_stream
     out = away(cuda, copies, places)
     room_for, used = in_places.room_for, []
@@ -311,18 +322,19 @@ class CountedCopies(FakeRuntime):
     """Notes when each copy was started, and counts waits."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.num_waits = 0
         self.started: dict[int, tuple[int, dict[Stream, int]]] = {}
         """By host address: number on its stream, and what that was behind."""
 
-    def wait(self, stream: int, event: int, flags: int) -> int:
+    def _wait(self, stream: int, event: int, flags: int) -> int:
         self.num_waits += 1
-        return super().wait(stream, event, flags)
+        return super()._wait(stream, event, flags)
 
-    def copy(self, to: int, source: int, count: int, kind: int, stream: int) -> int:
+    def _copy(self, to: int, source: int, count: int, kind: int, stream: int) -> int:
         own = Stream.made[stream - 1]
         before = dict(own.known)
-        done = super().copy(to, source, count, kind, stream)
+        done = super()._copy(to, source, count, kind, stream)
         self.started[to if kind == TO_HOST else source] = own.known[own], before
         return done
 
@@ -334,7 +346,8 @@ def test_no_copy_overtakes_one_of_the_other_way(
     """Out and in, in any order, in batches: each behind the last one of its
     place, however few waits are left."""
     runtime, draw = CountedCopies(), random.Random(seed)
-    copies, device = copies_on(cuda, runtime), cuda.device
+    calls: Any = Native(runtime, cuda.device) if seed % 2 else runtime
+    copies, device = copies_on(cuda, calls), cuda.device
     other = {True: device.load_stream, False: device.store_stream}
     last: dict[int, int] = {}
     away: list[Place] = []
@@ -395,14 +408,14 @@ def test_all_copies_of_a_watched_batch_are_waited_for(
     assert cuda.default.known[load] >= read[-1]
 
 
-@pytest.mark.parametrize("runtime", [FakeRuntime(), None])
+@pytest.mark.parametrize("make", MADE)
 def test_who_has_waited_for_a_batch_waits_no_more(
     cuda: FakeCuda,
     places: list[Place],
-    runtime: Any,
+    make: Make,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    copies, waits = copies_on(cuda, runtime), Waits(cuda, monkeypatch)
+    copies, waits = copies_on(cuda, make(cuda)), Waits(cuda, monkeypatch)
     first, second = places[:2], places[2:]
     away(cuda, copies, places)
     mine, side = cuda.default, Stream()
@@ -421,12 +434,12 @@ def test_who_has_waited_for_a_batch_waits_no_more(
     assert waits.streams == [mine, mine, side]
 
 
-@pytest.mark.parametrize("runtime", [FakeRuntime(), None])
+@pytest.mark.parametrize("make", MADE)
 def test_a_number_that_a_stream_leaves_to_another_is_not_believed(
-    cuda: FakeCuda, places: list[Place], runtime: Any, monkeypatch: pytest.MonkeyPatch
+    cuda: FakeCuda, places: list[Place], make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two steps a stream may be destroyed: no wait of before counts then."""
-    copies, waits = copies_on(cuda, runtime), Waits(cuda, monkeypatch)
+    copies, waits = copies_on(cuda, make(cuda)), Waits(cuda, monkeypatch)
     away(cuda, copies, places)
     copies.back(places[:2])
     copies.arrive(places[0])

@@ -1,0 +1,89 @@
+"""C of our own: built by the user's compiler, into the user's cache.
+
+A source takes a few hundred milliseconds, once for each version of it.
+(tests/ssdtrain/storage/test_clibrary.py)
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssdtrain.storage.directory import check_trusted
+
+FLAGS = tuple(
+    "-std=c11 -shared -fPIC -O2 -fvisibility=hidden -Wall -Wextra -Werror".split()
+)
+
+
+class BuildError(RuntimeError):
+    """A library cannot be built; the text has the compiler's words."""
+
+
+@dataclass(frozen=True)
+class CLibrary:
+    """A shared library of one source."""
+
+    source: Path
+    """Its own header, if there is one, has the same stem."""
+    libraries: Sequence[str] = ()
+    """Flags for the linker."""
+
+    @property
+    def path(self) -> Path:
+        """Where `build` puts it: a name for each version of the source."""
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        text = self.source.read_bytes()
+        header = self.source.with_suffix(".h")
+        if header.exists():
+            text += header.read_bytes()
+        digest = hashlib.sha256(text).hexdigest()[:12]
+        name = f"{self.source.stem}-{os.uname().machine}-{digest}.so"
+        return cache / "ssdtrain" / name
+
+    def build(self, target: Path | None = None, compiler: str | None = None) -> Path:
+        """Compile it.
+
+        Args:
+            target: the library to write; None: `path`.
+            compiler: None: `$CC`, or cc.
+
+        Raises:
+            BuildError: no compiler, or it failed.
+            ConfigError: others could write to the directory.
+        """
+        path = target or self.path
+        name = compiler or os.environ.get("CC") or "cc"
+        found = shutil.which(name)
+        if found is None:
+            raise BuildError(f"no C compiler {name!r}; install one, or set CC")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_trusted(path.parent)
+        # Written beside and renamed: processes that start together may all build.
+        beside = path.with_suffix(f".{os.getpid()}.so")
+        command = [found, *FLAGS, "-o", str(beside), str(self.source), *self.libraries]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise BuildError(f"{' '.join(command)} failed:\n{done.stderr}")
+        beside.chmod(0o700)  # whatever the umask: it is loaded into other processes
+        beside.replace(path)
+        return path
+
+    def built(self) -> Path:
+        """Return the path of the library, built if it was not yet.
+
+        Raises:
+            BuildError: as `build`; or there is no place to write to.
+            ConfigError: others could have written it.
+        """
+        path = self.path
+        try:
+            if not path.exists():
+                return self.build()
+        except OSError as error:
+            raise BuildError(str(error)) from error
+        check_trusted(path)
+        return path

@@ -1,0 +1,118 @@
+"""Copies made in C, and what happens where C cannot be built."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ssdtrain.counters import Fallback
+from ssdtrain.transfer import native, places
+from ssdtrain.transfer.native import Native
+from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "pitfalls"))
+from fake_cuda import FakeCuda, FakeRuntime
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("cc") is None, reason="no C compiler on this machine"
+)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return FakeCuda(monkeypatch)
+
+
+class Heard(FakeRuntime):
+    """Writes down what it is asked for, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, ...]] = []
+
+    def _record(self, event: int, stream: int) -> int:
+        self.calls.append(("record", event, stream))
+        return super()._record(event, stream)
+
+    def _wait(self, stream: int, event: int, flags: int) -> int:
+        self.calls.append(("wait", stream, event))
+        return super()._wait(stream, event, flags)
+
+    def _copy(self, to: int, source: int, count: int, kind: int, stream: int) -> int:
+        self.calls.append(("copy", to, source, count, kind, stream))
+        return super()._copy(to, source, count, kind, stream)
+
+
+@pytest.mark.parametrize("kind", [TO_DEVICE, TO_HOST])
+@pytest.mark.parametrize("num", [1, 3])
+@pytest.mark.parametrize("has_more", [False, True])
+def test_c_makes_the_calls_that_python_would(
+    cuda: FakeCuda, kind: int, num: int, has_more: bool
+) -> None:
+    device = cuda.device
+    stream = device.load_stream if kind == TO_DEVICE else device.store_stream
+    heard, own = Heard(), Heard()
+    calls = Native(own, device, None, None)
+    (_, ready), (_, more), (_, done) = (device.event() for _ in range(3))
+    sources = [torch.randn(5 + number) for number in range(num)]
+    found = []
+    for runtime in (heard, calls):
+        targets = [torch.zeros_like(source) for source in sources]
+        pairs = zip(sources, targets, strict=True)
+        parts = [(to.data_ptr(), of.data_ptr(), of.nbytes) for of, to in pairs]
+        where = kind, ready, cuda.current.cuda_stream, stream.cuda_stream
+        assert runtime.batch(*where, more * has_more, parts, done) == 0
+        assert all(map(torch.equal, targets, sources))
+        found.append({part[0]: number for number, part in enumerate(parts)})
+    for runtime, numbers in zip((heard, own), found, strict=True):
+        runtime.calls = [
+            (name, numbers[first], *rest) if name == "copy" else (name, first, *rest)
+            for name, first, *rest in runtime.calls
+        ]
+    assert heard.calls == own.calls
+    assert len(own.calls) == 3 + has_more + num
+
+
+def test_without_a_compiler_python_makes_them(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Counted, with what to set."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setattr(places, "loaded", FakeRuntime)
+    told: list[tuple[Fallback, str]] = []
+    found: Any = places.copies_of(cuda.device, lambda *each: told.append(each))
+    assert found.small_pass and not isinstance(found._runtime, Native)
+    ((reason, detail),) = told
+    assert reason is Fallback.COPIES_FROM_PYTHON and "set CC" in detail
+
+
+def test_what_others_could_have_written_is_not_loaded(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(places, "loaded", FakeRuntime)
+    native.LIBRARY.build().chmod(0o777)
+    told: list[tuple[Fallback, str]] = []
+    found: Any = places.copies_of(cuda.device, lambda *each: told.append(each))
+    assert not isinstance(found._runtime, Native)
+    ((_, detail),) = told
+    assert "writable by others" in detail
+
+
+def test_with_a_compiler_c_makes_them(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Built once, for later sessions as well."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(places, "loaded", FakeRuntime)
+    told: list[tuple[Fallback, str]] = []
+    for _ in range(2):
+        found: Any = places.copies_of(cuda.device, lambda *each: told.append(each))
+        assert isinstance(found._runtime, Native) and found.small_pass
+        monkeypatch.setenv("CC", "no-such-compiler")
+    assert not told
+    assert native.LIBRARY.path.stat().st_mode & 0o777 == 0o700
