@@ -48,8 +48,11 @@ class HostPrices:
     def listen(self) -> HostMeter:
         """Time the hooks of the next step, which no plan orders."""
         cache = self._cache
+        clock = cache.ledger.clock
         meter = self._meter = cache.meter = HostMeter(
-            self._away, is_autograds=lambda: cache.course.storing < 0
+            self._away,
+            num_rebuilds=lambda: clock.num_begun,
+            is_autograds=lambda: cache.course.storing < 0,
         )
         return meter
 

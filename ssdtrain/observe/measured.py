@@ -118,6 +118,11 @@ class Measured:
         """These are what hooks cost the host."""
         self.corrections = replace(self.corrections, host_costs=costs)
 
+    def price_hooks(self, factor: float) -> None:
+        """Hooks cost the host so many times what was known."""
+        factor *= self.corrections.host_factor
+        self.corrections = replace(self.corrections, host_factor=factor)
+
     def slow_copies(self, slowdown: float) -> None:
         """Copies slow compute down by this more than was known."""
         slowdown += self.corrections.copy_slowdown
@@ -403,6 +408,7 @@ class Measured:
             rerun_ms=rerun_ms or {},
             rerun_host_ms=rerun_host_ms or {},
             host_costs=self._host.costs,
+            host_factor=self.corrections.host_factor,
             copy_slowdown=self.corrections.copy_slowdown,
         )
 

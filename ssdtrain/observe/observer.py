@@ -178,6 +178,8 @@ class Recording(Observer):
         self._meter = meter
         self._start = self._clock.now()
         self._start_ns = self._sealed_ns = self._stopped_ns = meter.now()
+        self._rebuild_ns = self._start_ns
+        """When the last recipe began to run."""
         self._end: Any = None
         self._awaited = -1
         """The backward whose end autograd will tell."""
@@ -236,6 +238,7 @@ class Recording(Observer):
         self._note_memory()
         self._device.hold(HOLD_MS)
         self._meter.exclude(start_ns)
+        self._rebuild_ns = self._meter.now()
 
     def _note_memory(self) -> None:
         self._device.reset_peak()
@@ -275,8 +278,9 @@ class Recording(Observer):
             self._made = self._made[0], self._clock.now()
 
     def rebuilt(self, lane: int, number: int) -> None:
-        """Record the extra memory of a recipe."""
+        """Record host time and extra memory of a recipe."""
         start_ns = self._meter.now()
+        self._meter.recipe_ran(lane, number, start_ns - self._rebuild_ns)
         needed = self._lanes[lane].rebuild_bytes
         needed[number] = max(needed.get(number, 0), self._needed_bytes())
         self._meter.exclude(start_ns)
@@ -620,18 +624,17 @@ def prices(spans: Iterable[Span]) -> dict[Hashable, float]:
 
 
 def _rebuild_hosts_ms(lane: _Lane, meter: HostMeter) -> dict[int, float]:
-    """Return what the first rebuild of each item costs the host: as much as those of
-    the same recipe, name and size do, as one of them may have waited for memory."""
-    alike: dict[tuple[str, str, int], dict[int, float]] = {}
+    """Return what the first rebuild of each item costs the host: [Note: the host's time
+    of a rebuild] in hosttime.py."""
+    alike: dict[tuple[str, str, int], list[int]] = {}
     for number, recipe in lane.recipes.items():
         saved = lane.saved[number]
-        own_ms = meter.rebuild_ms(lane.course.number, number)
-        if own_ms:
-            group = alike.setdefault((recipe.name, saved.name, saved.num_bytes), {})
-            group[number] = own_ms
+        key = recipe.name, saved.name, saved.num_bytes
+        alike.setdefault(key, []).append(number)
     found: dict[int, float] = {}
-    for group in alike.values():
-        found |= dict.fromkeys(group, statistics.median(group.values()))
+    for items in alike.values():
+        own_ms = meter.rebuild_ms(lane.course.number, items)
+        found |= dict.fromkeys(items, own_ms)
     return found
 
 

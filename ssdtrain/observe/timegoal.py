@@ -137,12 +137,19 @@ class TimeGoal:
 
     def is_exceeded(self, measured_ms: float | None, plan: Plan | None) -> bool:
         """Count a step under the plan; whether steps take more than they may, and the
-        next plan is to promise less: see [Note: the measured overhead]."""
+        next plan is to promise less: see [Note: the measured overhead]. Or more or less
+        than it said, and the next one is to know what hooks cost: see [Note: the price
+        of hooks]."""
         if not self.holds_overhead or plan is None or plan.prediction is None:
             return False
+        was_judged = self._overhead.is_judged
         part = self._overhead.step(
             measured_ms, plan.prediction.overhead, self._goal.goal.max_overhead
         )
+        if self._overhead.is_judged and not was_judged:
+            factor = self._overhead.host_factor(plan.prediction)
+            if factor is not None and (part is not None) == (factor > 1.0):
+                return self._price_hooks(factor)
         if part is None:
             return False
         goal, is_alone = self._goal.goal, self._peers.is_alone
@@ -156,6 +163,17 @@ class TimeGoal:
         self._goal.tighten(replace(goal, aim=aim))
         logger.info("ssdtrain: copies cost compute %.1f %%", 100 * blamed)
         self._measured.slow_copies(blamed)
+        return True
+
+    def _price_hooks(self, factor: float) -> bool:
+        """Have the next plan made with hooks that cost so many times as much; whether
+        there is to be one. Of ranks that wait for each other the slowest host counts,
+        and no rank knows how slow the others' are."""
+        if not self._peers.is_alone or not self._goal.can_be:
+            return False
+        self._goal.tighten(self._goal.goal)
+        logger.info("ssdtrain: hooks cost the host %.2f times as much", factor)
+        self._measured.price_hooks(factor)
         return True
 
     def drifts(self, measured_ms: float | None, *, is_over: bool = True) -> bool:

@@ -75,7 +75,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ssdtrain.jsonfile import Duration, Natural
+from ssdtrain.jsonfile import Duration, Natural, Positive
 from ssdtrain.plan.forwards import with_forward_times, without_hooks
 from ssdtrain.plan.profile import HostCosts, Phase, Profile
 
@@ -270,6 +270,9 @@ class Corrections:
     mark: [Note: the host behind backward]. None: as it was observed."""
     host_costs: HostCosts | None = None
     """None: as they were observed."""
+    host_factor: Positive = 1.0
+    """What hooks cost the host under a plan, over what they were measured to: [Note:
+    the price of hooks] in adapt.py."""
     copy_slowdown: Duration = 0.0
     """What steps under a plan lost for each ms of its copies, and nothing else told of:
     added to `Links.copy_slowdown`."""
@@ -311,7 +314,9 @@ def corrected(profile: Profile, by: Corrections) -> Profile:
     if by.out_slowdown or by.in_slowdown:
         profile = with_slower_links(profile, by.out_slowdown, by.in_slowdown)
     profile = with_host_in_step(profile)
-    return profile if by.host_costs is None else repriced(profile, by.host_costs)
+    if by.host_costs is not None:
+        profile = repriced(profile, by.host_costs)
+    return dearer(profile, by.host_factor)
 
 
 def with_copies_blamed(profile: Profile, slowdown: float) -> Profile:
@@ -345,6 +350,19 @@ def repriced(profile: Profile, costs: HostCosts) -> Profile:
         for kind, items in profile.kinds.items()
     }
     return replace(profile, kinds=kinds, host_costs=costs)
+
+
+def dearer(profile: Profile, factor: float) -> Profile:
+    """Return the profile with hooks that cost the host so many times as much."""
+    if factor == 1.0:
+        return profile
+    kinds = {
+        kind: tuple(
+            replace(item, recipe_host_ms=item.recipe_host_ms * factor) for item in items
+        )
+        for kind, items in profile.kinds.items()
+    }
+    return replace(profile, kinds=kinds, host_costs=profile.host_costs.times(factor))
 
 
 def with_reruns(profile: Profile, rerun_ms: Mapping[str, tuple[float, ...]]) -> Profile:

@@ -136,6 +136,14 @@ class HostCost:
     load_ms: Duration = 0.0
     """Of starting its load, wherever that happens."""
 
+    def times(self, factor: float) -> "HostCost":
+        """Return so many times as much."""
+        return HostCost(
+            pack_ms=self.pack_ms * factor,
+            use_ms=self.use_ms * factor,
+            load_ms=self.load_ms * factor,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class HostCosts:
@@ -151,6 +159,16 @@ class HostCosts:
     """A rebuild; its kernels' launches as well."""
     region_ms: Duration = 0.0
     """Of the call of a region in forward that will run again, beside its tensors."""
+
+    def times(self, factor: float) -> "HostCosts":
+        """Return so many times as much."""
+        return HostCosts(
+            keep=self.keep.times(factor),
+            host=self.host.times(factor),
+            ssd=self.ssd.times(factor),
+            rebuild=self.rebuild.times(factor),
+            region_ms=self.region_ms * factor,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

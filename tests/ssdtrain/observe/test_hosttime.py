@@ -339,7 +339,7 @@ class CallMeter(HostMeter):
 def test_calls_for_a_tensor_of_a_settled_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each costs the host a tenth of a microsecond and more. These are the figures of
     today; whoever needs one more looks for one less first."""
-    at_once = lambda device, loads_in_pieces: AtOnce()  # noqa: E731
+    at_once = lambda device, fall_back, loads_in_pieces: AtOnce()  # noqa: E731
     monkeypatch.setattr("ssdtrain.cache.cache.copies_of", at_once)
     monkeypatch.setattr(hostprobe, "PLACES", (Placement.KEEP, Placement.OFFLOAD))
     meter = CallMeter()

@@ -129,6 +129,36 @@ def test_waits_that_no_plan_foresaw_are_those_of_slower_links(
     assert settled[-1] and session.plan is not None
 
 
+def test_hooks_are_priced_before_less_is_promised(
+    virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what steps took, each plan once; then copies, and less is promised."""
+    told = iter([1.5, None, 2.0])
+    monkeypatch.setattr(Overhead, "host_factor", lambda *_: next(told, None))
+    step = Overhead.step
+    hardly = lambda self, *told: step(self, *told) and 0.9  # noqa: E731
+    monkeypatch.setattr(Overhead, "step", hardly)
+    requests, _, _ = train(monkeypatch, virtual_time, 1.07)
+    found = [each.corrections.host_factor for each in requests.asked]
+    assert found[:4] == [1.0, 1.5, 1.5, 3.0]
+    aims = [each.goal.aim for each in requests.asked]
+    assert aims[1] == 1.0 > aims[2]
+    assert len(found) <= 1 + MOST_TIGHTENED
+
+
+def test_hooks_that_were_cheaper_have_another_plan(
+    virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps within the goal; dearer ones change nothing then."""
+    told = iter([0.5, 1.5])
+    monkeypatch.setattr(Overhead, "host_factor", lambda *_: next(told, None))
+    requests, session, settled = train(monkeypatch, virtual_time, 1.0)
+    found = [each.corrections.host_factor for each in requests.asked]
+    assert found == [1.0, 0.5] and settled[-1]
+    profile = session.profile
+    assert profile is not None and next(told, None) is None
+
+
 def test_copies_are_blamed_before_less_is_promised(
     virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,20 @@ def test_a_step_that_was_disturbed_is_not_believed() -> None:
     assert plain.step_ms < 1.08 * 336.6
 
 
+def test_the_host_behind_the_last_rerun_is_told() -> None:
+    now = [0]
+    host = RerunHost(lambda: now[0])
+    course: Any = None
+    host.lane(course, "model/0")
+    assert host.behind_ms() is None, "none has run"
+    for number in (1, 0):
+        host.runs_again()
+        now[0] += 3_000_000
+        host.ran_again(0, number)
+        now[0] += 4_000_000
+    assert host.behind_ms() == 4.0
+
+
 @pytest.mark.parametrize(
     ("num_bytes", "expected_ms"), [(8192, 440.0), (8200, 440.0), (4000, 230.0)]
 )

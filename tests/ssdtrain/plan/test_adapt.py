@@ -9,13 +9,17 @@ import pytest
 from ssdtrain.plan.adapt import (
     EARNED,
     ERROR,
+    JUDGED_STEPS,
     LEAST_AIM,
+    LEAST_FACTOR,
+    MOST_FACTOR,
+    NEW_STEPS,
     Drift,
     Overhead,
     Trial,
     is_better,
 )
-from ssdtrain.plan.plan import LinkLoad, Plan, Prediction
+from ssdtrain.plan.plan import LinkLoad, Plan, Prediction, Wait
 
 
 def prediction(step_ms: float, peak_bytes: int) -> Prediction:
@@ -227,3 +231,43 @@ def test_what_copies_may_have_taken_is_blamed_on_them(
     for is_alone, wanted in ((True, alone), (False, of_ranks)):
         found = blamed(is_alone=is_alone)
         assert found == (None if wanted is None else pytest.approx(wanted, abs=1e-3))
+
+
+@pytest.mark.parametrize(
+    ("took_ms", "waits_ms", "factor"),
+    [
+        (124.0, 10.0, 1.4),
+        (160.0, 10.0, MOST_FACTOR),
+        (113.0, 10.0, LEAST_FACTOR),
+        (117.0, 10.0, 0.7),
+        (121.0, 10.0, None),
+        (119.5, 10.0, None),
+        (124.0, 0.5, None),
+        (116.0, 0.0, None),
+    ],
+)
+def test_a_plan_that_waits_for_hooks_tells_what_they_cost(
+    took_ms: float, waits_ms: float, factor: float | None
+) -> None:
+    """Of 120 ms that were predicted, over 100 of a plain step."""
+    said = replace(prediction(120.0, 500), waits={Wait.HOST.value: waits_ms})
+    overhead = Overhead()
+    assert overhead.host_factor(said) is None, "nothing was measured"
+    for _ in range(5):
+        overhead.plain_step(100.0)
+    overhead.planned()
+    while not overhead.is_judged:
+        overhead.step(took_ms, 0.2, 0.2)
+    found = overhead.host_factor(said)
+    assert found == (None if factor is None else pytest.approx(factor))
+
+
+def test_steps_that_differ_tell_no_price_of_hooks() -> None:
+    said = replace(prediction(120.0, 500), waits={Wait.HOST.value: 10.0})
+    overhead = Overhead()
+    for _ in range(5):
+        overhead.plain_step(100.0)
+    overhead.planned()
+    for number in range(NEW_STEPS + JUDGED_STEPS):
+        overhead.step(61.0 + 9.0 * number, 0.2, 0.2)  # 124 in the middle
+    assert overhead.is_judged and overhead.host_factor(said) is None

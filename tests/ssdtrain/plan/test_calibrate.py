@@ -6,6 +6,7 @@ import pytest
 
 from ssdtrain.curves import Curve, Links
 from ssdtrain.plan.calibrate import (
+    AHEAD_MS,
     BLAMED,
     NEAR_MS,
     WITHOUT_RERUNS,
@@ -250,6 +251,58 @@ def test_a_host_that_is_hardly_ahead_takes_what_it_was_seen_to() -> None:
     assert hosts((far, 1.0, near, near), reads=0) == [3.0, 3.0, 3.0, 0.5]
     assert hosts((far, 0.25, far, far), reads=0) == [3.75, 0.5, 0.5, 0.5]
     assert hosts((near, far, far, far), reads=0) == [0.5] * 4
+
+
+@pytest.mark.parametrize(
+    ("end_lead_ms", "expected_ms"),
+    [(12.0, 14.5), (3.0, 5.5), (0.0, 2.5), (AHEAD_MS, 50.0)],
+)
+def test_behind_backward_the_host_takes_what_its_lead_loses(
+    end_lead_ms: float, expected_ms: float
+) -> None:
+    """The device has 7 ms to come behind the last look, and the next step begins with a
+    lead of 4.5: whatever the observed step says."""
+    before = replace(profile(), tail_host_ms=50.0, host_lead_ms=4.5)
+    segments = tuple(Segment(start=at, ms=4.0, host_ms=0.0) for at in range(3))
+    pace = Pace(
+        num_marks=4,
+        head_ms=1.0,
+        head_host_ms=0.0,
+        segments=segments,
+        end=3,
+        end_lead_ms=end_lead_ms,
+    )
+    found = paced(before, pace, before.compute_ms)
+    assert found.marks[3].ms + found.tail_ms == 7.0
+    assert found.tail_host_ms == pytest.approx(expected_ms)
+
+
+def test_where_nothing_was_timed_the_host_behind_backward_is_that_of_other_steps() -> (
+    None
+):
+    before = replace(profile(), tail_host_ms=50.0)
+    for told_ms, found_ms in ((None, 50.0), (20.0, 20.0), (80.0, 50.0)):
+        found = corrected(before, Corrections(tail_host_ms=told_ms))
+        assert found.tail_host_ms == found_ms
+
+
+def test_hooks_that_were_found_dearer_cost_more() -> None:
+    """Whatever they do, and however they were priced."""
+    item = Item(name="a", num_bytes=8, recipe="silu", recipe_host_ms=0.5)
+    cost = HostCost(pack_ms=1.0, use_ms=2.0, load_ms=3.0)
+    before = replace(
+        profile(),
+        kinds={"model/0": (item, item)},
+        host_costs=HostCosts(keep=cost, host=cost, ssd=cost, rebuild=cost, region_ms=4),
+    )
+    found = corrected(before, Corrections(host_factor=1.5))
+    assert {each.recipe_host_ms for each in found.kinds["model/0"]} == {0.75}
+    more = HostCost(pack_ms=1.5, use_ms=3.0, load_ms=4.5)
+    assert found.host_costs == HostCosts(
+        keep=more, host=more, ssd=more, rebuild=more, region_ms=6.0
+    )
+    by = Corrections(host_costs=HostCosts(keep=cost), host_factor=0.5)
+    assert corrected(before, by).host_costs.keep.use_ms == 1.0
 
 
 def test_where_the_device_idles_the_host_takes_as_long() -> None:
