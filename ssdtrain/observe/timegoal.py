@@ -148,7 +148,10 @@ class TimeGoal:
         )
         if self._overhead.is_judged and not was_judged:
             factor = self._overhead.host_factor(plan.prediction)
-            if factor is not None and (part is not None) == (factor > 1.0):
+            dearer = part is not None and factor is not None and factor > 1.0
+            # Once: a plan that goes beyond the goal must find another one.
+            cheaper = part is None and factor is not None and factor < 1.0
+            if factor is not None and (dearer or (cheaper and not self._goal.was)):
                 return self._price_hooks(factor)
         if part is None:
             return False

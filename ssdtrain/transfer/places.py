@@ -180,7 +180,8 @@ class CudaCopies:
         self.small_pass = runtime is not None and runtime.in_pieces
         self._device = device
         self._torch_device = device.torch_device
-        self._runtime = runtime
+        self.calls = runtime
+        """None: torch's own."""
         self._store_id: int = device.store_stream.cuda_stream
         self._load_id: int = device.load_stream.cuda_stream
         self._current: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
@@ -201,7 +202,7 @@ class CudaCopies:
 
     def out(self, place: Place, source: Tensor) -> object:
         """See `Copies`."""
-        device, runtime = self._device, self._runtime
+        device, runtime = self._device, self.calls
         order = device.order()
         self._behind = 0, 0
         self._number = place.number = self._number + 1
@@ -231,7 +232,7 @@ class CudaCopies:
 
     def back(self, places: Sequence[Place]) -> list[Tensor]:
         """See `Copies`."""
-        device, runtime = self._device, self._runtime
+        device, runtime = self._device, self.calls
         targets = [room_for(place, self._torch_device) for place in places]
         self._batch = batch = self._batch + 1
         if runtime is None or device.is_watching or not device.is_current:

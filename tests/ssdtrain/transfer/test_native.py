@@ -85,7 +85,7 @@ def test_without_a_compiler_python_makes_them(
     monkeypatch.setattr(places, "loaded", FakeRuntime)
     told: list[tuple[Fallback, str]] = []
     found: Any = places.copies_of(cuda.device, lambda *each: told.append(each))
-    assert found.small_pass and not isinstance(found._runtime, Native)
+    assert found.small_pass and not isinstance(found.calls, Native)
     ((reason, detail),) = told
     assert reason is Fallback.COPIES_FROM_PYTHON and "set CC" in detail
 
@@ -98,7 +98,7 @@ def test_what_others_could_have_written_is_not_loaded(
     native.LIBRARY.build().chmod(0o777)
     told: list[tuple[Fallback, str]] = []
     found: Any = places.copies_of(cuda.device, lambda *each: told.append(each))
-    assert not isinstance(found._runtime, Native)
+    assert not isinstance(found.calls, Native)
     ((_, detail),) = told
     assert "writable by others" in detail
 
@@ -112,7 +112,7 @@ def test_with_a_compiler_c_makes_them(
     told: list[tuple[Fallback, str]] = []
     for _ in range(2):
         found: Any = places.copies_of(cuda.device, lambda *each: told.append(each))
-        assert isinstance(found._runtime, Native) and found.small_pass
+        assert isinstance(found.calls, Native) and found.small_pass
         monkeypatch.setenv("CC", "no-such-compiler")
     assert not told
     assert native.LIBRARY.path.stat().st_mode & 0o777 == 0o700
