@@ -146,13 +146,9 @@ class TimeGoal:
         part = self._overhead.step(
             measured_ms, plan.prediction.overhead, self._goal.goal.max_overhead
         )
-        if self._overhead.is_judged and not was_judged:
-            factor = self._overhead.host_factor(plan.prediction)
-            dearer = part is not None and factor is not None and factor > 1.0
-            # Once: a plan that goes beyond the goal must find another one.
-            cheaper = part is None and factor is not None and factor < 1.0
-            if factor is not None and (dearer or (cheaper and not self._goal.was)):
-                return self._price_hooks(factor)
+        is_new = self._overhead.is_judged and not was_judged
+        if is_new and self._price_hooks(plan.prediction, is_over=part is not None):
+            return True
         if part is None:
             return False
         goal, is_alone = self._goal.goal, self._peers.is_alone
@@ -168,11 +164,20 @@ class TimeGoal:
         self._measured.slow_copies(blamed)
         return True
 
-    def _price_hooks(self, factor: float) -> bool:
-        """Have the next plan made with hooks that cost so many times as much; whether
-        there is to be one. Of ranks that wait for each other the slowest host counts,
-        and no rank knows how slow the others' are."""
-        if not self._peers.is_alone or not self._goal.can_be:
+    def _price_hooks(self, prediction: Prediction, *, is_over: bool) -> bool:
+        """Have the next plan made with what the steps of this one say that hooks cost;
+        whether there is to be one. Of ranks that wait for each other the slowest host
+        counts, and no rank knows how slow the others' are.
+
+        Args:
+            prediction: of the plan in force.
+            is_over: whether its steps take more than they may.
+        """
+        factor = self._overhead.host_factor(prediction)
+        if factor is None or is_over != (factor > 1.0) or not self._peers.is_alone:
+            return False
+        # Once for cheaper ones: a plan beyond the goal must find another one.
+        if not self._goal.can_be or (self._goal.was and not is_over):
             return False
         self._goal.tighten(self._goal.goal)
         logger.info("ssdtrain: hooks cost the host %.2f times as much", factor)

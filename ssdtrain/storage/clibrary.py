@@ -79,11 +79,13 @@ class CLibrary:
             BuildError: as `build`; or there is no place to write to.
             ConfigError: others could have written it.
         """
-        path = self.path
         try:
+            path = self.path
             if not path.exists():
                 return self.build()
-        except OSError as error:
+        except BuildError:
+            raise
+        except (OSError, RuntimeError) as error:  # the second: a user without a home
             raise BuildError(str(error)) from error
         check_trusted(path)
         return path

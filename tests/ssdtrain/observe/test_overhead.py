@@ -13,6 +13,7 @@ from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.tightened import MOST_TIGHTENED
 from ssdtrain.observe.waits import Slower, WaitGoal, WaitWatch
 from ssdtrain.plan.adapt import Overhead, earned_aim
+from ssdtrain.plan.agree import Alone
 from ssdtrain.plan.search import Request, Search
 from ssdtrain.transfer.device import CpuDevice
 from tests.ranks import LONGEST_S
@@ -157,6 +158,18 @@ def test_hooks_that_were_cheaper_have_another_plan(
     assert found == [1.0, 0.5] and settled[-1]
     profile = session.profile
     assert profile is not None and next(told, None) is None
+
+
+def test_ranks_do_not_price_hooks_by_their_own_steps(
+    virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They blame copies."""
+    monkeypatch.setattr(Alone, "is_alone", False)
+    monkeypatch.setattr(Overhead, "host_factor", lambda *_: 1.5)
+    monkeypatch.setattr(Overhead, "blamed_on_copies", lambda self, *_, **__: 0.2)
+    requests, _, _ = train(monkeypatch, virtual_time, 1.07)
+    assert {each.corrections.host_factor for each in requests.asked} == {1.0}
+    assert requests.asked[1].corrections.copy_slowdown == 0.2
 
 
 def test_copies_are_blamed_before_less_is_promised(

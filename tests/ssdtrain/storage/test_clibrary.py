@@ -61,6 +61,18 @@ def test_a_cache_that_cannot_be_written_is_told(
         library.built()
 
 
+def test_a_user_without_a_home_is_told_so(
+    library: CLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def home() -> Path:
+        raise RuntimeError("no home directory")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", home)
+    with pytest.raises(BuildError, match="no home directory"):
+        library.built()
+
+
 def test_what_others_could_have_written_is_refused(library: CLibrary) -> None:
     library.built().chmod(0o722)
     with pytest.raises(ConfigError, match="writable by others"):
