@@ -1,10 +1,13 @@
-"""Versions of what ssdtrain works with, GPUDirect Storage, and the malloc hook.
+"""Versions of what ssdtrain works with, GPUDirect Storage, a C compiler, and the malloc
+hook.
 
 Versions come from package metadata: nothing heavy is imported to print a number.
 kvikio is the exception, asked (once, lazily) for the mode it would run in.
 """
 
+import os
 import platform
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +70,8 @@ class Software:
     """`gds`, `compat`, `kvikio missing`, or why it could not be asked."""
     malloc_hook: str | None
     """Path of the CUDA malloc hook in this process, None when not loaded."""
+    compiler: str | None
+    """Path of the C compiler that is used: `$CC`, or cc."""
 
 
 def inspect_software() -> Software:
@@ -81,6 +86,7 @@ def inspect_software() -> Software:
         nvidia_fs=_listed("/proc/modules", "nvidia_fs ") is not None,
         gds_mode=_gds_mode(),
         malloc_hook=_listed("/proc/self/maps", "malloc_hook"),
+        compiler=shutil.which(os.environ.get("CC") or "cc"),
     )
 
 
@@ -138,6 +144,13 @@ def judge(software: Software) -> Iterator[Finding]:
                 f"{tested.package} {met} is outside the tested {low} to {high}",
                 f"it may work; the tested one is {pin}.",
             )
+    if software.compiler is None:
+        yield note(
+            "versions",
+            "there is no C compiler",
+            "copies to host memory are then called from Python, which costs the host "
+            "more: install one (cc), or set CC.",
+        )
     yield from _judge_gds(software)
 
 

@@ -171,10 +171,19 @@ class Pace:
     end_lead_ms: Duration = AHEAD_MS
     """`Segment.lead_ms` there."""
 
-    def is_like(self, plain: PlainTimes) -> bool:
-        """Whether the step took about as long as a plain one, and is believed."""
-        ms = self.head_ms + sum(segment.ms for segment in self.segments)
-        return ms <= MOST_FACTOR * plain.step_ms
+    @property
+    def ms(self) -> float:
+        """Of the step, up to the end of the last segment."""
+        return self.head_ms + sum(segment.ms for segment in self.segments)
+
+    def is_like(self, plain: PlainTimes, most: float = MOST_FACTOR) -> bool:
+        """Whether the step took about as long as a plain one, and is believed.
+
+        Args:
+            plain: that one.
+            most: times as long.
+        """
+        return self.ms <= most * plain.step_ms
 
 
 def without_readings(plain: PlainTimes, pace: Pace, profile: Profile) -> PlainTimes:

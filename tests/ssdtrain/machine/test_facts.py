@@ -1,6 +1,7 @@
 """Disks, limits and versions: read from prepared files, judged in words."""
 
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,6 +127,7 @@ def test_findings_about_software() -> None:
         versions={"torch": "1.9.0+cu102", "deepspeed": None},
         gds_mode="gds",
         malloc_hook=None,
+        compiler=None,
     )
     by_text = {f.text: f for f in software.judge(other)}
     assert by_text["torch 1.9.0+cu102 is outside the tested 2.11 to 2.14"].level is (
@@ -133,8 +135,17 @@ def test_findings_about_software() -> None:
     )
     assert by_text["deepspeed is not installed"].level is Level.NOTE
     assert "the CUDA malloc hook is not loaded" in by_text
-    hooked = replace(other, malloc_hook="/x/malloc_hook.so")
-    assert not any("hook" in f.text for f in software.judge(hooked))
+    assert by_text["there is no C compiler"].level is Level.NOTE
+    hooked = replace(other, malloc_hook="/x/malloc_hook.so", compiler="/usr/bin/cc")
+    texts = [f.text for f in software.judge(hooked)]
+    assert not any("hook" in text or "compiler" in text for text in texts)
+
+
+def test_the_compiler_is_the_one_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert software.inspect_software().compiler is None
+    monkeypatch.setenv("CC", sys.executable)
+    assert software.inspect_software().compiler == sys.executable
 
 
 @pytest.mark.parametrize(

@@ -122,9 +122,9 @@ def test_a_session_that_is_closed_among_them_leaves_nothing(
 def test_a_disturbed_step_is_timed_again(
     monkeypatch: pytest.MonkeyPatch, num_disturbed: int
 ) -> None:
-    told: list[Pace] = []
+    told: list[Pace | None] = []
 
-    def is_disturbed(self: Measured, pace: Pace, plain: PlainTimes) -> bool:
+    def is_disturbed(self: Measured, pace: Pace | None, plain: PlainTimes) -> bool:
         told.append(pace)
         return len(told) <= num_disturbed
 
@@ -143,8 +143,52 @@ def test_a_step_of_several_times_a_plain_one_was_disturbed() -> None:
     pace = Pace(num_marks=1, head_ms=10.0, head_host_ms=0.0, segments=segments, end=1)
     assert not measured.is_disturbed(pace, plain)
     assert measured.is_disturbed(replace(pace, head_ms=90.0), plain)
-    on_gpu.is_alone = False
+    assert not measured.is_disturbed(None, plain)
+    on_gpu.is_on_gpu = False
     assert not measured.is_disturbed(replace(pace, head_ms=90.0), plain)
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+@pytest.mark.parametrize("others", [0.0, 1.0])
+def test_ranks_time_another_step_together(is_long: bool, others: float) -> None:
+    """If one of them would not believe its own."""
+    told: list[float] = []
+
+    def longest(own: tuple[float, ...], topic: str, step: int) -> tuple[float, ...]:
+        told.extend(own)
+        return (max(*own, others),)
+
+    ranks: Any = SimpleNamespace(is_on_gpu=True, is_alone=False, longest=longest)
+    measured = Measured(ranks, ranks, ranks, ranks)
+    plain = PlainTimes(step_ms=100.0, forward_ms=30.0)
+    segments = (Segment(start=0, ms=120.0 if is_long else 100.0, host_ms=1.0),)
+    pace = Pace(num_marks=1, head_ms=5.0, head_host_ms=0.0, segments=segments, end=1)
+    assert measured.is_disturbed(pace, plain) == (is_long or others > 0.0)
+    assert measured.is_disturbed(None, plain) == (others > 0.0)
+    assert told == [is_long, 0.0]
+
+
+def test_of_several_timed_steps_the_shortest_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = Pace(num_marks=0, head_ms=3.0, head_host_ms=0.0, segments=(), end=0)
+    left = iter([one, replace(one, head_ms=1.0), replace(one, head_ms=2.0)])
+    held: list[Pace] = []
+
+    class Told(Paced):
+        def __init__(self, *what: Any, **more: Any) -> None:
+            super().__init__(*what, **more)
+            if self.is_held:
+                held.append(more["before"])
+
+        def pace(self) -> Pace | None:
+            return next(left, None)
+
+    monkeypatch.setattr("ssdtrain.observe.measured.Paced", Told)
+    monkeypatch.setattr(Measured, "is_disturbed", lambda *_: True)
+    found, _ = steps(monkeypatch, fits=True)
+    assert found.count("paced") == NUM_PACED == 3
+    assert [each.head_ms for each in held] == [1.0]
 
 
 def test_what_another_step_tells_is_forgotten() -> None:
