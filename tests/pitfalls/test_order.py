@@ -28,7 +28,14 @@ from ssdtrain.transfer.runtime import TO_HOST
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "ssdtrain" / "races"))
-from fake_cuda import Event, FakeCuda, FakeRuntime, Stream
+from fake_cuda import (
+    HAS_COMPILER,
+    Event,
+    FakeCuda,
+    FakeRuntime,
+    Stream,
+    needs_compiler,
+)
 from perturb import perturbed
 
 NUM_BYTES = 4096
@@ -213,9 +220,9 @@ def test_the_tensor_itself_is_let_go(everything: Any) -> None:
 
 
 Make = Callable[[FakeCuda], Any]
-MADE: list[Make] = [
+MADE: list[Any] = [
     lambda cuda: FakeRuntime(),
-    lambda cuda: Native(FakeRuntime(), cuda.device),
+    pytest.param(lambda cuda: Native(FakeRuntime(), cuda.device), marks=needs_compiler),
     lambda cuda: None,
 ]
 """Copies by calls from Python, from C, and torch's own."""
@@ -346,7 +353,8 @@ def test_no_copy_overtakes_one_of_the_other_way(
     """Out and in, in any order, in batches: each behind the last one of its
     place, however few waits are left."""
     runtime, draw = CountedCopies(), random.Random(seed)
-    calls: Any = Native(runtime, cuda.device) if seed % 2 else runtime
+    in_c = HAS_COMPILER and seed % 2
+    calls: Any = Native(runtime, cuda.device) if in_c else runtime
     copies, device = copies_on(cuda, calls), cuda.device
     other = {True: device.load_stream, False: device.store_stream}
     last: dict[int, int] = {}

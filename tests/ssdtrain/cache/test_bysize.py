@@ -126,8 +126,14 @@ def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuDevice, "memory", lambda device: MemoryLevel(0, 0, 0, 0))
 
 
+def share_gone(report: StepReport) -> float:
+    """Of what autograd saved, the part that did not stay: moved, or made again where
+    the search found that cheaper."""
+    return 1.0 - report.bytes_kept / report.bytes_saved
+
+
 @pytest.mark.usefixtures("roomy")
-def test_smaller_batches_move_less() -> None:
+def test_smaller_batches_keep_more() -> None:
     """Within the budget, bitwise; what fits as it is keeps everything."""
     lengths = [ROWS, ROWS, *drawn(30)]
     plain, ours = Training(None), Training(None)
@@ -138,17 +144,17 @@ def test_smaller_batches_move_less() -> None:
     assert same_bits(ours.seen, plain.seen)
     assert max(report.saved_peak_bytes for report in reports) <= budget
     usual = reports[lengths.index(ROWS, 10)]
-    assert usual.bytes_offloaded > 0
-    share = usual.bytes_offloaded / usual.bytes_saved
+    gone = share_gone(usual)
+    assert gone > 0.0
     settled = list(zip(lengths, kept, reports, strict=True))[16:]
     for step, (rows, kept_bytes, report) in enumerate(settled, 16):
         assert not UNPLANNED & set(report.fallbacks), rows
         if rows not in lengths[:step]:
             continue  # taken for the next one that was met
         if kept_bytes < 0.75 * budget:
-            assert report.bytes_offloaded == 0, rows
+            assert share_gone(report) == 0.0, rows
         elif rows < 0.7 * ROWS:
-            assert report.bytes_offloaded < 0.9 * share * report.bytes_saved, rows
+            assert share_gone(report) < 0.9 * gone, rows
     assert sum(ours.num_beside[16:]) > len(settled) // 2
     assert ours.session.cache.offloader.pool.used_bytes == 0
 

@@ -1,6 +1,5 @@
 """Copies made in C, and what happens where C cannot be built."""
 
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,9 @@ from ssdtrain.transfer.native import Native
 from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "pitfalls"))
-from fake_cuda import FakeCuda, FakeRuntime
+from fake_cuda import FakeCuda, FakeRuntime, needs_compiler
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("cc") is None, reason="no C compiler on this machine"
-)
+pytestmark = needs_compiler
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from ssdtrain.transfer.places import CudaCopies
 from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST, Calls
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "pitfalls"))
-from fake_cuda import FakeCuda, FakeRuntime, Stream
+from fake_cuda import FakeCuda, FakeRuntime, Stream, needs_compiler
 
 PIECE = 64
 Make = Callable[..., Calls]
@@ -42,7 +42,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return FakeCuda(monkeypatch)
 
 
-@pytest.fixture(params=[InPieces, Native])
+@pytest.fixture(params=[InPieces, pytest.param(Native, marks=needs_compiler)])
 def make(request: pytest.FixtureRequest) -> Make:
     """By calls from Python, and from C."""
     return request.param  # type: ignore[no-any-return]
