@@ -51,15 +51,14 @@ that takes so long, whatever its clock said. On an H200 with a slow host backwar
 had 25 ms to spare.
 
 [Note: the host behind backward]
-What the program does behind its last mark, an optimizer's step above all, takes the
-host longer in the observed step than in others: there it has the device's work of a
-whole step to wait for, and several ranks wait for one another. So it is taken from
-other steps. Where one was timed mark by mark, it is what the host's lead loses from the
+What the program does behind its last mark, an optimizer's step above all, is not taken
+from the observed step, where it took the host of two ranks several times as long as in
+others. Where one was timed mark by mark, it is what the host's lead loses from the
 last mark to the next step, for the device has waited for nothing there; where regions
 ran again, what the host took from the last re-run on. On two H200s the 46 ms behind an
 FSDP2 backward of a 4B were taken for 260, and the 24 of a tensor parallel one for 322:
-there was no host time left in the step, all that hooks took was added to it, and the
-default moved 0.3 GB instead of 10.
+no host time was left in the step, all that hooks take was added to it, and the default
+moved 0.3 GB where it now finds a plan that moves 10.
 
 [Note: the host is no later than the device]
 No operator ends before the host has launched it, so up to any mark the host's time is

@@ -125,7 +125,7 @@ PAGES = {
         "The table of two H200s, each row by itself on both GPUs, "
         "and the host's time by action are of 2026-11-27, with copies made in C, and "
         "before a rebuild's price was that of its recipe alone; under `tp` a first "
-        "plan that moved 40 % took 1.02 to 1.05 times plain on another such machine, "
+        "plan that moved 40 % took 1.02 to 1.12 times plain on another such machine, "
         "and was followed by one of 17 % at 1.00. All other rows are of code before "
         "hooks were priced dearer than their own time and copies were made in C; then "
         "an H100's host took 12.6, 187 and 351 microseconds for the three actions. "

@@ -2,7 +2,8 @@
 
 A tensor that moves takes five calls of the CUDA runtime each way, and five more for
 each of its pieces that go aside (pieces.py says why). The calls themselves take some
-3 microseconds together; made from Python one by one they take ten times as long.
+3 microseconds together; made from Python one by one they take some eight times as
+long.
 
 Nothing of CUDA is included: its functions come as pointers (runtime.py has them), and
 streams, events and addresses are theirs. Every function returns the first status that
