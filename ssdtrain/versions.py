@@ -1,5 +1,9 @@
-"""Versions of installed packages, from their metadata: nothing is imported."""
+"""What is installed: versions of packages, from their metadata, and a C compiler.
+Nothing is imported.
+"""
 
+import os
+import shutil
 from importlib import metadata
 
 
@@ -9,3 +13,8 @@ def installed(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def c_compiler() -> str | None:
+    """Return the path of `$CC`, or of cc; None: there is none."""
+    return shutil.which(os.environ.get("CC") or "cc")

@@ -283,8 +283,7 @@ class Executor:
             records = [record for record in batch if type(record) is not Moved]
             if not self.is_closed:
                 records = self._captures.start_loads(records)
-            for record in records:
-                self._start_load(record)
+            self._start_loads(records)
 
     def _load_moved(self, batch: list[Moved]) -> None:
         if self.is_closed:

@@ -5,15 +5,13 @@ Versions come from package metadata: nothing heavy is imported to print a number
 kvikio is the exception, asked (once, lazily) for the mode it would run in.
 """
 
-import os
 import platform
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ssdtrain.machine.findings import Finding, good, note, warning
-from ssdtrain.versions import installed
+from ssdtrain.versions import c_compiler, installed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +84,7 @@ def inspect_software() -> Software:
         nvidia_fs=_listed("/proc/modules", "nvidia_fs ") is not None,
         gds_mode=_gds_mode(),
         malloc_hook=_listed("/proc/self/maps", "malloc_hook"),
-        compiler=shutil.which(os.environ.get("CC") or "cc"),
+        compiler=c_compiler(),
     )
 
 

@@ -84,8 +84,8 @@ class HostMeter:
         self.device_spans = None if moment is None else HookSpans(DEVICE_PERIOD)
         self._moment = moment
         self._num_rebuilds = num_rebuilds
-        self._before: tuple[Any, int] | None = None
-        """A moment of the device and the rebuilds, if this call's are taken."""
+        self._before: Any = None
+        """A moment of the device, if this call's are taken."""
         self._module_of = module_of
         self._away = away
         self._spent_ns = 0
@@ -97,6 +97,7 @@ class HostMeter:
         self._uses_ns: list[int] = []
         """Of uses of what a recipe makes, for which it did not run."""
         self._rebuilds_before = 0
+        """When the running call began."""
         self._regions_ns: list[int] = []
         """Of each region call."""
 
@@ -136,7 +137,7 @@ class HostMeter:
         self._excluded_ns = 0
         self._rebuilds_before = self._num_rebuilds()
         if self._moment is not None and self.num_calls % DEVICE_PERIOD == 0:
-            self._before = self._moment(), self._rebuilds_before
+            self._before = self._moment()
         self._entered = self.now()
 
     def _leave(self, handle: Any, what: str) -> None:
@@ -145,18 +146,17 @@ class HostMeter:
             return
         took_ns = self.now() - start
         before, self._before = self._before, None
+        made_nothing = self._num_rebuilds() == self._rebuilds_before
         if before is not None and self._moment and self.device_spans is not None:
-            moment, num_rebuilds = before
-            if num_rebuilds == self._num_rebuilds():
-                span = self._module(handle), moment, self._moment()
+            if made_nothing:
+                span = self._module(handle), before, self._moment()
                 self.device_spans.spans.append(span)
         self._spent_ns += took_ns
         own_ns = max(0, took_ns - self._excluded_ns)
         placement = self._placement_of(handle)
         self._samples[placement, what].append(own_ns)
-        if placement is Placement.RECOMPUTE and what == "use":
-            if self._num_rebuilds() == self._rebuilds_before:
-                self._uses_ns.append(own_ns)
+        if placement is Placement.RECOMPUTE and what == "use" and made_nothing:
+            self._uses_ns.append(own_ns)
 
     def exclude(self, start_ns: int) -> None:
         """Exclude the time since `start_ns`, an observer's, from the running hook."""

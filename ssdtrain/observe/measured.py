@@ -204,7 +204,8 @@ class Measured:
             with closing(eager):
                 yield from self._in_place_of_hooks(eager)
             own_pace = eager.pace()
-            found += [] if own_pace is None else [own_pace]
+            if own_pace is not None:
+                found.append(own_pace)
             if not self.is_disturbed(own_pace, plain):
                 break
         pace = min(found, key=lambda each: each.ms, default=None)
@@ -290,9 +291,9 @@ class Measured:
             times, "plain times", self._step
         )
         plain = PlainTimes(step_ms, forward_ms, host_ms, -behind_ms)
-        self._correct(plain, WITHOUT_RERUNS, rerun_ms, rerun_host_ms)
-        if self._host.is_on_gpu and tail_ms < math.inf:
-            self.corrections = replace(self.corrections, tail_host_ms=tail_ms)
+        knows_tail = self._host.is_on_gpu and tail_ms < math.inf
+        tail_host_ms = tail_ms if knows_tail else None
+        self._correct(plain, WITHOUT_RERUNS, rerun_ms, rerun_host_ms, tail_host_ms)
         yield from self._held_regions(observed.profile)
 
     def _region_step(self, steps: list[RegionStep]) -> Steps:
@@ -416,6 +417,7 @@ class Measured:
         note: str,
         rerun_ms: dict[str, tuple[float, ...]] | None = None,
         rerun_host_ms: dict[str, tuple[float, ...]] | None = None,
+        tail_host_ms: float | None = None,
     ) -> None:
         """Take these as the times of a step without ssdtrain."""
         self.plain = plain
@@ -424,6 +426,7 @@ class Measured:
             note=note,
             rerun_ms=rerun_ms or {},
             rerun_host_ms=rerun_host_ms or {},
+            tail_host_ms=tail_host_ms,
             host_costs=self._host.costs,
             host_factor=self.corrections.host_factor,
             copy_slowdown=self.corrections.copy_slowdown,

@@ -86,7 +86,7 @@ MOST_BLAMED = 0.1
 """Of the time that copies take: what goes beyond is not theirs alone."""
 MOST_BLAMED_OF_RANKS = 0.5
 """Likewise where ranks wait for each other."""
-LEAST_FACTOR, MOST_FACTOR = 0.5, 2.0
+LEAST_PRICE, MOST_PRICE = 0.5, 2.0
 """Of what hooks were thought to cost, by one judgement."""
 LEAST_AIM = 0.1
 """No judgement shrinks what may be predicted by more than to this part."""
@@ -238,7 +238,7 @@ class Overhead:
         error_ms = math.hypot(_error(self._plain), _error(self._measured))
         if waits_ms < GAIN * plain_ms or abs(off_ms) <= GAIN * plain_ms + 2 * error_ms:
             return None
-        return min(MOST_FACTOR, max(LEAST_FACTOR, 1.0 + off_ms / waits_ms))
+        return min(MOST_PRICE, max(LEAST_PRICE, 1.0 + off_ms / waits_ms))
 
     def planned(self) -> None:
         """Another plan is in force."""

@@ -350,7 +350,18 @@ def with_slower_links(profile: Profile, out: float, into: float) -> Profile:
 def repriced(profile: Profile, costs: HostCosts) -> Profile:
     """Return the profile with other costs of the host."""
     before, now = profile.host_costs.rebuild.use_ms, costs.rebuild.use_ms
-    factor = now / before if before else 1.0
+    return _at_costs(profile, costs, now / before if before else 1.0)
+
+
+def dearer(profile: Profile, factor: float) -> Profile:
+    """Return the profile with hooks that cost the host so many times as much."""
+    if factor == 1.0:
+        return profile
+    return _at_costs(profile, profile.host_costs.times(factor), factor)
+
+
+def _at_costs(profile: Profile, costs: HostCosts, factor: float) -> Profile:
+    """Return the profile at these costs, and rebuilds at so many times theirs."""
     kinds = {
         kind: tuple(
             replace(item, recipe_host_ms=item.recipe_host_ms * factor) for item in items
@@ -358,19 +369,6 @@ def repriced(profile: Profile, costs: HostCosts) -> Profile:
         for kind, items in profile.kinds.items()
     }
     return replace(profile, kinds=kinds, host_costs=costs)
-
-
-def dearer(profile: Profile, factor: float) -> Profile:
-    """Return the profile with hooks that cost the host so many times as much."""
-    if factor == 1.0:
-        return profile
-    kinds = {
-        kind: tuple(
-            replace(item, recipe_host_ms=item.recipe_host_ms * factor) for item in items
-        )
-        for kind, items in profile.kinds.items()
-    }
-    return replace(profile, kinds=kinds, host_costs=profile.host_costs.times(factor))
 
 
 def with_reruns(profile: Profile, rerun_ms: Mapping[str, tuple[float, ...]]) -> Profile:

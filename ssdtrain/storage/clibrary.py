@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ssdtrain.storage.directory import check_trusted
+from ssdtrain.versions import c_compiler
 
 FLAGS = tuple(
     "-std=c11 -shared -fPIC -O2 -fvisibility=hidden -Wall -Wextra -Werror".split()
@@ -56,9 +57,9 @@ class CLibrary:
             ConfigError: others could write to the directory.
         """
         path = target or self.path
-        name = compiler or os.environ.get("CC") or "cc"
-        found = shutil.which(name)
+        found = shutil.which(compiler) if compiler else c_compiler()
         if found is None:
+            name = compiler or os.environ.get("CC") or "cc"
             raise BuildError(f"no C compiler {name!r}; install one, or set CC")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_trusted(path.parent)

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Protocol
 from ssdtrain.storage.clibrary import CLibrary
 from ssdtrain.transfer.device import CudaDevice
 from ssdtrain.transfer.pieces import IN_BYTES, OUT_BYTES
-from ssdtrain.transfer.runtime import ADDRESS, TO_DEVICE, TO_HOST, Part
+from ssdtrain.transfer.runtime import ADDRESS, TO_DEVICE, TO_HOST, Ordering, Part
 
 LIBRARY = CLibrary(Path(__file__).parent / "csrc" / "copies.c")
 
@@ -39,7 +39,6 @@ class _Calls(ctypes.Structure):
 class _Way(ctypes.Structure):
     _fields_ = [
         ("kind", ctypes.c_int64),
-        ("stream", ADDRESS),
         ("side", ADDRESS),
         ("begun", ADDRESS),
         ("ended", ADDRESS),
@@ -50,7 +49,8 @@ class _Way(ctypes.Structure):
 
 
 class Native:
-    """`Calls` in C, in pieces: [Note: others' small copies]."""
+    """`Calls` in C, in pieces: [Note: others' small copies]. Of one thread at a time:
+    the cache calls it under its lock."""
 
     in_pieces = True
 
@@ -79,21 +79,18 @@ class Native:
         # Made once: a call of Python for each would cost as much as CUDA's.
         self._calls_at = ctypes.addressof(self._calls)
         self._ways_at = {kind: ctypes.addressof(w) for kind, w in self._ways.items()}
-        head = [ADDRESS] * 5
+        head = [ADDRESS] * 7  # the calls, the way, and an `Ordering` but for its kind
         self._one = library.ssdtrain_one
-        self._one.argtypes = [*head, ADDRESS, ADDRESS, ctypes.c_size_t, ADDRESS]
+        self._one.argtypes = [*head, ADDRESS, ADDRESS, ctypes.c_size_t]
         self._batch = library.ssdtrain_batch
-        self._batch.argtypes = [*head, ctypes.c_size_t, *[ADDRESS] * 4]
+        self._batch.argtypes = [*head, ctypes.c_size_t, *[ADDRESS] * 3]
 
     def _way(self, kind: int, device: CudaDevice, piece_bytes: int) -> _Way:
-        into = kind == TO_DEVICE
-        stream = device.load_stream if into else device.store_stream
-        side = device.load_side if into else device.store_side
+        side = device.load_side if kind == TO_DEVICE else device.store_side
         begun, ended = device.event(), device.event()
         self._events += [begun[0], ended[0]]
         return _Way(
             kind=kind,
-            stream=stream.cuda_stream,
             side=side.cuda_stream,
             begun=begun[1],
             ended=ended[1],
@@ -101,40 +98,17 @@ class Native:
             left_bytes=piece_bytes,
         )
 
-    def one(
-        self,
-        kind: int,
-        ready: int,
-        compute: int,
-        stream: int,
-        more: int,
-        part: Part,
-        done: int,
-    ) -> int:
-        """See `Calls`; `stream` is the one of the kind."""
-        status: int = self._one(
-            *(self._calls_at, self._ways_at[kind], ready, compute, more), *part, done
-        )
-        return status
-
-    def batch(
-        self,
-        kind: int,
-        ready: int,
-        compute: int,
-        stream: int,
-        more: int,
-        parts: Sequence[Part],
-        done: int,
-    ) -> int:
-        """See `Calls`; `stream` is the one of the kind."""
-        if len(parts) == 1:
-            return self.one(kind, ready, compute, stream, more, parts[0], done)
+    def batch(self, order: Ordering, parts: Sequence[Part]) -> int:
+        """See `Calls`."""
+        kind, *between = order
+        head = self._calls_at, self._ways_at[kind], *between
         num = len(parts)
+        if num == 1:
+            one: int = self._one(*head, *parts[0])
+            return one
         to, source, counts = zip(*parts, strict=True)
         addresses, sizes = ADDRESS * num, ctypes.c_size_t * num
         status: int = self._batch(
-            *(self._calls_at, self._ways_at[kind], ready, compute, more, num),
-            *(addresses(*to), addresses(*source), sizes(*counts), done),
+            *head, num, addresses(*to), addresses(*source), sizes(*counts)
         )
         return status

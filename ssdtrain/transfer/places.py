@@ -45,7 +45,7 @@ from ssdtrain.transfer.offloader import Offloader
 from ssdtrain.transfer.parcel import Parcel
 from ssdtrain.transfer.pieces import IN_BYTES, InPieces
 from ssdtrain.transfer.pinned import Buffer, PinnedPool
-from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST, Calls, loaded
+from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST, Calls, Ordering, loaded
 
 
 class Place:
@@ -216,15 +216,16 @@ class CudaCopies:
         if not place.copied_id:
             place.copied, place.copied_id = device.event()
         memory, behind = place.memory, place.batch
-        status = runtime.one(
+        between = Ordering(
             TO_HOST,
             self._ready_id,
             self._current(device.index),
             self._store_id,
             place.loaded_id if behind > self._store_behind else 0,
-            (memory.data_ptr(), source.data_ptr(), memory.nbytes),
             place.copied_id,
         )
+        part = memory.data_ptr(), source.data_ptr(), memory.nbytes
+        status = runtime.batch(between, (part,))
         if status:
             runtime.fail(status)
         self._store_behind = max(self._store_behind, behind)
@@ -251,15 +252,15 @@ class CudaCopies:
             (target.data_ptr(), place.memory.data_ptr(), place.memory.nbytes)
             for place, target in zip(places, targets, strict=True)
         ]
-        status = runtime.batch(
+        between = Ordering(
             TO_DEVICE,
             self._wanted_id,
             self._current(device.index),
             self._load_id,
             newest.copied_id if newest.number > self._load_behind else 0,
-            parts,
             last.loaded_id,
         )
+        status = runtime.batch(between, parts)
         if status:
             runtime.fail(status)
         self._load_behind = max(self._load_behind, newest.number)

@@ -11,7 +11,7 @@ called from Python; native.py has them called from C.
 import ctypes
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 TO_DEVICE, TO_HOST = 1, 2
 """cudaMemcpyHostToDevice and its opposite. With cudaMemcpyDefault the driver looks both
@@ -33,50 +33,32 @@ Part = tuple[int, int, int]
 """A copy: to an address, from an address, bytes."""
 
 
-class Calls(Protocol):
-    """Copies that run beside compute.
+class Ordering(NamedTuple):
+    """Between what copies of one direction are; streams and events are numbers."""
 
-    Streams, events and addresses are plain numbers; `kind` is `TO_DEVICE` or `TO_HOST`.
-    Each call returns a status, 0 for success; other threads run meanwhile, as it may
-    wait for room in a device's queue.
-    """
+    kind: int
+    """`TO_DEVICE` or `TO_HOST`."""
+    ready: int
+    """An event that is recorded in compute, for the copies to wait for."""
+    compute: int
+    """Its stream."""
+    stream: int
+    """Of the copies."""
+    more: int
+    """One more event that they wait for; 0: none."""
+    done: int
+    """An event that is recorded behind them."""
+
+
+class Calls(Protocol):
+    """Copies that run beside compute."""
 
     in_pieces: bool
     """Whether small copies of others pass these: [Note: others' small copies]."""
 
-    def one(
-        self,
-        kind: int,
-        ready: int,
-        compute: int,
-        stream: int,
-        more: int,
-        part: Part,
-        done: int,
-    ) -> int:
-        """Copy behind what compute has now, and behind one more event (0: none).
-
-        Args:
-            kind: the direction.
-            ready: an event that is recorded in compute.
-            compute: its stream.
-            stream: of the copy.
-            more: the other event.
-            part: what is copied.
-            done: an event that is recorded behind the copy.
-        """
-
-    def batch(
-        self,
-        kind: int,
-        ready: int,
-        compute: int,
-        stream: int,
-        more: int,
-        parts: Sequence[Part],
-        done: int,
-    ) -> int:
-        """Likewise of several copies, one behind the other."""
+    def batch(self, order: Ordering, parts: Sequence[Part]) -> int:
+        """Copy, one part behind the other; other threads run meanwhile, as it may wait
+        for room in a device's queue. Return a status, 0 for success."""
 
     def fail(self, status: int) -> NoReturn:
         """A call was not successful.
@@ -97,30 +79,9 @@ class InSteps:
     copy: Callable[[int, int, int, int, int], int]
     """To an address, from an address, bytes, the kind, a stream."""
 
-    def one(
-        self,
-        kind: int,
-        ready: int,
-        compute: int,
-        stream: int,
-        more: int,
-        part: Part,
-        done: int,
-    ) -> int:
+    def batch(self, order: Ordering, parts: Sequence[Part]) -> int:
         """See `Calls`."""
-        return self.batch(kind, ready, compute, stream, more, (part,), done)
-
-    def batch(
-        self,
-        kind: int,
-        ready: int,
-        compute: int,
-        stream: int,
-        more: int,
-        parts: Sequence[Part],
-        done: int,
-    ) -> int:
-        """See `Calls`."""
+        kind, ready, compute, stream, more, done = order
         status = self.record(ready, compute) or self.wait(stream, ready, 0)
         if more:
             status = status or self.wait(stream, more, 0)

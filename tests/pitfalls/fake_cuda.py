@@ -6,7 +6,6 @@ that too. Copies are done at once: only the order is simulated.
 
 import contextlib
 import ctypes
-import shutil
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, ClassVar, NoReturn
@@ -16,11 +15,6 @@ import torch
 
 from ssdtrain.transfer.device import CudaDevice
 from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST, InSteps
-
-HAS_COMPILER = shutil.which("cc") is not None
-needs_compiler = pytest.mark.skipif(
-    not HAS_COMPILER, reason="no C compiler on this machine"
-)
 
 
 class Stream:

@@ -25,17 +25,11 @@ from ssdtrain.transfer.parcel import Parcel, ParcelState
 from ssdtrain.transfer.pinned import PinnedPool
 from ssdtrain.transfer.places import CudaCopies, Place, place_for
 from ssdtrain.transfer.runtime import TO_HOST
+from tests.compilers import HAS_COMPILER, needs_compiler
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "ssdtrain" / "races"))
-from fake_cuda import (
-    HAS_COMPILER,
-    Event,
-    FakeCuda,
-    FakeRuntime,
-    Stream,
-    needs_compiler,
-)
+from fake_cuda import Event, FakeCuda, FakeRuntime, Stream
 from perturb import perturbed
 
 NUM_BYTES = 4096

@@ -23,8 +23,7 @@ typedef struct {
 /* One direction. */
 typedef struct {
     int64_t kind;
-    void *stream;         /* of its copies */
-    void *side;           /* of every second piece */
+    void *side;           /* stream of every second piece */
     void *begun, *ended;  /* events around such a piece */
     uint64_t piece_bytes; /* 0: copies are whole */
     uint64_t left_bytes;  /* of the piece that copies fill now */
@@ -32,32 +31,32 @@ typedef struct {
 } Way;
 
 /* By the other stream, behind this one, which waits for it. */
-static int aside(const Calls *calls, const Way *way, char *to, const char *from,
-                 size_t count)
+static int aside(const Calls *calls, const Way *way, void *stream, char *to,
+                 const char *from, size_t count)
 {
-    int status = calls->record(way->begun, way->stream);
+    int status = calls->record(way->begun, stream);
     if (!status) status = calls->wait(way->side, way->begun, 0);
     if (!status) status = calls->copy(to, from, count, (int)way->kind, way->side);
     if (!status) status = calls->record(way->ended, way->side);
-    if (!status) status = calls->wait(way->stream, way->ended, 0);
+    if (!status) status = calls->wait(stream, way->ended, 0);
     return status;
 }
 
-/* Copy in the order of the way's stream. */
-EXPORT int ssdtrain_copy(const Calls *calls, Way *way, char *to, const char *from,
-                         size_t count)
+/* Copy in the order of a stream. */
+static int move(const Calls *calls, Way *way, void *stream, char *to,
+                const char *from, size_t count)
 {
     if (!way->piece_bytes)
-        return calls->copy(to, from, count, (int)way->kind, way->stream);
+        return calls->copy(to, from, count, (int)way->kind, stream);
     size_t done = 0;
     int status = 0;
     while (done < count && !status) {
         size_t part = count - done;
         if (part > way->left_bytes) part = way->left_bytes;
         status = way->is_aside
-                     ? aside(calls, way, to + done, from + done, part)
+                     ? aside(calls, way, stream, to + done, from + done, part)
                      : calls->copy(to + done, from + done, part, (int)way->kind,
-                                   way->stream);
+                                   stream);
         done += part;
         way->left_bytes -= part;
         if (!way->left_bytes) {
@@ -68,33 +67,26 @@ EXPORT int ssdtrain_copy(const Calls *calls, Way *way, char *to, const char *fro
     return status;
 }
 
-/* Let the way wait for what compute has now, and for one more event, if any. */
-static int behind(const Calls *calls, const Way *way, void *ready, void *compute,
-                  void *more)
+/* A batch of copies on `stream`, behind what compute has now, which `ready` is recorded
+for, and behind `more`, if that is an event; `done` is recorded behind them. */
+EXPORT int ssdtrain_batch(const Calls *calls, Way *way, void *ready, void *compute,
+                          void *stream, void *more, void *done, size_t num,
+                          char *const *to, const char *const *from,
+                          const size_t *counts)
 {
     int status = calls->record(ready, compute);
-    if (!status) status = calls->wait(way->stream, ready, 0);
-    if (!status && more) status = calls->wait(way->stream, more, 0);
-    return status;
-}
-
-/* A batch of copies, behind compute and `more`; `done` is recorded behind them. */
-EXPORT int ssdtrain_batch(const Calls *calls, Way *way, void *ready, void *compute,
-                          void *more, size_t num, char *const *to,
-                          const char *const *from, const size_t *counts, void *done)
-{
-    int status = behind(calls, way, ready, compute, more);
+    if (!status) status = calls->wait(stream, ready, 0);
+    if (!status && more) status = calls->wait(stream, more, 0);
     for (size_t at = 0; at < num && !status; at++)
-        status = ssdtrain_copy(calls, way, to[at], from[at], counts[at]);
-    return status ? status : calls->record(done, way->stream);
+        status = move(calls, way, stream, to[at], from[at], counts[at]);
+    return status ? status : calls->record(done, stream);
 }
 
-/* Likewise of one copy. */
+/* Of one copy, for which Python need not make arrays. */
 EXPORT int ssdtrain_one(const Calls *calls, Way *way, void *ready, void *compute,
-                        void *more, char *to, const char *from, size_t count,
-                        void *done)
+                        void *stream, void *more, void *done, char *to,
+                        const char *from, size_t count)
 {
-    int status = behind(calls, way, ready, compute, more);
-    if (!status) status = ssdtrain_copy(calls, way, to, from, count);
-    return status ? status : calls->record(done, way->stream);
+    return ssdtrain_batch(calls, way, ready, compute, stream, more, done, 1, &to,
+                          &from, &count);
 }

@@ -57,6 +57,20 @@ def profile() -> Profile:
     )
 
 
+def pace_of(
+    segments: tuple[Segment, ...], end_lead_ms: float, head_host_ms: float = 0.0
+) -> Pace:
+    """Of the profile's step, up to its last mark."""
+    return Pace(
+        num_marks=4,
+        head_ms=1.0,
+        head_host_ms=head_host_ms,
+        segments=segments,
+        end=3,
+        end_lead_ms=end_lead_ms,
+    )
+
+
 def test_keeping_everything_takes_the_plain_step() -> None:
     found = calibrated(profile(), PlainTimes(step_ms=10.0, forward_ms=3.0))
     assert found.forward_ms == pytest.approx(3.0)
@@ -234,14 +248,7 @@ def test_a_host_that_is_hardly_ahead_takes_what_it_was_seen_to() -> None:
             )
             for at in range(3)
         )
-        pace = Pace(
-            num_marks=4,
-            head_ms=1.0,
-            head_host_ms=0.5,
-            segments=segments,
-            end=3,
-            end_lead_ms=leads[3],
-        )
+        pace = pace_of(segments, leads[3], head_host_ms=0.5)
         return [mark.host_ms for mark in paced(before, pace, before.compute_ms).marks]
 
     assert hosts((far,) * 4) == [0.5] * 4
@@ -264,14 +271,7 @@ def test_behind_backward_the_host_takes_what_its_lead_loses(
     lead of 4.5: whatever the observed step says."""
     before = replace(profile(), tail_host_ms=50.0, host_lead_ms=4.5)
     segments = tuple(Segment(start=at, ms=4.0, host_ms=0.0) for at in range(3))
-    pace = Pace(
-        num_marks=4,
-        head_ms=1.0,
-        head_host_ms=0.0,
-        segments=segments,
-        end=3,
-        end_lead_ms=end_lead_ms,
-    )
+    pace = pace_of(segments, end_lead_ms)
     found = paced(before, pace, before.compute_ms)
     assert found.marks[3].ms + found.tail_ms == 7.0
     assert found.tail_host_ms == pytest.approx(expected_ms)

@@ -1,17 +1,13 @@
 """C that the user's compiler builds into the user's cache."""
 
 import ctypes
-import shutil
 from pathlib import Path
 
 import pytest
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.storage.clibrary import BuildError, CLibrary
-
-pytestmark = pytest.mark.skipif(
-    shutil.which("cc") is None, reason="no C compiler on this machine"
-)
+from tests.compilers import needs_compiler
 
 
 @pytest.fixture
@@ -26,6 +22,7 @@ def of_text(folder: Path, body: str) -> CLibrary:
     return CLibrary(source)
 
 
+@needs_compiler
 def test_it_is_built_once_for_each_version(library: CLibrary) -> None:
     path = library.built()
     assert ctypes.CDLL(str(path)).seven() == 7
@@ -41,6 +38,7 @@ def test_a_header_of_its_own_is_part_of_the_version(library: CLibrary) -> None:
     assert library.path != before
 
 
+@needs_compiler
 def test_the_compilers_words_are_told(
     library: CLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,6 +50,7 @@ def test_the_compilers_words_are_told(
         library.build()
 
 
+@needs_compiler
 def test_a_cache_that_cannot_be_written_is_told(
     library: CLibrary, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -73,6 +72,7 @@ def test_a_user_without_a_home_is_told_so(
         library.built()
 
 
+@needs_compiler
 def test_what_others_could_have_written_is_refused(library: CLibrary) -> None:
     library.built().chmod(0o722)
     with pytest.raises(ConfigError, match="writable by others"):

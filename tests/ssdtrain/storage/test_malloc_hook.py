@@ -11,6 +11,7 @@ import pytest
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.storage import directory, malloc_hook
+from tests.compilers import needs_compiler
 from tests.ranks import LONGEST_S
 
 NATIVE = Path(__file__).parent / "native"
@@ -30,9 +31,7 @@ OPTIONS = {
     "TSAN_OPTIONS": "die_after_fork=0:report_thread_leaks=0:exitcode=66",
 }
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("cc") is None, reason="no C compiler on this machine"
-)
+pytestmark = needs_compiler
 
 
 def compile_c(target: Path, *arguments: str | Path) -> None:

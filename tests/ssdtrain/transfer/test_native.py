@@ -10,12 +10,11 @@ import torch
 from ssdtrain.counters import Fallback
 from ssdtrain.transfer import native, places
 from ssdtrain.transfer.native import Native
-from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST
+from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST, Ordering
+from tests.compilers import needs_compiler
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "pitfalls"))
-from fake_cuda import FakeCuda, FakeRuntime, needs_compiler
-
-pytestmark = needs_compiler
+from fake_cuda import FakeCuda, FakeRuntime
 
 
 @pytest.fixture
@@ -43,6 +42,7 @@ class Heard(FakeRuntime):
         return super()._copy(to, source, count, kind, stream)
 
 
+@needs_compiler
 @pytest.mark.parametrize("kind", [TO_DEVICE, TO_HOST])
 @pytest.mark.parametrize("num", [1, 3])
 @pytest.mark.parametrize("has_more", [False, True])
@@ -60,8 +60,15 @@ def test_c_makes_the_calls_that_python_would(
         targets = [torch.zeros_like(source) for source in sources]
         pairs = zip(sources, targets, strict=True)
         parts = [(to.data_ptr(), of.data_ptr(), of.nbytes) for of, to in pairs]
-        where = kind, ready, cuda.current.cuda_stream, stream.cuda_stream
-        assert runtime.batch(*where, more * has_more, parts, done) == 0
+        order = Ordering(
+            kind,
+            ready,
+            cuda.current.cuda_stream,
+            stream.cuda_stream,
+            more * has_more,
+            done,
+        )
+        assert runtime.batch(order, parts) == 0
         assert all(map(torch.equal, targets, sources))
         found.append({part[0]: number for number, part in enumerate(parts)})
     for runtime, numbers in zip((heard, own), found, strict=True):
@@ -87,6 +94,7 @@ def test_without_a_compiler_python_makes_them(
     assert reason is Fallback.COPIES_FROM_PYTHON and "set CC" in detail
 
 
+@needs_compiler
 def test_what_others_could_have_written_is_not_loaded(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -100,6 +108,7 @@ def test_what_others_could_have_written_is_not_loaded(
     assert "writable by others" in detail
 
 
+@needs_compiler
 def test_with_a_compiler_c_makes_them(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

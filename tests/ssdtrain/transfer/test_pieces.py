@@ -13,10 +13,11 @@ import ssdtrain
 from ssdtrain.transfer.native import Native
 from ssdtrain.transfer.pieces import InPieces
 from ssdtrain.transfer.places import CudaCopies
-from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST, Calls
+from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST, Calls, Ordering
+from tests.compilers import needs_compiler
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "pitfalls"))
-from fake_cuda import FakeCuda, FakeRuntime, Stream, needs_compiler
+from fake_cuda import FakeCuda, FakeRuntime, Stream
 
 PIECE = 64
 Make = Callable[..., Calls]
@@ -45,7 +46,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 @pytest.fixture(params=[InPieces, pytest.param(Native, marks=needs_compiler)])
 def make(request: pytest.FixtureRequest) -> Make:
     """By calls from Python, and from C."""
-    return request.param  # type: ignore[no-any-return]
+    found: Make = request.param
+    return found
 
 
 def status_of(
@@ -57,7 +59,8 @@ def status_of(
     (_, ready), (_, done) = device.event(), device.event()
     part = target.data_ptr(), source.data_ptr(), source.nbytes
     own = cuda.current.cuda_stream
-    return calls.one(kind, ready, own, stream.cuda_stream, 0, part, done)
+    order = Ordering(kind, ready, own, stream.cuda_stream, more=0, done=done)
+    return calls.batch(order, [part])
 
 
 def moved(calls: Calls, cuda: FakeCuda, num_bytes: int, kind: int = TO_DEVICE) -> bool:
