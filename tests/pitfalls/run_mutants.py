@@ -36,6 +36,7 @@ COPIED = (
     "tests/ssdtrain",
     "tests/pydirect",
     "tests/hector",
+    "tests/compilers.py",
     "tests/ranks.py",
     "pyproject.toml",
 )
