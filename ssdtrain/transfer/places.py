@@ -159,6 +159,8 @@ class AnyCopies:
 
     def arrive(self, place: Place) -> None:
         """See `Copies`."""
+        if place.loaded is None:
+            return  # it has: an interrupt has what is dead buried once more
         self._device.wait(place.loaded)
         if place.loaded.query():
             # And so is its copy out. A place outlives many steps, and events are some
