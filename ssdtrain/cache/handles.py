@@ -49,24 +49,29 @@ class ParameterHandle(tuple[nn.Parameter, int]):
         return parameter
 
 
-class ParameterViewHandle(tuple[nn.Parameter, int, Part, Tensor | None]):
-    """A saved view of a parameter: whose, of which version, where it lies, and itself
-    where it may be held."""
+class ParameterViewHandle(tuple[nn.Parameter, int, Tensor | Part]):
+    """A saved view of a parameter: whose, of which version, and the view itself, or
+    where it lies, if it may not be held."""
 
     __slots__ = ()
 
     @property
-    def source(self) -> ParameterView:
+    def source(self) -> ParameterView | Kept:
         """As the general path would hold it."""
-        parameter, version, part, alias = self
-        return ParameterView(parameter, version, *part, alias)
+        parameter, version, shown = self
+        if isinstance(shown, Part):
+            return ParameterView(parameter, version, *shown)
+        part = Part.between(shown, parameter)
+        if part is None:
+            return Kept(shown, version)
+        return ParameterView(parameter, version, *part, shown)
 
     def get(self) -> Tensor:
         """The view; `InPlaceError` if the parameter was changed after it was saved."""
-        parameter, version, part, alias = self
+        parameter, version, shown = self
         if parameter._version != version:
             check_version(parameter, version, "a parameter")
-        return part.of(parameter) if alias is None else alias
+        return shown.of(parameter) if isinstance(shown, Part) else shown
 
 
 class KeptItemHandle(Handle):

@@ -461,6 +461,15 @@ class Part(NamedTuple):
     offset: int
     """Elements from the parameter's first element."""
 
+    @classmethod
+    def between(cls, tensor: Tensor, parameter: nn.Parameter) -> "Part | None":
+        """Where the view lies; None if it is none of plain elements."""
+        reinterpreted = tensor.dtype != parameter.dtype or tensor.is_conj()
+        if reinterpreted or not is_plain(tensor) or not is_plain(parameter):
+            return None
+        offset = int(tensor.storage_offset() - parameter.storage_offset())
+        return cls(tensor.shape, tensor.stride(), offset)
+
     def is_of(self, tensor: Tensor, parameter: nn.Parameter) -> bool:
         """Whether a view of `parameter` lies here."""
         return (
@@ -513,12 +522,10 @@ class ParameterView(NamedTuple):
         version = tensor._version
         if tensor is parameter:
             return cls(parameter, version, None, (), 0)
-        reinterpreted = tensor.dtype != parameter.dtype or tensor.is_conj()
-        if reinterpreted or not is_plain(tensor) or not is_plain(parameter):
+        part = Part.between(tensor, parameter)
+        if part is None:
             return None
-        offset = int(tensor.storage_offset() - parameter.storage_offset())
-        alias = alias_of(tensor, parameter)
-        return cls(parameter, version, tensor.shape, tensor.stride(), offset, alias)
+        return cls(parameter, version, *part, alias_of(tensor, parameter))
 
     def rebuild(self) -> Tensor:
         """The parameter, or the view.

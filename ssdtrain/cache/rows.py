@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterViewHandle
 from ssdtrain.cache.identity import View, parameter_of
-from ssdtrain.cache.record import Handle, ParameterView, Part, alias_of
+from ssdtrain.cache.record import Handle, Part, alias_of
 from ssdtrain.cache.spec import NOTHING, Spec
 from ssdtrain.cache.wrapped import Shell, Unwrapped, WrappedHandle, as_made, unwrapped
 from ssdtrain.plan.plan import Order
@@ -143,20 +143,21 @@ class ParameterRow:
 
 
 class ParameterViewRow:
-    """A view of a parameter, such as `weight.t()`."""
+    """A view of a parameter, such as `weight.t()`. By its id, as `ParameterRow`."""
 
-    __slots__ = ("_of", "_part", "num_bytes")
+    __slots__ = ("_part", "num_bytes", "of")
 
     def __init__(self, parameter: nn.Parameter, num_bytes: int) -> None:
-        self._of = id(parameter)
+        self.of = id(parameter)
         self._part: Part | None = None
-        """Where the last one lay."""
+        """Where the last one lay that may not be held."""
         self.num_bytes = num_bytes
 
     def pack(self, tensor: Tensor, run: "Run") -> Any:
-        """A handle that finds the view again in the parameter's data."""
+        """Called only where the look in `Run.hooks` failed: it is no such view, or one
+        whose parameter's data are gathered."""
         parameter = tensor._base
-        is_it = id(parameter) == self._of
+        is_it = id(parameter) == self.of
         # The plain type first: torch answers `isinstance` of parameters in Python.
         if not is_it or not (
             type(parameter) is nn.Parameter or isinstance(parameter, nn.Parameter)
@@ -164,12 +165,12 @@ class ParameterViewRow:
             return run.leave_table(tensor)
         part = self._part
         if part is None or not part.is_of(tensor, parameter):
-            found = ParameterView.of(tensor, parameter)
-            if found is None or found.shape is None:
+            self._part = part = Part.between(tensor, parameter)
+            if part is None:
                 return run.leave_table(tensor)
-            self._part = part = Part(found.shape, found.stride, found.offset)
         alias = alias_of(tensor, parameter)
-        return ParameterViewHandle((parameter, tensor._version, part, alias))
+        shown = part if alias is None else alias
+        return ParameterViewHandle((parameter, tensor._version, shown))
 
 
 class KeptRow:

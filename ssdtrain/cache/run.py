@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterHandle
+from ssdtrain.cache.handles import (
+    KeptHandle,
+    KeptItemHandle,
+    ParameterHandle,
+    ParameterViewHandle,
+)
 from ssdtrain.cache.identity import Key, extent_bytes, identify, stamp_of
 from ssdtrain.cache.moved import Moved, MovedHandle
 from ssdtrain.cache.quiet import ForwardHooks, Quietly, sizes_of
@@ -27,6 +32,7 @@ from ssdtrain.cache.rows import (
     KeptRow,
     MoveRow,
     ParameterRow,
+    ParameterViewRow,
     PlannedUse,
     RebuiltAgainRow,
     RebuiltRow,
@@ -42,6 +48,7 @@ from ssdtrain.cache.table import Hooks, Pack, Table, Unpack
 from ssdtrain.cache.traced import tracer, untraced
 from ssdtrain.cache.wrapped import WrappedHandle
 from ssdtrain.counters import Count
+from ssdtrain.gathered import MARK
 from ssdtrain.remat import modes
 from ssdtrain.remat.modes import may_meddle, without_modes
 from ssdtrain.transfer.places import Trip, fits, place_for, refitted
@@ -107,6 +114,16 @@ class Run:
                     and (type(tensor) is Parameter or isinstance(tensor, Parameter))
                 ):
                     return ParameterHandle((tensor, tensor._version))
+                elif type(row) is ParameterViewRow:
+                    base = tensor._base
+                    if (
+                        id(base) == row.of
+                        and type(base) is Parameter
+                        and type(tensor) is Tensor
+                        and not hasattr(base, MARK)
+                    ):
+                        view = base, tensor._version, tensor.detach()
+                        return ParameterViewHandle(view)
                 elif type(row) is RegionRow:
                     call = regions.current
                     if call is not None and graph_task() == -1 and is_like(tensor, row):
@@ -126,12 +143,16 @@ class Run:
                     raise
                 return self.leave_table(tensor)  # a sparse one tells no size
 
-        def unpack(handle: Any) -> Tensor:
+        def unpack(handle: Any) -> Tensor:  # noqa: C901
             kind = type(handle)
             if kind is KeptHandle or kind is ParameterHandle:
                 tensor: Tensor = handle[0]
                 if tensor._version == handle[1]:
                     return tensor
+            elif kind is ParameterViewHandle:
+                parameter, version, shown = handle
+                if type(shown) is Tensor and parameter._version == version:
+                    return shown
             if dispatching() or inferring() or (overriding() and may_meddle()):
                 return self._apart(1, handle)  # type: ignore[no-any-return]
             if getpid() != pid:

@@ -30,8 +30,9 @@ def test_weights_and_their_views_are_not_saved_bytes(everything: Any) -> None:
     assert report.bytes_saved == (3 * 4 * 16 + 2 * 4) * 4
 
 
+@pytest.mark.parametrize("num_settled", [0, 4])
 def test_gathered_weights_can_be_freed_and_come_back_elsewhere(
-    everything: Any,
+    everything: Any, num_settled: int
 ) -> None:
     """What ZeRO-3 does: data are swapped out after forward, and in for backward."""
     torch.manual_seed(0)
@@ -42,6 +43,8 @@ def test_gathered_weights_can_be_freed_and_come_back_elsewhere(
     expected = torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()])
     saved = [p.detach().clone() for p in model.parameters()]
     with ssdtrain.offload(model, **everything):
+        for _ in range(num_settled):
+            torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()])
         loss = model(x).square().sum()
         gathered = [weakref.ref(p.untyped_storage()) for p in model.parameters()]
         for parameter in model.parameters():
@@ -91,6 +94,22 @@ def test_replaced_weights_are_what_plain_autograd_reads(
     assert len(ours) == len(theirs)
     for a, b in zip(ours, theirs, strict=True):
         assert same_bits(a, b) or (recompute == "regions" and not a.numel())
+
+
+@pytest.mark.parametrize("num_settled", [0, 4])
+def test_a_weight_changed_in_place_behind_its_saved_view_is_refused(
+    everything: Any, num_settled: int
+) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    with ssdtrain.offload(model, **everything):
+        x = torch.randn(3, 8)
+        for _ in range(num_settled):
+            model(x).square().sum().backward()
+        loss = model(x).square().sum()
+        with torch.no_grad():
+            model[1].weight.mul_(2.0)
+        with pytest.raises(InPlaceError, match="a parameter"):
+            loss.backward()
 
 
 def test_buffers_stay(everything: Any) -> None:
