@@ -122,3 +122,10 @@ def rebuilding(session: ssdtrain.Session, others: Placement = Placement.KEEP) ->
             for order, item in zip(own, items, strict=True)
         )
     return Plan(orders=orders, policy="rebuilding")
+
+
+def rows_of(session: ssdtrain.Session) -> list[str]:
+    """Names of the rows of all tables."""
+    assert session.cache.is_idle
+    tables = session.cache.tables.tables.values()
+    return [type(row).__name__ for table in tables for row in table.rows]

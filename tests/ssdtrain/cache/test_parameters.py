@@ -10,10 +10,23 @@ from torch import nn
 import ssdtrain
 from ssdtrain.errors import InPlaceError
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.cache.plans import all_moved, rows_of
 
 
 def swap_data(parameter: nn.Parameter, data: torch.Tensor) -> None:
     parameter.data = data
+
+
+def settle(session: ssdtrain.Session, model: nn.Module, x: torch.Tensor) -> None:
+    """Run steps until rows of a plan serve them; the weights stay as they are."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for number in range(9):
+        if number == 5:
+            session.follow(all_moved(session))
+        model(x).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert "ParameterViewRow" in rows_of(session)
 
 
 def test_weights_and_their_views_are_not_saved_bytes(everything: Any) -> None:
@@ -30,9 +43,9 @@ def test_weights_and_their_views_are_not_saved_bytes(everything: Any) -> None:
     assert report.bytes_saved == (3 * 4 * 16 + 2 * 4) * 4
 
 
-@pytest.mark.parametrize("num_settled", [0, 4])
+@pytest.mark.parametrize("is_settled", [False, True])
 def test_gathered_weights_can_be_freed_and_come_back_elsewhere(
-    everything: Any, num_settled: int
+    everything: Any, is_settled: bool
 ) -> None:
     """What ZeRO-3 does: data are swapped out after forward, and in for backward."""
     torch.manual_seed(0)
@@ -42,9 +55,10 @@ def test_gathered_weights_can_be_freed_and_come_back_elsewhere(
     x = torch.randn(3, 8, requires_grad=True)
     expected = torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()])
     saved = [p.detach().clone() for p in model.parameters()]
-    with ssdtrain.offload(model, **everything):
-        for _ in range(num_settled):
-            torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()])
+    plan = {"plan": "auto", "max_overhead": 0.0} if is_settled else {}
+    with ssdtrain.offload(model, **{**everything, **plan}) as session:
+        if is_settled:
+            settle(session, model, x)
         loss = model(x).square().sum()
         gathered = [weakref.ref(p.untyped_storage()) for p in model.parameters()]
         for parameter in model.parameters():
@@ -96,15 +110,16 @@ def test_replaced_weights_are_what_plain_autograd_reads(
         assert same_bits(a, b) or (recompute == "regions" and not a.numel())
 
 
-@pytest.mark.parametrize("num_settled", [0, 4])
+@pytest.mark.parametrize("is_settled", [False, True])
 def test_a_weight_changed_in_place_behind_its_saved_view_is_refused(
-    everything: Any, num_settled: int
+    everything: Any, is_settled: bool
 ) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    with ssdtrain.offload(model, **everything):
+    plan = {"plan": "auto", "max_overhead": 0.0} if is_settled else {}
+    with ssdtrain.offload(model, **{**everything, **plan}) as session:
         x = torch.randn(3, 8)
-        for _ in range(num_settled):
-            model(x).square().sum().backward()
+        if is_settled:
+            settle(session, model, x)
         loss = model(x).square().sum()
         with torch.no_grad():
             model[1].weight.mul_(2.0)

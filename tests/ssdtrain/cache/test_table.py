@@ -14,7 +14,7 @@ from ssdtrain.cache.rows import HostRow, KeptItemRow
 from ssdtrain.errors import InPlaceError
 from ssdtrain.plan.plan import Plan
 from tests.ssdtrain.bits import same_bits
-from tests.ssdtrain.cache.plans import all_moved, nearly_all_kept
+from tests.ssdtrain.cache.plans import all_moved, nearly_all_kept, rows_of
 from tests.ssdtrain.cache.steps import Step, train
 
 WIDTH, ROWS, NUM_BLOCKS = 32, 64, 3
@@ -63,12 +63,6 @@ def batch(number: int, rows: int = ROWS) -> Tensor:
 
 def plain_step(net: nn.Module, number: int) -> Tensor:
     return net(batch(number)).square().mean()
-
-
-def rows_of(session: ssdtrain.Session) -> list[str]:
-    assert session.cache.is_idle
-    tables = session.cache.tables.tables.values()
-    return [type(row).__name__ for table in tables for row in table.rows]
 
 
 def never_gone(session: ssdtrain.Session) -> Plan:
