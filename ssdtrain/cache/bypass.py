@@ -38,6 +38,10 @@ class Bypass:
         """Host time of its forwards."""
         return sum(end - start for start, end in self._host_ns) / 1e6
 
+    def ms_between(self, start: Any, end: Any) -> float:
+        """Time between two moments of the clock; waits for the device."""
+        return self._clock.ms_between(start, end)
+
     def times(self, start: Any, end: Any) -> PlainTimes:
         """Of the step between two moments of the clock; waits for the device."""
         clock = self._clock

@@ -27,7 +27,7 @@ from ssdtrain.observe.plainsteps import PlainSteps
 from ssdtrain.observe.regionsteps import (
     Backwards,
     RegionStep,
-    RerunHost,
+    Reruns,
     fastest,
     least_host_ms,
 )
@@ -273,27 +273,36 @@ class Measured:
             if number < NUM_REGION_STEPS - 1:
                 host_ms = steps[-1].timer.host_forward_ms
                 self._idle_host_ms = min(self._idle_host_ms, host_ms)
-        step = fastest(steps[1:], observed.saved_bytes)
+        saved_bytes = observed.saved_bytes
+        step = fastest(steps[1:], saved_bytes)
         for each in steps[1:]:
             self._backwards.note(each.backward(observed.profile.tail_ms))
-        self.fixed_share = self._backwards.fixed_share(observed.saved_bytes)
+        self.fixed_share = self._backwards.fixed_share(saved_bytes)
         growth = Growth(fixed_share=self.fixed_share)
         self._host.price_regions(step.meter)
         rerun_ms = self._rerun_ms(observed, step, growth)
         rerun_host_ms = self._rerun_host_ms(observed.profile, steps[1:])
-        own = step.plain(observed.saved_bytes, growth)
+        own = step.plain(saved_bytes, growth)
         host_ms = min(own.host_forward_ms, self._idle_host_ms)
         tails_ms = [step.tail_host_ms for step in steps[1:]]
         tail_ms = min((ms for ms in tails_ms if ms is not None), default=math.inf)
         # The slowest rank's, and the host that is the least ahead.
-        times = own.step_ms, own.forward_ms, host_ms, -own.host_lead_ms, tail_ms
-        step_ms, forward_ms, host_ms, behind_ms, tail_ms = self._peers.longest(
+        late_ms, behind_ms = -own.host_lead_ms, step.behind_ms(saved_bytes, growth)
+        times = own.step_ms, own.forward_ms, host_ms, late_ms, tail_ms, behind_ms
+        step_ms, forward_ms, host_ms, late_ms, tail_ms, behind_ms = self._peers.longest(
             times, "plain times", self._step
         )
-        plain = PlainTimes(step_ms, forward_ms, host_ms, -behind_ms)
         knows_tail = self._host.is_on_gpu and tail_ms < math.inf
-        tail_host_ms = tail_ms if knows_tail else None
-        self._correct(plain, WITHOUT_RERUNS, rerun_ms, rerun_host_ms, tail_host_ms)
+        self._correct(
+            PlainTimes(step_ms, forward_ms, host_ms, -late_ms), WITHOUT_RERUNS
+        )
+        self.corrections = replace(
+            self.corrections,
+            rerun_ms=rerun_ms,
+            rerun_host_ms=rerun_host_ms,
+            tail_host_ms=tail_ms if knows_tail else None,
+            behind_ms=behind_ms if behind_ms < math.inf else None,
+        )
         yield from self._held_regions(observed.profile)
 
     def _region_step(self, steps: list[RegionStep]) -> Steps:
@@ -303,12 +312,12 @@ class Measured:
         self._room.trim()  # see [Note: torn blocks]
         meter = self._host.listen()
         timer = cache.timer = Bypass(ledger.clock, lambda: meter.spent_ns)
-        host = cache.course.observer = RerunHost()
+        reruns = cache.course.observer = Reruns(ledger.clock.now)
         ledger.clock.keep_spans = True
         try:
             yield
         finally:
-            tail_host_ms = host.behind_ms()
+            tail_host_ms = reruns.host_behind_ms()
             cache.course.observer = Unobserved()
             ledger.clock.keep_spans = False
             cache.timer = None
@@ -322,7 +331,7 @@ class Measured:
                 stalls=ledger.stalls,
                 meter=meter,
                 num_bytes=ledger.saved_bytes,
-                host=host,
+                reruns=reruns,
                 tail_host_ms=tail_host_ms,
             )
         )
@@ -346,7 +355,7 @@ class Measured:
         """Likewise for the host, in any of these steps; none where it is the device."""
         if not self._host.is_on_gpu:
             return {}
-        spent = [step.host.spent_ns for step in steps if step.host is not None]
+        spent = [step.reruns.spent_ns for step in steps if step.reruns is not None]
         places = _places(profile)
         own = [least_host_ms(spent, place) for place in places]
         found = self._peers.longest(own, "host times of regions", self._step)
@@ -411,22 +420,12 @@ class Measured:
             found.append(clock.ms_between(start, clock.now()))
         return min(found)
 
-    def _correct(
-        self,
-        plain: PlainTimes,
-        note: str,
-        rerun_ms: dict[str, tuple[float, ...]] | None = None,
-        rerun_host_ms: dict[str, tuple[float, ...]] | None = None,
-        tail_host_ms: float | None = None,
-    ) -> None:
+    def _correct(self, plain: PlainTimes, note: str) -> None:
         """Take these as the times of a step without ssdtrain."""
         self.plain = plain
         self.corrections = Corrections(
             plain=tuple(plain),
             note=note,
-            rerun_ms=rerun_ms or {},
-            rerun_host_ms=rerun_host_ms or {},
-            tail_host_ms=tail_host_ms,
             host_costs=self._host.costs,
             host_factor=self.corrections.host_factor,
             copy_slowdown=self.corrections.copy_slowdown,

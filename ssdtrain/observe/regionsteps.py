@@ -23,6 +23,7 @@ measured by itself at two sizes.
 (tests/ssdtrain/observe/test_regionsteps.py)
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -63,18 +64,28 @@ class Backwards:
         return FIXED_SHARE if found is None else found
 
 
-class RerunHost(Observer):
-    """Host time of the regions that run again in one step. In the observed step recipes
-    are looked for inside of them, which takes the host as long again."""
+class Reruns(Observer):
+    """Regions that run again in one step: what they take the host, and when the last
+    one has ended. In the observed step recipes are looked for inside of them, which
+    takes the host as long again.
 
-    def __init__(self, now: Callable[[], int] = time.monotonic_ns) -> None:
+    Args:
+        moment: a moment of the device.
+    """
+
+    def __init__(
+        self, moment: Callable[[], Any], now: Callable[[], int] = time.monotonic_ns
+    ) -> None:
         self.spent_ns: dict[tuple[str, int], int] = {}
         """By kind of lane and number of the region call: the longest of the step."""
+        self.ended: Any = None
+        """When the last re-run so far had ended: a moment; None: none has."""
+        self._moment = moment
         self._now = now
         self._kinds: list[str] = []
         self._since_ns = 0
         self._ended_ns: int | None = None
-        """When the last re-run so far had ended."""
+        """Likewise, by the host."""
 
     def lane(self, course: LaneCourse, kind: str) -> None:
         """Note the kind of a new lane."""
@@ -92,9 +103,11 @@ class RerunHost(Observer):
         self._ended_ns = self._now()
         took_ns = self._ended_ns - self._since_ns
         self.spent_ns[place] = max(took_ns, self.spent_ns.get(place, 0))
+        self.ended = self._moment()
 
-    def behind_ms(self) -> float | None:
-        """Return the time since the last re-run has ended; None: there was none."""
+    def host_behind_ms(self) -> float | None:
+        """Return the host's time since the last re-run has ended; None: there was
+        none."""
         if self._ended_ns is None:
             return None
         return (self._now() - self._ended_ns) / 1e6
@@ -122,7 +135,7 @@ class RegionStep(NamedTuple):
     meter: HostMeter | None
     num_bytes: int
     """Saved for backward."""
-    host: RerunHost | None = None
+    reruns: Reruns | None = None
     tail_host_ms: float | None = None
     """Host time from the last re-run to the next step; None: not known."""
 
@@ -135,6 +148,14 @@ class RegionStep(NamedTuple):
             stall_ms=stalled.ms,
             stall_out_ms=stalled.out_ms,
         )
+
+    def behind_ms(self, num_bytes: int, growth: Growth) -> float:
+        """Wait for the device and return its time behind the last re-run; infinite if
+        it is not known, of a step that saves so many bytes."""
+        ended = None if self.reruns is None else self.reruns.ended
+        if ended is None or self.factor(num_bytes, growth) != 1.0:
+            return math.inf
+        return self.timer.ms_between(ended, self.end)
 
     def backward(self, tail_ms: float) -> StepTime:
         """Wait for the device and return what its backward took: [Note: how times

@@ -1,5 +1,6 @@
 """Of several steps in which all regions ran again, which one is believed."""
 
+import math
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -16,7 +17,7 @@ from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.regionsteps import (
     Backwards,
     RegionStep,
-    RerunHost,
+    Reruns,
     fastest,
     least_host_ms,
 )
@@ -34,6 +35,10 @@ class Timer(Bypass):
 
     def __init__(self, step_ms: float) -> None:
         self._step_ms = step_ms
+
+    def ms_between(self, start: float, end: float) -> float:
+        """Moments are ms."""
+        return end - start
 
     def times(self, start: object, end: object) -> PlainTimes:
         """Half of the step is forward."""
@@ -67,16 +72,31 @@ def test_a_step_that_was_disturbed_is_not_believed() -> None:
 
 def test_the_host_behind_the_last_rerun_is_told() -> None:
     now = [0]
-    host = RerunHost(lambda: now[0])
+    reruns = Reruns(lambda: now[0], lambda: now[0])
     course: Any = None
-    host.lane(course, "model/0")
-    assert host.behind_ms() is None, "none has run"
+    reruns.lane(course, "model/0")
+    assert reruns.host_behind_ms() is None, "none has run"
     for number in (1, 0):
-        host.runs_again()
+        reruns.runs_again()
         now[0] += 3_000_000
-        host.ran_again(0, number)
+        reruns.ran_again(0, number)
         now[0] += 4_000_000
-    assert host.behind_ms() == 4.0
+    assert reruns.host_behind_ms() == 4.0
+    reruns.ran_again(3, 0)  # a lane of a step before
+    assert reruns.ended == now[0] - 4_000_000
+
+
+def test_the_device_behind_the_last_rerun_is_told_of_batches_alike() -> None:
+    """What lies behind backward does not grow with the batch."""
+    reruns = Reruns(lambda: 30.0)
+    reruns.lane(None, "model/0")  # type: ignore[arg-type]
+    (step,) = steps((500.0, 8192))
+    step = step._replace(end=42.0, reruns=reruns)
+    assert step.behind_ms(8192, Growth()) == math.inf, "none has run"
+    reruns.ran_again(0, 0)
+    assert step.behind_ms(8192, Growth()) == 12.0
+    assert step.behind_ms(8200, Growth()) == 12.0
+    assert step.behind_ms(4000, Growth()) == math.inf
 
 
 @pytest.mark.parametrize(
@@ -114,7 +134,7 @@ def test_a_rerun_takes_the_host_what_it_takes_at_least() -> None:
     now, course = [0], Any
     found = []
     for times_ms in ([3, 9, 4], [5, 2, 2]):
-        host = RerunHost(lambda: now[0])
+        host = Reruns(lambda: None, lambda: now[0])
         host.lane(course, "model/0")  # type: ignore[arg-type]
         host.lane(course, "model/0")  # type: ignore[arg-type]
         for (lane, number), ms in zip([(0, 0), (0, 1), (1, 0)], times_ms, strict=True):

@@ -57,6 +57,10 @@ def profile() -> Profile:
     )
 
 
+def items_of(found: Profile) -> tuple[Item, ...]:
+    return found.kinds["model/0"]
+
+
 def pace_of(
     segments: tuple[Segment, ...], end_lead_ms: float, head_host_ms: float = 0.0
 ) -> Pace:
@@ -284,6 +288,33 @@ def test_where_nothing_was_timed_the_host_behind_backward_is_that_of_other_steps
     for told_ms, found_ms in ((None, 50.0), (20.0, 20.0), (80.0, 50.0)):
         found = corrected(before, Corrections(tail_host_ms=told_ms))
         assert found.tail_host_ms == found_ms
+
+
+@pytest.mark.parametrize(
+    ("behind_ms", "factor", "tail_ms"),
+    [
+        (8.0, 1.6, 0.0),  # 8 of 16 before it, and 5 behind it as much longer
+        (10.0, 1.2, 4.0),
+        (None, 1.0, 6.0),
+        (3.0, 1.0, 6.0),  # less than the rest of backward takes: another step
+        (17.0, 1.0, 6.0),
+    ],
+)
+def test_what_is_behind_backward_is_told_by_the_last_rerun(
+    behind_ms: float | None, factor: float, tail_ms: float
+) -> None:
+    """Of 16 ms behind the forward, where backward had 5 and 5 and the rest 6. The
+    second tensor of backward is of the region that runs again last."""
+    before = replace(profile(), tail_ms=6.0, regions={"model/0": (RegionRun(),) * 2})
+    items = [replace(item, region=at) for at, item in enumerate(items_of(before))]
+    before = replace(before, kinds={"model/0": tuple(items)})
+    plain = PlainTimes(step_ms=19.0, forward_ms=3.0)
+    told = Corrections(plain=tuple(plain), note=WITHOUT_RERUNS, behind_ms=behind_ms)
+    found = corrected(before, told)
+    backward = [mark.ms for mark in found.marks if mark.phase is Phase.BACKWARD]
+    assert backward == pytest.approx([5.0 * factor] * 2)
+    assert found.tail_ms == pytest.approx(tail_ms)
+    assert found.compute_ms == pytest.approx(19.0)
 
 
 def test_hooks_that_were_found_dearer_cost_more() -> None:
