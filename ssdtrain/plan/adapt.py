@@ -34,7 +34,8 @@ taken.
 If that one takes too long again, the next plan may predict only the part of the
 overhead that comes out right. None of them is compared with the one before it: it may
 cost more than that one, within the goal. Of ranks that wait for each other copies are
-blamed each time: they delay collectives as well.
+blamed each time, as they delay collectives as well; from the second time on plans may
+predict the goal and no more.
 
 [Note: the price of hooks]
 What hooks cost the host is measured in a step or two, and hosts take twice as long in

@@ -172,6 +172,20 @@ def test_ranks_do_not_price_hooks_by_their_own_steps(
     assert requests.asked[1].corrections.copy_slowdown == 0.2
 
 
+def test_plans_of_ranks_use_once_what_was_left_to_predictions(
+    virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies are blamed each time: behind the first a plan may predict more than the
+    goal, for its error is known; if it takes too long again, the goal and no more."""
+    monkeypatch.setattr(Alone, "is_alone", False)
+    monkeypatch.setattr(Overhead, "blamed_on_copies", lambda self, *_, **__: 0.01)
+    requests, _, _ = train(monkeypatch, virtual_time, 1.07)
+    found = [(each.goal.aim, each.corrections.copy_slowdown) for each in requests.asked]
+    earned = earned_aim(MAX_OVERHEAD)
+    assert found[:3] == [(1.0, 0.0), (earned, 0.01), (1.0, 0.02)]
+    assert {aim for aim, _ in found[2:]} == {1.0}
+
+
 def test_copies_are_blamed_before_less_is_promised(
     virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
