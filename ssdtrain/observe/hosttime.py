@@ -27,7 +27,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ssdtrain.cache.ledger import HookSpans
+from ssdtrain.cache.ledger import HookSpan, HookSpans
 from ssdtrain.cache.moved import Moved, MovedHandle
 from ssdtrain.cache.record import RebuiltView, RecordView, part_of
 from ssdtrain.cache.regions import PlaceHandle
@@ -149,7 +149,8 @@ class HostMeter:
         made_nothing = self._num_rebuilds() == self._rebuilds_before
         if before is not None and self._moment and self.device_spans is not None:
             if made_nothing:
-                span = self._module(handle), before, self._moment()
+                after, again = self._moment(), self._moment()
+                span = HookSpan(self._module(handle), before, after, again)
                 self.device_spans.spans.append(span)
         self._spent_ns += took_ns
         own_ns = max(0, took_ns - self._excluded_ns)

@@ -207,10 +207,15 @@ def test_a_wrapper_costs_what_becomes_of_its_part(trip: object) -> None:
 
 
 def test_the_device_in_the_hooks_is_told_by_module() -> None:
-    """A moment before and one behind a call; the rest of the step is not theirs, and
-    calls between are taken to be alike."""
+    """A moment before and one behind a call; the rest of the step is not theirs, nor
+    what the moments take, and calls between are taken to be alike."""
     now = Turned()
-    meter = HostMeter(now=now, moment=lambda: now.ns)
+
+    def moment() -> int:
+        now.pass_us(5)
+        return now.ns
+
+    meter = HostMeter(now=now, moment=moment)
     pack, _ = meter.around(lambda tensor: now.pass_us(30), lambda handle: None)
     for _ in range(2 * DEVICE_PERIOD):
         pack("tensor")
