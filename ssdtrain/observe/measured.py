@@ -41,6 +41,7 @@ from ssdtrain.plan.calibrate import (
     PlainTimes,
     without_readings,
 )
+from ssdtrain.plan.forwards import most_host_ms
 from ssdtrain.plan.profile import HostCosts, Profile
 from ssdtrain.plan.rule import KEEP_ALL
 from ssdtrain.plan.scaled import FIXED_SHARE, Growth
@@ -283,7 +284,11 @@ class Measured:
         rerun_ms = self._rerun_ms(observed, step, growth)
         rerun_host_ms = self._rerun_host_ms(observed.profile, steps[1:])
         own = step.plain(saved_bytes, growth)
-        host_ms = min(own.host_forward_ms, self._idle_host_ms)
+        host_ms = min(
+            own.host_forward_ms,
+            self._idle_host_ms,
+            most_host_ms(observed.profile, rerun_host_ms),
+        )
         tails_ms = [step.tail_host_ms for step in steps[1:]]
         tail_ms = min((ms for ms in tails_ms if ms is not None), default=math.inf)
         # The slowest rank's, and the host that is the least ahead.

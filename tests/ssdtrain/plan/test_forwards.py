@@ -1,12 +1,13 @@
 """What forwards take that were seen under hooks alone."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from ssdtrain.curves import Curve, Links
 from ssdtrain.plan.calibrate import WITHOUT_RERUNS, PlainTimes, calibrated
-from ssdtrain.plan.forwards import LEFT_OUT, without_hooks
+from ssdtrain.plan.forwards import LEFT_OUT, most_host_ms, without_hooks
 from ssdtrain.plan.parts import NONE, Part, parts_of
 from ssdtrain.plan.profile import Item, Mark, Phase, Profile, RegionRun
 
@@ -74,6 +75,23 @@ def test_regions_take_what_they_took_again() -> None:
     assert found.head_ms == pytest.approx(2.0)
     backward = [mark for mark in found.marks if mark.phase is Phase.BACKWARD]
     assert backward == [m for m in profile().marks if m.phase is Phase.BACKWARD]
+
+
+@pytest.mark.parametrize("num_lanes", [1, 2])
+@pytest.mark.parametrize(
+    ("again_ms", "expected_ms"),
+    [((3.0, 4.0), 7.0 * (1.0 + LEFT_OUT) + 5.0), ((3.0, 0.0), math.inf)],
+)
+def test_the_host_takes_for_regions_what_it_took_again(
+    again_ms: tuple[float, ...], expected_ms: float, num_lanes: int
+) -> None:
+    """And for the rest, a head of 2 ms and 5 a lane, what was observed."""
+    seen = profile(num_lanes=num_lanes)
+    marks = tuple(replace(mark, host_ms=mark.ms) for mark in seen.marks)
+    seen = replace(seen, marks=marks, head_host_ms=2.0)
+    found = most_host_ms(seen, {KIND: again_ms})
+    assert found == pytest.approx(2.0 + num_lanes * expected_ms)
+    assert most_host_ms(seen, {}) == math.inf
 
 
 def test_all_of_them_take_no_longer_than_was_measured() -> None:
