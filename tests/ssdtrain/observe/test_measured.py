@@ -1,5 +1,6 @@
 """Steps that measure: their order, and what one that is cut short leaves."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from ssdtrain.observe.measured import NUM_PACED, NUM_REGION_STEPS, Measured
 from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.paced import Paced
 from ssdtrain.observe.plainsteps import NUM_STEPS
+from ssdtrain.plan.agree import Alone
 from ssdtrain.plan.calibrate import (
     WITHOUT_RERUNS,
     Corrections,
@@ -116,6 +118,24 @@ def test_a_session_that_is_closed_among_them_leaves_nothing(
     found, cache = steps(monkeypatch, fits=fits, most=len(kinds))
     assert found == ["", "", *kinds]
     assert is_clean(cache)
+
+
+@pytest.mark.parametrize("most_ms", [-1.0, math.inf])
+def test_reruns_bound_what_forwards_take_the_host(
+    monkeypatch: pytest.MonkeyPatch, most_ms: float
+) -> None:
+    told: list[tuple[float, ...]] = []
+
+    def longest(own: Any, times: Any, topic: str, step: int) -> tuple[float, ...]:
+        if topic == "plain times":
+            told.append(tuple(times))
+        return tuple(times)
+
+    monkeypatch.setattr(Alone, "longest", longest)
+    monkeypatch.setattr("ssdtrain.observe.measured.most_host_ms", lambda *_: most_ms)
+    steps(monkeypatch, fits=False)
+    ((_, _, host_ms, *_),) = told
+    assert host_ms == most_ms if most_ms < 0.0 else 0.0 <= host_ms < math.inf
 
 
 @pytest.mark.parametrize("num_disturbed", [1, 100])
