@@ -99,6 +99,8 @@ PAGES = {
         (
             ("models", of_file("real_models", real_models)),
             ("models", of_file("real_models_h200_pair", real_models)),
+            ("models", of_file("real_models_h200_alone", real_models)),
+            ("models", of_file("real_models_h200_beside", real_models)),
             ("models", of_file("real_models_h100_alone", real_models)),
             ("models", of_file("real_models_h100_two", real_models)),
             ("models", of_file("real_models_h100_pair", real_models)),
@@ -122,11 +124,20 @@ PAGES = {
         "the root's gathered weights lie between them. The first table of one H100 and "
         "that of two are of later code than that of four, one row at a time; those of "
         "the second table of one H100 ran two at a time, on two GPUs of one host. "
-        "The table of two H200s, each row by itself on both GPUs, "
-        "and the host's time by action are of 2026-11-27, with copies made in C, and "
-        "before a rebuild's price was that of its recipe alone; under `tp` a first "
-        "plan that moved 40 % took 1.02 to 1.12 times plain on another such machine, "
-        "and was followed by one of 17 % at 1.00. All other rows are of code before "
+        "The tables of two H200s (each row by itself on both GPUs), of the H200 with "
+        "the 1.7B alone, and of that with the 4B and the mixture of experts (whose "
+        "rows ran beside one another on two GPUs of one host) are of 2026-11-27 and of "
+        "later code than the others. Of them `tp`, and the host's time by action, are "
+        "of some hours before, when plans of ranks could not yet use what was left to "
+        "predictions; `fsdp2` `budget=1gc` is of before re-runs told what forwards "
+        "take the host, and took 925 ms behind it, on a host whose plain step took "
+        "755. The hosts of these machines differ more than the plans: the 1.7B's took "
+        "up to twice as long for a hook as that of another machine on the same day, "
+        "whose default had 31 % gone at 1.027 times plain, `max_overhead=0.1` 55 % at "
+        "1.099, and whose 4B took 1.135 times plain at `budget=1gc`. On a third one "
+        "plain `tp` steps took 905 to 1028 ms, before and behind a session of "
+        "ssdtrain, and it kept everything. "
+        "All other rows are of code before "
         "hooks were priced dearer than their own time and copies were made in C; then "
         "an H100's host took 12.6, 187 and 351 microseconds for the three actions. "
         "Where one tensor a layer moves, most kept ones cost nothing: their figure is "
