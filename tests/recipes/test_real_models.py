@@ -277,13 +277,31 @@ def test_a_mixture_of_experts_is_one() -> None:
         assert counts.min() > 512 * 2 / 8 / 4
 
 
+@pytest.mark.parametrize(
+    ("last", "expected"), [(8192, 1.02), (4096, 1.5)], ids=["one length", "two"]
+)
+def test_one_disturbed_step_makes_no_other_row_fast(last: int, expected: float) -> None:
+    """Steps of one length count by the middle of them; of several, by their tokens."""
+    names = f"{CELL}/keep", f"{CELL}/ours"
+    told = ((100.0, 3.0), (102.0, 2.0))
+    cells: dict[str, Any] = {
+        name: {
+            "step_ms": step_ms,
+            "tokens_per_s": tokens_per_s,
+            "tokens": [8192, last],
+            "peak_gb": 2.0,
+        }
+        for name, (step_ms, tokens_per_s) in zip(names, told, strict=True)
+    }
+    real_models.over_baseline(cells)
+    assert cells[names[1]]["step_ratio"] == pytest.approx(expected)
+
+
 def test_a_row_says_what_it_cost_and_what_was_predicted(cells: dict[str, Any]) -> None:
     plain, ours = cells[f"{CELL}/keep"], cells[f"{CELL}/ours max_overhead=0.1"]
     assert plain["num_saved"]["parameters"] > 10 < plain["num_saved"]["others"]
     assert ours["predicted_ms"] > 0 and ours["report"]["num_records"] > 10
-    assert ours["step_ratio"] == pytest.approx(
-        plain["tokens_per_s"] / ours["tokens_per_s"]
-    )
+    assert ours["step_ratio"] == pytest.approx(ours["step_ms"] / plain["step_ms"])
     excess_us = 1e3 * (ours["host_ms"] - plain["host_ms"])
     saved = sum(plain["num_saved"].values())
     assert ours["host_us_per_saved"] == pytest.approx(excess_us / saved)

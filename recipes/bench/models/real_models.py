@@ -216,13 +216,17 @@ def started(
 
 
 def over_baseline(cells: dict[str, Any]) -> None:
-    """Add what a row costs and saves over `keep` of its cell, where that was run."""
+    """Add what a row costs and saves over `keep` of its cell, where that was run: by
+    the middle of its steps, or by all of them where their lengths differ. One step of a
+    few that was disturbed is no reason to call all others fast."""
     for name, cell in cells.items():
         row = row_of(name)
         plain = cells.get(row.baseline, {})
         if "step_ms" not in cell or "step_ms" not in plain:
             continue
-        cell["step_ratio"] = plain["tokens_per_s"] / cell["tokens_per_s"]
+        cell["step_ratio"] = cell["step_ms"] / plain["step_ms"]
+        if len(set(cell.get("tokens", ()))) > 1:
+            cell["step_ratio"] = plain["tokens_per_s"] / cell["tokens_per_s"]
         if plain["peak_gb"]:
             cell["peak_gone"] = 1 - cell["peak_gb"] / plain["peak_gb"]
         if "host_ms" not in cell or "host_ms" not in plain:

@@ -107,7 +107,8 @@ def real_models(data: Data) -> str:
     text = (
         "**Stock models of transformers**, random weights, bf16, sdpa, Liger's fused "
         "linear cross-entropy for every column, fused AdamW, a process a row: step "
-        "over the plain step and activation peak above the level before the step; in "
+        "over the plain step (the middle of the timed ones; where lengths differ, by "
+        "tokens) and activation peak above the level before the step; in "
         "brackets what the plan predicted. `gc` is transformers' non-reentrant "
         "checkpointing, `ours` the defaults. Model, what is trained, tokens a step, "
         "mode; `:24` has 24 layers."
