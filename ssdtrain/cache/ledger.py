@@ -37,9 +37,9 @@ class HookSpan(NamedTuple):
 class HookSpans:
     """When the device was in the hooks of one step that rebuild nothing.
 
-    A device that does not wait takes some microseconds from one moment to the next.
-    Thousands of calls would be told as ten ms of waiting, so that is left out: what
-    moments with nothing between them take in the middle of the same step.
+    From one moment to the next passes some time, though the device waits for nothing,
+    and each span stands for many calls. So it is left out of all: what moments with
+    nothing between them take, in the middle, in the same step.
 
     Args:
         period: one call of the hooks in so many is here.

@@ -158,8 +158,7 @@ class TimeGoal:
             return self.aim_lower(part)
         if not self._goal.can_be:
             return False
-        earned = earned_aim(goal.max_overhead)
-        aim = min(1.0, goal.aim) if was_blamed else earned
+        aim = min(1.0, goal.aim) if was_blamed else earned_aim(goal.max_overhead)
         self._goal.tighten(replace(goal, aim=aim))
         logger.info("ssdtrain: copies cost compute %.1f %%", 100 * blamed)
         self._measured.slow_copies(blamed)

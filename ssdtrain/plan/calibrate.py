@@ -63,8 +63,8 @@ moved 0.3 GB where it now finds a plan that moves 10.
 [Note: behind the last re-run]
 Nor is the device's time behind backward taken from there, where a step of regions
 tells: what its device takes from the end of its last re-run to the next step is the
-rest of backward and what lies behind it. Under FSDP2 the observed step's optimizer had
-taken 235 ms, and backward was believed to take 312 where it takes 457: copies in had a
+rest of backward and what lies behind it. Under FSDP2 235 ms were behind the observed
+step's backward, which was then believed to take 312 where it takes 457: copies in had a
 third less time than there is.
 
 [Note: the host is no later than the device]

@@ -99,8 +99,10 @@ PAGES = {
         (
             ("models", of_file("real_models", real_models)),
             ("models", of_file("real_models_h200_pair", real_models)),
+            ("models", of_file("real_models_h200_pair_later", real_models)),
             ("models", of_file("real_models_h200_alone", real_models)),
             ("models", of_file("real_models_h200_beside", real_models)),
+            ("models", of_file("real_models_h200_beside_first", real_models)),
             ("models", of_file("real_models_h100_alone", real_models)),
             ("models", of_file("real_models_h100_two", real_models)),
             ("models", of_file("real_models_h100_pair", real_models)),
@@ -125,18 +127,14 @@ PAGES = {
         "that of two are of later code than that of four, one row at a time; those of "
         "the second table of one H100 ran two at a time, on two GPUs of one host. "
         "The tables of two H200s (each row by itself on both GPUs), of the H200 with "
-        "the 1.7B alone, and of that with the 4B and the mixture of experts (whose "
-        "rows ran beside one another on two GPUs of one host) are of 2026-11-27 and of "
-        "later code than the others. Of them `tp`, and the host's time by action, are "
-        "of some hours before, when plans of ranks could not yet use what was left to "
-        "predictions; `fsdp2` `budget=1gc` is of before re-runs told what forwards "
-        "take the host, and took 925 ms behind it, on a host whose plain step took "
-        "755. The hosts of these machines differ more than the plans: the 1.7B's took "
-        "up to twice as long for a hook as that of another machine on the same day, "
-        "whose default had 31 % gone at 1.031 times plain, `max_overhead=0.1` 55 % at "
-        "1.084, and whose 4B took 1.132 times plain at `budget=1gc`. On a third one "
-        "plain `tp` steps took 905 to 1028 ms, before and behind a session of "
-        "ssdtrain, and it kept everything. "
+        "the 1.7B alone, and of those whose rows ran beside one another on two GPUs of "
+        "one host are of 2026-11-27 and of later code than the others. The second of "
+        "two H200s and the mixture of experts' are of the last code; the table with "
+        "the 1.7B's `budget=1gc`, `tp`, and the host's time by action are of some "
+        "hours before, when plans of ranks could not yet use what was left to "
+        "predictions; `fsdp2` of the first is of before re-runs told what forwards "
+        "take the host. The hosts of these machines differ more than the plans: that "
+        "of the 1.7B alone took up to twice as long for a hook. "
         "All other rows are of code before "
         "hooks were priced dearer than their own time and copies were made in C; then "
         "an H100's host took 12.6, 187 and 351 microseconds for the three actions. "

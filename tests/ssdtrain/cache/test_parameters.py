@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 import ssdtrain
+from ssdtrain.cache.handles import ParameterViewHandle
+from ssdtrain.cache.record import Kept, ParameterView
 from ssdtrain.errors import InPlaceError
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.plans import all_moved, rows_of
@@ -125,6 +127,21 @@ def test_a_weight_changed_in_place_behind_its_saved_view_is_refused(
             model[1].weight.mul_(2.0)
         with pytest.raises(InPlaceError, match="a parameter"):
             loss.backward()
+
+
+def test_a_held_view_says_where_it_lies_if_its_elements_are_the_weights() -> None:
+    """One that takes the bytes for other numbers is read as it is, and checked."""
+    weight = nn.Parameter(torch.randn(4, 6))
+    part = weight.detach()[1:].t()
+    view = ParameterViewHandle((weight, weight._version, part)).source
+    assert view == ParameterView(weight, 0, (6, 3), (1, 6), 6, part)
+    other = weight.detach().view(torch.int32)
+    kept = ParameterViewHandle((weight, weight._version, other)).source
+    assert isinstance(kept, Kept) and kept.rebuild() is other
+    with torch.no_grad():
+        weight.mul_(2.0)
+    with pytest.raises(InPlaceError):
+        kept.rebuild()
 
 
 def test_buffers_stay(everything: Any) -> None:
