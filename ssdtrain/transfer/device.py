@@ -164,8 +164,9 @@ class Device(Protocol):
     def pin(self, buffer: torch.Tensor) -> bool:
         """Page-lock host memory for direct transfers; False if refused."""
 
-    def unpin(self, buffer: torch.Tensor) -> None:
-        """Undo `pin`, before the memory is given back."""
+    def unpin(self, address: int) -> None:
+        """Undo `pin` of what begins there, before the memory is given back. Called in
+        any thread, wherever the last tensor on it dies."""
 
     def quiesce(self) -> None:
         """Wait until no copy is under way: for what an interrupt left without owner."""
@@ -328,7 +329,7 @@ class CpuDevice:
         """Nothing to do: the CPU reads any memory."""
         return True
 
-    def unpin(self, buffer: torch.Tensor) -> None:
+    def unpin(self, address: int) -> None:
         """Nothing to undo."""
 
     def quiesce(self) -> None:
@@ -571,9 +572,10 @@ class CudaDevice:
             result = self._runtime.cudaHostRegister(buffer.data_ptr(), num_bytes, 0)
         return int(result) == 0
 
-    def unpin(self, buffer: torch.Tensor) -> None:
-        """cudaHostUnregister; the caller has made sure that no copy uses it."""
-        self._runtime.cudaHostUnregister(buffer.data_ptr())
+    def unpin(self, address: int) -> None:
+        """cudaHostUnregister, which waits for the copies that are under way (seen on an
+        H100)."""
+        self._runtime.cudaHostUnregister(address)
 
     def cut_stalls(self) -> Callable[[], Stalled]:
         """Device time between the two events around each wait.

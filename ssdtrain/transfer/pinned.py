@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import os
 import threading
 import time
 import weakref
@@ -80,6 +81,12 @@ class PinnedPool:
     An interrupt may end whoever took a buffer before he could note it. So a buffer that
     nobody holds comes back by itself, through a queue as in [Note: destructors], and
     the sums are counted anew before a request is refused.
+
+    [Note: the end of a lock]
+    Pages are unlocked when the last tensor on them dies, and not by the pool: a session
+    that was dropped without `close` would give back pages that CUDA takes for locked.
+    Whoever is given the same addresses next, a `DataLoader` that pins its batches, gets
+    "resource already mapped".
     """
 
     def __init__(
@@ -235,10 +242,15 @@ class PinnedPool:
 
     def _pinned(self, size: int) -> torch.Tensor | None:
         try:
-            memory = page_aligned(size)
+            return self._locked(size)
         except OSError:  # there is no more
             return None
-        return memory if self._device.pin(memory) else None
+
+    def _locked(self, size: int) -> torch.Tensor | None:
+        """Pinned memory; None where the device refuses."""
+        lock = _PageLock(self._device)
+        memory = page_aligned(size, lock.end)
+        return memory if lock.take(memory) else None
 
     def close(self) -> None:
         """Give all free memory back (every buffer should be free by now)."""
@@ -318,27 +330,52 @@ class PinnedPool:
             self._drop(self._free.pop()[2])
         if self._total_bytes + size > self.cap_bytes:
             return None
-        buffer = self._alive(Buffer(page_aligned(size)))
-        if not self._device.pin(buffer.memory):
+        memory = self._locked(size)
+        if memory is None:
             self.pin_failures += 1
-            self._bury(buffer)
             return None
         self._total_bytes += size
-        return buffer
+        return self._alive(Buffer(memory))
 
     def _drop(self, buffer: Buffer) -> None:
         buffer.settle()
-        self._device.unpin(buffer.memory)
         self._bury(buffer)
         self._total_bytes -= buffer.capacity_bytes
 
 
-def page_aligned(num_bytes: int) -> torch.Tensor:
+class _PageLock:
+    """The lock of some pages: [Note: the end of a lock]."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._address: int | None = None
+        self._pid = os.getpid()
+
+    def take(self, memory: torch.Tensor) -> bool:
+        """Lock them; whether the device did."""
+        if self._device.pin(memory):
+            self._address = memory.data_ptr()
+        return self._address is not None
+
+    def end(self) -> None:
+        """Nobody holds them any more. A forked child holds no lock."""
+        if self._address is not None and os.getpid() == self._pid:
+            self._device.unpin(self._address)
+
+
+def page_aligned(
+    num_bytes: int, ended: Callable[[], object] | None = None
+) -> torch.Tensor:
     """Uninitialised host bytes of their own pages (1-D uint8, a multiple of 4 KiB).
 
     Their own mapping: torch's CPU memory is aligned to 64 bytes only, and its pinned
     allocator rounds up to powers of two and never gives back. Large ones ask for pages
     of 2 MiB: pinning takes time by the page.
+
+    Args:
+        num_bytes: of the tensor.
+        ended: called when the last tensor on them is gone, before they are; not at the
+            interpreter's end.
     """
     import mmap
 
@@ -348,4 +385,6 @@ def page_aligned(num_bytes: int) -> torch.Tensor:
         with contextlib.suppress(OSError):
             region.madvise(mmap.MADV_HUGEPAGE)
     view = (ctypes.c_uint8 * num_bytes).from_buffer(region)
+    if ended is not None:
+        weakref.finalize(view, ended).atexit = False
     return torch.frombuffer(view, dtype=torch.uint8)

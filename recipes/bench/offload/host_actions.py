@@ -12,6 +12,10 @@ without a session. Three plans and three unknowns: microseconds of a kept tensor
 parameter, of a moved and of a rebuilt one, pack and use together, further handles of
 the same bytes and the launches of what is rebuilt included.
 
+Beside them, what moving costs at least (`bare`: the same copies by hooks that check
+nothing, bare.py) and what it costs others (`trl`: TRL's OffloadActivations), each
+over the same hooks when nothing is large enough to move.
+
 The tensors are small. A device takes a thousand calls before the host waits for it: of
 large tensors the copies would fill its queues, and the figure would be the link's. So
 64 tokens a step, and `min_bytes` low enough that their tensors move all the same;
@@ -21,9 +25,12 @@ no plan of its own is waited for.
 
 import gc
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -31,7 +38,8 @@ import torch
 from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.models.real_build import build
 from recipes.bench.models.real_catalogue import Row, num_tokens, row_of
-from recipes.bench.models.real_row import Run, Trainer, around
+from recipes.bench.models.real_row import Run, Trainer, around, trl_context
+from recipes.bench.offload.bare import BareHooks
 
 SETTLED = 5
 """Steps under a plan before it is timed: tables and places are made."""
@@ -145,6 +153,7 @@ def measure(row: Row, device: torch.device, num_steps: int) -> dict[str, Any]:
     over_us: dict[str, float] = dict.fromkeys(PLANS, math.inf)
     rows: dict[str, Counter[str]] = {}
     with around(row, Run(device=device.type), trainer) as session:
+        least_bytes = session.cache.limits.least_bytes
         observed(session, partial(trainer.step, num))
         for name, plan in plans_of(session).items():
             session.follow(plan)
@@ -159,7 +168,63 @@ def measure(row: Row, device: torch.device, num_steps: int) -> dict[str, Any]:
             kinds = (type(each).__name__ for table in tables for each in table.rows)
             rows[name] = Counter(kinds)
     found["rows"] = {name: dict(counter) for name, counter in rows.items()}
-    return found | solved(over_us, rows)
+    found |= solved(over_us, rows)
+    timing = Timing(trainer, num, num_steps, least_bytes)
+    found["bare"] = bare(timing, device)
+    if device.type == "cuda" and find_spec("trl") is not None:
+        found["trl"] = trl(timing)
+    return found
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A trainer, its steps, and from how many bytes on tensors move."""
+
+    trainer: Trainer
+    num_tokens: int
+    num_steps: int
+    least_bytes: int
+
+    def of(self, hooks: Callable[[], Any]) -> dict[str, float]:
+        """Host times of steps under these hooks."""
+        self.trainer.around_forward = hooks
+        for _ in range(SETTLED):
+            self.trainer.step(self.num_tokens)
+        gc.collect()
+        return self.trainer.host_times(self.num_tokens, self.num_steps)
+
+
+def bare(timing: Timing, device: torch.device) -> dict[str, Any]:
+    """Host times of hooks that move what is large enough, and check nothing."""
+    times, parameters = {}, list(timing.trainer.model.parameters())
+    for name, least in (("keeps", math.inf), ("moves", timing.least_bytes)):
+        hooks = BareHooks(device, parameters, least)
+        times[name] = timing.of(hooks)
+    return _moved_us(times, hooks.num_moved)
+
+
+def trl(timing: Timing) -> dict[str, Any]:
+    """Likewise of TRL's hooks."""
+    around_forward = trl_context()
+    last: list[Any] = []
+
+    def hooks(least: int) -> Any:
+        last[:] = [around_forward(min_offload_size=least)]
+        return last[0]
+
+    times = {
+        name: timing.of(partial(hooks, least))
+        for name, least in (("keeps", sys.maxsize), ("moves", timing.least_bytes))
+    }
+    loss = timing.trainer.forward(timing.num_tokens)
+    moved = sum(1 for _, has_left, *_ in last[0].tracker.values() if has_left)
+    loss.backward()
+    return _moved_us(times, moved)
+
+
+def _moved_us(times: Mapping[str, Mapping[str, float]], num: int) -> dict[str, Any]:
+    over_ms = times["moves"]["host_least_ms"] - times["keeps"]["host_least_ms"]
+    return {**times, "num_moved": num, "moved_us": over_ms * 1e3 / num}
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -58,7 +58,7 @@ class Meter(TorchDispatchMode):
                 self.add(leaf)
         return result
 
-    def page_aligned(self, num_bytes: int) -> Tensor:
+    def page_aligned(self, num_bytes: int, ended: object = None) -> Tensor:
         """Host memory, which is not the device's."""
         memory = (ctypes.c_uint8 * (num_bytes + pinned.GRAIN_BYTES))()
         skip = -ctypes.addressof(memory) % pinned.GRAIN_BYTES

@@ -1,11 +1,14 @@
 """Pinned memory that is made before it is needed."""
 
 import errno
+import gc
+import os
 import random
 import threading
 import time
 
 import pytest
+import torch
 from torch import Tensor
 
 from ssdtrain.transfer import pinned
@@ -32,7 +35,7 @@ class Device(CpuDevice):
         self.threads.append(threading.current_thread().name)
         return len(self.threads) <= self._most
 
-    def unpin(self, buffer: Tensor) -> None:
+    def unpin(self, address: int) -> None:
         self.num_unpinned += 1
 
 
@@ -130,7 +133,7 @@ def test_the_system_may_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared(pool, [COARSE_BYTES] * 3)
     assert pool.total_bytes == COARSE_BYTES and pool.pin_failures == 1
 
-    def full(num_bytes: int) -> Tensor:
+    def full(num_bytes: int, ended: object) -> Tensor:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     monkeypatch.setattr(pinned, "page_aligned", full)
@@ -147,6 +150,31 @@ def test_a_pool_that_is_closed_keeps_nothing(times: int) -> None:
     pool.close()
     assert pool.is_prepared and pool.total_bytes == 0
     assert device.num_unpinned == len(device.threads)
+
+
+def test_pages_of_a_pool_that_nobody_closed_are_unlocked() -> None:
+    """Others are given their addresses next, and may lock them."""
+    device = Device()
+    pool = PinnedPool(device, 64 * COARSE_BYTES)
+    taken, free = pool.take(COARSE_BYTES), pool.take(COARSE_BYTES)
+    assert taken is not None and free is not None
+    pool.give(free)
+    part = taken.memory[:GRAIN_BYTES].view(torch.int16)
+    del pool, free, taken
+    gc.collect()
+    assert device.num_unpinned == 1  # a tensor is on the other one's
+    del part
+    assert device.num_unpinned == 2
+
+
+def test_a_forked_child_unlocks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    pool = PinnedPool(device, 64 * COARSE_BYTES)
+    taken = pool.take(COARSE_BYTES)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    del pool, taken
+    gc.collect()
+    assert device.num_unpinned == 0
 
 
 def test_lengths_that_change_pin_little_after_the_first_steps() -> None:
