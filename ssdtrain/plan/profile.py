@@ -200,6 +200,9 @@ class Profile:
     """By how much the host is ahead of the device when a step starts."""
     host_costs: HostCosts = HostCosts()
     """Of ssdtrain's own work."""
+    has_quiet_calls: bool = True
+    """Whether calls of layers in which a plan does nothing run without hooks, as where
+    all batches are of one size."""
     host_bytes: Natural | None = None
     """Cap of pinned host memory; None: as much as it takes."""
     device: str = ""

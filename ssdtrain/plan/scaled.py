@@ -118,7 +118,13 @@ def scaled(profile: Profile, ratio: float, growth: Growth | None = None) -> Prof
         )
         for kind, runs in profile.regions.items()
     }
-    return replace(profile, kinds=kinds, marks=marks, regions=regions)
+    return replace(
+        profile,
+        kinds=kinds,
+        marks=marks,
+        regions=regions,
+        has_quiet_calls=profile.has_quiet_calls and ratio == 1.0,
+    )
 
 
 def as_observed(plan: Plan, profile: Profile) -> Plan:

@@ -21,7 +21,10 @@ there, and did not need, it need not be ahead by when the next step starts.
 `Mark.host_ms` is what the program itself takes the host; in an observed profile
 `Mark.ms` already holds the device's waits for that (in one made on paper it does not).
 So only what comes on top shows, and where the host is ahead of the device it does not
-show at all. A plan that keeps everything installs no hooks.
+show at all. A plan that keeps everything installs no hooks, and a call of a layer in
+which a plan does nothing runs without them ([Note: quiet calls] in cache/quiet.py): so
+a plan that does all it does in a few layers costs the host less than one that does as
+much, a little in each.
 (tests/ssdtrain/plan/test_simulate.py, tests/ssdtrain/plan/test_host.py)
 """
 
@@ -109,11 +112,14 @@ class Run:
         hooked = any(placement is not Placement.KEEP for placement in self.placed)
         costs = profile.host_costs if hooked else HostCosts()
         self._host_costs = _costs_by_placement(costs)
+        self._is_hooked: Sequence[bool] = ()
+        """Of each mark, whether hooks are called there."""
         self._handled_ms: Sequence[float] = ()
         """Host time for tensors that are no marks, at each mark."""
         # Of a tensor that is no mark, one way: it is as likely packed as used.
         handle_ms = (costs.keep.pack_ms + costs.keep.use_ms) / 2
         if self._is_hosted:
+            self._is_hooked = self.hooked_marks()
             self._handled_ms = [handle_ms * count for count in timeline.num_handles]
         self._region_ms = self._region_calls(costs.region_ms)
         self._live: dict[int, int] = {}
@@ -161,6 +167,27 @@ class Run:
                     self._loads_at[uses[at]].append(item)
         for loads in self._loads_at:
             loads.sort(reverse=True)
+
+    def hooked_marks(self) -> list[bool]:
+        """Return of each mark whether its layer has something to do, or it has none."""
+        line, placed = self._line, self.placed
+        if not line.runs or not line.profile.has_quiet_calls:
+            return [True] * line.num_marks
+        loud = {NEVER, *line.ends_of_backward}
+        marks = [mark for mark, loads in enumerate(self._loads_at) if loads]
+        for item, placement in enumerate(placed):
+            if placement is Placement.KEEP:
+                continue
+            loud.add(line.run_of[item])
+            if placement is Placement.RECOMPUTE:
+                base = line.first_id[line.lane_of[item]]
+                own = line.items[item].inputs
+                loud.update([line.run_of[base + number] for number in own])
+            elif self._orders[item].release_after > 0:
+                marks.append(line.pack_mark[item] + self._orders[item].release_after)
+        runs = line.run_of_mark
+        loud.update([runs[mark] for mark in marks if mark < len(runs)])
+        return [run in loud for run in runs]
 
     def run(self, detailed: bool = False) -> Outcome:
         """Simulate the step."""
@@ -231,6 +258,8 @@ class Run:
         self, item: int, mark: int, used: Sequence[int], *, packs: bool
     ) -> None:
         """Add what the hooks do at this mark to the host's work."""
+        if not self._is_hooked[mark]:
+            return
         cost, host = self._host_costs[self.placed[item]], self._rank.host
         if mark in self._region_ms:
             host += self._region_ms[mark]

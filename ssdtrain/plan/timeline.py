@@ -109,6 +109,14 @@ class Timeline:
         """Items that are there for a region call or for another item, and these;
         NEVER: none."""
         self._number_regions()
+        self.run_of_mark = [self.run_of[item] for item in self.item_of_mark]
+        """The region call of each mark; NEVER: none."""
+        self.ends_of_backward = {
+            self.run_of_mark[mark]
+            for uses in self.lane_uses
+            for mark in (*uses[:1], *uses[-1:])
+        }
+        """Region calls in which a lane's backward begins or ends."""
         self.first_pack = [
             min((self.pack_mark[item] for item in own), default=NEVER)
             for own in self.members

@@ -1,5 +1,6 @@
 """Layers in which the plan does nothing run without hooks: [Note: quiet calls]."""
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -12,7 +13,11 @@ from torch.utils.checkpoint import checkpoint
 
 import ssdtrain
 from ssdtrain.cache.quiet import ForwardHooks
+from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
+from ssdtrain.plan.schedule import Late, Style, schedule
+from ssdtrain.plan.simulate import Run
+from ssdtrain.plan.timeline import Timeline
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.plans import every_other_moved, moved_in_front
 from tests.ssdtrain.cache.steps import train
@@ -131,6 +136,34 @@ def test_layers_behind_the_last_that_acts_see_no_hooks() -> None:
         first.bytes_saved,
         first.bytes_parameters,
     )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_simulator_knows_which_layers_see_hooks(seed: int) -> None:
+    def drawn(session: ssdtrain.Session) -> Plan:
+        draw = random.Random(seed)
+        layers = draw.sample(range(NUM_LAYERS), 1 + seed % 2)
+        profile = session.profile
+        assert profile is not None
+        placements = {
+            kind: [
+                Placement.OFFLOAD
+                if item.region in layers and draw.random() < 0.6
+                else Placement.KEEP
+                for item in items
+            ]
+            for kind, items in profile.kinds.items()
+        }
+        orders = schedule(Timeline(profile), placements, Style(late=Late.WAIT))
+        return Plan(orders=orders, policy="drawn")
+
+    session, seen = compare(stacked, drawn)
+    assert session.profile is not None and session.plan is not None
+    timeline = Timeline(session.profile)
+    marks = Run(timeline, session.plan.orders).hooked_marks()
+    runs = {run for run, on in zip(timeline.run_of_mark, marks, strict=True) if on}
+    assert [[number in runs] for number in range(NUM_LAYERS)] == seen[-1]
+    assert len(runs) < NUM_LAYERS
 
 
 def test_layers_that_act_keep_their_hooks() -> None:

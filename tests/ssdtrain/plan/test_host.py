@@ -18,7 +18,8 @@ from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Wait
-from ssdtrain.plan.profile import HostCost, HostCosts, Phase, Profile
+from ssdtrain.plan.profile import HostCost, HostCosts, Phase, Profile, RegionRun
+from ssdtrain.plan.scaled import scaled
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import Run, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
@@ -81,6 +82,33 @@ def test_keeping_everything_takes_no_hooks() -> None:
     found = moved(profile, {0})
     handles_ms = 10 * len(profile.marks) * 0.0015
     assert found.step_ms == pytest.approx(found.keep_ms + 0.5 + 11 * 0.003 + handles_ms)
+
+
+def test_a_layer_in_which_nothing_happens_costs_the_host_nothing() -> None:
+    plain = hosted(1.0, num_handles=10)
+    items = tuple(
+        replace(item, region=number // 2)
+        for number, item in enumerate(plain.kinds["model/0"])
+    )
+    profile = replace(
+        plain, kinds={"model/0": items}, regions={"model/0": (RegionRun(ms=1.0),) * 6}
+    )
+    # It leaves and comes back in layer 0, and backward begins in layer 5.
+    loud = {0, 5}
+    timeline = Timeline(profile)
+    placements = [Placement.OFFLOAD, *[Placement.KEEP] * 11]
+    orders = schedule(timeline, {"model/0": placements})
+    run = Run(timeline, orders)
+    hooked = [number in loud for number in timeline.run_of_mark]
+    assert run.hooked_marks() == hooked
+    handles_ms = 10 * sum(hooked) * 0.0015
+    found = simulate(timeline, orders)
+    assert found.step_ms == pytest.approx(found.keep_ms + 0.5 + 3 * 0.003 + handles_ms)
+    # A batch of another length keeps its hooks.
+    assert not scaled(profile, 2.0).has_quiet_calls
+    every = moved(replace(profile, has_quiet_calls=False), {0})
+    all_ms = 10 * len(hooked) * 0.0015
+    assert every.step_ms == pytest.approx(every.keep_ms + 0.5 + 11 * 0.003 + all_ms)
 
 
 def test_the_default_plan_keeps_its_promise_on_a_bound_host() -> None:
