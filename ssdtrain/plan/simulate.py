@@ -178,11 +178,11 @@ class Run:
         for item, placement in enumerate(placed):
             if placement is Placement.KEEP:
                 continue
-            loud.add(line.run_of[item])
+            loud.add(line.saved_in[item])
             if placement is Placement.RECOMPUTE:
                 base = line.first_id[line.lane_of[item]]
                 own = line.items[item].inputs
-                loud.update([line.run_of[base + number] for number in own])
+                loud.update([line.saved_in[base + number] for number in own])
             elif self._orders[item].release_after > 0:
                 marks.append(line.pack_mark[item] + self._orders[item].release_after)
         runs = line.run_of_mark

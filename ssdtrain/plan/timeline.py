@@ -109,8 +109,11 @@ class Timeline:
         """Items that are there for a region call or for another item, and these;
         NEVER: none."""
         self._number_regions()
-        self.run_of_mark = [self.run_of[item] for item in self.item_of_mark]
-        """The region call of each mark; NEVER: none."""
+        self.saved_in = self._saved_in()
+        """The region call in which each item is saved where nothing runs again; NEVER:
+        in none."""
+        self.run_of_mark = [self.saved_in[item] for item in self.item_of_mark]
+        """Likewise of each mark."""
         self.ends_of_backward = {
             self.run_of_mark[mark]
             for uses in self.lane_uses
@@ -166,6 +169,14 @@ class Timeline:
                     self._serving.append((base + number, first + item.serves, NEVER))
                 elif item.owner >= 0:
                     self._serving.append((base + number, NEVER, base + item.owner))
+
+    def _saved_in(self) -> list[int]:
+        found = self.run_of.copy()
+        for run, inputs in enumerate(self.read_by):
+            for item in inputs:
+                if self.items[item].floats and found[item] == NEVER:
+                    found[item] = run
+        return found
 
     def stored_parts(self, run: int, placed: Sequence[Placement]) -> Stored:
         """Return what a region call takes in its re-run instead of computing it."""
