@@ -13,7 +13,7 @@ from typing import Any
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.observe.measured import Measured
 from ssdtrain.observe.tightened import Tightened
-from ssdtrain.plan.adapt import Drift, Overhead, Trial, earned_aim
+from ssdtrain.plan.adapt import Drift, Overhead, Surprise, Trial, earned_aim
 from ssdtrain.plan.agree import Peers
 from ssdtrain.plan.plan import Plan, Prediction
 
@@ -40,6 +40,7 @@ class TimeGoal:
         self._measured = measured
         self._peers = peers
         self._overhead = Overhead()
+        self._surprise = Surprise()
         self._trial: Trial | None = None
         """Of the plan in force, where nobody else follows it."""
         self._starts: list[tuple[Any, bool]] = []
@@ -84,11 +85,13 @@ class TimeGoal:
         if plan.prediction is not None:
             self.drift.planned(plan.prediction.step_ms)
         self._overhead.planned()
+        self._surprise.planned()
 
     def priced_anew(self, prediction: Prediction | None) -> None:
         """The plan in force stays, with another prediction."""
         if prediction is not None:
             self.drift.predicted_ms = prediction.step_ms
+        self._surprise.priced_anew()
         if self._goal.was:
             self._overhead.planned()  # it took too long: does it still?
 
@@ -108,7 +111,16 @@ class TimeGoal:
     @property
     def is_judged(self) -> bool:
         """Whether nothing is left to compare the plan in force with."""
-        return not self.holds_overhead or self._overhead.is_judged
+        if self.holds_overhead:
+            return self._overhead.is_judged
+        return not self._may_surprise or self._surprise.is_judged
+
+    @property
+    def _may_surprise(self) -> bool:
+        """Whether steps are compared with what their plan says, which is believed where
+        a step without a plan was measured. A CPU's copies share its cores."""
+        is_told = bool(self._measured.corrections.plain)
+        return is_told and self._peers.leads and self._cache.device.runs_beside
 
     def plan_before(self, measured_ms: float | None) -> Plan | None:
         """Return the plan before, to return to: the one in force is slower than it
@@ -140,8 +152,10 @@ class TimeGoal:
         next plan is to promise less: see [Note: the measured overhead]. Or more or less
         than it said, and the next one is to know what hooks cost: see [Note: the price
         of hooks]."""
-        if not self.holds_overhead or plan is None or plan.prediction is None:
+        if plan is None or plan.prediction is None:
             return False
+        if not self.holds_overhead:
+            return self._surprises(measured_ms, plan.prediction)
         was_judged = self._overhead.is_judged
         part = self._overhead.step(
             measured_ms, plan.prediction.overhead, self._goal.goal.max_overhead
@@ -160,6 +174,21 @@ class TimeGoal:
             return False
         aim = min(1.0, goal.aim) if was_blamed else earned_aim(goal.max_overhead)
         self._goal.tighten(replace(goal, aim=aim))
+        logger.info("ssdtrain: copies cost compute %.1f %%", 100 * blamed)
+        self._measured.slow_copies(blamed)
+        return True
+
+    def _surprises(self, measured_ms: float | None, prediction: Prediction) -> bool:
+        """Count a step that nothing but its plan's prediction is compared with; whether
+        it takes longer, and the next plan is to know what copies cost: see [Note: the
+        surprise]."""
+        if not self._may_surprise:
+            return False
+        blamed = self._surprise.step(
+            measured_ms, prediction, is_alone=self._peers.is_alone
+        )
+        if blamed is None:
+            return False
         logger.info("ssdtrain: copies cost compute %.1f %%", 100 * blamed)
         self._measured.slow_copies(blamed)
         return True

@@ -1,5 +1,6 @@
 """Whether steps under a plan take what it said and what they may."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,9 +10,12 @@ from ssdtrain.observe.tightened import MOST_TIGHTENED, Tightened
 from ssdtrain.observe.timegoal import GONE_BACK, TimeGoal
 from ssdtrain.plan.adapt import (
     ALIKE_STEPS,
+    JUDGED_STEPS,
     LEAST_AIM,
     LEAST_STEPS,
+    MOST_BLAMED,
     NEW_STEPS,
+    NUM_SURPRISES,
     WINDOW_STEPS,
     earned_aim,
 )
@@ -120,6 +124,49 @@ def test_under_a_memory_limit_time_is_no_goal() -> None:
     own = Times(Goal(memory_budget_bytes=1)).knows_plain()
     assert not own.times.holds_overhead and own.times.is_judged
     assert not own.times.aim_lower() and not own.goal.was
+
+
+SURPRISED = NEW_STEPS + JUDGED_STEPS
+
+
+def surprised(own: Times, plan: Any, takes_ms: float) -> list[bool]:
+    own.times.planned(plan)
+    return [own.times.is_exceeded(takes_ms, plan) for _ in range(SURPRISED)]
+
+
+@pytest.mark.parametrize("goal", [Goal(memory_budget_bytes=1), Goal(max_overhead=0.1)])
+@pytest.mark.parametrize(("takes_ms", "is_blamed"), [(102.9, False), (110.0, True)])
+def test_without_plain_steps_the_prediction_is_what_steps_are_compared_with(
+    goal: Goal, takes_ms: float, is_blamed: bool
+) -> None:
+    """Where the times of a step without a plan were measured, and copies are made."""
+    own = Times(goal)
+    plan = promise(100.0, links={"d2h": LinkLoad(busy_ms=200.0, num_bytes=1)})
+    assert own.times.is_judged and not any(surprised(own, plan, takes_ms))
+    by = replace(own.measured.corrections, plain=(90.0, 30.0))
+    own.measured.corrections = by
+    assert not own.times.holds_overhead and not own.times.is_judged
+    found = surprised(own, plan, takes_ms)
+    assert found == [False] * (SURPRISED - 1) + [is_blamed] and own.times.is_judged
+    blamed = (takes_ms - 100.0) / 200.0 if is_blamed else 0.0
+    assert own.measured.corrections.copy_slowdown == pytest.approx(blamed)
+    assert not own.goal.was  # a limit may still get tighter as often
+    assert not any(surprised(own, promise(100.0), 150.0))  # nothing is copied
+    own.cache.device.runs_beside = False
+    assert own.times.is_judged and not any(surprised(own, plan, takes_ms))
+
+
+def test_copies_of_two_plans_are_blamed_for_no_more_than_they_can_cost() -> None:
+    own = Times(Goal(memory_budget_bytes=1))
+    plan = promise(100.0, links={"d2h": LinkLoad(busy_ms=200.0, num_bytes=1)})
+    own.measured.corrections = replace(own.measured.corrections, plain=(90.0, 30.0))
+    assert surprised(own, plan, 400.0)[-1]
+    own.times.priced_anew(plan.prediction)  # the plan stays
+    found = [own.times.is_exceeded(400.0, plan) for _ in range(SURPRISED)]
+    assert found == [False] * (SURPRISED - 1) + [True]
+    assert not any(surprised(own, plan, 400.0))
+    slowdown = own.measured.corrections.copy_slowdown
+    assert slowdown == pytest.approx(NUM_SURPRISES * MOST_BLAMED)
 
 
 def test_drift_is_looked_at_by_who_leads_and_behind_the_judgement() -> None:
