@@ -43,4 +43,5 @@ def test_a_tiny_model_runs_all_three(tmp_path: Path) -> None:
     assert "error" not in cell, cell
     assert {"kept_us", "moved_us", "rebuilt_us", *host_actions.PLANS} <= cell.keys()
     assert cell["rows"]["all moved"]["HostRow"] > cell["rows"]["one a layer"]["HostRow"]
+    assert cell["bare"]["num_moved"] >= cell["rows"]["all moved"]["HostRow"]
     assert "tiny/full/16/eager" in tables.host_actions(data)

@@ -105,6 +105,7 @@ PAGES = {
             ("models", of_file("real_models_h200_beside_first", real_models)),
             ("models", of_file("real_models_h100_alone", real_models)),
             ("models", of_file("real_models_h100_two", real_models)),
+            ("models", of_file("real_models_h100_two_later", real_models)),
             ("models", of_file("real_models_h100_pair", real_models)),
             ("models", of_file("real_models_h100", real_models)),
             ("models", of_file("fits", fits)),
@@ -128,8 +129,10 @@ PAGES = {
         "the second table of one H100 ran two at a time, on two GPUs of one host. "
         "The tables of two H200s (each row by itself on both GPUs), of the H200 with "
         "the 1.7B alone, and of those whose rows ran beside one another on two GPUs of "
-        "one host are of 2026-11-27 and of later code than the others. The second of "
-        "two H200s and the mixture of experts' are of the last code; the table with "
+        "one host are of 2026-11-27 and of later code than the others. The second "
+        "table of two H100s is of the last code: steps of its 36 layers tell what copies "
+        "cost, though no plain one fits; its 24 are of some hours before. The second of "
+        "two H200s and the mixture of experts' are of the day's; the table with "
         "the 1.7B's `budget=1gc`, `tp`, and the host's time by action are of some "
         "hours before, when plans of ranks could not yet use what was left to "
         "predictions; `fsdp2` of the first is of before re-runs told what forwards "

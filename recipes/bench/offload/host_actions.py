@@ -13,8 +13,8 @@ parameter, of a moved and of a rebuilt one, pack and use together, further handl
 the same bytes and the launches of what is rebuilt included.
 
 Beside them, what moving costs at least (`bare`: the same copies by hooks that check
-nothing, bare.py) and what it costs others (`trl`: TRL's OffloadActivations), each
-over the same hooks when nothing is large enough to move.
+nothing, bare.py) and what it costs others (`trl`: TRL's OffloadActivations), each over
+the same hooks when nothing is large enough to move. All of it in turns, `ROUNDS` times.
 
 The tensors are small. A device takes a thousand calls before the host waits for it: of
 large tensors the copies would fill its queues, and the figure would be the link's. So
@@ -28,7 +28,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -43,6 +43,8 @@ from recipes.bench.offload.bare import BareHooks
 
 SETTLED = 5
 """Steps under a plan before it is timed: tables and places are made."""
+ROUNDS = 2
+"""In turns, the least of which counts: a host may be slower for seconds."""
 MOST_STEPS = 20
 """Until a step was observed; the fourth is the last one that should be needed."""
 PLANS = ("one a layer", "all moved", "rebuilt")
@@ -141,6 +143,66 @@ def observed(session: Any, step: Callable[[], object]) -> None:
     raise LookupError(f"no profile after {MOST_STEPS} steps")
 
 
+class Least:
+    """The least host times of each way to run a step, over all rounds."""
+
+    def __init__(self, trainer: Trainer, num_tokens: int, num_steps: int) -> None:
+        self.times: dict[str, dict[str, float]] = {}
+        self._trainer = trainer
+        self._num_tokens = num_tokens
+        self._num_steps = num_steps
+
+    def time(self, name: str, hooks: Callable[[], Any] = nullcontext) -> None:
+        """Time steps under these hooks."""
+        trainer = self._trainer
+        trainer.around_forward = hooks
+        for _ in range(SETTLED):
+            trainer.step(self._num_tokens)
+        gc.collect()
+        found = trainer.host_times(self._num_tokens, self._num_steps)
+        before = self.times.setdefault(name, found)
+        self.times[name] = {key: min(before[key], ms) for key, ms in found.items()}
+
+    def forward(self) -> torch.Tensor:
+        """A forward under the last hooks."""
+        return self._trainer.forward(self._num_tokens)
+
+    def us_between(self, name: str, other: str, num: int) -> float:
+        """Microseconds of each of so many tensors by which one takes longer."""
+        ms = {key: found["host_least_ms"] for key, found in self.times.items()}
+        return (ms[name] - ms[other]) * 1e3 / num
+
+
+def without_session(
+    least: Least, device: torch.device, parameters: list[Any], least_bytes: int
+) -> dict[str, dict[str, float]]:
+    """Time steps without hooks, under hooks that check nothing, and under TRL's where
+    there are any; what a tensor that moves takes of these."""
+    least.time("plain")
+    found = {}
+    bare = [BareHooks(device, parameters, each) for each in (math.inf, least_bytes)]
+    for name, hooks in zip(("bare, keeps", "bare, moves"), bare, strict=True):
+        least.time(name, hooks)
+    num = bare[1].num_moved
+    us = least.us_between("bare, moves", "bare, keeps", num)
+    found["bare"] = {"num_moved": num, "moved_us": us}
+    if device.type == "cuda" and find_spec("trl") is not None:
+        trl, last = trl_context(), list[Any]()
+
+        def hooks_of(least: int) -> Any:
+            last[:] = [trl(min_offload_size=least)]
+            return last[0]
+
+        for name, each in (("trl, keeps", sys.maxsize), ("trl, moves", least_bytes)):
+            least.time(name, partial(hooks_of, each))
+        loss = least.forward()  # under those that move
+        num = sum(1 for _, has_left, *_ in last[0].tracker.values() if has_left)
+        loss.backward()
+        us = least.us_between("trl, moves", "trl, keeps", num)
+        found["trl"] = {"num_moved": num, "moved_us": us}
+    return found
+
+
 def measure(row: Row, device: torch.device, num_steps: int) -> dict[str, Any]:
     """Host times of the row's model and what they say of each action."""
     torch.manual_seed(0)
@@ -149,82 +211,27 @@ def measure(row: Row, device: torch.device, num_steps: int) -> dict[str, Any]:
     trainer = Trainer(row, model, device)
     for _ in range(3):
         trainer.step(num)
-    found: dict[str, Any] = {"plain": trainer.host_times(num, num_steps)}
-    over_us: dict[str, float] = dict.fromkeys(PLANS, math.inf)
+    least = Least(trainer, num, num_steps)
+    found: dict[str, Any] = {}
     rows: dict[str, Counter[str]] = {}
-    with around(row, Run(device=device.type), trainer) as session:
-        least_bytes = session.cache.limits.least_bytes
-        observed(session, partial(trainer.step, num))
-        for name, plan in plans_of(session).items():
-            session.follow(plan)
-            for _ in range(SETTLED):
-                trainer.step(num)
-            gc.collect()
-            found[name] = trainer.host_times(num, num_steps)
-            least = found[name]["host_least_ms"] - found["plain"]["host_least_ms"]
-            over_us[name] = least * 1e3
-            found[name]["moved_mb"] = session.last_step.bytes_offloaded / 1e6
-            tables = session.cache.tables.tables.values()
-            kinds = (type(each).__name__ for table in tables for each in table.rows)
-            rows[name] = Counter(kinds)
+    parameters = list(model.parameters())
+    for _ in range(ROUNDS):
+        with around(row, Run(device=device.type), trainer) as session:
+            observed(session, partial(trainer.step, num))
+            least_bytes = session.cache.limits.least_bytes
+            for name, plan in plans_of(session).items():
+                session.follow(plan)
+                least.time(name)
+                found[name] = {"moved_mb": session.last_step.bytes_offloaded / 1e6}
+                tables = session.cache.tables.tables.values()
+                kinds = (type(each).__name__ for table in tables for each in table.rows)
+                rows[name] = Counter(kinds)
+        found |= without_session(least, device, parameters, least_bytes)
+    over_us = {name: least.us_between(name, "plain", 1) for name in PLANS}
+    for name, times in least.times.items():
+        found[name] = {**found.get(name, {}), **times}
     found["rows"] = {name: dict(counter) for name, counter in rows.items()}
-    found |= solved(over_us, rows)
-    timing = Timing(trainer, num, num_steps, least_bytes)
-    found["bare"] = bare(timing, device)
-    if device.type == "cuda" and find_spec("trl") is not None:
-        found["trl"] = trl(timing)
-    return found
-
-
-@dataclass(frozen=True)
-class Timing:
-    """A trainer, its steps, and from how many bytes on tensors move."""
-
-    trainer: Trainer
-    num_tokens: int
-    num_steps: int
-    least_bytes: int
-
-    def of(self, hooks: Callable[[], Any]) -> dict[str, float]:
-        """Host times of steps under these hooks."""
-        self.trainer.around_forward = hooks
-        for _ in range(SETTLED):
-            self.trainer.step(self.num_tokens)
-        gc.collect()
-        return self.trainer.host_times(self.num_tokens, self.num_steps)
-
-
-def bare(timing: Timing, device: torch.device) -> dict[str, Any]:
-    """Host times of hooks that move what is large enough, and check nothing."""
-    times, parameters = {}, list(timing.trainer.model.parameters())
-    for name, least in (("keeps", math.inf), ("moves", timing.least_bytes)):
-        hooks = BareHooks(device, parameters, least)
-        times[name] = timing.of(hooks)
-    return _moved_us(times, hooks.num_moved)
-
-
-def trl(timing: Timing) -> dict[str, Any]:
-    """Likewise of TRL's hooks."""
-    around_forward = trl_context()
-    last: list[Any] = []
-
-    def hooks(least: int) -> Any:
-        last[:] = [around_forward(min_offload_size=least)]
-        return last[0]
-
-    times = {
-        name: timing.of(partial(hooks, least))
-        for name, least in (("keeps", sys.maxsize), ("moves", timing.least_bytes))
-    }
-    loss = timing.trainer.forward(timing.num_tokens)
-    moved = sum(1 for _, has_left, *_ in last[0].tracker.values() if has_left)
-    loss.backward()
-    return _moved_us(times, moved)
-
-
-def _moved_us(times: Mapping[str, Mapping[str, float]], num: int) -> dict[str, Any]:
-    over_ms = times["moves"]["host_least_ms"] - times["keeps"]["host_least_ms"]
-    return {**times, "num_moved": num, "moved_us": over_ms * 1e3 / num}
+    return found | solved(over_us, rows)
 
 
 def main(argv: list[str] | None = None) -> None:

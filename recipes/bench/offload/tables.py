@@ -93,21 +93,30 @@ def host_time(data: Data) -> str:
 
 def host_actions(data: Data) -> str:
     """What a kept, a moved and a rebuilt tensor cost the host."""
+    cells = {name: cell for name, cell in data["cells"].items() if "kept_us" in cell}
+    beside = [
+        (each, title)
+        for each, title in (("bare", "moved, bare hooks"), ("trl", "moved, TRL"))
+        if any(each in cell for cell in cells.values())
+    ]
     rows = [
         [
             name.removesuffix("/ours"),
             *(f"{cell[each]:.0f}" for each in ("kept_us", "moved_us", "rebuilt_us")),
+            *(f"{cell[each]['moved_us']:.0f}" for each, _ in beside if each in cell),
             f"{cell['plain']['host_least_ms']:.1f}",
         ]
-        for name, cell in data["cells"].items()
-        if "kept_us" in cell
+        for name, cell in cells.items()
     ]
     text = (
         "**Host time by action**, stock models: microseconds of a tensor, pack and use "
         f"together, from the least of {data['settings']['steps']} steps under each of "
         "three plans."
     )
-    head = ["", "kept, or a parameter", "moved", "rebuilt", "plain step, ms"]
+    if beside:
+        text += " Bare hooks make the same copies and check nothing."
+    head = ["", "kept, or a parameter", "moved", "rebuilt"]
+    head += [*(title for _, title in beside), "plain step, ms"]
     return f"{text}\n\n{markdown(head, rows)}\n\n{where(data)}"
 
 
