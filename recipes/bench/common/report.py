@@ -131,7 +131,7 @@ PAGES = {
         "the 1.7B alone, and of those whose rows ran beside one another on two GPUs of "
         "one host are of 2026-11-27 and of later code than the others. The second "
         "of two H100s is of the last code, where steps tell what copies cost though no "
-        "plain one fits; its 24 layers, of an hour before, had plain ones. The second of "
+        "plain one fits; its 24 layers are of an hour before. The second of "
         "two H200s and the mixture of experts' are of the same day; the table with "
         "the 1.7B's `budget=1gc`, `tp`, and the host's time by action are of some "
         "hours before, when plans of ranks could not yet use what was left to "
