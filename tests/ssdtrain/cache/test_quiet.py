@@ -1,9 +1,7 @@
 """Layers in which the plan does nothing run without hooks: [Note: quiet calls]."""
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,12 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ssdtrain
 from ssdtrain.cache.quiet import ForwardHooks
-from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
-from ssdtrain.plan.profile import Profile
-from ssdtrain.plan.schedule import Late, Style, schedule
-from ssdtrain.plan.simulate import Run
-from ssdtrain.plan.timeline import Timeline
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.plans import every_other_moved, moved_in_front
 from tests.ssdtrain.cache.steps import train
@@ -55,14 +48,6 @@ class Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.hooked.append(our_hooks_are_on())
         return x + self.down(torch.tanh(self.up(self.norm(x))))
-
-
-class Region(nn.Sequential):
-    """A layer without side effects, so that it may be a region."""
-
-    def __init__(self) -> None:
-        up, down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
-        super().__init__(nn.LayerNorm(WIDTH), up, nn.Tanh(), down)
 
 
 class Model(nn.Module):
@@ -146,51 +131,6 @@ def test_layers_behind_the_last_that_acts_see_no_hooks() -> None:
         first.bytes_saved,
         first.bytes_parameters,
     )
-
-
-def some_moved(profile: Profile, draw: random.Random, num_layers: int) -> Plan:
-    """Some tensors of so many layers leave, and come back some uses earlier than they
-    must."""
-    layers = draw.sample(range(NUM_LAYERS), num_layers)
-    placements = {
-        kind: [
-            Placement.OFFLOAD
-            if item.region in layers and draw.random() < 0.6
-            else Placement.KEEP
-            for item in items
-        ]
-        for kind, items in profile.kinds.items()
-    }
-    orders = schedule(Timeline(profile), placements, Style(late=Late.WAIT))
-    earlier = {
-        kind: tuple(
-            replace(order, load_at=max(0, order.load_at - draw.randrange(6)))
-            if order.release_after
-            else order
-            for order in own
-        )
-        for kind, own in orders.items()
-    }
-    return Plan(orders=earlier, policy="some moved")
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_the_simulator_knows_which_layers_see_hooks(seed: int) -> None:
-    net = Model(in_a_row)
-    net.layers = nn.ModuleList(Region() for _ in range(NUM_LAYERS))
-    with ssdtrain.offload(net, **SETTINGS, recompute="regions") as session:
-        for number, _ in enumerate(train(net, step, NUM_STEPS)):
-            if number == 3:
-                assert session.profile is not None
-                draw = random.Random(seed)
-                session.follow(some_moved(session.profile, draw, 1))
-        assert session.plan is not None and session.profile is not None
-        (table,) = session.cache.tables.tables.values()
-        timeline = Timeline(session.profile)
-        marks = Run(timeline, session.plan.orders).hooked_marks()
-        runs = {run for run, on in zip(timeline.run_of_mark, marks, strict=True) if on}
-        assert {*range(NUM_LAYERS)} - runs == {*table.passages}
-        assert 0 < len(table.passages) < NUM_LAYERS
 
 
 def test_layers_that_act_keep_their_hooks() -> None:
