@@ -40,9 +40,9 @@ predict the goal and no more.
 [Note: the surprise]
 Where nothing is compared with plain steps, because none fits into memory or memory is
 the goal, steps are compared with the prediction alone. It may be wrong by up to
-`MOST_SURPRISE`; what steps of the whole window took beyond that is taken for what the
-plan's copies cost, as above, and never for more than they can cost. A 4B under FSDP2 on
-H100s that do not hold it was promised 10 %, 885 ms, and took 1071 to the end.
+`MOST_SURPRISE`. Where steps are beyond that, what they took beyond the prediction is
+taken for what the plan's copies cost, and never for more than they can. A 4B under
+FSDP2 on H100s that do not hold it was promised 10 %, 885 ms, and took 1071 to the end.
 
 [Note: the price of hooks]
 What hooks cost the host is measured in a step or two, and hosts take twice as long in

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import os
 import threading
 import time
 import weakref
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ssdtrain.forks import Owner
 from ssdtrain.transfer.device import Device, Event
 
 GRAIN_BYTES = 4096  # O_DIRECT: lengths and addresses in whole blocks
@@ -349,7 +349,7 @@ class _PageLock:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._address: int | None = None
-        self._pid = os.getpid()
+        self._owner = Owner()
 
     def take(self, memory: torch.Tensor) -> bool:
         """Lock them; whether the device did."""
@@ -359,7 +359,7 @@ class _PageLock:
 
     def end(self) -> None:
         """Nobody holds them any more. A forked child holds no lock."""
-        if self._address is not None and os.getpid() == self._pid:
+        if self._address is not None and not self._owner.is_elsewhere:
             self._device.unpin(self._address)
 
 

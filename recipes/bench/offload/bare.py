@@ -7,6 +7,7 @@ as long as no step differs from the first one and nothing is changed in place.
 """
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,10 +65,11 @@ class BareHooks:
         self._device.cut_stalls()  # its waits are timed in the first steps
         if self._acts is None:
             self._acts = []
-            return torch.autograd.graph.saved_tensors_hooks(self._learn, lambda t: t)
+            learn = partial(self._learn, self._acts)
+            return torch.autograd.graph.saved_tensors_hooks(learn, lambda t: t)
         return torch.autograd.graph.saved_tensors_hooks(*self._hooks(self._acts))
 
-    def _learn(self, tensor: Tensor) -> Tensor:
+    def _learn(self, acts: list[Place | int], tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage().data_ptr()
         act: Place | int = -1
         if storage not in self._owned and tensor.nbytes >= self._least_bytes:
@@ -79,8 +81,7 @@ class BareHooks:
                     self._found[storage] = self.num_moved
                     self.num_moved += 1
                     act = found
-        assert self._acts is not None
-        self._acts.append(act)
+        acts.append(act)
         return tensor
 
     def _hooks(self, acts: list[Place | int]) -> tuple[Callable[..., Any], ...]:
@@ -98,13 +99,13 @@ class BareHooks:
                 return tensor
             return held[act], tensor.shape, tensor.stride(), tensor.storage_offset()
 
-        def unpack(handle: Any) -> Tensor:
+        def unpack(handle: Any) -> Any:
             if type(handle) is Held:
                 one: Held = handle
             elif type(handle) is tuple:
                 one = handle[0]
             else:
-                return handle  # type: ignore[no-any-return]
+                return handle
             target = one.target
             if target is None:
                 (target,) = copies.back((one.place,))

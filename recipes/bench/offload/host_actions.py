@@ -189,8 +189,8 @@ def without_session(
     if device.type == "cuda" and find_spec("trl") is not None:
         trl, last = trl_context(), list[Any]()
 
-        def hooks_of(least: int) -> Any:
-            last[:] = [trl(min_offload_size=least)]
+        def hooks_of(size: int) -> Any:
+            last[:] = [trl(min_offload_size=size)]
             return last[0]
 
         for name, each in (("trl, keeps", sys.maxsize), ("trl, moves", least_bytes)):

@@ -84,15 +84,32 @@ def test_keeping_everything_takes_no_hooks() -> None:
     assert found.step_ms == pytest.approx(found.keep_ms + 0.5 + 11 * 0.003 + handles_ms)
 
 
-def test_a_layer_in_which_nothing_happens_costs_the_host_nothing() -> None:
-    plain = hosted(1.0, num_handles=10)
+def in_layers(plain: Profile) -> Profile:
+    """Two items a layer, each of which may run again."""
     items = tuple(
         replace(item, region=number // 2)
         for number, item in enumerate(plain.kinds["model/0"])
     )
-    profile = replace(
+    return replace(
         plain, kinds={"model/0": items}, regions={"model/0": (RegionRun(ms=1.0),) * 6}
     )
+
+
+def test_a_layer_that_a_recipe_reads_keeps_its_hooks() -> None:
+    profile = in_layers(hosted(1.0))
+    items = list(profile.kinds["model/0"])
+    items[5] = replace(items[5], recipe="gelu", recipe_ms=0.1, inputs=(2,))
+    timeline = Timeline(replace(profile, kinds={"model/0": tuple(items)}))
+    placements = [Placement.KEEP] * len(items)
+    placements[5] = Placement.RECOMPUTE
+    run = Run(timeline, schedule(timeline, {"model/0": placements}))
+    # Beside its own and the input's those in which backward begins and ends.
+    hooked = [number in {2, 1, 5, 0} for number in timeline.run_of_mark]
+    assert run.hooked_marks() == hooked and not all(hooked)
+
+
+def test_a_layer_in_which_nothing_happens_costs_the_host_nothing() -> None:
+    profile = in_layers(hosted(1.0, num_handles=10))
     # It leaves and comes back in layer 0, and backward begins in layer 5.
     loud = {0, 5}
     timeline = Timeline(profile)
