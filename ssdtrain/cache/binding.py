@@ -20,6 +20,7 @@ from ssdtrain.cache.record import (
     Kept,
     Lane,
     ParameterView,
+    Rebuilt,
     RebuiltView,
     RecordView,
     Wrapped,
@@ -177,6 +178,7 @@ class Binding:
             is_view=tensor._base is not None,
             is_rebuilt=rebuilt is not None,
             compiled=None if rebuilt is None or not first else rebuilt.compiled,
+            copy=None if rebuilt is None or not first else _copy_of(rebuilt),
         )
 
     def _spec_of_part(self, wrapper: Tensor, inner: Any) -> Spec:
@@ -261,6 +263,17 @@ class Binding:
         if stays:
             return StayRow(spec, order.name, is_shared=is_shared)
         return HostRow(spec, order, is_shared=is_shared, is_read=is_read)
+
+    def _row_of_copy(self, copy: Spec | None, orders: Any) -> HostRow | StayRow | None:
+        """The row of what a recipe stores; None: it is the general path's."""
+        if copy is None or not self._cache.moves_to_host:
+            return None
+        order = orders[copy.item]
+        if order.release_after <= 0:
+            return StayRow(copy, order.name, is_shared=False)
+        if order.placement is not Placement.OFFLOAD:
+            return None
+        return HostRow(copy, order, is_shared=False, is_read=False)
 
     def _is_quiet(self, number: int, rows: list[Row]) -> bool:
         return type(rows[number]) in QUIET and self._specs[number].item >= 0
@@ -398,6 +411,7 @@ class Binding:
                 spec,
                 spec.compiled,
                 number,
+                copy=self._row_of_copy(spec.copy, orders),
                 is_shared=self._counts[spec.item] > 1,
                 is_read=spec.item in self._inputs,
             )
@@ -421,6 +435,19 @@ class Binding:
         if spec.is_first:
             return MoveRow(spec, order, number)
         return AgainRow(spec, number)
+
+
+def _copy_of(rebuilt: Rebuilt) -> Spec | None:
+    """What its recipe has stored: an item, which nothing but the recipe reads."""
+    place = None if rebuilt.compiled is None else rebuilt.compiled.copy_place
+    source = None if place is None else rebuilt.holders[place].source
+    if not isinstance(source, RecordView):
+        return None
+    record = source.record
+    if record.region is not None or record.lane is not rebuilt.lane:
+        return None
+    # It is as dense as what it is a copy of.
+    return Spec(num_bytes=record.num_bytes, item=record.item, is_first=True, marks=1)
 
 
 def is_dense_in(tensor: Tensor, view: View, record_bytes: int) -> bool:

@@ -35,7 +35,7 @@ from ssdtrain.counters import Fallback
 from ssdtrain.remat.expression import Epsilon, Held, Layout
 from ssdtrain.remat.modes import ENTRIES
 from ssdtrain.remat.narrow import narrow
-from ssdtrain.remat.questions import notes_of
+from ssdtrain.remat.questions import Store, notes_of
 from ssdtrain.transfer.offloader import Offloader
 
 HANDLES = frozenset(
@@ -197,7 +197,9 @@ class CacheKeeper:
         layout = Layout(parameter.dtype, tuple(view.shape), view.stride)
         return Held(holder=handle, layout=layout, parameter=parameter)
 
-    def narrowed(self, wide: Tensor, dtype: torch.dtype) -> Held:
+    def narrowed(
+        self, wide: Tensor, dtype: torch.dtype, store: Store | None = None
+    ) -> Held:
         """Store a narrow copy; it goes where its placement says."""
         observer = self._cache.course.observer
         if observer.listens:
@@ -205,5 +207,5 @@ class CacheKeeper:
         tensor = narrow(wide.detach(), dtype)
         if observer.listens:
             observer.made()
-        handle = self._cache.pack(tensor)
+        handle = (store or self._cache.pack)(tensor)
         return Held(holder=handle, layout=Layout.of(tensor), stored_bytes=tensor.nbytes)

@@ -57,7 +57,7 @@ from ssdtrain.remat.expression import Expression, Held, Layout, evaluate
 from ssdtrain.remat.finder import Finder, Found
 from ssdtrain.remat.modes import ENTRIES
 from ssdtrain.remat.pairs import Pairs
-from ssdtrain.remat.questions import Asking, notes_of
+from ssdtrain.remat.questions import Asking, Store, notes_of
 from ssdtrain.remat.scene import epsilon_now
 from ssdtrain.transfer.offloader import Offloader
 
@@ -252,13 +252,15 @@ class Rebuilder:
         tensor: Tensor,
         key: Key | None,
         view: View,
+        store: Store | None = None,
     ) -> Handle:
         """A handle of a tensor whose recipe was asked for.
 
         key: by which others of its bytes find the recipe; None: there are none.
+        store: takes over what the recipe stores; None: the general path does.
         """
         self._cache.lanes.current.num_recipes += 1
-        operands = compiled.operands(asked)
+        operands = compiled.operands(asked, store)
         base, layout = asked.tensor, compiled.layout
         rebuilt = self._add(compiled.expression, operands, base, layout, key)
         return self._handle_of(rebuilt, tensor, view)

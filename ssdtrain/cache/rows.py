@@ -52,8 +52,8 @@ class RebuiltRow:
     """
 
     __slots__ = (
-        *("behind", "by_norm", "compiled", "is_read", "is_shared", "item", "marks"),
-        *("num_bytes", "number", "used_behind", "whole"),
+        *("behind", "by_norm", "compiled", "copy", "is_read", "is_shared", "item"),
+        *("marks", "num_bytes", "number", "used_behind", "whole"),
     )
 
     def __init__(
@@ -62,10 +62,13 @@ class RebuiltRow:
         compiled: Compiled,
         number: int,
         *,
+        copy: "HostRow | StayRow | None",
         is_shared: bool,
         is_read: bool,
     ) -> None:
         self.behind = self.used_behind = NOTHING
+        self.copy = copy
+        """Of what the recipe stores; None: nothing, or the general path's."""
         self.num_bytes = spec.num_bytes
         self.by_norm = spec.by_norm
         self.item = spec.item
@@ -520,6 +523,12 @@ def around(spec: Spec, row: Row) -> Row:
 def bare(row: Row) -> Row:
     """The row of a wrapper's part; the row itself where there is no wrapper."""
     return row.inner if isinstance(row, WrappedRow | PlacedRow) else row
+
+
+def moving(row: Row) -> Row | None:
+    """What may move bytes there: the row, or that of what its recipe stores."""
+    row = bare(row)
+    return row.copy if type(row) is RebuiltRow else row
 
 
 def is_like(tensor: Tensor, row: RegionRow) -> bool:

@@ -3,6 +3,7 @@
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import repeat
 from operator import length_hint
 from typing import Any
@@ -458,8 +459,9 @@ class Run:
                 return self.pack_generally(tensor if wrapper is None else wrapper, row)
             self._advance(row, row.marks)
             before, cache.course.serving = cache.course.serving, row.item
+            store = None if row.copy is None else partial(row.copy.pack, run=self)
             try:
-                handle = recipes.take(row.compiled, asked, tensor, key, view)
+                handle = recipes.take(row.compiled, asked, tensor, key, view, store)
             finally:
                 cache.course.serving = before
             handle.source.rebuilt.item = row.item

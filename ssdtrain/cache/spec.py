@@ -33,6 +33,8 @@ class Spec:
     """Whether a recipe made it again."""
     compiled: Compiled | None = None
     """That recipe, where it can be asked for again; of the first handle alone."""
+    copy: "Spec | None" = None
+    """What that recipe stores: an item of its own."""
     is_wrapped: bool = False
     """Whether all this is said of the part of a wrapper."""
     is_remade: bool = False

@@ -5,7 +5,7 @@ from typing import Any
 from ssdtrain.cache.binding import Binding
 from ssdtrain.cache.bysize import SizedPlan
 from ssdtrain.cache.record import Lane
-from ssdtrain.cache.rows import HostRow, bare
+from ssdtrain.cache.rows import HostRow, moving
 from ssdtrain.cache.run import Run
 from ssdtrain.cache.table import Hooks, Table
 from ssdtrain.plan.plan import Plan
@@ -70,7 +70,7 @@ class Tables:
             return
         table, key = binding.table(), (lane.kind, binding.sized.key)
         if table is not None and key not in self.tables:
-            for row in map(bare, table.rows):
+            for row in map(moving, table.rows):
                 if type(row) is HostRow:
                     row.free = self._places.setdefault((lane.kind, row.item), row.free)
             self.tables[key] = table

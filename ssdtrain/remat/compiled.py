@@ -30,6 +30,7 @@ from ssdtrain.remat.questions import (
     Opaque,
     Question,
     Saved,
+    Store,
 )
 
 
@@ -93,6 +94,7 @@ class Compiled:
         "_narrow",
         "_order",
         "_questions",
+        "copy_place",
         "expression",
         "layout",
     )
@@ -104,6 +106,10 @@ class Compiled:
         """How it is made; its operands' holders are those of no graph."""
         self._questions = _each_once(trail.questions)
         self._narrow = trail.narrow
+        self.copy_place: int | None = None
+        """Which of `expression.held` is the tensor itself in a smaller dtype."""
+        if trail.narrow is not None:
+            self.copy_place = order.index(len(trail.operands) - 1)
         self.layout = Layout.of(base)
         self._device = base.device
         self._order = order
@@ -150,16 +156,19 @@ class Compiled:
             return True
         return all(id(of.held[at].owner) in of.owners for at in self._covered)
 
-    def operands(self, of: Asking) -> list[Held]:
+    def operands(self, of: Asking, store: Store | None = None) -> list[Held]:
         """The operands in the order of `expression.held`, once `holds` has answered.
 
         What takes the tensor's place in a smaller dtype is stored now.
+
+        Args:
+            store: takes it over; None: the keeper finds out what becomes of it.
         """
         found = of.held
         if self._is_in_order and self._narrow is None:
             return found
         if self._narrow is not None:
-            stored = of.keeper.narrowed(of.tensor, self._narrow)
+            stored = of.keeper.narrowed(of.tensor, self._narrow, store)
             found = [*found, stored]
         return [found[at] for at in self._order]
 

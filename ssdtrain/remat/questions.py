@@ -37,6 +37,10 @@ def notes_of(node: Any) -> Notes:
     return notes  # type: ignore[no-any-return]
 
 
+Store = Callable[[Tensor], Any]
+"""Takes over what a recipe stores; returns the handle."""
+
+
 class Keeper(Protocol):
     """Who holds saved tensors (the cache)."""
 
@@ -57,8 +61,14 @@ class Keeper(Protocol):
             edge: its number among the inputs, if the node did not save it.
         """
 
-    def narrowed(self, wide: Tensor, dtype: torch.dtype) -> Held:
-        """Make and keep a tensor of this dtype that stands for a wider one."""
+    def narrowed(
+        self, wide: Tensor, dtype: torch.dtype, store: Store | None = None
+    ) -> Held:
+        """Make and keep a tensor of this dtype that stands for a wider one.
+
+        Args:
+            store: takes it over; None: the keeper finds out what becomes of it.
+        """
 
     def is_altered(self) -> bool:
         """Whether what operators gave in this step may be a mode's work: see

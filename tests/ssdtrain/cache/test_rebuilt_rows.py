@@ -1,6 +1,7 @@
 """Rows that rebuild: a recipe is asked again at every step, and searched for if not."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -82,7 +83,7 @@ def compare(
     num_steps: int = 11,
     others: Placement = Placement.KEEP,
     another_at: int = -1,
-    model: type[Net] = Net,
+    model: type[nn.Module] = Net,
 ) -> tuple[ssdtrain.Session, list[int]]:
     """Every step is bitwise that without ssdtrain; how often each searched.
 
@@ -130,14 +131,94 @@ def test_a_settled_step_searches_for_nothing(others: Placement) -> None:
     assert (last.bytes_reloaded > 0) == moves, last
 
 
+class Norm(nn.Module):
+    """As Llama's: nobody saves what it widens, so a recipe stores that narrow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH, dtype=torch.bfloat16))
+
+    def forward(self, x: Tensor, how: str) -> Tensor:
+        wide = x.float()
+        if how == "written":
+            with torch.no_grad():
+                wide.mul_(2.0)
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
+        return self.weight * normed.bfloat16()
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        linear = partial(nn.Linear, WIDTH, WIDTH, dtype=torch.bfloat16)
+        self.first = linear()
+        self.norms = nn.ModuleList([Norm() for _ in range(3)])
+        self.linears = nn.ModuleList([linear() for _ in range(3)])
+
+    def forward(self, x: Tensor, how: str = "") -> Tensor:
+        x = self.first(x.bfloat16())
+        for norm, each in zip(self.norms, self.linears, strict=True):
+            x = x + each(norm(x, how))
+        return x.float()
+
+
+def copies_of(session: ssdtrain.Session) -> list[type]:
+    """Rows of what recipes store."""
+    tables = session.cache.tables.tables.values()
+    rows = [bare(row) for table in tables for row in table.rows]
+    copies = [row.copy for row in rows if type(row) is RebuiltRow]
+    return [type(copy) for copy in copies if copy is not None]
+
+
+@pytest.mark.parametrize("others", [Placement.KEEP, Placement.OFFLOAD])
+def test_what_a_recipe_stores_is_not_searched_for(others: Placement) -> None:
+    session, searches = compare(changing(""), others=others, model=Normed)
+    assert searches[-1] == 0 < searches[0]
+    last = session.last_step
+    assert last is not None and not last.fallbacks
+
+
+@pytest.mark.parametrize("others", [Placement.KEEP, Placement.OFFLOAD])
+def test_a_widened_tensor_that_is_written_to_is_not_stored_narrow(
+    others: Placement,
+) -> None:
+    _, searches = compare(changing("written"), others=others, model=Normed)
+    assert searches[7] == 0 < searches[8]
+
+
+@pytest.mark.parametrize("others", [Placement.KEEP, Placement.OFFLOAD])
+def test_what_a_recipe_stores_has_a_row(others: Placement) -> None:
+    """It stays or moves as the plan says, and is read in every backward."""
+
+    def twice(net: nn.Module, number: int) -> Tensor:
+        loss = changing("")(net, number)
+        if number > FIRST_TABLE:
+            loss.backward(retain_graph=True)
+        return loss
+
+    num_steps = FIRST_TABLE + 4
+    expected, net = list(train(Normed(), twice, num_steps)), Normed()
+    with ssdtrain.offload(net, **SETTINGS) as session:
+        for found, theirs in zip(train(net, twice, num_steps), expected, strict=True):
+            assert all(map(same_bits, found, theirs))
+            if session.plan is not None and session.plan.policy != "rebuilding":
+                session.follow(rebuilding(session, others))
+        kind = StayRow if others is Placement.KEEP else HostRow
+        assert copies_of(session) == [kind] * 3
+        assert session.cache.is_idle and session.live_bytes == 0
+
+
+@pytest.mark.parametrize("model", [Net, Normed])
 @pytest.mark.parametrize("others", [Placement.KEEP, Placement.OFFLOAD])
 def test_marks_and_bytes_are_the_general_paths(
-    others: Placement, monkeypatch: pytest.MonkeyPatch
+    others: Placement, model: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What recipes read is counted as records of the general path are."""
+    """What recipes read, and what they store, is counted as records of the general path
+    are."""
     found, mark = [], 0
     step = changing("")
-    with ssdtrain.offload(net := Net(), **SETTINGS) as session:
+    with ssdtrain.offload(net := model(), **SETTINGS) as session:
         for number, _ in enumerate(train(net, step, FIRST_TABLE + 6)):
             if session.plan is not None and session.plan.policy != "rebuilding":
                 session.follow(rebuilding(session, others))
@@ -145,7 +226,7 @@ def test_marks_and_bytes_are_the_general_paths(
                 (table,) = session.cache.tables.tables.values()
                 kinds = {type(bare(row)) for row in table.rows}
                 read = StayRow if others is Placement.KEEP else HostRow
-                assert {RebuiltRow, read} <= kinds
+                assert {RebuiltRow, read} <= kinds | set(copies_of(session))
                 general = lambda own, cache, lane, plan, all: all  # noqa: E731
                 monkeypatch.setattr(Tables, "hooks_of", general)
             before, mark = mark, session.cache.course.mark
