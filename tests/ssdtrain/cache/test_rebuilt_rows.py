@@ -209,6 +209,18 @@ def test_what_a_recipe_stores_has_a_row(others: Placement) -> None:
         assert session.cache.is_idle and session.live_bytes == 0
 
 
+def test_places_of_what_recipes_store_are_known() -> None:
+    """Tables for other sizes have the same ones, and the next plan counts with them."""
+    net = Normed()
+    with ssdtrain.offload(net, **SETTINGS) as session:
+        for _ in train(net, changing(""), FIRST_TABLE + 4):
+            if session.plan is not None and session.plan.policy != "rebuilding":
+                session.follow(rebuilding(session, Placement.OFFLOAD))
+        assert session.cache.is_idle
+        used_bytes = session.cache.offloader.pool.used_bytes
+        assert sum(session.cache.tables.place_sizes) == used_bytes > 0
+
+
 @pytest.mark.parametrize("model", [Net, Normed])
 @pytest.mark.parametrize("others", [Placement.KEEP, Placement.OFFLOAD])
 def test_marks_and_bytes_are_the_general_paths(
