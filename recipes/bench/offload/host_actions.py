@@ -238,7 +238,7 @@ def main(argv: list[str] | None = None) -> None:
     """Measure one row that is not in the file yet."""
     parser = arguments(__doc__, 200, "offload/host_actions")
     parser.add_argument("--row", default="qwen3-4b/full/64/eager/ours min_bytes=65536")
-    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options = parser.parse_args(argv)
     device = torch.device(options.device)
