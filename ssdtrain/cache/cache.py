@@ -452,7 +452,7 @@ class TensorCache:
         entry = self.course.enter(self.lanes.current, tensor, key, name)
         self.moves.release_due()
         handle: Handle | None = None
-        if self._may_be_rebuilt(entry):
+        if self._may_be_rebuilt(entry, key.end_byte - key.start_byte):
             before, self.course.serving = self.course.serving, entry.number
             try:
                 handle = self.recipes.offer(as_made(tensor, saved), key, view)
@@ -478,12 +478,16 @@ class TensorCache:
             and course.of(call.lane).orders is None
         )
 
-    def _may_be_rebuilt(self, entry: Entry) -> bool:
-        """Inside a region recipes are looked for only to learn of them."""
-        in_region = self.regions.current is not None
-        return entry.may_be_rebuilt and (
-            not in_region or entry.order is not None or self.course.observer.listens
-        )
+    def _may_be_rebuilt(self, entry: Entry, num_bytes: int) -> bool:
+        """Inside a region recipes are looked for only to learn of them. What one recipe
+        stores for itself is not asked about."""
+        course, in_region = self.course, self.regions.current is not None
+        if entry.order is not None:
+            return entry.may_be_rebuilt
+        if course.serving == OUTSIDE_PLAN:
+            if not course.rule.may_rebuild(entry.name, num_bytes):
+                return False
+        return not in_region or course.observer.listens
 
     def _tell_of_another(self, owner: Record | Rebuilt) -> None:
         """Tell the observer that autograd saves an item once more: it would do so

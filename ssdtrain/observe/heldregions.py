@@ -4,12 +4,14 @@
 Where the plain step does not fit, or goes beyond a memory limit, no step that keeps
 everything can be held ([Note: a step that is held] in paced.py). Its launches would
 then be taken for the device's own times, and a CUDA graph's plan would copy into time
-that a replay does not have: 2.3 times the plain graph of a 1.7B model. So two more
+that a replay does not have: 2.3 times the plain graph of a 1.7B model. So some more
 steps run all regions again and rebuild what they can in them, as the observed one did,
-which fits. Both look at the clock before and behind each re-run and rebuild, and at the
+which fits. All look at the clock before and behind each re-run and rebuild, and at the
 beginning of each lane and of each region's forward. The first one tells how long the
-host takes from one look to the next, in the second the device waits at each look for
-half as long again: however slow the host is, what comes next is launched by then.
+host takes from one look to the next, in the others the device waits at looks for half
+as long again: however slow the host is, what comes next is launched by then. They are
+several, each of which holds the device in some of the forwards and re-runs ([Note: held
+in parts] in heldparts.py).
 (Holds were once as long as what the device had taken in the observed step. A slow host
 came later than that, and a replay of 60 ms was believed to take 139.) What lies between
 the beginnings of two regions is what the first one's forward takes, and what lies
@@ -19,27 +21,24 @@ the forward: it ends with the last tensor that is saved, and in an eager step th
 is further ahead of it.
 
 [Note: looks that were late]
-The host may be interrupted, or the second step may be another one. Both clocks are
-known, so it shows where the device went on before the host came to the next look. What
-lies there is not known then: it takes what the others say, or what the observed step
-had there (`captured` in plan/replays.py).
+The host may be interrupted, or a held step may be another one than the first, and at
+most looks it is not held. Both clocks are known, so it shows where the device went on
+before the host came to the next look. What lies there is not known then: it takes what
+the others say, or what the observed step had there (`captured` in plan/replays.py).
 (tests/ssdtrain/observe/test_heldregions.py)
 """
 
-import statistics
 import time
-from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from itertools import pairwise
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from ssdtrain.cache.bypass import device_ms
 from ssdtrain.cache.course import Observer
 from ssdtrain.cache.record import LaneCourse
 from ssdtrain.cache.regions import REGION
-from ssdtrain.observe.observer import prices
+from ssdtrain.observe.heldtimes import HeldPart
 from ssdtrain.observe.paced import HOLD_FACTOR, HOLD_MS
-from ssdtrain.plan.calibrate import RegionTime, rebuild_key
 from ssdtrain.remat.budget import Span
 from ssdtrain.remat.clock import Clock
 from ssdtrain.transfer.device import Device
@@ -50,19 +49,20 @@ class HeldRegions(Observer):
     took how long.
 
     Args:
-        holds_ms: for how long, look by look; empty: not at all. Behind the last one,
-            the longest.
+        holds_ms: for how long, by the number of the look; at others not at all.
     """
 
     listens = True
     """Recipes inside a region are only looked for where somebody does."""
 
     def __init__(
-        self, clock: Clock, device: Device, holds_ms: Sequence[float] = ()
+        self,
+        clock: Clock,
+        device: Device,
+        holds_ms: Mapping[int, float] | None = None,
     ) -> None:
         self._clock, self._device = clock, device
-        self._holds_ms = holds_ms
-        self._longest_ms = max(holds_ms, default=0.0)
+        self._holds_ms = holds_ms or {}
         self._looks: list[_Look] = []
         self._before: list[int] = []
         """The look before each re-run or rebuild."""
@@ -99,20 +99,39 @@ class HeldRegions(Observer):
         """Look at the clock, and hold the device; which look it is."""
         number = len(self._looks)
         host_ns, came = time.monotonic_ns(), self._clock.now()
-        if self._holds_ms:
-            is_known = number < len(self._holds_ms)
-            ms = self._holds_ms[number] if is_known else self._longest_ms
-            self._device.hold(ms)
+        if number in self._holds_ms:
+            self._device.hold(self._holds_ms[number])
         self._looks.append(_Look(host_ns, came, self._clock.now(), time.monotonic_ns()))
         return number
 
-    def holds_ms(self) -> list[float]:
+    def holds_ms(self) -> list[dict[int, float]]:
         """Return for how long a step like this one is to be held at each look: longer
-        than this one's host took to the next."""
-        return [
-            HOLD_MS + HOLD_FACTOR * (after.host_ns - one.left_ns) / 1e6
-            for one, after in pairwise(self._looks)
-        ]
+        than this one's host took to the next. Looks that tell something together are
+        together: those of a region's re-run and backward; none if one re-run lay in
+        another. Waits for the device."""
+        if not self.is_whole:
+            return []
+        starts = {each.look for each in self._entered} | set(self._opened.values())
+        spans = self._clock.last_spans()
+        starts |= {
+            look
+            for span, look in zip(spans, self._before, strict=True)
+            if span.recipe == REGION
+        }
+        found: list[dict[int, float]] = []
+        for number, (one, after) in enumerate(pairwise(self._looks)):
+            if number in starts or not found:
+                found.append({})
+            host_ms = (after.host_ns - one.left_ns) / 1e6
+            found[-1][number] = HOLD_MS + HOLD_FACTOR * host_ms
+        return found
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each re-run and rebuild has its looks: none lay in another. Waits for
+        the device."""
+        num_spans = len(self._clock.last_spans())
+        return num_spans == len(self._before) == len(self._behind)
 
     def _late(self) -> Set[int]:
         """Return the looks of [Note: looks that were late]; none where the host is the
@@ -133,55 +152,50 @@ class HeldRegions(Observer):
         ms = self._clock.ms_between(looks[look].begins, looks[after].came)
         return max(0.0, ms - empty_ms)
 
-    def head_ms(self, empty_ms: float) -> float:
-        """Return the time from the beginning of the first lane to its first region
-        call; 0.0: not known. Waits for the device."""
-        if not self._entered or self._entered[0].lane not in self._opened:
-            return 0.0
-        first = self._entered[0]
-        opened = self._opened[first.lane]
-        if opened in self._late():
-            return 0.0
-        return self._ms_between(opened, first.look, empty_ms)
-
-    def rebuild_ms(self, empty_ms: float) -> dict[str, float]:
-        """Return the time of each rebuild, by `rebuild_key`; waits for the device.
+    def told(self, empty_ms: float) -> HeldPart:
+        """Return what this step told, before the next one ends. Waits for the device.
 
         Args:
             empty_ms: what the clock finds where there is nothing.
         """
         late, spans = self._late(), self._clock.last_spans()
-        if len(spans) != len(self._before):
-            return {}
-        known = [
-            span
-            for span, look in zip(spans, self._before, strict=True)
-            if span.recipe != REGION and look not in late
-        ]
-        return middle_ms(known, empty_ms)
-
-    def region_times(self, empty_ms: float) -> dict[str, tuple[RegionTime, ...]]:
-        """Return what each region call takes, by kind of lane; empty if one re-run lay
-        in another. Waits for the device.
-
-        Args:
-            empty_ms: as for `rebuild_ms`; a backward is looked at around each rebuild.
-        """
-        spans, late = self._clock.last_spans(), self._late()
-        if not len(spans) == len(self._before) == len(self._behind):
-            return {}
-        reruns = [
-            (span, look not in late)
-            for span, look in zip(spans, self._before, strict=True)
-            if span.recipe == REGION
-        ]
-        known = prices(span for span, is_known in reruns if is_known)
-        forward = self._forwards(
-            {span.place: known.get(span.place, 0.0) for span, _ in reruns},
-            late,
-            empty_ms,
+        if not self.is_whole:
+            spans = []
+        known = [look not in late for look in self._before]
+        both = list(zip(spans, known, strict=False))
+        return HeldPart(
+            head_ms=self._head_ms(late, empty_ms),
+            rebuilds=[span for span, told in both if told and span.recipe != REGION],
+            reruns=[(span, told) for span, told in both if span.recipe == REGION],
+            forwards=list(self._forwards_ms(late, empty_ms)) if spans else [],
+            backwards=list(self._backwards_ms(spans, late, empty_ms)),
         )
-        backward: defaultdict[Hashable, list[float]] = defaultdict(list)
+
+    def _head_ms(self, late: Set[int], empty_ms: float) -> float:
+        """Return the time from the beginning of the first lane to its first region
+        call; 0.0: not known."""
+        if not self._entered or self._entered[0].lane not in self._opened:
+            return 0.0
+        first = self._entered[0]
+        opened = self._opened[first.lane]
+        return 0.0 if opened in late else self._ms_between(opened, first.look, empty_ms)
+
+    def _forwards_ms(
+        self, late: Set[int], empty_ms: float
+    ) -> Iterator[tuple[Hashable, float]]:
+        """Return what the forwards of region calls take up to the next one."""
+        for one, after in pairwise(self._entered):
+            if one.look in late:
+                continue
+            if one.lane == after.lane and one.number < after.number:
+                own_ms = self._ms_between(one.look, after.look, empty_ms)
+                yield (one.kind, REGION, one.number), own_ms
+
+    def _backwards_ms(
+        self, spans: Sequence[Span], late: Set[int], empty_ms: float
+    ) -> Iterator[tuple[Hashable, float]]:
+        """Return what the backwards of region calls take, without the rebuilds in
+        them."""
         between = zip(spans, self._behind, self._before[1:], strict=False)
         region: Any = None
         total_ms, is_known = 0.0, True
@@ -191,35 +205,7 @@ class HeldRegions(Observer):
             total_ms += self._ms_between(behind, before, empty_ms)
             is_known = is_known and behind not in late
             if region is not None and is_known and _goes_on(region, spans[number + 1]):
-                backward[region].append(total_ms)
-        found: defaultdict[str, dict[int, RegionTime]] = defaultdict(dict)
-        for place, forward_ms in forward.items():
-            kind, _, number = cast("tuple[str, str, int]", place)
-            # That of the last re-run has no end: as the others of the step.
-            own = min(backward[place], default=0.0)
-            found[kind][number] = RegionTime(forward_ms=forward_ms, backward_ms=own)
-        return {
-            kind: tuple(own[number] for number in sorted(own))
-            for kind, own in found.items()
-        }
-
-    def _forwards(
-        self, reruns: Mapping[Hashable, float], late: Set[int], empty_ms: float
-    ) -> dict[Hashable, float]:
-        """Return what the forward of each region call that ran again takes; of one that
-        no other follows, as much more than its re-run as usually; 0.0: not known."""
-        entered: defaultdict[Hashable, list[float]] = defaultdict(list)
-        for one, after in pairwise(self._entered):
-            if one.look in late:
-                continue
-            if one.lane == after.lane and one.number < after.number:
-                own_ms = self._ms_between(one.look, after.look, empty_ms)
-                entered[one.kind, REGION, one.number].append(own_ms)
-        found = {place: min(each) for place, each in entered.items()}
-        known = [place for place in found if reruns.get(place, 0.0) > 0.0]
-        ratios = [found[place] / reruns[place] for place in known]
-        usual = statistics.median(ratios) if ratios else 1.0
-        return {place: found.get(place, usual * ms) for place, ms in reruns.items()}
+                yield region, total_ms
 
 
 class _Look(NamedTuple):
@@ -251,14 +237,3 @@ def _goes_on(region: Any, after: Span) -> bool:
         return False
     place: Any = after.place
     return bool(place[0] == region[0] and place[2] < region[2])
-
-
-def middle_ms(spans: Sequence[Span], empty_ms: float) -> dict[str, float]:
-    """Return the middle of those that are alike, without what is no rebuild's."""
-    alike: defaultdict[str, list[float]] = defaultdict(list)
-    for span in spans:
-        alike[rebuild_key(span.recipe, span.num_bytes)].append(span.ms)
-    return {
-        key: max(0.0, statistics.median(every) - empty_ms)
-        for key, every in alike.items()
-    }

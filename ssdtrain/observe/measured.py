@@ -2,15 +2,14 @@
 
 They are told as they run: each `yield` is one step of training. Where everything fits
 into device memory, steps run without hooks ([Note: the plain step] in
-plan/calibrate.py), then one is timed mark by mark, and where the host bounds it two
-more are held (paced.py). Else all regions run again, as in the observed step ([Note:
-the step of regions] in plan/calibrate.py), and behind one that is looked at another one
-is held (heldregions.py).
-(tests/ssdtrain/observe/test_measured.py, test_paced.py, test_heldregions.py)
+plan/calibrate.py), then one is timed mark by mark (paced.py). Else all regions run
+again, as in the observed step ([Note: the step of regions] in plan/calibrate.py). Where
+the host bounds them, some more are held (heldsteps.py).
+(tests/ssdtrain/observe/test_measured.py, test_heldsteps.py)
 """
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -18,12 +17,14 @@ from typing import Any, NamedTuple
 from ssdtrain.cache.bypass import Bypass
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.course import Unobserved
-from ssdtrain.cache.regions import REGION, Choice
-from ssdtrain.observe.heldregions import HeldRegions, middle_ms
+from ssdtrain.cache.regions import REGION
+from ssdtrain.observe.heldparts import room_ms
+from ssdtrain.observe.heldsteps import HeldSteps
+from ssdtrain.observe.heldtimes import HeldTimes
 from ssdtrain.observe.hostprices import HostPrices
 from ssdtrain.observe.observer import prices
-from ssdtrain.observe.paced import HOLD_FACTOR, HOLD_MS, Paced
-from ssdtrain.observe.plainsteps import PlainSteps
+from ssdtrain.observe.paced import Paced
+from ssdtrain.observe.plainsteps import PlainSteps, Steps, in_place_of_hooks
 from ssdtrain.observe.regionsteps import (
     Backwards,
     RegionStep,
@@ -43,29 +44,24 @@ from ssdtrain.plan.calibrate import (
 )
 from ssdtrain.plan.forwards import most_host_ms
 from ssdtrain.plan.profile import HostCosts, Profile
-from ssdtrain.plan.rule import KEEP_ALL
 from ssdtrain.plan.scaled import FIXED_SHARE, Growth
 
-NUM_EMPTY = 5
-"""Times that nothing is timed; the least counts."""
 NUM_REGION_STEPS = 4
 """In which all regions run again. The first one starts on an idle device; the others
 are measured."""
 MOST_HELD = 2
-"""Steps of regions that are held. A graph has one shape; steps whose shapes change are
-not captured."""
+"""Times that steps of regions are held. A graph has one shape; steps whose shapes
+change are not captured."""
 NUM_PACED = 3
 """Steps that are timed mark by mark at most: one that took several times a plain one
 was disturbed, and would not be believed."""
 LONGEST_HELD_MS = 600.0
-"""A longer step is not held: it would take seconds. The slowest host so far made one of
-259 ms out of 57."""
+"""A longer step is not held: all parts would take many seconds. The slowest host so far
+made one of 259 ms out of 57."""
 MOST_PACED_OF_RANKS = 1.05
 """Over a plain step, of ranks that wait for each other. That of a tensor parallel step
 of 891 ms took 888 in one run, and 974 in another, in whose forward the host was never
 ahead: nothing moved there."""
-
-Steps = Generator[None, None, None]
 
 
 class Observed(NamedTuple):
@@ -97,9 +93,9 @@ class Measured:
         self._steps: Steps | None = None
         """That are left."""
         self._step = -1
-        self._held_before: dict[tuple[Any, ...], Corrections] = {}
-        """With what held steps of regions told, by the signature of the observed one:
-        they are long ones, and there are few of them."""
+        self._held_before: dict[tuple[Any, ...], HeldTimes] = {}
+        """What held steps of regions told, by the signature of the observed one: they
+        take longer than others, and there are few of them."""
         self._idle_host_ms = float("inf")
         """Host time of the forward of regions that started on an idle device."""
 
@@ -176,7 +172,7 @@ class Measured:
         plain: PlainTimes | None = None
         while plain is None:
             timer = steps.begin(ledger.closed)
-            yield from self._in_place_of_hooks(timer)
+            yield from in_place_of_hooks(self._cache, timer)
             steps.ended(timer, ledger.closed)
             if steps.round_is_over:
                 # The slowest rank's, and the host that is the least ahead.
@@ -185,17 +181,13 @@ class Measured:
         self._correct(plain, PLAIN_STEP)
         yield from self._paced(observed, plain)
 
-    def _in_place_of_hooks(self, bypass: Bypass) -> Steps:
-        self._cache.bypass = bypass
-        try:
-            yield
-        finally:
-            self._cache.bypass = None
-
     def _paced(self, observed: Observed, plain: PlainTimes) -> Steps:
-        """One step is timed mark by mark; where the host bounds it, a held one, too."""
-        found: list[Pace] = []
+        """One step is timed mark by mark; where the host bounds it, some are held."""
+        ledger = self._cache.ledger
+        found: list[tuple[Pace, float]] = []
+        """With what the whole step took."""
         for _ in range(NUM_PACED):
+            start = ledger.closed
             eager = Paced(
                 self._cache,
                 observed.profile,
@@ -203,19 +195,20 @@ class Measured:
                 listens=self._host.is_on_gpu,
             )
             with closing(eager):
-                yield from self._in_place_of_hooks(eager)
+                yield from in_place_of_hooks(self._cache, eager)
             own_pace = eager.pace()
             if own_pace is not None:
-                found.append(own_pace)
+                ms = ledger.clock.ms_between(start, ledger.closed)
+                found.append((own_pace, ms))
             if not self.is_disturbed(own_pace, plain):
                 break
-        pace = min(found, key=lambda each: each.ms, default=None)
-        self.corrections = replace(self.corrections, pace=pace)
-        if pace is None:
+        if not found:
             return
+        pace, hooked_ms = min(found, key=lambda each: each[0].ms)
+        self.corrections = replace(self.corrections, pace=pace)
         own = without_readings(plain, pace, observed.profile)
         if self.may_hold(is_hosted=own.is_hosted):
-            yield from self._held(observed, pace)
+            yield from self._held(observed, pace, room_ms(plain.step_ms, hooked_ms))
 
     def is_disturbed(self, pace: Pace | None, plain: PlainTimes) -> bool:
         """Whether another step is to be timed; a CPU's may have more to do in hooks
@@ -234,38 +227,18 @@ class Measured:
         found = self._peers.longest((float(is_long),), "paced again", self._step)
         return max(found) > 0.0
 
-    def _held(self, observed: Observed, pace: Pace) -> Steps:
-        held = Paced(
-            self._cache, observed.profile, observed.packs, listens=False, before=pace
-        )
-        yield from self._in_place_of_hooks(held)
-        self.corrections = replace(self.corrections, held_pace=held.pace())
-        # They may take as long as their launches: that is how far ahead to be.
-        every = observed.profile.kinds.values()
-        longest_ms = max(
-            (item.recipe_ms for items in every for item in items), default=0
-        )
-        if longest_ms:
-            costs = self._host.costs
-            if costs is not None:
-                longest_ms = max(longest_ms, costs.rebuild.use_ms)
-            yield from self._held_rebuilds(HOLD_MS + HOLD_FACTOR * longest_ms)
+    def _held(self, observed: Observed, pace: Pace, most_ms: float) -> Steps:
+        """Steps without hooks are held, and behind them rebuilds.
 
-    def _held_rebuilds(self, hold_ms: float) -> Steps:
-        """The step keeps what no recipe makes, and rebuilds the rest, each by itself,
-        behind a device that is held: [Note: captured steps] in replays.py."""
-        cache, clock = self._cache, self._cache.ledger.clock
-        cache.course.rule = KEEP_ALL
-        cache.regions.choice = Choice.NONE
-        clock.keep_spans = True
-        clock.before_rebuild = lambda: cache.device.hold(hold_ms)
-        try:
-            yield
-        finally:
-            clock.keep_spans = False
-            clock.before_rebuild = None
-        own = middle_ms(clock.last_spans(), self._empty_ms())
-        self.corrections = replace(self.corrections, rebuild_ms=own)
+        Args:
+            pace: of the step that was not held.
+            most_ms: that the device may wait in a step.
+        """
+        held, profile = HeldSteps(self._cache, self._host), observed.profile
+        own = yield from held.pace(profile, observed.packs, pace, most_ms)
+        self.corrections = replace(self.corrections, held_pace=own)
+        rebuild_ms = yield from held.rebuild_ms(profile, most_ms)
+        self.corrections = replace(self.corrections, rebuild_ms=rebuild_ms)
 
     def _with_regions(self, observed: Observed) -> Steps:
         steps: list[RegionStep] = []
@@ -367,46 +340,20 @@ class Measured:
         return _by_kind(places, found)
 
     def _held_regions(self, profile: Profile) -> Steps:
-        """One is [Note: a held step of regions], where the host may bound it."""
-        before = self._held_before.get(profile.signature())
-        if before is not None:
-            self.corrections = replace(
-                self.corrections,
-                rebuild_ms=before.rebuild_ms,
-                held_regions=before.held_regions,
-                held_head_ms=before.held_head_ms,
-            )
-            return
-        may_hold = self.may_hold(is_hosted=self.corrections.may_be_hosted)
-        if len(self._held_before) == MOST_HELD or not may_hold:
-            return
-        clock, device = self._cache.ledger.clock, self._cache.device
-        looking = HeldRegions(clock, device)
-        yield from self._looked_at(looking)
-        held = HeldRegions(clock, device, looking.holds_ms())
-        yield from self._looked_at(held)
-        empty_ms = self._empty_ms()
-        self.corrections = replace(
-            self.corrections,
-            rebuild_ms=held.rebuild_ms(empty_ms),
-            held_regions=held.region_times(empty_ms),
-            held_head_ms=held.head_ms(empty_ms),
-        )
-        self._held_before[profile.signature()] = self.corrections
-
-    def _looked_at(self, regions: HeldRegions) -> Steps:
-        """One step of regions is looked at."""
-        self._cache.course.observer = regions
-        regions.start()
-        try:
-            yield
-        finally:
-            regions.stop()
-            self._cache.course.observer = Unobserved()
+        """Some are held ([Note: a held step of regions]), where the host may bound
+        them."""
+        told = self._held_before.get(profile.signature())
+        if told is None:
+            may_hold = self.may_hold(is_hosted=self.corrections.may_be_hosted)
+            if len(self._held_before) == MOST_HELD or not may_hold:
+                return
+            told = yield from HeldSteps(self._cache, self._host).regions()
+            self._held_before[profile.signature()] = told
+        self.corrections = replace(self.corrections, **told._asdict())
 
     def may_hold(self, *, is_hosted: bool) -> bool:
-        """Whether a held step, which is a long one, would show anything, and nobody
-        waits for it.
+        """Whether held steps, which take longer, would show anything, and nobody waits
+        for them.
 
         Args:
             is_hosted: whether the host may bound the step.
@@ -414,16 +361,6 @@ class Measured:
         if self.plain is None or self.plain.step_ms > LONGEST_HELD_MS:
             return False
         return is_hosted and self._host.is_on_gpu and self._peers.is_alone
-
-    def _empty_ms(self) -> float:
-        """Return what a clock finds between two moments that nothing is between."""
-        device, clock = self._cache.device, self._cache.ledger.clock
-        found = []
-        for _ in range(NUM_EMPTY):
-            device.hold(HOLD_MS)
-            start = clock.now()
-            found.append(clock.ms_between(start, clock.now()))
-        return min(found)
 
     def _correct(self, plain: PlainTimes, note: str) -> None:
         """Take these as the times of a step without ssdtrain."""

@@ -21,14 +21,15 @@ where it was.
 [Note: a step that is held]
 Where the host bounds a step, its device idles between operators, and their times are
 those of the launches. A CUDA graph has no launches. So another step is run in which the
-device waits at every look at the clock for as long as the host takes to the next one:
-what comes behind is launched before it begins, and takes the device's own time.
+device waits at looks at the clock for longer than the host takes to the next one: what
+comes behind is launched before it begins, and takes the device's own time. Which looks
+these are says [Note: held in parts] in heldparts.py.
 (tests/ssdtrain/observe/test_paced.py)
 """
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -84,8 +85,7 @@ class Paced(Bypass):
         profile: of the observed step, whose marks they are.
         packs: how often `pack` was called up to each mark, its own call included.
         listens: whether to find results that are read back; on a GPU.
-        before: of a step like this one, whose host times say for how long the device
-            is held; None: it is not.
+        holds_ms: for how long the device is held at which marks.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Paced(Bypass):
         packs: list[int],
         *,
         listens: bool,
-        before: Pace | None = None,
+        holds_ms: Mapping[int, float] | None = None,
     ) -> None:
         super().__init__(cache.ledger.clock)
         self._cache = cache
@@ -104,11 +104,7 @@ class Paced(Bypass):
         self._to_pack, self._to_use = looked_at(profile, packs)
         self._num_wanted = len(self._to_pack) + len(self._to_use)
         self._moments: list[Moment] = []
-        self.is_held = before is not None
-        segments = () if before is None else before.segments
-        self._holds_ms = {
-            each.start: HOLD_MS + HOLD_FACTOR * each.host_ms for each in segments
-        }
+        self.holds_ms = holds_ms or {}
         self._spent_ns = self._entered_ns = 0
         self._reads: set[int] = set()
         """Of moments: results were read back behind them."""
@@ -170,8 +166,8 @@ class Paced(Bypass):
         # From the hook's start: what went by since is its own.
         host_ns = self._entered_ns - self._spent_ns
         came = begins = self._clock.now()
-        if mark in self._holds_ms:
-            self._cache.device.hold(self._holds_ms[mark])
+        if mark in self.holds_ms:
+            self._cache.device.hold(self.holds_ms[mark])
             begins = self._clock.now()
         self._moments.append(Moment(mark, came, host_ns, begins, self._entered_ns))
 

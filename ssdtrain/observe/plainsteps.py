@@ -8,11 +8,12 @@ only: behind a wait for it a step starts on an idle device.
 (tests/ssdtrain/observe/test_plainsteps.py)
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ssdtrain.cache.bypass import Bypass
+from ssdtrain.cache.cache import TensorCache
 from ssdtrain.plan.calibrate import PlainTimes
 from ssdtrain.remat.clock import Clock
 
@@ -22,6 +23,18 @@ MOST_ROUNDS = 3
 """Where steps are never alike, as of lengths that change, the middle one counts."""
 ALIKE = 0.03
 """By how much steps that take as long as one another may differ."""
+
+Steps = Generator[None, None, None]
+"""Each `yield` is one step of training."""
+
+
+def in_place_of_hooks(cache: TensorCache, bypass: Bypass) -> Steps:
+    """Run one step whose forwards have this around them, and no hooks."""
+    cache.bypass = bypass
+    try:
+        yield
+    finally:
+        cache.bypass = None
 
 
 class _Launched(NamedTuple):

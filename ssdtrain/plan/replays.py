@@ -7,8 +7,8 @@ time would make the graph several times as long. So the plan that a graph holds 
 for a profile without the host, in times of a step whose every operator was launched
 before the device came to it (`held_pace`). Launches bound rebuilds still more than the
 step: one of some microseconds takes tenths of a millisecond to launch, so that the
-cheap ones look no cheaper than the dear ones. Behind that step one is run that rebuilds
-whatever it can, each behind a device that was held, and those times are taken
+cheap ones look no cheaper than the dear ones. Behind that step others rebuild some of
+what can be, each behind a device that was held, and those times are taken
 (`rebuild_ms`), without what two events take that have nothing between them. A replay
 has no events, but an edge between compute and a copy costs it something, too
 (`EDGE_MS`). Where that step does not fit, the regions and rebuilds of another one are

@@ -9,9 +9,14 @@ is a rule alone. One executor carries out orders and rules.
 (tests/ssdtrain/cache/test_executor.py, tests/ssdtrain/plan/test_rule.py)
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ssdtrain.plan.placement import Placement
+
+
+def _any(name: str, num_bytes: int) -> bool:
+    return True
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,9 @@ class Rule:
     """KEEP, OFFLOAD or OFFLOAD_IF_IN_TIME."""
     spares_held: bool = False
     """Whether what its owner holds anyway stays, as in every plan."""
+    may_rebuild: Callable[[str, int], bool] = _any
+    """Asked of each tensor that autograd saves, by name and size: whether a recipe may
+    take its place."""
 
     def place(self, left_bytes: int, tail_bytes: int, *, held: bool) -> Placement:
         """Return the placement of a record.

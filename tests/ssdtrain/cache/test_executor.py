@@ -1,5 +1,6 @@
 """Orders and rules are carried out by one executor."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -55,6 +56,51 @@ def test_a_rule_holds_for_what_no_order_names(rule: Rule) -> None:
     elif rule == Rule():
         assert first.bytes_kept == 0
         assert last.bytes_kept == 2 * ONE, "a window's worth"
+
+
+class Casting(nn.Module):
+    """Two of what it saves are made by recipes: the last one of a copy that is stored
+    for that alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.nn.functional.gelu(x * self.factor) * x
+        return x.bfloat16().float().square()
+
+
+@pytest.mark.parametrize("allowed", ["", "Gelu", "ToCopy"])
+def test_a_rule_says_what_recipes_may_make(allowed: str) -> None:
+    """It is asked of all that autograd saves, once, and of nothing that recipes store
+    for themselves."""
+    asked: list[str] = []
+
+    def may_rebuild(name: str, num_bytes: int) -> bool:
+        asked.append(name)
+        assert num_bytes == 4 * WIDTH
+        return bool(allowed) and name.startswith(allowed)
+
+    x = torch.linspace(-1, 1, WIDTH, requires_grad=True)
+    (theirs,) = torch.autograd.grad(Casting()(x).sum(), x)
+    settings = {**SETTINGS, "plan": "offload-all", "recompute": "auto"}
+    model = Casting()
+    with ssdtrain.offload(model, **settings) as session:
+        session.cache.course.rule = replace(KEEP_ALL, may_rebuild=may_rebuild)
+        (ours,) = torch.autograd.grad(model(x).sum(), x)
+        session.hints.step_end()
+        (report,) = session.steps
+    assert same_bits([ours], [theirs])
+    assert [name.partition(" ")[0] for name in asked] == [
+        "input",
+        "MulBackward0",
+        "GeluBackward0",
+        "ToCopyBackward0",
+    ]
+    assert [recipe.removesuffix("Backward0") for recipe in report.recipes] == (
+        [allowed] if allowed else []
+    )
 
 
 def test_a_lane_that_leaves_its_plan_goes_by_the_rule() -> None:

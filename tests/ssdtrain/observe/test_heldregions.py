@@ -1,5 +1,6 @@
 """A step of regions in which the device is held: what it takes, and what it leaves."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,7 +16,9 @@ from ssdtrain.cache.course import NO_WAY, LaneCourse, Unobserved
 from ssdtrain.cache.regions import REGION, Choice
 from ssdtrain.jsonfile import decode, in_parts, joined
 from ssdtrain.observe import observer
+from ssdtrain.observe.heldparts import MOST_OF_STEP, MOST_PARTS
 from ssdtrain.observe.heldregions import HeldRegions
+from ssdtrain.observe.heldtimes import HeldTimes, held_times
 from ssdtrain.observe.measured import Measured
 from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.paced import HOLD_MS
@@ -39,7 +42,7 @@ from tests.ssdtrain.observe.test_paced import Net, train
 from tests.ssdtrain.plan.test_calibrate import BYTES, NUM_LAYERS, layers
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
-HELD_S = 1.0
+HELD_S, PAUSE_S = 1.0, 0.01
 HEAD_MS, FORWARD_MS, BACKWARD_MS = 0.5, 4.0, 8.0
 """Of a region, on the device."""
 
@@ -147,16 +150,29 @@ def step(clock: Any, regions: HeldRegions, *, interrupted: int = -1) -> None:
     regions.stop()
 
 
-def held(host: Any, slowness: float, *, interrupted: int = -1) -> HeldRegions:
-    """A held step behind one that was looked at."""
+def told(regions: HeldRegions, empty_ms: float = 0.0) -> HeldTimes:
+    """What one held step tells by itself."""
+    return held_times([regions.told(empty_ms)], empty_ms)
+
+
+def held(
+    host: Any, slowness: float, *, num_parts: int = 1, interrupted: int = -1
+) -> HeldTimes:
+    """What held steps told behind one that was looked at."""
     clock: Any = Beside(host, slowness)
     step(clock, looking := HeldRegions(clock, clock))
-    found = HeldRegions(clock, clock, looking.holds_ms())
-    step(clock, found, interrupted=interrupted)
-    return found
+    every = looking.holds_ms()
+    parts = []
+    for number in range(num_parts):
+        own = {
+            look: ms for each in every[number::num_parts] for look, ms in each.items()
+        }
+        step(clock, part := HeldRegions(clock, clock, own), interrupted=interrupted)
+        parts.append(part.told(0.0))
+    return held_times(parts, 0.0)
 
 
-def hosted(slowness: float, own: HeldRegions | None) -> Corrections:
+def hosted(slowness: float, own: HeldTimes | None) -> Corrections:
     """Step times that are all launches, and what a held step told."""
     host_ms = slowness * NUM_LAYERS * 5.0
     plain = PlainTimes(
@@ -169,11 +185,11 @@ def hosted(slowness: float, own: HeldRegions | None) -> Corrections:
     )
     if own is None:
         return by
-    times, rebuild_ms = own.region_times(0.0), own.rebuild_ms(0.0)
-    return replace(by, held_regions=times, rebuild_ms=rebuild_ms)
+    return replace(by, held_regions=own.held_regions, rebuild_ms=own.rebuild_ms)
 
 
-def test_a_slow_host_leads_to_the_same_graph(virtual_time: Any) -> None:
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_a_slow_host_leads_to_the_same_graph(virtual_time: Any, num_parts: int) -> None:
     """Whatever launches take, a held step tells what the device does, and the plan of a
     graph is the same. Without one the observed step is believed, and not the launches'
     time."""
@@ -181,13 +197,13 @@ def test_a_slow_host_leads_to_the_same_graph(virtual_time: Any) -> None:
     seen, goal = layers(1.5), Goal(memory_budget_bytes=22 * BYTES)
     plans, unheld = [], []
     for slowness in (1.0, 2.0, 4.0):
-        own = held(virtual_time, slowness)
-        assert own.head_ms(0.0) == pytest.approx(HEAD_MS)
-        for time in own.region_times(0.0)["model/0"][1:]:
+        own = held(virtual_time, slowness, num_parts=num_parts)
+        assert own.held_head_ms == pytest.approx(HEAD_MS)
+        for time in own.held_regions["model/0"][1:]:
             assert time.backward_ms == pytest.approx(BACKWARD_MS)
-        for time in own.region_times(0.0)["model/0"]:
+        for time in own.held_regions["model/0"]:
             assert time.forward_ms == pytest.approx(FORWARD_MS)
-        assert own.rebuild_ms(0.0) == {rebuild_key("silu", 64): pytest.approx(0.25)}
+        assert own.rebuild_ms == {rebuild_key("silu", 64): pytest.approx(0.25)}
         measured = Measured(alone, alone, alone, alone)
         measured.corrections = by = hosted(slowness, own)
         measured.plain = PlainTimes(*by.plain)
@@ -208,13 +224,14 @@ def test_a_slow_host_leads_to_the_same_graph(virtual_time: Any) -> None:
 def test_what_the_host_came_late_to_is_not_known(virtual_time: Any) -> None:
     """An interruption is no device's time: the forward takes as much more than its
     re-run as the others. Where nothing was held nothing is known."""
-    times = held(virtual_time, 2.0, interrupted=1).region_times(0.0)["model/0"]
+    times = held(virtual_time, 2.0, interrupted=1).held_regions["model/0"]
     for time in times:
         assert time.forward_ms == pytest.approx(FORWARD_MS)
     clock: Any = Beside(virtual_time, 4.0)
-    step(clock, never := HeldRegions(clock, clock, [0.0]))
-    assert never.rebuild_ms(0.0) == {} and never.head_ms(0.0) == 0.0
-    assert set(never.region_times(0.0)["model/0"]) == {
+    step(clock, regions := HeldRegions(clock, clock))
+    never = told(regions)
+    assert never.rebuild_ms == {} and never.held_head_ms == 0.0
+    assert set(never.held_regions["model/0"]) == {
         RegionTime(forward_ms=0.0, backward_ms=0.0)
     }
     profile = captured(layers(1.5), hosted(2.0, never))
@@ -225,7 +242,7 @@ def test_what_the_host_came_late_to_is_not_known(virtual_time: Any) -> None:
 def test_what_lies_between_reruns_is_a_regions_backward() -> None:
     """Without the rebuilds in it, and without the holds."""
     clock: Any = Scripted()
-    held = HeldRegions(clock, clock, [5.0])
+    held = HeldRegions(clock, clock, dict.fromkeys(range(99), 5.0))
     held.start()
     for number in (1, 0):
         clock.run(0.5)
@@ -235,13 +252,13 @@ def test_what_lies_between_reruns_is_a_regions_backward() -> None:
         clock.run(3.0)
     clock.cut()
     held.stop()
-    assert held.region_times(0.0) == {
+    assert told(held).held_regions == {
         "model/0": (
             RegionTime(forward_ms=2.0, backward_ms=0.0),
             RegionTime(forward_ms=3.0, backward_ms=4.5),
         )
     }
-    assert held.rebuild_ms(0.125) == {rebuild_key("silu", 64): 0.625}
+    assert told(held, 0.125).rebuild_ms == {rebuild_key("silu", 64): 0.625}
     assert len(clock.holds) == 8
     assert set(clock.holds) == {5.0}
     clock.span("silu", 0, 64, 1.0)
@@ -252,7 +269,7 @@ def test_what_lies_between_beginnings_is_a_regions_forward() -> None:
     """The launches of eager re-runs hide behind what the device still has to do, those
     of forwards do not; and a re-run ends earlier."""
     clock: Any = Scripted()
-    held = HeldRegions(clock, clock, [5.0])
+    held = HeldRegions(clock, clock, dict.fromkeys(range(99), 5.0))
     held.start()
     held.lane(LaneCourse(0, NO_WAY), "model/0")
     for number in range(3):
@@ -262,10 +279,10 @@ def test_what_lies_between_beginnings_is_a_regions_forward() -> None:
         clock.span(REGION, ("model/0", REGION, number), 0, 2.0)
         clock.run(6.0)
     clock.cut()
-    times = held.region_times(0.0)["model/0"]
+    times = told(held).held_regions["model/0"]
     # Behind the last one is what is no region's: as much more than its re-run as usual.
     assert [time.forward_ms for time in times] == [4.0, 5.0, 4.5]
-    times = held.region_times(0.5)["model/0"]  # what two looks take by themselves
+    times = told(held, 0.5).held_regions["model/0"]  # what two looks take by themselves
     assert [time.forward_ms for time in times[:2]] == [3.5, 4.5]
     assert times[2].backward_ms == 5.5
     assert len(clock.holds) == 10
@@ -274,7 +291,7 @@ def test_what_lies_between_beginnings_is_a_regions_forward() -> None:
 def test_a_forward_between_two_backwards_is_no_part_of_either() -> None:
     """Two micro-batches of a step: the first region's backward ends before it."""
     clock: Any = Scripted()
-    held = HeldRegions(clock, clock, [5.0])
+    held = HeldRegions(clock, clock, dict.fromkeys(range(99), 5.0))
     held.start()
     for _ in range(2):
         clock.run(100.0)
@@ -282,26 +299,27 @@ def test_a_forward_between_two_backwards_is_no_part_of_either() -> None:
             clock.span(REGION, ("model/0", REGION, number), 0, 2.0)
             clock.run(3.0)
     clock.cut()
-    first, second = held.region_times(0.0)["model/0"]
+    first, second = told(held).held_regions["model/0"]
     assert (first.backward_ms, second.backward_ms) == (0.0, 3.0)
 
 
 def test_a_rerun_in_another_tells_nothing() -> None:
     clock: Any = Scripted()
-    held = HeldRegions(clock, clock, [5.0])
+    held = HeldRegions(clock, clock, dict.fromkeys(range(99), 5.0))
     held.start()
     clock.begin()
     clock.span(REGION, ("model/0", REGION, 0), 0, 1.0)
     clock.cut()
-    assert held.region_times(0.0) == {}
+    assert told(held).held_regions == {} and held.holds_ms() == []
 
 
 def test_regions_are_held_where_the_plain_step_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, virtual_time: Any
 ) -> None:
     """Under a memory limit, too, what a graph's plan is made of is not the launches'
-    time. The step's gradients are plain's."""
+    time. The step's gradients are plain's, and none of these steps is a long one."""
     holds: list[float] = []
+    by_step: defaultdict[Any, list[float]] = defaultdict(list)
     asked: list[Request] = []
 
     def answers(request: Request) -> Iterator[Answer]:
@@ -311,6 +329,7 @@ def test_regions_are_held_where_the_plain_step_does_not_fit(
     def hold(self: CpuDevice, ms: float) -> None:
         if ms not in (observer.HOLD_MS, observer.RERUN_HOLD_MS):  # the observed step's
             holds.append(ms)
+            by_step[session.cache.course.observer].append(ms)
         virtual_time.sleep(HELD_S)
 
     monkeypatch.setattr("ssdtrain.observe.searching.answers", answers)
@@ -318,10 +337,16 @@ def test_regions_are_held_where_the_plain_step_does_not_fit(
     monkeypatch.setattr(MemoryGoal, "fits_plain", lambda self, profile: False)
     monkeypatch.setattr(Measured, "may_hold", lambda *_, **__: True)
     monkeypatch.setattr("ssdtrain.api._first_regions", lambda *settings: Choice.ALL)
-    theirs, net = train(Sums(), 12), Sums()
+    theirs, net = train(Sums(), 15), Sums()
+    net.pause = lambda: virtual_time.sleep(PAUSE_S)
     with ssdtrain.offload(net, target="host", min_bytes=1) as session:
-        assert same_bits(train(net, 12), theirs)
+        assert same_bits(train(net, 15), theirs)
         assert session.plan is not None
+        parts = [own for by, own in by_step.items() if type(by) is HeldRegions]
+        assert 1 < len(parts) <= MOST_PARTS
+        # A step of regions takes as long as its pauses, and little besides.
+        most_ms = 1.1 * (MOST_OF_STEP - 1) * len(net.parts) * PAUSE_S * 1e3
+        assert max(map(sum, parts)) < most_ms < sum(map(sum, parts))
         # Steps that are observed again have no long one behind them.
         num_asked, before = len(asked), list(holds)
         monkeypatch.setattr(Planner, "_follow", vars(Planner)["_observe"])

@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 import ssdtrain
+from ssdtrain.cache import bypass
 from ssdtrain.cache.bypass import Bypass
 from ssdtrain.cache.course import Unobserved
 from ssdtrain.cache.regions import Choice
 from ssdtrain.observe.heldregions import HeldRegions
 from ssdtrain.observe.measured import NUM_PACED, NUM_REGION_STEPS, Measured
 from ssdtrain.observe.memorygoal import MemoryGoal
-from ssdtrain.observe.paced import Paced
+from ssdtrain.observe.paced import HOLD_FACTOR, HOLD_MS, Paced
 from ssdtrain.observe.plainsteps import NUM_STEPS
 from ssdtrain.plan.agree import Alone
 from ssdtrain.plan.calibrate import (
@@ -54,7 +55,7 @@ class Net(nn.Module):
 def kind_of(cache: Any) -> str:
     """What a step is run for, by what stands in its way."""
     if isinstance(cache.bypass, Paced):
-        return "held" if cache.bypass.is_held else "paced"
+        return "held" if cache.bypass.holds_ms else "paced"
     if isinstance(cache.bypass, Bypass):
         return "plain"
     if cache.timer is not None:
@@ -85,7 +86,13 @@ def steps(
     choice = Choice.NONE if fits else Choice.ALL
     monkeypatch.setattr("ssdtrain.api._first_regions", lambda *settings: choice)
     found: list[str] = []
-    net = Net(lambda: found.append(kind_of(session.cache)))
+
+    def look() -> None:
+        found.append(kind_of(session.cache))
+        # So long that one step has room for all that is held.
+        bypass.time.sleep(0.1)  # type: ignore[attr-defined]
+
+    net = Net(look)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with ssdtrain.offload(net, target="host", min_bytes=1) as session:
         for _ in range(most + 2):
@@ -191,24 +198,34 @@ def test_ranks_time_another_step_together(is_long: bool, others: float) -> None:
 def test_of_several_timed_steps_the_shortest_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one = Pace(num_marks=0, head_ms=3.0, head_host_ms=0.0, segments=(), end=0)
-    left = iter([one, replace(one, head_ms=1.0), replace(one, head_ms=2.0)])
-    held: list[Pace] = []
+    paces = [
+        Pace(
+            num_marks=1,
+            head_ms=ms,
+            head_host_ms=0.0,
+            segments=(Segment(start=0, ms=1.0, host_ms=ms),),
+            end=1,
+        )
+        for ms in (3.0, 1.0, 2.0)
+    ]
+    left = iter(paces)
+    held: list[Any] = []
 
     class Told(Paced):
         def __init__(self, *what: Any, **more: Any) -> None:
             super().__init__(*what, **more)
-            if self.is_held:
-                held.append(more["before"])
+            if self.holds_ms:
+                held.append(self.holds_ms)
 
         def pace(self) -> Pace | None:
             return next(left, None)
 
     monkeypatch.setattr("ssdtrain.observe.measured.Paced", Told)
+    monkeypatch.setattr("ssdtrain.observe.heldsteps.Paced", Told)
     monkeypatch.setattr(Measured, "is_disturbed", lambda *_: True)
     found, _ = steps(monkeypatch, fits=True)
     assert found.count("paced") == NUM_PACED == 3
-    assert [each.head_ms for each in held] == [1.0]
+    assert held == [{0: pytest.approx(HOLD_MS + HOLD_FACTOR)}]
 
 
 def test_what_another_step_tells_is_forgotten() -> None:
