@@ -64,11 +64,8 @@ class Keeper(Protocol):
     def narrowed(
         self, wide: Tensor, dtype: torch.dtype, store: Store | None = None
     ) -> Held:
-        """Make and keep a tensor of this dtype that stands for a wider one.
-
-        Args:
-            store: takes it over; None: the keeper finds out what becomes of it.
-        """
+        """Make and keep a tensor of this dtype that stands for a wider one. store: as
+        for `Compiled.operands`."""
 
     def is_altered(self) -> bool:
         """Whether what operators gave in this step may be a mode's work: see
