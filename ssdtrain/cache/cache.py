@@ -484,8 +484,9 @@ class TensorCache:
         course, in_region = self.course, self.regions.current is not None
         if entry.order is not None:
             return entry.may_be_rebuilt
-        if course.serving == OUTSIDE_PLAN:
-            if not course.rule.may_rebuild(entry.name, num_bytes):
+        few = course.rule.few
+        if few is not None and course.serving == OUTSIDE_PLAN:
+            if not few.has(entry.name, num_bytes):
                 return False
         return not in_region or course.observer.listens
 

@@ -124,21 +124,32 @@ def _push_again(hooks: list[Any]) -> None:
         _push(pack, unpack)
 
 
-class Quietly:
+class WithoutHooks:
+    """Around a call of a layer of which nobody asks what it saves: no hooks."""
+
+    def __init__(self, hooks: ForwardHooks) -> None:
+        self._hooks = hooks
+
+    def __enter__(self) -> None:
+        self._hooks.take_off()
+
+    def __exit__(self, *error: object) -> None:
+        self._hooks.put_back()
+
+
+class Quietly(WithoutHooks):
     """Around a quiet call of a lane that follows its table: no hooks."""
 
     def __init__(self, hooks: ForwardHooks, lane: Any, rows: Any, of: Passage) -> None:
-        self._hooks, self._lane, self._rows, self._passage = hooks, lane, rows, of
+        super().__init__(hooks)
+        self._lane, self._rows, self._passage = lane, rows, of
 
     def __enter__(self) -> None:
         passage = self._passage
         number = passage.end - passage.first
         next(islice(self._rows, number, number), None)
         self._lane.num_regions += passage.num_calls
-        self._hooks.take_off()
-
-    def __exit__(self, *error: object) -> None:
-        self._hooks.put_back()
+        super().__enter__()
 
 
 class Watched:
@@ -181,3 +192,7 @@ def sizes_of(arguments: Iterable[Any]) -> tuple[torch.Size, ...]:
             for each in arguments
             if isinstance(each, Tensor) and not each.is_nested
         )
+
+
+Around = WithoutHooks | Watched
+"""What is around a call of a layer that does not run again."""

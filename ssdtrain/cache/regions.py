@@ -47,7 +47,7 @@ from ssdtrain.cache.identity import (
     stamp_of,
 )
 from ssdtrain.cache.living import Living
-from ssdtrain.cache.quiet import ForwardHooks, Quietly, Watched
+from ssdtrain.cache.quiet import Around, ForwardHooks, WithoutHooks
 from ssdtrain.cache.record import (
     Handle,
     Known,
@@ -787,7 +787,7 @@ class Regions:
 
     def begin(
         self, region: Region, forward: Any, args: Any, kwargs: Any
-    ) -> RegionCall | Quietly | Watched | None:
+    ) -> RegionCall | Around | None:
         """A call of a region's forward begins.
 
         Returns:
@@ -838,13 +838,16 @@ class Regions:
 
     def _around(
         self, lane: Lane, number: int, arguments: Iterable[Any]
-    ) -> Quietly | Watched | None:
+    ) -> Around | None:
         """See [Note: quiet calls]."""
-        found: Quietly | Watched | None = None
+        found: Around | None = None
+        few = self.cache.course.rule.few
         if lane.run is not None and self._hooks is not None:
             found = lane.run.quietly(number, self._hooks, arguments)
         elif lane.binding is not None:
             found = lane.binding.watched(arguments)
+        elif few is not None and self._hooks is not None and self._hooks.are_alone:
+            found = None if few.may_have(number) else WithoutHooks(self._hooks)
         return found
 
     def end(self, call: RegionCall) -> None:

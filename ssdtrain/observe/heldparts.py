@@ -25,9 +25,13 @@ from typing import NamedTuple
 
 from ssdtrain.plan.calibrate import Pace
 
-MOST_OF_STEP = 1.6
-"""A held step takes no longer than so many of those that it stands behind. Twice as
-long is too long, and general hooks cost more than those of a paced step."""
+MOST_OF_STEP = 1.75
+"""A held step takes no longer than so many of those that it stands behind: twice as
+long is too long."""
+LEAST_OF_STEP = 0.5
+"""How much longer it may be at least than with its hooks alone. A slow host takes
+nearly twice a plain step for them, and a graph's plan that knows nothing costs all its
+replays half as much again."""
 MOST_PARTS = 5
 """Steps whose looks are held at most."""
 
@@ -48,7 +52,8 @@ def room_ms(step_ms: float, hooked_ms: float) -> float:
         step_ms: what it takes without anything.
         hooked_ms: likewise with hooks, and without a wait.
     """
-    return max(0.0, MOST_OF_STEP * step_ms - max(step_ms, hooked_ms))
+    left_ms = MOST_OF_STEP * step_ms - max(step_ms, hooked_ms)
+    return max(LEAST_OF_STEP * step_ms, left_ms)
 
 
 def dealt(holds_ms: Mapping[int, float], most_ms: float) -> list[dict[int, float]]:

@@ -19,7 +19,7 @@ from ssdtrain.observe.heldtimes import HeldTimes, held_times, middle_ms
 from ssdtrain.observe.hostprices import HostPrices
 from ssdtrain.observe.paced import HOLD_FACTOR, HOLD_MS, Paced
 from ssdtrain.observe.plainsteps import Steps, in_place_of_hooks
-from ssdtrain.observe.samples import Sampling, samples
+from ssdtrain.observe.samples import Sampling, samplings
 from ssdtrain.plan.calibrate import Pace
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.rule import KEEP_ALL
@@ -80,18 +80,17 @@ class HeldSteps:
         hold_ms = HOLD_MS + HOLD_FACTOR * longest_ms
         least_bytes = self._cache.limits.least_bytes
         spans: list[Span] = []
-        for part in samples(
-            profile, least_bytes, int(most_ms / (hold_ms + longest_ms))
-        ):
-            yield from self._rebuilding(Sampling(part), hold_ms)
+        most = int(most_ms / (hold_ms + longest_ms))
+        for sampling in samplings(profile, least_bytes, most):
+            yield from self._rebuilding(sampling, hold_ms)
             spans += self._cache.ledger.clock.last_spans()
         return middle_ms(spans, self._empty_ms())
 
     def _rebuilding(self, sampling: Sampling, hold_ms: float) -> Steps:
         cache, clock = self._cache, self._cache.ledger.clock
         rule = cache.course.rule
-        cache.course.rule = replace(KEEP_ALL, may_rebuild=sampling.has)
-        cache.regions.choice = Choice.NONE
+        cache.course.rule = replace(KEEP_ALL, few=sampling)
+        cache.regions.choice = Choice.PLANNED  # there is no plan: none runs again
         clock.keep_spans = True
         clock.before_rebuild = lambda: cache.device.hold(hold_ms)
         try:

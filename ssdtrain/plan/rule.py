@@ -9,14 +9,20 @@ is a rule alone. One executor carries out orders and rules.
 (tests/ssdtrain/cache/test_executor.py, tests/ssdtrain/plan/test_rule.py)
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from ssdtrain.plan.placement import Placement
 
 
-def _any(name: str, num_bytes: int) -> bool:
-    return True
+class Few(Protocol):
+    """Says what few tensors of a step recipes may make."""
+
+    def has(self, name: str, num_bytes: int) -> bool:
+        """Whether this one is among them. Asked of each that autograd saves."""
+
+    def may_have(self, region: int) -> bool:
+        """Whether any in this region call may be; else it runs without hooks."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +37,8 @@ class Rule:
     """KEEP, OFFLOAD or OFFLOAD_IF_IN_TIME."""
     spares_held: bool = False
     """Whether what its owner holds anyway stays, as in every plan."""
-    may_rebuild: Callable[[str, int], bool] = _any
-    """Asked of each tensor that autograd saves, by name and size: whether a recipe may
-    take its place."""
+    few: Few | None = None
+    """None: recipes may make any tensor."""
 
     def place(self, left_bytes: int, tail_bytes: int, *, held: bool) -> Placement:
         """Return the placement of a record.

@@ -77,17 +77,21 @@ def test_a_rule_says_what_recipes_may_make(allowed: str) -> None:
     for themselves."""
     asked: list[str] = []
 
-    def may_rebuild(name: str, num_bytes: int) -> bool:
-        asked.append(name)
-        assert num_bytes == 4 * WIDTH
-        return bool(allowed) and name.startswith(allowed)
+    class Few:
+        def has(self, name: str, num_bytes: int) -> bool:
+            asked.append(name)
+            assert num_bytes == 4 * WIDTH
+            return bool(allowed) and name.startswith(allowed)
+
+        def may_have(self, region: int) -> bool:
+            return True
 
     x = torch.linspace(-1, 1, WIDTH, requires_grad=True)
     (theirs,) = torch.autograd.grad(Casting()(x).sum(), x)
     settings = {**SETTINGS, "plan": "offload-all", "recompute": "auto"}
     model = Casting()
     with ssdtrain.offload(model, **settings) as session:
-        session.cache.course.rule = replace(KEEP_ALL, may_rebuild=may_rebuild)
+        session.cache.course.rule = replace(KEEP_ALL, few=Few())
         (ours,) = torch.autograd.grad(model(x).sum(), x)
         session.hints.step_end()
         (report,) = session.steps

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ssdtrain.observe.heldparts import (
+    LEAST_OF_STEP,
     MOST_OF_STEP,
     MOST_PARTS,
     HeldLooks,
@@ -106,7 +107,7 @@ def test_one_long_wait_makes_no_further_steps() -> None:
 def test_hooks_take_some_of_the_room() -> None:
     assert room_ms(100.0, 90.0) == pytest.approx(100.0 * (MOST_OF_STEP - 1))
     assert room_ms(100.0, 120.0) == pytest.approx(100.0 * MOST_OF_STEP - 120.0)
-    assert room_ms(100.0, 300.0) == 0.0
+    assert room_ms(100.0, 300.0) == pytest.approx(100.0 * LEAST_OF_STEP)
 
 
 def test_what_no_part_held_takes_as_much_less_as_usual() -> None:

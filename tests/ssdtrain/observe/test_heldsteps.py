@@ -8,13 +8,16 @@ import pytest
 import torch
 
 import ssdtrain
+from ssdtrain.cache.quiet import WithoutHooks
+from ssdtrain.cache.regions import Choice
 from ssdtrain.jsonfile import decode, in_parts, joined
 from ssdtrain.observe.heldparts import MOST_OF_STEP, MOST_PARTS
 from ssdtrain.observe.heldsteps import NUM_EMPTY
 from ssdtrain.observe.measured import Measured
+from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.observer import HOLD_MS, RERUN_HOLD_MS
 from ssdtrain.observe.paced import Paced
-from ssdtrain.observe.samples import NUM_SAMPLES
+from ssdtrain.observe.samples import NUM_REGIONS, NUM_SAMPLES
 from ssdtrain.plan import search
 from ssdtrain.plan.calibrate import Pace, rebuild_key
 from ssdtrain.plan.search import PART, Answer, Request
@@ -89,6 +92,36 @@ def test_held_steps_take_the_devices_own_time(
     assert max(own.values()) == pytest.approx(0.0, abs=1e-9)
     text = "\n".join(in_parts(asked[-1], PART))
     assert decode(Request, joined(text.splitlines())) == asked[-1]
+
+
+@pytest.mark.parametrize("choice", [Choice.NONE, Choice.ALL])
+def test_rebuilds_are_those_of_a_few_layers(
+    asked: list[Request],
+    monkeypatch: pytest.MonkeyPatch,
+    virtual_time: Any,
+    choice: Choice,
+) -> None:
+    """All others run without hooks, where it is known whose tensors are which."""
+    monkeypatch.setattr(MemoryGoal, "fits_plain", lambda self, profile: True)
+    monkeypatch.setattr(Measured, "may_hold", lambda *_, **__: True)
+    monkeypatch.setattr("ssdtrain.api._first_regions", lambda *settings: choice)
+    alone: list[bool] = []
+    """Of calls of layers without hooks: whether in a step of rebuilds."""
+    take_off = WithoutHooks.__enter__
+
+    def counted(self: WithoutHooks) -> None:
+        alone.append(session.cache.ledger.clock.before_rebuild is not None)
+        take_off(self)
+
+    monkeypatch.setattr(WithoutHooks, "__enter__", counted)
+    net = Net()
+    net.pause = lambda: virtual_time.sleep(0.1)
+    theirs = train(Net(), 14)
+    with ssdtrain.offload(net, target="host", min_bytes=1) as session:
+        assert same_bits(train(net, 14), theirs)
+    num_alone = len(net.parts) - NUM_REGIONS if choice is Choice.ALL else 0
+    assert sum(alone) == num_alone
+    assert asked[-1].corrections.rebuild_ms
 
 
 @pytest.mark.parametrize("another", [0, 1])

@@ -5,7 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from ssdtrain.observe.samples import MOST_PARTS, NUM_SAMPLES, Sample, Sampling, samples
+from ssdtrain.observe.samples import (
+    MOST_PARTS,
+    NUM_REGIONS,
+    NUM_SAMPLES,
+    Sample,
+    Sampling,
+    samplings,
+)
 from ssdtrain.plan.profile import Item, Profile
 from tests.ssdtrain.plan.profiles import chain
 
@@ -15,6 +22,11 @@ KEYS = ("a", "b", "c")
 def profile_of(*items: Item, num_lanes: int = 1) -> Profile:
     lanes = ("model/0",) * num_lanes
     return replace(chain(2), lanes=lanes, kinds={"model/0": items}, marks=())
+
+
+def samples(profile: Profile, least_bytes: int, most: int) -> list[list[Sample]]:
+    """Of each step."""
+    return [sorted(part.samples) for part in samplings(profile, least_bytes, most)]
 
 
 def layers(num_layers: int) -> Profile:
@@ -78,10 +90,34 @@ def test_what_is_not_there_or_too_small_is_not_asked_for() -> None:
 
 
 def test_a_tensor_is_known_by_its_turn_among_those_that_look_alike() -> None:
-    sampling = Sampling([Sample("a", 8, 1), Sample("b", 8, 0)])
+    sampling = Sampling([Sample("a", 8, 1), Sample("b", 8, 0)], ())
     asked = [("a", 8), ("a", 16), ("b", 8), ("a", 8), ("a", 8), ("b", 8)]
     found = [sampling.has(*each) for each in asked]
     assert found == [False, False, True, True, False, False]
+
+
+def test_they_are_from_a_few_layers() -> None:
+    """And from those that alone have one; what lies in no layer has hooks anyway."""
+    own = [
+        Item(name="a", num_bytes=8, recipe="r", recipe_ms=1.0, region=region)
+        for region in range(36)
+        for _ in range(2)
+    ]
+    items = [
+        *(replace(own[0], num_bytes=16, region=-1), *own),
+        *(replace(own[0], name="b", region=34), replace(own[-1], recipe="s")),
+    ]
+    (part,) = samplings(profile_of(*items), 1, 99)
+    assert part.regions == {6, 18, 30, 35} and len(part.regions) == NUM_REGIONS + 1
+    # By name and size alone, as many in the last of these as before it: "s" is there.
+    assert part.samples == {
+        *(Sample("a", 16, 0), Sample("a", 8, 8)),
+        *(Sample("a", 8, turn) for turn in (0, 2, 4, 5, 7)),
+    }
+    every = range(-1, 36)
+    assert {number for number in every if part.may_have(number)} == part.regions
+    (part,) = samplings(layers(2), 1, 99)  # of no known region
+    assert not part.regions and all(map(part.may_have, every))
 
 
 def test_turns_go_on_over_the_lanes_of_a_step() -> None:
