@@ -64,8 +64,7 @@ class Keeper(Protocol):
     def narrowed(
         self, wide: Tensor, dtype: torch.dtype, store: Store | None = None
     ) -> Held:
-        """Make and keep a tensor of this dtype that stands for a wider one. store: as
-        for `Compiled.operands`."""
+        """Make and keep a tensor of this dtype for a wider one; see `Compiled`."""
 
     def is_altered(self) -> bool:
         """Whether what operators gave in this step may be a mode's work: see
