@@ -99,12 +99,17 @@ PAGES = {
         (
             ("models", of_file("real_models", real_models)),
             ("models", of_file("real_models_h200_pair", real_models)),
+            ("models", of_file("real_models_h200_pair_last", real_models)),
             ("models", of_file("real_models_h200_pair_later", real_models)),
             ("models", of_file("real_models_h200_alone", real_models)),
             ("models", of_file("real_models_h200_beside", real_models)),
             ("models", of_file("real_models_h200_beside_first", real_models)),
             ("models", of_file("real_models_h100_alone", real_models)),
             ("models", of_file("real_models_h100_two", real_models)),
+            ("models", of_file("real_models_h100_host", real_models)),
+            ("models", of_file("real_models_h100_host_second", real_models)),
+            ("models", of_file("real_models_h100_host_third", real_models)),
+            ("models", of_file("real_models_h100_third", real_models)),
             ("models", of_file("real_models_h100_two_later", real_models)),
             ("models", of_file("real_models_h100_pair", real_models)),
             ("models", of_file("real_models_h100", real_models)),
@@ -117,6 +122,7 @@ PAGES = {
             ("models", models),
             ("models", of_file("graphs", graphs)),
             ("offload", of_file("host_time", host_time)),
+            ("offload", of_file("host_actions_h100", host_actions)),
             ("offload", of_file("host_actions", host_actions)),
         ),
         "`fsdp2` are two GPUs, `fully_shard` by layer with fp32 masters; `tp` two with "
@@ -138,6 +144,14 @@ PAGES = {
         "predictions; `fsdp2` of the first is of before re-runs told what forwards "
         "take the host. The hosts of these machines differ more than the plans: that "
         "of the 1.7B alone took up to twice as long for a hook. "
+        "The table of two H200s of 2026-11-28 is of later code than all of these, in "
+        "which what recipes store has a row of its own. The three of 512 tokens are of "
+        "three hosts: the default's plan keeps everything there and has no hooks, so "
+        "what it takes over plain is the host's own unrest, most of it the third's, on "
+        "which steps without hooks took 210 to 363 ms; the 1.7B of the same day ran "
+        "there, where a tensor that is moved was priced at 402 and 669 microseconds. "
+        "The host's time by action of that day was measured in two turns of 15 steps, "
+        "by code without that row. "
         "All other rows are of code before "
         "hooks were priced dearer than their own time and copies were made in C; then "
         "an H100's host took 12.6, 187 and 351 microseconds for the three actions. "

@@ -113,7 +113,7 @@ def real_models(data: Data) -> str:
         "checkpointing, `ours` the defaults. Model, what is trained, tokens a step, "
         "mode; `:24` has 24 layers."
     )
-    parts = [text, markdown(["", *places], rows)]
+    parts = [text, markdown(["", *places], rows)] if rows else []
     timed = [
         [
             column,

@@ -43,7 +43,7 @@ from recipes.bench.offload.bare import BareHooks
 
 SETTLED = 5
 """Steps under a plan before it is timed: tables and places are made."""
-ROUNDS = 2
+ROUNDS = 4
 """In turns, the least of which counts: a host may be slower for seconds."""
 MOST_STEPS = 20
 """Until a step was observed; the fourth is the last one that should be needed."""
@@ -242,7 +242,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options = parser.parse_args(argv)
     device = torch.device(options.device)
-    cells = Cells(options.out, options.budget_s, {"steps": options.steps})
+    cells = Cells(options.out, options.budget_s, {"steps": ROUNDS * options.steps})
     cells.run(
         options.row,
         partial(measure, row_of(options.row), device, options.steps),
