@@ -55,6 +55,7 @@ from ssdtrain.cache.spec import NOTHING, Behind, Spec
 from ssdtrain.cache.table import Hooks, Sizes, Table, Totals
 from ssdtrain.cache.wrapped import as_made, unwrapped
 from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Order
 
 
 class Binding:
@@ -254,26 +255,19 @@ class Binding:
 
     def _light(self, spec: Spec, row: Row, orders: Any, *, is_shared: bool) -> Row:
         """The row of a dense item that needs no record; else the row that it has."""
-        order, is_read = orders[spec.item], spec.item in self._read
-        stays = order.release_after <= 0
-        if not stays and order.placement is not Placement.OFFLOAD:
+        is_read = spec.item in self._read
+        first = _first_light(
+            spec, orders[spec.item], is_shared=is_shared, is_read=is_read
+        )
+        if first is None:
             return row
-        if not spec.is_first:
-            return HostAgainRow(spec, is_read=is_read)
-        if stays:
-            return StayRow(spec, order.name, is_shared=is_shared)
-        return HostRow(spec, order, is_shared=is_shared, is_read=is_read)
+        return first if spec.is_first else HostAgainRow(spec, is_read=is_read)
 
     def _row_of_copy(self, copy: Spec | None, orders: Any) -> HostRow | StayRow | None:
         """The row of what a recipe stores; None: it is the general path's."""
         if copy is None or not self._cache.moves_to_host:
             return None
-        order = orders[copy.item]
-        if order.release_after <= 0:
-            return StayRow(copy, order.name, is_shared=False)
-        if order.placement is not Placement.OFFLOAD:
-            return None
-        return HostRow(copy, order, is_shared=False, is_read=False)
+        return _first_light(copy, orders[copy.item], is_shared=False, is_read=False)
 
     def _is_quiet(self, number: int, rows: list[Row]) -> bool:
         return type(rows[number]) in QUIET and self._specs[number].item >= 0
@@ -435,6 +429,17 @@ class Binding:
         if spec.is_first:
             return MoveRow(spec, order, number)
         return AgainRow(spec, number)
+
+
+def _first_light(
+    spec: Spec, order: Order, *, is_shared: bool, is_read: bool
+) -> HostRow | StayRow | None:
+    """The row that opens an item which needs no record; None: it needs one there."""
+    if order.release_after <= 0:
+        return StayRow(spec, order.name, is_shared=is_shared)
+    if order.placement is not Placement.OFFLOAD:
+        return None
+    return HostRow(spec, order, is_shared=is_shared, is_read=is_read)
 
 
 def _copy_of(rebuilt: Rebuilt) -> Spec | None:

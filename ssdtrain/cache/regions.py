@@ -841,13 +841,14 @@ class Regions:
     ) -> Around | None:
         """See [Note: quiet calls]."""
         found: Around | None = None
-        few = self.cache.course.rule.few
         if lane.run is not None and self._hooks is not None:
             found = lane.run.quietly(number, self._hooks, arguments)
         elif lane.binding is not None:
             found = lane.binding.watched(arguments)
-        elif few is not None and self._hooks is not None and self._hooks.are_alone:
-            found = None if few.may_have(number) else WithoutHooks(self._hooks)
+        elif self._hooks is not None and self._hooks.are_alone:
+            few = self.cache.course.rule.few
+            if few is not None and not few.may_have(number):
+                found = WithoutHooks(self._hooks)
         return found
 
     def end(self, call: RegionCall) -> None:
