@@ -26,7 +26,6 @@ from ssdtrain.cache.record import (
     Wrapped,
     item_of,
 )
-from ssdtrain.cache.regions import FromRegion
 from ssdtrain.cache.rows import (
     BY_NUMBER,
     COUNTING,
@@ -50,6 +49,7 @@ from ssdtrain.cache.rows import (
     StayRow,
     around,
 )
+from ssdtrain.cache.savedindex import FromRegion
 from ssdtrain.cache.sizes import Look
 from ssdtrain.cache.spec import NOTHING, Behind, Spec
 from ssdtrain.cache.table import Hooks, Sizes, Table, Totals

@@ -179,6 +179,7 @@ class TensorCache:
         """End the forward that ran. Where an interrupt has left our hooks on torch's
         stack, they are taken off as well."""
         pack = self.regions.pack
+        self.regions.take_off()
         if pack is not None:
             top = torch._C._autograd._top_saved_tensors_default_hooks(True)
             if top is not None and top[0] is pack:
@@ -358,10 +359,6 @@ class TensorCache:
         if part.device != self.device.torch_device:
             return call.hold(tensor)
         least_bytes = self.limits.least_bytes
-        if self._needs_no_record(call):
-            if part.nbytes < min(TINY_BYTES, least_bytes):
-                return call.stored(tensor, keep(tensor))
-            return call.hold(tensor)
         key, view = identify(part)
         key = key._replace(version=tensor._version)  # see [Note: wrappers]
         num_bytes = key.end_byte - key.start_byte
@@ -467,10 +464,12 @@ class TensorCache:
         self.course.observer.seal()
         return handle
 
-    def _needs_no_record(self, call: RegionCall) -> bool:
+    def needs_no_record(self, call: RegionCall) -> bool:
         """Whether nobody asks what a region saves: no plan counts it, nobody observes
         or verifies it, and the region is known to run again."""
         course = self.course
+        if not self._is_left_alone():
+            return False
         return (
             call.region.watch.is_trusted
             and not course.observer.listens

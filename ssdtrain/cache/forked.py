@@ -15,6 +15,7 @@ from ssdtrain.cache.identity import check_version, parameter_of
 from ssdtrain.cache.moved import MovedHandle
 from ssdtrain.cache.record import Handle, Kept, ParameterView, RebuiltView, RecordView
 from ssdtrain.cache.regions import PlaceHandle
+from ssdtrain.cache.savedindex import SavedIndex, SealedIndex
 from ssdtrain.cache.state import STAYED
 from ssdtrain.cache.wrapped import WrappedHandle
 from ssdtrain.errors import ForkedError
@@ -46,8 +47,10 @@ def bring_back(handle: Any) -> Tensor:
         return data.as_strided(handle.shape, handle.stride, first)
     if isinstance(handle, KeptItemHandle):
         return handle.source.rebuild()
-    if isinstance(handle, PlaceHandle):
+    if isinstance(handle, PlaceHandle | SavedIndex):
         return handle.stayed()
+    if isinstance(handle, SealedIndex):
+        return handle.index.stayed()
     if isinstance(handle, WrappedHandle):
         return handle.around(bring_back)
     source = handle.source

@@ -58,6 +58,15 @@ from ssdtrain.cache.record import (
     item_of,
     part_of,
 )
+from ssdtrain.cache.savedindex import (
+    FromRegion,
+    SavedIndex,
+    SavedTensors,
+    SealedIndex,
+    hooks_of,
+    looks_of,
+)
+from ssdtrain.cache.scope import OWNER
 from ssdtrain.cache.state import Holding, RecordState
 from ssdtrain.cache.wrapped import as_made, bytes_of, counter_of
 from ssdtrain.counters import Count, Fallback
@@ -72,9 +81,9 @@ from ssdtrain.regions.conditions import (
     modes_stand,
 )
 from ssdtrain.regions.find import Region
-from ssdtrain.regions.rerun import Collector
+from ssdtrain.regions.rerun import Collector, is_parameter
 from ssdtrain.regions.weights import Weights
-from ssdtrain.remat.modes import without_modes
+from ssdtrain.remat.modes import may_meddle, without_modes
 from ssdtrain.remat.narrow import narrow
 
 logger = logging.getLogger(__name__)
@@ -124,12 +133,6 @@ def offsets_of(tensor: Tensor) -> Tensor | None:
     # Of the class that all jagged tensors have; torch's stubs know plain ones alone.
     found: Tensor = tensor.offsets()  # type: ignore[attr-defined]
     return found
-
-
-class FromRegion(NamedTuple):
-    """Where the tensor of a `PlaceHandle` comes from."""
-
-    call: "RegionCall"
 
 
 class Use(Protocol):
@@ -267,6 +270,12 @@ class RegionCall:
         """Whether the forward has ended, and what it saved can be made again."""
         self.is_pinned = False
         """Whether what was made again stays: its weights are about to change."""
+        self.by_index = False
+        """Whether its tensors are in `saved`, and not among the places."""
+        self.saved = SavedTensors()
+        """See [Note: saved by index]."""
+        self.parameter_bytes = 0
+        """Of parameters that it saved by index."""
         self.lost_weights = False
         """Whether an optimizer has written to the shards of its weights since."""
         self._regions = regions
@@ -334,8 +343,33 @@ class RegionCall:
         if item >= 0:
             course.observer.reads(course.of(self.lane).number, self.number, item)
 
+    def save(self, tensor: Tensor) -> Any:
+        """The handle of a tensor that is saved by index, or of one that is none of
+        these: a parameter, or what a backward inside the forward saves."""
+        if may_meddle():
+            with without_modes():
+                return self.save(tensor)
+        if torch._C._current_graph_task_id() != -1 or is_parameter(tensor):
+            return self._cache.pack(tensor)
+        return self._add_saved(tensor)
+
+    def _add_saved(self, tensor: Tensor) -> SavedIndex:
+        saved = self.saved
+        saved.versions.append(tensor._version)
+        saved.tensors.append(tensor)
+        return SavedIndex((self, len(saved.tensors) - 1))
+
+    def sealed(self, index: int, tensor: Tensor) -> Handle:
+        """The handle of a tensor that `verify` looks at."""
+        handle = SealedIndex(SavedIndex((self, index)))
+        self._cache.verifier.seal(handle, tensor)
+        return handle
+
     def stored(self, tensor: Tensor, handle: Handle) -> Handle:
         """The next place; its tensor went the general way."""
+        if self.by_index:  # a re-run saves it as well, and nobody asks for that one
+            self._add_saved(tensor)
+            return handle
         source = part_of(handle).source
         owner = None
         if isinstance(source, RecordView) and source.record.region is self:
@@ -433,7 +467,7 @@ class RegionCall:
     @property
     def num_places(self) -> int:
         """Tensors saved so far that are no parameters."""
-        return len(self._places)
+        return len(self.saved.versions) or len(self._places)
 
     def _new_bytes(self, tensor: Tensor) -> int:
         """Book what it adds to the tensors that are alive."""
@@ -454,6 +488,8 @@ class RegionCall:
 
     def end(self) -> None:
         """The forward has ended: let go of what it saved, if it can run again."""
+        if self.by_index:
+            self._look_at_saved()
         reason = self._obstacle()
         if reason is not None:
             self._regions.refuse(self.region, reason)
@@ -468,8 +504,17 @@ class RegionCall:
         self._inputs.clear()
         self._settle()
 
+    def _look_at_saved(self) -> None:
+        saved, region = self.saved, self.region
+        for tensor in saved.tensors:
+            self._note_lengths(tensor)
+        arguments = [leaf for leaf, _ in self._inputs]
+        region.layout = saved.look(region.layout, arguments)
+        self._held_bytes = self._planned_bytes = saved.layout.num_bytes
+
     def abort(self) -> None:
         """The forward raised: what it saved is stored, and goes with its graph."""
+        self.saved.keep()
         self._book_planned()
         self._slow.clear()
         self._before.forget()
@@ -500,6 +545,8 @@ class RegionCall:
             owner = None if owned is None else owned()
             if type(owner) is PlaceHandle:
                 owner.drop(nothing)
+        if self.by_index:
+            self._settle_saved()
         self._booked = None
         self._book_planned()
         booked = {Count.SAVED: self._held_bytes}
@@ -510,6 +557,16 @@ class RegionCall:
             self.dropped_bytes += self._held_bytes
             self.holding.live_bytes -= self._held_bytes
             self._cache.ledger.live(-self._held_bytes)
+
+    def _settle_saved(self) -> None:
+        cache, saved = self._cache, self.saved
+        cache.ledger.counters.add(Count.PARAMETERS, self.parameter_bytes)
+        if not self.drops:
+            saved.keep()
+            return
+        for tensor in saved.drop(cache.nothing):
+            if tensor.numel():
+                cache.offloader.fall_back(Fallback.KEPT_UNSUPPORTED)
 
     def _book_planned(self) -> None:
         """All of the rows' bytes at once: while the forward ran they were alive."""
@@ -534,6 +591,45 @@ class RegionCall:
         if tensor is None:
             raise RegionError(f"{handle.name}: its forward, run again, did not save it")
         return tensor
+
+    def use(self, index: int) -> Tensor:
+        """A tensor that was saved by index, made again if it must be.
+
+        Raises:
+            InPlaceError: it was changed after it was saved.
+            RegionError: the re-run did not make it.
+        """
+        saved = self.saved
+        probes = saved.probes
+        if not probes:
+            tensor = saved.tensors[index]
+            check_version(tensor, saved.versions[index], self._name_of_saved)
+            return tensor.detach()
+        if probes[index]._version != saved.versions[index]:
+            check_version(probes[index], saved.versions[index], self._name_of_saved)
+        made = saved.made[index]
+        if made is None:
+            with self._cache.lock:
+                made = saved.made[index]
+                if made is None:
+                    self.run_again()
+                    made = saved.made[index]
+        if made is None:
+            raise RegionError(
+                f"{self._name_of_saved}: its forward, run again, did not save it"
+            )
+        if self.drops:
+            if saved.leaves[index]:
+                check_late_writer(SavedIndex((self, index)))
+            saved.made[index] = None
+            num_bytes = saved.layout.own_bytes[index]
+            if num_bytes:
+                self.handed_over(num_bytes)
+        return made
+
+    @property
+    def _name_of_saved(self) -> str:
+        return f"a tensor saved in {self.region.path}"
 
     def run_again(self) -> None:
         """Make everything that was saved again, and hand it to its handles.
@@ -577,15 +673,12 @@ class RegionCall:
         """What the forward saves; None if somebody else drew meanwhile."""
         found: list[Tensor] = []
         args, kwargs = self._arguments.of(self._values())
-        attention = self._attention.watched(len(self._places))
+        attention = self._attention.watched(self.num_places)
         course = self._cache.course
         course.observer.runs_again()
         clock = self._cache.ledger.clock
-        collector = Collector(
-            partial(self._take, found, attention.hears),
-            len(self._places),
-            may_stop=self._may_stop,
-        )
+        take = None if self.by_index else partial(self._take, found, attention.hears)
+        collector = Collector(take, self.num_places, may_stop=self._may_stop)
         # Also where nothing is known to be drawn: `torch.random.fork_rng()` hides it.
         before = RandomState.now(self._device)
         self._random.restore(self._device)
@@ -609,17 +702,35 @@ class RegionCall:
         if self._random_end is not None and drawn is not None:
             if not self._random_end.is_same(drawn):
                 return None
-        if collector.num_taken != len(self._places):
+        if collector.num_taken != self.num_places:
             raise RegionError(
-                f"{self.region.path} saved {len(self._places)} tensors in its forward "
+                f"{self.region.path} saved {self.num_places} tensors in its forward "
                 f"and {collector.num_taken} when it ran again: it does not do the same "
                 "twice. Set regions to leave it out, or recompute='off'."
             )
+        if self.by_index:
+            self._compare(collector.found)
+            return collector.found
         for reason in attention.reasons:
             self._regions.computes(self.region, reason)
         lane = course.of(self.lane).number
         self._attention.learn(attention, lane, self.number, len(self._places))
         return None if self._attention.is_lost(attention) else found
+
+    def _compare(self, found: list[Tensor]) -> None:
+        """Compare what the re-run saved with what the forward did, by its looks."""
+        looks, made = self.saved.layout.looks, looks_of(found)
+        if looks != made:
+            pairs = enumerate(zip(looks, made, strict=True))
+            number = next(n for n, (look, again) in pairs if look != again)
+            raise self._other(number, looks[number], made[number])
+
+    def _other(self, number: int, look: Any, made: Any) -> RegionError:
+        return RegionError(
+            f"{self.region.path}: the saved tensor {number} was {look} in its forward "
+            f"and is {made} now that it ran again. Set regions to leave it out, or "
+            "recompute='off'."
+        )
 
     def _values(self) -> list[Any]:
         """Of its arguments; what was one tensor is one again."""
@@ -659,11 +770,7 @@ class RegionCall:
         else:
             made = tensor.shape, tensor.dtype, tensor.stride()
         if made != (shape, dtype, stride):
-            raise RegionError(
-                f"{self.region.path}: the saved tensor {number} was {place[:3]} in "
-                f"its forward and is {made} now that it ran again. Set "
-                "regions to leave it out, or recompute='off'."
-            )
+            raise self._other(number, place[:3], made)
         owner = None if owned is None else owned()
         if owner is None:
             found.append(self._cache.nothing)
@@ -679,6 +786,13 @@ class RegionCall:
 
     def _hand_out(self, found: list[Tensor]) -> None:
         made_bytes = 0
+        if self.by_index:
+            own_bytes = self.saved.layout.own_bytes
+            for index, before in enumerate(self.saved.made):
+                if before is None:
+                    self.saved.made[index] = found[index]
+                    made_bytes += own_bytes[index]
+            found = []
         for number, (_, _, _, owned) in enumerate(self._places):
             tensor, found[number] = found[number], self._cache.nothing
             owner = None if owned is None else owned()
@@ -724,6 +838,11 @@ class RegionCall:
                 return
             for record in self.records.values():
                 record.drop_again()
+            saved = self.saved
+            for index, made in enumerate(saved.made):
+                if made is not None:
+                    saved.made[index] = None
+                    self.handed_over(saved.layout.own_bytes[index])
             for _, _, _, owned in self._places:
                 owner = None if owned is None else owned()
                 if type(owner) is PlaceHandle and owner.tensor is not None:
@@ -771,6 +890,8 @@ class Regions:
         """The hooks of the forward that runs."""
         self.unpack: Any = None
         self._hooks: ForwardHooks | None = None
+        self._inner: ForwardHooks | None = None
+        """Those of the region's call that runs, if it has its own."""
         self.reasons: dict[str, str] = {}
         """Why modules are no regions, by path."""
         self._alive = Living[RegionCall]()
@@ -832,6 +953,8 @@ class Regions:
             lane.num_live += 1
             self.current = call
             self.cache.course.region = number
+            if self.cache.needs_no_record(call):
+                self._save_by_index(call)
         if meter is not None:
             meter.region_began(since_ns)
         return call
@@ -897,7 +1020,26 @@ class Regions:
             "optimizer states, or train adapters (LoRA)."
         )
 
+    def _save_by_index(self, call: RegionCall) -> None:
+        """Put hooks of the call's own on top. See [Note: saved by index]."""
+        call.by_index = True
+        layout = call.region.layout
+        num_tensors = 0 if layout is None else len(layout.looks)
+        sealed = self.cache.verifier.passes(num_tensors)
+        pack, unpack = hooks_of(call, sealed, self.unpack)
+        setattr(pack, OWNER, self.cache)
+        hooks = ForwardHooks(pack, unpack)
+        hooks.__enter__()
+        self._inner = hooks
+
+    def take_off(self) -> None:
+        """Take the hooks of the region's call off, if it has some."""
+        hooks, self._inner = self._inner, None
+        if hooks is not None:
+            hooks.__exit__()
+
     def _leave(self) -> None:
+        self.take_off()
         self.current = None
         self.cache.course.region = OUTSIDE_PLAN
 

@@ -43,6 +43,7 @@ from ssdtrain.cache.rows import (
     StayRow,
     is_like,
 )
+from ssdtrain.cache.savedindex import SealedIndex
 from ssdtrain.cache.spec import NOTHING, Behind
 from ssdtrain.cache.state import Holding, RecordState
 from ssdtrain.cache.table import Hooks, Pack, Table, Unpack
@@ -634,7 +635,7 @@ class Run:
             self.holding.live_bytes += sign * num_bytes
 
 
-SEALED = frozenset({PlaceHandle, WrappedHandle})
+SEALED = frozenset({PlaceHandle, SealedIndex, WrappedHandle})
 """Handles that the general path checks, where they have a seal."""
 AT_HAND = (RecordState.BACK, RecordState.KEPT)
 """Bytes that are on the device, and are to stay for now."""

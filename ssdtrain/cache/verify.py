@@ -44,7 +44,7 @@ from torch.autograd import Variable
 from ssdtrain.cache.digest import Digests, chunks, elements, word_bytes
 from ssdtrain.cache.identity import is_plain
 from ssdtrain.cache.record import Handle, RebuiltView, RecordView, part_of
-from ssdtrain.cache.regions import FromRegion
+from ssdtrain.cache.savedindex import FromRegion
 from ssdtrain.cache.wrapped import bytes_of
 from ssdtrain.config import Verify
 from ssdtrain.counters import Count, Counters
@@ -78,6 +78,13 @@ class Verifier(Protocol):
     def draws(self) -> bool:
         """Whether what comes next is checked."""
 
+    def passes(self, num_tensors: int) -> int:
+        """Pass over so many tensors that are made again.
+
+        Returns:
+            Which of them is the next to be given to `seal`; -1: none.
+        """
+
     def compare(self, stored: Tensor, computed: Tensor, text: str) -> None:
         """Compare what was stored with what computing it again gave."""
 
@@ -98,6 +105,10 @@ class NoVerifier:
     def draws(self) -> bool:
         """Nothing is."""
         return False
+
+    def passes(self, num_tensors: int) -> int:
+        """None is."""
+        return -1
 
     def compare(self, stored: Tensor, computed: Tensor, text: str) -> None:
         """No need."""
@@ -410,6 +421,18 @@ class Verified:
             kinds = RecordView | RebuiltView | FromRegion
             return isinstance(part_of(handle).source, kinds)
         return _is_made_again(handle) and self.draws()
+
+    def passes(self, num_tensors: int) -> int:
+        """Pass over so many tensors that are made again.
+
+        Returns:
+            Which of them is the next to be given to `seal`; -1: none.
+        """
+        if self.left >= num_tensors:
+            self.left -= num_tensors
+            return -1
+        index, self.left = self.left, 0
+        return index
 
     def draws(self) -> bool:
         """Whether what comes next is checked: everything, or one in many."""

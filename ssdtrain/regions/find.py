@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import nn
 
@@ -24,6 +25,8 @@ class Region:
         self.attention = Attention()
         self.refusal: str | None = None
         """Why it is no region; None: it is one."""
+        self.layout: Any = None
+        """Of what its last call saved: a `Layout`."""
         self._num_strikes = 0
 
     def strike(self, reason: str) -> None:

@@ -234,9 +234,10 @@ class Inventory:
             *map(REQUIRES_GRAD, self._parameters),
             *[len(each) > MAX_ITEMS for each in self._large],
         ]
+        filled = [*filter(None, dicts)]  # most are empty: hooks
         objects = [
             *map(OWN, self._owners, repeat("__dict__")),
-            *chain.from_iterable([*dicts, *map(dict.values, dicts), *lists]),
+            *chain.from_iterable([*filled, *map(dict.values, filled), *lists]),
             *map(dict.get, self._spaces, self._names),
             *map(CONTENT, self._cells),
             *map(DEFAULTS, self._functions),

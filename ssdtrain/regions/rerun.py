@@ -36,11 +36,13 @@ class Collector:
     """The hooks of one re-run: tells each saved tensor by its place in the forward.
 
     Args:
+        take: is given each tensor; None: all are in `found` in the end.
+        num_places: of the forward.
         may_stop: asked behind the last tensor whether the rest may be left out.
     """
 
     def __init__(
-        self, take: Taker, num_places: int, *, may_stop: Callable[[], bool]
+        self, take: Taker | None, num_places: int, *, may_stop: Callable[[], bool]
     ) -> None:
         self._take = take
         self._num_places = num_places
@@ -48,6 +50,8 @@ class Collector:
         # Of a backward inside the forward nothing was counted.
         self._task = torch._C._current_graph_task_id()
         self.num_taken = 0
+        self.found: list[Tensor] = []
+        """Aliases of what was saved, without its graph."""
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Hand a saved tensor out."""
@@ -58,12 +62,15 @@ class Collector:
         if not counts or (not plain and is_parameter(tensor)):
             return tensor.detach()
         number, self.num_taken = self.num_taken, self.num_taken + 1
-        if number < self._num_places:
+        alias = tensor.detach()
+        if self._take is None:
+            self.found.append(alias)
+        elif number < self._num_places:
             self._take(number, tensor)
         if self.num_taken == self._num_places and self._may_stop():
             if not is_caught(sys._getframe(1)):
                 raise _Stop
-        return tensor.detach()
+        return alias
 
     def run(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """Run the forward up to the last place that is needed."""

@@ -1,0 +1,304 @@
+"""What a region's forward saves, told by its order alone.
+
+[Note: saved by index]
+A region that is known to run again needs no more of a saved tensor than its index: the
+re-run saves the same ones in the same order. So hooks of the call's own stand on top of
+the session's while its forward runs. They put the tensor into a list and give autograd
+the index. Nothing else is done at pack, because there are twenty to sixty of them in a
+layer. What safety needs is done for all at once when the forward ends: shapes and
+strides, to be compared with those of the re-run; which tensors an operator may fill
+after autograd saved them; and a probe of each version. Then the bytes go.
+(tests/ssdtrain/regions/test_saved_index.py)
+"""
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ssdtrain.cache.handles import KeptHandle, ParameterHandle, ParameterViewHandle
+from ssdtrain.cache.identity import stamp_of
+from ssdtrain.cache.record import Handle
+from ssdtrain.cache.wrapped import counter_of
+from ssdtrain.errors import ForkedError
+from ssdtrain.gathered import MARK
+from ssdtrain.remat import modes
+
+if TYPE_CHECKING:
+    from ssdtrain.cache.regions import RegionCall
+
+_TENSOR: Any = torch._C.TensorBase
+# Called for all tensors at once, by `map`: without a call of Python for each.
+DETACH, SIZE, STRIDE = _TENSOR.detach, _TENSOR.size, _TENSOR.stride
+IS_ZERO = _TENSOR._is_zerotensor
+DTYPE, LEAF = attrgetter("dtype"), attrgetter("is_leaf")
+KIND = attrgetter("layout", "device", "is_nested", "is_quantized")
+
+
+class FromRegion(NamedTuple):
+    """Where the tensor of a handle comes from that a region's re-run makes."""
+
+    call: "RegionCall"
+
+
+class SavedIndex(tuple["RegionCall", int]):
+    """A saved tensor of a region call, by its order there. A tuple: made without a call
+    of Python."""
+
+    __slots__ = ()
+    number = -1
+    epsilon = None
+    seal = None
+
+    @property
+    def source(self) -> FromRegion:
+        """No recipe reads it."""
+        return FromRegion(self[0])
+
+    @property
+    def name(self) -> str:
+        """For errors."""
+        return f"a tensor saved in {self[0].region.path}"
+
+    def get(self) -> Tensor:
+        """The tensor; see `RegionCall.use`."""
+        call, index = self
+        return call.use(index)
+
+    def stayed(self) -> Tensor:
+        """The tensor, in a forked child.
+
+        Raises:
+            ForkedError: its region would have to run again.
+        """
+        call, index = self
+        tensor = call.saved.at_hand(index)
+        if tensor is None:
+            raise ForkedError(
+                f"{self.name} is made again by the process that forked this one; run "
+                "backward where forward ran, or fork before forward."
+            )
+        return tensor
+
+
+class SealedIndex(Handle):
+    """A `SavedIndex` that `verify` looks at."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: SavedIndex) -> None:
+        super().__init__(index.source)
+        self.index = index
+
+    def get(self) -> Tensor:
+        """The tensor; see `RegionCall.use`."""
+        return self.index.get()
+
+
+class Layout(NamedTuple):
+    """What the saved tensors of a call look like. One call of a region is mostly like
+    the one before, and then shares it."""
+
+    looks: list[Any]
+    """Shape, dtype and strides of each."""
+    own_bytes: list[int]
+    """Bytes that each adds to those before it and to the arguments."""
+    num_bytes: int
+
+
+class SavedTensors:
+    """The tensors that one region call saved, and what is known of them."""
+
+    __slots__ = ("layout", "leaves", "made", "probes", "tensors", "versions")
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        """As autograd saved them; until the forward ends, or for good if the call does
+        not run again."""
+        self.versions: list[int] = []
+        self.made: list[Tensor | None] = []
+        """By the re-run; None: it was asked for, or has not run."""
+        self.probes: list[Tensor] = []
+        """They share the version counters, and hold no bytes. Empty before."""
+        self.leaves: list[bool] = []
+        """Which may be filled by their operator after autograd saved them."""
+        self.layout = Layout([], [], 0)
+
+    def at_hand(self, index: int) -> Tensor | None:
+        """A tensor that is on the device; None: the region must run again."""
+        if self.probes:
+            return self.made[index]
+        return self.tensors[index].detach()
+
+    def look(self, last: Layout | None, arguments: list[Tensor]) -> Layout:
+        """Look at the tensors before they go.
+
+        Args:
+            last: layout of the region's call before.
+            arguments: what its forward was given: their bytes are not its own.
+        """
+        tensors = self.tensors
+        self.leaves = [*map(LEAF, tensors)]
+        looks = looks_of(tensors)
+        if last is None or last.looks != looks:
+            own_bytes = _own_bytes(tensors, arguments)
+            last = Layout(looks, own_bytes, sum(own_bytes))
+        self.layout = last
+        return last
+
+    def drop(self, nothing: Tensor) -> list[Tensor]:
+        """Let go of the bytes.
+
+        Args:
+            nothing: an empty tensor on the device.
+
+        Returns:
+            Those that stay: sparse ones and the like have no probe without bytes.
+        """
+        tensors = self._taken()
+        self.made = [None] * len(tensors)
+        odd = _odd(tensors, nothing.device)
+        if not odd:
+            self.probes = [*map(DETACH, tensors)]
+            for probe in self.probes:
+                probe.data = nothing
+            return []
+        stays = []
+        for index, tensor in enumerate(tensors):
+            if index not in odd:
+                probe = tensor.detach()
+                probe.data = nothing
+            elif is_traceable_wrapper_subclass(tensor):
+                probe = counter_of(tensor)
+            else:
+                probe = tensor.detach()
+                stays.append(probe)
+            self.probes.append(probe)
+        return stays
+
+    def keep(self) -> None:
+        """The call does not run again: hold the bytes, and no graph."""
+        self.tensors = [*map(DETACH, self._taken())]
+
+    def _taken(self) -> list[Tensor]:
+        """The tensors; the list that the hooks fill, which live on with the graph, is
+        empty from now on."""
+        tensors = [*self.tensors]
+        self.tensors.clear()
+        return tensors
+
+
+def looks_of(tensors: list[Tensor]) -> list[Any]:
+    """Shape, dtype and strides of each."""
+    try:
+        return [
+            *zip(
+                map(SIZE, tensors),
+                map(DTYPE, tensors),
+                map(STRIDE, tensors),
+                strict=True,
+            )
+        ]
+    except (RuntimeError, NotImplementedError):
+        return [*map(look_of, tensors)]  # a nested or sparse one has none of these
+
+
+def look_of(tensor: Tensor) -> Any:
+    """Shape, dtype and strides, as far as it has them."""
+    if tensor.is_nested:
+        return torch.Size(()), tensor.dtype, None
+    if tensor.layout is not torch.strided:
+        return tensor.shape, tensor.dtype, None
+    return tensor.shape, tensor.dtype, tensor.stride()
+
+
+def _odd(tensors: list[Tensor], device: torch.device) -> set[int]:
+    """Those that are more than bytes of one storage on the device."""
+    usual = torch.strided, device, False, False
+    kinds = zip(map(type, tensors), map(KIND, tensors), strict=True)
+    odd = {n for n, pair in enumerate(kinds) if pair != (Tensor, usual)}
+    if not odd and not any(map(IS_ZERO, tensors)):
+        return odd
+    for index, tensor in enumerate(tensors):
+        if index not in odd and tensor._is_zerotensor():
+            odd.add(index)
+    return odd
+
+
+def _own_bytes(tensors: list[Tensor], arguments: list[Tensor]) -> list[int]:
+    seen: set[Any] = set()
+    for each in arguments:
+        if type(each) is Tensor and each.layout is torch.strided:
+            seen.add((stamp_of(each), each._version))
+    found = []
+    for tensor in tensors:
+        num_bytes = 0
+        if type(tensor) is Tensor and tensor.layout is torch.strided:
+            if not tensor.is_nested and not tensor._is_zerotensor():
+                key = stamp_of(tensor), tensor._version
+                if key not in seen:
+                    seen.add(key)
+                    base = tensor._base
+                    num_bytes = (tensor if base is None else base).nbytes
+        found.append(num_bytes)
+    return found
+
+
+def hooks_of(
+    call: "RegionCall", sealed: int, unpack_others: Callable[[Any], Tensor]
+) -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
+    """The hooks of one region call.
+
+    Args:
+        call: whose forward is about to run.
+        sealed: index of a tensor that `verify` looks at; -1: none.
+        unpack_others: the session's own hook.
+    """
+    saved = call.saved
+    tensors, versions = saved.tensors, saved.versions
+    add, note = tensors.append, versions.append
+    task = torch._C._current_graph_task_id
+    dispatching, overriding, inferring = modes.ASKED
+
+    def pack(tensor: Tensor) -> Any:
+        kind = type(tensor)
+        if dispatching() or overriding() or task() != -1:
+            return call.save(tensor)
+        if kind is Tensor:
+            base = tensor._base
+            if base is None or type(base) is Tensor:
+                index = len(tensors)
+                note(tensor._version)
+                add(tensor)
+                if index == sealed:
+                    return call.sealed(index, tensor)
+                return SavedIndex((call, index))
+            if type(base) is Parameter and not hasattr(base, MARK):
+                call.parameter_bytes += tensor.nbytes
+                view = base, tensor._version, tensor.detach()
+                return ParameterViewHandle(view)
+        elif kind is Parameter:
+            call.parameter_bytes += tensor.nbytes
+            return ParameterHandle((tensor, tensor._version))
+        return call.save(tensor)
+
+    def unpack(handle: Any) -> Tensor:
+        kind = type(handle)
+        if kind is SavedIndex:
+            if not (dispatching() or overriding() or inferring()):
+                return handle[0].use(handle[1])  # type: ignore[no-any-return]
+        elif kind is ParameterHandle or kind is KeptHandle:
+            tensor: Tensor = handle[0]
+            if tensor._version == handle[1]:
+                return tensor
+        elif kind is ParameterViewHandle:
+            parameter, version, shown = handle
+            if type(shown) is Tensor and parameter._version == version:
+                return shown
+        return unpack_others(handle)
+
+    return pack, unpack
