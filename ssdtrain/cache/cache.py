@@ -63,6 +63,7 @@ from ssdtrain.cache.window import CacheLimits, ReleaseWindow
 from ssdtrain.cache.wrapped import Unwrapped, WrappedHandle, as_made, unwrapped
 from ssdtrain.counters import Count, Counters, Fallback
 from ssdtrain.forks import Owner
+from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.rule import Rule
 from ssdtrain.remat.modes import may_meddle, unseen, without_modes
 from ssdtrain.transfer.direct import DirectOffloader
@@ -476,6 +477,11 @@ class TensorCache:
             and not self.verifier.checks_all
             and course.of(call.lane).orders is None
         )
+
+    def keeps_inputs(self, call: RegionCall) -> bool:
+        """Whether a region's arguments stay, and nobody asks which items they are."""
+        keeps = self.course.rule.placement is Placement.KEEP
+        return keeps and self.lanes.current.run is None and self.needs_no_record(call)
 
     def _may_be_rebuilt(self, entry: Entry, num_bytes: int) -> bool:
         """Inside a region recipes are looked for only to learn of them. What one recipe

@@ -27,6 +27,7 @@ from ssdtrain.cache.bysize import SizedPlan
 from ssdtrain.cache.identity import (
     Key,
     Probe,
+    Stamp,
     View,
     check_version,
     is_plain,
@@ -204,6 +205,8 @@ class Lane:
         self.largest_bytes = 0
         self.num_regions = 0
         """Calls of regions so far."""
+        self.inputs: set[tuple[Stamp, int]] = set()
+        """Arguments of theirs that stay and have no record: storage and version."""
         self.num_recipes = 0
         """Admitted recipes so far: the places of [Note: recipe budget]."""
         self.has_moved = False

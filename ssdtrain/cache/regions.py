@@ -37,6 +37,7 @@ from torch.optim import Optimizer
 
 from ssdtrain.cache.attention import StoredAttention
 from ssdtrain.cache.course import OUTSIDE_PLAN, Entry
+from ssdtrain.cache.handles import KeptHandle
 from ssdtrain.cache.identity import (
     Stamp,
     check_late_writer,
@@ -240,6 +241,14 @@ class PlaceHandle(Handle):
             self.counter = tensor
 
 
+def is_bare(tensor: Tensor) -> bool:
+    """Whether it is plain bytes that an operator made: no leaf, no part of one."""
+    if not is_plain(tensor) or tensor.grad_fn is None:
+        return False
+    base = tensor._base
+    return base is None or (type(base) is Tensor and not base.is_leaf)
+
+
 class Input(NamedTuple):
     """A tensor among the arguments."""
 
@@ -318,6 +327,7 @@ class RegionCall:
     def store(self, leaves: list[Any], arguments: Arguments, pack: Any) -> None:
         """Store the arguments."""
         self._arguments = arguments
+        keeps = self._cache.keeps_inputs(self)
         stored: dict[int, Input] = {}
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
@@ -330,12 +340,26 @@ class RegionCall:
             self._inputs.append((leaf, leaf._version))
             # Torch asks in Python whether something is a parameter.
             is_parameter = type(leaf) is not Tensor and isinstance(leaf, nn.Parameter)
-            handle = pack(leaf)
+            handle = self._kept(leaf) if keeps and is_bare(leaf) else pack(leaf)
             own = Input(handle, leaf.requires_grad, is_parameter)
             stored[key] = own
             self._leaves.append(own)
             if self._cache.course.observer.listens:
                 self._tell_of_input(handle)
+
+    def _kept(self, tensor: Tensor) -> KeptHandle:
+        """The handle of an argument that stays, and of which nobody wants a record."""
+        key = stamp_of(tensor), tensor._version
+        if key not in self.lane.inputs:
+            self.lane.inputs.add(key)
+            base = tensor._base
+            num_bytes = (tensor if base is None else base).nbytes
+            self.holding.live_bytes += num_bytes
+            self._cache.ledger.live(num_bytes)
+            self._cache.ledger.counters.add_all(
+                {Count.SAVED: num_bytes, Count.KEPT: num_bytes}
+            )
+        return KeptHandle((tensor.detach(), tensor._version))
 
     def _tell_of_input(self, handle: Any) -> None:
         course = self._cache.course
@@ -526,7 +550,7 @@ class RegionCall:
             return change
         if any(tensor._version != version for tensor, version in self._inputs):
             return "it changes one of its inputs in place"
-        if not self._weights_stand():
+        if not self._weights.unwritten():
             return "it writes to one of its parameters"
         if self._makes_lengths:
             return "it makes a nested tensor, whose lengths would be others"
@@ -623,8 +647,9 @@ class RegionCall:
                 check_late_writer(SavedIndex((self, index)))
             saved.made[index] = None
             num_bytes = saved.layout.own_bytes[index]
-            if num_bytes:
-                self.handed_over(num_bytes)
+            if num_bytes:  # its operator frees it before the next one asks
+                self.holding.live_bytes -= num_bytes
+                self._cache.ledger.live(-num_bytes)
         return made
 
     @property
@@ -741,7 +766,8 @@ class RegionCall:
                 continue
             key = id(leaf)
             if key not in made:
-                tensor = self._unpack(leaf.handle)
+                kept = type(leaf.handle) is KeptHandle
+                tensor = leaf.handle.get() if kept else self._unpack(leaf.handle)
                 if not leaf.is_parameter:
                     tensor = tensor.detach().requires_grad_(leaf.requires_grad)
                 made[key] = tensor

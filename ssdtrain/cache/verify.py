@@ -53,7 +53,7 @@ from ssdtrain.forks import ForkedLock, Owner
 
 Pack = Callable[[Tensor], Handle]
 Unpack = Callable[[Handle], Tensor]
-SELF_CHECK_PERIOD = 64
+SELF_CHECK_PERIOD = 256
 ADVICE = (
     "Its gradients would be silently wrong, so backward stops: restart from the last "
     "checkpoint. Check the storage and the host memory; if both are sound, report "

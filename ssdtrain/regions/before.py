@@ -113,7 +113,7 @@ class Seen:
         """See [Note: one pass]."""
         inventory = Inventory()
         for hooks in HOOKS_OF_ALL:
-            inventory.dictionary(hooks)
+            inventory.hooks(hooks)
         for module, part in zip(modules, self.parts, strict=True):
             inventory.module(module, hooks=module is not modules[0])
             inventory.marks_of_tensors(module, self.reads.asked)

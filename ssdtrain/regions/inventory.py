@@ -71,6 +71,8 @@ class Inventory:
         """Dictionaries told by their version."""
         self._dicts: list[dict[Any, Any]] = []
         """And by what is in them."""
+        self._hooks: list[dict[Any, Any]] = []
+        """Likewise, of hooks."""
         self._returning: list[dict[Any, Any]] = []
         """Likewise, of what may be replaced and put back."""
         self._lists: list[Any] = []
@@ -101,8 +103,8 @@ class Inventory:
         for held in (module._parameters, module._buffers):
             self.dictionary(held, comes_back=True)
         if hooks:
-            self.dictionary(module._forward_hooks)
-            self.dictionary(module._forward_pre_hooks)
+            self.hooks(module._forward_hooks)
+            self.hooks(module._forward_pre_hooks)
         self.versions(module._buffers.values())
         parameters = module._parameters.values()
         self._parameters += [each for each in parameters if each is not None]
@@ -137,6 +139,11 @@ class Inventory:
             self._written.append(value)
         else:  # the order may change, and the version does not tell
             self._dicts.append(value)
+
+    def hooks(self, value: dict[Any, Any]) -> None:
+        """Hooks of a module, or of all."""
+        if self._is_new(value):
+            self._hooks.append(value)
 
     def class_of(self, kind: type) -> None:
         """The attributes of a class."""
@@ -218,14 +225,14 @@ class Inventory:
         """All of it, as it is now.
 
         Args:
-            returning: with what may be replaced and put back.
+            returning: with hooks, and with what may be replaced and put back.
 
         Raises:
             ValueError: a variable has no value any more.
         """
         dicts, lists = self._dicts, self._lists
         if returning:
-            dicts = dicts + self._returning
+            dicts = dicts + self._hooks + self._returning
         numbers: list[Any] = [
             *map(dict_version, self._written),
             *map(len, dicts),

@@ -42,11 +42,15 @@ class Weights:
         self._storages = [*map(STORAGE, placed)]
         self._places = _places(placed)
 
+    def unwritten(self) -> bool:
+        """Whether none has been written."""
+        return self._numbers == [*map(VERSION, self.tensors)]
+
     def stand(self) -> bool:
         """Whether none has been written, or given other data."""
         placed = self._placed
         return (
-            self._numbers == [*map(VERSION, self.tensors)]
+            self.unwritten()
             and self._places == _places(placed)
             and all(map(is_, map(STORAGE, placed), self._storages))
         )
