@@ -23,8 +23,6 @@ from ssdtrain.tools.foresight.design import LIMITS, draw
 from ssdtrain.tools.foresight.spec import LEAST_US, Kind
 from ssdtrain.tools.foresight.tracing import cpu_clock
 
-SCHEMA = "ssdtrain-kernel-times"
-SCHEMA_VERSION = 1
 # Of device time for one measurement, and bounds of the repetitions in it.
 TARGET_US = 1200.0
 MIN_REPEATS, MAX_REPEATS = 3, 16
