@@ -7,7 +7,7 @@ recipes/gat.py trainer.epochs=20 trainer.dataset.name=cora \\
 
 import sys
 
-from ssdtrain.cli import main
+from ssdtrain.tools.cli import main
 
 if __name__ == "__main__":
     sys.exit(main(["train", "gnn=gat", *sys.argv[1:]]))

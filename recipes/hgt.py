@@ -6,7 +6,7 @@ recipes/hgt.py trainer.data.directory=/data/aifb trainer.run.num_seeds=10
 
 import sys
 
-from ssdtrain.cli import main
+from ssdtrain.tools.cli import main
 
 if __name__ == "__main__":
     sys.exit(main(["train", "gnn=hgt", *sys.argv[1:]]))

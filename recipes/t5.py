@@ -6,7 +6,7 @@ recipes/t5.py size=small engine=plain offload=host train.steps=100
 
 import sys
 
-from ssdtrain.cli import main
+from ssdtrain.tools.cli import main
 
 if __name__ == "__main__":
     sys.exit(main(["train", "model=t5", *sys.argv[1:]]))

@@ -4,7 +4,7 @@ import sys
 
 if __name__ == "__main__":
     try:
-        from ssdtrain.cli import main
+        from ssdtrain.tools.cli import main
 
         sys.exit(main())
     except KeyboardInterrupt:  # before there is a command to say so

@@ -70,7 +70,6 @@ ROWWISE = POINTWISE | {Op.SUM_WIDTH, Op.SUM_HEADS, Op.EXPAND, Op.RESHAPE}
 ROWWISE |= {Op.SLICE, Op.CONCAT}
 """Row i of the result needs only row i of the operands."""
 LEAVES = frozenset((Op.INPUT, Op.GRAPH, Op.CONST))
-GEMM_ELIGIBLE = frozenset((Op.LINEAR, Op.OUTER))
 
 
 @dataclass(frozen=True, eq=False)

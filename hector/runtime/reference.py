@@ -5,7 +5,6 @@ function here is differentiable by PyTorch, so gradients of the un-optimized pro
 can be had from autograd, independent of `hector.passes.autodiff`.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 
@@ -17,8 +16,6 @@ from hector.arrays import GraphArrays
 from hector.ir.node import Node, Op, topological
 from hector.ir.types import Domain, Index
 from hector.runtime.contract import in_order
-
-_SQRT_HALF = math.sqrt(0.5)
 
 _UNARY: dict[Op, Callable[[Tensor], Tensor]] = {
     Op.NEG: torch.neg,

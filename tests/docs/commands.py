@@ -10,8 +10,8 @@ from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
 
-from ssdtrain.cli import build_parser, parse
-from ssdtrain.cli.sweep import combinations
+from ssdtrain.tools.cli import build_parser, parse
+from ssdtrain.tools.cli.sweep import combinations
 from ssdtrain.train.compose import compose_config
 from ssdtrain.train.targets import build_trainer
 from tests.docs.pages import ROOT

@@ -6,10 +6,10 @@ import re
 import pytest
 from rich.console import Console
 
-from ssdtrain.report.table import render, rows
+from ssdtrain.tools.report.table import render, rows
 from ssdtrain.train.trainer import READING
 from tests.docs.pages import ROOT, blocks
-from tests.ssdtrain.report.test_table import a_result
+from tests.ssdtrain.tools.report.test_table import a_result
 
 PAGE = ROOT / "docs" / "first-hour.md"
 WIDTH = 80

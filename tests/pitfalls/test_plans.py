@@ -2,8 +2,8 @@
 
 Remote memory and shared links (WholeGraph, torchtitan) have two halves. Pages lie where
 the rank runs, which is the launcher's to choose: `doctor` says so
-(tests/ssdtrain/machine/test_gpus.py, mutant `far_node_unsaid`). What neighbours leave
-of a link is never assumed: every profile has the rates of its own observed step.
+(tests/ssdtrain/tools/machine/test_gpus.py, mutant `far_node_unsaid`). What neighbours
+leave of a link is never assumed: every profile has the rates of its own observed step.
 """
 
 from dataclasses import replace

@@ -12,7 +12,7 @@ from pydirect.datasets import NodeDataset, load
 from pydirect.loader import LoaderConfig
 from pydirect.tiering import Score, score_nodes, spread
 from pydirect.train import NodeClassificationTrainer
-from ssdtrain.cli import main
+from ssdtrain.tools.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "../shared/data/planetoid"

@@ -27,12 +27,12 @@ from recipes.bench.foresight.plans import (
 )
 from recipes.bench.foresight.subjects import Subject, TrainingStep
 from recipes.bench.foresight.tables import steps
-from ssdtrain.foresight.capture import capture
-from ssdtrain.foresight.collectives import Collective, load_fabric
-from ssdtrain.foresight.device import load_device
-from ssdtrain.foresight.overheads import Phase
-from ssdtrain.foresight.power import Settled
-from ssdtrain.foresight.price import estimate_step
+from ssdtrain.tools.foresight.capture import capture
+from ssdtrain.tools.foresight.collectives import Collective, load_fabric
+from ssdtrain.tools.foresight.device import load_device
+from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.power import Settled
+from ssdtrain.tools.foresight.price import estimate_step
 
 
 def test_a_step_is_judged_by_the_others_of_its_run() -> None:

@@ -6,7 +6,7 @@ Shapes: B batch, S sequence, H hidden.
 import torch
 from torch import Tensor, nn
 
-from ssdtrain.report.subject import Block
+from ssdtrain.tools.report.subject import Block
 
 
 class Blocks(nn.Module):

@@ -2,14 +2,14 @@
 
     python -m recipes.bench.foresight.assemble --device h100 RESULT.json [MORE.json]
 
-Writes `ssdtrain/foresight/data/NAME.device.json` (what the product reads) and
+Writes `ssdtrain/tools/foresight/data/NAME.device.json` (what the product reads) and
 `recipes/bench/results/foresight/kernels_NAME.json` (every kernel time, one row each).
 `--collectives RANKS.json`, what `collectives` wrote, makes nothing but the curves of
-collectives: into `ssdtrain/foresight/data/nvlink.fabric.json`, the times that they are
-of into `collectives_NAME.json`. Kernel times that were kept before join in, and with
-`--pool DEVICE` another device's: what models learn is relative to each device's data
-sheet. Without traces, and without `--host`, host times stay as they are shipped; with
-`--family` the models of all others do.
+collectives: into `ssdtrain/tools/foresight/data/nvlink.fabric.json`, the times that
+they are of into `collectives_NAME.json`. Kernel times that were kept before join in,
+and with `--pool DEVICE` another device's: what models learn is relative to each
+device's data sheet. Without traces, and without `--host`, host times stay as they are
+shipped; with `--family` the models of all others do.
 """
 
 import argparse
@@ -23,9 +23,9 @@ from typing import Any
 from recipes.bench.common import results as results_of
 from recipes.bench.common.report import RESULTS
 from ssdtrain.curves import Curve
-from ssdtrain.foresight import calls
-from ssdtrain.foresight.call import Call, Family
-from ssdtrain.foresight.collectives import (
+from ssdtrain.tools.foresight import calls
+from ssdtrain.tools.foresight.call import Call, Family
+from ssdtrain.tools.foresight.collectives import (
     FABRIC_FORMAT,
     FABRIC_SUFFIX,
     Collective,
@@ -33,7 +33,7 @@ from ssdtrain.foresight.collectives import (
     bus_bytes,
     load_fabric,
 )
-from ssdtrain.foresight.device import (
+from ssdtrain.tools.foresight.device import (
     DATA,
     SUFFIX,
     VERSION,
@@ -41,17 +41,17 @@ from ssdtrain.foresight.device import (
     from_json,
     write_device,
 )
-from ssdtrain.foresight.fit import (
+from ssdtrain.tools.foresight.fit import (
     fit_closed_form,
     fit_forest,
     geometric_mean_error,
     score,
 )
-from ssdtrain.foresight.host import HostTable, fit_correction
-from ssdtrain.foresight.power import Power
-from ssdtrain.foresight.spec import SPECS
-from ssdtrain.machine.fit import fit_corners, fit_curve
-from ssdtrain.machine.links import Sample
+from ssdtrain.tools.foresight.host import HostTable, fit_correction
+from ssdtrain.tools.foresight.power import Power
+from ssdtrain.tools.foresight.spec import SPECS
+from ssdtrain.tools.machine.fit import fit_corners, fit_curve
+from ssdtrain.tools.machine.links import Sample
 
 Times = list[tuple[Call, float]]
 

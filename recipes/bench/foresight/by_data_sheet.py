@@ -23,20 +23,20 @@ from recipes.bench.common.cells import RESULTS
 from recipes.bench.foresight.assemble import recorded
 from recipes.bench.foresight.errors import errors
 from recipes.bench.foresight.evaluate import cells_of, graph_of
-from ssdtrain.foresight.call import Call
-from ssdtrain.foresight.device import Device, load_device, transferred
-from ssdtrain.foresight.features import row_of
-from ssdtrain.foresight.fit import (
+from ssdtrain.tools.foresight.call import Call
+from ssdtrain.tools.foresight.device import Device, load_device, transferred
+from ssdtrain.tools.foresight.features import row_of
+from ssdtrain.tools.foresight.fit import (
     Times,
     errors_of,
     fit_closed_form,
     fit_forest,
     geometric_mean_error,
 )
-from ssdtrain.foresight.laws import Law, law_us
-from ssdtrain.foresight.price import estimate_step
-from ssdtrain.foresight.spec import SPECS, Spec
-from ssdtrain.foresight.trees import Forest
+from ssdtrain.tools.foresight.laws import Law, law_us
+from ssdtrain.tools.foresight.price import estimate_step
+from ssdtrain.tools.foresight.spec import SPECS, Spec
+from ssdtrain.tools.foresight.trees import Forest
 
 Model = tuple[Law | None, Forest]
 STEPS = {"test": "test_{}.json", "held": "held_{}.json"}

@@ -31,13 +31,13 @@ from typing import Any, NamedTuple
 import torch
 
 from recipes.bench.foresight import subjects
-from ssdtrain.foresight import sustained
-from ssdtrain.foresight.calibrate import programs
-from ssdtrain.foresight.call import Family
-from ssdtrain.foresight.gather import gather
-from ssdtrain.foresight.overheads import by_shape, summary
-from ssdtrain.foresight.spec import Kind
-from ssdtrain.foresight.tracing import step_us, traced
+from ssdtrain.tools.foresight import sustained
+from ssdtrain.tools.foresight.calibrate import programs
+from ssdtrain.tools.foresight.call import Family
+from ssdtrain.tools.foresight.gather import gather
+from ssdtrain.tools.foresight.overheads import by_shape, summary
+from ssdtrain.tools.foresight.spec import Kind
+from ssdtrain.tools.foresight.tracing import step_us, traced
 
 COUNTS = {
     Family.PRODUCT: 4000,

@@ -30,8 +30,8 @@ from torch.nn import functional as F
 
 from recipes.bench.foresight import subjects
 from recipes.bench.foresight.tensor_ranks import PLANS, split
-from ssdtrain.foresight.graph import write_graph
-from ssdtrain.foresight.steps import capture_step
+from ssdtrain.tools.foresight.graph import write_graph
+from ssdtrain.tools.foresight.steps import capture_step
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 SMALLEST, LARGEST = 1 << 12, 1 << 29

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from ssdtrain.foresight.fit import geometric_mean_error
+from ssdtrain.tools.foresight.fit import geometric_mean_error
 
 Row = dict[str, Any]
 PREDICTIONS = ("predicted_us", "kernels_us", "constant_us")

@@ -26,16 +26,16 @@ from recipes.bench.common import results
 from recipes.bench.common.cells import environment
 from recipes.bench.foresight import subjects
 from recipes.bench.foresight.errors import PREDICTIONS, errors, errors_by_model
-from ssdtrain.foresight.calibrate import program_graphs, scale_of
-from ssdtrain.foresight.capture import capture
-from ssdtrain.foresight.collectives import FABRIC_FORMAT, Fabric
-from ssdtrain.foresight.device import Device, load_device, shipped
-from ssdtrain.foresight.graph import Graph
-from ssdtrain.foresight.memory import estimate_peak
-from ssdtrain.foresight.overheads import Phase
-from ssdtrain.foresight.parallel import data_parallel, fully_sharded, unit_of
-from ssdtrain.foresight.price import NO_WIRES, estimate_step, price, steady
-from ssdtrain.foresight.wires import Wires
+from ssdtrain.tools.foresight.calibrate import program_graphs, scale_of
+from ssdtrain.tools.foresight.capture import capture
+from ssdtrain.tools.foresight.collectives import FABRIC_FORMAT, Fabric
+from ssdtrain.tools.foresight.device import Device, load_device, shipped
+from ssdtrain.tools.foresight.graph import Graph
+from ssdtrain.tools.foresight.memory import estimate_peak
+from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.parallel import data_parallel, fully_sharded, unit_of
+from ssdtrain.tools.foresight.price import NO_WIRES, estimate_step, price, steady
+from ssdtrain.tools.foresight.wires import Wires
 
 
 def graph_of(cell: dict[str, Any]) -> Graph:

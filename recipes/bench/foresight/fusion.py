@@ -2,7 +2,7 @@
 
     python -m recipes.bench.foresight.fusion --budget-s 120
 
-Every pair of `ssdtrain.foresight.fusion.PAIRS` runs as inductor compiles it (two
+Every pair of `ssdtrain.tools.foresight.fusion.PAIRS` runs as inductor compiles it (two
 kernels), and in horizontal strips whose intermediate stays in the cache (fused by
 tiling, the best of some strip counts). Ceilings are measured here: the best rate of the
 pairs' convolutions, and a copy that does not fit into the cache. Precision and recall
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from recipes.bench.common import results
 from recipes.bench.common.cells import RESULTS
-from ssdtrain.foresight.fusion import PAIRS, Kind, Pair, advise
+from ssdtrain.tools.foresight.fusion import PAIRS, Kind, Pair, advise
 
 STRIPS = (2, 4, 7)
 COPY_BYTES = 1 << 28

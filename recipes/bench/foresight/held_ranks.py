@@ -28,12 +28,12 @@ from recipes.bench.foresight.assemble import fabric_of
 from recipes.bench.foresight.errors import errors
 from recipes.bench.foresight.evaluate import phases_us
 from recipes.bench.foresight.over_ranks import NUM_RANKS, spread
-from ssdtrain.foresight.collectives import load_fabric
-from ssdtrain.foresight.device import Device, load_device
-from ssdtrain.foresight.graph import Graph, read_graph
-from ssdtrain.foresight.price import estimate_step
-from ssdtrain.foresight.ranks import estimate_graphs
-from ssdtrain.foresight.wires import Wires
+from ssdtrain.tools.foresight.collectives import load_fabric
+from ssdtrain.tools.foresight.device import Device, load_device
+from ssdtrain.tools.foresight.graph import Graph, read_graph
+from ssdtrain.tools.foresight.price import estimate_step
+from ssdtrain.tools.foresight.ranks import estimate_graphs
+from ssdtrain.tools.foresight.wires import Wires
 
 FILE = RESULTS / "foresight" / "ranks_held_h200.json"
 FROM_META = ("ddp", "fsdp")

@@ -18,8 +18,8 @@ from recipes.bench.common import results
 from recipes.bench.common.cells import RESULTS
 from recipes.bench.foresight.errors import errors
 from recipes.bench.foresight.evaluate import cells_of, graph_of
-from ssdtrain.foresight.device import Device, load_device
-from ssdtrain.foresight.price import estimate_step
+from ssdtrain.tools.foresight.device import Device, load_device
+from ssdtrain.tools.foresight.price import estimate_step
 
 # File, kind of shapes, device.
 RUNS = (

@@ -17,13 +17,13 @@ from recipes.bench.common import results
 from recipes.bench.common.cells import RESULTS
 from recipes.bench.foresight.errors import errors
 from recipes.bench.foresight.evaluate import graph_of
-from ssdtrain.foresight import parallel
-from ssdtrain.foresight.collectives import Fabric, load_fabric
-from ssdtrain.foresight.device import Device, load_device
-from ssdtrain.foresight.graph import Graph
-from ssdtrain.foresight.parallel import data_parallel, fully_sharded, unit_of
-from ssdtrain.foresight.price import estimate_step
-from ssdtrain.foresight.wires import Wires
+from ssdtrain.tools.foresight import parallel
+from ssdtrain.tools.foresight.collectives import Fabric, load_fabric
+from ssdtrain.tools.foresight.device import Device, load_device
+from ssdtrain.tools.foresight.graph import Graph
+from ssdtrain.tools.foresight.parallel import data_parallel, fully_sharded, unit_of
+from ssdtrain.tools.foresight.price import estimate_step
+from ssdtrain.tools.foresight.wires import Wires
 
 FILE = RESULTS / "foresight" / "ranks_h200.json"
 SLOWDOWNS = [0.1 * step for step in range(21)]

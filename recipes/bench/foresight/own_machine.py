@@ -24,12 +24,12 @@ from recipes.bench.common.cells import RESULTS, environment
 from recipes.bench.foresight import subjects
 from recipes.bench.foresight.errors import errors
 from recipes.bench.foresight.evaluate import with_constant
-from ssdtrain.foresight.capture import capture
-from ssdtrain.foresight.device import Device, write_device
-from ssdtrain.foresight.learn import learn
-from ssdtrain.foresight.price import estimate_step, price
-from ssdtrain.foresight.spec import Kind
-from ssdtrain.foresight.tracing import step_us
+from ssdtrain.tools.foresight.capture import capture
+from ssdtrain.tools.foresight.device import Device, write_device
+from ssdtrain.tools.foresight.learn import learn
+from ssdtrain.tools.foresight.price import estimate_step, price
+from ssdtrain.tools.foresight.spec import Kind
+from ssdtrain.tools.foresight.tracing import step_us
 
 NUM_RUNS = 3
 SECONDS_A_RUN = 0.6

@@ -22,7 +22,7 @@ from typing import Any
 
 from recipes.bench.common import results
 from recipes.bench.common.cells import RESULTS
-from ssdtrain.foresight.power import Settled
+from ssdtrain.tools.foresight.power import Settled
 
 Row = dict[str, Any]
 MOST_WATTS, BISECTIONS = 5000.0, 40

@@ -5,13 +5,14 @@
 One thread, a process group that does nothing, weights of a few bytes: what is left is
 the host's work. Units of 1 to 16 weights run plain and sharded; what sharding adds in
 forward, backward and update, over what a view takes on this machine, is a
-number that other machines have as well. `ssdtrain/foresight/parallel.py` has it.
+number that other machines have as well. `ssdtrain/tools/foresight/parallel.py` has it.
 The unit is a view (`HostTable.view_us`), by the same trace that host times come from.
 
 Tensor parallelism likewise: pairs of layers, the first split by columns, the second
 by rows, with biases and without. What it adds is divided among the operators on
-DTensors that run (in the update: among the tensors); `ssdtrain/foresight/recorder.py`
-has it. A model that is none of these pairs then tells how far off that is.
+DTensors that run (in the update: among the tensors);
+`ssdtrain/tools/foresight/recorder.py` has it. A model that is none of these pairs then
+tells how far off that is.
 """
 
 import argparse
@@ -38,8 +39,8 @@ from recipes.bench.common import results
 from recipes.bench.common.cells import RESULTS, environment
 from recipes.bench.foresight import subjects
 from recipes.bench.foresight.tensor_ranks import PLANS, alone, split
-from ssdtrain.foresight.learn import host_table, programs
-from ssdtrain.foresight.spec import Kind
+from ssdtrain.tools.foresight.learn import host_table, programs
+from ssdtrain.tools.foresight.spec import Kind
 
 WIDTH, ROWS = 8, 4
 UNITS = (4, 12)

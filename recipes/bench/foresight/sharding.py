@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from recipes.bench.common.cells import RESULTS, environment
-from ssdtrain.foresight.collectives import Fabric, load_fabric
-from ssdtrain.foresight.device import Device, load_device
-from ssdtrain.foresight.sharding import Lookups, Table, candidates
+from ssdtrain.tools.foresight.collectives import Fabric, load_fabric
+from ssdtrain.tools.foresight.device import Device, load_device
+from ssdtrain.tools.foresight.sharding import Lookups, Table, candidates
 
 TABLES_A_GPU = 13
 GPUS = (2, 4, 8)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ssdtrain.foresight.overheads import Phase
+from ssdtrain.tools.foresight.overheads import Phase
 
 Step = Callable[[], Any]
 

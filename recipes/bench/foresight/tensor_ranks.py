@@ -29,12 +29,12 @@ from recipes.bench.common import results
 from recipes.bench.common.cells import RESULTS
 from recipes.bench.foresight import subjects
 from recipes.bench.foresight.errors import errors
-from ssdtrain.foresight.capture import capture
-from ssdtrain.foresight.collectives import load_fabric
-from ssdtrain.foresight.device import load_device
-from ssdtrain.foresight.graph import Graph
-from ssdtrain.foresight.ranks import estimate_graphs
-from ssdtrain.foresight.wires import Wires
+from ssdtrain.tools.foresight.capture import capture
+from ssdtrain.tools.foresight.collectives import load_fabric
+from ssdtrain.tools.foresight.device import load_device
+from ssdtrain.tools.foresight.graph import Graph
+from ssdtrain.tools.foresight.ranks import estimate_graphs
+from ssdtrain.tools.foresight.wires import Wires
 
 FILE = RESULTS / "foresight" / "ranks_held_h200.json"
 NUM_RANKS = 2

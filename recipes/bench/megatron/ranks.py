@@ -26,8 +26,8 @@ from recipes.bench.megatron.cells import (
 )
 from recipes.bench.megatron.shared import PATIENCE, Shared
 from ssdtrain.hosts.megatron import innermost
-from ssdtrain.project.cases import TABLE_5_4, bert
-from ssdtrain.project.layer import Split, saved_bytes
+from ssdtrain.tools.project.cases import TABLE_5_4, bert
+from ssdtrain.tools.project.layer import Split, saved_bytes
 from ssdtrain.train.mcore import parallel
 from ssdtrain.train.settings import Family
 
@@ -198,7 +198,7 @@ def kept_bytes(training: Training) -> list[int]:
 
 
 def estimate(training: Training, cell: Cell) -> dict[str, Any]:
-    """Bytes of the layers alone against the model of ssdtrain.project."""
+    """Bytes of the layers alone against the model of ssdtrain.tools.project."""
     encoder = innermost(training.chunks[0]).encoder
     settings = {**HOST, "recompute": "off", "plan": "offload-all"}
     with ssdtrain.offload(encoder, **settings) as session:

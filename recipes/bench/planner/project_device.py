@@ -181,11 +181,11 @@ def matmul_tflops(device: str, seconds: float = 3.0) -> dict[str, float]:
 
 def compare(record: dict[str, Any], gpu_name: str) -> str:
     """The table of docs/project.md: measured, estimated, error."""
-    from ssdtrain.project.assumptions import Assumptions
-    from ssdtrain.project.cases import bert
-    from ssdtrain.project.layer import saved_bytes as estimated_bytes
-    from ssdtrain.project.model import Case, layer_seconds
-    from ssdtrain.project.tables import GPUS, find
+    from ssdtrain.tools.project.assumptions import Assumptions
+    from ssdtrain.tools.project.cases import bert
+    from ssdtrain.tools.project.layer import saved_bytes as estimated_bytes
+    from ssdtrain.tools.project.model import Case, layer_seconds
+    from ssdtrain.tools.project.tables import GPUS, find
 
     head = "| H, L | saved GB | estimate | forward ms | burst | sustained | back/fwd |"
     lines = [head, "|--" * 7 + "|"]

@@ -25,10 +25,10 @@ PEER = "llm-analysis 0.2.2"
 
 def inputs() -> list[dict[str, Any]]:
     """The cases as plain values, with our figures."""
-    from ssdtrain.project.assumptions import Assumptions
-    from ssdtrain.project.cases import CaseSet, cases
-    from ssdtrain.project.layer import operators, saved_bytes
-    from ssdtrain.project.model import layer_seconds
+    from ssdtrain.tools.project.assumptions import Assumptions
+    from ssdtrain.tools.project.cases import CaseSet, cases
+    from ssdtrain.tools.project.layer import operators, saved_bytes
+    from ssdtrain.tools.project.model import layer_seconds
 
     assume = Assumptions()
     rows = []

@@ -35,15 +35,15 @@ from pydirect.train import read_checkpoint as pydirect_checkpoint
 from recipes.bench.common import results
 from recipes.bench.common.cells import RESULTS
 from ssdtrain.errors import ConfigError
-from ssdtrain.machine.links import LINK_FILE
 from ssdtrain.packaged import packaged_directory
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import PLAN_FILE
 from ssdtrain.plan.profile import PROFILE_FILE
-from ssdtrain.report.plan_command import read_link_curves
-from ssdtrain.report.rok_command import read_points
 from ssdtrain.storage.wear import WearLog
+from ssdtrain.tools.machine.links import LINK_FILE
+from ssdtrain.tools.report.plan_command import read_link_curves
+from ssdtrain.tools.report.rok_command import read_points
 from ssdtrain.train.checkpoint import fitting, read_checkpoint
 from ssdtrain.train.compose import compose_config, values_of
 from ssdtrain.train.data.tokens import token_file

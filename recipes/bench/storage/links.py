@@ -16,7 +16,7 @@ from pathlib import Path
 
 from recipes.bench.common import results
 from recipes.bench.common.cells import environment
-from ssdtrain.machine import command
+from ssdtrain.tools.machine import command
 
 
 def main() -> int:

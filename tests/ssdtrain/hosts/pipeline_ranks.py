@@ -21,8 +21,8 @@ from deepspeed.pipe import LayerSpec, PipelineModule
 from torch import Tensor, nn
 
 import ssdtrain
-from ssdtrain.foresight.graph import write_graph
-from ssdtrain.foresight.steps import capture_step
+from ssdtrain.tools.foresight.graph import write_graph
+from ssdtrain.tools.foresight.steps import capture_step
 from tests.ranks import leave
 from tests.ssdtrain.targets import TARGETS, settings_of
 

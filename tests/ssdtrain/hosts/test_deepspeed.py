@@ -8,13 +8,13 @@ import pytest
 import torch.utils.checkpoint
 
 from ssdtrain.errors import AttachError
-from ssdtrain.foresight.collectives import straight_fabric
-from ssdtrain.foresight.device import bare_device
-from ssdtrain.foresight.graph import read_graph
-from ssdtrain.foresight.overheads import Phase
-from ssdtrain.foresight.ranks import estimate_graphs
-from ssdtrain.foresight.wires import Wires
 from ssdtrain.hosts import deepspeed
+from ssdtrain.tools.foresight.collectives import straight_fabric
+from ssdtrain.tools.foresight.device import bare_device
+from ssdtrain.tools.foresight.graph import read_graph
+from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.ranks import estimate_graphs
+from ssdtrain.tools.foresight.wires import Wires
 from tests.ranks import run_ranks
 from tests.ssdtrain.targets import TARGETS
 

@@ -20,8 +20,8 @@ from standin import CPU, cpu_for_cuda
 from torch import Tensor, nn
 
 import ssdtrain
-from ssdtrain.foresight.graph import write_graph
-from ssdtrain.foresight.steps import capture_step
+from ssdtrain.tools.foresight.graph import write_graph
+from ssdtrain.tools.foresight.steps import capture_step
 from ssdtrain.train.data.batches import Batch
 from ssdtrain.train.settings import Family, ModelSettings
 from tests.ranks import leave

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from ssdtrain.foresight.collectives import straight_fabric
-from ssdtrain.foresight.device import bare_device
-from ssdtrain.foresight.graph import read_graph
-from ssdtrain.foresight.ranks import estimate_graphs
-from ssdtrain.foresight.wires import Wires
+from ssdtrain.tools.foresight.collectives import straight_fabric
+from ssdtrain.tools.foresight.device import bare_device
+from ssdtrain.tools.foresight.graph import read_graph
+from ssdtrain.tools.foresight.ranks import estimate_graphs
+from ssdtrain.tools.foresight.wires import Wires
 from tests.ranks import run_ranks
 
 SCRIPT = Path(__file__).with_name("law_ranks.py")

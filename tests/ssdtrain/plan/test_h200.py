@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from ssdtrain.curves import COPY_SLOWDOWN, Links
-from ssdtrain.foresight.device import rated_device
 from ssdtrain.plan.baselines import references
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.profile import PROFILE_FILE, Item, Phase, Profile
 from ssdtrain.plan.timeline import Timeline
-from ssdtrain.report.plan_command import read_link_curves
-from ssdtrain.report.subject import build_of, estimated
+from ssdtrain.tools.foresight.device import rated_device
+from ssdtrain.tools.report.plan_command import read_link_curves
+from ssdtrain.tools.report.subject import build_of, estimated
 
 RESULTS = Path(__file__).resolve().parents[3] / "recipes" / "bench" / "results"
 RECORDED = Path(__file__).parent / "recorded"

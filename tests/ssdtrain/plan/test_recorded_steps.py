@@ -19,14 +19,14 @@ from typing import Any
 import pytest
 
 from ssdtrain.curves import Curve
-from ssdtrain.foresight.graph import Stream
-from ssdtrain.foresight.simulate import Task
-from ssdtrain.foresight.simulate import simulate as simulate_ranks
 from ssdtrain.plan.baselines import fixed_policies
 from ssdtrain.plan.profile import PROFILE_FILE, HostCost, HostCosts, Profile
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
+from ssdtrain.tools.foresight.graph import Stream
+from ssdtrain.tools.foresight.simulate import Task
+from ssdtrain.tools.foresight.simulate import simulate as simulate_ranks
 
 RECORDED = Path(__file__).parent / "recorded"
 STEPS = RECORDED / "steps.json"

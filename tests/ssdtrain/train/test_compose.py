@@ -7,10 +7,10 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from ssdtrain.cli.train import compose as composed
 from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import ConfigError
 from ssdtrain.packaged import packaged_directory
+from ssdtrain.tools.cli.train import compose as composed
 from ssdtrain.train.compose import compose_config, find_config
 from ssdtrain.train.refused import called, explained
 from ssdtrain.train.settings import RunSettings

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ssdtrain.config import Target
-from ssdtrain.report.table import caption
+from ssdtrain.tools.report.table import caption
 from ssdtrain.train.confirm import doubt_of_writes
 from ssdtrain.train.loop import Leg, LegResult
 from ssdtrain.train.settings import RunSettings

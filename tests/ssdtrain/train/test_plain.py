@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.report.table import rows
+from ssdtrain.tools.report.table import rows
 from ssdtrain.train.settings import RunSettings
 from ssdtrain.train.trainer import Trainer, same_bits
 

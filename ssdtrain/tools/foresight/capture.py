@@ -1,0 +1,222 @@
+"""Captures the execution graph of a training step on the meta device.
+
+The model is built and run as it is, without a GPU and without memory; a dispatch mode
+notes every operator that autograd leaves, in forward and backward. The optimizer's
+update is added as the one fused operator that it is on a GPU. Steps that really run
+(compiled, over several ranks) are captured by `steps.py` with the same `Recorder`.
+
+[Note: as on the device]
+The meta device takes some composite paths that the device does not. Attention, and for
+CUDA dropout, are sent to the operators that the device runs; `nn.MultiheadAttention`
+and backward, which runs checkpointed forwards again, are looked into. There is no data
+to look into: a yes or no that the host asks a tensor for ("is nothing masked?") is
+taken as yes, and counted in the graph's notes; a number that it asks for ends the
+capture with an error. What else a capture leaves out goes into the notes as well
+(`caveats.py` puts them into words).
+(tests/ssdtrain/tools/foresight/test_graph.py, test_own.py, test_users.py)
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.tools.foresight.autocast import Autocast
+from ssdtrain.tools.foresight.caveats import UNFUSED, explained, parts_of
+from ssdtrain.tools.foresight.graph import Graph
+from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.recorder import STATES, Recorder
+from ssdtrain.tools.foresight.spec import Kind
+from ssdtrain.tools.foresight.steps import Collectives
+
+
+def capture(
+    model: nn.Module,
+    forward: Callable[[], Any],
+    *,
+    optimizer: str | None = None,
+    notes: dict[str, str] | None = None,
+    on: Kind = Kind.CUDA,
+) -> Graph:
+    """The graph of one forward, backward and, where named, optimizer update.
+
+    Args:
+        model: its parameters are on the meta device.
+        forward: runs it; gives a tensor, or a nest of them, that backward starts from.
+        optimizer: a key of `STATES`; None: the step ends with backward.
+        notes: go into the graph.
+        on: the kind of device whose operators are recorded.
+
+    Raises:
+        ConfigError: nothing needs a gradient, the optimizer is unknown, the model or
+            its forward raised, or an operator needs data, which the meta device does
+            not have.
+    """
+    if optimizer is not None and optimizer not in STATES:
+        raise ConfigError(
+            f"optimizer expects one of {', '.join(sorted(STATES))}, got {optimizer!r}"
+        )
+    recorder = Recorder(model, amend=Collectives().amend)
+    seen = record(recorder, forward, on)
+    if optimizer is not None:
+        recorder.update(optimizer)
+    return recorder.graph({**(notes or {}), **seen, **parts_of(model, forward)})
+
+
+def loss_of(forward: Callable[[], Any]) -> list[Tensor]:
+    """Run a forward; its floating-point results that need a gradient: the loss alone
+    where it is told by that name, as the outputs of transformers do.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    given = forward()
+    named = given.get("loss") if isinstance(given, Mapping) else None
+    if isinstance(named, Tensor):
+        given = named
+    out = [x for x in tree_leaves(given) if isinstance(x, Tensor)]
+    loss = [x for x in out if x.requires_grad and x.is_floating_point()]
+    if not loss:
+        raise ConfigError(
+            "the model's function gave no floating-point tensor that needs a "
+            "gradient; let it run the forward and give the loss."
+        )
+    return loss
+
+
+def record(
+    recorder: "Recorder", forward: Callable[[], Any], on: Kind
+) -> dict[str, str]:
+    """Run forward and backward under a `Recorder`; give what was left out, as notes.
+
+    Raises:
+        ConfigError: nothing needs a gradient, the forward raised, or an operator needs
+            data.
+    """
+    autocast = Autocast(on)
+    as_on = AsOn(on, autocast)
+    try:
+        with recorder.modules(), autocast.noted(), as_on, recorder:
+            loss = loss_of(forward)
+            recorder.phase = Phase.BACKWARD
+            torch.autograd.backward(loss, [torch.ones_like(x) for x in loss])
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise explained(
+            error, "the step cannot be captured on the meta device"
+        ) from error
+    return {UNFUSED: str(as_on.num_unfused)} if as_on.num_unfused else {}
+
+
+class AsOn(TorchFunctionMode):
+    """See [Note: as on the device]."""
+
+    def __init__(
+        self, kind: Kind = Kind.CUDA, autocast: Autocast | None = None
+    ) -> None:
+        super().__init__()
+        self._kind = kind
+        self._autocast = autocast or Autocast(kind)
+        self.num_unfused = 0
+        """Attentions that the device runs in one kernel, and that are not captured
+        so."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = self._autocast.arguments(func, args, kwargs or {})
+        if func is Tensor.backward:
+            func, (args, kwargs) = torch.autograd.backward, _of_engine(*args, **kwargs)
+            with self:
+                return func(*args, **kwargs)
+        module = LOOKED_INTO.get(func)
+        if module is not None and hasattr(module, "has_torch_function"):
+            with self, _looked_into(module):
+                return func(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            found = fused_attention(self._kind, *args, **kwargs)
+            if found is not None:
+                return found
+            self.num_unfused += self._kind is Kind.CUDA
+        if func is F.dropout and self._kind is Kind.CUDA:
+            found = fused_dropout(*args, **kwargs)
+            if found is not None:
+                return found
+        return func(*args, **kwargs)
+
+
+LOOKED_INTO: Mapping[Callable[..., Any], Any] = {
+    F.multi_head_attention_forward: F,
+    torch.autograd.backward: torch.autograd,
+    torch.autograd.grad: torch.autograd,
+}
+"""Functions that call others, and the modules that they ask whether a mode is there.
+Backward runs checkpointed forwards again."""
+
+
+def _of_engine(
+    tensor: Tensor,
+    gradient: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of `Tensor.backward` as `torch.autograd.backward` takes them."""
+    return (tensor, gradient, retain_graph, create_graph), {"inputs": inputs}
+
+
+@contextmanager
+def _looked_into(module: Any) -> Iterator[None]:
+    """The next function of the module runs its own body under a function mode; those
+    that it calls are the mode's again."""
+    own = module.has_torch_function
+
+    def once(tensors: Any) -> bool:
+        module.has_torch_function = own
+        return False
+
+    module.has_torch_function = once
+    try:
+        yield
+    finally:
+        module.has_torch_function = own
+
+
+def fused_attention(
+    kind: Kind,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **more: Any,
+) -> Tensor | None:
+    """What the device runs for unmasked attention, CUDA in half precision and a CPU
+    without dropout; else None."""
+    if kind is Kind.CUDA:
+        fused = torch.ops.aten._scaled_dot_product_flash_attention
+        fits = query.dtype in (torch.float16, torch.bfloat16)
+    else:
+        fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        fits = dropout_p == 0.0
+    if attn_mask is not None or not fits:
+        return None
+    out = fused(query, key, value, dropout_p, is_causal, scale=more.get("scale"))[0]
+    return out  # type: ignore[no-any-return]
+
+
+def fused_dropout(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor | None:
+    """What CUDA runs for dropout out of place; None where that is nothing."""
+    if not training or inplace or p == 0.0:
+        return None
+    return torch.native_dropout(input, p, True)[0]

@@ -1,0 +1,255 @@
+"""Everything that is known of one kind of device: data sheet, kernels, host, clock.
+
+Shipped as JSON beside this file, made by `ssdtrain foresight fit`, and scaled to one
+machine by a calibration.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.jsonfile import Format, Fraction, Natural, Unfit, load_json
+from ssdtrain.tools.foresight.call import Call, Family
+from ssdtrain.tools.foresight.features import names_of, row_of
+from ssdtrain.tools.foresight.host import HostTable
+from ssdtrain.tools.foresight.laws import Law, law_us
+from ssdtrain.tools.foresight.power import Power
+from ssdtrain.tools.foresight.spec import SPECS, Spec, rated
+from ssdtrain.tools.foresight.trees import Forest
+
+DATA = Path(__file__).parent / "data"
+SUFFIX = ".device.json"
+VERSION = 3
+"""Of device files: the constants that closed forms have."""
+RELATIVES: Mapping[str, str] = {"h200": "h100", "h100": "h200"}
+"""Whose kernels stand in where a device was not measured itself."""
+TRANSFER_ERROR = 0.06
+# Where a family has no model: the share of the roofline that kernels reach.
+UNLEARNED_SHARE = 0.7
+UNLEARNED_ERROR = 0.3
+DEFAULT_DEVICE = "h100"
+"""Whose models price steps where no other device is named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """Prices calls and operators' host time on one kind of device."""
+
+    spec: Spec
+    forests: Mapping[Family, Forest] = field(default_factory=dict)
+    laws: Mapping[Family, Law] = field(default_factory=dict)
+    """Closed forms that the forests were learned beside; the roofline's elsewhere."""
+    errors: Mapping[Family, float] = field(default_factory=dict)
+    """Held-out geometric mean error of each family's model."""
+    scales: Mapping[Family, float] = field(default_factory=dict)
+    """Measured over predicted time on this machine, from a calibration."""
+    host: HostTable
+    host_scale: float = 1.0
+    """Likewise of host time."""
+    power: Power | None = None
+    context_bytes: int = 0
+    """Device memory that libraries take for good (workspaces), beside tensors."""
+    reached: float = UNLEARNED_SHARE
+    """Share of the roofline that kernels without a model reach."""
+    _memo: dict[Any, float] = field(default_factory=dict, repr=False, compare=False)
+
+    def kernel_us(self, call: Call) -> float:
+        """Device time of a call at the highest clock, in microseconds."""
+        key = (
+            *(call.family, call.variant, call.dtype, tuple(call.sizes.items())),
+            *(call.read_bytes, call.written_bytes, round(call.warm_bytes)),
+        )
+        found = self._memo.get(key)
+        if found is None:
+            found = self._memo[key] = self._price(call)
+        return found
+
+    def _price(self, call: Call) -> float:
+        bound = self.spec.roofline_us(call)
+        forest = self.forests.get(call.family)
+        if forest is None:
+            return bound / self.reached
+        [by_law] = law_us(self.laws.get(call.family), [call], self.spec)
+        ratio = math.exp(forest.predict(row_of(call, self.spec, by_law)))
+        return by_law * ratio * self.scales.get(call.family, 1.0)
+
+    def error(self, family: Family) -> float:
+        """Expected relative error of one kernel's time."""
+        return self.errors.get(family, UNLEARNED_ERROR)
+
+    def scaled(
+        self, scales: Mapping[Family, float], host_scale: float = 1.0
+    ) -> "Device":
+        """The same kind of device, as a calibration found one."""
+        return replace(
+            self,
+            scales={**self.scales, **scales},
+            host_scale=self.host_scale * host_scale,
+            _memo={},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    """A device as its file holds it."""
+
+    spec: Spec
+    forests: Mapping[str, Forest]
+    laws: Mapping[str, Mapping[str, tuple[float, ...]]]
+    errors: Mapping[str, Fraction]
+    scales: Mapping[str, Fraction]
+    host: Mapping[str, tuple[float, ...]]
+    host_scale: Fraction
+    power: Power | None
+    context_bytes: Natural
+
+
+def _check(file: _File) -> None:
+    known = {family.value for family in Family}
+    for name in (*file.forests, *file.laws, *file.errors, *file.scales):
+        if name not in known:
+            raise Unfit("forests", " or ".join(sorted(known)), name)
+    for name, forest in file.forests.items():
+        if forest.names != names_of(Family(name)):
+            raise Unfit(f"forests.{name}.names", "this version's features", "others")
+        try:
+            forest.check()
+        except ConfigError as error:
+            raise Unfit(f"forests.{name}", "trees that end", str(error)) from None
+    for name, values in file.laws.items():
+        try:
+            Law.from_dict(Family(name), values)
+        except ValueError as error:
+            raise Unfit(
+                f"laws.{name}", "this version's constants", str(error)
+            ) from None
+    HostTable.from_dict(file.host)
+
+
+_FORMAT = Format(
+    kind=_File,
+    schema="ssdtrain-device",
+    version=VERSION,
+    what="a device file",
+    remedy="make it again with `ssdtrain foresight fit`",
+    check=_check,
+)
+
+
+def to_json(device: Device) -> dict[str, Any]:
+    """Plain values, with the schema's name and version."""
+    return _FORMAT.to_json(
+        _File(
+            spec=device.spec,
+            forests={family.value: f for family, f in device.forests.items()},
+            laws={family.value: law.as_dict() for family, law in device.laws.items()},
+            errors={family.value: e for family, e in device.errors.items()},
+            scales={family.value: s for family, s in device.scales.items()},
+            host=device.host.as_dict(),
+            host_scale=device.host_scale,
+            power=device.power,
+            context_bytes=device.context_bytes,
+        )
+    )
+
+
+def from_json(values: object, source: str = "") -> Device:
+    """Build a `Device` from what `to_json` made.
+
+    Raises:
+        DamagedFileError: another schema or version, or a wrong field.
+    """
+    file = _FORMAT.from_json(values, source)
+    return Device(
+        spec=file.spec,
+        forests={Family(name): forest for name, forest in file.forests.items()},
+        laws={
+            Family(name): Law.from_dict(Family(name), values)
+            for name, values in file.laws.items()
+        },
+        errors={Family(name): error for name, error in file.errors.items()},
+        scales={Family(name): scale for name, scale in file.scales.items()},
+        host=HostTable.from_dict(file.host),
+        host_scale=file.host_scale,
+        power=file.power,
+        context_bytes=file.context_bytes,
+    )
+
+
+def write_device(path: str | Path, device: Device) -> None:
+    """Write a device file on one line: its trees are long lists of numbers.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    text = json.dumps(to_json(device), separators=(",", ":"))
+    Path(path).write_text(text + "\n", encoding="utf-8")
+
+
+def shipped() -> tuple[str, ...]:
+    """Names of the devices that come with the package."""
+    names = (path.name.removesuffix(SUFFIX) for path in DATA.glob(f"*{SUFFIX}"))
+    return tuple(sorted(names))
+
+
+def load_device(name: str | Path) -> Device:
+    """A shipped device by its name, or a device file.
+
+    Raises:
+        ConfigError: neither, or the file is damaged.
+    """
+    path = Path(name)
+    if path.suffix != ".json":
+        path = DATA / f"{name}{SUFFIX}"
+        relative = RELATIVES.get(str(name))
+        if not path.is_file() and relative in shipped():
+            return transferred(load_device(relative), SPECS[str(name)])
+        if not path.is_file():
+            raise ConfigError(
+                f"--device expects one of {', '.join(shipped())} or a device file "
+                f"(.json), got {str(name)!r}"
+            )
+    try:
+        values = load_json(path, _FORMAT.what, _FORMAT.remedy)
+    except OSError as error:
+        raise ConfigError(
+            f"--device: {path} cannot be read ({error.strerror})"
+        ) from error
+    return from_json(values, str(path))
+
+
+def transferred(device: Device, spec: Spec) -> Device:
+    """Another device by its data sheet: kernels keep their distance from the roofline.
+
+    Right for a relative (the same multiprocessors beside other memory); errors grow by
+    what was seen between an H100 and an H200 (docs/foresight.md).
+    """
+    errors = {family: e + TRANSFER_ERROR for family, e in device.errors.items()}
+    return replace(device, spec=spec, errors=errors, _memo={})
+
+
+def rated_device(tflops: float, memory_gb_per_s: float) -> Device:
+    """A device of which two rates are known, and no host time.
+
+    Args:
+        tflops: 1e12 FLOPs a second that products reach.
+        memory_gb_per_s: 1e9 bytes a second of device memory.
+
+    Raises:
+        ConfigError: a rate is not above 0.
+    """
+    if tflops <= 0.0 or memory_gb_per_s <= 0.0:
+        raise ConfigError(
+            f"rates expect more than 0, got {tflops} TFLOP/s and {memory_gb_per_s} GB/s"
+        )
+    spec = rated(tflops, memory_gb_per_s)
+    return Device(spec=spec, host=HostTable([]), host_scale=0.0, reached=1.0)
+
+
+def bare_device(name: str) -> Device:
+    """A device of which only the data sheet is known."""
+    return Device(spec=SPECS[name], host=HostTable([]))

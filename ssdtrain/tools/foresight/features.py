@@ -1,0 +1,211 @@
+"""What a kernel model looks at: a row of numbers for each call.
+
+Sizes enter as logarithms; what makes kernels jump enters by itself: how full the last
+wave of tiles is, how much of a tile lies outside the result, how sizes are aligned.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from ssdtrain.tools.foresight import calls
+from ssdtrain.tools.foresight.call import ELEMENT_BYTES, Call, Family
+from ssdtrain.tools.foresight.spec import Spec
+
+TILES = ((128, 256), (128, 128), (64, 64), (256, 128))
+MAX_ALIGNMENT = 7
+LAYOUTS = ("nn", "nt", "tn", "tt")
+
+
+def row_of(call: Call, spec: Spec, law_us: float) -> list[float]:
+    """The features of a call, in the order of `names_of`.
+
+    Args:
+        call: one operator.
+        spec: of the device.
+        law_us: what the family's closed form says, or the roofline where it has none.
+    """
+    law = [_log(16.0 * law_us), math.log2(law_us / spec.roofline_us(call))]
+    return [*_common(call, spec), *law, *_OWN[call.family](call, spec)]
+
+
+def names_of(family: Family) -> tuple[str, ...]:
+    """Names of a family's features."""
+    common = ("roofline", "flops", "read", "written", "warm", "element_bytes")
+    return (*common, "law", "law_over_roofline", *_NAMES[family])
+
+
+def _log(value: float) -> float:
+    return math.log2(value) if value > 1.0 else 0.0
+
+
+def _common(call: Call, spec: Spec) -> list[float]:
+    return [
+        _log(16.0 * spec.roofline_us(call)),
+        _log(call.flops),
+        _log(call.read_bytes),
+        _log(call.written_bytes),
+        call.warm_bytes / call.read_bytes if call.read_bytes else 0.0,
+        float(ELEMENT_BYTES[call.dtype]),
+    ]
+
+
+def alignment(value: float) -> float:
+    """log2 of the largest power of two that divides a size."""
+    whole, found = int(value), 0
+    while whole and whole % 2 == 0 and found < MAX_ALIGNMENT:
+        whole, found = whole // 2, found + 1
+    return float(found)
+
+
+def waves(tiles: float, spec: Spec) -> tuple[float, float]:
+    """(log2 of the waves, share of the slots that the waves fill)."""
+    full = tiles / spec.num_sms
+    return _log(1.0 + full), full / math.ceil(full) if full > 0 else 0.0
+
+
+def _product(call: Call, spec: Spec) -> list[float]:
+    s = call.sizes
+    batch, m, n, k = s["batch"], s["m"], s["n"], s["k"]
+    found = [_log(batch), _log(m), _log(n), _log(k), s["bias"]]
+    found += [alignment(m), alignment(n), alignment(k)]
+    first, second = call.variant[0], call.variant[1]
+    found += [alignment(k if first == "n" else m), alignment(n if second == "n" else k)]
+    found += [float(LAYOUTS.index(call.variant))]
+    for height, width in TILES:
+        down, across = math.ceil(m / height), math.ceil(n / width)
+        number, fill = waves(batch * down * across, spec)
+        used = m * n / (down * height * across * width)
+        found += [number, fill, used]
+    found += [_log(m) - _log(n), _log(k) - _log(min(m, n))]
+    return found
+
+
+def _attention(call: Call, spec: Spec) -> list[float]:
+    s = call.sizes
+    blocks = s["batch"] * s["heads"] * math.ceil(s["queries"] / 128)
+    number, fill = waves(blocks, spec)
+    return [
+        float(call.variant == "backward"),
+        _log(s["batch"] * s["heads"]),
+        _log(s["heads"] / s["kv_heads"]),
+        _log(s["queries"]),
+        _log(s["keys"]),
+        s["head_dim"],
+        s["causal"],
+        s["dropout"],
+        number,
+        fill,
+        alignment(s["queries"]),
+        s["queries"] / (128 * math.ceil(s["queries"] / 128)),
+    ]
+
+
+def _one_hot(value: str, among: Sequence[str]) -> list[float]:
+    return [float(value == one) for one in among]
+
+
+def _grid(call: Call, among: Sequence[str]) -> list[float]:
+    rows, columns = call.sizes["rows"], call.sizes["columns"]
+    return [
+        _log(rows),
+        _log(columns),
+        alignment(columns),
+        *_one_hot(call.variant, among),
+    ]
+
+
+MEMORY = (*sorted(calls.POINTWISE), *calls.REDUCTIONS, *calls.CASTS)
+NORMS = tuple(sorted(calls.NORMS))
+
+
+def _norm(call: Call, spec: Spec) -> list[float]:
+    return _grid(call, NORMS)
+
+
+def _memory(call: Call, spec: Spec) -> list[float]:
+    return _grid(call, MEMORY)
+
+
+def _lookup(call: Call, spec: Spec) -> list[float]:
+    s = call.sizes
+    size = ELEMENT_BYTES[call.dtype]
+    different = s["distinct_rows"]
+    return [
+        _log(s["rows"]),
+        _log(s["columns"]),
+        _log(s["table_rows"]),
+        different / s["rows"] if s["rows"] else 0.0,
+        _log(different * s["columns"] * size),
+        _log(s["table_rows"] * s["columns"] * size),
+        _log(s["columns"] * size),
+        *_one_hot(call.variant, calls.LOOKUPS),
+    ]
+
+
+def _convolution(call: Call, spec: Spec) -> list[float]:
+    s = call.sizes
+    out = s["side"] / s["stride"]
+    number, fill = waves(
+        math.ceil(s["batch"] * out * out / 128) * math.ceil(s["filters"] / 128), spec
+    )
+    return [
+        float(call.variant == "backward"),
+        _log(s["batch"]),
+        _log(s["channels"]),
+        _log(s["side"]),
+        _log(s["filters"]),
+        s["kernel"],
+        s["stride"],
+        s["input_gradient"],
+        alignment(s["channels"]),
+        number,
+        fill,
+    ]
+
+
+def _optimizer(call: Call, spec: Spec) -> list[float]:
+    s = call.sizes
+    return [
+        _log(s["elements"]),
+        _log(s["tensors"]),
+        _log(s["elements"] / s["tensors"]),
+        *_one_hot(call.variant, tuple(sorted(calls.OPTIMIZERS))),
+    ]
+
+
+_OWN: Mapping[Family, Callable[[Call, Spec], list[float]]] = {
+    Family.PRODUCT: _product,
+    Family.ATTENTION: _attention,
+    Family.NORM: _norm,
+    Family.MEMORY: _memory,
+    Family.LOOKUP: _lookup,
+    Family.CONVOLUTION: _convolution,
+    Family.OPTIMIZER: _optimizer,
+}
+_GRID_NAMES = ("rows", "columns", "column_alignment")
+_NAMES: Mapping[Family, tuple[str, ...]] = {
+    Family.PRODUCT: (
+        *("batch", "m", "n", "k", "bias", "m_alignment", "n_alignment"),
+        *("k_alignment", "first_alignment", "second_alignment", "layout"),
+        *(f"{what}_{h}x{w}" for h, w in TILES for what in ("waves", "fill", "used")),
+        *("m_over_n", "k_over_least"),
+    ),
+    Family.ATTENTION: (
+        *("backward", "heads", "group", "queries", "keys", "head_dim", "causal"),
+        *("dropout", "waves", "fill", "query_alignment", "used"),
+    ),
+    Family.NORM: (*_GRID_NAMES, *NORMS),
+    Family.MEMORY: (*_GRID_NAMES, *MEMORY),
+    Family.LOOKUP: (
+        *("rows", "columns", "table_rows", "distinct", "distinct_bytes"),
+        *("table_bytes", "row_bytes", *calls.LOOKUPS),
+    ),
+    Family.CONVOLUTION: (
+        *("backward", "batch", "channels", "side", "filters", "kernel", "stride"),
+        *("input_gradient", "channel_alignment", "waves", "fill"),
+    ),
+    Family.OPTIMIZER: (
+        *("elements", "tensors", "elements_a_tensor"),
+        *sorted(calls.OPTIMIZERS),
+    ),
+}

@@ -1,0 +1,245 @@
+"""Host time of every operator, from the means that a trace gave.
+
+The profiler makes each event longer. Its costs an event are fitted so that the
+programs' host times add up to what they took without it. See [Note: host overheads].
+
+[Note: waits inside operators]
+Within an operator the host runs the library's code, whose length differs little from
+one operator to another. Where a step has an operator once or twice, a single wait in
+it (a kernel that is loaded at its first launch, memory that is asked of the driver)
+is all of its mean, and a step of many such operators (tables of embeddings) is priced
+by it. T2 to T4 beyond [Q1 - 1.5 IQR, Q3 + 1.5 IQR] of a phase's operators, the rule for
+one operator's samples, are such waits, and become the phase's median. T1 is not held
+to it: between operators runs Python, as much of it as the model has.
+(tests/ssdtrain/tools/foresight/test_models.py)
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.tools.foresight.overheads import HostCost, Phase, reach
+
+# Steps of the grid on which the profiler's costs are sought.
+GRID_STEPS = 41
+LARGEST_EVENT_US = 4.0
+VIEWS = tuple(
+    f"aten::{name}"
+    for name in ("t", "view", "transpose", "permute", "detach", "expand", "slice")
+)
+UNKNOWN_VIEW_US = 6.0
+FIELDS = ("t1", "t2", "t3", "t4", "t5", "num_launches")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correction:
+    """What the profiler adds."""
+
+    event_us: float = 0.0
+    """To each profiled event (operator or CUDA call)."""
+    share: float = 1.0
+    """Of what is left then, the part that is there without a profiler."""
+
+
+class HostTable:
+    """Host costs by phase and operator; phases' means where an operator is unknown."""
+
+    def __init__(
+        self,
+        rows: Iterable[Mapping[str, Any]],
+        correction: Correction | None = None,
+        *,
+        has_waits: bool = True,
+    ) -> None:
+        """`rows` as `overheads.summary` gives them, of one or several programs.
+
+        Args:
+            rows: means of every operator.
+            correction: what the profiler added to them.
+            has_waits: the rows may hold waits, which are taken out; those of a file
+                went through that once, and what is then the longest is no wait.
+
+        Raises:
+            ConfigError: a row lacks a field.
+        """
+        self._rows = [dict(row) for row in rows]
+        self._correction = correction or Correction()
+        try:
+            costs = _pooled(self._rows, self._correction)
+            self._costs = _without_waits(costs) if has_waits else costs
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"host times: a row is damaged ({type(error).__name__}: {error})"
+            ) from error
+        self._defaults = {
+            phase: _mean_cost([c for (p, _), c in self._costs.items() if p is phase])
+            for phase in Phase
+        }
+
+    def cost(self, phase: Phase, name: str) -> HostCost:
+        """Of one operator. Another phase's where only that one is known."""
+        for at in (phase, *(other for other in Phase if other is not phase)):
+            found = self._costs.get((at, name))
+            if found is not None:
+                return found
+        return self._defaults[phase]
+
+    def knows(self, name: str) -> bool:
+        """Whether the operator was seen in any phase."""
+        return any((phase, name) in self._costs for phase in Phase)
+
+    @property
+    def view_us(self) -> float:
+        """What a view takes the host, the gap before it included: the median over
+        kinds of views. By it, work that is Python's is scaled between machines."""
+        found = [
+            cost.t1 + cost.t5
+            for (_, name), cost in self._costs.items()
+            if name in VIEWS and not cost.num_launches
+        ]
+        return statistics.median(found) if found else UNKNOWN_VIEW_US
+
+    def as_dict(self) -> dict[str, tuple[float, ...]]:
+        """T1 to T5 and the number of launches by `phase operator`."""
+        return {
+            f"{phase.value} {name}": tuple(
+                round(value, 2)
+                for value in (c.t1, c.t2, c.t3, c.t4, c.t5, float(c.num_launches))
+            )
+            for (phase, name), c in sorted(
+                self._costs.items(), key=lambda item: (item[0][0].value, item[0][1])
+            )
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Sequence[float]]) -> "HostTable":
+        """Build a `HostTable` from what `as_dict` made.
+
+        Raises:
+            ConfigError: a row lacks a number or names no phase.
+        """
+        rows = []
+        for key, numbers in values.items():
+            phase, _, name = key.partition(" ")
+            if len(numbers) != len(FIELDS):
+                raise ConfigError(
+                    f"host times: {key!r} expects {len(FIELDS)} numbers, got {numbers}"
+                )
+            row = dict(zip(FIELDS, numbers, strict=True))
+            head = {"phase": phase, "name": name, "count": 1, "num_events": 0}
+            rows.append({**head, **row})
+        return cls(rows, has_waits=False)
+
+
+def _pooled(
+    rows: Sequence[Mapping[str, Any]], correction: Correction
+) -> dict[tuple[Phase, str], HostCost]:
+    groups: dict[tuple[Phase, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((Phase(row["phase"]), row["name"]), []).append(row)
+    return {key: _cost(group, correction) for key, group in groups.items()}
+
+
+def _without_waits(
+    costs: Mapping[tuple[Phase, str], HostCost],
+) -> dict[tuple[Phase, str], HostCost]:
+    """See [Note: waits inside operators]."""
+    found = dict(costs)
+    for phase in Phase:
+        some = {k: c for k, c in costs.items() if k[0] is phase and c.num_launches}
+        if len(some) < 4:
+            continue
+        t2 = _cut_off([cost.t2 for cost in some.values()])
+        t3 = _cut_off([cost.t3 for cost in some.values()])
+        t4 = _cut_off([cost.t4 for cost in some.values()])
+        for key, *own in zip(some, t2, t3, t4, strict=True):
+            found[key] = replace(some[key], t2=own[0], t3=own[1], t4=own[2])
+    return found
+
+
+def _cut_off(values: Sequence[float]) -> list[float]:
+    """The median in the place of every value that is too large."""
+    _, most = reach(values)
+    usual = statistics.median(values)
+    return [usual if value > most else value for value in values]
+
+
+def _cost(group: Sequence[Mapping[str, Any]], correction: Correction) -> HostCost:
+    def mean(name: str) -> float:
+        known = [(row[name], row["count"]) for row in group if row[name] is not None]
+        total = sum(count for _, count in known)
+        if not total:
+            return 0.0
+        return float(sum(value * count for value, count in known)) / float(total)
+
+    launches = mean("num_launches")
+    events = mean("num_events")
+    # Half of an event's cost falls before its start and half behind its end; inner
+    # events' lie wholly within.
+    inner = max(0.0, events - 1.0) * correction.event_us
+    half = correction.event_us / 2
+    own = mean("t2") + mean("t3") if launches else mean("t5")
+    less = _share(own, inner) * correction.share
+    return HostCost(
+        t1=max(0.0, mean("t1") - 2 * half) * correction.share,
+        t2=mean("t2") * less,
+        t3=mean("t3") * less,
+        t4=mean("t4") * correction.share,
+        t5=mean("t5") * less,
+        num_launches=round(launches),
+    )
+
+
+def _share(own_us: float, added_us: float) -> float:
+    """What is left of a time without the profiler's part; at least a third."""
+    if own_us <= 0.0:
+        return 1.0
+    return max(1 / 3, 1.0 - added_us / own_us)
+
+
+def _mean_cost(costs: Sequence[HostCost]) -> HostCost:
+    if not costs:
+        return HostCost(t1=4.0, t2=5.0, t3=2.0, t4=3.0, t5=2.0, num_launches=1)
+    num = len(costs)
+    return HostCost(
+        t1=sum(c.t1 for c in costs) / num,
+        t2=sum(c.t2 for c in costs) / num,
+        t3=sum(c.t3 for c in costs) / num,
+        t4=sum(c.t4 for c in costs) / num,
+        t5=sum(c.t5 for c in costs) / num,
+        num_launches=1,
+    )
+
+
+def program_us(rows: Sequence[Mapping[str, Any]], table: HostTable) -> float:
+    """Host time of the program that the rows are of."""
+    return sum(
+        float(row["count"]) * table.cost(Phase(row["phase"]), row["name"]).total
+        for row in rows
+    )
+
+
+def fit_correction(
+    programs: Sequence[tuple[Sequence[Mapping[str, Any]], float]],
+) -> Correction:
+    """The profiler's costs under which programs' host times add up.
+
+    Args:
+        programs: rows of a program whose step the host binds, and its microseconds
+            without a profiler.
+    """
+    best, found = float("inf"), Correction()
+    pooled = [row for rows, _ in programs for row in rows]
+    for step in range(GRID_STEPS):
+        event_us = LARGEST_EVENT_US * step / (GRID_STEPS - 1)
+        table = HostTable(pooled, Correction(event_us=event_us))
+        ratios = [us / max(1.0, program_us(rows, table)) for rows, us in programs]
+        if not ratios:
+            break
+        share = sorted(ratios)[len(ratios) // 2]
+        spread = sum(abs(ratio / share - 1.0) for ratio in ratios)
+        if share <= 1.05 and spread < best:
+            best, found = spread, Correction(event_us=event_us, share=share)
+    return found

@@ -1,0 +1,240 @@
+"""Learns the machine at hand from nothing: its ceilings, its kernels, its host.
+
+For a device that is not shipped, a CPU among them. Kernels of the random design are
+timed into a file that a later run goes on with; the ceilings are the highest rates that
+any of them reached, the host's times come from traces of small steps. A shipped device
+needs less: `calibrate.py` scales it.
+
+[Note: own machine]
+The traces come last: a profiler that was used once slows every later launch. A CPU runs
+an operator's kernel within the operator, so of its traces only the gaps between
+operators (T1) and the times of views (T5) are used: other operators become launches
+that cost nothing beside their kernel, which is a timed one.
+(tests/ssdtrain/tools/foresight/test_own.py)
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.tools.foresight.call import Call, Family
+from ssdtrain.tools.foresight.device import Device
+from ssdtrain.tools.foresight.fit import (
+    LEAST_TIMES,
+    Times,
+    fit_closed_form,
+    fit_forest,
+    scikit_learn,
+    score,
+)
+from ssdtrain.tools.foresight.gather import gather, read_times
+from ssdtrain.tools.foresight.host import HostTable, fit_correction
+from ssdtrain.tools.foresight.lowering import NOTHING
+from ssdtrain.tools.foresight.overheads import summary
+from ssdtrain.tools.foresight.spec import Kind, Spec
+from ssdtrain.tools.foresight.tracing import Step, step_us, traced
+
+COUNTS = {
+    Family.PRODUCT: 400,
+    Family.MEMORY: 300,
+    Family.ATTENTION: 140,
+    Family.NORM: 100,
+    Family.LOOKUP: 90,
+    Family.OPTIMIZER: 30,
+    Family.CONVOLUTION: 60,
+}
+"""Calls of a round; what a budget leaves over is split in these proportions."""
+ROUNDS = 10
+# Traffic above it is memory's, not a cache's.
+CACHES = 2.0
+DEFAULT_L2_BYTES = 16e6
+
+
+def own_device(kind: Kind) -> torch.device:
+    """The present machine's device of a kind.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if kind is Kind.CUDA and not torch.cuda.is_available():
+        raise ConfigError(
+            "this machine has no CUDA device; --on cpu learns or times its CPU."
+        )
+    return torch.device(kind.value)
+
+
+def own_spec(kind: Kind, times: Times) -> Spec:
+    """The machine's sizes, and as ceilings the highest rates that were measured.
+
+    Args:
+        kind: of the device.
+        times: calls and their microseconds.
+
+    Raises:
+        ConfigError: without products in fp32 or element-wise operators no ceiling is
+            known.
+    """
+    l2_bytes, num_sms, memory_bytes, name = _sizes(kind)
+    tflops: dict[str, float] = {}
+    for call, us in times:
+        if call.family is Family.PRODUCT:
+            rate = call.flops / us / 1e6
+            tflops[call.dtype] = max(tflops.get(call.dtype, 0.0), rate)
+    moved = [(c, us) for c, us in times if c.family is Family.MEMORY]
+    moved.sort(key=lambda pair: pair[0].num_bytes)
+    cold = [(c, us) for c, us in moved if c.num_bytes >= CACHES * l2_bytes]
+    cold = cold or moved[-1 - len(moved) // 10 :]
+    if "fp32" not in tflops or not cold:
+        raise ConfigError(
+            "a machine's ceilings need times of fp32 products and of element-wise "
+            f"operators, got {len(times)} times without; gather for longer."
+        )
+    return Spec(
+        name=name,
+        kind=kind,
+        num_sms=num_sms,
+        l2_bytes=l2_bytes,
+        memory_bytes=memory_bytes,
+        memory_gb_per_s=max(c.num_bytes / us for c, us in cold) / 1e3,
+        tflops=tflops,
+        power_limit_watts=0.0,
+    )
+
+
+def _sizes(kind: Kind) -> tuple[float, int, float, str]:
+    """(bytes of the last cache, units, bytes of memory, name)."""
+    if kind is Kind.CUDA:
+        found = torch.cuda.get_device_properties(0)
+        sizes = float(found.L2_cache_size), found.multi_processor_count
+        return *sizes, float(found.total_memory), found.name
+    l2_bytes = 0
+    if "SC_LEVEL3_CACHE_SIZE" in os.sysconf_names:
+        l2_bytes = os.sysconf("SC_LEVEL3_CACHE_SIZE")
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    num_threads = torch.get_num_threads()
+    name = f"cpu of {num_threads} thread{'s' if num_threads > 1 else ''}"
+    return float(l2_bytes) or DEFAULT_L2_BYTES, num_threads, float(memory_bytes), name
+
+
+class _Words(nn.Module):
+    """Embedding, two transformer layers, logits: the operators of language models."""
+
+    def __init__(self, width: int, vocabulary: int = 64) -> None:
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, width)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                width, 2, 2 * width, dropout=0.1, batch_first=True, norm_first=True
+            )
+            for _ in range(2)
+        )
+        self.out = nn.Linear(width, vocabulary)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(batch, sequence) of words to the loss of telling each from itself."""
+        x = self.words(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return F.cross_entropy(self.out(x).flatten(0, 1), ids.flatten())
+
+
+class _Dense(nn.Module):
+    """A multilayer perceptron over joined inputs, as recommendation models have."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(2 * width, width) for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, width) to a scalar."""
+        for layer in self.layers:
+            x = torch.relu(layer(torch.cat([x, x.tanh()], dim=1))) + x * 0.5
+        return x.square().mean()
+
+
+def programs(device: torch.device) -> list[Step]:
+    """Training steps so small that the host's time is nearly all of them."""
+    with device:
+        ids = torch.randint(0, 64, (2, 16))
+        words, dense = _Words(32).train(), _Dense(16).train()
+        x = torch.randn(4, 16)
+    return [_step(words, lambda: words(ids)), _step(dense, lambda: dense(x))]
+
+
+def _step(model: nn.Module, forward: Callable[[], Any]) -> Step:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        forward().backward()
+        optimizer.step()
+
+    return step
+
+
+def host_table(kind: Kind, steps: Sequence[Step]) -> HostTable:
+    """Host times of the operators of some steps. See [Note: own machine]."""
+    alone = [step_us(step) for step in steps]
+    rows = [summary(traced(step, 6)) for step in steps]
+    # A trace of six steps tells of six; a program is one.
+    counted = [[{**row, "count": row["count"] / 6} for row in own] for own in rows]
+    correction = fit_correction(list(zip(counted, alone, strict=True)))
+    found = HostTable([row for own in rows for row in own], correction).as_dict()
+    if kind is Kind.CPU:
+        found = {
+            key: value if _is_bare(key.partition(" ")[2]) else (value[0], 0, 0, 0, 0, 1)
+            for key, value in found.items()
+        }
+    return HostTable.from_dict(found)
+
+
+def _is_bare(name: str) -> bool:
+    """Whether an operator runs no kernel: a view, or memory without content."""
+    short = name.removeprefix("aten::")
+    if short in (*NOTHING, "_unsafe_view", "_reshape_alias"):
+        return True
+    packet = getattr(torch.ops.aten, short, None)
+    if packet is None:
+        return False
+    returned = getattr(packet, packet.overloads()[0])._schema.returns
+    aliases = [one.alias_info for one in returned if one.alias_info is not None]
+    return bool(aliases) and not any(alias.is_write for alias in aliases)
+
+
+def assemble(kind: Kind, times: Times, host: HostTable) -> Device:
+    """A device of measured ceilings, forests with cross-validated errors, and a host.
+
+    Families of fewer times than a forest needs stay with their roofline.
+    """
+    spec = own_spec(kind, times)
+    by_family: dict[Family, list[tuple[Call, float]]] = {}
+    for call, us in times:
+        by_family.setdefault(call.family, []).append((call, us))
+    forests, laws, errors = {}, {}, {}
+    for family, own in by_family.items():
+        if len(own) >= LEAST_TIMES:
+            errors[family] = score(own, spec)["gmae"]
+            law = fit_closed_form(own, spec)
+            forests[family] = fit_forest(own, spec, law=law)
+            if law is not None:
+                laws[family] = law
+    return Device(spec=spec, forests=forests, laws=laws, errors=errors, host=host)
+
+
+def learn(kind: Kind, path: Path, *, seconds: float, seed: int = 0) -> Device:
+    """Time kernels for `seconds` into `path`, or go on with it, then trace and fit.
+
+    Raises:
+        ConfigError: no such device, no scikit-learn, or too few times.
+    """
+    device = own_device(kind)
+    scikit_learn()  # missed now, and not behind a minute of timing
+    counts = {family: ROUNDS * count for family, count in COUNTS.items()}
+    gather(counts, path, device, seed=seed, budget_s=seconds)
+    return assemble(kind, read_times(path), host_table(kind, programs(device)))

@@ -1,0 +1,246 @@
+"""What the host spends on every operator: T1 to T5 of Lin 2023, 4.4, from a trace.
+
+[Note: host overheads]
+T1 passes between the end of one operator and the start of the next on one thread
+(Python, modules, autograd), T2 from an operator's start to its first launch, T3 from
+its last launch's end to its own end, T4 in the CUDA call itself, T5 between two
+launches, or in the whole of an operator that launches nothing. Operators are those
+that a dispatch mode sees, as in execution graphs: composite ones are descended into.
+T1 is kept by phase and by the operator that follows, so that a module's overhead goes
+with the operator that opens it. The profiler's own cost is taken off each event; both
+costs are fitted to the same program's time without a profiler.
+(tests/ssdtrain/tools/foresight/test_models.py)
+"""
+
+import itertools
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+# Longer gaps between operators are the user's code or the profiler, not overhead.
+LONGEST_GAP_US = 400.0
+LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemcpy", "cudaMemset")
+RUNTIME = ("cuda_runtime", "cuda_driver")
+
+
+class Phase(str, Enum):
+    """Part of a training step."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    UPDATE = "update"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostCost:
+    """Microseconds of one operator on the host."""
+
+    t1: float
+    t2: float
+    t3: float
+    t4: float
+    t5: float
+    num_launches: int
+
+    @property
+    def total(self) -> float:
+        """All of it, the gap before the operator included."""
+        own = self.t2 + self.t3 if self.num_launches else self.t5
+        between = max(0, self.num_launches - 1) * self.t5
+        return self.t1 + own + self.num_launches * self.t4 + between
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """One operator of a trace."""
+
+    name: str
+    phase: Phase
+    t1: float | None
+    t2: float
+    t3: float
+    t4: float
+    t5: float
+    num_launches: int
+    num_events: int
+    """Profiled events in it, itself included."""
+    device_us: float
+    shapes: str
+    start_us: float
+
+
+@dataclass
+class _Span:
+    name: str
+    category: str
+    start: float
+    end: float
+    args: Mapping[str, Any]
+    inside: list["_Span"] = field(default_factory=list)
+
+
+def operators_of(
+    events: Iterable[Mapping[str, Any]], composites: Collection[str]
+) -> list[Seen]:
+    """The operators of a Kineto trace (its `traceEvents`), in the order of their start.
+
+    Args:
+        events: complete events (`ph` is `X`), times in microseconds.
+        composites: operators that only call others (`aten::linear`).
+    """
+    kernels: dict[int, float] = {}
+    threads: dict[Any, list[_Span]] = {}
+    updates: list[tuple[float, float]] = []
+    for event in events:
+        if event.get("ph") != "X":
+            continue
+        category, args = event.get("cat", ""), event.get("args", {})
+        start, length = float(event["ts"]), float(event.get("dur", 0.0))
+        if category in ("kernel", "gpu_memcpy", "gpu_memset"):
+            key = int(args.get("correlation", -1))
+            kernels[key] = kernels.get(key, 0.0) + length
+        elif category == "cpu_op" or category in RUNTIME:
+            span = _Span(event["name"], category, start, start + length, args)
+            threads.setdefault(event["tid"], []).append(span)
+        elif event.get("name", "").startswith("Optimizer.step"):
+            updates.append((start, start + length))
+    found: list[Seen] = []
+    for spans in threads.values():
+        found += _of_thread(spans, kernels, updates, composites)
+    return sorted(found, key=lambda seen: seen.start_us)
+
+
+def _of_thread(
+    spans: list[_Span],
+    kernels: Mapping[int, float],
+    updates: Sequence[tuple[float, float]],
+    composites: Collection[str],
+) -> list[Seen]:
+    found: list[Seen] = []
+    last_end: float | None = None
+    stack = [(root, False) for root in reversed(_nest(spans))]
+    while stack:
+        span, backward = stack.pop()
+        if span.category != "cpu_op":
+            continue
+        backward = backward or span.name.startswith("autograd::engine")
+        if not span.name.startswith("aten::") or span.name in composites:
+            stack.extend((inner, backward) for inner in reversed(span.inside))
+            continue
+        phase = Phase.BACKWARD if backward else Phase.FORWARD
+        if any(start <= span.start <= end for start, end in updates):
+            phase = Phase.UPDATE
+        gap = None if last_end is None else span.start - last_end
+        if gap is not None and gap > LONGEST_GAP_US:
+            gap = None
+        found.append(_seen(span, phase, gap, kernels))
+        last_end = span.end
+    return found
+
+
+def _nest(spans: list[_Span]) -> list[_Span]:
+    """Roots of the trees that containment makes."""
+    roots: list[_Span] = []
+    open_: list[_Span] = []
+    for span in sorted(spans, key=lambda s: (s.start, -s.end)):
+        while open_ and open_[-1].end <= span.start:
+            open_.pop()
+        (open_[-1].inside if open_ else roots).append(span)
+        open_.append(span)
+    return roots
+
+
+def _seen(
+    span: _Span, phase: Phase, gap: float | None, kernels: Mapping[int, float]
+) -> Seen:
+    below = list(_below(span))
+    launches = [
+        s for s in below if s.category in RUNTIME and s.name.startswith(LAUNCHES)
+    ]
+    launches.sort(key=lambda s: s.start)
+    device_us = sum(
+        kernels.get(int(s.args.get("correlation", -1)), 0.0) for s in launches
+    )
+    t2 = t3 = t4 = 0.0
+    t5 = span.end - span.start
+    if launches:
+        t2 = launches[0].start - span.start
+        t3 = max(0.0, span.end - launches[-1].end)
+        t4 = statistics.fmean(s.end - s.start for s in launches)
+        gaps = [
+            after.start - before.end for before, after in itertools.pairwise(launches)
+        ]
+        t5 = statistics.fmean(gaps) if gaps else 0.0
+    return Seen(
+        name=span.name,
+        phase=phase,
+        t1=gap,
+        t2=t2,
+        t3=t3,
+        t4=t4,
+        t5=t5,
+        num_launches=len(launches),
+        num_events=1 + len(below),
+        device_us=device_us,
+        shapes=str(span.args.get("Input Dims", "")),
+        start_us=span.start,
+    )
+
+
+def _below(span: _Span) -> Iterable[_Span]:
+    for inner in span.inside:
+        yield inner
+        yield from _below(inner)
+
+
+def reach(values: Sequence[float]) -> tuple[float, float]:
+    """Q1 - 1.5 IQR and Q3 + 1.5 IQR: what lies outside is an outlier."""
+    low, _, high = statistics.quantiles(values, n=4)
+    beyond = 1.5 * (high - low)
+    return low - beyond, high + beyond
+
+
+def trimmed_mean(values: Sequence[float]) -> float:
+    """The mean of what is no outlier."""
+    if len(values) < 4:
+        return statistics.fmean(values)
+    least, most = reach(values)
+    return statistics.fmean(v for v in values if least <= v <= most)
+
+
+def summary(seen: Sequence[Seen]) -> list[dict[str, Any]]:
+    """One row for each (phase, operator): means and counts."""
+    groups: dict[tuple[str, str], list[Seen]] = {}
+    for one in seen:
+        groups.setdefault((one.phase.value, one.name), []).append(one)
+    rows = []
+    for (phase, name), group in sorted(groups.items()):
+        gaps = [one.t1 for one in group if one.t1 is not None]
+        row: dict[str, Any] = {"phase": phase, "name": name, "count": len(group)}
+        row["t1"] = round(trimmed_mean(gaps), 3) if gaps else None
+        for field_name in ("t2", "t3", "t4", "t5", "num_launches", "num_events"):
+            values = [float(getattr(one, field_name)) for one in group]
+            row[field_name] = round(trimmed_mean(values), 3)
+        row["device_us"] = round(sum(one.device_us for one in group), 2)
+        rows.append(row)
+    return rows
+
+
+def by_shape(seen: Sequence[Seen]) -> list[dict[str, Any]]:
+    """Device time by (phase, operator, shapes), for comparison with predictions."""
+    groups: dict[tuple[str, str, str], list[Seen]] = {}
+    for one in seen:
+        if one.num_launches:
+            groups.setdefault((one.phase.value, one.name, one.shapes), []).append(one)
+    return [
+        {
+            "phase": phase,
+            "name": name,
+            "shapes": shapes,
+            "count": len(group),
+            "device_us": round(sum(one.device_us for one in group), 2),
+        }
+        for (phase, name, shapes), group in sorted(groups.items())
+    ]

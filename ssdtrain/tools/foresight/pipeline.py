@@ -1,0 +1,137 @@
+"""Pipeline schedules as tasks: 1F1B and its interleaved form, over several ranks.
+
+Rank r of p holds the model chunks r, r + p, r + 2p... A forward needs the chunk before
+it, a backward the chunk behind it; what passes between ranks takes a send's time, for
+which nobody waits but the chunk that needs it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.tools.foresight.simulate import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkTimes:
+    """Device time of one micro-batch on one model chunk."""
+
+    forward_us: float
+    backward_us: float
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One entry of a rank's schedule."""
+
+    is_forward: bool
+    micro_batch: int
+    chunk: int
+    """Of this rank: 0 to `num_chunks` - 1."""
+
+
+def schedule(
+    rank: int, num_ranks: int, num_micro_batches: int, num_chunks: int = 1
+) -> list[Turn]:
+    """The order of forwards and backwards on one rank (Narayanan et al. 2021).
+
+    Raises:
+        ConfigError: interleaving needs micro-batches in multiples of the ranks.
+    """
+    if num_chunks > 1 and num_micro_batches % num_ranks:
+        raise ConfigError(
+            f"interleaving expects micro-batches in multiples of {num_ranks} stages, "
+            f"got {num_micro_batches}"
+        )
+    total = num_micro_batches * num_chunks
+    warm = num_ranks - rank - 1
+    if num_chunks > 1:
+        warm = 2 * warm + (num_chunks - 1) * num_ranks
+    warm = min(warm, total)
+
+    def turn(number: int, is_forward: bool) -> Turn:
+        round_, within = divmod(number, num_ranks * num_chunks)
+        chunk = within // num_ranks
+        if not is_forward:
+            chunk = num_chunks - 1 - chunk
+        micro_batch = round_ * num_ranks + within % num_ranks
+        return Turn(is_forward, micro_batch if num_chunks > 1 else number, chunk)
+
+    if num_chunks == 1:
+        forwards = [Turn(True, i, 0) for i in range(total)]
+        backwards = [Turn(False, i, 0) for i in range(total)]
+    else:
+        forwards = [turn(i, True) for i in range(total)]
+        backwards = [turn(i, False) for i in range(total)]
+    order = forwards[:warm]
+    for i in range(total - warm):
+        order += [forwards[warm + i], backwards[i]]
+    return order + backwards[total - warm :]
+
+
+def pipeline_tasks(
+    chunks: Sequence[Sequence[ChunkTimes]],
+    num_micro_batches: int,
+    send_us: float = 0.0,
+    tail_us: float = 0.0,
+) -> list[list[Task]]:
+    """Tasks of every rank.
+
+    Args:
+        chunks: for every rank the times of its model chunks, first chunk first.
+        num_micro_batches: of a step.
+        send_us: of one activation, or gradient, from rank to rank.
+        tail_us: of every rank behind its last backward (the optimizer).
+
+    Raises:
+        ConfigError: ranks differ in their number of chunks or have none, or a step has
+            no micro-batch.
+    """
+    num_ranks = len(chunks)
+    counts = {len(own) for own in chunks}
+    if num_micro_batches < 1:
+        raise ConfigError(f"a pipeline expects micro-batches, got {num_micro_batches}")
+    if len(counts) != 1 or not all(counts):
+        raise ConfigError(
+            f"a pipeline expects as many chunks on each rank, got {sorted(counts)}"
+        )
+    num_chunks = counts.pop()
+    orders = [
+        schedule(rank, num_ranks, num_micro_batches, num_chunks)
+        for rank in range(num_ranks)
+    ]
+    ranks = []
+    for rank, order in enumerate(orders):
+        tasks = [
+            _task(
+                rank, turn, chunks[rank][turn.chunk], (num_ranks, num_chunks), send_us
+            )
+            for turn in order
+        ]
+        if tail_us:
+            tasks.append(Task(name="tail", device_us=tail_us))
+        ranks.append(tasks)
+    return ranks
+
+
+def _task(
+    rank: int, turn: Turn, times: ChunkTimes, shape: tuple[int, int], send_us: float
+) -> Task:
+    """Signals are named by direction, micro-batch and model chunk, counted over all."""
+    num_ranks, num_chunks = shape
+    last = num_ranks * num_chunks - 1
+    place = turn.chunk * num_ranks + rank
+    if turn.is_forward:
+        needed = [("forward", turn.micro_batch, place - 1)] if place else []
+    elif place == last:
+        needed = []  # its own forward, which runs before it on this rank
+    else:
+        needed = [("backward", turn.micro_batch, place + 1)]
+    name = "forward" if turn.is_forward else "backward"
+    return Task(
+        name=name,
+        device_us=times.forward_us if turn.is_forward else times.backward_us,
+        signal=(name, turn.micro_batch, place),
+        signal_us=send_us,
+        waits_for=tuple(needed),
+    )

@@ -1,0 +1,135 @@
+"""What the power limit does to the clock, and so to the step.
+
+[Note: clocks]
+A device draws `idle` watts, and more by the rate at which it multiplies and moves
+bytes. What that comes to over some tens of milliseconds may not pass the limit: then
+the clock falls until it does not; the energy of the same work falls with it (voltage
+falls with frequency). Kernels bound by multiplication slow down with the clock, those
+bound by memory hardly do. So a step that waits for copies draws less on average and
+runs its products faster: part of a wait is won back.
+(tests/ssdtrain/tools/foresight/test_models.py)
+"""
+
+from dataclasses import dataclass
+
+from ssdtrain.tools.foresight.call import Call, Family
+
+LOWEST_CLOCK = 0.4
+BISECTIONS = 40
+# Of waits and clock, which depend on one another.
+SETTLING = 12
+# Families whose kernels follow the clock as far as they are bound by FLOPs.
+MULTIPLYING = (Family.PRODUCT, Family.ATTENTION, Family.CONVOLUTION)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Power:
+    """A device's power at its highest clock. See [Note: clocks]."""
+
+    limit_watts: float
+    idle_watts: float
+    joules_per_tflop: float
+    """Above idle, for 1e12 FLOPs of matrix products in 16 bits."""
+    joules_per_gb: float
+    """Above idle, for 1e9 bytes of device memory."""
+    exponent: float = 2.0
+    """Energy above idle of the same work goes with clock ** exponent."""
+
+    def joules(self, call: Call) -> float:
+        """Energy above idle of one call at the highest clock."""
+        flops = call.flops if call.family in MULTIPLYING else 0.0
+        moved = call.num_bytes - call.warm_bytes
+        return flops * self.joules_per_tflop * 1e-12 + moved * self.joules_per_gb * 1e-9
+
+    def clock(self, busy_us: float, bound_us: float, joules: float) -> float:
+        """Clock (1: the highest) that a repeated step settles at.
+
+        Args:
+            busy_us: the step at the highest clock, waits included.
+            bound_us: the part of it that goes with one over the clock.
+            joules: energy above idle of the step at the highest clock.
+        """
+        if busy_us <= 0.0 or self._watts(1.0, busy_us, bound_us, joules) <= 0.0:
+            return 1.0
+        if self._watts(1.0, busy_us, bound_us, joules) <= self.limit_watts:
+            return 1.0
+        low, high = LOWEST_CLOCK, 1.0
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            if self._watts(middle, busy_us, bound_us, joules) <= self.limit_watts:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _watts(
+        self, clock: float, busy_us: float, bound_us: float, joules: float
+    ) -> float:
+        seconds = (busy_us - bound_us + bound_us / clock) * 1e-6
+        above: float = joules * clock**self.exponent / seconds
+        return self.idle_watts + above
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """What a step that was seen at a high clock takes among many like it.
+
+    The observed step of a plan waits and is early: its compute times are of a higher
+    clock than those of later steps without waits. Slower compute gives copies more
+    time, but only a part of it comes off the waits: a wait is for one copy, and most of
+    a step's compute lies behind other rows' copies. Found for wide transformer blocks
+    in bf16 on H200s (recipes/bench/results/foresight/plans.json).
+    """
+
+    limit_watts: float = 700.0
+    idle_watts: float = 100.0
+    full_watts: float = 800.0
+    """Drawn above idle at the highest clock and without waits."""
+    bound_share: float = 0.8
+    """Of compute, what goes with the clock."""
+    exponent: float = 2.0
+    relief: float = 0.3
+    """Of what compute takes longer, the part that waits for copies get shorter by."""
+    beside_copies: float = 3.0
+    """How much more copies slow compute down than the links' measured fraction says:
+    that is of products, and other kernels want the memory that copies use."""
+
+    def step_ms(self, step_ms: float, compute_ms: float, stall_ms: float) -> float:
+        """A step's time with the clock that its waits allow.
+
+        Args:
+            step_ms: at the highest clock, waits and what copies cost included.
+            compute_ms: of it, the compute stream would be busy without copies.
+            stall_ms: of it, compute waits for copies.
+        """
+        power = Power(
+            limit_watts=self.limit_watts,
+            idle_watts=self.idle_watts,
+            joules_per_tflop=0.0,
+            joules_per_gb=0.0,
+            exponent=self.exponent,
+        )
+        copies = max(0.0, step_ms - compute_ms - stall_ms) * self.beside_copies
+        bound = self.bound_share * compute_ms
+        joules = self.full_watts * compute_ms * 1e-3
+        waits, working = stall_ms, compute_ms + copies
+        for _ in range(SETTLING):  # shorter waits lower the clock, which shortens them
+            clock = power.clock((working + waits) * 1e3, bound * 1e3, joules)
+            longer = bound * (1.0 / clock - 1.0)
+            given = self.relief * (longer + copies * (1.0 - 1.0 / self.beside_copies))
+            waits = (waits + max(0.0, stall_ms - given)) / 2
+        return working + longer + waits
+
+
+def bound_us(call: Call, us: float, compute_us: float) -> float:
+    """The part of a kernel's time that follows the clock.
+
+    Args:
+        call: the kernel.
+        us: its time at the highest clock.
+        compute_us: its FLOPs over the device's peak.
+    """
+    if call.family not in MULTIPLYING or us <= 0.0:
+        return 0.0
+    # Kernels reach some 70 to 85 % of the peak: near it all of the time is arithmetic.
+    return us * min(1.0, 1.3 * compute_us / us)

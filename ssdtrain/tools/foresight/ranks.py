@@ -1,0 +1,198 @@
+"""A step over several ranks, one of which may be slower than the others.
+
+Ranks that do the same are simulated once: the first one and the slowest wait for one
+another as all of them would, and what they send takes the time of all.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.tools.foresight.collectives import Collective, Fabric
+from ssdtrain.tools.foresight.device import Device
+from ssdtrain.tools.foresight.graph import CALLER, Graph, Stream
+from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.parallel import data_parallel, fully_sharded, unit_of
+from ssdtrain.tools.foresight.pipeline import ChunkTimes, pipeline_tasks
+from ssdtrain.tools.foresight.price import (
+    Priced,
+    estimate_step,
+    price,
+    slowed,
+    steady_us,
+)
+from ssdtrain.tools.foresight.simulate import Task, simulate
+from ssdtrain.tools.foresight.wires import Wires
+
+
+class Spread(str, Enum):
+    """How a step is spread over ranks."""
+
+    DDP = "ddp"
+    """Every rank has the whole model and its own samples."""
+    FSDP = "fsdp"
+    """Likewise, with weights, gradients and optimizer sharded."""
+    PIPELINE = "pipeline"
+    """Every rank has some of the layers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Ranks, and what each of them has."""
+
+    spread: Spread = Spread.DDP
+    num_ranks: int
+    slower: float = 1.0
+    """By which factor one rank's kernels are slower."""
+    num_micro_batches: int = 1
+    """Of a step; pipelines only."""
+    num_chunks: int = 1
+    """Of a rank's layers, interleaved; pipelines only."""
+
+    def __post_init__(self) -> None:
+        if self.num_ranks < 1 or self.num_micro_batches < 1 or self.num_chunks < 1:
+            raise ConfigError(
+                "ranks, micro-batches and chunks expect 1 or more, got "
+                f"{self.num_ranks}, {self.num_micro_batches}, {self.num_chunks}"
+            )
+        if not 1.0 <= self.slower < math.inf:
+            raise ConfigError(f"a slower rank expects 1 or more, got {self.slower}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanksEstimate:
+    """A predicted step of all ranks."""
+
+    step_us: float
+    alone_us: float
+    """The same step of one rank, without the others."""
+    communication_us: float
+    """Of one rank's collectives or sends, hidden or not."""
+
+
+def estimate_ranks(
+    graph: Graph, device: Device, fabric: Fabric, layout: Layout
+) -> RanksEstimate:
+    """The steady state of all ranks, at the clock that the power limit allows (a
+    pipeline's of even layers: at the highest one).
+
+    Args:
+        graph: one rank's step, or one micro-batch of the whole model for a pipeline;
+            with the optimizer's update.
+        device: of every rank.
+        fabric: between them.
+        layout: how the step is spread.
+    """
+    alone = price(graph, device).tasks
+    if layout.spread is Spread.PIPELINE:
+        return _pipeline(graph, alone, fabric, layout)
+    if layout.spread is Spread.DDP:
+        spread = data_parallel(graph)
+    else:
+        spread = fully_sharded(graph, layout.num_ranks, unit_of)
+    wires = Wires(fabric=fabric, num_ranks=layout.num_ranks)
+    [tasks] = _at_their_clocks([price(spread, device, wires)], device, wires)
+    slow = _slowed(tasks, layout.slower)
+    ranks = (tasks, slow) if layout.slower > 1.0 else (tasks,)
+    moved = sum(t.device_us for t in tasks if t.stream is Stream.COMMUNICATION)
+    return RanksEstimate(
+        step_us=steady_us(*ranks, wires=wires),
+        alone_us=steady_us(alone),
+        communication_us=moved,
+    )
+
+
+def estimate_graphs(
+    graphs: Sequence[Graph], device: Device, wires: Wires
+) -> RanksEstimate:
+    """The steady state of ranks whose steps were captured, each its own, at the clocks
+    that their power limits allow.
+
+    Raises:
+        ConfigError: a collective lacks a rank, or a receive its send.
+    """
+    priced = [price(graph, device, wires) for graph in graphs]
+    ranks = _at_their_clocks(priced, device, wires)
+    moved = [
+        sum(t.device_us for t in tasks if t.stream is Stream.COMMUNICATION)
+        for tasks in ranks
+    ]
+    alone = [estimate_step(graph, device, wires).step_us for graph in graphs]
+    return RanksEstimate(
+        step_us=steady_us(*ranks, wires=wires),
+        alone_us=max(alone),
+        communication_us=max(moved),
+    )
+
+
+def _at_their_clocks(
+    ranks: Sequence[Priced], device: Device, wires: Wires
+) -> list[Sequence[Task]]:
+    """Every rank's tasks at the clock of the step that all of them take together."""
+    tasks: list[Sequence[Task]] = [priced.tasks for priced in ranks]
+    if device.power is None:
+        return tasks
+    step_us = steady_us(*tasks, wires=wires)
+    clocks = [device.power.clock(step_us, p.bound_us, p.joules) for p in ranks]
+    return [
+        slowed(priced, 1.0 / clock - 1.0) if clock < 1.0 else priced.tasks
+        for priced, clock in zip(ranks, clocks, strict=True)
+    ]
+
+
+def _slowed(tasks: Sequence[Task], factor: float) -> list[Task]:
+    return [
+        replace(task, device_us=factor * task.device_us)
+        if task.stream is Stream.COMPUTE
+        else task
+        for task in tasks
+    ]
+
+
+def _pipeline(
+    graph: Graph, tasks: Sequence[Task], fabric: Fabric, layout: Layout
+) -> RanksEstimate:
+    """Layers shared evenly; each phase as long as its host or its device needs."""
+    length = dict.fromkeys(Phase, 0.0)
+    for phase in Phase:
+        own = [t for t, n in zip(tasks, graph.nodes, strict=True) if n.phase is phase]
+        host = sum(t.host_us + t.host_after_us for t in own)
+        length[phase] = max(host, sum(t.device_us for t in own))
+    parts = layout.num_ranks * layout.num_chunks
+    even = ChunkTimes(
+        forward_us=length[Phase.FORWARD] / parts,
+        backward_us=length[Phase.BACKWARD] / parts,
+    )
+    late = ChunkTimes(
+        forward_us=layout.slower * even.forward_us,
+        backward_us=layout.slower * even.backward_us,
+    )
+    chunks = [[even] * layout.num_chunks for _ in range(layout.num_ranks)]
+    chunks[-1] = [late] * layout.num_chunks
+    send_us = fabric.microseconds(
+        Collective.SEND, _passed_bytes(graph), layout.num_ranks
+    )
+    tail_us = length[Phase.UPDATE] / layout.num_ranks
+    count = layout.num_micro_batches
+    ranks = pipeline_tasks(chunks, count, send_us, tail_us)
+    whole = count * (length[Phase.FORWARD] + length[Phase.BACKWARD])
+    return RanksEstimate(
+        step_us=simulate(ranks).step_us,
+        alone_us=whole + length[Phase.UPDATE],
+        communication_us=2 * send_us * count * layout.num_chunks,
+    )
+
+
+def _passed_bytes(graph: Graph) -> float:
+    """Of what a layer passes to the next: the commonest size among results of
+    forward that backward needs, the larger of equally common ones."""
+    sizes: dict[int, int] = {}
+    for storage in graph.storages.values():
+        if storage.born == CALLER or storage.is_parameter:
+            continue
+        if graph.nodes[storage.born].phase is Phase.FORWARD:
+            sizes[storage.num_bytes] = sizes.get(storage.num_bytes, 0) + 1
+    common = max(sizes, key=lambda size: (sizes[size], size), default=0)
+    return float(common)

@@ -1,0 +1,213 @@
+"""GPU facts: NVML where it is there, the kernel's PCI files and torch where not.
+
+The only file that knows pynvml (package nvidia-ml-py); it is imported when asked.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ssdtrain.tools.machine.findings import Finding, good, note, problem, warning
+
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+# Transfer rate in GT/s a lane to PCIe generation, as the kernel prints it.
+GENERATION_OF_RATE = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU; None where this machine does not say."""
+
+    index: int
+    name: str
+    memory_bytes: int
+    pci_address: str | None
+    pcie_generation: int | None
+    """Now; GPUs lower it when idle, so compare it under load only."""
+    pcie_generation_max: int | None
+    pcie_width: int | None
+    pcie_width_max: int | None
+    numa_node: int | None
+    nvlinks: int | None
+    """Active NVLink connections."""
+    driver: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuReport:
+    """The GPUs and what is to be said about them."""
+
+    gpus: tuple[Gpu, ...]
+    source: str
+    """`nvml`, `torch`, or `none`."""
+    findings: tuple[Finding, ...]
+
+
+def inspect_gpus() -> GpuReport:
+    """Return all GPUs of this machine; absence is a finding, never an error."""
+    try:
+        import pynvml
+    except ImportError:
+        return _without_nvml("nvidia-ml-py is not installed")
+    try:
+        with _session(pynvml):
+            count = pynvml.nvmlDeviceGetCount()
+            gpus = tuple(_from_nvml(pynvml, index) for index in range(count))
+    except pynvml.NVMLError as error:
+        return _without_nvml(f"NVML does not answer ({error})")
+    return GpuReport(gpus=gpus, source="nvml", findings=tuple(judge(gpus)))
+
+
+@contextmanager
+def _session(pynvml: Any) -> Iterator[None]:
+    pynvml.nvmlInit()
+    try:
+        yield
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _from_nvml(pynvml: Any, index: int) -> Gpu:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+
+    def ask(function: str, *arguments: Any) -> Any:
+        try:
+            return getattr(pynvml, function)(handle, *arguments)
+        except (pynvml.NVMLError, AttributeError):
+            return None  # "not supported here": shown as unknown
+
+    pci = ask("nvmlDeviceGetPciInfo")
+    address = None if pci is None else _text(pci.busId).lower()[-12:]
+    links = [
+        ask("nvmlDeviceGetNvLinkState", link)
+        for link in range(getattr(pynvml, "NVML_NVLINK_MAX_LINKS", 0))
+    ]
+    known = [state for state in links if state is not None]
+    return Gpu(
+        index=index,
+        name=_text(ask("nvmlDeviceGetName") or "unknown"),
+        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        pci_address=address,
+        pcie_generation=ask("nvmlDeviceGetCurrPcieLinkGeneration"),
+        pcie_generation_max=ask("nvmlDeviceGetMaxPcieLinkGeneration"),
+        pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
+        pcie_width_max=ask("nvmlDeviceGetMaxPcieLinkWidth"),
+        numa_node=numa_node(address),
+        nvlinks=sum(map(bool, known)) if known else None,
+        driver=_text(pynvml.nvmlSystemGetDriverVersion()),
+    )
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _without_nvml(reason: str) -> GpuReport:
+    """Return what torch and the kernel know."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = tuple(_from_torch(torch, index) for index in range(count))
+    findings = list(judge(gpus))
+    if gpus:
+        advice = "`pip install nvidia-ml-py` for PCIe, NUMA and NVLink facts."
+        findings.append(note("gpu", reason, advice))
+    return GpuReport(
+        gpus=gpus, source="torch" if gpus else "none", findings=tuple(findings)
+    )
+
+
+def _from_torch(torch: Any, index: int) -> Gpu:
+    found = torch.cuda.get_device_properties(index)
+    parts = [getattr(found, f"pci_{part}_id", None) for part in ("domain", "bus")]
+    device = getattr(found, "pci_device_id", None)
+    address = None
+    if None not in (*parts, device):
+        address = f"{parts[0]:04x}:{parts[1]:02x}:{device:02x}.0"
+    return Gpu(
+        index=index,
+        name=found.name,
+        memory_bytes=found.total_memory,
+        pci_address=address,
+        pcie_generation=_generation(address, "current_link_speed"),
+        pcie_generation_max=_generation(address, "max_link_speed"),
+        pcie_width=_number(address, "current_link_width"),
+        pcie_width_max=_number(address, "max_link_width"),
+        numa_node=numa_node(address),
+        nvlinks=None,
+        driver=None,
+    )
+
+
+def numa_node(address: str | None) -> int | None:
+    """Return the NUMA node of a PCI device; None when unknown (the kernel says -1)."""
+    node = _number(address, "numa_node")
+    return None if node is None or node < 0 else node
+
+
+def _number(address: str | None, name: str) -> int | None:
+    text = _pci_file(address, name)
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        return None
+
+
+def _generation(address: str | None, name: str) -> int | None:
+    text = _pci_file(address, name)
+    return None if text is None else GENERATION_OF_RATE.get(text.split(" ")[0])
+
+
+def _pci_file(address: str | None, name: str) -> str | None:
+    if address is None:
+        return None
+    try:
+        return (PCI_DEVICES / address / name).read_text().strip()
+    except OSError:
+        return None
+
+
+def judge(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
+    """Findings about the GPUs, the link width and the sockets they hang on."""
+    if not gpus:
+        yield note(
+            "gpu",
+            "no GPU was found",
+            "CPU tensors are offloaded too; for GPU training install a CUDA build of "
+            "torch and run doctor on the GPU machine.",
+        )
+        return
+    for gpu in gpus:
+        label = f"GPU {gpu.index} ({gpu.name}, {gpu.memory_bytes / 1e9:.0f} GB)"
+        width, most = gpu.pcie_width, gpu.pcie_width_max
+        if not width or not most:  # virtual machines report 0
+            yield note(
+                "gpu",
+                f"{label}: PCIe width unknown",
+                "trust the measured D2H and H2D bandwidth instead.",
+            )
+        elif width < most:
+            yield warning(
+                "gpu",
+                f"{label}: PCIe x{width} of x{most}",
+                "reseat the card or move it to a full-width slot: every transfer is "
+                f"{most / width:.0f} times slower.",
+            )
+        else:
+            yield good(
+                "gpu",
+                f"{label}: PCIe generation {gpu.pcie_generation_max} x{width}",
+                "full width.",
+            )
+    nodes = {gpu.numa_node for gpu in gpus if gpu.numa_node is not None}
+    if len(nodes) > 1:
+        yield note(
+            "gpu",
+            f"GPUs sit on NUMA nodes {sorted(nodes)}",
+            "bind each rank to its GPU's node (numactl --cpunodebind --membind): "
+            "remote host memory is up to 3 times slower.",
+        )
+    if any(gpu.memory_bytes == 0 for gpu in gpus):
+        yield problem("gpu", "a GPU reports no memory", "reset it or leave it out.")

@@ -1,0 +1,133 @@
+"""An examination as text for a terminal, and its curves as a plot."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ssdtrain.tools.machine.doctor import POOR_FIT, Examination
+from ssdtrain.tools.machine.findings import Level
+from ssdtrain.tools.machine.links import Link, LinkFile
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+KIB = 1024
+COLUMN_BYTES = (64 * KIB, 1024 * KIB, 16 * 1024 * KIB, 256 * 1024 * KIB)
+COLOURS = {
+    Level.GOOD: "green",
+    Level.NOTE: "cyan",
+    Level.WARNING: "yellow",
+    Level.PROBLEM: "bold red",
+}
+
+
+def size_text(num_bytes: int) -> str:
+    """Return the bytes with a binary unit: 65536 gives `64 KiB`."""
+    value, units = float(num_bytes), ("B", "KiB", "MiB", "GiB")
+    for unit in units:
+        if value < KIB or unit == units[-1]:
+            break
+        value /= KIB
+    return f"{value:g} {unit}"
+
+
+def tables(found: Examination) -> Iterator["Table"]:
+    """GPUs, measured links and findings as rich tables."""
+    if found.gpu.gpus:
+        yield _gpu_table(found)
+    if found.links.links:
+        yield _link_table(found.links)
+    yield _finding_table(found)
+
+
+def _gpu_table(found: Examination) -> "Table":
+    from rich.table import Table
+
+    columns = ("GPU", "memory GB", "PCIe", "NUMA node", "NVLinks", "driver")
+    table = Table(*columns, title="GPUs")
+    for gpu in found.gpu.gpus:
+        pcie = f"gen {gpu.pcie_generation_max or '?'} x{gpu.pcie_width or '?'}"
+        rest = (gpu.numa_node, gpu.nvlinks, gpu.driver)
+        memory = f"{gpu.memory_bytes / 1e9:.0f}"
+        known = ("?" if value is None else str(value) for value in rest)
+        table.add_row(f"{gpu.index} {gpu.name}", memory, pcie, *known)
+    return table
+
+
+def _link_table(links: LinkFile) -> "Table":
+    from rich.table import Table
+
+    table = Table(title="Links, GB/s by transfer size (fitted curve)")
+    for name in ("link", "from", "to", "in flight", "mode"):
+        table.add_column(name, no_wrap=name == "link")
+    for num_bytes in COLUMN_BYTES:
+        table.add_column(size_text(num_bytes), justify="right")
+    table.add_column("start-up us", justify="right")
+    table.add_column("fit error", justify="right")
+    for link in links.links:
+        curve = link.curve
+        table.add_row(
+            link.kind.value,
+            link.source,
+            link.target,
+            str(link.depth),
+            link.mode,
+            *(f"{curve.gb_per_s(num_bytes):.2f}" for num_bytes in COLUMN_BYTES),
+            f"{curve.startup_seconds * 1e6:.1f}",
+            f"{curve.fit_error:.0%}",
+        )
+    return table
+
+
+def _finding_table(found: Examination) -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("", "about", "found", "advice", title="Findings")
+    for finding in found.findings:
+        table.add_row(
+            f"[{COLOURS[finding.level]}]{finding.level.value}[/]",
+            finding.subject,
+            escape(finding.text),
+            escape(finding.advice),
+        )
+    return table
+
+
+def plot_links(links: LinkFile, path: str) -> None:
+    """Bandwidth over transfer size: points measured, lines fitted.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        OSError: the file cannot be written.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    for number, link in enumerate(links.links):
+        colour = f"C{number % 10}"
+        sizes = [sample.size_bytes for sample in link.samples]
+        rates = [sample.size_bytes / sample.seconds / 1e9 for sample in link.samples]
+        axes.plot(sizes, rates, "o", color=colour, markersize=4)
+        grid = _grid(sizes[0], sizes[-1])
+        fitted = [link.curve.gb_per_s(size) for size in grid]
+        style = "--" if link.curve.fit_error > POOR_FIT else "-"
+        axes.plot(grid, fitted, style, color=colour, label=_label(link))
+    axes.set(xscale="log", yscale="log", xlabel="transfer size (bytes)", ylabel="GB/s")
+    axes.set_title("bandwidth by transfer size: points measured, lines fitted")
+    axes.grid(True, which="both", alpha=0.3)
+    axes.legend(fontsize="small")
+    figure.savefig(path)
+
+
+def _label(link: Link) -> str:
+    error = link.curve.fit_error
+    doubt = f" (dashed: misses by up to {error:.0%})" if error > POOR_FIT else ""
+    place = f"{link.source} to {link.target}, {link.depth} in flight"
+    return f"{link.kind.value} {place}{doubt}"
+
+
+def _grid(first: int, last: int) -> list[float]:
+    steps = 100
+    ratio = (last / first) ** (1 / steps)
+    return [first * ratio**step for step in range(steps + 1)]

@@ -1,0 +1,176 @@
+"""Versions of what ssdtrain works with, GPUDirect Storage, a C compiler, and the malloc
+hook.
+
+Versions come from package metadata: nothing heavy is imported to print a number.
+kvikio is the exception, asked (once, lazily) for the mode it would run in.
+"""
+
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssdtrain.tools.machine.findings import Finding, good, note, warning
+from ssdtrain.versions import c_compiler, installed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tested:
+    """A package and the versions tests run with: `[least, below)`."""
+
+    package: str
+    least: tuple[int, ...]
+    below: tuple[int, ...]
+    needed_for: str
+
+
+TESTED = (
+    Tested(package="torch", least=(2, 11), below=(2, 14), needed_for="everything"),
+    Tested(
+        package="deepspeed",
+        least=(0, 19, 6),
+        below=(0, 20),
+        needed_for="engine=deepspeed",
+    ),
+    Tested(
+        package="megatron-core",
+        least=(0, 16),
+        below=(0, 20),
+        needed_for="engine=megatron",
+    ),
+    Tested(
+        package="kvikio-cu13",
+        least=(26, 8),
+        below=(27,),
+        needed_for="GPUDirect Storage",
+    ),
+    Tested(
+        package="transformers",
+        least=(5, 0),
+        below=(6,),
+        needed_for="the reference models",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """Versions and modes; None where a package is not installed."""
+
+    python: str
+    kernel: str
+    versions: dict[str, str | None]
+    cuda: str | None
+    """CUDA version torch was built for."""
+    nvidia_fs: bool
+    """The kernel module of GPUDirect Storage is loaded."""
+    gds_mode: str
+    """`gds`, `compat`, `kvikio missing`, or why it could not be asked."""
+    malloc_hook: str | None
+    """Path of the CUDA malloc hook in this process, None when not loaded."""
+    compiler: str | None
+    """Path of the C compiler that is used: `$CC`, or cc."""
+
+
+def inspect_software() -> Software:
+    """Versions, storage mode and hook of this process."""
+    import torch
+
+    return Software(
+        python=platform.python_version(),
+        kernel=platform.release(),
+        versions={tested.package: installed(tested.package) for tested in TESTED},
+        cuda=torch.version.cuda,
+        nvidia_fs=_listed("/proc/modules", "nvidia_fs ") is not None,
+        gds_mode=_gds_mode(),
+        malloc_hook=_listed("/proc/self/maps", "malloc_hook"),
+        compiler=c_compiler(),
+    )
+
+
+def _listed(file: str, word: str) -> str | None:
+    """Last field of the first line that contains `word`."""
+    try:
+        lines = Path(file).read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.split()[-1] for line in lines if word in line), None)
+
+
+def _gds_mode() -> str:
+    try:
+        from kvikio import cufile_driver
+    except ImportError:
+        return "kvikio missing"
+    try:
+        available = bool(cufile_driver.properties.is_gds_available)
+    except (RuntimeError, AttributeError, OSError) as error:
+        # Without libcuda or libcufile every question raises; say which.
+        return f"unavailable ({str(error).splitlines()[0][:80]})"
+    return "gds" if available else "compat"
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version: `2.13.0+cpu` gives (2, 13, 0)."""
+    found = []
+    for part in version.split("+")[0].split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        found.append(int(digits))
+    return tuple(found)
+
+
+def judge(software: Software) -> Iterator[Finding]:
+    """Findings about versions, GDS and the hook."""
+    for tested in TESTED:
+        met = software.versions.get(tested.package)
+        low = ".".join(map(str, tested.least))
+        high = ".".join(map(str, tested.below))
+        pin = f'`pip install "{tested.package}>={low},<{high}"`'
+        if met is None:
+            yield note(
+                "versions",
+                f"{tested.package} is not installed",
+                f"needed only for {tested.needed_for}: {pin}.",
+            )
+        elif tested.least <= numbers(met) < tested.below:
+            yield good("versions", f"{tested.package} {met}", "a tested version.")
+        else:
+            yield warning(
+                "versions",
+                f"{tested.package} {met} is outside the tested {low} to {high}",
+                f"it may work; the tested one is {pin}.",
+            )
+    if software.compiler is None:
+        yield note(
+            "versions",
+            "there is no C compiler",
+            "copies to host memory are then called from Python, which costs the host "
+            "more: install one (cc), or set CC.",
+        )
+    yield from _judge_gds(software)
+
+
+def _judge_gds(software: Software) -> Iterator[Finding]:
+    if software.gds_mode == "gds":
+        yield good("gds", "GPUDirect Storage is available", "SSD to GPU without a hop.")
+        if software.malloc_hook is None:
+            yield note(
+                "gds",
+                "the CUDA malloc hook is not loaded",
+                "preload it (LD_PRELOAD): it registers GPU buffers with cuFile.",
+            )
+    elif software.gds_mode == "compat":
+        missing = "" if software.nvidia_fs else " (nvidia-fs is not loaded)"
+        yield note(
+            "gds",
+            f"cuFile runs in compatibility mode{missing}",
+            "pinned staging buffers are used; load nvidia-fs for the direct path.",
+        )
+    else:
+        yield note(
+            "gds",
+            f"GPUDirect Storage: {software.gds_mode}",
+            "not needed: pinned staging buffers are used.",
+        )

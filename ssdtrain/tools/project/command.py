@@ -1,0 +1,293 @@
+"""`ssdtrain project`: arguments in, tables or JSON out."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, replace
+
+from ssdtrain.arguments import count_argument, positive_argument, reason, show
+from ssdtrain.errors import ConfigError
+from ssdtrain.tools.foresight.device import load_device
+from ssdtrain.tools.foresight.layers import LayerTimes, layer_times
+from ssdtrain.tools.project.assumptions import Assumptions
+from ssdtrain.tools.project.cases import CaseSet, cases, parse_set
+from ssdtrain.tools.project.endurance import cost, fewest, wear
+from ssdtrain.tools.project.model import Case, Sharding, Throughput, project
+from ssdtrain.tools.project.render import (
+    Row,
+    cost_table,
+    plot_projection,
+    projection_table,
+)
+from ssdtrain.tools.project.tables import GPUS, MODELS, SSDS, Gpu, Model, find
+
+EXAMPLES = """examples:
+  ssdtrain project                                    the systems of Figure 5.10
+  ssdtrain project --cases table-5.5                  two GPUs scaled up to 64
+  ssdtrain project --ssd 980-pro --assume retention_factor=86
+                                                      Figure 5.13
+  ssdtrain project --model gpt-175b --gpu h200-sxm --gpus 384 --tensor 8 \\
+      --pipeline 12 --batch 1536 --sequence-parallel --cost --gpu-price 32000
+  ssdtrain project --hidden 8192 --layers 64 --gpus 64 --tensor 8 --batch 512
+  ssdtrain project --list                             GPUs, SSDs, models, assumptions
+
+Activations, bandwidth and drives are per GPU. docs/project.md derives every formula.
+"""
+WIDE_COLUMNS = 200
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `run` reads."""
+    show(parser, EXAMPLES)
+    parser.add_argument(
+        "--cases",
+        metavar="SET",
+        help=f"{', '.join(each.value for each in CaseSet)} (default: figure-5.10)",
+    )
+    _add_system(parser.add_argument_group("a system of your own"))
+    drives = parser.add_argument_group("drives and assumptions")
+    drives.add_argument("--ssd", default="d7-p5620", help="drive (default: d7-p5620)")
+    drives.add_argument(
+        "--ssds",
+        type=count_argument,
+        default=4,
+        metavar="N",
+        help="drives a GPU (default: 4)",
+    )
+    drives.add_argument(
+        "--assume",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="change a named assumption; may be given several times (see --list)",
+    )
+    drives.add_argument("--cost", action="store_true", help="add the cost table")
+    drives.add_argument(
+        "--years",
+        type=positive_argument,
+        default=3.0,
+        help="span of the cost table (default: 3)",
+    )
+    drives.add_argument(
+        "--gpu-price", type=positive_argument, metavar="USD", help="price of one GPU"
+    )
+    parser.add_argument("--plot", metavar="PNG", help="plot as Figure 5.10 does")
+    parser.add_argument("--json", action="store_true", help="print JSON, no tables")
+    parser.add_argument("--list", action="store_true", help="print the tables of data")
+
+
+def _add_system(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--gpu", help="GPU (default: a100-pcie)")
+    group.add_argument("--model", help="a model of the table (see --list)")
+    group.add_argument(
+        "--hidden", type=count_argument, help="or its size: hidden dimension,"
+    )
+    group.add_argument("--layers", type=count_argument, help="layers,")
+    group.add_argument(
+        "--heads", type=count_argument, help="heads (default: hidden / 128),"
+    )
+    group.add_argument(
+        "--sequence", type=count_argument, help="tokens a sequence (2048)"
+    )
+    group.add_argument(
+        "--gpus", type=count_argument, default=8, help="GPUs in all (default: 8)"
+    )
+    group.add_argument(
+        "--tensor", type=count_argument, default=1, help="tensor parallelism"
+    )
+    group.add_argument(
+        "--pipeline", type=count_argument, default=1, help="pipeline stages"
+    )
+    group.add_argument(
+        "--chunks", type=count_argument, default=1, help="model chunks a GPU"
+    )
+    group.add_argument(
+        "--sequence-parallel", action="store_true", help="divide norms and dropouts too"
+    )
+    group.add_argument("--zero3", action="store_true", help="shard the training state")
+    group.add_argument(
+        "--batch", type=count_argument, help="sequences a step (default: 16 a GPU)"
+    )
+    group.add_argument(
+        "--micro-batch", type=count_argument, default=1, help="sequences at once"
+    )
+    group.add_argument(
+        "--tflops",
+        type=positive_argument,
+        help="reached TFLOP/s a GPU (default: peak x efficiency)",
+    )
+    group.add_argument(
+        "--kernels",
+        metavar="DEVICE",
+        help="price a layer by the kernel models of h100, h200 or a device file "
+        "(docs/foresight.md), not by its roofline",
+    )
+    group.add_argument(
+        "--end-to-end",
+        action="store_true",
+        help="--tflops is of whole steps: add no communication and no bubble",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Project and print; 0, or 2 for impossible settings."""
+    try:
+        assume = Assumptions().changed(args.assume)
+        if args.list:
+            _print_list(args.json)
+            return 0
+        rows = _rows(args, assume)
+        if args.plot:
+            plot_projection(rows, args.plot)
+    except (ConfigError, ImportError, OSError) as error:
+        print(f"ssdtrain project: {reason(error, args)}", file=sys.stderr)
+        return 2
+    if args.json:
+        plain = {"assumptions": asdict(assume), "rows": [row.as_dict() for row in rows]}
+        print(json.dumps(plain, indent=1))
+    else:
+        _print_tables(rows, args)
+    return 0
+
+
+def _rows(args: argparse.Namespace, assume: Assumptions) -> list[Row]:
+    ssd = find(SSDS, args.ssd, "SSD")
+    rows = []
+    for case in _cases(args):
+        found = project(case, assume)
+        drives = wear(found, ssd, args.ssds, assume)
+        row = Row(found=found, drives=drives)
+        if args.cost:
+            row = replace(
+                row,
+                cost=cost(found, drives, args.years, assume),
+                needs=tuple(fewest(found, each, args.years, assume) for each in SSDS),
+            )
+        rows.append(row)
+    return rows
+
+
+def _cases(args: argparse.Namespace) -> tuple[Case, ...]:
+    gpu = find(GPUS, args.gpu or "a100-pcie", "GPU")
+    if args.gpu_price is not None:
+        gpu = replace(gpu, price_usd=args.gpu_price)
+    own = args.model is not None or args.hidden is not None
+    if args.cases is not None and own:
+        raise ConfigError("--cases and a system of your own exclude one another")
+    if not own:
+        _refuse_unused(args)
+        which = CaseSet.FIGURE_5_10 if args.cases is None else parse_set(args.cases)
+        return cases(which, gpu)
+    return (_own_case(args, gpu),)
+
+
+def _refuse_unused(args: argparse.Namespace) -> None:
+    """Raise ConfigError for settings of a system of one's own without a model."""
+    parser = argparse.ArgumentParser()
+    _add_system(parser.add_argument_group())
+    own = vars(parser.parse_args([]))
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name, default in own.items()
+        if name != "gpu" and getattr(args, name) != default
+    ]
+    if given:
+        raise ConfigError(
+            f"{', '.join(given)} describe a system of your own, which expects --model, "
+            "or --hidden and --layers"
+        )
+
+
+def _own_case(args: argparse.Namespace, gpu: Gpu) -> Case:
+    model = _model(args)
+    parallel = "ZeRO3" if args.zero3 else f"TP {args.tensor} PP {args.pipeline}"
+    return Case(
+        name=f"{model.name}, {args.gpus} {gpu.name}, {parallel}",
+        model=model,
+        gpu=gpu,
+        gpus=args.gpus,
+        tensor=args.tensor,
+        pipeline=args.pipeline,
+        chunks=args.chunks,
+        sequence_parallel=args.sequence_parallel,
+        sharding=Sharding.ZERO3 if args.zero3 else Sharding.NONE,
+        batch=16 * args.gpus if args.batch is None else args.batch,
+        micro_batch=args.micro_batch,
+        tflops=args.tflops,
+        kernels=_kernels(args, model),
+        throughput=Throughput.END_TO_END if args.end_to_end else Throughput.KERNEL,
+    )
+
+
+def _kernels(args: argparse.Namespace, model: Model) -> LayerTimes | None:
+    if args.kernels is None:
+        return None
+    if args.tflops is not None:
+        raise ConfigError("--kernels and --tflops exclude one another")
+    return layer_times(
+        load_device(args.kernels),
+        micro_batch=args.micro_batch,
+        sequence=model.sequence,
+        hidden=model.hidden,
+        heads=model.heads,
+        tensor=args.tensor,
+    )
+
+
+def _model(args: argparse.Namespace) -> Model:
+    if args.model is not None:
+        if args.hidden or args.layers or args.heads:
+            raise ConfigError("--model and --hidden, --layers, --heads exclude another")
+        model = find(MODELS, args.model, "model")
+        return replace(model, sequence=args.sequence) if args.sequence else model
+    if args.layers is None:
+        raise ConfigError("a model of your own expects --hidden and --layers")
+    return Model(
+        name=f"h{args.hidden}-l{args.layers}",
+        layers=args.layers,
+        hidden=args.hidden,
+        heads=args.heads or max(1, args.hidden // 128),
+        sequence=args.sequence or 2048,
+        vocabulary=51200,
+    )
+
+
+def _print_tables(rows: list[Row], args: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    # A pipe has no width; 80 columns would cut the cells.
+    console = Console(width=None if sys.stdout.isatty() else WIDE_COLUMNS)
+    console.print(projection_table(rows))
+    if args.cost:
+        console.print(cost_table(rows, args.years))
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _print_list(as_json: bool) -> None:
+    tables = {
+        "gpus": [gpu.as_dict() for gpu in GPUS],
+        "ssds": [{**asdict(ssd), "price_usd": ssd.price_usd} for ssd in SSDS],
+        "models": [asdict(model) for model in MODELS],
+        "assumptions": [
+            {"name": name, "value": value}
+            for name, value in asdict(Assumptions()).items()
+        ],
+    }
+    if as_json:
+        print(json.dumps(tables, indent=1))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    # A pipe has no width; 80 columns would cut the cells.
+    console = Console(width=None if sys.stdout.isatty() else WIDE_COLUMNS)
+    for title, rows in tables.items():
+        table = Table(*rows[0], title=title)
+        for row in rows:
+            table.add_row(*map(_cell, row.values()))
+        console.print(table)

@@ -1,0 +1,246 @@
+"""GPUs, SSDs and models as data. GB is 1e9 bytes, PB is 1e15 bytes.
+
+Drives are those of the source's Table 5.1 and of its cost analysis (5.4.4), with
+its prices; sequential write rates and watts are the vendors' data sheets.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.tools.foresight.spec import A100_PCIE, A100_SXM, B200, H100, H200, Spec
+
+GB = 1e9
+PB = 1e15
+TERA = 1e12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU's data sheet, and what it costs."""
+
+    name: str
+    spec: Spec
+    """Rates and nominal memory; a card holds about 7 % more than that in GB of 1e9,
+    which is left to the CUDA context and to fragmentation."""
+    price_usd: float | None
+    """The source's price where it gives one; else set `--gpu-price`."""
+
+    @property
+    def memory_gb(self) -> float:
+        """Nominal memory in GB."""
+        return self.spec.memory_bytes / GB
+
+    @property
+    def tflops(self) -> float:
+        """Peak dense fp16/bf16 tensor throughput in TFLOP/s."""
+        return self.spec.tflops["fp16"]
+
+    @property
+    def memory_gb_per_s(self) -> float:
+        """Peak bandwidth of its memory."""
+        return self.spec.memory_gb_per_s
+
+    @property
+    def peer_gb_per_s(self) -> float:
+        """One direction to another GPU of the node (NVLink; PCIe where there is none).
+
+        Raises:
+            ConfigError: the data sheet does not name it.
+        """
+        if self.spec.peer_gb_per_s is None:
+            raise ConfigError(f"{self.name}: no rate between GPUs is known")
+        return self.spec.peer_gb_per_s
+
+    @property
+    def watts(self) -> float:
+        """The board's power limit."""
+        return self.spec.power_limit_watts
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for tables and JSON."""
+        return {
+            "name": self.name,
+            "memory_gb": self.memory_gb,
+            "tflops": self.tflops,
+            "memory_gb_per_s": self.memory_gb_per_s,
+            "host_gb_per_s": self.spec.host_gb_per_s,
+            "peer_gb_per_s": self.spec.peer_gb_per_s,
+            "watts": self.watts,
+            "price_usd": self.price_usd,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ssd:
+    """A drive and its endurance rating."""
+
+    name: str
+    capacity_tb: float
+    rated_pbw: float
+    """Petabytes that may be written under the JESD219 workload."""
+    price_per_pbw_usd: float
+    write_gb_per_s: float
+    """Sequential writes, sustained (not into a cache of faster cells)."""
+    watts: float
+    cells: str
+    source: str
+
+    @property
+    def price_usd(self) -> float:
+        """Price of one drive: price per PBW times PBW, as the source computes it."""
+        return self.price_per_pbw_usd * self.rated_pbw
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A decoder- or encoder-only transformer."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    sequence: int
+    vocabulary: int
+
+    def __post_init__(self) -> None:
+        for field in ("layers", "hidden", "heads", "sequence", "vocabulary"):
+            if getattr(self, field) < 1:
+                raise ConfigError(
+                    f"model {self.name}: {field} expects 1 or more, got "
+                    f"{getattr(self, field)}"
+                )
+
+    @property
+    def layer_parameters(self) -> int:
+        """12 h^2 weights and 13 h biases and norms (Narayanan et al. 2021, Eq. 2)."""
+        return 12 * self.hidden**2 + 13 * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All layers and the (shared) word and position embeddings."""
+        embeddings = (self.vocabulary + self.sequence) * self.hidden
+        return self.layers * self.layer_parameters + embeddings
+
+
+GPUS = (
+    Gpu(name="a100-pcie", spec=A100_PCIE, price_usd=10_000),
+    Gpu(name="a100-sxm", spec=A100_SXM, price_usd=None),
+    Gpu(name="h100-sxm", spec=H100, price_usd=None),
+    Gpu(name="h200-sxm", spec=H200, price_usd=None),
+    Gpu(name="b200-sxm", spec=B200, price_usd=None),
+)
+
+SSDS = (
+    Ssd(
+        name="fl6",
+        capacity_tb=3.2,
+        rated_pbw=342,
+        price_per_pbw_usd=13.9,
+        write_gb_per_s=5.8,
+        watts=20,
+        cells="96L SLC",
+        source="Table 5.1, Kioxia FL6",
+    ),
+    Ssd(
+        name="d7-p5620",
+        capacity_tb=12.8,
+        rated_pbw=65.4,
+        price_per_pbw_usd=43.8,
+        write_gb_per_s=4.2,
+        watts=20,
+        cells="144L TLC",
+        source="Table 5.1, Solidigm D7-P5620",
+    ),
+    Ssd(
+        name="d7-p5810",
+        capacity_tb=1.6,
+        rated_pbw=146,
+        price_per_pbw_usd=11.1,
+        write_gb_per_s=4.0,
+        watts=20,
+        cells="144L SLC",
+        source="Table 5.1, Solidigm D7-P5810",
+    ),
+    Ssd(
+        name="p5800x",
+        capacity_tb=1.6,
+        rated_pbw=292,
+        price_per_pbw_usd=10.27,
+        write_gb_per_s=6.2,
+        watts=20,
+        cells="3D XPoint",
+        source="5.4.4, Intel Optane P5800X (100 writes a day for 5 years)",
+    ),
+    Ssd(
+        name="980-pro",
+        capacity_tb=1.0,
+        rated_pbw=0.6,
+        price_per_pbw_usd=150.0,
+        write_gb_per_s=2.0,  # its sheet's 5.0 holds for the first 100 GB or so
+        watts=20,
+        cells="128L TLC",
+        source="5.4.4, Samsung 980 PRO 1 TB (600 TBW; four for US$360)",
+    ),
+)
+
+MODELS = (
+    Model(
+        name="gpt-22b",
+        layers=48,
+        hidden=6144,
+        heads=64,
+        sequence=2048,
+        vocabulary=51200,
+    ),
+    Model(
+        name="gpt-175b",
+        layers=96,
+        hidden=12288,
+        heads=96,
+        sequence=2048,
+        vocabulary=51200,
+    ),
+    Model(
+        name="gpt-530b",
+        layers=105,
+        hidden=20480,
+        heads=128,
+        sequence=2048,
+        vocabulary=51200,
+    ),
+    Model(
+        name="gpt-1t",
+        layers=128,
+        hidden=25600,
+        heads=160,
+        sequence=2048,
+        vocabulary=51200,
+    ),
+)
+
+
+class Named(Protocol):
+    """Anything in a table."""
+
+    @property
+    def name(self) -> str:
+        """The key."""
+
+
+Row = TypeVar("Row", bound=Named)
+
+
+def find(table: Iterable[Row], name: str, what: str) -> Row:
+    """Return the row of that name.
+
+    Raises:
+        ConfigError: no such row; the text lists the names there are.
+    """
+    rows = list(table)
+    for row in rows:
+        if row.name == name:
+            return row
+    known = ", ".join(row.name for row in rows)
+    raise ConfigError(f"no {what} is called {name!r}; known: {known}")

@@ -1,0 +1,483 @@
+"""`ssdtrain foresight`: predict steps that nobody has run, and learn from kernels."""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from ssdtrain.arguments import count_argument, positive_argument, reason, show
+from ssdtrain.errors import ConfigError
+from ssdtrain.jsonfile import load_as, write_json
+from ssdtrain.tools.foresight.autocast import Autocast
+from ssdtrain.tools.foresight.calibrate import family_scales, host_scale, measured_power
+from ssdtrain.tools.foresight.call import Family
+from ssdtrain.tools.foresight.capture import capture
+from ssdtrain.tools.foresight.caveats import explained, left_out
+from ssdtrain.tools.foresight.collectives import Fabric, load_fabric
+from ssdtrain.tools.foresight.device import (
+    DEFAULT_DEVICE,
+    Device,
+    load_device,
+    shipped,
+    write_device,
+)
+from ssdtrain.tools.foresight.fit import fit_closed_form, fit_forest, score
+from ssdtrain.tools.foresight.fusion import advise, pairs_in
+from ssdtrain.tools.foresight.gather import gather, read_times
+from ssdtrain.tools.foresight.graph import Graph, Stream, read_graph, write_graph
+from ssdtrain.tools.foresight.learn import learn, own_device
+from ssdtrain.tools.foresight.memory import estimate_peak
+from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.price import StepEstimate, estimate_step
+from ssdtrain.tools.foresight.ranks import (
+    Layout,
+    Spread,
+    estimate_graphs,
+    estimate_ranks,
+)
+from ssdtrain.tools.foresight.recorder import STATES
+from ssdtrain.tools.foresight.sharding import Lookups, candidates
+from ssdtrain.tools.foresight.sharding import Table as EmbeddingTable
+from ssdtrain.tools.foresight.spec import Kind, links_of
+from ssdtrain.tools.foresight.steps import capture_step
+from ssdtrain.tools.foresight.wires import Wires, fabric_of
+from ssdtrain.tools.report.subject import add_batch, build_of, function_of
+from ssdtrain.tools.report.table import bytes_text
+
+EXAMPLES = """actions and examples:
+  predict    ssdtrain foresight predict --model my.py:build --device h100 \\
+                                 --micro-batch 8 --optimizer adamw
+             time, peak and where the time goes; --ranks N spreads it over N GPUs as
+             --spread says; --slower 1.2: one of them is slower
+  capture    ssdtrain foresight capture --model my.py:build --save graph.json
+             the execution graph (JSON, Chakra's names), from the meta device
+             torchrun --nproc-per-node 2 -m ssdtrain foresight capture \\
+                                 --step my.py:prepare --save graph.json
+             from a step that runs: compiled, FSDP2, DeepSpeed, Megatron; prepare()
+             gives (module or modules, step); every rank writes its graph.rankN.json
+             ssdtrain foresight predict --graph graph.rank*.json --device h200
+  gather     ssdtrain foresight gather --times times.jsonl --seconds 60
+             time kernels of a random design on this machine's GPU (or, with --on cpu,
+             its CPU); goes on where it ended
+  learn      ssdtrain foresight learn --times times.jsonl --seconds 60 --save own.json
+             gather, then ceilings, kernel models and host times of this machine from
+             nothing (needs scikit-learn); then --device own.json
+  calibrate  ssdtrain foresight calibrate --device h100 --save mine.json
+             scale a shipped device to this machine in a minute; then --device mine.json
+  shard      ssdtrain foresight shard --tables tables.json --ranks 4 --micro-batch 4096
+             which rank holds which embedding table (JSON list of rows, width, lookups
+             a sample and distinct_share); --save writes the ranks
+  fuse       ssdtrain foresight fuse --model my.py:build --device own.json
+             pairs of convolutions of a step, and whether the roofline of the device
+             says that one kernel for both would pay
+  fit        ssdtrain foresight fit --times times.jsonl --device h100 --save new.json
+             train kernel models on gathered times (needs scikit-learn)
+
+FUNCTION(micro_batch) gives (module, forward), forward() a loss.
+"""
+MOST_NAMES = 5
+COUNT = 4000
+"""Calls of the design for each family: more than any budget times."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `run` reads."""
+    show(parser, EXAMPLES)
+    parser.add_argument("action", choices=sorted(_ACTIONS))
+    parser.add_argument(
+        "--model", metavar="MODEL", help="blocks:HIDDENxLAYERS or FILE.py:FUNCTION"
+    )
+    parser.add_argument(
+        "--step", metavar="FILE.py:FUNCTION", help="a step that runs, to capture"
+    )
+    parser.add_argument(
+        "--graph", metavar="FILE", nargs="+", help="captured graphs, one a rank"
+    )
+    add_batch(parser)
+    parser.add_argument("--optimizer", choices=sorted(STATES), help="fused")
+    parser.add_argument(
+        "--ranks", type=count_argument, default=1, help="number of GPUs"
+    )
+    parser.add_argument(
+        "--spread",
+        choices=[spread.value for spread in Spread],
+        default=Spread.DDP.value,
+        help="how a step is spread over --ranks (default: ddp)",
+    )
+    parser.add_argument(
+        "--slower",
+        type=positive_argument,
+        default=1.0,
+        help="factor by which one rank is slower",
+    )
+    parser.add_argument(
+        "--micro-batches", type=count_argument, default=1, help="of a pipeline's step"
+    )
+    parser.add_argument(
+        "--chunks", type=count_argument, default=1, help="of a pipeline's rank"
+    )
+    parser.add_argument(
+        "--fabric",
+        metavar="NAME",
+        help="links between GPUs: a file, or nvlink (default: the device's)",
+    )
+    parser.add_argument("--tables", metavar="FILE", help="embedding tables (JSON)")
+    names = ", ".join(shipped()) or "none"
+    parser.add_argument(
+        "--device",
+        default=DEFAULT_DEVICE,
+        metavar="NAME",
+        help=f"a file, or one of {names}",
+    )
+    parser.add_argument("--save", metavar="FILE", help="write what was made")
+    parser.add_argument("--times", metavar="FILE", help="kernel times (JSON lines)")
+    parser.add_argument(
+        "--seconds", type=positive_argument, default=60.0, help="budget of a gather"
+    )
+    parser.add_argument(
+        "--on",
+        choices=[kind.value for kind in Kind],
+        default=(Kind.CUDA if torch.cuda.is_available() else Kind.CPU).value,
+        help="whose kernels are timed: this machine's GPU (default, if any) or CPU",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the random design")
+    parser.add_argument(
+        "--family", choices=[family.value for family in Family], help="only this one"
+    )
+    parser.add_argument(
+        "--calibrated",
+        action="store_true",
+        help="calibrate for this machine's GPU before predicting",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, no tables")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do one action; 0, or 2 for input that cannot work."""
+    try:
+        _ACTIONS[args.action](args)
+    except (ConfigError, OSError) as error:
+        print(f"ssdtrain foresight: {reason(error, args)}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _needed(args: argparse.Namespace, *names: str) -> None:
+    for name in names:
+        if getattr(args, name) is None:
+            raise ConfigError(f"{args.action} needs --{name.replace('_', '-')}")
+
+
+def _graph(args: argparse.Namespace, on: Kind = Kind.CUDA) -> Graph:
+    _needed(args, "model")
+    build = build_of(args.model, args.sequence)
+    with torch.device("meta"), Autocast(on).noted():
+        subject = build(args.micro_batch)
+        notes = {"model": args.model, "micro_batch": str(args.micro_batch)}
+        return capture(
+            subject.model,
+            subject.forward,
+            optimizer=args.optimizer,
+            notes=notes,
+            on=on,
+        )
+
+
+def _capture(args: argparse.Namespace) -> None:
+    _needed(args, "save")
+    path = Path(args.save)
+    if args.step is None:
+        graph = _graph(args)
+    else:
+        models, step = _prepared(args.step)
+        graph = capture_step(step, models, notes={"step": args.step})
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # with a group or without
+            path = path.with_suffix(f".rank{os.environ['RANK']}{path.suffix}")
+    write_graph(path, graph)
+    print(f"{len(graph.nodes)} operators written to {path}")
+
+
+def _prepared(text: str) -> tuple[Any, Callable[[], Any]]:
+    """What the function of `--step` gives.
+
+    Raises:
+        ConfigError: it raised, or gave something else than (modules, step).
+    """
+    function = function_of(text, "--step")
+    try:
+        given = function()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise explained(error, f"--step {text} failed") from error
+    if not isinstance(given, tuple | list) or len(given) != 2 or not callable(given[1]):
+        raise ConfigError(
+            f"--step {text}: the function takes nothing and expects to give (module or "
+            "modules, step), where step() runs one whole training step, got "
+            f"{type(given).__name__}"
+        )
+    return given[0], given[1]
+
+
+def _predict(args: argparse.Namespace) -> None:
+    if args.graph and args.model:
+        raise ConfigError(
+            "--graph and --model both name a step; give one of them (--graph has the "
+            "step as it was captured)."
+        )
+    device = load_device(args.device)
+    graphs = [read_graph(path) for path in args.graph or ()]
+    graph = graphs[0] if graphs else _graph(args, device.spec.kind)
+    if args.calibrated:
+        device = calibrated(device, args.seconds, args.seed)
+    wires = _wires(args, device, graphs or [graph])
+    step = estimate_step(graph, device, wires)
+    peak = estimate_peak(graph, device.context_bytes)
+    ranks = None
+    if len(graphs) > 1:
+        ranks = estimate_graphs(graphs, device, wires)
+    elif args.ranks > 1:
+        layout = Layout(
+            spread=Spread(args.spread),
+            num_ranks=args.ranks,
+            slower=args.slower,
+            num_micro_batches=args.micro_batches,
+            num_chunks=args.chunks,
+        )
+        ranks = estimate_ranks(graph, device, _fabric(args), layout)
+    if args.json:
+        values = asdict(step)
+        values["by_family_us"] = {k.value: v for k, v in step.by_family_us.items()}
+        values["peak_bytes"] = peak.peak_bytes
+        values["num_generic"] = step.num_generic
+        values["left_out"] = left_out(graph.notes)
+        values["has_update"] = _has_update(graph)
+        values["ranks"] = None if ranks is None else asdict(ranks)
+        print(json.dumps(values, indent=1))
+        return
+    _print(device, step, peak.peak_bytes)
+    for line in _not_in_it(args, graph):
+        print(line)
+    if ranks is not None:
+        how = "captured" if graphs else args.spread
+        print(
+            f"{len(graphs) or args.ranks} ranks ({how}): step "
+            f"{ranks.step_us / 1e3:.2f} ms, the same work on one "
+            f"{ranks.alone_us / 1e3:.2f} ms, communication "
+            f"{ranks.communication_us / 1e3:.2f} ms."
+        )
+
+
+def _has_update(graph: Graph) -> bool:
+    return any(node.phase is Phase.UPDATE for node in graph.nodes)
+
+
+def _not_in_it(args: argparse.Namespace, graph: Graph) -> list[str]:
+    """What the prediction leaves out."""
+    lines = left_out(graph.notes)
+    if not _has_update(graph) and not args.graph:
+        lines.append(
+            "The optimizer's update and its state are not in it: --optimizer adds them."
+        )
+    return [f"Left out: {line}" for line in lines]
+
+
+def _wires(args: argparse.Namespace, device: Device, graphs: list[Graph]) -> Wires:
+    """Links for what captured graphs move."""
+    streams = {node.stream for graph in graphs for node in graph.nodes}
+    between = Stream.COMMUNICATION in streams
+    own = streams - {Stream.COMPUTE, Stream.COMMUNICATION}
+    return Wires(
+        links=links_of(device.spec) if own else None,
+        fabric=_fabric(args) if between else None,
+    )
+
+
+def _fabric(args: argparse.Namespace) -> Fabric:
+    if args.fabric is None:
+        return fabric_of(load_device(args.device).spec)
+    try:
+        return load_fabric(args.fabric)
+    except FileNotFoundError:
+        raise ConfigError(
+            "--fabric expects nvlink or a fabric file (.json) that is there, got "
+            f"{args.fabric!r}"
+        ) from None
+
+
+def _shard(args: argparse.Namespace) -> None:
+    _needed(args, "tables")
+    tables = load_as(
+        tuple[EmbeddingTable, ...], args.tables, "a list of embedding tables"
+    )
+    lookups = Lookups(
+        device=load_device(args.device), fabric=_fabric(args), batch=args.micro_batch
+    )
+    found = {
+        name: (lookups.step_us(tables, ranks, args.ranks), ranks)
+        for name, ranks in candidates(tables, args.ranks, args.seed).items()
+    }
+    best = min(found, key=lambda name: found[name][0])
+    for name, (us, _) in sorted(found.items(), key=lambda pair: pair[1][0]):
+        print(f"{name}: {us / 1e3:.3f} ms{' <- chosen' if name == best else ''}")
+    if args.save:
+        write_json(args.save, {"rule": best, "ranks": list(found[best][1])})
+
+
+def _fuse(args: argparse.Namespace) -> None:
+    device = load_device(args.device)
+    graphs = [read_graph(path) for path in args.graph or ()]
+    graph = graphs[0] if graphs else _graph(args, device.spec.kind)
+    found = pairs_in(graph)
+    if not found:
+        raise ConfigError(
+            "no pair of square convolutions one behind the other (3x3 or 5x5, then 1x1 "
+            "or 3x3, of as many channels) is in the step's forward."
+        )
+    gflops = device.reached * device.spec.tflops["fp32"] * 1e3
+    for pair in found:
+        advice = advise(pair, gflops, device.spec.memory_gb_per_s)
+        print(
+            f"{pair.name} ({pair.kind.value}, {pair.channels} channels, side "
+            f"{pair.side}): {advice.gain:.2f} times as fast"
+            f"{', fuse' if advice.fuse else ', leave apart'}"
+        )
+
+
+def _print(device: Device, step: StepEstimate, peak_bytes: int) -> None:
+    table = Table(title=f"one step on {device.spec.name}, by kernel model")
+    for head in ("family", "ms", "share", "error of a kernel"):
+        table.add_column(head, justify="left" if head == "family" else "right")
+    total = max(1.0, sum(step.by_family_us.values()))
+    for family, us in sorted(step.by_family_us.items(), key=lambda pair: -pair[1]):
+        table.add_row(
+            family.value,
+            f"{us / 1e3:.2f}",
+            f"{100 * us / total:.0f} %",
+            f"{100 * device.error(family):.1f} %",
+        )
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    console.print(table)
+    bound = "the host binds it" if step.is_host_bound else "the device binds it"
+    lines = [
+        f"step {step.step_us / 1e3:.2f} ms ({bound}: host {step.host_us / 1e3:.2f} ms, "
+        f"kernels {step.device_us / 1e3:.2f} ms), peak {bytes_text(peak_bytes)}."
+    ]
+    if step.clock < 1.0:
+        lines.append(f"The power limit holds the clock at {100 * step.clock:.0f} %.")
+    if step.num_generic:
+        most = sorted(step.generic, key=lambda name: -step.generic[name])
+        named = ", ".join(most[:MOST_NAMES]) + (", ..." * (len(most) > MOST_NAMES))
+        lines.append(
+            f"{step.num_generic} operators are priced as copies of their bytes, as no "
+            f"model knows them: {named}."
+        )
+    if step.unknown_host:
+        lines.append(f"Host times of {step.unknown_host} operators are means.")
+    console.print("\n".join(lines), highlight=False)
+
+
+def _gather(args: argparse.Namespace) -> None:
+    _needed(args, "times")
+    families = [Family(args.family)] if args.family else list(Family)
+    number = gather(
+        dict.fromkeys(families, COUNT),
+        Path(args.times),
+        own_device(Kind(args.on)),
+        seed=args.seed,
+        budget_s=args.seconds,
+    )
+    print(f"{number} kernels timed, in {args.times}")
+
+
+def _learn(args: argparse.Namespace) -> None:
+    _needed(args, "times", "save")
+    device = learn(
+        Kind(args.on), Path(args.times), seconds=args.seconds, seed=args.seed
+    )
+    write_device(args.save, device)
+    spec = device.spec
+    rates = ", ".join(f"{rate:.3g} TFLOP/s {t}" for t, rate in spec.tflops.items())
+    print(f"{spec.name}: {rates}, {spec.memory_gb_per_s:.3g} GB/s")
+    timed = Counter(call.family for call, _ in read_times(Path(args.times)))
+    for family, count in timed.items():
+        error = device.errors.get(family)
+        print(
+            f"{family.value}: {count} kernels, too few for a model; priced by the "
+            "rates above, set --seconds higher"
+            if error is None
+            else f"{family.value}: error {100 * error:.1f} %, cross-validated"
+        )
+    print(f"written to {args.save}")
+
+
+def calibrated(device: Device, seconds: float, seed: int) -> Device:
+    """Return the device, scaled to this machine."""
+    with tempfile.TemporaryDirectory(prefix="ssdtrain-") as directory:
+        path = Path(directory) / "times.jsonl"
+        families = dict.fromkeys(device.forests, COUNT)
+        # Other shapes than those that the models were trained on.
+        own = own_device(device.spec.kind)
+        gather(families, path, own, seed=seed + 1000, budget_s=seconds)
+        scales = family_scales(device, read_times(path))
+    if device.power is not None and torch.cuda.is_available():
+        device = replace(device, power=measured_power(device.power))
+    device = device.scaled(scales)
+    return device.scaled({}, host_scale(device))
+
+
+def _calibrate(args: argparse.Namespace) -> None:
+    _needed(args, "save")
+    device = calibrated(load_device(args.device), args.seconds, args.seed)
+    write_device(args.save, device)
+    for family, scale in device.scales.items():
+        print(f"{family.value}: {scale:.3f} of the shipped time")
+    print(f"host: {device.host_scale:.3f}; written to {args.save}")
+
+
+def _fit(args: argparse.Namespace) -> None:
+    _needed(args, "times", "save")
+    device = load_device(args.device)
+    by_family: dict[Family, list[Any]] = {}
+    for call, us in read_times(Path(args.times)):
+        by_family.setdefault(call.family, []).append((call, us))
+    forests, errors = dict(device.forests), dict(device.errors)
+    laws = dict(device.laws)
+    for family, times in by_family.items():
+        if args.family not in (None, family.value):
+            continue
+        found = score(times, device.spec)
+        errors[family] = found["gmae"]
+        law = fit_closed_form(times, device.spec)
+        forests[family] = fit_forest(times, device.spec, law=law)
+        laws.pop(family, None)
+        if law is not None:
+            laws[family] = law
+        print(
+            f"{family.value}: {len(times)} kernels, error {100 * found['gmae']:.1f} % "
+            f"+- {100 * found['spread']:.1f} (roofline "
+            f"{100 * found['roofline_gmae']:.1f} %)"
+        )
+    write_device(args.save, replace(device, forests=forests, laws=laws, errors=errors))
+
+
+_ACTIONS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "predict": _predict,
+    "capture": _capture,
+    "gather": _gather,
+    "learn": _learn,
+    "shard": _shard,
+    "fuse": _fuse,
+    "calibrate": _calibrate,
+    "fit": _fit,
+}

@@ -1,0 +1,71 @@
+"""`ssdtrain report RUN [RUN ...]`: runs in, one HTML page out."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from ssdtrain.arguments import show
+from ssdtrain.errors import ConfigError
+from ssdtrain.progress import Progress
+from ssdtrain.rundirs import RUNS, no_such_run
+from ssdtrain.tools.report.page import page, read_run, runs_of
+
+EXAMPLES = """examples:
+  ssdtrain report latest                 writes runs/latest/report.html
+  ssdtrain report RUN OTHER              writes RUN/compared-with-OTHER.html
+  ssdtrain report SWEEP                  the runs of a sweep beside one another
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `run` reads."""
+    show(parser, EXAMPLES)
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN", help="a directory, a name below runs/, latest"
+    )
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="default: report.html in the run's directory, or compared-with-OTHER.html "
+        "in the first one's",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the page.
+
+    Raises:
+        ConfigError: no such run, or it has not finished.
+    """
+    paths = [find(name) for name in args.runs]
+    with Progress(1) as progress:
+        progress.part("searching the frontiers")
+        text = page([read_run(run) for path in paths for run in runs_of(path)])
+    out = Path(args.out).expanduser() if args.out else default_place(paths)
+    try:
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--out: {out} cannot be written ({error})") from error
+    print(f"written to {out}")
+    return 0
+
+
+def default_place(paths: Sequence[Path]) -> Path:
+    """Return where the page goes: a comparison does not replace a run's own page."""
+    first, *others = paths
+    names = "-".join(path.name for path in others)
+    return first / (f"compared-with-{names}.html" if others else "report.html")
+
+
+def find(name: str) -> Path:
+    """Return the directory of a run, links resolved: a page names the run, not the
+    link.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for path in (Path(name).expanduser(), RUNS / name):
+        if path.is_dir():
+            return path.resolve()
+    there = (path.name for path in RUNS.glob("*/"))
+    raise ConfigError(f"report {name}: {no_such_run(name, there)}")

@@ -1,0 +1,408 @@
+"""`ssdtrain plan`: a profile in, a plan out, with its predicted step and peak."""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import add
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from ssdtrain.arguments import (
+    count_argument,
+    fraction_argument,
+    positive_argument,
+    reason,
+    refuse_all_but_one,
+    show,
+    size_argument,
+)
+from ssdtrain.config import Target
+from ssdtrain.curves import COPY_SLOWDOWN, Curve, Links
+from ssdtrain.errors import ConfigError
+from ssdtrain.plan.calibrate import NOTES
+from ssdtrain.plan.choose import choose
+from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.plan import PLAN_FILE, Plan
+from ssdtrain.plan.profile import PROFILE_FILE, Profile
+from ssdtrain.plan.words import ModuleRow, explain, rows
+from ssdtrain.progress import Progress, each
+from ssdtrain.tools.foresight.device import (
+    DEFAULT_DEVICE,
+    Device,
+    load_device,
+    rated_device,
+)
+from ssdtrain.tools.foresight.power import Settled
+from ssdtrain.tools.foresight.spec import links_of as spec_links
+from ssdtrain.tools.machine.links import LINK_FILE, LinkKind
+from ssdtrain.tools.report.scatter import lines, spots
+from ssdtrain.tools.report.subject import (
+    MODELS,
+    Build,
+    add_batch,
+    build_of,
+    estimated,
+    observed,
+)
+from ssdtrain.tools.report.table import bytes_text
+
+EXAMPLES = """examples:
+  ssdtrain plan --model blocks:8192x4 --micro-batch 16 --no-gpu --links links.json
+  ssdtrain plan --model my.py:build --max-overhead 0.02 --save plan.json
+                                        observe on this machine, write the plan
+  ssdtrain plan --profile runs/latest/profile.json --memory-budget 8G
+  ssdtrain plan --model blocks:8192x4 --no-gpu --sweep micro_batch --batch 64 \\
+                --stages 4 --memory-budget 20G
+
+FUNCTION(micro_batch) gives (module, forward), forward() a loss. A saved plan is given
+to training as `offload.plan=plan.json`.
+"""
+
+
+PLANNED = [target.value for target in Target if target.is_staged or not target.has_disk]
+"""Not those that fill host memory first: how much there is, no file says."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `run` reads."""
+    show(parser, EXAMPLES)
+    add_subject(parser)
+    parser.add_argument("--profile", metavar="FILE", help="a saved profile, no model")
+    parser.add_argument(
+        "--memory-budget", type=size_argument, metavar="BYTES", help="least time in it"
+    )
+    parser.add_argument(
+        "--device-memory",
+        type=size_argument,
+        metavar="BYTES",
+        help="least time with weights, gradients and optimizer in it as well",
+    )
+    parser.add_argument("--save", metavar="FILE", help="write the plan (JSON)")
+    parser.add_argument("--save-profile", metavar="FILE", help="write the profile")
+    parser.add_argument(
+        "--sweep", choices=["micro_batch"], help="compare sizes at one --batch"
+    )
+    parser.add_argument(
+        "--batch", type=count_argument, default=64, help="of a step (--sweep)"
+    )
+    parser.add_argument(
+        "--stages", type=count_argument, default=1, help="of the pipeline"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, no tables")
+
+
+def add_subject(parser: argparse.ArgumentParser) -> None:
+    """Add what names a model and a machine; `rok` has it too."""
+    parser.add_argument(
+        "--model", metavar="MODEL", help="blocks:HIDDENxLAYERS or FILE.py:FUNCTION"
+    )
+    add_batch(parser)
+    parser.add_argument(
+        "--min-bytes", type=size_argument, default=1 << 20, metavar="BYTES"
+    )
+    parser.add_argument(
+        "--max-overhead",
+        type=fraction_argument,
+        default=0.01,
+        metavar="FRACTION",
+        help="of the step, such as 0.01 or 1%% (default)",
+    )
+    parser.add_argument(
+        "--no-gpu",
+        action="store_true",
+        help="estimate on the meta device instead of observing",
+    )
+    parser.add_argument("--links", metavar="FILE", help="from `ssdtrain doctor --save`")
+    parser.add_argument(
+        "--target", choices=PLANNED, default=PLANNED[0], help="where bytes go"
+    )
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help="with --no-gpu: kernel models of h100, h200 or a device file "
+        f"(docs/foresight.md); default: {DEFAULT_DEVICE}",
+    )
+    parser.add_argument(
+        "--tflops",
+        type=positive_argument,
+        help="or two rates that operators reach, no host time: 1e12 FLOPs a second",
+    )
+    parser.add_argument(
+        "--memory-gb-per-s",
+        type=positive_argument,
+        help="and 1e9 bytes a second of memory",
+    )
+
+
+def links_of(args: argparse.Namespace) -> Links:
+    """Return curves of the link file; the device's data sheet without one.
+
+    Raises:
+        ConfigError: the file cannot be used, or lacks a link.
+    """
+    if args.links is None:
+        if Target(args.target).is_staged:
+            raise ConfigError(
+                f"--target {args.target} needs --links FILE with a drive's curves"
+            )
+        return spec_links(device_of(args).spec)
+    return read_link_curves(args.links)
+
+
+def read_link_curves(path: str) -> Links:
+    """Return the fastest link of each kind in a link file (docs/doctor.md).
+
+    Raises:
+        ConfigError: it cannot be read, or has no link between device and host.
+    """
+    try:
+        links = LINK_FILE.read(path)
+    except OSError as error:
+        raise ConfigError(
+            f"--links: {path} cannot be read ({error.strerror or error}); "
+            f"`ssdtrain doctor --save {path}` writes one"
+        ) from error
+
+    def best(kind: LinkKind) -> Curve | None:
+        curves = [link.curve for link in links.of_kind(kind)]
+        return max(curves, key=lambda c: c.bytes_per_second, default=None)
+
+    host = best(LinkKind.HOST_COPY)
+    d2h, h2d = best(LinkKind.D2H) or host, best(LinkKind.H2D) or host
+    if d2h is None or h2d is None:
+        raise ConfigError(f"--links: {path} has no d2h and h2d links; measure again")
+    return Links(
+        d2h=d2h,
+        h2d=h2d,
+        ssd_write=best(LinkKind.SSD_WRITE),
+        ssd_read=best(LinkKind.SSD_READ),
+        copy_slowdown=COPY_SLOWDOWN,
+        duplex_slowdown=_duplex(d2h, best(LinkKind.BOTH)),
+    )
+
+
+def _duplex(alone: Curve, both: Curve | None) -> float:
+    """Return by which fraction copies in both directions slow one another down."""
+    if both is None:
+        return 0.0
+    return max(0.0, alone.bytes_per_second / both.bytes_per_second - 1.0)
+
+
+def device_of(args: argparse.Namespace) -> Device:
+    """Return kernel models of `--device`, or the roofline of two rates.
+
+    Raises:
+        ConfigError: the device is not known, or rates are given beside it or alone.
+    """
+    rates = (args.tflops, args.memory_gb_per_s)
+    if rates == (None, None):
+        return load_device(args.device or DEFAULT_DEVICE)
+    if None in rates or args.device is not None:
+        raise ConfigError(
+            "--tflops and --memory-gb-per-s come together, and not beside --device"
+        )
+    return rated_device(*rates)
+
+
+def profile_of(args: argparse.Namespace, build: Build, micro_batch: int) -> Profile:
+    """Estimate or observe the profile, as asked for."""
+    if args.no_gpu:
+        links, device = links_of(args), device_of(args)
+        profile = estimated(build, micro_batch, links, device, args.min_bytes)
+    else:
+        profile = observed(build, micro_batch, args.min_bytes, target="host")
+        if args.links is not None:
+            profile = replace(profile, links=read_link_curves(args.links))
+    return replace(profile, notes={**profile.notes, "target": args.target})
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan and print; 0, or 2 for input that cannot work."""
+    try:
+        if args.sweep:
+            return _sweep(args)
+        with Progress(2) as progress:
+            progress.part("reading the profile" if args.profile else "a step")
+            profile = _profile(args)
+            progress.part("searching for a plan")
+            plan = choose(
+                profile,
+                Goal(
+                    max_overhead=args.max_overhead,
+                    memory_budget_bytes=args.memory_budget,
+                    device_bytes=args.device_memory,
+                ),
+            )
+        if args.save is not None:
+            PLAN_FILE.write(args.save, plan)
+        if args.save_profile is not None:
+            PROFILE_FILE.write(args.save_profile, profile)
+    except (ConfigError, OSError) as error:
+        print(f"ssdtrain plan: {reason(error, args)}", file=sys.stderr)
+        return 2
+    if args.json:
+        print(json.dumps(PLAN_FILE.to_json(plan), indent=1))
+    else:
+        _print(profile, plan)
+    return 0
+
+
+def _profile(args: argparse.Namespace) -> Profile:
+    refuse_all_but_one(args, profile="runs/latest/profile.json", model=MODELS)
+    if args.profile is not None:
+        profile = PROFILE_FILE.read(args.profile)
+        if args.links is not None:
+            profile = replace(profile, links=read_link_curves(args.links))
+        return profile
+    return profile_of(args, build_of(args.model, args.sequence), args.micro_batch)
+
+
+MOST_ROWS = 40
+"""More modules than these share a row with those of the other layers."""
+
+
+def by_layer(found: Sequence[ModuleRow]) -> list[ModuleRow]:
+    """Return the rows; of many, modules that differ by their numbers alone as one sum:
+    `blocks.0.up` and `blocks.1.up` as `blocks.*.up`."""
+    if len(found) <= MOST_ROWS:
+        return list(found)
+    summed: dict[str, ModuleRow] = {}
+    for row in found:
+        name = re.sub(r"(?<![^.])\d+(?![^.])", "*", row.module)
+        before = summed.get(name)
+        figures = row[1:] if before is None else map(add, before[1:], row[1:])
+        summed[name] = ModuleRow(name, *figures)
+    return list(summed.values())
+
+
+def _print(profile: Profile, plan: Plan) -> None:
+    table = Table(title="placements by module, one micro-batch")
+    heads = ("module", "tensors", "kept", "host", "SSD", "rebuilt", "rebuild ms")
+    for at, head in enumerate(heads):
+        table.add_column(head, justify="left" if at == 0 else "right")
+    for row in by_layer(rows(profile, plan)):
+        table.add_row(
+            row.module,
+            str(row.num_items),
+            bytes_text(row.kept_bytes),
+            bytes_text(row.host_bytes),
+            bytes_text(row.ssd_bytes),
+            bytes_text(row.recomputed_bytes),
+            f"{row.recompute_ms:.2f}",
+        )
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(table)
+    console.print(explain(profile, plan), highlight=False, markup=False)
+    settled = _settled(profile, plan)
+    if settled is not None:
+        console.print(settled, highlight=False, markup=False)
+    for line in lines(spots(profile)):
+        console.print(line, highlight=False, markup=False)
+
+
+def _settled(profile: Profile, plan: Plan) -> str | None:
+    """Return what many such steps take at the board's power limit, where that is
+    known."""
+    known = any(name in profile.device for name in ("H100", "H200"))
+    has_clock = any(note in profile.notes for note in NOTES)  # many steps' times
+    if plan.prediction is None or not known or has_clock:
+        return None
+    found = plan.prediction
+    compute_ms = profile.compute_ms + found.recompute_ms
+    step_ms = Settled().step_ms(found.step_ms, compute_ms, found.stall_ms)
+    return (
+        "The observed step waits for copies, at a higher clock than steps that do not: "
+        f"at the power limit, with wide products, this one takes {step_ms:.1f} ms."
+    )
+
+
+# -- size against number of micro-batches ---------------------------------------------
+
+
+class Sized(NamedTuple):
+    """One micro-batch size at a fixed batch."""
+
+    micro_batch: int
+    num_micro_batches: int
+    in_flight: int
+    bubble: float
+    step_ms: float
+    peak_bytes: int
+    samples_per_s: float
+    policy: str
+    note: str
+
+
+def _sweep(args: argparse.Namespace) -> int:
+    if args.model is None:
+        raise ConfigError("--sweep needs --model: a profile holds one size only")
+    build = build_of(args.model, args.sequence)
+    sizes = [n for n in range(1, args.batch + 1) if args.batch % n == 0]
+    found = [
+        _sized(args, build, size)
+        for size in each(sizes, lambda size: f"micro-batches of {size}")
+    ]
+    if args.json:
+        print(json.dumps([entry._asdict() for entry in found], indent=1))
+        return 0
+    table = Table(title=f"micro-batch size at batch {args.batch}, {args.stages} stages")
+    for head in ("size", "number", "in flight", "bubble", "step", "peak", "samples/s"):
+        table.add_column(head, justify="right")
+    table.add_column("plan")
+    best = max((entry.samples_per_s for entry in found), default=0.0)
+    for entry in found:
+        fastest = entry.samples_per_s == best > 0
+        table.add_row(
+            str(entry.micro_batch),
+            str(entry.num_micro_batches),
+            str(entry.in_flight),
+            f"{100 * entry.bubble:.1f} %",
+            f"{entry.step_ms:.1f} ms" if entry.policy else "-",
+            bytes_text(entry.peak_bytes) if entry.policy else "-",
+            f"{entry.samples_per_s:.2f}" if entry.policy else "-",
+            (entry.policy or entry.note) + (" < fastest" if fastest else ""),
+        )
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+    return 0
+
+
+def _sized(args: argparse.Namespace, build: Build, size: int) -> Sized:
+    """Size a stage: it holds at most as many micro-batches as there are stages
+    (1F1B)."""
+    number = args.batch // size
+    in_flight = min(args.stages, number)
+    bubble = (args.stages - 1) / (number + args.stages - 1)
+    profile = profile_of(args, build, size)
+    budget = None if args.memory_budget is None else args.memory_budget // in_flight
+    goal = Goal(max_overhead=args.max_overhead, memory_budget_bytes=budget)
+    try:
+        plan = choose(profile, goal)
+    except ConfigError as error:
+        return Sized(size, number, in_flight, bubble, 0.0, 0, 0.0, "", _short(error))
+    if plan.prediction is None:
+        raise ConfigError("a chosen plan carries a prediction")
+    lane_ms = plan.prediction.step_ms - profile.tail_ms
+    step_ms = number * lane_ms / (1 - bubble) + profile.tail_ms
+    return Sized(
+        size,
+        number,
+        in_flight,
+        bubble,
+        step_ms,
+        plan.prediction.peak_bytes * in_flight,
+        args.batch / step_ms * 1e3,
+        plan.policy,
+        "",
+    )
+
+
+def _short(error: ConfigError) -> str:
+    words: Sequence[str] = str(error).split("activations is ")
+    if len(words) < 2:
+        return str(error)
+    return f"does not fit: least {bytes_text(int(words[1].split()[0]))} a micro-batch"

@@ -1,0 +1,199 @@
+"""`ssdtrain rok`: the recompute-offload-keep curve (Wu, Figure 5.12).
+
+Activation peak against model throughput in algorithmic FLOPs (recomputation is not
+counted), over batch sizes and strategies: predicted for a model, or drawn from what
+python -m recipes.bench.planner.rok measured.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.utils.flop_counter import FlopCounterMode
+
+from ssdtrain.arguments import count_argument, reason, refuse_all_but_one, show
+from ssdtrain.errors import ConfigError
+from ssdtrain.jsonfile import Unfit, decode, load_json
+from ssdtrain.plan.baselines import references
+from ssdtrain.plan.choose import choose
+from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.timeline import Timeline
+from ssdtrain.progress import each
+from ssdtrain.tools.report.plan_command import add_subject, profile_of
+from ssdtrain.tools.report.subject import MODELS, Build, build_of
+
+EXAMPLES = """examples:
+  ssdtrain rok --model blocks:12288x3 --no-gpu --batches 1 2 4 8 16 --plot rok.png
+  ssdtrain rok --results recipes/bench/results/planner/rok.json --plot rok.png
+"""
+GB = 1e9
+MARKERS = {"keep": "o", "offload": "s", "recompute": "^"}
+
+
+class Point(NamedTuple):
+    """One run, measured or predicted."""
+
+    model: str
+    strategy: str
+    batch: int
+    peak_gb: float
+    step_ms: float
+    tflops: float
+    """Algorithmic FLOPs a second, 1e12."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `run` reads."""
+    show(parser, EXAMPLES)
+    add_subject(parser)
+    parser.add_argument(
+        "--batches",
+        type=count_argument,
+        nargs="+",
+        default=[1, 2, 4, 8, 16],
+        metavar="N",
+    )
+    parser.add_argument(
+        "--results", metavar="FILE", help="of recipes/bench/planner/rok.py"
+    )
+    parser.add_argument("--plot", metavar="PNG", help="draw the curve")
+    parser.add_argument("--json", action="store_true", help="print JSON, no table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print and draw; 0, or 2 for input that cannot work."""
+    try:
+        points = _points(args)
+        if args.plot:
+            draw(points, Path(args.plot))
+    except (ConfigError, OSError, ImportError) as error:
+        print(f"ssdtrain rok: {reason(error, args)}", file=sys.stderr)
+        return 2
+    if args.json:
+        print(json.dumps([point._asdict() for point in points], indent=1))
+    else:
+        Console(width=None if sys.stdout.isatty() else 100).print(table(points))
+    return 0
+
+
+def _points(args: argparse.Namespace) -> list[Point]:
+    refuse_all_but_one(args, results="rok.json", model=MODELS)
+    if args.results is not None:
+        return read_points(args.results)
+    build = build_of(args.model, args.sequence)
+    batches = each(args.batches, lambda batch: f"predicting batch {batch}")
+    return [p for batch in batches for p in _predicted(args, build, batch)]
+
+
+def read_points(path: str) -> list[Point]:
+    """Return the points that recipes/bench/planner/rok.py measured.
+
+    Raises:
+        ConfigError: another file.
+    """
+    what, remedy = "a file of recipes/bench/planner/rok.py", "measure again"
+    try:
+        values = load_json(path, what, remedy)
+        cells = decode(dict[str, Any], decode(dict[str, Any], values).get("cells"))
+        return [
+            _point(name.split("/")[0], decode(dict[str, Any], cell, f"cells.{name}"))
+            for name, cell in cells.items()
+            if not isinstance(cell, dict) or "error" not in cell
+        ]
+    except Unfit as error:
+        raise error.of_file(path, what, remedy) from None
+    except OSError as error:
+        raise ConfigError(f"--results expects {what}, got {path} ({error})") from error
+
+
+def _point(size: str, cell: dict[str, Any]) -> Point:
+    kinds = get_type_hints(Point)
+    rest = Point._fields[1:]
+    return Point(size, *(decode(kinds[name], cell.get(name), name) for name in rest))
+
+
+def _predicted(args: argparse.Namespace, build: Build, batch: int) -> list[Point]:
+    profile = profile_of(args, build, batch)
+    work = _flops(build, batch)
+    plan = choose(profile, Goal(max_overhead=args.max_overhead))
+    found = plan.prediction
+    if found is None:
+        raise ConfigError("a chosen plan carries a prediction")
+    runs = [
+        ("keep", found.keep_ms, found.keep_peak_bytes),
+        ("offload", found.step_ms, found.peak_bytes),
+    ]
+    runs += [
+        ("recompute", reference.step_ms, reference.peak_bytes)
+        for reference in references(Timeline(profile))[:1]
+    ]
+    return [
+        Point(args.model, name, batch, peak / GB, ms, work / (ms / 1e3) / 1e12)
+        for name, ms, peak in runs
+    ]
+
+
+def _flops(build: Build, batch: int) -> float:
+    """Count the operations of a forward and backward, on the meta device."""
+    with torch.device("meta"):
+        subject = build(batch)
+        with FlopCounterMode(display=False) as counter:
+            subject.forward().backward()
+    return float(counter.get_total_flops())
+
+
+def table(points: Sequence[Point]) -> Table:
+    """List all points, by model, strategy and batch."""
+    result = Table(title="recompute, offload, keep")
+    for head in ("model", "strategy"):
+        result.add_column(head)
+    for head in ("batch", "peak GB", "step ms", "TFLOP/s"):
+        result.add_column(head, justify="right")
+    for point in sorted(points):
+        result.add_row(
+            point.model,
+            point.strategy,
+            str(point.batch),
+            f"{point.peak_gb:.2f}",
+            f"{point.step_ms:.1f}",
+            f"{point.tflops:.1f}",
+        )
+    return result
+
+
+def draw(points: Sequence[Point], path: Path) -> None:
+    """Draw one panel a model, one line a strategy.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure
+
+    models = list(dict.fromkeys(point.model for point in points))
+    figure = Figure(figsize=(5.5 * max(1, len(models)), 4), layout="constrained")
+    panels: Any = figure.subplots(1, max(1, len(models)), squeeze=False)[0]
+    for axes, model in zip(panels, models, strict=False):
+        for strategy in dict.fromkeys(p.strategy for p in points if p.model == model):
+            own = sorted(
+                (p for p in points if (p.model, p.strategy) == (model, strategy)),
+                key=lambda p: p.batch,
+            )
+            axes.plot(
+                [p.peak_gb for p in own],
+                [p.tflops for p in own],
+                marker=MARKERS.get(strategy, "x"),
+                label=strategy,
+            )
+            for p in own:
+                axes.annotate(f"B{p.batch}", (p.peak_gb, p.tflops), fontsize=7)
+        axes.set_title(model)
+        axes.set_xlabel("activation peak (GB)")
+        axes.set_ylabel("model throughput (TFLOP/s)")
+        axes.legend()
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,81 @@
+"""Predicted plans beside predicted checkpointing: a table and a plot."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ssdtrain.plan.baselines import references
+from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.simulate import Run, keep_all
+from ssdtrain.plan.timeline import Timeline
+from ssdtrain.tools.report.frontier import frontier
+from ssdtrain.tools.report.table import bytes_text
+
+WIDTH, HEIGHT = 64, 16
+OURS, OTHERS = "o", "x"
+
+
+class Spot(NamedTuple):
+    """A predicted step."""
+
+    name: str
+    step_ms: float
+    peak_bytes: int
+    """Above the step's start."""
+    is_ours: bool
+    """Whether ssdtrain's planner chose it."""
+
+
+def spots(profile: Profile) -> list[Spot]:
+    """Keeping everything, the frontier's plans, and checkpointing in its forms; the
+    largest peak first."""
+    timeline = Timeline(profile)
+    keep = Run(timeline, keep_all(timeline)).run()
+    found = [Spot("keep everything", keep.step_ms, keep.peak_bytes, False)]
+    found += [
+        Spot("plan", keep.step_ms * (1 + point.overhead), point.peak_bytes, True)
+        for point in frontier(profile)
+    ]
+    found += [
+        Spot(reference.name, reference.step_ms, reference.peak_bytes, False)
+        for reference in references(timeline)
+    ]
+    return sorted(found, key=lambda spot: (-spot.peak_bytes, spot.step_ms))
+
+
+def lines(points: Sequence[Spot]) -> list[str]:
+    """Format one line a point, the fastest of each kind marked, and the plot below."""
+    if not points:
+        return []
+    keep_ms = min(point.step_ms for point in points)
+    told = [
+        f"  {mark_of(point)} {bytes_text(point.peak_bytes):>10}  "
+        f"{point.step_ms:9.1f} ms  {point.step_ms / keep_ms:5.2f}x  {point.name}"
+        for point in points
+    ]
+    head = f"Frontier: peak, predicted step ({OURS} ssdtrain's, {OTHERS} others)"
+    return [head, *told, *plot(points)]
+
+
+def mark_of(point: Spot) -> str:
+    """Return the letter of a point in the plot."""
+    return OURS if point.is_ours else OTHERS
+
+
+def plot(points: Sequence[Spot]) -> list[str]:
+    """Plot step time upwards, peak to the right; ssdtrain's points hide the others'."""
+    most_bytes = max(point.peak_bytes for point in points)
+    times = [point.step_ms for point in points]
+    low_ms, high_ms = min(times), max(times)
+    span_ms = max(high_ms - low_ms, 1e-9)
+    grid = [[" "] * WIDTH for _ in range(HEIGHT)]
+    for point in sorted(points, key=lambda point: point.is_ours):
+        column = round((WIDTH - 1) * point.peak_bytes / max(1, most_bytes))
+        row = round((HEIGHT - 1) * (high_ms - point.step_ms) / span_ms)
+        grid[row][column] = mark_of(point)
+    labels = {0: f"{high_ms:.1f} ms", HEIGHT - 1: f"{low_ms:.1f} ms"}
+    body = [
+        f"{labels.get(number, ''):>11} |{''.join(row).rstrip()}"
+        for number, row in enumerate(grid)
+    ]
+    right = bytes_text(most_bytes)
+    return [*body, " " * 12 + "+" + "-" * WIDTH, " " * 12 + "0" + f"{right:>{WIDTH}}"]

@@ -1,0 +1,167 @@
+"""Timing kernels: the design runs on a CPU, resumes, and keeps what failed."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ssdtrain.tools.foresight import bodies, calibrate, calls, design, gather
+from ssdtrain.tools.foresight.calibrate import family_scales, host_scale, programs
+from ssdtrain.tools.foresight.call import Call, Family
+from ssdtrain.tools.foresight.capture import capture
+from ssdtrain.tools.foresight.device import bare_device
+from ssdtrain.tools.foresight.spec import Kind
+from ssdtrain.tools.foresight.tracing import composites, traced
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bodies.POOL_BYTES, "cpu", 1 << 22)
+    monkeypatch.setattr(bodies, "COLD_BYTES", 1e5)
+    small = design.Limits(num_bytes=1e6, flops=1e7, fp32_flops=1e7)
+    monkeypatch.setitem(design.LIMITS, Kind.CPU, small)
+
+
+def test_a_gather_goes_on_where_it_ended(tmp_path: Path) -> None:
+    path = tmp_path / "times.jsonl"
+    assert gather.gather({Family.MEMORY: 4}, path, CPU) == 4
+    path.write_text(path.read_text() + '{"family": "mem')  # killed while writing
+    assert gather.gather({Family.MEMORY: 6, Family.NORM: 3}, path, CPU) == 5
+    assert gather.gather({Family.MEMORY: 6, Family.NORM: 3}, path, CPU) == 0
+    times = gather.read_times(path)
+    assert len(times) == 9
+    assert all(us > 0 for _, us in times)
+    drawn = design.draw(Family.MEMORY, 0, limits=design.LIMITS[Kind.CPU])
+    assert times[0][0] == drawn
+
+
+def test_a_budget_cuts_all_families_alike(tmp_path: Path) -> None:
+    path = tmp_path / "times.jsonl"
+    gather.gather({Family.MEMORY: 400, Family.NORM: 200}, path, CPU, budget_s=0.4)
+    # Those that failed were tried as well.
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    found = [row["family"] for row in rows]
+    assert 0 < len(found) < 600
+    memory, norm = (found.count(one.value) for one in (Family.MEMORY, Family.NORM))
+    assert abs(memory - 2 * norm) <= 3
+
+
+def test_what_cannot_run_is_written_down_and_not_tried_again(tmp_path: Path) -> None:
+    path = tmp_path / "times.jsonl"
+    gather.gather({Family.NORM: 24}, path, CPU)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    failed = [row for row in rows if row["us"] is None]
+    # A CPU has no backward of the fused normalization.
+    assert {row["variant"] for row in failed} <= {"rms_norm_backward"}
+    assert all("NotImplementedError" in row["error"] for row in failed)
+    assert len(gather.read_times(path)) == len(rows) - len(failed)
+
+
+@pytest.mark.parametrize("variant", [*calls.POINTWISE, *calls.REDUCTIONS])
+@pytest.mark.parametrize("shape", [(16, 32), (17, 33)])
+def test_every_element_wise_variant_runs(variant: str, shape: tuple[int, int]) -> None:
+    call = calls.memory(variant, rows=shape[0], columns=shape[1], dtype="fp32")
+    _, found = bodies.bodies_of(call, bodies.Pool(CPU))
+    for body in found:
+        body()
+
+
+@pytest.mark.parametrize("rows, columns", [(512, 61), (768, 1883), (16, 64), (2, 2)])
+def test_a_permutation_copies_at_any_width(rows: int, columns: int) -> None:
+    call = calls.memory("permute", rows=rows, columns=columns, dtype="fp32")
+    _, found = bodies.bodies_of(call, bodies.Pool(CPU))
+    first, second = found[0](), found[0]()
+    assert isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)
+    assert first.data_ptr() != second.data_ptr()
+
+
+def test_a_time_that_no_kernel_takes_is_no_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter((0.052, 1.9))
+    monkeypatch.setattr(gather, "time_call", lambda call, pool: (call, next(times)))
+    monkeypatch.setattr(gather, "Pool", lambda device: SimpleNamespace(device=device))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    path = tmp_path / "times.jsonl"
+    assert gather.gather({Family.MEMORY: 2}, path, torch.device("cuda")) == 2
+    nothing, timed = map(json.loads, path.read_text().splitlines())
+    assert nothing["us"] is None and "no kernel ran" in nothing["error"]
+    assert timed["us"] == 1.9
+    assert [us for _, us in gather.read_times(path)] == [1.9]
+
+
+def test_lookups_report_the_rows_they_really_hit() -> None:
+    call = next(
+        c
+        for c in (design.draw(Family.LOOKUP, i) for i in range(200))
+        if c.sizes["skew"] > 1.0
+    )
+    drawn, _ = bodies.bodies_of(call, bodies.Pool(CPU))
+    assert 0 < drawn.sizes["distinct_rows"] < call.sizes["rows"]
+
+
+def test_scales_are_medians_of_measured_over_predicted() -> None:
+    device = bare_device("h100")
+    drawn = [design.draw(Family.MEMORY, i) for i in range(20)]
+    times = [(c, 1.25 * device.kernel_us(c)) for c in drawn]
+    few = [(design.draw(Family.NORM, 0), 1.0)]
+    scales = family_scales(device, [*times, *few])
+    assert scales == {Family.MEMORY: pytest.approx(1.25)}
+    call: Call = drawn[0]
+    assert device.kernel_us(call) > 0
+
+
+def test_the_host_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole steps of three programs, in turn; one round in which the machine is busy,
+    and one program that is priced wrong, change nothing."""
+    asked: list[int] = []
+
+    def seen_us(step: Callable[[], None], *, seconds: float) -> float:
+        step()
+        asked.append(len(asked))
+        program, is_busy = len(asked) % 3, len(asked) > 6
+        return (1.0, 2.0, 9.0)[program] * (5.0 if is_busy else 1.0)
+
+    for each in programs(Kind.CPU):
+        before = [parameter.detach().clone() for parameter in each.model.parameters()]
+        each.step()()
+        assert all(p.grad is not None for p in each.model.parameters())
+        assert all(map(torch.equal, before, each.model.parameters()))
+    monkeypatch.setattr(calibrate, "step_us", seen_us)
+    monkeypatch.setattr(
+        calibrate, "estimate_step", lambda graph, device: SimpleNamespace(step_us=0.5)
+    )
+    assert host_scale(bare_device("h100"), seconds=0.0) == 4.0
+    assert len(asked) == 9
+
+
+def test_the_host_s_programs_have_what_models_have() -> None:
+    """An optimizer's update of every weight, lookups, sums into rows, attention."""
+    with torch.device("meta"):
+        found = {
+            node.name
+            for each in programs(Kind.CUDA)
+            for node in capture(
+                each.model, each.forward, optimizer=each.optimizer
+            ).nodes
+        }
+    assert {"aten::embedding", "aten::index_add", "aten::native_layer_norm"} <= found
+    assert {"aten::_fused_adamw_", "aten::_fused_sgd_", "aten::bmm"} <= found
+
+
+def test_a_trace_names_what_a_dispatch_mode_sees() -> None:
+    known = composites()
+    assert "aten::linear" in known and "aten::sum" not in known
+    layer = torch.nn.Linear(8, 8)
+    x = torch.randn(4, 8)
+    seen = traced(lambda: layer(x).relu().sum().backward(), 1)
+    names = {(one.phase.value, one.name) for one in seen}
+    assert ("forward", "aten::addmm") in names
+    assert ("backward", "aten::mm") in names
+    assert ("forward", "aten::sum") in names
+    assert not any(name == "aten::linear" for _, name in names)

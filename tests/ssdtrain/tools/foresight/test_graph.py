@@ -1,0 +1,310 @@
+"""Capture on the meta device, JSON, edits, lifetimes against real execution."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ssdtrain.curves import Curve, Links
+from ssdtrain.errors import ConfigError
+from ssdtrain.tools.foresight import edits
+from ssdtrain.tools.foresight.call import Family
+from ssdtrain.tools.foresight.capture import capture
+from ssdtrain.tools.foresight.device import bare_device
+from ssdtrain.tools.foresight.graph import (
+    Graph,
+    Stream,
+    data_dependencies,
+    from_json,
+    to_json,
+)
+from ssdtrain.tools.foresight.lowering import lower
+from ssdtrain.tools.foresight.memory import estimate_peak
+from ssdtrain.tools.foresight.overheads import Phase
+from ssdtrain.tools.foresight.parallel import data_parallel, fully_sharded
+from ssdtrain.tools.foresight.price import estimate_step, price, steady_us
+from ssdtrain.tools.foresight.wires import Wires
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+def graph_of(
+    batch: int = 16, width: int = 64, optimizer: str | None = "adamw"
+) -> Graph:
+    with torch.device("meta"):
+        model = nn.Sequential(Block(width), Block(width))
+        x = torch.randn(batch, width)
+        return capture(model, lambda: model(x).square().mean(), optimizer=optimizer)
+
+
+def wires(copy_us: float) -> Wires:
+    """Links on which every copy takes as long."""
+    curve = Curve.straight(copy_us * 1e-6, 1e18)
+    return Wires(links=Links(d2h=curve, h2d=curve))
+
+
+def products(graph: Graph) -> list[float]:
+    found = []
+    for node in graph.nodes:
+        found += [
+            call.flops
+            for call in lower(graph, node).calls
+            if call.family is Family.PRODUCT
+        ]
+    return found
+
+
+def test_products_count_as_on_paper() -> None:
+    """Two products forward, four backward (two for the first: its input is kept too,
+    because of the norm's weight), 2 m n k each."""
+    graph = graph_of()
+    each = 2 * 16 * 64 * 256
+    assert products(graph) == [each] * 12
+    assert {node.phase for node in graph.nodes} == set(Phase)
+    assert {node.module for node in graph.nodes} >= {"0.norm", "0.up", "1.down"}
+
+
+def test_json_round_trip() -> None:
+    graph = graph_of()
+    again = from_json(json.loads(json.dumps(to_json(graph))))
+    assert again.nodes == graph.nodes
+    assert to_json(again) == to_json(graph)
+
+
+def test_json_uses_chakra_names() -> None:
+    node = to_json(graph_of())["nodes"][0]
+    assert {"id", "name", "type", "data_deps", "inputs", "outputs", "attr"} < set(node)
+    assert node["type"] == "COMP_NODE"
+    assert set(node["inputs"]) == {"values", "shapes", "types"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema_version": 99},
+        {"schema": "other"},
+        {"storages": {}},
+        {"nodes": [{"id": 0}]},
+    ],
+)
+def test_damaged_graphs_are_refused(change: dict[str, Any]) -> None:
+    values = {**to_json(graph_of()), **change}
+    with pytest.raises(ConfigError):
+        from_json(values)
+
+
+def test_what_cannot_be_captured_says_so() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(4, 4)
+        x = torch.randn(2, 4)
+        with pytest.raises(ConfigError, match="meta device"):
+            capture(model, lambda: model(x) * model(x).sum().item())
+        with pytest.raises(ConfigError, match="needs a gradient"):
+            capture(model, lambda: model(x).detach())
+        with pytest.raises(ConfigError, match="optimizer expects"):
+            capture(model, lambda: model(x).sum(), optimizer="adam")
+
+
+def test_a_yes_that_the_host_asks_for_is_counted() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(4, 4)
+        x, mask = torch.randn(2, 4), torch.ones(2, dtype=torch.bool)
+
+        def forward() -> torch.Tensor:
+            return model(x).sum() if mask.all() else model(x).mean()
+
+        graph = capture(model, forward)
+    assert graph.notes["assumed_yes"] == "1"
+
+
+def test_resizing_is_capturing_at_that_size() -> None:
+    first, second, third = graph_of(8), graph_of(24), graph_of(40)
+    resized = edits.resized(first, second, (8, 24), 40)
+    shapes = [resized.tensors[n].shape for node in resized.nodes for n in node.outputs]
+    assert shapes == [
+        third.tensors[n].shape for node in third.nodes for n in node.outputs
+    ]
+    device = bare_device("h100")
+    assert steady_us(price(resized, device).tasks) == pytest.approx(
+        steady_us(price(third, device).tasks)
+    )
+    assert estimate_peak(resized).peak_bytes == estimate_peak(third).peak_bytes
+    with pytest.raises(ConfigError, match="same operators"):
+        edits.resized(first, graph_of(24, optimizer=None), (8, 24), 40)
+
+
+def test_another_dtype_halves_storages() -> None:
+    graph = graph_of()
+    half = edits.with_dtype(graph, "fp32", "bf16")
+    assert half.parameter_bytes * 2 == graph.parameter_bytes
+    assert products(half) == products(graph)
+
+
+def test_a_split_product_does_the_same_work() -> None:
+    graph = graph_of()
+    at = next(i for i, n in enumerate(graph.nodes) if n.name == "aten::addmm")
+    split = edits.split_product(graph, at, 4)
+    assert len(split.nodes) == len(graph.nodes) + 3
+    assert sum(products(split)) == sum(products(graph))
+    with pytest.raises(ConfigError, match="multiples of 5"):
+        edits.split_product(graph, at, 5)
+
+
+def test_fusing_drops_what_lies_between() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(64, 64)
+        x = torch.randn(32, 64)
+        graph = capture(model, lambda: (model(x).exp() * 2 + 1).sum())
+    names = [node.name for node in graph.nodes]
+    start = names.index("aten::exp")
+    end = names.index("aten::add") + 1
+    joined = edits.fused(graph, start, end)
+    assert len(joined.nodes) == len(graph.nodes) - (end - start) + 1
+
+    def moved(graph: Graph, part: slice) -> float:
+        return sum(
+            call.num_bytes
+            for node in graph.nodes[part]
+            for call in lower(graph, node).calls
+        )
+
+    apart = moved(graph, slice(start, end))
+    together = moved(joined, slice(start, start + 1))
+    # exp's result is saved for backward; the product's is not, nor read again.
+    assert together == apart - 3 * 32 * 64 * 4
+
+
+def test_a_step_s_element_wise_chains_become_one_kernel_each() -> None:
+    """A GELU by hand is one kernel in forward that reads its input and writes what is
+    saved or used; products and reductions stay, and all that is read was made."""
+    with torch.device("meta"):
+        model = nn.Linear(64, 64)
+        x = torch.randn(32, 64)
+
+        def forward() -> torch.Tensor:
+            y = model(x)
+            return (0.5 * y * (1.0 + (0.8 * y).view(64, 32).tanh().view(32, 64))).sum()
+
+        graph = capture(model, forward)
+    joined = edits.fused_pointwise(graph)
+    chains = [n for n in joined.nodes if n.name == "inductor::"]
+    assert [n.phase for n in chains].count(Phase.FORWARD) == 1 < len(chains)
+    assert products(joined) == products(graph)
+    assert not any("tanh" in n.name for n in joined.nodes)
+    size = 32 * 64 * 4
+    [call] = lower(joined, chains[0]).calls
+    # Reads y and 0.5 y, which another kernel made; tanh and 1 + tanh are saved for
+    # backward, and the product is summed.
+    assert (call.read_bytes, call.written_bytes) == (2 * size, 3 * size)
+    assert estimate_peak(joined).peak_bytes <= estimate_peak(graph).peak_bytes
+    device = bare_device("h100")
+    before, after = (price(g, device).by_family_us for g in (graph, joined))
+    assert after[Family.MEMORY] < 0.7 * before[Family.MEMORY]
+    made: set[int] = {n for n, s in joined.storages.items() if s.born < 0}
+    for node in joined.nodes:
+        assert {joined.tensors[t].storage for t in node.inputs} <= made, node.name
+        made |= {joined.tensors[t].storage for t in node.outputs}
+
+
+def test_a_moved_tensor_frees_memory_and_waits_for_its_copy() -> None:
+    graph = graph_of(4096, 64, optimizer=None)
+    largest = edits.saved_storages(graph)[0]
+    moved = edits.moved(graph, largest, lead=2)
+    assert estimate_peak(moved).peak_bytes <= estimate_peak(graph).peak_bytes
+    assert [n.stream for n in moved.nodes if n.stream is not Stream.COMPUTE] == [
+        Stream.COPY_OUT,
+        Stream.COPY_IN,
+    ]
+    device = bare_device("h100")
+    free = steady_us(price(moved, device, wires(0.0)).tasks)
+    slow = steady_us(price(moved, device, wires(5e4)).tasks)
+    assert slow >= max(free, 1e5)  # out, then in, one behind the other
+
+
+def test_a_recomputed_tensor_costs_its_maker_again() -> None:
+    graph = graph_of(optimizer=None)
+    gelu = next(n for n in graph.nodes if n.name == "aten::gelu")
+    storage = graph.tensors[gelu.outputs[0]].storage
+    again = edits.recomputed(graph, storage)
+    names = [node.name for node in again.nodes]
+    assert names.count("aten::gelu") == 3
+    assert again.storages[storage].dies < graph.storages[storage].dies
+
+
+def test_data_parallel_reduces_every_gradient_once() -> None:
+    graph = graph_of()
+    spread = data_parallel(graph, bucket_bytes=40_000, first_bucket_bytes=40_000)
+    reduces = [n for n in spread.nodes if n.stream is Stream.COMMUNICATION]
+    assert len(reduces) > 2
+    assert sum(n.attr["num_bytes"] for n in reduces) == graph.parameter_bytes
+    with pytest.raises(ConfigError, match="with an optimizer"):
+        data_parallel(graph_of(optimizer=None))
+
+
+def test_who_reads_a_view_waits_for_the_kernel_behind_it() -> None:
+    """A weight's gradient is a transposed product: the view is written by nobody."""
+    graph = graph_of()
+    deps = data_dependencies(graph)
+    assert not any(graph.nodes[d].is_view for own in deps for d in own)
+    update = next(i for i, n in enumerate(graph.nodes) if n.phase is Phase.UPDATE)
+    makers = {graph.nodes[d].name for d in deps[update]}
+    assert makers == {"aten::mm", "aten::sum", "aten::native_layer_norm_backward"}
+
+
+def test_fully_sharded_gathers_each_unit_twice() -> None:
+    graph = graph_of()
+    sharded = fully_sharded(graph, 8, lambda path: path.split(".")[0])
+    gathers = [n for n in sharded.nodes if n.name == "c10d::all_gather"]
+    assert len(gathers) == 4  # two units, forward and backward
+    assert sum(n.attr["num_bytes"] for n in gathers) == 2 * graph.parameter_bytes
+
+
+def test_the_peak_of_keep_all_is_what_lives_at_once() -> None:
+    """Weights, state of the optimizer, and saved tensors counted by hand."""
+    with torch.device("meta"):
+        model = nn.Linear(256, 256, bias=False)
+        x = torch.randn(1024, 256)
+        graph = capture(model, lambda: model(x).relu().sum(), optimizer="sgd")
+    weight, wide = 256 * 256 * 4, 1024 * 256 * 4
+    peak = estimate_peak(graph)
+    assert peak.resident_bytes == weight + wide
+    # relu's backward: product's result gone, relu's result, the loss's gradient is
+    # broadcast, the input's gradient made; then the weight's gradient beside it.
+    assert peak.peak_bytes - peak.resident_bytes == pytest.approx(2 * wide, rel=0.02)
+
+
+def test_a_step_of_known_kernels_is_priced_without_guesses() -> None:
+    estimate = estimate_step(graph_of(), bare_device("h100"))
+    assert estimate.num_generic == 0
+    assert estimate.step_us >= max(estimate.device_us, estimate.host_us) * 0.5
+
+
+def test_backward_has_the_operators_that_run_without_a_mode() -> None:
+    """Under a mode autograd adds up, and puts elements back, out of place."""
+    with torch.device("meta"):
+        layer = torch.nn.Linear(8, 8)
+        at = torch.tensor([1, 3])
+        x = torch.randn(4, 6, 6, 8)
+
+        def forward() -> torch.Tensor:
+            y = layer(x)
+            return (y[:, at, at].sum() + (y * y).sum()).square()
+
+        graph = capture(layer, forward)
+    backward = [n.name for n in graph.nodes if n.phase is Phase.BACKWARD]
+    assert "aten::_index_put_impl_" in backward and "aten::add_" in backward
+    assert not {"aten::index_put", "aten::add"} & set(backward)
+    [put] = [n for n in graph.nodes if n.name == "aten::_index_put_impl_"]
+    [call] = lower(graph, put).calls
+    # Two indices, each of a slice over images and channels.
+    assert (call.sizes["rows"], call.sizes["columns"]) == (2, 4 * 8)

@@ -1,0 +1,149 @@
+"""`ssdtrain doctor` end to end, on whatever machine this is."""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+import torch
+
+from ssdtrain.arguments import size_argument
+from ssdtrain.tools.machine import command
+from ssdtrain.tools.machine.doctor import judge_links
+from ssdtrain.tools.machine.findings import Level
+from ssdtrain.tools.machine.links import LINK_FILE, LinkFile, LinkKind
+from ssdtrain.tools.machine.render import plot_links
+from tests.ssdtrain.tools.machine.made import link
+
+
+def doctor(*arguments: str) -> int:
+    parser = argparse.ArgumentParser(prog="ssdtrain doctor")
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(arguments))
+
+
+def test_measures_saves_and_plots(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "drive").mkdir()
+    saved, plot = tmp_path / "links.json", tmp_path / "links.png"
+    arguments = ["--directory", str(tmp_path / "drive"), "--json"]
+    arguments += ["--max-write-bytes", "64M", "--max-seconds", "60"]
+    assert doctor(*arguments, "--save", str(saved), "--plot", str(plot)) == 0
+    said = capsys.readouterr()
+    printed = json.loads(said.out)
+    assert f"2 of 3: measuring {tmp_path / 'drive'}: about 60 s, 0.1 GB" in said.err
+    links = LINK_FILE.read(saved)
+    assert printed["links"] == json.loads(saved.read_text())
+    kinds = {link.kind for link in links.links}
+    copies = LinkKind.D2H if torch.cuda.is_available() else LinkKind.HOST_COPY
+    assert {copies, LinkKind.SSD_WRITE, LinkKind.SSD_READ} <= kinds
+    assert 0 < printed["bytes_written"] <= 64 << 20
+    assert plot.read_bytes()[:4] == b"\x89PNG"
+    assert list((tmp_path / "drive").iterdir()) == []
+    for finding in printed["findings"]:
+        assert finding["advice"], finding
+
+
+def test_what_takes_long_is_said_as_it_begins(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a pipe, too: half a minute without a word looks like a command that hangs."""
+
+    def ends(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ssdtrain.tools.machine.doctor.measure_ssd", ends)
+    with pytest.raises(KeyboardInterrupt):
+        doctor("--directory", str(tmp_path))
+    said = capsys.readouterr()
+    assert said.out == ""  # which may be JSON
+    assert said.err.splitlines() == [
+        "ssdtrain: 1 of 3: looking at GPUs, limits and versions ...",
+        f"ssdtrain: 2 of 3: measuring {tmp_path}: about 20 s, 4.3 GB written at most "
+        "...",
+    ]
+
+
+def test_tables_without_measuring(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor("--no-measure") == 0
+    text = capsys.readouterr().out
+    assert "Findings" in text and "torch" in text and "Links" not in text
+
+
+def test_a_missing_directory_is_a_problem_with_advice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = str(tmp_path / "gone")
+    assert doctor("--no-measure", "--json", "--directory", gone) == 1
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    (found,) = [f for f in findings if f["level"] == "problem"]
+    assert gone in found["text"] and "existing directory" in found["advice"]
+
+
+def test_settings_that_cannot_work(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor("--no-measure", "--save", "x.json") == 2
+    assert "leave one out" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        doctor("--max-seconds", "-1")
+    assert stopped.value.code == 2
+    assert "--max-seconds: expects a number above 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("4096", 4096), ("2K", 2048), ("1.5m", 3 << 19), ("1G", 1 << 30)],
+)
+def test_sizes(text: str, expected: int) -> None:
+    assert size_argument(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "G", "1X", "-5", "0M"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="expects"):
+        size_argument(text)
+
+
+def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        doctor("--help")
+    assert stopped.value.code == 0
+    assert "--directory /mnt/nvme0 --save links.json" in capsys.readouterr().out
+
+
+SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
+
+
+def test_findings_about_links() -> None:
+    kinds = (LinkKind.D2H, LinkKind.H2D, LinkKind.BOTH)
+    fast = tuple(link(kind, 55.0, SIZES) for kind in kinds)
+    assert "hides 55 GB" in next(iter(judge_links(fast))).advice
+    shared = (*fast[:2], link(LinkKind.BOTH, 30.0, SIZES))
+    assert any("disturb" in f.advice for f in judge_links(shared))
+    slow = tuple(link(kind, 6.0, SIZES) for kind in kinds)
+    assert "below PCIe 4" in next(iter(judge_links(slow))).advice
+    tiers = (
+        *fast,
+        link(LinkKind.SSD_WRITE, 2.5, SIZES),
+        link(LinkKind.SSD_READ, 2.7, SIZES),
+    )
+    assert any("tiered" in f.advice for f in judge_links(tiers))
+    assert list(judge_links(())) == []
+
+
+def test_a_curve_that_misses_what_was_measured_is_named(tmp_path: Path) -> None:
+    """91 % off was shown as a number in a column, and drawn as a line."""
+    fine = link(LinkKind.D2H, 55.0, SIZES)
+    poor = replace(fine, curve=replace(fine.curve, fit_error=0.91))
+    found = [f for f in judge_links((fine, poor)) if f.level is Level.WARNING]
+    assert len(found) == 1
+    assert "misses a measured time by 91%" in found[0].text
+    assert "measure again" in found[0].advice
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "links.svg"
+    plot_links(LinkFile(created_utc="", links=(poor,), machine={}), str(path))
+    assert "misses by up to 91%" in path.read_text()
