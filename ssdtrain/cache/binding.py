@@ -31,6 +31,7 @@ from ssdtrain.cache.rows import (
     COUNTING,
     COUNTING_USES,
     QUIET,
+    STORING,
     AgainRow,
     EndRow,
     GeneralRow,
@@ -41,6 +42,7 @@ from ssdtrain.cache.rows import (
     MoveRow,
     ParameterRow,
     ParameterViewRow,
+    PlacedRow,
     RebuiltAgainRow,
     RebuiltRow,
     RegionItemRow,
@@ -52,7 +54,7 @@ from ssdtrain.cache.rows import (
 from ssdtrain.cache.savedindex import FromRegion
 from ssdtrain.cache.sizes import Look
 from ssdtrain.cache.spec import NOTHING, Behind, Spec
-from ssdtrain.cache.table import Hooks, Sizes, Table, Totals
+from ssdtrain.cache.table import Hooks, RegionPart, Sizes, Table, Totals
 from ssdtrain.cache.wrapped import as_made, unwrapped
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order
@@ -92,6 +94,8 @@ class Binding:
             if spec.is_wrapped:
                 self._inputs.add(spec.item)
         elif call is not None and spec.parameter is None:
+            if call.num_places > num_places:
+                spec.index = num_places
             self._place(spec, tensor, handle, call.num_places > num_places)
         if type(tensor) is Tensor and not tensor.is_nested:  # those have no sizes
             spec.look = Look(tensor.dtype, tuple(tensor.shape))
@@ -242,6 +246,7 @@ class Binding:
         )
         looks = tuple(spec.look for spec in self._specs)
         rows = [*map(around, self._specs, rows), EndRow()]
+        parts = self._parts(rows, sizes)
         passages = {n: p for n, p in self._passages.items() if p.is_quiet(rows)}
         return Table(
             rows=tuple(rows),
@@ -251,7 +256,43 @@ class Binding:
             is_resized=course.own_bytes != course.planned_bytes,
             looks=looks,
             passages=passages,
+            parts=parts,
         )
+
+    def _parts(
+        self, rows: list[Row], sizes: tuple[Sizes, ...]
+    ) -> dict[int, RegionPart]:
+        """The rows of each region call that runs again."""
+        numbers: dict[int, list[int]] = {}
+        for number, spec in enumerate(self._specs):
+            if spec.region >= 0 and spec.serves < 0:
+                numbers.setdefault(spec.region, []).append(number)
+        uses: dict[int, list[RegionItemRow]] = {}
+        for at, number in enumerate(self._used):
+            row, spec = rows[number], self._specs[number]
+            if type(row) is RegionItemRow and at == spec.last_use:
+                uses.setdefault(spec.region, []).append(row)
+        parts = {}
+        for region, own in numbers.items():
+            first, end = own[0], own[-1] + 1
+            indexed = [n for n in own if self._specs[n].index >= 0]
+            if end - first != len(own) or not indexed:
+                continue
+            marking = [row for n in own if type(row := rows[n]) is RegionItemRow]
+            stored = {
+                self._specs[n].index: (n, row.inner)
+                for n in indexed
+                if type(row := rows[n]) is PlacedRow and type(row.inner) in STORING
+            }
+            parts[region] = RegionPart(
+                first,
+                end,
+                tuple(marking),
+                tuple(uses.get(region, ())),
+                stored,
+                tuple((self._specs[n].look, sizes[n].own_bytes) for n in indexed),
+            )
+        return parts
 
     def _light(self, spec: Spec, row: Row, orders: Any, *, is_shared: bool) -> Row:
         """The row of a dense item that needs no record; else the row that it has."""

@@ -69,6 +69,7 @@ from ssdtrain.cache.savedindex import (
 )
 from ssdtrain.cache.scope import OWNER
 from ssdtrain.cache.state import Holding, RecordState
+from ssdtrain.cache.table import RegionPart
 from ssdtrain.cache.wrapped import as_made, bytes_of, counter_of
 from ssdtrain.counters import Count, Fallback
 from ssdtrain.errors import ForkedError, InPlaceError, RegionError
@@ -285,6 +286,14 @@ class RegionCall:
         """See [Note: saved by index]."""
         self.parameter_bytes = 0
         """Of parameters that it saved by index."""
+        self.sealed = -1
+        """Index of the tensor that `verify` looks at; -1: none."""
+        self.special: set[int] = set()
+        """That one, and those that its plan stores."""
+        self.part: RegionPart | None = None
+        """What its plan says of its tensors."""
+        self.run: Any = None
+        """The lane that follows that plan."""
         self.lost_weights = False
         """Whether an optimizer has written to the shards of its weights since."""
         self._regions = regions
@@ -375,19 +384,31 @@ class RegionCall:
                 return self.save(tensor)
         if torch._C._current_graph_task_id() != -1 or is_parameter(tensor):
             return self._cache.pack(tensor)
-        return self._add_saved(tensor)
+        return self.handle_of(self._add_saved(tensor), tensor)
 
-    def _add_saved(self, tensor: Tensor) -> SavedIndex:
+    def _add_saved(self, tensor: Tensor) -> int:
         saved = self.saved
         saved.versions.append(tensor._version)
         saved.tensors.append(tensor)
-        return SavedIndex((self, len(saved.tensors) - 1))
+        return len(saved.tensors) - 1
 
-    def sealed(self, index: int, tensor: Tensor) -> Handle:
-        """The handle of a tensor that `verify` looks at."""
-        handle = SealedIndex(SavedIndex((self, index)))
-        self._cache.verifier.seal(handle, tensor)
-        return handle
+    def handle_of(self, index: int, tensor: Tensor) -> Any:
+        """The handle of a tensor that the plan stores, or that `verify` looks at."""
+        part, run = self.part, self.lane.run
+        if part is not None and run is not None and index in part.stored:
+            handle = run.store_in_region(*part.stored[index], tensor)
+            if handle is not None:
+                self._attention.stored(index, handle)
+                self.saved.stored.add(index)
+                if index == self.sealed:  # nothing makes it again: the next one
+                    self.sealed += 1
+                    self.special.add(self.sealed)
+                return handle
+        if index != self.sealed:
+            return SavedIndex((self, index))
+        sealed = SealedIndex(SavedIndex((self, index)))
+        self._cache.verifier.seal(sealed, tensor)
+        return sealed
 
     def stored(self, tensor: Tensor, handle: Handle) -> Handle:
         """The next place; its tensor went the general way."""
@@ -534,6 +555,8 @@ class RegionCall:
             self._note_lengths(tensor)
         arguments = [leaf for leaf, _ in self._inputs]
         region.layout = saved.look(region.layout, arguments)
+        if self.part is not None:
+            self.run.leave_region(self.part, saved.layout.looks)
         self._held_bytes = self._planned_bytes = saved.layout.num_bytes
 
     def abort(self) -> None:
@@ -584,7 +607,8 @@ class RegionCall:
 
     def _settle_saved(self) -> None:
         cache, saved = self._cache, self.saved
-        cache.ledger.counters.add(Count.PARAMETERS, self.parameter_bytes)
+        if self.part is None:  # else its table tells them
+            cache.ledger.counters.add(Count.PARAMETERS, self.parameter_bytes)
         if not self.drops:
             saved.keep()
             return
@@ -636,6 +660,8 @@ class RegionCall:
             with self._cache.lock:
                 made = saved.made[index]
                 if made is None:
+                    if self.part is not None:
+                        self.run.use_region(self.part)
                     self.run_again()
                     made = saved.made[index]
         if made is None:
@@ -702,7 +728,9 @@ class RegionCall:
         course = self._cache.course
         course.observer.runs_again()
         clock = self._cache.ledger.clock
-        take = None if self.by_index else partial(self._take, found, attention.hears)
+        take: Any = attention.hears
+        if not self.by_index:
+            take = partial(self._take, found, attention.hears)
         collector = Collector(take, self.num_places, may_stop=self._may_stop)
         # Also where nothing is known to be drawn: `torch.random.fork_rng()` hides it.
         before = RandomState.now(self._device)
@@ -734,8 +762,8 @@ class RegionCall:
                 "twice. Set regions to leave it out, or recompute='off'."
             )
         if self.by_index:
-            self._compare(collector.found)
-            return collector.found
+            found = collector.found
+            self._compare(found)
         for reason in attention.reasons:
             self._regions.computes(self.region, reason)
         lane = course.of(self.lane).number
@@ -815,7 +843,7 @@ class RegionCall:
         if self.by_index:
             own_bytes = self.saved.layout.own_bytes
             for index, before in enumerate(self.saved.made):
-                if before is None:
+                if before is None and index not in self.saved.stored:
                     self.saved.made[index] = found[index]
                     made_bytes += own_bytes[index]
             found = []
@@ -979,8 +1007,7 @@ class Regions:
             lane.num_live += 1
             self.current = call
             self.cache.course.region = number
-            if self.cache.needs_no_record(call):
-                self._save_by_index(call)
+            self._save_by_index(call)
         if meter is not None:
             meter.region_began(since_ns)
         return call
@@ -1047,12 +1074,22 @@ class Regions:
         )
 
     def _save_by_index(self, call: RegionCall) -> None:
-        """Put hooks of the call's own on top. See [Note: saved by index]."""
+        """Put hooks of the call's own on top, if nobody asks for more than an index.
+        See [Note: saved by index]."""
+        if not self.cache.needs_no_record(call):
+            return
+        if call.lane.run is not None:
+            call.part = call.lane.run.enter_region(call.number)
+            if call.part is None:
+                return
+            call.run = call.lane.run
+            call.special.update(call.part.stored)
         call.by_index = True
         layout = call.region.layout
         num_tensors = 0 if layout is None else len(layout.looks)
-        sealed = self.cache.verifier.passes(num_tensors)
-        pack, unpack = hooks_of(call, sealed, self.unpack)
+        call.sealed = self.cache.verifier.passes(num_tensors)
+        call.special.add(call.sealed)
+        pack, unpack = hooks_of(call, self.unpack)
         setattr(pack, OWNER, self.cache)
         hooks = ForwardHooks(pack, unpack)
         hooks.__enter__()

@@ -505,6 +505,8 @@ COUNTING_USES = (
     *(RebuiltRow, RebuiltAgainRow, RegionItemRow),
 )
 """Rows that count when they are used."""
+STORING = (KeptRow, KeptItemRow, MoveRow, HostRow, StayRow, HostAgainRow, AgainRow)
+"""Rows under which the bytes of a tensor stay, or move."""
 QUIET = (KeptRow, RegionRow)
 """Rows that do not count."""
 BY_NUMBER = (GeneralRow, MoveRow, AgainRow, RebuiltRow, RebuiltAgainRow)

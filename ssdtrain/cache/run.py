@@ -1,10 +1,11 @@
 """A lane that follows a compiled plan. See [Note: compiled plan] in table.py."""
 
+import math
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import repeat
+from itertools import islice, repeat
 from operator import length_hint
 from typing import Any
 
@@ -25,6 +26,7 @@ from ssdtrain.cache.record import Handle, Lane, LaneCourse, RebuiltView, handle_
 from ssdtrain.cache.regions import PlaceHandle
 from ssdtrain.cache.rows import (
     BY_NUMBER,
+    STORING,
     AgainRow,
     GeneralRow,
     HostAgainRow,
@@ -46,7 +48,7 @@ from ssdtrain.cache.rows import (
 from ssdtrain.cache.savedindex import SealedIndex
 from ssdtrain.cache.spec import NOTHING, Behind
 from ssdtrain.cache.state import Holding, RecordState
-from ssdtrain.cache.table import Hooks, Pack, Table, Unpack
+from ssdtrain.cache.table import Hooks, Pack, RegionPart, Table, Unpack
 from ssdtrain.cache.traced import tracer, untraced
 from ssdtrain.cache.wrapped import WrappedHandle
 from ssdtrain.counters import Count
@@ -179,9 +181,10 @@ class Run:
         with without_modes():
             return self.hooks()[which](argument)
 
-    def pack_resized(self, row: Any, tensor: Tensor) -> Any:
+    def pack_resized(self, row: Any, tensor: Tensor, number: int = -1) -> Any:
         """As the row says, for a tensor of another size: [Note: sizes]."""
-        number = len(self._table.rows) - length_hint(self._rows) - 1
+        if number < 0:
+            number = len(self._table.rows) - length_hint(self._rows) - 1
         look, base = self._table.looks[number], tensor._base
         plain = type(tensor) is Tensor and (base is None or type(base) is Tensor)
         if look is None or not plain or not look.fits(tensor, self._table.most):
@@ -247,6 +250,61 @@ class Run:
         if call.num_places == num_places:  # the general path gives one by itself
             call.place(tensor, handle)
         return handle
+
+    def enter_region(self, number: int) -> RegionPart | None:
+        """The forward of a region call begins that runs again: pass over its rows.
+
+        Returns:
+            What they say; None: the rows do not fit.
+        """
+        part = self._table.parts.get(number)
+        position = len(self._table.rows) - length_hint(self._rows)
+        if part is None or self._num_packed is not None or position != part.first:
+            return None
+        num_rows = part.end - part.first
+        next(islice(self._rows, num_rows, num_rows), None)
+        with self._lock:
+            for row in part.marking:
+                self._cache.collect()
+                self._cache.course.mark += row.marks + row.behind.marks
+                if row.behind is not NOTHING:
+                    self._live_behind(row.behind)
+                self._course.num_items = max(self._course.num_items, row.item + 1)
+            self._cache.moves.release_due()
+        return part
+
+    def leave_region(self, part: RegionPart, looks: list[Any]) -> None:
+        """Its forward has ended.
+
+        Args:
+            looks: shape, dtype and strides of each tensor that it saved.
+        """
+        if len(looks) != len(part.looks):
+            with self._lock:
+                self._stop()
+                self._cache.course.leave(self._course)
+            return
+        for (look, own_bytes), (shape, *_) in zip(part.looks, looks, strict=True):
+            if look is not None and own_bytes and look.shape != shape:
+                ratio = math.prod(shape) / max(1, math.prod(look.shape))
+                self._num_resized += 1
+                self._grown_bytes += round(own_bytes * ratio) - own_bytes
+
+    def store_in_region(self, number: int, row: Any, tensor: Tensor) -> Any:
+        """The handle of a tensor that the plan stores and a region saves; None: its row
+        does not fit it."""
+        if not self.may_move(tensor):
+            return None
+        if type(row) is KeptRow:
+            return KeptHandle((tensor.detach(), tensor._version))
+        if tensor.nbytes == row.num_bytes:
+            return row.pack(tensor, self)
+        return self.pack_resized(row, tensor, number)
+
+    def use_region(self, part: RegionPart) -> None:
+        """Backward asks for what a region's re-run makes, for the first time."""
+        for row in part.using:
+            self.end_use(self.begin_use(row))
 
     def quietly(
         self, number: int, hooks: ForwardHooks, arguments: Iterable[Any]
@@ -641,10 +699,7 @@ AT_HAND = (RecordState.BACK, RecordState.KEPT)
 """Bytes that are on the device, and are to stay for now."""
 ROUNDING = 1e-3
 """Of a lane's bytes: views do not fill what they are views of."""
-SIZED = frozenset(
-    {KeptRow, KeptItemRow, MoveRow, HostRow, StayRow, HostAgainRow, AgainRow}
-    | {RegionRow, RegionItemRow}
-)
+SIZED = frozenset({*STORING, RegionRow, RegionItemRow})
 """Rows that serve a tensor of another size."""
 RESIZED = {
     MoveRow: Run.move,

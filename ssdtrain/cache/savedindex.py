@@ -105,6 +105,8 @@ class Layout(NamedTuple):
 
     looks: list[Any]
     """Shape, dtype and strides of each."""
+    stored: set[int]
+    """Those that a plan stores."""
     own_bytes: list[int]
     """Bytes that each adds to those before it and to the arguments."""
     num_bytes: int
@@ -113,7 +115,9 @@ class Layout(NamedTuple):
 class SavedTensors:
     """The tensors that one region call saved, and what is known of them."""
 
-    __slots__ = ("layout", "leaves", "made", "probes", "tensors", "versions")
+    __slots__ = (
+        *("layout", "leaves", "made", "probes", "stored", "tensors", "versions"),
+    )
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
@@ -126,7 +130,9 @@ class SavedTensors:
         """They share the version counters, and hold no bytes. Empty before."""
         self.leaves: list[bool] = []
         """Which may be filled by their operator after autograd saved them."""
-        self.layout = Layout([], [], 0)
+        self.stored: set[int] = set()
+        """Those that autograd gets from elsewhere: a plan stores them."""
+        self.layout = Layout([], set(), [], 0)
 
     def at_hand(self, index: int) -> Tensor | None:
         """A tensor that is on the device; None: the region must run again."""
@@ -144,9 +150,11 @@ class SavedTensors:
         tensors = self.tensors
         self.leaves = [*map(LEAF, tensors)]
         looks = looks_of(tensors)
-        if last is None or last.looks != looks:
+        if last is None or last.looks != looks or last.stored != self.stored:
             own_bytes = _own_bytes(tensors, arguments)
-            last = Layout(looks, own_bytes, sum(own_bytes))
+            for index in self.stored:
+                own_bytes[index] = 0
+            last = Layout(looks, self.stored, own_bytes, sum(own_bytes))
         self.layout = last
         return last
 
@@ -249,16 +257,15 @@ def _own_bytes(tensors: list[Tensor], arguments: list[Tensor]) -> list[int]:
 
 
 def hooks_of(
-    call: "RegionCall", sealed: int, unpack_others: Callable[[Any], Tensor]
+    call: "RegionCall", unpack_others: Callable[[Any], Tensor]
 ) -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
     """The hooks of one region call.
 
     Args:
         call: whose forward is about to run.
-        sealed: index of a tensor that `verify` looks at; -1: none.
         unpack_others: the session's own hook.
     """
-    saved = call.saved
+    saved, special = call.saved, call.special
     tensors, versions = saved.tensors, saved.versions
     add, note = tensors.append, versions.append
     task = torch._C._current_graph_task_id
@@ -274,8 +281,8 @@ def hooks_of(
                 index = len(tensors)
                 note(tensor._version)
                 add(tensor)
-                if index == sealed:
-                    return call.sealed(index, tensor)
+                if index in special:
+                    return call.handle_of(index, tensor)
                 return SavedIndex((call, index))
             if type(base) is Parameter and not hasattr(base, MARK):
                 call.parameter_bytes += tensor.nbytes

@@ -43,6 +43,8 @@ class Spec:
     """Whether it has a place in its region, and is stored."""
     region: int = -1
     """The region call in whose forward it is saved."""
+    index: int = -1
+    """Of the tensors that a re-run of that call saves; -1: it does not."""
     serves: int = -1
     """The region call that stores it as its input."""
     is_dense: bool = False

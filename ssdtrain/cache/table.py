@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ssdtrain.cache.quiet import Passage
 from ssdtrain.cache.record import Handle
-from ssdtrain.cache.rows import BY_NUMBER, Row, bare
+from ssdtrain.cache.rows import BY_NUMBER, RegionItemRow, Row, bare
 from ssdtrain.cache.sizes import MOST, Look
 from ssdtrain.cache.spec import NOTHING, Behind
 from ssdtrain.counters import Count
@@ -55,6 +55,22 @@ class Sizes(NamedTuple):
 
 
 @dataclass(frozen=True)
+class RegionPart:
+    """The rows of one region call's forward: [Note: saved by index]."""
+
+    first: int
+    end: int
+    marking: tuple[RegionItemRow, ...]
+    """Those with something to do when they are packed."""
+    using: tuple[RegionItemRow, ...]
+    """Those with something to do when they are used, in the order of backward."""
+    stored: dict[int, tuple[int, Row]]
+    """Rows of what is stored, and their numbers, by index."""
+    looks: tuple[tuple[Look | None, int], ...]
+    """Of each index: what it looked like, and the bytes that its row counts."""
+
+
+@dataclass(frozen=True)
 class Table:
     """Rows in the order of `pack`; the last one is `EndRow`."""
 
@@ -71,6 +87,8 @@ class Table:
     """Of each row; None where another size is not the row's to serve."""
     passages: dict[int, Passage]
     """Calls of layers that run without hooks, by number: [Note: quiet calls]."""
+    parts: dict[int, RegionPart]
+    """Of region calls that run again, by number."""
 
     @cached_property
     def telling(self) -> dict[int, Any]:

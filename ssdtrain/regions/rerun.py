@@ -36,7 +36,7 @@ class Collector:
     """The hooks of one re-run: tells each saved tensor by its place in the forward.
 
     Args:
-        take: is given each tensor; None: all are in `found` in the end.
+        take: is given each tensor as well; None: nobody is.
         num_places: of the forward.
         may_stop: asked behind the last tensor whether the rest may be left out.
     """
@@ -63,9 +63,8 @@ class Collector:
             return tensor.detach()
         number, self.num_taken = self.num_taken, self.num_taken + 1
         alias = tensor.detach()
-        if self._take is None:
-            self.found.append(alias)
-        elif number < self._num_places:
+        self.found.append(alias)
+        if self._take is not None and number < self._num_places:
             self._take(number, tensor)
         if self.num_taken == self._num_places and self._may_stop():
             if not is_caught(sys._getframe(1)):
