@@ -287,7 +287,7 @@ class RegionCall:
         self.parameter_bytes = 0
         """Of parameters that it saved by index."""
         self.sealed = -1
-        """Index of the tensor that `verify` looks at; -1: none."""
+        """Index of the tensor that `verify` looks at next."""
         self.special: set[int] = set()
         """That one, and those that its plan stores."""
         self.part: RegionPart | None = None
@@ -401,14 +401,20 @@ class RegionCall:
                 self._attention.stored(index, handle)
                 self.saved.stored.add(index)
                 if index == self.sealed:  # nothing makes it again: the next one
-                    self.sealed += 1
-                    self.special.add(self.sealed)
+                    self.seal_at(index + 1)
                 return handle
         if index != self.sealed:
             return SavedIndex((self, index))
-        sealed = SealedIndex(SavedIndex((self, index)))
-        self._cache.verifier.seal(sealed, tensor)
+        sealed, verifier = SealedIndex(SavedIndex((self, index))), self._cache.verifier
+        verifier.left = 0
+        verifier.seal(sealed, tensor)
+        self.seal_at(index + 1 + verifier.left)
         return sealed
+
+    def seal_at(self, index: int) -> None:
+        """Let `verify` look at the tensor of this index, if there will be one."""
+        self.sealed = index
+        self.special.add(index)
 
     def stored(self, tensor: Tensor, handle: Handle) -> Handle:
         """The next place; its tensor went the general way."""
@@ -551,6 +557,7 @@ class RegionCall:
 
     def _look_at_saved(self) -> None:
         saved, region = self.saved, self.region
+        self._cache.verifier.left = max(0, self.sealed - len(saved.tensors))
         for tensor in saved.tensors:
             self._note_lengths(tensor)
         arguments = [leaf for leaf, _ in self._inputs]
@@ -1085,10 +1092,7 @@ class Regions:
             call.run = call.lane.run
             call.special.update(call.part.stored)
         call.by_index = True
-        layout = call.region.layout
-        num_tensors = 0 if layout is None else len(layout.looks)
-        call.sealed = self.cache.verifier.passes(num_tensors)
-        call.special.add(call.sealed)
+        call.seal_at(self.cache.verifier.left)
         pack, unpack = hooks_of(call, self.unpack)
         setattr(pack, OWNER, self.cache)
         hooks = ForwardHooks(pack, unpack)

@@ -78,13 +78,6 @@ class Verifier(Protocol):
     def draws(self) -> bool:
         """Whether what comes next is checked."""
 
-    def passes(self, num_tensors: int) -> int:
-        """Pass over so many tensors that are made again.
-
-        Returns:
-            Which of them is the next to be given to `seal`; -1: none.
-        """
-
     def compare(self, stored: Tensor, computed: Tensor, text: str) -> None:
         """Compare what was stored with what computing it again gave."""
 
@@ -93,7 +86,7 @@ class NoVerifier:
     """Trusts the cache."""
 
     checks_all = False
-    left = 0
+    left = sys.maxsize
 
     def around(self, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
         """The hooks as they are."""
@@ -105,13 +98,6 @@ class NoVerifier:
     def draws(self) -> bool:
         """Nothing is."""
         return False
-
-    def passes(self, num_tensors: int) -> int:
-        """None is."""
-        return -1
-
-    def compare(self, stored: Tensor, computed: Tensor, text: str) -> None:
-        """No need."""
 
 
 class Look(NamedTuple):
@@ -421,18 +407,6 @@ class Verified:
             kinds = RecordView | RebuiltView | FromRegion
             return isinstance(part_of(handle).source, kinds)
         return _is_made_again(handle) and self.draws()
-
-    def passes(self, num_tensors: int) -> int:
-        """Pass over so many tensors that are made again.
-
-        Returns:
-            Which of them is the next to be given to `seal`; -1: none.
-        """
-        if self.left >= num_tensors:
-            self.left -= num_tensors
-            return -1
-        index, self.left = self.left, 0
-        return index
 
     def draws(self) -> bool:
         """Whether what comes next is checked: everything, or one in many."""
