@@ -44,6 +44,7 @@ from ssdtrain.quantities import FIT, resolved
 from ssdtrain.regions.find import find_regions
 from ssdtrain.remat.budget import Budget, NoBudget, OverheadBudget
 from ssdtrain.remat.finder import Finder, with_dear
+from ssdtrain.remat.modes import without_modes
 from ssdtrain.storage.open import (
     Endurance,
     Selected,
@@ -350,6 +351,12 @@ def offload(
         AttachError: this model or framework version must be refused.
     """
     settings = OffloadConfig.merged(config, overrides)
+    with without_modes():
+        return _attach(model, settings)
+
+
+def _attach(model: Any, settings: OffloadConfig) -> Session:
+    """See `offload`."""
     modules = modules_of(model)
     device = open_device(device_of(modules))
     settle(device.torch_device)
