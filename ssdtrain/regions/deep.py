@@ -224,8 +224,8 @@ def contents_of(value: Any) -> Any:
         inner = value.__defaults__, value.__kwdefaults__, *own, *own.values()
         return [*inner] if any(inner) and not is_installed(value.__module__) else None
     if isinstance(value, type):
-        own = vars(value)
-        return None if is_installed(value.__module__) else [*own, *own.values()]
+        inside = vars(value)
+        return None if is_installed(value.__module__) else [*inside, *inside.values()]
     if isinstance(value, nn.Module):
         return [value.training, *_parts(value)]
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":

@@ -126,7 +126,7 @@ class Reads:
         # What a forward calls first: other methods as far as they go.
         seen = dict.fromkeys(self._look_at_all([*own, *given]))
         for call in own:
-            function = call.function
+            _, function, _ = call
             if len(seen) < MAX_FUNCTIONS and not _is_taken_to_stay(function):
                 self._look_at(call, is_called=False)
                 seen[function] = None
@@ -145,7 +145,7 @@ class Reads:
                 return
             waiting = [each for each in waiting if not self._calls(each.name)]
             for call in called:
-                function = call.function
+                _, function, _ = call
                 if function in seen or _is_taken_to_stay(function):
                     continue
                 if len(seen) == MAX_FUNCTIONS:
@@ -160,7 +160,8 @@ class Reads:
         return name in self.asked or name.startswith("__")  # by an operator
 
     def _look_at(self, call: Call, *, is_called: bool) -> list[Call]:
-        function, space = call.function, call.function.__globals__
+        _, function, _ = call
+        space = function.__globals__
         found: list[Call] = []
         names, imported, chains, asked = names_of(function.__code__)
         if is_called:
@@ -188,9 +189,9 @@ class Reads:
 
     def _root(self, root: Any, call: Call) -> Any:
         """What a chain of names begins with; `GONE`: nothing that is known."""
-        function = call.function
+        _, function, owner = call
         if root is FIRST:
-            return GONE if call.owner is None else call.owner
+            return GONE if owner is None else owner
         if isinstance(root, Import):
             name = root.name
             if root.level:
