@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ssdtrain.cache.bypass import Unhooked
@@ -396,7 +397,7 @@ def _attach(model: Any, settings: OffloadConfig) -> Session:
         patches,
     )
     try:
-        _keep_buffers(cache, modules)
+        _keep_buffers(cache, modules, patches)
         meshes.keep_parts(modules, cache.keep_storage_of)
         if settings.recompute in (Recompute.AUTO, Recompute.FULL):
             _attach_recipes(cache, modules, patches, settings)
@@ -425,12 +426,30 @@ def _attach(model: Any, settings: OffloadConfig) -> Session:
     return session
 
 
-def _keep_buffers(cache: TensorCache, modules: list[nn.Module]) -> None:
+def _keep_buffers(
+    cache: TensorCache, modules: list[nn.Module], patches: Patches
+) -> None:
+    """Let buffers stay; those of a lazy module from its first forward on."""
     for module in modules:
         # By class: Megatron's DDP has a list of its own under this name.
         for buffer in nn.Module.buffers(module):
-            if buffer.layout is torch.strided:
+            if not is_lazy(buffer) and buffer.layout is torch.strided:
                 cache.keep_storage_of(buffer)
+        for part in nn.Module.modules(module):
+            if any(map(is_lazy, part._buffers.values())):
+                _keep_later(cache, part, patches)
+
+
+def _keep_later(cache: TensorCache, module: nn.Module, patches: Patches) -> None:
+    def called(module: nn.Module, args: Any) -> None:
+        hook.remove()
+        for buffer in module._buffers.values():
+            if buffer is not None:
+                cache.keep_storage_of(buffer)
+
+    # Behind the module's own hook, which makes its buffers.
+    hook = module.register_forward_pre_hook(called)
+    patches.also(hook.remove)
 
 
 def _attach_recipes(

@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ssdtrain.errors import RegionError
 from ssdtrain.gathered import gathered_inside, is_other_face
@@ -136,6 +137,8 @@ class Seen:
             held = [(name, each) for name, value in inner for each in _items(value)]
             direct = (*part.parameters.items(), *part.buffers.items(), *inner)
             for name, value in (*direct, *held):
+                if isinstance(value, Tensor) and is_lazy(value):
+                    return f"{name} is not initialized yet"
                 if isinstance(value, Tensor) and value.is_inference():
                     return f"{name} is an inference tensor, which counts no changes"
         return None
