@@ -436,7 +436,8 @@ def _keep_buffers(
             if not is_lazy(buffer) and buffer.layout is torch.strided:
                 cache.keep_storage_of(buffer)
         for part in nn.Module.modules(module):
-            if any(map(is_lazy, part._buffers.values())):
+            own = part._buffers.values()
+            if any(each is not None and is_lazy(each) for each in own):
                 _keep_later(cache, part, patches)
 
 
