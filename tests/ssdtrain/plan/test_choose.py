@@ -138,7 +138,7 @@ def numbers_of(error: Exception) -> tuple[int, ...]:
 @pytest.mark.parametrize("seed", range(6))
 def test_no_refusal_names_more_than_everything_kept(seed: int) -> None:
     """Also where nothing can leave: a budget of all that a step keeps is enough."""
-    drawn = made.drawn(seed, 8)
+    drawn = made.drawn(seed, 3)
     for host_bytes in (None, 0):
         profile = replace(drawn, host_bytes=host_bytes)
         with pytest.raises(ConfigError) as error:
