@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ssdtrain.cache.bypass import Unhooked
@@ -44,6 +45,7 @@ from ssdtrain.quantities import FIT, resolved
 from ssdtrain.regions.find import find_regions
 from ssdtrain.remat.budget import Budget, NoBudget, OverheadBudget
 from ssdtrain.remat.finder import Finder, with_dear
+from ssdtrain.remat.modes import without_modes
 from ssdtrain.storage.open import (
     Endurance,
     Selected,
@@ -350,6 +352,12 @@ def offload(
         AttachError: this model or framework version must be refused.
     """
     settings = OffloadConfig.merged(config, overrides)
+    with without_modes():
+        return _attach(model, settings)
+
+
+def _attach(model: Any, settings: OffloadConfig) -> Session:
+    """See `offload`."""
     modules = modules_of(model)
     device = open_device(device_of(modules))
     settle(device.torch_device)
@@ -389,7 +397,7 @@ def offload(
         patches,
     )
     try:
-        _keep_buffers(cache, modules)
+        _keep_buffers(cache, modules, patches)
         meshes.keep_parts(modules, cache.keep_storage_of)
         if settings.recompute in (Recompute.AUTO, Recompute.FULL):
             _attach_recipes(cache, modules, patches, settings)
@@ -418,12 +426,31 @@ def offload(
     return session
 
 
-def _keep_buffers(cache: TensorCache, modules: list[nn.Module]) -> None:
+def _keep_buffers(
+    cache: TensorCache, modules: list[nn.Module], patches: Patches
+) -> None:
+    """Let buffers stay; those of a lazy module from its first forward on."""
     for module in modules:
         # By class: Megatron's DDP has a list of its own under this name.
         for buffer in nn.Module.buffers(module):
-            if buffer.layout is torch.strided:
+            if not is_lazy(buffer) and buffer.layout is torch.strided:
                 cache.keep_storage_of(buffer)
+        for part in nn.Module.modules(module):
+            own = part._buffers.values()
+            if any(each is not None and is_lazy(each) for each in own):
+                _keep_later(cache, part, patches)
+
+
+def _keep_later(cache: TensorCache, module: nn.Module, patches: Patches) -> None:
+    def called(module: nn.Module, args: Any) -> None:
+        hook.remove()
+        for buffer in module._buffers.values():
+            if buffer is not None:
+                cache.keep_storage_of(buffer)
+
+    # Behind the module's own hook, which makes its buffers.
+    hook = module.register_forward_pre_hook(called)
+    patches.also(hook.remove)
 
 
 def _attach_recipes(

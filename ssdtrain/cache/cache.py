@@ -122,7 +122,9 @@ class TensorCache:
         self.retired = Retired()
         self.window = ReleaseWindow(offloader)
         self._resident = Living[Stamp]()
-        self.nothing = torch.empty(0, device=self.device.torch_device)
+        self.nothing = torch.empty(
+            0, dtype=torch.float32, device=self.device.torch_device
+        )
         """For probes of versions."""
         self.copies = copies_of(
             self.device, offloader.fall_back, loads_in_pieces=loads_in_pieces

@@ -34,9 +34,14 @@ class Digests:
     """Digests on one device; two tensors compare only under the same `word_bytes`."""
 
     def __init__(self, device: torch.device) -> None:
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator("cpu").manual_seed(0)
         weights = torch.randint(
-            -(2**62), 2**62, (ROW_WORDS,), generator=generator, dtype=torch.int64
+            -(2**62),
+            2**62,
+            (ROW_WORDS,),
+            generator=generator,
+            dtype=torch.int64,
+            device="cpu",
         )
         self._weights = (2 * weights + 1).to(device)
 

@@ -297,7 +297,7 @@ class LateChecksum:
 
 def _to_host(doubts: list[Doubt]) -> Copied:
     flags = torch.stack([doubt.differs for doubt in doubts])
-    host = torch.empty(flags.shape, dtype=torch.bool, pin_memory=True)
+    host = torch.empty(flags.shape, dtype=torch.bool, device="cpu", pin_memory=True)
     host.copy_(flags, non_blocking=True)
     behind = torch.cuda.Event()
     behind.record()

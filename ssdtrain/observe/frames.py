@@ -139,7 +139,7 @@ class Frames:
 
 def _owners_by_torch(device: torch.device) -> int:
     """Return the use count that torch adds to a stamped storage of one tensor."""
-    tensor = torch.empty(1, device=device)
+    tensor = torch.empty(1, dtype=torch.float32, device=device)
     stamp_of(tensor)
     address = tensor.untyped_storage()._cdata
     return int(torch._C._storage_Use_Count(address)) - 1

@@ -216,10 +216,12 @@ def choose(
     timeline = Timeline(profile) if outcomes is None else outcomes.timeline
     judge = Judge(timeline, goal, search_marks, outcomes)
     best: Contender | None = None
+    kept: Contender | None = None
     suffices = False
     for fixed in fixed_policies(timeline):
         found = judge.judge(fixed.placements, fixed.style, fixed.name)
         best = found if best is None or found.rank < best.rank else best
+        kept = found if fixed.name == "keep-all" else kept
         if goal.is_by_memory and best.policy == "keep-all" and best.rank[0] == 0.0:
             # Regions that always run again may still store what attention gives.
             suffices = not judge.always
@@ -232,9 +234,10 @@ def choose(
     if best.rank[0] == 1.0 and goal.is_by_memory:
         best = _drained(judge, best)
     if best.rank[0] == 1.0 and goal.is_by_memory:
-        raise Shortage(timeline, goal, judge.keep, judge.least).error(
-            judge.short_of_host
-        )
+        if kept is None or not goal.holds_all(judge.keep.peak_bytes):
+            shortage = Shortage(timeline, goal, judge.keep, judge.least)
+            raise shortage.error(judge.short_of_host)
+        best = kept
     orders = judge.orders(best)
     return Plan(
         orders=orders, policy=best.policy, prediction=simulate(timeline, orders)

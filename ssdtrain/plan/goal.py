@@ -68,6 +68,14 @@ class Goal:
             found.append(self.device_bytes * (1 - DEVICE_RESERVE) - profile.base_bytes)
         return min(found) - self.spare_bytes if found else None
 
+    def holds_all(self, keep_bytes: int) -> bool:
+        """Return whether a budget is at least the peak of the step with everything
+        kept: such a step needs no reserve, as there is nothing that a plan could get
+        wrong."""
+        budget = self.memory_budget_bytes
+        is_alone = self.device_bytes is None and not self.spare_bytes
+        return is_alone and budget is not None and keep_bytes <= budget
+
     def beyond(self, peak_bytes: int, start_bytes: int) -> int:
         """Return by how much a step has needed more than a plan may; 0 while it has
         used up less than half of what plans leave free.

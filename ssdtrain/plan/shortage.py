@@ -43,7 +43,9 @@ class Shortage(NamedTuple):
         profile = self.timeline.profile
         if goal.device_bytes is None:
             needed = int(least / (1 - BUDGET_MARGIN)) + 1
-            whole = ""
+            if not goal.spare_bytes:
+                needed = min(needed, self.keep.peak_bytes)
+            whole = f" {100 * BUDGET_MARGIN:g} % of a budget are a reserve."
             setting = f"Set memory_budget_bytes to at least {needed}"
         else:
             needed = int((least + profile.base_bytes) / (1 - DEVICE_RESERVE)) + 1
@@ -63,8 +65,8 @@ class Shortage(NamedTuple):
         return ConfigError(
             f"{goal.memory_limit} cannot be reached: short by {self.missing_bytes} "
             f"bytes at {self.module}. The least reachable peak of activations is "
-            f"{needed if goal.device_bytes is None else least} bytes (everything kept: "
-            f"{self.keep.peak_bytes}).{whole} {setting}, or use a smaller micro-batch."
+            f"{least} bytes (everything kept: {self.keep.peak_bytes}).{whole} "
+            f"{setting}, or use a smaller micro-batch."
             f"{host}{_wear_limit(goal)}"
         )
 

@@ -5,11 +5,11 @@ A program may change what a forward has read before backward comes: an attribute
 rate, a scale, the adapter that is active), a weight or a whole submodule that another
 object replaces (`functional_call`, `load_state_dict(assign=True)`), `requires_grad`.
 Plain autograd does not notice, because it needs none of it again. So a re-run gets back
-what its forward had: every attribute, parameter, buffer and submodule by identity, and
-one level into lists, dictionaries and plain objects among the attributes. What cannot
-be put back is an error: tensors that were written or freed, hooks that were added, what
+what its forward had: every attribute, parameter, buffer and submodule by identity, what
 the modules' code reads of globals, enclosing functions and classes, and what lies
-further inside ([Note: further inside] in regions/deep.py).
+inside of them ([Note: further inside] in regions/deep.py). So a context that the
+model's forward enters and leaves is there again. What cannot be put back is an error:
+tensors that were written or freed, and hooks that were added.
 (tests/ssdtrain/regions/test_between.py)
 """
 
@@ -19,17 +19,18 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ssdtrain.errors import RegionError
 from ssdtrain.gathered import gathered_inside, is_other_face
 from ssdtrain.regions.deep import PLAIN, Deep
 from ssdtrain.regions.inventory import HOOKS_OF_ALL, Fingerprint, Inventory
 from ssdtrain.regions.reads import Reads, versions_of
+from ssdtrain.regions.restore import Undo, put_back, put_items
 from ssdtrain.regions.weights import has_place
 
 # Of `nn.Module` itself; hooks are looked at by `Watch.hooks`.
 STANDARD = frozenset(vars(nn.Module())) | {"forward", "_compiled_call_impl"}
-Undo = list[Callable[[], None]]
 
 
 class Parts(NamedTuple):
@@ -136,6 +137,8 @@ class Seen:
             held = [(name, each) for name, value in inner for each in _items(value)]
             direct = (*part.parameters.items(), *part.buffers.items(), *inner)
             for name, value in (*direct, *held):
+                if isinstance(value, Tensor) and is_lazy(value):
+                    return f"{name} is not initialized yet"
                 if isinstance(value, Tensor) and value.is_inference():
                     return f"{name} is an inference tensor, which counts no changes"
         return None
@@ -213,17 +216,12 @@ class Before:
 
     @contextmanager
     def _restored(self, hooks: Callable[[Any], str | None]) -> Iterator[None]:
-        name = self.seen.reads.changed(self.seen.values)
-        if name is not None:
-            raise self._error(f"{name}, which its code reads,")
-        name = self.seen.deep.changed()
-        if name is not None:
-            raise self._error(f"something inside {name}")
         undo: Undo = []
         parts = self.seen.parts
         modules = [part.module for part in parts]
         gathered = gathered_inside(modules)
         try:
+            self._put_back_others(undo)
             for part in parts:
                 self._put_back(part, gathered, undo)
             reason = hooks(modules)
@@ -235,6 +233,20 @@ class Before:
             self._begun = None  # it holds what it found
             while undo:
                 undo.pop()()
+
+    def _put_back_others(self, undo: Undo) -> None:
+        """What lies outside of the modules, or deep inside."""
+        reads, values, deep = self.seen.reads, self.seen.values, self.seen.deep
+        if reads.changed(values) is not None:
+            reads.put_back(values, undo)
+            name = reads.changed(values)
+            if name is not None:
+                raise self._error(f"{name}, which its code reads,")
+        if deep.changed() is not None:
+            deep.put_back(undo)
+            name = deep.changed()
+            if name is not None:
+                raise self._error(f"something inside {name}")
 
     def _put_back(self, part: Parts, gathered: set[int], undo: Undo) -> None:
         module = part.module
@@ -282,25 +294,6 @@ def _requiring(parameter: Tensor, value: bool) -> Callable[[], None]:
     return undo
 
 
-def put_back(container: dict[str, Any], before: dict[str, Any], undo: Undo) -> bool:
-    """Let a dictionary hold the same objects as before, in the same order; whether it
-    held others, or in another order."""
-    if list(container) != list(before):
-        now = dict(container)
-        undo.append(lambda: _fill(container, now))
-        _fill(container, before)
-        return True
-    changed = {
-        name: container[name]
-        for name, value in before.items()
-        if container[name] is not value
-    }
-    if changed:
-        undo.append(lambda: container.update(changed))
-        container.update({name: before[name] for name in changed})
-    return bool(changed)
-
-
 def has_own(tensor: Tensor | None) -> bool:
     """Whether a tensor has attributes of Python's."""
     return tensor is not None and bool(vars(tensor))
@@ -334,11 +327,6 @@ def faced(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
         name: now[name] if is_other_face(value, now.get(name)) else value
         for name, value in before.items()
     }
-
-
-def _fill(container: dict[str, Any], items: dict[str, Any]) -> None:
-    container.clear()
-    container.update(items)
 
 
 def _is_here(tensor: Tensor | None) -> bool:
@@ -385,27 +373,7 @@ def put_inside(value: Any, contents: Any, undo: Undo) -> bool:
     if isinstance(value, dict):
         put_back(value, held, undo)
     elif isinstance(value, list | deque | set):
-        _put_items(value, held, undo)
+        put_items(value, held, undo)
     else:
         put_back(vars(value), held, undo)
     return True
-
-
-def _put_items(value: Any, held: Any, undo: Undo) -> None:
-    same = len(value) == len(held)
-    if isinstance(value, set):
-        same = same and value == held
-    else:
-        same = same and all(a is b for a, b in zip(value, held, strict=True))
-    if same:
-        return
-    add = value.update if isinstance(value, set) else value.extend
-    now = list(value)
-
-    def undone() -> None:
-        value.clear()
-        add(now)
-
-    undo.append(undone)
-    value.clear()
-    add(held)

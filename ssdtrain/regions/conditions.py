@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.utils import parametrize
+from torch.utils._device import DeviceContext
 
 from ssdtrain.numerics import Numerics, numerics, put, restored
 
@@ -35,6 +36,8 @@ class Conditions(NamedTuple):
     """Whether autocast caches the weights that it casts."""
     settings: Numerics
     device: torch.device
+    default_device: torch.device | None
+    """Where tensors are made that name no device; None: torch's own default."""
 
     @classmethod
     def now(cls, device: torch.device) -> "Conditions":
@@ -45,8 +48,11 @@ class Conditions(NamedTuple):
             [Autocast((kind, enabled(kind), dtype(kind))) for kind in kinds]
         )
         caches = torch.is_autocast_cache_enabled()
+        default = default_device() if torch._C._len_torch_function_stack() else None
         # Not by its name: a call of Python more, three times a call of a region.
-        return tuple.__new__(cls, (autocasts, caches, numerics(device), device))
+        return tuple.__new__(
+            cls, (autocasts, caches, numerics(device), device, default)
+        )
 
     def restored(self) -> "Restored":
         """A block under these conditions, with gradients on. Behind it those of before
@@ -66,6 +72,8 @@ class Conditions(NamedTuple):
                         cache_enabled=self.caches,
                     )
                 )
+        if self.default_device is not None:
+            stack.enter_context(self.default_device)
         stack.enter_context(restored(self.settings, self.device))
 
     def put(self) -> None:
@@ -135,12 +143,22 @@ class RandomState(NamedTuple):
             torch.cuda.set_rng_state(self.cuda, device)
 
 
+def default_device() -> torch.device | None:
+    """What `torch.set_default_device` or `with torch.device(...)` has set; None: it is
+    not set. Torch keeps it at the bottom of the function modes."""
+    if not torch._C._len_torch_function_stack():
+        return None
+    mode = torch._C._get_function_stack_at(0)
+    return mode.device if isinstance(mode, DeviceContext) else None
+
+
 def modes_stand() -> bool:
     """Whether a function or dispatch mode sees every operator: it would not see those
-    of a re-run."""
-    return bool(
-        torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
-    )
+    of a re-run. A default device is put back for it instead."""
+    if torch._C._len_torch_dispatch_stack():
+        return True
+    num = torch._C._len_torch_function_stack()
+    return num > (default_device() is not None)
 
 
 def caches_parametrizations() -> bool:

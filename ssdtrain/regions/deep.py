@@ -3,9 +3,9 @@
 [Note: further inside]
 An attribute or a global may be a tuple, an object with slots, a NumPy array, a class
 that serves as a namespace, a partial function, a module that is registered nowhere, or
-hold such things, some levels deep (`self.config.rope["factor"]`). None of it is put
-back for a re-run, but all of it is compared: what has changed is an error, and a
-forward that changes it does not run again. What goes on from where it stands and cannot
+hold such things, some levels deep (`self.config.rope["factor"]`). All of it is
+compared: what has changed is put back for a re-run, and a forward that changes it does
+not run again. What goes on from where it stands and cannot
 be set back (an iterator, a random generator that is not torch's, Python's or NumPy's
 own) makes the region run once. Nobody looks at objects of the standard library or of
 torch, at classes and functions of installed packages, at containers of more than
@@ -31,6 +31,14 @@ import torch
 from torch import Tensor, nn
 
 from ssdtrain.regions.inventory import Inventory, counts_changes
+from ssdtrain.regions.restore import (
+    GONE,
+    Undo,
+    put_attribute,
+    put_back,
+    put_class,
+    put_items,
+)
 
 MAX_ITEMS = 1024
 MAX_OBJECTS = 512
@@ -42,7 +50,6 @@ PLAIN = (int, float, bool, str, bytes, complex, type(None))
 FIXED = (*PLAIN, Enum, ModuleType, torch.dtype, torch.device)
 OURS_OR_STANDARD = frozenset((*sys.stdlib_module_names, "torch", "numpy", "ssdtrain"))
 PACKAGES = frozenset(("site-packages", "dist-packages"))
-_UNSET = object()
 _GLOBAL_RANDOM = getattr(random.random, "__self__", None)
 
 
@@ -56,7 +63,7 @@ class Held(NamedTuple):
 
 
 class Deep:
-    """Everything that is compared by contents, and not put back.
+    """Everything that is compared by contents.
 
     Args:
         tops: attributes and globals, by what errors call them. One level into lists,
@@ -82,6 +89,12 @@ class Deep:
             if not _is_same(contents, contents_of(value)):
                 return name
         return None
+
+    def put_back(self, undo: Undo) -> None:
+        """Let all hold what it held, but for tensors that were written."""
+        for _, value, contents in self._held:
+            if not _is_same(contents, contents_of(value)):
+                put_contents(value, contents, undo)
 
     def tell(self, inventory: Inventory) -> None:
         """Let an inventory hold what is compared."""
@@ -207,17 +220,67 @@ def contents_of(value: Any) -> Any:
     if isinstance(value, set):
         return None if len(value) > MAX_ITEMS else set(value)
     if isinstance(value, FunctionType):
-        inner = value.__defaults__, value.__kwdefaults__, *value.__dict__.values()
+        own = value.__dict__
+        inner = value.__defaults__, value.__kwdefaults__, *own, *own.values()
         return [*inner] if any(inner) and not is_installed(value.__module__) else None
     if isinstance(value, type):
-        return None if is_installed(value.__module__) else [*vars(value).values()]
+        inside = vars(value)
+        return None if is_installed(value.__module__) else [*inside, *inside.values()]
     if isinstance(value, nn.Module):
         return [value.training, *_parts(value)]
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
         return [value.tobytes()] if value.nbytes <= MAX_ARRAY_BYTES else None
     if not _is_users(value):
         return None
-    return [*getattr(value, "__dict__", {}).values(), *_slots(value)]
+    own = getattr(value, "__dict__", {})
+    return [*own, *own.values(), *_slots(value)]
+
+
+def put_contents(value: Any, contents: Any, undo: Undo) -> None:
+    """Let an object hold what `contents_of` gave, if that can be put back."""
+    if isinstance(value, dict):
+        put_back(value, _paired(contents), undo)
+    elif isinstance(value, list | deque | set):
+        put_items(value, contents, undo)
+    elif isinstance(value, FunctionType):
+        put_attribute(value, "__defaults__", contents[0], value.__defaults__, undo)
+        put_attribute(value, "__kwdefaults__", contents[1], value.__kwdefaults__, undo)
+        put_back(value.__dict__, _paired(contents[2:]), undo)
+    elif isinstance(value, type):
+        put_class(value, _paired(contents), undo)
+    elif isinstance(value, nn.Module):
+        put_attribute(value, "training", contents[0], value.training, undo)
+    elif type(value).__module__ == "numpy":
+        _put_array(value, contents[0], undo)
+    elif not isinstance(value, Tensor):
+        slots = _slot_names(value)
+        num_own = len(contents) - len(slots)
+        put_back(getattr(value, "__dict__", {}), _paired(contents[:num_own]), undo)
+        for name, old in zip(slots, contents[num_own:], strict=True):
+            now = getattr(value, name, GONE)
+            if now is not old:
+                put_attribute(value, name, old, now, undo)
+
+
+def _paired(contents: list[Any]) -> dict[Any, Any]:
+    """Keys, then their values."""
+    half = len(contents) // 2
+    return dict(zip(contents[:half], contents[half:], strict=True))
+
+
+def _put_array(value: Any, contents: bytes, undo: Undo) -> None:
+    """NumPy's, whose bytes may be written."""
+    if not value.flags.writeable or value.dtype.hasobject:
+        return
+    if value.nbytes != len(contents):
+        return
+    now = value.copy()
+    value[...] = type(value)(value.shape, value.dtype, contents)
+
+    def undone() -> None:
+        value[...] = now
+
+    undo.append(undone)
 
 
 def _parts(module: nn.Module) -> list[Any]:
@@ -231,13 +294,16 @@ def _is_users(value: Any) -> bool:
 
 
 def _slots(value: Any) -> list[Any]:
+    return [getattr(value, name, GONE) for name in _slot_names(value)]
+
+
+def _slot_names(value: Any) -> list[str]:
     names: list[str] = []
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
         names += (slots,) if isinstance(slots, str) else slots
     skipped = ("__dict__", "__weakref__")
-    names = [name for name in names if name not in skipped and name[:2] != "__"]
-    return [getattr(value, name, _UNSET) for name in names]
+    return [name for name in names if name not in skipped and name[:2] != "__"]
 
 
 def _is_same(old: Any, new: Any) -> bool:

@@ -24,6 +24,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch._C._dynamo.guards import dict_version
+from torch.nn.parameter import is_lazy
 
 MAX_ITEMS = 64
 """A larger list or dictionary of a program's globals is compared by identity alone."""
@@ -41,8 +42,8 @@ OWN: Any = object.__getattribute__
 
 
 def counts_changes(value: Any) -> bool:
-    """Whether it is a tensor, and none of inference mode."""
-    return isinstance(value, Tensor) and not value.is_inference()
+    """Whether it is a tensor with memory, and none of inference mode."""
+    return isinstance(value, Tensor) and not (is_lazy(value) or value.is_inference())
 
 
 class Fingerprint(tuple[list[Any], list[Any]]):

@@ -1,14 +1,13 @@
 """What the code of modules reads that is none of their own."""
 
-import dis
 import os
+import sys
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import partial
 from types import (
     BuiltinFunctionType,
-    CodeType,
     FunctionType,
     MethodType,
     ModuleType,
@@ -23,6 +22,16 @@ from ssdtrain.regions.inventory import (
     Inventory,
     counts_changes,
 )
+from ssdtrain.regions.names import FIRST, Import, names_of
+from ssdtrain.regions.restore import (
+    GONE,
+    Undo,
+    put_attribute,
+    put_back,
+    put_class,
+    put_item,
+    put_items,
+)
 
 FIXED = frozenset(
     (FunctionType, BuiltinFunctionType, MethodType, type, *PLAIN, *weakref.ProxyTypes)
@@ -32,10 +41,6 @@ FIXED_KINDS = (type, nn.Module, ModuleType, property, staticmethod, classmethod)
 FOREIGN = frozenset(("builtins", "torch", "numpy", "ssdtrain", "functools", "typing"))
 """Packages whose classes and functions are taken to read what stays."""
 DRAWING = frozenset(("random", "numpy"))
-SILENT = frozenset(("CACHE", "EXTENDED_ARG", "NOP", "PUSH_NULL"))
-"""Instructions that may stand between a global and what is loaded of it."""
-ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"))
-"""Python 3.12 and later load `super().name` by the last one."""
 ENVIRONMENT = frozenset(("environ", "getenv"))
 OTHER_AGAIN = frozenset(
     """
@@ -48,8 +53,6 @@ OTHER_AGAIN = frozenset(
 was made, and hooks, of which there would be two."""
 BY_NAME = frozenset(("eval", "exec", "globals"))
 """Functions by which code may read whatever there is."""
-NOTHING = object()
-"""Where a variable has no value."""
 MAX_FUNCTIONS = 64
 """Most functions of a program's own that are looked into for the globals they read."""
 
@@ -59,6 +62,8 @@ class Call(NamedTuple):
 
     name: str
     function: FunctionType
+    owner: type | None = None
+    """The class that it was found in, if it is of an installed package."""
 
 
 class Inside(NamedTuple):
@@ -82,6 +87,10 @@ class Reads:
     def __init__(self, classes: Iterable[type], given: Iterable[Call] = ()) -> None:
         self._classes: list[type] = []
         self._globals: dict[str, tuple[dict[str, Any], str]] = {}
+        self._attributes: dict[str, tuple[type, str]] = {}
+        """Of classes of installed packages."""
+        self._late: set[str] = set()
+        """Modules that its code imports, and that are not there yet."""
         self._cells: list[tuple[Any, str]] = []
         self.may_draw = False
         """Whether it may draw random numbers of Python's or NumPy's."""
@@ -98,9 +107,10 @@ class Reads:
                 own += functions_of_class(each)
         # What a forward calls first: other methods as far as they go.
         seen = dict.fromkeys(self._look_at_all([*own, *given]))
-        for _, function in own:
+        for call in own:
+            _, function, _ = call
             if len(seen) < MAX_FUNCTIONS and not _is_taken_to_stay(function):
-                self._look_at(function, is_called=False)
+                self._look_at(call, is_called=False)
                 seen[function] = None
         self._functions = list(seen)
         told = sorted(self.asked & OTHER_AGAIN) + sorted(self._loaded & BY_NAME)
@@ -116,7 +126,8 @@ class Reads:
             if not called:
                 return
             waiting = [each for each in waiting if not self._calls(each.name)]
-            for _, function in called:
+            for call in called:
+                _, function, _ = call
                 if function in seen or _is_taken_to_stay(function):
                     continue
                 if len(seen) == MAX_FUNCTIONS:
@@ -124,32 +135,29 @@ class Reads:
                     return
                 seen.add(function)
                 yield function
-                waiting += self._look_at(function, is_called=True)
+                waiting += self._look_at(call, is_called=True)
 
     def _calls(self, name: str) -> bool:
         """Whether a forward may call what has this name."""
         return name in self.asked or name.startswith("__")  # by an operator
 
-    def _look_at(self, function: FunctionType, *, is_called: bool) -> list[Call]:
+    def _look_at(self, call: Call, *, is_called: bool) -> list[Call]:
+        _, function, _ = call
         space = function.__globals__
         found: list[Call] = []
-        names, imported, of_modules, asked = names_of(function.__code__)
+        names, imported, chains, asked = names_of(function.__code__)
         if is_called:
             self._loaded |= names
             self.asked |= names | asked | set(function.__code__.co_freevars)
-        for module, name in of_modules:
-            value = space.get(module)
-            if isinstance(value, ModuleType) and not is_standard(value.__name__):
-                inner = vars(value)
-                self._globals[f"{id(inner)} {name}"] = inner, name
-                found += functions_of(name, inner.get(name))
+        for root, *inner in chains:
+            found += self._follow(self._root(root, call), inner)
         self.may_draw |= not DRAWING.isdisjoint(imported)
-        named = names | {name for _, name in of_modules}
+        named = names.union(*(inner for _, *inner in chains))
         self._reads_environment |= not ENVIRONMENT.isdisjoint(named)
         for name in names:
-            value = space.get(name, NOTHING)
+            value = space.get(name, GONE)
             self.may_draw |= _draws(value)
-            if value is NOTHING or isinstance(value, ModuleType):
+            if value is GONE or isinstance(value, ModuleType):
                 continue
             self._globals[f"{id(space)} {name}"] = space, name
             found += functions_of(name, value)
@@ -161,9 +169,63 @@ class Reads:
             self._cells.append((cell, name))
         return found
 
+    def _root(self, root: Any, call: Call) -> Any:
+        """What a chain of names begins with; `GONE`: nothing that is known."""
+        _, function, owner = call
+        if root is FIRST:
+            return GONE if owner is None else owner
+        if isinstance(root, Import):
+            name = root.name
+            if root.level:
+                package = str(function.__globals__.get("__package__"))
+                name = ".".join((*package.split(".")[: 1 - root.level or None], name))
+                name = name.rstrip(".")
+            if name not in sys.modules and not is_standard(name):
+                self._late.add(name)
+            return sys.modules.get(name, GONE)
+        if root in function.__code__.co_freevars:
+            at = function.__code__.co_freevars.index(root)
+            return _content((function.__closure__ or ())[at])
+        return function.__globals__.get(root, GONE)
+
+    def _follow(self, value: Any, names: list[str]) -> Iterator[Call]:
+        """Into modules and classes of installed packages: `library.Context.current`.
+        Of torch functions alone: a program may put others in their place."""
+        for name in names:
+            owner = None
+            if isinstance(value, ModuleType):
+                of_torch = value.__name__.partition(".")[0] == "torch"
+                if is_standard(value.__name__) and not of_torch:
+                    return
+                space = vars(value)
+                value = space.get(name, GONE)
+                is_function = isinstance(value, FunctionType | BuiltinFunctionType)
+                if is_function or not (of_torch or isinstance(value, ModuleType)):
+                    self._globals[f"{id(space)} {name}"] = space, name
+            elif isinstance(value, type) and is_installed(value.__module__):
+                if is_standard(value.__module__):
+                    return
+                owner, value = value, GONE
+                for kind in owner.__mro__[:-1]:  # one in front may get it later
+                    self._attributes[f"{id(kind)} {name}"] = kind, name
+                    value = _of_class(kind, name)
+                    if value is not GONE:
+                        break
+            else:  # all of a program's own is looked at
+                return
+            for each in functions_of(name, value):
+                yield each if owner is None else each._replace(owner=owner)
+
+    @property
+    def came(self) -> str | None:
+        """A module that has been imported since the code was looked at, and that it
+        reads; None: there is none."""
+        return next((name for name in self._late if name in sys.modules), None)
+
     def values(self) -> list[Any]:
         """As they are now."""
-        found = [_seen(space.get(name)) for space, name in self._globals.values()]
+        found = [_seen(space.get(name, GONE)) for space, name in self._globals.values()]
+        found += [_seen(_of_class(*each)) for each in self._attributes.values()]
         found += [_seen(_content(cell)) for cell, _ in self._cells]
         for kind in self._classes:
             found.append({name: _seen(value) for name, value in vars(kind).items()})
@@ -173,6 +235,8 @@ class Reads:
         """What `values` gives, with what errors call it; classes item by item."""
         for space, name in self._globals.values():
             yield f"the global {name}", space.get(name)
+        for kind, name in self._attributes.values():
+            yield f"{name} of the class {kind.__name__}", _of_class(kind, name)
         for cell, name in self._cells:
             yield f"{name} of a function around it", _content(cell)
         if self._reads_environment:
@@ -189,6 +253,9 @@ class Reads:
         for space, name in self._globals.values():
             inventory.global_of(space, name)
             _tell_of(space.get(name), inventory)
+        for kind, name in self._attributes.values():
+            inventory.class_of(kind)
+            _tell_of(_of_class(kind, name), inventory)
         for cell, _ in self._cells:
             inventory.cell(cell)
             _tell_of(_content(cell), inventory)
@@ -204,8 +271,30 @@ class Reads:
                 return self._name(number)
         return None
 
+    def put_back(self, values: list[Any], undo: Undo) -> None:
+        """Let all be as `values` gave it, but for tensors that were written."""
+        waiting = iter(values)
+        for space, name in self._globals.values():
+            value = _put_inside(next(waiting), undo)
+            put_item(space, name, value, undo)
+        for kind, name in self._attributes.values():
+            value, now = _put_inside(next(waiting), undo), _of_class(kind, name)
+            if value is not now:
+                put_attribute(kind, name, value, now, undo, type)
+        for cell, _ in self._cells:
+            value, now = _put_inside(next(waiting), undo), _content(cell)
+            if value is not now:
+                put_attribute(cell, "cell_contents", value, now, undo)
+        for kind, own in zip(self._classes, waiting, strict=True):
+            before = {name: _put_inside(value, undo) for name, value in own.items()}
+            put_class(kind, before, undo)
+
     def _name(self, number: int) -> str:
         names = [f"the global {name}" for _, name in self._globals.values()]
+        names += [
+            f"{name} of the class {kind.__name__}"
+            for kind, name in self._attributes.values()
+        ]
         names += [f"{name} of a function around it" for _, name in self._cells]
         names += [
             f"an attribute of the class {kind.__name__}" for kind in self._classes
@@ -259,49 +348,6 @@ def _is_foreign(module: str) -> bool:
     return module.partition(".")[0] in FOREIGN
 
 
-class Names(NamedTuple):
-    """What code names."""
-
-    loaded: set[str]
-    """Globals."""
-    imported: set[str]
-    """Packages."""
-    inner: set[tuple[str, str]]
-    """What it loads of globals: `settings.SCALE`."""
-    asked: set[str]
-    """Attributes of anything, and strings, which `getattr` may be given."""
-
-    def add(self, code: CodeType) -> "Names":
-        """Take in what this code names."""
-        last = before = ""
-        for step in dis.get_instructions(code):
-            if step.opname in SILENT:
-                continue
-            is_attribute = step.opname in ATTRIBUTES
-            if last and is_attribute:
-                self.inner.add((last, step.argval))
-            if is_attribute and before != "autograd":  # `torch.autograd.grad`
-                self.asked.add(step.argval)
-            last = ""
-            before = step.argval if isinstance(step.argval, str) else ""
-            if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                last = step.argval
-                self.loaded.add(last)
-            elif step.opname == "IMPORT_NAME":
-                self.imported.add(step.argval.partition(".")[0])
-        for constant in code.co_consts:
-            if isinstance(constant, CodeType):
-                self.add(constant)
-            elif isinstance(constant, str):
-                self.asked.add(constant)
-        return self
-
-
-def names_of(code: CodeType) -> Names:
-    """All that code names, functions inside of it included."""
-    return Names(set(), set(), set(), set()).add(code)
-
-
 def _draws(value: Any) -> bool:
     """Whether it is a generator, a method of one, or a module that has some."""
     if isinstance(value, ModuleType):
@@ -311,11 +357,15 @@ def _draws(value: Any) -> bool:
     return home.partition(".")[0] in DRAWING
 
 
+def _of_class(kind: type, name: str) -> Any:
+    return vars(kind).get(name, GONE)
+
+
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # not filled yet
-        return NOTHING
+        return GONE
 
 
 def _is_fixed(value: Any) -> bool:
@@ -339,6 +389,20 @@ def _seen(value: Any) -> Any:
         return Inside(value, dict(inside), versions_of(inside.values()))
     items = set(inside) if isinstance(inside, set) else list(inside)
     return Inside(value, items, versions_of(items))
+
+
+def _put_inside(seen: Any, undo: Undo) -> Any:
+    """Let what `_seen` saw hold the same; the value itself."""
+    if type(seen) is not Inside:
+        return seen
+    value, contents, _ = seen
+    if isinstance(value, dict):
+        put_back(value, contents, undo)
+    elif isinstance(contents, dict):
+        put_back(value.__dict__, contents, undo)
+    elif contents is not None:
+        put_items(value, contents, undo)
+    return value
 
 
 def _tell_of(value: Any, inventory: Inventory) -> None:

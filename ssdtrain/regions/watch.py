@@ -165,6 +165,9 @@ class Watch:
         if not before.stands():
             reason = _change_of_modules(before, self._see())
             self._last = _nothing  # it may hold what the forward has replaced
+        if reason is None and self._reads.came is not None:
+            reason = f"it imported {self._reads.came}"
+            self._kinds, self._last = set(), _nothing  # look at its code again
         if reason is None and not all(map(_is_same, slow, self.slow())):
             reason = "a random state of Python or NumPy"
         if reason is None:

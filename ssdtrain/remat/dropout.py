@@ -166,7 +166,7 @@ def draw_noise(
     state: State, *, device: torch.device, layout: Layout, rate: float
 ) -> Tensor:
     """CPU: 0 or 1 / (1 - rate), in the input's dtype."""
-    generator = torch.Generator().set_state(state.state)
+    generator = torch.Generator("cpu").set_state(state.state)
     like = torch.empty_strided(
         layout.shape, layout.stride, dtype=layout.dtype, device=device
     )

@@ -15,7 +15,7 @@ def narrow(wide: Tensor, dtype: torch.dtype) -> Tensor:
     if dtype is not torch.bfloat16 or wide.device.type != "cpu":
         return wide.to(dtype)
     upper = int(sys.byteorder == "little")
-    halves = torch.empty(0, dtype=torch.int16).set_(
+    halves = torch.empty(0, dtype=torch.int16, device="cpu").set_(
         wide.untyped_storage(),
         2 * wide.storage_offset() + upper,
         wide.shape,

@@ -136,7 +136,8 @@ class FaultyStorage(ForwardingStorage):
         elif kind is FaultKind.BIT_FLIP:
             # The caller's bytes stay right: a copy takes the flip, aligned as they.
             step = self.alignment_bytes
-            room = torch.empty(buffer.numel() + step, dtype=torch.uint8)
+            num_bytes = buffer.numel() + step
+            room = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
             copy = room[-room.data_ptr() % step :][: buffer.numel()].copy_(buffer)
             self._flip(copy)
             self._inner.write(slot, copy)

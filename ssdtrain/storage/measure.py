@@ -88,7 +88,7 @@ class StagedPath:
     ) -> tuple[torch.Tensor, torch.cuda.Stream]:
         if not hasattr(self._local, "staging"):
             self._local.staging = torch.empty(
-                self._buffer_bytes, dtype=torch.uint8, pin_memory=True
+                self._buffer_bytes, dtype=torch.uint8, device="cpu", pin_memory=True
             )
             self._local.stream = torch.cuda.Stream(buffer.device)
         return self._local.staging[: buffer.numel()], self._local.stream
@@ -385,6 +385,6 @@ def round_trip_gb_per_s(
 def _random_bytes(num_bytes: int, seed: int) -> torch.Tensor:
     """Page-aligned; random, because some disks skip or compress zeros."""
     buffer = torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     buffer.view(torch.int64).random_(generator=generator)
     return buffer

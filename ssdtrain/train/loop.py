@@ -85,7 +85,8 @@ def weights_checksum(module: nn.Module) -> int:
         bits = own.contiguous().view(-1).view(torch.uint8)
         for start in range(0, bits.numel(), _CHECKSUM_CHUNK):
             chunk = bits[start : start + _CHECKSUM_CHUNK].to(torch.int64)
-            places = torch.arange(chunk.numel(), device=chunk.device) % 251 + 1
+            places = torch.arange(chunk.numel(), dtype=torch.int64, device=chunk.device)
+            places = places % 251 + 1
             total += int((chunk * places).sum())
     return total
 

@@ -72,7 +72,7 @@ class Ranks:
         """Return the largest of all ranks' values, on every rank."""
         if self.world_size == 1:
             return value
-        shared = torch.tensor(value, device=self.device())
+        shared = torch.tensor(value, dtype=torch.int64, device=self.device())
         distributed.all_reduce(shared, distributed.ReduceOp.MAX)
         return int(shared)
 

@@ -153,7 +153,9 @@ class GraphCopies:
         pins = self._device.torch_device.type == "cuda"
         try:
             with relaxed_capture():
-                return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pins)
+                return torch.empty(
+                    num_bytes, dtype=torch.uint8, device="cpu", pin_memory=pins
+                )
         except RuntimeError:  # there is no more
             return None
 

@@ -298,7 +298,9 @@ def _optimizer(call: Call, make: _Tensors) -> tuple[Call, Body]:
             [make.normal(each).abs_() for _ in range(tensors)] for _ in range(count)
         ]
 
-    steps = [torch.ones((), device=make.device) for _ in range(tensors)]
+    steps = [
+        torch.ones((), dtype=torch.float32, device=make.device) for _ in range(tensors)
+    ]
     if call.variant == "adamw":
         params, grads, means, squares = states(4)
         for square in squares:

@@ -43,7 +43,7 @@ def flags(values: Sequence[bool]) -> Tensor:
 
 def constants(count: int, value: float, *more: int) -> Tensor:
     """`count` (by `more`) constants before they are found."""
-    return torch.full((count, *more), value, dtype=torch.float64)
+    return torch.full((count, *more), value, dtype=torch.float64, device="cpu")
 
 
 def longer(first: Tensor, second: Tensor) -> Tensor:

@@ -100,17 +100,17 @@ def _product_columns(calls: Sequence[Call], spec: Spec) -> Columns:
 def _product_start() -> Parameters:
     """(2, ..): single precision, half."""
     return {
-        "share": torch.full((2, len(TILES)), math.log(0.7)).double(),
-        "start": torch.full((2,), 0.5).double(),
-        "wave": torch.full((2,), 0.5).double(),
-        "memory": torch.ones(2).double(),
-        "write": torch.full((2,), math.log(2e-4)).double(),
-        "split": torch.full((2,), 0.5).double(),
-        "load": torch.full((2,), math.log(4e4)).double(),
-        "tail": torch.ones(2).double(),
-        "batched": torch.zeros(2).double(),
-        "alignment": torch.zeros(2, int(ALIGNED) + 1).double(),
-        "layout": torch.zeros(2, len(LAYOUTS)).double(),
+        "share": constants(2, math.log(0.7), len(TILES)),
+        "start": constants(2, 0.5),
+        "wave": constants(2, 0.5),
+        "memory": constants(2, 1.0),
+        "write": constants(2, math.log(2e-4)),
+        "split": constants(2, 0.5),
+        "load": constants(2, math.log(4e4)),
+        "tail": constants(2, 1.0),
+        "batched": constants(2, 0.0),
+        "alignment": constants(2, 0.0, int(ALIGNED) + 1),
+        "layout": constants(2, 0.0, len(LAYOUTS)),
     }
 
 
@@ -158,7 +158,7 @@ def _attention_columns(calls: Sequence[Call], spec: Spec) -> Columns:
         "backward": numbers(
             [float(call.variant == "backward") for call in calls]
         ).long(),
-        "dim": torch.tensor(nearest),
+        "dim": numbers(nearest).long(),
         "bytes": numbers([call.num_bytes for call in calls]),
         "rate": numbers([rate * 1e6 / spec.num_sms for rate in rates]),
     }
@@ -166,15 +166,15 @@ def _attention_columns(calls: Sequence[Call], spec: Spec) -> Columns:
 
 def _attention_start() -> Parameters:
     """(2, ..): forward, backward."""
-    share = torch.tensor([[math.log(0.5)], [math.log(0.35)]]).expand(-1, len(HEAD_DIMS))
+    share = numbers([math.log(0.5), math.log(0.35)])[:, None]
     return {
-        "share": share.double().clone(),
+        "share": share.repeat(1, len(HEAD_DIMS)),
         "start": numbers([1.0, 2.0]),
-        "block": torch.zeros(2).double(),
-        "pass": torch.full((2,), -2.0).double(),
-        "memory": torch.ones(2).double(),
-        "dropout": torch.full((2,), 0.3).double(),
-        "tail": torch.zeros(2).double(),
+        "block": constants(2, 0.0),
+        "pass": constants(2, -2.0),
+        "memory": constants(2, 1.0),
+        "dropout": constants(2, 0.3),
+        "tail": constants(2, 0.0),
     }
 
 
@@ -221,7 +221,7 @@ def _convolution_columns(calls: Sequence[Call], spec: Spec) -> Columns:
     patch = flags([call.sizes["channels"] < PATCH_CHANNELS for call in calls])
     kernel = torch.log2(sizes(calls, "kernel"))
     return {
-        "group": torch.tensor([_group(call) for call in calls]),
+        "group": numbers([_group(call) for call in calls]).long(),
         "half": flags([ELEMENT_BYTES[call.dtype] < 4 for call in calls]).long(),
         "flops": numbers([call.flops for call in calls]),
         "bytes": numbers([call.num_bytes for call in calls]),

@@ -83,7 +83,7 @@ def products(sizes: Sequence[int], seconds: float) -> list[dict[str, Any]]:
 
 def copies(num_bytes: int, seconds: float) -> dict[str, Any]:
     """Copies within device memory, at length."""
-    a = torch.randn(num_bytes // 4, device="cuda")
+    a = torch.randn(num_bytes // 4, dtype=torch.float32, device="cuda")
     out = torch.empty_like(a)
     return {"kind": "copy", "size": num_bytes, **_run(a, None, out, seconds)}
 

@@ -62,7 +62,7 @@ UPDATES = tuple(sorted(OPTIMIZERS))
 
 def _common(calls: Sequence[Call], variants: Sequence[str]) -> Columns:
     return {
-        "variant": torch.tensor([variants.index(call.variant) for call in calls]),
+        "variant": numbers([variants.index(call.variant) for call in calls]).long(),
         "half": flags([ELEMENT_BYTES[call.dtype] < 4 for call in calls]).long(),
         "read": numbers([call.read_bytes - call.warm_bytes for call in calls]),
         "warm": numbers([call.warm_bytes for call in calls]),

@@ -69,8 +69,8 @@ def measure_host_copy(budget: CopyBudget) -> Link:
 
     largest = max(budget.sizes_bytes)
     # ones, not empty: untouched pages would all be the one zero page.
-    source = torch.ones(largest, dtype=torch.uint8)
-    target = torch.ones(largest, dtype=torch.uint8)
+    source = torch.ones(largest, dtype=torch.uint8, device="cpu")
+    target = torch.ones(largest, dtype=torch.uint8, device="cpu")
     walk = Walk(largest)
 
     def run(size: int, repeats: int) -> float:
@@ -98,7 +98,7 @@ def measure_gpu_copies(device: int, budget: CopyBudget) -> tuple[Link, ...]:
         out_stream = torch.cuda.Stream()
         in_stream = torch.cuda.Stream()
         gpu = torch.zeros(2, largest, dtype=torch.uint8, device=name)
-        host = torch.zeros(2, largest, dtype=torch.uint8, pin_memory=True)
+        host = torch.zeros(2, largest, dtype=torch.uint8, device="cpu", pin_memory=True)
 
         def out(size: int) -> None:
             with torch.cuda.stream(out_stream):

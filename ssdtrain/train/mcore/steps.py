@@ -56,7 +56,8 @@ def mean_loss(counted: Tensor, losses: Tensor) -> tuple[Tensor, dict[str, Tensor
 
 def _gpt(model: Any, inputs: tuple[Any, ...], labels: Tensor) -> Any:
     (ids,) = inputs
-    places = torch.arange(ids.size(1), device=ids.device).expand_as(ids)
+    places = torch.arange(ids.size(1), dtype=torch.int64, device=ids.device)
+    places = places.expand_as(ids)
     return model(ids, places, _causal(ids), labels=labels)
 
 

@@ -46,7 +46,7 @@ class Positions(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden: float [batch, sequence, width]; returns the same shape."""
-        places = torch.arange(hidden.size(1), device=hidden.device)
+        places = torch.arange(hidden.size(1), dtype=torch.int64, device=hidden.device)
         summed: Tensor = self.drop(hidden + self.wpe(places.unsqueeze(0)))
         return summed
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,11 +119,37 @@ def test_an_unreachable_budget_names_the_least_peak() -> None:
     profile = made.drawn(5, 12)
     with pytest.raises(ConfigError, match="least reachable peak") as error:
         choose(profile, Goal(memory_budget_bytes=MB))
-    least = int(str(error.value).split("activations is ")[1].split()[0])
-    plan = choose(profile, Goal(memory_budget_bytes=least))
-    assert plan.prediction is not None and plan.prediction.peak_bytes <= least
+    least, keep, needed = numbers_of(error.value)
+    assert least <= keep and needed <= keep
+    plan = choose(profile, Goal(memory_budget_bytes=needed))
+    assert plan.prediction is not None and plan.prediction.peak_bytes <= needed
     with pytest.raises(ConfigError):
-        choose(profile, Goal(memory_budget_bytes=int(0.9 * least)))
+        choose(profile, Goal(memory_budget_bytes=int(0.9 * needed)))
+
+
+def numbers_of(error: Exception) -> tuple[int, ...]:
+    """The least peak, that of everything kept, and the least budget that it names."""
+    text = r"activations is (\d+) .*kept: (\d+)\).* to at least (\d+),"
+    found = re.search(text, str(error))
+    assert found is not None, error
+    return tuple(map(int, found.groups()))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_refusal_names_more_than_everything_kept(seed: int) -> None:
+    """Also where nothing can leave: a budget of all that a step keeps is enough."""
+    drawn = made.drawn(seed, 3)
+    for host_bytes in (None, 0):
+        profile = replace(drawn, host_bytes=host_bytes)
+        with pytest.raises(ConfigError) as error:
+            choose(profile, Goal(memory_budget_bytes=1))
+        least, keep, needed = numbers_of(error.value)
+        assert least <= needed <= keep
+        for budget in (needed, keep):
+            assert choose(profile, Goal(memory_budget_bytes=budget)).orders
+        spare = Goal(memory_budget_bytes=needed, spare_bytes=needed // 10)
+        with pytest.raises(ConfigError):
+            choose(profile, spare)
 
 
 def test_what_fits_goes_before_what_is_fast() -> None:

@@ -113,32 +113,16 @@ EQUAL: dict[str, Change] = {
     "submodule": replaced,
     "submodules": reordered,
     "weights assigned": assigned,
+    "global": lambda net: SCALES.update(all=0.5),
+    "global object": lambda net: setattr(COUNTS, "scale", 0.5),
+    "global tensor": lambda net: BIAS.update(of=torch.ones(1)),
+    "class": lambda net: setattr(Block, "gain", 0.5),
 }
 ERRORS: dict[str, tuple[Change, type[Exception], str]] = {
-    "global": (
-        lambda net: SCALES.update(all=0.5),
-        RegionError,
-        "the global SCALES, which its code reads",
-    ),
-    "global object": (
-        lambda net: setattr(COUNTS, "scale", 0.5),
-        RegionError,
-        "the global COUNTS, which its code reads",
-    ),
-    "global tensor": (
-        lambda net: BIAS.update(of=torch.ones(1)),
-        RegionError,
-        "the global BIAS, which its code reads",
-    ),
     "global tensor written": (
         lambda net: BIAS["of"].add_(1),
         RegionError,
         "the global BIAS, which its code reads",
-    ),
-    "class": (
-        lambda net: setattr(Block, "gain", 0.5),
-        RegionError,
-        "an attribute of the class Block, which its code reads",
     ),
     "hook": (
         of_blocks(lambda block: block.up.register_forward_hook(lambda *a: a[2] * 2)),

@@ -187,9 +187,7 @@ def train(
             session.close()
 
 
-Case = tuple[
-    Callable[[], Any], Callable[[Any, Tensor], Tensor], Callable[[Any], Any], str
-]
+Case = tuple[Callable[[], Any], Callable[[Any, Tensor], Tensor], Callable[[Any], Any]]
 
 
 def _nothing() -> None:
@@ -210,109 +208,91 @@ CHANGED: dict[str, Case] = {
         lambda: {"a": {"b": 1.0}},
         lambda s, x: x * s.thing["a"]["b"],
         lambda thing: _halve(thing["a"], "b"),
-        "inside its attribute thing",
     ),
     "nested object": (
         lambda: SimpleNamespace(rope=SimpleNamespace(factor=1.0)),
         lambda s, x: x * s.thing.rope.factor,
         lambda thing: setattr(thing.rope, "factor", 0.5),
-        "inside its attribute thing",
     ),
     "slots": (
         Slots,
         lambda s, x: x * s.thing.scale,
         lambda thing: setattr(thing, "scale", 0.5),
-        "inside its attribute thing",
     ),
     "array": (
         lambda: np.ones(1, dtype=np.float32),
         lambda s, x: x * float(s.thing[0]),
         lambda thing: _halve(thing, 0),
-        "inside its attribute thing",
     ),
     "list in a tuple": (
         lambda: ([1.0],),
         lambda s, x: x * s.thing[0][0],
         lambda thing: _halve(thing[0], 0),
-        "inside its attribute thing",
     ),
     "tensor in a tuple": (
         lambda: (torch.zeros(WIDTH),),
         lambda s, x: x + s.thing[0],
         lambda thing: _write(thing[0]),
-        "inside its attribute thing",
     ),
     "module that is registered nowhere": (
         lambda: [nn.Linear(WIDTH, WIDTH)],
         lambda s, x: s.thing[0](x),
         lambda thing: _write(thing[0].bias),
-        "inside its attribute thing",
     ),
     "class as a namespace": (
         _nothing,
         lambda s, x: x * Config.scale,
         lambda _: setattr(Config, "scale", 0.5),
-        "inside the global Config",
     ),
     "class of an object": (
         _nothing,
         lambda s, x: x * HOLDER.scale,
         lambda _: setattr(Holder, "scale", 0.5),
-        "inside the global HOLDER",
     ),
     "bound method": (
         _nothing,
         lambda s, x: BOUND(x),
         lambda _: setattr(HOLDER, "own", 0.5),
-        "inside the global BOUND",
     ),
     "partial function": (
         _nothing,
         lambda s, x: PARTIAL(x),
         lambda _: _halve(PARTIAL.keywords, "by"),
-        "inside the global PARTIAL",
     ),
     "attribute of a function": (
         _nothing,
         lambda s, x: gained(x),
         lambda _: setattr(gained, "gain", 0.5),
-        "inside the global gained",
     ),
     "default": (
         _nothing,
         lambda s, x: of_default(x),
         lambda _: _halve(of_default.__defaults__[0], "a"),  # type: ignore[index]
-        "inside the global of_default",
     ),
     "keyword's default": (
         _nothing,
         lambda s, x: of_keyword(x),
         lambda _: _halve(of_keyword.__kwdefaults__["options"], "a"),
-        "inside the global of_keyword",
     ),
     "module of Python": (
         _nothing,
         lambda s, x: imported(x),
         lambda _: setattr(SETTINGS_FILE, "scale", 0.5),
-        "the global scale, which its code reads",
     ),
     "global array": (
         _nothing,
         lambda s, x: x * float(ARRAY[0]),
         lambda _: _halve(ARRAY, 0),
-        "inside the global ARRAY",
     ),
     "nested global": (
         _nothing,
         lambda s, x: x * NESTED["a"]["b"],
         lambda _: _halve(NESTED["a"], "b"),
-        "inside the global NESTED",
     ),
     "environment": (
         _nothing,
         lambda s, x: x * float(os.environ.get(VARIABLE, "1")),
         lambda _: os.environ.update({VARIABLE: "0.5"}),
-        "inside the environment",
     ),
 }
 GOES_ON: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Tensor], str]] = {
@@ -370,7 +350,6 @@ GOES_ON: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Tensor], str
 }
 
 
-_ANY = "the global OTHERS, which its code reads"
 _BY_OTHERS: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Tensor]]] = {
     "function": (lambda: by_others, lambda s, x: s.thing(x)),
     "lambda": (lambda: lambda x: by_others(x), lambda s, x: s.thing(x)),
@@ -387,22 +366,31 @@ _BY_OTHERS: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Tensor]]]
     "new object": (_nothing, lambda s, x: Doer()(x)),
 }
 CHANGED |= {
-    f"global of a {name}": (*case, lambda _: _halve(OTHERS, "x"), _ANY)
+    f"global of a {name}": (*case, lambda _: _halve(OTHERS, "x"))
     for name, case in _BY_OTHERS.items()
 }
 
 
-@pytest.mark.parametrize("name", CHANGED)
-def test_what_changes_deep_inside_is_an_error(name: str) -> None:
-    make, read, change, text = CHANGED[name]
-    assert train(make, read, change, False)[0]
-    with pytest.raises(RegionError, match=text):
-        train(make, read, change, True)
+WRITTEN = ("tensor in a tuple", "module that is registered nowhere")
+"""Tensors, whose bytes are gone."""
 
 
 @pytest.mark.parametrize("name", CHANGED)
+def test_what_changes_deep_inside_is_put_back_for_the_rerun(name: str) -> None:
+    make, read, change = CHANGED[name]
+    theirs, _ = train(make, read, change, False)
+    if name in WRITTEN:
+        with pytest.raises(RegionError, match="inside its attribute thing"):
+            train(make, read, change, True)
+        return
+    ours, refused = train(make, read, change, True)
+    assert not refused
+    assert same_bits(ours, theirs)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
 def test_what_stays_runs_again(name: str) -> None:
-    make, read, _, _ = CHANGED[name]
+    make, read, _ = CHANGED[name]
     ours, refused = train(make, read, None, True)
     assert not refused
     assert same_bits(ours, train(make, read, None, False)[0])
