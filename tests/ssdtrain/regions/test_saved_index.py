@@ -1,0 +1,231 @@
+"""Tensors of a region that is known to run again: told by their index alone."""
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ssdtrain
+from ssdtrain.cache.cache import TensorCache
+from ssdtrain.errors import InPlaceError, RegionError
+from tests.ssdtrain.unseen import Owner
+
+SETTINGS: dict[str, Any] = {"plan": "keep-all", "recompute": "regions", "min_bytes": 0}
+
+
+class Block(nn.Module):
+    """A layer; `act` is what its forward does besides."""
+
+    def __init__(self, act: Any = None) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (batch, 8)."""
+        hidden = torch.tanh(self.up(x))
+        if self.act is not None:
+            hidden = self.act(hidden)
+        return x + self.down(hidden)
+
+
+def net(act: Any = None) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block(act) for _ in range(3)), nn.Linear(8, 1))
+
+
+def train(model: nn.Module, num_steps: int = 4) -> list[Tensor]:
+    """Gradients of each step."""
+    found = []
+    for number in range(num_steps):
+        torch.manual_seed(number)
+        model(torch.randn(4, 8)).square().mean().backward()
+        found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        model.zero_grad()
+    return found
+
+
+def settle(model: nn.Module) -> None:
+    """Two steps: each region has been found clean."""
+    train(model, 2)
+
+
+def sparse(hidden: Tensor) -> Tensor:
+    """Saves a sparse tensor."""
+    lead = torch.eye(4).to_sparse()
+    return torch.sparse.mm(lead, hidden) + hidden
+
+
+def twice(hidden: Tensor) -> Tensor:
+    """Saves views of one tensor, and one tensor several times."""
+    left, right = hidden.chunk(2, -1)
+    return (
+        torch.cat([left * right, hidden[:, ::2] * hidden[:, 1::2]], -1) * hidden.exp()
+    )
+
+
+def statistics(hidden: Tensor) -> Tensor:
+    """Saves integers and tensors without history."""
+    order = hidden.argsort(-1)
+    return hidden.gather(-1, order) * torch.arange(16.0)
+
+
+@pytest.mark.parametrize("act", [None, sparse, twice, statistics, nn.Dropout(0.5)])
+def test_gradients_are_bitwise_those_of_plain(act: Any) -> None:
+    expected = train(net(act), 5)
+    model = net(act)
+    with ssdtrain.offload(model, **SETTINGS) as session:
+        found = train(model, 5)
+        assert session.last_step is not None
+        assert session.last_step.bytes_recomputed > 0
+    assert all(map(torch.equal, found, expected))
+
+
+def test_the_general_path_sees_no_tensor_of_the_forward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[int] = []
+    pack = TensorCache.pack
+
+    def counted(self: TensorCache, tensor: Tensor) -> Any:
+        if self.regions.current is not None:
+            seen.append(tensor.numel())
+        return pack(self, tensor)
+
+    monkeypatch.setattr(TensorCache, "pack", counted)
+    model = net()
+    with ssdtrain.offload(model, **SETTINGS):
+        settle(model)
+        assert seen
+        seen.clear()
+        train(model, 1)
+    assert not seen
+
+
+def test_nothing_is_held_behind_the_forward() -> None:
+    alive: list[weakref.ref[Any]] = []
+    owner = Owner(alive)
+    unseen = owner.proxy()
+
+    def note(hidden: Tensor) -> Tensor:
+        made = hidden.exp()
+        unseen.value.append(weakref.ref(made.untyped_storage()))
+        return made * made
+
+    model = net(note)
+    with ssdtrain.offload(model, **SETTINGS):
+        settle(model)
+        alive.clear()
+        loss = model(torch.randn(4, 8)).mean()
+        gc.collect()
+        assert [each() for each in alive] == [None] * 3
+        loss.backward()
+        gc.collect()
+        assert [each() for each in alive] == [None] * 6
+
+
+def write_inside(hidden: Tensor) -> Tensor:
+    """Changes what its own operator has saved."""
+    made = hidden.exp()
+    again = made * 2
+    made.add_(1)
+    return again
+
+
+def test_a_change_inside_the_forward_raises_as_plain_does() -> None:
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        train(net(write_inside), 1)
+    model = net()
+    with ssdtrain.offload(model, **SETTINGS):
+        settle(model)
+        model[1].act = write_inside
+        loss = model(torch.randn(4, 8)).mean()
+        with pytest.raises(InPlaceError):
+            loss.backward()
+
+
+def test_a_change_behind_the_forward_raises_as_plain_does() -> None:
+    leaked: list[Tensor] = []
+    owner = Owner(leaked)
+    unseen = owner.proxy()
+
+    def leak(hidden: Tensor) -> Tensor:
+        made = hidden.exp()
+        unseen.value.append(made)
+        return made * made
+
+    for settings in (None, SETTINGS):
+        model = net(leak)
+        session = None if settings is None else ssdtrain.offload(model, **settings)
+        settle(model)
+        leaked.clear()
+        loss = model(torch.randn(4, 8)).mean()
+        with torch.no_grad():
+            leaked[-1].add_(1)
+        error = RuntimeError if settings is None else InPlaceError
+        with pytest.raises(error, match="inplace operation"):
+            loss.backward()
+        if session is not None:
+            session.close()
+
+
+def test_a_rerun_that_saves_others_is_an_error() -> None:
+    width = Owner(16)
+    unseen = width.proxy()
+
+    def narrow(hidden: Tensor) -> Tensor:
+        made = hidden[:, : unseen.value].exp()
+        return hidden * made.sum()
+
+    model = net(narrow)
+    with ssdtrain.offload(model, **SETTINGS):
+        settle(model)
+        loss = model(torch.randn(4, 8)).mean()
+        width.value = 8
+        with pytest.raises(RegionError, match="now that it ran again"):
+            loss.backward()
+
+
+def test_noise_that_is_drawn_after_it_was_saved_is_refused() -> None:
+    model = net()
+    with ssdtrain.offload(model, **SETTINGS):
+        settle(model)
+        model[1].act = nn.RReLU()
+        loss = model(torch.randn(4, 8)).mean()
+        with pytest.raises(InPlaceError, match="rrelu"):
+            loss.backward()
+
+
+def test_two_backwards_of_one_forward() -> None:
+    def gradients(model: nn.Module) -> list[Tensor]:
+        x = torch.ones(4, 8, requires_grad=True)
+        loss = model(x).square().mean()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        assert x.grad is not None
+        return [x.grad, *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    expected = gradients(net())
+    model = net()
+    with ssdtrain.offload(model, **SETTINGS):
+        settle(model)
+        assert all(map(torch.equal, gradients(model), expected))
+
+
+def test_what_nobody_asks_for_goes_when_backward_ends() -> None:
+    model = net()
+    with ssdtrain.offload(model, **SETTINGS) as session:
+        settle(model)
+        train(model, 1)
+        assert session.last_step is not None
+        usual = session.last_step.saved_peak_bytes
+        for _ in range(3):
+            loss = model(torch.randn(4, 8)).mean()
+            torch.autograd.grad(loss, [model[2].down.weight], retain_graph=True)
+            torch.autograd.grad(loss, [model[2].down.weight])
+            del loss
+        train(model, 1)
+        assert session.last_step.saved_peak_bytes == usual
