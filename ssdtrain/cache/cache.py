@@ -171,7 +171,7 @@ class TensorCache:
             pack, unpack = unseen(pack), unseen(unpack)
         if self.meter is not None:
             pack, unpack = self.meter.around(pack, unpack)
-        if self.lanes.current.run is None or not self._is_left_alone():
+        if self.lanes.current.run is None or not self.is_left_alone():
             pack, unpack = untraced(pack), untraced(unpack)
         pack = owned(pack, self, hold)
         hooks = ForwardHooks(pack, unpack)
@@ -195,7 +195,7 @@ class TensorCache:
         """Around one forward with hooks."""
         return nullcontext() if self.timer is None else self.timer.forward()
 
-    def _is_left_alone(self) -> bool:
+    def is_left_alone(self) -> bool:
         """Whether Dynamo does not trace what a table's hooks run."""
         if not self._left_alone:
             rooms = ("cache", "observe", "transfer", "counters", "regions")
@@ -471,8 +471,6 @@ class TensorCache:
         """Whether nobody asks what a region saves: no plan counts it, nobody observes
         or verifies it, and the region is known to run again."""
         course = self.course
-        if not self._is_left_alone():
-            return False
         return (
             call.region.watch.is_trusted
             and not course.observer.listens

@@ -28,7 +28,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +70,7 @@ from ssdtrain.cache.savedindex import (
 from ssdtrain.cache.scope import OWNER
 from ssdtrain.cache.state import Holding, RecordState
 from ssdtrain.cache.table import RegionPart
+from ssdtrain.cache.traced import untraced
 from ssdtrain.cache.wrapped import as_made, bytes_of, counter_of
 from ssdtrain.counters import Count, Fallback
 from ssdtrain.errors import ForkedError, InPlaceError, RegionError
@@ -137,16 +138,6 @@ def offsets_of(tensor: Tensor) -> Tensor | None:
     return found
 
 
-class Use(Protocol):
-    """What a plan does around the use of a tensor."""
-
-    def begin(self) -> int | None:
-        """Backward asks for it."""
-
-    def end(self, at: int | None) -> None:
-        """It is there; `at` is what `begin` gave."""
-
-
 class PlaceHandle(Handle):
     """A saved tensor of a region call that is no record: too small, or a row of a
     table."""
@@ -155,7 +146,6 @@ class PlaceHandle(Handle):
         "call",
         "counter",
         "num_bytes",
-        "on_use",
         "tensor",
         "version",
         "written_late",
@@ -173,8 +163,6 @@ class PlaceHandle(Handle):
         """Whether its operator may have filled it after autograd saved it."""
         self.num_bytes = num_bytes
         """Bytes that the ledger counts for it while its tensor is here."""
-        self.on_use: Use | None = None
-        """What the plan does around its use; None: nothing."""
         self.number = -1
         self.epsilon = None
         self.seal = None
@@ -216,9 +204,6 @@ class PlaceHandle(Handle):
             check_version(counter, self.version, self.name)
         if self.written_late and call.drops:
             check_late_writer(self)
-        on_use, at = self.on_use, None
-        if on_use is not None:
-            at = on_use.begin()
         tensor = self.tensor
         if tensor is None:
             tensor = call.made_for(self)
@@ -226,8 +211,6 @@ class PlaceHandle(Handle):
             self.tensor = None
             if self.num_bytes:
                 call.handed_over(self.num_bytes)
-        if on_use is not None:
-            on_use.end(at)
         return tensor
 
     def drop(self, nothing: Tensor) -> None:
@@ -325,8 +308,6 @@ class RegionCall:
         """Storages whose bytes are booked, by version; None before the first one."""
         self._held_bytes = 0
         """Booked for handles that are no records."""
-        self._planned_bytes = 0
-        """Of these: by rows, and not in the ledger before the forward has ended."""
         self._random = RandomState.now(device)
         self._random_end: RandomState | None = None
         """Where the generators stood behind the forward, if it draws."""
@@ -496,25 +477,6 @@ class RegionCall:
             return keep(tensor)
         return self.hold(tensor)
 
-    def hold_planned(self, tensor: Tensor, num_bytes: int) -> PlaceHandle:
-        """The next place, for a row of a table: plain bytes, of which so many count."""
-        handle = PlaceHandle(self, tensor, num_bytes)
-        owner = weakref.ref(handle)
-        self._places.append(Place((tensor.shape, tensor.dtype, tensor.stride(), owner)))
-        verifier = self._cache.verifier
-        if verifier.left > 0:
-            verifier.left -= 1
-        else:
-            verifier.seal(handle, tensor)
-        self._held_bytes += num_bytes
-        self._planned_bytes += num_bytes
-        return handle
-
-    def place(self, tensor: Tensor, handle: Any) -> None:
-        """The next place; the tensor is stored."""
-        self._attention.stored(len(self._places), handle)
-        self._places.append(place_of(tensor, None))
-
     @property
     def num_places(self) -> int:
         """Tensors saved so far that are no parameters."""
@@ -564,12 +526,13 @@ class RegionCall:
         region.layout = saved.look(region.layout, arguments)
         if self.part is not None:
             self.run.leave_region(self.part, saved.layout.looks)
-        self._held_bytes = self._planned_bytes = saved.layout.num_bytes
+        self._held_bytes = num_bytes = saved.layout.num_bytes
+        self.holding.live_bytes += num_bytes
+        self._cache.ledger.live(num_bytes)
 
     def abort(self) -> None:
         """The forward raised: what it saved is stored, and goes with its graph."""
         self.saved.keep()
-        self._book_planned()
         self._slow.clear()
         self._before.forget()
         self._inputs.clear()
@@ -602,7 +565,6 @@ class RegionCall:
         if self.by_index:
             self._settle_saved()
         self._booked = None
-        self._book_planned()
         booked = {Count.SAVED: self._held_bytes}
         if not self.drops:
             booked[Count.KEPT] = self._held_bytes
@@ -622,13 +584,6 @@ class RegionCall:
         for tensor in saved.drop(cache.nothing):
             if tensor.numel():
                 cache.offloader.fall_back(Fallback.KEPT_UNSUPPORTED)
-
-    def _book_planned(self) -> None:
-        """All of the rows' bytes at once: while the forward ran they were alive."""
-        num_bytes, self._planned_bytes = self._planned_bytes, 0
-        if num_bytes:
-            self.holding.live_bytes += num_bytes
-            self._cache.ledger.live(num_bytes)
 
     # -- backward -----------------------------------------------------------------
 
@@ -1094,6 +1049,8 @@ class Regions:
         call.by_index = True
         call.seal_at(self.cache.verifier.left)
         pack, unpack = hooks_of(call, self.unpack)
+        if not self.cache.is_left_alone():
+            pack, unpack = untraced(pack), untraced(unpack)
         setattr(pack, OWNER, self.cache)
         hooks = ForwardHooks(pack, unpack)
         hooks.__enter__()

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterViewHandle
 from ssdtrain.cache.identity import View, parameter_of
@@ -387,7 +386,7 @@ class RegionRow:
         """Of its record; 0: another row counts them."""
 
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
-        """Outside of its region, or no plain tensor: see `Run.hooks`."""
+        """Not in a region that runs again: see `Run.enter_region`."""
         return run.leave_table(tensor)
 
 
@@ -413,40 +412,21 @@ class RegionItemRow:
         self.marks = spec.marks
 
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
-        """A place in the running region."""
-        return run.remake(self, tensor, self.own_bytes)
-
-
-class PlannedUse:
-    """The use of a `RegionItemRow`."""
-
-    __slots__ = ("row", "run")
-
-    def __init__(self, row: RegionItemRow, run: "Run") -> None:
-        self.row = row
-        self.run = run
-
-    def begin(self) -> int | None:
-        """Count it, and release what is due."""
-        return self.run.begin_use(self.row)
-
-    def end(self, at: int | None) -> None:
-        """Load what the plan wants back by now."""
-        self.run.end_use(at)
+        """As `RegionRow`."""
+        return run.leave_table(tensor)
 
 
 class PlacedRow:
-    """A tensor that is stored, and saved in a region's forward: it has a place there,
-    so that those behind it find theirs in a re-run."""
+    """A tensor that is stored, and saved in the forward of a region that runs again."""
 
     __slots__ = ("inner",)
 
     def __init__(self, inner: Row) -> None:
         self.inner = inner
 
-    def pack(self, tensor: Tensor, run: "Run") -> Any:
-        """The handle of its own row."""
-        return run.pack_placed(self.inner, tensor)
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """As `RegionRow`."""
+        return run.leave_table(tensor)
 
 
 class WrappedRow:
@@ -531,16 +511,3 @@ def moving(row: Row) -> Row | None:
     """What may move bytes there: the row, or that of what its recipe stores."""
     row = bare(row)
     return row.copy if type(row) is RebuiltRow else row
-
-
-def is_like(tensor: Tensor, row: RegionRow) -> bool:
-    """Whether these are plain bytes of the row's size, and no parameter's."""
-    if type(tensor) is not Tensor or tensor.layout is not torch.strided:
-        return False
-    base = tensor._base
-    return (
-        (base is None or type(base) is Tensor)
-        and not (tensor.is_nested or tensor.is_quantized)
-        and forward_ad._current_level < 0
-        and tensor.nbytes == row.num_bytes
-    )

@@ -36,14 +36,11 @@ from ssdtrain.cache.rows import (
     MoveRow,
     ParameterRow,
     ParameterViewRow,
-    PlannedUse,
     RebuiltAgainRow,
     RebuiltRow,
     RegionItemRow,
-    RegionRow,
     Row,
     StayRow,
-    is_like,
 )
 from ssdtrain.cache.savedindex import SealedIndex
 from ssdtrain.cache.spec import NOTHING, Behind
@@ -72,7 +69,6 @@ class Run:
         self.may_move: Callable[[Tensor], bool] = cache.is_movable
         self.nothing: Tensor = cache.nothing
         """Empty, on the device, for probes of versions."""
-        self._regions = cache.regions
         self._rows: Iterator[Row] = iter(table.rows)
         self.following: Callable[[], Row] = self._rows.__next__
         """The row of the next tensor."""
@@ -98,7 +94,6 @@ class Run:
     def hooks(self) -> tuple[Pack, Unpack]:  # noqa: C901 (in place: no calls)
         """What autograd calls. The rows that most tensors have are served in place."""
         general, pid, getpid = self.bring_back, self._cache.owner.pid, os.getpid
-        regions, graph_task = self._regions, torch._C._current_graph_task_id
         dispatching, overriding, inferring = modes.ASKED
         telling = self._table.telling
 
@@ -128,10 +123,6 @@ class Run:
                     ):
                         view = base, tensor._version, tensor.detach()
                         return ParameterViewHandle(view)
-                elif type(row) is RegionRow:
-                    call = regions.current
-                    if call is not None and graph_task() == -1 and is_like(tensor, row):
-                        return call.hold_planned(tensor, row.own_bytes)
                 if getpid() != pid:  # see [Note: after a fork]
                     return self._generally(tensor)
                 if type(row) is HostRow and tensor.nbytes == row.num_bytes:
@@ -211,45 +202,6 @@ class Run:
                 self.keep(row)
             return KeptItemHandle(tensor.detach(), tensor._version, row, self)
         return KeptHandle((tensor.detach(), tensor._version))
-
-    def remake(
-        self, row: RegionRow | RegionItemRow, tensor: Tensor, own_bytes: int
-    ) -> Handle:
-        """A place in the running region, whose forward will make it again."""
-        call = self._regions.current
-        if call is None or not self.may_move(tensor):
-            return self.leave_table(tensor)
-        handle = call.hold_planned(tensor, own_bytes)
-        if type(row) is RegionItemRow:
-            handle.on_use = PlannedUse(row, self)
-            with self._lock:
-                self._cache.collect()
-                self._cache.course.mark += row.marks + row.behind.marks
-                if row.behind is not NOTHING:
-                    self._live_behind(row.behind)
-                self._course.num_items = max(self._course.num_items, row.item + 1)
-                self._cache.moves.release_due()
-        return handle  # type: ignore[no-any-return]
-
-    def remake_resized(self, row: RegionRow | RegionItemRow, tensor: Tensor) -> Handle:
-        """As `remake`, for a tensor of another size."""
-        return self.remake(row, tensor, tensor.nbytes if row.own_bytes else 0)
-
-    def pack_placed(self, row: Any, tensor: Tensor) -> Any:
-        """As its own row does, and with a place in the running region."""
-        call = self._regions.current
-        if call is None or not self.may_move(tensor):
-            return self.leave_table(tensor)
-        num_places = call.num_places
-        if type(row) in SIZED and tensor.nbytes != row.num_bytes:
-            handle = self.pack_resized(row, tensor)
-        elif type(row) is KeptRow:
-            handle = KeptHandle((tensor.detach(), tensor._version))
-        else:
-            handle = row.pack(tensor, self)
-        if call.num_places == num_places:  # the general path gives one by itself
-            call.place(tensor, handle)
-        return handle
 
     def enter_region(self, number: int) -> RegionPart | None:
         """The forward of a region call begins that runs again: pass over its rows.
@@ -699,7 +651,7 @@ AT_HAND = (RecordState.BACK, RecordState.KEPT)
 """Bytes that are on the device, and are to stay for now."""
 ROUNDING = 1e-3
 """Of a lane's bytes: views do not fill what they are views of."""
-SIZED = frozenset({*STORING, RegionRow, RegionItemRow})
+SIZED = frozenset(STORING)
 """Rows that serve a tensor of another size."""
 RESIZED = {
     MoveRow: Run.move,
@@ -707,6 +659,4 @@ RESIZED = {
     StayRow: Run.stay,
     HostAgainRow: Run.send_again,
     AgainRow: Run.move_again,
-    RegionRow: Run.remake_resized,
-    RegionItemRow: Run.remake_resized,
 }

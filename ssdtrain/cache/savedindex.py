@@ -91,8 +91,15 @@ class SealedIndex(Handle):
     __slots__ = ("index",)
 
     def __init__(self, index: SavedIndex) -> None:
-        super().__init__(index.source)
         self.index = index
+        self.number = -1
+        self.epsilon = None
+        self.seal = None
+
+    @property
+    def source(self) -> FromRegion:  # type: ignore[override]
+        """No recipe reads it."""
+        return self.index.source
 
     def get(self) -> Tensor:
         """The tensor; see `RegionCall.use`."""
@@ -256,7 +263,7 @@ def _own_bytes(tensors: list[Tensor], arguments: list[Tensor]) -> list[int]:
     return found
 
 
-def hooks_of(
+def hooks_of(  # noqa: C901 (in place: no calls)
     call: "RegionCall", unpack_others: Callable[[Any], Tensor]
 ) -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
     """The hooks of one region call.
@@ -290,7 +297,7 @@ def hooks_of(
                 return ParameterViewHandle(view)
         elif kind is Parameter:
             call.parameter_bytes += tensor.nbytes
-            return ParameterHandle((tensor, tensor._version))
+            return ParameterHandle((tensor, tensor._version))  # type: ignore[arg-type]
         return call.save(tensor)
 
     def unpack(handle: Any) -> Tensor:
