@@ -6,6 +6,17 @@ from typing import Protocol
 import torch
 
 _WEIGHTS = (torch.int32, torch.int64, torch.float32, torch.float64)
+# Types that hold more, exactly.
+_WIDER = {
+    torch.bool: torch.int32,
+    torch.uint8: torch.int32,
+    torch.int8: torch.int32,
+    torch.int16: torch.int32,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+}
 
 
 class _Numbered(Protocol):
@@ -29,7 +40,8 @@ class Graph:
     """int32 or int64, shape (num_edges,), CPU; contiguous."""
 
     weights: torch.Tensor | None = None
-    """int32, int64, float32 or float64, shape (num_edges,), CPU; contiguous."""
+    """int32, int64, float32 or float64, shape (num_edges,), CPU; contiguous.
+    Detached."""
 
     symmetric: bool = False
     """Whether every edge is stored in both directions. Taken on trust: traversal then
@@ -52,6 +64,8 @@ class Graph:
                 f"{list(weights.shape)}"
             )
         _check_memory("weights", weights)
+        # Draws and paths are no functions of them that have gradients.
+        object.__setattr__(self, "weights", weights.detach())
 
     def _check_offsets(self) -> None:
         offsets = self.offsets
@@ -125,14 +139,17 @@ class Graph:
                 May lie on a GPU, where sorting is faster; the result is on the CPU.
             num_nodes: number of nodes.
             symmetric: add every edge backwards too, and drop duplicates. With weights
-                duplicates stay.
-            weights: one an edge, see `Graph.weights`.
+                duplicates stay. An edge from a node to itself is stored once.
+            weights: one an edge, see `Graph.weights`; bool, shorter integers and half
+                precision are widened.
             outgoing: list each node's targets, for traversal; its sources otherwise.
             num_sources: of sources, where they are of another type than targets.
 
         Raises:
-            ValueError: wrong shape, no integers, or a node out of range.
+            ValueError: wrong shape, no integers, a node out of range, or more nodes
+                than pairs of them can be numbered (about 3 billion).
         """
+        edge_index = plain(edge_index)
         if edge_index.dim() != 2 or edge_index.shape[0] != 2:
             raise ValueError(
                 "edge_index: expects shape (2, num_edges), got "
@@ -158,13 +175,23 @@ class Graph:
                 f"symmetric={symmetric}, outgoing={outgoing}"
             )
         num_others = num_nodes if num_sources is None else num_sources
+        if num_nodes * num_others > torch.iinfo(torch.int64).max:
+            raise ValueError(
+                "num_nodes: expects at most 2**63 pairs of nodes, got "
+                f"{num_nodes} times {num_others}: make Graph(offsets=..., "
+                "neighbors=...) from sorted edges"
+            )
         owner, other = (source, target) if outgoing else (target, source)
         key = owner * num_others + other
         if symmetric:
-            key = torch.cat([key, other * num_nodes + owner])
+            apart = owner != other
+            key = torch.cat([key, (other * num_nodes + owner)[apart]])
         if weights is not None:
+            weights = widened(weights).detach().to(key.device)
+            if symmetric:
+                weights = torch.cat([weights, weights[apart]])
             key, order = key.sort(stable=True)
-            weights = (weights.repeat(2) if symmetric else weights)[order].cpu()
+            weights = weights[order].cpu()
         else:
             key = torch.unique(key) if symmetric else key.sort().values
         counts = torch.bincount(key // max(1, num_others), minlength=num_nodes)
@@ -203,6 +230,22 @@ class Graph:
 def is_integer(dtype: torch.dtype) -> bool:
     """Whether numbers of that type may number nodes; a mask may not."""
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def widened(weights: torch.Tensor) -> torch.Tensor:
+    """Weights in a type that `Graph` takes, where one holds them exactly."""
+    return weights.to(_WIDER.get(weights.dtype, weights.dtype))
+
+
+def plain(edge_index: torch.Tensor) -> torch.Tensor:
+    """The tensor that a PyG ``EdgeIndex`` wraps; any other as it is."""
+    found: torch.Tensor = getattr(edge_index, "as_tensor", lambda: edge_index)()
+    return found
+
+
+def one_each(weights: torch.Tensor) -> torch.Tensor:
+    """PyG's weights of shape (num_edges, 1) as (num_edges,)."""
+    return weights.squeeze(1) if weights.shape[1:] == (1,) else weights
 
 
 def check_nodes(

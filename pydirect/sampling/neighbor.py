@@ -3,7 +3,8 @@
 Written in whole-tensor operations, which release the interpreter lock, so that several
 threads sample several batches at once. The semantics are those of PyG's
 ``NeighborLoader`` with its defaults: hop h samples neighbours of the nodes that hop
-h - 1 has added, and every node appears once in a batch.
+h - 1 has added, and every node appears once in a batch. A node that is twice among the
+seeds has a row for each, and edges lead from the first.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,8 @@ class SampledBatch:
     """A sampled subgraph, with node numbers of its own."""
 
     node_ids: torch.Tensor
-    """int64, shape (num_nodes,): global ids; the seeds come first, then hop by hop."""
+    """int64, shape (num_nodes,): global ids; the seeds come first, as they were
+    given, then hop by hop."""
 
     edge_index: torch.Tensor
     """int64, shape (2, num_edges): local sources and targets, hop by hop."""
@@ -61,21 +63,21 @@ class NeighborSampler:
         """Sample the neighbourhood of ``seeds``.
 
         Args:
-            seeds: int64, shape (num_seeds,), CPU, distinct nodes.
+            seeds: int64, shape (num_seeds,), CPU.
             seed: random seed: the batch depends on nothing else.
 
         Raises:
-            ValueError: seeds that are not distinct, or no nodes.
+            ValueError: seeds that are no nodes.
         """
         check_nodes("seeds", seeds, self._graph.num_nodes)
         generator = torch.Generator().manual_seed(seed)
         local = self._local
-        local[seeds] = torch.arange(len(seeds))
+        local[seeds] = len(seeds)
+        numbers = torch.arange(len(seeds), device="cpu")
+        local.scatter_reduce_(0, seeds, numbers, "amin")
         nodes, edges = [seeds], []
         num_nodes = len(seeds)
         try:
-            if not bool((local[seeds] == torch.arange(len(seeds))).all()):
-                raise ValueError("seeds: expects distinct nodes, got a node twice")
             frontier, first = seeds, 0
             for fanout in self._fanouts:
                 source, target = self._hop(frontier, fanout, generator)

@@ -116,7 +116,7 @@ def hit_ratio(accesses: torch.Tensor, score: torch.Tensor, share: float) -> floa
     if not bool((accesses > 0).any()):
         return 0.0
     kept = score.argsort(descending=True, stable=True)[: round(share * len(score))]
-    return float(accesses[kept].sum() / accesses.sum())
+    return float(accesses[kept].double().sum() / accesses.double().sum())
 
 
 def _iterate(
