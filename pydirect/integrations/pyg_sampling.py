@@ -80,7 +80,9 @@ class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
         self._hetero = isinstance(data, HeteroData)
         self._output = torch.device(output_device)
         self._seed, self._batches, self._process = seed, 0, os.getpid()
-        self._workers = torch.zeros(_MOST_WORKERS, dtype=torch.int64).share_memory_()
+        self._workers = torch.zeros(
+            _MOST_WORKERS, dtype=torch.int64, device="cpu"
+        ).share_memory_()
         self._original: dict[EdgeType, torch.Tensor] = {}
         graphs: dict[EdgeType, ResidentGraph] = {}
         for kind in _kinds(data):
@@ -212,7 +214,7 @@ def _graph_of(
     sizes = _num_nodes(data)
     source, target = plain(store.edge_index.cpu())
     order = torch.argsort(target, stable=True)
-    offsets = torch.zeros(sizes[kind[2]] + 1, dtype=torch.int64)
+    offsets = torch.zeros(sizes[kind[2]] + 1, dtype=torch.int64, device="cpu")
     if len(target):
         low, high = (int(v) for v in torch.aminmax(target))
         if low < 0 or high >= sizes[kind[2]]:

@@ -150,21 +150,7 @@ class Graph:
                 than pairs of them can be numbered (about 3 billion).
         """
         edge_index = plain(edge_index)
-        if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-            raise ValueError(
-                "edge_index: expects shape (2, num_edges), got "
-                f"{list(edge_index.shape)}"
-            )
-        kind = edge_index.dtype
-        if edge_index.numel() and not is_integer(kind):
-            raise ValueError(f"edge_index: expects integers, got {edge_index.dtype}")
-        if num_nodes < 0:
-            raise ValueError(f"num_nodes: expects 0 or more, got {num_nodes}")
-        if weights is not None and weights.shape != edge_index.shape[1:]:
-            raise ValueError(
-                f"weights: expects one for each of {edge_index.shape[1]} edges, got "
-                f"shape {list(weights.shape)}"
-            )
+        _check_edges(edge_index, num_nodes, weights)
         source, target = edge_index.long()
         if edge_index.numel():
             _check_ends(source, num_nodes if num_sources is None else num_sources)
@@ -212,7 +198,9 @@ class Graph:
         """PyG's form: int64, shape (2, num_edges), sources then targets, where lists
         hold sources. Of a graph made with ``outgoing=True`` flip the rows."""
         targets = torch.repeat_interleave(
-            torch.arange(self.num_nodes), self.degrees(), output_size=self.num_edges
+            torch.arange(self.num_nodes, device="cpu"),
+            self.degrees(),
+            output_size=self.num_edges,
         )
         return torch.stack([self.neighbors.long(), targets])
 
@@ -277,6 +265,25 @@ def check_one_type(user: str, graph: _Numbered) -> None:
         raise ValueError(
             f"{user} expects neighbours that are the graph's own nodes, got a graph of "
             "two types (num_sources), which HeteroDeviceSampler draws from"
+        )
+
+
+def _check_edges(
+    edge_index: torch.Tensor, num_nodes: int, weights: torch.Tensor | None
+) -> None:
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        raise ValueError(
+            f"edge_index: expects shape (2, num_edges), got {list(edge_index.shape)}"
+        )
+    kind = edge_index.dtype
+    if edge_index.numel() and not is_integer(kind):
+        raise ValueError(f"edge_index: expects integers, got {edge_index.dtype}")
+    if num_nodes < 0:
+        raise ValueError(f"num_nodes: expects 0 or more, got {num_nodes}")
+    if weights is not None and weights.shape != edge_index.shape[1:]:
+        raise ValueError(
+            f"weights: expects one for each of {edge_index.shape[1]} edges, got "
+            f"shape {list(weights.shape)}"
         )
 
 

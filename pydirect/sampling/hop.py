@@ -139,17 +139,19 @@ class CpuHopper:
         if draw.fanout == 0:
             return nothing(nodes.device)
         counts = counts_of(graph, nodes, draw)
-        target = torch.repeat_interleave(torch.arange(len(nodes)), counts)
+        target = torch.repeat_interleave(torch.arange(len(nodes), device="cpu"), counts)
         start = counts.cumsum(0) - counts
-        rank = torch.arange(len(target)) - start[target]
+        rank = torch.arange(len(target), device="cpu") - start[target]
         edge = _draw(graph, nodes, counts, draw, rank, target)
         neighbor = graph.neighbors_at(edge)
-        position = torch.arange(len(edge), dtype=torch.int32)
+        position = torch.arange(len(edge), dtype=torch.int32, device="cpu")
         known.slot.scatter_reduce_(0, neighbor, position, "amin")
         fresh = known.slot[neighbor] == position
         added = neighbor[fresh]
         last = known.count + len(added)
-        known.slot[added] = -1 - torch.arange(known.count, last, dtype=torch.int32)
+        known.slot[added] = -1 - torch.arange(
+            known.count, last, dtype=torch.int32, device="cpu"
+        )
         source = -1 - known.slot[neighbor].long()
         return Hop(edge=edge, source=source, target=target, added=added)
 
@@ -194,7 +196,7 @@ def _uniform(
     parts = philox.uniform(nodes[rows], 0, num, key=draw.key, relation=draw.relation)
     if draw.replace:
         return begin[rows][:, None] + (parts * size[:, None]).long()
-    last = size[:, None] - num + torch.arange(num)
+    last = size[:, None] - num + torch.arange(num, device="cpu")
     chosen = (parts * (last + 1)).long()
     for j in range(1, num):  # Floyd's algorithm
         taken = (chosen[:, :j] == chosen[:, j : j + 1]).any(1)

@@ -57,7 +57,9 @@ class NeighborSampler:
         self._graph = graph
         self._fanouts = tuple(fanouts)
         # Local number of each global node, -1 where the batch does not have it.
-        self._local = torch.full((graph.num_nodes,), -1, dtype=torch.int64)
+        self._local = torch.full(
+            (graph.num_nodes,), -1, dtype=torch.int64, device="cpu"
+        )
 
     def sample(self, seeds: torch.Tensor, seed: int) -> SampledBatch:
         """Sample the neighbourhood of ``seeds``.
@@ -104,10 +106,12 @@ class NeighborSampler:
         the one that is read back is kept.
         """
         unknown = source[self._local[source] < 0]
-        position = torch.arange(len(unknown))
+        position = torch.arange(len(unknown), device="cpu")
         self._local[unknown] = position
         added = unknown[self._local[unknown] == position]
-        self._local[added] = torch.arange(num_nodes, num_nodes + len(added))
+        self._local[added] = torch.arange(
+            num_nodes, num_nodes + len(added), device="cpu"
+        )
         return added
 
     def _hop(
@@ -131,9 +135,9 @@ class NeighborSampler:
 
 def _ranks(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Item i repeated counts[i] times, and the rank of each repetition."""
-    item = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    item = torch.repeat_interleave(torch.arange(len(counts), device="cpu"), counts)
     start = counts.cumsum(0) - counts
-    return item, torch.arange(len(item)) - start[item]
+    return item, torch.arange(len(item), device="cpu") - start[item]
 
 
 def _distinct(
@@ -145,10 +149,12 @@ def _distinct(
     takes size - num + j itself where the draw is already taken. Every size must exceed
     ``num``.
     """
-    draws = torch.rand(num, len(sizes), generator=generator, dtype=torch.float64)
+    draws = torch.rand(
+        num, len(sizes), generator=generator, dtype=torch.float64, device="cpu"
+    )
     # Few operators in the loop: each gives up the interpreter lock and asks for it
     # again, beside the threads that fetch and train.
-    last = sizes - num + torch.arange(num)[:, None]
+    last = sizes - num + torch.arange(num, device="cpu")[:, None]
     chosen = (draws * (last + 1)).long()
     for j in range(1, num):
         taken = (chosen[:j] == chosen[j]).any(0)

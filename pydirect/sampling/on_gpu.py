@@ -22,8 +22,8 @@ class SampleArgs(ctypes.Structure):
         ("parts", ctypes.c_void_p * MAX_PARTS),
         *members(
             ctypes.c_void_p,
-            "weights running positive offsets nodes starts edge target neighbor slot rank "
-            "added source",
+            "weights running positive offsets nodes starts edge target neighbor slot "
+            "rank added source",
         ),
         *members(ctypes.c_int64, "num_nodes room base"),
         ("key", ctypes.c_uint64),

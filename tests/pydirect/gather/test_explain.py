@@ -65,9 +65,9 @@ def test_bad_input_is_named() -> None:
 @pytest.mark.parametrize("rows", [5, [0, 1], None, np.arange(2)])
 def test_rows_that_are_no_tensor_are_named(rows: object) -> None:
     for table in (torch.ones(3, 4), torch.ones(3, 4).to("unified")):
-        with pytest.raises(TypeError, match=r"torch.arange\(n\) for the first n rows"):
+        with pytest.raises(TypeError, match="for the first n rows"):
             pydirect.explain(table, rows)
-    with pytest.raises(TypeError, match="got ndarray: pass torch.from_numpy"):
+    with pytest.raises(TypeError, match="got ndarray: pass torch"):
         pydirect.explain(np.ones((3, 4)), torch.arange(2))
-    with pytest.raises(ValueError, match=r"pass mask.nonzero\(\)"):
+    with pytest.raises(ValueError, match="pass mask"):
         pydirect.explain(torch.ones(3, 4), torch.tensor([True, False, True]))

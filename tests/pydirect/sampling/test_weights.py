@@ -108,7 +108,7 @@ def test_kernels_agree_on_uneven_weights(kernels: Hopper) -> None:
 
 
 def test_a_seed_twice_has_two_rows(kernels: Hopper) -> None:
-    """As in PyG: rows in the order of the seeds, edges lead from the first of equals."""
+    """As in PyG: rows in the order of the seeds, edges lead from the first one."""
     graph = random_graph(30, 300)
     seeds = torch.tensor([4, 7, 4, 9, 7, 4])
     there = settle(graph, "cpu")
