@@ -73,9 +73,8 @@ def _replace_new_shared() -> None:
     def _new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
         if torch.device(device).type != DEVICE_TYPE:
             return stock(size, device=device)  # type: ignore[no-untyped-call]
-        flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(
-            stock(size, device="cpu")
-        )  # type: ignore[no-untyped-call]
+        room = stock(size, device="cpu")  # type: ignore[no-untyped-call]
+        flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(room)
         return show(Region(flat, Affinity.HOST))
 
     new_shared = classmethod(_new_shared)
@@ -224,7 +223,7 @@ def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
     begin = tensor.storage_offset() * size
     flat = torch.empty(0, dtype=torch.uint8, device="cpu")
     shown = flat.set_(region.host)[begin : begin + extent * size]
-    copy = shown.clone().share_memory_()
+    copy: torch.Tensor = shown.clone().share_memory_()
     starting = get_spawning_popen()
     if starting is not None:
         vars(starting).setdefault("_pydirect_sent", []).append(copy)
@@ -269,7 +268,8 @@ def _rebuild(
 def _reduce_device(enable: Callable[[], None], device: torch.device) -> Any:
     """The receiver knows the device by name once it has it."""
     if device.type != DEVICE_TYPE:
-        return device.__reduce__()
+        plain: Any = device.__reduce__()
+        return plain
     return _rebuild_device, (enable, str(device))
 
 
