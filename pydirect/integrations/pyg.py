@@ -23,9 +23,8 @@ def unify_data(data: _Data, *names: str) -> _Data:
     """Put attributes of a ``Data`` or ``HeteroData`` into unified memory, in place.
 
     Everything that indexes them afterwards (``data.subgraph``, PyG's loaders, your
-    loop) gathers on the GPU: the two-line change for code that uses ``Data``. A loader's
-    workers cannot use the GPU: rows that they gather are CPU tensors in shared memory.
-    With ``filter_per_worker=False`` the training process gathers, on the GPU.
+    loop) gathers on the GPU: the two-line change for code that uses ``Data``. Workers
+    of a loader cannot use the GPU: they gather into CPU tensors in shared memory. With ``filter_per_worker=False`` the training process gathers, on the GPU.
 
     Args:
         data: PyG object; every node or edge store that has the attribute is changed.
