@@ -70,15 +70,15 @@ def _replace_new_shared() -> None:
     """DataLoader workers collate batches into shared storages they ask for here."""
     stock = torch.UntypedStorage._new_shared
 
-    def _new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
+    def new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
         if torch.device(device).type != DEVICE_TYPE:
             return stock(size, device=device)  # type: ignore[no-untyped-call]
         room = stock(size, device="cpu")  # type: ignore[no-untyped-call]
         flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(room)
         return show(Region(flat, Affinity.HOST))
 
-    new_shared = classmethod(_new_shared)
-    torch.UntypedStorage._new_shared = new_shared  # type: ignore[method-assign,assignment]
+    made = classmethod(new_shared)
+    torch.UntypedStorage._new_shared = made  # type: ignore[method-assign,assignment]
 
 
 def _clone(stock: _Method) -> _Method:

@@ -24,7 +24,8 @@ def unify_data(data: _Data, *names: str) -> _Data:
 
     Everything that indexes them afterwards (``data.subgraph``, PyG's loaders, your
     loop) gathers on the GPU: the two-line change for code that uses ``Data``. Workers
-    of a loader cannot use the GPU: they gather into CPU tensors in shared memory. With ``filter_per_worker=False`` the training process gathers, on the GPU.
+    of a loader cannot use the GPU: they gather into CPU tensors in shared memory. With
+    ``filter_per_worker=False`` the training process gathers, on the GPU.
 
     Args:
         data: PyG object; every node or edge store that has the attribute is changed.
