@@ -51,7 +51,7 @@ def register(enable: Callable[[], None]) -> None:
     _replace("new", _new)
     _replace("clone", _clone, torch.UntypedStorage)
     _replace("to", _storage_to, torch.UntypedStorage)
-    _replace_new_shared()
+    _replace("_new_shared", _shared_room, torch.UntypedStorage)
     for kind in (torch.Tensor, torch.nn.Parameter):
         ForkingPickler.register(kind, functools.partial(_reduce, enable))
     ForkingPickler.register(torch.device, functools.partial(_reduce_device, enable))
@@ -66,19 +66,17 @@ def _replace(
     setattr(owner, name, make(stock))
 
 
-def _replace_new_shared() -> None:
+def _shared_room(stock: _Method) -> Any:
     """DataLoader workers collate batches into shared storages they ask for here."""
-    stock = torch.UntypedStorage._new_shared
 
     def new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
         if torch.device(device).type != DEVICE_TYPE:
-            return stock(size, device=device)  # type: ignore[no-untyped-call]
-        room = stock(size, device="cpu")  # type: ignore[no-untyped-call]
+            return stock(size, device=device)
+        room = stock(size, device="cpu")
         flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(room)
         return show(Region(flat, Affinity.HOST))
 
-    made = classmethod(new_shared)
-    torch.UntypedStorage._new_shared = made  # type: ignore[method-assign,assignment]
+    return classmethod(new_shared)
 
 
 def _clone(stock: _Method) -> _Method:
