@@ -70,7 +70,7 @@ def planetoid(directory: str | Path, name: str = "cora") -> NodeDataset:
     labels = torch.from_numpy(arrays["y"].astype(np.int64))
     features = empty_table((len(labels), int(arrays["x_dim"])), torch.float32).zero_()
     counts = torch.from_numpy(np.diff(arrays["x_indptr"]).astype(np.int64))
-    rows = torch.repeat_interleave(torch.arange(len(labels)), counts)
+    rows = torch.repeat_interleave(torch.arange(len(labels), device="cpu"), counts)
     columns = torch.from_numpy(arrays["x_indices"].astype(np.int64))
     features[rows, columns] = 1.0
     # Rows of bag-of-words features are normalised, as everywhere for Planetoid.
@@ -176,7 +176,7 @@ def generated(
     features = empty_table((graph.num_nodes, statistics.num_features), torch.float32)
     fill_features(features, labels, seed=seed, device=device, noise=noise)
     order = torch.randperm(
-        graph.num_nodes, generator=torch.Generator().manual_seed(seed + 1)
+        graph.num_nodes, generator=torch.Generator().manual_seed(seed + 1), device="cpu"
     )
     num_train = max(1, round(statistics.train_share * graph.num_nodes))
     num_valid = max(1, num_train // 5)
@@ -204,12 +204,20 @@ def fill_features(
     generator = torch.Generator(device=device).manual_seed(seed)
     num_classes = int(labels.max()) + 1
     centres = torch.randn(
-        num_classes, features.shape[1], generator=generator, device=device
+        num_classes,
+        features.shape[1],
+        generator=generator,
+        device=device,
+        dtype=torch.float32,
     )
     for start in range(0, len(labels), _FILL_ROWS):
         part = labels[start : start + _FILL_ROWS].to(device)
         rows = torch.randn(
-            len(part), features.shape[1], generator=generator, device=device
+            len(part),
+            features.shape[1],
+            generator=generator,
+            device=device,
+            dtype=torch.float32,
         )
         rows.mul_(noise).add_(centres[part])
         features[start : start + len(part)].copy_(rows)
@@ -268,7 +276,11 @@ def share_dataset(ranks: Ranks, dataset: NodeDataset | None) -> NodeDataset:
         int(graph is not None and graph.weights is not None),
         int(graph is not None and graph.symmetric),
     )
-    title = None if dataset is None else torch.tensor(list(dataset.name.encode()))
+    title = (
+        None
+        if dataset is None
+        else torch.tensor(list(dataset.name.encode()), device="cpu")
+    )
 
     def part(owner: NodeDataset | Graph | None, name: str) -> torch.Tensor:
         return ranks.share(None if owner is None else getattr(owner, name))

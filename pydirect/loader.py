@@ -391,7 +391,7 @@ class MiniBatchLoader:
         if self._config.shuffle:
             generator = torch.Generator()
             generator.manual_seed(_bits(self._config.seed * 1_000_003 + self._epoch))
-            order = torch.randperm(len(seeds), generator=generator)
+            order = torch.randperm(len(seeds), generator=generator, device="cpu")
             seeds = seeds[order.to(seeds.device)]
         num = self._num_ranks
         return tuple(

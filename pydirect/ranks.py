@@ -147,7 +147,7 @@ class Ranks:
             if tensor is None:
                 raise ValueError("share: expects the first rank's tensor, got none")
             return tensor
-        header = torch.zeros(4 + _MAX_DIM, dtype=torch.int64)
+        header = torch.zeros(4 + _MAX_DIM, dtype=torch.int64, device="cpu")
         shared, place = None, None
         if self.is_first:
             try:
@@ -175,12 +175,12 @@ class Ranks:
             if place is not None:
                 os.close(place.descriptor)
         if shared is None:
-            return torch.empty(shape, dtype=kind)
+            return torch.empty(shape, dtype=kind, device="cpu")
         return shared.view(kind).view(shape)
 
     def share_numbers(self, *numbers: int) -> tuple[int, ...]:
         """Return the first rank's integers in every process, which give as many."""
-        values = torch.tensor(numbers, dtype=torch.int64)
+        values = torch.tensor(numbers, dtype=torch.int64, device="cpu")
         if self.size > 1:
             self._from_first(values)
         return tuple(values.tolist())
@@ -214,9 +214,9 @@ class Ranks:
         """
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        mine = torch.zeros(1 + _HANDLE_BYTES, dtype=torch.int64)
+        mine = torch.zeros(1 + _HANDLE_BYTES, dtype=torch.int64, device="cpu")
         mine[0] = len(block.tensor)
-        mine[1:] = torch.tensor(list(block.handle))
+        mine[1:] = torch.tensor(list(block.handle), device="cpu")
         found = [torch.empty_like(mine) for _ in range(self.size)]
         distributed.all_gather(found, mine, group=self._group)
         rest, dtype = block.tensor.shape[1:], block.tensor.dtype
@@ -255,7 +255,7 @@ class Ranks:
 
     def least(self, value: int) -> int:
         """Return the smallest over all ranks."""
-        found = torch.tensor(value)
+        found = torch.tensor(value, device="cpu")
         if self.size > 1:
             distributed.all_reduce(
                 found, op=distributed.ReduceOp.MIN, group=self._group
@@ -330,7 +330,7 @@ def _to_shared(
             f"{tensor.dim()} of {tensor.dtype}"
         )
     header[2], header[3] = _DTYPES.index(tensor.dtype), tensor.dim()
-    header[4 : 4 + tensor.dim()] = torch.tensor(tensor.shape)
+    header[4 : 4 + tensor.dim()] = torch.tensor(tensor.shape, device="cpu")
     if tensor.numel() == 0:
         return None, None
     flat, place = create_shared(tensor.nbytes)

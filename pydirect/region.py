@@ -84,12 +84,14 @@ class Region:
         Raises:
             PlacementError: managed memory in a forked process, which cannot touch it.
         """
-        if self._is_managed and in_forked_worker():
-            raise PlacementError(
-                "a unified tensor of the parent process was used in a forked one, "
-                "which cannot touch GPU-managed memory: call share_memory_() on it "
-                "before the fork, or start workers by spawn"
-            )
+        if in_forked_worker():
+            if self._is_managed:
+                raise PlacementError(
+                    "a unified tensor of the parent process was used in a forked one, "
+                    "which cannot touch GPU-managed memory: call share_memory_() on it "
+                    "before the fork, or start workers by spawn"
+                )
+            return  # The parent has waited before the fork: `pydirect.sharing`.
         for stream in self._writers:
             stream.synchronize()
         self._writers.clear()
@@ -161,7 +163,9 @@ def _borrowed(storage: torch.UntypedStorage) -> Region:
     raw = torch._C._construct_storage_from_data_pointer(
         storage.data_ptr(), torch.device("cpu"), storage.nbytes()
     )
-    flat = torch.empty(0, dtype=torch.uint8).set_(cast(torch.UntypedStorage, raw))
+    flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(
+        cast(torch.UntypedStorage, raw)
+    )
     return Region(flat, Affinity.HOST)
 
 
@@ -171,7 +175,7 @@ def copy_region(
     """New memory with the first bytes of a CPU storage."""
     made = allocate(num_bytes, affinity)
     read, write = (
-        torch.empty(0, dtype=torch.uint8).set_(storage)[:num_bytes]
+        torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)[:num_bytes]
         for storage in (source, made.host)
     )
     write.copy_(read)
@@ -230,9 +234,11 @@ def allocate(num_bytes: int, affinity: Affinity) -> Region:
     affinity, whatever was asked for (``u[0] = 7`` makes a unified scalar for the 7).
     """
     if in_forked_worker():
-        return Region(torch.empty(num_bytes, dtype=torch.uint8), Affinity.HOST)
+        return Region(
+            torch.empty(num_bytes, dtype=torch.uint8, device="cpu"), Affinity.HOST
+        )
     if num_bytes == 0:
-        host = torch.empty(num_bytes, dtype=torch.uint8)
+        host = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
     elif affinity is Affinity.GPU:
         host = empty_table((num_bytes,), torch.uint8)
     else:
@@ -273,4 +279,6 @@ def alias(
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The whole storage of a CPU tensor as uint8, shape (storage bytes,)."""
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(
+        tensor.untyped_storage()
+    )

@@ -2,17 +2,28 @@
 
 Shared memory is ordinary host memory that several processes map; each process pins the
 same region for its own GPU when that GPU first works on it (Wu's design:
-``cudaHostRegister`` in every process, after ``share_memory_``).
+``cudaHostRegister`` in every process, after ``share_memory_``). Private memory travels
+as a copy of the elements that the tensor shows. What arrives is a unified tensor of the
+same affinity: a process without a CUDA context gets one only when its GPU works on it.
+
+[Note: Sent memory outlives the sending] A process that is started is handed the
+descriptors of shared memory after its arguments have been pickled. A copy made for it
+must live until then, and nobody else holds it: so the object that starts the process
+does. Test: test_processes_that_are_started.
 """
 
 import functools
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, cast
 
 import torch
 from torch.multiprocessing import reductions
 
+from pydirect.memory.runtime import synchronize_all
 from pydirect.placement import Affinity
 from pydirect.region import (
     DEVICE_TYPE,
@@ -37,11 +48,15 @@ def register(enable: Callable[[], None]) -> None:
     """
     _replace("share_memory_", _share_memory_)
     _replace("is_shared", _is_shared)
+    _replace("new", _new)
     _replace("clone", _clone, torch.UntypedStorage)
     _replace("to", _storage_to, torch.UntypedStorage)
-    _replace_new_shared()
+    _replace("_new_shared", _shared_room, torch.UntypedStorage)
     for kind in (torch.Tensor, torch.nn.Parameter):
         ForkingPickler.register(kind, functools.partial(_reduce, enable))
+    ForkingPickler.register(torch.device, functools.partial(_reduce_device, enable))
+    # A forked child cannot wait for a GPU: see `Region.wait_for_gpu`.
+    os.register_at_fork(before=synchronize_all)
 
 
 def _replace(
@@ -51,18 +66,17 @@ def _replace(
     setattr(owner, name, make(stock))
 
 
-def _replace_new_shared() -> None:
+def _shared_room(stock: _Method) -> Any:
     """DataLoader workers collate batches into shared storages they ask for here."""
-    stock = torch.UntypedStorage._new_shared
 
-    def _new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
+    def new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
         if torch.device(device).type != DEVICE_TYPE:
-            return stock(size, device=device)  # type: ignore[no-untyped-call]
-        flat = torch.empty(0, dtype=torch.uint8).set_(stock(size, device="cpu"))  # type: ignore[no-untyped-call]
+            return stock(size, device=device)
+        room = stock(size, device="cpu")
+        flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(room)
         return show(Region(flat, Affinity.HOST))
 
-    new_shared = classmethod(_new_shared)
-    torch.UntypedStorage._new_shared = new_shared  # type: ignore[method-assign,assignment]
+    return classmethod(new_shared)
 
 
 def _clone(stock: _Method) -> _Method:
@@ -96,6 +110,21 @@ def _storage_to(stock: _Method) -> _Method:
         return show(copy_region(on_host, on_host.nbytes(), Affinity.GPU))
 
     return to
+
+
+def _new(stock: _Method) -> _Method:
+    """PyG's workers ask ``value.new(storage)`` for room for rows, and the storage that
+    they allocate is the CPU's. So are the rows then: the worker gathers them there."""
+
+    @functools.wraps(stock)
+    def new(self: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        given = args[0] if len(args) == 1 and not options else None
+        if self.device.type == DEVICE_TYPE and isinstance(given, torch.UntypedStorage):
+            if given.device.type == "cpu":
+                return torch.empty(0, dtype=self.dtype, device="cpu").set_(given)
+        return cast(torch.Tensor, stock(self, *args, **options))
+
+    return new
 
 
 def _share_memory_(stock: _Method) -> _Method:
@@ -132,8 +161,14 @@ def _move_to_shared_memory(tensor: torch.Tensor) -> None:
         )
     region.wait_for_gpu(before_write=False)
     shared = torch.UntypedStorage._new_shared(region.num_bytes, device="cpu")
-    flat = torch.empty(0, dtype=torch.uint8).set_(shared)[: region.num_bytes]
-    flat.copy_(torch.empty(0, dtype=torch.uint8).set_(region.host)[: region.num_bytes])
+    flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(shared)[
+        : region.num_bytes
+    ]
+    flat.copy_(
+        torch.empty(0, dtype=torch.uint8, device="cpu").set_(region.host)[
+            : region.num_bytes
+        ]
+    )
     set_storage(
         tensor,
         show(Region(flat_bytes(flat), region.affinity)),
@@ -153,40 +188,89 @@ def _reduce(enable: Callable[[], None], tensor: torch.Tensor) -> Any:
             "process: detach it first"
         )
     region = region_of(tensor)
-    shared = flat_bytes(torch.empty(0, dtype=torch.uint8).set_(region.host))
-    if not region.is_shared:
-        shared = shared.clone()
-    geometry = (tensor.dtype, tuple(tensor.shape), tensor.stride())
-    return (
-        _rebuild,
-        (
-            enable,
-            shared.untyped_storage(),
-            geometry,
-            tensor.storage_offset(),
-            region.affinity.value,
-            tensor.requires_grad,
-            isinstance(tensor, torch.nn.Parameter),
-        ),
+    offset = tensor.storage_offset()
+    if region.is_shared:
+        flat = flat_bytes(
+            torch.empty(0, dtype=torch.uint8, device="cpu").set_(region.host)
+        )
+    else:
+        flat, offset = _copy_of(tensor), 0
+    sent = _Sent(
+        dtype=tensor.dtype,
+        size=tuple(tensor.shape),
+        stride=tensor.stride(),
+        offset=int(offset),
+        affinity=region.affinity.value,
+        conj=tensor.is_conj(),
+        neg=tensor.is_neg(),
+        requires_grad=tensor.requires_grad,
+        is_parameter=isinstance(tensor, torch.nn.Parameter),
     )
+    return _rebuild, (enable, flat.untyped_storage(), sent)
+
+
+def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes that a unified tensor shows, in shared memory: uint8, 1-D.
+
+    See [Note: Sent memory outlives the sending].
+    """
+    region, size = region_of(tensor), tensor.element_size()
+    region.wait_for_gpu(before_write=False)
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    extent = 0 if tensor.numel() == 0 else 1 + sum((n - 1) * s for n, s in steps)
+    begin = tensor.storage_offset() * size
+    flat = torch.empty(0, dtype=torch.uint8, device="cpu")
+    shown = flat.set_(region.host)[begin : begin + extent * size]
+    copy: torch.Tensor = shown.clone().share_memory_()
+    starting = get_spawning_popen()
+    if starting is not None:
+        vars(starting).setdefault("_pydirect_sent", []).append(copy)
+    return copy
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sent:
+    """A tensor's geometry and kind, in plain values."""
+
+    dtype: torch.dtype
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    affinity: str
+    conj: bool
+    neg: bool
+    requires_grad: bool
+    is_parameter: bool
 
 
 def _rebuild(
-    enable: Callable[[], None],
-    storage: torch.UntypedStorage,
-    geometry: tuple[torch.dtype, tuple[int, ...], tuple[int, ...]],
-    offset: int,
-    affinity: str,
-    requires_grad: bool,
-    is_parameter: bool,
+    enable: Callable[[], None], storage: torch.UntypedStorage, sent: _Sent
 ) -> torch.Tensor:
     # A spawned process has its own PyTorch.
     enable()
-    dtype, size, stride = geometry
-    flat = torch.empty(0, dtype=torch.uint8).set_(storage)
+    flat = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
     tensor = tensor_on(
-        show(Region(flat, Affinity(affinity))), dtype, size, stride, offset
+        show(Region(flat, Affinity(sent.affinity))),
+        sent.dtype,
+        sent.size,
+        sent.stride,
+        sent.offset,
     )
-    if is_parameter:
-        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
-    return tensor.requires_grad_(requires_grad)
+    tensor = tensor.conj() if sent.conj else tensor
+    tensor = torch._neg_view(tensor) if sent.neg else tensor
+    if sent.is_parameter:
+        return torch.nn.Parameter(tensor, requires_grad=sent.requires_grad)
+    return tensor.requires_grad_(sent.requires_grad)
+
+
+def _reduce_device(enable: Callable[[], None], device: torch.device) -> Any:
+    """The receiver knows the device by name once it has it."""
+    if device.type != DEVICE_TYPE:
+        plain: Any = device.__reduce__()
+        return plain
+    return _rebuild_device, (enable, str(device))
+
+
+def _rebuild_device(enable: Callable[[], None], name: str) -> torch.device:
+    enable()
+    return torch.device(name)

@@ -58,7 +58,9 @@ class Staging:
     ) -> None:
         """``buffer_bytes``: of each of the two; one row at least always fits."""
         self._buffer_bytes = buffer_bytes
-        self._buffers = [torch.empty(0, dtype=torch.uint8) for _ in range(2)]
+        self._buffers = [
+            torch.empty(0, dtype=torch.uint8, device="cpu") for _ in range(2)
+        ]
         self._markers = [new_marker() for _ in range(2)]
         self._turn = 0
 

@@ -115,6 +115,11 @@ class Request:
 def host_tensor(table: torch.Tensor | HostTable) -> torch.Tensor:
     """The rows of ``table``; a `HostTable` stands for its tensor."""
     rows = table.tensor if isinstance(table, HostTable) else table
+    if not isinstance(rows, torch.Tensor):
+        raise TypeError(
+            f"gather expects a table that is a tensor or a HostTable, got "
+            f"{type(rows).__name__}: pass torch.from_numpy(array)"
+        )
     if rows.dim() == 0 or rows.device.type != "cpu" or not rows.is_contiguous():
         raise ValueError(
             "gather expects a contiguous CPU table with at least one dimension, got "
@@ -128,12 +133,20 @@ def check_index(index: torch.Tensor) -> None:
     """Shape and dtype of an index; its values are checked where it is used.
 
     Raises:
+        TypeError: not a tensor.
         ValueError: not 1-D, or neither int32 nor int64.
     """
+    if not isinstance(index, torch.Tensor):
+        raise TypeError(
+            f"gather expects a 1-D tensor of row numbers, got {index!r}: pass "
+            "torch.tensor([0, 1, ...]), or torch.arange(n) for the first n rows"
+        )
     if index.dim() != 1 or index.dtype not in (torch.int32, torch.int64):
+        mask = index.dtype == torch.bool
+        how = "mask.nonzero().flatten()" if mask else "index.long().flatten()"
         raise ValueError(
             "gather expects a 1-D index of int32 or int64, got shape "
-            f"{tuple(index.shape)} of {index.dtype}: convert with .long().flatten()"
+            f"{tuple(index.shape)} of {index.dtype}: pass {how}"
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 from torch_geometric.data import FeatureStore, TensorAttr
 
 import pydirect
@@ -22,7 +23,9 @@ def unify_data(data: _Data, *names: str) -> _Data:
     """Put attributes of a ``Data`` or ``HeteroData`` into unified memory, in place.
 
     Everything that indexes them afterwards (``data.subgraph``, PyG's loaders, your
-    loop) gathers on the GPU: the two-line change for code that uses ``Data``.
+    loop) gathers on the GPU: the two-line change for code that uses ``Data``. Workers
+    of a loader cannot use the GPU: they gather into CPU tensors in shared memory. With
+    ``filter_per_worker=False`` the training process gathers, on the GPU.
 
     Args:
         data: PyG object; every node or edge store that has the attribute is changed.
@@ -114,6 +117,8 @@ class UnifiedFeatureStore(FeatureStore):  # type: ignore[misc]
         table: torch.Tensor | None = self._tables.get(_key(attr))
         if table is None or attr.index is None:
             return table
+        if get_worker_info() is not None:
+            table = pydirect.to_host(table)  # a loader's worker has no GPU
         rows: torch.Tensor = table[attr.index]
         return rows
 

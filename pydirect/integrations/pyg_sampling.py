@@ -29,6 +29,7 @@ from pydirect.sampling import (
     settle,
 )
 from pydirect.sampling.device import EdgeType
+from pydirect.sampling.graph import one_each, plain, widened
 
 _MOST_WORKERS = 1024
 _NODE = ""
@@ -79,7 +80,9 @@ class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
         self._hetero = isinstance(data, HeteroData)
         self._output = torch.device(output_device)
         self._seed, self._batches, self._process = seed, 0, os.getpid()
-        self._workers = torch.zeros(_MOST_WORKERS, dtype=torch.int64).share_memory_()
+        self._workers = torch.zeros(
+            _MOST_WORKERS, dtype=torch.int64, device="cpu"
+        ).share_memory_()
         self._original: dict[EdgeType, torch.Tensor] = {}
         graphs: dict[EdgeType, ResidentGraph] = {}
         for kind in _kinds(data):
@@ -105,7 +108,7 @@ class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
         """See PyG's ``BaseSampler``.
 
         Raises:
-            ValueError: times, which this sampler does not know; a node twice.
+            ValueError: times, which this sampler does not know.
         """
         _refuse_time(index.time)
         return node_sample(index, self._sample)
@@ -116,7 +119,7 @@ class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
         """See PyG's ``BaseSampler``.
 
         Raises:
-            ValueError: times, which this sampler does not know; a node twice.
+            ValueError: times, which this sampler does not know.
         """
         _refuse_time(index.time)
         num_nodes = self._num_nodes if self._hetero else self._num_nodes[_NODE]
@@ -209,9 +212,9 @@ def _graph_of(
     if store.edge_index is None:
         raise ValueError(f"data: expects edge_index of {kind}, got none")
     sizes = _num_nodes(data)
-    source, target = store.edge_index.cpu()
+    source, target = plain(store.edge_index.cpu())
     order = torch.argsort(target, stable=True)
-    offsets = torch.zeros(sizes[kind[2]] + 1, dtype=torch.int64)
+    offsets = torch.zeros(sizes[kind[2]] + 1, dtype=torch.int64, device="cpu")
     if len(target):
         low, high = (int(v) for v in torch.aminmax(target))
         if low < 0 or high >= sizes[kind[2]]:
@@ -228,7 +231,13 @@ def _graph_of(
             raise ValueError(
                 f"weight_attr: expects an attribute of {kind}, got {weight_attr!r}"
             )
-        weights = store[weight_attr].cpu()[order].contiguous()
+        weights = widened(one_each(store[weight_attr].cpu()))
+        if weights.shape != order.shape:
+            raise ValueError(
+                f"weight_attr: expects one for each of {len(order)} edges of {kind}, "
+                f"got {weight_attr!r} of shape {list(weights.shape)}"
+            )
+        weights = weights[order].contiguous()
     graph = Graph(
         offsets=offsets,
         neighbors=neighbors.int() if sizes[kind[0]] < 2**31 else neighbors,

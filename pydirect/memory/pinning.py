@@ -112,7 +112,7 @@ def _pin_array(array: np.ndarray[Any, Any]) -> torch.Tensor:
         )
     dtype = _torch_dtype(array.dtype)
     if array.nbytes == 0:
-        return torch.empty(array.shape, dtype=dtype)
+        return torch.empty(array.shape, dtype=dtype, device="cpu")
     flat = _pin_bytes(
         array.ctypes.data, array.nbytes, array, read_only=not array.flags.writeable
     )

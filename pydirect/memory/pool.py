@@ -94,7 +94,7 @@ class HostPool:
         """
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes == 0:
-            return torch.empty(tuple(shape), dtype=dtype)
+            return torch.empty(tuple(shape), dtype=dtype, device="cpu")
         piece_bytes = _round_up(num_bytes, _PIECE_BYTES)
         with self._lock:
             arena, offset = self._take(piece_bytes, numa_nodes)

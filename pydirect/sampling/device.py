@@ -25,7 +25,8 @@ class HeteroBatch:
     """A sampled subgraph of several types of nodes and edges."""
 
     node_ids: dict[str, torch.Tensor]
-    """int64: global ids of each type, the seeds first, then hop by hop."""
+    """int64: global ids of each type, the seeds first, as they were given, then hop by
+    hop."""
 
     edge_index: dict[EdgeType, torch.Tensor]
     """int64, shape (2, num_edges): local sources and targets, hop by hop."""
@@ -86,13 +87,13 @@ class HeteroDeviceSampler:
         """The neighbourhood of ``seeds``.
 
         Args:
-            seeds: integers, distinct nodes of each type; on any device.
+            seeds: integers, nodes of each type; on any device. A node that is twice
+                there has two rows, which draw the same neighbours.
             seed: random seed.
             batch: number of the batch: another one draws other numbers.
 
         Raises:
-            ValueError: seeds that are not distinct, not integers or no nodes, or of no
-                known type.
+            ValueError: seeds that are not integers or no nodes, or of no known type.
         """
         key = philox.key_of(seed, batch)
         types = tuple(self._known)
@@ -192,12 +193,13 @@ class DeviceSampler:
         """The neighbourhood of ``seeds``, on the sampling device.
 
         Args:
-            seeds: int64, shape (num_seeds,), distinct nodes; on any device.
+            seeds: integers, shape (num_seeds,); on any device. A node that is twice
+                there has two rows, which draw the same neighbours.
             seed: random seed.
             batch: number of the batch: another one draws other numbers.
 
         Raises:
-            ValueError: seeds that are not distinct or no nodes.
+            ValueError: seeds that are no nodes.
         """
         found = self._sampler.sample({_NODE: seeds}, seed, batch)
         return SampledBatch(

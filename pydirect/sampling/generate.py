@@ -67,7 +67,7 @@ def generate_graph(
     torch.cumsum(_weights(statistics, generator), 0, out=cumulative[1:])
     first = _draw(cumulative, statistics.num_edges, generator)
     inside = (
-        torch.rand(len(first), generator=generator, device=device)
+        torch.rand(len(first), generator=generator, device=device, dtype=torch.float32)
         < statistics.intra_class_share
     )
     bounds = torch.searchsorted(

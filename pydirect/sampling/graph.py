@@ -6,6 +6,17 @@ from typing import Protocol
 import torch
 
 _WEIGHTS = (torch.int32, torch.int64, torch.float32, torch.float64)
+# Types that hold more, exactly.
+_WIDER = {
+    torch.bool: torch.int32,
+    torch.uint8: torch.int32,
+    torch.int8: torch.int32,
+    torch.int16: torch.int32,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+}
 
 
 class _Numbered(Protocol):
@@ -29,7 +40,8 @@ class Graph:
     """int32 or int64, shape (num_edges,), CPU; contiguous."""
 
     weights: torch.Tensor | None = None
-    """int32, int64, float32 or float64, shape (num_edges,), CPU; contiguous."""
+    """int32, int64, float32 or float64, shape (num_edges,), CPU; contiguous.
+    Detached."""
 
     symmetric: bool = False
     """Whether every edge is stored in both directions. Taken on trust: traversal then
@@ -52,6 +64,8 @@ class Graph:
                 f"{list(weights.shape)}"
             )
         _check_memory("weights", weights)
+        # Draws and paths are no functions of them that have gradients.
+        object.__setattr__(self, "weights", weights.detach())
 
     def _check_offsets(self) -> None:
         offsets = self.offsets
@@ -125,29 +139,18 @@ class Graph:
                 May lie on a GPU, where sorting is faster; the result is on the CPU.
             num_nodes: number of nodes.
             symmetric: add every edge backwards too, and drop duplicates. With weights
-                duplicates stay.
-            weights: one an edge, see `Graph.weights`.
+                duplicates stay. An edge from a node to itself is stored once.
+            weights: one an edge, see `Graph.weights`; bool, shorter integers and half
+                precision are widened.
             outgoing: list each node's targets, for traversal; its sources otherwise.
             num_sources: of sources, where they are of another type than targets.
 
         Raises:
-            ValueError: wrong shape, no integers, or a node out of range.
+            ValueError: wrong shape, no integers, a node out of range, or more nodes
+                than pairs of them can be numbered (about 3 billion).
         """
-        if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-            raise ValueError(
-                "edge_index: expects shape (2, num_edges), got "
-                f"{list(edge_index.shape)}"
-            )
-        kind = edge_index.dtype
-        if edge_index.numel() and not is_integer(kind):
-            raise ValueError(f"edge_index: expects integers, got {edge_index.dtype}")
-        if num_nodes < 0:
-            raise ValueError(f"num_nodes: expects 0 or more, got {num_nodes}")
-        if weights is not None and weights.shape != edge_index.shape[1:]:
-            raise ValueError(
-                f"weights: expects one for each of {edge_index.shape[1]} edges, got "
-                f"shape {list(weights.shape)}"
-            )
+        edge_index = plain(edge_index)
+        _check_edges(edge_index, num_nodes, weights)
         source, target = edge_index.long()
         if edge_index.numel():
             _check_ends(source, num_nodes if num_sources is None else num_sources)
@@ -158,13 +161,23 @@ class Graph:
                 f"symmetric={symmetric}, outgoing={outgoing}"
             )
         num_others = num_nodes if num_sources is None else num_sources
+        if num_nodes * num_others > torch.iinfo(torch.int64).max:
+            raise ValueError(
+                "num_nodes: expects at most 2**63 pairs of nodes, got "
+                f"{num_nodes} times {num_others}: make Graph(offsets=..., "
+                "neighbors=...) from sorted edges"
+            )
         owner, other = (source, target) if outgoing else (target, source)
         key = owner * num_others + other
         if symmetric:
-            key = torch.cat([key, other * num_nodes + owner])
+            apart = owner != other
+            key = torch.cat([key, (other * num_nodes + owner)[apart]])
         if weights is not None:
+            weights = widened(weights).detach().to(key.device)
+            if symmetric:
+                weights = torch.cat([weights, weights[apart]])
             key, order = key.sort(stable=True)
-            weights = (weights.repeat(2) if symmetric else weights)[order].cpu()
+            weights = weights[order].cpu()
         else:
             key = torch.unique(key) if symmetric else key.sort().values
         counts = torch.bincount(key // max(1, num_others), minlength=num_nodes)
@@ -185,7 +198,9 @@ class Graph:
         """PyG's form: int64, shape (2, num_edges), sources then targets, where lists
         hold sources. Of a graph made with ``outgoing=True`` flip the rows."""
         targets = torch.repeat_interleave(
-            torch.arange(self.num_nodes), self.degrees(), output_size=self.num_edges
+            torch.arange(self.num_nodes, device="cpu"),
+            self.degrees(),
+            output_size=self.num_edges,
         )
         return torch.stack([self.neighbors.long(), targets])
 
@@ -203,6 +218,22 @@ class Graph:
 def is_integer(dtype: torch.dtype) -> bool:
     """Whether numbers of that type may number nodes; a mask may not."""
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def widened(weights: torch.Tensor) -> torch.Tensor:
+    """Weights in a type that `Graph` takes, where one holds them exactly."""
+    return weights.to(_WIDER.get(weights.dtype, weights.dtype))
+
+
+def plain(edge_index: torch.Tensor) -> torch.Tensor:
+    """The tensor that a PyG ``EdgeIndex`` wraps; any other as it is."""
+    found: torch.Tensor = getattr(edge_index, "as_tensor", lambda: edge_index)()
+    return found
+
+
+def one_each(weights: torch.Tensor) -> torch.Tensor:
+    """PyG's weights of shape (num_edges, 1) as (num_edges,)."""
+    return weights.squeeze(1) if weights.shape[1:] == (1,) else weights
 
 
 def check_nodes(
@@ -234,6 +265,25 @@ def check_one_type(user: str, graph: _Numbered) -> None:
         raise ValueError(
             f"{user} expects neighbours that are the graph's own nodes, got a graph of "
             "two types (num_sources), which HeteroDeviceSampler draws from"
+        )
+
+
+def _check_edges(
+    edge_index: torch.Tensor, num_nodes: int, weights: torch.Tensor | None
+) -> None:
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        raise ValueError(
+            f"edge_index: expects shape (2, num_edges), got {list(edge_index.shape)}"
+        )
+    kind = edge_index.dtype
+    if edge_index.numel() and not is_integer(kind):
+        raise ValueError(f"edge_index: expects integers, got {edge_index.dtype}")
+    if num_nodes < 0:
+        raise ValueError(f"num_nodes: expects 0 or more, got {num_nodes}")
+    if weights is not None and weights.shape != edge_index.shape[1:]:
+        raise ValueError(
+            f"weights: expects one for each of {edge_index.shape[1]} edges, got "
+            f"shape {list(weights.shape)}"
         )
 
 

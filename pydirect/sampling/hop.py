@@ -4,9 +4,8 @@
 numbered in the order of their first draws. Both are the same on every device.
 """
 
-import itertools
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -68,32 +67,24 @@ class Numbering:
         self._parts: list[torch.Tensor] = []
 
     def begin(self, seeds: torch.Tensor) -> None:
-        """Number the seeds of a batch.
+        """Number the seeds of a batch; a node that is there twice has a row for each,
+        and edges lead from the first (as PyG's and torch-sparse's samplers number).
 
         Raises:
-            ValueError: a seed that is no node, or twice there.
+            ValueError: a seed that is no node.
         """
         num = len(self.slot)
         inside = seeds.clamp(0, max(0, num - 1))
+        if bool((inside != seeds).any()) or (num == 0 and len(seeds)):
+            raise ValueError(
+                f"seeds: expects nodes 0 to {num - 1}, got {int(seeds.min())} to "
+                f"{int(seeds.max())}"
+            )
         numbers = -1 - torch.arange(
             len(seeds), dtype=torch.int32, device=self.slot.device
         )
-        if num:
-            self.slot[inside] = numbers
-            outside = (inside != seeds).any()
-            twice = (self.slot[inside] != numbers).any()
-            # One wait for the device.
-            faults = torch.stack([outside, twice]).tolist()
-        else:
-            faults = [len(seeds) > 0, False]
-        if any(faults):
-            self.slot[inside if num else seeds[:0]] = _FREE
-            found = f"{int(seeds.min())} to {int(seeds.max())}"
-            raise ValueError(
-                f"seeds: expects nodes 0 to {num - 1}, got {found}"
-                if faults[0]
-                else "seeds: expects distinct nodes, got a node twice"
-            )
+        self.slot[seeds] = torch.iinfo(torch.int32).min
+        self.slot.scatter_reduce_(0, seeds, numbers, "amax")
         self._parts, self.count = [seeds], len(seeds)
 
     def add(self, nodes: torch.Tensor) -> None:
@@ -148,17 +139,19 @@ class CpuHopper:
         if draw.fanout == 0:
             return nothing(nodes.device)
         counts = counts_of(graph, nodes, draw)
-        target = torch.repeat_interleave(torch.arange(len(nodes)), counts)
+        target = torch.repeat_interleave(torch.arange(len(nodes), device="cpu"), counts)
         start = counts.cumsum(0) - counts
-        rank = torch.arange(len(target)) - start[target]
+        rank = torch.arange(len(target), device="cpu") - start[target]
         edge = _draw(graph, nodes, counts, draw, rank, target)
         neighbor = graph.neighbors_at(edge)
-        position = torch.arange(len(edge), dtype=torch.int32)
+        position = torch.arange(len(edge), dtype=torch.int32, device="cpu")
         known.slot.scatter_reduce_(0, neighbor, position, "amin")
         fresh = known.slot[neighbor] == position
         added = neighbor[fresh]
         last = known.count + len(added)
-        known.slot[added] = -1 - torch.arange(known.count, last, dtype=torch.int32)
+        known.slot[added] = -1 - torch.arange(
+            known.count, last, dtype=torch.int32, device="cpu"
+        )
         source = -1 - known.slot[neighbor].long()
         return Hop(edge=edge, source=source, target=target, added=added)
 
@@ -177,17 +170,17 @@ def _draw(
     edge = begin[target] + rank
     if draw.fanout < 0:
         return edge
-    running, positive = graph.running, graph.positive
-    if not draw.weighted or running is None or positive is None:
+    if not draw.weighted:
         few = counts > 0 if draw.replace else counts < end - begin
         rows = few.nonzero().squeeze(1)
         chosen = _uniform(nodes, begin, end - begin, rows, draw)
     else:
-        few = counts > 0 if draw.replace else counts < positive[nodes]
+        weights = _Weights.of(graph)
+        few = counts > 0 if draw.replace else counts < weights.positive[nodes]
         rows = few.nonzero().squeeze(1)
-        chosen = _weighted(running, nodes, begin, end, rows, draw)
+        chosen = _weighted(weights, nodes, begin, end, rows, draw)
         # The others take every edge that has a weight.
-        edge[~few[target]] = _with_weight(running, begin[~few], end[~few])
+        edge[~few[target]] = _with_weight(weights, begin[~few], end[~few])
     edge[few[target]] = chosen.flatten()
     return edge
 
@@ -203,7 +196,7 @@ def _uniform(
     parts = philox.uniform(nodes[rows], 0, num, key=draw.key, relation=draw.relation)
     if draw.replace:
         return begin[rows][:, None] + (parts * size[:, None]).long()
-    last = size[:, None] - num + torch.arange(num)
+    last = size[:, None] - num + torch.arange(num, device="cpu")
     chosen = (parts * (last + 1)).long()
     for j in range(1, num):  # Floyd's algorithm
         taken = (chosen[:, :j] == chosen[:, j : j + 1]).any(1)
@@ -211,19 +204,36 @@ def _uniform(
     return begin[rows][:, None] + chosen
 
 
+class _Weights(NamedTuple):
+    """What a weighted draw reads; see `ResidentGraph`."""
+
+    values: torch.Tensor
+    running: torch.Tensor
+    positive: torch.Tensor
+
+    @classmethod
+    def of(cls, graph: ResidentGraph) -> "_Weights":
+        weights, running, positive = graph.weights, graph.running, graph.positive
+        if weights is None or running is None or positive is None:
+            raise ValueError(
+                "weighted: expects a graph settled with weighted=True, got one without"
+            )
+        return cls(weights, running, positive)
+
+
 def _with_weight(
-    running: torch.Tensor, begin: torch.Tensor, end: torch.Tensor
+    weights: _Weights, begin: torch.Tensor, end: torch.Tensor
 ) -> torch.Tensor:
     """The edges of the lists that have a weight above 0, in order."""
     sizes = end - begin
     start = begin - (sizes.cumsum(0) - sizes)
-    edge = torch.arange(int(sizes.sum())) + start.repeat_interleave(sizes)
-    before = torch.where(edge > 0, running[(edge - 1).clamp(min=0)], 0.0)
-    return edge[running[edge] > before]
+    edge = torch.arange(int(sizes.sum()), device="cpu")
+    edge += start.repeat_interleave(sizes)
+    return edge[weights.values[edge] > 0]
 
 
 def _weighted(
-    running: torch.Tensor,
+    weights: _Weights,
     nodes: torch.Tensor,
     begin: torch.Tensor,
     end: torch.Tensor,
@@ -231,38 +241,38 @@ def _weighted(
     draw: Draw,
 ) -> torch.Tensor:
     num = draw.fanout
-    chosen = torch.full((len(rows), num), -1)
+    chosen = torch.full((len(rows), num), -1, device="cpu")
     if len(rows) == 0:
         return chosen
     nodes, begin, end = nodes[rows], begin[rows], end[rows]
-    base = torch.where(begin > 0, running[(begin - 1).clamp(min=0)], 0.0)
-    top = running[end - 1]
+    total = weights.running[end - 1]
     if draw.replace:
         parts = philox.uniform(nodes, 0, num, key=draw.key, relation=draw.relation)
-        return _under(
-            running, base[:, None] + parts * (top - base)[:, None], top[:, None]
-        )
-    found = torch.zeros(len(rows), dtype=torch.int64)
-    rows = torch.arange(len(nodes))  # those that lack draws
+        return _under(weights.running, begin, end, parts * total[:, None])
+    found = torch.zeros(len(rows), dtype=torch.int64, device="cpu")
+    rows = torch.arange(len(nodes), device="cpu")  # those that lack draws
     for number in range(draw.patience):
         if number % _AHEAD == 0:
             rows = rows[found[rows] < num]
             ahead = philox.uniform(
                 nodes[rows], number, _AHEAD, key=draw.key, relation=draw.relation
             )
-            place = torch.arange(len(rows))
+            place = torch.arange(len(rows), device="cpu")
         place = place[found[rows[place]] < num]
         if len(place) == 0:
             break
         left = rows[place]
-        at = base[left] + ahead[place, number % _AHEAD] * (top - base)[left]
-        picked = _under(running, at, top[left])
+        at = ahead[place, number % _AHEAD] * total[left]
+        picked = _under(weights.running, begin[left], end[left], at[:, None])[:, 0]
         new = ~(chosen[left] == picked[:, None]).any(1)
         chosen[left[new], found[left[new]]] = picked[new]
         found[left[new]] += 1
     for row in (found < num).nonzero().squeeze(1).tolist():
         span = (int(begin[row]), int(end[row]))
-        _rest(running, span, nodes[row : row + 1], chosen[row], int(found[row]), draw)
+        _rest(
+            weights.values, span, nodes[row : row + 1], chosen[row], int(found[row]),
+            draw,
+        )  # fmt: skip
     return chosen
 
 
@@ -274,15 +284,33 @@ def _number(nodes: torch.Tensor, number: int, draw: Draw) -> torch.Tensor:
     return pair[:, number % 2]
 
 
-def _under(running: torch.Tensor, at: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
-    """The edge under whose weight ``at`` falls; the last with a weight if none."""
-    inside = torch.searchsorted(running, at, right=True)
-    last = torch.searchsorted(running, top.expand(at.shape).contiguous())
-    return torch.where(at < top, inside, last)
+def _under(
+    running: torch.Tensor, begin: torch.Tensor, end: torch.Tensor, at: torch.Tensor
+) -> torch.Tensor:
+    """The edge under whose weight ``at`` falls; the last with a weight if none.
+
+    Args:
+        running: of `ResidentGraph`.
+        begin: int64, shape (num_lists,).
+        end: likewise.
+        at: float64, shape (num_lists, num_draws).
+    """
+    low = begin[:, None].expand(at.shape)
+    high = end[:, None].expand(at.shape) - 1
+    top = running[high]
+    while bool((low < high).any()):
+        middle = low + (high - low) // 2
+        sums = running[middle]
+        right = (low < high) & torch.where(at < top, sums <= at, sums < top)
+        low, high = (
+            torch.where(right, middle + 1, low),
+            torch.where(right, high, middle),
+        )
+    return low
 
 
 def _rest(
-    running: torch.Tensor,
+    weights: torch.Tensor,
     span: tuple[int, int],
     node: torch.Tensor,
     chosen: torch.Tensor,
@@ -291,25 +319,14 @@ def _rest(
 ) -> None:
     """Fill ``chosen`` by adding up the weights that are left, in order."""
     begin, end = span
-    sums = running[max(0, begin - 1) : end].tolist()
-    if begin == 0:
-        sums.insert(0, 0.0)
-    weights = [after - before for before, after in itertools.pairwise(sums)]
-    number = draw.patience
-    for place in range(found, draw.fanout):
-        taken = set(chosen[:place].tolist())
-        total = 0.0
-        for e in range(begin, end):
-            if e not in taken:
-                total += weights[e - begin]
-        at = float(_number(node, number, draw)) * total
-        passed, last = 0.0, -1
-        for e in range(begin, end):
-            if weights[e - begin] <= 0.0 or e in taken:
-                continue
-            passed += weights[e - begin]
-            last = e
-            if passed > at:
-                break
-        chosen[place] = last
-        number += 1
+    left = weights[begin:end].clone()
+    left[chosen[:found] - begin] = 0.0
+    for number, place in enumerate(range(found, draw.fanout), draw.patience):
+        passed = left.cumsum(0)
+        at = _number(node, number, draw) * passed[-1]
+        beyond = (left > 0) & (passed > at)
+        some = beyond if bool(beyond.any()) else left > 0
+        ends = some.nonzero().squeeze(1)
+        picked = int(ends[0] if some is beyond else ends[-1])
+        chosen[place] = begin + picked
+        left[picked] = 0.0

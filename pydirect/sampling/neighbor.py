@@ -3,7 +3,8 @@
 Written in whole-tensor operations, which release the interpreter lock, so that several
 threads sample several batches at once. The semantics are those of PyG's
 ``NeighborLoader`` with its defaults: hop h samples neighbours of the nodes that hop
-h - 1 has added, and every node appears once in a batch.
+h - 1 has added, and every node appears once in a batch. A node that is twice among the
+seeds has a row for each, and edges lead from the first.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,8 @@ class SampledBatch:
     """A sampled subgraph, with node numbers of its own."""
 
     node_ids: torch.Tensor
-    """int64, shape (num_nodes,): global ids; the seeds come first, then hop by hop."""
+    """int64, shape (num_nodes,): global ids; the seeds come first, as they were
+    given, then hop by hop."""
 
     edge_index: torch.Tensor
     """int64, shape (2, num_edges): local sources and targets, hop by hop."""
@@ -55,27 +57,29 @@ class NeighborSampler:
         self._graph = graph
         self._fanouts = tuple(fanouts)
         # Local number of each global node, -1 where the batch does not have it.
-        self._local = torch.full((graph.num_nodes,), -1, dtype=torch.int64)
+        self._local = torch.full(
+            (graph.num_nodes,), -1, dtype=torch.int64, device="cpu"
+        )
 
     def sample(self, seeds: torch.Tensor, seed: int) -> SampledBatch:
         """Sample the neighbourhood of ``seeds``.
 
         Args:
-            seeds: int64, shape (num_seeds,), CPU, distinct nodes.
+            seeds: int64, shape (num_seeds,), CPU.
             seed: random seed: the batch depends on nothing else.
 
         Raises:
-            ValueError: seeds that are not distinct, or no nodes.
+            ValueError: seeds that are no nodes.
         """
         check_nodes("seeds", seeds, self._graph.num_nodes)
         generator = torch.Generator().manual_seed(seed)
         local = self._local
-        local[seeds] = torch.arange(len(seeds))
+        local[seeds] = len(seeds)
+        numbers = torch.arange(len(seeds), device="cpu")
+        local.scatter_reduce_(0, seeds, numbers, "amin")
         nodes, edges = [seeds], []
         num_nodes = len(seeds)
         try:
-            if not bool((local[seeds] == torch.arange(len(seeds))).all()):
-                raise ValueError("seeds: expects distinct nodes, got a node twice")
             frontier, first = seeds, 0
             for fanout in self._fanouts:
                 source, target = self._hop(frontier, fanout, generator)
@@ -102,10 +106,12 @@ class NeighborSampler:
         the one that is read back is kept.
         """
         unknown = source[self._local[source] < 0]
-        position = torch.arange(len(unknown))
+        position = torch.arange(len(unknown), device="cpu")
         self._local[unknown] = position
         added = unknown[self._local[unknown] == position]
-        self._local[added] = torch.arange(num_nodes, num_nodes + len(added))
+        self._local[added] = torch.arange(
+            num_nodes, num_nodes + len(added), device="cpu"
+        )
         return added
 
     def _hop(
@@ -129,9 +135,9 @@ class NeighborSampler:
 
 def _ranks(counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Item i repeated counts[i] times, and the rank of each repetition."""
-    item = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    item = torch.repeat_interleave(torch.arange(len(counts), device="cpu"), counts)
     start = counts.cumsum(0) - counts
-    return item, torch.arange(len(item)) - start[item]
+    return item, torch.arange(len(item), device="cpu") - start[item]
 
 
 def _distinct(
@@ -143,10 +149,12 @@ def _distinct(
     takes size - num + j itself where the draw is already taken. Every size must exceed
     ``num``.
     """
-    draws = torch.rand(num, len(sizes), generator=generator, dtype=torch.float64)
+    draws = torch.rand(
+        num, len(sizes), generator=generator, dtype=torch.float64, device="cpu"
+    )
     # Few operators in the loop: each gives up the interpreter lock and asks for it
     # again, beside the threads that fetch and train.
-    last = sizes - num + torch.arange(num)[:, None]
+    last = sizes - num + torch.arange(num, device="cpu")[:, None]
     chosen = (draws * (last + 1)).long()
     for j in range(1, num):
         taken = (chosen[:j] == chosen[j]).any(0)

@@ -22,8 +22,8 @@ class SampleArgs(ctypes.Structure):
         ("parts", ctypes.c_void_p * MAX_PARTS),
         *members(
             ctypes.c_void_p,
-            "running positive offsets nodes starts edge target neighbor slot rank "
-            "added source",
+            "weights running positive offsets nodes starts edge target neighbor slot "
+            "rank added source",
         ),
         *members(ctypes.c_int64, "num_nodes room base"),
         ("key", ctypes.c_uint64),
@@ -107,7 +107,13 @@ class GpuHopper:
         )
         for i, part in enumerate(graph.parts):
             arguments.parts[i] = part.data_ptr()
-        if graph.running is not None and graph.positive is not None:
+        if draw.weighted:
+            if graph.weights is None or graph.running is None or graph.positive is None:
+                raise ValueError(
+                    "weighted: expects a graph settled with weighted=True, got one "
+                    "without"
+                )
+            arguments.weights = graph.weights.data_ptr()
             arguments.running = graph.running.data_ptr()
             arguments.positive = graph.positive.data_ptr()
         return arguments

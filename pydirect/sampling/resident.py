@@ -1,10 +1,19 @@
-"""Where the edges lie that neighbours are drawn from."""
+"""Where the edges lie that neighbours are drawn from.
+
+[Note: Sums of one list] A weighted draw looks for a number in the running sums of its
+node's own list. Sums over the whole edge list would lose every weight that is small
+next to the sum of other nodes' weights. Inside a list a weight may still be lost in
+rounding: so which edges have a weight, and what is left when the heavy ones are drawn,
+is read from the weights themselves. Each list is scaled by a power of two to weights
+up to 1: no sum is too large, and ordinary weights keep all their bits. Test:
+tests/pydirect/sampling/test_weights.py.
+"""
 
 import enum
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from pydirect.memory import device_alias, pin
@@ -12,6 +21,8 @@ from pydirect.sampling.graph import Graph
 
 _BLOCK_EDGES_SHIFT = 14
 MAX_PARTS = 16
+# Elements of padded lists.
+_AT_ONCE = 1 << 22
 
 
 class Residence(enum.Enum):
@@ -36,8 +47,12 @@ class ResidentGraph:
     """The edges: one part, or blocks of ``2**part_shift`` that take turns."""
 
     part_shift: int
+    weights: torch.Tensor | None
+    """float64, shape (num_edges,): scaled list by list, 0 to 1."""
+
     running: torch.Tensor | None
-    """float64, shape (num_edges,): running sums of the weights."""
+    """float64, shape (num_edges,): running sums of ``weights``, anew in each list. See
+    [Note: Sums of one list]."""
 
     positive: torch.Tensor | None
     """int64, shape (num_nodes,): edges with a weight above 0."""
@@ -73,28 +88,33 @@ def settle(
         graph: lists of sources; with weights if ``weighted``.
         device: that samples: a GPU, or the CPU.
         residence: of the edges.
-        weighted: prepare running sums of the weights: 8 bytes an edge, beside it.
+        weighted: prepare weights and their running sums: 16 more bytes an edge.
         peers: the GPUs that share the edges, at most 16, for `Residence.PEERS`.
 
     Raises:
-        ValueError: no weights, or one below 0 or not finite, or their sum is not;
-            peers missing, too many or out of reach.
+        ValueError: no weights, or one below 0 or not finite; peers missing, too many
+            or out of reach.
     """
     target = torch.device(device)
     where = Residence(residence)
-    running = positive = None
+    weights = running = positive = None
     if weighted:
-        running, positive = _running_sums(graph)
+        weights = _scaled_weights(graph)
+        running = _running_sums(weights, graph.offsets)
+        positive = _counts(weights > 0, graph.offsets)
     parts: tuple[torch.Tensor, ...]
     if where is Residence.PEERS:
         parts = _spread(graph.neighbors, target, tuple(torch.device(p) for p in peers))
     elif where is Residence.HOST:
         parts = (_in_place(graph.neighbors, target),)
-        running = None if running is None else _in_place(running, target)
     else:
         parts = (graph.neighbors.to(target),)
-    if running is not None and where is not Residence.HOST:
-        running = running.to(target)
+    if weights is not None and running is not None:
+        in_place = where is Residence.HOST
+        weights, running = (
+            _in_place(t, target) if in_place else t.to(target)
+            for t in (weights, running)
+        )
     return ResidentGraph(
         device=target,
         num_nodes=graph.num_nodes,
@@ -102,39 +122,60 @@ def settle(
         offsets=graph.offsets.to(target),
         parts=parts,
         part_shift=_BLOCK_EDGES_SHIFT,
+        weights=weights,
         running=running,
         positive=None if positive is None else positive.to(target),
         num_sources=graph.num_sources,
     )
 
 
-def _running_sums(graph: Graph) -> tuple[torch.Tensor, torch.Tensor]:
-    weights = graph.weights
-    if weights is None:
+def _scaled_weights(graph: Graph) -> torch.Tensor:
+    """See [Note: Sums of one list]: float64, shape (num_edges,)."""
+    if graph.weights is None:
         raise ValueError(
             "weights: weighted sampling expects a graph with weights, got one without"
         )
-    values = weights.double()
+    values = graph.weights.double()
     wrong = ~((values >= 0) & torch.isfinite(values))
     if bool(wrong.any()):
         at = int(wrong.nonzero()[0])
         raise ValueError(
             "weights: weighted sampling expects finite weights of 0 or more, got "
-            f"{weights[at].item()} at edge {at}"
+            f"{graph.weights[at].item()} at edge {at}"
         )
-    running = values.cumsum(0)
-    if len(running) and not math.isfinite(running[-1]):
-        raise ValueError(
-            "weights: weighted sampling expects weights whose sum is a float64, got "
-            f"weights up to {values.max().item()}: scale them down"
-        )
-    # As the draws see it: what is lost in the sums has no weight.
-    grows = torch.ones_like(running, dtype=torch.int64)
-    grows[0:1] = (running[0:1] > 0).long()
-    grows[1:] = (running[1:] > running[:-1]).long()
-    counts = torch.zeros(len(running) + 1, dtype=torch.int64)
-    torch.cumsum(grows, 0, out=counts[1:])
-    return running, counts[graph.offsets[1:]] - counts[graph.offsets[:-1]]
+    owner = torch.repeat_interleave(graph.degrees(), output_size=graph.num_edges)
+    largest = torch.zeros(graph.num_nodes, dtype=torch.float64, device="cpu")
+    largest.scatter_reduce_(0, owner, values, "amax")
+    # numpy's are exact, also where the power of two itself is no float64.
+    exponent = np.frexp(largest.numpy())[1][owner.numpy()]
+    scaled = torch.from_numpy(np.ldexp(values.numpy(), -exponent))
+    smallest = torch.finfo(torch.float64).tiny
+    return torch.where(values > 0, scaled.clamp(min=smallest), 0.0)
+
+
+def _counts(marked: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Count the marked edges of each list: int64, shape (num_nodes,)."""
+    sums = torch.zeros(len(marked) + 1, dtype=torch.int64, device="cpu")
+    torch.cumsum(marked, 0, out=sums[1:])
+    return sums[offsets[1:]] - sums[offsets[:-1]]
+
+
+def _running_sums(weights: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Add up each list from its first edge, one after the other."""
+    running = torch.empty_like(weights)
+    degrees = offsets.diff()
+    width = 1
+    while len(degrees) and width < 2 * int(degrees.max()):
+        # Lists of similar lengths, padded to one width.
+        nodes = ((degrees > width // 2) & (degrees <= width)).nonzero().squeeze(1)
+        for some in nodes.split(max(1, _AT_ONCE // width)):
+            rank = torch.arange(width, device="cpu")
+            edge = offsets[some][:, None] + rank
+            inside = rank < degrees[some][:, None]
+            rows = torch.where(inside, weights[edge.clamp(max=len(weights) - 1)], 0.0)
+            running[edge[inside]] = rows.cumsum(1)[inside]
+        width *= 2
+    return running
 
 
 def _in_place(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -17,7 +17,8 @@ DEVICE double sum(double a, double b) { return __dadd_rn(a, b); }
 
 struct SampleArgs {
   const void* parts[16];  // the edges: blocks of 2^part_shift take turns over the parts
-  const double* running;  // weighted: running sums of the weights, whole edge list
+  const double* weights;  // weighted: scaled list by list
+  const double* running;  // weighted: running sums of the weights, anew in each list
   const i64* positive;    // weighted: edges a node with a weight above 0
   const i64* offsets;
   const i64* nodes;       // the frontier
@@ -92,8 +93,6 @@ DEVICE void uniform_distinct(const SampleArgs& a, Draws& d, i64 begin, i64 size,
   }
 }
 
-DEVICE double before(const SampleArgs& a, i64 edge) { return edge ? a.running[edge - 1] : 0.0; }
-
 // The edge of a list under whose weight `at` falls; the last with a weight if none.
 DEVICE i64 under(const SampleArgs& a, i64 begin, i64 end, double at) {
   const double top = a.running[end - 1];
@@ -107,9 +106,7 @@ DEVICE i64 under(const SampleArgs& a, i64 begin, i64 end, double at) {
 }
 
 DEVICE i64 weighted_one(const SampleArgs& a, Draws& d, i64 begin, i64 end, i64 number) {
-  const double base = before(a, begin);
-  const double total = sum(a.running[end - 1], -base);
-  return under(a, begin, end, sum(base, product(draw(d, number), total)));
+  return under(a, begin, end, product(draw(d, number), a.running[end - 1]));
 }
 
 // One of the edges not drawn yet, by adding up their weights in order.
@@ -117,14 +114,13 @@ DEVICE i64 weighted_rest(const SampleArgs& a, Draws& d, i64 begin, i64 end, i64 
                          const i64* edge, i64 num) {
   double total = 0.0;
   for (i64 e = begin; e < end; ++e)
-    if (!among(edge, num, e)) total = sum(total, sum(a.running[e], -before(a, e)));
+    if (!among(edge, num, e)) total = sum(total, a.weights[e]);
   const double at = product(draw(d, number), total);
   double passed = 0.0;
   i64 last = -1;
   for (i64 e = begin; e < end; ++e) {
-    const double weight = sum(a.running[e], -before(a, e));
-    if (weight <= 0.0 || among(edge, num, e)) continue;
-    passed = sum(passed, weight);
+    if (a.weights[e] <= 0.0 || among(edge, num, e)) continue;
+    passed = sum(passed, a.weights[e]);
     last = e;
     if (passed > at) break;
   }
@@ -158,7 +154,7 @@ template <bool WEIGHTED, bool REPLACE> DEVICE void pick(const SampleArgs& a) {
       weighted_distinct(a, d, begin, end, num, edge);
     else
       for (i64 e = begin, j = 0; e < end; ++e)
-        if (!WEIGHTED || a.running[e] > before(a, e)) edge[j++] = e;
+        if (!WEIGHTED || a.weights[e] > 0.0) edge[j++] = e;
     for (i64 j = 0; j < num; ++j) a.target[start + j] = i;
   }
 }

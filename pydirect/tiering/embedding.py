@@ -104,7 +104,7 @@ class TieredEmbedding(torch.nn.Module):
         Raises:
             ValueError: the model gets another dtype, which the copies do not have.
         """
-        dtype = fn(torch.empty(0, dtype=self.weight.dtype)).dtype
+        dtype = fn(torch.empty(0, dtype=self.weight.dtype, device="cpu")).dtype
         if dtype != self.weight.dtype:
             raise ValueError(
                 f"TieredEmbedding expects to keep its {self.weight.dtype}, got "
@@ -170,5 +170,7 @@ class _Rows(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (grad,) = grads
         index, rows = ctx.index.cpu()[None], grad.cpu()
-        made = torch.sparse_coo_tensor(index, rows, ctx.shape, check_invariants=True)
+        made = torch.sparse_coo_tensor(
+            index, rows, ctx.shape, check_invariants=True, device=rows.device
+        )
         return made, None, None

@@ -38,7 +38,7 @@ class TierPlan:
         """The rows of the spread tier that GPU ``gpu`` holds, in their order there."""
         first = self.replicated_rows + gpu
         end = self.replicated_rows + self.spread_rows
-        return torch.arange(first, max(first, end), self.num_gpus)
+        return torch.arange(first, max(first, end), self.num_gpus, device="cpu")
 
 
 def plan_tiers(

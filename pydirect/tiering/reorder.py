@@ -31,9 +31,11 @@ class Reordering:
         offsets = torch.zeros_like(graph.offsets)
         torch.cumsum(degrees, 0, out=offsets[1:])
         lists = torch.repeat_interleave(
-            torch.arange(graph.num_nodes), degrees, output_size=graph.num_edges
+            torch.arange(graph.num_nodes, device="cpu"),
+            degrees,
+            output_size=graph.num_edges,
         )
-        rank = torch.arange(graph.num_edges) - offsets[lists]
+        rank = torch.arange(graph.num_edges, device="cpu") - offsets[lists]
         source = graph.offsets[self.old_of_new[lists]] + rank
         neighbors = self.new_of_old[graph.neighbors[source].long()]
         weights = graph.weights
@@ -57,5 +59,5 @@ def reorder_by(score: torch.Tensor) -> Reordering:
     """Highest score first; ties keep their order."""
     old_of_new = score.argsort(descending=True, stable=True)
     new_of_old = torch.empty_like(old_of_new)
-    new_of_old[old_of_new] = torch.arange(len(score))
+    new_of_old[old_of_new] = torch.arange(len(score), device="cpu")
     return Reordering(old_of_new=old_of_new, new_of_old=new_of_old)

@@ -66,7 +66,7 @@ def reverse_pagerank(
 ) -> torch.Tensor:
     """Reverse PageRank from every node alike; see `weighted_reverse_pagerank`."""
     share = 1.0 / max(1, graph.num_nodes)
-    start = torch.full((graph.num_nodes,), share, dtype=torch.float64)
+    start = torch.full((graph.num_nodes,), share, dtype=torch.float64, device="cpu")
     return _iterate(graph, start, num_iterations, damping, device)
 
 
@@ -99,7 +99,9 @@ def weighted_reverse_pagerank(
     check_nodes("train_nodes", train_nodes, graph.num_nodes)
     if len(train_nodes) == 0:
         raise ValueError("train_nodes: expects at least one node")
-    start = torch.full((graph.num_nodes,), 1.0 / graph.num_nodes, dtype=torch.float64)
+    start = torch.full(
+        (graph.num_nodes,), 1.0 / graph.num_nodes, dtype=torch.float64, device="cpu"
+    )
     start[train_nodes] *= graph.num_nodes / len(train_nodes)
     return _iterate(graph, start, num_iterations, damping, device)
 
@@ -116,7 +118,7 @@ def hit_ratio(accesses: torch.Tensor, score: torch.Tensor, share: float) -> floa
     if not bool((accesses > 0).any()):
         return 0.0
     kept = score.argsort(descending=True, stable=True)[: round(share * len(score))]
-    return float(accesses[kept].sum() / accesses.sum())
+    return float(accesses[kept].double().sum() / accesses.double().sum())
 
 
 def _iterate(
@@ -150,7 +152,9 @@ def _iterate(
 def _pieces(offsets: torch.Tensor) -> list[tuple[int, int]]:
     """Cut ranges of nodes with about `_PIECE_EDGES` edges each."""
     num_edges, num_nodes = int(offsets[-1]), len(offsets) - 1
-    bounds = torch.tensor(list(range(_PIECE_EDGES, num_edges, _PIECE_EDGES))).long()
+    bounds = torch.tensor(
+        list(range(_PIECE_EDGES, num_edges, _PIECE_EDGES)), device="cpu"
+    ).long()
     cuts = torch.searchsorted(offsets, bounds).tolist()
     marks = sorted({0, *cuts, num_nodes})
     return list(itertools.pairwise(marks))

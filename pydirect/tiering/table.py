@@ -181,14 +181,14 @@ class TieredTable:
         """Overlay rows of nearer tiers, as kernels do, in whole-tensor operations."""
         rank = self._rank(index)
         for places, copies in self._copies():
-            slot = torch.full((self.num_near + 1,), -1)
-            slot[places] = torch.arange(len(places))
+            slot = torch.full((self.num_near + 1,), -1, device="cpu")
+            slot[places] = torch.arange(len(places), device="cpu")
             here = slot[rank.clamp(max=self.num_near)]
             found[here >= 0] = copies[here[here >= 0]]
 
     def _copies(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Ranks and rows of each place."""
-        places = [torch.arange(self.plan.replicated_rows)]
+        places = [torch.arange(self.plan.replicated_rows, device="cpu")]
         places += [self.plan.rows_on(gpu) for gpu in range(len(self._tiers.shares))]
         return list(zip(places, (self._tiers.local, *self._tiers.shares), strict=True))
 
@@ -213,7 +213,7 @@ def check_score(score: torch.Tensor | None, num_rows: int) -> None:
 def hottest_rows(score: torch.Tensor | None, num_near: int) -> torch.Tensor:
     """Find the rows with the highest scores, in order: int64, shape (num_near,)."""
     if score is None:
-        return torch.arange(num_near)
+        return torch.arange(num_near, device="cpu")
     found: torch.Tensor = score.argsort(descending=True, stable=True)[:num_near]
     return found
 

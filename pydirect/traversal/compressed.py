@@ -101,9 +101,11 @@ class CompressedGraph:
 
     def decompress(self) -> Graph:
         """Make the graph with sorted lists and ids of 4 bytes where they suffice."""
-        neighbors = torch.empty(self.num_edges, dtype=_dtype_of(self.num_nodes))
+        neighbors = torch.empty(
+            self.num_edges, dtype=_dtype_of(self.num_nodes), device="cpu"
+        )
         for nodes, edges in _chunks(self.offsets):
-            index = torch.arange(nodes.start, nodes.stop)
+            index = torch.arange(nodes.start, nodes.stop, device="cpu")
             ends = self.offsets[index + 1]
             neighbors[edges] = self.neighbors_of(index, ends).to(neighbors.dtype)
         return Graph(
@@ -162,9 +164,9 @@ def compress(graph: Graph, device: torch.device | str = "cpu") -> CompressedGrap
     check_one_type("compress", graph)
     check_nodes(graph.num_nodes)
     degrees = graph.degrees()
-    first_blocks = torch.zeros(graph.num_nodes + 1, dtype=torch.int64)
+    first_blocks = torch.zeros(graph.num_nodes + 1, dtype=torch.int64, device="cpu")
     torch.cumsum((degrees + BLOCK_EDGES - 1) // BLOCK_EDGES, 0, out=first_blocks[1:])
-    sizes = torch.zeros(int(first_blocks[-1]) + 1, dtype=torch.int64)
+    sizes = torch.zeros(int(first_blocks[-1]) + 1, dtype=torch.int64, device="cpu")
     weights = None if graph.weights is None else torch.empty_like(graph.weights)
     parts = []
     for nodes, edges in _chunks(graph.offsets):
@@ -179,7 +181,7 @@ def compress(graph: Graph, device: torch.device | str = "cpu") -> CompressedGrap
         part, num_bytes = encode(ids, lists.rank)
         parts.append(part.cpu())
         sizes[blocks] = num_bytes.cpu()
-    parts.append(torch.zeros(_TAIL_BYTES, dtype=torch.uint8))
+    parts.append(torch.zeros(_TAIL_BYTES, dtype=torch.uint8, device="cpu"))
     return CompressedGraph(
         offsets=graph.offsets,
         first_blocks=first_blocks,

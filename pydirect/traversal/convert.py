@@ -1,11 +1,13 @@
 """Graphs of other libraries in, results out. Each is imported only when used."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from pydirect.sampling import Graph
+from pydirect.sampling.graph import one_each, plain
 
 if TYPE_CHECKING:
     import networkx
@@ -19,7 +21,8 @@ def from_networkx(
     """List targets of a networkx graph, directed or not, multi-edges kept.
 
     Args:
-        graph: any networkx graph.
+        graph: any networkx graph. An undirected edge leads both ways, and once from a
+            node to itself.
         weight: edge attribute to take as weights; every edge must have it.
 
     Returns:
@@ -32,18 +35,21 @@ def from_networkx(
     number = {node: i for i, node in enumerate(nodes)}
     edges = list(graph.edges(data=True))
     pairs = [(number[u], number[v]) for u, v, _ in edges]
-    index = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t().contiguous()
+    index = torch.tensor(pairs, dtype=torch.int64, device="cpu")
+    index = index.reshape(-1, 2).t().contiguous()
     weights = None
     if weight is not None:
         values = [data.get(weight) for _, _, data in edges]
         for (u, v, _), value in zip(edges, values, strict=True):
-            if not isinstance(value, int | float | np.number):
+            if not _is_weight(value):
                 raise ValueError(
                     f"weight: expects a number {weight!r} on every edge, got {value!r} "
                     f"on {u!r} to {v!r}"
                 )
-        exact = all(isinstance(value, int | np.integer) for value in values)
-        weights = torch.tensor(values, dtype=torch.int64 if exact else torch.float64)
+        exact = all(isinstance(value, int | np.integer | np.bool_) for value in values)
+        weights = torch.tensor(
+            values, dtype=torch.int64 if exact else torch.float64, device="cpu"
+        )
     return _of_edges(index, len(nodes), weights, undirected=not graph.is_directed()), (
         nodes
     )
@@ -59,25 +65,24 @@ def from_pyg(data: "Data", *, weight: str | None = None) -> Graph:
     Raises:
         ValueError: no edges, no such attribute, or more than one value an edge.
     """
+    if not hasattr(data, "is_undirected") or hasattr(data, "edge_types"):
+        raise ValueError(
+            f"from_pyg expects a Data of one node type, got {type(data).__name__}: "
+            "HeteroData has to_homogeneous()"
+        )
     if data.edge_index is None:
         raise ValueError(f"from_pyg expects data with edge_index, got {data}")
     weights = None
     if weight is not None:
         if weight not in data:
             raise ValueError(f"weight: expects an attribute of {data}, got {weight!r}")
-        weights = data[weight].cpu()
-        if weights.dim() == 2 and weights.shape[1] == 1:
-            weights = weights.squeeze(1)
-    graph = Graph.from_edges(
-        data.edge_index.cpu(), int(data.num_nodes or 0), weights=weights, outgoing=True
-    )
-    if not data.is_undirected():
-        return graph
-    return Graph(
-        offsets=graph.offsets,
-        neighbors=graph.neighbors,
-        weights=graph.weights,
-        symmetric=True,
+        weights = one_each(data[weight].cpu())
+    edges, num_nodes = plain(data.edge_index.cpu()), int(data.num_nodes or 0)
+    graph = Graph.from_edges(edges, num_nodes, weights=weights, outgoing=True)
+    source, target = edges.long()
+    there, back = source * num_nodes + target, target * num_nodes + source
+    return replace(
+        graph, symmetric=torch.equal(there.sort().values, back.sort().values)
     )
 
 
@@ -85,17 +90,20 @@ def from_scipy(matrix: "scipy.sparse.sparray", *, weighted: bool = False) -> Gra
     """List targets of a square sparse matrix: entry (i, j) is an edge i to j.
 
     Args:
-        matrix: any scipy sparse format; explicit zeros are edges.
+        matrix: any scipy sparse format; explicit zeros are edges. An entry that is
+            stored in parts is their sum, as in scipy: one edge.
         weighted: take the entries as weights.
 
     Raises:
-        ValueError: not square.
+        ValueError: not square, or entries of a type that `Graph.weights` does not hold.
     """
-    if matrix.shape[0] != matrix.shape[1]:
+    if len(matrix.shape) != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"from_scipy expects a square matrix, got {matrix.shape}")
-    entries = matrix.tocoo()
+    rows = matrix.tocsr(copy=True)
+    rows.sum_duplicates()
+    entries = rows.tocoo()
     index = torch.from_numpy(np.stack([entries.row, entries.col]).astype(np.int64))
-    weights = torch.from_numpy(entries.data.copy()) if weighted else None
+    weights = _weights_of(entries.data) if weighted else None
     return Graph.from_edges(index, matrix.shape[0], weights=weights, outgoing=True)
 
 
@@ -152,6 +160,26 @@ def to_pyg(graph: Graph, **values: torch.Tensor) -> "Data":
     return data
 
 
+def _is_weight(value: object) -> bool:
+    if isinstance(value, int):
+        return -(1 << 63) <= value < 1 << 63
+    return isinstance(value, float | np.bool_ | np.integer | np.floating)
+
+
+def _weights_of(values: "np.ndarray[Any, Any]") -> torch.Tensor:
+    """
+    Raises:
+        ValueError: a type that torch does not have.
+    """
+    try:
+        return torch.from_numpy(values.copy())
+    except TypeError as error:
+        raise ValueError(
+            f"weights: expects numbers of at most 64 bits, got {values.dtype}: use "
+            "matrix.astype(float)"
+        ) from error
+
+
 def _of_edges(
     index: torch.Tensor,
     num_nodes: int,
@@ -165,12 +193,7 @@ def _of_edges(
         if weights is not None:
             weights = torch.cat([weights, weights[~loop]])
     made = Graph.from_edges(index, num_nodes, weights=weights, outgoing=True)
-    return Graph(
-        offsets=made.offsets,
-        neighbors=made.neighbors,
-        weights=made.weights,
-        symmetric=undirected,
-    )
+    return replace(made, symmetric=undirected)
 
 
 def _check_length(name: str, tensor: torch.Tensor, graph: Graph) -> None:

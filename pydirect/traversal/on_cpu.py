@@ -49,19 +49,21 @@ class CpuVisitor:
         """Node, edge number and neighbour of every edge, in chunks of whole lists."""
         nodes = frontier.nodes
         if nodes is None:
-            nodes = torch.arange(placed.num_nodes)
+            nodes = torch.arange(placed.num_nodes, device="cpu")
         begin = placed.offsets[nodes]
         counts = (placed.offsets[nodes + 1] - begin).clamp(max=frontier.limit)
         sums = counts.cumsum(0)
         first = 0
         while first < len(nodes):
             before = int(sums[first - 1]) if first else 0
-            bound = torch.tensor(before + self._chunk_edges)
+            bound = torch.tensor(before + self._chunk_edges, device="cpu")
             last = max(first + 1, int(torch.searchsorted(sums, bound, right=True)))
             part = slice(first, last)
-            item = torch.repeat_interleave(torch.arange(last - first), counts[part])
+            item = torch.repeat_interleave(
+                torch.arange(last - first, device="cpu"), counts[part]
+            )
             start = begin[part] - (sums[part] - counts[part] - before)
-            edge = torch.arange(len(item)) + start[item]
+            edge = torch.arange(len(item), device="cpu") + start[item]
             yield (
                 nodes[part][item],
                 edge,

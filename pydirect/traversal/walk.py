@@ -49,6 +49,8 @@ class Trace:
         """``timed``: wait for the device after each step to take its time."""
         self.timed = timed
         self.steps: list[Step] = []
+        self.converged: bool | None = None
+        """Whether `pagerank` has reached its tolerance; None where nothing iterates."""
 
     @property
     def bytes_read(self) -> int:

@@ -101,11 +101,16 @@ def test_an_error_in_the_fetching_thread_reaches_the_caller(sampling: str) -> No
     assert threading.active_count() == before
 
 
-def test_an_error_in_the_drawing_thread_reaches_the_caller() -> None:
+def test_an_error_in_the_drawing_thread_reaches_the_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(seed: int, batch: int) -> int:
+        raise ValueError(f"no batch {batch}")
+
+    monkeypatch.setattr("pydirect.sampling.philox.key_of", refuse)
     before = threading.active_count()
-    twice = loader_of(2, sampling="device", seeds=torch.tensor([5, 5]))
-    with pytest.raises(ValueError, match="expects distinct nodes"):
-        list(twice)
+    with pytest.raises(ValueError, match="no batch 0"):
+        list(loader_of(2, sampling="device"))
     assert threading.active_count() == before
 
 

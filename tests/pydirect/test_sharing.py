@@ -104,6 +104,76 @@ def test_parameters_and_plain_tensors_travel_as_before() -> None:
     assert plain.is_shared() and not plain.is_unified
 
 
+def tell(tensors: dict[str, Any], device: torch.device, results: Any) -> None:
+    """What a process that was started has been given."""
+    assert device.type == "unified"
+    results.put(
+        {
+            name: (
+                type(t).__name__,
+                t.affinity.value,
+                t.requires_grad,
+                pydirect.to_host(t.detach()).resolve_conj().tolist(),
+            )
+            for name, t in tensors.items()
+        }
+    )
+    pydirect.to_host(tensors["shared"])[0] = 42
+
+
+def test_processes_that_are_started() -> None:
+    """Private memory travels as a copy, of what the tensor shows; shared stays one."""
+    rows = torch.arange(6.0).reshape(3, 2)
+    tensors = {
+        "gpu": rows.to("unified"),
+        "host": rows.to("unified").set_affinity_("host"),
+        "unify": pydirect.unify(rows.clone()),
+        "view": rows.to("unified")[1:, 1],
+        "conj": torch.tensor([1 + 2j]).to("unified").conj(),
+        "none": torch.empty(0, 3).to("unified"),
+        "leaf": torch.nn.Parameter(rows.to("unified")),
+        "shared": rows.to("unified").share_memory_(),
+    }
+    want = {
+        name: (
+            type(t).__name__,
+            t.affinity.value,
+            t.requires_grad,
+            pydirect.to_host(t.detach()).resolve_conj().tolist(),
+        )
+        for name, t in tensors.items()
+    }
+    context = torch.multiprocessing.get_context("spawn")
+    results = context.Queue()
+    process = context.Process(
+        target=tell, args=(tensors, torch.device("unified"), results)
+    )
+    process.start()
+    assert results.get(timeout=120) == want
+    process.join(60)
+    assert process.exitcode == 0
+    assert pydirect.to_host(tensors["shared"])[0].tolist() == [42, 42]
+    assert float(pydirect.to_host(tensors["gpu"])[0, 0]) == 0
+
+
+def test_a_view_of_private_memory_travels_alone() -> None:
+    """A row of a table is a row's bytes, not the table's."""
+    queue = torch.multiprocessing.get_context("fork").SimpleQueue()
+    queue.put(torch.arange(3000.0).reshape(1000, 3).to("unified")[7])
+    got = queue.get()
+    assert got.tolist() == [21, 22, 23] and got.untyped_storage().nbytes() == 12
+
+
+def test_room_on_a_cpu_storage_is_the_cpus() -> None:
+    """How PyG's workers ask for memory that they gather into."""
+    u = torch.arange(6.0).reshape(3, 2).to("unified")
+    room = u.new(u.untyped_storage()._new_shared(16)).view(2, 2)
+    assert room.device.type == "cpu" and room.is_shared()
+    index = torch.tensor([2, 0])
+    assert torch.index_select(u, 0, index, out=room).tolist() == [[4, 5], [0, 1]]
+    assert u.new(u.untyped_storage()).is_unified
+
+
 class Rows(Dataset[torch.Tensor]):
     """Rows of a unified table, worked on by the CPU of a worker."""
 

@@ -1,5 +1,6 @@
 """What `explain` says of a gather, and where it has it from."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -59,3 +60,14 @@ def test_bad_input_is_named() -> None:
         pydirect.explain(TABLE, torch.tensor([1]), max_sms=0)
     assert pydirect.explain(TABLE, torch.tensor([], dtype=torch.int64)).num_indices == 0
     assert pydirect.explain(TABLE[:0], torch.tensor([], dtype=torch.int64)).row_bytes
+
+
+@pytest.mark.parametrize("rows", [5, [0, 1], None, np.arange(2)])
+def test_rows_that_are_no_tensor_are_named(rows: object) -> None:
+    for table in (torch.ones(3, 4), torch.ones(3, 4).to("unified")):
+        with pytest.raises(TypeError, match="for the first n rows"):
+            pydirect.explain(table, rows)
+    with pytest.raises(TypeError, match="got ndarray: pass torch"):
+        pydirect.explain(np.ones((3, 4)), torch.arange(2))
+    with pytest.raises(ValueError, match="pass mask"):
+        pydirect.explain(torch.ones(3, 4), torch.tensor([True, False, True]))

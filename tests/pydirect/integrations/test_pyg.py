@@ -55,6 +55,41 @@ def test_feature_store(pyg: ModuleType) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("affinity", ["gpu", "host"])
+@pytest.mark.parametrize("filter_there", [True, False])
+def test_loaders_with_workers(
+    pyg: ModuleType, affinity: str, filter_there: bool
+) -> None:
+    from torch_geometric.loader import LinkLoader, NodeLoader
+
+    from pydirect.integrations.pyg import unify_data
+    from pydirect.integrations.pyg_sampling import KeyedNeighborSampler
+
+    plain = pyg.data.Data(
+        x=torch.randn(40, 3),
+        edge_index=torch.randint(40, (2, 200)),
+        edge_attr=torch.randn(200, 2),
+        num_nodes=40,
+    )
+    data = unify_data(plain.clone(), "x", "edge_attr")
+    data.x.set_affinity_(affinity)
+    sampler = KeyedNeighborSampler(plain, [3, 3], device="cpu")
+    options = {
+        "batch_size": 15,
+        "num_workers": 2,
+        "filter_per_worker": filter_there,
+    }
+    loaders = [
+        NodeLoader(data, sampler, persistent_workers=True, **options),
+        LinkLoader(data, sampler, edge_label_index=plain.edge_index[:, :30], **options),
+    ]
+    for loader in loaders:
+        for batch in [*loader, *loader]:
+            assert torch.equal(batch.x.cpu(), plain.x[batch.n_id])
+            assert torch.equal(batch.edge_attr.cpu(), plain.edge_attr[batch.e_id])
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("tiered", [False, True])
 def test_rows_are_attached_to_batches_of_a_loader(
     pyg: ModuleType, tiered: bool

@@ -110,6 +110,40 @@ def test_link_loader(pyg: ModuleType, ours: ModuleType, negative: str | None) ->
     assert num == 400
 
 
+@pytest.mark.parametrize("hetero", [False, True])
+def test_a_sampler_that_repeats_nodes(
+    pyg: ModuleType, ours: ModuleType, hetero: bool
+) -> None:
+    """Rows in the order of the input; features, labels and edges belong to them."""
+    data = heterogeneous(pyg) if hetero else homogeneous(pyg)
+    store = data["paper"] if hetero else data
+    store.y = torch.arange(store.num_nodes) % 10 // 9
+    mask = torch.ones(store.num_nodes, dtype=torch.bool)
+    loader = pyg.loader.NodeLoader(
+        data,
+        node_sampler=ours.KeyedNeighborSampler(data, [-1, 2], device="cpu"),
+        input_nodes=("paper", mask) if hetero else mask,
+        batch_size=25,
+        sampler=pyg.loader.ImbalancedSampler(store.y),
+    )
+    repeated = 0
+    for batch in loader:
+        rows = batch["paper"] if hetero else batch
+        repeated += rows.batch_size - len(rows.input_id.unique())
+        assert torch.equal(rows.n_id[: rows.batch_size], rows.input_id)
+        assert torch.equal(rows.x[:, 0], rows.n_id.float())
+        kind = ("paper", "cites", "paper") if hetero else None
+        edges, theirs = (d[kind] if hetero else d for d in (batch, data))
+        assert torch.equal(
+            rows.n_id[edges.edge_index], theirs.edge_index[:, edges.e_id]
+        )
+        degree = torch.bincount(theirs.edge_index[1], minlength=store.num_nodes)
+        first = edges.edge_index[1, : edges.num_sampled_edges[0]]
+        drawn = torch.bincount(first, minlength=rows.batch_size)
+        assert torch.equal(drawn, degree[rows.input_id])
+    assert repeated > 0
+
+
 def test_heterogeneous_loaders(pyg: ModuleType, ours: ModuleType) -> None:
     data = heterogeneous(pyg)
     sampler = ours.KeyedNeighborSampler(data, [4, 3], device="cpu")
@@ -143,6 +177,11 @@ def test_errors(pyg: ModuleType, ours: ModuleType) -> None:
     data = homogeneous(pyg)
     with pytest.raises(ValueError, match="weight_attr: expects an attribute"):
         ours.KeyedNeighborSampler(data, [3], device="cpu", weight_attr="missing")
+    data.short = torch.ones(7)
+    with pytest.raises(ValueError, match=r"of 400 edges .* 'short' of shape \[7\]"):
+        ours.KeyedNeighborSampler(data, [3], device="cpu", weight_attr="short")
+    data.column = torch.ones(400, 1).half()
+    ours.KeyedNeighborSampler(data, [3], device="cpu", weight_attr="column")
     sampler = ours.KeyedNeighborSampler(data, [3], device="cpu")
     timed = pyg.sampler.NodeSamplerInput(
         None, torch.tensor([1]), time=torch.tensor([2])

@@ -333,12 +333,8 @@ def test_errors_name_what_is_wrong() -> None:
     with pytest.raises(ValueError, match="weighted: expects"):
         DeviceSampler(there, [3], weighted=True)
     sampler = DeviceSampler(there, [2])
-    for seeds, words in (
-        ([1, 1], "a node twice"),
-        ([2, 9], "nodes 0 to 8, got 2 to 9"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            sampler.sample(torch.tensor(seeds), 0)
+    with pytest.raises(ValueError, match="nodes 0 to 8, got 2 to 9"):
+        sampler.sample(torch.tensor([2, 9]), 0)
     assert sampler.sample(torch.tensor([1, 8, 0]), 0).num_seeds == 3  # scratch is clean
     plain = Graph(offsets=graph.offsets, neighbors=graph.neighbors)
     with pytest.raises(ValueError, match="weights: weighted sampling expects"):

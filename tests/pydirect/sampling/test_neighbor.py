@@ -72,8 +72,8 @@ def test_errors() -> None:
     with pytest.raises(ValueError, match="one positive number"):
         NeighborSampler(graph, [3, 0])
     sampler = NeighborSampler(graph, [2])
-    with pytest.raises(ValueError, match="a node twice"):
-        sampler.sample(torch.tensor([1, 1]), 0)
+    with pytest.raises(ValueError, match="seeds: expects nodes 0 to 4, got 1 to 5"):
+        sampler.sample(torch.tensor([1, 5]), 0)
     assert sampler.sample(torch.tensor([1]), 0).num_seeds == 1  # scratch is clean
     with pytest.raises(ValueError, match=r"nodes 0 to 4, got 7 to 7"):
         Graph.from_edges(torch.tensor([[0], [7]]), 5)

@@ -65,6 +65,62 @@ def test_networkx_ranks() -> None:
     np.testing.assert_allclose(got.numpy(), [want[n] for n in nodes], atol=1e-8)
 
 
+def test_loops_and_multi_edges_rank_as_in_networkx() -> None:
+    for kind in (
+        networkx.Graph,
+        networkx.DiGraph,
+        networkx.MultiGraph,
+        networkx.MultiDiGraph,
+    ):
+        theirs = kind([(0, 0), (0, 1), (1, 2), (1, 2), (2, 2), (2, 2), (3, 1)])
+        graph, nodes = from_networkx(theirs)
+        want = networkx.pagerank(theirs, tol=1e-12, max_iter=500)
+        got = pagerank(graph, tolerance=1e-12)
+        np.testing.assert_allclose(got.numpy(), [want[n] for n in nodes], atol=1e-10)
+    edges = torch.tensor([[0, 0, 1], [0, 1, 2]])
+    graph = Graph.from_edges(edges, 3, symmetric=True, weights=torch.tensor([5, 6, 7]))
+    assert graph.to_edge_index().tolist() == [[0, 1, 0, 2, 1], [0, 0, 1, 1, 2]]
+    assert graph.weights.tolist() == [5, 6, 6, 7, 7]
+    plain = Graph.from_edges(edges, 3, symmetric=True)
+    assert torch.equal(plain.neighbors, graph.neighbors)
+
+
+@pytest.mark.parametrize("bad", [1j, "1", None, 2**70, torch.tensor(1.0)])
+def test_networkx_weights_that_are_no_numbers(bad: object) -> None:
+    theirs = networkx.DiGraph()
+    theirs.add_edge("a", "b", weight=bad)
+    with pytest.raises(ValueError, match=r"a number 'weight' on every edge, got .* on"):
+        from_networkx(theirs, weight="weight")
+
+
+def test_ranks_of_many_nodes_converge() -> None:
+    """The tolerance is of all ranks together: more nodes must not make it larger."""
+    num = 300_000
+    chain = torch.stack([torch.arange(num - 1), torch.arange(1, num)])[:, : num // 2]
+    some = torch.randint(99, (2, 9000), generator=torch.Generator().manual_seed(0))
+    edges = torch.cat([chain, some], dim=1)
+    placed = place(Graph.from_edges(edges, num, outgoing=True), "cpu")
+    trace = Trace()
+    got = pagerank(placed, tolerance=1e-5, trace=trace)
+    assert trace.converged is True
+    assert float((got - pagerank(placed, tolerance=1e-12)).abs().sum()) < 1e-4
+
+
+def test_ranks_that_do_not_converge_say_so() -> None:
+    graph = Graph.from_edges(torch.tensor([[0, 1, 1], [1, 0, 2]]), 3, outgoing=True)
+    with pytest.warns(RuntimeWarning, match=r"max_iterations=2 before it converged"):
+        pagerank(graph, max_iterations=2, trace=(trace := Trace()))
+    assert trace.converged is False and len(trace.steps) == 2
+    swing = Graph.from_edges(torch.tensor([[0, 1, 2], [1, 0, 1]]), 3, outgoing=True)
+    with pytest.warns(RuntimeWarning, match=r"still change by 0.667 in all"):
+        pagerank(swing, damping=1.0)
+    for damping in (0.0, 0.5, 0.99):
+        pagerank(graph, damping=damping, tolerance=1e-13, trace=(trace := Trace()))
+        assert trace.converged
+    pagerank(graph, tolerance=0, max_iterations=4, trace=(trace := Trace()))
+    assert len(trace.steps) == 4
+
+
 def test_pyg_there_and_back(pyg: ModuleType) -> None:
     importlib.import_module("torch_geometric.data")
     edges = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 3]])
@@ -80,6 +136,14 @@ def test_pyg_there_and_back(pyg: ModuleType) -> None:
     assert back.level.tolist() == [0, 1, 2, 3, -1]
     both = pyg.data.Data(edge_index=torch.cat([edges, edges.flip(0)], 1), num_nodes=5)
     assert from_pyg(both).symmetric
+    # Shape (num_edges, 1), half precision, an EdgeIndex; weights differ both ways.
+    both.edge_index = pyg.EdgeIndex(both.edge_index, sparse_size=(5, 5))
+    both.heat = torch.arange(8.0).half()[:, None]
+    found = from_pyg(both, weight="heat")
+    assert found.symmetric and type(found.neighbors) is torch.Tensor
+    assert found.reverse().weights.tolist() == [4, 2, 0, 5, 6, 1, 7, 3]
+    with pytest.raises(ValueError, match=r"got HeteroData: .* to_homogeneous"):
+        from_pyg(pyg.data.HeteroData())
     with pytest.raises(ValueError, match="weight: expects an attribute"):
         from_pyg(data, weight="missing")
     with pytest.raises(ValueError, match="level: expects one value for each of 5"):
@@ -91,6 +155,18 @@ def test_scipy_in() -> None:
     assert sssp(from_scipy(matrix, weighted=True), 0).tolist() == [0.0, 2.0, 5.0]
     with pytest.raises(ValueError, match="square"):
         from_scipy(scipy.sparse.csr_array((2, 3)))
+    # An entry in parts is their sum, whatever the format, and the matrix stays.
+    parts = (np.array([1, 2, 1]), (np.array([0, 0, 1]), np.array([1, 1, 2])))
+    coo = scipy.sparse.coo_array(parts, shape=(3, 3))
+    csr = scipy.sparse.csr_array((parts[0], [1, 1, 2], [0, 2, 3, 3]), shape=(3, 3))
+    for matrix in (coo, csr, coo.todia(), coo.astype("int8")):
+        entries = matrix.nnz
+        assert sssp(from_scipy(matrix, weighted=True), 0).tolist() == [0, 3, 4]
+        assert from_scipy(matrix).num_edges == 2
+        assert matrix.nnz == entries
+    for wrong in (coo.astype(complex), coo.astype(np.longdouble)):
+        with pytest.raises(ValueError, match=r"weights: expects"):
+            from_scipy(wrong, weighted=True)
 
 
 def graph_of(**changes: object) -> Graph:
