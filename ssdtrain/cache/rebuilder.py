@@ -13,6 +13,13 @@ answer is another one. Observed steps search: the next plan's choice is made of 
 What has no row, or another size than its row's, is asked what was found for tensors
 that look alike ([Note: alike] in remat/alike.py).
 (tests/ssdtrain/cache/test_rebuilt_rows.py)
+
+[Note: places]
+A recipe is admitted by class, on one tensor. A program may write to another one of the
+class and leave no trace in the graph or a version: a hook that sets `.data`, a kernel
+that is called on a tensor, NumPy. So each item of a kind of lane is compared once, of
+whatever size, and is stored from then on where it is other than its recipe makes it.
+(tests/ssdtrain/remat/test_between.py)
 """
 
 import logging
@@ -51,6 +58,7 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.numerics import numerics, restored
 from ssdtrain.remat.admission import Admission, Verdict, is_dense, same_bytes
 from ssdtrain.remat.alike import Alike
+from ssdtrain.remat.between import is_unwritten
 from ssdtrain.remat.budget import Budget
 from ssdtrain.remat.compiled import Compiled
 from ssdtrain.remat.expression import Expression, Held, Layout, evaluate
@@ -111,6 +119,8 @@ class Rebuilder:
         self._device = cache.offloader.device.torch_device
         self._guard = LateChecksum(self._device)
         self._admission = Admission()
+        self._places: dict[Hashable, bool] = {}
+        """Whether a recipe was equal at a place of the step: [Note: places]."""
         self._alive = Known()
         self._weights = weights
         self.keeper = CacheKeeper(cache, weights)
@@ -140,6 +150,10 @@ class Rebuilder:
         rebuilt = self._alive.get(key)
         if rebuilt is None or self.keeper.is_of_another_region(rebuilt):
             return None
+        base = tensor if tensor._base is None else tensor._base
+        again = rebuilt.expression, rebuilt.holders, rebuilt.item
+        if not self._is_unwritten(tensor, base) or not self._equals(*again, base):
+            return None
         return self._handle_of(rebuilt, tensor, view)
 
     def _handle_of(self, rebuilt: Rebuilt, tensor: Tensor, view: View) -> Handle:
@@ -156,6 +170,8 @@ class Rebuilder:
             return None
         if base.is_conj() or base.is_neg():
             return None
+        if not self._is_unwritten(tensor, base):
+            return None
         asked = self._asked_again(base, lane)
         if asked is not None:
             return self._open_again(*asked, base, key)
@@ -166,7 +182,9 @@ class Rebuilder:
                 self._cache.offloader.fall_back(Fallback.RECIPE_UNSAVED)
             return None
         expression = self._chosen(found.expression, base)
-        if expression is None:
+        if expression is None or not self._is_equal_here(
+            expression, expression.held, base
+        ):
             return None
         if not self._may_spend(lane):
             return None
@@ -229,6 +247,8 @@ class Rebuilder:
             return None
         operands = compiled.operands(asked)
         expression, layout = compiled.expression, compiled.layout
+        if not self._is_equal_here(expression, operands, base):
+            return None
         rebuilt = self._add(expression, operands, base, layout, key)
         rebuilt.compiled = compiled
         return rebuilt
@@ -242,6 +262,8 @@ class Rebuilder:
         if base is not tensor and not is_plain(base):  # `tensor` was looked at
             return None
         if key is not None and (key.start_byte or key.end_byte != base.nbytes):
+            return None
+        if base is not tensor and not self._is_unwritten(tensor, base):
             return None
         return self.finder.again(compiled, base, self.keeper)
 
@@ -301,6 +323,45 @@ class Rebuilder:
         )
         return rebuilt
 
+    def _is_unwritten(self, tensor: Tensor, base: Tensor) -> bool:
+        """See [Note: the node between] in remat/between.py."""
+        if is_unwritten(tensor, base):
+            return True
+        self.keeper.refuse()
+        return False
+
+    def _is_equal_here(
+        self, expression: Expression, operands: Sequence[Held], base: Tensor
+    ) -> bool:
+        """Whether the item that is packed now is what the recipe makes."""
+        holders, place = [held.holder for held in operands], self._cache.course.serving
+        return self._equals(expression, holders, place, base, is_first=True)
+
+    def _equals(
+        self,
+        expression: Expression,
+        holders: Sequence[Any],
+        item: int,
+        base: Tensor,
+        *,
+        is_first: bool = False,
+    ) -> bool:
+        """Whether it was compared at this place of the step: see [Note: places]."""
+        kind = self._cache.lanes.current.kind
+        if not kind or expression.is_guarded or expression.is_compared_always:
+            return True
+        place = kind, item, is_first, expression.recipe
+        known = self._places.get(place)
+        if known is None:
+            if self._cache.captures.is_forward:
+                return False
+            known = self._check(expression, base, holders)
+            if known is not None:
+                self._places[place] = known
+        if not known:
+            self.keeper.refuse()
+        return bool(known)
+
     def _find(self, base: Tensor) -> Found | None:
         try:
             return self.finder.find(base, self.keeper)
@@ -353,10 +414,19 @@ class Rebuilder:
             return Verdict.UNKNOWN
         return self._admission.verdict(_signature(expression, base))
 
-    def _check(self, expression: Expression, base: Tensor) -> bool | None:
-        """Whether it makes the same bytes; None: there is no memory to see."""
-        try:
+    def _check(
+        self,
+        expression: Expression,
+        base: Tensor,
+        holders: Iterable[Any] | None = None,
+    ) -> bool | None:
+        """Whether it makes the same bytes; None: there is no memory to see.
+
+        holders: of its inputs; None: the expression's own.
+        """
+        if holders is None:
             holders = [held.holder for held in expression.held]
+        try:
             return same_bytes(self._preview(expression, holders), base.detach())
         except (torch.OutOfMemoryError, ConfigError):  # the second: what says it
             return None
@@ -417,6 +487,8 @@ class Rebuilder:
         node = base.grad_fn
         if node is None or base._version:
             return
+        if base is not tensor and not is_unwritten(tensor, base):
+            return  # it is not what the node made
         if type(handle) is MovedHandle:
             if base is tensor:
                 outputs = notes_of(node).outputs
