@@ -168,9 +168,7 @@ class Rebuilder:
         plain = base is tensor or is_plain(base)  # `tensor` was looked at
         if not whole or not plain or not is_dense(base):
             return None
-        if base.is_conj() or base.is_neg():
-            return None
-        if not self._is_unwritten(tensor, base):
+        if base.is_conj() or base.is_neg() or not self._is_unwritten(tensor, base):
             return None
         asked = self._asked_again(base, lane)
         if asked is not None:
@@ -182,11 +180,7 @@ class Rebuilder:
                 self._cache.offloader.fall_back(Fallback.RECIPE_UNSAVED)
             return None
         expression = self._chosen(found.expression, base)
-        if expression is None or not self._is_equal_here(
-            expression, expression.held, base
-        ):
-            return None
-        if not self._may_spend(lane):
+        if expression is None or not self._may_spend(lane):
             return None
         rebuilt = self._add(expression, expression.held, base, Layout.of(base), key)
         if self._is_remembered(lane) and found.trail is not None:
@@ -384,13 +378,14 @@ class Rebuilder:
             wanted = ()
         for expression in wanted:
             if self._verdict(expression, base) is Verdict.ADMITTED:
-                return expression
+                own = self._is_equal_here(expression, expression.held, base)
+                return expression if own else None
         if self._verdict(plain, base) is not Verdict.ADMITTED:
             self.keeper.refuse()
             return None
         if wanted:
             self._cache.offloader.fall_back(Fallback.RECIPE_SLOWER)
-        return plain
+        return plain if self._is_equal_here(plain, plain.held, base) else None
 
     def _verdict(self, expression: Expression, base: Tensor) -> Verdict:
         if self._cache.captures.is_forward:

@@ -106,6 +106,14 @@ class Retired:
         self.queue.popleft()
 
 
+class Saves(NamedTuple):
+    """How often an item of the general path was saved in its lane."""
+
+    num: int
+    last: int
+    """Newest item of the lane at the last of them."""
+
+
 @dataclass
 class LaneProfile:
     """What was learned of a lane the last time it ran to its end."""
@@ -115,6 +123,8 @@ class LaneProfile:
     order: list[int] = field(default_factory=list)
     """Ordinals in the order of first use in backward."""
     largest_bytes: int = 0
+    saves: dict[int, Saves] = field(default_factory=dict)
+    """Of each item: [Note: the last save] in departures.py."""
 
 
 class Way:
@@ -226,6 +236,9 @@ class Lane:
         """While its forward follows a table: see [Note: compiled plan]."""
         self.binding: Any = None
         """While the general path serves it and a table is made of it."""
+        self.saves: dict[int, Saves] = {}
+        self.waiting: dict[int, Any] = {}
+        """Records that have not left, because they will be saved again, by item."""
         self.learns = True
         """Whether the next lane of its kind may learn from its records."""
         self._order: list[int] = []
@@ -275,6 +288,7 @@ class Lane:
         self.profile.total_bytes = self.total_bytes
         self.profile.largest_bytes = self.largest_bytes
         self.profile.backward_follows = self.backward_follows
+        self.profile.saves = self.saves
         unused = sorted(set(range(len(self.records))) - set(self.uses), reverse=True)
         self.profile.order = [*self.uses, *unused]
 
@@ -333,6 +347,16 @@ class Record(SavedBytes):
         """Its bytes are pinned by an autograd leaf: moving them would free nothing."""
         self.holding.held_bytes = self.num_bytes
         self.ledger.hold(self.num_bytes)
+
+    def take_back(self, data: Tensor) -> Any:
+        """LEAVING or AWAY > KEPT: these are the bytes now, and are to leave again.
+
+        Returns:
+            The parcel that is no longer needed.
+        """
+        if self.state is RecordState.AWAY:
+            self._alive(data)
+        return self.stay()
 
     def drop(self) -> None:
         """KEPT > DROPPED: its region's forward has ended and can run again."""

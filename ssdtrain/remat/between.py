@@ -24,8 +24,8 @@ MAX_NODES = 8
 _OPCODES = PURE_OPCODES | {"COPY_FREE_VARS", "LOAD_DEREF", "STORE_ATTR", "UNPACK_EX"}
 _SETS_CONTEXT = _OPCODES | {"INPLACE_ADD", "INPLACE_SUBTRACT"}
 _CALLED = frozenset(
-    ("detach", "mark_non_differentiable", "save_for_backward")
-    + ("set_materialize_grads", "view_as")
+    "detach mark_non_differentiable save_for_backward set_materialize_grads "
+    "view_as".split()
 )
 """Methods that write to no tensor."""
 _WAYS_TO_BYTES = frozenset(("data", "grad"))
