@@ -151,13 +151,16 @@ class Rebuilder:
         if rebuilt is None or self.keeper.is_of_another_region(rebuilt):
             return None
         base = tensor if tensor._base is None else tensor._base
-        again = rebuilt.expression, rebuilt.holders, rebuilt.item
-        if not self._is_unwritten(tensor, base) or not self._equals(*again, base):
+        place = rebuilt.item, rebuilt.num_saves
+        if not self._is_unwritten(tensor, base) or not self._equals(
+            rebuilt.expression, rebuilt.holders, place, base
+        ):
             return None
         return self._handle_of(rebuilt, tensor, view)
 
     def _handle_of(self, rebuilt: Rebuilt, tensor: Tensor, view: View) -> Handle:
         rebuilt.num_handles += 1
+        rebuilt.num_saves += 1
         probe = Probe.of(tensor, self._cache.nothing)
         return Handle(RebuiltView(rebuilt, view, probe))
 
@@ -328,30 +331,39 @@ class Rebuilder:
         self, expression: Expression, operands: Sequence[Held], base: Tensor
     ) -> bool:
         """Whether the item that is packed now is what the recipe makes."""
-        holders, place = [held.holder for held in operands], self._cache.course.serving
-        return self._equals(expression, holders, place, base, is_first=True)
+        holders = [held.holder for held in operands]
+        return self._equals(expression, holders, self._place, base)
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """Of the first save of the item that is packed now."""
+        return self._cache.course.serving, 0
+
+    def _key_of(self, expression: Expression, place: tuple[int, int]) -> Hashable:
+        return self._cache.lanes.current.kind, place, expression.recipe
 
     def _equals(
         self,
         expression: Expression,
         holders: Sequence[Any],
-        item: int,
+        place: tuple[int, int],
         base: Tensor,
-        *,
-        is_first: bool = False,
     ) -> bool:
-        """Whether it was compared at this place of the step: see [Note: places]."""
-        kind = self._cache.lanes.current.kind
-        if not kind or expression.is_guarded or expression.is_compared_always:
+        """Whether it was equal at a place of the step: see [Note: places].
+
+        place: number of the item, and of its saves before this one.
+        """
+        is_known = not self._cache.lanes.current.kind  # its items have no places
+        if is_known or expression.is_guarded or expression.is_compared_always:
             return True
-        place = kind, item, is_first, expression.recipe
-        known = self._places.get(place)
+        key = self._key_of(expression, place)
+        known = self._places.get(key)
         if known is None:
             if self._cache.captures.is_forward:
                 return False
             known = self._check(expression, base, holders)
             if known is not None:
-                self._places[place] = known
+                self._places[key] = known
         if not known:
             self.keeper.refuse()
         return bool(known)
@@ -401,6 +413,7 @@ class Rebuilder:
         if verdict is Verdict.UNKNOWN:
             equal = self._check(expression, base)
             if equal is not None:
+                self._places[self._key_of(expression, self._place)] = equal
                 verdict = self._admission.decide(_signature(expression, base), equal)
         return verdict
 

@@ -412,6 +412,7 @@ class Rebuilt:
         "layout",
         "num_bytes",
         "num_handles",
+        "num_saves",
         "num_uses",
         "numerics",
         "place",
@@ -447,6 +448,8 @@ class Rebuilt:
         """The rebuilt bytes, from the first use to the last."""
         self.item = -1
         self.num_handles = 0
+        self.num_saves = 0
+        """How often autograd saved it."""
         self.num_uses = 0
         self.place = lane.name, lane.num_recipes
         self.holding = Holding(lane)
