@@ -198,6 +198,10 @@ class Counters:
             for count, amount in amounts.items():
                 counts[count] = counts.get(count, 0) + amount
 
+    def shift(self, source: Count, target: Count, amount: int) -> None:
+        """Count under one sum what was counted under another."""
+        self.add_all({source: -amount, target: amount})
+
     def of(self, count: Count) -> int:
         """One sum so far."""
         with self._lock:

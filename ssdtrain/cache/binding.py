@@ -302,7 +302,10 @@ class Binding:
         )
         if first is None:
             return row
-        return first if spec.is_first else HostAgainRow(spec, is_read=is_read)
+        if spec.is_first:
+            return first
+        is_last = isinstance(row, AgainRow) and row.is_last
+        return HostAgainRow(spec, is_read=is_read, is_last=is_last)
 
     def _row_of_copy(self, copy: Spec | None, orders: Any) -> HostRow | StayRow | None:
         """The row of what a recipe stores; None: it is the general path's."""
@@ -360,6 +363,11 @@ class Binding:
         for number, spec in enumerate(self._specs):
             openers.setdefault(spec.item, number)
         return openers
+
+    @cached_property
+    def _last(self) -> dict[int, int]:
+        """The last row of each item."""
+        return {spec.item: number for number, spec in enumerate(self._specs)}
 
     def _first_of_regions(self, numbers: Iterable[int]) -> Iterable[int]:
         """The first row of each region: what was kept or freed before it must be
@@ -468,8 +476,10 @@ class Binding:
             freed_bytes = self._specs[opener].num_bytes if closes else 0
             return KeptItemRow(spec, order.name, opener, freed_bytes)
         if spec.is_first:
-            return MoveRow(spec, order, number)
-        return AgainRow(spec, number)
+            is_shared = self._counts[spec.item] > 1
+            return MoveRow(spec, order, number, is_shared=is_shared)
+        is_last = self._last[spec.item] == number
+        return AgainRow(spec, order, number, is_last=is_last)
 
 
 def _first_light(

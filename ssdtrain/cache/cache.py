@@ -22,6 +22,7 @@ from ssdtrain.cache.bypass import Bypass, Unhooked
 from ssdtrain.cache.captured import Captures
 from ssdtrain.cache.collector import Collector
 from ssdtrain.cache.course import OUTSIDE_PLAN, Course, Entry
+from ssdtrain.cache.departures import Departures
 from ssdtrain.cache.executor import Executor
 from ssdtrain.cache.identity import (
     Key,
@@ -56,6 +57,7 @@ from ssdtrain.cache.record import (
 from ssdtrain.cache.regions import TINY_BYTES, RegionCall, Regions
 from ssdtrain.cache.scope import owned
 from ssdtrain.cache.sizes import MOST
+from ssdtrain.cache.state import RecordState
 from ssdtrain.cache.tables import Tables
 from ssdtrain.cache.traced import leave_alone, untraced
 from ssdtrain.cache.verify import NoVerifier, Verifier
@@ -148,6 +150,7 @@ class TensorCache:
             self.copies,
             self._time_loads,
         )
+        self.departures = Departures(self.moves, self.course, counters)
         self.collector = Collector()
         self.is_compiled = False
         """Whether the model's forward runs under a compiler."""
@@ -189,7 +192,14 @@ class TensorCache:
                 torch._C._autograd._pop_saved_tensors_default_hooks()
             self.regions.forward_ends()
         if not self.owner.is_elsewhere:  # forked inside this forward
+            self._lane_ends()
             self.lanes.finish()
+
+    def _lane_ends(self) -> None:
+        lane = self.lanes.current
+        if lane.waiting:
+            with self.lock:
+                self.departures.lane_ends(lane)
 
     def timed(self) -> AbstractContextManager[None]:
         """Around one forward with hooks."""
@@ -365,7 +375,7 @@ class TensorCache:
         key, view = identify(part)
         key = key._replace(version=tensor._version)  # see [Note: wrappers]
         num_bytes = key.end_byte - key.start_byte
-        record = call.records.get(key) or self._records.get(key)
+        record = call.records.get(key) or self._record_of(key)
         node = tensor.grad_fn
         is_item = record is not None or self._is_item(part, key, node)
         if key.stamp in self._resident or (
@@ -403,12 +413,19 @@ class TensorCache:
         version, node = saved._version, saved.grad_fn
         if version != key.version:
             key = key._replace(version=version)
-        record = self._records.get(key)
+        record = self._record_of(key)
         if key.stamp in self._resident:
             return self._keep(tensor)
         if record is None and not self._is_item(tensor, key, node):
             return self._keep(tensor)
         return self._pack_bytes(tensor, key, view, record, saved)
+
+    def _record_of(self, key: Key) -> Record | None:
+        """The record of these bytes, unless backward has brought it back already."""
+        record: Record | None = self._records.get(key)
+        if record is None or record.state in (RecordState.RETURNING, RecordState.BACK):
+            return None
+        return record
 
     def _is_item(self, tensor: Tensor, key: Key, node: Any) -> bool:
         """Whether a tensor without a record is large enough for a plan or its rule."""
@@ -429,6 +446,7 @@ class TensorCache:
             saved: by autograd: the tensor, or what it is the part of.
         """
         if record is not None:
+            self.saved_again(record, tensor)
             handle = handle_of(record, view, self.probe_of(tensor))
             self._tell_of_another(record)
         else:
@@ -466,6 +484,14 @@ class TensorCache:
             self.course.rebuilds(handle.source.rebuilt)
         self.course.observer.seal()
         return handle
+
+    def saved_again(self, record: Record, tensor: Tensor) -> None:
+        """Another tensor on the bytes of a record: [Note: the last save]."""
+        if record.region is None:
+            data = record.data
+            if data is None:
+                data = raw_bytes(tensor, record.key)
+            self.departures.saved_again(record, data, self.lanes.current)
 
     def needs_no_record(self, call: RegionCall) -> bool:
         """Whether nobody asks what a region saves: no plan counts it, nobody observes
@@ -513,7 +539,7 @@ class TensorCache:
             return record
         self._records.add(key, record)
         record.open(raw_bytes(tensor, key))
-        leaves = self.moves.place(record, entry, bytes_before)
+        leaves = self.departures.opened(record, entry, bytes_before)
         if entry.held and not leaves:
             record.hold()
         self.book(record, leaves=leaves)

@@ -104,6 +104,7 @@ class Captures:
             with self._cache.ledger.counters.left_out(), hooks:
                 yield
         finally:
+            self._cache.departures.lane_ends(lane)
             self.is_forward = False
             course.plan = eager
             if not self._hears_ends:

@@ -266,6 +266,13 @@ class Executor:
         parcel = record.stay()
         if not record.lane.is_captured:  # no step counts what is only written down
             self._counters.add(Count.FORWARDED, record.num_bytes)
+        self._stop(parcel)
+
+    def take_back(self, record: Record, data: Tensor) -> None:
+        """Stop its way out, or forget what has left: these are its bytes now."""
+        self._stop(record.take_back(data))
+
+    def _stop(self, parcel: Any) -> None:
         if parcel is not None:
             self._window.linger(parcel)
             discard(self._offloader, parcel)

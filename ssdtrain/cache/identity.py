@@ -10,6 +10,8 @@ A record is the bytes of one base tensor at one version. Its key is
   (LSTM and GRU gradients);
 - addresses, `id()` and clocks are wrong: memory is reused, and two tensors in a
   tight loop get the same time stamp.
+The bytes of a record are taken at its last save: [Note: the last save] in
+departures.py.
 The stamp is an object put on the Python storage, which torch keeps for the life of
 the C++ storage; it is never reused because the key itself keeps it alive.
 (tests/ssdtrain/cache/test_identity.py)

@@ -25,6 +25,7 @@ class Moved(SavedBytes):
     neither conjugated nor negated: its elements are what its bytes say."""
 
     __slots__ = (
+        "due",
         "end_byte",
         "stamp",
         "start_byte",
@@ -36,7 +37,7 @@ class Moved(SavedBytes):
     def __init__(
         self, tensor: Tensor, name: str, lane: Lane, ledger: Any, trip: Trip | None
     ) -> None:
-        """trip: None: it stays."""
+        """trip: where it will go; None: it stays."""
         self.data = tensor.detach()
         self.version = tensor._version
         self.num_bytes = num_bytes = tensor.nbytes
@@ -44,15 +45,17 @@ class Moved(SavedBytes):
         self.lane = lane
         self.ledger = ledger
         self.trip: Any = trip
-        self.state = RecordState.KEPT if trip is None else RecordState.LEAVING
+        self.state = RecordState.KEPT
         self.num_handles = 1
         self.num_uses = 0
+        self.due = 0
+        """Mark of its release, once it has left."""
         self.stamp: Any = None
         self.start_byte = self.end_byte = 0
         self.written_late = tensor.grad_fn is None
         """Whether its operator may have filled it after autograd saved it."""
         self.holding = holding = Holding(lane)
-        holding.parcel = trip
+        holding.parcel = trip  # taken, also if it never leaves
         holding.live_bytes = num_bytes
         ledger.live(num_bytes)
 

@@ -13,6 +13,13 @@ answer is another one. Observed steps search: the next plan's choice is made of 
 What has no row, or another size than its row's, is asked what was found for tensors
 that look alike ([Note: alike] in remat/alike.py).
 (tests/ssdtrain/cache/test_rebuilt_rows.py)
+
+[Note: places]
+A recipe is admitted by class, on one tensor. A program may write to another one of the
+class and leave no trace in the graph or a version: a hook that sets `.data`, a kernel
+that is called on a tensor, NumPy. So each item of a kind of lane is compared once, of
+whatever size, and is stored from then on where it is other than its recipe makes it.
+(tests/ssdtrain/remat/test_between.py)
 """
 
 import logging
@@ -51,6 +58,7 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.numerics import numerics, restored
 from ssdtrain.remat.admission import Admission, Verdict, is_dense, same_bytes
 from ssdtrain.remat.alike import Alike
+from ssdtrain.remat.between import is_unwritten
 from ssdtrain.remat.budget import Budget
 from ssdtrain.remat.compiled import Compiled
 from ssdtrain.remat.expression import Expression, Held, Layout, evaluate
@@ -111,6 +119,8 @@ class Rebuilder:
         self._device = cache.offloader.device.torch_device
         self._guard = LateChecksum(self._device)
         self._admission = Admission()
+        self._places: dict[Hashable, bool] = {}
+        """Whether a recipe was equal at a place of the step: [Note: places]."""
         self._alive = Known()
         self._weights = weights
         self.keeper = CacheKeeper(cache, weights)
@@ -140,10 +150,17 @@ class Rebuilder:
         rebuilt = self._alive.get(key)
         if rebuilt is None or self.keeper.is_of_another_region(rebuilt):
             return None
+        base = tensor if tensor._base is None else tensor._base
+        place = rebuilt.item, rebuilt.num_saves
+        if not self._is_unwritten(tensor, base) or not self._equals(
+            rebuilt.expression, rebuilt.holders, place, base
+        ):
+            return None
         return self._handle_of(rebuilt, tensor, view)
 
     def _handle_of(self, rebuilt: Rebuilt, tensor: Tensor, view: View) -> Handle:
         rebuilt.num_handles += 1
+        rebuilt.num_saves += 1
         probe = Probe.of(tensor, self._cache.nothing)
         return Handle(RebuiltView(rebuilt, view, probe))
 
@@ -154,7 +171,7 @@ class Rebuilder:
         plain = base is tensor or is_plain(base)  # `tensor` was looked at
         if not whole or not plain or not is_dense(base):
             return None
-        if base.is_conj() or base.is_neg():
+        if base.is_conj() or base.is_neg() or not self._is_unwritten(tensor, base):
             return None
         asked = self._asked_again(base, lane)
         if asked is not None:
@@ -166,9 +183,7 @@ class Rebuilder:
                 self._cache.offloader.fall_back(Fallback.RECIPE_UNSAVED)
             return None
         expression = self._chosen(found.expression, base)
-        if expression is None:
-            return None
-        if not self._may_spend(lane):
+        if expression is None or not self._may_spend(lane):
             return None
         rebuilt = self._add(expression, expression.held, base, Layout.of(base), key)
         if self._is_remembered(lane) and found.trail is not None:
@@ -229,6 +244,8 @@ class Rebuilder:
             return None
         operands = compiled.operands(asked)
         expression, layout = compiled.expression, compiled.layout
+        if not self._is_equal_here(expression, operands, base):
+            return None
         rebuilt = self._add(expression, operands, base, layout, key)
         rebuilt.compiled = compiled
         return rebuilt
@@ -242,6 +259,8 @@ class Rebuilder:
         if base is not tensor and not is_plain(base):  # `tensor` was looked at
             return None
         if key is not None and (key.start_byte or key.end_byte != base.nbytes):
+            return None
+        if base is not tensor and not self._is_unwritten(tensor, base):
             return None
         return self.finder.again(compiled, base, self.keeper)
 
@@ -301,6 +320,54 @@ class Rebuilder:
         )
         return rebuilt
 
+    def _is_unwritten(self, tensor: Tensor, base: Tensor) -> bool:
+        """See [Note: the node between] in remat/between.py."""
+        if is_unwritten(tensor, base):
+            return True
+        self.keeper.refuse()
+        return False
+
+    def _is_equal_here(
+        self, expression: Expression, operands: Sequence[Held], base: Tensor
+    ) -> bool:
+        """Whether the item that is packed now is what the recipe makes."""
+        holders = [held.holder for held in operands]
+        return self._equals(expression, holders, self._place, base)
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """Of the first save of the item that is packed now."""
+        return self._cache.course.serving, 0
+
+    def _key_of(self, expression: Expression, place: tuple[int, int]) -> Hashable:
+        return self._cache.lanes.current.kind, place, expression.recipe
+
+    def _equals(
+        self,
+        expression: Expression,
+        holders: Sequence[Any],
+        place: tuple[int, int],
+        base: Tensor,
+    ) -> bool:
+        """Whether it was equal at a place of the step: see [Note: places].
+
+        place: number of the item, and of its saves before this one.
+        """
+        is_known = not self._cache.lanes.current.kind  # its items have no places
+        if is_known or expression.is_guarded or expression.is_compared_always:
+            return True
+        key = self._key_of(expression, place)
+        known = self._places.get(key)
+        if known is None:
+            if self._cache.captures.is_forward:
+                return False
+            known = self._check(expression, base, holders)
+            if known is not None:
+                self._places[key] = known
+        if not known:
+            self.keeper.refuse()
+        return bool(known)
+
     def _find(self, base: Tensor) -> Found | None:
         try:
             return self.finder.find(base, self.keeper)
@@ -323,13 +390,14 @@ class Rebuilder:
             wanted = ()
         for expression in wanted:
             if self._verdict(expression, base) is Verdict.ADMITTED:
-                return expression
+                own = self._is_equal_here(expression, expression.held, base)
+                return expression if own else None
         if self._verdict(plain, base) is not Verdict.ADMITTED:
             self.keeper.refuse()
             return None
         if wanted:
             self._cache.offloader.fall_back(Fallback.RECIPE_SLOWER)
-        return plain
+        return plain if self._is_equal_here(plain, plain.held, base) else None
 
     def _verdict(self, expression: Expression, base: Tensor) -> Verdict:
         if self._cache.captures.is_forward:
@@ -345,6 +413,7 @@ class Rebuilder:
         if verdict is Verdict.UNKNOWN:
             equal = self._check(expression, base)
             if equal is not None:
+                self._places[self._key_of(expression, self._place)] = equal
                 verdict = self._admission.decide(_signature(expression, base), equal)
         return verdict
 
@@ -353,10 +422,19 @@ class Rebuilder:
             return Verdict.UNKNOWN
         return self._admission.verdict(_signature(expression, base))
 
-    def _check(self, expression: Expression, base: Tensor) -> bool | None:
-        """Whether it makes the same bytes; None: there is no memory to see."""
-        try:
+    def _check(
+        self,
+        expression: Expression,
+        base: Tensor,
+        holders: Iterable[Any] | None = None,
+    ) -> bool | None:
+        """Whether it makes the same bytes; None: there is no memory to see.
+
+        holders: of its inputs; None: the expression's own.
+        """
+        if holders is None:
             holders = [held.holder for held in expression.held]
+        try:
             return same_bytes(self._preview(expression, holders), base.detach())
         except (torch.OutOfMemoryError, ConfigError):  # the second: what says it
             return None
@@ -417,6 +495,8 @@ class Rebuilder:
         node = base.grad_fn
         if node is None or base._version:
             return
+        if base is not tensor and not is_unwritten(tensor, base):
+            return  # it is not what the node made
         if type(handle) is MovedHandle:
             if base is tensor:
                 outputs = notes_of(node).outputs

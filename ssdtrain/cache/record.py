@@ -107,6 +107,14 @@ class Retired:
         self.queue.popleft()
 
 
+class Saves(NamedTuple):
+    """How often an item of the general path was saved in its lane."""
+
+    num: int
+    last: int
+    """Newest item of the lane at the last of them."""
+
+
 @dataclass
 class LaneProfile:
     """What was learned of a lane the last time it ran to its end."""
@@ -116,6 +124,8 @@ class LaneProfile:
     order: list[int] = field(default_factory=list)
     """Ordinals in the order of first use in backward."""
     largest_bytes: int = 0
+    saves: dict[int, Saves] = field(default_factory=dict)
+    """Of each item: [Note: the last save] in departures.py."""
 
 
 class Way:
@@ -229,6 +239,9 @@ class Lane:
         """While its forward follows a table: see [Note: compiled plan]."""
         self.binding: Any = None
         """While the general path serves it and a table is made of it."""
+        self.saves: dict[int, Saves] = {}
+        self.waiting: dict[int, Any] = {}
+        """Records that have not left, because they will be saved again, by item."""
         self.learns = True
         """Whether the next lane of its kind may learn from its records."""
         self._order: list[int] = []
@@ -278,6 +291,7 @@ class Lane:
         self.profile.total_bytes = self.total_bytes
         self.profile.largest_bytes = self.largest_bytes
         self.profile.backward_follows = self.backward_follows
+        self.profile.saves = self.saves
         unused = sorted(set(range(len(self.records))) - set(self.uses), reverse=True)
         self.profile.order = [*self.uses, *unused]
 
@@ -337,6 +351,16 @@ class Record(SavedBytes):
         self.holding.held_bytes = self.num_bytes
         self.ledger.hold(self.num_bytes)
 
+    def take_back(self, data: Tensor) -> Any:
+        """LEAVING or AWAY > KEPT: these are the bytes now, and are to leave again.
+
+        Returns:
+            The parcel that is no longer needed.
+        """
+        if self.state is RecordState.AWAY:
+            self._alive(data)
+        return self.stay()
+
     def drop(self) -> None:
         """KEPT > DROPPED: its region's forward has ended and can run again."""
         self.state = RecordState.DROPPED
@@ -391,6 +415,7 @@ class Rebuilt:
         "layout",
         "num_bytes",
         "num_handles",
+        "num_saves",
         "num_uses",
         "numerics",
         "place",
@@ -426,6 +451,8 @@ class Rebuilt:
         """The rebuilt bytes, from the first use to the last."""
         self.item = -1
         self.num_handles = 0
+        self.num_saves = 0
+        """How often autograd saved it."""
         self.num_uses = 0
         self.place = lane.name, lane.num_recipes
         self.holding = Holding(lane)

@@ -37,6 +37,7 @@ from torch.optim import Optimizer
 
 from ssdtrain.cache.attention import StoredAttention
 from ssdtrain.cache.course import OUTSIDE_PLAN, Entry
+from ssdtrain.cache.digest import Digests, word_bytes
 from ssdtrain.cache.handles import KeptHandle
 from ssdtrain.cache.identity import (
     Stamp,
@@ -302,6 +303,8 @@ class RegionCall:
         """Random states that nobody draws from, while the forward runs."""
         self._weights = Weights(seen.tensors, seen.placed)
         self._inputs: list[tuple[Tensor, int]] = []
+        self._contents: list[Tensor | None] = []
+        """Digests of the inputs, in a call that is not trusted yet."""
         self._makes_lengths = False
         """Whether it saves a nested tensor of lengths that no argument has."""
         self._booked: set[tuple[Stamp, int]] | None = None
@@ -336,6 +339,17 @@ class RegionCall:
             self._leaves.append(own)
             if self._cache.course.observer.listens:
                 self._tell_of_input(handle)
+        if not self.region.watch.is_trusted and not self._cache.captures.is_forward:
+            self._contents = [self._digest(leaf) for leaf, _ in self._inputs]
+
+    def _digest(self, leaf: Tensor) -> Tensor | None:
+        """Of an input's bytes: a kernel may write to it past its version."""
+        if not is_plain(leaf) or leaf.device != self._device:
+            return None
+        if isinstance(leaf, nn.Parameter):
+            return None
+        with torch.no_grad():
+            return self._regions.digests.of(leaf.detach(), word_bytes(leaf))
 
     def _kept(self, tensor: Tensor) -> KeptHandle:
         """The handle of an argument that stays, and of which nobody wants a record."""
@@ -543,6 +557,9 @@ class RegionCall:
             return change
         if any(tensor._version != version for tensor, version in self._inputs):
             return "it changes one of its inputs in place"
+        for (leaf, _), before in zip(self._inputs, self._contents, strict=False):
+            if before is not None and not torch.equal(self._digest(leaf), before):  # type: ignore[arg-type]
+                return "it writes to one of its inputs, past its version"
         if not self._weights.unwritten():
             return "it writes to one of its parameters"
         if self._makes_lengths:
@@ -911,7 +928,15 @@ class Regions:
         self.reasons: dict[str, str] = {}
         """Why modules are no regions, by path."""
         self._alive = Living[RegionCall]()
+        self._digests: Digests | None = None
         self._looked_at: set[Region] = set()
+
+    @property
+    def digests(self) -> Digests:
+        """Made when the first region is looked at."""
+        if self._digests is None:
+            self._digests = Digests(self.cache.device.torch_device)
+        return self._digests
 
     def hooks_are(self, hooks: ForwardHooks) -> None:
         """A forward of the model is about to run under these hooks."""

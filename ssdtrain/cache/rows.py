@@ -235,6 +235,7 @@ class MoveRow:
         "behind",
         "by_norm",
         "extent_bytes",
+        "is_shared",
         "item",
         "marks",
         "num_bytes",
@@ -243,8 +244,12 @@ class MoveRow:
         "used_behind",
     )
 
-    def __init__(self, spec: Spec, order: Order, number: int) -> None:
+    def __init__(
+        self, spec: Spec, order: Order, number: int, *, is_shared: bool
+    ) -> None:
         self.behind = self.used_behind = NOTHING
+        self.is_shared = is_shared
+        """Whether other rows save the same bytes: the last of them sends these."""
         self.number = number
         self.extent_bytes = spec.extent_bytes
         self.num_bytes = spec.num_bytes
@@ -337,10 +342,12 @@ class StayRow:
 class HostAgainRow:
     """Another handle of an item of a `HostRow` or a `StayRow`."""
 
-    __slots__ = ("by_norm", "is_read", "item", "num_bytes", "used_behind")
+    __slots__ = ("by_norm", "is_last", "is_read", "item", "num_bytes", "used_behind")
 
-    def __init__(self, spec: Spec, *, is_read: bool) -> None:
+    def __init__(self, spec: Spec, *, is_read: bool, is_last: bool) -> None:
         self.used_behind = NOTHING
+        self.is_last = is_last
+        """Whether it is the last of the item's: [Note: the last save]."""
         self.num_bytes = spec.num_bytes
         self.by_norm = spec.by_norm
         self.item = spec.item
@@ -356,10 +363,16 @@ class HostAgainRow:
 class AgainRow:
     """Another handle of an item of a `MoveRow`."""
 
-    __slots__ = ("by_norm", "item", "num_bytes", "number", "used_behind")
+    __slots__ = (
+        *("by_norm", "is_last", "item"),
+        *("num_bytes", "number", "order", "used_behind"),
+    )
 
-    def __init__(self, spec: Spec, number: int) -> None:
+    def __init__(self, spec: Spec, order: Order, number: int, *, is_last: bool) -> None:
         self.used_behind = NOTHING
+        self.is_last = is_last
+        """Whether it is the last of the item's: [Note: the last save]."""
+        self.order = order
         self.num_bytes = spec.num_bytes
         self.by_norm = spec.by_norm
         self.item = spec.item

@@ -22,7 +22,14 @@ from ssdtrain.cache.handles import (
 from ssdtrain.cache.identity import Key, extent_bytes, identify, stamp_of
 from ssdtrain.cache.moved import Moved, MovedHandle
 from ssdtrain.cache.quiet import ForwardHooks, Quietly, sizes_of
-from ssdtrain.cache.record import Handle, Lane, LaneCourse, RebuiltView, handle_of
+from ssdtrain.cache.record import (
+    Handle,
+    Lane,
+    LaneCourse,
+    RebuiltView,
+    Record,
+    handle_of,
+)
 from ssdtrain.cache.regions import PlaceHandle
 from ssdtrain.cache.rows import (
     BY_NUMBER,
@@ -73,6 +80,8 @@ class Run:
         self.following: Callable[[], Row] = self._rows.__next__
         """The row of the next tensor."""
         self._moved: dict[int, weakref.ref[Moved]] = {}
+        self._dues: dict[int, int | None] = {}
+        """Marks of the release of records that the last of their rows will send."""
         self._used: set[Any] = set()
         """Rows whose use has booked the uncounted uses before it."""
         self._num_packed: int | None = None
@@ -314,7 +323,10 @@ class Run:
             record = self._cache.open_planned(tensor, key, order.name, row.item)
             after = order.release_after
             due = self._cache.course.mark + after if after > 0 else None
-            leaves = self._cache.moves.send(record, order, due)
+            if row.is_shared:  # [Note: the last save] in departures.py
+                leaves, self._dues[row.item] = False, due
+            else:
+                leaves = self._cache.moves.send(record, order, due)
             self._cache.book(record, leaves=leaves)
             handle = handle_of(record, view, self._cache.probe_of(tensor))
             handle.number = row.number
@@ -328,12 +340,23 @@ class Run:
             record = self._course.record(row.item)
             if record is None or record.key != key:
                 return self.leave_table(tensor)
+            if record.state is RecordState.KEPT and type(row) is AgainRow:
+                if row.is_last:
+                    self._send_record(record, row)
+            else:
+                self._cache.saved_again(record, tensor)
             handle = handle_of(record, view, self._cache.probe_of(tensor))
             by_norm = True
             if type(row) is AgainRow:
                 handle.number, by_norm = row.number, row.by_norm
             self._cache.recipes.note(tensor, handle, by_norm=by_norm)
             return handle
+
+    def _send_record(self, record: Record, row: AgainRow) -> None:
+        due = self._dues.pop(row.item, None)
+        if self._cache.moves.send(record, row.order, due):
+            counters = self._cache.ledger.counters
+            counters.shift(Count.KEPT, Count.OFFLOADED, record.num_bytes)
 
     def send(self, row: HostRow, tensor: Tensor) -> Handle:
         """A mark: an item whose bytes leave for its row's place."""
@@ -357,26 +380,33 @@ class Run:
                     return self.pack_generally(tensor, row)
             self._advance(row, row.marks)
             trip = Trip(place, free)
-            moved = Moved(tensor, row.name, self._lane, cache.ledger, trip)
-            cache.retired.watch(moved, moved.holding)
             lane = self._lane
-            lane.has_moved = True
+            moved = Moved(tensor, row.name, lane, cache.ledger, trip)
+            cache.retired.watch(moved, moved.holding)
             lane.num_live += 1
-            data: Any = moved.data
-            order = cache.copies.out(place, data)
-            due = cache.course.mark + row.order.release_after
-            cache.window.add(moved, data, trip, due, order)
-            self._num_sent += 1
-            self._sent_bytes += moved.num_bytes
+            moved.due = cache.course.mark + row.order.release_after
             found = self._moved[row.item] = weakref.ref(moved)
             self._course.records[row.item] = found
-            if row.is_shared:
+            if row.is_shared:  # [Note: the last save] in departures.py
                 moved.stamp = stamp_of(tensor)
                 moved.start_byte, moved.end_byte = extent_bytes(tensor)
+                self._num_stayed += 1
+                self._stayed_bytes += moved.num_bytes
+            else:
+                self._depart(moved)
             handle = MovedHandle(moved, tensor, self, row)
             if row.is_read:
                 cache.recipes.note(tensor, handle, by_norm=row.by_norm)
             return handle
+
+    def _depart(self, moved: Moved) -> None:
+        """Its bytes leave for their place."""
+        data: Any = moved.data
+        order = self._cache.copies.out(moved.trip.place, data)
+        moved.leave(moved.trip)
+        self._cache.window.add(moved, data, moved.trip, moved.due, order)
+        self._num_sent += 1
+        self._sent_bytes += moved.num_bytes
 
     def stay(self, row: StayRow, tensor: Tensor) -> Handle:
         """A mark: an item that stays, and that recipes read."""
@@ -416,6 +446,10 @@ class Run:
             moved.num_handles += 1
             handle = MovedHandle(moved, tensor, self, row)
             handle.view(tensor, (start - moved.start_byte) // tensor.itemsize)
+            if row.is_last and moved.trip is not None:
+                self._num_stayed -= 1
+                self._stayed_bytes -= moved.num_bytes
+                self._depart(moved)
             if row.is_read:
                 self._cache.recipes.note(tensor, handle, by_norm=row.by_norm)
             return handle

@@ -139,7 +139,7 @@ class ReleaseWindow:
             # The event holds the error, and a buffer the event: not this frame as well.
             error.__traceback__ = None
             return
-        if record is not None and record.state is RecordState.LEAVING:
+        if record is not None and _leaves_with(record, leaver):
             record.release()
 
     def _first_due(self) -> float:
@@ -153,7 +153,7 @@ class ReleaseWindow:
     ) -> None:
         """A copy out that failed: its bytes are still here, so here they stay."""
         self._offloader.fall_back(Fallback.KEPT_WRITE_FAILED, f": {error}")
-        if record is not None and record.state is RecordState.LEAVING:
+        if record is not None and _leaves_with(record, leaver):
             record.stay()
             discard(self._offloader, leaver.parcel)
 
@@ -218,6 +218,12 @@ class ReleaseWindow:
             copied = self._leavers[number].parcel.copied
             if copied.query() or not isinstance(copied, CpuEvent):
                 self._release(number)
+
+
+def _leaves_with(record: SavedBytes, leaver: Leaver) -> bool:
+    """Whether the record is on its way out by this copy, and not by a later one."""
+    leaving = record.state is RecordState.LEAVING
+    return leaving and record.holding.parcel is leaver.parcel
 
 
 class Pace:

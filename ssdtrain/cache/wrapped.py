@@ -43,6 +43,7 @@ from torch import Tensor
 
 from ssdtrain.cache.identity import check_version, is_plain
 from ssdtrain.cache.record import Handle, Wrapped
+from ssdtrain.remat.between import is_unwritten
 
 DTENSOR = "torch.distributed.tensor"
 FROM_LOCAL = "_FromTorchTensorBackward"
@@ -109,7 +110,9 @@ def as_made(part: Tensor, wrapper: Any) -> Tensor:
         return part
     if source.untyped_storage()._cdata != part.untyped_storage()._cdata:
         return part
-    with torch.no_grad():
+    if not is_unwritten(wrapper, whole):
+        return part
+    with torch.enable_grad():  # so that it shows what lies between: nothing
         size, stride = part.size(), part.stride()
         return torch.as_strided(source, size, stride, part.storage_offset())
 

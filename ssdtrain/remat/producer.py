@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ssdtrain.remat.between import is_as_made
 from ssdtrain.remat.compiled import Trail
 from ssdtrain.remat.expression import (
     MAX_CHAIN,
@@ -418,7 +419,7 @@ class Producer:
         argument = self._sources.scene().argument(node, number)
         if argument is not None:
             self._trail.ask(Argument(at, number))
-            return None if argument._version else Reach.SEEN
+            return Reach.SEEN if is_as_made(argument) else None
         if self._is_made_here():
             self._trail.ask(NoArgument(at, number))
             return Reach.MADE_HERE

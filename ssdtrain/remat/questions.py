@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from ssdtrain.remat.between import is_as_made
 from ssdtrain.remat.expression import Epsilon, Held, Layout
 from ssdtrain.remat.scene import Scene
 
@@ -419,7 +420,7 @@ class Argument(NamedTuple):
     def holds(self, of: Asking) -> bool:
         """Ask."""
         found = of.scene.argument(of.nodes[self.at], self.output)
-        return found is not None and found._version == 0
+        return found is not None and is_as_made(found)
 
 
 class PureHere(NamedTuple):

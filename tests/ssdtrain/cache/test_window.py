@@ -27,6 +27,7 @@ class Away:
         self.num_bytes = NUM_BYTES
         self.data: Any = None
         self.parcel: Any = None
+        self.holding = self  # which has the parcel
 
     def release(self) -> None:
         self.state = RecordState.AWAY
@@ -72,6 +73,7 @@ def filled(offloads: Offloads, num: int) -> tuple[Any, list[Any], list[Any]]:
     window: Any = ReleaseWindow(offloads)  # type: ignore[arg-type]
     records, parcels = [Away() for _ in range(num)], [Sent() for _ in range(num)]
     for record, parcel in zip(records, parcels, strict=True):
+        record.parcel = parcel
         window.add(record, filled_tensor(), parcel)
     return window, records, parcels
 
@@ -181,6 +183,7 @@ def test_what_is_due_is_released_and_known_before(
             record, parcel = Away(), Sent()
             parcel.copied.reach()
             due = draw.choice([None, mark + draw.randint(1, 8)])
+            record.parcel = parcel
             window.add(record, filled_tensor(), parcel, due)
             left.append((record, parcel, due))
         if left and draw.random() < 0.2:
@@ -197,3 +200,17 @@ def test_what_is_due_is_released_and_known_before(
         assert all(each[0].state is RecordState.AWAY for each in left[:expected])
         left = left[expected:]
         assert all(each[0].state is RecordState.LEAVING for each in left)
+
+
+def test_a_copy_that_was_replaced_releases_nothing(offloads: Offloads) -> None:
+    """Its record was saved again, and leaves by a later copy."""
+    window: Any = ReleaseWindow(offloads)  # type: ignore[arg-type]
+    record, old, new = Away(), Sent(), Sent()
+    for parcel in (old, new):
+        record.parcel = parcel
+        window.add(record, filled_tensor(), parcel)
+        parcel.copied.reach()
+    window.release_oldest()
+    assert record.state is RecordState.LEAVING
+    window.release_oldest()
+    assert record.state is RecordState.AWAY

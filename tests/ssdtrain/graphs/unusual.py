@@ -94,6 +94,94 @@ class SavesOutput(torch.autograd.Function):
         return gradient * 2 + (result - 2 * tensor) * gradient
 
 
+class Written(torch.autograd.Function):
+    """Stands for a kernel: writes where its version does not show, and returns it."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        if tensor.numel():
+            # Through memory that torch does not know of, as Triton and C do.
+            tensor.data.mul_(factor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factor, None
+
+
+class Column(torch.autograd.Function):
+    """Fills one column, as torchdiffeq's Runge-Kutta steps do."""
+
+    @staticmethod
+    def forward(ctx: Any, scratch: Tensor, value: Tensor, column: int) -> Tensor:
+        ctx.column = column
+        scratch.data[..., column] = value
+        return scratch
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        return gradient, gradient[..., ctx.column], None
+
+
+def columns_filled(program: Any, tensor: Tensor) -> Tensor:
+    """Each column is filled once, before it is first read."""
+    rows, num = rows_of(tensor), program.random.randint(2, 4)
+    scratch = rows.new_zeros(*rows.shape, num).detach()
+    for column in range(num):
+        scratch = Column.apply(scratch, rows.tanh() * (column + 1), column)
+        known = scratch[..., : column + 1]
+        weights = torch.linspace(1, 2, column + 1, dtype=rows.dtype).to(rows.device)
+        rows = rows + (known * weights.requires_grad_()).sum(-1)
+        rows = rows + (scratch[..., column] * scratch[..., column]) * 0.1
+    return rows
+
+
+def history_filled(program: Any, tensor: Tensor) -> Tensor:
+    """A buffer that NumPy fills, read by parts and as a whole."""
+    rows = rows_of(tensor).float()
+    history = torch.zeros(4, *rows.shape)
+    alias, total = history.numpy(), rows.sum() * 0
+    for at in range(4):
+        alias[at] = rows.detach().cpu().numpy() * (at + 1)
+        part = history[: at + 1] if program.random.random() < 0.5 else history[at]
+        total = total + (part.to(rows.device) * rows).sum()
+    return total + (history.to(rows.device) * rows).tanh().sum()
+
+
+def part_rotated(program: Any, tensor: Tensor) -> Tensor:
+    """A joint projection; one part is saved, and then another one is rotated."""
+    rows = rows_of(tensor)
+    joint = torch.cat([rows, rows * 2, rows * 3], -1)
+    if program.random.random() < 0.5:
+        joint = joint * 1.5  # saves nothing: what was saved must not be written to
+    query, key, value = joint.chunk(3, -1)
+    saved = F.gelu(value) * value
+    if program.random.random() < 0.7:
+        query, key = Written.apply(query, 0.5), Written.apply(key, -1.5)
+    elif joint.grad_fn.name() == "CatBackward0":
+        # A kernel that is called on the tensor: the graph does not show it, and no
+        # recipe makes it.
+        query.data.mul_(0.25)
+    return (query * key) * saved
+
+
+def written_whole(_: Any, tensor: Tensor) -> Tensor:
+    """What recipes make is written to before it is saved; a like one is not."""
+    rows = rows_of(tensor)
+    clean = F.gelu(F.silu(rows))
+    made = Written.apply(F.silu(rows + 1), 0.5)
+    return F.gelu(made) * clean
+
+
+def saved_around_a_kernel(_: Any, tensor: Tensor) -> Tensor:
+    """The first product dies unused: only what the second save saw counts."""
+    fresh = floating(tensor) * 1
+    fresh * fresh
+    fresh = Written.apply(fresh, 0.5)
+    return fresh * fresh
+
+
 def subclass(_: Any, tensor: Tensor) -> Tensor:
     named = (tensor * 1).as_subclass(Named)
     return (named * named).as_subclass(Tensor)
@@ -222,6 +310,11 @@ UNUSUAL: dict[str, Step] = {
     "sparse": sparse,
     "nested": nested,
     "fp8 container": lambda p, t: Float8.apply(floating(t)),
+    "columns filled": columns_filled,
+    "history filled": history_filled,
+    "part rotated": part_rotated,
+    "written whole": written_whole,
+    "saved around a kernel": saved_around_a_kernel,
     "saves its output": lambda p, t: SavesOutput.apply(t),
     "in place on a view": in_place_on_view,
     "view, base changed": view_then_change_base,

@@ -34,7 +34,7 @@ def test_a_class_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     check = Rebuilder._check
 
     def counted(self: Rebuilder, *args: Any) -> bool:
-        checks.append(args)
+        checks.append(args[0].recipe)
         return check(self, *args)
 
     monkeypatch.setattr(Rebuilder, "_check", counted)
