@@ -76,7 +76,9 @@ class NeighborSampler:
         self.graph, self.fanouts = graph, tuple(fanouts)
         self.fanouts_of = FanoutOf(fanouts_of)
         self._hops = len(self.fanouts)
-        self._taken = torch.zeros(graph.num_nodes, dtype=torch.bool).to(graph.device)
+        self._taken = torch.zeros(
+            graph.num_nodes, dtype=torch.bool, device=graph.device
+        )
         self._owner: Tensor | None = None
         if self.fanouts_of is FanoutOf.RELATION:
             # Stored edges lie relation by relation, and in it by destination.
@@ -169,7 +171,9 @@ class NeighborSampler:
         if self._owner is None:
             most = torch.iinfo(torch.int32).max
             count = self.graph.num_nodes
-            self._owner = torch.full((count,), most, dtype=torch.int32).to(nodes.device)
+            self._owner = torch.full(
+                (count,), most, dtype=torch.int32, device=nodes.device
+            )
         most = torch.iinfo(torch.int32).max
         mine = torch.arange(nodes.numel(), dtype=torch.int32, device=nodes.device)
         claim = torch.where(asked, mine, most)

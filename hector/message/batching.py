@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hector.message.graph import Graph
+from hector.precision import wide
 
 READOUTS = ("sum", "mean", "max", "min")
 
@@ -81,11 +82,12 @@ def broadcast_nodes(graph: Graph, rows: Tensor) -> Tensor:
 def softmax_nodes(graph: Graph, feature: str) -> Tensor:
     """Return the softmax of a node feature over the nodes of each graph, [nodes,
     ...]."""
-    x = graph.ndata[feature]
+    given = graph.ndata[feature]
+    x = wide(given)
     peak = broadcast_nodes(graph, _readout(x.detach(), graph.batch_num_nodes, "max"))
     e = torch.exp(x - peak)
     total = _readout(e, graph.batch_num_nodes, "sum")
-    return e / broadcast_nodes(graph, total)
+    return (e / broadcast_nodes(graph, total)).to(given.dtype)
 
 
 def _readout(x: Tensor, sizes: Sequence[int], reducer: str) -> Tensor:
@@ -94,8 +96,8 @@ def _readout(x: Tensor, sizes: Sequence[int], reducer: str) -> Tensor:
     if not x.is_floating_point():
         raise ValueError(f"expected floating-point rows to read out, got {x.dtype}")
     lengths = torch.tensor(sizes, device=x.device)
-    made = torch.segment_reduce(x, reducer, lengths=lengths, unsafe=True)
-    if 0 not in sizes:
-        return made
-    there = (lengths > 0).view(-1, *(1,) * (x.dim() - 1))
-    return torch.where(there, made, 0.0)
+    made = torch.segment_reduce(wide(x), reducer, lengths=lengths, unsafe=True)
+    if 0 in sizes:
+        there = (lengths > 0).view(-1, *(1,) * (x.dim() - 1))
+        made = torch.where(there, made, 0.0)
+    return made.to(x.dtype)

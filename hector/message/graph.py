@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -17,15 +17,14 @@ from torch import Tensor
 
 from hector.frontend.values import Sym
 from hector.graph import HeteroGraph
-from hector.indexing import check_range, count, integers
+from hector.indexing import check_range, count, integers, tensor_of
 from hector.ir.types import Domain
 from hector.message.batches import EdgeBatch, Features, NodeBatch
+from hector.message.edges import Edges
 from hector.message.eager import (
     Bucket,
-    Groups,
     checked,
     combine,
-    levels_of,
     reduce_builtin,
     reduce_user,
 )
@@ -73,41 +72,55 @@ class Graph:
         sampled: bool = False,
         programs: Programs | None = None,
     ) -> None:
-        """Make edges from `src[i]` to `dst[i]`; edge ids are positions.
+        """Make edges from `src[i]` to `dst[i]`; edge ids are positions. Tensors may be
+        written to later: every call runs on what they hold.
 
         `sampled`: one of many graphs alike, see `HeteroGraph.sampled`. Raises
         ValueError on non-integer, ragged or out-of-range input.
         """
-        self._src, self._dst = integers("src", src), integers("dst", dst)
-        if self._src.shape != self._dst.shape:
+        given = tensor_of(src), tensor_of(dst)
+        ends = integers("src", given[0]), integers("dst", given[1])
+        if ends[0].shape != ends[1].shape:
             raise ValueError(
-                f"expected src and dst of one length, got {self._src.numel()} and "
-                f"{self._dst.numel()}"
+                f"expected src and dst of one length, got {ends[0].numel()} and "
+                f"{ends[1].numel()}"
             )
         if num_nodes is None:
-            num_nodes = count(self._src, self._dst)
+            num_nodes = count(*ends)
         self._num_nodes = int(num_nodes)
         self.sampled = sampled
         self.programs = SHARED if programs is None else programs
-        if not sampled:
-            for name, ids in (("src", self._src), ("dst", self._dst)):
-                check_range(name, ids, self._num_nodes, "num_nodes")
-        device = self._src.device
+        self._given = given
+        self._edges = Edges(given, self._num_nodes, sampled)
+        device = given[0].device
         self.ndata = Frame(self._num_nodes, device, "node")
-        self.edata = EdgeFrame(self._src.numel(), device)
+        self.edata = EdgeFrame(given[0].numel(), device)
         self.batch_num_nodes: tuple[int, ...] = (self._num_nodes,)
         """Nodes of each graph of a batch; see `hector.message.batch`."""
-        self.batch_num_edges: tuple[int, ...] = (self._src.numel(),)
-        self._derived: dict[Any, Any] = {}
+        self.batch_num_edges: tuple[int, ...] = (given[0].numel(),)
         self.counts: Counter[str] = Counter()
         """How calls ran: "compiled", or why messages were in memory."""
 
     # The graph.
 
+    def _now(self) -> Edges:
+        """Return the edges as the caller's tensors have them."""
+        if not self._edges.unchanged():
+            self._edges = Edges(self._given, self._num_nodes, self.sampled)
+        return self._edges
+
+    @property
+    def _src(self) -> Tensor:
+        return self._now().src
+
+    @property
+    def _dst(self) -> Tensor:
+        return self._now().dst
+
     @property
     def device(self) -> torch.device:
         """Return where the edges lie."""
-        return self._src.device
+        return self._given[0].device
 
     def num_nodes(self) -> int:
         """Return how many nodes there are, those without edges among them."""
@@ -115,70 +128,45 @@ class Graph:
 
     def num_edges(self) -> int:
         """Return how many edges there are."""
-        return self._src.numel()
+        return self._given[0].numel()
 
     def edges(self) -> tuple[Tensor, Tensor]:
         """Return sources and destinations, int64 [edges] each."""
-        return self._src, self._dst
+        now = self._now()
+        return now.src, now.dst
 
     def in_degrees(self) -> Tensor:
         """Return how many edges end in each node, int64 [nodes]."""
-        return self._in_degrees
+        return self._now().in_degrees.clone()
 
     def out_degrees(self) -> Tensor:
         """Return how many edges begin in each node, int64 [nodes]."""
-        return self._out_degrees
+        return self._now().out_degrees.clone()
 
-    @cached_property
-    def _in_degrees(self) -> Tensor:
-        return torch.bincount(self._dst, minlength=self._num_nodes)
-
-    @cached_property
-    def _out_degrees(self) -> Tensor:
-        return torch.bincount(self._src, minlength=self._num_nodes)
-
-    @cached_property
+    @property
     def structure(self) -> HeteroGraph:
         """Return the `HeteroGraph` that compiled programs run on: edges sorted by
         destination."""
-        kind = torch.zeros_like(self._src)
-        made = HeteroGraph.from_pyg(
-            torch.stack((self._src, self._dst)),
-            kind,
-            num_nodes=self._num_nodes,
-            num_relations=1,
-            sampled=self.sampled,
-        )
-        order = made.edge_order
-        same = torch.arange(order.numel(), device=order.device)
-        if self.sampled or not torch.equal(order, same):
-            self.edata.order = order
-            self.edata.inverse = torch.empty_like(order).index_copy_(0, order, same)
-        return made
-
-    @cached_property
-    def groups(self) -> Groups:
-        """Return the edges of each destination in the caller's order."""
-        return Groups(self._dst, self._num_nodes)
+        return self._now().structure
 
     def derived(self, make: Callable[["Graph"], T]) -> T:
-        """Return what `make` makes of the edges, made once."""
-        if make not in self._derived:
-            self._derived[make] = make(self)
-        found: T = self._derived[make]
+        """Return what `make` makes of the edges alone, made once for edges as they
+        are."""
+        found: T = self._now().kept(make, lambda: make(self))
         return found
 
     def __getstate__(self) -> dict[str, Any]:
         """Return edges and features, without what was compiled or derived: a copy, or
         what another process is sent, makes that anew."""
-        state = {**self.__dict__, "_derived": {}, "counts": Counter()}
-        made = {n for n, v in vars(Graph).items() if isinstance(v, cached_property)}
+        state = {**self.__dict__, "counts": Counter()}
+        gone = {"_edges"}
         if self.programs is SHARED:
-            made.add("programs")
-        return {k: v for k, v in state.items() if k not in made}
+            gone.add("programs")
+        return {k: v for k, v in state.items() if k not in gone}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update({"programs": SHARED, **state})
+        self._edges = Edges(self._given, self._num_nodes, self.sampled)
 
     def to(self, device: torch.device | str) -> "Graph":
         """Return the graph and its features on `device`."""
@@ -203,7 +191,6 @@ class Graph:
         try:
             yield
         finally:
-            edges.order, edges.inverse = self.edata.order, self.edata.inverse
             self.ndata, self.edata = nodes, edges
 
     # Message passing on all edges.
@@ -224,14 +211,14 @@ class Graph:
         if edges is None:
             sorted_rows, given_rows = self._edge_rows(func)
             for name, value in sorted_rows.items():
-                self.edata.set_sorted(name, value)
+                self.edata.set_sorted(name, value, self._edges)
             self.edata.update(given_rows)
             return
         ids = self._edge_ids(edges)
         part = self._part(ids)
         sorted_rows, given_rows = part._edge_rows(func)
         for name, value in sorted_rows.items():
-            part.edata.set_sorted(name, value)
+            part.edata.set_sorted(name, value, part._edges)
             given_rows[name] = part.edata[name]
         for name, value in given_rows.items():
             self._write(self.edata, name, ids, value)
@@ -323,11 +310,7 @@ class Graph:
 
         Raises ValueError if there is a cycle.
         """
-        return self._levels
-
-    @cached_property
-    def _levels(self) -> tuple[Tensor, ...]:
-        return tuple(levels_of(self._src, self._dst, self._num_nodes))
+        return self._now().levels
 
     # Compiled programs.
 
@@ -478,7 +461,7 @@ class Graph:
     def _tensor(self, name: str) -> Tensor:
         kind, feature = name.split(":", 1)
         if kind == "e":
-            return self.edata.sorted(feature)
+            return self.edata.sorted(feature, self._edges)
         return self.ndata[feature]
 
     def _row_shape(self, side: Side, name: str) -> tuple[int, ...]:
@@ -532,7 +515,7 @@ class Graph:
                     f"{value.dtype}"
                 )
             if reduce.reducer not in FUSED:
-                return {reduce.out: reduce_builtin(reduce, value, self.groups)}
+                return {reduce.out: reduce_builtin(reduce, value, self._now().groups)}
             return {reduce.out: self._reduce_rows(value, reduce)}
 
         def call(bucket: Bucket, mailbox: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -541,7 +524,7 @@ class Graph:
                 NodeBatch(data, mailbox, lambda: self._node_ids()[bucket.nodes])
             )
 
-        return reduce_user(call, messages, self.groups)
+        return reduce_user(call, messages, self._now().groups)
 
     def _reduce_rows(self, messages: Tensor, reduce: ReduceFunction) -> Tensor:
         """Reduce real messages by a compiled reducer."""

@@ -8,11 +8,7 @@ from hector.message import functions as fn
 from hector.message.batches import EdgeBatch, NodeBatch
 from hector.message.graph import Graph
 from hector.nn.common import glorot
-
-
-def _scale(g: Graph) -> Tensor:
-    """Return [nodes, 1]: 1 / sqrt(neighbours), the node itself among them."""
-    return (g.in_degrees() + 1).float().rsqrt()[:, None]
+from hector.precision import entering, linear, wide
 
 
 @fn.pure
@@ -36,10 +32,13 @@ class GraphConv(nn.Module):
 
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return [nodes, out_channels] for x [nodes, in_channels]."""
+        x, dtype = entering(x, self.bias)
         with g.local_scope():
-            g.ndata["h"], g.ndata["scale"] = self.lin(x), g.derived(_scale).to(x.dtype)
+            g.ndata["h"] = linear(self.lin, x)
+            # 1 / sqrt(neighbours), the node itself among them.
+            g.ndata["scale"] = (g.in_degrees() + 1).to(x.dtype).rsqrt()[:, None]
             g.update_all(_scaled(), fn.sum("m", "sum"), _with_itself(self.bias))
-            return g.ndata["out"]
+            return g.ndata["out"].to(dtype)
 
 
 class SAGEConv(nn.Module):
@@ -60,10 +59,11 @@ class SAGEConv(nn.Module):
 
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return [nodes, out_channels] for x [nodes, in_channels]."""
-        linear = self.reducer in ("sum", "mean")
-        first = linear and self.lin_l.in_features > self.lin_l.out_features
+        x, dtype = entering(x, self.lin_l.weight)
+        sums = self.reducer in ("sum", "mean")
+        first = sums and self.lin_l.in_features > self.lin_l.out_features
         with g.local_scope():
-            g.ndata["h"] = F.linear(x, self.lin_l.weight) if first else x
+            g.ndata["h"] = F.linear(x, wide(self.lin_l.weight)) if first else x
             reduce = (
                 fn.lstm("m", "near", self.lstm)
                 if self.lstm is not None
@@ -71,8 +71,11 @@ class SAGEConv(nn.Module):
             )
             g.update_all(fn.copy_u("h", "m"), reduce)
             near = g.ndata["near"]
-            near = near + self.lin_l.bias if first else self.lin_l(near)
-            return torch.addmm(near, x, self.lin_r.weight.t())
+            if first:
+                near = near + wide(self.lin_l.bias)
+            else:
+                near = linear(self.lin_l, near)
+            return torch.addmm(near, x, wide(self.lin_r.weight).t()).to(dtype)
 
 
 @fn.pure
@@ -90,12 +93,13 @@ class GINConv(nn.Module):
 
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return `net`'s result for x [nodes, width]."""
+        x, dtype = entering(x, self.eps)
         with g.local_scope():
             g.ndata["h"] = x
             g.update_all(
                 fn.copy_u("h", "m"), fn.sum("m", "sum"), _more_of_itself(self.eps)
             )
-            out: Tensor = self.net(g.ndata["out"])
+            out: Tensor = self.net(g.ndata["out"].to(dtype))
             return out
 
 
@@ -127,16 +131,17 @@ class GATConv(nn.Module):
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return [nodes, heads * out_channels] for x [nodes, in_channels]."""
         # Scores are linear in x: two columns a head, not two passes over its rows.
-        weight = self.lin.weight.view(self.heads, -1, x.shape[1])
-        att = torch.cat((self.att_src, self.att_dst))
+        x, dtype = entering(x, self.bias)
+        weight = wide(self.lin.weight).view(self.heads, -1, x.shape[1])
+        att = wide(torch.cat((self.att_src, self.att_dst)))
         score = x @ torch.einsum("hdk,shd->ksh", weight, att).flatten(1)
         with g.local_scope():
-            g.ndata["h"] = self.lin(x).view(len(x), self.heads, -1)
+            g.ndata["h"] = linear(self.lin, x).view(len(x), self.heads, -1)
             left, right = score.view(len(x), 2, self.heads, 1).unbind(1)
             g.ndata["left"], g.ndata["right"] = left, right
 
             g.update_all(_attend(self.slope), fn.sum("m", "out"))
-            return g.ndata["out"].flatten(1) + self.bias
+            return (g.ndata["out"].flatten(1) + wide(self.bias)).to(dtype)
 
 
 @fn.pure
@@ -178,13 +183,15 @@ class GatedGCNConv(nn.Module):
     def forward(self, g: Graph, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         """Return node rows and edge rows of the next layer for x [nodes, channels] and
         e [edges, channels]."""
+        x, dtype = entering(x, self.own.weight)
+        e, edge_dtype = entering(e, self.own.weight)
         with g.local_scope():
-            g.ndata["own"], g.ndata["near"] = self.own(x), self.near(x)
-            g.ndata["src"], g.ndata["dst"] = self.src(x), self.dst(x)
-            g.edata["e"] = self.edge(e)
+            for name in ("own", "near", "src", "dst"):
+                g.ndata[name] = linear(getattr(self, name), x)
+            g.edata["e"] = linear(self.edge, e)
             g.apply_edges(_next_edges())
             g.update_all(_gated(), _normalized(self.eps), _added())
-            return g.ndata["out"], g.edata["next"]
+            return g.ndata["out"].to(dtype), g.edata["next"].to(edge_dtype)
 
 
 @fn.pure
@@ -209,9 +216,10 @@ class GMMConv(nn.Module):
     def forward(self, g: Graph, x: Tensor, pseudo: Tensor) -> Tensor:
         """Return [nodes, out_channels] for x [nodes, in_channels] and pseudo [edges,
         dim]."""
+        x, dtype = entering(x, self.bias)
         with g.local_scope():
-            g.ndata["h"] = self.lin(x).view(len(x), len(self.mu), -1)
-            g.edata["p"] = pseudo
+            g.ndata["h"] = linear(self.lin, x).view(len(x), len(self.mu), -1)
+            g.edata["p"] = entering(pseudo, self.bias)[0]
 
             g.update_all(_weighted(self.mu, self.inv_sigma), fn.sum("m", "out"))
-            return g.ndata["out"].sum(1) + self.bias
+            return (g.ndata["out"].sum(1) + wide(self.bias)).to(dtype)
