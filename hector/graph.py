@@ -34,6 +34,7 @@ from hector.indexing import (
     type_ptr,
 )
 from hector.kept import kept, lasting
+from hector.tracing import untraced
 
 if TYPE_CHECKING:
     from hector.indexing import IntArray
@@ -118,6 +119,7 @@ class HeteroGraph:
     state: GraphState = field(default_factory=GraphState, init=False, repr=False)
 
     @classmethod
+    @untraced
     def from_arrays(
         cls,
         src: "IntArray",
@@ -151,6 +153,7 @@ class HeteroGraph:
         return _build(_Edges(s, d, r), ptr, num_nodes, num_edge_types, names)
 
     @classmethod
+    @untraced
     def from_pyg(
         cls,
         edge_index: Any,
@@ -184,6 +187,7 @@ class HeteroGraph:
         return _build(edges, ptr, num_nodes, num_relations, ("n0",), sampled=True)
 
     @classmethod
+    @untraced
     def from_hetero_data(
         cls,
         data: Any,
@@ -207,6 +211,7 @@ class HeteroGraph:
         return cls.from_dicts(sizes, edges, types, sampled=sampled)
 
     @classmethod
+    @untraced
     def from_batch(
         cls,
         batch: Any,
@@ -241,6 +246,7 @@ class HeteroGraph:
         )
 
     @classmethod
+    @untraced
     def from_dicts(
         cls,
         num_nodes: "Mapping[str, int]",
@@ -459,6 +465,7 @@ class HeteroGraph:
         object.__setattr__(made, "_versions", self._versions)
         return made
 
+    @untraced
     def to(self, device: torch.device | str) -> "HeteroGraph":
         """The graph on `device`; maps are made anew there."""
         if torch.empty(0, device=device).device == self.device:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hector.graph import Grouping, HeteroGraph, subgraph
 from hector.indexing import check_range, group_by, integers, segment_ptr
+from hector.tracing import untraced
 
 _BITS = 32
 _WORD = (1 << _BITS) - 1
@@ -86,6 +87,7 @@ class NeighborSampler:
             self._pairs = group_by(pairs.unique_node, graph.num_nodes)
             self._pair_ptr = segment_ptr(pairs.edge_to_unique, pairs.num_unique)
 
+    @untraced
     def sample(
         self, seeds: Tensor, generator: torch.Generator | None = None
     ) -> SampledBatch:
@@ -99,6 +101,7 @@ class NeighborSampler:
         made = subgraph(self.graph, found.node_ids, found.edge_ids)
         return SampledBatch(made, found.node_ids, found.seeds, found.edge_ids)
 
+    @untraced
     def draw(self, seeds: Tensor, generator: torch.Generator | None = None) -> Drawn:
         """The nodes and edges of `sample`, for `hector.CapturedBatches`."""
         seeds = self._checked(seeds)

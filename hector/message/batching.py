@@ -8,10 +8,12 @@ from torch import Tensor
 
 from hector.message.graph import Graph
 from hector.precision import wide
+from hector.tracing import untraced
 
 READOUTS = ("sum", "mean", "max", "min")
 
 
+@untraced
 def batch(graphs: Sequence[Graph]) -> Graph:
     """Join graphs into one `Graph` whose components they are, in order.
 
@@ -43,6 +45,7 @@ def batch(graphs: Sequence[Graph]) -> Graph:
     return made
 
 
+@untraced
 def unbatch(graph: Graph) -> list[Graph]:
     """Return the graphs that `batch` joined, each with its rows of all features."""
     nodes, edges = list(graph.batch_num_nodes), list(graph.batch_num_edges)
@@ -62,23 +65,27 @@ def unbatch(graph: Graph) -> list[Graph]:
     return made
 
 
+@untraced
 def readout_nodes(graph: Graph, feature: str, reducer: str = "sum") -> Tensor:
     """Return [graphs, ...]: the sum, mean, max or min of a node feature in each graph
     of a batch; zeros for a graph without nodes."""
     return _readout(graph.ndata[feature], graph.batch_num_nodes, reducer)
 
 
+@untraced
 def readout_edges(graph: Graph, feature: str, reducer: str = "sum") -> Tensor:
     """Return [graphs, ...]: `readout_nodes` of an edge feature."""
     return _readout(graph.edata[feature], graph.batch_num_edges, reducer)
 
 
+@untraced
 def broadcast_nodes(graph: Graph, rows: Tensor) -> Tensor:
     """Return [nodes, ...]: for each node the row of its graph."""
     sizes = torch.tensor(graph.batch_num_nodes, device=rows.device)
     return rows.repeat_interleave(sizes, dim=0, output_size=graph.num_nodes())
 
 
+@untraced
 def softmax_nodes(graph: Graph, feature: str) -> Tensor:
     """Return the softmax of a node feature over the nodes of each graph, [nodes,
     ...]."""

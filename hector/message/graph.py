@@ -20,7 +20,6 @@ from hector.graph import HeteroGraph
 from hector.indexing import check_range, count, integers, tensor_of
 from hector.ir.types import Domain
 from hector.message.batches import EdgeBatch, Features, NodeBatch
-from hector.message.edges import Edges
 from hector.message.eager import (
     Bucket,
     checked,
@@ -28,6 +27,7 @@ from hector.message.eager import (
     reduce_builtin,
     reduce_user,
 )
+from hector.message.edges import Edges
 from hector.message.frame import EdgeFrame, Frame
 from hector.message.functions import (
     MessageFunction,
@@ -48,6 +48,7 @@ from hector.message.traced import (
     reduce_rows,
     softmax_rows,
 )
+from hector.tracing import untraced
 
 Message = MessageFunction | Callable[[EdgeBatch], Mapping[str, Any]]
 Reduce = ReduceFunction | Callable[[NodeBatch], Mapping[str, Any]]
@@ -130,15 +131,18 @@ class Graph:
         """Return how many edges there are."""
         return self._given[0].numel()
 
+    @untraced
     def edges(self) -> tuple[Tensor, Tensor]:
         """Return sources and destinations, int64 [edges] each."""
         now = self._now()
         return now.src, now.dst
 
+    @untraced
     def in_degrees(self) -> Tensor:
         """Return how many edges end in each node, int64 [nodes]."""
         return self._now().in_degrees.clone()
 
+    @untraced
     def out_degrees(self) -> Tensor:
         """Return how many edges begin in each node, int64 [nodes]."""
         return self._now().out_degrees.clone()
@@ -149,6 +153,7 @@ class Graph:
         destination."""
         return self._now().structure
 
+    @untraced
     def derived(self, make: Callable[["Graph"], T]) -> T:
         """Return what `make` makes of the edges alone, made once for edges as they
         are."""
@@ -168,6 +173,7 @@ class Graph:
         self.__dict__.update({"programs": SHARED, **state})
         self._edges = Edges(self._given, self._num_nodes, self.sampled)
 
+    @untraced
     def to(self, device: torch.device | str) -> "Graph":
         """Return the graph and its features on `device`."""
         made = Graph(
@@ -195,6 +201,7 @@ class Graph:
 
     # Message passing on all edges.
 
+    @untraced
     def update_all(
         self, message_func: Message, reduce_func: Reduce, apply_node_func: Any = None
     ) -> None:
@@ -205,6 +212,7 @@ class Graph:
         """
         self.ndata.update(self._propagate(message_func, reduce_func, apply_node_func))
 
+    @untraced
     def apply_edges(self, func: Message, edges: Any = None) -> None:
         """Set edge features by a message function, on all edges or on some: ids, or
         (sources, destinations)."""
@@ -239,6 +247,7 @@ class Graph:
             return {}, self._messages(func)
         return dict(zip(made, self._run_traced(trace, made), strict=True)), {}
 
+    @untraced
     def apply_nodes(self, func: Apply, v: Any = None) -> None:
         """Set node features by a function, of all nodes or of those of ids `v`."""
         if v is None:
@@ -252,6 +261,7 @@ class Graph:
 
     # Message passing on some edges.
 
+    @untraced
     def send_and_recv(
         self,
         edges: Any,
@@ -266,6 +276,7 @@ class Graph:
             part = self._part(ids)
             self._receive(part, None, message_func, reduce_func, apply_node_func)
 
+    @untraced
     def pull(
         self,
         v: Any,
@@ -281,6 +292,7 @@ class Graph:
         part = self._part(ids, nodes)
         self._receive(part, nodes, message_func, reduce_func, apply_node_func)
 
+    @untraced
     def push(
         self,
         u: Any,
@@ -294,6 +306,7 @@ class Graph:
         ids = mask.index_fill(0, nodes, True)[self._src].nonzero().flatten()
         self.send_and_recv(ids, message_func, reduce_func, apply_node_func)
 
+    @untraced
     def prop_nodes(
         self,
         levels: Iterable[Tensor],
@@ -305,6 +318,7 @@ class Graph:
         for nodes in levels:
             self.pull(nodes, message_func, reduce_func, apply_node_func)
 
+    @untraced
     def topological_levels(self) -> Sequence[Tensor]:
         """Return nodes by the longest path that leads to them, found once.
 
@@ -544,6 +558,7 @@ class Graph:
     def _node_ids(self) -> Tensor:
         return torch.arange(self._num_nodes, device=self.device)
 
+    @untraced
     def edge_softmax(self, score: Tensor) -> Tensor:
         """Return the softmax of edge rows [edges, ...] over the edges with one
         destination.

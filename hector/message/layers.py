@@ -9,6 +9,7 @@ from hector.message.batches import EdgeBatch, NodeBatch
 from hector.message.graph import Graph
 from hector.nn.common import glorot
 from hector.precision import entering, linear, wide
+from hector.tracing import untraced
 
 
 @fn.pure
@@ -30,6 +31,7 @@ class GraphConv(nn.Module):
         self.lin = nn.Linear(in_channels, out_channels, bias=False)
         self.bias = nn.Parameter(torch.zeros(out_channels))
 
+    @untraced
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return [nodes, out_channels] for x [nodes, in_channels]."""
         x, dtype = entering(x, self.bias)
@@ -57,6 +59,7 @@ class SAGEConv(nn.Module):
         if reducer == "lstm":
             self.lstm = nn.LSTM(in_channels, in_channels, batch_first=True)
 
+    @untraced
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return [nodes, out_channels] for x [nodes, in_channels]."""
         x, dtype = entering(x, self.lin_l.weight)
@@ -91,6 +94,7 @@ class GINConv(nn.Module):
         super().__init__()
         self.net, self.eps = net, nn.Parameter(torch.tensor(eps))
 
+    @untraced
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return `net`'s result for x [nodes, width]."""
         x, dtype = entering(x, self.eps)
@@ -128,6 +132,7 @@ class GATConv(nn.Module):
         for t in (self.att_src, self.att_dst):
             glorot(t)
 
+    @untraced
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return [nodes, heads * out_channels] for x [nodes, in_channels]."""
         # Scores are linear in x: two columns a head, not two passes over its rows.
@@ -180,6 +185,7 @@ class GatedGCNConv(nn.Module):
         )
         self.edge, self.eps = nn.Linear(channels, channels), eps
 
+    @untraced
     def forward(self, g: Graph, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         """Return node rows and edge rows of the next layer for x [nodes, channels] and
         e [edges, channels]."""
@@ -213,6 +219,7 @@ class GMMConv(nn.Module):
         self.inv_sigma = nn.Parameter(torch.ones(kernels, dim))
         self.bias = nn.Parameter(torch.zeros(out_channels))
 
+    @untraced
     def forward(self, g: Graph, x: Tensor, pseudo: Tensor) -> Tensor:
         """Return [nodes, out_channels] for x [nodes, in_channels] and pseudo [edges,
         dim]."""

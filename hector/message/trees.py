@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from hector.indexing import offsets, segment_ptr
 from hector.message.graph import Graph
 from hector.precision import HALF, entering, linear, wide
+from hector.tracing import untraced
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,7 @@ class TreeLSTM(nn.Module):
         """A child's row to the same."""
         nn.init.orthogonal_(self.hidden)
 
+    @untraced
     def forward(self, g: Graph, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return states and memory cells [nodes, hidden] for x [nodes, in_channels];
         edges lead from children to parents.

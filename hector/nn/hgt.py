@@ -14,6 +14,7 @@ from hector.indexing import is_adjacency
 from hector.nn.common import CompiledConv, empty, kaiming_uniform
 from hector.nn.layers import hgt
 from hector.precision import entering, wide
+from hector.tracing import untraced
 
 EdgeType = tuple[str, str, str]
 
@@ -148,6 +149,7 @@ class HGTConv(CompiledConv):
             for p in group.values():
                 nn.init.ones_(p)
 
+    @untraced
     def forward(
         self,
         x: Tensor | dict[str, Tensor],
@@ -178,9 +180,7 @@ class HGTConv(CompiledConv):
         sizes = [x[n].shape[0] if n in x else 0 for n in self.node_types]
         rows = dict(zip(self.node_types, out.split(sizes), strict=True))
         return {
-            n: rows[n]
-            for n in self.node_types
-            if n in self.dst_node_types and n in x
+            n: rows[n] for n in self.node_types if n in self.dst_node_types and n in x
         }
 
     def _learn_widths(self, x: Mapping[str, Tensor]) -> None:

@@ -13,6 +13,7 @@ from hector.indexing import adjacency, is_adjacency
 from hector.nn.common import CompiledConv, combine_bases, empty, glorot
 from hector.nn.layers import rgat, rgat_outputs
 from hector.precision import entering, wide
+from hector.tracing import untraced
 
 _MODS = (None, "additive", "scaled", "f-additive", "f-scaled")
 
@@ -169,6 +170,7 @@ class RGATConv(CompiledConv):
         nn.init.zeros_(self.b1)
         nn.init.zeros_(self.b2)
 
+    @untraced
     def forward(
         self,
         x: Tensor,

@@ -10,6 +10,7 @@ from hector.nn.common import CompiledConv, combine_bases, empty, glorot
 from hector.nn.layers import edge_sum, rgcn, rgcn_blocks
 from hector.nn.reduce import RelationGroups, pair_products
 from hector.precision import entering, index_sum, wide
+from hector.tracing import untraced
 
 _AGGREGATIONS = {"mean": "mean", "add": "sum", "sum": "sum", "max": "max", "min": "min"}
 _IDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -100,6 +101,7 @@ class RGCNConv(CompiledConv):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    @untraced
     def forward(
         self,
         x: Tensor | tuple[Tensor | None, Tensor] | None,

@@ -367,7 +367,9 @@ class _Key:
     """Of `hector.runtime.ahead`."""
 
 
-def _numbers(inputs: Sequence[Node], tensors: Sequence[Tensor]) -> tuple[torch.dtype, ...]:
+def _numbers(
+    inputs: Sequence[Node], tensors: Sequence[Tensor]
+) -> tuple[torch.dtype, ...]:
     """The dtype that each input is taken in; see [Note: numbers of a layer]."""
     dtypes = [t.dtype for t in tensors]
     if all(d.is_floating_point for d in dtypes):
