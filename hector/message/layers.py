@@ -137,11 +137,15 @@ class GATConv(nn.Module):
         """Return [nodes, heads * out_channels] for x [nodes, in_channels]."""
         # Scores are linear in x: two columns a head, not two passes over its rows.
         x, dtype = entering(x, self.bias)
-        weight = wide(self.lin.weight).view(self.heads, -1, x.shape[1])
+        whole = wide(self.lin.weight)
+        weight = whole.view(self.heads, -1, x.shape[1])
         att = wide(torch.cat((self.att_src, self.att_dst)))
         score = x @ torch.einsum("hdk,shd->ksh", weight, att).flatten(1)
         with g.local_scope():
-            g.ndata["h"] = linear(self.lin, x).view(len(x), self.heads, -1)
+            # Converted once: its gradient is then rounded once.
+            plain = whole is self.lin.weight
+            h = self.lin(x) if plain else F.linear(x, whole)
+            g.ndata["h"] = h.view(len(x), self.heads, -1)
             left, right = score.view(len(x), 2, self.heads, 1).unbind(1)
             g.ndata["left"], g.ndata["right"] = left, right
 

@@ -149,15 +149,20 @@ class _Runner:
         return found
 
     def run(
-        self, bindings: Mapping[Node, Tensor], wanted: Sequence[Node]
+        self,
+        bindings: Mapping[Node, Tensor],
+        wanted: Sequence[Node],
+        kept: Sequence[Node] = (),
     ) -> list[Tensor]:
-        """Values of `wanted`: memory in whatever shape it was asked for."""
+        """Values of `wanted`, memory in whatever shape and dtype it was asked for, and
+        of `kept`, which backward reads: a maximum that was rounded is no message's."""
         if self._reference is not None:
             given = {n: t.to(self._common) for n, t in bindings.items()}
-            values = self._reference.run(wanted, given)
+            values = self._reference.run((*wanted, *kept), given)
             asked = self._results.dtypes
-            return [values[n].to(asked.get(stored(n), self._common)) for n in wanted]
-        return self._device.fetch(self._device.run(bindings), wanted)
+            found = [values[n].to(asked.get(stored(n), self._common)) for n in wanted]
+            return [*found, *(values[n] for n in kept)]
+        return self._device.fetch(self._device.run(bindings), (*wanted, *kept))
 
 
 def uses_triton(backend: Backend, graph: HeteroGraph, dtype: torch.dtype) -> bool:
@@ -299,7 +304,7 @@ class Executable:
             watch.raise_if_known()
         bindings = self._bind(self.inputs, tensors)
         made = tuple(n for n in self.saved if n not in bindings)
-        results = self._forward.run(bindings, (*self.outputs, *made))
+        results = self._forward.run(bindings, self.outputs, made)
         kept = dict(zip(made, results[len(self.outputs) :], strict=True))
         saved = [kept[n] if n in kept else bindings[n] for n in self.saved]
         outputs = results[: len(self.outputs)]
