@@ -82,7 +82,8 @@ def readout_edges(graph: Graph, feature: str, reducer: str = "sum") -> Tensor:
 def broadcast_nodes(graph: Graph, rows: Tensor) -> Tensor:
     """Return [nodes, ...]: for each node the row of its graph."""
     sizes = torch.tensor(graph.batch_num_nodes, device=rows.device)
-    return rows.repeat_interleave(sizes, dim=0, output_size=graph.num_nodes())
+    many = wide(rows).repeat_interleave(sizes, dim=0, output_size=graph.num_nodes())
+    return many.to(rows.dtype)
 
 
 @untraced

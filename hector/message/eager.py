@@ -18,7 +18,6 @@ from torch.nn.utils.rnn import PackedSequence
 from hector.indexing import group_by
 from hector.kept import kept
 from hector.message.functions import Combine, MessageFunction, ReduceFunction, Reducer
-from hector.precision import wide
 
 
 @dataclass(frozen=True)
@@ -136,10 +135,8 @@ def combine(f: MessageFunction, left: Tensor, right: Tensor | None) -> Tensor:
         case Combine.DIV:
             return left / right
         case _:
-            product = wide(left) * wide(right)
-            if rank > 1:
-                product = product.sum(-1, keepdim=True)
-            return product.to(torch.promote_types(left.dtype, right.dtype))
+            product = left * right
+            return product.sum(-1, keepdim=True) if rank > 1 else product
 
 
 def reduce_builtin(f: ReduceFunction, messages: Tensor, groups: Groups) -> Tensor:
@@ -153,7 +150,7 @@ def reduce_builtin(f: ReduceFunction, messages: Tensor, groups: Groups) -> Tenso
     for bucket in groups.padded():
         box = extended[bucket.edges]
         if f.reducer is Reducer.MUL:
-            made = wide(box).prod(1).to(box.dtype)
+            made = box.prod(1)
         else:
             middle = ((groups.degrees[bucket.nodes] - 1) // 2).view(
                 -1, 1, *(1,) * (box.dim() - 2)

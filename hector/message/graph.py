@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, TypeVar
 
 import torch
@@ -33,6 +33,7 @@ from hector.message.functions import (
     MessageFunction,
     PureCall,
     ReduceFunction,
+    Reducer,
     Side,
     copy_e,
 )
@@ -48,6 +49,7 @@ from hector.message.traced import (
     reduce_rows,
     softmax_rows,
 )
+from hector.precision import wide
 from hector.tracing import untraced
 
 Message = MessageFunction | Callable[[EdgeBatch], Mapping[str, Any]]
@@ -497,9 +499,8 @@ class Graph:
     def _messages(self, message: Message) -> dict[str, Tensor]:
         """Return the messages of all edges in the caller's order."""
         if isinstance(message, MessageFunction):
-            left = self._side(*message.left)
-            right = None if message.right is None else self._side(*message.right)
-            return {message.out: combine(message, left, right)}
+            found, dtype = self._builtin_messages(message)
+            return {message.out: found.to(dtype)}
         src, dst, data = (
             Features(partial(self._side, side))
             for side in (Side.SOURCE, Side.DESTINATION, Side.EDGE)
@@ -507,30 +508,63 @@ class Graph:
         batch = EdgeBatch((src, dst, data), self._ends, self.edge_softmax)
         return checked(message(batch), self.num_edges(), "message function")
 
-    def _side(self, side: Side, name: str) -> Tensor:
+    def _builtin_messages(self, f: MessageFunction) -> tuple[Tensor, torch.dtype]:
+        """Return messages as they are computed, and the dtype of what is made of
+        them."""
+        sides = (f.left,) if f.right is None else (f.left, f.right)
+        rows = [self._wide_side(*s) for s in sides]
+        kinds = [self._column(*s).dtype for s in sides]
+        found = combine(f, rows[0], None if f.right is None else rows[1])
+        if all(r.dtype is k for r, k in zip(rows, kinds, strict=True)):
+            return found, found.dtype
+        return found, reduce(torch.promote_types, kinds)
+
+    def _column(self, side: Side, name: str) -> Tensor:
+        return self.edata[name] if side is Side.EDGE else self.ndata[name]
+
+    def _wide_side(self, side: Side, name: str) -> Tensor:
+        """Rows of the edges; gradients of a node's rows are summed wide."""
+        rows = wide(self._column(side, name))
         if side is Side.EDGE:
-            return self.edata[name]
+            return rows
         ids = self._src if side is Side.SOURCE else self._dst
-        return self.ndata[name].index_select(0, ids)
+        return rows.index_select(0, ids)
+
+    def _side(self, side: Side, name: str) -> Tensor:
+        return self._wide_side(side, name).to(self._column(side, name).dtype)
 
     def _ends(self) -> tuple[Tensor, Tensor, Tensor]:
         ids = torch.arange(self.num_edges(), device=self.device)
         return self._src, self._dst, ids
 
-    def _reduced(self, message: Message, reduce: Reduce) -> dict[str, Tensor]:
+    def _message(
+        self, message: Message, reduce: ReduceFunction
+    ) -> tuple[Tensor, torch.dtype]:
+        """Return what a built-in reducer reduces, and the dtype of its results."""
+        if isinstance(message, MessageFunction) and reduce.reducer is not Reducer.LSTM:
+            return self._builtin_messages(message)
         messages = self._messages(message)
+        if reduce.message not in messages:
+            raise _no_message(reduce.message, messages)
+        value = messages[reduce.message]
+        if reduce.reducer is Reducer.LSTM:
+            return value, value.dtype
+        return wide(value), value.dtype
+
+    def _reduced(self, message: Message, reduce: Reduce) -> dict[str, Tensor]:
         if isinstance(reduce, ReduceFunction):
-            if reduce.message not in messages:
-                raise _no_message(reduce.message, messages)
-            value = messages[reduce.message]
+            value, dtype = self._message(message, reduce)
             if not is_float(value):
                 raise ValueError(
                     f"expected floating-point messages {reduce.message!r}, got "
                     f"{value.dtype}"
                 )
             if reduce.reducer not in FUSED:
-                return {reduce.out: reduce_builtin(reduce, value, self._now().groups)}
-            return {reduce.out: self._reduce_rows(value, reduce)}
+                found = reduce_builtin(reduce, value, self._now().groups)
+            else:
+                found = self._reduce_rows(value, reduce)
+            return {reduce.out: found.to(dtype)}
+        messages = self._messages(message)
 
         def call(bucket: Bucket, mailbox: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
             data = Features(lambda name: self.ndata[name][bucket.nodes])

@@ -404,7 +404,9 @@ class Program:
                 ]
             return [reduced(m[ids], dst[ids], self.nodes, REDUCERS[how])]
 
-        found = self.compare(ours, loop, {}, ("graph",), kind == "edges")
+        # Between two programs, or behind a user's function with messages in memory.
+        stored = kind == "edges" or (message == "user" and how in ("mul", "median"))
+        found = self.compare(ours, loop, {}, ("graph",), stored)
         g = self.objects.graph
         if self.draw.random() < 0.3:
             with torch.set_grad_enabled(self.draw.random() < 0.5):
