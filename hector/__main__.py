@@ -107,7 +107,7 @@ def _dry_run(
     """One training step and one without gradients."""
     before, begin = len(target.kernels), time.perf_counter()
     layer = compiled_layer(spec, graph).to(dtype)
-    rows = torch.randn(graph.num_nodes, spec.in_channels).to(dtype)
+    rows = torch.randn(graph.num_nodes, spec.in_channels, device="cpu").to(dtype)
     # A first layer's rows want no gradients, a later one's do.
     for first in (True, False):
         layer(rows.requires_grad_(not first), graph).sum().backward()
@@ -119,7 +119,7 @@ def _dry_run(
 
 def _drawn(graph: HeteroGraph) -> HeteroGraph:
     """A mini-batch's neighbourhood."""
-    seeds = torch.randperm(graph.num_nodes)[:NUM_SEEDS]
+    seeds = torch.randperm(graph.num_nodes, device="cpu")[:NUM_SEEDS]
     return NeighborSampler(graph, FANOUTS).sample(seeds).graph
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from hector.compact import CompactMap, bounded_map
 from hector.graph import HeteroGraph
 from hector.ir.types import PAIR_DOMAINS, Domain, Index
+from hector.kept import kept
 
 
 class Segments(NamedTuple):
@@ -90,10 +91,11 @@ class GraphArrays:
 
     def index(self, domain: Domain, index: Index) -> Tensor:
         """[rows of domain] where each row leads."""
-        key = (domain, index)
-        if key not in self._indices:
-            self._indices[key] = self._make_index(domain, index).to(self.dtype)
-        return self._indices[key]
+        return kept(
+            self._indices,
+            (domain, index),
+            lambda: self._make_index(domain, index).to(self.dtype),
+        )
 
     def _make_index(self, domain: Domain, index: Index) -> Tensor:
         g = self.graph
@@ -142,9 +144,7 @@ class GraphArrays:
     def segments(self, domain: Domain, index: Index) -> Segments:
         """The items of `domain` grouped by `index`."""
         key = (domain, index)
-        if key not in self._segments:
-            self._segments[key] = self._make_segments(domain, index)
-        return self._segments[key]
+        return kept(self._segments, key, lambda: self._make_segments(domain, index))
 
     def _make_segments(self, domain: Domain, index: Index) -> Segments:
         g = self.graph
@@ -167,21 +167,23 @@ class GraphArrays:
     def segment_index(self, domain: Domain, group: Index, index: Index) -> Tensor:
         """Where `index` leads from the items of `segments(domain, group)`, in their
         order."""
-        key = (domain, group, index)
-        if key not in self._segment_indices:
+
+        def make() -> Tensor:
             items = self.segments(domain, group).items
             found = self.index(domain, index)
-            self._segment_indices[key] = found if items is None else found[items]
-        return self._segment_indices[key]
+            return found if items is None else found[items]
+
+        return kept(self._segment_indices, (domain, group, index), make)
 
     def heavy_first(self, domain: Domain, index: Index) -> Tensor:
         """Groups by falling size: the row remapping that balances load (Table 3.6)."""
-        key = (domain, index)
-        if key not in self._remaps:
+
+        def make() -> Tensor:
             sizes = self.segments(domain, index).ptr.diff()
             order = torch.argsort(sizes, descending=True, stable=True)
-            self._remaps[key] = order.to(self.dtype)
-        return self._remaps[key]
+            return order.to(self.dtype)
+
+        return kept(self._remaps, (domain, index), make)
 
     def num_heavy(self, domain: Domain, index: Index, rows: int) -> int:
         """Groups of more than `rows` rows: the first ones of `heavy_first`."""
@@ -204,9 +206,7 @@ class GraphArrays:
     def tiles(self, domain: Domain, index: Index, block: int) -> Tiles:
         """Row blocks of at most `block` rows, none crossing a type."""
         key = (domain, index, block)
-        if key not in self._tiles:
-            self._tiles[key] = self._make_tiles(domain, index, block)
-        return self._tiles[key]
+        return kept(self._tiles, key, lambda: self._make_tiles(domain, index, block))
 
     def _make_tiles(self, domain: Domain, index: Index, block: int) -> Tiles:
         ptr = self.type_ptr(domain, index)
@@ -224,12 +224,12 @@ class GraphArrays:
 
     def number(self, name: str, dtype: torch.dtype) -> Tensor:
         """A number that the graph gives, as [rows, 1]: see `GRAPH_NUMBERS`."""
-        key = (name, dtype)
-        if key not in self._numbers:
-            domain, index = GRAPH_NUMBERS[name]
-            sizes = self.segments(domain, index).ptr.diff()
-            self._numbers[key] = sizes.to(dtype).view(-1, 1)
-        return self._numbers[key]
+
+        def make() -> Tensor:
+            sizes = self.segments(*GRAPH_NUMBERS[name]).ptr.diff()
+            return sizes.to(dtype).view(-1, 1)
+
+        return kept(self._numbers, (name, dtype), make)
 
 
 class BoundedArrays(GraphArrays):
@@ -245,12 +245,13 @@ class BoundedArrays(GraphArrays):
         self._pairs: dict[Domain, CompactMap] = {}
 
     def pairs(self, domain: Domain) -> CompactMap:
-        if domain not in self._pairs:
-            g = self.graph
-            node = g.src if domain is Domain.SRC_PAIR else g.dst
-            found = bounded_map(g.edge_type, node, g.num_edge_types, g.num_nodes)
-            self._pairs[domain] = found
-        return self._pairs[domain]
+        g = self.graph
+        node = g.src if domain is Domain.SRC_PAIR else g.dst
+        return kept(
+            self._pairs,
+            domain,
+            lambda: bounded_map(g.edge_type, node, g.num_edge_types, g.num_nodes),
+        )
 
     def type_ptr(self, domain: Domain, index: Index) -> Tensor:
         if index is Index.ALL and domain in PAIR_DOMAINS:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hector.indexing import Grouping, group_by
+from hector.kept import apart
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,15 +40,17 @@ class CompactMap:
 
     @cached_property
     def _edges(self) -> Grouping:
-        return group_by(self.edge_to_unique, self.num_unique)
+        with apart():
+            return group_by(self.edge_to_unique, self.num_unique)
 
     @cached_property
     def _by_node(self) -> Grouping:
-        nodes = self.unique_node
-        if self.real is not None:
-            # Behind all nodes: in no node's group.
-            nodes = nodes.masked_fill(~self.real, self.num_nodes)
-        return group_by(nodes, self.num_nodes)
+        with apart():
+            nodes = self.unique_node
+            if self.real is not None:
+                # Behind all nodes: in no node's group.
+                nodes = nodes.masked_fill(~self.real, self.num_nodes)
+            return group_by(nodes, self.num_nodes)
 
     def edges(self) -> Grouping:
         """The edges of each pair: the inverse of `edge_to_unique`."""

@@ -33,6 +33,8 @@ from hector.indexing import (
     type_order,
     type_ptr,
 )
+from hector.kept import kept, lasting
+from hector.tracing import untraced
 
 if TYPE_CHECKING:
     from hector.indexing import IntArray
@@ -46,9 +48,14 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+_TENSORS = ("node_type_ptr", "etype_ptr", "src", "dst", "edge_type", "edge_order")
 EdgeTypeName = tuple[str, str, str]
 Metadata = tuple[Sequence[str], Sequence[EdgeTypeName]]
 """PyG's: (node types, edge types)."""
+
+
+class StaleGraphError(RuntimeError):
+    """Tensors were changed while their graph was in use."""
 
 
 class GraphState:
@@ -75,10 +82,7 @@ class _Mapped(Generic[T]):
         self._make, self._name, self.__doc__ = make, make.__name__, make.__doc__
 
     def __get__(self, graph: Any, _: type) -> T:
-        if self._name not in graph.maps:
-            graph.maps[self._name] = self._make(graph)
-        found: T = graph.maps[self._name]
-        return found
+        return kept(graph.maps, self._name, lambda: self._make(graph))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -110,9 +114,12 @@ class HeteroGraph:
     for the device, and what was compiled for the first one serves all."""
     maps: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     """Adjacency and compact maps by name."""
+    _versions: tuple[int, ...] = field(default=(), init=False, repr=False)
+    """Of its tensors, when it was made."""
     state: GraphState = field(default_factory=GraphState, init=False, repr=False)
 
     @classmethod
+    @untraced
     def from_arrays(
         cls,
         src: "IntArray",
@@ -146,6 +153,7 @@ class HeteroGraph:
         return _build(_Edges(s, d, r), ptr, num_nodes, num_edge_types, names)
 
     @classmethod
+    @untraced
     def from_pyg(
         cls,
         edge_index: Any,
@@ -179,6 +187,7 @@ class HeteroGraph:
         return _build(edges, ptr, num_nodes, num_relations, ("n0",), sampled=True)
 
     @classmethod
+    @untraced
     def from_hetero_data(
         cls,
         data: Any,
@@ -202,6 +211,7 @@ class HeteroGraph:
         return cls.from_dicts(sizes, edges, types, sampled=sampled)
 
     @classmethod
+    @untraced
     def from_batch(
         cls,
         batch: Any,
@@ -236,6 +246,7 @@ class HeteroGraph:
         )
 
     @classmethod
+    @untraced
     def from_dicts(
         cls,
         num_nodes: "Mapping[str, int]",
@@ -288,6 +299,9 @@ class HeteroGraph:
             from hector.runtime.launch import prepare_compiler
 
             prepare_compiler()
+        for name in _TENSORS:
+            object.__setattr__(self, name, lasting(getattr(self, name)))
+        object.__setattr__(self, "_versions", self._versions_now())
         num_edges = self.src.numel()
         for name in ("src", "dst", "edge_type", "edge_order"):
             t: Tensor = getattr(self, name)
@@ -305,6 +319,23 @@ class HeteroGraph:
             raise ValueError(
                 f"expected {self.num_node_types} node type names, got "
                 f"{len(self.node_type_names)}"
+            )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Versions of copied or loaded tensors begin anew.
+        self.__dict__.update(state)
+        object.__setattr__(self, "_versions", self._versions_now())
+
+    def _versions_now(self) -> tuple[int, ...]:
+        return tuple(getattr(self, name)._version for name in _TENSORS)
+
+    def check_unchanged(self) -> None:
+        """Raise StaleGraphError if a tensor of this graph was changed in place: what is
+        kept of it would be another graph's."""
+        if self._versions_now() != self._versions:
+            raise StaleGraphError(
+                "expected the tensors of a HeteroGraph as they were when it was made, "
+                "but one was changed in place; build a new graph of the changed ids"
             )
 
     @property
@@ -401,8 +432,11 @@ class HeteroGraph:
     def _side(self, ends: Tensor, label: str) -> list[int]:
         """The one node type of `ends` for each relation."""
         seen = torch.zeros(
-            self.num_edge_types, self.num_node_types, dtype=torch.bool
-        ).to(self.device)
+            self.num_edge_types,
+            self.num_node_types,
+            dtype=torch.bool,
+            device=self.device,
+        )
         seen[self.edge_type, self.node_type[ends]] = True
         mixed = (seen.sum(1) > 1).nonzero().flatten().tolist()
         if mixed:
@@ -428,8 +462,10 @@ class HeteroGraph:
         """
         made = self.replace()
         object.__setattr__(made, "maps", self.maps)
+        object.__setattr__(made, "_versions", self._versions)
         return made
 
+    @untraced
     def to(self, device: torch.device | str) -> "HeteroGraph":
         """The graph on `device`; maps are made anew there."""
         if torch.empty(0, device=device).device == self.device:

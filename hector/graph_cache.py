@@ -87,7 +87,7 @@ class GraphCache:
 
         entry = _Entry(
             refs=tuple(weakref.ref(t, gone) for t in tensors),
-            states=tuple(map(_state, tensors)),
+            states=tuple(map(state_of, tensors)),
             watch=watch(tensors),
             graph=graph,
         )
@@ -100,12 +100,14 @@ class GraphCache:
 def _up_to_date(entry: _Entry, tensors: Sequence[Tensor]) -> bool:
     return (
         all(ref() is t for ref, t in zip(entry.refs, tensors, strict=True))
-        and all(s == _state(t) for s, t in zip(entry.states, tensors, strict=True))
+        and all(s == state_of(t) for s, t in zip(entry.states, tensors, strict=True))
         and entry.watch.unchanged(tensors)
     )
 
 
-def _state(t: Tensor) -> Hashable:
+def state_of(t: Tensor) -> Hashable:
     """What differs after a change that PyTorch knows of, or after `set_`."""
     layout = (t.dtype, t.shape, t.stride()) if t.layout is torch.strided else ()
-    return (t._version, t.data_ptr(), *layout)
+    # Inference tensors have no version.
+    version = None if t.is_inference() else t._version
+    return (version, t.data_ptr(), *layout)

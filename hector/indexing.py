@@ -23,11 +23,18 @@ class Grouping:
     """int64 [num_items]: item ids."""
 
 
+def tensor_of(values: "IntArray") -> Tensor:
+    """A tensor as it is; another array or a sequence as a tensor, where
+    `torch.as_tensor` makes it."""
+    if isinstance(values, Tensor):
+        return values
+    empty = isinstance(values, Sequence) and not values
+    return torch.as_tensor(values, dtype=torch.int64 if empty else None)
+
+
 def integers(name: str, values: "IntArray") -> Tensor:
     """`values` as a one-dimensional int64 tensor; ValueError for anything else."""
-    tensor = torch.as_tensor(values)
-    if isinstance(values, Sequence) and not values:
-        tensor = tensor.to(torch.int64)
+    tensor = tensor_of(values)
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         raise ValueError(f"expected {name} of an integer dtype, got {tensor.dtype}")
     if tensor.dtype == torch.bool:
@@ -63,7 +70,7 @@ def segment_ptr(ascending: Tensor, num_segments: int) -> Tensor:
 def offsets(sizes: Sequence[int], device: torch.device) -> Tensor:
     """int64 [len(sizes) + 1]: exclusive prefix sum of host integers, on the device
     without waiting for it."""
-    made = torch.tensor([0, *sizes], dtype=torch.int64).cumsum(0)
+    made = torch.tensor([0, *sizes], dtype=torch.int64, device="cpu").cumsum(0)
     if device.type == "cuda":
         return made.pin_memory().to(device, non_blocking=True)
     return made.to(device)

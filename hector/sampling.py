@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hector.graph import Grouping, HeteroGraph, subgraph
 from hector.indexing import check_range, group_by, integers, segment_ptr
+from hector.tracing import untraced
 
 _BITS = 32
 _WORD = (1 << _BITS) - 1
@@ -76,7 +77,9 @@ class NeighborSampler:
         self.graph, self.fanouts = graph, tuple(fanouts)
         self.fanouts_of = FanoutOf(fanouts_of)
         self._hops = len(self.fanouts)
-        self._taken = torch.zeros(graph.num_nodes, dtype=torch.bool).to(graph.device)
+        self._taken = torch.zeros(
+            graph.num_nodes, dtype=torch.bool, device=graph.device
+        )
         self._owner: Tensor | None = None
         if self.fanouts_of is FanoutOf.RELATION:
             # Stored edges lie relation by relation, and in it by destination.
@@ -84,6 +87,7 @@ class NeighborSampler:
             self._pairs = group_by(pairs.unique_node, graph.num_nodes)
             self._pair_ptr = segment_ptr(pairs.edge_to_unique, pairs.num_unique)
 
+    @untraced
     def sample(
         self, seeds: Tensor, generator: torch.Generator | None = None
     ) -> SampledBatch:
@@ -97,6 +101,7 @@ class NeighborSampler:
         made = subgraph(self.graph, found.node_ids, found.edge_ids)
         return SampledBatch(made, found.node_ids, found.seeds, found.edge_ids)
 
+    @untraced
     def draw(self, seeds: Tensor, generator: torch.Generator | None = None) -> Drawn:
         """The nodes and edges of `sample`, for `hector.CapturedBatches`."""
         seeds = self._checked(seeds)
@@ -169,7 +174,9 @@ class NeighborSampler:
         if self._owner is None:
             most = torch.iinfo(torch.int32).max
             count = self.graph.num_nodes
-            self._owner = torch.full((count,), most, dtype=torch.int32).to(nodes.device)
+            self._owner = torch.full(
+                (count,), most, dtype=torch.int32, device=nodes.device
+            )
         most = torch.iinfo(torch.int32).max
         mine = torch.arange(nodes.numel(), dtype=torch.int32, device=nodes.device)
         claim = torch.where(asked, mine, most)

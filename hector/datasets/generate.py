@@ -127,18 +127,18 @@ def generate(
         s = _side(size, num_src[i], from_sizes[i], spec.degree_skew, gen)
         d = _side(size, num_dst[i], to_sizes[i], spec.degree_skew, gen)
         src.append(s)
-        dst.append(d[torch.randperm(size, generator=gen)])
+        dst.append(d[torch.randperm(size, generator=gen, device="cpu")])
     first, label = _labels(node_sizes, gen)
-    kinds = torch.arange(spec.num_edge_types)
-    counts = torch.tensor(edge_sizes)
+    kinds = torch.arange(spec.num_edge_types, device="cpu")
+    counts = torch.tensor(edge_sizes, device="cpu")
     kind = kinds.repeat_interleave(counts)
-    offset = torch.tensor([[first[s], first[d]] for s, d in ends])[kind]
+    offset = torch.tensor([[first[s], first[d]] for s, d in ends], device="cpu")[kind]
     graph = HeteroGraph.from_arrays(
         label[torch.cat(src) + offset[:, 0]].to(device),
         label[torch.cat(dst) + offset[:, 1]].to(device),
         kind.to(device),
-        node_type=torch.arange(len(node_sizes)).repeat_interleave(
-            torch.tensor(node_sizes)
+        node_type=torch.arange(len(node_sizes), device="cpu").repeat_interleave(
+            torch.tensor(node_sizes, device="cpu")
         ),
         num_edge_types=spec.num_edge_types,
     )
@@ -163,7 +163,7 @@ def _endpoint_types(
     and the largest relations start at the largest types. Relations move to the
     largest type until there are `wanted` distinct sources to pick.
     """
-    weights = torch.tensor(node_sizes, dtype=torch.float64).sqrt()
+    weights = torch.tensor(node_sizes, dtype=torch.float64, device="cpu").sqrt()
     picks = torch.multinomial(
         weights, 2 * len(edge_sizes), replacement=True, generator=gen
     )
@@ -210,7 +210,7 @@ def _stride(size: int, gen: torch.Generator) -> int:
     """A random step that visits all of 0..size - 1: coprime to `size`."""
     if size == 1:
         return 1
-    step = int(torch.randint(1, size, (1,), generator=gen))
+    step = int(torch.randint(1, size, (1,), generator=gen, device="cpu"))
     while math.gcd(step, size) != 1:
         step = step % (size - 1) + 1
     return step
@@ -221,10 +221,12 @@ def _side(
 ) -> Tensor:
     """One endpoint of a relation's edges, int64 [num_edges] in [0, size): `distinct`
     different nodes, each at least once, low numbers more often."""
-    start = int(torch.randint(0, size, (1,), generator=gen))
-    pool = (start + torch.arange(distinct) * _stride(size, gen)) % size
+    start = int(torch.randint(0, size, (1,), generator=gen, device="cpu"))
+    pool = (start + torch.arange(distinct, device="cpu") * _stride(size, gen)) % size
     pool = pool.sort().values
-    uniform = torch.rand(num_edges - distinct, generator=gen, dtype=torch.float64)
+    uniform = torch.rand(
+        num_edges - distinct, generator=gen, dtype=torch.float64, device="cpu"
+    )
     extra = (uniform.pow_(skew) * distinct).long().clamp_(max=distinct - 1)
     return torch.cat([pool, pool[extra]])
 
@@ -234,7 +236,7 @@ def _labels(node_sizes: list[int], gen: torch.Generator) -> tuple[list[int], Ten
     are low numbers in every relation and must not be neighbours in memory."""
     first = [sum(node_sizes[:t]) for t in range(len(node_sizes))]
     parts = [
-        f + torch.randperm(n, generator=gen)
+        f + torch.randperm(n, generator=gen, device="cpu")
         for f, n in zip(first, node_sizes, strict=True)
     ]
     return first, torch.cat(parts)

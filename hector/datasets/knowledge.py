@@ -47,7 +47,7 @@ def load_ogbn_mag_small(directory: str | Path, *, inverses: bool = True) -> Hete
     for index, (relation, (a, b)) in enumerate(_MAG_RELATIONS.items()):
         ends = _MAG_NODES[a], _MAG_NODES[b]
         rows = _array(Path(directory), f"{relation}_coo_2.npy", ends) + torch.tensor(
-            [[first[a]], [first[b]]]
+            [[first[a]], [first[b]]], device="cpu"
         )
         src.append(rows[0])
         dst.append(rows[1])
@@ -57,7 +57,9 @@ def load_ogbn_mag_small(directory: str | Path, *, inverses: bool = True) -> Hete
         src, dst = src + dst, dst + src
         kind += [k + len(_MAG_RELATIONS) for k in kind]
         names += [(b, f"rev_{relation}", a) for a, relation, b in names]
-    node_type = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    node_type = torch.arange(len(counts), device="cpu").repeat_interleave(
+        torch.tensor(counts, device="cpu")
+    )
     graph = HeteroGraph.from_arrays(
         torch.cat(src), torch.cat(dst), torch.cat(kind), node_type=node_type
     )

@@ -72,8 +72,10 @@ def load_rdf(name: str, directory: str | Path) -> NodeClassification:
                 f"{_triple_file(directory).name}, got "
                 f"{missing[0]!r} ({len(missing)} of {len(rows)} missing)"
             )
-        nodes[part] = torch.tensor([ids[entity] for entity, _ in rows])
-        labels[part] = torch.tensor([classes.index(label) for _, label in rows])
+        nodes[part] = torch.tensor([ids[entity] for entity, _ in rows], device="cpu")
+        labels[part] = torch.tensor(
+            [classes.index(label) for _, label in rows], device="cpu"
+        )
     return NodeClassification(
         name=name,
         graph=triples.to_graph(),

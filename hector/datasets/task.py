@@ -103,8 +103,8 @@ def generated_task(
         )
     graph = generate(spec, seed=seed)
     gen = torch.Generator().manual_seed(seed + 1)
-    table = torch.randn(graph.num_edge_types, num_classes, generator=gen)
-    scores = torch.zeros(graph.num_nodes, num_classes)
+    table = torch.randn(graph.num_edge_types, num_classes, generator=gen, device="cpu")
+    scores = torch.zeros(graph.num_nodes, num_classes, device="cpu")
     scores.index_add_(0, graph.dst, table[graph.edge_type])
     reached = (graph.csc().ptr.diff() > 0).nonzero().flatten()
     if not 2 <= num_labelled <= reached.numel():
@@ -112,7 +112,9 @@ def generated_task(
             f"expected num_labelled in [2, {reached.numel()}] (nodes with in-edges), "
             f"got {num_labelled}; set data.num_labelled, or a larger data.scale"
         )
-    nodes = reached[torch.randperm(reached.numel(), generator=gen)[:num_labelled]]
+    nodes = reached[
+        torch.randperm(reached.numel(), generator=gen, device="cpu")[:num_labelled]
+    ]
     labels = scores[nodes].argmax(1)
     cut = min(max(1, round(train_share * num_labelled)), num_labelled - 1)
     return NodeClassification(

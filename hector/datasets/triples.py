@@ -139,7 +139,7 @@ def number(triples: Iterable[Triple]) -> Triples:
         )
         for head, relation, tail in triples
     ]
-    table = torch.tensor(rows, dtype=torch.int64).reshape(-1, 3)
+    table = torch.tensor(rows, dtype=torch.int64, device="cpu").reshape(-1, 3)
     head, relation, tail = (c.contiguous() for c in table.T)
     return Triples(
         head=head,

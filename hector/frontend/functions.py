@@ -17,6 +17,7 @@ from hector.frontend.values import (
 from hector.ir.node import Node, Op
 from hector.ir.types import ROW_DOMAINS, Domain, Index
 from hector.passes.canonicalize import edge_softmax as softmax_nodes
+from hector.passes.rewrite import retype
 
 Number = int | float
 
@@ -216,6 +217,32 @@ def relation_max(s: State, x: Any) -> Sym:
     return Sym(s.builder.read(best, Index.DST_PAIR, Domain.EDGE), rows.rank)
 
 
+def relation_total(s: State, x: Any) -> Sym:
+    """Sum over the relations into a node of an edge value that is the same on all edges
+    of a relation: one addend a relation, however many edges it has."""
+    rows = as_sym(s, x)
+    value = _of_pairs(s, rows.node)
+    return Sym(s.builder.agg(value, Index.PAIR_NODE), rows.rank)
+
+
+def _of_pairs(s: State, x: Node) -> Node:
+    """An edge value, made of what the (relation, destination) pair decides, on those
+    pairs."""
+    if x.domain is not Domain.EDGE:
+        return x
+    if x.op is Op.CONST:
+        return s.builder.const(x.number("value"), Domain.DST_PAIR)
+    if x.op is Op.READ:
+        if x.index is Index.DST_PAIR:
+            return x.inputs[0]
+        index = Index.PAIR_NODE if x.index is Index.DST else x.index
+        if index in (Index.PAIR_NODE, Index.ETYPE, Index.ALL):
+            return s.builder.read(x.inputs[0], index, Domain.DST_PAIR)
+    elif x.inputs and x.op is not Op.AGG:
+        return retype(s.builder, x, tuple(_of_pairs(s, i) for i in x.inputs))
+    raise FrontendError("expected a value that is the same on all edges of a relation")
+
+
 def relation_softmax(s: State, x: Any) -> Sym:
     """Softmax over the edges with the same destination and type."""
     return edge_softmax(s, x, IndexVar(Index.DST_PAIR))
@@ -363,6 +390,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "relation_degree": relation_degree,
     "relation_max": relation_max,
     "relation_softmax": relation_softmax,
+    "relation_total": relation_total,
     "edge_softmax": edge_softmax,
     "in_degree": in_degree,
     "positive": positive,

@@ -30,6 +30,7 @@ from hector.ir.builder import Builder
 from hector.ir.node import Program
 from hector.ir.types import Domain, Index
 from hector.runtime import Compiled, Executable, Options
+from hector.tracing import untraced
 
 MAX_PROGRAMS = 8
 """Programs of one signature that differ in what their guards saw."""
@@ -70,11 +71,13 @@ class CompiledLayer:
         """The same layer with other options, compiled anew."""
         return CompiledLayer(self.function, replace(self.options, **changes))
 
+    @untraced
     def __call__(self, *args: Any, **named: Any) -> Any:
         graph, values = self._bind(args, named)
         made = self._specialize(graph, values)
         return _call(made, graph, [values[s] for s in made.sources])
 
+    @untraced
     def prepare(self, *args: Any, **named: Any) -> "Prepared":
         """A call with its look-ups done, for arguments of these shapes and dtypes.
 
@@ -86,12 +89,14 @@ class CompiledLayer:
         tensors = [values[s] for s in made.sources]
         return Prepared(made, made.compiled.executable(graph, tensors))
 
+    @untraced
     def executable(self, *args: Any, **named: Any) -> Executable:
         """What a call with these arguments runs: plans, generated lines, fallbacks."""
         graph, values = self._bind(args, named)
         made = self._specialize(graph, values)
         return made.compiled.executable(graph, [values[s] for s in made.sources])
 
+    @untraced
     def program(self, *args: Any, **named: Any) -> Compiled:
         """The compiled program for arguments of these shapes."""
         graph, values = self._bind(args, named)

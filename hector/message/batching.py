@@ -7,10 +7,13 @@ import torch
 from torch import Tensor
 
 from hector.message.graph import Graph
+from hector.precision import wide
+from hector.tracing import untraced
 
 READOUTS = ("sum", "mean", "max", "min")
 
 
+@untraced
 def batch(graphs: Sequence[Graph]) -> Graph:
     """Join graphs into one `Graph` whose components they are, in order.
 
@@ -42,6 +45,7 @@ def batch(graphs: Sequence[Graph]) -> Graph:
     return made
 
 
+@untraced
 def unbatch(graph: Graph) -> list[Graph]:
     """Return the graphs that `batch` joined, each with its rows of all features."""
     nodes, edges = list(graph.batch_num_nodes), list(graph.batch_num_edges)
@@ -61,31 +65,37 @@ def unbatch(graph: Graph) -> list[Graph]:
     return made
 
 
+@untraced
 def readout_nodes(graph: Graph, feature: str, reducer: str = "sum") -> Tensor:
     """Return [graphs, ...]: the sum, mean, max or min of a node feature in each graph
     of a batch; zeros for a graph without nodes."""
     return _readout(graph.ndata[feature], graph.batch_num_nodes, reducer)
 
 
+@untraced
 def readout_edges(graph: Graph, feature: str, reducer: str = "sum") -> Tensor:
     """Return [graphs, ...]: `readout_nodes` of an edge feature."""
     return _readout(graph.edata[feature], graph.batch_num_edges, reducer)
 
 
+@untraced
 def broadcast_nodes(graph: Graph, rows: Tensor) -> Tensor:
     """Return [nodes, ...]: for each node the row of its graph."""
     sizes = torch.tensor(graph.batch_num_nodes, device=rows.device)
-    return rows.repeat_interleave(sizes, dim=0, output_size=graph.num_nodes())
+    many = wide(rows).repeat_interleave(sizes, dim=0, output_size=graph.num_nodes())
+    return many.to(rows.dtype)
 
 
+@untraced
 def softmax_nodes(graph: Graph, feature: str) -> Tensor:
     """Return the softmax of a node feature over the nodes of each graph, [nodes,
     ...]."""
-    x = graph.ndata[feature]
+    given = graph.ndata[feature]
+    x = wide(given)
     peak = broadcast_nodes(graph, _readout(x.detach(), graph.batch_num_nodes, "max"))
     e = torch.exp(x - peak)
     total = _readout(e, graph.batch_num_nodes, "sum")
-    return e / broadcast_nodes(graph, total)
+    return (e / broadcast_nodes(graph, total)).to(given.dtype)
 
 
 def _readout(x: Tensor, sizes: Sequence[int], reducer: str) -> Tensor:
@@ -94,8 +104,8 @@ def _readout(x: Tensor, sizes: Sequence[int], reducer: str) -> Tensor:
     if not x.is_floating_point():
         raise ValueError(f"expected floating-point rows to read out, got {x.dtype}")
     lengths = torch.tensor(sizes, device=x.device)
-    made = torch.segment_reduce(x, reducer, lengths=lengths, unsafe=True)
-    if 0 not in sizes:
-        return made
-    there = (lengths > 0).view(-1, *(1,) * (x.dim() - 1))
-    return torch.where(there, made, 0.0)
+    made = torch.segment_reduce(wide(x), reducer, lengths=lengths, unsafe=True)
+    if 0 in sizes:
+        there = (lengths > 0).view(-1, *(1,) * (x.dim() - 1))
+        made = torch.where(there, made, 0.0)
+    return made.to(x.dtype)

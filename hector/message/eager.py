@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from hector.indexing import group_by
+from hector.kept import kept
 from hector.message.functions import Combine, MessageFunction, ReduceFunction, Reducer
 
 
@@ -37,36 +38,45 @@ class Groups:
         self.device, self.num_edges = dst.device, dst.numel()
         self.items, self.first = grouping.items, grouping.ptr[:-1]
         self.degrees = grouping.ptr.diff()
-        self._exact: list[Bucket] | None = None
-        self._padded: list[Bucket] | None = None
-        self._packing: tuple[Tensor, Tensor, Tensor] | None = None
+        self._kept: dict[str, Any] = {}
 
     def exact(self) -> list[Bucket]:
         """Return a `Bucket` for each degree above 0. The first use waits for the
         device."""
-        if self._exact is None:
-            sizes = self.degrees.unique().tolist()
-            self._exact = [
+
+        def make() -> list[Bucket]:
+            return [
                 self._bucket((self.degrees == d).nonzero().flatten(), d)
-                for d in sizes
+                for d in self.degrees.unique().tolist()
                 if d
             ]
-        return self._exact
+
+        return kept(self._kept, "exact", make)
 
     def padded(self) -> list[Bucket]:
         """Return `Bucket`s of degrees up to a power of two; missing edges have id
         num_edges."""
-        if self._padded is None:
-            largest = int(self.degrees.max()) if self.num_edges else 0
+
+        def make() -> list[Bucket]:
             found, low, size = [], 0, 1
-            while low < largest:
+            while low < self.longest:
                 inside = (self.degrees > low) & (self.degrees <= size)
                 nodes = inside.nonzero().flatten()
                 if nodes.numel():
                     found.append(self._bucket(nodes, size))
                 low, size = size, 2 * size
-            self._padded = found
-        return self._padded
+            return found
+
+        return kept(self._kept, "padded", make)
+
+    @property
+    def longest(self) -> int:
+        """Edges of the largest group; the first use waits for the device."""
+        return kept(
+            self._kept,
+            "longest",
+            lambda: int(self.degrees.max()) if self.num_edges else 0,
+        )
 
     def nothing(self) -> Bucket:
         """Return a `Bucket` of no nodes, by which a function tells what it makes."""
@@ -84,7 +94,8 @@ class Groups:
         """Return nodes with messages by falling degree, their edges in the order of a
         `PackedSequence` (first messages of all nodes, second ones, ...), and how many
         nodes have an i-th message (on the CPU, as PyTorch wants it)."""
-        if self._packing is None:
+
+        def make() -> tuple[Tensor, Tensor, Tensor]:
             order = torch.argsort(self.degrees, descending=True, stable=True)
             falling = self.degrees[order]
             nodes = order[falling > 0]
@@ -99,8 +110,9 @@ class Groups:
             begin = counts.cumsum(0) - counts
             row = torch.arange(self.num_edges, device=self.device) - begin[step]
             edges = self.items[self.first[nodes[row]] + step]
-            self._packing = (nodes, edges, counts.cpu())
-        return self._packing
+            return nodes, edges, counts.cpu()
+
+        return kept(self._kept, "packing", make)
 
 
 def combine(f: MessageFunction, left: Tensor, right: Tensor | None) -> Tensor:

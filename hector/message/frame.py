@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, MutableMapping
 import torch
 from torch import Tensor
 
+from hector.message.edges import Edges
+
 
 class Frame(MutableMapping[str, Tensor]):
     """Hold named tensors with the same number of rows on one device.
@@ -70,13 +72,38 @@ class Frame(MutableMapping[str, Tensor]):
         return made
 
 
+class _Sorted:
+    """A column in the graph's order, until somebody asks for it in the caller's."""
+
+    def __init__(self, rows: Tensor, edges: Edges) -> None:
+        self.rows, self.edges = rows, edges
+        self._given: Tensor | None = None
+
+    def given(self) -> Tensor:
+        """Return the column in the caller's order, the same tensor each time; its
+        history is that of the rows, whoever asks first."""
+        if self._given is None:
+            inverse = self.edges.inverse
+            with torch.inference_mode(False), torch.enable_grad():
+                self._given = (
+                    self.rows if inverse is None else self.rows.index_select(0, inverse)
+                )
+        return self._given
+
+    def sorted(self, edges: Edges) -> Tensor | None:
+        """Return the rows in the order of `edges`, unless the caller may have changed
+        them since."""
+        return self.rows if self._given is None and edges is self.edges else None
+
+
 class EdgeFrame(Frame):
-    """Hold edge features in the caller's order, and in the graph's where that was asked
-    for.
+    """Hold edge features in the caller's order, or as a program left them.
 
     [Note: two orders] Compiled programs read edge rows sorted by destination. A column
-    is permuted when the other order is first read, and both are kept: attention that
-    one call makes and the next one reads is never permuted.
+    that the caller set is permuted in each call: a kept copy would not know that its
+    source was written to, trained, or first read where no gradients were wanted. A
+    column that a program made stays in the graph's order until somebody asks for it:
+    attention that one call makes and the next one reads is never permuted.
     """
 
     def __init__(
@@ -86,58 +113,51 @@ class EdgeFrame(Frame):
         fill: Callable[[str], Tensor] | None = None,
     ) -> None:
         super().__init__(num_rows, device, "edge", fill)
-        self._sorted: dict[str, Tensor] = {}
-        self.order: Tensor | None = None
-        """Row i of the graph's order is the caller's row `order[i]`; None: the same."""
-        self.inverse: Tensor | None = None
+        self._made: dict[str, _Sorted] = {}
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self._columns and name in self._sorted:
-            found = self._sorted[name]
-            self._columns[name] = (
-                found if self.inverse is None else found.index_select(0, self.inverse)
-            )
-        return super().__getitem__(name)
+        made = self._made.get(name)
+        return super().__getitem__(name) if made is None else made.given()
 
     def __setitem__(self, name: str, value: Tensor) -> None:
         super().__setitem__(name, value)
-        self._sorted.pop(name, None)
+        self._made.pop(name, None)
 
     def __delitem__(self, name: str) -> None:
-        if name not in self:
-            raise KeyError(name)
-        self._columns.pop(name, None)
-        self._sorted.pop(name, None)
+        if name in self._made:
+            del self._made[name]
+        else:
+            super().__delitem__(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self._columns, **self._sorted})
+        return iter({**self._columns, **self._made})
 
     def __len__(self) -> int:
-        return len({**self._columns, **self._sorted})
+        return len({**self._columns, **self._made})
 
-    def sorted(self, name: str) -> Tensor:
-        """Return the column in the graph's order, made of the caller's on first use."""
-        if name not in self._sorted:
-            given = self[name]
-            self._sorted[name] = (
-                given if self.order is None else given.index_select(0, self.order)
-            )
-        return self._sorted[name]
+    def sorted(self, name: str, edges: Edges) -> Tensor:
+        """Return the column in the order of `edges`."""
+        made = self._made.get(name)
+        found = None if made is None else made.sorted(edges)
+        if found is not None:
+            return found
+        given, order = self[name], edges.order
+        return given if order is None else given.index_select(0, order)
 
-    def set_sorted(self, name: str, value: Tensor) -> None:
-        """Set a column that is in the graph's order."""
+    def set_sorted(self, name: str, value: Tensor, edges: Edges) -> None:
+        """Set a column that is in the order of `edges`."""
         self.check(name, value)
         self._columns.pop(name, None)
-        self._sorted[name] = value
+        self._made[name] = _Sorted(value, edges)
 
     def either(self, name: str) -> Tensor:
         """Return the column in whichever order is at hand: for its shape and dtype."""
-        known = self._sorted.get(name)
-        return self[name] if known is None else known
+        made = self._made.get(name)
+        return self[name] if made is None else made.rows
 
     def copied(self) -> "EdgeFrame":
-        """Return a frame of the same columns, both orders among them."""
+        """Return a frame of the same columns; what is set in one is not seen in the
+        other."""
         made = EdgeFrame(self.num_rows, self.device, self.fill)
-        made._columns, made._sorted = dict(self._columns), dict(self._sorted)
-        made.order, made.inverse = self.order, self.inverse
+        made._columns, made._made = dict(self._columns), dict(self._made)
         return made

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial, reduce
 from typing import Any, TypeVar
 
 import torch
@@ -17,23 +17,23 @@ from torch import Tensor
 
 from hector.frontend.values import Sym
 from hector.graph import HeteroGraph
-from hector.indexing import check_range, count, integers
+from hector.indexing import check_range, count, integers, tensor_of
 from hector.ir.types import Domain
 from hector.message.batches import EdgeBatch, Features, NodeBatch
 from hector.message.eager import (
     Bucket,
-    Groups,
     checked,
     combine,
-    levels_of,
     reduce_builtin,
     reduce_user,
 )
+from hector.message.edges import Edges
 from hector.message.frame import EdgeFrame, Frame
 from hector.message.functions import (
     MessageFunction,
     PureCall,
     ReduceFunction,
+    Reducer,
     Side,
     copy_e,
 )
@@ -49,6 +49,8 @@ from hector.message.traced import (
     reduce_rows,
     softmax_rows,
 )
+from hector.precision import wide
+from hector.tracing import untraced
 
 Message = MessageFunction | Callable[[EdgeBatch], Mapping[str, Any]]
 Reduce = ReduceFunction | Callable[[NodeBatch], Mapping[str, Any]]
@@ -73,41 +75,55 @@ class Graph:
         sampled: bool = False,
         programs: Programs | None = None,
     ) -> None:
-        """Make edges from `src[i]` to `dst[i]`; edge ids are positions.
+        """Make edges from `src[i]` to `dst[i]`; edge ids are positions. Tensors may be
+        written to later: every call runs on what they hold.
 
         `sampled`: one of many graphs alike, see `HeteroGraph.sampled`. Raises
         ValueError on non-integer, ragged or out-of-range input.
         """
-        self._src, self._dst = integers("src", src), integers("dst", dst)
-        if self._src.shape != self._dst.shape:
+        given = tensor_of(src), tensor_of(dst)
+        ends = integers("src", given[0]), integers("dst", given[1])
+        if ends[0].shape != ends[1].shape:
             raise ValueError(
-                f"expected src and dst of one length, got {self._src.numel()} and "
-                f"{self._dst.numel()}"
+                f"expected src and dst of one length, got {ends[0].numel()} and "
+                f"{ends[1].numel()}"
             )
         if num_nodes is None:
-            num_nodes = count(self._src, self._dst)
+            num_nodes = count(*ends)
         self._num_nodes = int(num_nodes)
         self.sampled = sampled
         self.programs = SHARED if programs is None else programs
-        if not sampled:
-            for name, ids in (("src", self._src), ("dst", self._dst)):
-                check_range(name, ids, self._num_nodes, "num_nodes")
-        device = self._src.device
+        self._given = given
+        self._edges = Edges(given, self._num_nodes, sampled)
+        device = given[0].device
         self.ndata = Frame(self._num_nodes, device, "node")
-        self.edata = EdgeFrame(self._src.numel(), device)
+        self.edata = EdgeFrame(given[0].numel(), device)
         self.batch_num_nodes: tuple[int, ...] = (self._num_nodes,)
         """Nodes of each graph of a batch; see `hector.message.batch`."""
-        self.batch_num_edges: tuple[int, ...] = (self._src.numel(),)
-        self._derived: dict[Any, Any] = {}
+        self.batch_num_edges: tuple[int, ...] = (given[0].numel(),)
         self.counts: Counter[str] = Counter()
         """How calls ran: "compiled", or why messages were in memory."""
 
     # The graph.
 
+    def _now(self) -> Edges:
+        """Return the edges as the caller's tensors have them."""
+        if not self._edges.unchanged():
+            self._edges = Edges(self._given, self._num_nodes, self.sampled)
+        return self._edges
+
+    @property
+    def _src(self) -> Tensor:
+        return self._now().src
+
+    @property
+    def _dst(self) -> Tensor:
+        return self._now().dst
+
     @property
     def device(self) -> torch.device:
         """Return where the edges lie."""
-        return self._src.device
+        return self._given[0].device
 
     def num_nodes(self) -> int:
         """Return how many nodes there are, those without edges among them."""
@@ -115,71 +131,51 @@ class Graph:
 
     def num_edges(self) -> int:
         """Return how many edges there are."""
-        return self._src.numel()
+        return self._given[0].numel()
 
+    @untraced
     def edges(self) -> tuple[Tensor, Tensor]:
         """Return sources and destinations, int64 [edges] each."""
-        return self._src, self._dst
+        now = self._now()
+        return now.src, now.dst
 
+    @untraced
     def in_degrees(self) -> Tensor:
         """Return how many edges end in each node, int64 [nodes]."""
-        return self._in_degrees
+        return self._now().in_degrees.clone()
 
+    @untraced
     def out_degrees(self) -> Tensor:
         """Return how many edges begin in each node, int64 [nodes]."""
-        return self._out_degrees
+        return self._now().out_degrees.clone()
 
-    @cached_property
-    def _in_degrees(self) -> Tensor:
-        return torch.bincount(self._dst, minlength=self._num_nodes)
-
-    @cached_property
-    def _out_degrees(self) -> Tensor:
-        return torch.bincount(self._src, minlength=self._num_nodes)
-
-    @cached_property
+    @property
     def structure(self) -> HeteroGraph:
         """Return the `HeteroGraph` that compiled programs run on: edges sorted by
         destination."""
-        kind = torch.zeros_like(self._src)
-        made = HeteroGraph.from_pyg(
-            torch.stack((self._src, self._dst)),
-            kind,
-            num_nodes=self._num_nodes,
-            num_relations=1,
-            sampled=self.sampled,
-        )
-        order = made.edge_order
-        same = torch.arange(order.numel(), device=order.device)
-        if self.sampled or not torch.equal(order, same):
-            self.edata.order = order
-            self.edata.inverse = torch.empty_like(order).index_copy_(0, order, same)
-        return made
+        return self._now().structure
 
-    @cached_property
-    def groups(self) -> Groups:
-        """Return the edges of each destination in the caller's order."""
-        return Groups(self._dst, self._num_nodes)
-
+    @untraced
     def derived(self, make: Callable[["Graph"], T]) -> T:
-        """Return what `make` makes of the edges, made once."""
-        if make not in self._derived:
-            self._derived[make] = make(self)
-        found: T = self._derived[make]
+        """Return what `make` makes of the edges alone, made once for edges as they
+        are."""
+        found: T = self._now().kept(make, lambda: make(self))
         return found
 
     def __getstate__(self) -> dict[str, Any]:
         """Return edges and features, without what was compiled or derived: a copy, or
         what another process is sent, makes that anew."""
-        state = {**self.__dict__, "_derived": {}, "counts": Counter()}
-        made = {n for n, v in vars(Graph).items() if isinstance(v, cached_property)}
+        state = {**self.__dict__, "counts": Counter()}
+        gone = {"_edges"}
         if self.programs is SHARED:
-            made.add("programs")
-        return {k: v for k, v in state.items() if k not in made}
+            gone.add("programs")
+        return {k: v for k, v in state.items() if k not in gone}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update({"programs": SHARED, **state})
+        self._edges = Edges(self._given, self._num_nodes, self.sampled)
 
+    @untraced
     def to(self, device: torch.device | str) -> "Graph":
         """Return the graph and its features on `device`."""
         made = Graph(
@@ -203,11 +199,11 @@ class Graph:
         try:
             yield
         finally:
-            edges.order, edges.inverse = self.edata.order, self.edata.inverse
             self.ndata, self.edata = nodes, edges
 
     # Message passing on all edges.
 
+    @untraced
     def update_all(
         self, message_func: Message, reduce_func: Reduce, apply_node_func: Any = None
     ) -> None:
@@ -218,20 +214,21 @@ class Graph:
         """
         self.ndata.update(self._propagate(message_func, reduce_func, apply_node_func))
 
+    @untraced
     def apply_edges(self, func: Message, edges: Any = None) -> None:
         """Set edge features by a message function, on all edges or on some: ids, or
         (sources, destinations)."""
         if edges is None:
             sorted_rows, given_rows = self._edge_rows(func)
             for name, value in sorted_rows.items():
-                self.edata.set_sorted(name, value)
+                self.edata.set_sorted(name, value, self._edges)
             self.edata.update(given_rows)
             return
         ids = self._edge_ids(edges)
         part = self._part(ids)
         sorted_rows, given_rows = part._edge_rows(func)
         for name, value in sorted_rows.items():
-            part.edata.set_sorted(name, value)
+            part.edata.set_sorted(name, value, part._edges)
             given_rows[name] = part.edata[name]
         for name, value in given_rows.items():
             self._write(self.edata, name, ids, value)
@@ -252,6 +249,7 @@ class Graph:
             return {}, self._messages(func)
         return dict(zip(made, self._run_traced(trace, made), strict=True)), {}
 
+    @untraced
     def apply_nodes(self, func: Apply, v: Any = None) -> None:
         """Set node features by a function, of all nodes or of those of ids `v`."""
         if v is None:
@@ -265,6 +263,7 @@ class Graph:
 
     # Message passing on some edges.
 
+    @untraced
     def send_and_recv(
         self,
         edges: Any,
@@ -279,6 +278,7 @@ class Graph:
             part = self._part(ids)
             self._receive(part, None, message_func, reduce_func, apply_node_func)
 
+    @untraced
     def pull(
         self,
         v: Any,
@@ -294,6 +294,7 @@ class Graph:
         part = self._part(ids, nodes)
         self._receive(part, nodes, message_func, reduce_func, apply_node_func)
 
+    @untraced
     def push(
         self,
         u: Any,
@@ -307,6 +308,7 @@ class Graph:
         ids = mask.index_fill(0, nodes, True)[self._src].nonzero().flatten()
         self.send_and_recv(ids, message_func, reduce_func, apply_node_func)
 
+    @untraced
     def prop_nodes(
         self,
         levels: Iterable[Tensor],
@@ -318,16 +320,13 @@ class Graph:
         for nodes in levels:
             self.pull(nodes, message_func, reduce_func, apply_node_func)
 
+    @untraced
     def topological_levels(self) -> Sequence[Tensor]:
         """Return nodes by the longest path that leads to them, found once.
 
         Raises ValueError if there is a cycle.
         """
-        return self._levels
-
-    @cached_property
-    def _levels(self) -> tuple[Tensor, ...]:
-        return tuple(levels_of(self._src, self._dst, self._num_nodes))
+        return self._now().levels
 
     # Compiled programs.
 
@@ -478,7 +477,7 @@ class Graph:
     def _tensor(self, name: str) -> Tensor:
         kind, feature = name.split(":", 1)
         if kind == "e":
-            return self.edata.sorted(feature)
+            return self.edata.sorted(feature, self._edges)
         return self.ndata[feature]
 
     def _row_shape(self, side: Side, name: str) -> tuple[int, ...]:
@@ -500,9 +499,8 @@ class Graph:
     def _messages(self, message: Message) -> dict[str, Tensor]:
         """Return the messages of all edges in the caller's order."""
         if isinstance(message, MessageFunction):
-            left = self._side(*message.left)
-            right = None if message.right is None else self._side(*message.right)
-            return {message.out: combine(message, left, right)}
+            found, dtype = self._builtin_messages(message)
+            return {message.out: found.to(dtype)}
         src, dst, data = (
             Features(partial(self._side, side))
             for side in (Side.SOURCE, Side.DESTINATION, Side.EDGE)
@@ -510,30 +508,63 @@ class Graph:
         batch = EdgeBatch((src, dst, data), self._ends, self.edge_softmax)
         return checked(message(batch), self.num_edges(), "message function")
 
-    def _side(self, side: Side, name: str) -> Tensor:
+    def _builtin_messages(self, f: MessageFunction) -> tuple[Tensor, torch.dtype]:
+        """Return messages as they are computed, and the dtype of what is made of
+        them."""
+        sides = (f.left,) if f.right is None else (f.left, f.right)
+        rows = [self._wide_side(*s) for s in sides]
+        kinds = [self._column(*s).dtype for s in sides]
+        found = combine(f, rows[0], None if f.right is None else rows[1])
+        if all(r.dtype is k for r, k in zip(rows, kinds, strict=True)):
+            return found, found.dtype
+        return found, reduce(torch.promote_types, kinds)
+
+    def _column(self, side: Side, name: str) -> Tensor:
+        return self.edata[name] if side is Side.EDGE else self.ndata[name]
+
+    def _wide_side(self, side: Side, name: str) -> Tensor:
+        """Rows of the edges; gradients of a node's rows are summed wide."""
+        rows = wide(self._column(side, name))
         if side is Side.EDGE:
-            return self.edata[name]
+            return rows
         ids = self._src if side is Side.SOURCE else self._dst
-        return self.ndata[name].index_select(0, ids)
+        return rows.index_select(0, ids)
+
+    def _side(self, side: Side, name: str) -> Tensor:
+        return self._wide_side(side, name).to(self._column(side, name).dtype)
 
     def _ends(self) -> tuple[Tensor, Tensor, Tensor]:
         ids = torch.arange(self.num_edges(), device=self.device)
         return self._src, self._dst, ids
 
-    def _reduced(self, message: Message, reduce: Reduce) -> dict[str, Tensor]:
+    def _message(
+        self, message: Message, reduce: ReduceFunction
+    ) -> tuple[Tensor, torch.dtype]:
+        """Return what a built-in reducer reduces, and the dtype of its results."""
+        if isinstance(message, MessageFunction) and reduce.reducer is not Reducer.LSTM:
+            return self._builtin_messages(message)
         messages = self._messages(message)
+        if reduce.message not in messages:
+            raise _no_message(reduce.message, messages)
+        value = messages[reduce.message]
+        if reduce.reducer is Reducer.LSTM:
+            return value, value.dtype
+        return wide(value), value.dtype
+
+    def _reduced(self, message: Message, reduce: Reduce) -> dict[str, Tensor]:
         if isinstance(reduce, ReduceFunction):
-            if reduce.message not in messages:
-                raise _no_message(reduce.message, messages)
-            value = messages[reduce.message]
+            value, dtype = self._message(message, reduce)
             if not is_float(value):
                 raise ValueError(
                     f"expected floating-point messages {reduce.message!r}, got "
                     f"{value.dtype}"
                 )
             if reduce.reducer not in FUSED:
-                return {reduce.out: reduce_builtin(reduce, value, self.groups)}
-            return {reduce.out: self._reduce_rows(value, reduce)}
+                found = reduce_builtin(reduce, value, self._now().groups)
+            else:
+                found = self._reduce_rows(value, reduce)
+            return {reduce.out: found.to(dtype)}
+        messages = self._messages(message)
 
         def call(bucket: Bucket, mailbox: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
             data = Features(lambda name: self.ndata[name][bucket.nodes])
@@ -541,7 +572,7 @@ class Graph:
                 NodeBatch(data, mailbox, lambda: self._node_ids()[bucket.nodes])
             )
 
-        return reduce_user(call, messages, self.groups)
+        return reduce_user(call, messages, self._now().groups)
 
     def _reduce_rows(self, messages: Tensor, reduce: ReduceFunction) -> Tensor:
         """Reduce real messages by a compiled reducer."""
@@ -561,6 +592,7 @@ class Graph:
     def _node_ids(self) -> Tensor:
         return torch.arange(self._num_nodes, device=self.device)
 
+    @untraced
     def edge_softmax(self, score: Tensor) -> Tensor:
         """Return the softmax of edge rows [edges, ...] over the edges with one
         destination.

@@ -8,11 +8,8 @@ from hector.message import functions as fn
 from hector.message.batches import EdgeBatch, NodeBatch
 from hector.message.graph import Graph
 from hector.nn.common import glorot
-
-
-def _scale(g: Graph) -> Tensor:
-    """Return [nodes, 1]: 1 / sqrt(neighbours), the node itself among them."""
-    return (g.in_degrees() + 1).float().rsqrt()[:, None]
+from hector.precision import entering, linear, wide
+from hector.tracing import untraced
 
 
 @fn.pure
@@ -34,12 +31,16 @@ class GraphConv(nn.Module):
         self.lin = nn.Linear(in_channels, out_channels, bias=False)
         self.bias = nn.Parameter(torch.zeros(out_channels))
 
+    @untraced
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return [nodes, out_channels] for x [nodes, in_channels]."""
+        x, dtype = entering(x, self.bias)
         with g.local_scope():
-            g.ndata["h"], g.ndata["scale"] = self.lin(x), g.derived(_scale).to(x.dtype)
+            g.ndata["h"] = linear(self.lin, x)
+            # 1 / sqrt(neighbours), the node itself among them.
+            g.ndata["scale"] = (g.in_degrees() + 1).to(x.dtype).rsqrt()[:, None]
             g.update_all(_scaled(), fn.sum("m", "sum"), _with_itself(self.bias))
-            return g.ndata["out"]
+            return g.ndata["out"].to(dtype)
 
 
 class SAGEConv(nn.Module):
@@ -58,12 +59,14 @@ class SAGEConv(nn.Module):
         if reducer == "lstm":
             self.lstm = nn.LSTM(in_channels, in_channels, batch_first=True)
 
+    @untraced
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return [nodes, out_channels] for x [nodes, in_channels]."""
-        linear = self.reducer in ("sum", "mean")
-        first = linear and self.lin_l.in_features > self.lin_l.out_features
+        x, dtype = entering(x, self.lin_l.weight)
+        sums = self.reducer in ("sum", "mean")
+        first = sums and self.lin_l.in_features > self.lin_l.out_features
         with g.local_scope():
-            g.ndata["h"] = F.linear(x, self.lin_l.weight) if first else x
+            g.ndata["h"] = F.linear(x, wide(self.lin_l.weight)) if first else x
             reduce = (
                 fn.lstm("m", "near", self.lstm)
                 if self.lstm is not None
@@ -71,8 +74,11 @@ class SAGEConv(nn.Module):
             )
             g.update_all(fn.copy_u("h", "m"), reduce)
             near = g.ndata["near"]
-            near = near + self.lin_l.bias if first else self.lin_l(near)
-            return torch.addmm(near, x, self.lin_r.weight.t())
+            if first:
+                near = near + wide(self.lin_l.bias)
+            else:
+                near = linear(self.lin_l, near)
+            return torch.addmm(near, x, wide(self.lin_r.weight).t()).to(dtype)
 
 
 @fn.pure
@@ -88,14 +94,16 @@ class GINConv(nn.Module):
         super().__init__()
         self.net, self.eps = net, nn.Parameter(torch.tensor(eps))
 
+    @untraced
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return `net`'s result for x [nodes, width]."""
+        x, dtype = entering(x, self.eps)
         with g.local_scope():
             g.ndata["h"] = x
             g.update_all(
                 fn.copy_u("h", "m"), fn.sum("m", "sum"), _more_of_itself(self.eps)
             )
-            out: Tensor = self.net(g.ndata["out"])
+            out: Tensor = self.net(g.ndata["out"].to(dtype))
             return out
 
 
@@ -124,19 +132,25 @@ class GATConv(nn.Module):
         for t in (self.att_src, self.att_dst):
             glorot(t)
 
+    @untraced
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return [nodes, heads * out_channels] for x [nodes, in_channels]."""
         # Scores are linear in x: two columns a head, not two passes over its rows.
-        weight = self.lin.weight.view(self.heads, -1, x.shape[1])
-        att = torch.cat((self.att_src, self.att_dst))
+        x, dtype = entering(x, self.bias)
+        whole = wide(self.lin.weight)
+        weight = whole.view(self.heads, -1, x.shape[1])
+        att = wide(torch.cat((self.att_src, self.att_dst)))
         score = x @ torch.einsum("hdk,shd->ksh", weight, att).flatten(1)
         with g.local_scope():
-            g.ndata["h"] = self.lin(x).view(len(x), self.heads, -1)
+            # Converted once: its gradient is then rounded once.
+            plain = whole is self.lin.weight
+            h = self.lin(x) if plain else F.linear(x, whole)
+            g.ndata["h"] = h.view(len(x), self.heads, -1)
             left, right = score.view(len(x), 2, self.heads, 1).unbind(1)
             g.ndata["left"], g.ndata["right"] = left, right
 
             g.update_all(_attend(self.slope), fn.sum("m", "out"))
-            return g.ndata["out"].flatten(1) + self.bias
+            return (g.ndata["out"].flatten(1) + wide(self.bias)).to(dtype)
 
 
 @fn.pure
@@ -175,16 +189,19 @@ class GatedGCNConv(nn.Module):
         )
         self.edge, self.eps = nn.Linear(channels, channels), eps
 
+    @untraced
     def forward(self, g: Graph, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         """Return node rows and edge rows of the next layer for x [nodes, channels] and
         e [edges, channels]."""
+        x, dtype = entering(x, self.own.weight)
+        e, edge_dtype = entering(e, self.own.weight)
         with g.local_scope():
-            g.ndata["own"], g.ndata["near"] = self.own(x), self.near(x)
-            g.ndata["src"], g.ndata["dst"] = self.src(x), self.dst(x)
-            g.edata["e"] = self.edge(e)
+            for name in ("own", "near", "src", "dst"):
+                g.ndata[name] = linear(getattr(self, name), x)
+            g.edata["e"] = linear(self.edge, e)
             g.apply_edges(_next_edges())
             g.update_all(_gated(), _normalized(self.eps), _added())
-            return g.ndata["out"], g.edata["next"]
+            return g.ndata["out"].to(dtype), g.edata["next"].to(edge_dtype)
 
 
 @fn.pure
@@ -206,12 +223,14 @@ class GMMConv(nn.Module):
         self.inv_sigma = nn.Parameter(torch.ones(kernels, dim))
         self.bias = nn.Parameter(torch.zeros(out_channels))
 
+    @untraced
     def forward(self, g: Graph, x: Tensor, pseudo: Tensor) -> Tensor:
         """Return [nodes, out_channels] for x [nodes, in_channels] and pseudo [edges,
         dim]."""
+        x, dtype = entering(x, self.bias)
         with g.local_scope():
-            g.ndata["h"] = self.lin(x).view(len(x), len(self.mu), -1)
-            g.edata["p"] = pseudo
+            g.ndata["h"] = linear(self.lin, x).view(len(x), len(self.mu), -1)
+            g.edata["p"] = entering(pseudo, self.bias)[0]
 
             g.update_all(_weighted(self.mu, self.inv_sigma), fn.sum("m", "out"))
-            return g.ndata["out"].sum(1) + self.bias
+            return (g.ndata["out"].sum(1) + wide(self.bias)).to(dtype)

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from hector.indexing import segment_ptr
+from hector.indexing import offsets, segment_ptr
 from hector.message.graph import Graph
+from hector.precision import HALF, entering, linear, wide
+from hector.tracing import untraced
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class Levels:
         self.parent = parent
         self.ptr = segment_ptr(parent, self.order.numel())
         """int64 [nodes + 1]: children of position p are child[ptr[p]:ptr[p + 1]]."""
-        ends = torch.tensor([0, *(v.numel() for v in levels)]).cumsum(0)
-        edges = self.ptr[ends.to(graph.device)].tolist()
+        ends = offsets([v.numel() for v in levels], graph.device)
+        edges = self.ptr[ends].tolist()
         at = ends.tolist()
         self.levels = tuple(
             Level(at[i], at[i + 1], edges[i], edges[i + 1]) for i in range(len(levels))
@@ -187,6 +188,7 @@ class TreeLSTM(nn.Module):
         """A child's row to the same."""
         nn.init.orthogonal_(self.hidden)
 
+    @untraced
     def forward(self, g: Graph, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return states and memory cells [nodes, hidden] for x [nodes, in_channels];
         edges lead from children to parents.
@@ -198,8 +200,12 @@ class TreeLSTM(nn.Module):
                 f"expected x with {g.num_nodes()} node rows, got {list(x.shape)}"
             )
         levels = g.derived(Levels)
-        gates = F.linear(x[levels.order], self.lin.weight, self.lin.bias)
-        # Under autocast the gates are narrower than the parameter.
+        x, dtype = entering(x, self.hidden)
+        gates = linear(self.lin, x[levels.order])
+        if gates.dtype in HALF:  # under autocast
+            dtype = gates.dtype
+        # Gates may be narrower than the parameter, and are then computed wide on a CPU.
+        gates = wide(gates)
         hidden = self.hidden.to(gates.dtype)
         h, c = run_levels(gates, hidden, levels, _cell(levels, gates))
-        return h[levels.position], c[levels.position]
+        return h[levels.position].to(dtype), c[levels.position].to(dtype)

@@ -13,6 +13,8 @@ from hector.graph import HeteroGraph
 from hector.indexing import is_adjacency
 from hector.nn.common import CompiledConv, empty, kaiming_uniform
 from hector.nn.layers import hgt
+from hector.precision import entering, wide
+from hector.tracing import untraced
 
 EdgeType = tuple[str, str, str]
 
@@ -147,6 +149,7 @@ class HGTConv(CompiledConv):
             for p in group.values():
                 nn.init.ones_(p)
 
+    @untraced
     def forward(
         self,
         x: Tensor | dict[str, Tensor],
@@ -163,7 +166,8 @@ class HGTConv(CompiledConv):
                 raise ValueError("expected a HeteroGraph beside joined rows")
             self._learn_widths(dict.fromkeys(self.node_types, x))
             self._check_width("x", x, max(self.in_channels.values()))
-            return self._run(x, edges)
+            x, dtype = entering(x, self.k_rel.weight)
+            return self._run(x, edges).to(dtype)
         if isinstance(edges, HeteroGraph):
             raise ValueError("expected edge_index_dict beside x_dict")
         self._learn_widths(x)
@@ -171,13 +175,12 @@ class HGTConv(CompiledConv):
             if name in x:
                 self._check_width(f"x[{name!r}]", x[name], self.in_channels[name])
         graph = self._graph(x, edges)
-        out = self._run(self._join(x), graph)
+        joined, dtype = entering(self._join(x), self.k_rel.weight)
+        out = self._run(joined, graph).to(dtype)
         sizes = [x[n].shape[0] if n in x else 0 for n in self.node_types]
         rows = dict(zip(self.node_types, out.split(sizes), strict=True))
         return {
-            n: self._gated(n, rows[n], x[n])
-            for n in self.node_types
-            if n in self.dst_node_types and n in x
+            n: rows[n] for n in self.node_types if n in self.dst_node_types and n in x
         }
 
     def _learn_widths(self, x: Mapping[str, Tensor]) -> None:
@@ -210,7 +213,7 @@ class HGTConv(CompiledConv):
         out: Tensor = self.run(
             layer, graph, values, numbers, lambda: layer.prepare(graph, x, p, *numbers)
         )
-        return out
+        return out if self._uniform else self._skipped(graph, out, x)
 
     def _stacked(self, width: int) -> SimpleNamespace:
         """Parameters joined by type, in every call: not all writes to a parameter leave
@@ -229,11 +232,19 @@ class HGTConv(CompiledConv):
             p.skip = torch.cat([self.skip[n] for n in names])
         return p
 
-    def _gated(self, name: str, out: Tensor, x: Tensor) -> Tensor:
-        if self._uniform or x.shape[1] != self.out_channels:
+    def _skipped(self, graph: HeteroGraph, out: Tensor, x: Tensor) -> Tensor:
+        """`out` with the gated skip of the types whose input is as wide."""
+        as_wide = [self.in_channels[n] == self.out_channels for n in self.node_types]
+        if not any(as_wide):
             return out
-        gate: Tensor = self.skip[name].sigmoid()
-        return gate * out + (1 - gate) * x
+        gate = wide(torch.cat([self.skip[n] for n in self.node_types])).sigmoid()
+        gate = gate[graph.node_type, None].to(out.dtype)
+        # Filled in on the device: nothing is copied from the host.
+        there = torch.zeros(graph.num_node_types, dtype=torch.bool, device=out.device)
+        for i, same in enumerate(as_wide):
+            there[i : i + 1].fill_(same)
+        mixed = gate * out + (1 - gate) * x[:, : self.out_channels]
+        return torch.where(there[graph.node_type, None], mixed, out)
 
     def _join(self, x: dict[str, Tensor]) -> Tensor:
         width = max(self.in_channels.values())

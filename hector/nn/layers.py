@@ -14,6 +14,7 @@ from hector.functions import (
     relation_degree,
     relation_max,
     relation_softmax,
+    relation_total,
     relu,
     reshape,
     sigmoid,
@@ -26,12 +27,15 @@ def rgcn(g: Any, feature: Any, weight: Any, root: Any, bias: Any, aggr: str) -> 
     for e in g.edges():
         h = _reduced(e.src.feature, aggr)
         e["msg"] = h @ weight[e.etype]
-        if aggr != "sum":
+        if aggr == "mean":
             e["msg"] /= relation_degree(e)
     for n in g.dst_nodes():
-        n["out"] = 0.0
-        for e in n.incoming_edges():
-            n["out"] += e["msg"]
+        if aggr == "max" or aggr == "min":
+            n["out"] = relation_total(g.edata["msg"])
+        else:
+            n["out"] = 0.0
+            for e in n.incoming_edges():
+                n["out"] += e["msg"]
         if root is not None:
             n["out"] += n.feature @ root
         if bias is not None:
@@ -45,12 +49,15 @@ def rgcn_blocks(g: Any, feature: Any, weight: Any, blocks: int, aggr: str) -> An
     for e in g.edges():
         h = _reduced(e.src.feature, aggr)
         e["msg"] = reshape(h, blocks, -1) @ weight[e.etype]
-        if aggr != "sum":
+        if aggr == "mean":
             e["msg"] /= relation_degree(e)
     for n in g.dst_nodes():
-        n["out"] = 0.0
-        for e in n.incoming_edges():
-            n["out"] += e["msg"]
+        if aggr == "max" or aggr == "min":
+            n["out"] = relation_total(g.edata["msg"])
+        else:
+            n["out"] = 0.0
+            for e in n.incoming_edges():
+                n["out"] += e["msg"]
         n["joined"] = reshape(n["out"], -1)
     return g.ndata["joined"]
 

@@ -15,8 +15,10 @@ from torch import Tensor
 from hector.frontend import compile
 from hector.functions import reshape
 from hector.graph import HeteroGraph
+from hector.kept import kept
 from hector.message.eager import Groups, reduce_builtin
 from hector.message.functions import ReduceFunction, Reducer
+from hector.precision import index_sum
 
 VARIANCE_FLOOR = 1e-5
 ONE_BY_ONE = {"median": Reducer.MEDIAN, "mul": Reducer.MUL}
@@ -35,24 +37,25 @@ class RelationGroups:
     @classmethod
     def of(cls, graph: HeteroGraph) -> "RelationGroups":
         """Made once a graph; that waits for the device."""
-        found: RelationGroups | None = graph.state.prepared.get(cls)
-        if found is None:
-            pairs = graph.replace(sampled=False).unique_dst()
-            node, sizes = pairs.unique_node, pairs.etype_ptr.diff()
-            kinds = torch.arange(graph.num_edge_types, device=graph.device)
-            found = cls(
-                Groups(pairs.edge_to_unique, pairs.num_unique),
-                pairs.edge_to_unique,
-                HeteroGraph.from_arrays(
-                    node,
-                    node,
-                    kinds.repeat_interleave(sizes),
-                    num_nodes=graph.num_nodes,
-                    num_edge_types=graph.num_edge_types,
-                ),
-            )
-            graph.state.prepared[cls] = found
-        return found
+        graph.check_unchanged()
+        return kept(graph.state.prepared, cls, lambda: cls._made(graph))
+
+    @classmethod
+    def _made(cls, graph: HeteroGraph) -> "RelationGroups":
+        pairs = graph.replace(sampled=False).unique_dst()
+        node, sizes = pairs.unique_node, pairs.etype_ptr.diff()
+        kinds = torch.arange(graph.num_edge_types, device=graph.device)
+        return cls(
+            Groups(pairs.edge_to_unique, pairs.num_unique),
+            pairs.edge_to_unique,
+            HeteroGraph.from_arrays(
+                node,
+                node,
+                kinds.repeat_interleave(sizes),
+                num_nodes=graph.num_nodes,
+                num_edge_types=graph.num_edge_types,
+            ),
+        )
 
     def reduce(self, rows: Tensor, aggr: str) -> Tensor:
         """[pairs, width] of edge rows in the graph's order."""
@@ -62,8 +65,8 @@ class RelationGroups:
         return _SUMS[aggr](self, rows)
 
     def sum(self, rows: Tensor) -> Tensor:
-        out = rows.new_zeros(self.groups.degrees.numel(), *rows.shape[1:])
-        return out.index_add(0, self.pair, rows)
+        groups = self.groups
+        return index_sum(rows, self.pair, groups.degrees.numel(), groups.longest)
 
     def mean(self, rows: Tensor) -> Tensor:
         return self.sum(rows) / self.groups.degrees.view(-1, 1)

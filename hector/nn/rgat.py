@@ -12,6 +12,8 @@ from hector.graph import HeteroGraph
 from hector.indexing import adjacency, is_adjacency
 from hector.nn.common import CompiledConv, combine_bases, empty, glorot
 from hector.nn.layers import rgat, rgat_outputs
+from hector.precision import entering, wide
+from hector.tracing import untraced
 
 _MODS = (None, "additive", "scaled", "f-additive", "f-scaled")
 
@@ -168,6 +170,7 @@ class RGATConv(CompiledConv):
         nn.init.zeros_(self.b1)
         nn.init.zeros_(self.b2)
 
+    @untraced
     def forward(
         self,
         x: Tensor,
@@ -181,6 +184,7 @@ class RGATConv(CompiledConv):
 
         With `return_attention_weights`, also (edge_index, [edges, heads * dim]).
         """
+        x, dtype = entering(x, self.q)
         rows = size[1] if size is not None else x.shape[0]
         if rows != x.shape[0]:
             raise ValueError(f"expected size to match x with {x.shape[0]} rows")
@@ -200,10 +204,11 @@ class RGATConv(CompiledConv):
             )
         out = self._joined(parts)
         if self.bias is not None and not options.bias:
-            out = out + self.bias
+            out = out + wide(self.bias)
+        out = out.to(dtype)
         if return_attention_weights is None:
             return out
-        return out, (edge_index, att.view(att.shape[0], -1))
+        return out, (edge_index, att.view(att.shape[0], -1).to(dtype))
 
     def _fused(
         self, graph: HeteroGraph, x: Tensor, options: RGATOptions
@@ -243,7 +248,7 @@ class RGATConv(CompiledConv):
     def _parameters_read(self, options: RGATOptions) -> SimpleNamespace:
         p = SimpleNamespace(q=self.q, k=self.k)
         p.weight = (
-            combine_bases(self.att, self.basis)
+            combine_bases(wide(self.att), wide(self.basis))
             if self.num_bases is not None
             else self.weight
         )

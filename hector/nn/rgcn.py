@@ -9,8 +9,11 @@ from hector.graph import HeteroGraph
 from hector.nn.common import CompiledConv, combine_bases, empty, glorot
 from hector.nn.layers import edge_sum, rgcn, rgcn_blocks
 from hector.nn.reduce import RelationGroups, pair_products
+from hector.precision import entering, index_sum, wide
+from hector.tracing import untraced
 
 _AGGREGATIONS = {"mean": "mean", "add": "sum", "sum": "sum", "max": "max", "min": "min"}
+_IDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _GROUPED = ("median", "mul", "softmax", "std")
 """Reducers with messages in memory: see `hector.nn.reduce`."""
 
@@ -98,6 +101,7 @@ class RGCNConv(CompiledConv):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    @untraced
     def forward(
         self,
         x: Tensor | tuple[Tensor | None, Tensor] | None,
@@ -109,14 +113,17 @@ class RGCNConv(CompiledConv):
         As in PyG, `x` may be node ids (or None for all of them), whose weight rows are
         then the features, or a pair of source and destination rows.
         """
-        sides = self._sides(x)
+        sides, dtype = self._sides(x)
         num_nodes = sides.first_target + sides.target.shape[0]
         graph = self.graph_of(
             edge_index, edge_type, num_nodes, self.num_relations, sides.first_target
         )
-        weight: Tensor = self.weight
+        weight = wide(self.weight)
         if self.comp is not None:
-            weight = combine_bases(self.comp, weight)
+            weight = combine_bases(wide(self.comp), weight)
+        return self._called(graph, sides, weight).to(dtype)
+
+    def _called(self, graph: HeteroGraph, sides: _Sides, weight: Tensor) -> Tensor:
         whole = sides.source.is_floating_point()
         if self.num_blocks is not None and not whole:
             raise ValueError("num_blocks needs features, not node ids")
@@ -146,13 +153,25 @@ class RGCNConv(CompiledConv):
         )
         return out
 
-    def _sides(self, x: Tensor | tuple[Tensor | None, Tensor] | None) -> _Sides:
+    def _sides(
+        self, x: Tensor | tuple[Tensor | None, Tensor] | None
+    ) -> tuple[_Sides, torch.dtype]:
+        """Both sides as they are computed with, and the dtype of the result."""
         source = x[0] if isinstance(x, tuple) else x
         if source is None:
             source = torch.arange(self.in_channels_l, device=self.weight.device)
-        if isinstance(x, tuple) and x[1] is not source:
-            return _Sides(source, x[1], source.shape[0])
-        return _Sides(source, source, 0)
+        target = x[1] if isinstance(x, tuple) else source
+        alone = target is source
+        source, dtype = self._rows(source)
+        if alone:
+            return _Sides(source, source, 0), dtype
+        return _Sides(source, self._rows(target)[0], source.shape[0]), dtype
+
+    def _rows(self, x: Tensor) -> tuple[Tensor, torch.dtype]:
+        """Features, or node ids [nodes] as they are, and the dtype of results."""
+        if x.dim() == 1 and x.dtype in _IDS:
+            return x.long(), self.weight.dtype
+        return entering(x, self.weight)
 
     def _neighbours(
         self, graph: HeteroGraph, sides: _Sides, weight: Tensor, aggr: str
@@ -195,8 +214,8 @@ class RGCNConv(CompiledConv):
             layer = self.compiled(pair_products)
             out: Tensor = layer(found.graph, reduced, weight, self.num_blocks or 0)
         else:
-            zero = reduced.new_zeros(graph.num_nodes, reduced.shape[1])
-            out = zero.index_add(0, found.graph.dst, reduced)
+            # A row a relation: few.
+            out = index_sum(reduced, found.graph.dst, graph.num_nodes, 0)
         if self.aggr == "mul":
             start = weight.sum(-2).flatten(1).sum(0) if whole else graph.num_edge_types
             out = out + start
@@ -205,8 +224,9 @@ class RGCNConv(CompiledConv):
     def _with_root(self, out: Tensor, target: Tensor) -> Tensor:
         if self.root is not None:
             whole = target.is_floating_point()
-            out = out + (target @ self.root if whole else self.root[target])
-        return out if self.bias is None else out + self.bias
+            root = self.root.to(out.dtype)
+            out = out + (target @ root if whole else root[target])
+        return out if self.bias is None else out + self.bias.to(out.dtype)
 
     def extra_repr(self) -> str:
         return (

@@ -5,7 +5,7 @@ and then only allocates and launches: no host synchronisation, no shape that dep
 data, so a call can be captured in a CUDA graph.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import reduce
@@ -34,6 +34,7 @@ from hector.passes.pipeline import (
     training_plan,
 )
 from hector.passes.rewrite import rewrite
+from hector.precision import computed
 from hector.runtime.ahead import arch, compiles
 from hector.runtime.reference import Reference
 
@@ -119,8 +120,9 @@ class _Runner:
         self.plan = plan
         self._reference: Reference | None = None
         self._results = results
-        self._common = reduce(torch.promote_types, inputs, feature)
-        """What PyTorch computes in where inputs differ: its products want one dtype."""
+        self._common = computed(reduce(torch.promote_types, inputs, feature))
+        """What PyTorch computes in, its products want one dtype; see [Note: numbers of
+        a layer]."""
         self.source = ""
         if uses_triton(compiled.options.backend, arrays.graph, feature):
             from hector.runtime.device import DevicePlan
@@ -147,15 +149,20 @@ class _Runner:
         return found
 
     def run(
-        self, bindings: Mapping[Node, Tensor], wanted: Sequence[Node]
+        self,
+        bindings: Mapping[Node, Tensor],
+        wanted: Sequence[Node],
+        kept: Sequence[Node] = (),
     ) -> list[Tensor]:
-        """Values of `wanted`: memory in whatever shape it was asked for."""
+        """Values of `wanted`, memory in whatever shape and dtype it was asked for, and
+        of `kept`, which backward reads: a maximum that was rounded is no message's."""
         if self._reference is not None:
             given = {n: t.to(self._common) for n, t in bindings.items()}
-            values = self._reference.run(wanted, given)
+            values = self._reference.run((*wanted, *kept), given)
             asked = self._results.dtypes
-            return [values[n].to(asked.get(stored(n), self._common)) for n in wanted]
-        return self._device.fetch(self._device.run(bindings), wanted)
+            found = [values[n].to(asked.get(stored(n), self._common)) for n in wanted]
+            return [*found, *(values[n] for n in kept)]
+        return self._device.fetch(self._device.run(bindings), (*wanted, *kept))
 
 
 def uses_triton(backend: Backend, graph: HeteroGraph, dtype: torch.dtype) -> bool:
@@ -187,6 +194,7 @@ class Executable:
         arrays = graph_arrays(graph, bounded=graph.sampled and triton)
         self.arrays = arrays
         self._check(key.shapes)
+        self._dtypes = key.dtypes
         settings = compiled.settings_for(graph, bool(key.wanted), feature)
         backward: Plan | None = None
         if key.wanted:
@@ -215,6 +223,14 @@ class Executable:
         asked = _Results()
         for node, shape in zip(self.outputs, self.shapes, strict=True):
             asked.add(node, feature, shape)
+        self._twice: list[int] = []
+        """Outputs that are an input, or another output, in memory of their own."""
+        if triton:
+            seen = set(self.inputs)
+            for i, node in enumerate(map(stored, self.outputs)):
+                if node in seen:
+                    self._twice.append(i)
+                seen.add(node)
         self._forward = _Runner(forward, arrays, feature, asked, compiled, key.dtypes)
         if key.wanted and triton:
             self._compile(key)
@@ -271,6 +287,10 @@ class Executable:
         return self._called(tensors)
 
     def _called(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        tensors = [
+            t if t.dtype is d else t.to(d)
+            for t, d in zip(tensors, self._dtypes, strict=True)
+        ]
         if self.trains:
             result: tuple[Tensor, ...] = _Run.apply(self, *tensors)  # type: ignore[no-untyped-call]
             return result
@@ -278,15 +298,20 @@ class Executable:
 
     def forward(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Outputs, and what backward needs."""
+        self.arrays.graph.check_unchanged()
         watch = self.arrays.graph.state.watch
         if watch is not None:
             watch.raise_if_known()
         bindings = self._bind(self.inputs, tensors)
         made = tuple(n for n in self.saved if n not in bindings)
-        results = self._forward.run(bindings, (*self.outputs, *made))
+        results = self._forward.run(bindings, self.outputs, made)
         kept = dict(zip(made, results[len(self.outputs) :], strict=True))
         saved = [kept[n] if n in kept else bindings[n] for n in self.saved]
         outputs = results[: len(self.outputs)]
+        if not self._forward.on_device:
+            outputs = _own(outputs, bindings.values())
+        for i in self._twice:
+            outputs[i] = outputs[i].clone()
         if watch is not None:
             watch.check(outputs)
         shaped = zip(outputs, self.shapes, strict=True)
@@ -320,6 +345,20 @@ class Executable:
         }
 
 
+def _own(outputs: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
+    """Outputs that share no memory with an input or with one another: the caller may
+    write to each."""
+    taken = {t.untyped_storage().data_ptr() for t in others}
+    found = []
+    for t in outputs:
+        place = t.untyped_storage().data_ptr()
+        if place in taken or not t.is_contiguous():
+            t = t.clone(memory_format=torch.contiguous_format)
+        taken.add(place)
+        found.append(t)
+    return found
+
+
 def _seen_as(t: Tensor, shape: tuple[int, ...]) -> Tensor:
     return t if t.shape == shape else t.view(shape)
 
@@ -331,6 +370,21 @@ class _Key:
     wanted: tuple[int, ...]
     arch: int | None
     """Of `hector.runtime.ahead`."""
+
+
+def _numbers(
+    inputs: Sequence[Node], tensors: Sequence[Tensor]
+) -> tuple[torch.dtype, ...]:
+    """The dtype that each input is taken in; see [Note: numbers of a layer]."""
+    dtypes = [t.dtype for t in tensors]
+    if all(d.is_floating_point for d in dtypes):
+        return tuple(dtypes)
+    for node, d in zip(inputs, dtypes, strict=True):
+        if d.is_complex:
+            raise ValueError(f"expected real numbers for {node.name}, got {d}")
+    real = [d for d in dtypes if d.is_floating_point]
+    other = reduce(torch.promote_types, real or (torch.get_default_dtype(),))
+    return tuple(d if d.is_floating_point else other for d in dtypes)
 
 
 class _Run(torch.autograd.Function):
@@ -391,8 +445,8 @@ class Compiled:
         wanted: tuple[int, ...] = ()
         if torch.is_grad_enabled():
             wanted = tuple(i for i, t in enumerate(tensors) if t.requires_grad)
-        dtypes, shapes = (t.dtype for t in tensors), (tuple(t.shape) for t in tensors)
-        key = _Key(tuple(dtypes), tuple(shapes), wanted, arch())
+        shapes = (tuple(t.shape) for t in tensors)
+        key = _Key(_numbers(self.inputs, tensors), tuple(shapes), wanted, arch())
         place = (self, key)
         cache = graph.state.executables
         found: Executable | None = cache.get(place)

@@ -15,6 +15,7 @@ from torch import Tensor
 from hector.arrays import GraphArrays
 from hector.ir.node import Node, Op, topological
 from hector.ir.types import Domain, Index
+from hector.precision import index_sum
 from hector.runtime.contract import in_order
 
 _UNARY: dict[Op, Callable[[Tensor], Tensor]] = {
@@ -90,12 +91,12 @@ class Reference:
         return args[0].index_select(0, self.arrays.index(node.domain, node.index))
 
     def _agg(self, node: Node, args: list[Tensor]) -> Tensor:
-        x = args[0]
-        index = self.arrays.index(node.inputs[0].domain, node.index)
+        x, domain = args[0], node.inputs[0].domain
+        index = self.arrays.index(domain, node.index)
         rows = self.arrays.rows(node.domain)
-        out = x.new_zeros(rows, *node.shape)
         if node.attr("reduce") == "sum":
-            return out.index_add(0, index, x)
+            return index_sum(x, index, rows, self.arrays.longest(domain, node.index))
+        out = x.new_zeros(rows, *node.shape)
         where = index.long().view(-1, 1, 1).expand_as(x)
         # Groups without a row stay 0, as in PyG's `scatter`.
         return out.scatter_reduce(0, where, x, "amax", include_self=False)

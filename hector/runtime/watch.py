@@ -16,20 +16,19 @@ import torch
 from torch import Tensor
 
 from hector.emit.source import FUSED
+from hector.graph import StaleGraphError
+from hector.kept import apart
 
 BLOCK = 4096
 """Elements of one digest."""
-
-
-class StaleGraphError(RuntimeError):
-    """Tensors were changed behind PyTorch while their graph was in use."""
 
 
 class Watch:
     """Compares tensors with a copy of them, by value."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._copies = [t.detach().clone() for t in tensors]
+        with apart():
+            self._copies = [t.detach().clone() for t in tensors]
 
     def unchanged(self, tensors: Sequence[Tensor]) -> bool:
         """Whether they hold what they held."""
@@ -53,7 +52,9 @@ class RangeWatch(Watch):
 
     def __init__(self, wrong: Tensor) -> None:
         self._wrong = wrong
-        self._flag = torch.zeros((), dtype=torch.bool, pin_memory=wrong.is_cuda)
+        self._flag = torch.zeros(
+            (), dtype=torch.bool, device="cpu", pin_memory=wrong.is_cuda
+        )
         self._seen = self._flag.numpy()
         self._flag.copy_(wrong, non_blocking=True)
 
@@ -91,7 +92,8 @@ class DeviceWatch(Watch):
         self._compiled: Any = None
         self._raised = False
         # Pinned memory has one address for the host and the devices.
-        self._flag = torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda")
+        pin = device.type == "cuda"
+        self._flag = torch.zeros(1, dtype=torch.int32, device="cpu", pin_memory=pin)
         self._seen = self._flag.numpy()
         # The memory and not the tensors, whose end is the graph's.
         self._memory = [t.detach() for t in tensors]
@@ -100,8 +102,8 @@ class DeviceWatch(Watch):
             for first in range(0, t.numel(), BLOCK):
                 starts.append(t.data_ptr() + first * t.element_size())
                 sizes.append(min(BLOCK, t.numel() - first))
-        self._starts = torch.tensor(starts, dtype=torch.int64).to(device)
-        self._sizes = torch.tensor(sizes, dtype=torch.int64).to(device)
+        self._starts = torch.tensor(starts, dtype=torch.int64, device=device)
+        self._sizes = torch.tensor(sizes, dtype=torch.int64, device=device)
         self._digests = torch.empty_like(self._starts)
         self._grid = (len(starts), 1, 1)
         if starts:

@@ -45,7 +45,7 @@ class MiniBatches:
         seed_own()
         # Draws have numbers of their own: they run beside steps, which drop out.
         generator = torch.Generator(nodes.device)
-        generator.manual_seed(int(torch.randint(1 << 62, ())))
+        generator.manual_seed(int(torch.randint(1 << 62, (), device="cpu")))
         parts = order.split(self._batch)
         if self._captured is None:
             trained = self._plain(parts, generator)

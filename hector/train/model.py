@@ -89,7 +89,7 @@ class NodeClassifier(nn.Module):
             nn.init.xavier_uniform_(self.embedding)
         else:
             self.inputs = nn.Linear(
-                _rows(features, torch.zeros(1).long()).shape[1], hidden
+                _rows(features, torch.zeros(1, device="cpu").long()).shape[1], hidden
             )
         self.layers = nn.ModuleList()
         for index in range(config.num_layers):

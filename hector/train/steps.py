@@ -50,7 +50,10 @@ class Steps:
             loss = functional.cross_entropy(logits, goal)
             correct = accuracy(logits.detach(), goal)
         else:  # other ranks wait for this one's gradients
-            loss, correct = logits.sum(), torch.zeros((), dtype=torch.float64)
+            loss, correct = (
+                logits.sum(),
+                torch.zeros((), dtype=torch.float64, device="cpu"),
+            )
         if weight != 1.0:
             loss, correct = loss * weight, correct * weight
         loss.backward()

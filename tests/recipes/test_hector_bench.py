@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from recipes.bench.rgnn.tables import batches
-from recipes.bench.safety import relational
+from recipes.bench.safety import graph_programs, relational
 from recipes.bench.safety.tables import stale
 from tests.recipes.written import ENVIRONMENT
 
@@ -23,6 +23,32 @@ def test_the_campaign_sees_a_stale_result(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(graph_cache, "_up_to_date", lambda entry, tensors: True)
     assert relational.run_session(1, "cpu", torch.float64)["different"]
+
+
+def test_graph_programs_agree() -> None:
+    found = graph_programs.run_block(0)
+    assert found["graphs"] == 100 and found["different"] == []
+    met = found["features"]
+    assert met["inference_mode"] and met["indices: .data"] and met["optimizer step"]
+
+
+@pytest.mark.parametrize("blind", ["indices", "features"])
+def test_graph_programs_see_a_stale_result(
+    blind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hector.message import edges, frame
+
+    if blind == "indices":
+        monkeypatch.setattr(edges.Edges, "unchanged", lambda self: True)
+    else:
+        known: dict[Any, Any] = {}
+        plain = frame.EdgeFrame.sorted
+
+        def kept(self: Any, name: str, now: Any) -> Any:
+            return known.setdefault((id(self), name), plain(self, name, now))
+
+        monkeypatch.setattr(frame.EdgeFrame, "sorted", kept)
+    assert graph_programs.run_block(0)["different"]
 
 
 def test_tables() -> None:

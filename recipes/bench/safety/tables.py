@@ -179,6 +179,16 @@ def _relational(cells: Data) -> str:
     )
 
 
+def _graph_programs(cells: Data) -> str:
+    cell = cells["campaign"]
+    return (
+        f"Graph programs (writes between calls, modes, dtypes, defaults, "
+        f"`torch.compile`): {cell['graphs']:,} of {len(cell['features'])} features, "
+        f"hector's kept objects against fresh ones, byte for byte, and against loops "
+        f"in float64: {cell['equal']:,} equal, **{len(cell['different'])} different**."
+    )
+
+
 def _damaged(cells: Data) -> str:
     cell = cells["campaign"]
     return (
@@ -237,6 +247,7 @@ SEARCHES: dict[str, Callable[[Data], str]] = {
     "fault_soak_cpu": _faults,
     "relational_cpu": _relational,
     "relational_cuda": _relational,
+    "graph_programs_cpu": _graph_programs,
     "damaged_files": _damaged,
     "interrupts": _interrupts,
     "leaks": _leaks,

@@ -1,0 +1,62 @@
+"""The dtype that a layer computes in.
+
+[Note: numbers of a layer] Integers and booleans, such as counts or one-hot rows, are
+taken in the dtype of the parameters that they meet. On a CPU, which has no half
+precision arithmetic to be fast in, float16 and bfloat16 are storage: a layer and a
+compiled program compute in float32 and round once, at the end. Sums of many rows are
+accumulated in float64.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+HALF = (torch.float16, torch.bfloat16)
+MANY = 512
+"""Rows of a sum, one after another, whose rounding would be seen in float32."""
+
+
+def computed(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which values of `dtype` are computed on a CPU."""
+    return torch.float32 if dtype in HALF else dtype
+
+
+def features(name: str, rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """`rows` as numbers: integers and booleans in `dtype`, which is the parameters'.
+
+    Raises:
+        ValueError: complex rows.
+    """
+    if rows.is_complex():
+        raise ValueError(f"expected real numbers for {name}, got {rows.dtype}")
+    return rows if rows.is_floating_point() else rows.to(dtype)
+
+
+def wide(t: Tensor) -> Tensor:
+    """`t` in the dtype that it is computed in; see [Note: numbers of a layer]."""
+    return t.float() if t.dtype in HALF and t.device.type == "cpu" else t
+
+
+def entering(x: Tensor, parameter: Tensor) -> tuple[Tensor, torch.dtype]:
+    """The rows of a layer as it computes with them, and the dtype of its results."""
+    x = features("x", x, parameter.dtype)
+    return wide(x), x.dtype
+
+
+def linear(module: nn.Module, x: Tensor) -> Tensor:
+    """`module(x)`; a plain `nn.Linear` in half precision is computed wide."""
+    if type(module) is nn.Linear and x.dtype not in HALF:
+        bias = None if module.bias is None else wide(module.bias)
+        return functional.linear(x, wide(module.weight), bias)
+    out: Tensor = module(x)
+    return out
+
+
+def index_sum(rows: Tensor, index: Tensor, count: int, longest: int) -> Tensor:
+    """[count, ...]: the sum of the rows [n, ...] of each index [n], 0 for none;
+    `longest` is the number of rows of the largest group."""
+    shape = (count, *rows.shape[1:])
+    if longest <= MANY:
+        return rows.new_zeros(shape).index_add(0, index, rows)
+    out = rows.new_zeros(shape, dtype=torch.float64)
+    return out.index_add(0, index, rows.double()).to(rows.dtype)

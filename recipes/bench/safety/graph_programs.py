@@ -1,0 +1,643 @@
+"""Random graph programs: what hector keeps, against fresh objects and plain loops.
+
+A program has a graph, layers, message passing with edge features, and a few calls.
+Between calls it writes: in place, through `.data`, by an optimizer's step, into the
+indices. Calls run with gradients, under `no_grad` or `inference_mode`, now and then
+inside `torch.compile` or under another default device and dtype; features are of all
+dtypes, counts and booleans among them; graphs have hubs, repeated edges, empty
+relations and isolated nodes. Each call is compared twice: with the same call on fresh
+objects, byte for byte, and with loops in float64, to the rounding of the dtype.
+
+    OMP_NUM_THREADS=1 python -m recipes.bench.safety.graph_programs --graphs 20000
+"""
+
+import contextlib
+import copy
+import random
+import sys
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import hector
+from hector import HeteroGraph, Options
+from hector.message import Graph
+from hector.message import functions as fn
+from hector.message import layers as message_layers
+from hector.message.programs import Programs
+from hector.nn import HGTConv, RGATConv, RGCNConv
+from hector.nn.common import SETTINGS
+from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.safety import relational
+from recipes.bench.safety.blocks import (
+    Sums,
+    campaign_arguments,
+    run_campaign,
+    verdict,
+)
+from recipes.bench.safety.graph_loops import REDUCERS, message_layer, reduced, rgcn
+from recipes.bench.safety.relational import EDGE_TYPES
+
+BLOCK = 100
+CALLS = 4
+WIDTH = 4
+NAMES = [n for n in SETTINGS if n != "auto"]
+DTYPES = [torch.float64, torch.float64, torch.float32, torch.bfloat16, torch.float16]
+NOISE = {torch.float64: 1e-9, torch.float32: 2e-4}
+"""Largest error over the largest value of a result. Half precision: `close`."""
+COMPILED = 0.004
+"""Share of calls inside `torch.compile`, which takes most of a second each."""
+
+# Layers of all programs share what was compiled: see `CompiledConv.compiled`.
+_LAYERS: dict[str, dict[Any, Any]] = {name: {} for name in NAMES}
+_PROGRAMS = {n: Programs(Options(optimizations=SETTINGS[n])) for n in NAMES}
+
+
+@hector.compile(optimizations=SETTINGS["both"])
+def user_layer(g: Any, feature: Any, weight: Any) -> Any:
+    """A layer of a user's own: attention within relations."""
+    for e in g.edges():
+        e["h"] = e.src.feature @ weight[e.etype]
+        e["a"] = hector.relation_softmax(hector.dot_prd(e["h"], e.dst.feature))
+    for n in g.dst_nodes():
+        n["out"] = 0.0
+        for e in n.incoming_edges():
+            n["out"] += e["a"] * e["h"]
+    return g.ndata["out"]
+
+
+Call = Callable[["Objects", dict[str, Tensor]], Any]
+
+
+@dataclass
+class Objects:
+    """What a program uses again."""
+
+    convs: dict[str, nn.Module]
+    ends: Tensor
+    kinds: Tensor
+    dicts: dict[Any, Tensor]
+    graph: Graph
+    indices: tuple[Tensor, Tensor]
+    """Of the graph of messages."""
+
+    def fresh(self, read: tuple[str, ...]) -> "Objects":
+        """The same values in new objects, which know nothing; the layers `read`."""
+        convs = {n: copy.deepcopy(c) for n, c in self.convs.items() if n in read}
+        for name, conv in convs.items():
+            if hasattr(conv, "_layers"):
+                conv._layers = self.convs[name]._layers
+        ends = self.ends.clone()
+        indices = self.indices[0].clone(), self.indices[1].clone()
+        graph = Graph(
+            *indices,
+            num_nodes=self.graph.num_nodes(),
+            programs=self.graph.programs,
+        )
+        for mine, other in (
+            (graph.ndata, self.graph.ndata),
+            (graph.edata, self.graph.edata),
+        ):
+            for name, value in other.items():
+                mine[name] = value.detach().clone().requires_grad_(value.requires_grad)
+        dicts = {k: v.clone() for k, v in self.dicts.items()}
+        return Objects(convs, ends, self.kinds.clone(), dicts, graph, indices)
+
+
+class Program:
+    """One program, drawn from its seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.gen = torch.Generator().manual_seed(seed)
+        torch.manual_seed(seed)
+        d = self.draw
+        self.met: Counter[str] = Counter()
+        self.dtype = d.choice(DTYPES)
+        self.met[str(self.dtype)] += 1
+        self.nodes, self.relations = d.randint(1, 10), d.randint(1, 4)
+        self.edges = d.choice([0, 1, 5, 9, 20, 60])
+        setting = d.choice(NAMES)
+        convs = self.convs()
+        for conv in convs.values():
+            conv.to(self.dtype)
+            if hasattr(conv, "set_optimization"):
+                conv.set_optimization(setting)
+                conv._layers = _LAYERS[setting]  # type: ignore[assignment]
+        ends = self.ends()
+        # Some relations stay empty.
+        kinds = self.integers(d.randint(1, self.relations), self.edges)
+        counts = {"a": self.nodes, "b": self.nodes}
+        dicts = {
+            t: self.integers(counts["a"], 2, d.randint(0, 6))
+            for t in EDGE_TYPES
+            if d.random() < 0.8
+        } or {EDGE_TYPES[0]: self.integers(self.nodes, 2, 3)}
+        source, target = ends if d.random() < 0.7 else ends.clone()
+        if d.random() < 0.1:
+            with torch.inference_mode():
+                source, target = source.clone(), target.clone()
+            self.met["inference indices"] += 1
+        graph = Graph(source, target, num_nodes=self.nodes, programs=_PROGRAMS[setting])
+        graph.ndata["h"] = self.rows(self.nodes)
+        graph.edata["w"] = nn.Parameter(self.rows(self.edges).detach()[:, :1].clone())
+        self.objects = Objects(convs, ends, kinds, dicts, graph, (source, target))
+        self.has_s = False
+
+    def convs(self) -> dict[str, nn.Module]:
+        d, r = self.draw, self.relations
+        sage = message_layers.SAGEConv(
+            WIDTH, d.choice([2, 4]), d.choice(["sum", "mean", "max", "min"])
+        )
+        other: nn.Module = d.choice(
+            [
+                lambda: message_layers.GraphConv(WIDTH, 3),
+                lambda: message_layers.GINConv(nn.Identity()),
+                lambda: message_layers.GATConv(WIDTH, 2, 2),
+            ]
+        )()
+        return {
+            "rgcn": RGCNConv(
+                WIDTH,
+                4,
+                r,
+                aggr=d.choice([*REDUCERS]),
+                root_weight=d.random() < 0.7,
+                **d.choice([{}, {}, {"num_bases": 2}, {"num_blocks": 2}]),
+            ),
+            "rgat": RGATConv(
+                WIDTH,
+                d.choice([1, 3]),
+                r,
+                heads=d.choice([1, 2]),
+                concat=d.random() < 0.6,
+                attention_mechanism=d.choice(["across-relation", "within-relation"]),
+                attention_mode=d.choice(
+                    ["additive-self-attention", "multiplicative-self-attention"]
+                ),
+            ),
+            "hgt": HGTConv(
+                {"a": WIDTH, "b": d.choice([2, WIDTH, 8])},
+                d.choice([WIDTH, 8]),
+                (["a", "b"], EDGE_TYPES),
+                heads=d.choice([1, 2]),
+            ),
+            "sage": sage,
+            "other": other,
+        }
+
+    def integers(self, high: int, *shape: int) -> Tensor:
+        return torch.randint(high, shape, generator=self.gen)
+
+    def ends(self) -> Tensor:
+        kind = self.draw.choice(["uniform", "hub", "repeated", "isolated"])
+        self.met[kind] += 1
+        high = max(self.nodes // 2, 1) if kind == "isolated" else self.nodes
+        ends = self.integers(high, 2, self.edges)
+        if kind == "hub":
+            ends[1] = torch.where(self.integers(5, self.edges) > 0, 0, ends[1])
+        if kind == "repeated" and self.edges:
+            ends[:, self.edges // 2 :] = ends[:, :1]
+        return ends
+
+    def rows(self, count: int, width: int = WIDTH) -> Tensor:
+        made = torch.randn(count, width, generator=self.gen, dtype=torch.float64)
+        return made.to(self.dtype).requires_grad_()
+
+    # Writes.
+
+    def write(self) -> None:
+        """Something that a call has seen is changed."""
+        d, o = self.draw, self.objects
+        what = d.choice(["indices", "features", "parameters", "step", "column"])
+        if what == "indices":
+            # Both are the graph's and the layers', or each has its own.
+            targets = [o.ends, o.kinds, *o.indices, *o.dicts.values()]
+            self.write_indices(d.choice(targets))
+        elif what == "features":
+            graph, name = o.graph, "w"
+            if self.has_s and d.random() < 0.5:
+                name = "s"
+            t = d.choice([graph.ndata["h"], graph.edata[name]])
+            how = d.choice(["in place", ".data", "numpy"])
+            with torch.no_grad():
+                if how == "in place":
+                    t.mul_(0.75)
+                elif how == ".data" or t.dtype is torch.bfloat16:
+                    t.data.add_(0.5)
+                else:
+                    t.detach().numpy()[...] *= 0.5
+            self.met[f"features: {how}"] += 1
+        elif what == "parameters":
+            conv = d.choice([*o.convs.values()])
+            for p in conv.parameters():
+                p.data.mul_(0.875)
+            if isinstance(conv, RGCNConv) and d.random() < 0.5:
+                conv.aggr = d.choice([*REDUCERS])
+            self.met["parameters"] += 1
+        elif what == "step":
+            ps = [o.graph.edata["w"], *o.convs["rgcn"].parameters()]
+            for p in ps:
+                p.grad = torch.ones_like(p)
+            fused = d.random() < 0.5 and self.dtype is not torch.float16
+            torch.optim.AdamW(ps, lr=0.05, fused=fused).step()
+            for p in ps:
+                p.grad = None
+            self.met["optimizer step"] += 1
+        else:
+            o.graph.ndata["h"] = self.rows(self.nodes)
+            self.met["column"] += 1
+
+    def write_indices(self, t: Tensor) -> None:
+        if not t.numel():
+            return
+        high = self.relations if t is self.objects.kinds else self.nodes
+        new = self.integers(high, *t.shape)
+        how = self.draw.choice(["copy_", "item", ".data", "numpy"])
+        if t.is_inference():
+            how = self.draw.choice([".data", "numpy"])
+        if how == "copy_":
+            t.copy_(new)
+        elif how == "item":
+            t[..., 0] = new[..., 0]
+        elif how == ".data":
+            with torch.inference_mode(t.is_inference()):
+                t.data.copy_(new)
+        else:
+            t.numpy()[...] = new.numpy()
+        self.met[f"indices: {how}"] += 1
+
+    # Calls.
+
+    def step(self) -> str | None:
+        """One call, after a write; what differs, if anything does."""
+        d = self.draw
+        if d.random() < 0.7:
+            self.write()
+        choice = d.choice(["rgcn", "rgcn", "rgat", "hgt", "layer", "user", "message"])
+        if choice == "message":
+            return self.call_message()
+        if choice == "hgt":
+            return self.call_hgt()
+        x = self.rows(self.nodes)
+        if d.random() < 0.15:
+            x = self.integers(2, self.nodes, WIDTH)
+            x = x.bool() if d.random() < 0.5 else x
+            self.met["integers or booleans"] += 1
+        self.met[choice] += 1
+        inputs = {"x": x}
+        if choice == "layer":
+            return self.call_layer(inputs)
+        if choice == "user":
+            inputs["w"] = (
+                torch.randn(
+                    self.relations,
+                    WIDTH,
+                    WIDTH,
+                    generator=self.gen,
+                    dtype=torch.float64,
+                )
+                .to(self.dtype)
+                .requires_grad_()
+            )
+            return self.compare(_user, _user_loop, inputs, ())
+        oracle: Any = rgcn if choice == "rgcn" else partial(relational.rgat, attr=None)
+        return self.compare(
+            lambda o, v: o.convs[choice](v["x"], o.ends, o.kinds),
+            lambda o, v: oracle(o.convs[choice], v["x"], o.ends, o.kinds),
+            inputs,
+            (choice,),
+        )
+
+    def call_layer(self, inputs: dict[str, Tensor]) -> str | None:
+        name = self.draw.choice(["sage", "other"])
+
+        def ours(o: Objects, v: dict[str, Tensor]) -> Any:
+            return o.convs[name](o.graph, v["x"])
+
+        def loop(o: Objects, v: dict[str, Tensor]) -> Any:
+            return message_layer(o.convs[name], v["x"], *o.indices)
+
+        return self.compare(ours, loop, inputs, (name,))
+
+    def call_hgt(self) -> str | None:
+        conv: Any = self.objects.convs["hgt"]
+        widths = conv.in_channels
+        inputs = {n: self.rows(self.nodes, widths[n]) for n in ("a", "b")}
+        self.met["hgt"] += 1
+        if self.draw.random() < 0.6:
+            return self.compare(
+                lambda o, v: o.convs["hgt"](v, o.dicts),
+                lambda o, v: relational.hgt(o.convs["hgt"], v, o.dicts),
+                inputs,
+                ("hgt",),
+            )
+        self.met["hgt on joined rows"] += 1
+        most = max(widths.values())
+
+        def joined(o: Objects, v: dict[str, Tensor]) -> Any:
+            sizes = {n: self.nodes for n in ("a", "b")}
+            graph = HeteroGraph.from_dicts(sizes, o.dicts, (["a", "b"], EDGE_TYPES))
+            padded = [nn.functional.pad(t, (0, most - t.shape[1])) for t in v.values()]
+            found = o.convs["hgt"](torch.cat(padded), graph).split(self.nodes)
+            return dict(zip(v, found, strict=True))
+
+        return self.compare(
+            joined,
+            lambda o, v: relational.hgt(o.convs["hgt"], v, o.dicts),
+            inputs,
+            ("hgt",),
+        )
+
+    def call_message(self) -> str | None:
+        d = self.draw
+        message = d.choice(["copy_u", "u_mul_e", "u_add_v", "u_sub_e", "user"])
+        how = d.choice([*REDUCERS])
+        if how == "std":
+            # Of equal messages the root has no slope; none are, where each has its own.
+            message = "u_mul_e"
+        kind = d.choice(["all", "all", "pull", "some", "edges", "softmax"])
+        self.met[f"message {kind}"] += 1
+        seeds = self.integers(self.nodes, d.randint(1, 3))
+        ids = self.integers(max(self.edges, 1), 3).unique()
+        if not self.edges and kind == "some":
+            kind = "all"
+
+        def ours(o: Objects, v: dict[str, Tensor]) -> Any:
+            g = o.graph
+            if kind == "edges":
+                g.apply_edges(_OURS[message])
+                g.update_all(fn.copy_e("m", "m"), getattr(fn, how)("m", "o"))
+                return [g.ndata["o"], g.edata["m"]]
+            if kind == "softmax":
+                return [g.edge_softmax(g.edata["w"])]
+            g.ndata["o"] = torch.zeros_like(g.ndata["h"])
+            call = (_OURS[message], getattr(fn, how)("m", "o"))
+            if kind == "all":
+                g.update_all(*call)
+            elif kind == "pull":
+                g.pull(seeds, *call)
+            else:
+                g.send_and_recv(ids, *call)
+            return [g.ndata["o"]]
+
+        def loop(o: Objects, v: dict[str, Tensor]) -> Any:
+            (src, dst), h, w = o.indices, o.graph.ndata["h"], o.graph.edata["w"]
+            m = _LOOPS[message](h[src], h[dst], w)
+            if kind == "softmax":
+                return [relational.softmax(w, dst, self.nodes)]
+            if kind == "edges":
+                return [reduced(m, dst, self.nodes, REDUCERS[how]), m]
+            if kind == "all":
+                return [reduced(m, dst, self.nodes, REDUCERS[how])]
+            if kind == "pull":
+                return [
+                    reduced(m, dst, self.nodes, REDUCERS[how])
+                    * _mask(seeds, self.nodes)
+                ]
+            return [reduced(m[ids], dst[ids], self.nodes, REDUCERS[how])]
+
+        # Between two programs, or behind a user's function with messages in memory.
+        stored = kind == "edges" or (message == "user" and how in ("mul", "median"))
+        found = self.compare(ours, loop, {}, ("graph",), stored)
+        g = self.objects.graph
+        if self.draw.random() < 0.3:
+            with torch.set_grad_enabled(self.draw.random() < 0.5):
+                g.apply_edges(fn.u_add_v("h", "h", "s"))
+            g.edata["s"] = g.edata["s"].detach()
+            self.has_s = True
+        return found
+
+    # Comparison.
+
+    def compare(
+        self,
+        ours: Call,
+        loop: Call,
+        inputs: dict[str, Tensor],
+        read: tuple[str, ...],
+        stored: bool = False,
+    ) -> str | None:
+        """A call on kept objects, on fresh ones, and the loops'; `stored`: messages in
+        half precision are rounded on their way."""
+        d, o = self.draw, self.objects
+        mode = d.choice(["train", "train", "train", "no_grad", "inference_mode"])
+        self.met[mode] += 1
+        fresh, double = o.fresh(read), o.fresh(read)
+        copies = {
+            k: t.detach().clone().requires_grad_(t.requires_grad)
+            for k, t in inputs.items()
+        }
+        run: Call = ours
+        if d.random() < COMPILED:
+            torch._dynamo.reset()
+            run = torch.compile(ours, backend="eager")
+            self.met["torch.compile"] += 1
+        with _surroundings(d, self.met):
+            mine = outcome(run, o, inputs, read, mode)
+        theirs = outcome(ours, fresh, copies, read, mode)
+        for i, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+            if (a is None) is not (b is None) or (
+                a is not None and b is not None and not _same(a, b)
+            ):
+                return f"part {i} is not that of fresh objects: {_off(a, b)}"
+        for conv in double.convs.values():
+            conv.double()
+        g = double.graph
+        for frame, name in ((g.ndata, "h"), (g.edata, "w")):
+            t = frame[name]
+            frame[name] = t.detach().double().requires_grad_(t.requires_grad)
+        exact = {
+            k: t.detach().double().requires_grad_(t.requires_grad)
+            for k, t in inputs.items()
+        }
+        wanted = outcome(loop, double, exact, read, mode)
+        for i, (a, b) in enumerate(zip(mine, wanted, strict=True)):
+            what = close(a, b, self.dtype, stored)
+            if what is not None:
+                return f"part {i}: {what}"
+        return None
+
+
+def _user(o: Objects, v: dict[str, Tensor]) -> Any:
+    graph = HeteroGraph.from_pyg(
+        o.ends, o.kinds, num_nodes=v["x"].shape[0], num_relations=v["w"].shape[0]
+    )
+    return user_layer(graph, v["x"], v["w"])
+
+
+def _user_loop(o: Objects, v: dict[str, Tensor]) -> Any:
+    (src, dst), count, relations = o.ends, v["x"].shape[0], v["w"].shape[0]
+    h = torch.einsum("ei,eio->eo", v["x"][src], v["w"][o.kinds])
+    score = (h * v["x"][dst]).sum(1, keepdim=True)
+    att = relational.softmax(score, dst * relations + o.kinds, count * relations)
+    return reduced(att * h, dst, count, REDUCERS["sum"])
+
+
+def _mask(nodes: Tensor, count: int) -> Tensor:
+    return torch.zeros(count, 1, dtype=torch.float64).index_fill(0, nodes, 1.0)
+
+
+_OURS: dict[str, Any] = {
+    "copy_u": fn.copy_u("h", "m"),
+    "u_mul_e": fn.u_mul_e("h", "w", "m"),
+    "u_add_v": fn.u_add_v("h", "h", "m"),
+    "u_sub_e": fn.u_sub_e("h", "w", "m"),
+    "user": lambda e: {"m": torch.tanh(e.src["h"]) * e.data["w"] - e.dst["h"]},
+}
+_LOOPS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "copy_u": lambda u, v, w: u,
+    "u_mul_e": lambda u, v, w: u * w,
+    "u_add_v": lambda u, v, w: u + v,
+    "u_sub_e": lambda u, v, w: u - w,
+    "user": lambda u, v, w: u.tanh() * w - v,
+}
+
+
+@contextlib.contextmanager
+def _surroundings(draw: random.Random, met: Counter[str]) -> Iterator[None]:
+    """Another default device or dtype around a call, now and then."""
+    default = torch.get_default_dtype()
+    try:
+        with contextlib.ExitStack() as stack:
+            if draw.random() < 0.1:
+                stack.enter_context(torch.device("meta"))
+                met["another default device"] += 1
+            if draw.random() < 0.1:
+                torch.set_default_dtype(torch.float64)
+                met["another default dtype"] += 1
+            yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+def outcome(
+    call: Call, o: Objects, inputs: dict[str, Tensor], read: tuple[str, ...], mode: str
+) -> list[Tensor | None]:
+    """Outputs, and the gradients of inputs and of what is read."""
+    leaves = [t for t in inputs.values() if t.requires_grad]
+    for name in read:
+        if name == "graph":
+            leaves += [o.graph.ndata["h"], o.graph.edata["w"]]
+        else:
+            leaves += list(o.convs[name].parameters())
+    around = {
+        "train": torch.enable_grad,
+        "no_grad": torch.no_grad,
+        "inference_mode": torch.inference_mode,
+    }[mode]
+    with around(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = call(o, inputs)
+    outputs = list(found.values()) if isinstance(found, dict) else found
+    outputs = outputs if isinstance(outputs, list) else [outputs]
+    made: list[Tensor | None] = [t.detach().clone() for t in outputs]
+    if mode != "train" or not any(t.requires_grad for t in outputs):
+        return [*made, *[None] * len(leaves)]
+    loss = sum((t * slopes(t)).sum().double() for t in outputs if t.requires_grad)
+    grads = torch.autograd.grad(loss, leaves, allow_unused=True)  # type: ignore[arg-type]
+    return [*made, *grads]
+
+
+def slopes(t: Tensor) -> Tensor:
+    """Numbers that every dtype has, of the shape of `t`."""
+    numbers = torch.arange(t.numel(), device="cpu") % 7 - 3
+    return (numbers.to(t.dtype) / 2).view_as(t)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return (
+        a.dtype is b.dtype
+        and a.shape == b.shape
+        and bool(torch.equal(a, b) or torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)))
+    )
+
+
+def _off(a: Tensor | None, b: Tensor | None) -> str:
+    if a is None or b is None or a.shape != b.shape or a.dtype is not b.dtype:
+        return f"{_kind(a)} and {_kind(b)}"
+    return f"by {float((a.double() - b.double()).abs().max()):.3g}"
+
+
+def _kind(t: Tensor | None) -> str:
+    return "nothing" if t is None else f"{t.dtype} {list(t.shape)}"
+
+
+def close(
+    a: Tensor | None, b: Tensor | None, dtype: torch.dtype, stored: bool
+) -> str | None:
+    """How `a` differs from the exact `b` by more than its dtype's rounding."""
+    if a is None or b is None:
+        other = b if a is None else a
+        wrong = other is not None and bool(other.any())
+        return f"{_kind(a)} and {_kind(b)}" if wrong else None
+    if a.shape != b.shape:
+        return f"shapes {list(a.shape)} and {list(b.shape)}"
+    if not a.numel():
+        return None
+    error = (a.double() - b).abs()
+    scale = max(float(b.abs().max()), 1.0)
+    if dtype in NOISE:
+        allowed = torch.full_like(error, NOISE[dtype] * scale)
+    else:
+        # Two roundings, and what float32 has computed with; beyond the dtype, infinity.
+        info = torch.finfo(dtype)
+        noise = 4 * info.eps if stored else 3e-4
+        allowed = b.abs() * info.eps * 1.1 + noise * scale
+        error = torch.where(b.abs() > 0.9 * info.max, 0.0, error)
+    if bool((error <= allowed).all()):
+        return None
+    return f"error {float(error.max() / scale):.3g}"
+
+
+def run_program(seed: int) -> dict[str, Any]:
+    """The calls of one seed."""
+    program = Program(seed)
+    for call in range(CALLS):
+        try:
+            what = program.step()
+        except Exception:  # the loops take everything that is drawn
+            what = traceback.format_exc()[-1500:]
+        if what is not None:
+            found = {"seed": seed, "call": call, "what": what}
+            return {"different": [found], "features": program.met}
+    return {"different": [], "features": program.met}
+
+
+def run_block(block: int, size: int = BLOCK) -> Sums:
+    """One block of programs."""
+    different: list[dict[str, Any]] = []
+    features: Counter[str] = Counter()
+    for seed in range(block * size, (block + 1) * size):
+        found = run_program(seed)
+        different += found["different"]
+        features += found["features"]
+    return {
+        "graphs": size,
+        "equal": size - len(different),
+        "different": different,
+        "features": dict(features),
+    }
+
+
+def main() -> None:
+    """Blocks until the programs are done or the time is over."""
+    parser = campaign_arguments(__doc__)
+    parser.add_argument("--graphs", type=int, default=20_000, help="programs")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    out = options.out or RESULTS / "safety" / "graph_programs_cpu.json"
+    cells = Cells(out, options.budget_s, {"calls": CALLS, "block": BLOCK})
+    sums = run_campaign(cells, options, run_block, options.graphs)
+    sys.exit(verdict(sums, out))
+
+
+if __name__ == "__main__":
+    main()
