@@ -1,0 +1,25 @@
+"""Names of torchvision's operators, so that it imports beside a torch it was not built for.
+
+PyPI's torchvision is built for torch's CUDA build. Beside the CPU build its library does
+not load, and its Python part then stops at "operator torchvision::nms does not exist".
+What models use of it (transforms, a frozen batch norm) is Python: with the operators
+declared, it works; one that is called says that it has no kernel.
+"""
+
+from importlib.util import find_spec
+
+import torch
+
+OPERATORS = ("roi_align", "_roi_align_backward", "ps_roi_align", "nms", "qnms")
+OPERATORS += ("_ps_roi_align_backward", "roi_pool", "_roi_pool_backward", "qroi_align")
+OPERATORS += ("ps_roi_pool", "_ps_roi_pool_backward", "deform_conv2d")
+OPERATORS += ("_deform_conv2d_backward",)
+_LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
+
+
+def declare() -> None:
+    """Declare them once, where torchvision is installed."""
+    if find_spec("torchvision") is None or hasattr(torch.ops.torchvision, "nms"):
+        return
+    for name in OPERATORS:
+        _LIBRARY.define(f"{name}(Tensor x) -> Tensor")

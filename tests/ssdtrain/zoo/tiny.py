@@ -1,0 +1,254 @@
+"""Tiny configurations of every model type of transformers, by the names of fields.
+
+A configuration is rebuilt from its class's fields with smaller numbers: widths of `WIDTH`
+features, two layers, a vocabulary of `VOCABULARY` with the special tokens at its end, images
+of `IMAGE` pixels. What a rule of names cannot know stands in `CHANGES`.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+from transformers import CONFIG_MAPPING, PreTrainedConfig, ResNetConfig
+
+WIDTH, HEADS, HEAD, LAYERS = 32, 4, 8, 2
+VOCABULARY, POSITIONS, IMAGE, PATCH = 128, 128, 32, 8
+SPECIAL = 32
+"""Tokens at the end of the vocabulary for special ones."""
+
+Rule = tuple[str, Callable[[int], int]]
+
+
+def at_most(limit: int) -> Callable[[int], int]:
+    return lambda value: min(value, limit)
+
+
+RULES: list[tuple[re.Pattern[str], Callable[[int], int]]] = [
+    (re.compile(pattern), change)
+    for pattern, change in (
+        # As they are.
+        (r"num_groups$|codevector_groups|_groups$", at_most(4)),
+        (r"(^|_)(kernel|kernel_size|stride|dilation|padding|ratio|factor|rate|expand|"
+         r"coefficient|cost|levels?|ngram|mult|norm|chunk_size_\w+|seed|scale|stages|"
+         r"encoder_blocks|size_divisor)$",
+         at_most(32)),
+        (r"mask_time_length|mask_feature_length", at_most(2)),
+        (r"rotary_dim|rope_head_dim", at_most(HEAD)),
+        (r"temperature|rope|theta|base$|loss|ignore|eps|timescale|_freq$", lambda v: v),
+        (r"relative_attention_num_buckets|_bins$|(^|_)num_buckets|position_buckets",
+         at_most(32)),
+        # Numbers of things.
+        (r"(key_value|kv)_(attention_)?(heads|groups)|kv_head", at_most(2)),
+        (r"heads?_?$|heads$|n_head|num_head|_heads_|nhead", at_most(HEADS)),
+        (r"(^|_)(layers?|depth|blocks?|n_layer|num_layer|loops|"
+         r"self_attends_per_block|repeats)$", at_most(LAYERS)),
+        (r"pattern$|interval$|period$|every_n_layers|_sparse_step$|frequency$",
+         at_most(2)),
+        (r"experts_per_tok|topk_group|top_?k$|moe_k$|num_selects|index_topk", at_most(2)),
+        (r"n_group$", at_most(2)),
+        (r"shared_experts", at_most(1)),
+        (r"expert_capacity", at_most(8)),
+        (r"experts?$|num_moe_experts|expert_num", at_most(4)),
+        (r"first_k_dense_replace|num_dense_layers|moe_layer_start_index", at_most(1)),
+        (r"queries|query_tokens|proposals|detection_tokens|num_denoising|latents|"
+         r"latent_query_num|landmarks", at_most(8)),
+        (r"codebooks|quantizers|num_code_groups", at_most(3)),
+        (r"codebook_size|codebook_vocab|num_embeddings|num_embeds|centroids|clusters|"
+         r"codevectors", at_most(VOCABULARY)),
+        (r"n_mels$|mel_bins|num_mels|feature_size|spectrogram_bins|mel_dim|"
+         r"input_feat_per_channel|n_mel_channels|num_filter_bank", at_most(16)),
+        # Extents.
+        (r"entity_vocab|(^|_)vocab(ulary)?(_size)?(_base)?$", at_most(VOCABULARY)),
+        (r"position_embeddings|positions|max_pos|n_ctx|max_len|seq_len|max_source|"
+         r"max_target|context_length|mem_len|max_text|max_seq|n_positions|max_relative|"
+         r"max_distance|2d_position", at_most(POSITIONS)),
+        (r"image_size|img_size|resolution|input_size|crop_size|spec_size|tile_size",
+         at_most(IMAGE)),
+        (r"patch_size|patch_length|patch_stride|encoder_stride|output_stride",
+         at_most(PATCH)),
+        (r"frames|tubelet|temporal_patch", at_most(4)),
+        (r"sliding|attention_window|local_attention|window_length", at_most(8)),
+        (r"window", at_most(2)),
+        (r"chunk_(size|len|length)|block_size", at_most(8)),
+        (r"image_seq_length|image_tokens|tokens_per_image|num_patches", at_most(16)),
+        (r"prompt_length|context_size|label_length|segment_means", at_most(8)),
+        # Widths.
+        (r"head_dim|d_kv|d_head|dim_head|attention_head_size|lora_rank|kv_channels|"
+         r"dims_per_head", at_most(HEAD)),
+        (r"state_size|d_state|state_dim|ssm_state", at_most(8)),
+        (r"num_channels|in_channels|in_chans|input_channels|channels_in", at_most(16)),
+        (r"intermediate|ffn|mlp_dim|d_ff|feed_?forward|dim_ff|ff_dim|inner",
+         at_most(2 * WIDTH)),
+        (r"freq|sampl|max|min|size_factor|points|hop_length", at_most(64)),
+        (r"", at_most(WIDTH)),
+    )
+]
+TOKEN = re.compile(
+    r"(token|pad|bos|eos|start|end|sep|cls|mask|unk|newline|patch|eod|boi|eoi|boa|eoa)"
+    r"_(id|ids|index)$|token_id|_token$"
+)
+WIDTHS = re.compile(r"hidden_sizes|dims?$|channels|embed_dims|widths|sizes$|conv_dim")
+HEAD_LISTS = re.compile(r"head")
+LAYER_LISTS = re.compile(r"depths|layers$|num_blocks|layer_nums|layers_per")
+
+
+class Shrinker:
+    """One model's configuration, with those inside it; tokens are one numbering."""
+
+    def __init__(self, changes: dict[str, Any]) -> None:
+        self._changes = changes
+        """By field, or by `part.field` for one part only."""
+        self._tokens: dict[int, int] = {}
+
+    def tiny(self, kind: type[PreTrainedConfig], part: str = "") -> dict[str, Any]:
+        """Arguments for a small configuration of this class."""
+        whole = kind()
+        found: dict[str, Any] = {}
+        for field in fields(kind):
+            name = field.name
+            for key in (f"{part}.{name}", name):
+                if key in self._changes and (key != name or not part or name not in OWN):
+                    found[name] = self._changes[key]
+                    break
+            else:
+                value = self._value(kind, whole, field, part)
+                if value is not MISSING:
+                    found[name] = value
+        for key, value in self._changes.items():
+            owner, _, name = key.rpartition(".")
+            if name not in found and owner == part and name.startswith("+"):
+                found[name[1:]] = value
+        self._settle_heads(whole, found)
+        self._settle_layers(whole, found)
+        return found
+
+    @staticmethod
+    def _settle_heads(whole: Any, found: dict[str, Any]) -> None:
+        """As many heads of keys as of queries where that is the default."""
+        for keys, queries in (
+            ("num_key_value_heads", "num_attention_heads"),
+            ("num_kv_heads", "num_attention_heads"),
+        ):
+            if isinstance(found.get(keys), int) and isinstance(found.get(queries), int):
+                own = type(whole).default_config_fields()
+                if own.get(keys) == own.get(queries):
+                    found[keys] = found[queries]
+
+    @staticmethod
+    def _settle_layers(whole: Any, found: dict[str, Any]) -> None:
+        """One layer of each kind."""
+        count = next((n for n in COUNTS if isinstance(found.get(n), int)), None)
+        if count is None:
+            return
+        number = type(whole).default_config_fields().get(count)
+        lists = {
+            name: list(value)
+            for name in found
+            if name in whole.__dict__
+            and isinstance(value := whole.__dict__[name], list | tuple)
+            and len(value) == number
+            and number > LAYERS
+            and all(isinstance(one, str | int | bool) for one in value)
+        }
+        if not any(isinstance(v[0], str) for v in lists.values()):
+            return
+        seen: dict[Any, int] = {}
+        for at, kinds in enumerate(zip(*lists.values(), strict=True)):
+            seen.setdefault(kinds, at)
+        chosen = sorted(seen.values())[:4]
+        if len(chosen) < LAYERS:
+            chosen = list(range(LAYERS))
+        found[count] = len(chosen)
+        for name, value in lists.items():
+            found[name] = [value[at] for at in chosen]
+
+    def _value(self, kind: Any, whole: Any, field: "Field[Any]", part: str) -> Any:
+        name = field.name
+        inside = getattr(whole, name, None) if name in kind.sub_configs else None
+        if name == "backbone_config" and getattr(inside, "model_type", "") == "timm_backbone":
+            return ResNetConfig(**RESNET)
+        if isinstance(inside, PreTrainedConfig):
+            found = self.tiny(type(inside), f"{part}.{name}".strip("."))
+            return type(inside)(**found)
+        default = field.default
+        if field.default_factory is not MISSING:
+            default = field.default_factory()
+        if default is MISSING:
+            return MISSING
+        if name == "id2label" or name == "label2id":
+            return MISSING
+        return self.small(name, default)
+
+    def small(self, name: str, value: Any) -> Any:
+        """The value, smaller; lists and tables by their members."""
+        if isinstance(value, bool) or value is None or isinstance(value, str):
+            return value
+        if TOKEN.search(name) and not isinstance(value, float):
+            return self._token(value)
+        if isinstance(value, int):
+            return self._number(name, value)
+        if isinstance(value, dict):
+            return {key: self._in_table(key, one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._list(name, list(value)))
+        return value
+
+    def _in_table(self, key: Any, value: Any) -> Any:
+        if key == "mrope_section":
+            return [HEAD // 2 - 2 * (HEAD // 8), HEAD // 8, HEAD // 8]
+        if isinstance(value, dict):
+            return {inner: self._in_table(inner, one) for inner, one in value.items()}
+        if key == "original_max_position_embeddings":
+            return POSITIONS // 2
+        return value
+
+    def _token(self, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(map(self._token, value))
+        if not isinstance(value, int) or value < VOCABULARY - SPECIAL:
+            return value
+        return self._tokens.setdefault(value, VOCABULARY - 1 - len(self._tokens))
+
+    def _number(self, name: str, value: int) -> int:
+        if value <= 1:
+            return value
+        for pattern, change in RULES:
+            if pattern.search(name):
+                return change(value)
+        return value
+
+    def _list(self, name: str, values: list[Any]) -> list[Any]:
+        if not values or not all(type(one) is int for one in values):
+            if values and all(isinstance(one, list | tuple) for one in values):
+                return [type(one)(self._list(name, list(one))) for one in values]
+            return values
+        if LAYER_LISTS.search(name):
+            return [min(one, 1) for one in values]
+        if HEAD_LISTS.search(name):
+            least = max(1, min(values))
+            return [min(16, max(1, 2 * one // least)) for one in values]
+        if WIDTHS.search(name):
+            least = max(1, min(values))
+            return [min(128, max(8, 16 * one // least // 8 * 8)) for one in values]
+        return [self._number(name, one) for one in values]
+
+
+COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers")
+RESNET = {
+    "embedding_size": 16,
+    "hidden_sizes": [16, 16, 32, 32],
+    "depths": [1, 1, 1, 1],
+    "layer_type": "basic",
+    "out_features": ["stage2", "stage3", "stage4"],
+}
+OWN: frozenset[str] = frozenset()
+"""Fields of `CHANGES` that are of the outermost configuration alone."""
+CHANGES: dict[str, dict[str, Any]] = {}
+"""By model type."""
+
+
+def tiny_config(model_type: str) -> Any:
+    """A small configuration of a model type of transformers."""
+    kind = CONFIG_MAPPING[model_type]
+    return kind(**Shrinker(CHANGES.get(model_type, {})).tiny(kind))
