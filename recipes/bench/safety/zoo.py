@@ -37,7 +37,7 @@ from recipes.bench.common.cells import (
 from tests.ssdtrain.zoo.declared import declare
 
 LIBRARIES = ("transformers", "diffusers", "timm")
-LIMIT_S = 400
+LIMIT_S = 600
 """Of one model."""
 MODELS_A_PROCESS = 60
 """Then another one starts: what models leave behind adds up."""

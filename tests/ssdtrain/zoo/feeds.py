@@ -32,8 +32,9 @@ class Feeder:
             for name, value in inspect.signature(model.forward).parameters.items()
             if value.kind not in (value.VAR_KEYWORD, value.VAR_POSITIONAL)
         }
-        self.time_first = False
-        """Whether sounds are (batch, time, features)."""
+        self.other = False
+        """Whether images are frames, and sounds (batch, time, features) or of one
+        channel."""
         self.num_places = 0
         """Tokens of a row that stand for parts of an image or a sound."""
 
@@ -116,6 +117,8 @@ def _pixel_values(feeder: Feeder) -> Tensor:
     if "spatial_shapes" in taken:
         patch = feeder.of("patch_size")
         return feeder.floats(BATCH, 16, feeder.channels() * patch * patch)
+    if feeder.other:
+        return feeder.pixels(BATCH, feeder.of("num_frames", default=2))
     return feeder.pixels()
 
 
@@ -124,12 +127,14 @@ def _mel_frames(feeder: Feeder) -> Tensor:
                      "num_mels", "input_dim", "mel_bins", "feature_projection_input_dim", default=16)  # noqa: E501
     positions = feeder.of("max_source_positions", default=None)
     frames = 2 * positions if positions else 64
-    if feeder.time_first:
+    if feeder.other:
         return feeder.floats(BATCH, frames, bins)
     return feeder.floats(BATCH, bins, frames)
 
 
 def _values(feeder: Feeder) -> Tensor:
+    if feeder.other:
+        return feeder.floats(BATCH, 1, 1600)
     return feeder.floats(BATCH, 1600)
 
 
@@ -148,8 +153,8 @@ MAKERS: dict[str, Maker] = {
     "image_sizes": lambda f: torch.tensor([f.image()] * BATCH),
     "spatial_shapes": lambda f: torch.tensor([[4, 4]] * BATCH),
     "pixel_attention_mask": lambda f: torch.ones(BATCH, 16, dtype=torch.long),
-    "input_features_mask": lambda f: torch.ones(BATCH, _mel_frames(f).shape[1 if f.time_first else 2], dtype=torch.long),
-    "feature_attention_mask": lambda f: torch.ones(BATCH, _mel_frames(f).shape[1 if f.time_first else 2], dtype=torch.long),
+    "input_features_mask": lambda f: torch.ones(BATCH, _mel_frames(f).shape[1 if f.other else 2], dtype=torch.long),
+    "feature_attention_mask": lambda f: torch.ones(BATCH, _mel_frames(f).shape[1 if f.other else 2], dtype=torch.long),
     "input_features": _mel_frames,
     "input_values": _values,
     "hidden_states": Feeder.patches,
@@ -197,7 +202,7 @@ def feeds(model: Any, changes: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if names in done:
             continue
         done.append(names)
-        for feeder.time_first in (False, True) if "input_features" in names else (False,):
+        for feeder.other in (False, True) if set(names) & {*MEDIA} else (False,):
             if "input_ids" in names and feeder.of(*PLACES) is not None:
                 yield from placed(feeder, names)
             yield feeder.inputs(names)

@@ -120,7 +120,6 @@ GROUPS = (
         {
             "ssd": lambda profile, draw: placed(profile, rebuilt),
             "random": random_plan,
-            "random again": random_plan,
         },
         False,
     ),

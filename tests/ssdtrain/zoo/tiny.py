@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig, ResNetConfig
 
-WIDTH, HEADS, HEAD, LAYERS = 32, 4, 8, 2
+WIDTH, HEADS, HEAD, LAYERS = 64, 4, 16, 2
 VOCABULARY, POSITIONS, IMAGE, PATCH = 128, 128, 32, 8
 SPECIAL = 32
 """Tokens at the end of the vocabulary for special ones."""
@@ -69,7 +69,8 @@ RULES: list[tuple[re.Pattern[str], Callable[[int], int]]] = [
          at_most(PATCH)),
         (r"frames|tubelet|temporal_patch", at_most(4)),
         (r"sliding|attention_window|local_attention|window_length", at_most(8)),
-        (r"window", at_most(2)),
+        (r"num_windows", at_most(4)),
+        (r"window", lambda value: 2 if value <= 64 else 4 * PATCH),
         (r"chunk_(size|len|length)|block_size", at_most(8)),
         (r"image_seq_length|image_tokens|tokens_per_image|num_patches", at_most(16)),
         (r"prompt_length|context_size|label_length|segment_means", at_most(8)),
@@ -90,7 +91,9 @@ TOKEN = re.compile(
 )
 WIDTHS = re.compile(r"hidden_sizes|dims?$|channels|embed_dims|widths|sizes$|conv_dim")
 HEAD_LISTS = re.compile(r"head")
-LAYER_LISTS = re.compile(r"depths|layers$|num_blocks|layer_nums|layers_per")
+LAYER_LISTS = re.compile(
+    r"depths|(?<!proj_)layers$|num_blocks|layer_nums|layers_per|blocks_per_stage"
+)
 
 
 class Shrinker:
@@ -176,6 +179,11 @@ class Shrinker:
             default = field.default_factory()
         if default is MISSING:
             return MISSING
+        if default is None and name in FOR_NONE and "vision" not in part:
+            return FOR_NONE[name]
+        table = getattr(whole, name, None) if name == "rope_parameters" else None
+        if isinstance(table, dict) and "mrope_section" in table:
+            return self._sections(table)
         if name == "id2label" or name == "label2id":
             return MISSING
         return self.small(name, default)
@@ -194,9 +202,14 @@ class Shrinker:
             return type(value)(self._list(name, list(value)))
         return value
 
+    @staticmethod
+    def _sections(table: dict[str, Any]) -> dict[str, Any]:
+        """Of rotary frequencies: time, height and width share those of one head."""
+        number = int(HEAD * table.get("partial_rotary_factor", 1.0)) // 2
+        parts = [number - 2 * (number // 3), number // 3, number // 3]
+        return {**table, "mrope_section": parts}
+
     def _in_table(self, key: Any, value: Any) -> Any:
-        if key == "mrope_section":
-            return [HEAD // 2 - 2 * (HEAD // 8), HEAD // 8, HEAD // 8]
         if isinstance(value, dict):
             return {inner: self._in_table(inner, one) for inner, one in value.items()}
         if key == "original_max_position_embeddings":
@@ -229,8 +242,11 @@ class Shrinker:
             least = max(1, min(values))
             return [min(16, max(1, 2 * one // least)) for one in values]
         if WIDTHS.search(name):
-            least = max(1, min(values))
-            return [min(128, max(8, 16 * one // least // 8 * 8)) for one in values]
+            least = min((one for one in values if one > 4), default=1)
+            return [
+                one if one <= 4 else min(256, max(8, 32 * one // least // 8 * 8))
+                for one in values
+            ]
         return [self._number(name, one) for one in values]
 
 
@@ -244,7 +260,48 @@ RESNET = {
 }
 OWN: frozenset[str] = frozenset()
 """Fields of `CHANGES` that are of the outermost configuration alone."""
-CHANGES: dict[str, dict[str, Any]] = {}
+FOR_NONE: dict[str, Any] = {
+    "head_dim": HEAD,
+    "num_key_value_heads": HEADS,
+    "num_experts_per_tok": 2,
+    "n_routed_experts": 4,
+    "num_experts": 4,
+    "vocab_size": VOCABULARY,
+    "prediction_length": 8,
+}
+"""What classes need and have no default for."""
+VIT = {
+    "model_type": "dinov2",
+    "hidden_size": WIDTH,
+    "num_hidden_layers": 4,
+    "num_attention_heads": HEADS,
+    "image_size": IMAGE,
+    "patch_size": PATCH,
+    "out_features": ["stage1", "stage2", "stage3", "stage4"],
+    "reshape_hidden_states": False,
+}
+SWIN = {"image_size": 2 * IMAGE}
+EFFICIENT = {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": WIDTH}
+CHANGES: dict[str, dict[str, Any]] = {
+    "align": {f"vision_config.{name}": value for name, value in EFFICIENT.items()},
+    "bamba": {"attn_layer_indices": [1]},
+    "bros": {"hidden_size": 128, "dim_bbox": 8},
+    "depth_anything": {"backbone_config": VIT},
+    "donut-swin": SWIN,
+    "efficientnet": EFFICIENT,
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
+    "maskformer-swin": SWIN,
+    "prompt_depth_anything": {"backbone_config": VIT},
+    "recurrent_gemma": {"num_hidden_layers": 3},
+    "reformer": {"is_decoder": True},
+    "swin": SWIN,
+    "swinv2": SWIN,
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
+    "jamba": {"attn_layer_offset": 1, "expert_layer_offset": 1},
+    "zamba": {"num_hidden_layers": 3, "attn_layer_period": 2, "attn_layer_offset": 1},
+}
 """By model type."""
 
 
