@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from typing import Any
 
@@ -134,6 +135,7 @@ def main() -> None:
     """The models that are missing, until the time is over."""
     parser = arguments(__doc__, 4 * 3600, "safety/zoo_cpu")
     parser.add_argument("--worker", action="store_true")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--library", action="append", choices=LIBRARIES)
     parser.add_argument("--only", action="append", help="LIBRARY/NAME")
     parser.add_argument("--again", action="append", help="verdicts to find again")
@@ -146,17 +148,33 @@ def main() -> None:
     names = options.only or [
         name for each in options.library or LIBRARIES for name in names_of(each)
     ]
-    worker = Worker()
-    try:
-        for name in names:
-            again = options.only or (
-                name in cells and cells[name].get("verdict") in (options.again or ())
-            )
-            if again:
-                cells.data["cells"].pop(name, None)
-            cells.run(name, lambda n=name: worker.judge(n))
-    finally:
-        worker.stop()
+    for name in names:
+        if name in cells:
+            verdict = cells[name].get("verdict")
+            if options.only or verdict in (options.again or ()):
+                cells.data["cells"].pop(name)
+    left = iter([name for name in names if name not in cells])
+    lock = threading.Lock()
+
+    def judge_all() -> None:
+        worker = Worker()
+        try:
+            while cells.left_s() > 0:
+                with lock:
+                    name = next(left, None)
+                if name is None:
+                    return
+                start = time.monotonic()
+                found = worker.judge(name)
+                cells.record(name, {**found, "cell_s": round(time.monotonic() - start, 1)})
+        finally:
+            worker.stop()
+
+    threads = [threading.Thread(target=judge_all) for _ in range(options.workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Models of transformers: a tiny one of every model type."""
 
-import inspect
+import traceback
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -92,7 +93,8 @@ def _of_class(model_type: str, name: str) -> Maker:
     number = sum(p.numel() for p in model.parameters())
     if number > MOST_PARAMETERS:
         raise Unfit(f"{number:,} parameters are too many for a test")
-    inputs = first_that_runs(model, INPUTS.get(model_type, {}))
+    torch.manual_seed(0)
+    inputs = first_of(model, feeds(model, INPUTS.get(model_type, {})))
 
     def make(cached: bool) -> Any:
         return build(cached), copies(inputs)
@@ -111,16 +113,16 @@ def copies(inputs: Any) -> Any:
     return inputs
 
 
-def first_that_runs(model: Any, changes: dict[str, Any]) -> dict[str, Any]:
-    """Inputs with which a training step runs."""
+def first_of(model: Any, sets: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Inputs with which a training step runs: the first of these. Else the error of
+    those that came deepest."""
     errors = []
-    torch.manual_seed(0)
     model.train()
-    for inputs in feeds(model, changes):
+    for inputs in sets:
         try:
             loss_of(model(**copies(inputs))).backward()
         except Exception as error:
             errors.append(error)
         else:
             return inputs
-    raise errors[0]
+    raise max(errors, key=lambda error: len(traceback.extract_tb(error.__traceback__)))
