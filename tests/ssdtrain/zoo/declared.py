@@ -7,6 +7,7 @@ declared, it works; one that is called says that it has no kernel.
 """
 
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 
@@ -18,8 +19,13 @@ _LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
 
 
 def declare() -> None:
-    """Declare them once, where torchvision is installed."""
-    if find_spec("torchvision") is None or hasattr(torch.ops.torchvision, "nms"):
+    """Declare them once, where torchvision is installed and its library does not load."""
+    found = find_spec("torchvision")
+    if found is None or found.origin is None or hasattr(torch.ops.torchvision, "nms"):
         return
-    for name in OPERATORS:
-        _LIBRARY.define(f"{name}(Tensor x) -> Tensor")
+    try:
+        for library in Path(found.origin).parent.glob("_C*.so"):
+            torch.ops.load_library(library)
+    except OSError:
+        for name in OPERATORS:
+            _LIBRARY.define(f"{name}(Tensor x) -> Tensor")
