@@ -23,9 +23,8 @@ MANY = 96
 class Feeder:
     """Makes tensors for one model."""
 
-    def __init__(self, model: Any, changes: dict[str, Any]) -> None:
+    def __init__(self, model: Any) -> None:
         self.model, self.config = model, model.config
-        self._changes = changes
         self._configs = list(configs_in(self.config))
         self.taken = {
             name: value
@@ -50,9 +49,7 @@ class Feeder:
     def inputs(self, names: list[str]) -> dict[str, Any]:
         found = {}
         for name in names:
-            if name in self._changes:
-                found[name] = self._changes[name](self)
-            elif name in MAKERS:
+            if name in MAKERS:
                 found[name] = MAKERS[name](self)
         return found
 
@@ -90,8 +87,12 @@ class Feeder:
         """Of images cut to pieces, of 4 by 4 each."""
         patch = self.of("patch_size", default=8)
         patch = patch if isinstance(patch, int) else patch[-1]
-        temporal = self.of("temporal_patch_size", default=1)
+        temporal = self.of(
+            "temporal_patch_size", "video_temporal_patch_size", default=1
+        )
         temporal = temporal if isinstance(temporal, int) else temporal[0]
+        if self.other:
+            return self.floats(BATCH * 16, self.channels(), patch, patch)
         width = self.channels() * temporal * patch * patch
         return self.floats(BATCH * 16, width)
 
@@ -156,14 +157,22 @@ MAKERS: dict[str, Maker] = {
     "input_features_mask": lambda f: torch.ones(BATCH, _mel_frames(f).shape[1 if f.other else 2], dtype=torch.long),
     "feature_attention_mask": lambda f: torch.ones(BATCH, _mel_frames(f).shape[1 if f.other else 2], dtype=torch.long),
     "input_features": _mel_frames,
+    "qformer_input_ids": lambda f: f.tokens(8),
+    "qformer_attention_mask": lambda f: torch.ones(BATCH, 8, dtype=torch.long),
+    "task_inputs": lambda f: f.tokens(f.of("task_seq_len", default=8)),
+    "visual_feats": lambda f: f.floats(BATCH, 4, f.of("visual_feat_dim", default=16)),
+    "visual_pos": lambda f: torch.rand(BATCH, 4, 4),
+    "query_embeds": lambda f: f.floats(BATCH, 4, f.of("hidden_size", default=64)),
+    "prompt_pixel_values": Feeder.pixels,
+    "prompt_masks": Feeder.pixels,
+    "merge_sizes": lambda f: torch.tensor([1] * BATCH),
+    "inputs_embeds": lambda f: f.floats(BATCH, LENGTH, f.of("hidden_size", default=64)),
+    "latents": lambda f: f.floats(BATCH, f.of("hidden_size", default=64), 16),
     "input_values": _values,
     "hidden_states": Feeder.patches,
     "past_values": lambda f: f.floats(BATCH, f.of("context_length", "seq_length", "sequence_length", default=32), f.of("num_input_channels", default=1)),
     "bbox": lambda f: torch.zeros(BATCH, LENGTH, 4, dtype=torch.long),
 }
-LABELLED = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
-
-
 def configs_in(config: Any) -> Iterator[Any]:
     """This configuration and all inside, the parts of images first."""
     parts = [
@@ -180,14 +189,13 @@ def configs_in(config: Any) -> Iterator[Any]:
 MATCH = re.compile(r"tokens: (\d+), .*?features:? (\d+)", re.DOTALL)
 
 
-def feeds(model: Any, changes: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def feeds(model: Any) -> Iterator[dict[str, Any]]:
     """Sets of inputs to try."""
-    feeder = Feeder(model, changes)
+    feeder = Feeder(model)
     taken = feeder.taken
     main = model.main_input_name
     wanted = [name for name, one in taken.items() if one.default is one.empty]
     wanted += [main] if isinstance(main, str) and main in taken else []
-    wanted += list(changes)
     media = [n for n in MEDIA if n in taken]
     beside = [n for n in BESIDE if n in taken]
     text = [n for n in TEXT if n in taken]
@@ -195,7 +203,9 @@ def feeds(model: Any, changes: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if "input_ids" in taken:
         sets += [[*text, *media[:1], *beside], [*text, *media[:1]], [*text, *media]]
         sets += [text]
-    sets += [[], beside, [*media, *beside], [n for n in taken if n in MAKERS]]
+    optional = "visual_feats", "visual_pos"
+    sets += [[*text, *(n for n in optional if n in taken)]]
+    sets += [[], beside, [*media, *beside], [n for n in taken if n in MAKERS and n != "inputs_embeds"]]
     done = []
     for names in sets:
         names = list(dict.fromkeys([*wanted, *names]))

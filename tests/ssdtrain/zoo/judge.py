@@ -310,10 +310,12 @@ def bytes_of(session: ssdtrain.Session) -> dict[str, int]:
     }
 
 
-def verdict(make: Maker, directory: str) -> dict[str, Any]:
+def verdict(
+    make: Maker, directory: str, groups: Iterable[Group] = GROUPS
+) -> dict[str, Any]:
     """How a model fares: what is said of each variant, and in one word of all."""
     found: dict[str, Any] = {}
-    for group in GROUPS:
+    for group in groups:
         try:
             run = under(group, make, directory)
         except Exception as error:  # on the way into the session, or out of it

@@ -1,16 +1,16 @@
 """Models of transformers: a tiny one of every model type."""
 
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import transformers
 from transformers.models.auto import modeling_auto
 
-from tests.ssdtrain.zoo.feeds import feeds
+from tests.ssdtrain.zoo.feeds import Feeder, feeds
 from tests.ssdtrain.zoo.judge import Maker, loss_of, said
-from tests.ssdtrain.zoo.tiny import CHANGES, tiny_config
+from tests.ssdtrain.zoo.tiny import tiny_config
 
 TASKS = (
     "CAUSAL_LM",
@@ -33,11 +33,49 @@ TASKS = (
     "TIME_SERIES_PREDICTION",
 )
 """Heads that a model is trained with, the first one that its type has; else none."""
-MOST_PARAMETERS = 8_000_000
+MOST_PARAMETERS = 30_000_000
 NUM_CLASSES = 3
 """Of one type, that are tried."""
-INPUTS: dict[str, dict[str, Any]] = {}
-"""Makers of inputs, by model type and name."""
+PAST = 15
+"""Of time series: two predictions long, less one."""
+
+
+def _series(feeder: Feeder) -> dict[str, Any]:
+    """Of a model that has all past values and predicts some more."""
+    number = int(feeder.of("prediction_length"))
+    return {
+        "past_values": torch.randn(2, PAST),
+        "past_time_features": torch.randn(2, PAST, 2),
+        "past_observed_mask": torch.ones(2, PAST),
+        "future_values": torch.randn(2, number),
+        "future_time_features": torch.randn(2, number, 2),
+    }
+
+
+def _decisions(feeder: Feeder) -> dict[str, Any]:
+    states, actions = feeder.of("state_dim"), feeder.of("act_dim")
+    return {
+        "states": torch.randn(2, 8, states),
+        "actions": torch.randn(2, 8, actions),
+        "rewards": torch.randn(2, 8, 1),
+        "returns_to_go": torch.randn(2, 8, 1),
+        "timesteps": torch.arange(8).repeat(2, 1),
+    }
+
+
+def _spectrogram(feeder: Feeder) -> dict[str, Any]:
+    shape = feeder.of("max_length"), feeder.of("num_mel_bins")
+    return {"input_values": torch.randn(2, *shape)}
+
+
+INPUTS: dict[str, Callable[[Feeder], dict[str, Any]]] = {
+    "autoformer": _series,
+    "informer": _series,
+    "time_series_transformer": _series,
+    "decision_transformer": _decisions,
+    "audio-spectrogram-transformer": _spectrogram,
+}
+"""All inputs of model types whose forwards take others."""
 
 
 def names() -> list[str]:
@@ -74,7 +112,7 @@ def maker(model_type: str) -> tuple[Maker, str]:
             return _of_class(model_type, name), name
         except Exception as error:
             errors.append(f"{name}: {said(error)}")
-    raise Unfit(errors[0])
+    raise Unfit("; ".join(errors))
 
 
 def _of_class(model_type: str, name: str) -> Maker:
@@ -94,12 +132,18 @@ def _of_class(model_type: str, name: str) -> Maker:
     if number > MOST_PARAMETERS:
         raise Unfit(f"{number:,} parameters are too many for a test")
     torch.manual_seed(0)
-    inputs = first_of(model, feeds(model, INPUTS.get(model_type, {})))
+    inputs = first_of(model, sets_of(model_type, model))
 
     def make(cached: bool) -> Any:
         return build(cached), copies(inputs)
 
     return make
+
+
+def sets_of(model_type: str, model: Any) -> Iterable[dict[str, Any]]:
+    """Inputs to try."""
+    own = INPUTS.get(model_type)
+    return feeds(model) if own is None else [own(Feeder(model))]
 
 
 def copies(inputs: Any) -> Any:

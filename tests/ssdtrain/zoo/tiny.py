@@ -33,6 +33,8 @@ RULES: list[tuple[re.Pattern[str], Callable[[int], int]]] = [
          r"coefficient|cost|levels?|ngram|mult|norm|chunk_size_\w+|seed|scale|stages|"
          r"encoder_blocks|size_divisor)$",
          at_most(32)),
+        (r"^stage_|stem_channels|num_pos_feats", lambda v: v),
+        (r"chunk_\w+_context|focal_window", at_most(3)),
         (r"mask_time_length|mask_feature_length", at_most(2)),
         (r"rotary_dim|rope_head_dim", at_most(HEAD)),
         (r"temperature|rope|theta|base$|loss|ignore|eps|timescale|_freq$", lambda v: v),
@@ -59,7 +61,7 @@ RULES: list[tuple[re.Pattern[str], Callable[[int], int]]] = [
         (r"n_mels$|mel_bins|num_mels|feature_size|spectrogram_bins|mel_dim|"
          r"input_feat_per_channel|n_mel_channels|num_filter_bank", at_most(16)),
         # Extents.
-        (r"entity_vocab|(^|_)vocab(ulary)?(_size)?(_base)?$", at_most(VOCABULARY)),
+        (r"entity_vocab|(^|_)vocab(ulary)?(_size\w*)?$", at_most(VOCABULARY)),
         (r"position_embeddings|positions|max_pos|n_ctx|max_len|seq_len|max_source|"
          r"max_target|context_length|mem_len|max_text|max_seq|n_positions|max_relative|"
          r"max_distance|2d_position", at_most(POSITIONS)),
@@ -123,8 +125,21 @@ class Shrinker:
             if name not in found and owner == part and name.startswith("+"):
                 found[name[1:]] = value
         self._settle_heads(whole, found)
-        self._settle_layers(whole, found)
+        own = {key.rpartition(".")[2] for key in self._changes}
+        self._settle_layers(whole, found, own)
+        self._settle_stages(whole, found)
         return found
+
+    @staticmethod
+    def _settle_stages(whole: Any, found: dict[str, Any]) -> None:
+        """As many results of a backbone as before."""
+        wanted = list(getattr(whole, "out_features", None) or ())
+        if len(wanted) < 2 or "out_features" in found:
+            return
+        if isinstance(found.get("num_hidden_layers"), int) and "depths" not in found:
+            found["num_hidden_layers"] = max(LAYERS, len(wanted))
+            wanted = [f"stage{at + 1}" for at in range(len(wanted))]
+        found["out_features"] = wanted
 
     @staticmethod
     def _settle_heads(whole: Any, found: dict[str, Any]) -> None:
@@ -139,16 +154,17 @@ class Shrinker:
                     found[keys] = found[queries]
 
     @staticmethod
-    def _settle_layers(whole: Any, found: dict[str, Any]) -> None:
+    def _settle_layers(whole: Any, found: dict[str, Any], own: set[str]) -> None:
         """One layer of each kind."""
         count = next((n for n in COUNTS if isinstance(found.get(n), int)), None)
-        if count is None:
+        if count is None or count in own:
             return
         number = type(whole).default_config_fields().get(count)
         lists = {
             name: list(value)
             for name in found
             if name in whole.__dict__
+            and name not in own
             and isinstance(value := whole.__dict__[name], list | tuple)
             and len(value) == number
             and number > LAYERS
@@ -181,9 +197,11 @@ class Shrinker:
             return MISSING
         if default is None and name in FOR_NONE and "vision" not in part:
             return FOR_NONE[name]
-        table = getattr(whole, name, None) if name == "rope_parameters" else None
-        if isinstance(table, dict) and "mrope_section" in table:
-            return self._sections(table)
+        if name == "rope_parameters":
+            table = getattr(whole, name, None) or {}
+            known = getattr(kind, "ignore_keys_at_rope_validation", None) or ()
+            if "mrope_section" in table or "mrope_section" in known:
+                return self._sections({"rope_type": "default", **table})
         if name == "id2label" or name == "label2id":
             return MISSING
         return self.small(name, default)
@@ -268,38 +286,65 @@ FOR_NONE: dict[str, Any] = {
     "num_experts": 4,
     "vocab_size": VOCABULARY,
     "prediction_length": 8,
+    "moe_intermediate_size": 32,
 }
 """What classes need and have no default for."""
-VIT = {
-    "model_type": "dinov2",
-    "hidden_size": WIDTH,
-    "num_hidden_layers": 4,
-    "num_attention_heads": HEADS,
-    "image_size": IMAGE,
-    "patch_size": PATCH,
-    "out_features": ["stage1", "stage2", "stage3", "stage4"],
-    "reshape_hidden_states": False,
-}
-SWIN = {"image_size": 2 * IMAGE}
-EFFICIENT = {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": WIDTH}
+WIDE = {"image_size": 2 * IMAGE}
+EFFICIENT = {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128}
+QUESTIONS = {"image_token_index": VOCABULARY - 1}
+TIMES = {"num_time_features": 2}
 CHANGES: dict[str, dict[str, Any]] = {
-    "align": {f"vision_config.{name}": value for name, value in EFFICIENT.items()},
+    "align": {
+        **{f"vision_config.{name}": value for name, value in EFFICIENT.items()},
+        "projection_dim": 128,
+    },
+    "autoformer": TIMES,
     "bamba": {"attn_layer_indices": [1]},
+    "blip-2": QUESTIONS,
     "bros": {"hidden_size": 128, "dim_bbox": 8},
-    "depth_anything": {"backbone_config": VIT},
-    "donut-swin": SWIN,
+    "cvt": {"depth": [1, 2, 3]},
+    "donut-swin": WIDE,
     "efficientnet": EFFICIENT,
-    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "mamba2": {"num_heads": 8, "head_dim": 16},
-    "maskformer-swin": SWIN,
-    "prompt_depth_anything": {"backbone_config": VIT},
-    "recurrent_gemma": {"num_hidden_layers": 3},
-    "reformer": {"is_decoder": True},
-    "swin": SWIN,
-    "swinv2": SWIN,
+    "esm": {"pad_token_id": 1, "mask_token_id": 2},
+    "gemma3n": {"text_config.num_kv_shared_layers": 0},
+    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "glm5_next": {"index_kpool": 2},
+    "glm5_next_text": {"index_kpool": 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "grounding-dino": {"num_queries": 4},
+    "informer": TIMES,
+    "instructblip": QUESTIONS,
     "jamba": {"attn_layer_offset": 1, "expert_layer_offset": 1},
+    "layoutlmv3": {"coordinate_size": 12, "shape_size": 8},
+    "levit": WIDE,
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "lilt": {"hidden_size": 96},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
+    "markuplm": {
+        "max_xpath_tag_unit_embeddings": 256,
+        "max_xpath_subs_unit_embeddings": 1024,
+    },
+    "mask2former": {"feature_size": WIDTH, "mask_feature_size": WIDTH},
+    "maskformer": {"fpn_feature_size": WIDTH, "mask_feature_size": WIDTH},
+    "maskformer-swin": WIDE,
+    "mm-grounding-dino": {"num_queries": 4},
+    "mobilevitv2": WIDE,
+    "nystromformer": {"segment_means_seq_len": 16, "num_landmarks": 8},
+    "poolformer": WIDE,
+    "pvt": WIDE,
+    "recurrent_gemma": {"num_hidden_layers": 3},
+    "reformer": {
+        "is_decoder": True,
+        "axial_pos_shape": (4, 4),
+        "axial_pos_embds_dim": (16, 48),
+    },
+    "sam": {"vision_config.num_pos_feats": WIDTH // 2},
+    "sam_hq": {"vision_config.num_pos_feats": WIDTH // 2},
+    "superpoint": {"keypoint_decoder_dim": 65},
+    "swin": WIDE,
+    "swinv2": WIDE,
+    "time_series_transformer": TIMES,
     "zamba": {"num_hidden_layers": 3, "attn_layer_period": 2, "attn_layer_offset": 1},
 }
 """By model type."""
