@@ -1,4 +1,4 @@
-"""Every architecture there is, tiny: equal to plain training to the last bit, or refused.
+"""Every architecture there is, tiny: equal to plain training, or refused.
 
 Every model type of transformers and the backbones of diffusers and timm, trained plain
 and under imposed plans: everything to host memory; everything that has a recipe made
@@ -6,13 +6,15 @@ again and the rest on the SSD; what the search finds for a small budget; regions
 plans. Ten steps under each. Compared are the bytes of every loss and gradient, of all
 weights and buffers after every step, and what random generators draw next.
 
-    python -m venv ENV && ENV/bin/pip install -r recipes/bench/safety/zoo.txt
-    OMP_NUM_THREADS=1 ENV/bin/python -m recipes.bench.safety.zoo
+    python -m venv ENV
+    echo PROJECT/lib/python3.11/site-packages > ENV/lib/python3.11/site-packages/a.pth
+    ENV/bin/pip install --no-deps -r recipes/bench/safety/zoo.txt
+    OMP_NUM_THREADS=1 ENV/bin/python -m recipes.bench.safety.zoo --workers 2
 
-The project's own environment has transformers alone: `--library transformers`. Or a file
-`project.pth` in the site-packages of the other one names those of the project's, and
-`pip install --no-deps timm diffusers torchvision` adds to it. Models run one after the
-other in a process that is started anew when it ends or takes too long.
+`PROJECT` is the project's own environment, which has transformers alone; there,
+`--library transformers`. `--again "plain fails"` tries those again that a change of the
+tiny models may have helped. Models run one after the other in a process that is started
+anew when it ends or takes too long.
 """
 
 import importlib
@@ -166,7 +168,9 @@ def main() -> None:
                     return
                 start = time.monotonic()
                 found = worker.judge(name)
-                cells.record(name, {**found, "cell_s": round(time.monotonic() - start, 1)})
+                cells.record(
+                    name, {**found, "cell_s": round(time.monotonic() - start, 1)}
+                )
         finally:
             worker.stop()
 

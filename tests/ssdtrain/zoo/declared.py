@@ -1,7 +1,7 @@
-"""Names of torchvision's operators, so that it imports beside a torch it was not built for.
+"""Names of torchvision's operators, so that it imports beside any build of torch.
 
-PyPI's torchvision is built for torch's CUDA build. Beside the CPU build its library does
-not load, and its Python part then stops at "operator torchvision::nms does not exist".
+PyPI's torchvision is for torch's CUDA build. Beside the CPU build its library does not
+load, and its Python part then stops at "operator torchvision::nms does not exist".
 What models use of it (transforms, a frozen batch norm) is Python: with the operators
 declared, it works; one that is called says that it has no kernel.
 """
@@ -19,7 +19,7 @@ _LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
 
 
 def declare() -> None:
-    """Declare them once, where torchvision is installed and its library does not load."""
+    """Declare them once, where torchvision is there and its library does not load."""
     found = find_spec("torchvision")
     if found is None or found.origin is None or hasattr(torch.ops.torchvision, "nms"):
         return

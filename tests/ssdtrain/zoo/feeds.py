@@ -1,8 +1,8 @@
-"""Inputs of a model, by the names that its forward takes.
+"""Inputs of a model of transformers, by the names that its forward takes.
 
-`feeds(model)` gives a few sets of them, the fullest first: a model runs with the first one
-that it takes. A model that says how many places its images take among the tokens is given
-as many.
+`feeds(model)` gives sets of them, the fullest first: a model is trained with the first
+one that it takes. One that says how many places its images take among the tokens is
+given as many.
 """
 
 import inspect
@@ -14,26 +14,42 @@ import torch
 from torch import Tensor
 
 BATCH, LENGTH = 2, 16
-FEW = 5
-"""Tokens that no model reads as special ones start here."""
-MANY = 96
-"""And end here."""
+SIDE = 4
+"""Patches of an image, each way."""
+FEW, MANY = 5, 96
+"""Tokens between these are nothing special to any model."""
+FIRST_PLACES = 4
+"""Tokens of a row that stand for an image at first."""
+TEXT = ("input_ids", "attention_mask", "bbox", "decoder_input_ids")
+MEDIA = ("pixel_values", "input_features", "input_values", "pixel_values_videos")
+BESIDE = ("image_grid_thw", "spatial_shapes", "image_sizes", "pixel_attention_mask")
+BESIDE += ("input_features_mask", "feature_attention_mask")
+"""What says how media lie."""
+OBJECTS = ("visual_feats", "visual_pos")
+PLACES = ("image_token_id", "image_token_index", "audio_token_id", "audio_token_index")
+PLACES += ("video_token_id", "media_token_id", "im_patch_id", "image_patch_id")
+PLACES += ("media_placeholder_token_id", "mm_token_id", "audio_placeholder_token_id")
+CHANNELS = ("num_channels", "in_channels", "in_chans", "num_input_channels")
+BINS = ("num_mel_bins", "n_mels", "feature_size", "input_feat_per_channel", "num_mels")
+BINS += ("input_dim", "mel_bins", "feature_projection_input_dim")
+MISMATCH = re.compile(r"tokens: (\d+), .*?features:? (\d+)", re.DOTALL)
+"""What models say if tokens and images do not go together."""
 
 
 class Feeder:
     """Makes tensors for one model."""
 
     def __init__(self, model: Any) -> None:
-        self.model, self.config = model, model.config
-        self._configs = list(configs_in(self.config))
+        self.model = model
+        self._configs = list(configs_in(model.config))
         self.taken = {
             name: value
             for name, value in inspect.signature(model.forward).parameters.items()
             if value.kind not in (value.VAR_KEYWORD, value.VAR_POSITIONAL)
         }
         self.other = False
-        """Whether images are frames, and sounds (batch, time, features) or of one
-        channel."""
+        """Whether images are frames or patches, and sounds of one channel or (batch,
+        time, features)."""
         self.num_places = 0
         """Tokens of a row that stand for parts of an image or a sound."""
 
@@ -47,198 +63,179 @@ class Feeder:
         return default
 
     def inputs(self, names: list[str]) -> dict[str, Any]:
-        found = {}
-        for name in names:
-            if name in MAKERS:
-                found[name] = MAKERS[name](self)
-        return found
+        """Those of the names that can be made."""
+        return {name: MAKERS[name](self) for name in names if name in MAKERS}
 
-    # -- what makers ask for ------------------------------------------------------------
+    @property
+    def length(self) -> int:
+        """Tokens of a row: a multiple of 8, for attention in blocks."""
+        return LENGTH + (self.num_places + 7) // 8 * 8
 
-    def tokens(self, length: int = LENGTH, vocabulary: int | None = None) -> Tensor:
-        most = min(MANY, vocabulary or self.of("vocab_size", default=MANY))
+    def tokens(self, length: int) -> Tensor:
+        most = min(MANY, self.of("vocab_size", default=MANY))
         return torch.randint(min(FEW, most - 1), most, (BATCH, length))
 
-    def with_places(self) -> Tensor:
+    def text(self) -> Tensor:
         """Tokens, of which some stand for parts of an image."""
-        extra = (self.num_places + 7) // 8 * 8
-        found = self.tokens(LENGTH + extra)
+        found = self.tokens(self.length)
         mark = self.of(*PLACES)
         if self.num_places and mark is not None:
             found[:, 1 : 1 + self.num_places] = mark
         return found
 
-    def image(self) -> tuple[int, int]:
+    def size(self) -> tuple[int, int]:
+        """Height and width of an image."""
         size = self.of("image_size", "img_size", "input_size", "resolution", default=32)
         if isinstance(size, dict):
-            size = (size.get("height", 32), size.get("width", 32))
+            size = size.get("height", 32), size.get("width", 32)
         return (size, size) if isinstance(size, int) else tuple(size)[-2:]
 
-    def channels(self) -> int:
-        return int(self.of("num_channels", "in_channels", "in_chans", "num_input_channels", default=3))  # noqa: E501
-
-    def floats(self, *shape: int) -> Tensor:
-        return torch.randn(*shape)
-
     def pixels(self, *leading: int) -> Tensor:
-        return self.floats(*(leading or (BATCH,)), self.channels(), *self.image())
+        channels = self.of(*CHANNELS, default=3)
+        return torch.randn(*leading, channels, *self.size())
+
+    def film(self) -> Tensor:
+        number = self.of("num_frames", "frames_per_clip", default=2)
+        return self.pixels(BATCH, number)
 
     def patches(self) -> Tensor:
-        """Of images cut to pieces, of 4 by 4 each."""
-        patch = self.of("patch_size", default=8)
-        patch = patch if isinstance(patch, int) else patch[-1]
-        temporal = self.of(
-            "temporal_patch_size", "video_temporal_patch_size", default=1
-        )
-        temporal = temporal if isinstance(temporal, int) else temporal[0]
+        """Of images that are cut, one after the other."""
+        patch = _last(self.of("patch_size", default=8))
+        names = "temporal_patch_size", "video_temporal_patch_size"
+        frames = _last(self.of(*names, default=1))
+        channels = self.of(*CHANNELS, default=3)
+        number = BATCH * SIDE * SIDE
         if self.other:
-            return self.floats(BATCH * 16, self.channels(), patch, patch)
-        width = self.channels() * temporal * patch * patch
-        return self.floats(BATCH * 16, width)
+            return torch.randn(number, channels, patch, patch)
+        return torch.randn(number, channels * frames * patch * patch)
 
-    def grid(self) -> Tensor:
-        return torch.tensor([[1, 4, 4]] * BATCH)
+    def images(self) -> Tensor:
+        """As this model wants them."""
+        if "image_grid_thw" in self.taken or "grid_thw" in self.taken:
+            return self.patches()
+        if "spatial_shapes" in self.taken:
+            patch, channels = self.of("patch_size"), self.of(*CHANNELS, default=3)
+            return torch.randn(BATCH, SIDE * SIDE, channels * patch * patch)
+        return self.film() if self.other else self.pixels(BATCH)
 
+    def sounds(self) -> Tensor:
+        """Spectrograms."""
+        bins, positions = self.of(*BINS, default=16), self.of("max_source_positions")
+        frames = 2 * positions if positions else 64
+        shape = (frames, bins) if self.other else (bins, frames)
+        return torch.randn(BATCH, *shape)
 
-PLACES = ("image_token_id", "image_token_index", "audio_token_id", "audio_token_index")
-PLACES += ("video_token_id", "media_token_id", "im_patch_id", "image_patch_id")
-PLACES += ("media_placeholder_token_id", "mm_token_id", "audio_placeholder_token_id")
+    def sounds_mask(self) -> Tensor:
+        return _ones(self.sounds().shape[1 if self.other else 2])
 
-Maker = Callable[[Feeder], Any]
+    def waves(self) -> Tensor:
+        return torch.randn(BATCH, 1, 1600) if self.other else torch.randn(BATCH, 1600)
 
+    def features(self, *shape: int) -> Tensor:
+        """Of the model's width."""
+        return torch.randn(BATCH, *shape, self.of("hidden_size", default=64))
 
-def ones_like(name: str) -> Maker:
-    return lambda feeder: torch.ones_like(MAKERS[name](feeder))
-
-
-def _pixel_values(feeder: Feeder) -> Tensor:
-    taken = feeder.taken
-    if "image_grid_thw" in taken or "grid_thw" in taken:
-        return feeder.patches()
-    if "spatial_shapes" in taken:
-        patch = feeder.of("patch_size")
-        return feeder.floats(BATCH, 16, feeder.channels() * patch * patch)
-    if feeder.other:
-        return feeder.pixels(BATCH, feeder.of("num_frames", default=2))
-    return feeder.pixels()
-
-
-def _mel_frames(feeder: Feeder) -> Tensor:
-    bins = feeder.of("num_mel_bins", "n_mels", "feature_size", "input_feat_per_channel",
-                     "num_mels", "input_dim", "mel_bins", "feature_projection_input_dim", default=16)  # noqa: E501
-    positions = feeder.of("max_source_positions", default=None)
-    frames = 2 * positions if positions else 64
-    if feeder.other:
-        return feeder.floats(BATCH, frames, bins)
-    return feeder.floats(BATCH, bins, frames)
+    def series(self) -> Tensor:
+        names = "context_length", "seq_length", "sequence_length"
+        channels = self.of("num_input_channels", default=1)
+        return torch.randn(BATCH, self.of(*names, default=32), channels)
 
 
-def _values(feeder: Feeder) -> Tensor:
-    if feeder.other:
-        return feeder.floats(BATCH, 1, 1600)
-    return feeder.floats(BATCH, 1600)
+def _last(value: Any) -> int:
+    return value if isinstance(value, int) else int(value[-1])
 
 
-def _decoder_tokens(feeder: Feeder) -> Tensor:
-    return feeder.tokens(8)
+def _ones(length: int) -> Tensor:
+    return torch.ones(BATCH, length, dtype=torch.long)
 
 
-MAKERS: dict[str, Maker] = {
-    "input_ids": Feeder.with_places,
-    "attention_mask": lambda f: torch.ones(BATCH, LENGTH + (f.num_places + 7) // 8 * 8, dtype=torch.long),
-    "decoder_input_ids": _decoder_tokens,
-    "pixel_values": _pixel_values,
-    "pixel_values_videos": lambda f: f.pixels(BATCH, f.of("num_frames", "frames_per_clip", default=4)),
-    "image_grid_thw": Feeder.grid,
-    "grid_thw": Feeder.grid,
-    "image_sizes": lambda f: torch.tensor([f.image()] * BATCH),
-    "spatial_shapes": lambda f: torch.tensor([[4, 4]] * BATCH),
-    "pixel_attention_mask": lambda f: torch.ones(BATCH, 16, dtype=torch.long),
-    "input_features_mask": lambda f: torch.ones(BATCH, _mel_frames(f).shape[1 if f.other else 2], dtype=torch.long),
-    "feature_attention_mask": lambda f: torch.ones(BATCH, _mel_frames(f).shape[1 if f.other else 2], dtype=torch.long),
-    "input_features": _mel_frames,
-    "qformer_input_ids": lambda f: f.tokens(8),
-    "qformer_attention_mask": lambda f: torch.ones(BATCH, 8, dtype=torch.long),
-    "task_inputs": lambda f: f.tokens(f.of("task_seq_len", default=8)),
-    "visual_feats": lambda f: f.floats(BATCH, 4, f.of("visual_feat_dim", default=16)),
-    "visual_pos": lambda f: torch.rand(BATCH, 4, 4),
-    "query_embeds": lambda f: f.floats(BATCH, 4, f.of("hidden_size", default=64)),
-    "prompt_pixel_values": Feeder.pixels,
-    "prompt_masks": Feeder.pixels,
-    "merge_sizes": lambda f: torch.tensor([1] * BATCH),
-    "inputs_embeds": lambda f: f.floats(BATCH, LENGTH, f.of("hidden_size", default=64)),
-    "latents": lambda f: f.floats(BATCH, f.of("hidden_size", default=64), 16),
-    "input_values": _values,
-    "hidden_states": Feeder.patches,
-    "past_values": lambda f: f.floats(BATCH, f.of("context_length", "seq_length", "sequence_length", default=32), f.of("num_input_channels", default=1)),
+def _rows(*values: int) -> Tensor:
+    return torch.tensor([values] * BATCH)
+
+
+MAKERS: dict[str, Callable[[Feeder], Any]] = {
+    "input_ids": Feeder.text,
+    "attention_mask": lambda f: _ones(f.length),
     "bbox": lambda f: torch.zeros(BATCH, LENGTH, 4, dtype=torch.long),
+    "decoder_input_ids": lambda f: f.tokens(8),
+    "inputs_embeds": lambda f: f.features(LENGTH),
+    "qformer_input_ids": lambda f: f.tokens(8),
+    "qformer_attention_mask": lambda f: _ones(8),
+    "task_inputs": lambda f: f.tokens(f.of("task_seq_len", default=8)),
+    "pixel_values": Feeder.images,
+    "pixel_values_videos": Feeder.film,
+    "image_grid_thw": lambda f: _rows(1, SIDE, SIDE),
+    "grid_thw": lambda f: _rows(1, SIDE, SIDE),
+    "image_sizes": lambda f: _rows(*f.size()),
+    "spatial_shapes": lambda f: _rows(SIDE, SIDE),
+    "pixel_attention_mask": lambda f: _ones(SIDE * SIDE),
+    "merge_sizes": lambda f: torch.ones(BATCH, dtype=torch.long),
+    "prompt_pixel_values": lambda f: f.pixels(BATCH),
+    "prompt_masks": lambda f: f.pixels(BATCH),
+    "hidden_states": Feeder.patches,
+    "query_embeds": lambda f: f.features(4),
+    "visual_feats": lambda f: torch.randn(BATCH, 4, f.of("visual_feat_dim")),
+    "visual_pos": lambda f: torch.rand(BATCH, 4, 4),
+    "input_features": Feeder.sounds,
+    "input_features_mask": Feeder.sounds_mask,
+    "feature_attention_mask": Feeder.sounds_mask,
+    "input_values": Feeder.waves,
+    "latents": lambda f: f.features(16).transpose(1, 2),
+    "past_values": Feeder.series,
 }
+
+
 def configs_in(config: Any) -> Iterator[Any]:
-    """This configuration and all inside, the parts of images first."""
-    parts = [
-        getattr(config, name, None)
-        for name in ("vision_config", "audio_config", *config.sub_configs)
-    ]
+    """This configuration and all inside, those of images and sounds first."""
     yield config
-    for part in dict.fromkeys(id(p) for p in parts if p is not None):
-        found = next(p for p in parts if id(p) == part)
-        if hasattr(found, "sub_configs"):
-            yield from configs_in(found)
-
-
-MATCH = re.compile(r"tokens: (\d+), .*?features:? (\d+)", re.DOTALL)
+    names = ("vision_config", "audio_config", *config.sub_configs)
+    parts = {id(part): part for part in (getattr(config, n, None) for n in names)}
+    for part in parts.values():
+        if hasattr(part, "sub_configs"):
+            yield from configs_in(part)
 
 
 def feeds(model: Any) -> Iterator[dict[str, Any]]:
     """Sets of inputs to try."""
     feeder = Feeder(model)
-    taken = feeder.taken
-    main = model.main_input_name
-    wanted = [name for name, one in taken.items() if one.default is one.empty]
-    wanted += [main] if isinstance(main, str) and main in taken else []
-    media = [n for n in MEDIA if n in taken]
-    beside = [n for n in BESIDE if n in taken]
-    text = [n for n in TEXT if n in taken]
-    sets = []
-    if "input_ids" in taken:
-        sets += [[*text, *media[:1], *beside], [*text, *media[:1]], [*text, *media]]
-        sets += [text]
-    optional = "visual_feats", "visual_pos"
-    sets += [[*text, *(n for n in optional if n in taken)]]
-    sets += [[], beside, [*media, *beside], [n for n in taken if n in MAKERS and n != "inputs_embeds"]]
-    done = []
-    for names in sets:
-        names = list(dict.fromkeys([*wanted, *names]))
-        if names in done:
-            continue
-        done.append(names)
-        for feeder.other in (False, True) if set(names) & {*MEDIA} else (False,):
+    for names in _names(feeder, model.main_input_name):
+        for feeder.other in (False, True) if {*names} & {*MEDIA} else (False,):
             if "input_ids" in names and feeder.of(*PLACES) is not None:
-                yield from placed(feeder, names)
+                yield from _placed(feeder, names)
             yield feeder.inputs(names)
 
 
-MEDIA = ("pixel_values", "input_features", "input_values", "pixel_values_videos")
-BESIDE = ("image_grid_thw", "spatial_shapes", "image_sizes", "pixel_attention_mask",
-          "input_features_mask", "feature_attention_mask")
-TEXT = ("input_ids", "attention_mask", "bbox", "decoder_input_ids")
+def _names(feeder: Feeder, main: Any) -> list[list[str]]:
+    """Names of the inputs of each set."""
+    taken = feeder.taken
+    wanted = [name for name, one in taken.items() if one.default is one.empty]
+    wanted += [main] if isinstance(main, str) and main in taken else []
+    text, media, beside, objects = (
+        [name for name in names if name in taken]
+        for names in (TEXT, MEDIA, BESIDE, OBJECTS)
+    )
+    sets = [[], beside, [*media, *beside]]
+    if "input_ids" in taken:
+        first = media[:1]
+        sets[:0] = [[*text, *first, *beside], [*text, *first], [*text, *media], text]
+        sets[4:4] = [[*text, *objects]]
+    sets.append([name for name in taken if name in MAKERS and name != "inputs_embeds"])
+    found = [list(dict.fromkeys([*wanted, *names])) for names in sets]
+    return [names for at, names in enumerate(found) if names not in found[:at]]
 
 
-def placed(feeder: Feeder, names: list[str]) -> Iterator[dict[str, Any]]:
+def _placed(feeder: Feeder, names: list[str]) -> Iterator[dict[str, Any]]:
     """With as many tokens for parts of images as the model asks for."""
-    feeder.num_places = 4
+    feeder.num_places = FIRST_PLACES
     inputs = feeder.inputs(names)
     try:
         feeder.model(**inputs)
-    except Exception as error:
-        found = MATCH.search(str(error))
-        if found is None:
-            feeder.num_places = 0
-            return
-        have, need = map(int, found.groups())
-        feeder.num_places = max(1, need * 4 * BATCH // max(1, have) // BATCH)
-        yield feeder.inputs(names)
-        feeder.num_places = 0
-        return
-    yield inputs
+    except Exception as error:  # of any kind: the text says what is wrong
+        found = MISMATCH.search(str(error))
+        if found is not None:
+            have, need = map(int, found.groups())
+            feeder.num_places = max(1, need * FIRST_PLACES // max(1, have))
+            yield feeder.inputs(names)
+    else:
+        yield inputs
     feeder.num_places = 0

@@ -56,7 +56,7 @@ REFUSALS = (AttachError, ConfigError, InPlaceError, RegionError, ActivationLostE
 
 
 def placed(profile: Profile, choice: Callable[[Timeline, Item], Placement]) -> Plan:
-    """A plan with this placement for each item; copies end at once, loads begin late."""
+    """A plan with this placement for each item; copies end at once."""
     timeline = Timeline(profile)
     placements: Placements = {
         kind: [choice(timeline, item) for item in items]
@@ -334,7 +334,9 @@ def verdict(
                 return {"verdict": "plain fails", "why": "two plain runs differ"}
         found |= own
         if run.refused:
-            found[f"no region {'with' if group.cached else 'without'} cache"] = run.refused
+            found[f"no region {'with' if group.cached else 'without'} cache"] = (
+                run.refused
+            )
     return {"verdict": overall(found), "variants": found}
 
 

@@ -25,7 +25,7 @@ def names() -> list[str]:
 
 
 def smallest(module: str) -> str:
-    """Name of the model with the fewest parameters, of those with the smallest names."""
+    """Name of the model with the fewest parameters, of those whose names say so."""
     own = timm.list_models(module=module)
     own.sort(key=lambda n: (not n.startswith("test_"), not SMALL.search(n), len(n)))
     found = {}

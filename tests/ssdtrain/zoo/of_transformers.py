@@ -84,7 +84,7 @@ def names() -> list[str]:
 
 
 def classes(model_type: str) -> list[str]:
-    """Names of the classes of a type: with the heads of `TASKS`, without, with others."""
+    """Names of the classes of a type: with heads of `TASKS`, without, with others."""
     tables = [f"MODEL_FOR_{task}_MAPPING_NAMES" for task in TASKS]
     tables += ["MODEL_MAPPING_NAMES"]
     others = (n for n in dir(modeling_auto) if n.endswith("_MAPPING_NAMES"))

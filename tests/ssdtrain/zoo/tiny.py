@@ -1,8 +1,9 @@
 """Tiny configurations of every model type of transformers, by the names of fields.
 
-A configuration is rebuilt from its class's fields with smaller numbers: widths of `WIDTH`
-features, two layers, a vocabulary of `VOCABULARY` with the special tokens at its end, images
-of `IMAGE` pixels. What a rule of names cannot know stands in `CHANGES`.
+A configuration is rebuilt from its class's fields with smaller numbers: `WIDTH`
+features, two layers or one of each kind, a vocabulary of `VOCABULARY` with the special
+tokens at its end, images of `IMAGE` pixels. What no rule of names can know stands in
+`CHANGES`.
 """
 
 import re
@@ -29,46 +30,74 @@ RULES: list[tuple[re.Pattern[str], Callable[[int], int]]] = [
     for pattern, change in (
         # As they are.
         (r"num_groups$|codevector_groups|_groups$", at_most(4)),
-        (r"(^|_)(kernel|kernel_size|stride|dilation|padding|ratio|factor|rate|expand|"
-         r"coefficient|cost|levels?|ngram|mult|norm|chunk_size_\w+|seed|scale|stages|"
-         r"encoder_blocks|size_divisor)$",
-         at_most(32)),
+        (
+            r"(^|_)(kernel|kernel_size|stride|dilation|padding|ratio|factor|rate|expand|"
+            r"coefficient|cost|levels?|ngram|mult|norm|chunk_size_\w+|seed|scale|stages|"
+            r"encoder_blocks|size_divisor)$",
+            at_most(32),
+        ),
         (r"^stage_|stem_channels|num_pos_feats", lambda v: v),
         (r"chunk_\w+_context|focal_window", at_most(3)),
         (r"mask_time_length|mask_feature_length", at_most(2)),
         (r"rotary_dim|rope_head_dim", at_most(HEAD)),
         (r"temperature|rope|theta|base$|loss|ignore|eps|timescale|_freq$", lambda v: v),
-        (r"relative_attention_num_buckets|_bins$|(^|_)num_buckets|position_buckets",
-         at_most(32)),
+        (
+            r"relative_attention_num_buckets|_bins$|(^|_)num_buckets|position_buckets",
+            at_most(32),
+        ),
         # Numbers of things.
         (r"(key_value|kv)_(attention_)?(heads|groups)|kv_head", at_most(2)),
         (r"heads?_?$|heads$|n_head|num_head|_heads_|nhead", at_most(HEADS)),
-        (r"(^|_)(layers?|depth|blocks?|n_layer|num_layer|loops|"
-         r"self_attends_per_block|repeats)$", at_most(LAYERS)),
-        (r"pattern$|interval$|period$|every_n_layers|_sparse_step$|frequency$",
-         at_most(2)),
-        (r"experts_per_tok|topk_group|top_?k$|moe_k$|num_selects|index_topk", at_most(2)),
+        (
+            r"(^|_)(layers?|depth|blocks?|n_layer|num_layer|loops|"
+            r"self_attends_per_block|repeats)$",
+            at_most(LAYERS),
+        ),
+        (
+            r"pattern$|interval$|period$|every_n_layers|_sparse_step$|frequency$",
+            at_most(2),
+        ),
+        (
+            r"experts_per_tok|topk_group|top_?k$|moe_k$|num_selects|index_topk",
+            at_most(2),
+        ),
         (r"n_group$", at_most(2)),
         (r"shared_experts", at_most(1)),
         (r"expert_capacity", at_most(8)),
         (r"experts?$|num_moe_experts|expert_num", at_most(4)),
         (r"first_k_dense_replace|num_dense_layers|moe_layer_start_index", at_most(1)),
-        (r"queries|query_tokens|proposals|detection_tokens|num_denoising|latents|"
-         r"latent_query_num|landmarks", at_most(8)),
+        (
+            r"queries|query_tokens|proposals|detection_tokens|num_denoising|latents|"
+            r"latent_query_num|landmarks",
+            at_most(8),
+        ),
         (r"codebooks|quantizers|num_code_groups", at_most(3)),
-        (r"codebook_size|codebook_vocab|num_embeddings|num_embeds|centroids|clusters|"
-         r"codevectors", at_most(VOCABULARY)),
-        (r"n_mels$|mel_bins|num_mels|feature_size|spectrogram_bins|mel_dim|"
-         r"input_feat_per_channel|n_mel_channels|num_filter_bank", at_most(16)),
+        (
+            r"codebook_size|codebook_vocab|num_embeddings|num_embeds|centroids|clusters|"
+            r"codevectors",
+            at_most(VOCABULARY),
+        ),
+        (
+            r"n_mels$|mel_bins|num_mels|feature_size|spectrogram_bins|mel_dim|"
+            r"input_feat_per_channel|n_mel_channels|num_filter_bank",
+            at_most(16),
+        ),
         # Extents.
         (r"entity_vocab|(^|_)vocab(ulary)?(_size\w*)?$", at_most(VOCABULARY)),
-        (r"position_embeddings|positions|max_pos|n_ctx|max_len|seq_len|max_source|"
-         r"max_target|context_length|mem_len|max_text|max_seq|n_positions|max_relative|"
-         r"max_distance|2d_position", at_most(POSITIONS)),
-        (r"image_size|img_size|resolution|input_size|crop_size|spec_size|tile_size",
-         at_most(IMAGE)),
-        (r"patch_size|patch_length|patch_stride|encoder_stride|output_stride",
-         at_most(PATCH)),
+        (
+            r"position_embeddings|positions|max_pos|n_ctx|max_len|seq_len|max_source|"
+            r"max_target|context_length|mem_len|max_text|max_seq|n_positions|max_relative|"
+            r"max_distance|2d_position",
+            at_most(POSITIONS),
+        ),
+        (
+            r"image_size|img_size|resolution|input_size|crop_size|spec_size|tile_size",
+            at_most(IMAGE),
+        ),
+        (
+            r"patch_size|patch_length|patch_stride|encoder_stride|output_stride",
+            at_most(PATCH),
+        ),
         (r"frames|tubelet|temporal_patch", at_most(4)),
         (r"sliding|attention_window|local_attention|window_length", at_most(8)),
         (r"num_windows", at_most(4)),
@@ -77,12 +106,17 @@ RULES: list[tuple[re.Pattern[str], Callable[[int], int]]] = [
         (r"image_seq_length|image_tokens|tokens_per_image|num_patches", at_most(16)),
         (r"prompt_length|context_size|label_length|segment_means", at_most(8)),
         # Widths.
-        (r"head_dim|d_kv|d_head|dim_head|attention_head_size|lora_rank|kv_channels|"
-         r"dims_per_head", at_most(HEAD)),
+        (
+            r"head_dim|d_kv|d_head|dim_head|attention_head_size|lora_rank|kv_channels|"
+            r"dims_per_head",
+            at_most(HEAD),
+        ),
         (r"state_size|d_state|state_dim|ssm_state", at_most(8)),
         (r"num_channels|in_channels|in_chans|input_channels|channels_in", at_most(16)),
-        (r"intermediate|ffn|mlp_dim|d_ff|feed_?forward|dim_ff|ff_dim|inner",
-         at_most(2 * WIDTH)),
+        (
+            r"intermediate|ffn|mlp_dim|d_ff|feed_?forward|dim_ff|ff_dim|inner",
+            at_most(2 * WIDTH),
+        ),
         (r"freq|sampl|max|min|size_factor|points|hop_length", at_most(64)),
         (r"", at_most(WIDTH)),
     )
@@ -103,7 +137,7 @@ class Shrinker:
 
     def __init__(self, changes: dict[str, Any]) -> None:
         self._changes = changes
-        """By field, or by `part.field` for one part only."""
+        """By field, in all parts, or by `part.field`."""
         self._tokens: dict[int, int] = {}
 
     def tiny(self, kind: type[PreTrainedConfig], part: str = "") -> dict[str, Any]:
@@ -112,21 +146,14 @@ class Shrinker:
         found: dict[str, Any] = {}
         for field in fields(kind):
             name = field.name
-            for key in (f"{part}.{name}", name):
-                if key in self._changes and (key != name or not part or name not in OWN):
-                    found[name] = self._changes[key]
-                    break
-            else:
+            changed = self._changes.get(name, MISSING)
+            value = self._changes.get(f"{part}.{name}", changed)
+            if value is MISSING:
                 value = self._value(kind, whole, field, part)
-                if value is not MISSING:
-                    found[name] = value
-        for key, value in self._changes.items():
-            owner, _, name = key.rpartition(".")
-            if name not in found and owner == part and name.startswith("+"):
-                found[name[1:]] = value
+            if value is not MISSING:
+                found[name] = value
         self._settle_heads(whole, found)
-        own = {key.rpartition(".")[2] for key in self._changes}
-        self._settle_layers(whole, found, own)
+        self._settle_layers(whole, found)
         self._settle_stages(whole, found)
         return found
 
@@ -153,9 +180,9 @@ class Shrinker:
                 if own.get(keys) == own.get(queries):
                     found[keys] = found[queries]
 
-    @staticmethod
-    def _settle_layers(whole: Any, found: dict[str, Any], own: set[str]) -> None:
+    def _settle_layers(self, whole: Any, found: dict[str, Any]) -> None:
         """One layer of each kind."""
+        own = {key.rpartition(".")[2] for key in self._changes}
         count = next((n for n in COUNTS if isinstance(found.get(n), int)), None)
         if count is None or count in own:
             return
@@ -185,7 +212,10 @@ class Shrinker:
     def _value(self, kind: Any, whole: Any, field: "Field[Any]", part: str) -> Any:
         name = field.name
         inside = getattr(whole, name, None) if name in kind.sub_configs else None
-        if name == "backbone_config" and getattr(inside, "model_type", "") == "timm_backbone":
+        if (
+            name == "backbone_config"
+            and getattr(inside, "model_type", "") == "timm_backbone"
+        ):
             return ResNetConfig(**RESNET)
         if isinstance(inside, PreTrainedConfig):
             found = self.tiny(type(inside), f"{part}.{name}".strip("."))
@@ -276,8 +306,6 @@ RESNET = {
     "layer_type": "basic",
     "out_features": ["stage2", "stage3", "stage4"],
 }
-OWN: frozenset[str] = frozenset()
-"""Fields of `CHANGES` that are of the outermost configuration alone."""
 FOR_NONE: dict[str, Any] = {
     "head_dim": HEAD,
     "num_key_value_heads": HEADS,
