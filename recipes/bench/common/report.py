@@ -39,6 +39,7 @@ from recipes.bench.safety.tables import (
     stale,
     survival,
     verify,
+    zoo,
 )
 from recipes.bench.sampling.tables import sampling
 from recipes.bench.storage.tables import gds, io, malloc_hook, soak
@@ -241,6 +242,7 @@ PAGES = {
         (
             ("safety", survival),
             ("safety", searches),
+            ("safety", of_file("zoo_cpu", zoo)),
             ("safety", of_file("verify", verify)),
             ("safety", of_file("self_check", self_check)),
             ("safety", of_file("sanitize", sanitize)),

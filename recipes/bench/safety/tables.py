@@ -206,6 +206,86 @@ def _interrupts(cells: Data) -> str:
     )
 
 
+def zoo(data: Data) -> str:
+    """How every architecture fares, by library, and why some are not equal."""
+    rows, reasons = [], list[str]()
+    for library in sorted({name.partition("/")[0] for name in data["cells"]}):
+        cells = {
+            name.partition("/")[2]: cell
+            for name, cell in data["cells"].items()
+            if name.startswith(f"{library}/")
+        }
+        said = Counter(_said(cell) for cell in cells.values())
+        ran = len(cells) - said["plain fails"]
+        again = sum(_runs_again(cell) for cell in cells.values())
+        others = [str(said[verdict]) for verdict in ("refused", "different", "crash")]
+        counts = [len(cells), ran, said["equal"], again, *others, said["plain fails"]]
+        rows.append([library, *map(str, counts)])
+        reasons += _reasons(library, cells)
+    text = (
+        "**Every architecture there is.** A tiny model of every model type of "
+        "transformers, of every module of timm and of the models of diffusers, plain "
+        "and under five imposed plans, ten steps each, `min_bytes=1`: everything to "
+        "host memory; everything with a recipe made again and the rest on the SSD; "
+        "the search's plan for a small budget; all regions; a random plan. Equal: "
+        "all losses, gradients, weights, buffers and random numbers, byte for byte, "
+        "while at least 90 % of what autograd saved moved or was made again, or "
+        "regions ran again."
+    )
+    head = ["library", "types", "plain runs", "equal", "of them with layers run again"]
+    head += ["refused", "different", "crash", "plain fails"]
+    table = markdown(head, rows)
+    return "\n\n".join([text, table, "\n".join(reasons), where(data)])
+
+
+def _said(cell: Data) -> str:
+    verdict = str(cell.get("verdict", "crash"))
+    return "crash" if verdict in ("no plan", "unmoved") else verdict
+
+
+def _runs_again(cell: Data) -> bool:
+    """Whether it is equal, and layers of it ran again."""
+    own = cell.get("variants", {}).values() if cell.get("verdict") == "equal" else ()
+    return any(isinstance(v, dict) and v["bytes"]["regions"] > 0 for v in own)
+
+
+def _reasons(library: str, cells: Data) -> list[str]:
+    """A line for each type that ran plain and is not equal, and one for each way in
+    which plain fails."""
+    lines = []
+    fails: dict[str, list[str]] = {}
+    for name, cell in cells.items():
+        if _said(cell) == "equal":
+            continue
+        if _said(cell) == "plain fails":
+            fails.setdefault(_way(cell["why"]), []).append(name)
+            continue
+        own = [v for v in cell.get("variants", {}).values() if isinstance(v, dict)]
+        whys = [v["why"] for v in own if "why" in v] or [str(cell.get("why", ""))]
+        lines.append(f"- {library}/{name}: {_said(cell)}: {whys[0][:200]}")
+    for way, names in sorted(fails.items(), key=lambda item: -len(item[1])):
+        lines.append(f"- {library}, plain fails, {way}: {', '.join(names)}")
+    return lines
+
+
+def _way(why: str) -> str:
+    """In which way plain fails; anything else is that no inputs for it were found."""
+    for word, way in WAYS.items():
+        if word in why:
+            return way
+    return "no tiny configuration or inputs for it were found"
+
+
+WAYS = {
+    "requires the": "needs a library that is not there",
+    "parameters are too many": "no small configuration",
+    "two plain runs differ": "two plain runs differ",
+    "not finite": "the loss is not finite",
+    "no result of this model has a gradient": "nothing to differentiate",
+    'missing the required "forward"': "has no forward",
+}
+
+
 LEAKS = {"plain": "the same steps without ssdtrain"}
 
 
