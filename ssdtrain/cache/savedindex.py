@@ -21,7 +21,7 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ssdtrain.cache.handles import KeptHandle, ParameterHandle, ParameterViewHandle
-from ssdtrain.cache.identity import stamp_of
+from ssdtrain.cache.identity import is_plain, stamp_of
 from ssdtrain.cache.record import Handle
 from ssdtrain.cache.wrapped import counter_of
 from ssdtrain.errors import ForkedError
@@ -176,17 +176,16 @@ class SavedTensors:
         """
         tensors = self._taken()
         self.made = [None] * len(tensors)
-        odd = _odd(tensors, nothing.device)
-        if not odd:
+        if not _any_odd(tensors, nothing.device):
             self.probes = [*map(DETACH, tensors)]
             for probe in self.probes:
                 probe.data = nothing
             return []
         stays = []
-        for index, tensor in enumerate(tensors):
-            if index not in odd:
+        for tensor in tensors:
+            if is_plain(tensor):  # an attention's seed lies on the host
                 probe = tensor.detach()
-                probe.data = nothing
+                probe.data = nothing.to(tensor.device)
             elif is_traceable_wrapper_subclass(tensor):
                 probe = counter_of(tensor)
             else:
@@ -231,17 +230,11 @@ def look_of(tensor: Tensor) -> Any:
     return tensor.shape, tensor.dtype, tensor.stride()
 
 
-def _odd(tensors: list[Tensor], device: torch.device) -> set[int]:
-    """Those that are more than bytes of one storage on the device."""
-    usual = torch.strided, device, False, False
+def _any_odd(tensors: list[Tensor], device: torch.device) -> bool:
+    """Whether one of them is more than bytes of one storage on the device."""
+    usual = Tensor, (torch.strided, device, False, False)
     kinds = zip(map(type, tensors), map(KIND, tensors), strict=True)
-    odd = {n for n, pair in enumerate(kinds) if pair != (Tensor, usual)}
-    if not odd and not any(map(IS_ZERO, tensors)):
-        return odd
-    for index, tensor in enumerate(tensors):
-        if index not in odd and tensor._is_zerotensor():
-            odd.add(index)
-    return odd
+    return any(kind != usual for kind in kinds) or any(map(IS_ZERO, tensors))
 
 
 def _own_bytes(tensors: list[Tensor], arguments: list[Tensor]) -> list[int]:

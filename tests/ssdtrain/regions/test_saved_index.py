@@ -229,3 +229,27 @@ def test_what_nobody_asks_for_goes_when_backward_ends() -> None:
             del loss
         train(model, 1)
         assert session.last_step.saved_peak_bytes == usual
+
+
+class Seeded(torch.autograd.Function):
+    """Saves a tensor of another device, as attention on a GPU saves its seed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x, torch.empty(2, device="meta"))
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        x, seed = ctx.saved_tensors
+        assert seed.device.type == "meta"
+        return grad * 2
+
+
+def test_a_tensor_of_another_device_is_made_again_as_well() -> None:
+    expected = train(net(Seeded.apply), 4)
+    model = net(Seeded.apply)
+    with ssdtrain.offload(model, **SETTINGS) as session:
+        assert all(map(torch.equal, train(model, 4), expected))
+        assert session.last_step is not None
+        assert session.last_step.bytes_recomputed > 0
