@@ -48,7 +48,7 @@ def test_graph_programs_see_a_stale_result(
             return known.setdefault((id(self), name), plain(self, name, now))
 
         monkeypatch.setattr(frame.EdgeFrame, "sorted", kept)
-    assert graph_programs.run_block(0)["different"]
+    assert any(graph_programs.run_program(seed)["different"] for seed in range(100))
 
 
 def test_tables() -> None:

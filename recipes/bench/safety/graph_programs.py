@@ -76,6 +76,13 @@ def user_layer(g: Any, feature: Any, weight: Any) -> Any:
 Call = Callable[["Objects", dict[str, Tensor]], Any]
 
 
+def peek(frame: Any, name: str) -> Tensor:
+    """A column in the caller's order; the frame keeps whichever it has."""
+    made = getattr(frame, "_made", {}).get(name)
+    found: Tensor = frame[name] if made is None else copy.copy(made).given()
+    return found
+
+
 @dataclass
 class Objects:
     """What a program uses again."""
@@ -105,10 +112,55 @@ class Objects:
             (graph.ndata, self.graph.ndata),
             (graph.edata, self.graph.edata),
         ):
-            for name, value in other.items():
+            for name in other:
+                value = peek(other, name)
                 mine[name] = value.detach().clone().requires_grad_(value.requires_grad)
         dicts = {k: v.clone() for k, v in self.dicts.items()}
         return Objects(convs, ends, self.kinds.clone(), dicts, graph, indices)
+
+
+@dataclass
+class _Passing:
+    """Messages along all edges (`all`, `edges`, `softmax`), into nodes `ids` (`pull`)
+    or along edges `ids` (`some`)."""
+
+    kind: str
+    message: str
+    how: str
+    ids: Tensor
+
+    def ours(self, o: Objects, _: dict[str, Tensor]) -> list[Tensor]:
+        g, reduce = o.graph, getattr(fn, self.how)("m", "o")
+        if self.kind == "edges":
+            g.apply_edges(_OURS[self.message])
+            g.update_all(fn.copy_e("m", "m"), reduce)
+            return [g.ndata["o"], g.edata["m"]]
+        if self.kind == "softmax":
+            return [g.edge_softmax(g.edata["w"])]
+        g.ndata["o"] = torch.zeros_like(g.ndata["h"], device="cpu")
+        call = (_OURS[self.message], reduce)
+        if self.kind == "all":
+            g.update_all(*call)
+        elif self.kind == "pull":
+            g.pull(self.ids, *call)
+        else:
+            g.send_and_recv(self.ids, *call)
+        return [g.ndata["o"]]
+
+    def loop(self, o: Objects, _: dict[str, Tensor]) -> list[Tensor]:
+        (src, dst), h, w = o.indices, o.graph.ndata["h"], o.graph.edata["w"]
+        count, how = o.graph.num_nodes(), REDUCERS[self.how]
+        if self.kind == "softmax":
+            return [relational.softmax(w, dst, count)]
+        e = o.graph.edata["s"] if self.message == "u_add_s" else w
+        m = _LOOPS[self.message](h[src], h[dst], e)
+        if self.kind == "some":
+            return [reduced(m[self.ids], dst[self.ids], count, how)]
+        made = reduced(m, dst, count, how)
+        if self.kind == "pull":
+            chosen = torch.zeros(count, 1, dtype=torch.float64)
+            made = made * chosen.index_fill(0, self.ids, 1.0)
+        return [made, m] if self.kind == "edges" else [made]
 
 
 class Program:
@@ -149,7 +201,6 @@ class Program:
         graph.ndata["h"] = self.rows(self.nodes)
         graph.edata["w"] = nn.Parameter(self.rows(self.edges).detach()[:, :1].clone())
         self.objects = Objects(convs, ends, kinds, dicts, graph, (source, target))
-        self.has_s = False
 
     def convs(self) -> dict[str, nn.Module]:
         d, r = self.draw, self.relations
@@ -222,19 +273,8 @@ class Program:
             targets = [o.ends, o.kinds, *o.indices, *o.dicts.values()]
             self.write_indices(d.choice(targets))
         elif what == "features":
-            graph, name = o.graph, "w"
-            if self.has_s and d.random() < 0.5:
-                name = "s"
-            t = d.choice([graph.ndata["h"], graph.edata[name]])
-            how = d.choice(["in place", ".data", "numpy"])
-            with torch.no_grad():
-                if how == "in place":
-                    t.mul_(0.75)
-                elif how == ".data" or t.dtype is torch.bfloat16:
-                    t.data.add_(0.5)
-                else:
-                    t.detach().numpy()[...] *= 0.5
-            self.met[f"features: {how}"] += 1
+            name = "s" if "s" in o.graph.edata and d.random() < 0.5 else "w"
+            self.write_features(d.choice([o.graph.ndata["h"], o.graph.edata[name]]))
         elif what == "parameters":
             conv = d.choice([*o.convs.values()])
             for p in conv.parameters():
@@ -243,17 +283,30 @@ class Program:
                 conv.aggr = d.choice([*REDUCERS])
             self.met["parameters"] += 1
         elif what == "step":
-            ps = [o.graph.edata["w"], *o.convs["rgcn"].parameters()]
-            for p in ps:
-                p.grad = torch.ones_like(p)
-            fused = d.random() < 0.5 and self.dtype is not torch.float16
-            torch.optim.AdamW(ps, lr=0.05, fused=fused).step()
-            for p in ps:
-                p.grad = None
-            self.met["optimizer step"] += 1
+            self.optimize([o.graph.edata["w"], *o.convs["rgcn"].parameters()])
         else:
             o.graph.ndata["h"] = self.rows(self.nodes)
             self.met["column"] += 1
+
+    def write_features(self, t: Tensor) -> None:
+        how = self.draw.choice(["in place", ".data", "numpy"])
+        with torch.no_grad():
+            if how == "in place":
+                t.mul_(0.75)
+            elif how == ".data" or t.dtype is torch.bfloat16:
+                t.data.add_(0.5)
+            else:
+                t.detach().numpy()[...] *= 0.5
+        self.met[f"features: {how}"] += 1
+
+    def optimize(self, parameters: list[Tensor]) -> None:
+        for p in parameters:
+            p.grad = torch.ones_like(p)
+        fused = self.draw.random() < 0.5 and self.dtype is not torch.float16
+        torch.optim.AdamW(parameters, lr=0.05, fused=fused).step()
+        for p in parameters:
+            p.grad = None
+        self.met["optimizer step"] += 1
 
     def write_indices(self, t: Tensor) -> None:
         if not t.numel():
@@ -281,7 +334,8 @@ class Program:
         d = self.draw
         if d.random() < 0.7:
             self.write()
-        choice = d.choice(["rgcn", "rgcn", "rgat", "hgt", "layer", "user", "message"])
+        kinds = ["rgcn", "rgcn", "rgat", "hgt", "layer", "user", *["message"] * 4]
+        choice = d.choice(kinds)
         if choice == "message":
             return self.call_message()
         if choice == "hgt":
@@ -357,62 +411,28 @@ class Program:
         )
 
     def call_message(self) -> str | None:
-        d = self.draw
+        d, graph = self.draw, self.objects.graph
         message = d.choice(["copy_u", "u_mul_e", "u_add_v", "u_sub_e", "user"])
         how = d.choice([*REDUCERS])
+        if "s" in graph.edata and d.random() < 0.5:
+            message = "u_add_s"
         if how == "std":
             # Of equal messages the root has no slope; none are, where each has its own.
             message = "u_mul_e"
         kind = d.choice(["all", "all", "pull", "some", "edges", "softmax"])
-        self.met[f"message {kind}"] += 1
         seeds = self.integers(self.nodes, d.randint(1, 3))
         ids = self.integers(max(self.edges, 1), 3).unique()
         if not self.edges and kind == "some":
             kind = "all"
-
-        def ours(o: Objects, v: dict[str, Tensor]) -> Any:
-            g = o.graph
-            if kind == "edges":
-                g.apply_edges(_OURS[message])
-                g.update_all(fn.copy_e("m", "m"), getattr(fn, how)("m", "o"))
-                return [g.ndata["o"], g.edata["m"]]
-            if kind == "softmax":
-                return [g.edge_softmax(g.edata["w"])]
-            g.ndata["o"] = torch.zeros_like(g.ndata["h"])
-            call = (_OURS[message], getattr(fn, how)("m", "o"))
-            if kind == "all":
-                g.update_all(*call)
-            elif kind == "pull":
-                g.pull(seeds, *call)
-            else:
-                g.send_and_recv(ids, *call)
-            return [g.ndata["o"]]
-
-        def loop(o: Objects, v: dict[str, Tensor]) -> Any:
-            (src, dst), h, w = o.indices, o.graph.ndata["h"], o.graph.edata["w"]
-            m = _LOOPS[message](h[src], h[dst], w)
-            if kind == "softmax":
-                return [relational.softmax(w, dst, self.nodes)]
-            if kind == "edges":
-                return [reduced(m, dst, self.nodes, REDUCERS[how]), m]
-            if kind == "all":
-                return [reduced(m, dst, self.nodes, REDUCERS[how])]
-            if kind == "pull":
-                return [
-                    reduced(m, dst, self.nodes, REDUCERS[how])
-                    * _mask(seeds, self.nodes)
-                ]
-            return [reduced(m[ids], dst[ids], self.nodes, REDUCERS[how])]
-
+        self.met[f"message {kind}"] += 1
+        passing = _Passing(kind, message, how, seeds if kind == "pull" else ids)
         # Between two programs, or behind a user's function with messages in memory.
         stored = kind == "edges" or (message == "user" and how in ("mul", "median"))
-        found = self.compare(ours, loop, {}, ("graph",), stored)
-        g = self.objects.graph
-        if self.draw.random() < 0.3:
-            with torch.set_grad_enabled(self.draw.random() < 0.5):
-                g.apply_edges(fn.u_add_v("h", "h", "s"))
-            g.edata["s"] = g.edata["s"].detach()
-            self.has_s = True
+        found = self.compare(passing.ours, passing.loop, {}, ("graph",), stored)
+        if d.random() < 0.3:
+            with torch.no_grad():
+                graph.apply_edges(fn.u_add_v("h", "h", "s"))
+            self.met["a column that a program made"] += 1
         return found
 
     # Comparison.
@@ -451,7 +471,9 @@ class Program:
         for conv in double.convs.values():
             conv.double()
         g = double.graph
-        for frame, name in ((g.ndata, "h"), (g.edata, "w")):
+        for frame, name in ((g.ndata, "h"), (g.edata, "w"), (g.edata, "s")):
+            if name not in frame:
+                continue
             t = frame[name]
             frame[name] = t.detach().double().requires_grad_(t.requires_grad)
         exact = {
@@ -481,15 +503,12 @@ def _user_loop(o: Objects, v: dict[str, Tensor]) -> Any:
     return reduced(att * h, dst, count, REDUCERS["sum"])
 
 
-def _mask(nodes: Tensor, count: int) -> Tensor:
-    return torch.zeros(count, 1, dtype=torch.float64).index_fill(0, nodes, 1.0)
-
-
 _OURS: dict[str, Any] = {
     "copy_u": fn.copy_u("h", "m"),
     "u_mul_e": fn.u_mul_e("h", "w", "m"),
     "u_add_v": fn.u_add_v("h", "h", "m"),
     "u_sub_e": fn.u_sub_e("h", "w", "m"),
+    "u_add_s": fn.u_add_e("h", "s", "m"),
     "user": lambda e: {"m": torch.tanh(e.src["h"]) * e.data["w"] - e.dst["h"]},
 }
 _LOOPS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -497,6 +516,7 @@ _LOOPS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "u_mul_e": lambda u, v, w: u * w,
     "u_add_v": lambda u, v, w: u + v,
     "u_sub_e": lambda u, v, w: u - w,
+    "u_add_s": lambda u, v, s: u + s,
     "user": lambda u, v, w: u.tanh() * w - v,
 }
 
