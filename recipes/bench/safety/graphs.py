@@ -7,15 +7,17 @@ rerun goes on: how many graphs gave equal gradients, how many both sides refused
 in-place change of a saved tensor), how often each feature occurred in the former, and
 every difference with its seed.
 
-    OMP_NUM_THREADS=1 python -m recipes.bench.safety.graphs --graphs 100000
+    OMP_NUM_THREADS=1 python -m recipes.bench.safety.graphs --graphs 100000 --workers 8
 """
 
 import logging
+import multiprocessing
 import random
 import sys
 import tempfile
 import time
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import torch
@@ -99,39 +101,55 @@ def merge(data: dict[str, Any], found: dict[str, Any]) -> None:
         data[name] = dict(sorted(sums.items()))
 
 
-def main() -> None:
-    """Blocks until the graphs are done or the time is over."""
-    parser = arguments(__doc__, 36_000)
-    parser.add_argument("--graphs", type=int, default=100_000)
-    options = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+def start() -> None:
+    """Let this process run blocks: its threads, log and process group."""
     torch.set_num_threads(1)
     # A refused recipe of one graph in thousands is no news here: it is counted.
     logging.disable(logging.WARNING)
-    out = options.out or RESULTS / "safety" / f"graphs_{device}.json"
     store = tempfile.mkdtemp()
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{store}/rendezvous", rank=0, world_size=1
     )
+
+
+def timed_block(block: int, device: str) -> tuple[dict[str, Any], float]:
+    """`run_block`, and its seconds."""
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as directory:
+        found = run_block(block, device, directory)
+    return found, time.monotonic() - begin
+
+
+def main() -> None:
+    """Blocks until the graphs are done or the time is over."""
+    parser = arguments(__doc__, 36_000)
+    parser.add_argument("--graphs", type=int, default=100_000)
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    options = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    out = options.out or RESULTS / "safety" / f"graphs_{device}.json"
     cells = Cells(out, options.budget_s, {"device": device, "block": BLOCK})
     sums = cells.data["cells"].setdefault("campaign", {"blocks": 0})
     deadline = time.monotonic() + options.budget_s
-    while sums["blocks"] * BLOCK < options.graphs and time.monotonic() < deadline:
-        start = time.monotonic()
-        merge(sums, run_block(sums["blocks"], device, store))
-        sums["blocks"] += 1
-        sums["graphs"] = sums["blocks"] * BLOCK
-        sums["seconds"] = round(sums.get("seconds", 0) + time.monotonic() - start, 1)
-        sums["rarest"] = min(sums["features"].items(), key=lambda pair: pair[1])
-        cells.save()
-        if sums["blocks"] % 10 == 1:
-            print(
-                f"{sums['graphs']} graphs, {sums['equal']} equal, {sums['refused']} "
-                f"refused by both, {len(sums['different'])} different; rarest "
-                f"{sums['rarest']}; {sums['seconds']:.0f} s",
-                flush=True,
-            )
-    torch.distributed.destroy_process_group()
+    blocks = range(sums["blocks"], -(-options.graphs // BLOCK))
+    with multiprocessing.get_context("spawn").Pool(options.workers, start) as pool:
+        # In their order, so that a rerun knows which are done.
+        for found, seconds in pool.imap(partial(timed_block, device=device), blocks):
+            merge(sums, found)
+            sums["blocks"] += 1
+            sums["graphs"] = sums["blocks"] * BLOCK
+            sums["seconds"] = round(sums.get("seconds", 0) + seconds, 1)
+            sums["rarest"] = min(sums["features"].items(), key=lambda pair: pair[1])
+            cells.save()
+            if sums["blocks"] % 10 == 1:
+                print(
+                    f"{sums['graphs']} graphs, {sums['equal']} equal, "
+                    f"{sums['refused']} refused by both, {len(sums['different'])} "
+                    f"different; rarest {sums['rarest']}; {sums['seconds']:.0f} s",
+                    flush=True,
+                )
+            if time.monotonic() > deadline:
+                break
     if sums["different"]:
         sys.exit(f"{len(sums['different'])} graphs differ: see {out}")
 
