@@ -559,7 +559,9 @@ class RegionCall:
             return "it changes one of its inputs in place"
         for (leaf, _), before in zip(self._inputs, self._contents, strict=False):
             if before is not None and not torch.equal(self._digest(leaf), before):  # type: ignore[arg-type]
-                return "it writes to one of its inputs, past its version"
+                # For good: a call that is trusted is not looked at so closely.
+                self.region.refusal = "it writes to an input, past its version"
+                return self.region.refusal
         if not self._weights.unwritten():
             return "it writes to one of its parameters"
         if self._makes_lengths:

@@ -1,8 +1,7 @@
 """What a recipe may ask of the graph, each kind of question a tuple with its answer.
 
-A `Producer` asks when a recipe is searched for, and leaves the questions with the
-answers that it got; compiled.py asks them again for another graph. Nodes are numbered
-in the order in which edges led to them; 0 made the tensor.
+A `Producer` asks when a recipe is searched for, and leaves its questions with their
+answers; compiled.py asks them again. Nodes are numbered as edges led to them, from 0.
 """
 
 from collections.abc import Callable, Hashable

@@ -1,0 +1,40 @@
+"""A region that writes to its argument past the version counter does not run again."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ssdtrain
+from tests.ssdtrain.graphs.unusual import Written
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = Written.apply(x, 1.5)
+        return x + self.b(torch.tanh(self.a(x)))
+
+
+@pytest.mark.parametrize("plan", ["offload-all", "keep-all"])
+def test_a_written_argument_is_not_read_again(plan: str) -> None:
+    found = []
+    for offloaded in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64), *(Layer() for _ in range(3)))
+        session = None
+        if offloaded:
+            session = ssdtrain.offload(
+                model, target="host", plan=plan, recompute="regions", min_bytes=0
+            )
+        gradients = []
+        for _ in range(4):
+            model(torch.randn(4, 32, 64)).square().mean().backward()
+            gradients += [each.grad.clone() for each in model.parameters()]
+            model.zero_grad()
+        if session is not None:
+            session.close()
+        found.append(gradients)
+    assert all(map(torch.equal, *found))
