@@ -6,7 +6,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import get_worker_info
@@ -21,11 +21,11 @@ from torch_geometric.sampler import (
 )
 from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
+from pydirect.region import in_forked_worker
 from pydirect.sampling import (
     Graph,
     HeteroDeviceSampler,
     Residence,
-    ResidentGraph,
     settle,
 )
 from pydirect.sampling.device import EdgeType
@@ -35,6 +35,14 @@ _MOST_WORKERS = 1024
 _NODE = ""
 _ONLY: EdgeType = (_NODE, _NODE, _NODE)
 Fanouts = Sequence[int] | Mapping[EdgeType, Sequence[int]]
+
+
+class _Drawer(NamedTuple):
+    """The graphs on one device."""
+
+    sampler: HeteroDeviceSampler
+    original: dict[EdgeType, torch.Tensor]
+    """The data's number of each edge, by type."""
 
 
 class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
@@ -62,8 +70,8 @@ class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
             data: its edges are copied into lists; the features stay with the loader.
             num_neighbors: neighbours a node, hop by hop; for each edge type, or one
                 for all; -1 for all neighbours.
-            device: that samples; "auto" takes the GPU if there is one. Loaders then
-                need ``num_workers=0``.
+            device: that samples; "auto" takes the GPU if there is one, and in workers
+                of a loader the CPU. With a GPU named, loaders need ``num_workers=0``.
             residence: where the edges lie.
             replace: draw with replacement.
             weight_attr: edge attribute to draw in proportion to.
@@ -75,32 +83,55 @@ class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
             ValueError: no such attribute, or see `HeteroDeviceSampler`.
         """
         super().__init__()
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._device = None if device == "auto" else torch.device(device)
+        self._residence = residence
         self._hetero = isinstance(data, HeteroData)
         self._output = torch.device(output_device)
         self._seed, self._batches, self._process = seed, 0, os.getpid()
         self._workers = torch.zeros(
             _MOST_WORKERS, dtype=torch.int64, device="cpu"
         ).share_memory_()
-        self._original: dict[EdgeType, torch.Tensor] = {}
-        graphs: dict[EdgeType, ResidentGraph] = {}
-        for kind in _kinds(data):
-            graph, order = _graph_of(data, kind, weight_attr)
-            weighted = weight_attr is not None
-            graphs[kind] = settle(graph, device, residence, weighted=weighted)
-            self._original[kind] = order.to(graphs[kind].device)
         self._num_nodes = _num_nodes(data)
+        self._is_weighted, self._replace = weight_attr is not None, replace
+        self._graphs = {
+            kind: _graph_of(data, kind, weight_attr) for kind in _kinds(data)
+        }
         fanouts = num_neighbors
         if not isinstance(fanouts, Mapping):
-            fanouts = dict.fromkeys(graphs, fanouts)
-        self._sampler = HeteroDeviceSampler(
-            graphs,
-            self._num_nodes,
-            fanouts,
-            replace=replace,
-            weighted=weight_attr is not None,
-        )
+            fanouts = dict.fromkeys(self._graphs, fanouts)
+        self._fanouts = fanouts
+        self._drawers: dict[torch.device, _Drawer] = {}
+        self._drawer()  # what is wrong with the arguments is told here
+
+    def _drawer(self) -> "_Drawer":
+        """What draws in this process; made when it is asked for first."""
+        device = self._device
+        if device is None:
+            # A forked process has no CUDA, and of others each would have a copy.
+            is_worker = get_worker_info() is not None or in_forked_worker()
+            is_gpu = not is_worker and torch.cuda.is_available()
+            device = torch.device("cuda" if is_gpu else "cpu")
+        found = self._drawers.get(device)
+        if found is None:
+            graphs, original = {}, {}
+            for kind, (graph, order) in self._graphs.items():
+                graphs[kind] = settle(
+                    graph, device, self._residence, weighted=self._is_weighted
+                )
+                original[kind] = order.to(graphs[kind].device)
+            sampler = HeteroDeviceSampler(
+                graphs,
+                self._num_nodes,
+                self._fanouts,
+                replace=self._replace,
+                weighted=self._is_weighted,
+            )
+            found = self._drawers[device] = _Drawer(sampler, original)
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what lies on a device: a started process makes its own."""
+        return {**self.__dict__, "_drawers": {}}
 
     def sample_from_nodes(
         self, index: NodeSamplerInput, **_: Any
@@ -137,8 +168,9 @@ class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
     ) -> SamplerOutput | HeteroSamplerOutput:
         seeds = seed if isinstance(seed, dict) else {_NODE: seed}
         number = self._count()
-        found = self._sampler.sample(seeds, self._seed, number)
-        edges = {k: self._original[k][ids] for k, ids in found.edge_ids.items()}
+        sampler, original = self._drawer()
+        found = sampler.sample(seeds, self._seed, number)
+        edges = {k: original[k][ids] for k, ids in found.edge_ids.items()}
         out = self._output
         if self._hetero:
             return HeteroSamplerOutput(

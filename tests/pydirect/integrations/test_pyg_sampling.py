@@ -197,3 +197,29 @@ def test_errors(pyg: ModuleType, ours: ModuleType) -> None:
         wrong = pyg.data.Data(edge_index=edges, num_nodes=50)
         with pytest.raises(ValueError, match=f"targets of .* 0 to 49, {said}"):
             ours.KeyedNeighborSampler(wrong, [3], device="cpu")
+
+
+def test_workers_draw_on_the_cpu_where_there_is_a_gpu(
+    pyg: ModuleType, ours: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = homogeneous(pyg)
+    sampler = ours.KeyedNeighborSampler(data, [5, 5])
+    asked: list[str] = []
+
+    def settled(*args: object, **kwargs: object) -> object:
+        asked.append(str(args[1]))
+        return settle(args[0], "cpu", *args[2:], **kwargs)
+
+    settle = ours.settle
+    monkeypatch.setattr(ours, "settle", settled)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(ours, "in_forked_worker", lambda: True)
+    copied = ours.KeyedNeighborSampler(data, [5, 5])
+    assert asked == ["cpu"]
+    monkeypatch.setattr(ours, "in_forked_worker", lambda: False)
+    loader = pyg.loader.NodeLoader(data, copied, batch_size=25)
+    found = [batch.n_id for batch in loader]
+    assert asked == ["cpu", "cuda"]
+    expected = pyg.loader.NodeLoader(data, sampler, batch_size=25)
+    for own, other in zip(found, expected, strict=True):
+        assert torch.equal(own, other.n_id)
