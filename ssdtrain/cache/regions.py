@@ -85,7 +85,12 @@ from ssdtrain.regions.conditions import (
     modes_stand,
 )
 from ssdtrain.regions.find import Region
-from ssdtrain.regions.rerun import Collector, is_parameter
+from ssdtrain.regions.rerun import (
+    Collector,
+    as_part,
+    is_parameter,
+    views_parameter,
+)
 from ssdtrain.regions.weights import Weights
 from ssdtrain.remat.modes import may_meddle, without_modes
 from ssdtrain.remat.narrow import narrow
@@ -240,6 +245,8 @@ class Input(NamedTuple):
     handle: Any
     requires_grad: bool
     is_parameter: bool
+    is_part: bool
+    """Whether it is a view of a parameter: what is saved of it has no place."""
 
 
 class RegionCall:
@@ -334,7 +341,8 @@ class RegionCall:
             # Torch asks in Python whether something is a parameter.
             is_parameter = type(leaf) is not Tensor and isinstance(leaf, nn.Parameter)
             handle = self._kept(leaf) if keeps and is_bare(leaf) else pack(leaf)
-            own = Input(handle, leaf.requires_grad, is_parameter)
+            is_part = not is_parameter and views_parameter(leaf)
+            own = Input(handle, leaf.requires_grad, is_parameter, is_part)
             stored[key] = own
             self._leaves.append(own)
             if self._cache.course.observer.listens:
@@ -778,7 +786,11 @@ class RegionCall:
                 kept = type(leaf.handle) is KeptHandle
                 tensor = leaf.handle.get() if kept else self._unpack(leaf.handle)
                 if not leaf.is_parameter:
-                    tensor = tensor.detach().requires_grad_(leaf.requires_grad)
+                    tensor = tensor.detach()
+                    if leaf.is_part:
+                        tensor = as_part(tensor, leaf.requires_grad)
+                    else:
+                        tensor.requires_grad_(leaf.requires_grad)
                 made[key] = tensor
             values[at] = made[key]
         return values

@@ -116,7 +116,19 @@ def _as_it_is(tensor: Tensor) -> Tensor:
 
 def is_parameter(tensor: Tensor) -> bool:
     """Whether it is a parameter or a view of one: those are not counted."""
-    if isinstance(tensor, nn.Parameter):
-        return True
+    return isinstance(tensor, nn.Parameter) or views_parameter(tensor)
+
+
+def views_parameter(tensor: Tensor) -> bool:
+    """Whether it is a view of a parameter."""
     base = tensor._base
-    return base is not None and isinstance(base, nn.Parameter)
+    # Torch asks in Python whether something is a parameter.
+    return base is not None and type(base) is not Tensor and is_parameter(base)
+
+
+def as_part(tensor: Tensor, requires_grad: bool) -> Tensor:
+    """The same bytes as a view of a parameter: latents that a model hands to its first
+    layer (a perceiver's resampler) are no more counted in the re-run than before."""
+    owner = nn.Parameter(tensor, requires_grad)
+    with torch.set_grad_enabled(requires_grad):
+        return owner.view(owner.shape)

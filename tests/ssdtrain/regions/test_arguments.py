@@ -101,6 +101,45 @@ def test_one_tensor_is_one_again(
     assert same_bits(ours, train(make, None)[0])
 
 
+class Parts(nn.Module):
+    """Layers that are given views of parameters, as a resampler its latents and layers
+    their rows of a table: what is saved of them is a parameter's."""
+
+    def __init__(self, frozen: bool) -> None:
+        super().__init__()
+        self.latents = nn.Parameter(torch.randn(WIDTH))
+        self.table = nn.Parameter(torch.randn(2 * ROWS, WIDTH), not frozen)
+        kind = type("Own", (Block,), {"first": parts, "__module__": __name__})
+        self.blocks = nn.ModuleList(kind() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.latents.expand(ROWS, WIDTH)
+        with torch.no_grad():
+            quiet = self.table[ROWS:]
+        for block in self.blocks:
+            rows = block(rows, x, self.table[:ROWS], quiet, self.latents)
+        return rows
+
+
+def parts(block: Any, x: Tensor, *others: Tensor) -> Tensor:
+    y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+    for other in others:
+        y = y * torch.sigmoid(other.square() * x)
+    return y
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("settings", [SETTINGS, PLAN])
+def test_a_view_of_a_parameter_is_one_again(
+    settings: dict[str, Any], frozen: bool
+) -> None:
+    ours, refused = train(lambda: Parts(frozen), settings)
+    assert not refused
+    theirs, _ = train(lambda: Parts(frozen), None)
+    ours, theirs = ([g for g in each if g is not None] for each in (ours, theirs))
+    assert same_bits(ours, theirs)
+
+
 def marked(x: Tensor) -> tuple[Tensor]:
     x = x * 1
     x.factor = 0.5  # type: ignore[attr-defined]
