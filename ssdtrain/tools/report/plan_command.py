@@ -31,6 +31,7 @@ from ssdtrain.plan.plan import PLAN_FILE, Plan
 from ssdtrain.plan.profile import PROFILE_FILE, Profile
 from ssdtrain.plan.words import ModuleRow, explain, rows
 from ssdtrain.progress import Progress, each
+from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.foresight.device import (
     DEFAULT_DEVICE,
     Device,
@@ -49,15 +50,14 @@ from ssdtrain.tools.report.subject import (
     estimated,
     observed,
 )
-from ssdtrain.tools.report.table import bytes_text
 
 EXAMPLES = """examples:
   ssdtrain plan --model blocks:8192x4 --micro-batch 16 --no-gpu --links links.json
   ssdtrain plan --model my.py:build --max-overhead 0.02 --save plan.json
                                         observe on this machine, write the plan
-  ssdtrain plan --profile runs/latest/profile.json --memory-budget 8G
+  ssdtrain plan --profile runs/latest/profile.json --memory-budget 8GB
   ssdtrain plan --model blocks:8192x4 --no-gpu --sweep micro_batch --batch 64 \\
-                --stages 4 --memory-budget 20G
+                --stages 4 --memory-budget 20GB
 
 FUNCTION(micro_batch) gives (module, forward), forward() a loss. A saved plan is given
 to training as `offload.plan=plan.json`.
