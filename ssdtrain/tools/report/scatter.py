@@ -7,8 +7,8 @@ from ssdtrain.plan.baselines import references
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.simulate import Run, keep_all
 from ssdtrain.plan.timeline import Timeline
+from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.report.frontier import frontier
-from ssdtrain.tools.report.table import bytes_text
 
 WIDTH, HEIGHT = 64, 16
 OURS, OTHERS = "o", "x"
