@@ -61,6 +61,7 @@ def estimate(
     *,
     min_bytes: int = 1 << 20,
     optimizer: str | None = None,
+    keeps_gradients: bool = True,
 ) -> Profile:
     """Return the profile of one forward and backward, and of the optimizer's update.
 
@@ -72,8 +73,9 @@ def estimate(
         links: curves of the machine that is asked about.
         device: prices operators.
         min_bytes: smaller saved tensors are never moved.
-        optimizer: a key of `STATES`, whose update and state are counted; gradients are
-            then made anew in each step. None: gradients are there before the step.
+        optimizer: a key of `STATES`, whose update and state are counted.
+        keeps_gradients: gradients are there before the step; False: each step makes
+            them anew, as after `zero_grad()`.
 
     Raises:
         ConfigError: nothing was saved, nothing needs a gradient, or the step cannot be
@@ -83,7 +85,8 @@ def estimate(
     recorder = Recorder(model, saved.measure)
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.grad = None if optimizer else torch.zeros_like(parameter)
+            made = torch.zeros_like(parameter) if keeps_gradients else None
+            parameter.grad = made
     with (
         saved.calls(model, recorder),
         torch.autograd.graph.saved_tensors_hooks(
@@ -109,13 +112,14 @@ def estimate(
         by += (
             "; `ssdtrain foresight predict` says what is left out of this model's step"
         )
+    num_states = STATES[optimizer] if optimizer is not None else 0
     weights = sum(map(num_bytes_of, model.parameters()))
     trained = sum(num_bytes_of(p) for p in model.parameters() if p.requires_grad)
     return saved.profile(
         found.tasks,
         backward_end,
-        base_bytes=weights + trained * (STATES[optimizer] if optimizer else 1),
-        rest_bytes=trained if optimizer else 0,
+        base_bytes=weights + trained * (num_states + keeps_gradients),
+        rest_bytes=0 if keeps_gradients else trained,
         links=links,
         # A CPU runs its kernels itself: no host beside it.
         is_hosted=device.spec.kind is Kind.CUDA,
@@ -308,9 +312,7 @@ class _Saved:
         )
         if maker is not None and operator is not None and "attention" in operator:
             self._attentions.add(maker)
-        return _Kept(
-            item, maker if rebuilds else None, -1 if maker is None else maker
-        )
+        return _Kept(item, maker if rebuilds else None, -1 if maker is None else maker)
 
     def _inputs(self, storages: Sequence[int]) -> tuple[int, ...] | None:
         found = {self._item_of.get(storage) for storage in storages}
@@ -350,7 +352,10 @@ class _Saved:
             for mark, end in zip(self._marks, ends, strict=True)
         )
         items = tuple(
-            kept.item
+            # What is stored for a re-run alone is nothing that a recipe may read.
+            replace(kept.item, recipe=None, inputs=())
+            if any(self.items[each].item.serves >= 0 for each in kept.item.inputs)
+            else kept.item
             if kept.maker is None
             else _rebuilt(
                 kept.item,
@@ -385,7 +390,6 @@ class _Saved:
             device="meta",
             **more,
         )
-
 
     def _beside(self) -> list[int]:
         """Return the memory of gradients and temporaries when each call runs again."""
