@@ -121,8 +121,8 @@ class Watch:
                 f"gradient checkpointing is on in {name}, so its layers run again in "
                 "backward and little is left for ssdtrain to move; switch it off "
                 "(gradient_checkpointing=False in TrainingArguments, or "
-                "leave out gradient_checkpointing_enable()) and set device_memory='fit': "
-                "ssdtrain runs layers again where that is needed"
+                "leave out gradient_checkpointing_enable()) and set "
+                "device_memory='fit': ssdtrain runs layers again where that is needed"
             )
         if ranks_of(self._modules) - self._ranks:
             raise AttachError(

@@ -217,7 +217,7 @@ class FusedLoss(torch.autograd.Function):
             loss = loss + logits[:, 0].float().sum()
             by_hidden[start : start + chunk] = logits @ weight
             if by_weight is not None:
-                by_weight += logits.t() @ own
+                by_weight.addmm_(logits.t(), own)
         ctx.save_for_backward(by_hidden)
         ctx.by_weight = by_weight
         return loss

@@ -25,11 +25,6 @@ class Repeated(NamedTuple):
     weight_bytes: int
     """Gradients that the period's backward makes; 0: they are there before the step."""
 
-    def copies_of(self, call: int) -> int:
-        """Return how often a call is there."""
-        inside = self.first <= call < self.first + self.length
-        return 1 + self.times if inside else 1
-
 
 def deeper(profile: Profile, by: Repeated) -> Profile:
     """Return the profile with a period of its region calls repeated.
@@ -77,12 +72,12 @@ def deeper(profile: Profile, by: Repeated) -> Profile:
     where = _in_backward(backward, call_of, items)
     for at, copy in _grouped(where, by, reverse=True):
         mark, call = backward[at], where[at]
+        more = by.weight_bytes * _behind(call, copy, by)
         marks.append(
             replace(
                 mark,
                 item=placed(mark.item, copy),
-                other_bytes=mark.other_bytes
-                + by.weight_bytes * _behind(call, copy, by),
+                other_bytes=mark.other_bytes + more,
             )
         )
     new_runs = tuple(

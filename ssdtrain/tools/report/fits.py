@@ -117,7 +117,7 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Captured:
+class Captured:
     """A profile, and the bytes of one GPU."""
 
     profile: Profile
@@ -146,7 +146,7 @@ def fits(question: Question) -> Answer:
     states = captured.profile.base_bytes
     if states > capacity:
         raise ConfigError(_too_large(question, captured, capacity))
-    ways = _ways(question, captured, capacity)
+    ways = _ways(captured, capacity)
     peaks = {name: peak for name, (_, peak) in ways.items()}
     rows = tuple(
         Way(
@@ -173,7 +173,7 @@ def fits(question: Question) -> Answer:
     return replace(answer, sentence=_sentence(answer))
 
 
-def _too_large(question: Question, captured: _Captured, capacity: int) -> str:
+def _too_large(question: Question, captured: Captured, capacity: int) -> str:
     shard = f"--gpus {2 * question.gpus} --fsdp, " if question.gpus < 64 else ""
     lora = "" if question.train is Train.LORA else "--train lora, "
     return (
@@ -185,12 +185,9 @@ def _too_large(question: Question, captured: _Captured, capacity: int) -> str:
     )
 
 
-def _ways(
-    question: Question, captured: _Captured, capacity: int
-) -> dict[str, tuple[float, int]]:
-    """Return (ms, whole peak) of each way."""
-    profile = captured.profile
-    timeline, base = Timeline(profile), profile.base_bytes
+def priced_ways(captured: Captured) -> dict[str, tuple[float, int]]:
+    """Return (ms, whole peak in bytes) of the ways that need no plan."""
+    timeline, base = Timeline(captured.profile), captured.profile.base_bytes
     policies = {policy.name: policy for policy in fixed_policies(timeline)}
 
     def priced(name: str) -> tuple[float, int]:
@@ -208,23 +205,29 @@ def _ways(
             stored = some.peak_bytes - named["full recompute"].peak_bytes
             ms = _with_links(captured, some.step_ms)
             found[SELECTIVE] = ms, again[1] + max(0, stored)
-    try:
-        plan = choose(profile, Goal(device_bytes=capacity), SEARCH_MARKS)
-    except ConfigError:
-        found[OURS] = found.get(CHECKPOINTING, found[PLAIN])[0], _peaks(captured)[OURS]
-        return found
-    if plan.prediction is None:
-        raise ConfigError("a chosen plan carries a prediction")
-    ms = _with_links(captured, plan.prediction.step_ms)
-    found[OURS] = ms, base + plan.prediction.peak_bytes
     return found
 
 
-def _with_links(captured: _Captured, ms: float) -> float:
+def _ways(captured: Captured, capacity: int) -> dict[str, tuple[float, int]]:
+    """Return (ms, whole peak in bytes) of each way."""
+    found = priced_ways(captured)
+    try:
+        plan = choose(captured.profile, Goal(device_bytes=capacity), SEARCH_MARKS)
+    except ConfigError:
+        ms, _ = found.get(CHECKPOINTING, found[PLAIN])
+        return {**found, OURS: (ms, _peaks(captured)[OURS])}
+    if plan.prediction is None:
+        raise ConfigError("a chosen plan carries a prediction")
+    ms = _with_links(captured, plan.prediction.step_ms)
+    peak = captured.profile.base_bytes + plan.prediction.peak_bytes
+    return {**found, OURS: (ms, peak)}
+
+
+def _with_links(captured: Captured, ms: float) -> float:
     return max(ms, captured.least_ms) + captured.apart_ms
 
 
-def _peaks(captured: _Captured) -> dict[str, int]:
+def _peaks(captured: Captured) -> dict[str, int]:
     """Return the whole peak of plain training and checkpointing, and the least one of
     ssdtrain's fixed policies."""
     timeline, base = Timeline(captured.profile), captured.profile.base_bytes
@@ -241,7 +244,7 @@ def _peaks(captured: _Captured) -> dict[str, int]:
 
 
 def _longest(
-    question: Question, shape: Shape, captured: _Captured, capacity: int
+    question: Question, shape: Shape, captured: Captured, capacity: int
 ) -> dict[str, int]:
     """Return how many tokens fit, by way. A peak is the largest of sums that grow
     evenly with the tokens: between two sizes it lies below the line from one to the
@@ -267,7 +270,7 @@ def capture(
     tokens: int,
     *,
     keeps_gradients: bool = False,
-) -> _Captured:
+) -> Captured:
     """Return the profile of a step, of the sharded one where that is asked for."""
     keeps_gradients = keeps_gradients or question.fsdp
     if shape is None:
@@ -333,14 +336,14 @@ def _sizes(
     model: torch.nn.Module,
     profile: Profile,
     keeps_gradients: bool,
-) -> _Captured:
+) -> Captured:
     """Count what is there before the step."""
     weights = sum(map(num_bytes_of, model.parameters()))
     trained = _trained(model)
     states = trained * STATES[question.optimizer]
     base = weights + states + (trained if keeps_gradients else 0)
     rest = 0 if keeps_gradients else trained
-    return _Captured(
+    return Captured(
         profile=replace(profile, base_bytes=base, rest_bytes=rest),
         weights=weights,
         gradients=trained,
@@ -349,8 +352,8 @@ def _sizes(
 
 
 def _sharded(
-    question: Question, found: _Captured, subject: Subject, device: Device
-) -> _Captured:
+    question: Question, found: Captured, subject: Subject, device: Device
+) -> Captured:
     """Return one rank's share under FSDP2: weights, gradients and optimizer are
     divided, some layers are whole at a time, and collectives run beside compute."""
     if not question.fsdp:

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def _llama(hidden: int, layers: int, wide: int, heads: int, groups: int, **more: Any):  # type: ignore[no-untyped-def]
+def _llama(
+    hidden: int, layers: int, wide: int, heads: int, groups: int, **more: Any
+) -> dict[str, Any]:
     return {
         "model_type": "llama",
         "hidden_size": hidden,
@@ -22,7 +24,9 @@ def _llama(hidden: int, layers: int, wide: int, heads: int, groups: int, **more:
     }
 
 
-def _qwen3(hidden: int, layers: int, wide: int, heads: int, *, tied: bool):  # type: ignore[no-untyped-def]
+def _qwen3(
+    hidden: int, layers: int, wide: int, heads: int, *, tied: bool
+) -> dict[str, Any]:
     shape = _llama(hidden, layers, wide, heads, 8, vocab_size=151936)
     own = {"model_type": "qwen3", "head_dim": 128, "tie_word_embeddings": tied}
     return {**shape, **own}
