@@ -192,7 +192,8 @@ def _step(
 
         def fused() -> Any:
             hidden = inner(input_ids=words).last_hidden_state
-            return FusedLoss.apply(hidden.flatten(0, 1), head.weight, words.flatten())
+            apply: Callable[..., Any] = FusedLoss.apply
+            return apply(hidden.flatten(0, 1), head.weight, words.flatten())
 
         return fused
     return lambda: model(input_ids=words, labels=words).loss
