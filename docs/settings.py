@@ -46,7 +46,7 @@ Python, in YAML and on the command line:
 
 | kind | written as |
 |--|--|
-| bytes | `1048576`, `1e9`, `"512M"`, `"8G"` (binary units; `"8GB"` is decimal) |
+| bytes | `1048576`, `1e9`, `"512MB"`, `"8GB"` (10^9), `"8GiB"` (2^30) |
 | bytes of a memory | also a percentage of it: `"80%"` |
 | fraction | `0.01` or `"1%"` |
 | path | text or `Path`, `~` expanded; a list where several may be given |

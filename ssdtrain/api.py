@@ -55,6 +55,7 @@ from ssdtrain.storage.open import (
     wear_of,
 )
 from ssdtrain.storage.wear import WearReport
+from ssdtrain.summary import NEXT, Seen, summary, why_it_stays
 from ssdtrain.transfer.device import Device, open_device
 from ssdtrain.transfer.direct import DirectOffloader
 from ssdtrain.transfer.host_memory import (
@@ -138,9 +139,45 @@ class Session:
         """What the planner observed last; None before."""
         return None if self._planner is None else self._planner.profile
 
+    def summary(self) -> str:
+        """Three lines: memory saved, time paid, what to do next. Waits for the
+        device."""
+        return self._summary(self._explained())
+
     def explain(self) -> str:
-        """The stall report in plain words: what moved, what waited at which tensor of
-        which module, and the next thing to change. Waits for the device."""
+        """The summary, and then the stall report in plain words: what moved, what
+        waited at which tensor of which module. Waits for the device."""
+        explained = self._explained()
+        report = explained.partition(f"\n{NEXT}")[0]
+        stays = []
+        if self.plan is not None and self.profile is not None:
+            stays = why_it_stays(self.profile, self.plan)
+        return "\n".join([self._summary(explained), "", report, *stays])
+
+    def _summary(self, explained: str) -> str:
+        steps = self.steps
+        return summary(
+            Seen(
+                steps=steps,
+                plan=self.plan,
+                profile=self.profile,
+                advice=self._advice(steps, explained),
+            )
+        )
+
+    def _advice(self, steps: list[StepReport], explained: str) -> str:
+        """What to do next, the most pressing first."""
+        watch = self._steps.watch
+        if watch is not None and watch.told:
+            return f"{watch.told}."
+        if not self.is_settled:
+            return "wait; the plan is still being made from the first steps."
+        why = self.why_nothing_moves(steps[-1]) if steps else None
+        if why is not None:
+            return f"nothing was offloaded: {why}."
+        return explained.partition(NEXT)[2]
+
+    def _explained(self) -> str:
         last, watch = self.last_step, self._steps.watch
         if watch is not None and watch.is_held:
             return f"{HELD[0].upper()}{HELD[1:]}."
@@ -339,13 +376,47 @@ def offload(
 ) -> Session:
     """Keep, offload or recompute what autograd saves in `model`'s forward.
 
+    Sizes are bytes: 1048576, "8GB" (8 * 10^9) or "8GiB" (8 * 2^30). Fractions are 0.01
+    or "1%". Gradients are bitwise equal under every setting.
+
     Args:
         model: an `nn.Module`, a DeepSpeed engine, or a list of model chunks.
-        config: settings; None means defaults.
-        overrides: fields of `OffloadConfig`, on top of `config`.
+        config: an `OffloadConfig`; the other arguments are its fields, and go on top.
+        target: where tensors go: "host" (pinned memory), "ssd", or "tiered" (pinned
+            memory first, then the SSD).
+        directory: on the SSD; several paths on different SSDs share the bytes.
+        min_bytes: smaller saved tensors stay on the device (1 MiB).
+        host_bytes: most pinned host memory of one rank; "50%" is of what is free.
+        window_bytes: bytes on their way out before compute waits for the oldest; None:
+            twice the largest tensor.
+        prefetch_bytes: bytes loaded ahead of backward; None: 1.5 times the largest
+            tensor.
+        memory_budget_bytes: a limit for activations; the plan is the fastest one within
+            it. "15%" is of the device's memory.
+        device_memory: a limit for everything, weights and optimizer included, in bytes
+            or percent; "fit": all that this process can get.
+        max_overhead: without a limit, the plan needs the least memory that may cost
+            this fraction of the step's time (0.01).
+        recompute: "auto": what is cheap to compute is computed again instead of stored;
+            "full": everything that can be; "regions": every repeated layer, as gradient
+            checkpointing does; "off": nothing.
+        regions: paths or class names of the modules that "regions" means, such as
+            "model.layers.*"; empty: the members of lists of modules.
+        plan: "auto", "offload-all", "keep-all", or the path of a saved plan.
+        verify: "checksum" compares what comes back with what left, "shadow" byte by
+            byte; "off".
+        write_budget: most bytes written to each SSD a day; None: no limit.
+        ssd_rated_bytes: bytes that each SSD may take in its life; None: ask the drive.
+        gpu_direct: "auto": copy from the GPU to the SSD without host memory where that
+            is faster; "off": never.
+        write_gb_per_s: slow the SSD down to so many 10^9 bytes a second (experiments).
+        io_threads: threads that read and write the SSD (4).
+        trace: record when each tensor moved, for `ssdtrain report`.
+        seed: of ssdtrain's own random numbers.
 
     Returns:
-        A session; the training loop stays as it is.
+        A session; the training loop stays as it is. `print(session.summary())` says
+        what it saves and costs.
 
     Raises:
         ConfigError: a setting is impossible here.

@@ -8,7 +8,7 @@ from ssdtrain.quantities import parse_fraction, parse_size
 
 
 def size_argument(text: str) -> int:
-    """`4096`, `512M`, `2G` (binary units) or `2GB` as bytes, more than 0."""
+    """`4096`, `512MB` (10^6) or `2GiB` (2^30) as bytes, more than 0."""
     try:
         value = parse_size("this", text)
     except ConfigError as error:

@@ -113,7 +113,7 @@ class Verify(str, Enum):
 
 
 Bytes = int | float | str
-"""1048576, 1e9, "512M" or "8G" (binary; "8GB" is decimal)."""
+"""1048576, 1e9, "512MB" (10^6) or "8GiB" (2^30)."""
 Place = str | os.PathLike[str]
 
 
@@ -149,8 +149,8 @@ class OffloadOptions(TypedDict, total=False):
 class OffloadConfig:
     """Settings of one `ssdtrain.offload` session.
 
-    Sizes are bytes as a number or as text ("512M", "8G", "8GB"), fractions a number
-    or a percentage ("1%"), paths text or `Path` with `~` expanded.
+    Sizes are bytes as a number or as text ("8GB" is 8e9, "8GiB" is 8 * 2**30),
+    fractions a number or a percentage ("1%"), paths text or `Path` with `~` expanded.
 
     Raises:
         ConfigError: a field holds a value that can never work; the text names the

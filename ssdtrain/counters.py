@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum, IntEnum, auto
 from typing import Any, NamedTuple
 
+from ssdtrain.quantities import bytes_text
+
 
 class Span(NamedTuple):
     """One interval of the time line, on the host's monotonic clock."""
@@ -119,6 +121,30 @@ class StepReport:
     """Saved tensors that `verify` compared when backward got them."""
     bytes_verified: int = 0
     """Bytes of those, as the operators see them."""
+
+    def __str__(self) -> str:
+        """A few lines to read; `repr` has every field."""
+        text = bytes_text
+        moved = f"offloaded {text(self.bytes_offloaded)}"
+        if self.bytes_offloaded:
+            moved += f" (reloaded {text(self.bytes_reloaded)}"
+            if self.bytes_written:
+                moved += f", written to the SSD {text(self.bytes_written)}"
+            moved += ")"
+        lines = [
+            f"step {self.step}: autograd saved {text(self.bytes_saved)} in "
+            f"{self.num_records} tensors; at most {text(self.saved_peak_bytes)} of "
+            "them on the device at once",
+            f"  kept {text(self.bytes_kept)}, {moved}, made again "
+            f"{text(self.bytes_recomputed)}",
+            f"  compute waited {self.stall_ms:.1f} ms for copies, and spent "
+            f"{self.recompute_ms:.1f} ms to make tensors again",
+        ]
+        if self.allocated is not None:
+            peak = text(self.allocated.forward_backward_bytes)
+            lines.append(f"  device memory: {peak} above the start of the step")
+        lines += [f"  {why} ({number} times)" for why, number in self.fallbacks.items()]
+        return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON; peaks become dictionaries."""
@@ -250,13 +276,10 @@ def _none() -> Sums:
 
 
 FIGURES = (
+    "saved_peak_bytes",
     "bytes_offloaded",
     "bytes_recomputed",
-    "bytes_kept",
-    "bytes_written",
-    "saved_peak_bytes",
     "stall_ms",
-    "recompute_ms",
 )
 """Fields of `StepReport` for the log that a training loop keeps anyway."""
 

@@ -19,7 +19,7 @@ PARSE = "parse"
 """Key of a field's metadata: the function (name, value) that parses it."""
 _SIZE = re.compile(r"([0-9][0-9_]*(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)\s*([kmgt]?)(i?b)?")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-_SIZE_EXAMPLES = "bytes such as 1048576, 1e9, '512M' or '8G' (GiB; '8GB' is decimal)"
+_SIZE_EXAMPLES = "bytes such as 1048576, 1e9, '512MB' (10^6) or '8GiB' (2^30)"
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,21 @@ def resolved(value: "int | Share | None", total_bytes: Callable[[], int]) -> int
     return value.of(total_bytes()) if isinstance(value, Share) else value
 
 
+ABSENT = "-"
+"""What stands for a figure that is not there."""
+_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def bytes_text(num_bytes: float | None) -> str:
+    """Write a byte count in decimal units (1 MB = 1,000,000 bytes)."""
+    if num_bytes is None:
+        return ABSENT
+    for size, unit in _UNITS:
+        if abs(num_bytes) >= size:
+            return f"{num_bytes / size:.2f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
 def did_you_mean(word: object, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the nearest of `known`, or nothing."""
     near = get_close_matches(str(word), list(known), n=1, cutoff=0.5)
@@ -50,7 +65,8 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
 def parse_size(name: str, value: Any) -> int:
     """Bytes from an integer, a whole float, or text with a unit.
 
-    `K M G T` and `KiB MiB GiB TiB` are binary, `KB MB GB TB` decimal.
+    `KB MB GB TB` are powers of 1000, and so are `K M G T` alone; `KiB MiB GiB TiB` are
+    powers of 1024.
 
     Raises:
         ConfigError: no whole number of bytes; the text names the setting.
@@ -59,7 +75,7 @@ def parse_size(name: str, value: Any) -> int:
     if isinstance(value, str):
         found = _SIZE.fullmatch(value.strip().lower())
         if found is not None:
-            base = 1000 if found[3] == "b" and found[2] else 1024
+            base = 1024 if found[3] == "ib" else 1000
             number = float(found[1].replace("_", "")) * base ** _POWERS[found[2]]
             number = round(number) if found[2] else number
     elif isinstance(value, int | float) and not isinstance(value, bool):

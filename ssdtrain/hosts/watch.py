@@ -5,8 +5,10 @@ device, or save nothing that could move. Silence would look like success.
 (tests/ssdtrain/hosts/test_watch.py)
 """
 
+import functools
 import logging
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -28,6 +30,22 @@ HELD = (
     "began while saved tensors of an earlier one were alive, such as those of a loss "
     "that is kept without a backward; evaluate under torch.no_grad(), keep loss.item()"
 )
+
+
+NUM_FORWARDS = 10
+"""So many forwards without any backward are no gradient accumulation."""
+_attached: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
+"""Roots of open sessions, to tell of sessions inside one another."""
+
+
+def checkpointed(modules: Iterable[nn.Module]) -> str | None:
+    """Return the class of a module whose gradient checkpointing, as transformers and
+    diffusers know it, is on; None: there is none."""
+    for root in modules:
+        for module in nn.Module.modules(root):
+            if vars(module).get("gradient_checkpointing") is True and module.training:
+                return type(module).__name__
+    return None
 
 
 class Watch:
@@ -62,9 +80,12 @@ class Watch:
         self._num_idle: int | None = 0
         """Settled steps in which nothing moved; None: something has."""
         self._has_told = False
+        self.told = ""
+        """Why the session does little or nothing, once that is known."""
         self._num_held = 0
         """Optimizer steps, and one, that began so since a step has ended."""
         self._held_at: int | None = None
+        self._claim(modules, patches)
         # torch's hook would keep a session alive that nobody closed.
         hook = register_optimizer_step_post_hook(weakly(self._stepped))
         patches.also(hook.remove)
@@ -78,6 +99,12 @@ class Watch:
         """
         self._num_forwards += 1
         self._num_transformed += transformed
+        if self._num_forwards == NUM_FORWARDS and not self._is_trained():
+            self._hint(
+                f"{NUM_FORWARDS} forwards were recorded for autograd, and no backward "
+                "has asked for what they saved; evaluate under torch.no_grad(), and "
+                "call backward() on a loss that came from this model"
+            )
         if self._num_forwards > 1 or not self._modules:
             return
         now = device_of(self._modules)
@@ -89,12 +116,49 @@ class Watch:
                 f"{now} now; call offload() behind .to(...), accelerator.prepare(...) "
                 "and whatever else moves it."
             )
+        if (name := checkpointed(self._modules)) is not None:
+            self._hint(
+                f"gradient checkpointing is on in {name}, so its layers run again in "
+                "backward and little is left for ssdtrain to move; switch it off "
+                "(gradient_checkpointing=False in TrainingArguments, or "
+                "leave out gradient_checkpointing_enable()) and set "
+                "device_memory='fit': ssdtrain runs layers again where that is needed"
+            )
         if ranks_of(self._modules) - self._ranks:
             raise AttachError(
                 "the model was spread over more ranks behind offload() (fully_shard, "
                 "parallelize_module, DistributedDataParallel inside of it), and they "
                 "would plan apart; call offload() behind that."
             )
+
+    def _is_trained(self) -> bool:
+        """Whether a backward has been seen, or gradients that one has left."""
+        weights = (p for module in self._modules for p in module.parameters())
+        seen = self._num_stepped > 0 or self._has_saved() or not self._modules
+        return seen or any(weight.grad is not None for weight in weights)
+
+    def _claim(self, modules: Iterable[nn.Module], patches: Patches) -> None:
+        """Note the roots of this session, and tell of others around or inside them."""
+        for root in modules:
+            inside = set(nn.Module.modules(root))
+            for other in list(_attached):
+                if other is not root and (
+                    other in inside or root in nn.Module.modules(other)
+                ):
+                    outer, inner = (root, other) if other in inside else (other, root)
+                    self._hint(
+                        f"two sessions are open, on a {type(outer).__name__} and on a "
+                        f"{type(inner).__name__} inside of it; what the inner one's "
+                        "forward saves is the inner one's alone, and no plan of the "
+                        "outer one counts it; close one of them"
+                    )
+            _attached.add(root)
+            patches.also(functools.partial(_attached.discard, root))
+
+    def _hint(self, why: str) -> None:
+        """Say once what keeps the session from doing more."""
+        logger.warning("ssdtrain: %s.", why)
+        self.told = self.told or why
 
     @property
     def sees_nothing(self) -> bool:
@@ -131,7 +195,7 @@ class Watch:
     def _tell(self, why: str) -> None:
         if not self._has_told:
             self._has_told = True
-            logger.warning("ssdtrain: nothing is offloaded: %s.", why)
+            self._hint(f"nothing is offloaded: {why}")
 
     def forward_is_held(self, progress: int) -> None:
         """A forward begins while saved tensors of an earlier one are alive, at a time

@@ -31,6 +31,7 @@ class Attachment:
         # Here, and not when it is attached: that is after the model was prepared.
         self._settings = OffloadConfig.merged(config, overrides)
         self._reports: list[StepReport] = []
+        self._summary = ""
         self.session: Session | None = None
         """The session of the training that is running; None outside."""
 
@@ -38,6 +39,11 @@ class Attachment:
     def reports(self) -> list[StepReport]:
         """A report for every finished optimizer step of the newest training."""
         return self._reports if self.session is None else self.session.steps
+
+    def summary(self) -> str:
+        """Three lines on the newest training: memory, time, what to do next; empty
+        before the first."""
+        return self._summary if self.session is None else self.session.summary()
 
     def attach(self, model: Any) -> None:
         """Offload what this model saves from now on, and nothing of an earlier one."""
@@ -48,5 +54,5 @@ class Attachment:
         """Restore the model; the reports stay. Idempotent."""
         if self.session is not None:
             session, self.session = self.session, None
-            self._reports = list(session.steps)
+            self._reports, self._summary = list(session.steps), session.summary()
             session.close()

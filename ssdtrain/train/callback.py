@@ -52,8 +52,8 @@ class OffloadCallback(Attachment, TrainerCallback):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         """Add the newest figures to what is logged: to the history, and for callbacks
-        behind this one."""
-        if self.session is None or logs is None:
+        after this one. Nothing to the logs of evaluations."""
+        if self.session is None or logs is None or _is_evaluation(logs):
             return
         figures = self.session.figures
         logs.update(figures)
@@ -61,5 +61,12 @@ class OffloadCallback(Attachment, TrainerCallback):  # type: ignore[misc]
             state.log_history[-1].update(figures)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Detach."""
+        """Detach, and print what was saved and what it cost."""
+        was_attached = self.session is not None
         self.close()
+        if was_attached and state.is_world_process_zero:
+            print(self.summary())
+
+
+def _is_evaluation(logs: dict[str, Any]) -> bool:
+    return any(name.startswith("eval_") for name in logs)

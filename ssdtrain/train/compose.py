@@ -17,9 +17,9 @@ from yaml import YAMLError
 from ssdtrain.errors import ConfigError
 from ssdtrain.packaged import packaged_directory
 from ssdtrain.quantities import did_you_mean
+from ssdtrain.train.choices import DEFAULT_CONFIG, group_names
 from ssdtrain.train.schema import register
 
-DEFAULT_CONFIG = "ssdtrain.yaml"
 # Hydra's grammar has no `~` in a value, and no shell expands one behind `=`.
 _HOME = re.compile(r"([\w.+]+=)~(/[\w./-]*)?")
 
@@ -235,11 +235,6 @@ def _refuse_unknown(
         node = known._get_node(key)
         if isinstance(value, Mapping) and isinstance(node, DictConfig):
             _refuse_unknown(value, node, path, f"{prefix}{key}.")
-
-
-def group_names() -> list[str]:
-    """Return the packaged groups."""
-    return sorted(p.name for p in packaged_directory().iterdir() if p.is_dir())
 
 
 def dotted_keys(config: DictConfig, prefix: str = "") -> Iterator[str]:

@@ -14,12 +14,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.packaged import packaged_directory
-from ssdtrain.quantities import did_you_mean
+from ssdtrain.train.choices import group_names, no_choice
 from ssdtrain.train.compose import (
     compose_groups,
     dotted_keys,
-    group_names,
     keys_set_by,
 )
 from ssdtrain.train.names import found_by_last_name, meant
@@ -37,7 +35,6 @@ _TYPES = {
     "is not Optional": "a value",
 }
 """How OmegaConf says what a key takes, and how we do."""
-_CALLED = re.compile(r"^# Also called: (.+)\.$", re.M)
 _UNKNOWN_KEY = re.compile(r"Key '[^']*' (is )?not in ")
 CHOOSES = "gnn"
 """The group whose choice is a trainer."""
@@ -125,10 +122,7 @@ def explained(error: HydraException, name: str, overrides: Sequence[str]) -> str
     ]
     choice, key = _NO_CHOICE.match(str(error)), _NO_KEY.match(str(error))
     if choice is not None:
-        near = _nearest_choice(choice[1], choice[2], known)
-        return (
-            f"unknown choice {choice[1]}={choice[2]}{near}\nchoices: {', '.join(known)}"
-        )
+        return no_choice(choice[1], choice[2], known)
     if key is not None and len(told) > 1 and _UNKNOWN_KEY.match(told[1]):
         return f"unknown setting {key[1]}{_nearest_key(key[1], name, overrides)}"
     value = _NO_VALUE.match(str(error))
@@ -156,20 +150,6 @@ def checked(word: str) -> str:
         )
     # `offload=false` is no string to Hydra; as one it is told what there is to choose.
     return f"{key}='{value}'" if _NO_NAME.fullmatch(value) else word
-
-
-def _nearest_choice(group: str, word: str, choices: Sequence[str]) -> str:
-    for choice in choices:
-        if word.lower() in called(group, choice):
-            return did_you_mean(choice, choices)
-    return did_you_mean(word, choices)
-
-
-def called(group: str, choice: str) -> list[str]:
-    """Return what others call a packaged choice, by its file's `# Also called: ...`."""
-    path = packaged_directory() / group / f"{choice}.yaml"
-    found = _CALLED.search(path.read_text(encoding="utf-8")) if path.is_file() else None
-    return found[1].split(", ") if found else []
 
 
 def _nearest_key(key: str, name: str, overrides: Sequence[str]) -> str:

@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 import ssdtrain
 from ssdtrain.errors import ConfigError
@@ -294,22 +296,36 @@ def how_to_go_on(path: Path, config: DictConfig) -> str:
     return f"without {key}=N nothing is saved; it starts anew"
 
 
+MOST_OTHERS = 3
+"""So many other runs are named in a message."""
+
+
 def others(path: Path) -> str:
-    """Return, for a message, the newest runs besides `path` that can go on."""
-    found = sorted(
-        (
-            each.parent
-            for each in RUNS.glob(f"*/{RECORD}")
-            if not each.parent.is_symlink()
-            and each.parent.name != path.name
-            and has_checkpoint(each.parent)
-        ),
-        key=lambda each: each.name,
-        reverse=True,
-    )
-    return (
-        f"; runs with a checkpoint: {', '.join(map(str, found[:3]))}" if found else ""
-    )
+    """Return, for a message, the newest runs besides `path` that can go on: those of
+    its trainer, and then those of another one, which are no answer to a mistyped
+    name."""
+    trainer = _trainer_of(path)
+    there = sorted((each.parent for each in RUNS.glob(f"*/{RECORD}")), reverse=True)
+    found = [
+        each
+        for each in there
+        if not each.is_symlink() and each.name != path.name and has_checkpoint(each)
+    ]
+    same = [each for each in found if _trainer_of(each) == trainer][:MOST_OTHERS]
+    rest = [each for each in found if each not in same][: MOST_OTHERS - len(same)]
+    told = f"; runs with a checkpoint: {', '.join(map(str, same))}" if same else ""
+    if rest := [each for each in rest if _trainer_of(each) != trainer]:
+        told += f"; of another trainer: {', '.join(map(str, rest))}"
+    return told
+
+
+def _trainer_of(path: Path) -> str | None:
+    """Return what the config of a run names as its trainer; None if it is damaged."""
+    try:
+        config = OmegaConf.load(path / CONFIG)
+        return str(OmegaConf.select(config, "trainer._target_"))
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException):
+        return None
 
 
 def merged_words(earlier: Sequence[str], now: Sequence[str]) -> list[str]:

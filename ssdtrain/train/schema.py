@@ -41,7 +41,7 @@ def schema_of(cls: type) -> type:
     accepts."""
     made = []
     for source in fields(cls):
-        parsed = PARSE in source.metadata  # "8G" is no integer for OmegaConf
+        parsed = PARSE in source.metadata  # "8GB" is no integer for OmegaConf
         kind = source.type if source.type in _PLAIN and not parsed else Any
         value = _default(source)
         default: Any = field(default_factory=partial(deepcopy, value))

@@ -69,6 +69,11 @@ def build_trainer(config: DictConfig) -> Any:
             "trainer._target_."
         )
     kind = _located(trainer["_target_"], "trainer")
+    if not callable(getattr(kind, "run", None)):
+        raise ConfigError(
+            "trainer._target_ expects a class with a method run(), such as "
+            f"hector.train.NodeClassificationTrainer, got {trainer['_target_']!r}"
+        )
     if hasattr(kind, "from_config"):
         return kind.from_config(values)
     refuse_unfit(trainer, "trainer")
@@ -147,7 +152,14 @@ def refuse_unfit(node: Mapping[str, Any], where: str) -> None:
         ConfigError: a key is unknown, or a value is of another type; the text names
             the key, what is expected and what came.
     """
-    parameters = _parameters(_located(node["_target_"], where))
+    target = _located(node["_target_"], where)
+    try:
+        parameters = _parameters(target)
+    except (TypeError, ValueError) as error:  # `torch.randn`, `dict`: written in C
+        raise ConfigError(
+            f"{where}._target_ expects a class or function whose parameters Python "
+            f"can tell, got {node['_target_']!r}"
+        ) from error
     for name, value in node.items():
         if name in _HYDRA:
             continue

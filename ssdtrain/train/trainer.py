@@ -15,6 +15,7 @@ from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.reasons import why_nothing_left
 from ssdtrain.plan.words import compared
+from ssdtrain.train.choices import NO_GPU
 from ssdtrain.train.confirm import doubt_of_writes
 from ssdtrain.train.data.batches import Batches
 from ssdtrain.train.data.objectives import objective_of
@@ -29,7 +30,6 @@ from ssdtrain.train.loop import (
     make_directories,
 )
 from ssdtrain.train.mcore.indexed import prefix_of, tokens_of
-from ssdtrain.train.mcore.parallel import NO_GPU
 from ssdtrain.train.metrics import Sinks, Terminal, check_tensorboard, open_sinks
 from ssdtrain.train.models import model_of
 from ssdtrain.train.pipeline import PipelineRunner, choose_stages

@@ -42,6 +42,7 @@ FLOORS = {
     "cache": 4,
     "observe": 5,
     "hosts": 6,
+    "summary": 6,
     "api": 7,
     "train": 8,
     "tools": 8,

@@ -19,11 +19,13 @@ from ssdtrain.quantities import Share, did_you_mean, resolved
         (8 * 2**30, 8 * 2**30),
         ("4096", 4096),
         ("1e9", 10**9),
-        ("8G", 8 * 2**30),
+        ("8G", 8 * 10**9),
         ("8 GiB", 8 * 2**30),
         ("8gb", 8 * 10**9),
-        ("1.5M", 3 * 2**19),
-        ("512k", 512 * 1024),
+        ("1.5MiB", 3 * 2**19),
+        ("1.5M", 1_500_000),
+        ("512k", 512_000),
+        ("512kib", 512 * 1024),
         ("1_000b", 1000),
         ("0", 0),
     ],
@@ -132,7 +134,7 @@ from pathlib import Path
 from typing_extensions import Unpack
 from ssdtrain.config import OffloadConfig, OffloadOptions
 def offload(**overrides: Unpack[OffloadOptions]) -> None: ...
-offload(directory=Path("x"), min_bytes="8G", max_overhead="1%")
+offload(directory=Path("x"), min_bytes="8GB", max_overhead="1%")
 OffloadConfig(host_bytes="80%", target="host", memory_budget_bytes=8e9)
 offload(tarjet="ssd")  # E: tarjet
 offload(target="tape")  # E: target

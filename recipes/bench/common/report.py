@@ -20,6 +20,7 @@ from recipes.bench.foresight.tables import steps
 from recipes.bench.gather.tables import gather, one_call
 from recipes.bench.gnn.tables import gnn, tiering
 from recipes.bench.megatron.tables import megatron
+from recipes.bench.models.gains import gains
 from recipes.bench.models.limit_tables import fits, grid, lengths, predictions
 from recipes.bench.models.tables import graphs, models, real_models
 from recipes.bench.offload.tables import (
@@ -45,6 +46,10 @@ from recipes.bench.sampling.tables import sampling
 from recipes.bench.storage.tables import gds, io, malloc_hook, soak
 from recipes.bench.traversal.tables import compressed, traversal
 
+DETAILS = (
+    "<details markdown>\n<summary>All measured rows, older and partial ones as well"
+    "</summary>\n\n{}\n\n</details>"
+)
 README = ROOT / "README.md"
 DOCS = ROOT / "docs" / "results"
 BEGIN, END = "<!-- headline: begin -->", "<!-- headline: end -->"
@@ -76,6 +81,8 @@ class Page:
     tables: tuple[tuple[str, Table], ...]
     note: str = ""
     """What a reader has to know of how old or how partial the figures are."""
+    opening: Table | None = None
+    """The table that answers the question; all others are folded up then."""
 
     def text(self, name: str) -> str:
         """The page; empty if nothing is recorded for it."""
@@ -87,8 +94,14 @@ class Page:
             for picture in PICTURES
             if picture.page == name and (ROOT / "docs/img" / picture.file).exists()
         ]
-        head = [GENERATED, f"# {self.title}", self.question]
-        parts = [*head, *filter(None, [self.note]), *pictures, *found]
+        parts = [GENERATED, f"# {self.title}", self.question]
+        parts += filter(None, [self.opening and self.opening(RESULTS / "models")])
+        tables = "\n\n".join(found)
+        if self.opening is not None:
+            tables = DETAILS.format(tables)
+        parts += [*pictures, tables]
+        if self.note:
+            parts += ["## How it was measured", self.note]
         return "\n\n".join(parts) + "\n"
 
 
@@ -184,6 +197,7 @@ PAGES = {
         "cells of 64k tokens that ended out of memory there did so in their first "
         "step, which had no error of its own then: the H100's table has them again. "
         "Two that were refused ended in their second step.",
+        opening=gains,
     ),
     "placement": Page(
         "Where activations live",

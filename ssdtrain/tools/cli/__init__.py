@@ -32,6 +32,10 @@ COMMANDS: Mapping[str, Command] = {
         "ssdtrain.tools.cli.train",
         "train, and compare with the same run without ssdtrain",
     ),
+    "fits": Command(
+        "ssdtrain.tools.report.fits_command",
+        "will it fit, how fast, and what is the best way to train it",
+    ),
     "report": Command(
         "ssdtrain.tools.report.page_command",
         "one HTML page of a run, or of several beside one another",

@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.tools.report.table import WITH, WITHOUT, bytes_text, label, text_of
+from ssdtrain.quantities import bytes_text
+from ssdtrain.tools.report.table import WITH, WITHOUT, label, text_of
 
 
 def sweep(args: argparse.Namespace) -> int:

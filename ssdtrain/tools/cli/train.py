@@ -90,6 +90,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from ssdtrain.train.choices import refuse_early
+
+    refuse_early(args.config, args.overrides, to_run=not args.cfg)
     started_by_us = "SSDTRAIN_PARENT" in os.environ
     shown = not (args.quiet or args.json or args.cfg or started_by_us)
     if shown and os.environ.get("RANK", "0") == "0":

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=size_argument,
         default=SsdBudget().max_bytes,
         metavar="BYTES",
-        help="bytes written to each directory at most, such as 2G (default: 4G)",
+        help="bytes written to each directory at most, such as 2GB (default: 4GiB)",
     )
     parser.add_argument(
         "--max-seconds",

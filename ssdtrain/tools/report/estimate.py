@@ -7,22 +7,33 @@ and the memory of everything else. Good for comparing placements and batch sizes
 there is a machine; a measured profile replaces it.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ssdtrain.cache.identity import is_held
 from ssdtrain.curves import Links
 from ssdtrain.errors import ConfigError
-from ssdtrain.plan.profile import ESTIMATED, Item, Mark, Phase, Profile
+from ssdtrain.plan.profile import (
+    ESTIMATED,
+    Item,
+    Mark,
+    Part,
+    Phase,
+    Profile,
+    RegionRun,
+)
+from ssdtrain.regions.find import find_regions
 from ssdtrain.tools.foresight.capture import record
 from ssdtrain.tools.foresight.caveats import left_out, parts_of
 from ssdtrain.tools.foresight.device import Device
 from ssdtrain.tools.foresight.price import price, steady
-from ssdtrain.tools.foresight.recorder import Recorder
+from ssdtrain.tools.foresight.recorder import STATES, Recorder
 from ssdtrain.tools.foresight.simulate import KERNEL_GAP_US, Task
 from ssdtrain.tools.foresight.spec import Kind
 
@@ -49,8 +60,12 @@ def estimate(
     device: Device,
     *,
     min_bytes: int = 1 << 20,
+    optimizer: str | None = None,
+    keeps_gradients: bool = True,
 ) -> Profile:
-    """Return the profile of one forward and backward.
+    """Return the profile of one forward and backward, and of the optimizer's update.
+
+    Repeated modules are regions: a plan may run them again in backward.
 
     Args:
         model: its parameters are on the meta device.
@@ -58,6 +73,9 @@ def estimate(
         links: curves of the machine that is asked about.
         device: prices operators.
         min_bytes: smaller saved tensors are never moved.
+        optimizer: a key of `STATES`, whose update and state are counted.
+        keeps_gradients: gradients are there before the step; False: each step makes
+            them anew, as after `zero_grad()`.
 
     Raises:
         ConfigError: nothing was saved, nothing needs a gradient, or the step cannot be
@@ -67,12 +85,19 @@ def estimate(
     recorder = Recorder(model, saved.measure)
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: saved.pack(tensor, recorder),
-        lambda packed: saved.unpack(packed, recorder),
+            made = torch.zeros_like(parameter) if keeps_gradients else None
+            parameter.grad = made
+    with (
+        saved.calls(model, recorder),
+        torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: saved.pack(tensor, recorder),
+            lambda packed: saved.unpack(packed, recorder),
+        ),
     ):
         notes = record(recorder, forward, device.spec.kind)
+    backward_end = recorder.num_nodes
+    if optimizer is not None:
+        recorder.update(optimizer)
     if not saved.items:
         raise ConfigError(
             f"no saved tensor of at least {min_bytes} bytes was seen; set --min-bytes "
@@ -87,8 +112,14 @@ def estimate(
         by += (
             "; `ssdtrain foresight predict` says what is left out of this model's step"
         )
+    num_states = STATES[optimizer] if optimizer is not None else 0
+    weights = sum(map(num_bytes_of, model.parameters()))
+    trained = sum(num_bytes_of(p) for p in model.parameters() if p.requires_grad)
     return saved.profile(
         found.tasks,
+        backward_end,
+        base_bytes=weights + trained * (num_states + keeps_gradients),
+        rest_bytes=0 if keeps_gradients else trained,
         links=links,
         # A CPU runs its kernels itself: no host beside it.
         is_hosted=device.spec.kind is Kind.CUDA,
@@ -100,6 +131,11 @@ def estimate(
     )
 
 
+def num_bytes_of(tensor: Tensor) -> int:
+    """Return the bytes of a tensor's elements."""
+    return tensor.numel() * tensor.element_size()
+
+
 @dataclass(frozen=True)
 class _Kept:
     """An item whose times are not known yet."""
@@ -107,6 +143,8 @@ class _Kept:
     item: Item
     maker: int | None
     """The operator that a recipe runs again."""
+    source: int = -1
+    """The operator that made it; -1: none."""
 
 
 @dataclass
@@ -120,10 +158,31 @@ class _Draft:
     other_bytes: int = 0
 
 
+@dataclass
+class _Call:
+    """A forward of a region."""
+
+    module: str
+    start: int
+    """Operators that ran before it."""
+    before_bytes: int
+    """Memory that operators had made before it."""
+    most_bytes: int = 0
+    """The most meanwhile."""
+    end: int = 0
+    inputs: list[int] = field(default_factory=list)
+    """Items that it reads."""
+
+
 class _Saved:
     """The items, as autograd saves them, and the marks between operators."""
 
     def __init__(self, min_bytes: int) -> None:
+        self._calls: list[_Call] = []
+        self._call: int | None = None
+        """The region call that runs."""
+        self._attentions: set[int] = set()
+        """Operators that compute attention."""
         self.items: list[_Kept] = []
         self._marks: list[_Draft] = []
         self._min_bytes = min_bytes
@@ -131,6 +190,71 @@ class _Saved:
         """By storage."""
         self._counted: set[int] = set()
         """Storages of items, which are no other memory."""
+
+    @contextmanager
+    def calls(self, model: nn.Module, recorder: Recorder) -> Iterator[None]:
+        """Note the calls of the model's regions."""
+        handles = []
+        for region in find_regions(model):
+            module, path = region.module, region.path
+            handles += [
+                module.register_forward_pre_hook(
+                    lambda m, args, kwargs, p=path: self._begins(
+                        p, (args, kwargs), recorder
+                    ),
+                    with_kwargs=True,
+                ),
+                module.register_forward_hook(lambda m, args, out: self._ends(recorder)),
+            ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _begins(self, path: str, arguments: Any, recorder: Recorder) -> None:
+        if recorder.phase.value != Phase.FORWARD.value or self._call is not None:
+            return  # checkpointed by the model itself, or inside another region
+        self._call = len(self._calls)
+        call = _Call(path, recorder.num_nodes, sum(recorder.alive.values()))
+        self._calls.append(call)
+        for tensor in tree_leaves(arguments):
+            if not isinstance(tensor, Tensor) or _is_parameter(tensor):
+                continue
+            storage = recorder.storage_of(tensor)
+            size = tensor.untyped_storage().nbytes()
+            if recorder.maker_of(storage) is None or size < self._min_bytes:
+                continue
+            if storage not in self._item_of:
+                self._add(tensor, storage, recorder, serves=self._call)
+            number = self._item_of[storage]
+            kept = self.items[number]
+            if kept.item.region >= 0:  # its own region cannot make it in time
+                self._change(number, region=-1)
+            if number not in call.inputs:
+                call.inputs.append(number)
+
+    def _ends(self, recorder: Recorder) -> None:
+        if self._call is not None and recorder.phase.value == Phase.FORWARD.value:
+            self._calls[self._call].end = recorder.num_nodes
+            self._call = None
+
+    def _change(self, number: int, **values: Any) -> None:
+        kept = self.items[number]
+        self.items[number] = replace(kept, item=replace(kept.item, **values))
+
+    def _add(
+        self, tensor: Tensor, storage: int, recorder: Recorder, serves: int = -1
+    ) -> None:
+        number = self._item_of[storage] = len(self.items)
+        self.items.append(self._kept(tensor, storage, recorder))
+        if serves >= 0:
+            self._change(number, serves=serves)
+        elif self._call is not None:
+            self._change(number, region=self._call)
+        if not self.items[number].item.held:
+            self._counted.add(storage)
+        self._open(Phase.FORWARD, number, recorder)
 
     def pack(self, tensor: Tensor, recorder: Recorder) -> tuple[Tensor, int | None]:
         """Record the tensor if it is an item; autograd keeps the tensor itself."""
@@ -144,11 +268,9 @@ class _Saved:
         if not is_known or size < self._min_bytes:
             return detached, None
         if storage not in self._item_of:
-            number = self._item_of[storage] = len(self.items)
-            self.items.append(self._kept(tensor, storage, recorder))
-            if not self.items[number].item.held:
-                self._counted.add(storage)
-            self._open(Phase.FORWARD, number, recorder)
+            self._add(tensor, storage, recorder)
+        elif self.items[self._item_of[storage]].item.serves >= 0:  # autograd's as well
+            self._change(self._item_of[storage], serves=-1, floats=True)
         return detached, self._item_of[storage]
 
     def unpack(self, packed: tuple[Tensor, int | None], recorder: Recorder) -> Tensor:
@@ -166,6 +288,9 @@ class _Saved:
             other = sum(n for storage, n in alive.items() if storage not in counted)
             mark = self._marks[-1]
             mark.other_bytes = max(mark.other_bytes, other)
+        if self._call is not None:
+            call = self._calls[self._call]
+            call.most_bytes = max(call.most_bytes, sum(recorder.alive.values()))
 
     def _open(self, phase: Phase, item: int, recorder: Recorder) -> None:
         self._marks.append(_Draft(phase, item, recorder.num_nodes))
@@ -185,7 +310,9 @@ class _Saved:
             recipe=operator if rebuilds else None,
             inputs=inputs if rebuilds and inputs is not None else (),
         )
-        return _Kept(item, maker if rebuilds else None)
+        if maker is not None and operator is not None and "attention" in operator:
+            self._attentions.add(maker)
+        return _Kept(item, maker if rebuilds else None, -1 if maker is None else maker)
 
     def _inputs(self, storages: Sequence[int]) -> tuple[int, ...] | None:
         found = {self._item_of.get(storage) for storage in storages}
@@ -194,16 +321,17 @@ class _Saved:
         return tuple(sorted(item for item in found if item is not None))
 
     def profile(
-        self, tasks: Sequence[Task], *, is_hosted: bool, **more: Any
+        self, tasks: Sequence[Task], backward_end: int, *, is_hosted: bool, **more: Any
     ) -> Profile:
-        """Make the profile: add kernel times to marks and recipes.
+        """Make the profile: add kernel times to marks, regions and recipes.
 
         Args:
             tasks: of every operator.
+            backward_end: operators up to the end of backward.
             is_hosted: host times are a queue of their own.
             more: fields of `Profile`.
         """
-        ends = [*(mark.at for mark in self._marks[1:]), len(tasks)]
+        ends = [*(mark.at for mark in self._marks[1:]), backward_end]
 
         def host_ms(start: int, end: int) -> float:
             return _host_ms(tasks[start:end]) if is_hosted else 0.0
@@ -224,7 +352,10 @@ class _Saved:
             for mark, end in zip(self._marks, ends, strict=True)
         )
         items = tuple(
-            kept.item
+            # What is stored for a re-run alone is nothing that a recipe may read.
+            replace(kept.item, recipe=None, inputs=())
+            if any(self.items[each].item.serves >= 0 for each in kept.item.inputs)
+            else kept.item
             if kept.maker is None
             else _rebuilt(
                 kept.item,
@@ -234,14 +365,58 @@ class _Saved:
             for kept in self.items
         )
         first = self._marks[0].at
+        regions = tuple(
+            RegionRun(
+                module=call.module,
+                inputs=tuple(call.inputs),
+                ms=device_ms(call.start, call.end),
+                host_ms=host_ms(call.start, call.end),
+                other_bytes=call.most_bytes - call.before_bytes + beside,
+                parts=self._parts(number, device_ms),
+            )
+            for (number, call), beside in zip(
+                enumerate(self._calls), self._beside(), strict=True
+            )
+        )
         return Profile(
             lanes=("model/0",),
             kinds={"model/0": items},
+            regions={"model/0": regions} if regions else {},
             marks=marks,
             head_ms=device_ms(0, first),
             head_host_ms=host_ms(0, first),
+            tail_ms=device_ms(backward_end, len(tasks)),
+            tail_host_ms=host_ms(backward_end, len(tasks)),
             device="meta",
             **more,
+        )
+
+    def _beside(self) -> list[int]:
+        """Return the memory of gradients and temporaries when each call runs again."""
+        found = [0] * len(self._calls)
+        before: dict[int, int] = {}
+        last = 0
+        for mark in self._marks:
+            if mark.phase is Phase.BACKWARD:
+                region = self.items[mark.item].item.region
+                if region >= 0 and region not in before:
+                    before[region] = min(last, mark.other_bytes)
+            last = mark.other_bytes
+        for region, num_bytes in before.items():
+            found[region] = num_bytes
+        return found
+
+    def _parts(
+        self, number: int, device_ms: Callable[[int, int], float]
+    ) -> tuple[Part, ...]:
+        """Return the attentions inside a call."""
+        made: dict[int, list[int]] = {}
+        for at, kept in enumerate(self.items):
+            if kept.item.region == number and kept.source in self._attentions:
+                made.setdefault(kept.source, []).append(at)
+        return tuple(
+            Part(items=tuple(own), ms=device_ms(source, source + 1))
+            for source, own in made.items()
         )
 
 

@@ -18,6 +18,7 @@ from rich.table import Table
 from ssdtrain.arguments import count_argument, positive_argument, reason, show
 from ssdtrain.errors import ConfigError
 from ssdtrain.jsonfile import load_as, write_json
+from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.foresight.autocast import Autocast
 from ssdtrain.tools.foresight.calibrate import family_scales, host_scale, measured_power
 from ssdtrain.tools.foresight.call import Family
@@ -52,7 +53,6 @@ from ssdtrain.tools.foresight.spec import Kind, links_of
 from ssdtrain.tools.foresight.steps import capture_step
 from ssdtrain.tools.foresight.wires import Wires, fabric_of
 from ssdtrain.tools.report.subject import add_batch, build_of, function_of
-from ssdtrain.tools.report.table import bytes_text
 
 EXAMPLES = """actions and examples:
   predict    ssdtrain foresight predict --model my.py:build --device h100 \\

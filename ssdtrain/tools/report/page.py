@@ -14,6 +14,7 @@ from ssdtrain.errors import ConfigError, DamagedFileError
 from ssdtrain.plan.plan import PLAN_FILE, Plan
 from ssdtrain.plan.profile import PROFILE_FILE, Profile
 from ssdtrain.plan.words import rows as module_rows
+from ssdtrain.quantities import ABSENT, bytes_text
 from ssdtrain.tools.report.frontier import frontier, point_of
 from ssdtrain.tools.report.pictures import (
     Bar,
@@ -24,11 +25,9 @@ from ssdtrain.tools.report.pictures import (
     time_line,
 )
 from ssdtrain.tools.report.table import (
-    ABSENT,
     WITH,
     WITHOUT,
     Row,
-    bytes_text,
     caption,
     figures,
     rows,

@@ -31,6 +31,7 @@ from ssdtrain.plan.plan import PLAN_FILE, Plan
 from ssdtrain.plan.profile import PROFILE_FILE, Profile
 from ssdtrain.plan.words import ModuleRow, explain, rows
 from ssdtrain.progress import Progress, each
+from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.foresight.device import (
     DEFAULT_DEVICE,
     Device,
@@ -38,6 +39,7 @@ from ssdtrain.tools.foresight.device import (
     rated_device,
 )
 from ssdtrain.tools.foresight.power import Settled
+from ssdtrain.tools.foresight.recorder import STATES
 from ssdtrain.tools.foresight.spec import links_of as spec_links
 from ssdtrain.tools.machine.links import LINK_FILE, LinkKind
 from ssdtrain.tools.report.scatter import lines, spots
@@ -49,15 +51,14 @@ from ssdtrain.tools.report.subject import (
     estimated,
     observed,
 )
-from ssdtrain.tools.report.table import bytes_text
 
 EXAMPLES = """examples:
   ssdtrain plan --model blocks:8192x4 --micro-batch 16 --no-gpu --links links.json
   ssdtrain plan --model my.py:build --max-overhead 0.02 --save plan.json
                                         observe on this machine, write the plan
-  ssdtrain plan --profile runs/latest/profile.json --memory-budget 8G
+  ssdtrain plan --profile runs/latest/profile.json --memory-budget 8GB
   ssdtrain plan --model blocks:8192x4 --no-gpu --sweep micro_batch --batch 64 \\
-                --stages 4 --memory-budget 20G
+                --stages 4 --memory-budget 20GB
 
 FUNCTION(micro_batch) gives (module, forward), forward() a loss. A saved plan is given
 to training as `offload.plan=plan.json`.
@@ -81,6 +82,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=size_argument,
         metavar="BYTES",
         help="least time with weights, gradients and optimizer in it as well",
+    )
+    parser.add_argument(
+        "--optimizer",
+        choices=sorted(STATES),
+        default="adamw",
+        help="with --no-gpu: whose state and update are counted (default: adamw)",
     )
     parser.add_argument("--save", metavar="FILE", help="write the plan (JSON)")
     parser.add_argument("--save-profile", metavar="FILE", help="write the profile")
@@ -213,7 +220,14 @@ def profile_of(args: argparse.Namespace, build: Build, micro_batch: int) -> Prof
     """Estimate or observe the profile, as asked for."""
     if args.no_gpu:
         links, device = links_of(args), device_of(args)
-        profile = estimated(build, micro_batch, links, device, args.min_bytes)
+        profile = estimated(
+            build,
+            micro_batch,
+            links,
+            device,
+            args.min_bytes,
+            optimizer=getattr(args, "optimizer", None),
+        )
     else:
         profile = observed(build, micro_batch, args.min_bytes, target="host")
         if args.links is not None:
@@ -229,6 +243,7 @@ def run(args: argparse.Namespace) -> int:
         with Progress(2) as progress:
             progress.part("reading the profile" if args.profile else "a step")
             profile = _profile(args)
+            _refuse_too_large(args, profile)
             progress.part("searching for a plan")
             plan = choose(
                 profile,
@@ -248,8 +263,29 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(PLAN_FILE.to_json(plan), indent=1))
     else:
-        _print(profile, plan)
+        _print(profile, plan, _capacity(args))
     return 0
+
+
+def _capacity(args: argparse.Namespace) -> int | None:
+    """Return the memory of the device that `--no-gpu` asks about; None: unknown."""
+    if not args.no_gpu or args.profile is not None or args.tflops is not None:
+        return None
+    device = device_of(args)
+    return int(device.spec.memory_bytes) - device.context_bytes
+
+
+def _refuse_too_large(args: argparse.Namespace, profile: Profile) -> None:
+    """Raise ConfigError if weights, gradients and optimizer alone need more than there
+    is."""
+    limits = (args.device_memory, _capacity(args))
+    most = min((limit for limit in limits if limit is not None), default=None)
+    if args.no_gpu and most is not None and profile.base_bytes > most:
+        raise ConfigError(
+            f"weights, gradients and optimizer take {bytes_text(profile.base_bytes)}, "
+            f"more than {bytes_text(most)}, before any activation: no plan fits. Take "
+            "more memory, fewer trained weights (LoRA), or several GPUs with FSDP."
+        )
 
 
 def _profile(args: argparse.Namespace) -> Profile:
@@ -280,7 +316,7 @@ def by_layer(found: Sequence[ModuleRow]) -> list[ModuleRow]:
     return list(summed.values())
 
 
-def _print(profile: Profile, plan: Plan) -> None:
+def _print(profile: Profile, plan: Plan, capacity: int | None) -> None:
     table = Table(title="placements by module, one micro-batch")
     heads = ("module", "tensors", "kept", "host", "SSD", "rebuilt", "rebuild ms")
     for at, head in enumerate(heads):
@@ -301,7 +337,8 @@ def _print(profile: Profile, plan: Plan) -> None:
     settled = _settled(profile, plan)
     if settled is not None:
         console.print(settled, highlight=False, markup=False)
-    for line in lines(spots(profile)):
+    room = None if capacity is None else capacity - profile.base_bytes
+    for line in lines(spots(profile), room):
         console.print(line, highlight=False, markup=False)
 
 

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ssdtrain.plan.baselines import references
+from ssdtrain.plan.baselines import Reference, fixed_policies, references
 from ssdtrain.plan.profile import Profile
-from ssdtrain.plan.simulate import Run, keep_all
+from ssdtrain.plan.schedule import schedule
+from ssdtrain.plan.simulate import Run, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
+from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.report.frontier import frontier
-from ssdtrain.tools.report.table import bytes_text
 
 WIDTH, HEIGHT = 64, 16
 OURS, OTHERS = "o", "x"
@@ -35,21 +36,39 @@ def spots(profile: Profile) -> list[Spot]:
         Spot("plan", keep.step_ms * (1 + point.overhead), point.peak_bytes, True)
         for point in frontier(profile)
     ]
+    others = references(timeline)
+    lift = _lift(timeline, others)
     found += [
-        Spot(reference.name, reference.step_ms, reference.peak_bytes, False)
-        for reference in references(timeline)
+        Spot(other.name, other.step_ms, other.peak_bytes + lift, False)
+        for other in others
     ]
     return sorted(found, key=lambda spot: (-spot.peak_bytes, spot.step_ms))
 
 
-def lines(points: Sequence[Spot]) -> list[str]:
-    """Format one line a point, the fastest of each kind marked, and the plot below."""
+def _lift(timeline: Timeline, others: Sequence[Reference]) -> int:
+    """Return what the step outside of the layers, such as the loss, needs beyond the
+    references' own peaks: the simulated peak with every region run again has it."""
+    named = {policy.name: policy for policy in fixed_policies(timeline)}
+    full = [other.peak_bytes for other in others if other.name == "full recompute"]
+    if "regions" not in named or not full:
+        return 0
+    policy = named["regions"]
+    orders = schedule(timeline, policy.placements, policy.style)
+    return max(0, simulate(timeline, orders).peak_bytes - full[0])
+
+
+def lines(points: Sequence[Spot], room_bytes: int | None = None) -> list[str]:
+    """Format one line a point, the fastest of each kind marked, and the plot below.
+
+    room_bytes: what the device has above the step's start; None: unknown.
+    """
     if not points:
         return []
     keep_ms = min(point.step_ms for point in points)
     told = [
         f"  {mark_of(point)} {bytes_text(point.peak_bytes):>10}  "
         f"{point.step_ms:9.1f} ms  {point.step_ms / keep_ms:5.2f}x  {point.name}"
+        + ("  (does not fit)" if room_bytes and point.peak_bytes > room_bytes else "")
         for point in points
     ]
     head = f"Frontier: peak, predicted step ({OURS} ssdtrain's, {OTHERS} others)"

@@ -178,13 +178,24 @@ def _blocks(text: str, sequence: int) -> Build:
 
 
 def estimated(
-    build: Build, micro_batch: int, links: Links, device: Device, min_bytes: int
+    build: Build,
+    micro_batch: int,
+    links: Links,
+    device: Device,
+    min_bytes: int,
+    *,
+    optimizer: str | None = None,
 ) -> Profile:
     """Return the profile of a micro-batch on the meta device."""
     with torch.device("meta"):
         subject = build(micro_batch)
         return estimate(
-            subject.model, subject.forward, links, device, min_bytes=min_bytes
+            subject.model,
+            subject.forward,
+            links,
+            device,
+            min_bytes=min_bytes,
+            optimizer=optimizer,
         )
 
 

@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from ssdtrain.quantities import ABSENT, bytes_text
+
 WITHOUT = "without ssdtrain"
 WITH = "with ssdtrain"
-ABSENT = "-"
 MOST_VALUES = 5
 """Of a list that is written out."""
-_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 class Row(NamedTuple):
@@ -20,16 +20,6 @@ class Row(NamedTuple):
     without: str
     with_: str
     note: str = ""
-
-
-def bytes_text(num_bytes: float | None) -> str:
-    """Write a byte count in decimal units (1 MB = 1,000,000 bytes)."""
-    if num_bytes is None:
-        return ABSENT
-    for size, unit in _UNITS:
-        if abs(num_bytes) >= size:
-            return f"{num_bytes / size:.2f} {unit}"
-    return f"{num_bytes:.0f} B"
 
 
 def figures(result: Mapping[str, Any]) -> list[Row]:

@@ -7,11 +7,6 @@ from torch import distributed
 
 from ssdtrain.errors import ConfigError
 
-NO_GPU = (
-    "engine=megatron needs a GPU on every rank (megatron-core puts its tensors on CUDA "
-    "devices); set engine=deepspeed or engine=plain."
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.train.checkpoint import fitting, read_checkpoint
+from ssdtrain.train.choices import NO_GPU
 from ssdtrain.train.mcore import models, parallel
 from ssdtrain.train.mcore.steps import step_of
 from ssdtrain.train.runner import Workload, schedule_ratio
@@ -225,4 +226,4 @@ def megatron_device() -> torch.device:
     try:
         return torch.device(torch.cuda.current_device())
     except (AssertionError, RuntimeError) as error:
-        raise ConfigError(parallel.NO_GPU) from error
+        raise ConfigError(NO_GPU) from error

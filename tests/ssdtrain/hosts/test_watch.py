@@ -11,7 +11,7 @@ from torch import nn
 import ssdtrain
 from ssdtrain.errors import AttachError
 from ssdtrain.hosts import watch
-from tests.ssdtrain.tiny_models import tanhs, train
+from tests.ssdtrain.tiny_models import gpt2, tanhs, train
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -175,3 +175,59 @@ def test_what_is_no_model_is_told_what_to_pass() -> None:
     for given, text in cases:
         with pytest.raises(AttachError, match=text):
             ssdtrain.offload(given)
+
+
+def hinted(caplog: pytest.LogCaptureFixture, words: str) -> int:
+    return sum(words in record.getMessage() for record in caplog.records)
+
+
+def test_gradient_checkpointing_is_told_with_what_to_do(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = gpt2(2, 32, 16, 64)
+    switch = "activation_checkpointing_{}"  # transformers 5.2 and later
+    if not hasattr(model, switch.format("enable")):
+        switch = "gradient_checkpointing_{}"
+    getattr(model, switch.format("enable"))()
+    tokens = torch.zeros(1, 16, dtype=torch.long)
+    with ssdtrain.offload(model, target="host") as session:
+        model(tokens, labels=tokens).loss.backward()
+        assert "leave out gradient_checkpointing_enable()" in session.summary()
+    assert hinted(caplog, "gradient checkpointing is on in GPT2") == 1
+    getattr(model, switch.format("disable"))()
+    with ssdtrain.offload(model, target="host") as session:
+        model(tokens, labels=tokens).loss.backward()
+        assert "gradient_checkpointing" not in session.summary()
+
+
+@pytest.mark.parametrize("inner_first", [True, False])
+def test_sessions_inside_one_another_are_told(
+    inner_first: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    inner, other = tanhs(), tanhs()
+    outer = nn.ModuleDict({"inner": inner})
+    pair = [inner, outer] if inner_first else [outer, inner]
+    with ssdtrain.offload(pair[0]), ssdtrain.offload(other):
+        assert not hinted(caplog, "two sessions")
+        with ssdtrain.offload(pair[1]) as session:
+            assert "on a ModuleDict and on a Sequential inside" in session.summary()
+    assert hinted(caplog, "two sessions are open") == 1
+    with ssdtrain.offload(inner):  # the others are closed
+        assert hinted(caplog, "two sessions are open") == 1
+
+
+def test_forwards_without_a_backward_are_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, words = tanhs(), "no backward has asked for what they saved"
+    with ssdtrain.offload(model, min_bytes=0) as session:
+        for _ in range(watch.NUM_FORWARDS):
+            model(torch.randn(8, 32))
+        assert "torch.no_grad()" in session.summary()
+    assert hinted(caplog, words) == 1
+    for min_bytes in (0, 1 << 20):  # accumulation, tensors large and small
+        with ssdtrain.offload(model, min_bytes=min_bytes):
+            for _ in range(2 * watch.NUM_FORWARDS):
+                model(torch.randn(8, 32)).sum().backward()
+        model.zero_grad()
+    assert hinted(caplog, words) == 1

@@ -1,5 +1,8 @@
 """Configs: where they are looked up, what they accept, how they refuse."""
 
+import os
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -11,8 +14,9 @@ from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import ConfigError
 from ssdtrain.packaged import packaged_directory
 from ssdtrain.tools.cli.train import compose as composed
+from ssdtrain.train.choices import called, choices_of, refuse_early
 from ssdtrain.train.compose import compose_config, find_config
-from ssdtrain.train.refused import called, explained
+from ssdtrain.train.refused import explained
 from ssdtrain.train.settings import RunSettings
 
 GROUPS = ("size", "model", "engine", "offload", "data", "train")
@@ -176,8 +180,8 @@ def test_text_needs_files() -> None:
 
 def test_sizes_percents_and_home_in_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    words = "offload.min_bytes=8K offload.max_overhead=1% offload.host_bytes=80%"
-    more = "offload.directory=~/x data.max_bytes=1M model.dropout=5%"
+    words = "offload.min_bytes=8KiB offload.max_overhead=1% offload.host_bytes=80%"
+    more = "offload.directory=~/x data.max_bytes=1MiB model.dropout=5%"
     config = compose_config("ssdtrain.yaml", f"{words} {more}".split())
     values = OmegaConf.to_container(config, resolve=True)
     settings = RunSettings.from_mapping(values)
@@ -216,3 +220,42 @@ def test_a_directory_with_a_space_is_searched(tmp_path: Path) -> None:
     path.parent.mkdir()
     path.write_text("defaults:\n  - offload: none\n  - _self_\n")
     assert compose_config(str(path), []).offload == {}
+
+
+def test_early_choices_are_those_that_hydra_finds() -> None:
+    for group, choice in CHOICES:
+        refuse_early("ssdtrain.yaml", [f"{group}={choice}"], to_run=False)
+        assert choice in choices_of(group)
+    refuse_early("ssdtrain.yaml", ["model=gpt,bert", "offload='ssd'", "model.x=3"])
+    refuse_early("ssdtrain.yaml", ["offload=null", "resume=latest", "train.x=brt"])
+    refuse_early("own.yaml", ["model=mine"])  # may bring choices of its own
+
+
+def test_a_root_config_of_ones_own_is_left_to_hydra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ssdtrain.yaml").write_text("model: bert\n")
+    refuse_early("ssdtrain.yaml", ["model=mine"])
+
+
+SLIPS = [
+    ("model=brt", "unknown choice model=brt; did you mean 'bert'?"),
+    ("-m model=gpt,brt", "unknown choice model=brt; did you mean 'bert'?"),
+    ("offload=nvme", "did you mean 'ssd'?"),
+    ("engine=megatron", "needs a GPU on every rank"),
+]
+
+
+@pytest.mark.parametrize(("words", "told"), SLIPS)
+def test_slips_are_refused_before_torch_is_loaded(words: str, told: str) -> None:
+    script = (
+        "import sys; from ssdtrain.tools.cli import main; "
+        f"code = main({['train', *words.split()]!r}); "
+        "print(code, [m for m in ('torch', 'hydra') if m in sys.modules])"
+    )
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=hidden, capture_output=True, text=True
+    )
+    assert told in done.stderr and done.stdout == "2 []\n", done

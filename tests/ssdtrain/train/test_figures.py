@@ -12,17 +12,26 @@ from tests.ssdtrain.tiny_models import tanhs, train
 SETTINGS = {"target": "host", "plan": "offload-all", "min_bytes": 1, "window_bytes": 1}
 
 
-def test_the_trainers_log_has_them() -> None:
+def test_the_trainers_log_has_them(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     callback, model = ssdtrain.OffloadCallback(**SETTINGS), tanhs()
-    state = SimpleNamespace(log_history=[{"loss": 1.0}])
+    state = SimpleNamespace(log_history=[{"loss": 1.0}], is_world_process_zero=True)
+    assert callback.summary() == ""
     callback.on_train_begin(None, state, None, model=model)
     logs: dict[str, Any] = {"loss": 1.0}
     callback.on_log(None, state, None, logs=logs)
     assert logs == {"loss": 1.0}  # no report is built, and none is waited for
     train(model, model.parameters(), 6)
     callback.on_log(None, state, None, logs=logs)
+    evaluated = {"eval_loss": 1.0}
+    callback.on_log(None, state, None, logs=evaluated)
+    assert evaluated == {"eval_loss": 1.0}
+    assert capsys.readouterr().out == ""
     callback.on_train_end(None, state, None)
+    told = capsys.readouterr().out
+    assert told == f"{callback.summary()}\n" and told.startswith("Memory: at most ")
+    callback.on_train_end(None, state, None)
+    assert capsys.readouterr().out == ""
     assert set(logs) == {"loss", *(f"ssdtrain/{name}" for name in FIGURES)}
     assert logs["ssdtrain/bytes_offloaded"] > 0
     assert state.log_history[-1] == logs

@@ -37,6 +37,9 @@ class Machine:
     ) -> None:
         pass
 
+    def run(self) -> None:
+        pass
+
 
 HERE = __name__
 
@@ -74,6 +77,8 @@ def test_what_fits_passes(values: dict[str, Any]) -> None:
             "trainer.part.size expects an integer, got 'big'",
         ),
         ({"part": {"_target_": f"{HERE}.Prat"}}, "trainer.part._target_"),
+        ({"part": {"_target_": "torch.randn"}}, "trainer.part._target_ expects a cl"),
+        ({"part": {"_target_": "builtins.dict"}}, "whose parameters Python can tell"),
         ({"part": {"_target_": "nowhere.Part"}}, "this needs nowhere, which is not"),
     ],
 )
@@ -84,7 +89,19 @@ def test_what_does_not_is_told_in_a_line(values: dict[str, Any], told: str) -> N
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("target", ["foo", "os.system", f"{HERE}.Nobody", 3])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "foo",
+        "os.system",
+        f"{HERE}.Nobody",
+        3,
+        "torch.randn",
+        "torch.Tensor",
+        "builtins.dict",
+        "torch.nn.Identity",  # a class that cannot run
+    ],
+)
 def test_only_a_class_trains(target: object) -> None:
     config = OmegaConf.create({"trainer": {"_target_": target}})
     with pytest.raises(ConfigError, match=r"trainer\._target_"):

@@ -45,7 +45,7 @@ def test_latest_may_be_of_another_trainer(
     language = made_run("1-gpt", [*TINY, "train.steps=6"], checkpoint="checkpoints")
     graph = made_run("2-rgcn", ["gnn=rgcn"])
     before = {p: p.read_bytes() for p in Path("runs").rglob("*") if p.is_file()}
-    which = f"(resume=latest is {graph}; runs with a checkpoint: {language})"
+    which = f"(resume=latest is {graph}; of another trainer: {language})"
     told = refused("train", "resume=latest")
     assert "is finished and has no checkpoint to go on from" in told and which in told
     assert "a run writes them with trainer.run.checkpoint_epochs=N" in told
@@ -57,8 +57,19 @@ def test_latest_may_be_of_another_trainer(
     assert main(["train", "resume=latest"]) == 0
     told = capsys.readouterr().err
     assert "nothing to do; to train longer: ssdtrain train resume=runs/2-rgcn " in told
-    assert f"trainer.epochs=100; runs with a checkpoint: {language}" in told
+    assert f"trainer.epochs=100; of another trainer: {language}" in told
     assert {p: p.read_bytes() for p in before} == before
+
+
+def test_runs_of_another_trainer_are_not_among_those_with_a_checkpoint(
+    refused: Refused,
+) -> None:
+    made_run("1-rgcn", ["gnn=rgcn"])
+    torch.save({}, Path("runs/1-rgcn") / CHECKPOINT)
+    language = made_run("2-bert", [*TINY, "model=bert"], checkpoint="checkpoints")
+    made_run("3-gpt", TINY)
+    told = refused("train", "resume=latest")
+    assert f"checkpoint: {language}; of another trainer: runs/1-rgcn)" in told
 
 
 def test_a_run_that_does_not_exist(refused: Refused) -> None:

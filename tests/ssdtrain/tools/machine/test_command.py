@@ -96,7 +96,7 @@ def test_settings_that_cannot_work(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("4096", 4096), ("2K", 2048), ("1.5m", 3 << 19), ("1G", 1 << 30)],
+    [("4096", 4096), ("2KiB", 2048), ("1.5mib", 3 << 19), ("1G", 10**9)],
 )
 def test_sizes(text: str, expected: int) -> None:
     assert size_argument(text) == expected

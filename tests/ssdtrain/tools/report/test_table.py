@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ssdtrain.tools.report.table import bytes_text, render, rows
+from ssdtrain.quantities import bytes_text
+from ssdtrain.tools.report.table import render, rows
 
 
 def a_result(**changes: Any) -> dict[str, Any]:

@@ -1,0 +1,127 @@
+"""What `ssdtrain fits` foretells, beside what was measured.
+
+    python -m recipes.bench.models.foretold [--out foretold.json] [--most N]
+
+The measured rows are those of `recipes/bench/results/models/real_models*.json` that
+train on one GPU without a compiler, with everything kept (`keep`) or under
+transformers' checkpointing (`gc`). No GPU is needed.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from recipes.bench.models.real_catalogue import shape_of
+from ssdtrain.tools.foresight.device import load_device
+from ssdtrain.tools.report.build_public import Loss, Shape, Train
+from ssdtrain.tools.report.fits import (
+    CHECKPOINTING,
+    PLAIN,
+    Question,
+    capture,
+    priced_ways,
+)
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "models"
+COLUMNS = {"keep": PLAIN, "gc": CHECKPOINTING}
+DENSE = ("qwen3", "mistral")
+"""Architectures whose steps the meta device can show."""
+
+
+class Measured(NamedTuple):
+    """A recorded row; times are the median of all its files."""
+
+    gpu: str
+    cell: str
+    column: str
+    step_ms: float
+    peak_bytes: int
+    """Everything included."""
+
+
+def measured(results: Path = RESULTS) -> list[Measured]:
+    """Return the rows that can be compared, by cell."""
+    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for path in sorted(results.glob("real_models*.json")):
+        values = json.loads(path.read_text(encoding="utf-8"))
+        gpu = "h200" if "H200" in values["environment"]["device"] else "h100"
+        for name, row in values["cells"].items():
+            cell, _, column = name.rpartition("/")
+            if column in COLUMNS and "step_ms" in row and _is_compared(cell):
+                found.setdefault((gpu, cell, column), []).append(row)
+    return [
+        Measured(
+            *key,
+            statistics.median(row["step_ms"] for row in rows),
+            int(1e9 * statistics.median(row["allocated_gb"] for row in rows)),
+        )
+        for key, rows in sorted(found.items())
+    ]
+
+
+def _is_compared(cell: str) -> bool:
+    model, _, tokens, mode = cell.split("/")
+    plain = mode == "eager" and tokens.rstrip("k").isdigit()
+    return plain and shape_of(model).architecture in DENSE
+
+
+def foretold(gpu: str, cell: str) -> dict[str, tuple[float, int]]:
+    """Return (ms, whole peak in bytes) of plain training and of checkpointing."""
+    model, tuned, text, _ = cell.split("/")
+    tokens = int(text.rstrip("k")) * (1024 if text.endswith("k") else 1)
+    question = Question(
+        model=model, train=Train(tuned), tokens=tokens, gpu=gpu, loss=Loss.FUSED
+    )
+    values = shape_of(model).config(tokens).to_dict()
+    shape = Shape(values, question.train, question.loss)
+    # The measured loops set gradients to zero in place.
+    device = load_device(gpu)
+    found = capture(question, shape, device, tokens, keeps_gradients=True)
+    return priced_ways(found)
+
+
+def errors(rows: list[Measured]) -> Iterator[dict[str, Any]]:
+    """Return each row with what was foretold, and by what share it is off."""
+    known: dict[tuple[str, str], dict[str, tuple[float, int]]] = {}
+    for row in rows:
+        key = row.gpu, row.cell
+        if key not in known:
+            known[key] = foretold(*key)
+        ms, peak = known[key][COLUMNS[row.column]]
+        yield {
+            **row._asdict(),
+            "foretold_ms": round(ms, 1),
+            "foretold_bytes": peak,
+            "step_error": round(ms / row.step_ms - 1, 4),
+            "peak_error": round(peak / row.peak_bytes - 1, 4),
+        }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Compare, print and, where asked for, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", help="write the rows (JSON)")
+    parser.add_argument("--most", type=int, help="only so many rows")
+    args = parser.parse_args(argv)
+    found = []
+    for row in errors(measured()[: args.most]):
+        found.append(row)
+        print(
+            f"{row['gpu']} {row['cell']:28} {row['column']:5} "
+            f"step {row['step_ms']:7.1f} ms {100 * row['step_error']:+6.1f} %   "
+            f"peak {row['peak_bytes'] / 1e9:6.2f} GB {100 * row['peak_error']:+6.1f} %",
+            flush=True,
+        )
+    for name in ("step_error", "peak_error"):
+        off = [abs(row[name]) for row in found]
+        print(f"{name}: median {statistics.median(off):.3f}, worst {max(off):.3f}")
+    if args.out:
+        Path(args.out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

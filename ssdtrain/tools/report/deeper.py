@@ -1,0 +1,165 @@
+"""A profile of a model with more layers, from one with a few.
+
+Layers that repeat save the same tensors and take the same time, so a deep model is
+captured with a few of them: seconds instead of minutes, and the same figures.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from ssdtrain.plan.profile import Item, Mark, Phase, Profile, RegionRun
+
+NONE = -1
+
+
+class Repeated(NamedTuple):
+    """Region calls that are repeated."""
+
+    first: int
+    """The first of them."""
+    length: int
+    """How many of them are one period."""
+    times: int
+    """How often the period comes more than once."""
+    weight_bytes: int
+    """Gradients that the period's backward makes; 0: they are there before the step."""
+
+
+def deeper(profile: Profile, by: Repeated) -> Profile:
+    """Return the profile with a period of its region calls repeated.
+
+    Weights, optimizer and its update are those of `profile`: the caller knows them.
+
+    Args:
+        profile: of one lane; calls before and after the period stay as they are.
+        by: what is repeated.
+    """
+    [kind] = profile.lanes
+    items, runs = profile.kinds[kind], profile.regions[kind]
+    call_of = _calls_of(items, runs)
+    forward = [mark for mark in profile.marks if mark.phase is Phase.FORWARD]
+    packed = [(mark.item, call_of[mark.item]) for mark in forward]
+    groups = _grouped([call for _, call in packed], by)
+    numbers: dict[tuple[int, int], int] = {}
+    marks: list[Mark] = []
+    for at, copy in groups:
+        item = forward[at].item
+        number = numbers.setdefault((item, copy), len(numbers))
+        marks.append(replace(forward[at], item=number))
+    order = sorted(numbers, key=numbers.__getitem__)
+    calls = [
+        (call, copy) for call, copy in _repeated(range(len(runs)), by, reverse=False)
+    ]
+    call_number = {place: number for number, place in enumerate(calls)}
+
+    def placed(item: int, copy: int) -> int:
+        return numbers.get((item, copy), numbers[(item, 0)])
+
+    def of_call(call: int, copy: int) -> int:
+        return NONE if call == NONE else call_number[(call, copy)]
+
+    new_items = tuple(
+        replace(
+            items[item],
+            inputs=tuple(placed(each, copy) for each in items[item].inputs),
+            region=of_call(items[item].region, copy),
+            serves=of_call(items[item].serves, copy),
+        )
+        for item, copy in order
+    )
+    backward = [mark for mark in profile.marks if mark.phase is Phase.BACKWARD]
+    where = _in_backward(backward, call_of, items)
+    for at, copy in _grouped(where, by, reverse=True):
+        mark, call = backward[at], where[at]
+        more = by.weight_bytes * _behind(call, copy, by)
+        marks.append(
+            replace(
+                mark,
+                item=placed(mark.item, copy),
+                other_bytes=mark.other_bytes + more,
+            )
+        )
+    new_runs = tuple(
+        replace(
+            runs[call],
+            inputs=tuple(placed(each, copy) for each in runs[call].inputs),
+            other_bytes=runs[call].other_bytes
+            + by.weight_bytes * _behind(call, copy, by),
+            parts=tuple(
+                replace(part, items=tuple(placed(each, copy) for each in part.items))
+                for part in runs[call].parts
+            ),
+        )
+        for call, copy in calls
+    )
+    return replace(
+        profile,
+        kinds={kind: new_items},
+        regions={kind: new_runs},
+        marks=tuple(marks),
+    )
+
+
+def _behind(call: int, copy: int, by: Repeated) -> int:
+    """Return how many further copies of the period have ended in backward."""
+    if call >= by.first + by.length or call == NONE:
+        return 0
+    return by.times - copy if call >= by.first else by.times
+
+
+def _calls_of(items: Sequence[Item], runs: Sequence[RegionRun]) -> list[int]:
+    """Return in which call each item is packed; NONE: outside of all."""
+    found = [max(item.region, item.serves) for item in items]
+    for number, run in enumerate(runs):
+        for item in run.inputs:
+            shared = sum(item in other.inputs for other in runs) > 1
+            if found[item] == NONE and not shared:
+                found[item] = number
+    return found
+
+
+def _in_backward(
+    marks: Sequence[Mark], call_of: Sequence[int], items: Sequence[Item]
+) -> list[int]:
+    """Return the call of each mark of backward: what several calls read belongs to the
+    one that runs."""
+    last_pack = max((at for at, call in enumerate(call_of) if call != NONE), default=0)
+    found: list[int] = []
+    now = NONE
+    for mark in marks:
+        call = call_of[mark.item]
+        if call != NONE:
+            now = call
+        elif mark.item > last_pack:
+            now = NONE
+        found.append(now)
+    return found
+
+
+def _grouped(
+    calls: Sequence[int], by: Repeated, *, reverse: bool = False
+) -> list[tuple[int, int]]:
+    """Return (place, copy) of a sequence in which the period is repeated."""
+    inside = [
+        at for at, call in enumerate(calls) if by.first <= call < by.first + by.length
+    ]
+    if not inside:
+        return [(at, 0) for at in range(len(calls))]
+    start, end = min(inside), max(inside) + 1
+    copies = range(by.times + 1)
+    return [
+        *((at, 0) for at in range(start)),
+        *(
+            (at, copy)
+            for copy in (reversed(copies) if reverse else copies)
+            for at in range(start, end)
+        ),
+        *((at, 0) for at in range(end, len(calls))),
+    ]
+
+
+def _repeated(
+    calls: Sequence[int], by: Repeated, *, reverse: bool
+) -> list[tuple[int, int]]:
+    return [(calls[at], copy) for at, copy in _grouped(calls, by, reverse=reverse)]

@@ -1,0 +1,130 @@
+"""`ssdtrain fits MODEL`: will it fit, how fast, and what is the best way."""
+
+import argparse
+import json
+import re
+import sys
+from dataclasses import asdict
+
+from ssdtrain.arguments import count_argument, show
+from ssdtrain.errors import ConfigError
+from ssdtrain.quantities import bytes_text
+from ssdtrain.tools.report.build_public import Loss, Train
+from ssdtrain.tools.report.fits import OPTIMIZER, Answer, Question, fits
+from ssdtrain.tools.report.public_models import PUBLIC
+
+EXAMPLES = f"""examples:
+  ssdtrain fits qwen3-8b --train lora --tokens 32k --gpu h100
+  ssdtrain fits llama-3.1-70b --tokens 8k --gpu h200 --gpus 8 --fsdp
+  ssdtrain fits path/to/config.json --tokens 4k
+  ssdtrain fits my.py:build          build(micro_batch) gives (module, forward)
+
+Short names: {", ".join(PUBLIC)}.
+Nothing is downloaded, and no GPU is needed. 1k tokens are 1024.
+"""
+_TOKENS = re.compile(r"(\d+)\s*([km]?)", re.I)
+_TIMES = {"": 1, "k": 1024, "m": 1024 * 1024}
+
+
+def tokens_argument(text: str) -> int:
+    """`32k` or `8192`, of 64 tokens or more."""
+    found = _TOKENS.fullmatch(text.strip())
+    number = int(found[1]) * _TIMES[found[2].lower()] if found else 0
+    if number < 64:
+        raise argparse.ArgumentTypeError(
+            f"expects a number of tokens such as 8192 or 32k, got {text!r}"
+        )
+    return number
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `run` reads."""
+    show(parser, EXAMPLES)
+    parser.add_argument(
+        "model", metavar="MODEL", help="a name, a config.json, or FILE.py:FUNCTION"
+    )
+    parser.add_argument(
+        "--train",
+        choices=[train.value for train in Train],
+        default=Train.FULL.value,
+        help="all weights (default), or LoRA of rank 16 on every linear layer",
+    )
+    parser.add_argument(
+        "--tokens",
+        type=tokens_argument,
+        default=8192,
+        help="of one forward and backward on each GPU (default: 8k)",
+    )
+    parser.add_argument("--gpu", default="h100", help="h100, h200 or a device file")
+    parser.add_argument("--gpus", type=count_argument, default=1, help="of one host")
+    parser.add_argument(
+        "--fsdp", action="store_true", help="weights and optimizer are sharded"
+    )
+    parser.add_argument(
+        "--loss",
+        choices=[loss.value for loss in Loss],
+        default=Loss.STOCK.value,
+        help="as transformers computes it (default), or fused as Liger does",
+    )
+    parser.add_argument("--optimizer", default=OPTIMIZER, help="default: adamw")
+    parser.add_argument("--json", action="store_true", help="print JSON, no table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer; 0, or 2 for input that cannot work or weights that cannot fit."""
+    try:
+        answer = fits(
+            Question(
+                model=args.model,
+                train=Train(args.train),
+                tokens=args.tokens,
+                gpu=args.gpu,
+                gpus=args.gpus,
+                fsdp=args.fsdp,
+                loss=Loss(args.loss),
+                optimizer=args.optimizer,
+            )
+        )
+    except (ConfigError, OSError) as error:
+        print(f"ssdtrain fits: {error}", file=sys.stderr)
+        return 2
+    if args.json:
+        print(json.dumps(asdict(answer), indent=1))
+    else:
+        print("\n".join(lines(answer)))
+    return 0
+
+
+def lines(answer: Answer) -> list[str]:
+    """Return the answer as one screen of text."""
+    asked = answer.question
+    spread = f"{asked.gpus} x " if asked.gpus > 1 else ""
+    sharded = ", sharded" if asked.fsdp else ""
+    own = ".py:" in asked.model
+    size = "one micro-batch" if own else f"{asked.tokens:,} tokens a GPU"
+    found = [
+        f"{asked.model}, {asked.train.value} training, {size}, "
+        f"{spread}{asked.gpu}{sharded}",
+        "",
+        f"  weights      {bytes_text(answer.weight_bytes):>10}",
+        f"  gradients    {bytes_text(answer.gradient_bytes):>10}",
+        f"  optimizer    {bytes_text(answer.optimizer_bytes):>10}",
+        f"  activations  {bytes_text(answer.activation_bytes):>10}   at the peak of "
+        "plain training, with gradients made by then",
+        f"  the GPU has  {bytes_text(answer.capacity_bytes):>10}",
+        "",
+        f"  {'':14} {'step':>10} {'tokens/s':>10} {'memory':>10}",
+    ]
+    for way in answer.ways:
+        speed = "-" if own else f"{way.tokens_per_s:,.0f}"
+        told = "" if way.fits else "   does not fit"
+        found.append(
+            f"  {way.name:14} {way.step_ms:>7.0f} ms {speed:>10} "
+            f"{bytes_text(way.memory_bytes):>10}{told}"
+        )
+    if answer.longest:
+        told = ", ".join(
+            f"{name} {number // 1024}k" for name, number in answer.longest.items()
+        )
+        found += ["", f"Longest context that fits: {told}."]
+    return [*found, "", answer.sentence]

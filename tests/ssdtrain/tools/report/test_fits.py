@@ -1,0 +1,202 @@
+"""Will it fit: the same figures from a few layers as from all, and one answer."""
+
+import argparse
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.plan.baselines import fixed_policies
+from ssdtrain.plan.profile import PROFILE_FILE, Profile
+from ssdtrain.plan.schedule import schedule
+from ssdtrain.plan.simulate import simulate
+from ssdtrain.plan.timeline import Timeline
+from ssdtrain.tools.cli import main
+from ssdtrain.tools.foresight.device import load_device
+from ssdtrain.tools.report import build_public
+from ssdtrain.tools.report.build_public import Loss, Shape, Train, shape_of
+from ssdtrain.tools.report.fits import (
+    CHECKPOINTING,
+    OURS,
+    PLAIN,
+    Question,
+    capture,
+    fits,
+)
+from ssdtrain.tools.report.fits_command import lines, tokens_argument
+
+SMALL = {
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "num_hidden_layers": 9,
+    "intermediate_size": 2816,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 4096,
+}
+H100 = load_device("h100")
+
+
+def peaks(profile: Profile) -> dict[str, tuple[float, int]]:
+    timeline = Timeline(profile)
+    found = {}
+    for policy in fixed_policies(timeline):
+        orders = schedule(timeline, policy.placements, policy.style)
+        outcome = simulate(timeline, orders)
+        found[policy.name] = outcome.step_ms, outcome.peak_bytes
+    return found
+
+
+@pytest.mark.parametrize("train", list(Train))
+def test_a_deep_model_is_a_few_layers_repeated(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every tensor of every layer is there, and each policy costs the same."""
+    question = Question(model="x", train=train, tokens=4096)
+    shape = Shape(SMALL, train, Loss.STOCK)
+    short = capture(question, shape, H100, 4096)
+    monkeypatch.setattr(Shape, "num_layers", None)  # all of them are captured
+    long = capture(question, shape, H100, 4096)
+    assert short.weights == long.weights and short.optimizer == long.optimizer
+    ours, theirs = short.profile, long.profile
+    assert len(ours.marks) == len(theirs.marks)
+    for kind, items in theirs.kinds.items():
+        sizes = [item.num_bytes for item in items]
+        assert [item.num_bytes for item in ours.kinds[kind]] == sizes
+        assert len(ours.regions[kind]) == len(theirs.regions[kind]) == 9
+    assert PROFILE_FILE.from_json(PROFILE_FILE.to_json(ours)).kinds == ours.kinds
+    theirs_by = peaks(theirs)
+    for name, (ms, peak) in peaks(ours).items():
+        assert ms == pytest.approx(theirs_by[name][0], rel=0.02), name
+        assert peak == pytest.approx(theirs_by[name][1], rel=0.02), name
+
+
+def test_one_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(SMALL))
+    answer = fits(Question(model=str(file), tokens=8192))
+    weights = answer.weight_bytes
+    assert answer.gradient_bytes == weights and answer.optimizer_bytes == 2 * weights
+    plain, again = answer.way(PLAIN), answer.way(CHECKPOINTING)
+    ours = answer.way(OURS)
+    assert plain is not None and again is not None and ours is not None
+    assert plain.fits and ours == replace(plain, name=OURS)
+    assert plain.step_ms < again.step_ms and plain.memory_bytes > again.memory_bytes
+    assert answer.longest[PLAIN] < answer.longest[CHECKPOINTING]
+    assert answer.sentence.startswith("Plain training fits")
+    long = fits(Question(model=str(file), tokens=2 * answer.longest[PLAIN]))
+    rows = {way.name: way for way in long.ways}
+    assert not rows[PLAIN].fits and rows[OURS].fits
+    assert rows[OURS].step_ms <= rows[CHECKPOINTING].step_ms
+    told = "\n".join(lines(long))
+    assert "does not fit" in told and long.sentence in told
+    assert len(told.splitlines()) <= 24 and max(map(len, lines(long))) <= 120
+
+
+def test_weights_that_do_not_fit_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["fits", "llama-3.1-70b", "--gpu", "h100"]) == 2
+    told = capsys.readouterr().err
+    assert "does not fit: weights 141.11 GB" in told and "--fsdp" in told
+
+
+def test_slips_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'qwen3-8b'"):
+        shape_of("Qwen/Qwen3-8b-base", Train.FULL, Loss.STOCK)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="with a model_type"):
+        shape_of(str(tmp_path), Train.FULL, Loss.STOCK)
+    with pytest.raises(ConfigError, match="gpus of 2 or more"):
+        Question(model="qwen3-8b", fsdp=True)
+    assert tokens_argument("32k") == 32768
+    with pytest.raises(argparse.ArgumentTypeError, match="such as 8192 or 32k"):
+        tokens_argument("many")
+
+
+def test_the_local_cache_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    place = tmp_path / "models--Me--Mine" / "snapshots" / "abc"
+    place.mkdir(parents=True)
+    (place / "config.json").write_text(json.dumps(SMALL))
+    assert shape_of("Me/Mine", Train.FULL, Loss.STOCK).num_layers == 9
+
+
+def test_layers_of_several_kinds_repeat_as_a_period() -> None:
+    shape = Shape(
+        {**SMALL, "model_type": "gemma2", "num_hidden_layers": 10},
+        Train.FULL,
+        Loss.STOCK,
+    )
+    assert shape.period == 2
+    assert len(shape.with_layers(4).values["layer_types"]) == 4
+
+
+def test_the_fused_loss_makes_its_gradients_in_forward() -> None:
+    hidden = torch.randn(6, 4, dtype=torch.bfloat16, requires_grad=True)
+    weight = torch.randn(9, 4, dtype=torch.bfloat16, requires_grad=True)
+    loss = build_public.FusedLoss.apply(hidden, weight, torch.zeros(6).long())
+    loss.backward()
+    assert hidden.grad is not None and weight.grad is not None
+    assert hidden.grad.shape == hidden.shape and weight.grad.shape == weight.shape
+
+
+MODEL = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(2048), nn.Linear(2048, 8192)
+        self.down = nn.Linear(8192, 2048)
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(6))
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+def build(micro_batch):
+    net = Net().to(torch.bfloat16)
+    x = torch.zeros(micro_batch, 8192, 2048, dtype=torch.bfloat16)
+    return net, lambda: net(x).square().mean()
+"""
+
+
+def test_plan_refuses_what_cannot_fit_and_never_loses_to_its_rows(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.py").write_text(MODEL)
+    command = ["plan", "--model", "my.py:build", "--no-gpu", "--device", "h100"]
+    assert main([*command, "--device-memory", "1GB"]) == 2
+    assert "weights, gradients and optimizer take" in capsys.readouterr().err
+    assert main([*command, "--memory-budget", "1200MB"]) == 0
+    told = capsys.readouterr().out
+    chosen = float(told.partition("as predicted: step ")[2].split()[0])
+    units = {"GB": 1e9, "MB": 1e6}
+    found = re.findall(r"^  [ox] +([\d.]+) (GB|MB) +([\d.]+) ms", told, re.M)
+    assert len(found) > 4
+    for size, unit, ms in found:
+        assert float(size) * units[unit] > 1.2e9 or float(ms) >= 0.99 * chosen
+
+
+def test_a_users_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.py").write_text(MODEL)
+    answer = fits(Question(model="my.py:build"))
+    assert answer.way(CHECKPOINTING) is not None and answer.longest == {}
