@@ -230,7 +230,7 @@ class TensorCache:
             if parameter is not None:
                 return self._pack_parameter(tensor, parameter)
             call = self.regions.current
-            if call is not None and self._has_place:
+            if call is not None and not call.by_index and self._has_place:
                 return self._pack_in_region(tensor, call)
             if not is_plain(tensor) or tensor.device != self.device.torch_device:
                 return self._pack_wrapper(tensor)
@@ -532,7 +532,7 @@ class TensorCache:
         bytes_before = self.lanes.current.total_bytes
         record = self._new_record(key, entry.name, entry.number)
         call = self.regions.current
-        if call is not None and call.makes(entry):
+        if call is not None and not call.by_index and call.makes(entry):
             call.add(record, tensor.dtype)
             record.open(raw_bytes(tensor, key))
             self._counters.add_all({Count.RECORDS: 1, Count.SAVED: record.num_bytes})

@@ -594,3 +594,28 @@ def test_one_in_many_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
         factor.value = 2.0
         with pytest.raises(ActivationChangedError, match=r"made again by blocks\.1"):
             loss.backward()
+
+
+class Copies(Block):
+    """Copies its input where `how` is set: the bytes are not the row's."""
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        """As `Block`, which applies nothing."""
+        how, self.how = self.how, None
+        try:
+            return super().forward(x if how is None else x * 1.0, table)
+        finally:
+            self.how = how
+
+
+@pytest.mark.parametrize("inputs", [Placement.KEEP, Placement.OFFLOAD])
+def test_a_stored_row_that_does_not_fit_is_indexed_once(inputs: Placement) -> None:
+    net = Net()
+    net.blocks = nn.ModuleList(Copies() for _ in range(4))
+
+    def loss_of(model: Any, number: int) -> Tensor:
+        copies = number in (9, 11)
+        model.blocks[1].how = (lambda hidden: hidden) if copies else None
+        return mean(model, number)
+
+    run_both(net, loss_of, 13, inputs=inputs)

@@ -241,7 +241,7 @@ class Seeded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        x, seed = ctx.saved_tensors
+        _, seed = ctx.saved_tensors
         assert seed.device.type == "meta"
         return grad * 2
 
