@@ -17,6 +17,7 @@ tiny models may have helped. Models run one after the other in a process that is
 anew when it ends or takes too long.
 """
 
+import contextlib
 import importlib
 import json
 import logging
@@ -52,6 +53,8 @@ class Worker:
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.Queue[str] = queue.Queue()
+        self._reader = threading.Thread()
+        """Of its answers."""
         self._num_models = 0
 
     def judge(self, name: str) -> dict[str, Any]:
@@ -71,7 +74,7 @@ class Worker:
             line = ""
         if not line:
             code = self._process.wait()
-            self._process = None
+            self.stop()
             return {"verdict": "crash", "why": f"the process ended with {code}"}
         found: dict[str, Any] = json.loads(line)
         return found
@@ -87,15 +90,19 @@ class Worker:
         )
         self._num_models = 0
         self._lines = queue.Queue()
-        threading.Thread(
-            target=_read, args=(self._process.stdout, self._lines), daemon=True
-        ).start()
+        arguments = self._process.stdout, self._lines
+        self._reader = threading.Thread(target=_read, args=arguments, daemon=True)
+        self._reader.start()
 
     def stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        if self._process is None:
+            return
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.__exit__(None, None, None)  # its pipes
+        self._process = None
 
 
 def _read(stream: Any, lines: "queue.Queue[str]") -> None:

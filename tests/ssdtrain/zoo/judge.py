@@ -57,7 +57,8 @@ REFUSALS = (AttachError, ConfigError, InPlaceError, RegionError, ActivationLostE
 
 
 def placed(profile: Profile, choice: Callable[[Timeline, Item], Placement]) -> Plan:
-    """A plan with this placement for each item; what leaves is gone at once."""
+    """A plan with this placement for each item; what leaves is gone at once, also where
+    that frees nothing: the schedule would keep what backward asks for first."""
     timeline = Timeline(profile)
     placements: Placements = {
         kind: [choice(timeline, item) for item in items]
@@ -65,10 +66,10 @@ def placed(profile: Profile, choice: Callable[[Timeline, Item], Placement]) -> P
     }
     orders = {
         kind: tuple(
-            replace(order, release_after=1)  # 0, where that frees nothing
-            if order.placement in AWAY_PLACEMENTS and not order.release_after
+            replace(order, placement=wanted, release_after=1)
+            if wanted in AWAY_PLACEMENTS and not order.release_after
             else order
-            for order in own
+            for order, wanted in zip(own, placements[kind], strict=True)
         )
         for kind, own in schedule(timeline, placements, Style(window_bytes=1)).items()
     }

@@ -1,4 +1,4 @@
-"""The zoo's judge: what is equal, different, refused, a crash, and plain's own."""
+"""The judge of the zoo: what it calls equal, different, refused, and so on."""
 
 from pathlib import Path
 from typing import Any

@@ -230,8 +230,11 @@ class Shrinker:
         if name == "rope_parameters":
             table = getattr(whole, name, None) or {}
             known = getattr(kind, "ignore_keys_at_rope_validation", None) or ()
+            if any(isinstance(one, dict) for one in table.values()):
+                return table  # by kind of layer
             if "mrope_section" in table or "mrope_section" in known:
-                return self._sections({"rope_type": "default", **table})
+                base = {"rope_type": "default", "rope_theta": 1e4}
+                return self._sections({**base, **table})
         if name == "id2label" or name == "label2id":
             return MISSING
         return self.small(name, default)
@@ -315,8 +318,20 @@ FOR_NONE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "prediction_length": 8,
     "moe_intermediate_size": 32,
+    "n_shared_experts": 1,
+    "top_k_experts": 2,
 }
 """What classes need and have no default for."""
+VIT = {
+    "model_type": "dinov2",
+    "hidden_size": WIDTH,
+    "num_hidden_layers": 4,
+    "num_attention_heads": HEADS,
+    "image_size": IMAGE,
+    "patch_size": PATCH,
+    "out_features": ["stage1", "stage2", "stage3", "stage4"],
+    "reshape_hidden_states": False,
+}
 WIDE = {"image_size": 2 * IMAGE}
 EFFICIENT = {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128}
 QUESTIONS = {"image_token_index": VOCABULARY - 1}
@@ -331,6 +346,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "blip-2": QUESTIONS,
     "bros": {"hidden_size": 128, "dim_bbox": 8},
     "cvt": {"depth": [1, 2, 3]},
+    "depth_anything": {"backbone_config": VIT},
     "donut-swin": WIDE,
     "efficientnet": EFFICIENT,
     "esm": {"pad_token_id": 1, "mask_token_id": 2},
@@ -360,6 +376,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "mobilevitv2": WIDE,
     "nystromformer": {"segment_means_seq_len": 16, "num_landmarks": 8},
     "poolformer": WIDE,
+    "prompt_depth_anything": {"backbone_config": VIT},
     "pvt": WIDE,
     "recurrent_gemma": {"num_hidden_layers": 3},
     "reformer": {
