@@ -15,7 +15,7 @@ FACTORIES = frozenset(
     tensor tril_indices triu_indices zeros
     """.split()
 )
-MODELS = ("calibrate.py", "learn.py", "subject.py", "bert.py")
+MODELS = ("build_public.py", "calibrate.py", "learn.py", "subject.py", "bert.py")
 """Files that build models, on the default device that their caller has entered."""
 
 
