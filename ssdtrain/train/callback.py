@@ -64,7 +64,7 @@ class OffloadCallback(Attachment, TrainerCallback):  # type: ignore[misc]
         """Detach, and print what was saved and what it cost."""
         was_attached = self.session is not None
         self.close()
-        if was_attached and state.is_world_process_zero:
+        if was_attached and (state is None or state.is_world_process_zero):
             print(self.summary())
 
 

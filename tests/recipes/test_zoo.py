@@ -54,9 +54,9 @@ def test_a_process_that_ends_is_a_result() -> None:
     try:
         found = worker.judge("transformers/there is no such type")
         assert found["verdict"] == "plain fails"
-        assert worker._process is not None
-        worker._process.kill()
-        worker._process.wait()
+        assert worker.process is not None
+        worker.process.kill()
+        worker.process.wait()
         assert worker.judge("transformers/bert")["verdict"] == "crash"
     finally:
         worker.stop()

@@ -51,21 +51,21 @@ class Worker:
     """A process that judges one model after the other."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[str] | None = None
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread()
         """Of its answers."""
         self._num_models = 0
 
     def judge(self, name: str) -> dict[str, Any]:
-        if self._process is None or self._num_models == MODELS_A_PROCESS:
+        if self.process is None or self._num_models == MODELS_A_PROCESS:
             self.stop()
             self._start()
-        assert self._process is not None and self._process.stdin is not None
+        assert self.process is not None and self.process.stdin is not None
         self._num_models += 1
         try:
-            self._process.stdin.write(name + "\n")
-            self._process.stdin.flush()
+            self.process.stdin.write(name + "\n")
+            self.process.stdin.flush()
             line = self._lines.get(timeout=LIMIT_S)
         except queue.Empty:
             self.stop()
@@ -73,7 +73,7 @@ class Worker:
         except BrokenPipeError:
             line = ""
         if not line:
-            code = self._process.wait()
+            code = self.process.wait()
             self.stop()
             return {"verdict": "crash", "why": f"the process ended with {code}"}
         found: dict[str, Any] = json.loads(line)
@@ -81,7 +81,7 @@ class Worker:
 
     def _start(self) -> None:
         command = module_command("recipes.bench.safety.zoo", "--worker")
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -90,19 +90,19 @@ class Worker:
         )
         self._num_models = 0
         self._lines = queue.Queue()
-        arguments = self._process.stdout, self._lines
+        arguments = self.process.stdout, self._lines
         self._reader = threading.Thread(target=_read, args=arguments, daemon=True)
         self._reader.start()
 
     def stop(self) -> None:
-        if self._process is None:
+        if self.process is None:
             return
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
         self._reader.join()
         with contextlib.suppress(BrokenPipeError):
-            self._process.__exit__(None, None, None)  # its pipes
-        self._process = None
+            self.process.__exit__(None, None, None)  # its pipes
+        self.process = None
 
 
 def _read(stream: Any, lines: "queue.Queue[str]") -> None:
