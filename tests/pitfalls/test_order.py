@@ -106,6 +106,15 @@ class Leaving:
     num_bytes = NUM_BYTES
     data: Any = None
 
+    def __init__(self) -> None:
+        self.holding = SimpleNamespace(parcel=None)
+
+    def enter(
+        self, window: ReleaseWindow, data: torch.Tensor, parcel: Any, due: Any = None
+    ) -> None:
+        self.holding.parcel = parcel
+        window.add(self, data, parcel, due=due)  # type: ignore[arg-type]
+
     def release(self) -> None:
         self.state = RecordState.AWAY
 
@@ -117,7 +126,7 @@ def test_memory_is_not_let_go_before_its_copy(offloader: Offloader) -> None:
     source = filled(7)
     parcel = offloader.store(source, "t", lambda: True)
     assert parcel is not None
-    window.add(record, source, parcel)  # type: ignore[arg-type]
+    record.enter(window, source, parcel)
     threading.Timer(0.03, held.gate.set).start()
     window.release_oldest()
     assert record.state is RecordState.AWAY
@@ -175,7 +184,7 @@ def test_memory_goes_back_in_the_order_of_its_own_stream(cuda: FakeCuda) -> None
     copied.known = {cuda.device._store: 3}
     parcel = Parcel("t", NUM_BYTES, ParcelState.STAGED, None, copied)  # type: ignore[arg-type]
     with cuda.on(side):
-        window.add(record, filled(7), parcel)  # type: ignore[arg-type]
+        record.enter(window, filled(7), parcel)
     window.release_oldest()
     assert side.known.get(cuda.device._store) == 3
 
@@ -484,7 +493,7 @@ def test_copies_out_that_are_due_together_are_waited_for_once(
         if number == 3:
             parcel.copied = threaded
         with cuda.on(side if number == 1 else cuda.default):
-            window.add(record, filled(7), parcel, due=number // 5)  # type: ignore[arg-type]
+            record.enter(window, filled(7), parcel, due=number // 5)
     assert window.release_due(0) == 5
     assert waits.streams == [cuda.default, cuda.default, side]
     assert cuda.default.known[store] == 5 and side.known[store] == 2

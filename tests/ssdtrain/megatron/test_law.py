@@ -47,7 +47,9 @@ def check_target(name: str, target: str, result: dict[str, Any]) -> None:
         assert report["bytes_reloaded"] > 0, (name, target)
         assert not report["fallbacks"], (name, target, report)
         if target == "ssd":
-            assert report["bytes_written"] == report["bytes_offloaded"], name
+            # The first step cannot know which save of a tensor is the last.
+            again = report["bytes_written"] - report["bytes_offloaded"]
+            assert again >= 0 if report["step"] == 0 else again == 0, name
 
 
 def check_plans(ranks: list[dict[str, Any]]) -> None:
