@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 import ssdtrain
+from ssdtrain.cache import digest
 from ssdtrain.observe import links
 from ssdtrain.transfer.device import CpuDevice
 from tests.ssdtrain.bits import same_bits
@@ -114,6 +115,8 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 40)
     # Between two steps; on a device these 16 MB are small beside all else.
     monkeypatch.setattr(links, "PROBE_BYTES", 4096)
+    # Likewise the 128 kB of factors that digest the inputs of a first call.
+    monkeypatch.setattr(digest, "ROW_WORDS", 255)
 
 
 def test_the_first_steps_need_no_more_than_checkpointing() -> None:
