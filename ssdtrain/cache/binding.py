@@ -267,18 +267,22 @@ class Binding:
         for number, spec in enumerate(self._specs):
             if spec.region >= 0 and spec.serves < 0:
                 numbers.setdefault(spec.region, []).append(number)
-        uses: dict[int, list[RegionItemRow]] = {}
+        uses: dict[int, dict[int, RegionItemRow]] = {}
         for at, number in enumerate(self._used):
             row, spec = rows[number], self._specs[number]
             if type(row) is RegionItemRow and at == spec.last_use:
-                uses.setdefault(spec.region, []).append(row)
+                uses.setdefault(spec.region, {})[spec.index] = row
         parts = {}
         for region, own in numbers.items():
             first, end = own[0], own[-1] + 1
             indexed = [n for n in own if self._specs[n].index >= 0]
-            if end - first != len(own) or not indexed:
+            marking = {
+                self._specs[n].index: row
+                for n in own
+                if type(row := rows[n]) is RegionItemRow
+            }
+            if end - first != len(own) or not indexed or -1 in marking:
                 continue
-            marking = [row for n in own if type(row := rows[n]) is RegionItemRow]
             stored = {
                 self._specs[n].index: (n, row.inner)
                 for n in indexed
@@ -287,8 +291,8 @@ class Binding:
             parts[region] = RegionPart(
                 first,
                 end,
-                tuple(marking),
-                tuple(uses.get(region, ())),
+                marking,
+                uses.get(region, {}),
                 stored,
                 tuple((self._specs[n].look, sizes[n].own_bytes) for n in indexed),
             )

@@ -398,8 +398,12 @@ class RegionCall:
     def handle_of(self, index: int, tensor: Tensor) -> Any:
         """The handle of a tensor that the plan stores, or that `verify` looks at."""
         part, run = self.part, self.lane.run
-        if part is not None and run is not None and index in part.stored:
-            handle = run.store_in_region(*part.stored[index], tensor)
+        if part is not None and run is not None:
+            row, handle = part.marking.get(index), None
+            if row is not None:
+                run.mark_in_region(row)
+            elif index in part.stored:
+                handle = run.store_in_region(*part.stored[index], tensor)
             if handle is not None:
                 self._attention.stored(index, handle)
                 self.saved.stored.add(index)
@@ -636,6 +640,15 @@ class RegionCall:
             InPlaceError: it was changed after it was saved.
             RegionError: the re-run did not make it.
         """
+        row = None if self.part is None else self.part.using.get(index)
+        if row is None:
+            return self._use(index)
+        at = self.run.begin_use(row)
+        tensor = self._use(index)
+        self.run.end_use(at)
+        return tensor
+
+    def _use(self, index: int) -> Tensor:
         saved = self.saved
         probes = saved.probes
         if not probes:
@@ -649,8 +662,6 @@ class RegionCall:
             with self._cache.lock:
                 made = saved.made[index]
                 if made is None:
-                    if self.part is not None:
-                        self.run.use_region(self.part)
                     self.run_again()
                     made = saved.made[index]
         if made is None:
@@ -1084,7 +1095,7 @@ class Regions:
             if call.part is None:
                 return
             call.run = call.lane.run
-            call.special.update(call.part.stored)
+            call.special.update(call.part.stored, call.part.marking)
         call.by_index = True
         call.seal_at(self.cache.verifier.left)
         pack, unpack = hooks_of(call, self.unpack)

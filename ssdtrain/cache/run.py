@@ -224,15 +224,14 @@ class Run:
             return None
         num_rows = part.end - part.first
         next(islice(self._rows, num_rows, num_rows), None)
-        with self._lock:
-            for row in part.marking:
-                self._cache.collect()
-                self._cache.course.mark += row.marks + row.behind.marks
-                if row.behind is not NOTHING:
-                    self._live_behind(row.behind)
-                self._course.num_items = max(self._course.num_items, row.item + 1)
-            self._cache.moves.release_due()
         return part
+
+    def mark_in_region(self, row: RegionItemRow) -> None:
+        """A mark: a tensor of a region that runs again is saved."""
+        with self._lock:
+            num_items = self._course.num_items
+            self._advance(row, row.marks)
+            self._course.num_items = max(num_items, row.item + 1)
 
     def leave_region(self, part: RegionPart, looks: list[Any]) -> None:
         """Its forward has ended.
@@ -261,11 +260,6 @@ class Run:
         if tensor.nbytes == row.num_bytes:
             return row.pack(tensor, self)
         return self.pack_resized(row, tensor, number)
-
-    def use_region(self, part: RegionPart) -> None:
-        """Backward asks for what a region's re-run makes, for the first time."""
-        for row in part.using:
-            self.end_use(self.begin_use(row))
 
     def quietly(
         self, number: int, hooks: ForwardHooks, arguments: Iterable[Any]

@@ -60,10 +60,10 @@ class RegionPart:
 
     first: int
     end: int
-    marking: tuple[RegionItemRow, ...]
-    """Those with something to do when they are packed."""
-    using: tuple[RegionItemRow, ...]
-    """Those with something to do when they are used, in the order of backward."""
+    marking: dict[int, RegionItemRow]
+    """Those with something to do when they are saved, by index."""
+    using: dict[int, RegionItemRow]
+    """Those with something to do when they are used, by index."""
     stored: dict[int, tuple[int, Row]]
     """Rows of what is stored, and their numbers, by index."""
     looks: tuple[tuple[Look | None, int], ...]
