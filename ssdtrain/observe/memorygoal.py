@@ -15,7 +15,7 @@ from ssdtrain.observe.peaks import PeakWatch, RetryWatch
 from ssdtrain.observe.room import Room
 from ssdtrain.observe.tightened import Tightened
 from ssdtrain.plan.agree import Peers
-from ssdtrain.plan.goal import DEVICE_RESERVE, MOST_TORN
+from ssdtrain.plan.goal import DEVICE_RESERVE, MOST_TORN, Goal
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.simulate import Run, keep_all
 from ssdtrain.plan.timeline import Timeline
@@ -91,16 +91,21 @@ class MemoryGoal:
         """Whether the step before went beyond a memory limit; the next plan is to leave
         more room: see [Note: measured peaks] in peaks.py."""
         goal = self._goal.goal
-        if not goal.is_by_memory or not self._peers.is_alone:
-            return False
-        course = self._cache.course
-        is_alike = not (course.num_strayed or course.num_outgrown)
-        over_bytes = self._peaks.step(goal, is_alike)
+        over_bytes = self.over_bytes(goal)
         if not over_bytes or not self._goal.can_be:
             return False
         logger.info("ssdtrain: the plan takes %d bytes more", over_bytes)
         self._goal.tighten(replace(goal, spare_bytes=goal.spare_bytes + over_bytes))
         return True
+
+    def over_bytes(self, goal: Goal) -> int:
+        """Count the start of a step; by how much the step before went beyond the memory
+        limit of this goal."""
+        if not goal.is_by_memory or not self._peers.is_alone:
+            return 0
+        course = self._cache.course
+        is_alike = not (course.num_strayed or course.num_outgrown)
+        return self._peaks.step(goal, is_alike)
 
     def is_short(self) -> bool:
         """Whether the allocator had to empty its cache under this plan; the next one is

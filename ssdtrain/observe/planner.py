@@ -26,7 +26,9 @@ from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.regions import Choice
 from ssdtrain.counters import Trace
 from ssdtrain.errors import ConfigError
+from ssdtrain.jsonfile import in_parts
 from ssdtrain.observe.adoption import Adoption
+from ssdtrain.observe.guard import Guard
 from ssdtrain.observe.hostprices import HostPrices
 from ssdtrain.observe.hosttime import is_far
 from ssdtrain.observe.largest import LargestBatch
@@ -49,8 +51,8 @@ from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.replays import UNHELD, captured
 from ssdtrain.plan.rule import Rule
-from ssdtrain.plan.scaled import Growth
-from ssdtrain.plan.search import Answer, Request
+from ssdtrain.plan.scaled import Growth, scaled
+from ssdtrain.plan.search import PART, Answer, Request
 from ssdtrain.transfer.direct import DirectOffloader
 
 logger = logging.getLogger(__name__)
@@ -131,6 +133,7 @@ class Planner:
         self._is_repriced = False
         """Whether hooks cost the host something else than when a plan was searched for
         last. What waits tell comes before the next search."""
+        self._guard = Guard(self._goal, peers)
         self._searching = Searching(cache.device, peers)
         self._adoption = Adoption(cache, peers)
         self._smaller = SmallerPlans(cache)
@@ -166,7 +169,8 @@ class Planner:
         if self._smaller.is_searching:
             return False
         if self._stage is Stage.FOLLOWING:
-            return self._times.is_judged and self._waits.is_judged
+            is_judged = self._times.is_judged and self._waits.is_judged
+            return is_judged and self._guard.is_judged
         return self._stage is Stage.RESTING
 
     @property
@@ -299,6 +303,8 @@ class Planner:
             return
         is_other = bool(self._planned) and self._planned != profile.signature()
         self._measured.observed_anew(is_other=is_other)
+        if is_other:
+            self._guard.forget()
         may = self._measured.plain is None and self._memory.fits_plain(profile)
         # All of them, or the others would wait for the slowest in a step of theirs.
         fits = self._peers.all_agree(may, "plain", self._step)
@@ -514,6 +520,9 @@ class Planner:
         self._hand_over(plan)
         self._host.planned()
         self._memory.planned()
+        seen = self._seen
+        has_regions = seen is not None and any(seen.regions.values())
+        self._guard.planned(plan, has_regions=has_regions)
         self._times.planned(plan)
         self._waits.planned()
         logger.info("ssdtrain: plan %d: %s", self.num_plans, plan.policy)
@@ -544,7 +553,10 @@ class Planner:
         self._take_found()
         self._reprice()
         self._make_room()
-        if self._memory.is_exceeded():
+        if self._guard.is_in_force:
+            if self._memory.over_bytes(self._guard.goal):
+                self._offer(self._guard.refuse())
+        elif self._memory.is_exceeded():
             self._smaller.stop()
             self._search_again(QUICK_MARKS)
         if self._memory.is_short():
@@ -561,6 +573,7 @@ class Planner:
         comes = self._searching.is_under_way or self._adoption.taken is not None
         if not comes and self._times.is_exceeded(measured, self.plan):
             self._search_again(SEARCH_MARKS)
+        self._compare(measured)
         is_over = self._waits.is_judged and not self._searching.is_under_way
         drifts = self._times.drifts(measured, is_over=is_over)
         if self._peers.observes(drifts, self._step):
@@ -568,6 +581,33 @@ class Planner:
                 "ssdtrain: the plan drifts (%s): observing", self._times.drift.error
             )
             self._observe()
+
+    def _compare(self, measured_ms: float | None) -> None:
+        """Count a step; follow all regions again, or the plan before, if that is
+        shorter: see [Note: the guard]."""
+        comes = self._searching.is_under_way or self._adoption.taken is not None
+        is_judged = self._times.is_judged and self._waits.is_judged
+        plan, seen = self.plan, self._seen
+        if comes or not is_judged or plan is None or seen is None:
+            return
+
+        def profiles() -> tuple[Profile, Profile]:
+            own = corrected(seen, self._measured.corrections)
+            ratio = self._largest.planned_ratio
+            if ratio == 1.0:
+                return own, own
+            return own, scaled(own, ratio, self._growth_of(seen))
+
+        self._offer(self._guard.step(measured_ms, plan, profiles))
+
+    def _offer(self, answer: Answer | None) -> None:
+        """Follow what was compared, with all other ranks."""
+        if answer is None:
+            return
+        if not self._peers.is_alone:
+            self._peers.offer("\n".join(in_parts(answer, PART)))
+        self._times.forget_before()
+        self._take_answer(answer)
 
     def _go_back(self, before: Plan) -> None:
         """Return to the plan before: the one in force is slower than predicted."""
@@ -591,6 +631,8 @@ class Planner:
         """Search again if hooks cost the host something else by now than what the plan
         was made with."""
         peers, seen = self._peers, self._seen
+        if self._guard.is_in_force:
+            return  # it was chosen by the clock
         costs = self._host.step(samples=peers.leads, module_of=self._module_of)
         if costs is None or seen is None:
             return

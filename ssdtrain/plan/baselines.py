@@ -1,7 +1,7 @@
 """The fixed policies a search must never lose to, priced by the same simulator."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ssdtrain.config import Target
@@ -145,22 +145,16 @@ def fixed_policies(timeline: Timeline) -> list[Fixed]:
 
     keep = placed_by(timeline, lambda *_: Placement.KEEP)
     move = placed_by(timeline, lambda *_: target)
-    regions = []
+    regions = [*checkpointing(timeline)]
     if every := spread(timeline):
-        again = with_regions(timeline, keep, every)
         moved = with_tail_kept(timeline, with_regions(timeline, move, every), window)
-        regions = [
-            Fixed(name="regions", placements=again, style=Style()),
-            Fixed(name="regions + offload-all", placements=moved, style=strict),
-        ]
+        name = "regions + offload-all"
+        regions.append(Fixed(name=name, placements=moved, style=strict))
     if every and (storing := by_yield(timeline)):
-        again = with_regions(timeline, keep, every, storing)
         moved = with_regions(timeline, move, every, storing)
         moved = with_tail_kept(timeline, moved, window)
-        regions += [
-            Fixed(name="regions + attention", placements=again, style=Style()),
-            Fixed(name="regions + attention moved", placements=moved, style=strict),
-        ]
+        name = "regions + attention moved"
+        regions.append(Fixed(name=name, placements=moved, style=strict))
     return [
         Fixed(name="keep-all", placements=keep, style=Style()),
         Fixed(
@@ -177,6 +171,18 @@ def fixed_policies(timeline: Timeline) -> list[Fixed]:
         Fixed(name="last-module", placements=last_module(timeline), style=Style()),
         *regions,
     ]
+
+
+def checkpointing(timeline: Timeline) -> Iterator[Fixed]:
+    """Yield the policies that run all regions again and keep the rest: without and with
+    what attention gives."""
+    every, keep = spread(timeline), placed_by(timeline, lambda *_: Placement.KEEP)
+    if every:
+        again = with_regions(timeline, keep, every)
+        yield Fixed(name="regions", placements=again, style=Style())
+    if every and (storing := by_yield(timeline)):
+        again = with_regions(timeline, keep, every, storing)
+        yield Fixed(name="regions + attention", placements=again, style=Style())
 
 
 def last_module(timeline: Timeline) -> dict[str, tuple[Placement, ...]]:

@@ -23,6 +23,8 @@ class Goal:
     """Least peak within this fraction of the step with everything kept."""
     memory_budget_bytes: int | None = None
     """Least time within this peak."""
+    budget_margin: float = BUDGET_MARGIN
+    """Share of the budget that is left free."""
     device_bytes: int | None = None
     """Least time within this much device memory for everything: weights, gradients,
     optimizer and all else included."""
@@ -63,7 +65,7 @@ class Goal:
         """Return the peak above the step's start that a plan may have; None: any."""
         found = []
         if self.memory_budget_bytes is not None:
-            found.append(self.memory_budget_bytes * (1 - BUDGET_MARGIN))
+            found.append(self.memory_budget_bytes * (1 - self.budget_margin))
         if self.device_bytes is not None:
             found.append(self.device_bytes * (1 - DEVICE_RESERVE) - profile.base_bytes)
         return min(found) - self.spare_bytes if found else None
@@ -87,7 +89,8 @@ class Goal:
         found = [0]
         if self.memory_budget_bytes is not None:
             used_bytes = peak_bytes - start_bytes
-            found.append(_over(used_bytes, self.memory_budget_bytes, BUDGET_MARGIN))
+            budget, margin = self.memory_budget_bytes, self.budget_margin
+            found.append(_over(used_bytes, budget, margin))
         if self.device_bytes is not None:
             found.append(_over(peak_bytes, self.device_bytes, DEVICE_RESERVE))
         return max(found)

@@ -106,13 +106,10 @@ class Leaving:
     num_bytes = NUM_BYTES
     data: Any = None
 
-    def __init__(self) -> None:
-        self.holding = SimpleNamespace(parcel=None)
-
     def enter(
         self, window: ReleaseWindow, data: torch.Tensor, parcel: Any, due: Any = None
     ) -> None:
-        self.holding.parcel = parcel
+        self.holding = SimpleNamespace(parcel=parcel)
         window.add(self, data, parcel, due=due)  # type: ignore[arg-type]
 
     def release(self) -> None:
