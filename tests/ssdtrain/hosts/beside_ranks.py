@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import ssdtrain
+from ssdtrain.observe import guard
 from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.observation import Observation
 from ssdtrain.observe.planner import Planner
@@ -48,9 +49,16 @@ class Case:
     """A model, and what it is trained under."""
 
     def __init__(
-        self, make: Callable[[DeviceMesh], nn.Module], late: int, **settings: Any
+        self,
+        make: Callable[[DeviceMesh], nn.Module],
+        late: int,
+        *,
+        is_limited: bool = False,
+        **settings: Any,
     ) -> None:
         self.make = make
+        self.is_limited = is_limited
+        """Whether device memory has an end."""
         self.late = late
         """The rank that is slower, and late behind an observed step."""
         self.settings = {"target": "host", "min_bytes": 0, **settings}
@@ -64,6 +72,7 @@ def cases() -> dict[str, Case]:
         "tp": Case(parallel, 1, max_overhead=1.0),
         "tp regions": Case(parallel, 0, **again),
         "tp regions late": Case(parallel, 1, **again),
+        "tp tried": Case(parallel, 1, is_limited=True, memory_budget_bytes=11000),
         "fsdp2": Case(sharded(None, True), 0, max_overhead=1.0),
         "fsdp2 kept": Case(sharded(None, False), 1, **less),
     }
@@ -121,6 +130,9 @@ def behind(late_s: float) -> Iterator[None]:
 def train(case: Case, mesh: DeviceMesh, rank: int, place: int) -> dict[str, Any]:
     """Until all ranks have settled, and some steps more."""
     model, events, found = spread(case, mesh), [], []
+    # Where memory has an end, regions run again before the first plan.
+    most = 1 << 40 if case.is_limited else None
+    setattr(CpuDevice, "capacity_bytes", lambda device: most)  # noqa: B010
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     late = rank == case.late
     slow_down(model, SLOW_MS * late)
@@ -157,6 +169,7 @@ def main(out: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
     CpuDevice.runs_beside = True
     setattr(MemoryGoal, "fits_plain", lambda self, profile: True)  # noqa: B010
+    setattr(guard, "SURELY_FASTER", 0.0)  # noqa: B010 (whatever the plan takes)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     mesh = init_device_mesh("cpu", (2,))

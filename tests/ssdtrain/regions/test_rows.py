@@ -575,6 +575,22 @@ def test_what_is_changed_after_it_was_saved_is_noticed(inside: bool) -> None:
             loss.backward()
 
 
+def test_so_is_what_is_changed_in_the_first_step() -> None:
+    seen: list[Tensor] = []
+
+    def kept(hidden: Tensor) -> Tensor:
+        seen.append(hidden.exp())
+        return seen[-1]
+
+    model = Net(dropout=0.0)
+    model.blocks[1].how = kept
+    with ssdtrain.offload(model, **SETTINGS, recompute="regions"):
+        loss = mean(model, 0)
+        seen[0].detach().mul_(2.0)
+        with pytest.raises(InPlaceError, match="modified by an inplace operation"):
+            loss.backward()
+
+
 def test_one_in_many_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """The self-check sees what rows drop, and its error stops backward."""
     monkeypatch.setattr(verify, "SELF_CHECK_PERIOD", 1)
