@@ -1,5 +1,6 @@
 """The fixed policies a search must never lose to, priced by the same simulator."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -299,7 +300,11 @@ def _checkpointed(
     stays = [
         _own_bytes(timeline, block[0])
         if block[0] in first
-        else sum(_own_bytes(timeline, item) for item in block)
+        else sum(
+            _own_bytes(timeline, item)
+            for item in block
+            if timeline.items[item].serves < 0
+        )
         for block in blocks
     ]
     beside = [
@@ -408,9 +413,21 @@ def block_of(module: str) -> str:
 
 
 def _blocks(timeline: Timeline) -> list[list[int]]:
+    """Return the items of each numbered module, its input first.
+
+    What a region reads is saved before its module begins, and is its block's input
+    all the same. What several regions read stays outside of them.
+    """
+    reads = Counter(item for inputs in timeline.read_by for item in inputs)
+    read_in = {
+        item: run.module
+        for run, inputs in zip(timeline.runs, timeline.read_by, strict=True)
+        for item in inputs
+        if reads[item] == 1
+    }
     found: dict[tuple[int, str], list[int]] = {}
     for item, what in enumerate(timeline.items):
-        name = block_of(what.module)
+        name = block_of(read_in.get(item, what.module))
         if name:
             found.setdefault((timeline.lane_of[item], name), []).append(item)
     return list(found.values())
