@@ -412,11 +412,13 @@ def test_a_trace_that_takes_too_long_tells_its_peaks(
 def test_plans_are_followed_one_after_another(tmp_path: Path) -> None:
     out = tmp_path / "predictions.json"
     words = ["--device", "cpu", "--rows", "tiny/full/32", "--steps", "2"]
-    assert predictions.main([*words, "--limit-s", "5", "--out", str(out)]) == 0
+    words += ["--limit-s", "60", "--budget-s", "900"]  # on a busy machine
+    assert predictions.main([*words, "--out", str(out)]) == 0
     data = json.loads(out.read_text())
     (cell,) = data["cells"].values()
     assert len(cell["plans"]) == len(predictions.GOALS)
     for plan in cell["plans"].values():
+        assert "error" not in plan
         assert plan["predicted_ms"] > 0 and plan["step_ms"] > 0
     budgets = [plan for plan in cell["plans"].values() if "budget_gb" in plan]
     assert len(budgets) == 5
