@@ -1,7 +1,8 @@
 """Two runs of the same steps, one with ssdtrain: how much longer a step takes, and why.
 
 The first steps are left out: they warm up, are observed, or are the first ones under a
-plan. Where the others differ too much among themselves, no ratio is told.
+plan. Where the others differ too much among themselves, or other programs used the
+processors, no ratio is told.
 (tests/ssdtrain/train/test_comparison.py)
 """
 
@@ -15,6 +16,8 @@ from ssdtrain.train.tally import Tally
 
 NUM_FIRST = 3
 """Steps that are left out where at least as many follow."""
+BUSY = 0.1
+"""Share of the processors from which on other programs spoil a comparison."""
 LEAST_SHARE = 0.03
 """Of the step: a smaller difference is not explained."""
 
@@ -40,28 +43,43 @@ def later(values: Sequence[float]) -> Sequence[float]:
     return values[first:] or values
 
 
-def compare(without: Tally, with_: Tally) -> Comparison:
-    """Compare the steps of one rank."""
+def compare(
+    without: Sequence[Tally], with_: Sequence[Tally], *, on_cpu: bool
+) -> Comparison:
+    """Compare the steps of all ranks; on a CPU no other program may have run."""
     why_not = ""
-    for name, tally in (("without ssdtrain", without), ("with it", with_)):
-        times = later(tally.step_ms)
+    for name, ranks in (("without ssdtrain", without), ("with it", with_)):
+        times = later(ranks[0].step_ms)
         if max(times) > NOISY * min(times):
+            why_not = f"steps {name} took {min(times):.0f} to {max(times):.0f} ms"
+        elif on_cpu and (others := _others(ranks)) > BUSY:
             why_not = (
-                f"not compared: steps {name} took {min(times):.0f} to "
-                f"{max(times):.0f} ms; run more of them, on a machine that does "
-                "nothing else"
+                f"other programs had {100 * others:.0f} % of the processors in the "
+                f"steps {name}"
             )
+    if why_not:
+        why_not = f"not compared: {why_not}; run again on a machine that is idle"
     return Comparison(
-        without_ms=statistics.median(later(without.step_ms)),
-        with_ms=statistics.median(later(with_.step_ms)),
+        without_ms=statistics.median(later(without[0].step_ms)),
+        with_ms=statistics.median(later(with_[0].step_ms)),
         why_not=why_not,
     )
+
+
+def _others(ranks: Sequence[Tally]) -> float:
+    """Return the share of the processors' time that was neither these ranks' nor idle;
+    0.0: the kernel does not say."""
+    idle_ms = _idle_ms(ranks[0])
+    if not idle_ms:
+        return 0.0
+    all_ms = num_processors() * statistics.mean(later(ranks[0].step_ms))
+    return 1 - (_own_ms(ranks) + idle_ms) / all_ms
 
 
 def explained(without: Sequence[Tally], with_: Sequence[Tally], *, on_cpu: bool) -> str:
     """Return how the steps of all ranks compare, and on a CPU what the difference is
     made of: work of the processors, and time in which they had none."""
-    found = compare(without[0], with_[0])
+    found = compare(without, with_, on_cpu=on_cpu)
     if found.why_not:
         return f"Two runs: {found.why_not}."
     more_ms = found.with_ms - found.without_ms

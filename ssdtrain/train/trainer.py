@@ -419,15 +419,13 @@ def _compared(without: list[LegResult], with_: list[LegResult]) -> dict[str, Any
             a.weights_checksum == b.weights_checksum for a, b in pairs
         ),
     }
-    found = compare(without[0].own, with_[0].own)
+    tallies = [result.own for result in without], [result.own for result in with_]
+    on_cpu = not torch.cuda.is_available()
+    found = compare(*tallies, on_cpu=on_cpu)
     return {
         "step_ratio": found.ratio,
         "why_no_ratio": found.why_not,
-        "step_explained": explained(
-            [result.own for result in without],
-            [result.own for result in with_],
-            on_cpu=not torch.cuda.is_available(),
-        ),
+        "step_explained": explained(*tallies, on_cpu=on_cpu),
         "verdict": verdict,
     }
 

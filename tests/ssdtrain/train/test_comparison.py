@@ -24,7 +24,9 @@ def test_first_steps_do_not_count() -> None:
     assert later([9.0, 1.0, 1.1]) == [1.0, 1.1]
     assert later([9.0]) == [9.0]
     found = compare(
-        tally([900, 100, 100, 100, 102, 98]), tally([9, 9, 800, 150, 151, 149])
+        [tally([900, 100, 100, 100, 102, 98])],
+        [tally([9, 9, 800, 150, 151, 149])],
+        on_cpu=True,
     )
     assert found.ratio == pytest.approx(1.5) and not found.why_not
 
@@ -33,11 +35,12 @@ def test_first_steps_do_not_count() -> None:
 def test_steps_that_vary_by_more_than_a_third_give_no_ratio(busy: str) -> None:
     quiet, noisy = tally([100.0] * 8), tally([100.0] * 7 + [140.0])
     pair = (noisy, quiet) if busy == "without" else (quiet, noisy)
-    found = compare(*pair)
+    found = compare([pair[0]], [pair[1]], on_cpu=True)
     assert found.ratio is None and "100 to 140 ms" in found.why_not
     told = explained([pair[0]], [pair[1]], on_cpu=True)
     assert "not compared" in told and " x " not in told
-    assert compare(quiet, tally([100.0] * 7 + [130.0])).ratio == 1.0
+    less = tally([100.0] * 7 + [130.0])
+    assert compare([quiet], [less], on_cpu=True).ratio == 1.0
 
 
 def test_the_difference_is_work_and_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +53,10 @@ def test_the_difference_is_work_and_waits(monkeypatch: pytest.MonkeyPatch) -> No
     assert "took the processors 60 ms, and 30 ms they waited" in told
     assert "That explains 95 %" in told
     assert "explains" not in explained(without, with_, on_cpu=False)
+    busy = [tally([195.0] * 8, own_ms=150.0, idle_ms=40.0)] * 2
+    found = compare(without, busy, on_cpu=True)
+    assert found.ratio is None and "other programs had 13 %" in found.why_not
+    assert compare(without, busy, on_cpu=False).ratio == pytest.approx(1.95)
     assert "explains" not in explained(without, without, on_cpu=True)
 
 
