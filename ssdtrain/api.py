@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,7 +56,13 @@ from ssdtrain.storage.open import (
     wear_of,
 )
 from ssdtrain.storage.wear import WearReport
-from ssdtrain.summary import NEXT, Seen, summary, why_it_stays
+from ssdtrain.summary import (
+    NEXT,
+    Seen,
+    slower_than_checkpointing,
+    summary,
+    why_it_stays,
+)
 from ssdtrain.transfer.device import Device, open_device
 from ssdtrain.transfer.direct import DirectOffloader
 from ssdtrain.transfer.host_memory import (
@@ -175,6 +182,8 @@ class Session:
         why = self.why_nothing_moves(steps[-1]) if steps else None
         if why is not None:
             return f"nothing was offloaded: {why}."
+        if (slower := self.slower_than_checkpointing(steps)) is not None:
+            return f"{slower}."
         return explained.partition(NEXT)[2]
 
     def _explained(self) -> str:
@@ -235,6 +244,21 @@ class Session:
         totals = step.as_dict()
         return why_nothing_left(
             totals, step.fallbacks, setting, self._settings.min_bytes
+        )
+
+    def slower_than_checkpointing(self, steps: Sequence[StepReport]) -> str | None:
+        """What to do where running every layer again would be faster than these steps,
+        and fit as well; None where it would not, or nobody knows."""
+        if not self.is_settled:
+            return None
+        most_bytes = None if self._planner is None else self._planner.most_bytes
+        return slower_than_checkpointing(
+            Seen(
+                steps=steps,
+                plan=self.plan,
+                profile=self.profile,
+                most_bytes=most_bytes,
+            )
         )
 
     @property
@@ -466,6 +490,7 @@ def _attach(model: Any, settings: OffloadConfig) -> Session:
         session.why_nothing_moves,
         lambda: cache.ledger.num_steps > 0 or cache.ledger.step_is_open,
         patches,
+        session.slower_than_checkpointing,
     )
     try:
         _keep_buffers(cache, modules, patches)

@@ -148,6 +148,12 @@ class Planner:
         """The plan that CUDA graphs hold, and what it was made for."""
 
     @property
+    def most_bytes(self) -> float | None:
+        """The peak above a step's start that the goal allows a plan; None: any."""
+        profile = self.profile
+        return None if profile is None else self._goal.goal.most_bytes(profile)
+
+    @property
     def profile(self) -> Profile | None:
         """The observed step, with what was measured since; what plans are made for."""
         if self._seen is None:

@@ -29,6 +29,7 @@ from ssdtrain.train.memory import (
     Watch,
 )
 from ssdtrain.train.metrics import Sinks
+from ssdtrain.train.processors import Processors
 from ssdtrain.train.runner import Runner, Workload
 from ssdtrain.train.settings import RunSettings
 from ssdtrain.train.stop import Stop, StoppedError
@@ -230,12 +231,12 @@ class Loop:
             session.follow(*found)
 
     def _step(self, leg: Leg, step: int, watch: Watch, session: Session | None) -> None:
-        start_ns = time.monotonic_ns()
+        start_ns, processors = time.monotonic_ns(), Processors()
         with watch:
             loss = self._runner.step(step)
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-        step_ms = (time.monotonic_ns() - start_ns) / 1e6
+        step_ms, spent = (time.monotonic_ns() - start_ns) / 1e6, processors.take()
         if session is not None:
             session.trace.add("compute", f"step {step + 1}", start_ns, 0)
         peak, self._course = watch.take()
@@ -243,7 +244,7 @@ class Loop:
         if report is not None:
             peak = _peak_of(report)
             self._steps.report(report)
-        self._steps.step(loss, step_ms, peak)
+        self._steps.step(loss, step_ms, spent, peak)
         if self._sinks is None:
             return
         values: dict[str, Any] = {"loss": loss, "step_ms": step_ms}

@@ -20,6 +20,7 @@ from ssdtrain.jsonfile import Duration, Format, Natural
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.train.disk import Written
+from ssdtrain.train.processors import Spent
 from ssdtrain.train.runner import Workload
 
 BYTES = (
@@ -44,6 +45,10 @@ class Tally:
     losses_hex: tuple[str, ...] = ()
     """`float.hex()` of each step's loss: exact, and JSON has no NaN."""
     step_ms: tuple[Duration, ...] = ()
+    own_ms: tuple[Duration, ...] = ()
+    """Processor time of each step, of this rank."""
+    idle_ms: tuple[Duration, ...] = ()
+    """Of each step: time in which the machine's processors had nothing to do."""
     peaks: tuple[Natural, ...] = ()
     """Peak of each step in bytes: allocated on a GPU, saved tensors on a CPU."""
     bytes: Mapping[str, Natural] = field(default_factory=dict)
@@ -81,6 +86,8 @@ class Tally:
             first=self.first,
             losses_hex=(*self.losses_hex, *later.losses_hex),
             step_ms=(*self.step_ms, *later.step_ms),
+            own_ms=(*self.own_ms, *later.own_ms),
+            idle_ms=(*self.idle_ms, *later.idle_ms),
             peaks=(*self.peaks, *later.peaks),
             bytes=added(self.bytes, later.bytes),
             times=added(self.times, later.times),
@@ -97,6 +104,8 @@ class Tally:
             first=self.first,
             losses_hex=self.losses_hex[:num_steps],
             step_ms=self.step_ms[:num_steps],
+            own_ms=self.own_ms[:num_steps],
+            idle_ms=self.idle_ms[:num_steps],
             peaks=self.peaks[:num_steps],
             process_bytes=self.process_bytes,
             device_bytes=self.device_bytes,
@@ -118,13 +127,15 @@ class Tallying:
         self._first = first
         self._losses: list[float] = []
         self._step_ms: list[float] = []
+        self._spent: list[Spent] = []
         self._peaks: list[int] = []
         self._bytes: dict[str, int] = {}
         self._times: dict[str, float] = {}
         self._fallbacks: dict[str, int] = {}
 
-    def step(self, loss: float, step_ms: float, peak_bytes: int) -> None:
+    def step(self, loss: float, step_ms: float, spent: Spent, peak_bytes: int) -> None:
         """Count a step."""
+        self._spent.append(spent)
         self._losses.append(loss)
         self._step_ms.append(step_ms)
         self._peaks.append(peak_bytes)
@@ -142,6 +153,8 @@ class Tallying:
             first=self._first,
             losses_hex=tuple(loss.hex() for loss in self._losses),
             step_ms=tuple(self._step_ms),
+            own_ms=tuple(spent.own_ms for spent in self._spent),
+            idle_ms=tuple(spent.idle_ms for spent in self._spent),
             peaks=tuple(self._peaks),
             bytes=self._bytes,
             times=self._times,

@@ -14,8 +14,8 @@ from rich.console import Console
 from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.reasons import why_nothing_left
-from ssdtrain.plan.words import compared
 from ssdtrain.train.choices import NO_GPU
+from ssdtrain.train.comparison import compare, explained, later
 from ssdtrain.train.confirm import doubt_of_writes
 from ssdtrain.train.data.batches import Batches
 from ssdtrain.train.data.objectives import objective_of
@@ -337,7 +337,8 @@ def summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str
     }
     if Leg.WITHOUT.value in legs and Leg.WITH.value in legs:
         result.update(_compared(legs[Leg.WITHOUT.value], legs[Leg.WITH.value]))
-        _explain_ratio(result["legs"], legs[Leg.WITH.value][0])
+        own = result["legs"][Leg.WITH.value]
+        own["explained"] = f"{own['explained']}\n{result['step_explained']}"
     if Leg.WITH.value in legs:
         results = legs[Leg.WITH.value]
         target = OffloadConfig.from_mapping(settings.offload).target
@@ -400,7 +401,7 @@ def _leg_summary(results: list[LegResult]) -> dict[str, Any]:
         fallbacks = added(fallbacks, tally.fallbacks)
     return {
         "losses": list(own[0].losses),
-        "step_ms": _typical(own[0].step_ms),
+        "step_ms": statistics.median(later(own[0].step_ms)),
         "peak_bytes": [tally.peak_bytes for tally in own],
         "last_peak_bytes": [tally.peaks[-1] for tally in own],
         "explained": results[0].explained,
@@ -408,11 +409,6 @@ def _leg_summary(results: list[LegResult]) -> dict[str, Any]:
         "totals": totals,
         "fallbacks": fallbacks,
     }
-
-
-def _typical(step_ms: tuple[float, ...]) -> float:
-    """Return the median without the first step, which is slower."""
-    return statistics.median(step_ms[1:] or step_ms)
 
 
 def _compared(without: list[LegResult], with_: list[LegResult]) -> dict[str, Any]:
@@ -423,20 +419,15 @@ def _compared(without: list[LegResult], with_: list[LegResult]) -> dict[str, Any
             a.weights_checksum == b.weights_checksum for a, b in pairs
         ),
     }
+    tallies = [result.own for result in without], [result.own for result in with_]
+    on_cpu = not torch.cuda.is_available()
+    found = compare(*tallies, on_cpu=on_cpu)
     return {
-        "step_ratio": _typical(with_[0].own.step_ms) / _typical(without[0].own.step_ms),
+        "step_ratio": found.ratio,
+        "why_no_ratio": found.why_not,
+        "step_explained": explained(*tallies, on_cpu=on_cpu),
         "verdict": verdict,
     }
-
-
-def _explain_ratio(summaries: dict[str, Any], with_: LegResult) -> None:
-    """Say beside the plan's own percentage what the two runs took."""
-    if with_.profile is None or with_.plan is None:
-        return
-    without_ms, with_ms = (summaries[leg.value]["step_ms"] for leg in Leg)
-    told = compared(with_.profile, with_.plan, without_ms=without_ms, with_ms=with_ms)
-    own = summaries[Leg.WITH.value]
-    own["explained"] = f"{own['explained']}\n{told}"
 
 
 def _device_name() -> str:

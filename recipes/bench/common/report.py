@@ -108,7 +108,7 @@ class Page:
 PAGES = {
     "real-models": Page(
         "Models as people train them",
-        "Is it fast where it matters: stock models of transformers, beside "
+        "Is it fast where it matters: stock models of transformers, next to "
         "checkpointing and the other ways to save memory?",
         (
             ("models", of_file("real_models", real_models)),
@@ -148,7 +148,7 @@ PAGES = {
         "that of two are of later code than that of four, one row at a time; those of "
         "the second table of one H100 ran two at a time, on two GPUs of one host. "
         "The tables of two H200s (each row by itself on both GPUs), of the H200 with "
-        "the 1.7B alone, and of those whose rows ran beside one another on two GPUs of "
+        "the 1.7B alone, and of those whose rows ran at the same time on two GPUs of "
         "one host are of 2026-11-27 and of later code than the others. The second "
         "of two H100s is of the last code, where steps tell what copies cost though no "
         "plain one fits; its 24 layers are of an hour before. The second of "
@@ -181,15 +181,15 @@ PAGES = {
         "recipes that were admitted. "
         "Long steps of changing lengths are those before the first plan and the ones "
         "in which another plan is taken; in pass one lengths are new to the session, "
-        "not to the device. An earlier run, on an H100 and beside another row, took "
+        "not to the device. An earlier run, on an H100 and next to another row, took "
         "1.079 times plain at a constant length, 1.096 times on drawn lengths and "
         "1.046 times on packed ones. Of the H100's predictions, 1.7B at 2k tokens, 4B "
         "at 4k and Mistral are of code before that of the others, with four timed "
-        "steps; the H200's are of one run, beside three other GPUs of the host that "
+        "steps; the H200's are of one run, next to three other GPUs of the host that "
         "were as busy. "
-        "The H200's rows are of several runs, each beside its own plain step: 1.7B and "
+        "The H200's rows are of several runs, each with its own plain step: 1.7B and "
         "the 24 layers under `fsdp2` are of 2026-11-26, all others of 2026-11-23; "
-        "checkpointing and `budget=1gc` of the 4B were runs of their own, beside those "
+        "checkpointing and `budget=1gc` of the 4B were runs of their own, next to those "
         "runs' plain steps. A plan that was not settled may have been changed, and one "
         "step be long, while its row was timed. Cells under `device_memory` on an H200 "
         "that their file calls run 1 "
@@ -280,7 +280,7 @@ PAGES = {
         (("gnn", gnn), ("gnn", tiering)),
         "Two GPUs were measured earlier than one, with 8 multiprocessors for gathering "
         "(16 are the default) and before every block of an ordered gather had its "
-        "share of the host's rows: the rows of one GPU beside them are of that time.",
+        "share of the host's rows: the rows of one GPU next to them are of that time.",
     ),
     "sampling": Page(
         "Neighbour sampling",
@@ -305,7 +305,7 @@ PAGES = {
             ("rgnn", of_file("batches", batches)),
             ("rgnn", of_file("compile", compilation)),
         ),
-        "The layers' own times beside their ablation are older than their last "
+        "The layers' own times next to their ablation are older than their last "
         "changes. Relational attention in bfloat16, trained on small graphs, is bound "
         "by the host.",
     ),

@@ -133,10 +133,10 @@ def lengths(data: Data) -> str:
         f"**Lengths that change**: `{settings['model']}` trained on three traces, each "
         f"by a session of its own with a budget of {settings['share']:.0%} of the "
         "plain peak. `over plain` is the settled trace over the same trace without "
-        "ssdtrain before it, `plain, later` by how much that was slower behind it; a "
+        "ssdtrain before it, `plain, later` by how much that was slower after it; a "
         "step is long if it takes more than "
         f"{LONG:g} times what a plain step of its length and that ratio predict, "
-        "counted behind the fifth, observation and changes of plan included."
+        "counted after the fifth, observation and changes of plan included."
     )
     head = ["tokens a step", "over plain", "plain, later", "longest settled"]
     head += ["longest", "long steps", "peak"]
@@ -163,7 +163,7 @@ def predictions(data: Data) -> str:
         "correction. `whole` is all that is allocated in forward and backward, "
         "weights, gradients and optimizer included. Mean and worst error of the "
         "prediction; a budget is exceeded if activations took more. `plain, later`: by "
-        "how much plain steps behind all plans are slower than those before them."
+        "how much plain steps after all plans are slower than those before them."
     )
     head = ["", "plans", "step", "whole peak", "budgets exceeded", "plain, later"]
     return "\n\n".join([text, markdown(head, rows), where(data)])

@@ -57,7 +57,7 @@ def _targets(cells: dict[str, Any]) -> str:
     head = ["", "keep", "full recompute", "plan=auto", "predicted", "target", "equal"]
     text = (
         "**Planner.** GPT blocks (hidden x layers), bf16, host target, recipes on: "
-        "step over `keep` (the mean of before and behind) and activation peak, as "
+        "step over `keep` (the mean of before and after) and activation peak, as "
         "measured and as the plan predicted; "
         "losses compared to the last bit."
     )
@@ -229,7 +229,7 @@ def _bandwidth(cells: dict[str, Any]) -> str:
         )
     head = ["storage", "writes", "keep", "peak", "predicted", "step", "used"]
     text = (
-        "**Bandwidth.** The least peak within 1 % behind a storage of limited speed; "
+        "**Bandwidth.** The least peak within 1 % with a storage of limited speed; "
         "`used` is what leaves in a step, of write bandwidth x half of forward and "
         "backward."
     )

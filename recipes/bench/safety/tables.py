@@ -201,7 +201,7 @@ def _interrupts(cells: Data) -> str:
     cell = cells["campaign"]
     return (
         f"Ctrl-C at random moments: {cell['signals']:,} in {cell['blocks']} processes; "
-        f"**{cell['lost']}** lost, **{len(cell['bad'])}** times something left behind "
+        f"**{cell['lost']}** lost, **{len(cell['bad'])}** times something left over "
         "or another gradient in the next step."
     )
 
@@ -296,7 +296,7 @@ def _leaks(cells: Data) -> str:
             continue
         lines.append(
             f"Resident memory ({LEAKS.get(name, name)}) over {cell['steps']:,} steps: "
-            f"{cell['bytes_a_step']:.1f} bytes a step behind the first 1,000, "
+            f"{cell['bytes_a_step']:.1f} bytes a step after the first 1,000, "
             f"{cell['bytes_a_step_second_half']:.1f} in the second half (target 10); "
             f"{cell['more_malloc_bytes'] / 1000:+.0f} kB of the C library's memory in "
             f"use, {cell['more_blocks']:+,} blocks of Python's."

@@ -158,6 +158,11 @@ def fits(question: Question) -> Answer:
         )
         for name, (ms, peak) in ways.items()
     )
+    longest = {}
+    if shape is not None:
+        longest = _longest(question, shape, captured, capacity)
+        if peaks[OURS] <= capacity:  # the plan that was found needs less than the fixed
+            longest[OURS] = max(longest[OURS], question.tokens)
     answer = Answer(
         question=question,
         tokens=question.tokens,
@@ -167,7 +172,7 @@ def fits(question: Question) -> Answer:
         activation_bytes=peaks[PLAIN] - states,
         capacity_bytes=capacity,
         ways=rows,
-        longest={} if shape is None else _longest(question, shape, captured, capacity),
+        longest=longest,
         sentence="",
     )
     return replace(answer, sentence=_sentence(answer))

@@ -107,10 +107,15 @@ def _with_notes(
     return [
         first._replace(note=_verdict(equal, "all losses equal to the last bit")),
         last._replace(note=_verdict(weights, "all weights equal to the last bit")),
-        step._replace(note=f"x {result['step_ratio']:.3f}"),
+        step._replace(note=_step_note(result)),
         peak._replace(note=_ratio(pair, "peak_bytes")),
         last_peak._replace(note=_ratio(pair, "last_peak_bytes")),
     ]
+
+
+def _step_note(result: Mapping[str, Any]) -> str:
+    ratio = result["step_ratio"]
+    return str(result["why_no_ratio"]) if ratio is None else f"x {ratio:.3f}"
 
 
 def _ratio(pair: tuple[Any, Any], key: str) -> str:

@@ -13,6 +13,7 @@ from ssdtrain.errors import DamagedFileError
 from ssdtrain.plan.plan import Plan
 from ssdtrain.train.disk import Written
 from ssdtrain.train.loop import Leg
+from ssdtrain.train.processors import Spent
 from ssdtrain.train.ranks import Ranks
 from ssdtrain.train.runner import Workload
 from ssdtrain.train.settings import RunSettings
@@ -29,7 +30,7 @@ WITHOUT, WITH = Leg.WITHOUT.value, Leg.WITH.value
 def tally(first: int, *losses: float) -> Tally:
     steps = Tallying(first)
     for number, loss in enumerate(losses):
-        steps.step(loss, 1.5, 100 + number)
+        steps.step(loss, 1.5, Spent(1.0, 2.0), 100 + number)
     return steps.tally(Written(10, None))
 
 
@@ -56,6 +57,7 @@ def test_figures_go_on_behind_a_checkpoint(tmp_path: Path, tiny: Make) -> None:
     assert math.isnan(after.earlier(WITH).losses[1])  # type: ignore[union-attr]
     joined = earlier.and_then(tally(2, 0.5))
     assert joined.first == 0 and joined.losses == (3.0, 2.0, 0.5)
+    assert joined.own_ms == (1.0,) * 3 and joined.idle_ms == (2.0,) * 3
     assert joined.peak_bytes == 101 and joined.written == Written(20, None)
     # Of another checkpoint, or of another run's, nothing is known.
     for run, resume, first in (

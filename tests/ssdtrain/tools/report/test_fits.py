@@ -2,7 +2,11 @@
 
 import argparse
 import json
+import os
 import re
+import resource
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,6 +98,7 @@ def test_one_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rows[OURS].step_ms <= rows[CHECKPOINTING].step_ms
     told = "\n".join(lines(long))
     assert "does not fit" in told and long.sentence in told
+    assert long.longest[OURS] >= long.tokens, "it fits"
     assert len(told.splitlines()) <= 24 and max(map(len, lines(long))) <= 120
 
 
@@ -200,3 +205,24 @@ def test_a_users_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("my.py").write_text(MODEL)
     answer = fits(Question(model="my.py:build"))
     assert answer.way(CHECKPOINTING) is not None and answer.longest == {}
+
+
+LIMIT_S = 20.0
+
+
+@pytest.mark.parametrize("asked", [["--train", "lora", "--tokens", "32k"], []])
+def test_an_answer_takes_less_than_twenty_seconds(asked: list[str]) -> None:
+    """Of a processor: other programs may have the machine's other core."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = {k: v for k, v in os.environ.items() if "BYTECODE" not in k}
+    command = [sys.executable, "-m", "ssdtrain", "fits", "qwen3-8b", *asked]
+    done = subprocess.run(
+        [*command, "--gpu", "h200"],
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0 and "tokens/s" in done.stdout, done.stderr
+    took = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert took < LIMIT_S

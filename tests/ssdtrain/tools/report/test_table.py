@@ -112,3 +112,10 @@ def test_a_missing_counter_is_said() -> None:
 )
 def test_bytes_text(num_bytes: float | None, text: str) -> None:
     assert bytes_text(num_bytes) == text
+
+
+def test_steps_that_differ_too_much_have_no_ratio() -> None:
+    why = "not compared: steps with it took 100 to 140 ms"
+    table = shown(a_result(step_ratio=None, why_no_ratio=why))
+    assert "not compared: steps with it" in table
+    assert "x 1.1" not in table
