@@ -129,15 +129,29 @@ def test_bounded_arrays_are_exact_ones_and_empty_rest(seed: int) -> None:
 
 
 def test_kernels_belong_to_the_dtypes_that_they_read() -> None:
-    """Compiled for float32 weights, a kernel would read others as such."""
+    """Compiled for float32 weights, a kernel would read others as such.
+
+    Asked of the compiled program: on a CPU its layer widens half precision before.
+    """
     conv = layers()[0].set_options(backend=Backend.TRITON)
-    found = []
+    graphs = [batch(1, sampled=True) for _ in range(3)]
+    x = torch.ones(graphs[0].num_nodes, WIDTH, device=DEVICE)
     with torch.no_grad():
-        for dtype in (torch.float32, torch.bfloat16):
-            graph = batch(1, sampled=True)
-            x = torch.ones(graph.num_nodes, WIDTH, device=DEVICE)
-            conv.weight.data = conv.weight.data.to(dtype)
-            conv(x, graph)
-            (exe,) = executables(graph)
+        conv(x, graphs[0])
+        ((compiled, key),) = graphs[0].state.executables
+        found = []
+        for graph, dtype in zip(
+            graphs, (torch.float32, torch.bfloat16, torch.float32), strict=True
+        ):
+            tensors = [
+                torch.zeros(
+                    shape, dtype=dtype if n.name == "weight" else d, device=DEVICE
+                )
+                for n, d, shape in zip(
+                    compiled.inputs, key.dtypes, key.shapes, strict=True
+                )
+            ]
+            exe = compiled.executable(graph, tensors)
             found.append(exe._forward._device.program)
     assert found[0] is not found[1]
+    assert found[0] is found[2]
