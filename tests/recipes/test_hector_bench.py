@@ -1,5 +1,6 @@
 """hector's campaign and tables: what they find, and what they print."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -7,6 +8,9 @@ import torch
 
 from recipes.bench.rgnn.tables import batches
 from recipes.bench.safety import graph_programs, relational
+from recipes.bench.safety.graph_compare import Outcome, close, differs
+from recipes.bench.safety.graph_loops import REDUCERS, reduced
+from recipes.bench.safety.graph_objects import Passing
 from recipes.bench.safety.tables import stale
 from tests.recipes.written import ENVIRONMENT
 
@@ -30,6 +34,39 @@ def test_graph_programs_agree() -> None:
     assert found["graphs"] == 100 and found["different"] == []
     met = found["features"]
     assert met["inference_mode"] and met["indices: .data"] and met["optimizer step"]
+
+
+def test_a_product_of_rounded_messages_is_as_exact_as_its_condition() -> None:
+    """Fifty-five factors in float16: hector and PyG are off by the same 1.5 %."""
+    assert graph_programs.run_program(3203)["different"] == []
+    program = graph_programs.Program(3203)
+    graph, dst = program.objects.graph, program.objects.indices[1]
+    for frame, name in ((graph.ndata, "h"), (graph.edata, "w")):
+        frame[name] = frame[name].detach().double()
+    passing = Passing("all", "user", "mul", torch.tensor([0]))
+    (exact,) = passing.loop(program.objects, {})
+    (allowed,) = passing.rounding(program.objects, torch.float16)
+    messages, _, _ = passing.messages(program.objects)
+    rounded = reduced(messages.half().double(), dst, len(exact), REDUCERS["mul"])
+    error = (rounded - exact).abs()
+    assert bool(((error > 0) & (error <= allowed)).any())
+    many = torch.bincount(dst) > 50
+    # 1.5 roundings of each factor, and of the terms that it is made of.
+    assert bool((allowed[many] > 0.05 * exact[many].abs()).all())
+    far = Outcome([exact + 2 * allowed + 1], [])
+    found = differs(far, Outcome([exact], []), torch.float16, Counter(), [allowed])
+    assert found is not None
+
+
+def test_graph_programs_beyond_the_range_of_a_dtype() -> None:
+    """A product that float32 has not: infinity of its sign is right, others are not."""
+    found = graph_programs.run_program(3243)
+    assert found["different"] == [] and found["features"]["beyond the range"]
+    exact = torch.tensor([-1e39], dtype=torch.float64)
+    for value, right in ((-torch.inf, True), (torch.inf, False), (1.0, False)):
+        what = close(torch.tensor([value]), exact, torch.float32)
+        assert (what is None) is right
+    assert close(torch.tensor([torch.nan]), exact, torch.float32) is not None
 
 
 @pytest.mark.parametrize("blind", ["indices", "features"])

@@ -11,15 +11,10 @@ objects, byte for byte, and with loops in float64, to the rounding of the dtype.
     OMP_NUM_THREADS=1 python -m recipes.bench.safety.graph_programs --graphs 20000
 """
 
-import contextlib
-import copy
 import random
 import sys
 import traceback
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -42,7 +37,16 @@ from recipes.bench.safety.blocks import (
     run_campaign,
     verdict,
 )
+from recipes.bench.safety.graph_compare import (
+    NOISE,
+    differs,
+    off,
+    outcome,
+    same,
+    surroundings,
+)
 from recipes.bench.safety.graph_loops import REDUCERS, message_layer, reduced, rgcn
+from recipes.bench.safety.graph_objects import Call, Objects, Passing
 from recipes.bench.safety.relational import EDGE_TYPES
 
 BLOCK = 100
@@ -50,8 +54,6 @@ CALLS = 4
 WIDTH = 4
 NAMES = [n for n in SETTINGS if n != "auto"]
 DTYPES = [torch.float64, torch.float64, torch.float32, torch.bfloat16, torch.float16]
-NOISE = {torch.float64: 1e-9, torch.float32: 2e-4}
-"""Largest error over the largest value of a result. Half precision: `close`."""
 COMPILED = 0.004
 """Share of calls inside `torch.compile`, which takes most of a second each."""
 
@@ -71,96 +73,6 @@ def user_layer(g: Any, feature: Any, weight: Any) -> Any:
         for e in n.incoming_edges():
             n["out"] += e["a"] * e["h"]
     return g.ndata["out"]
-
-
-Call = Callable[["Objects", dict[str, Tensor]], Any]
-
-
-def peek(frame: Any, name: str) -> Tensor:
-    """A column in the caller's order; the frame keeps whichever it has."""
-    made = getattr(frame, "_made", {}).get(name)
-    found: Tensor = frame[name] if made is None else copy.copy(made).given()
-    return found
-
-
-@dataclass
-class Objects:
-    """What a program uses again."""
-
-    convs: dict[str, nn.Module]
-    ends: Tensor
-    kinds: Tensor
-    dicts: dict[Any, Tensor]
-    graph: Graph
-    indices: tuple[Tensor, Tensor]
-    """Of the graph of messages."""
-
-    def fresh(self, read: tuple[str, ...]) -> "Objects":
-        """The same values in new objects, which know nothing; the layers `read`."""
-        convs = {n: copy.deepcopy(c) for n, c in self.convs.items() if n in read}
-        for name, conv in convs.items():
-            if hasattr(conv, "_layers"):
-                conv._layers = self.convs[name]._layers
-        ends = self.ends.clone()
-        indices = self.indices[0].clone(), self.indices[1].clone()
-        graph = Graph(
-            *indices,
-            num_nodes=self.graph.num_nodes(),
-            programs=self.graph.programs,
-        )
-        for mine, other in (
-            (graph.ndata, self.graph.ndata),
-            (graph.edata, self.graph.edata),
-        ):
-            for name in other:
-                value = peek(other, name)
-                mine[name] = value.detach().clone().requires_grad_(value.requires_grad)
-        dicts = {k: v.clone() for k, v in self.dicts.items()}
-        return Objects(convs, ends, self.kinds.clone(), dicts, graph, indices)
-
-
-@dataclass
-class _Passing:
-    """Messages along all edges (`all`, `edges`, `softmax`), into nodes `ids` (`pull`)
-    or along edges `ids` (`some`)."""
-
-    kind: str
-    message: str
-    how: str
-    ids: Tensor
-
-    def ours(self, o: Objects, _: dict[str, Tensor]) -> list[Tensor]:
-        g, reduce = o.graph, getattr(fn, self.how)("m", "o")
-        if self.kind == "edges":
-            g.apply_edges(_OURS[self.message])
-            g.update_all(fn.copy_e("m", "m"), reduce)
-            return [g.ndata["o"], g.edata["m"]]
-        if self.kind == "softmax":
-            return [g.edge_softmax(g.edata["w"])]
-        g.ndata["o"] = torch.zeros_like(g.ndata["h"], device="cpu")
-        call = (_OURS[self.message], reduce)
-        if self.kind == "all":
-            g.update_all(*call)
-        elif self.kind == "pull":
-            g.pull(self.ids, *call)
-        else:
-            g.send_and_recv(self.ids, *call)
-        return [g.ndata["o"]]
-
-    def loop(self, o: Objects, _: dict[str, Tensor]) -> list[Tensor]:
-        (src, dst), h, w = o.indices, o.graph.ndata["h"], o.graph.edata["w"]
-        count, how = o.graph.num_nodes(), REDUCERS[self.how]
-        if self.kind == "softmax":
-            return [relational.softmax(w, dst, count)]
-        e = o.graph.edata["s"] if self.message == "u_add_s" else w
-        m = _LOOPS[self.message](h[src], h[dst], e)
-        if self.kind == "some":
-            return [reduced(m[self.ids], dst[self.ids], count, how)]
-        made = reduced(m, dst, count, how)
-        if self.kind == "pull":
-            chosen = torch.zeros(count, 1, dtype=torch.float64)
-            made = made * chosen.index_fill(0, self.ids, 1.0)
-        return [made, m] if self.kind == "edges" else [made]
 
 
 class Program:
@@ -425,10 +337,8 @@ class Program:
         if not self.edges and kind == "some":
             kind = "all"
         self.met[f"message {kind}"] += 1
-        passing = _Passing(kind, message, how, seeds if kind == "pull" else ids)
-        # Between two programs, or behind a user's function with messages in memory.
-        stored = kind == "edges" or (message == "user" and how in ("mul", "median"))
-        found = self.compare(passing.ours, passing.loop, {}, ("graph",), stored)
+        passing = Passing(kind, message, how, seeds if kind == "pull" else ids)
+        found = self.compare(passing.ours, passing.loop, {}, ("graph",), passing)
         if d.random() < 0.3:
             with torch.no_grad():
                 graph.apply_edges(fn.u_add_v("h", "h", "s"))
@@ -443,10 +353,10 @@ class Program:
         loop: Call,
         inputs: dict[str, Tensor],
         read: tuple[str, ...],
-        stored: bool = False,
+        passing: Passing | None = None,
     ) -> str | None:
-        """A call on kept objects, on fresh ones, and the loops'; `stored`: messages in
-        half precision are rounded on their way."""
+        """A call on kept objects, on fresh ones, and the loops'; `passing`: whose
+        messages in half precision may be rounded on their way."""
         d, o = self.draw, self.objects
         mode = d.choice(["train", "train", "train", "no_grad", "inference_mode"])
         self.met[mode] += 1
@@ -460,14 +370,12 @@ class Program:
             torch._dynamo.reset()
             run = torch.compile(ours, backend="eager")
             self.met["torch.compile"] += 1
-        with _surroundings(d, self.met):
+        with surroundings(d, self.met):
             mine = outcome(run, o, inputs, read, mode)
         theirs = outcome(ours, fresh, copies, read, mode)
-        for i, (a, b) in enumerate(zip(mine, theirs, strict=True)):
-            if (a is None) is not (b is None) or (
-                a is not None and b is not None and not _same(a, b)
-            ):
-                return f"part {i} is not that of fresh objects: {_off(a, b)}"
+        for i, (a, b) in enumerate(zip(mine.parts, theirs.parts, strict=True)):
+            if not same(a, b):
+                return f"part {i} is not that of fresh objects: {off(a, b)}"
         for conv in double.convs.values():
             conv.double()
         g = double.graph
@@ -481,15 +389,10 @@ class Program:
             for k, t in inputs.items()
         }
         wanted = outcome(loop, double, exact, read, mode)
-        pairs = list(zip(mine, wanted, strict=True))
-        if stored and self.dtype not in NOISE:
-            # Messages that were rounded to one number share a maximum's gradient.
-            pairs = pairs[:-2]
-        for i, (a, b) in enumerate(pairs):
-            what = close(a, b, self.dtype, stored)
-            if what is not None:
-                return f"part {i}: {what}"
-        return None
+        rounding = None
+        if passing is not None and passing.stored and self.dtype not in NOISE:
+            rounding = passing.rounding(double, self.dtype)
+        return differs(mine, wanted, self.dtype, self.met, rounding)
 
 
 def _user(o: Objects, v: dict[str, Tensor]) -> Any:
@@ -505,120 +408,6 @@ def _user_loop(o: Objects, v: dict[str, Tensor]) -> Any:
     score = (h * v["x"][dst]).sum(1, keepdim=True)
     att = relational.softmax(score, dst * relations + o.kinds, count * relations)
     return reduced(att * h, dst, count, REDUCERS["sum"])
-
-
-_OURS: dict[str, Any] = {
-    "copy_u": fn.copy_u("h", "m"),
-    "u_mul_e": fn.u_mul_e("h", "w", "m"),
-    "u_add_v": fn.u_add_v("h", "h", "m"),
-    "u_sub_e": fn.u_sub_e("h", "w", "m"),
-    "u_add_s": fn.u_add_e("h", "s", "m"),
-    "user": lambda e: {"m": torch.tanh(e.src["h"]) * e.data["w"] - e.dst["h"]},
-}
-_LOOPS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "copy_u": lambda u, v, w: u,
-    "u_mul_e": lambda u, v, w: u * w,
-    "u_add_v": lambda u, v, w: u + v,
-    "u_sub_e": lambda u, v, w: u - w,
-    "u_add_s": lambda u, v, s: u + s,
-    "user": lambda u, v, w: u.tanh() * w - v,
-}
-
-
-@contextlib.contextmanager
-def _surroundings(draw: random.Random, met: Counter[str]) -> Iterator[None]:
-    """Another default device or dtype around a call, now and then."""
-    default = torch.get_default_dtype()
-    try:
-        with contextlib.ExitStack() as stack:
-            if draw.random() < 0.1:
-                stack.enter_context(torch.device("meta"))
-                met["another default device"] += 1
-            if draw.random() < 0.1:
-                torch.set_default_dtype(torch.float64)
-                met["another default dtype"] += 1
-            yield
-    finally:
-        torch.set_default_dtype(default)
-
-
-def outcome(
-    call: Call, o: Objects, inputs: dict[str, Tensor], read: tuple[str, ...], mode: str
-) -> list[Tensor | None]:
-    """Outputs, and the gradients of inputs and of what is read."""
-    leaves = [t for t in inputs.values() if t.requires_grad]
-    for name in read:
-        if name == "graph":
-            leaves += [o.graph.ndata["h"], o.graph.edata["w"]]
-        else:
-            leaves += list(o.convs[name].parameters())
-    around = {
-        "train": torch.enable_grad,
-        "no_grad": torch.no_grad,
-        "inference_mode": torch.inference_mode,
-    }[mode]
-    with around(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = call(o, inputs)
-    outputs = list(found.values()) if isinstance(found, dict) else found
-    outputs = outputs if isinstance(outputs, list) else [outputs]
-    made: list[Tensor | None] = [t.detach().clone() for t in outputs]
-    if mode != "train" or not any(t.requires_grad for t in outputs):
-        return [*made, *[None] * len(leaves)]
-    loss = sum((t * slopes(t)).sum().double() for t in outputs if t.requires_grad)
-    grads = torch.autograd.grad(loss, leaves, allow_unused=True)  # type: ignore[arg-type]
-    return [*made, *grads]
-
-
-def slopes(t: Tensor) -> Tensor:
-    """Numbers that every dtype has, of the shape of `t`."""
-    numbers = torch.arange(t.numel(), device="cpu") % 7 - 3
-    return (numbers.to(t.dtype) / 2).view_as(t)
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return (
-        a.dtype is b.dtype
-        and a.shape == b.shape
-        and bool(torch.equal(a, b) or torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)))
-    )
-
-
-def _off(a: Tensor | None, b: Tensor | None) -> str:
-    if a is None or b is None or a.shape != b.shape or a.dtype is not b.dtype:
-        return f"{_kind(a)} and {_kind(b)}"
-    return f"by {float((a.double() - b.double()).abs().max()):.3g}"
-
-
-def _kind(t: Tensor | None) -> str:
-    return "nothing" if t is None else f"{t.dtype} {list(t.shape)}"
-
-
-def close(
-    a: Tensor | None, b: Tensor | None, dtype: torch.dtype, stored: bool
-) -> str | None:
-    """How `a` differs from the exact `b` by more than its dtype's rounding."""
-    if a is None or b is None:
-        other = b if a is None else a
-        wrong = other is not None and bool(other.any())
-        return f"{_kind(a)} and {_kind(b)}" if wrong else None
-    if a.shape != b.shape:
-        return f"shapes {list(a.shape)} and {list(b.shape)}"
-    if not a.numel():
-        return None
-    error = (a.double() - b).abs()
-    scale = max(float(b.abs().max()), 1.0)
-    if dtype in NOISE:
-        allowed = torch.full_like(error, NOISE[dtype] * scale)
-    else:
-        # Two roundings, and what float32 has computed with; beyond the dtype, infinity.
-        info = torch.finfo(dtype)
-        noise = 4 * info.eps if stored else 3e-4
-        allowed = b.abs() * info.eps * 1.1 + noise * scale
-        error = torch.where(b.abs() > 0.9 * info.max, 0.0, error)
-    if bool((error <= allowed).all()):
-        return None
-    return f"error {float(error.max() / scale):.3g}"
 
 
 def run_program(seed: int) -> dict[str, Any]:
