@@ -146,12 +146,14 @@ def differs(
     dtype: torch.dtype,
     met: Counter[str],
     rounding: list[Tensor] | None = None,
+    tied: bool = False,
 ) -> str | None:
     """The first part that is not the exact one.
 
     rounding: of each output, where messages were rounded in memory. Gradients are left
         out then: messages that were rounded to one number share a maximum's. They are
-        left out beyond the dtype's range as well, where they are of infinity.
+        left out beyond the dtype's range as well, where they are of infinity, and
+        where they are `tied`.
     """
     far = any(beyond(b, dtype) for b in exact.outputs)
     if far:
@@ -159,7 +161,7 @@ def differs(
     num = len(exact.outputs)
     noise = [*(rounding or [0.0] * num), *[0.0] * len(exact.gradients)]
     pairs = list(zip(mine.parts, exact.parts, noise, strict=True))
-    for i, (a, b, more) in enumerate(pairs[:num] if far or rounding else pairs):
+    for i, (a, b, more) in enumerate(pairs[:num] if far or rounding or tied else pairs):
         what = close(a, b, dtype, more)
         if what is not None:
             return f"part {i}: {what}"

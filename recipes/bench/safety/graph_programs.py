@@ -389,10 +389,10 @@ class Program:
             for k, t in inputs.items()
         }
         wanted = outcome(loop, double, exact, read, mode)
-        rounding = None
+        rounding, tied = None, passing is not None and passing.tied(double)
         if passing is not None and passing.stored and self.dtype not in NOISE:
             rounding = passing.rounding(double, self.dtype)
-        return differs(mine, wanted, self.dtype, self.met, rounding)
+        return differs(mine, wanted, self.dtype, self.met, rounding, tied)
 
 
 def _user(o: Objects, v: dict[str, Tensor]) -> Any:
