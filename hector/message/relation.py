@@ -327,7 +327,7 @@ class Relation:
         caller's."""
         try:
             if isinstance(func, MessageFunction):
-                key = ("apply", self._two_sided, func, self._builtin_shapes(func))
+                key = ("apply", self.two_sided, func, self._builtin_shapes(func))
                 found = self._run(key, lambda t: [message_rows(t, func)])
                 return {func.out: found[0]}, {}
             if isinstance(func, PureCall):
@@ -426,7 +426,7 @@ class Relation:
     def _builtin(self, message: MessageFunction, reduce: ReduceFunction) -> Tensor:
         """Run built-in functions: their program is found without a trace."""
         facts = (message, reduce.reducer, reduce.temperature)
-        key = ("update", self._two_sided, *facts, self._builtin_shapes(message))
+        key = ("update", self.two_sided, *facts, self._builtin_shapes(message))
         return self._run(
             key, lambda t: [reduce_rows(message_rows(t, message), reduce)]
         )[0]
@@ -455,7 +455,7 @@ class Relation:
     def _traced(
         self, call: Callable[[Trace], dict[str, Rows]]
     ) -> tuple[Trace, dict[str, Rows]]:
-        trace = Trace(self._row_shape, self._frame, self._two_sided)
+        trace = Trace(self._row_shape, self._frame, self.two_sided)
         made = call(trace)
         if not made:
             raise UntraceableError("no results")
@@ -480,7 +480,7 @@ class Relation:
         facts = (
             *(p.facts if isinstance(p, PureCall) else p for p in parts),
             tuple(places[id(t)] for t in tensors),
-            self._two_sided,
+            self.two_sided,
         )
         traces = self.programs.traces(Facts(facts))
         for known in traces:
@@ -538,7 +538,7 @@ class Relation:
         build: Callable[[Trace], list[Rows]],
     ) -> tuple[Tensor, ...]:
         def made() -> tuple[Trace, list[Sym]]:
-            trace = Trace(self._row_shape, self._frame, self._two_sided)
+            trace = Trace(self._row_shape, self._frame, self.two_sided)
             return trace, [r.sym for r in build(trace)]
 
         self.counts["compiled"] += 1
@@ -567,7 +567,7 @@ class Relation:
         return tuple(self._row_shape(*s) for s in sides)
 
     @property
-    def _two_sided(self) -> bool:
+    def two_sided(self) -> bool:
         """Whether the ends' features are different ones; see [Note: two kinds of
         rows]."""
         return self.srcdata is not self.dstdata
@@ -755,8 +755,9 @@ class Relation:
     def _receive(
         self, part: "_Part", message: Message, reduce: Reduce, apply: Apply | None
     ) -> None:
+        local = torch.searchsorted(part.nodes, part.reached)
         for name, value in part.propagate(message, reduce, apply).items():
-            self.dstdata.write(name, part.nodes, value)
+            self.dstdata.write(name, part.reached, value[local])
 
 
 class _Part(Relation):
@@ -764,16 +765,25 @@ class _Part(Relation):
     are gathered when they are read."""
 
     def __init__(self, whole: Relation, ids: Tensor, nodes: Tensor | None) -> None:
-        sources, src = whole._src[ids].unique(return_inverse=True)
-        dst = whole._dst[ids]
-        if nodes is None:
-            self.nodes, dst = dst.unique(return_inverse=True)
+        src, dst = whole._src[ids], whole._dst[ids]
+        reached = dst.unique() if nodes is None else nodes
+        if whole.two_sided:
+            sources, src = src.unique(return_inverse=True)
+            self.nodes, local = reached, torch.searchsorted(reached, dst)
+            frames = whole.srcdata.part(sources), whole.dstdata.part(reached)
         else:
-            self.nodes, dst = nodes, torch.searchsorted(nodes, dst)
+            # One gather of both ends, so that its gradient is rounded once.
+            self.nodes, places = torch.cat((src, dst, reached)).unique(
+                return_inverse=True
+            )
+            src, local = places[: 2 * ids.numel()].view(2, -1)
+            frames = (whole.dstdata.part(self.nodes),) * 2
+        self.reached = reached
+        """The nodes that messages are for."""
         self.whole, self.ids = whole, ids
         super().__init__(
-            (src, dst),
-            (whole.srcdata.part(sources), whole.dstdata.part(self.nodes)),
+            (src, local),
+            frames,
             sampled=True,
             programs=whole.programs,
             edata=whole.edata.part(ids),
