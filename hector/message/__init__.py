@@ -1,9 +1,10 @@
-"""Message passing on homogeneous graphs with DGL's names (Wang, chapter 4): `graph` is
-the door, `functions` the built-in functions, `traced` compiles user functions, `eager`
-runs what the compiler cannot read, `batching` joins small graphs, `layers` and `trees`
-are built of them."""
+"""Message passing with DGL's names (Wang, chapter 4): `graph` and `hetero` are the
+doors, `functions` the built-in functions, `relation` runs calls along edges of a type,
+`traced` compiles user functions, `eager` runs what the compiler cannot read, `batching`
+joins small graphs, `dataloading` samples blocks, `layers` and `trees` are built of
+them."""
 
-from hector.message import functions
+from hector.message import dataloading, functions
 from hector.message.batches import EdgeBatch, NodeBatch
 from hector.message.batching import (
     batch,
@@ -13,7 +14,9 @@ from hector.message.batching import (
     softmax_nodes,
     unbatch,
 )
-from hector.message.graph import Graph
+from hector.message.blocks import sample_neighbors, to_block
+from hector.message.graph import EID, NID, Graph
+from hector.message.hetero import HeteroGraph
 from hector.message.layers import (
     GATConv,
     GatedGCNConv,
@@ -22,9 +25,12 @@ from hector.message.layers import (
     GraphConv,
     SAGEConv,
 )
+from hector.message.relation import edge_softmax
 from hector.message.trees import TreeLSTM
 
 __all__ = [
+    "EID",
+    "NID",
     "EdgeBatch",
     "GATConv",
     "GINConv",
@@ -32,14 +38,19 @@ __all__ = [
     "GatedGCNConv",
     "Graph",
     "GraphConv",
+    "HeteroGraph",
     "NodeBatch",
     "SAGEConv",
     "TreeLSTM",
     "batch",
     "broadcast_nodes",
+    "dataloading",
+    "edge_softmax",
     "functions",
     "readout_edges",
     "readout_nodes",
+    "sample_neighbors",
     "softmax_nodes",
+    "to_block",
     "unbatch",
 ]

@@ -1,19 +1,28 @@
 """What user functions get: features of edges, and of nodes with their mailbox."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 
 
-class Features:
+class Features(Mapping[str, Any]):
     """Map feature names to rows, gathered when they are asked for."""
 
-    def __init__(self, get: Callable[[str], Any]) -> None:
-        self._get = get
+    def __init__(self, get: Callable[[str], Any], names: Collection[str]) -> None:
+        self._get, self._names = get, names
 
     def __getitem__(self, name: str) -> Any:
         return self._get(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class EdgeBatch:

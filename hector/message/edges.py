@@ -22,11 +22,12 @@ class Edges:
     """
 
     def __init__(
-        self, given: tuple[Tensor, Tensor], num_nodes: int, sampled: bool
+        self, given: tuple[Tensor, Tensor], num_src: int, num_dst: int, sampled: bool
     ) -> None:
         """Raise ValueError on non-integer or out-of-range ids; those of a `sampled`
         graph are checked where programs first run on it."""
-        self._given, self.num_nodes, self.sampled = given, num_nodes, sampled
+        self._given, self.sampled = given, sampled
+        self.num_src, self.num_dst = num_src, num_dst
         self._states = tuple(map(state_of, given))
         self._watch: Watch | None = None
         quiet = not sampled and all(t.dtype is torch.int64 for t in given)
@@ -37,8 +38,8 @@ class Edges:
             for name, t in zip(("src", "dst"), given, strict=True)
         )
         if not sampled:
-            for name, ids in (("src", self.src), ("dst", self.dst)):
-                check_range(name, ids, num_nodes, "num_nodes")
+            check_range("src", self.src, num_src, "num_nodes")
+            check_range("dst", self.dst, num_dst, "num_nodes")
         self._kept: dict[Any, Any] = {}
 
     def unchanged(self) -> bool:
@@ -52,32 +53,36 @@ class Edges:
         return kept(self._kept, key, make)
 
     @property
+    def num_rows(self) -> int:
+        """Node rows of `structure`; see [Note: two kinds of rows] in
+        message/relation.py."""
+        return max(self.num_src, self.num_dst)
+
+    @property
     def in_degrees(self) -> Tensor:
         """Int64 [nodes]."""
-        return self._counted("in_degrees", self.dst)
+        return self._counted("in_degrees", self.dst, self.num_dst)
 
     @property
     def out_degrees(self) -> Tensor:
         """Int64 [nodes]."""
-        return self._counted("out_degrees", self.src)
+        return self._counted("out_degrees", self.src, self.num_src)
 
-    def _counted(self, name: str, ends: Tensor) -> Tensor:
-        found: Tensor = self.kept(
-            name, lambda: torch.bincount(ends, minlength=self.num_nodes)
-        )
+    def _counted(self, name: str, ends: Tensor, count: int) -> Tensor:
+        found: Tensor = self.kept(name, lambda: torch.bincount(ends, minlength=count))
         return found
 
     @property
     def groups(self) -> Groups:
         """The edges of each destination in the caller's order."""
-        found: Groups = self.kept("groups", lambda: Groups(self.dst, self.num_nodes))
+        found: Groups = self.kept("groups", lambda: Groups(self.dst, self.num_dst))
         return found
 
     @property
     def levels(self) -> tuple[Tensor, ...]:
         """Nodes by the longest path that leads to them."""
         found: tuple[Tensor, ...] = self.kept(
-            "levels", lambda: tuple(levels_of(self.src, self.dst, self.num_nodes))
+            "levels", lambda: tuple(levels_of(self.src, self.dst, self.num_dst))
         )
         return found
 
@@ -92,7 +97,7 @@ class Edges:
         made = HeteroGraph.from_pyg(
             torch.stack((self.src, self.dst)),
             torch.zeros_like(self.src),
-            num_nodes=self.num_nodes,
+            num_nodes=self.num_rows,
             num_relations=1,
             sampled=self.sampled,
         )

@@ -1,11 +1,57 @@
 """Features of nodes and edges by name, one row a node or edge."""
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterator, MutableMapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from hector.indexing import check_range, integers, tensor_of
+from hector.message.batches import Features
 from hector.message.edges import Edges
+
+
+def ids_of(
+    name: str,
+    nodes: Any,
+    limit: int,
+    device: torch.device,
+    limit_name: str = "num_nodes",
+) -> Tensor:
+    """Return ids [n] of an id, ids or a boolean mask [limit], on `device`.
+
+    Raises:
+        ValueError: ids that are none, or a mask of another length.
+    """
+    given = tensor_of([nodes] if isinstance(nodes, int) else nodes)
+    if given.dtype is torch.bool:
+        if given.shape != (limit,):
+            raise ValueError(
+                f"expected a mask {name} of shape [{limit}], got {list(given.shape)}"
+            )
+        return given.to(device).nonzero().flatten()
+    ids = integers(name, given.view(1) if given.dim() == 0 else given).to(device)
+    check_range(name, ids, limit, limit_name)
+    return ids
+
+
+def ends_of(u: Any, v: Any, device: torch.device) -> list[Tensor]:
+    """Return sources and destinations of new edges; one id alone is that of all.
+
+    Raises ValueError on ids that are no integers, and on two lengths.
+    """
+    found = [
+        integers(name, tensor_of([e] if isinstance(e, int) else e)).to(device)
+        for name, e in (("u", u), ("v", v))
+    ]
+    if isinstance(u, int) or isinstance(v, int):
+        found = list(torch.broadcast_tensors(*found))
+    if found[0].shape != found[1].shape:
+        raise ValueError(
+            f"expected u and v of one length, got {found[0].numel()} and "
+            f"{found[1].numel()}"
+        )
+    return found
 
 
 class Frame(MutableMapping[str, Tensor]):
@@ -20,15 +66,16 @@ class Frame(MutableMapping[str, Tensor]):
         device: torch.device,
         rows: str,
         fill: Callable[[str], Tensor] | None = None,
+        names: Collection[str] = (),
     ) -> None:
-        """Take `fill`, which makes a column that was not set: a part of a graph gathers
-        rows."""
+        """Take `fill`, which makes a column of `names` that was not set: a part of a
+        graph gathers rows."""
         self.num_rows, self.device, self.rows = num_rows, device, rows
-        self.fill = fill
+        self.fill, self.names = fill, names
         self._columns: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Tensor:
-        if self.fill is not None and name not in self._columns:
+        if self.fill is not None and name in self._unfilled():
             self._columns[name] = self.fill(name)
         try:
             return self._columns[name]
@@ -56,20 +103,62 @@ class Frame(MutableMapping[str, Tensor]):
             )
 
     def __delitem__(self, name: str) -> None:
-        del self._columns[name]
+        if name not in self:
+            raise KeyError(name)
+        self.names = [n for n in self.names if n != name]
+        self._columns.pop(name, None)
+
+    def _unfilled(self) -> list[str]:
+        return [n for n in self.names if n not in self._columns]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
+        return iter([*self._columns, *self._unfilled()])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns or name in self.names
 
     def __len__(self) -> int:
-        return len(self._columns)
+        return len(list(iter(self)))
 
     def copied(self) -> "Frame":
         """Return a frame of the same columns; what is set in one is not seen in the
         other."""
-        made = Frame(self.num_rows, self.device, self.rows, self.fill)
+        made = Frame(self.num_rows, self.device, self.rows, self.fill, self.names)
         made._columns = dict(self._columns)
         return made
+
+    def part(self, ids: Tensor) -> "Frame":
+        """Return a frame of the rows `ids`, gathered when they are read."""
+        now = self.copied()
+        return Frame(
+            ids.numel(),
+            self.device,
+            self.rows,
+            lambda name: now[name].index_select(0, ids),
+            tuple(now),
+        )
+
+    def padded(self, num_rows: int) -> "Frame":
+        """Return a frame of more rows, the new ones zeros."""
+        made = Frame(num_rows, self.device, self.rows)
+        made.update(_longer(self, num_rows))
+        return made
+
+    def rows_at(self, ids: Tensor | None) -> Features:
+        """Return what a user's function reads: rows `ids`, or all."""
+        return Features(lambda n: self[n] if ids is None else self[n][ids], self)
+
+    def write(self, name: str, ids: Tensor, value: Tensor) -> None:
+        """Set a new column with changed rows; a new feature is zero elsewhere."""
+        old = self[name] if name in self else None
+        if old is None or old.shape[1:] != value.shape[1:]:
+            old = value.new_zeros(self.num_rows, *value.shape[1:])
+        if not torch.can_cast(value.dtype, old.dtype):
+            raise ValueError(
+                f"expected rows of {old.dtype} for {name!r}, which other rows of it "
+                f"are, got {value.dtype}; convert it or choose another name"
+            )
+        self[name] = old.index_copy(0, ids, value.to(old.dtype))
 
 
 class _Sorted:
@@ -111,8 +200,9 @@ class EdgeFrame(Frame):
         num_rows: int,
         device: torch.device,
         fill: Callable[[str], Tensor] | None = None,
+        names: Collection[str] = (),
     ) -> None:
-        super().__init__(num_rows, device, "edge", fill)
+        super().__init__(num_rows, device, "edge", fill, names)
         self._made: dict[str, _Sorted] = {}
 
     def __getitem__(self, name: str) -> Tensor:
@@ -124,16 +214,17 @@ class EdgeFrame(Frame):
         self._made.pop(name, None)
 
     def __delitem__(self, name: str) -> None:
-        if name in self._made:
-            del self._made[name]
-        else:
-            super().__delitem__(name)
+        super().__delitem__(name)
+        self._made.pop(name, None)
+
+    def _unfilled(self) -> list[str]:
+        return [n for n in super()._unfilled() if n not in self._made]
 
     def __iter__(self) -> Iterator[str]:
-        return iter({**self._columns, **self._made})
+        return iter([*super().__iter__(), *self._made])
 
-    def __len__(self) -> int:
-        return len({**self._columns, **self._made})
+    def __contains__(self, name: object) -> bool:
+        return name in self._made or super().__contains__(name)
 
     def sorted(self, name: str, edges: Edges) -> Tensor:
         """Return the column in the order of `edges`."""
@@ -158,6 +249,29 @@ class EdgeFrame(Frame):
     def copied(self) -> "EdgeFrame":
         """Return a frame of the same columns; what is set in one is not seen in the
         other."""
-        made = EdgeFrame(self.num_rows, self.device, self.fill)
+        made = EdgeFrame(self.num_rows, self.device, self.fill, self.names)
         made._columns, made._made = dict(self._columns), dict(self._made)
         return made
+
+    def part(self, ids: Tensor) -> "EdgeFrame":
+        """Return a frame of the rows `ids`, gathered when they are read."""
+        now = self.copied()
+        return EdgeFrame(
+            ids.numel(),
+            self.device,
+            lambda name: now[name].index_select(0, ids),
+            tuple(now),
+        )
+
+    def padded(self, num_rows: int) -> "EdgeFrame":
+        """Return a frame of more rows, the new ones zeros."""
+        made = EdgeFrame(num_rows, self.device)
+        made.update(_longer(self, num_rows))
+        return made
+
+
+def _longer(frame: Frame, num_rows: int) -> dict[str, Tensor]:
+    return {
+        k: torch.cat((v, v.new_zeros(num_rows - v.shape[0], *v.shape[1:])))
+        for k, v in frame.items()
+    }

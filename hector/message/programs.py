@@ -38,7 +38,8 @@ class Facts:
 class _Made:
     compiled: Compiled
     sources: tuple[str, ...]
-    """Name of each program input: `n:` node, `e:` edge feature, `t:` captured."""
+    """Name of each program input: `n:` node, `s:` source, `e:` edge feature, `t:`
+    captured."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ on with real tensors (see `hector.message.eager`); the graph counts those calls.
 import ast
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,19 +37,27 @@ class UntraceableError(Exception):
 
 Shapes = Callable[[Side, str], tuple[int, ...]]
 """The shape of a row of a feature."""
+Names = Callable[[Side], Collection[str]]
+"""The features that there are."""
 
 
 class Trace:
     """Build one program: its inputs, and the tensors that functions bring."""
 
-    def __init__(self, shapes: Shapes) -> None:
+    def __init__(
+        self,
+        shapes: Shapes,
+        names: Names = lambda side: (),
+        two_sided: bool = False,
+    ) -> None:
+        """`two_sided`: sources' features are others than the destinations'."""
         self.state = State(Builder(), num_nodes=-1)
-        self.shapes = shapes
+        self.shapes, self.names, self.two_sided = shapes, names, two_sided
         self.captured: dict[str, tuple[Tensor, int]] = {}
         """Tensors by name, each with how many leading axes of size 1 are dropped."""
         self.reads: list[tuple[Side, str, tuple[int, ...]]] = []
         """Features and the shapes of their rows."""
-        self._inputs: dict[tuple[Domain, str], Sym] = {}
+        self._inputs: dict[tuple[str, str], Sym] = {}
 
     @property
     def builder(self) -> Builder:
@@ -57,8 +65,10 @@ class Trace:
 
     def feature(self, side: Side, name: str) -> "Rows":
         """Return a node or edge feature as edges see it."""
-        domain = Domain.EDGE if side is Side.EDGE else Domain.NODE
-        sym = self._input(domain, name, self._shape(side, name))
+        letter = "e" if side is Side.EDGE else "n"
+        if side is Side.SOURCE and self.two_sided:
+            letter = "s"
+        sym = self._input(letter, name, self._shape(side, name))
         if side is not Side.EDGE:
             index = Index.SRC if side is Side.SOURCE else Index.DST
             sym = Sym(self.builder.read(sym.node, index, Domain.EDGE), sym.rank)
@@ -67,19 +77,19 @@ class Trace:
     def node_feature(self, name: str) -> "Rows":
         """Return a feature of the nodes themselves."""
         shape = self._shape(Side.DESTINATION, name)
-        return Rows(self, self._input(Domain.NODE, name, shape))
+        return Rows(self, self._input("n", name, shape))
 
     def _shape(self, side: Side, name: str) -> tuple[int, ...]:
         shape = self.shapes(side, name)
         self.reads.append((side, name, shape))
         return shape
 
-    def _input(self, domain: Domain, name: str, shape: tuple[int, ...]) -> Sym:
-        key = (domain, name)
+    def _input(self, letter: str, name: str, shape: tuple[int, ...]) -> Sym:
+        key = (letter, name)
         if key not in self._inputs:
             if len(shape) > 2:
                 raise UntraceableError(f"rows of {name} have shape {list(shape)}")
-            letter = "e" if domain is Domain.EDGE else "n"
+            domain = Domain.EDGE if letter == "e" else Domain.NODE
             param = Param(f"{letter}:{name}", (-1, *shape))
             self._inputs[key] = self.state.rows_of(param, domain)
         return self._inputs[key]

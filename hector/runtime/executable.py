@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hector.arrays import BoundedArrays, GraphArrays
 from hector.cost import CostModel, DeviceModel
@@ -35,6 +34,7 @@ from hector.passes.pipeline import (
 )
 from hector.passes.rewrite import rewrite
 from hector.precision import computed
+from hector.runtime.again import Again, inputs_of, transformed
 from hector.runtime.ahead import arch, compiles
 from hector.runtime.reference import Reference
 
@@ -194,7 +194,7 @@ class Executable:
         arrays = graph_arrays(graph, bounded=graph.sampled and triton)
         self.arrays = arrays
         self._check(key.shapes)
-        self._dtypes = key.dtypes
+        self._dtypes, self._shapes = key.dtypes, key.shapes
         settings = compiled.settings_for(graph, bool(key.wanted), feature)
         backward: Plan | None = None
         if key.wanted:
@@ -234,6 +234,12 @@ class Executable:
         self._forward = _Runner(forward, arrays, feature, asked, compiled, key.dtypes)
         if key.wanted and triton:
             self._compile(key)
+        common = computed(reduce(torch.promote_types, key.dtypes, feature))
+        self._again = Again(graph_arrays(graph), common)
+        self.read_again: tuple[int, ...] = ()
+        """Inputs that gradients depend on; see [Note: gradients of gradients]."""
+        if key.wanted:
+            self.read_again = inputs_of(self.gradients, self.inputs)
         self._settings, self._plans = settings, (forward, backward)
         self._backend = Backend.TRITON if triton else Backend.REFERENCE
 
@@ -291,6 +297,10 @@ class Executable:
             t if t.dtype is d else t.to(d)
             for t, d in zip(tensors, self._dtypes, strict=True)
         ]
+        if transformed():
+            given = list(zip(self.inputs, tensors, strict=True))
+            like = [(self.feature, shape) for shape in self.shapes]
+            return tuple(self._again.run(self.outputs, given, like))
         if self.trains:
             result: tuple[Tensor, ...] = _Run.apply(self, *tensors)  # type: ignore[no-untyped-call]
             return result
@@ -329,6 +339,20 @@ class Executable:
         wanted = [g for g in self.gradients if g is not None]
         results = iter(self._backward.run(bindings, wanted))
         return [None if g is None else next(results) for g in self.gradients]
+
+    def backward_again(
+        self, grads: Sequence[Tensor], inputs: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """Gradients of the inputs as functions that have gradients; `inputs`: those of
+        `read_again`."""
+        given = list(zip(self.output_grads, grads, strict=True))
+        places = (self.inputs[i] for i in self.read_again)
+        given += zip(places, inputs, strict=True)
+        there = [i for i, g in enumerate(self.gradients) if g is not None]
+        wanted = [g for g in self.gradients if g is not None]
+        like = [(self._dtypes[i], self._shapes[i]) for i in there]
+        found = iter(self._again.run(wanted, given, like))
+        return [None if g is None else next(found) for g in self.gradients]
 
     def _bind(
         self, nodes: Sequence[Node], tensors: Sequence[Tensor]
@@ -395,13 +419,16 @@ class _Run(torch.autograd.Function):
         outputs, saved = exe.forward(tensors)
         ctx.exe = exe
         ctx.shapes = [t.shape for t in tensors]
-        ctx.save_for_backward(*saved)
+        ctx.save_for_backward(*saved, *(tensors[i] for i in exe.read_again))
         return tuple(outputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        found = ctx.exe.backward(grads, ctx.saved_tensors)
+        exe, kept = ctx.exe, ctx.saved_tensors
+        num = len(kept) - len(exe.read_again)
+        if torch.is_grad_enabled():
+            return (None, *exe.backward_again(grads, kept[num:]))
+        found = exe.backward(grads, kept[:num])
         shaped = [
             None if g is None else _seen_as(g, s)
             for g, s in zip(found, ctx.shapes, strict=True)

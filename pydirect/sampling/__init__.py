@@ -5,6 +5,7 @@ from pydirect.sampling.generate import GraphStatistics, generate_graph
 from pydirect.sampling.graph import Graph
 from pydirect.sampling.neighbor import NeighborSampler, SampledBatch
 from pydirect.sampling.resident import Residence, ResidentGraph, settle
+from pydirect.sampling.walks import KeyedWalks
 
 __all__ = [
     "DeviceSampler",
@@ -12,6 +13,7 @@ __all__ = [
     "GraphStatistics",
     "HeteroBatch",
     "HeteroDeviceSampler",
+    "KeyedWalks",
     "NeighborSampler",
     "Residence",
     "ResidentGraph",

@@ -1,6 +1,7 @@
 """Calls of random graph programs, and how far they may be from exact ones."""
 
 import contextlib
+import math
 import random
 import warnings
 from collections import Counter
@@ -45,6 +46,18 @@ class Outcome(NamedTuple):
     def parts(self) -> list[Tensor | None]:
         """All, outputs first."""
         return [*self.outputs, *self.gradients]
+
+    def errors(self, exact: "Outcome") -> list[float]:
+        """Of each part, the largest; of parts that are not there or hold no number,
+        0."""
+        pairs = zip(self.parts, exact.parts, strict=True)
+        found = [
+            0.0
+            if a is None or b is None or not a.numel()
+            else float((a.double() - b).abs().max())
+            for a, b in pairs
+        ]
+        return [e if math.isfinite(e) else 0.0 for e in found]
 
 
 def outcome(
@@ -131,7 +144,7 @@ def close(
     error = torch.where(out, 0.0, (a.double() - b).abs())
     scale = max(float(torch.where(out, 0.0, b).abs().max()), 1.0)
     if dtype in NOISE:
-        allowed = torch.full_like(error, NOISE[dtype] * scale)
+        allowed = NOISE[dtype] * scale + rounding + torch.zeros_like(error)
     else:
         # Two roundings, and what float32 has computed with.
         allowed = b.abs() * info.eps * 1.1 + 3e-4 * scale + rounding
@@ -146,20 +159,24 @@ def differs(
     dtype: torch.dtype,
     met: Counter[str],
     rounding: list[Tensor] | None = None,
+    tied: bool = False,
+    allowed: list[float] | None = None,
 ) -> str | None:
     """The first part that is not the exact one.
 
     rounding: of each output, where messages were rounded in memory. Gradients are left
         out then: messages that were rounded to one number share a maximum's. They are
-        left out beyond the dtype's range as well, where they are of infinity.
+        left out beyond the dtype's range as well, where they are of infinity, and
+        where they are `tied`. allowed: of each part, more than its dtype's rounding.
     """
     far = any(beyond(b, dtype) for b in exact.outputs)
     if far:
         met["beyond the range"] += 1
     num = len(exact.outputs)
     noise = [*(rounding or [0.0] * num), *[0.0] * len(exact.gradients)]
+    noise = [n + e for n, e in zip(noise, allowed or [0.0] * len(noise), strict=True)]
     pairs = list(zip(mine.parts, exact.parts, noise, strict=True))
-    for i, (a, b, more) in enumerate(pairs[:num] if far or rounding else pairs):
+    for i, (a, b, more) in enumerate(pairs[:num] if far or rounding or tied else pairs):
         what = close(a, b, dtype, more)
         if what is not None:
             return f"part {i}: {what}"

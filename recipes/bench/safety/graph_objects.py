@@ -91,9 +91,8 @@ class Passing:
     def stored(self) -> bool:
         """Whether messages lie in memory, rounded: between two programs, or behind a
         user's function whose reducer no kernel fuses."""
-        return self.kind == "edges" or (
-            self.message == "user" and self.how in ("mul", "median")
-        )
+        slow = self.message == "user" and self.how in ("mul", "median")
+        return self.kind == "edges" or (slow and self.kind != "softmax")
 
     def messages(self, o: Objects) -> tuple[Tensor, Tensor, Tensor]:
         """Messages, their destinations, and the sum of the sizes of their terms."""
@@ -116,6 +115,15 @@ class Passing:
             chosen = torch.zeros(count, 1, dtype=torch.float64)
             made = made * chosen.index_fill(0, self.ids, 1.0)
         return [made, m] if self.kind == "edges" else [made]
+
+    def tied(self, o: Objects) -> bool:
+        """Whether a median may be any of several equal messages, one of which gets the
+        gradient: which one is nobody's promise."""
+        if self.how != "median" or self.kind == "softmax":
+            return False
+        m, dst, _ = self.messages(o)
+        groups = (m[dst == node] for node in range(o.graph.num_nodes()))
+        return any(len(c.unique()) < len(c) for rows in groups for c in rows.unbind(1))
 
     def rounding(self, o: Objects, dtype: torch.dtype) -> list[Tensor]:
         """How far outputs may move where messages are rounded to `dtype` in memory.

@@ -173,12 +173,12 @@ def test_layers_are_traced_once(graph: Graph, make: Any) -> None:
     sizes = {GatedGCNConv: (6,), GMMConv: (6, 5, 2, 3), GATConv: (6, 5, 2)}
     traced: list[Any] = []
 
-    def trace(shapes: Any) -> Trace:
-        traced.append(shapes)
-        return Trace(shapes)
+    def trace(*args: Any) -> Trace:
+        traced.append(args)
+        return Trace(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hector.message.graph.Trace", trace)
+        patch.setattr("hector.message.relation.Trace", trace)
         for _ in range(2):
             before = len(traced)
             make(*sizes[make])(graph, torch.randn(N, 6), *edges.get(make, ()))

@@ -1,0 +1,259 @@
+"""Graphs that are made of typed graphs: parts of them, and changes by rebuilding."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hector.indexing import count
+from hector.message.frame import EdgeFrame, Frame, ends_of, ids_of
+from hector.message.graph import EID, NID
+from hector.message.relation import Relation
+from hector.tracing import untraced
+
+if TYPE_CHECKING:
+    from hector.message.hetero import EdgeType, HeteroGraph
+
+
+@untraced
+def to(graph: "HeteroGraph", device: torch.device | str) -> "HeteroGraph":
+    """Return the graph and its features on `device`."""
+    where = torch.device(device)
+    edges, edata = {}, {}
+    for kind, r in _relations(graph):
+        u, v = r.edges()
+        edges[kind] = (u.to(where), v.to(where))
+        edata[kind] = EdgeFrame(r.num_edges(), where)
+        edata[kind].update({k: t.to(where) for k, t in r.edata.items()})
+    sources = {n: _sent(f, where) for n, f in _frames(graph).items()}
+    if not graph.is_block:
+        return _made(graph, edges, sources, edata)
+    ends = {n: _sent(graph.frame_of(n), where) for n in graph.ntypes}
+    return type(graph).block(sources, ends, edges, edata, graph.programs)
+
+
+def _sent(frame: Frame, device: torch.device) -> Frame:
+    made = Frame(frame.num_rows, device, frame.rows)
+    made.update({k: t.to(device) for k, t in frame.items()})
+    return made
+
+
+@untraced
+def reverse(
+    graph: "HeteroGraph", copy_ndata: bool = True, copy_edata: bool = False
+) -> "HeteroGraph":
+    """Return the graph whose edges lead back: those of (a, r, b) are of
+    (b, r, a)."""
+    _whole(graph, "reverse")
+    edges, edata = {}, {}
+    for (start, name, end), r in _relations(graph):
+        u, v = r.edges()
+        edges[end, name, start] = (v, u)
+        if copy_edata:
+            edata[end, name, start] = r.edata.copied()
+    frames = _frames(graph)
+    if not copy_ndata:
+        frames = {n: Frame(f.num_rows, f.device, "node") for n, f in frames.items()}
+    return _made(graph, edges, frames, edata)
+
+
+@untraced
+def subgraph(graph: "HeteroGraph", nodes: Mapping[str, Any]) -> "HeteroGraph":
+    """Return the graph of `nodes`, ids or masks by type, and the edges between
+    them; types that are not named have no nodes. `nodes[type].data[NID]` and
+    `edges[type].data[EID]` hold ids in this graph."""
+    _whole(graph, "subgraph")
+    nodes = _by_type(graph, nodes)
+    kept, place, frames = {}, {}, {}
+    for n, frame in _frames(graph).items():
+        ids = ids_of(n, nodes.get(n, []), frame.num_rows, graph.device)
+        kept[n], frames[n] = ids, frame.part(ids)
+        place[n] = torch.full((frame.num_rows,), -1, device=graph.device)
+        place[n][ids] = torch.arange(ids.numel(), device=graph.device)
+    edges, edata, chosen = {}, {}, {}
+    for kind, r in _relations(graph):
+        u, v = r.edges()
+        u, v = place[kind[0]][u], place[kind[2]][v]
+        chosen[kind] = ((u >= 0) & (v >= 0)).nonzero().flatten()
+        edges[kind] = (u[chosen[kind]], v[chosen[kind]])
+        edata[kind] = r.edata.part(chosen[kind])
+    made = _made(graph, edges, frames, edata)
+    for n, ids in kept.items():
+        made.nodes[n].data[NID] = ids
+    for kind, ids in chosen.items():
+        made[kind].edata[EID] = ids
+    return made
+
+
+def _with_edges(
+    graph: "HeteroGraph", chosen: Mapping["EdgeType", Tensor]
+) -> "HeteroGraph":
+    """Return the graph of all nodes and some edges by type."""
+    edges, edata = {}, {}
+    for kind, r in _relations(graph):
+        if kind in chosen:
+            edges[kind] = r.find_edges(chosen[kind])
+            edata[kind] = r.edata.part(chosen[kind])
+    return _made(graph, edges, _frames(graph), edata)
+
+
+@untraced
+def edge_subgraph(
+    graph: "HeteroGraph", edges: Mapping[Any, Any], relabel_nodes: bool = False
+) -> "HeteroGraph":
+    """Return the graph of all nodes and of `edges`, ids or masks by type, whose
+    types alone remain; `edges[type].data[EID]` holds ids in this graph.
+
+    Raises ValueError for `relabel_nodes`, which `subgraph` does.
+    """
+    _whole(graph, "edge_subgraph")
+    if relabel_nodes:
+        raise ValueError(
+            "expected relabel_nodes=False for typed edges; take subgraph of their ends"
+        )
+    chosen = {
+        graph.to_canonical_etype(e): graph[e].edge_numbers(ids)
+        for e, ids in edges.items()
+    }
+    made = _with_edges(graph, chosen)
+    for kind, ids in chosen.items():
+        made[kind].edata[EID] = ids
+    return made
+
+
+@untraced
+def edge_type_subgraph(graph: "HeteroGraph", etypes: Sequence[Any]) -> "HeteroGraph":
+    """Return the graph of the edges of some types, and of the node types at their
+    ends."""
+    _whole(graph, "edge_type_subgraph")
+    kinds = [graph.to_canonical_etype(e) for e in etypes]
+    ends = {n for k in kinds for n in (k[0], k[2])}
+    edges = {k: r.edges() for k, r in _relations(graph) if k in kinds}
+    frames = {n: f for n, f in _frames(graph).items() if n in ends}
+    return _made(graph, edges, frames, {k: graph[k].edata.copied() for k in edges})
+
+
+@untraced
+def node_type_subgraph(graph: "HeteroGraph", ntypes: Sequence[str]) -> "HeteroGraph":
+    """Return the graph of some types of nodes, and of the edges between them."""
+    _whole(graph, "node_type_subgraph")
+    frames = {n: graph.frame_of(n) for n in ntypes}
+    edges = {
+        k: r.edges() for k, r in _relations(graph) if k[0] in frames and k[2] in frames
+    }
+    return _made(graph, edges, frames, {k: graph[k].edata.copied() for k in edges})
+
+
+@untraced
+def add_edges(graph: "HeteroGraph", u: Any, v: Any, etype: Any = None) -> None:
+    """Add edges of a type, whose features are zeros; new ids make new nodes."""
+    _whole(graph, "add_edges")
+    kind = graph.to_canonical_etype(etype)
+    more = ends_of(u, v, graph.device)
+    for name, ids in zip((kind[0], kind[2]), more, strict=True):
+        graph.add_nodes(max(0, count(ids) - graph.num_nodes(name)), name)
+    edges = {k: r.edges() for k, r in _relations(graph)}
+    edata = {k: r.edata for k, r in _relations(graph)}
+    ends = zip(edges[kind], more, strict=True)
+    src, dst = (torch.cat(pair) for pair in ends)
+    edges[kind] = (src, dst)
+    edata[kind] = edata[kind].padded(src.numel())
+    graph.become(_made(graph, edges, _frames(graph), edata))
+
+
+@untraced
+def remove_edges(graph: "HeteroGraph", eids: Any, etype: Any = None) -> None:
+    """Remove edges of a type by ids or a mask; later ids become smaller."""
+    _whole(graph, "remove_edges")
+    kind = graph.to_canonical_etype(etype)
+    chosen = {k: _all(r) for k, r in _relations(graph)}
+    kept = torch.ones_like(chosen[kind], dtype=torch.bool)
+    kept[graph[kind].edge_numbers(eids)] = False
+    chosen[kind] = kept.nonzero().flatten()
+    graph.become(_with_edges(graph, chosen))
+
+
+@untraced
+def add_nodes(graph: "HeteroGraph", num: int, ntype: str | None = None) -> None:
+    """Add nodes of a type without edges, whose features are zeros."""
+    _whole(graph, "add_nodes")
+    if not num:
+        return
+    old = graph.frame_of(ntype)
+    frames = {
+        n: f.padded(f.num_rows + num) if f is old else f
+        for n, f in _frames(graph).items()
+    }
+    edges = {k: r.edges() for k, r in _relations(graph)}
+    edata = {k: r.edata for k, r in _relations(graph)}
+    graph.become(_made(graph, edges, frames, edata))
+
+
+@untraced
+def remove_nodes(graph: "HeteroGraph", nids: Any, ntype: str | None = None) -> None:
+    """Remove nodes of a type by ids or a mask, and their edges."""
+    old = graph.frame_of(ntype)
+    gone = ids_of("nids", nids, old.num_rows, graph.device)
+    kept = {
+        n: torch.ones(f.num_rows, dtype=torch.bool, device=graph.device)
+        for n, f in _frames(graph).items()
+    }
+    for n, f in _frames(graph).items():
+        if f is old:
+            kept[n][gone] = False
+    made = graph.subgraph(kept)
+    for frame in _frames(made).values():
+        del frame[NID]
+    for _, r in _relations(made):
+        del r.edata[EID]
+    graph.become(made)
+
+
+def add_self_loop(graph: "HeteroGraph", etype: Any = None) -> "HeteroGraph":
+    """Return the graph with an edge of a type, which leads between nodes of one
+    type, from each node to itself."""
+    kind = graph.to_canonical_etype(etype)
+    if kind[0] != kind[2]:
+        raise ValueError(f"expected an edge type between nodes of one type, got {kind}")
+    made = graph.local_var()
+    ids = graph.nodes(kind[0])
+    made.add_edges(ids, ids, kind)
+    return made
+
+
+def _by_type(graph: "HeteroGraph", nodes: Any) -> Mapping[str, Any]:
+    if isinstance(nodes, Mapping):
+        for n in nodes:
+            graph.frame_of(n)
+        return nodes
+    if len(graph.ntypes) != 1:
+        raise ValueError(f"expected nodes by type of {graph.ntypes}, got one list")
+    return {graph.ntypes[0]: nodes}
+
+
+def _relations(graph: "HeteroGraph") -> list[tuple["EdgeType", Relation]]:
+    return [(k, graph[k]) for k in graph.canonical_etypes]
+
+
+def _frames(graph: "HeteroGraph") -> dict[str, Frame]:
+    return {n: graph.frame_of(n, 0) for n in graph.ntypes}
+
+
+def _made(
+    graph: "HeteroGraph",
+    edges: Mapping["EdgeType", tuple[Tensor, Tensor]],
+    frames: Mapping[str, Frame],
+    edata: Mapping["EdgeType", EdgeFrame],
+) -> "HeteroGraph":
+    """Return a graph of the same programs."""
+    return graph.made_of(edges, frames, edata, graph.programs)
+
+
+def _whole(graph: "HeteroGraph", what: str) -> None:
+    if graph.is_block:
+        raise ValueError(f"expected a graph for {what}, got a block")
+
+
+def _all(relation: Relation) -> Tensor:
+    return torch.arange(relation.num_edges(), device=relation.device)

@@ -1,0 +1,62 @@
+"""How features of several types are reached, in DGL's words."""
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+from torch import Tensor
+
+
+class TypeView:
+    """`nodes[type].data` and `nodes(type)`, as DGL writes them."""
+
+    def __init__(self, frame: Callable[[Any], Any], call: Callable[..., Any]) -> None:
+        self._frame, self._call = frame, call
+
+    def __getitem__(self, kind: Any) -> "TypeSpace":
+        return TypeSpace(self._frame(kind))
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self._call(*args, **named)
+
+
+class TypeSpace:
+    """What `nodes[type]` gives: `data`, which may be assigned as a whole."""
+
+    def __init__(self, frame: Any) -> None:
+        self.data = frame
+
+
+class ColumnsByType(MutableMapping[str, dict[Any, Tensor]]):
+    """Features of several types: a name's columns by type."""
+
+    def __init__(self, frames: Mapping[Any, Any]) -> None:
+        self._all = frames
+
+    def __getitem__(self, name: str) -> dict[Any, Tensor]:
+        found = {k: f[name] for k, f in self._all.items() if name in f}
+        if not found:
+            raise KeyError(f"expected a feature {name!r}, no type has it")
+        return found
+
+    def __setitem__(self, name: str, columns: Any) -> None:
+        if not isinstance(columns, Mapping):
+            raise ValueError(
+                f"expected columns of {name!r} by type of {list(self._all)}, got "
+                f"{type(columns).__name__}"
+            )
+        for kind, value in columns.items():
+            if kind not in self._all:
+                raise ValueError(
+                    f"expected a type of {list(self._all)} for {name!r}, got {kind!r}"
+                )
+            self._all[kind][name] = value
+
+    def __delitem__(self, name: str) -> None:
+        for kind in self[name]:
+            del self._all[kind][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(name for f in self._all.values() for name in f))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
