@@ -280,9 +280,10 @@ def _refuse_too_large(args: argparse.Namespace, profile: Profile) -> None:
     is."""
     limits = (args.device_memory, _capacity(args))
     most = min((limit for limit in limits if limit is not None), default=None)
-    if args.no_gpu and most is not None and profile.base_bytes > most:
+    needed = profile.base_bytes + profile.rest_bytes
+    if args.no_gpu and most is not None and needed > most:
         raise ConfigError(
-            f"weights, gradients and optimizer take {bytes_text(profile.base_bytes)}, "
+            f"weights, gradients and optimizer take {bytes_text(needed)}, "
             f"more than {bytes_text(most)}, before any activation: no plan fits. Take "
             "more memory, fewer trained weights (LoRA), or several GPUs with FSDP."
         )

@@ -186,7 +186,8 @@ def estimated(
     *,
     optimizer: str | None = None,
 ) -> Profile:
-    """Return the profile of a micro-batch on the meta device."""
+    """Return the profile of a micro-batch on the meta device; with an optimizer each
+    step makes its gradients anew, as after `zero_grad()`."""
     with torch.device("meta"):
         subject = build(micro_batch)
         return estimate(
@@ -196,6 +197,7 @@ def estimated(
             device,
             min_bytes=min_bytes,
             optimizer=optimizer,
+            keeps_gradients=optimizer is None,
         )
 
 

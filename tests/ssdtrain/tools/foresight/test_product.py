@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ssdtrain.plan.profile import Phase
+from ssdtrain.plan.profile import PROFILE_FILE, Phase
 from ssdtrain.plan.simulate import keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.tools.cli import main
@@ -111,6 +111,25 @@ def test_a_plan_on_paper_keeps_all_in_the_predicted_step(
     assert step.is_host_bound is (model == "blocks:128x2")
     # Autograd detaches what hooks give: some views more or less.
     assert planned.step_ms == pytest.approx(step.step_us / 1e3, rel=0.02)
+
+
+def test_a_plan_on_paper_needs_the_memory_of_the_predicted_step(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """With weights, gradients and optimizer, of one model in two commands."""
+    model = ["--model", "blocks:4096x4", "--sequence", "1024", "--micro-batch", "4"]
+    assert main(["foresight", "predict", *model, "--optimizer", "adamw", "--json"]) == 0
+    step: dict[str, Any] = json.loads(capsys.readouterr().out)
+    saved = tmp_path / "profile.json"
+    planned = ["plan", *model, "--no-gpu", "--max-overhead", "0", "--json"]
+    assert main([*planned, "--save-profile", str(saved)]) == 0
+    profile = PROFILE_FILE.read(saved)
+    line = Timeline(profile)
+    keep = simulate(line, keep_all(line))
+    assert profile.base_bytes > 0
+    whole_bytes = profile.base_bytes + keep.peak_bytes
+    assert whole_bytes == pytest.approx(step["peak_bytes"], rel=0.05)
+    assert keep.step_ms == pytest.approx(step["step_us"] / 1e3, rel=0.02)
 
 
 def test_the_command_predicts_captures_and_plans(
