@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import hector.message as dgl
+import hector.message.dgl as dgl
 from hector.message import functions as fn
 from hector.message import nn as dglnn
 from pydirect.sampling import KeyedWalks
@@ -55,7 +55,7 @@ class Stack(nn.Module):
 
 def test_gcn_trains_as_a_dense_matrix_does() -> None:
     src, dst = drawn(12, 40)
-    g = dgl.Graph(src, dst, num_nodes=12)
+    g = dgl.graph((src, dst), num_nodes=12)
     x, label = torch.randn(12, 6), torch.randint(3, (12,))
     model = Stack(dglnn.GraphConv(6, 8), dglnn.GraphConv(8, 3))
     weights = [p.detach().clone().requires_grad_() for p in model.parameters()]
@@ -87,7 +87,7 @@ def test_gcn_trains_as_a_dense_matrix_does() -> None:
 def test_graphsage_in_mini_batches() -> None:
     """All neighbours give the whole graph's rows; sampled batches learn."""
     src, dst = drawn(60, 300)
-    g = dgl.Graph(src, dst, num_nodes=60)
+    g = dgl.graph((src, dst), num_nodes=60)
     g.ndata["feat"] = torch.randn(60, 6)
     g.ndata["label"] = (g.ndata["feat"].sum(1) > 0).long()
     model = Stack(dglnn.SAGEConv(6, 8, "mean"), dglnn.SAGEConv(8, 2, "pool"))
@@ -118,7 +118,7 @@ def test_graphsage_in_mini_batches() -> None:
 
 def test_gat_of_two_layers() -> None:
     src, dst = drawn(10, 40)
-    g = dgl.Graph(src, dst, num_nodes=10)
+    g = dgl.graph((src, dst), num_nodes=10)
     x = torch.randn(10, 5)
     first, second = dglnn.GATConv(5, 4, 2, activation=F.elu), dglnn.GATConv(8, 3, 1)
     found = second(g, first(g, x).flatten(1)).mean(1)
@@ -142,9 +142,9 @@ KINDS += [("paper", "written", "author")]
 SIZES = {"paper": 20, "author": 9}
 
 
-def academic() -> dgl.HeteroGraph:
+def academic() -> Any:
     edges = {k: [torch.randint(SIZES[n], (70,)) for n in (k[0], k[2])] for k in KINDS}
-    g = dgl.HeteroGraph({k: (u, v) for k, (u, v) in edges.items()}, SIZES)
+    g = dgl.heterograph({k: (u, v) for k, (u, v) in edges.items()}, SIZES)
     g.ndata["feat"] = {n: torch.randn(c, 4) for n, c in SIZES.items()}
     return g
 
@@ -244,7 +244,7 @@ def test_a_relational_layer_of_ones_own() -> None:
 def test_gin_over_batches_of_graphs() -> None:
     graphs, rows = [], []
     for num in (4, 7, 2, 5):
-        one = dgl.Graph(*drawn(num, 3 * num), num_nodes=num)
+        one = dgl.graph(drawn(num, 3 * num), num_nodes=num)
         one.ndata["attr"] = torch.randn(num, 3)
         graphs.append(one)
     net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 4))
@@ -252,7 +252,7 @@ def test_gin_over_batches_of_graphs() -> None:
     joined = dgl.batch(graphs)
     assert joined.batch_size == 4
     joined.ndata["h"] = conv(joined, joined.ndata["attr"])
-    found = head(dgl.readout_nodes(joined, "h", "sum"))
+    found = head(dgl.sum_nodes(joined, "h"))
     for one in graphs:
         src, dst = one.edges()
         x = one.ndata["attr"]
@@ -264,7 +264,7 @@ def test_gin_over_batches_of_graphs() -> None:
 def test_tree_lstm_by_levels() -> None:
     """`prop_nodes` with functions of one's own, against recursion."""
     parent = [4, 4, 5, 5, 6, 6]  # of nodes 0 to 5; 6 is the root
-    g = dgl.Graph(list(range(6)), parent, num_nodes=7)
+    g = dgl.graph((list(range(6)), parent), num_nodes=7)
     x, width = torch.randn(7, 12), 4
     iou, forget = nn.Linear(width, 12, bias=False), nn.Linear(width, width)
 
@@ -320,7 +320,7 @@ def test_pinsage_draws_and_aggregates() -> None:
         num_neighbors=4,
     )
     kind = ("item", "near", "item")
-    frontier = dgl.HeteroGraph({kind: (near.source, seeds[near.position])}, sizes)
+    frontier = dgl.heterograph({kind: (near.source, seeds[near.position])}, sizes)
     frontier.nodes["item"].data["h"] = torch.randn(10, 6)
     frontier.edges[kind].data["w"] = near.visits.to(F64)[:, None]
     block = dgl.to_block(frontier, {"item": seeds})
@@ -341,8 +341,8 @@ def test_pinsage_draws_and_aggregates() -> None:
 
 def test_link_prediction_with_a_predictor_on_edges() -> None:
     src, dst = drawn(12, 30)
-    g = dgl.Graph(src, dst, num_nodes=12)
-    negative = dgl.Graph(*torch.randint(12, (2, 25)), num_nodes=12)
+    g = dgl.graph((src, dst), num_nodes=12)
+    negative = dgl.graph(tuple(torch.randint(12, (2, 25))), num_nodes=12)
     h = torch.randn(12, 4)
     one, two = nn.Linear(8, 6), nn.Linear(6, 1)
 
@@ -369,7 +369,7 @@ def test_link_prediction_with_a_predictor_on_edges() -> None:
 def test_edge_convolution() -> None:
     """DGCNN: the maximum of a linear layer of differences."""
     src, dst = drawn(11, 33)
-    g = dgl.Graph(src, dst, num_nodes=11)
+    g = dgl.graph((src, dst), num_nodes=11)
     x, theta, phi = torch.randn(11, 3), nn.Linear(3, 5), nn.Linear(3, 5)
     g.srcdata["x"] = x
     g.apply_edges(fn.v_sub_u("x", "x", "d"))
@@ -384,7 +384,7 @@ def test_edge_convolution() -> None:
 
 def test_page_rank() -> None:
     src, dst = drawn(15, 50)
-    g = dgl.Graph(src, dst, num_nodes=15)
+    g = dgl.graph((src, dst), num_nodes=15)
     g.ndata["pv"], g.ndata["deg"] = torch.ones(15) / 15, g.out_degrees().to(F64)
     rank = torch.ones(15) / 15
     matrix = torch.zeros(15, 15).index_put((dst, src), torch.ones(65), accumulate=True)
@@ -399,7 +399,7 @@ def test_page_rank() -> None:
 def test_attention_normalized_by_sources() -> None:
     """A transport: each node shares out what it has along its edges."""
     src, dst = drawn(9, 30)
-    g = dgl.Graph(src, dst, num_nodes=9)
+    g = dgl.graph((src, dst), num_nodes=9)
     score = torch.randn(39, 1)
     g.edata["a"] = dgl.edge_softmax(g, score, norm_by="src")
     g.ndata["h"] = torch.rand(9, 2)
@@ -411,3 +411,25 @@ def test_attention_normalized_by_sources() -> None:
         wanted.index_add_(0, dst[out], share * g.ndata["h"][node])
     torch.testing.assert_close(g.ndata["o"], wanted)
     torch.testing.assert_close(g.ndata["o"].sum(0), g.ndata["h"].sum(0))
+
+
+def test_the_door_takes_edges_in_every_form() -> None:
+    src, dst = torch.tensor([0, 2, 1, 1]), torch.tensor([1, 1, 1, 0])
+    sparse = torch.sparse_coo_tensor(
+        torch.stack((dst, src)), torch.ones(4), (4, 4), check_invariants=True
+    )
+    forms = [(src.int(), dst.int()), ([0, 2, 1, 1], [1, 1, 1, 0])]
+    pairs = [(0, 1), (2, 1), (1, 1), (1, 0)]
+    for data in (*forms, pairs, sparse):
+        g = dgl.graph(data, num_nodes=4)
+        u, v = g.edges()
+        found = sorted(zip(u.tolist(), v.tolist(), strict=True))
+        assert found == sorted(pairs) and g.num_nodes() == 4
+    g = dgl.graph(forms[0], idtype=torch.int32, device="cpu")
+    assert dgl.remove_self_loop(g).num_edges() == 3
+    assert dgl.add_self_loop(g).num_edges() == 7
+    assert torch.equal(dgl.reverse(g).edges()[0], dst)
+    assert dgl.node_subgraph(g, [0, 1]).num_edges() == 3
+    assert dgl.edge_subgraph(g, [1], relabel_nodes=False).num_nodes() == 3
+    with pytest.raises(ValueError, match="idtype"):
+        dgl.graph(forms[0], idtype=torch.int16)
