@@ -387,6 +387,25 @@ class Relation:
         ids = self._at(self._src, nodes, self.num_src_nodes())
         self.send_and_recv(ids, message_func, reduce_func, apply_node_func)
 
+    @contextmanager
+    def masked(self, mask: Tensor) -> Iterator[None]:
+        """Multiply the messages of each edge by `mask` [edges], in every layer and call
+        inside: what explainers (GNNExplainer) train.
+
+        Messages are masked before they are reduced: behind attention's softmax, and
+        without the rows that a layer adds for a node itself. Raises ValueError for
+        another shape.
+        """
+        if mask.shape != (self.num_edges(),):
+            raise ValueError(
+                f"expected a mask of shape [{self.num_edges()}], got {list(mask.shape)}"
+            )
+        self.edata[MASK] = mask
+        try:
+            yield
+        finally:
+            del self.edata[MASK]
+
     # Compiled programs.
 
     def propagate(
@@ -394,6 +413,8 @@ class Relation:
     ) -> dict[str, Tensor]:
         """Return what `update_all` stores."""
         count = self.num_dst_nodes()
+        if MASK in self.edata:
+            message = _masked(message)
         found = self._propagate(message, reduce, apply)
         return {
             k: v if v.shape[0] == count else v.narrow(0, 0, count)
@@ -800,6 +821,41 @@ class _Part(Relation):
             self.whole._dst[self.ids],
             self.ids,
         )
+
+
+MASK = "_mask"
+"""Edge feature of `Relation.masked`."""
+
+
+def _masked(message: Message) -> Callable[[EdgeBatch], Mapping[str, Any]]:
+    def call(edges: EdgeBatch) -> Mapping[str, Any]:
+        made = message(edges) if callable(message) else _built(message, edges)
+        return {k: v * _like(edges.data[MASK], v) for k, v in made.items()}
+
+    return call
+
+
+def _like(mask: Any, rows: Any) -> Any:
+    """Return a mask with as many axes as rows."""
+    if isinstance(mask, Tensor):
+        return mask.view(-1, *(1,) * (rows.dim() - 1)).to(rows.dtype)
+    for _ in range(rows.sym.rank - 1):
+        mask = mask.unsqueeze(-1)
+    return mask
+
+
+def _built(f: MessageFunction, edges: EdgeBatch) -> dict[str, Any]:
+    """Return a built-in function's messages, as a function of one's own makes them."""
+    columns = {
+        Side.SOURCE: edges.src,
+        Side.DESTINATION: edges.dst,
+        Side.EDGE: edges.data,
+    }
+    left = columns[f.left[0]][f.left[1]]
+    right = None if f.right is None else columns[f.right[0]][f.right[1]]
+    if isinstance(left, Rows):
+        return {f.out: message_rows(left.trace, f)}
+    return {f.out: combine(f, left, right)}
 
 
 def _reversed(relation: Relation) -> Relation:

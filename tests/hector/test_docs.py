@@ -28,7 +28,7 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("page", "num_shown"), [("hector.md", 4), ("message-passing.md", 1)]
+    ("page", "num_shown"), [("hector.md", 4), ("message-passing.md", 3)]
 )
 def test_the_page_runs(tmp_path: Path, page: str, num_shown: int) -> None:
     """Layers are read from their source, so each block is a file of its own."""
