@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ssdtrain.tools.machine.findings import Finding, good, note, warning
-from ssdtrain.versions import c_compiler, installed
+from ssdtrain.versions import c_compiler, installed, numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,17 +108,6 @@ def _gds_mode() -> str:
         # Without libcuda or libcufile every question raises; say which.
         return f"unavailable ({str(error).splitlines()[0][:80]})"
     return "gds" if available else "compat"
-
-
-def numbers(version: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version: `2.13.0+cpu` gives (2, 13, 0)."""
-    found = []
-    for part in version.split("+")[0].split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        found.append(int(digits))
-    return tuple(found)
 
 
 def judge(software: Software) -> Iterator[Finding]:
