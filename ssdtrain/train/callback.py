@@ -43,6 +43,14 @@ class OffloadCallback(Attachment, TrainerCallback):  # type: ignore[misc]
             )
         raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Refuse a trainer that moves saved tensors itself, before it loads anything.
+
+        Raises:
+            AttachError: it does.
+        """
+        refuse_offloading(args)
+
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
     ) -> None:

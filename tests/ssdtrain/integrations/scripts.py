@@ -10,6 +10,8 @@ from typing import Any
 from ssdtrain.switch import VARIABLE
 
 ROOT = Path(__file__).resolve().parents[3]
+ALL = "plan=offload-all,min_bytes=0,target=host,window_bytes=16384"
+"""A goal that every tensor meets."""
 AUTOLOAD = ROOT / "ssdtrain" / "integrations" / "ssdtrain_autoload.pth"
 # What site does with the .pth file; the checkout is installed without it.
 START = AUTOLOAD.read_text()
@@ -36,47 +38,51 @@ def digest(model):
         found.update(name.encode() + weight.detach().cpu().float().numpy().tobytes())
     return found.hexdigest()
 
-reports = []
-for callback in callbacks:
-    if hasattr(callback, "reports"):
-        reports += [
-            [each.bytes_offloaded, each.bytes_recomputed, each.bytes_saved]
-            for each in callback.reports
-        ]
+def reports_of(callbacks):
+    return [
+        [each.bytes_offloaded, each.bytes_recomputed, each.bytes_saved]
+        for callback in callbacks if hasattr(callback, "reports")
+        for each in callback.reports
+    ]
+
+FOUND = {
+    "losses": losses, "weights": digest(model), "reports": reports_of(callbacks),
+}
 with open("out.json", "w") as file:
-    json.dump({"losses": losses, "weights": digest(model), "reports": reports}, file)
+    json.dump(FOUND, file)
 """
 
 
 def run(
-    script: str, directory: Path, setting: str | None = None, *paths: str, **more: str
+    script: str, directory: Path, setting: str | None = None, **more: str
 ) -> dict[str, Any]:
-    """What the script leaves in out.json, with SSDTRAIN set or not.
-
-    Args:
-        paths: searched for packages as well.
-        more: environment variables.
-    """
-    done = start(script, directory, setting, *paths, **more)
+    """What the script leaves in out.json, with SSDTRAIN set or not."""
+    done = start(script, directory, setting, **more)
     assert done.returncode == 0, done.stderr[-6000:] + done.stdout[-2000:]
     found = json.loads((directory / "out.json").read_text())
     return {**found, "printed": done.stdout + done.stderr}
 
 
 def start(
-    script: str, directory: Path, setting: str | None = None, *paths: str, **more: str
+    script: str, directory: Path, setting: str | None = None, **more: str
 ) -> "subprocess.CompletedProcess[str]":
-    """The script in a process that Python started with the autoload."""
+    """The script in a process that Python started with the autoload.
+
+    Args:
+        more: environment variables.
+    """
     directory.mkdir(exist_ok=True)
     (directory / "script.py").write_text(START + script)
     environment = {k: v for k, v in os.environ.items() if k != VARIABLE}
+    inherited = os.environ.get("PYTHONPATH", "")
     environment.update(
-        PYTHONPATH=os.pathsep.join([str(ROOT), *paths]),
+        PYTHONPATH=os.pathsep.join([str(ROOT), inherited]).rstrip(os.pathsep),
         OMP_NUM_THREADS="1",
         HF_HUB_OFFLINE="1",
         CUDA_VISIBLE_DEVICES="",
-        **more,
+        DS_ACCELERATOR="cpu",
     )
+    environment.update(more)
     if setting is not None:
         environment[VARIABLE] = setting
     return subprocess.run(
@@ -89,6 +95,13 @@ def start(
     )
 
 
-def moved(found: dict[str, Any]) -> int:
-    """Bytes that were offloaded or rebuilt."""
-    return sum(row[0] + row[1] for row in found["reports"])
+def assert_equal_bits(ours: dict[str, Any], plain: dict[str, Any]) -> None:
+    """Four steps that train, with the same losses and weights; every step of ours
+    moved or rebuilt most of what was saved, and a plain one had no callback."""
+    assert plain["reports"] == []
+    assert ours["losses"] == plain["losses"] and len(ours["losses"]) == 4
+    assert len(set(ours["losses"])) > 1
+    assert ours["weights"] == plain["weights"]
+    assert len(ours["reports"]) == 4
+    for offloaded, rebuilt, saved in ours["reports"]:
+        assert offloaded > 0 and offloaded + rebuilt > 0.5 * saved

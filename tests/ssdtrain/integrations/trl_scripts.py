@@ -1,5 +1,7 @@
 """Trainers of TRL on a tiny model, each as a script. Not a test file."""
 
+from collections.abc import Sequence
+
 from tests.ssdtrain.integrations.scripts import END, MODEL
 
 TOKENIZER = """
@@ -98,9 +100,26 @@ BODIES = {
 }
 
 
+LEAVES = """
+import json
+everything = {}
+for name, text in SCRIPTS.items():
+    names = {"__name__": "__main__"}
+    exec(compile(text, name, "exec"), names)
+    everything[name] = names["FOUND"]
+with open("out.json", "w") as file:
+    json.dump(everything, file)
+"""
+
+
 def script(which: str, options: str = "gradient_checkpointing=False") -> str:
     """The whole script of a trainer, such as `grpo` or `grpo lora`."""
     name, _, lora = which.partition(" ")
     body = BODIES[name].replace("OPTIONS", options)
     body = body.replace("PEFT", "peft_config=lora," if lora else "")
     return MODEL + TOKENIZER + COMMON + LORA + body + RUN + END
+
+
+def scripts(which: Sequence[str]) -> str:
+    """One script that runs several, one after another, for one start of Python."""
+    return f"SCRIPTS = { {each: script(each) for each in which}!r}\n" + LEAVES
