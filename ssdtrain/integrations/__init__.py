@@ -8,8 +8,11 @@ from ssdtrain.versions import installed, numbers
 
 TESTED = {
     "transformers": ((5, 0), (6,)),
-    "trl": ((1, 0), (2,)),
     "lightning": ((2, 5), (3,)),
+    "axolotl": ((0, 18), (0, 20)),
+    "llamafactory": ((0, 9, 5), (0, 10)),
+    "torchtitan": ((0, 3), (0, 4)),
+    "verl": ((0, 9), (0, 10)),
 }
 """By package: the least version tests ran with, and the first that is refused."""
 

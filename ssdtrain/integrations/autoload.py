@@ -18,6 +18,8 @@ from types import ModuleType
 HOOKS = {
     "transformers.trainer": "ssdtrain.integrations.transformers",
     "torch.optim.optimizer": "ssdtrain.integrations.reached",
+    "llamafactory.v1.core.base_trainer": "ssdtrain.integrations.llamafactory",
+    "verl.utils.activation_offload": "ssdtrain.integrations.verl",
 }
 """By module: whose `imported(module)` is called once it is there."""
 

@@ -7,6 +7,8 @@ from typing import Any
 from ssdtrain.config import OffloadConfig, PlanChoice, Recompute
 from ssdtrain.errors import AttachError
 
+SWIFT = "activation_cpu_offload"
+"""The callback of ms-swift that offloads."""
 logger = logging.getLogger(__name__)
 
 
@@ -18,7 +20,9 @@ def refuse_offloading(args: Any) -> None:
     """
     nested = getattr(args, "activation_checkpointing_kwargs", None)
     nested = nested if isinstance(nested, Mapping) else {}
+    callbacks = getattr(args, "callbacks", None) or ()  # ms-swift's names
     given = {
+        f"callbacks={SWIFT!r}": SWIFT in callbacks,
         "activation_offloading": getattr(args, "activation_offloading", False),
         "activation_checkpointing_kwargs['offload']": nested.get("offload", False),
     }
