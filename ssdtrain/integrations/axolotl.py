@@ -1,9 +1,9 @@
 """Axolotl: a plugin with a block of settings.
 
-    plugins:
-      - ssdtrain.integrations.axolotl.SSDTrainPlugin
-    ssdtrain:
-      device_memory: fit
+plugins:
+  - ssdtrain.integrations.axolotl.SSDTrainPlugin
+ssdtrain:
+  device_memory: fit
 """
 
 from typing import Any

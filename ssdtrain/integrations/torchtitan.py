@@ -1,7 +1,8 @@
 """torchtitan: an override that offloads the model parts as their optimizers are built,
 materialized and parallelized.
 
-    --override.imports 'ssdtrain.integrations.torchtitan.offload={"device_memory":"fit"}'
+    --override.imports \\
+        'ssdtrain.integrations.torchtitan.offload={"device_memory":"fit"}'
     --activation_checkpoint.mode none
 """
 
@@ -20,7 +21,9 @@ CHECKPOINTED = "CheckpointWrapper"
 """torch's class around a module that is computed again in backward."""
 
 
-@override(target=OptimizersContainer.Config, description="ssdtrain offloads activations")
+@override(
+    target=OptimizersContainer.Config, description="ssdtrain offloads activations"
+)
 def offload(cfg: Any, **settings: Any) -> Any:
     """The same optimizers, which offload the model parts that they are built for.
 

@@ -74,4 +74,6 @@ def take_over(model: Any, settings: OffloadConfig) -> bool:
 def is_checkpointing(model: Any) -> bool:
     """Whether any module of a transformers model checkpoints its forward."""
     modules = model.modules() if hasattr(model, "modules") else ()
-    return any(getattr(each, "gradient_checkpointing", False) is True for each in modules)
+    return any(
+        getattr(each, "gradient_checkpointing", False) is True for each in modules
+    )

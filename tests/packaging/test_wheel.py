@@ -92,7 +92,9 @@ def test_it_works_far_from_the_checkout(home: Path) -> None:
 
 
 IS_ACTIVE = "import sys; print('ssdtrain.integrations.autoload' in sys.modules)"
-IN_A_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {IS_ACTIVE!r}])"
+IN_A_CHILD = (
+    f"import subprocess, sys; subprocess.run([sys.executable, '-c', {IS_ACTIVE!r}])"
+)
 DEFAULTS = "from transformers.trainer import DEFAULT_CALLBACKS as d; print(d)"
 FACTORIES = (
     "from importlib.metadata import entry_points\n"
@@ -114,9 +116,7 @@ def test_the_autoload(home: Path) -> None:
     assert active("-c", IN_A_CHILD, SSDTRAIN="fit") == "True"
     assert active("-S", "-c", IS_ACTIVE, SSDTRAIN="fit") == "False"
     assert "Default" not in active("-c", DEFAULTS).replace("DefaultFlow", "")
-    assert "integrations.transformers.Default" in active(
-        "-c", DEFAULTS, SSDTRAIN="fit"
-    )
+    assert "integrations.transformers.Default" in active("-c", DEFAULTS, SSDTRAIN="fit")
 
 
 def test_factories_of_lightning(home: Path) -> None:
@@ -138,7 +138,9 @@ def test_uninstalling_leaves_nothing(home: Path) -> None:
     assert (site / "ssdtrain_autoload.pth").is_file()
     pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python")]
     subprocess.run([*pip, "uninstall", "--yes", "ssdtrain"], check=True)
-    left = [p for p in site.rglob("*.p*") if p.suffix != ".pyc" and "ssdtrain" in str(p)]
+    left = [
+        p for p in site.rglob("*.p*") if p.suffix != ".pyc" and "ssdtrain" in str(p)
+    ]
     assert left == []
     done = call(home, "-c", IS_ACTIVE, tool="python", SSDTRAIN="fit")
     assert done.strip() == "False"

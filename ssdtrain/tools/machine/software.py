@@ -155,8 +155,8 @@ def _judge_autoload(software: Software) -> Finding:
         return note(
             "autoload",
             "SSDTRAIN is not set, so no trainer is changed",
-            "SSDTRAIN=fit before a command adds ssdtrain to transformers, TRL, Lightning "
-            "and what is built on them.",
+            "SSDTRAIN=fit in front of a command adds ssdtrain to transformers, TRL, "
+            "Lightning and what is built on them.",
         )
     try:
         switch.parse(software.asked)

@@ -59,7 +59,7 @@ def test_a_process_that_trains_nothing_meets_no_error(tmp_path: Path) -> None:
     """Nor does it import torch, or the settings."""
     body = """
 import sys
-assert not [m for m in ("torch", "ssdtrain.config", "ssdtrain.switch") if m in sys.modules]
+assert not {"torch", "ssdtrain.config", "ssdtrain.switch"} & set(sys.modules)
 assert "ssdtrain.integrations.autoload" in sys.modules
 """
     done = start(body, tmp_path, "misspelt")
@@ -96,7 +96,8 @@ def test_a_loop_that_no_hook_reached_is_told_once(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert done.stderr.count("reached none of the trainers") == 1
     own = LOOP.replace(
-        "optimizer =", "__import__('ssdtrain').offload(model, plan='keep-all')\noptimizer ="
+        "optimizer =",
+        "__import__('ssdtrain').offload(model, plan='keep-all')\noptimizer =",
     )
     assert "reached none" not in start(own, tmp_path, "fit").stderr
 

@@ -20,7 +20,9 @@ class Block(nn.Module):
 model = nn.Sequential(*[Block() for _ in range(4)])
 data = torch.randn(4, 16, 32)
 losses, callbacks = [], []
-SETTINGS = {"plan": "offload-all", "min_bytes": 0, "target": "host", "window_bytes": 16384}
+SETTINGS = {
+    "plan": "offload-all", "min_bytes": 0, "target": "host", "window_bytes": 16384
+}
 
 class Reports:
     def __init__(self, session):
@@ -52,7 +54,9 @@ class Root(Configurable):
                 implementation="for-loop",
                 param_groups=[
                     ParamGroupConfig(
-                        pattern=".*", optimizer_name="AdamW", optimizer_kwargs={"lr": 1e-2}
+                        pattern=".*",
+                        optimizer_name="AdamW",
+                        optimizer_kwargs={"lr": 1e-2},
                     )
                 ],
             )
@@ -105,9 +109,12 @@ class Whole:
         return whole
 model = Whole()
 """
-    + END.replace('with open("out.json"', 'dist.destroy_process_group()\nwith open("out.json"')
+    + END.replace(
+        'with open("out.json"', 'dist.destroy_process_group()\nwith open("out.json"'
+    )
 )
-AXOLOTL = """
+AXOLOTL = (
+    """
 import torch
 from axolotl.integrations.base import PluginManager
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
@@ -144,7 +151,9 @@ trainer.train()
 manager.post_train(cfg, model)
 losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
 callbacks = trainer.callback_handler.callbacks
-""" + END
+"""
+    + END
+)
 LLAMAFACTORY = (
     BLOCKS
     + """

@@ -75,7 +75,8 @@ trainer = RewardTrainer(
 """
 GROUP = """
 def reward(completions, **kwargs):
-    return [float(len(set(each.split()))) + 0.1 * each.count("w1") for each in completions]
+    words = [each.split() for each in completions]
+    return [len(set(each)) + 0.1 * each.count("w11") for each in words]
 
 data = Dataset.from_dict({"prompt": [text(n, 8) for n in range(16)]})
 group = dict(
