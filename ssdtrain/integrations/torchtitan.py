@@ -3,7 +3,7 @@ materialized and parallelized.
 
     --override.imports \\
         'ssdtrain.integrations.torchtitan.offload={"device_memory":"fit"}'
-    --activation_checkpoint.mode none
+    activation_checkpoint:none
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ CHECKPOINTED = "CheckpointWrapper"
 """torch's class around a module that is computed again in backward."""
 
 
-@override(
+@override(  # type: ignore[untyped-decorator]
     target=OptimizersContainer.Config, description="ssdtrain offloads activations"
 )
 def offload(cfg: Any, **settings: Any) -> Any:
@@ -60,5 +60,5 @@ def _refuse_checkpointing(model_parts: list[Any]) -> None:
                 raise AttachError(
                     "ssdtrain decides what is computed again, so it expects no "
                     f"activation checkpointing, got it around {name!r}; set "
-                    "--activation_checkpoint.mode none."
+                    "activation_checkpoint:none at the end of the command line."
                 )

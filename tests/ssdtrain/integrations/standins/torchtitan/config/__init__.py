@@ -1,20 +1,21 @@
 """The part of torchtitan 0.3's configuration that ssdtrain meets."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from torchtitan.config.override import apply_overrides, override
 
 __all__ = ["Configurable", "apply_overrides", "derive", "override"]
 
 
+OWNER = "_owner"  # what ssdtrain reads
+
+
 class Configurable:
     @dataclass(kw_only=True, slots=True)
     class Config:
-        _owner: ClassVar[type | None] = None
-
         def build(self, **kwargs: Any) -> Any:
-            owner: Any = self._owner
+            owner: Any = getattr(self, OWNER)
             return owner(config=replace(self), **kwargs)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -22,7 +23,7 @@ class Configurable:
         if "Config" in cls.__dict__:
             if "__slots__" not in cls.Config.__dict__:
                 raise TypeError("Config must use @dataclass(kw_only=True, slots=True)")
-            cls.Config._owner = cls
+            setattr(cls.Config, OWNER, cls)
 
 
 def derive(source: Any, target_cls: Any, **deltas: Any) -> Any:
