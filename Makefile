@@ -1,5 +1,6 @@
 # make train   set up .venv and train a GPT on two pipeline ranks, activations on SSD
 # make test    set up .venv and run the tests
+# make integrations  trainers that ask for other versions: their wheels, one by one
 # make lint    what CI checks besides the tests
 # make dist    sdist and wheel in dist/
 # make docs    the documentation site in site/
@@ -16,7 +17,7 @@ INSTALL = "$(BIN)/python" -m pip install -q --no-compile
 BIN := $(CURDIR)/$(VENV)/bin
 HAS_GPU_TORCH := $(PYTHON) -c 'import torch, sys; sys.exit(not torch.cuda.is_available())'
 
-.PHONY: train test test-ssdtrain test-hosts test-others lint dist docs settings clean
+.PHONY: train test test-ssdtrain test-hosts test-others integrations lint dist docs settings clean
 
 train: $(VENV)/.installed-train
 	PATH="$(CURDIR)/launch:$(BIN):$$PATH" deepspeed --config ssdtrain.yaml model=gpt offload=ssd
@@ -42,6 +43,26 @@ test-hosts: $(VENV)/.installed-test
 
 test-others: $(VENV)/.installed-test
 	$(PYTEST) $(OTHERS)
+
+# Wheels alone, in directories of their own: what they pin is not installed. A trainer
+# that passed is not run again; a failure keeps those that did.
+TRAINERS := axolotl==0.19.0 torchtitan==0.3.0 verl==0.9.1 llamafactory==0.9.5
+BESIDE := tyro docstring_parser typeguard addict spmd_types torchdata ray tensordict \
+  pyvers orjson jsonschema jsonschema_specifications referencing rpds_py
+INTEGRATIONS = $(CURDIR)/$(VENV)/integrations
+
+integrations: $(foreach each,$(TRAINERS),$(VENV)/integrations/$(each).passed)
+
+$(VENV)/integrations/beside/.installed: $(VENV)/.installed-test
+	$(INSTALL) --no-deps --upgrade --target "$(@D)/site-packages" $(BESIDE)
+	@touch $@
+
+$(VENV)/integrations/%.passed: $(VENV)/integrations/beside/.installed
+	$(INSTALL) --no-deps --upgrade --target "$(INTEGRATIONS)/$*/site-packages" "$*"
+	SSDTRAIN_INTEGRATION=$(firstword $(subst ==, ,$*)) \
+	  PYTHONPATH="$(INTEGRATIONS)/$*/site-packages:$(INTEGRATIONS)/beside/site-packages" \
+	  $(PYTEST) tests/ssdtrain/integrations/test_trainers.py
+	@touch $@
 
 lint: $(VENV)/.installed-dev
 	"$(BIN)/ruff" check .

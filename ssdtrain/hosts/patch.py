@@ -63,7 +63,8 @@ class Patches:
         if vars(owner).get(MARK) == id(owner):
             raise AttachError(
                 f"this {type(owner).__name__} is already offloaded by another session; "
-                "call close() on that session first."
+                "call close() on that session first. Where SSDTRAIN is set, a trainer "
+                "opens one: unset it, or leave out the script's own."
             )
         self.set(owner, MARK, id(owner))
 

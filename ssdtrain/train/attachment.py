@@ -29,7 +29,8 @@ class Attachment:
             ConfigError: a setting can never work.
         """
         # Here, and not when it is attached: that is after the model was prepared.
-        self._settings = OffloadConfig.merged(config, overrides)
+        self.settings = OffloadConfig.merged(config, overrides)
+        """What every session is opened with."""
         self._reports: list[StepReport] = []
         self._summary = ""
         self.session: Session | None = None
@@ -48,7 +49,7 @@ class Attachment:
     def attach(self, model: Any) -> None:
         """Offload what this model saves from now on, and nothing of an earlier one."""
         self.close()
-        self.session = offload(model, self._settings)
+        self.session = offload(model, self.settings)
 
     def close(self) -> None:
         """Restore the model; the reports stay. Idempotent."""

@@ -3,12 +3,18 @@
 Trainer(..., callbacks=[OffloadCallback(target="ssd", directory="/mnt/nvme0/me")])
 """
 
+import logging
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
 
 from ssdtrain.errors import AttachError
 from ssdtrain.train.attachment import Attachment
+from ssdtrain.train.checkpointed import refuse_offloading, take_over
+from ssdtrain.train.kept import follow_kept, keep
+
+logger = logging.getLogger(__name__)
 
 
 class OffloadCallback(Attachment, TrainerCallback):  # type: ignore[misc]
@@ -17,6 +23,11 @@ class OffloadCallback(Attachment, TrainerCallback):  # type: ignore[misc]
     Gradient accumulation, evaluation between steps, `peft` models, DDP and DeepSpeed
     ZeRO need no further setting. An exception inside `train` leaves the session
     attached; the next `train` or `close` ends it.
+
+    The plan is saved with every checkpoint, and a run that resumes from one follows it.
+    With a goal in memory (`device_memory`, `memory_budget_bytes`) activation
+    checkpointing of the trainer is switched off: the plan decides what is computed
+    again.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -32,11 +43,35 @@ class OffloadCallback(Attachment, TrainerCallback):  # type: ignore[misc]
             )
         raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Refuse a trainer that moves saved tensors itself, before it loads anything.
+
+        Raises:
+            AttachError: it does.
+        """
+        refuse_offloading(args)
+
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
     ) -> None:
-        """Attach: the model is prepared and on its device."""
+        """Attach: the model is prepared and on its device.
+
+        Raises:
+            AttachError: the trainer offloads activations itself.
+        """
+        refuse_offloading(args)
+        take_over(model, self.settings)
         self.attach(model)
+        if self.session is not None and state.global_step:
+            checkpoint = _checkpoint_of(args, state)
+            if follow_kept(self.session, self.settings, checkpoint):
+                logger.info("ssdtrain: follows the plan kept in %s", checkpoint)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Keep the plan with the checkpoint, if it was written here."""
+        directory = _saved_to(args, state)
+        if self.session is not None and directory.is_dir():
+            keep(self.session, self.settings, directory)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count the optimizer's step. Under ZeRO-3 no weight would tell."""
@@ -70,3 +105,16 @@ class OffloadCallback(Attachment, TrainerCallback):  # type: ignore[misc]
 
 def _is_evaluation(logs: dict[str, Any]) -> bool:
     return any(name.startswith("eval_") for name in logs)
+
+
+def _saved_to(args: Any, state: Any) -> Path:
+    """Where transformers puts the checkpoint of a step."""
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+
+
+def _checkpoint_of(args: Any, state: Any) -> Path:
+    """The checkpoint that this run began with; `train(...)` may not have said."""
+    given = args.resume_from_checkpoint
+    if isinstance(given, str) and Path(given).is_dir():
+        return Path(given)
+    return _saved_to(args, state)

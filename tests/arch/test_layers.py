@@ -33,6 +33,7 @@ FLOORS = {
     "gathered": 0,
     "numerics": 0,
     "progress": 0,
+    "switch": 0,
     "rundirs": 0,
     "storage": 1,
     "transfer": 2,
@@ -45,6 +46,7 @@ FLOORS = {
     "summary": 6,
     "api": 7,
     "train": 8,
+    "integrations": 9,
     "tools": 8,
     "tools.foresight": 8,
     "tools.machine": 8,
@@ -71,6 +73,7 @@ GROUND = {
     "queues",
     "progress",
     "rundirs",
+    "switch",
 }
 HEAVY = ("deepspeed", "megatron", "transformers", "matplotlib", "kvikio", "triton")
 

@@ -46,13 +46,17 @@ def home(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def call(home: Path, *words: str) -> str:
-    """`ssdtrain` of the environment, in a directory with nothing in it."""
+def call(home: Path, *words: str, tool: str = "ssdtrain", **more: str) -> str:
+    """A tool of the environment, in a directory with nothing in it.
+
+    Args:
+        more: environment variables.
+    """
     inherited = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(
-        [str(home / "bin" / "ssdtrain"), *words],
+        [str(home / "bin" / tool), *words],
         cwd=home.parent,
-        env={**inherited, "OMP_NUM_THREADS": "1"},
+        env={**inherited, "OMP_NUM_THREADS": "1", **more},
         capture_output=True,
         text=True,
         timeout=280,
@@ -85,3 +89,58 @@ def test_it_works_far_from_the_checkout(home: Path) -> None:
     call(home, "report", "latest")
     page = home.parent / "runs" / "latest" / "report.html"
     assert "<h3>Loss by step</h3>" in page.read_text()
+
+
+IS_ACTIVE = "import sys; print('ssdtrain.integrations.autoload' in sys.modules)"
+IN_A_CHILD = (
+    f"import subprocess, sys; subprocess.run([sys.executable, '-c', {IS_ACTIVE!r}])"
+)
+DEFAULTS = "from transformers.trainer import DEFAULT_CALLBACKS as d; print(d)"
+FACTORIES = (
+    "from importlib.metadata import entry_points\n"
+    "for kind in 'pytorch', 'fabric':\n"
+    "    group = f'lightning.{kind}.callbacks_factory'\n"
+    "    [ours] = entry_points(group=group, name='ssdtrain')\n"
+    "    print([type(each).__name__ for each in ours.load()()])\n"
+)
+
+
+def test_the_autoload(home: Path) -> None:
+    def active(*words: str, **more: str) -> str:
+        return call(home, *words, tool="python", **more).strip()
+
+    assert active("-c", IS_ACTIVE) == "False"
+    assert active("-c", IS_ACTIVE, SSDTRAIN="") == "False"
+    assert active("-c", IS_ACTIVE, SSDTRAIN="fit") == "True"
+    assert active("-I", "-c", IS_ACTIVE, SSDTRAIN="fit") == "True"
+    assert active("-c", IN_A_CHILD, SSDTRAIN="fit") == "True"
+    assert active("-S", "-c", IS_ACTIVE, SSDTRAIN="fit") == "False"
+    assert "Default" not in active("-c", DEFAULTS).replace("DefaultFlow", "")
+    assert "integrations.transformers.Default" in active("-c", DEFAULTS, SSDTRAIN="fit")
+
+
+def test_factories_of_lightning(home: Path) -> None:
+    pytest.importorskip("lightning")
+    assert call(home, "-c", FACTORIES, tool="python").split() == ["[]", "[]"]
+    found = call(home, "-c", FACTORIES, tool="python", SSDTRAIN="fit")
+    assert found.split() == ["['LightningCallback']", "['FabricCallback']"]
+
+
+def test_doctor_says_whether_the_autoload_is_active(home: Path) -> None:
+    words = "doctor", "--no-measure", "--json"
+    assert "SSDTRAIN='fit' is active" in call(home, *words, SSDTRAIN="fit")
+    assert "SSDTRAIN is not set" in call(home, *words)
+
+
+def test_uninstalling_leaves_nothing(home: Path) -> None:
+    """The last test of this file: the environment is of no use behind it."""
+    [site] = home.glob("lib/python*/site-packages")
+    assert (site / "ssdtrain_autoload.pth").is_file()
+    pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python")]
+    subprocess.run([*pip, "uninstall", "--yes", "ssdtrain"], check=True)
+    left = [
+        p for p in site.rglob("*.p*") if p.suffix != ".pyc" and "ssdtrain" in str(p)
+    ]
+    assert left == []
+    done = call(home, "-c", IS_ACTIVE, tool="python", SSDTRAIN="fit")
+    assert done.strip() == "False"

@@ -23,7 +23,8 @@ class Finding:
 
     level: Level
     subject: str
-    """What it is about: `gpu`, `links`, `storage`, `limits`, `versions`, `gds`."""
+    """What it is about: `gpu`, `links`, `storage`, `limits`, `versions`,
+    `autoload`, `gds`."""
     text: str
     """What was found, with the number or name that was met."""
     advice: str

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssdtrain.tools.machine.findings import Finding, good, note, warning
-from ssdtrain.versions import c_compiler, installed
+from ssdtrain import switch
+from ssdtrain.errors import ConfigError
+from ssdtrain.tools.machine.findings import Finding, good, note, problem, warning
+from ssdtrain.versions import c_compiler, installed, numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,10 @@ class Software:
     """Path of the CUDA malloc hook in this process, None when not loaded."""
     compiler: str | None
     """Path of the C compiler that is used: `$CC`, or cc."""
+    asked: str | None = None
+    """What SSDTRAIN holds; None where it switches nothing on."""
+    autoload: bool = False
+    """Python started with the autoload of ssdtrain in force."""
 
 
 def inspect_software() -> Software:
@@ -85,6 +91,8 @@ def inspect_software() -> Software:
         gds_mode=_gds_mode(),
         malloc_hook=_listed("/proc/self/maps", "malloc_hook"),
         compiler=c_compiler(),
+        asked=switch.text(),
+        autoload=switch.is_active(),
     )
 
 
@@ -108,17 +116,6 @@ def _gds_mode() -> str:
         # Without libcuda or libcufile every question raises; say which.
         return f"unavailable ({str(error).splitlines()[0][:80]})"
     return "gds" if available else "compat"
-
-
-def numbers(version: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version: `2.13.0+cpu` gives (2, 13, 0)."""
-    found = []
-    for part in version.split("+")[0].split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        found.append(int(digits))
-    return tuple(found)
 
 
 def judge(software: Software) -> Iterator[Finding]:
@@ -149,7 +146,30 @@ def judge(software: Software) -> Iterator[Finding]:
             "copies to host memory are then called from Python, which costs the host "
             "more: install one (cc), or set CC.",
         )
+    yield _judge_autoload(software)
     yield from _judge_gds(software)
+
+
+def _judge_autoload(software: Software) -> Finding:
+    if software.asked is None:
+        return note(
+            "autoload",
+            "SSDTRAIN is not set, so no trainer is changed",
+            "SSDTRAIN=fit in front of a command adds ssdtrain to transformers, TRL, "
+            "Lightning and what is built on them.",
+        )
+    try:
+        switch.parse(software.asked)
+    except ConfigError as error:
+        return problem("autoload", str(error), "correct it, or unset SSDTRAIN.")
+    said = f"SSDTRAIN={software.asked!r}"
+    if software.autoload:
+        return good("autoload", f"{said} is active", "trainers get it as they start.")
+    return warning(
+        "autoload",
+        f"{said} is set and not active: Python did not read ssdtrain_autoload.pth",
+        "install ssdtrain with pip into this environment, and start Python without -S.",
+    )
 
 
 def _judge_gds(software: Software) -> Iterator[Finding]:

@@ -141,6 +141,23 @@ def test_findings_about_software() -> None:
     assert not any("hook" in text or "compiler" in text for text in texts)
 
 
+@pytest.mark.parametrize(
+    ("asked", "autoload", "level", "said"),
+    [
+        (None, False, Level.NOTE, "not set"),
+        ("fit", True, Level.GOOD, "is active"),
+        ("fit", False, Level.WARNING, "did not read ssdtrain_autoload.pth"),
+        ("fitt", True, Level.PROBLEM, "did you mean 'fit'"),
+    ],
+)
+def test_findings_about_the_autoload(
+    asked: str | None, autoload: bool, level: Level, said: str
+) -> None:
+    found = replace(software.inspect_software(), asked=asked, autoload=autoload)
+    [finding] = [f for f in software.judge(found) if f.subject == "autoload"]
+    assert finding.level is level and said in finding.text
+
+
 def test_the_compiler_is_the_one_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
     assert software.inspect_software().compiler is None

@@ -1,0 +1,37 @@
+"""One thin file for each trainer, and `autoload`, which is called as Python starts.
+
+Importing this package loads no torch and no trainer.
+"""
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.versions import installed, numbers
+
+TESTED = {
+    "transformers": ((5, 0), (6,)),
+    "lightning": ((2, 5), (3,)),
+    "axolotl": ((0, 18), (0, 20)),
+    "llamafactory": ((0, 9, 5), (0, 10)),
+    "torchtitan": ((0, 3), (0, 4)),
+    "verl": ((0, 9), (0, 10)),
+}
+"""By package: the least version tests ran with, and the first that is refused."""
+
+
+def check_version(package: str, met: str | None = None) -> None:
+    """Refuse a trainer whose hooks were not read.
+
+    Args:
+        package: name of the installed distribution.
+        met: its version, where it says so itself.
+
+    Raises:
+        ConfigError: another version is installed.
+    """
+    least, below = TESTED[package]
+    found = installed(package) if met is None else met
+    if found is None or not least <= numbers(found) < below:
+        low, high = (".".join(map(str, each)) for each in (least, below))
+        raise ConfigError(
+            f"ssdtrain works with {package}>={low},<{high}; {found or 'none'} is "
+            f'installed. Set: pip install "{package}>={low},<{high}"'
+        )

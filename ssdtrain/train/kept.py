@@ -1,0 +1,71 @@
+"""A plan that stays with a training's checkpoints: a run that is resumed follows it at
+once and observes nothing."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssdtrain.api import Session
+from ssdtrain.config import OffloadConfig
+from ssdtrain.jsonfile import Format
+from ssdtrain.plan.plan import Plan
+from ssdtrain.plan.profile import Profile
+from ssdtrain.storage.open import rank_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What one rank keeps."""
+
+    settings: str
+    """The settings that the plan was made for."""
+    plan: Plan
+    profile: Profile
+
+
+KEPT_FILE = Format(
+    kind=Kept,
+    schema="ssdtrain-kept-plan",
+    version=1,
+    what="a plan that was kept with a checkpoint",
+    remedy="delete the file: the plan is then made again",
+)
+
+
+def path_in(checkpoint: str | Path) -> Path:
+    """The file of this rank in the directory of a checkpoint."""
+    return Path(checkpoint) / f"ssdtrain-plan-{rank_of().rank}.json"
+
+
+def keep(session: Session, settings: OffloadConfig, checkpoint: str | Path) -> bool:
+    """Write the plan in force into a checkpoint that is there.
+
+    Returns:
+        False: there is no plan yet.
+    """
+    plan, profile = session.plan, session.profile
+    if plan is None or profile is None:
+        return False
+    kept = Kept(settings=repr(settings), plan=plan, profile=profile)
+    KEPT_FILE.write(path_in(checkpoint), kept)
+    return True
+
+
+def follow_kept(
+    session: Session, settings: OffloadConfig, checkpoint: str | Path
+) -> bool:
+    """Follow the plan of a checkpoint from the first step on.
+
+    Returns:
+        False: there is none, or it was made for other settings.
+
+    Raises:
+        DamagedFileError: the file is not what `keep` wrote.
+    """
+    try:
+        kept = KEPT_FILE.read(path_in(checkpoint))
+    except FileNotFoundError:
+        return False
+    if kept.settings != repr(settings):
+        return False
+    session.follow(kept.plan, kept.profile)
+    return True

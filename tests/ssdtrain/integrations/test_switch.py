@@ -1,0 +1,55 @@
+"""SSDTRAIN in words."""
+
+import pytest
+
+from ssdtrain import switch
+from ssdtrain.config import OffloadConfig, Target
+from ssdtrain.errors import ConfigError
+from ssdtrain.quantities import Share
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("fit", {"device_memory": "fit"}),
+        ("16GB", {"device_memory": 16 * 10**9}),
+        ("80%", {"device_memory": Share(0.8)}),
+        ("fit, min_bytes=0", {"device_memory": "fit", "min_bytes": 0}),
+        (
+            "max_overhead=2%,target=ssd,directory=/nvme",
+            {"max_overhead": 0.02, "target": Target.SSD, "directory": "/nvme"},
+        ),
+        ("directory=/a:/b,io_threads=8", {"directory": ("/a", "/b"), "io_threads": 8}),
+        ("trace=true,write_gb_per_s=1.5", {"trace": True, "write_gb_per_s": 1.5}),
+    ],
+)
+def test_settings(text: str, settings: dict[str, object]) -> None:
+    assert switch.parse(text) == OffloadConfig(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("fitt", "did you mean 'fit'"),
+        ("16GBB", "device_memory expects bytes"),
+        ("fit,host", "got 'host' in it"),
+        ("max_overhed=2%", "did you mean 'max_overhead'"),
+        ("max_overhead=200", "SSDTRAIN='max_overhead=200'"),
+        ("target=ssd", "needs a directory"),
+        ("trace=yes", "true or false"),
+        ("io_threads=many", "io_threads expects a number, got 'many'"),
+        ("fit,device_memory=1GB", "'device_memory' twice"),
+    ],
+)
+def test_slips_are_told(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match="SSDTRAIN") as raised:
+        switch.parse(text)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["", " ", "0", "off", "OFF"])
+def test_nothing_is_asked(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(switch.VARIABLE, text)
+    assert switch.asked() is None
+    monkeypatch.delenv(switch.VARIABLE)
+    assert switch.asked() is None
