@@ -162,8 +162,8 @@ class DataLoader:
         seeds = nodes_by_type(whole, indices)
         self._names = list(seeds)
         self._ids = torch.cat([s.cpu() for s in seeds.values()])
-        sizes = torch.tensor([s.numel() for s in seeds.values()])
-        self._kinds = torch.arange(len(sizes)).repeat_interleave(sizes)
+        sizes = torch.tensor([s.numel() for s in seeds.values()], device="cpu")
+        self._kinds = torch.arange(len(sizes), device="cpu").repeat_interleave(sizes)
         self.batch_size, self.drop_last = batch_size, drop_last
         self.shuffle, self.generator = shuffle, generator
 
@@ -174,7 +174,9 @@ class DataLoader:
     def __iter__(self) -> Iterator[Any]:
         order = torch.arange(self._ids.numel(), device="cpu")
         if self.shuffle:
-            order = torch.randperm(self._ids.numel(), generator=self.generator)
+            order = torch.randperm(
+                self._ids.numel(), generator=self.generator, device="cpu"
+            )
         for i in range(len(self)):
             part = order[i * self.batch_size : (i + 1) * self.batch_size]
             kinds, ids = self._kinds[part], self._ids[part]

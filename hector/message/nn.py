@@ -231,12 +231,11 @@ class GINConv(nn.Module):
             )
         self.apply_func, self.kind = apply_func, aggregator_type
         self.activation = activation
-        eps = torch.tensor([init_eps])
         self.eps: Tensor
         if learn_eps:
-            self.eps = nn.Parameter(eps)
+            self.eps = nn.Parameter(torch.tensor([init_eps]))
         else:
-            self.register_buffer("eps", eps)
+            self.register_buffer("eps", torch.tensor([init_eps]))
 
     @untraced
     def forward(self, graph: Any, feat: Rows) -> Tensor:

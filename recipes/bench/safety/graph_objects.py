@@ -59,6 +59,11 @@ class Objects:
         return Objects(convs, ends, self.kinds.clone(), dicts, graph, indices)
 
 
+def ties(rows: Tensor) -> bool:
+    """Whether a column of rows that have gradients has a number twice."""
+    return rows.requires_grad and any(len(c.unique()) < len(c) for c in rows.unbind(1))
+
+
 @dataclass
 class Passing:
     """Messages along all edges (`all`, `edges`, `softmax`), into nodes `ids` (`pull`)
@@ -123,7 +128,7 @@ class Passing:
             return False
         m, dst, _ = self.messages(o)
         groups = (m[dst == node] for node in range(o.graph.num_nodes()))
-        return any(len(c.unique()) < len(c) for rows in groups for c in rows.unbind(1))
+        return any(map(ties, groups))
 
     def rounding(self, o: Objects, dtype: torch.dtype) -> list[Tensor]:
         """How far outputs may move where messages are rounded to `dtype` in memory.

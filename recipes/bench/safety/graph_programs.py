@@ -47,7 +47,7 @@ from recipes.bench.safety.graph_compare import (
     surroundings,
 )
 from recipes.bench.safety.graph_loops import REDUCERS, message_layer, reduced, rgcn
-from recipes.bench.safety.graph_objects import Call, Objects, Passing
+from recipes.bench.safety.graph_objects import Call, Objects, Passing, ties
 from recipes.bench.safety.relational import EDGE_TYPES
 
 BLOCK = 100
@@ -281,6 +281,9 @@ class Program:
             lambda o, v: oracle(o.convs[choice], v["x"], o.ends, o.kinds),
             inputs,
             (choice,),
+            tied=choice == "rgcn"
+            and self.objects.convs["rgcn"].aggr == "median"
+            and ties(x),
         )
 
     def call_layer(self, inputs: dict[str, Tensor]) -> str | None:
@@ -355,9 +358,11 @@ class Program:
         inputs: dict[str, Tensor],
         read: tuple[str, ...],
         passing: Passing | None = None,
+        tied: bool = False,
     ) -> str | None:
         """A call on kept objects, on fresh ones, and the loops'; `passing`: whose
-        messages in half precision may be rounded on their way."""
+        messages in half precision may be rounded on their way; `tied`: gradients go to
+        one of equal messages."""
         d, o = self.draw, self.objects
         mode = d.choice(["train", "train", "train", "no_grad", "inference_mode"])
         self.met[mode] += 1
@@ -378,7 +383,8 @@ class Program:
             if not same(a, b):
                 return f"part {i} is not that of fresh objects: {off(a, b)}"
         wanted = self.exact(loop, double, inputs, read, mode, torch.float64)
-        rounding, tied = None, passing is not None and passing.tied(double)
+        rounding = None
+        tied = tied or (passing is not None and passing.tied(double))
         if passing is not None and passing.stored and self.dtype not in NOISE:
             rounding = passing.rounding(double, self.dtype)
         found = differs(mine, wanted, self.dtype, self.met, rounding, tied)

@@ -17,10 +17,12 @@ from hector.message import (
     GMMConv,
     Graph,
     GraphConv,
+    HeteroGraph,
     SAGEConv,
     batch,
 )
 from hector.message import functions as fn
+from hector.message.dataloading import MultiLayerFullNeighborSampler
 from hector.message.programs import Programs
 from hector.runtime import Backend, Options
 
@@ -175,3 +177,39 @@ def test_levels_of_trees(width: int) -> None:
         for i, cell in enumerate((TritonCell, TorchCell))
     ]
     same(found[0], found[1], ((x[0], u[0]), (x[1], u[1])))
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize(("message", "shapes", "kind"), CASES)
+def test_two_kinds_of_nodes(
+    message: Any, shapes: Any, kind: str, sampled: bool
+) -> None:
+    """Relations, and blocks: sources and destinations under one name, unequally
+    many."""
+    made = torch.Generator().manual_seed(len(kind))
+    seeds = torch.randperm(N, generator=made).to(DEVICE)[:7]
+    typed = ("a", "r", "b")
+    src = torch.randint(N, (E,), generator=made).to(DEVICE)
+    dst = torch.randint(9, (E,), generator=made).to(DEVICE)
+    found, inputs = [], []
+    x, y, w = rows(N, *shapes[0]), rows(9, *shapes[0]), rows(E, *shapes[1])
+    for programs, h, v, e in zip((KERNELS, ORACLE), x, y, w, strict=True):
+        g = HeteroGraph({typed: (src, dst)}, {"a": N, "b": 9}, programs=programs)
+        g.nodes["a"].data["h"], g.nodes["b"].data["h"] = h, v
+        g.edata["w"] = e
+        leaves = [t for t in (h, v, e) if reads(message, t, (h, v, e))]
+        if sampled:
+            ids = {"b": seeds[seeds < 9]}
+            g = MultiLayerFullNeighborSampler(1).sample(g, ids)[2][0]
+        g.update_all(message, getattr(fn, kind)("m", "o"), etype=typed)
+        assert set(g[typed].counts) == {"compiled"}
+        found.append(g.dstnodes["b"].data["o"])
+        inputs.append(leaves)
+    same(found[0], found[1], (inputs[0], inputs[1]))
+
+
+def reads(message: Any, t: Tensor, columns: tuple[Tensor, Tensor, Tensor]) -> bool:
+    """Whether a message function reads the feature of a side."""
+    sides = [message.left[0], *([] if message.right is None else [message.right[0]])]
+    order = (fn.Side.SOURCE, fn.Side.DESTINATION, fn.Side.EDGE)
+    return any(t is c and s in sides for c, s in zip(columns, order, strict=True))
