@@ -62,7 +62,7 @@ class OffloadCallback(Attachment, TrainerCallback):  # type: ignore[misc]
         refuse_offloading(args)
         take_over(model, self.settings)
         self.attach(model)
-        if self.session is not None and state.global_step:
+        if self.session is not None and state is not None and state.global_step:
             checkpoint = _checkpoint_of(args, state)
             if follow_kept(self.session, self.settings, checkpoint):
                 logger.info("ssdtrain: follows the plan kept in %s", checkpoint)
