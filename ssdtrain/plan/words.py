@@ -184,27 +184,6 @@ def _is_measured(profile: Profile) -> bool:
     return any(note in profile.notes for note in NOTES)
 
 
-def compared(profile: Profile, plan: Plan, *, without_ms: float, with_ms: float) -> str:
-    """Return how two runs' steps compare, and where the plan's own percentage counts
-    from something else.
-
-    Args:
-        without_ms: step time of the run without ssdtrain.
-        with_ms: of the run that ends with this plan.
-    """
-    told = (
-        f"Two runs compared: a step took {without_ms:.1f} ms without ssdtrain and "
-        f"{with_ms:.1f} ms with it, x {with_ms / without_ms:.3f}, observed steps "
-        "included."
-    )
-    if plan.prediction is None or _is_measured(profile):
-        return told
-    return (
-        f"{told} The plan's percentage is not that ratio: it counts from the observed "
-        "step, since a step without ssdtrain is measured for the plan on a GPU alone."
-    )
-
-
 def _slowdowns(profile: Profile) -> str:
     links = profile.links
     how = profile.notes.get("copy_slowdown", "given")
