@@ -15,7 +15,9 @@ SETTINGS = {"target": "host", "plan": "offload-all", "min_bytes": 1, "window_byt
 def test_the_trainers_log_has_them(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     callback, model = ssdtrain.OffloadCallback(**SETTINGS), tanhs()
-    state = SimpleNamespace(log_history=[{"loss": 1.0}], is_world_process_zero=True)
+    state = SimpleNamespace(
+        global_step=0, log_history=[{"loss": 1.0}], is_world_process_zero=True
+    )
     assert callback.summary() == ""
     callback.on_train_begin(None, state, None, model=model)
     logs: dict[str, Any] = {"loss": 1.0}
