@@ -614,8 +614,14 @@ class Relation:
         """Return messages as they are computed, and the dtype of what is made of
         them."""
         sides = (f.left,) if f.right is None else (f.left, f.right)
-        rows = [self._wide_side(*s) for s in sides]
-        kinds = [self._column(*s).dtype for s in sides]
+        columns = [self._column(*s) for s in sides]
+        # Once, if both ends read one column: its gradient is then rounded once.
+        made = {id(column): wide(column) for column in columns}
+        rows = [
+            self._of_edges(side, made[id(column)])
+            for (side, _), column in zip(sides, columns, strict=True)
+        ]
+        kinds = [column.dtype for column in columns]
         found = combine(f, rows[0], None if f.right is None else rows[1])
         if all(r.dtype is k for r, k in zip(rows, kinds, strict=True)):
             return found, found.dtype
@@ -629,16 +635,16 @@ class Relation:
     def _column(self, side: Side, name: str) -> Tensor:
         return self._frame(side)[name]
 
-    def _wide_side(self, side: Side, name: str) -> Tensor:
+    def _of_edges(self, side: Side, rows: Tensor) -> Tensor:
         """Rows of the edges; gradients of a node's rows are summed wide."""
-        rows = wide(self._column(side, name))
         if side is Side.EDGE:
             return rows
         ids = self._src if side is Side.SOURCE else self._dst
         return rows.index_select(0, ids)
 
     def _side(self, side: Side, name: str) -> Tensor:
-        return self._wide_side(side, name).to(self._column(side, name).dtype)
+        column = self._column(side, name)
+        return self._of_edges(side, wide(column)).to(column.dtype)
 
     def _ends(self) -> tuple[Tensor, Tensor, Tensor]:
         return self._src, self._dst, self._all_ids()

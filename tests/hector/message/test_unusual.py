@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -95,3 +96,20 @@ def test_numbers_without_a_literal() -> None:
     graph.apply_edges(lambda e: {"y": e.src["x"] * 1e39 + math.nan})
     assert graph.edata["y"].isnan().all() and graph.counts == {"compiled": 1}
     assert [number(v) for v in (0.5, -math.inf)] == ["0.5", 'float("-inf")']
+
+
+@pytest.mark.parametrize("combine", [fn.u_add_v, fn.u_sub_v, fn.u_mul_v])
+def test_a_column_that_both_ends_read_has_its_gradient_rounded_once(
+    combine: Callable[..., fn.MessageFunction],
+) -> None:
+    torch.manual_seed(0)
+    graph = Graph(*torch.randint(7, (2, 20)), num_nodes=7)
+    rows = torch.randn(7, 4).bfloat16()
+
+    def gradient(h: torch.Tensor) -> torch.Tensor:
+        graph.ndata["h"] = h.requires_grad_()
+        graph.update_all(combine("h", "h", "m"), fn.mul("m", "out"))
+        (found,) = torch.autograd.grad(graph.ndata["out"].float().sum(), h)
+        return found
+
+    assert torch.equal(gradient(rows), gradient(rows.float()).bfloat16())
