@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from ssdtrain import switch
+from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import AttachError
 from ssdtrain.integrations import check_version
 from ssdtrain.train.attachment import Attachment
@@ -23,10 +24,9 @@ def trainer_callbacks() -> list[Any]:
     Raises:
         ConfigError: SSDTRAIN is misspelt, or Lightning has another version.
     """
-    settings = switch.asked()
+    settings = _asked()
     if settings is None:
         return []
-    check_version("lightning")
     from ssdtrain.train.lightning_callback import LightningCallback
 
     return [LightningCallback(settings)]
@@ -38,11 +38,15 @@ def fabric_callbacks() -> list[Any]:
     Raises:
         ConfigError: SSDTRAIN is misspelt, or Lightning has another version.
     """
+    settings = _asked()
+    return [] if settings is None else [FabricCallback(settings)]
+
+
+def _asked() -> OffloadConfig | None:
     settings = switch.asked()
-    if settings is None:
-        return []
-    check_version("lightning")
-    return [FabricCallback(settings)]
+    if settings is not None:
+        check_version("lightning")
+    return settings
 
 
 class FabricCallback(Attachment):

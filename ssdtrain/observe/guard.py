@@ -8,8 +8,8 @@ measured, plans took up to 1.28 times checkpointing's step. So where all regions
 fit into the limit, they are tried once, and the plan whose steps are shorter stays. A
 plan that is shorter by more than a prediction of checkpointing may err is not asked.
 What such a step needs is nearly known: nothing of it leaves or comes back. So it may
-use the budget to its end, without the reserve of other plans; a step that goes beyond
-ends the try.
+use the budget to its end, without the reserve of other plans, where a step that goes
+beyond is seen and ends the try.
 (tests/ssdtrain/observe/test_guard.py)
 """
 
@@ -66,26 +66,33 @@ class Guard:
         self._before: tuple[Plan, float] | None = None
         """The plan that a try is compared with, and what its steps took."""
         self._offered: Plan | None = None
+        """For the try; a step that is observed may come in between, and no try."""
+        self._best: Plan | None = None
+        """The plan that was no longer than the try."""
         self._least_ms: float | None = None
         """What the steps of the last try took."""
         self._num_tries = 0
 
     @property
     def goal(self) -> Goal:
-        """What its own plan is judged by."""
-        return replace(self._goal.goal, budget_margin=0.0)
+        """What its own plan is judged by. Of several ranks nobody sees that a step goes
+        beyond: they keep the reserve."""
+        goal = self._goal.goal
+        return replace(goal, budget_margin=0.0) if self._peers.is_alone else goal
 
     def forget(self) -> None:
         """Steps save other tensors from now on."""
-        self._before = self._offered = self._least_ms = None
+        self._before = self._offered = self._best = self._least_ms = None
         self._num_tries = 0
 
     def planned(self, plan: Plan, *, has_regions: bool) -> None:
         """This plan is followed from now on. has_regions: of its steps."""
         self._measured.clear()
         self._num_steps = 0
-        self.is_in_force = plan is self._offered
-        was_compared = self._before is not None and plan is self._before[0]
+        # By their orders: a plan whose prediction is told anew is the same plan.
+        offered, best = self._offered, self._best
+        self.is_in_force = offered is not None and plan.orders is offered.orders
+        was_compared = best is not None and plan.orders is best.orders
         may = has_regions and self._goal.goal.is_by_memory and self._peers.leads
         self.is_judged = was_compared or not may
 
@@ -129,22 +136,29 @@ class Guard:
             The plan before.
         """
         self._num_tries = MOST_TRIES
+        return self._go_back()
+
+    def _go_back(self) -> Answer | None:
         self.is_judged = True
-        return None if self._before is None else Answer(plan=self._before[0])
+        if self._before is None:
+            return None
+        self._best, _ = self._before
+        return Answer(plan=self._best)
 
     def _judge(self, middle_ms: float, plan: Plan) -> Answer | None:
         self.is_judged = True
         self._least_ms = middle_ms
+        self._num_tries += 1
         if self._before is None:
             return None
-        before, before_ms = self._before
+        _, before_ms = self._before
         logger.info(
             "ssdtrain: all regions again take %.1f ms, the plan %.1f",
             middle_ms,
             before_ms,
         )
         if middle_ms > (1 - GAIN) * before_ms or plan.prediction is None:
-            return Answer(plan=before)
+            return self._go_back()
         told = replace(plan.prediction, step_ms=middle_ms)
         return Answer(
             plan=Plan(orders={}, policy=plan.policy, prediction=told), stays=True
@@ -157,7 +171,7 @@ class Guard:
         profiles: Callable[[], tuple[Profile, Profile]],
     ) -> Answer | None:
         self.is_judged = True
-        if self._num_tries == MOST_TRIES:
+        if self._num_tries >= MOST_TRIES:
             return None
         if self._least_ms is not None and middle_ms <= (1 + GAIN) * self._least_ms:
             return None
@@ -166,7 +180,6 @@ class Guard:
             return None
         if middle_ms <= SURELY_FASTER * own.prediction.step_ms:
             return None
-        self._num_tries += 1
         self.is_judged = False
         self._before, self._offered = (plan, middle_ms), own
         return Answer(plan=own)

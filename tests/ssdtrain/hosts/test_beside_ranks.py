@@ -46,3 +46,9 @@ def test_nothing_is_observed_twice(results: Said, name: str) -> None:
     settled = stages.index("FOLLOWING")
     assert stages[:settled].count("OBSERVING") <= 2
     assert stages[settled : settled + 10].count("OBSERVING") == 0
+
+
+def test_ranks_try_checkpointing_together(results: Said) -> None:
+    """Whoever leads compares; all follow it, and the plan that is shorter."""
+    followed = [digest for _, _, digest in results[0]["tp tried"]["events"] if digest]
+    assert len(set(followed)) > 1

@@ -138,6 +138,33 @@ def test_a_try_beyond_memory_ends_and_there_is_no_other() -> None:
     assert own.follow(promise(21.0), ms=90.0) is None
 
 
+def test_ranks_that_see_no_peak_keep_the_reserve() -> None:
+    class Together(Alone):
+        is_alone = False
+
+    goal = Goal(memory_budget_bytes=2 * MB)
+    assert Guard(Tightened(goal), Together()).goal == goal
+    own = fastest_that_fits(blocks(), blocks(), Guard(Tightened(goal), Alone()).goal)
+    assert own is not None and fastest_that_fits(blocks(), blocks(), goal) is None
+
+
+def test_a_try_that_never_came_is_offered_again() -> None:
+    """An observed step drops what was offered, and the plan goes on."""
+    own, searched = Compared(), promise(20.0)
+    for _ in range(MOST_TRIES + 1):
+        assert offered(own.follow(searched, ms=40.0)).policy == "regions"
+
+
+def test_it_stays_in_force_when_its_prediction_is_told_anew() -> None:
+    own = Compared()
+    tried = offered(own.follow(promise(20.0), ms=40.0))
+    stays = own.follow(tried, ms=35.0)
+    own.guard.planned(
+        replace(tried, prediction=stays.plan.prediction), has_regions=True
+    )
+    assert own.guard.is_in_force
+
+
 def test_steps_without_a_time_end_the_comparison() -> None:
     own = Compared()
     plan, every = promise(20.0), lambda: (own.profile, own.larger)
