@@ -294,8 +294,10 @@ class Session:
     def can_capture(self) -> bool:
         """Whether a CUDA graph may be captured: what its plan is made of is observed.
         Earlier than `is_settled`, for a graph has a plan of its own."""
-        planner = self._planner
-        return self.is_settled or planner is None or planner.has_observed
+        planner, watch = self._planner, self._steps.watch
+        if watch is not None and watch.sees_nothing:
+            return True
+        return planner is None or planner.may_capture()
 
     @property
     def graph_plan(self) -> Plan | None:

@@ -150,8 +150,6 @@ class Links:
     where mixing them costs."""
     ssd_direct: bool = False
     """The SSD moves device memory itself: nothing is staged in pinned memory."""
-    small_pass: bool = False
-    """Copies out go in pieces, and what the host reads back does not wait for them."""
 
     @property
     def ways(self) -> tuple[Curve, Curve]:

@@ -23,6 +23,10 @@ class Bypass:
         self._forwards: list[tuple[Any, Any]] = []
         self._host_ns: list[tuple[int, int]] = []
 
+    def serves(self, num_elements: int) -> bool:
+        """Whether a forward with so many elements of arguments is one of these."""
+        return True
+
     @contextmanager
     def forward(self) -> Iterator[None]:
         """Around one forward."""
@@ -58,7 +62,20 @@ class Bypass:
 
 
 class Unhooked:
-    """Forwards of a plan that keeps everything: there is nothing to hook."""
+    """Forwards of a plan that keeps everything: there is nothing to hook.
+
+    Args:
+        most_elements: of a forward's arguments; one with more of them, or with none
+            that are known, has hooks. None: all are served.
+    """
+
+    def __init__(self, most_elements: int | None = None) -> None:
+        self._most_elements = most_elements
+
+    def serves(self, num_elements: int) -> bool:
+        """Whether a forward with so many elements of arguments is one of these."""
+        most = self._most_elements
+        return most is None or 0 < num_elements <= most
 
     @contextmanager
     def forward(self) -> Iterator[None]:

@@ -67,6 +67,13 @@ class PlansBySize:
         """Of the lanes that were met, one for each number of elements."""
         return [ratio for _, ratio in self._met]
 
+    @property
+    def most_elements(self) -> int:
+        """Of the arguments of lanes no larger than the observed one; 0: they do not
+        tell of a lane's size."""
+        usual = (number for number, ratio in self._met if ratio <= 1.0 + SLACK)
+        return max(usual, default=0) if self.is_trusted else 0
+
     def observed(self) -> None:
         """Ratios are to another step from now on."""
         self._met.clear()

@@ -470,7 +470,7 @@ class TensorCache:
         entry = self.course.enter(self.lanes.current, tensor, key, name)
         self.moves.release_due()
         handle: Handle | None = None
-        if self._may_be_rebuilt(entry, key.end_byte - key.start_byte):
+        if self._may_be_rebuilt(entry):
             before, self.course.serving = self.course.serving, entry.number
             try:
                 handle = self.recipes.offer(as_made(tensor, saved), key, view)
@@ -509,16 +509,12 @@ class TensorCache:
         keeps = self.course.rule.placement is Placement.KEEP
         return keeps and self.lanes.current.run is None and self.needs_no_record(call)
 
-    def _may_be_rebuilt(self, entry: Entry, num_bytes: int) -> bool:
+    def _may_be_rebuilt(self, entry: Entry) -> bool:
         """Inside a region recipes are looked for only to learn of them. What one recipe
         stores for itself is not asked about."""
         course, in_region = self.course, self.regions.current is not None
         if entry.order is not None:
             return entry.may_be_rebuilt
-        few = course.rule.few
-        if few is not None and course.serving == OUTSIDE_PLAN:
-            if not few.has(entry.name, num_bytes):
-                return False
         return not in_region or course.observer.listens
 
     def _tell_of_another(self, owner: Record | Rebuilt) -> None:
@@ -591,11 +587,6 @@ class TensorCache:
     def moves_to_host(self) -> bool:
         """Whether planned moves end in pinned host memory, by copies of the device."""
         return not isinstance(self.offloader, DirectOffloader)
-
-    @property
-    def small_copies_pass(self) -> bool:
-        """Whether what the host reads back does not wait for a plan's copies out."""
-        return self.copies.small_pass and self.offloader.storage is None
 
     def _time_loads(self, start: Callable[[Any], None], batch: Any) -> None:
         """Start loads that the plan wants by now."""

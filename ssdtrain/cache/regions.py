@@ -49,7 +49,7 @@ from ssdtrain.cache.identity import (
     stamp_of,
 )
 from ssdtrain.cache.living import Living
-from ssdtrain.cache.quiet import Around, ForwardHooks, WithoutHooks
+from ssdtrain.cache.quiet import Around, ForwardHooks
 from ssdtrain.cache.record import (
     Handle,
     Known,
@@ -1033,10 +1033,6 @@ class Regions:
             found = lane.run.quietly(number, self._hooks, arguments)
         elif lane.binding is not None:
             found = lane.binding.watched(arguments)
-        elif self._hooks is not None and self._hooks.are_alone:
-            few = self.cache.course.rule.few
-            if few is not None and not few.may_have(number):
-                found = WithoutHooks(self._hooks)
         return found
 
     def end(self, call: RegionCall) -> None:

@@ -211,7 +211,7 @@ class Hints:
             return
         self._steps.forward_begins()
         bypass = self._cache.bypass
-        if bypass is not None:
+        if bypass is not None and bypass.serves(num_elements):
             try:
                 with bypass.forward():
                     yield

@@ -2,16 +2,14 @@
 
 [Note: a held step of regions]
 Where the plain step does not fit, or goes beyond a memory limit, no step that keeps
-everything can be held ([Note: a step that is held] in paced.py). Its launches would
+everything can be held. Its launches would
 then be taken for the device's own times, and a CUDA graph's plan would copy into time
 that a replay does not have: 2.3 times the plain graph of a 1.7B model. So some more
 steps run all regions again and rebuild what they can in them, as the observed one did,
 which fits. All look at the clock before and behind each re-run and rebuild, and at the
 beginning of each lane and of each region's forward. The first one tells how long the
 host takes from one look to the next, in the others the device waits at looks for half
-as long again: however slow the host is, what comes next is launched by then. They are
-several, each of which holds the device in some of the forwards and re-runs ([Note: held
-in parts] in heldparts.py).
+as long again: however slow the host is, what comes next is launched by then.
 (Holds were once as long as what the device had taken in the observed step. A slow host
 came later than that, and a replay of 60 ms was believed to take 139.) What lies between
 the beginnings of two regions is what the first one's forward takes, and what lies
@@ -38,10 +36,12 @@ from ssdtrain.cache.course import Observer
 from ssdtrain.cache.record import LaneCourse
 from ssdtrain.cache.regions import REGION
 from ssdtrain.observe.heldtimes import HeldPart
-from ssdtrain.observe.paced import HOLD_FACTOR, HOLD_MS
 from ssdtrain.remat.budget import Span
 from ssdtrain.remat.clock import Clock
 from ssdtrain.transfer.device import Device
+
+HOLD_MS, HOLD_FACTOR = 0.1, 1.5
+"""For how long the device is held: at least, and over the host's time."""
 
 
 class HeldRegions(Observer):

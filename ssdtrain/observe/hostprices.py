@@ -1,4 +1,4 @@
-"""What hooks cost the host by now: probed once, then one step in many is timed.
+"""What hooks cost the host, and in which module's hooks a step waited for it.
 
 See [Note: host time] in hosttime.py.
 (tests/ssdtrain/observe/test_hostprices.py)
@@ -9,15 +9,13 @@ from dataclasses import replace
 
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.observe.hostprobe import host_costs
-from ssdtrain.observe.hosttime import WEIGHT, HostMeter, mixed
+from ssdtrain.observe.hosttime import HostMeter
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.profile import HostCosts
 from ssdtrain.transfer.offloader import Drain
 
-FIRST_SAMPLE = 3
-"""Step under a new plan whose hooks are timed first: its tables are made."""
-SAMPLED_STEPS = 128
-"""One step in so many has its hooks timed."""
+SAMPLED_STEPS, FIRST_SAMPLE = 128, 3
+"""One step in so many has its hooks timed, from which one on."""
 
 
 class HostPrices:
@@ -29,8 +27,6 @@ class HostPrices:
         self._cache = cache
         self._meter: HostMeter | None = None
         """Of the step that is being timed."""
-        self._was_sampled = False
-        """Whether the hooks of a step under a plan were timed."""
         self._num_followed = 0
         """Steps since the plan in force was taken."""
 
@@ -52,7 +48,6 @@ class HostPrices:
         meter = self._meter = cache.meter = HostMeter(
             self._away,
             num_rebuilds=lambda: clock.num_begun,
-            is_autograds=lambda: cache.course.storing < 0,
         )
         return meter
 
@@ -78,31 +73,19 @@ class HostPrices:
         """Another plan is followed from now on."""
         self._num_followed = 0
 
-    def step(
-        self, *, samples: bool, module_of: Callable[[str, int], str]
-    ) -> HostCosts | None:
-        """Count the start of a step under a plan.
+    def sample(self, module_of: Callable[[str, int], str]) -> None:
+        """Count the start of a step under a plan, and time the hooks of one in many:
+        its report says in which module the host was waited for.
 
         Args:
-            samples: whether this rank may time steps: who searches for all knows what
-                its own cost.
             module_of: the module of an item of the profile.
-
-        Returns:
-            What hooks cost by now, if the step before was timed.
         """
-        meter, cache = self.take(), self._cache
+        self.take()
+        cache = self._cache
         if not self.is_on_gpu or cache.bypass is not None:
-            return None
-        found = None
-        if meter is not None and self.costs is not None:
-            # The first sample takes the place of the probe's chain.
-            weight = WEIGHT if self._was_sampled else 1.0
-            self._was_sampled = True
-            found = self.costs = mixed(self.costs, meter.costs(self.costs), weight)
+            return
         self._num_followed += 1
-        is_first = self._num_followed == FIRST_SAMPLE
-        if samples and (is_first or self._num_followed % SAMPLED_STEPS == 0):
+        if self._num_followed % SAMPLED_STEPS == FIRST_SAMPLE:
             clock = cache.ledger.clock
             self._meter = cache.meter = HostMeter(
                 self._away,
@@ -110,4 +93,3 @@ class HostPrices:
                 module_of=module_of,
                 num_rebuilds=lambda: clock.num_begun,
             )
-        return found

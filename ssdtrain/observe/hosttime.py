@@ -39,16 +39,12 @@ DEVICE_PERIOD = 17
 more than most of them do. A prime, so that no place in a layer is passed over."""
 OUTLIER = 8.0
 """Times the median: such a call pinned memory, compiled or was interrupted."""
-WEIGHT = 0.3
-"""Weight of a new sample in the running mean."""
 BESIDE = 1.4
 """What a call of a hook costs the host, over its own time. At that alone 25 plans for
 short steps were predicted 4.2 % off in the mean on an H200, all but one too short; at
 1.4 times, 3.3 %. Steps of a 1.7B whose host bounds them took as long as if hooks were
 1.25 to 1.5 times as dear, on an H200 and an H100. Where the host bounds nothing it
 changes no plan."""
-FAR = 0.25
-"""Change of a cost after which a plan is searched for again."""
 
 Hook = Callable[[Any], Any]
 
@@ -65,7 +61,6 @@ class HostMeter:
         num_rebuilds: re-runs and rebuilds begun so far. A call that makes some has no
             part in what is asked for by `moment`: their time is known, and one re-run,
             taken for those of all the calls between, would be the step.
-        is_autograds: whether autograd calls `pack` now, and no region, for its inputs.
     """
 
     def __init__(
@@ -75,12 +70,10 @@ class HostMeter:
         moment: Callable[[], Any] | None = None,
         module_of: Callable[[str, int], str] = lambda kind, item: "",
         num_rebuilds: Callable[[], int] = lambda: 0,
-        is_autograds: Callable[[], bool] = lambda: True,
     ) -> None:
         self.now = now
-        self.num_calls = self.num_packs = 0
+        self.num_calls = 0
         """Of the hooks, so far; of these, of `pack` by autograd."""
-        self._is_autograds = is_autograds
         self.device_spans = None if moment is None else HookSpans(DEVICE_PERIOD)
         self._moment = moment
         self._num_rebuilds = num_rebuilds
@@ -113,7 +106,6 @@ class HostMeter:
             if self._entered is not None:  # a recipe stores an input of its own
                 return pack(tensor)
             self._enter()
-            self.num_packs += self._is_autograds()
             handle = None
             try:
                 handle = pack(tensor)
@@ -287,35 +279,3 @@ def mean_ms(samples_ns: Iterable[int]) -> float:
     limit = OUTLIER * statistics.median(found)
     usual = [each for each in found if each <= limit]
     return sum(usual) / len(usual) / 1e6
-
-
-def mixed(before: HostCosts, sample: HostCosts, weight: float) -> HostCosts:
-    """Return the running mean with one more sample."""
-
-    def mix(old: HostCost, new: HostCost) -> HostCost:
-        return HostCost(
-            pack_ms=old.pack_ms + weight * (new.pack_ms - old.pack_ms),
-            use_ms=old.use_ms + weight * (new.use_ms - old.use_ms),
-            load_ms=old.load_ms + weight * (new.load_ms - old.load_ms),
-        )
-
-    return HostCosts(
-        keep=mix(before.keep, sample.keep),
-        host=mix(before.host, sample.host),
-        ssd=mix(before.ssd, sample.ssd),
-        rebuild=mix(before.rebuild, sample.rebuild),
-        region_ms=before.region_ms + weight * (sample.region_ms - before.region_ms),
-    )
-
-
-def _by_action(costs: HostCosts) -> list[float]:
-    """Return the ms of pack, load and use together, by action; a region call's."""
-    every = (costs.keep, costs.host, costs.ssd, costs.rebuild)
-    own = [cost.pack_ms + cost.use_ms + cost.load_ms for cost in every]
-    return [*own, costs.region_ms]
-
-
-def is_far(before: HostCosts, now: HostCosts) -> bool:
-    """Return whether a cost has changed by more than `FAR`."""
-    pairs = zip(_by_action(before), _by_action(now), strict=True)
-    return any(abs(new - old) > FAR * max(old, new) for old, new in pairs)

@@ -48,6 +48,12 @@ class LargestBatch:
         together go one way."""
         return self._goal.goal.is_by_memory and self._peers.is_alone
 
+    @property
+    def most_elements(self) -> int:
+        """Of the arguments of a forward whose batch is no larger than the observed one;
+        0: they do not tell."""
+        return self._cache.course.by_size.most_elements
+
     # -- what was met -------------------------------------------------------------
 
     def step_ended(self) -> None:

@@ -1,29 +1,26 @@
-"""The steps behind an observed one that tell what it takes without ssdtrain.
+"""The steps behind an observed one that tell what it takes without a plan.
 
-They are told as they run: each `yield` is one step of training. Where everything fits
-into device memory, steps run without hooks ([Note: the plain step] in
-plan/calibrate.py), then one is timed mark by mark (paced.py). Else all regions run
-again, as in the observed step ([Note: the step of regions] in plan/calibrate.py). Where
-the host bounds them, some more are held (heldsteps.py).
-(tests/ssdtrain/observe/test_measured.py, test_heldsteps.py)
+They are told as they run: each `yield` is one step of training. Where everything fits,
+steps run without hooks ([Note: the plain step] in plan/calibrate.py). Else all regions
+run again ([Note: the step of regions] there): under the plan that does just that where
+it fits, or as in the observed step. What these steps take is what every later plan is
+compared with.
+(tests/ssdtrain/observe/test_measured.py)
 """
 
 import math
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ssdtrain.cache.bypass import Bypass
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.course import Unobserved
 from ssdtrain.cache.regions import REGION
-from ssdtrain.observe.heldparts import room_ms
-from ssdtrain.observe.heldsteps import HeldSteps
+from ssdtrain.observe.heldsteps import held_steps
 from ssdtrain.observe.heldtimes import HeldTimes
 from ssdtrain.observe.hostprices import HostPrices
 from ssdtrain.observe.observer import prices
-from ssdtrain.observe.paced import Paced
 from ssdtrain.observe.plainsteps import PlainSteps, Steps, in_place_of_hooks
 from ssdtrain.observe.regionsteps import (
     Backwards,
@@ -38,38 +35,30 @@ from ssdtrain.plan.calibrate import (
     PLAIN_STEP,
     WITHOUT_RERUNS,
     Corrections,
-    Pace,
     PlainTimes,
-    without_readings,
 )
 from ssdtrain.plan.forwards import most_host_ms
-from ssdtrain.plan.profile import HostCosts, Profile
+from ssdtrain.plan.plan import Prediction
+from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.scaled import FIXED_SHARE, Growth
 
 NUM_REGION_STEPS = 4
-"""In which all regions run again. The first one starts on an idle device; the others
-are measured."""
-MOST_HELD = 2
-"""Times that steps of regions are held. A graph has one shape; steps whose shapes
-change are not captured."""
-NUM_PACED = 3
-"""Steps that are timed mark by mark at most: one that took several times a plain one
-was disturbed, and would not be believed."""
-LONGEST_HELD_MS = 600.0
-"""A longer step is not held: all parts would take many seconds. The slowest host so far
-made one of 259 ms out of 57."""
-MOST_PACED_OF_RANKS = 1.05
-"""Over a plain step, of ranks that wait for each other. That of a tensor parallel step
-of 891 ms took 888 in one run, and 974 in another, in whose forward the host was never
-ahead: nothing moved there."""
+"""In which all regions run again. In the first one the host's own time is measured,
+which takes it longer; the others tell how long a step is."""
+NUM_LONG = 3
+"""Likewise of steps that take `LONG_MS` or more."""
+LONG_MS = 1000.0
+HALF = 0.5
+"""Of what a step took beyond its prediction: copies are blamed for one, hooks for the
+other."""
+MOST_FACTOR = 2.0
+"""By which one step under a plan makes hooks dearer at most."""
 
 
 class Observed(NamedTuple):
     """The step that the others stand behind."""
 
     profile: Profile
-    packs: list[int]
-    """Calls of `pack` up to each mark."""
     saved_bytes: int
 
 
@@ -83,6 +72,8 @@ class Measured:
         """To be made to the observed step."""
         self.plain: PlainTimes | None = None
         """Of a step without ssdtrain; None: none was measured."""
+        self.regions_ms: float | None = None
+        """Of a step in which all regions run again; likewise."""
         self.fixed_share = FIXED_SHARE
         """Part of the observed step's times that does not grow with its batch."""
         self._backwards = Backwards()
@@ -93,11 +84,8 @@ class Measured:
         self._steps: Steps | None = None
         """That are left."""
         self._step = -1
-        self._held_before: dict[tuple[Any, ...], HeldTimes] = {}
-        """What held steps of regions told, by the signature of the observed one: they
-        take longer than others, and there are few of them."""
-        self._idle_host_ms = float("inf")
-        """Host time of the forward of regions that started on an idle device."""
+        self._held: tuple[Profile, HeldTimes] | None = None
+        """What a held step told, and the observed one that it stands behind."""
 
     # -- what is known ------------------------------------------------------------
 
@@ -105,37 +93,30 @@ class Measured:
         """Forget what says nothing of the step that was observed now. is_other: the
         plan was made for a step that saves other tensors."""
         self.corrections = replace(self.corrections, host_costs=None)
+        self.regions_ms = None
         if is_other:
             self._backwards.clear()
             self.corrections = replace(
-                self.corrections,
-                pace=None,
-                held_pace=None,
-                held_regions={},
-                held_head_ms=0.0,
+                self.corrections, held_regions={}, held_head_ms=0.0
             )
 
-    def reprice(self, costs: HostCosts) -> None:
-        """These are what hooks cost the host."""
-        self.corrections = replace(self.corrections, host_costs=costs)
-
-    def price_hooks(self, factor: float) -> None:
-        """Hooks cost the host so many times what was known."""
-        factor *= self.corrections.host_factor
-        self.corrections = replace(self.corrections, host_factor=factor)
-
-    def slow_copies(self, slowdown: float) -> None:
-        """Copies slow compute down by this more than was known."""
-        slowdown += self.corrections.copy_slowdown
-        self.corrections = replace(self.corrections, copy_slowdown=slowdown)
-
-    def slow_links(self, out: float, into: float) -> None:
-        """Copies out and in take longer by these fractions than was known."""
-        by = self.corrections
+    def disappointed(self, prediction: Prediction, step_ms: float) -> None:
+        """Steps of a plan took longer than it said: what it does is dearer than it was
+        believed to be. How much of it is due to copies and how much to the host nobody
+        knows, so that both get dearer; the next plan does less of either."""
+        lost_ms = step_ms - prediction.step_ms
+        if lost_ms <= 0.0:
+            return
+        by, copies_ms = self.corrections, 0.0
+        for load in prediction.links.values():
+            copies_ms += load.busy_ms
+        slowdown = HALF * lost_ms / copies_ms if copies_ms else 0.0
+        added_ms = max(prediction.step_ms - prediction.keep_ms, lost_ms / MOST_FACTOR)
+        factor = min(MOST_FACTOR, 1.0 + HALF * lost_ms / added_ms)
         self.corrections = replace(
             by,
-            out_slowdown=(1.0 + by.out_slowdown) * (1.0 + out) - 1.0,
-            in_slowdown=(1.0 + by.in_slowdown) * (1.0 + into) - 1.0,
+            copy_slowdown=min(1.0, by.copy_slowdown + slowdown),
+            host_factor=by.host_factor * factor,
         )
 
     @property
@@ -151,6 +132,16 @@ class Measured:
         regions run again."""
         steps = self._without_hooks if without_hooks else self._with_regions
         self._steps = steps(observed)
+
+    def may_hold(self, profile: Profile) -> bool:
+        """Whether held steps would tell the device's own times for a CUDA graph."""
+        is_known = self._held is not None and self._held[0] is profile
+        may = bool(profile.regions) and self._host.is_on_gpu and self._peers.is_alone
+        return may and not is_known
+
+    def begin_held(self, profile: Profile) -> None:
+        """Have them measured from the next step on."""
+        self._steps = self._hold(profile)
 
     def next_step(self, step: int) -> bool:
         """Take what the step that has ended told, and prepare the one that starts;
@@ -179,101 +170,45 @@ class Measured:
                 found = self._peers.longest(steps.measured(), "plain times", self._step)
                 plain = steps.believed(found)
         self._correct(plain, PLAIN_STEP)
-        yield from self._paced(observed, plain)
-
-    def _paced(self, observed: Observed, plain: PlainTimes) -> Steps:
-        """One step is timed mark by mark; where the host bounds it, some are held."""
-        ledger = self._cache.ledger
-        found: list[tuple[Pace, float]] = []
-        """With what the whole step took."""
-        for _ in range(NUM_PACED):
-            start = ledger.closed
-            eager = Paced(
-                self._cache,
-                observed.profile,
-                observed.packs,
-                listens=self._host.is_on_gpu,
-            )
-            with closing(eager):
-                yield from in_place_of_hooks(self._cache, eager)
-            own_pace = eager.pace()
-            if own_pace is not None:
-                ms = ledger.clock.ms_between(start, ledger.closed)
-                found.append((own_pace, ms))
-            if not self.is_disturbed(own_pace, plain):
-                break
-        if not found:
-            return
-        pace, hooked_ms = min(found, key=lambda each: each[0].ms)
-        self.corrections = replace(self.corrections, pace=pace)
-        own = without_readings(plain, pace, observed.profile)
-        if self.may_hold(is_hosted=own.is_hosted):
-            yield from self._held(observed, pace, room_ms(plain.step_ms, hooked_ms))
-
-    def is_disturbed(self, pace: Pace | None, plain: PlainTimes) -> bool:
-        """Whether another step is to be timed; a CPU's may have more to do in hooks
-        than besides. Several ranks are in the same one: each step that one of them
-        would not believe is followed by another one of all.
-
-        Args:
-            pace: of the step that was timed; None: it was another one.
-            plain: of the plain one.
-        """
-        if not self._host.is_on_gpu:
-            return False
-        if self._peers.is_alone:
-            return pace is not None and not pace.is_like(plain)
-        is_long = pace is not None and not pace.is_like(plain, MOST_PACED_OF_RANKS)
-        found = self._peers.longest((float(is_long),), "paced again", self._step)
-        return max(found) > 0.0
-
-    def _held(self, observed: Observed, pace: Pace, most_ms: float) -> Steps:
-        """Steps without hooks are held, and behind them rebuilds.
-
-        Args:
-            pace: of the step that was not held.
-            most_ms: that the device may wait in a step.
-        """
-        held, profile = HeldSteps(self._cache, self._host), observed.profile
-        own = yield from held.pace(profile, observed.packs, pace, most_ms)
-        self.corrections = replace(self.corrections, held_pace=own)
-        rebuild_ms = yield from held.rebuild_ms(profile, most_ms)
-        self.corrections = replace(self.corrections, rebuild_ms=rebuild_ms)
 
     def _with_regions(self, observed: Observed) -> Steps:
         steps: list[RegionStep] = []
-        for number in range(NUM_REGION_STEPS):
-            yield from self._region_step(steps)
-            if number < NUM_REGION_STEPS - 1:
-                host_ms = steps[-1].timer.host_forward_ms
-                self._idle_host_ms = min(self._idle_host_ms, host_ms)
-        saved_bytes = observed.saved_bytes
-        step = fastest(steps[1:], saved_bytes)
-        for each in steps[1:]:
+        yield from self._region_step(steps, with_host=True)
+        first = steps[0]
+        (first_ms,) = self._peers.longest(
+            (first.times().step.step_ms,), "first step of regions", self._step
+        )
+        for _ in range((NUM_LONG if first_ms >= LONG_MS else NUM_REGION_STEPS) - 1):
+            yield from self._region_step(steps, with_host=False)
+        own_steps, saved_bytes = steps[1:], observed.saved_bytes
+        step = fastest(own_steps, saved_bytes)
+        for each in own_steps:
             self._backwards.note(each.backward(observed.profile.tail_ms))
         self.fixed_share = self._backwards.fixed_share(saved_bytes)
         growth = Growth(fixed_share=self.fixed_share)
-        self._host.price_regions(step.meter)
+        self._host.price_regions(first.meter)
         rerun_ms = self._rerun_ms(observed, step, growth)
-        rerun_host_ms = self._rerun_host_ms(observed.profile, steps[1:])
+        rerun_host_ms = self._rerun_host_ms(observed.profile, own_steps)
         own = step.plain(saved_bytes, growth)
         host_ms = min(
-            own.host_forward_ms,
-            self._idle_host_ms,
+            first.timer.host_forward_ms,
             most_host_ms(observed.profile, rerun_host_ms),
         )
-        tails_ms = [step.tail_host_ms for step in steps[1:]]
+        tails_ms = [step.tail_host_ms for step in own_steps]
         tail_ms = min((ms for ms in tails_ms if ms is not None), default=math.inf)
         # The slowest rank's, and the host that is the least ahead.
         late_ms, behind_ms = -own.host_lead_ms, step.behind_ms(saved_bytes, growth)
-        times = own.step_ms, own.forward_ms, host_ms, late_ms, tail_ms, behind_ms
-        step_ms, forward_ms, host_ms, late_ms, tail_ms, behind_ms = self._peers.longest(
-            times, "plain times", self._step
+        regions_ms = step.times().step.step_ms * step.factor(saved_bytes, growth)
+        times = own.step_ms, own.forward_ms, host_ms, late_ms
+        found = self._peers.longest(
+            (*times, tail_ms, behind_ms, regions_ms), "plain times", self._step
         )
+        step_ms, forward_ms, host_ms, late_ms, tail_ms, behind_ms, regions_ms = found
         knows_tail = self._host.is_on_gpu and tail_ms < math.inf
         self._correct(
             PlainTimes(step_ms, forward_ms, host_ms, -late_ms), WITHOUT_RERUNS
         )
+        self.regions_ms = regions_ms
         self.corrections = replace(
             self.corrections,
             rerun_ms=rerun_ms,
@@ -281,15 +216,16 @@ class Measured:
             tail_host_ms=tail_ms if knows_tail else None,
             behind_ms=behind_ms if behind_ms < math.inf else None,
         )
-        yield from self._held_regions(observed.profile)
 
-    def _region_step(self, steps: list[RegionStep]) -> Steps:
-        """One more of them is measured."""
+    def _region_step(self, steps: list[RegionStep], *, with_host: bool) -> Steps:
+        """One more of them is measured. with_host: the host's time in hooks as well."""
         cache, ledger = self._cache, self._cache.ledger
         start = ledger.closed
         self._room.trim()  # see [Note: torn blocks]
-        meter = self._host.listen()
-        timer = cache.timer = Bypass(ledger.clock, lambda: meter.spent_ns)
+        meter = self._host.listen() if with_host else None
+        timer = cache.timer = Bypass(
+            ledger.clock, lambda: 0 if meter is None else meter.spent_ns
+        )
         reruns = cache.course.observer = Reruns(ledger.clock.now)
         ledger.clock.keep_spans = True
         try:
@@ -339,28 +275,10 @@ class Measured:
         found = self._peers.longest(own, "host times of regions", self._step)
         return _by_kind(places, found)
 
-    def _held_regions(self, profile: Profile) -> Steps:
-        """Some are held ([Note: a held step of regions]), where the host may bound
-        them."""
-        told = self._held_before.get(profile.signature())
-        if told is None:
-            may_hold = self.may_hold(is_hosted=self.corrections.may_be_hosted)
-            if len(self._held_before) == MOST_HELD or not may_hold:
-                return
-            told = yield from HeldSteps(self._cache, self._host).regions()
-            self._held_before[profile.signature()] = told
+    def _hold(self, profile: Profile) -> Steps:
+        told = yield from held_steps(self._cache)
+        self._held = profile, told
         self.corrections = replace(self.corrections, **told._asdict())
-
-    def may_hold(self, *, is_hosted: bool) -> bool:
-        """Whether held steps, which take longer, would show anything, and nobody waits
-        for them.
-
-        Args:
-            is_hosted: whether the host may bound the step.
-        """
-        if self.plain is None or self.plain.step_ms > LONGEST_HELD_MS:
-            return False
-        return is_hosted and self._host.is_on_gpu and self._peers.is_alone
 
     def _correct(self, plain: PlainTimes, note: str) -> None:
         """Take these as the times of a step without ssdtrain."""
@@ -371,6 +289,9 @@ class Measured:
             host_costs=self._host.costs,
             host_factor=self.corrections.host_factor,
             copy_slowdown=self.corrections.copy_slowdown,
+            rebuild_ms=self.corrections.rebuild_ms,
+            held_regions=self.corrections.held_regions,
+            held_head_ms=self.corrections.held_head_ms,
         )
 
 

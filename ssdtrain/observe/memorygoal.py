@@ -50,13 +50,17 @@ class MemoryGoal:
         """The peak of a step with everything kept, once somebody has asked."""
 
     def fits_plain(self, profile: Profile) -> bool:
-        """Return whether a step that keeps everything fits the device. Under a memory
-        limit nobody would see that it is larger than the observed one."""
+        """Return whether a step that keeps everything fits the memory limit, or the
+        device."""
+        goal = self._goal.goal
+        if goal.is_by_memory:
+            keep_bytes = self._keep_bytes(profile)
+            limits = goal.most_bytes(profile), goal.easy_bytes(profile)
+            fits = all(keep_bytes <= limit for limit in limits if limit is not None)
+            return fits or goal.holds_all(keep_bytes)
         capacity_bytes = self._cache.device.capacity_bytes()
         memory = self._cache.ledger.start_level()
         if capacity_bytes is None or memory is None:
-            return False
-        if self._goal.goal.is_by_memory:
             return False
         used_bytes = memory.allocated_bytes + self._room.stuck_bytes
         needed_bytes = used_bytes + self._keep_bytes(profile)
@@ -86,17 +90,6 @@ class MemoryGoal:
         self._retries.planned()
         if self._goal.goal.is_by_memory:
             self._peaks.planned()
-
-    def is_exceeded(self) -> bool:
-        """Whether the step before went beyond a memory limit; the next plan is to leave
-        more room: see [Note: measured peaks] in peaks.py."""
-        goal = self._goal.goal
-        over_bytes = self.over_bytes(goal)
-        if not over_bytes or not self._goal.can_be:
-            return False
-        logger.info("ssdtrain: the plan takes %d bytes more", over_bytes)
-        self._goal.tighten(replace(goal, spare_bytes=goal.spare_bytes + over_bytes))
-        return True
 
     def over_bytes(self, goal: Goal) -> int:
         """Count the start of a step; by how much the step before went beyond the memory

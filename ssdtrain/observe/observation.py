@@ -50,8 +50,6 @@ class Observation:
         roots: Sequence[nn.Module],
         notes: Mapping[str, str],
     ) -> None:
-        self.packs: list[int] = []
-        """Up to each mark of the last observed step: see `Paced`."""
         self.saved_bytes = 0
         """Saved in it."""
         self.torn_bytes = self.cached_bytes = 0
@@ -158,8 +156,6 @@ class Observation:
             direct = isinstance(cache.offloader, DirectOffloader)
             drive = drive._replace(direct=direct)
         links = fitted_links(copies, drive, contention)
-        if links is not None:
-            links = replace(links, small_pass=cache.small_copies_pass)
         profile = recording.profile(
             clock.last_spans(),
             links,
@@ -167,7 +163,6 @@ class Observation:
             copying_ms,
             {**self._notes, "copy_slowdown": contention.how},
         )
-        self.packs = recording.packs()
         self.torn_bytes = recording.torn_bytes
         self.cached_bytes = recording.cached_bytes
         self.needed_bytes = recording.needed_bytes

@@ -108,8 +108,6 @@ class _Row:
     """Host time up to it, outside of the hooks."""
     num_calls: int = 0
     """Of the hooks, up to it."""
-    num_packs: int = 0
-    """Of these, of `pack`."""
 
 
 class _Given:
@@ -318,7 +316,6 @@ class Recording(Observer):
                 node,
                 host_ns=self._meter.outside_ns(),
                 num_calls=self._meter.num_calls,
-                num_packs=self._meter.num_packs,
             )
         )
         self._meter.exclude(start_ns)
@@ -366,10 +363,6 @@ class Recording(Observer):
         memory = self._device.memory()
         if memory is not None:  # since the last mark: the optimizer's step
             self._rest_bytes = memory.max_allocated_bytes - self._base_bytes
-
-    def packs(self) -> list[int]:
-        """Return how often `pack` was called up to each mark, its own call included."""
-        return [row.num_packs for row in self._rows if row.end is not None]
 
     @property
     def module(self) -> str:

@@ -1,4 +1,4 @@
-"""`plan="auto"`: observe a step, choose, follow, and look again when it drifts.
+"""`plan="auto"`: observe a step, try plans, follow the best, look again now and then.
 
 The first steps move everything that can move and wait where they must, so they fit
 wherever full offloading fits. Plans change at step boundaries only.
@@ -11,10 +11,18 @@ observation: their sizes and recipes in forward, the times of forward and backwa
 what the re-run takes and needs. So these steps need what checkpointing with moved
 inputs needs, and no host memory for all activations.
 (tests/ssdtrain/regions/test_planned.py)
+
+[Note: the base]
+Behind the observed step comes what plans are compared with. Where everything fits it is
+the step without hooks; under a memory limit nothing else is looked for then. Else it is
+the step in which all regions run again and the rest stays, which needs what
+checkpointing needs and takes what it takes: the first plan in force, and the one that
+comes back where none is faster.
+(tests/ssdtrain/observe/test_tries.py)
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
@@ -28,9 +36,7 @@ from ssdtrain.counters import Trace
 from ssdtrain.errors import ConfigError
 from ssdtrain.jsonfile import in_parts
 from ssdtrain.observe.adoption import Adoption
-from ssdtrain.observe.guard import Guard
 from ssdtrain.observe.hostprices import HostPrices
-from ssdtrain.observe.hosttime import is_far
 from ssdtrain.observe.largest import LargestBatch
 from ssdtrain.observe.measured import Measured, Observed
 from ssdtrain.observe.memorygoal import MemoryGoal
@@ -39,9 +45,17 @@ from ssdtrain.observe.room import Room
 from ssdtrain.observe.searching import Searching
 from ssdtrain.observe.smaller import SmallerPlans
 from ssdtrain.observe.start import SafeStart
+from ssdtrain.observe.steptimes import StepTimes
+from ssdtrain.observe.strays import Strays
 from ssdtrain.observe.tightened import Tightened
-from ssdtrain.observe.timegoal import TimeGoal
-from ssdtrain.observe.waits import WaitGoal
+from ssdtrain.observe.trials import (
+    Stopwatch,
+    Trials,
+    Tried,
+    Verdict,
+    most_ms,
+    typical,
+)
 from ssdtrain.plan.agree import Peers
 from ssdtrain.plan.calibrate import Corrections, corrected
 from ssdtrain.plan.choose import QUICK_MARKS, SEARCH_MARKS, choose
@@ -53,6 +67,7 @@ from ssdtrain.plan.replays import UNHELD, captured
 from ssdtrain.plan.rule import Rule
 from ssdtrain.plan.scaled import Growth, scaled
 from ssdtrain.plan.search import PART, Answer, Request
+from ssdtrain.plan.unsearched import all_again, keeping_all, runs_always
 from ssdtrain.transfer.direct import DirectOffloader
 
 logger = logging.getLogger(__name__)
@@ -61,12 +76,14 @@ NUM_WARM_UPS = 1
 """Steps before the first observation: kernels are chosen and pools are filled."""
 MAX_ATTEMPTS = 3
 """Observations in a row that may fail before the policy is left alone."""
+FIRST_LOOK = 100
+"""Steps under the best plan before the next best one is timed again, once more after
+twice as many, and so on."""
 DIRECT = "a drive reads and writes device memory"
 """Why segments do not grow: [Note: growing segments] in transfer/segments.py."""
-
 NOT_HELD = (
-    "the host bounds these steps, and none was held: a graph's plan counts with the "
-    "times of the observed step, and may cost more than it says"
+    "no step was held: a graph's plan counts with the times of the eager step, and may "
+    "cost more than it says"
 )
 
 
@@ -76,17 +93,19 @@ class Stage(Enum):
     WARM_UP = auto()
     """> OBSERVING."""
     OBSERVING = auto()
-    """> FOLLOWING, or OBSERVING again if the step could not be planned. > PLAIN before
-    the first plan, where everything fits into device memory."""
-    PLAIN = auto()
-    """Runs without ssdtrain, and is measured: [Note: the plain step]. Where that does
-    not fit, with all regions run again: [Note: the step of regions]. > SEARCHING, or
-    FOLLOWING where the search is not beside training."""
+    """> BASE or SEARCHING, or OBSERVING again if the step could not be planned."""
+    BASE = auto()
+    """Is measured, and what others are compared with: [Note: the base]. > SEARCHING."""
+    HELD = auto()
+    """The device is held, for the plan of a CUDA graph. > SEARCHING or FOLLOWING."""
     SEARCHING = auto()
-    """The first plan is searched for beside training: without hooks where everything
-    fits, else as before. > FOLLOWING."""
+    """The first plan is searched for beside training, which goes on as in BASE.
+    > TRYING."""
+    TRYING = auto()
+    """A plan is timed: [Note: tries] in trials.py. > FOLLOWING."""
     FOLLOWING = auto()
-    """> OBSERVING when it drifts."""
+    """The best plan is. > TRYING if another one comes, OBSERVING if steps save other
+    tensors."""
     RESTING = auto()
     """No plan can be made; the policy decides. Final."""
 
@@ -128,12 +147,9 @@ class Planner:
         self._memory = MemoryGoal(
             cache, self._goal, self.room, self._observation, peers
         )
-        self._times = TimeGoal(cache, self._goal, self._measured, peers)
-        self._waits = WaitGoal(cache, self._goal, self._measured, peers)
-        self._is_repriced = False
-        """Whether hooks cost the host something else than when a plan was searched for
-        last. What waits tell comes before the next search."""
-        self._guard = Guard(self._goal, peers)
+        self._times = StepTimes(cache)
+        self._trials = Trials()
+        self._strays = Strays()
         self._searching = Searching(cache.device, peers)
         self._adoption = Adoption(cache, peers)
         self._smaller = SmallerPlans(cache)
@@ -144,8 +160,19 @@ class Planner:
         """The last step that was observed."""
         self._planned: tuple[Any, ...] = ()
         """Signature of the profile that `plan` was made for."""
+        self._stopwatch: Stopwatch | None = None
+        """Of the plan that is tried."""
+        self._again: Tried | None = None
+        """A plan that was tried before, and is timed again; what the best one took
+        until now."""
+        self._next_look = FIRST_LOOK
+        self._is_given = False
+        """Whether the plan that is taken next is one of an earlier run."""
+        self._wants_graph = False
         self._captured: tuple[Profile, Corrections, Plan | None] | None = None
         """The plan that CUDA graphs hold, and what it was made for."""
+
+    # -- what others ask -----------------------------------------------------------
 
     @property
     def most_bytes(self) -> float | None:
@@ -167,22 +194,25 @@ class Planner:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the running step is neither a warm-up nor observed, no other plan is
-        searched for, and the steps of the one in force were compared with what it says
-        and with plain ones."""
+        """Whether the best plan is followed, and none is searched for or tried."""
         if self._searching.is_under_way or self._adoption.taken is not None:
             return False
         if self._smaller.is_searching:
             return False
-        if self._stage is Stage.FOLLOWING:
-            is_judged = self._times.is_judged and self._waits.is_judged
-            return is_judged and self._guard.is_judged
-        return self._stage is Stage.RESTING
+        return self._stage in (Stage.FOLLOWING, Stage.RESTING)
 
-    @property
-    def has_observed(self) -> bool:
-        """Whether what a plan is made of is known, or none can be made."""
-        return self._stage in (Stage.SEARCHING, Stage.FOLLOWING, Stage.RESTING)
+    def may_capture(self) -> bool:
+        """Whether what a CUDA graph's plan is made of is known, or none can be made.
+        Where the device's own times are missing, the next steps measure them."""
+        self._wants_graph = True
+        seen = self._seen
+        if self._stage is Stage.RESTING:
+            return True
+        if self._stage not in (Stage.SEARCHING, Stage.FOLLOWING) or seen is None:
+            return False
+        return not self._measured.may_hold(seen)
+
+    # -- steps ---------------------------------------------------------------------
 
     def step_starts(self, num_steps: int) -> None:
         """Decide what the step is for whose first forward runs next.
@@ -191,7 +221,7 @@ class Planner:
             num_steps: steps that have ended.
 
         Raises:
-            ConfigError: `memory_budget_bytes` cannot be reached.
+            ConfigError: the memory limit cannot be reached.
         """
         with self._cache.collector.held():
             self._step_starts(num_steps)
@@ -205,20 +235,18 @@ class Planner:
             return
         self._step = num_steps
         self._largest.step_ended()
-        if self._stage is Stage.WARM_UP and num_steps < NUM_WARM_UPS:
-            if self._goal.goal.device_bytes is not None:
-                self._record()  # whether it fits must be known before the second step
-        elif self._stage is Stage.WARM_UP:
-            self._check_memory()
-            self._observe()
-        elif self._stage is Stage.OBSERVING:
-            self._conclude()
-        elif self._stage is Stage.PLAIN:
-            self._measure()
-        elif self._stage is Stage.SEARCHING:
-            self._await_plan()
-        elif self._stage is Stage.FOLLOWING:
-            self._follow()
+        self._times.step_starts()
+        acts: dict[Stage, Callable[[], object]] = {
+            Stage.WARM_UP: self._warm_up,
+            Stage.OBSERVING: self._conclude,
+            Stage.BASE: self._measure,
+            Stage.HELD: self._measure,
+            Stage.SEARCHING: self._await_plan,
+            Stage.TRYING: self._try,
+            Stage.FOLLOWING: self._follow,
+        }
+        if self._stage in acts:
+            acts[self._stage]()
         self._cache.course.step_starts()
         self._predict()
 
@@ -231,11 +259,12 @@ class Planner:
 
     def begin_with(self, plan: Plan, profile: Profile) -> None:
         """Follow the plan of an earlier run, made for this profile, as soon as pinned
-        memory is there; observe when steps drift from it."""
+        memory is there; observe when steps save other tensors."""
         self.close()
         self._seen = profile
         self._host.costs = profile.host_costs
         self._rest(Stage.SEARCHING)
+        self._is_given = True
         self._adoption.take(plan)
         if self._peers.is_alone:  # else all ranks follow it in the next step
             self._prepare(profile)
@@ -249,12 +278,19 @@ class Planner:
         self._observation.stop()
         self._cache.bypass = None
 
-    # -- observing ----------------------------------------------------------------
+    # -- observing -----------------------------------------------------------------
+
+    def _warm_up(self) -> None:
+        if self._step >= NUM_WARM_UPS:
+            self._check_memory()
+            self._observe()
+        elif self._goal.goal.device_bytes is not None:
+            self._record()  # whether it fits must be known before the second step
 
     def _observe(self) -> None:
         self._largest.restart()
-        self._times.forget_before()
         self._smaller.stop()
+        self._stop_search()
         self._stage = Stage.OBSERVING
         self._record()
 
@@ -308,24 +344,14 @@ class Planner:
         if self._must_rest():
             return
         is_other = bool(self._planned) and self._planned != profile.signature()
+        self.plan = None
         self._measured.observed_anew(is_other=is_other)
-        if is_other:
-            self._guard.forget()
-        may = self._measured.plain is None and self._memory.fits_plain(profile)
-        # All of them, or the others would wait for the slowest in a step of theirs.
-        fits = self._peers.all_agree(may, "plain", self._step)
-        # What all regions need fitted into the observed step. Behind a plan that steps
-        # drifted from, what was measured before it is not believed either.
-        may = self._measured.lacks_regions and bool(profile.regions)
-        if fits or self._peers.all_agree(may, "regions", self._step):
-            self._rest(Stage.PLAIN)
-            told = self._observation
-            self._measured.begin(
-                Observed(profile, told.packs, told.saved_bytes), without_hooks=fits
-            )
+        self._trials.forget()
+        self._memory.look_at_device(self._step)
+        if self._begin_base(profile):
             self._measure()
-            return
-        self._plan()
+        elif self._stage is not Stage.FOLLOWING:
+            self._plan()
 
     def _must_rest(self) -> bool:
         """Rest where ranks with plans of their own would meet in each other's
@@ -341,9 +367,94 @@ class Planner:
         self._rest(Stage.RESTING)
         return True
 
+    # -- the base ------------------------------------------------------------------
+
+    def _begin_base(self, profile: Profile) -> bool:
+        """Measure what plans are compared with from the next step on; False: there is
+        nothing to measure, or everything fits a memory limit, and is followed."""
+        by_memory = self._goal.goal.is_by_memory
+        may = self._memory.fits_plain(profile)
+        may = may and not (by_memory and runs_always(profile))
+        # All of them, or the others would wait for the slowest in a step of theirs.
+        fits = self._peers.all_agree(may, "plain", self._step)
+        if fits and by_memory:
+            self._take_over(keeping_all(profile))
+            return False
+        wants_plain = fits and self._measured.plain is None
+        # What all regions need fitted into the observed step. Behind a plan that steps
+        # drifted from, what was measured before it is not believed either.
+        may = self._measured.lacks_regions and bool(profile.regions)
+        if not (wants_plain or self._peers.all_agree(may, "regions", self._step)):
+            return False
+        self._rest(Stage.BASE)
+        told = self._observation
+        self._measured.begin(
+            Observed(profile, told.saved_bytes), without_hooks=wants_plain
+        )
+        if not wants_plain and by_memory:
+            self._run_all_again()
+        return True
+
+    def _run_all_again(self) -> None:
+        """Follow the plan that runs all regions again, if that fits."""
+        plan = self._all_again()
+        if plan is None:
+            return
+        self._hand_over(plan)
+        self._memory.planned()
+        self.num_plans += 1
+        self.plan = plan
+        logger.info("ssdtrain: plan %d: %s", self.num_plans, plan.policy)
+
+    def _all_again(self) -> Plan | None:
+        """Return the plan that runs all regions again and moves nothing, if it fits."""
+        seen, goal = self._seen, self._goal.goal
+        if seen is None or not goal.is_by_memory:
+            return None
+        if self._peers.is_alone:
+            # What it needs is nearly known, and a step beyond is seen.
+            goal = replace(goal, budget_margin=0.0)
+        profile = larger = corrected(seen, self._measured.corrections)
+        if self._largest.planned_ratio != 1.0:
+            ratio = self._largest.planned_ratio
+            larger = scaled(profile, ratio, self._growth_of(seen))
+        return all_again(profile, larger, goal)
+
+    def _take_over(self, plan: Plan) -> None:
+        """Follow a plan that needs no comparison from the next step on."""
+        if self._seen is not None:
+            self._planned = self._seen.signature()
+        self._largest.planned()
+        self.num_plans += 1
+        told = 0.0 if plan.prediction is None else plan.prediction.step_ms
+        self._trials.follow(Tried(plan, told))
+        self._follow_best()
+
     def _measure(self) -> None:
-        if not self._measured.next_step(self._step):
-            self._plan()
+        if self._measured.next_step(self._step):
+            return
+        if self._stage is Stage.HELD:
+            self._follow_best()
+            return
+        if self.plan is not None and self._measured.regions_ms is not None:
+            self._trials.follow(Tried(self.plan, self._measured.regions_ms))
+        self._plan()
+
+    def _hold(self) -> bool:
+        """Have the next steps held, if a CUDA graph is wanted; whether they are."""
+        seen = self._seen
+        if not self._wants_graph or seen is None or not self._measured.may_hold(seen):
+            return False
+        if self._searching.is_under_way or self._adoption.taken is not None:
+            return False
+        cache = self._cache
+        self._stage = Stage.HELD
+        cache.course.rule = Rule(spares_held=True)
+        cache.course.plan, cache.bypass = None, None
+        cache.regions.choice = Choice.ALL
+        self._measured.begin_held(seen)
+        self._measured.next_step(self._step)
+        return True
 
     def _rest(self, stage: Stage) -> None:
         self._stage = stage
@@ -354,7 +465,7 @@ class Planner:
         away = Placement.OFFLOAD if waits else Placement.OFFLOAD_IF_IN_TIME
         self._cache.course.rule = Rule(away, spares_held=True)
 
-    # -- searching ----------------------------------------------------------------
+    # -- searching -----------------------------------------------------------------
 
     def _plan(self) -> None:
         """Start to search for a plan for the last profile. Steps go on as they were
@@ -362,34 +473,27 @@ class Planner:
         profile = self._seen
         if profile is None:
             return
-        self._memory.look_at_device(self._step)
         self._stop_search()
         if self._must_rest():
             return
-        if self._planned != profile.signature():
+        if self._trials.best is None:
             self.plan = None
-        if self.plan is None:
             # Asked again: the plain step may have been one of smaller batches.
             was_plain = self._measured.plain is not None
             fits = was_plain and self._memory.fits_plain(profile)
             self._cache.bypass = Unhooked() if fits else None
+            self._rest(Stage.SEARCHING)
+        else:
+            self._stage = Stage.SEARCHING
         self._largest.plan_for_it()
         self._begin_search(SEARCH_MARKS)
-        if self._stage is Stage.FOLLOWING:
-            return
-        if self.plan is not None:
-            self._follow_from_now(self.plan)
-            return
-        self._rest(Stage.SEARCHING)
-        self._plan_by_size()
+        if self._stage is Stage.SEARCHING:
+            self._plan_by_size()
 
     def _begin_search(self, effort: int) -> None:
-        self._is_repriced = False
         if self._seen is None:
             return
-        request = replace(self._request(self._seen), plan=self.plan)
-        are_plain = isinstance(self._cache.bypass, Unhooked)
-        answer = self._searching.begin(request, effort, are_plain=are_plain)
+        answer = self._searching.begin(self._request(self._seen), effort)
         if answer is not None:
             self._take_answer(answer)
             self._follow_taken(is_now=True)
@@ -401,6 +505,7 @@ class Planner:
             goal=self._goal.goal,
             ratio=self._largest.planned_ratio,
             growth=self._growth_of(seen),
+            plan=self.plan,
         )
 
     def _growth_of(self, seen: Profile) -> Growth:
@@ -409,16 +514,14 @@ class Planner:
     def _plan_by_size(self) -> None:
         """Have lanes of other sizes follow other plans than the one in force: lanes of
         one kind are never in flight together."""
-        seen, is_own = self._seen, self._stage in (Stage.SEARCHING, Stage.FOLLOWING)
-        if is_own and seen is not None and len(seen.kinds) == 1:
-            if self._largest.makes_room:
-                self._smaller.planned(self._request(seen))
+        seen = self._seen
+        if seen is not None and len(seen.kinds) == 1 and self._largest.makes_room:
+            self._smaller.planned(self._request(seen))
 
     def _search_again(self, effort: int) -> None:
-        """Search for a plan that keeps what the one in force does not; the plan before
-        promised as much."""
+        """Search for a plan that keeps what the one in force does not."""
         self._stop_search()
-        self._times.forget_before()
+        self._trials.forget()
         self._begin_search(effort)
 
     def _stop_search(self) -> None:
@@ -426,16 +529,17 @@ class Planner:
         self._adoption.drop()
 
     def _await_plan(self) -> None:
-        """Follow the first plan that is there.
+        """Try the first plan that is there.
 
         Raises:
             ConfigError: none reaches the goal.
         """
-        measured = self._times.last_step_ms()
-        if measured is not None and isinstance(self._cache.bypass, Unhooked):
-            self._times.plain_step(measured)
         self._take_found()
-        if self._peers.observes(False, self._step):
+        if self._stage is not Stage.SEARCHING:
+            return
+        if self.plan is not None and self._is_exceeded(self.plan):
+            return
+        if self._peers.observes(self._sees_strays(), self._step):
             self._observe()
 
     def _take_found(self) -> None:
@@ -449,35 +553,43 @@ class Planner:
         self._follow_taken()
 
     def _take_answer(self, answer: Answer) -> None:
-        """Follow what was found, if it is better than the plan in force.
+        """Try what was found, if it is better than the plan in force.
 
         Raises:
             ConfigError: nothing was, and there is no other plan.
         """
-        if answer.error and self.plan is None and self._largest.planned_ratio > 1.0:
+        best = self._trials.best
+        if answer.error and best is None and self._largest.planned_ratio > 1.0:
             # What does not grow with a batch was taken to do so, too.
             logger.info("ssdtrain: no plan has room for the largest batch so far")
             self._largest.plan_for_observed()
             self._begin_search(SEARCH_MARKS)
-        elif answer.error and self.plan is None:
+        elif answer.error and best is None and self.plan is None:
             self._searching.clear()  # training ends here
             raise ConfigError(answer.error)
-        elif answer.error:
-            logger.warning("ssdtrain: the plan stays: %s", answer.error)
-        elif answer.stays and answer.plan is not None:
-            prediction = answer.plan.prediction
-            if self._adoption.taken is not None:
-                self._adoption.reprice(prediction)
-                return
-            self._largest.planned()
-            self._leave_room()
-            self._plan_by_size()
-            if self.plan is not None:
-                self.plan = replace(self.plan, prediction=prediction)
-                self._times.priced_anew(prediction)
+        elif answer.error or answer.stays:
+            if answer.error:
+                logger.warning("ssdtrain: the plan stays: %s", answer.error)
+            self._stays(answer.plan)
         elif answer.plan is not None and self._seen is not None:
             self._adoption.take(answer.plan)
             self._prepare(self._seen)
+
+    def _stays(self, priced: Plan | None) -> None:
+        """The plan in force is as good as any that was found.
+
+        Args:
+            priced: with its prediction by what is known now.
+        """
+        if self.plan is None:
+            return
+        self._largest.planned()
+        if priced is not None:
+            self.plan = replace(self.plan, prediction=priced.prediction)
+        best = self._trials.best
+        told = 0.0 if self.plan.prediction is None else self.plan.prediction.step_ms
+        self._trials.follow(Tried(self.plan, told if best is None else best.ms))
+        self._follow_best()
 
     def _prepare(self, seen: Profile) -> None:
         ratio = self._largest.planned_ratio
@@ -487,7 +599,9 @@ class Planner:
         """Return the plan for a CUDA graph: [Note: captured steps] in replays.py.
         None: the one in force is not the planner's own, or none reaches the goal."""
         seen, by = self._seen, self._measured.corrections
-        if self._stage not in (Stage.SEARCHING, Stage.FOLLOWING) or seen is None:
+        if self._stage in (Stage.WARM_UP, Stage.OBSERVING, Stage.RESTING):
+            return None
+        if seen is None:
             return None
         known = self._captured
         if known is None or known[0] is not seen or known[1] is not by:
@@ -496,18 +610,16 @@ class Planner:
                 profile = captured(seen, by)
                 if UNHELD in profile.notes:
                     logger.warning("ssdtrain: %s", NOT_HELD)
-                # What eager steps took beside their plan says nothing of a replay.
-                goal = replace(self._goal.goal, aim=1.0)
-                found = choose(profile, goal, SEARCH_MARKS)
+                found = choose(profile, self._goal.goal, SEARCH_MARKS)
             except ConfigError as error:
                 logger.warning("ssdtrain: a graph holds the eager plan: %s", error)
             known = self._captured = seen, by, found
         return known[2]
 
-    # -- following ----------------------------------------------------------------
+    # -- trying --------------------------------------------------------------------
 
     def _follow_taken(self, *, is_now: bool = False) -> None:
-        """Follow the plan that was taken last, if it is due.
+        """Try the plan that was taken last, if it is due.
 
         is_now: all ranks have taken it in this step.
         """
@@ -517,21 +629,138 @@ class Planner:
         self._planned = self._seen.signature()
         self._largest.planned()
         self.num_plans += 1
-        self._times.taken(plan)
-        self._follow_from_now(plan)
+        logger.info("ssdtrain: plan %d: %s", self.num_plans, plan.policy)
+        if self._is_given:
+            self._is_given = False
+            told = 0.0 if plan.prediction is None else plan.prediction.step_ms
+            self._trials.follow(Tried(plan, told))
+            self._follow_best()
+            return
+        self._begin_try(plan)
 
-    def _follow_from_now(self, plan: Plan) -> None:
+    def _begin_try(self, plan: Plan) -> None:
+        told = 0.0 if plan.prediction is None else plan.prediction.step_ms
+        self._stopwatch = Stopwatch(told)
+        self._put_in_force(plan, Stage.TRYING)
+
+    def _try(self) -> None:
+        """Count a step of a try; end it where enough is known."""
+        plan, watch = self.plan, self._stopwatch
+        if plan is None or watch is None:
+            return
+        if self._is_exceeded(plan):
+            return
+        if self._peers.observes(self._sees_strays(), self._step):
+            self._observe()
+            return
+        if not watch.asks(self._times.num_steps):
+            return
+        own = self._times.ended_ms(watch.num_new)
+        told = own or ([plan.prediction.step_ms] if plan.prediction else [0.0])
+        # One step is as long on all ranks that wait for each other, or nearly.
+        spread = max(told) / min(told) if min(told) > 0.0 else 1.0
+        was_ms = 0.0 if self._again is None else self._again.ms
+        ms, spread, was_ms = self._peers.longest(
+            (typical(told), spread, was_ms), "try", self._step
+        )
+        if not watch.is_enough(self._times.num_steps, spread):
+            return
+        self._stopwatch = None
+        if self._again is not None:
+            self._compare_again(Tried(plan, ms), was_ms)
+        else:
+            self._judge(Tried(plan, ms))
+
+    def _judge(self, tried: Tried) -> None:
+        """Go on with the best plan so far, and search for another one where this one
+        took longer than it said."""
+        is_by_memory = self._goal.goal.is_by_memory
+        verdict = self._trials.judge(tried, self._most_ms(), is_by_memory=is_by_memory)
+        told = tried.plan.prediction
+        logger.info(
+            "ssdtrain: plan %d takes %.1f ms, told %.1f: %s",
+            self.num_plans,
+            tried.ms,
+            0.0 if told is None else told.step_ms,
+            verdict.name,
+        )
+        if told is not None and self._trials.wants_another(tried):
+            self._measured.disappointed(told, tried.ms)
+            self._follow_best()
+            self._begin_search(SEARCH_MARKS)
+            return
+        self._follow_best()
+        if verdict is Verdict.STAYS and self._trials.second is None:
+            self._offer_all_again(tried)
+
+    def _offer_all_again(self, tried: Tried) -> None:
+        """Try all regions again beside a plan that was compared with nothing."""
+        plan = self._all_again()
+        if plan is None or not self._peers.leads or plan.orders == tried.plan.orders:
+            return
+        answer = Answer(plan=plan)
+        if not self._peers.is_alone:
+            self._peers.offer("\n".join(in_parts(answer, PART)))
+        self._take_answer(answer)
+
+    def _most_ms(self) -> float | None:
+        """Return what a step may take; None: no step without a plan was measured."""
+        goal, plain = self._goal.goal, self._measured.plain
+        return None if plain is None else most_ms(plain.step_ms, goal.max_overhead)
+
+    def _goal_of(self, plan: Plan) -> Goal:
+        """Return what the memory of its steps is judged by: a plan that moves nothing
+        may use a budget to its end."""
+        goal = self._goal.goal
+        if plan.moves_nothing and self._peers.is_alone:
+            return replace(goal, budget_margin=0.0)
+        return goal
+
+    def _is_exceeded(self, plan: Plan) -> bool:
+        """Whether the step before went beyond the memory limit: then the next plan
+        leaves more room. Until there is one, what was followed before is."""
+        over_bytes = self._memory.over_bytes(self._goal_of(plan))
+        if not over_bytes or not self._goal.can_be:
+            return False
+        logger.info("ssdtrain: the plan takes %d bytes more", over_bytes)
+        goal, best = self._goal.goal, self._trials.best
+        self._goal.tighten(replace(goal, spare_bytes=goal.spare_bytes + over_bytes))
+        self._smaller.stop()
+        self._stop_search()
+        self._again = self._stopwatch = None
+        if best is None or best.plan is plan:
+            self._trials.forget()
+            self._stage = Stage.FOLLOWING
+        else:
+            self._follow_best()
+        self._begin_search(QUICK_MARKS)
+        return True
+
+    # -- following -----------------------------------------------------------------
+
+    def _follow_best(self) -> None:
+        """Follow the best plan so far; keep everything where none may be followed."""
+        best, seen = self._trials.best, self._seen
+        if best is None and seen is not None:
+            plan = keeping_all(corrected(seen, self._measured.corrections))
+            best = Tried(plan, 0.0)
+            self._trials.follow(best)
+        if best is not None:
+            self._put_in_force(best.plan, Stage.FOLLOWING)
+
+    def _put_in_force(self, plan: Plan, stage: Stage) -> None:
+        is_other = plan is not self.plan or self._cache.course.plan is not plan
         self.plan = plan
-        self._rest(Stage.FOLLOWING)
+        if not is_other:
+            self._stage = stage
+            self._leave_room()
+            self._plan_by_size()
+            return
+        self._rest(stage)
         self._hand_over(plan)
         self._host.planned()
         self._memory.planned()
-        seen = self._seen
-        has_regions = seen is not None and any(seen.regions.values())
-        self._guard.planned(plan, has_regions=has_regions)
-        self._times.planned(plan)
-        self._waits.planned()
-        logger.info("ssdtrain: plan %d: %s", self.num_plans, plan.policy)
+        self._strays.planned()
 
     def _hand_over(self, plan: Plan) -> None:
         """Let the cache follow this plan from now on."""
@@ -541,136 +770,79 @@ class Planner:
         self._plan_by_size()
         cache.regions.choice = Choice.PLANNED
         self.room.trim()  # see [Note: torn blocks]
-        # Under a byte budget somebody must see that a batch is larger than others.
-        unhooked = (
-            plan.keeps_all
-            and not self._goal.goal.is_by_memory
-            and not cache.verifier.checks_all
-        )
-        cache.bypass = Unhooked() if unhooked else None
+        cache.bypass = None
+        if plan.keeps_all and not cache.verifier.checks_all:
+            # Under a memory limit a batch that is larger than others has hooks.
+            most = self._largest.most_elements
+            if most or not self._goal.goal.is_by_memory:
+                limited = self._goal.goal.is_by_memory
+                cache.bypass = Unhooked(most if limited else None)
 
     def _leave_room(self) -> None:
         self._largest.leave_room(
-            is_followed=self._stage is Stage.FOLLOWING,
+            is_followed=self.plan is not None,
             runs_all=self._first_regions is Choice.ALL,
         )
 
     def _follow(self) -> None:
+        if self._hold():
+            return
         self._take_found()
-        self._reprice()
+        if self._stage is not Stage.FOLLOWING or self.plan is None:
+            return
         self._make_room()
-        if self._guard.is_in_force:
-            if self._memory.over_bytes(self._guard.goal):
-                self._offer(self._guard.refuse())
-        elif self._memory.is_exceeded():
-            self._smaller.stop()
-            self._search_again(QUICK_MARKS)
+        if self._is_exceeded(self.plan):
+            return
         if self._memory.is_short():
             self._search_again(QUICK_MARKS)
         if self._adoption.taken is None:  # pinned memory is made for one at a time
             self._smaller.step(may_begin=not self._searching.is_under_way)
-        measured = self._times.last_step_ms()
-        before = self._times.plan_before(measured)
-        if before is not None:
-            self._go_back(before)
-            return
-        self._match_waits()
-        # If one is taken, other ranks may be about to follow it.
-        comes = self._searching.is_under_way or self._adoption.taken is not None
-        if not comes and self._times.is_exceeded(measured, self.plan):
-            self._search_again(SEARCH_MARKS)
-        self._compare(measured)
-        is_over = self._waits.is_judged and not self._searching.is_under_way
-        drifts = self._times.drifts(measured, is_over=is_over)
-        if self._peers.observes(drifts, self._step):
-            logger.info(
-                "ssdtrain: the plan drifts (%s): observing", self._times.drift.error
-            )
+        if self._peers.observes(self._sees_strays(), self._step):
+            logger.info("ssdtrain: steps save other tensors: observing")
             self._observe()
-
-    def _compare(self, measured_ms: float | None) -> None:
-        """Count a step; follow all regions again, or the plan before, if that is
-        shorter: see [Note: the guard]."""
-        comes = self._searching.is_under_way or self._adoption.taken is not None
-        is_judged = self._times.is_judged and self._waits.is_judged
-        plan, seen = self.plan, self._seen
-        if comes or not is_judged or plan is None or seen is None:
             return
-
-        def profiles() -> tuple[Profile, Profile]:
-            own = corrected(seen, self._measured.corrections)
-            ratio = self._largest.planned_ratio
-            if ratio == 1.0:
-                return own, own
-            return own, scaled(own, ratio, self._growth_of(seen))
-
-        self._offer(self._guard.step(measured_ms, plan, profiles))
-
-    def _offer(self, answer: Answer | None) -> None:
-        """Follow what was compared, with all other ranks."""
-        if answer is None:
-            return
-        if not self._peers.is_alone:
-            self._peers.offer("\n".join(in_parts(answer, PART)))
-        self._times.forget_before()
-        self._take_answer(answer)
-
-    def _go_back(self, before: Plan) -> None:
-        """Return to the plan before: the one in force is slower than predicted."""
-        logger.info("ssdtrain: plan %d is slower than it said", self.num_plans)
-        self._stop_search()
-        self._follow_from_now(before)
-        if self._times.aim_lower():  # or the next search would find it again
-            self._search_again(SEARCH_MARKS)
-
-    def _make_room(self) -> None:
-        """Under a memory limit, plan for the largest batch so far: [Note: sizes]."""
-        has_grown = self._largest.has_grown()
-        # A search ends with a plan that is followed before the next one begins, or
-        # batches that grow and grow would never have one.
-        is_awaited = self._searching.is_awaited or self._adoption.taken is not None
-        if has_grown and not is_awaited:
-            self._largest.plan_for_it()
-            self._search_again(QUICK_MARKS)
-
-    def _reprice(self) -> None:
-        """Search again if hooks cost the host something else by now than what the plan
-        was made with."""
-        peers, seen = self._peers, self._seen
-        if self._guard.is_in_force:
-            return  # it was chosen by the clock
-        costs = self._host.step(samples=peers.leads, module_of=self._module_of)
-        if costs is None or seen is None:
-            return
-        waits = not self._waits.is_judged
-        if not peers.leads or (self._searching.is_under_way and not waits):
-            return
-        before = self._measured.corrections.host_costs or seen.host_costs
-        if not is_far(before, costs):
-            return
-        self._measured.reprice(costs)
-        if waits:
-            self._is_repriced = True
-        else:
-            self._begin_search(SEARCH_MARKS)
-
-    def _match_waits(self) -> None:
-        """Search with slower links, and with what hooks cost by now, as soon as the
-        waits of the plan in force are known."""
-        if self._waits.is_judged:
-            return
-        is_exceeded = self._waits.is_exceeded(self.plan)
-        if is_exceeded or (self._is_repriced and self._waits.is_judged):
-            self._stop_search()
-            self._begin_search(SEARCH_MARKS)
+        self._host.sample(self._module_of)
+        self._look_again()
 
     def _module_of(self, kind: str, item: int) -> str:
         """Return the module of an item of the profile."""
         items = () if self._seen is None else self._seen.kinds.get(kind, ())
         return items[item].module if 0 <= item < len(items) else ""
 
+    def _sees_strays(self) -> bool:
+        return self._strays.step(self._cache.course.num_strayed)
+
+    def _look_again(self) -> None:
+        """Time the next best plan once more: machines change."""
+        second, times = self._trials.second, self._times
+        if times.num_steps < self._next_look or second is None or not self.is_settled:
+            return
+        own = times.ended_ms()
+        if not own:
+            return
+        self._next_look *= 2
+        self._again = Tried(second.plan, typical(own))
+        self._begin_try(second.plan)
+
+    def _compare_again(self, tried: Tried, best_ms: float) -> None:
+        """Follow whichever is faster, by what both took just now."""
+        self._again = None
+        self._trials.compare_again(tried, best_ms)
+        self._follow_best()
+
+    def _make_room(self) -> None:
+        """Under a memory limit, plan for the largest batch so far: [Note: sizes]."""
+        has_grown = self._largest.has_grown()
+        # A search ends with a plan that is followed before the next one begins, or
+        # batches that grow and grow would never have one.
+        is_awaited = self._searching.is_under_way or self._adoption.taken is not None
+        if has_grown and not is_awaited:
+            self._largest.plan_for_it()
+            self._search_again(QUICK_MARKS)
+
     def _predict(self) -> None:
-        plan = self.plan if self._stage is Stage.FOLLOWING else None
+        follows = self._stage in (Stage.TRYING, Stage.FOLLOWING)
+        plan = self.plan if follows else None
         prediction = None if plan is None else plan.prediction
         predicted_ms = None if prediction is None else prediction.step_ms
         self._cache.ledger.predicted_ms = predicted_ms

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ssdtrain.jsonfile import in_parts
 from ssdtrain.plan.agree import Peers
-from ssdtrain.plan.choose import LONG_MARKS, QUICK_MARKS, SEARCH_MARKS
+from ssdtrain.plan.choose import SEARCH_MARKS
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.search import (
     PART,
@@ -37,7 +37,7 @@ class Searching:
         self._request: Request | None = None
         """Of the last search."""
         self._search: Search | None = None
-        """Beside training; it finds a plan quickly, and then the best that it can."""
+        """Beside training."""
         self._ended: list[Search] = []
         """Searches that are over, and whose processes end."""
         self._reading: Reading | None = None
@@ -53,14 +53,13 @@ class Searching:
         """Whether it does, and has found nothing yet."""
         return self._search is not None and not self._search.has_answered
 
-    def begin(self, request: Request, effort: int, *, are_plain: bool) -> Answer | None:
+    def begin(self, request: Request, effort: int) -> Answer | None:
         """Begin to search.
 
         Args:
-            request: what for; the efforts are chosen here.
-            effort: how long to search where nothing runs beside training; no more than
-                `QUICK_MARKS` if a plan is wanted soon.
-            are_plain: whether steps run without hooks until there is a plan.
+            request: what for; the effort is chosen here.
+            effort: how long to search; no more than `QUICK_MARKS` if a plan is wanted
+                soon.
 
         Returns:
             What was found, where nothing runs beside training.
@@ -69,14 +68,7 @@ class Searching:
         if not self._device.runs_beside:
             return self._here(effort)
         if self._peers.leads:
-            # Each plan that is taken costs a long step: one soon, and the best.
-            efforts: tuple[int, ...] = (QUICK_MARKS, LONG_MARKS)
-            will_do = request.plan is not None and effort > QUICK_MARKS
-            if will_do or (not self._peers.is_alone and are_plain):
-                # Plain steps cost nothing, nor does the plan in force; each plan that
-                # all follow does, and waits.
-                efforts = efforts[1:]
-            self._search = Search(replace(request, efforts=efforts))
+            self._search = Search(replace(request, efforts=(effort,)))
         return None
 
     def _here(self, effort: int) -> Answer:
@@ -117,10 +109,7 @@ class Searching:
             return None
         answer = search.advance()
         if not search.is_over:
-            if answer is not None and not answer.error:
-                self._peers.offer(search.text)
-                return answer
-            return None  # a quick search may find nothing where a longer one does
+            return None
         self._search, text = None, search.text
         self._ended.append(search)
         if answer is None and has_plan:

@@ -231,7 +231,6 @@ def _links(links: Sequence[Links]) -> Links:
         event_ms=max(link.event_ms for link in links),
         ssd_duplex_slowdown=max(link.ssd_duplex_slowdown for link in links),
         ssd_direct=any(link.ssd_direct for link in links),
-        small_pass=all(link.small_pass for link in links),
     )
 
 

@@ -1,22 +1,19 @@
 """Which placement each item gets: least peak at an overhead, or least time in memory.
 
 [Note: the search]
-Small instances are enumerated. Large ones are searched in two steps: first prices of a
-byte, at each of which every tensor takes what is cheapest (prices.py), and a family of
-numbers (how many recipes, cheapest per byte first; how many bytes of the tail stay; how
-many bytes may be on their way out; whether compute may wait; where each tensor costs
-time (of the host, or events), how many bytes of the smallest stay; how many regions run
-again, and how many of those store what attention gives) by pattern search, then single
-items that are alive at the peak or make compute wait. The pattern search starts from
-the best of two sets: as much made again as the limit allows and the rest moved for
-nothing, which is best for long steps, and a coarse grid. Every plan is scheduled just
-in time and simulated; the fixed policies are candidates too, so the result cannot lose
-to them. No clock is read: the same profile gives the same plan on every rank.
+Small instances are enumerated. In large ones a byte on the device is given a price, and
+every tensor and every region takes what is cheapest at it ([Note: prices] in
+prices.py): the price is bisected until the plan meets the goal, for several shares of
+the link's time and prices of the host's. Then single items change that are alive at
+the peak or make compute wait, as long as that helps. How many regions run again where
+nothing moves is bisected as well. Every plan is scheduled just in
+time and simulated; the fixed policies are candidates too, so the result cannot lose to
+them. No clock is read: the same profile gives the same plan on every rank.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.baselines import (
@@ -26,22 +23,18 @@ from ssdtrain.plan.baselines import (
     largest_bytes,
     placed_by,
     spilled,
-    with_tail_kept,
 )
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.helpers import Helpers
-from ssdtrain.plan.outcomes import Outcomes, Placed
+from ssdtrain.plan.outcomes import Outcomes
 from ssdtrain.plan.placement import Placement, Placements
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.prices import Priced, Prices
 from ssdtrain.plan.profile import Item, Profile
 from ssdtrain.plan.regions import (
-    GOLDEN,
     Region,
     by_yield,
     is_made_again,
     part_items,
-    parts,
     running,
     spread,
     with_regions,
@@ -52,17 +45,14 @@ from ssdtrain.plan.shortage import Shortage, check_rest
 from ssdtrain.plan.simulate import Outcome, Run, simulate
 from ssdtrain.plan.timeline import Timeline
 
-T = TypeVar("T")
 ENUMERATED = 800
 """At most so many combinations of placements are enumerated."""
 SEARCH_MARKS = 1_200_000
 """Marks simulated in a search, over all its candidates (one to four seconds)."""
-LONG_MARKS = 6_000_000
-"""Of a search for which there is time (five to ten seconds, two with helpers): a stock
-model of 28 layers, whose simulation has 1,500 marks, is then searched as thoroughly as
-blocks are by the usual one."""
 QUICK_MARKS = 120_000
 """Of a search on the training thread: two tenths of a second."""
+PRICED_SHARE = 0.6
+"""Of a search that goes to prices; the rest is for single items."""
 HOOKS_OVERHEAD = 0.002
 """Part of the overhead that is left for the hooks where their host time is unknown;
 never more than half of it."""
@@ -78,18 +68,6 @@ class Contender(NamedTuple):
     outcome: Outcome
     style: Style
     policy: str
-
-
-class Family(NamedTuple):
-    """A plan as seven positions on the axes of `_Grid`."""
-
-    recipes: int
-    tail: int
-    window: int
-    late: int
-    small: int = 0
-    regions: int = 0
-    stored: int = 0
 
 
 class Judge:
@@ -115,7 +93,7 @@ class Judge:
         self._most_bytes = goal.most_bytes(timeline.profile)
         self._fitting_bytes = goal.fitting_bytes(timeline.profile)
         self._easy_bytes = goal.easy_bytes(timeline.profile)
-        allowed = goal.overhead
+        allowed = goal.max_overhead
         if timeline.profile.host_ms <= 0.0:  # else the host's time is simulated
             allowed = max(allowed / 2, allowed - HOOKS_OVERHEAD)
         self._most_ms = self.keep.step_ms * (1 + allowed)
@@ -259,18 +237,8 @@ def _drained(judge: Judge, best: Contender) -> Contender:
 
 
 def _search(judge: Judge, best: Contender) -> Contender:
-    """Search each family and single items briefly, then go on from the best: the coarse
-    grid of a long step alone would use up the search."""
-    total = judge.left_marks
-    families = _Families(judge)
-    outcomes = judge.outcomes
-    with Helpers(families.work, outcomes.take, outcomes.num_helpers) as helpers:
-        families.helpers = helpers
-        for marks in (min(QUICK_MARKS, total), total - QUICK_MARKS):
-            judge.left_marks = marks
-            if marks > 0:
-                best = _search_family(judge, best, families)
-                best = _search_items(judge, best, helpers)
+    for finds in (_search_regions, _search_prices, _search_items):
+        best = finds(judge, best)
     return best
 
 
@@ -329,85 +297,7 @@ def _enumerated(judge: Judge, best: Contender) -> Contender | None:
     return best
 
 
-# -- the family -----------------------------------------------------------------------
-
-RECIPE_PARTS = 4
-TAIL_PARTS = 24
-SMALL_PARTS = 6
-STORED_PARTS = 8
-"""Steps between no region and all that store what attention gives."""
-WINDOW_PARTS = 168
-WINDOW_STEP = 4
-"""A step is 10 % of the window, a part 3 %: the search goes to the edge by parts."""
-STEPS = (9, 3, 1)
-NUM_STARTS = 3
-NUM_EDGES = 12
-SEARCH_PARTS = 12
-"""A search has so many: three for prices, two for as much made again as the limit
-allows, one for a coarse grid, one for its edges, two for the pattern search, three for
-single items."""
-
-
-class _Grid:
-    """What the positions of a `Family` mean."""
-
-    def __init__(self, timeline: Timeline, always: Sequence[Region]) -> None:
-        self._timeline = timeline
-        self._target = away(timeline)
-        self._recipes = _by_price(timeline)
-        self._is_alone = timeline.profile.host_ms <= 0.0
-        """Whether the device has no host."""
-        lanes = max(1, len(timeline.profile.lanes))
-        self._lane_bytes = timeline.profile.saved_bytes // lanes
-        self._largest = largest_bytes(timeline)
-        self._least_bytes = _thresholds(timeline)
-        small = len(self._least_bytes) - 1
-        # Those that run again in any case do so at all of its positions.
-        self._regions = [frozenset(always)] if always else parts(timeline)
-        if not may_run_again(timeline):
-            self._regions = [frozenset(always)]
-        self._yielding = by_yield(timeline)
-        self.ends = Family(
-            len(self._recipes),
-            TAIL_PARTS,
-            WINDOW_PARTS,
-            1,
-            small,
-            len(self._regions) - 1,
-            min(STORED_PARTS, len(self._yielding)),
-        )
-
-    def placements(self, family: Family) -> Placements:
-        """Choose regions, recipes, then the tail; everything else leaves."""
-        chosen = self._regions[family.regions]
-        rebuilt = set().union(*self._recipes[: family.recipes])
-        least_bytes = self._least_bytes[family.small]
-
-        def place(kind: str, number: int, item: Item) -> Placement:
-            is_rebuilt = (kind, number) in rebuilt
-            # Events are the price of a move; the host has to do with both.
-            if item.num_bytes < least_bytes and not (is_rebuilt and self._is_alone):
-                return Placement.KEEP
-            return Placement.RECOMPUTE if is_rebuilt else self._target
-
-        placements = placed_by(self._timeline, place)
-        storing = [region for region in self._yielding if region in chosen]
-        if self.ends.stored:
-            count = round(len(storing) * family.stored / self.ends.stored)
-            storing = storing[:count]
-        placements = with_regions(self._timeline, placements, chosen, storing)
-        tail = int(self._lane_bytes * (family.tail / TAIL_PARTS) ** 2)
-        return with_tail_kept(self._timeline, placements, tail)
-
-    def style(self, family: Family) -> Style:
-        """Return the style at a position of its axis; the last one has no window."""
-        late = Late.WAIT if family.late else Late.KEEP
-        if family.window >= WINDOW_PARTS:
-            return Style(late=late)
-        most = max(2.0, self._lane_bytes / max(1, self._largest))
-        times = most ** (family.window / (WINDOW_PARTS - 1))
-        window = int(self._largest * max(1.0, times))
-        return Style(window_bytes=window, late=late)
+# -- prices ---------------------------------------------------------------------------
 
 
 def may_run_again(timeline: Timeline) -> bool:
@@ -415,300 +305,60 @@ def may_run_again(timeline: Timeline) -> bool:
     return all(run.ms < NEVER_MS for run in timeline.runs)
 
 
-def _thresholds(timeline: Timeline) -> list[int]:
-    """Return sizes below which tensors stay: 0, and where they are parts of all
-    bytes."""
-    found = [0]
-    if timeline.profile.host_ms <= 0.0 and timeline.profile.links.event_ms <= 0.0:
-        return found
-    sizes = sorted(item.num_bytes for item in timeline.items)
-    total, below = sum(sizes), 0
-    for size in sizes:
-        below += size
-        if below * SMALL_PARTS >= len(found) * total and size > found[-1]:
-            found.append(size)
-    return found
-
-
-def _by_price(timeline: Timeline) -> list[set[tuple[str, int]]]:
-    """Return recipes, cheapest per byte first; items alike in parts of a quarter
-    each."""
-    alike: dict[tuple[str, int], list[tuple[str, int]]] = {}
-    cost: dict[tuple[str, int], float] = {}
-    for kind, items in timeline.profile.kinds.items():
-        for number, item in enumerate(items):
-            if item.recipe is None:
-                continue
-            group = item.recipe, item.num_bytes
-            alike.setdefault(group, []).append((kind, number))
-            own = (items[each] for each in item.inputs)
-            made_ms = sum(each.made_ms for each in own if each.owner == number)
-            cost[group] = cost.get(group, 0.0) + item.recipe_ms + made_ms
-    prices = {g: cost[g] / max(1, g[1] * len(members)) for g, members in alike.items()}
-    parts: list[set[tuple[str, int]]] = []
-    for group in sorted(alike, key=lambda g: (prices[g], g)):
-        members = alike[group]
-        size = -(-len(members) // RECIPE_PARTS)
-        parts.extend(
-            set(members[at : at + size]) for at in range(0, len(members), size)
-        )
-    return parts
-
-
-class _Edge(NamedTuple):
-    """All that `_to_the_edge` tries from here."""
-
-    start: "Point"
-    axis: str
-
-
-Point = Family | Priced
-"""A plan as positions on axes."""
-
-
-class _Families:
-    """The candidates by positions that were judged, each once; what comes next is given
-    to helpers: [Note: helpers]."""
-
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
-        self._grid = _Grid(judge.timeline, judge.always)
-        self._prices = Prices(
-            judge.timeline,
-            with_runs=not judge.always and may_run_again(judge.timeline),
-        )
-        self.ends = self._grid.ends
-        self.priced_ends = self._prices.ends
-        self.seen: dict[Point, Contender] = {}
-        self.helpers: Helpers | None = None
-        """None in a helper, and before there are any."""
-
-    def value(self, at: Point) -> Contender:
-        """Return the candidate, judged."""
-        found = self.seen.get(at)
-        if found is None:
-            if self.helpers is not None:
-                self.helpers.settle(at)
-            if isinstance(at, Priced):
-                placements, style = self._prices.placements(at), Style()
+def _search_regions(judge: Judge, best: Contender) -> Contender:
+    """Bisect how many regions run again where nothing moves."""
+    timeline = judge.timeline
+    if judge.always or not may_run_again(timeline):
+        return best
+    keep = placed_by(timeline, lambda *_: Placement.KEEP)
+    order, yielding = spread(timeline), by_yield(timeline)
+    for storing in ([], yielding) if yielding else ([],):
+        low, high = 0, len(order)
+        while high - low > 1:
+            number = (low + high) // 2
+            stored = [each for each in storing if each in order[:number]]
+            placements = with_regions(timeline, keep, order[:number], stored)
+            found = judge.judge(placements, Style(), f"{number} regions run again")
+            best = min(best, found, key=lambda each: each.rank)
+            if (found.rank[0] == 0.0) == judge.is_by_memory:
+                high = number
             else:
-                placements, style = self._grid.placements(at), self._grid.style(at)
-            found = self._judge.judge(placements, style, "search")
-            self.seen[at] = found
-        return found
-
-    def work(self, task: Point | _Edge | Placed) -> list[tuple[Placed, Outcome]]:
-        """Do a task in a helper; return what was simulated."""
-        self.helpers = None
-        if isinstance(task, Placed):
-            self._judge.outcomes.simulate(task)
-        elif isinstance(task, _Edge):
-            if isinstance(task.start, Priced):
-                _to_the_price(task.start, self, is_by_memory=self._judge.is_by_memory)
-            else:
-                _to_the_edge(task.start, task.axis, self)
-        else:
-            self.value(task)
-        return self._judge.outcomes.news()
-
-    def expect(self, tasks: Iterable[Point | _Edge]) -> None:
-        """Tell helpers what will be asked for next."""
-        if self.helpers is not None:
-            unseen = (task for task in tasks if task not in self.seen)
-            self.helpers.ask(itertools.islice(unseen, self.helpers.num_tasks))
+                low = number
+    return best
 
 
-def _search_family(judge: Judge, best: Contender, families: _Families) -> Contender:
-    value, ends = families.value, families.ends
-    part = judge.left_marks // SEARCH_PARTS
-    _start_from_prices(judge, families, 9 * part)
-    _start_from_free_copies(judge, families, 7 * part)
-    _start_from_grid(judge, families, 6 * part, 5 * part)
-    reach = 3 * part
-    for at in _starts(families.seen):
-        for step in STEPS:
-            while judge.left_marks > reach:
-                beside = _near(at, step, ends)
-                families.expect(beside)
-                better = min((value(near).rank, near) for near in beside)
-                if better[0] >= value(at).rank:
-                    break
-                at = better[1]
-        if judge.left_marks > reach:
-            families.expect([_Edge(at, "tail")])
-            _to_the_edge(at, "window", families)
-            _to_the_edge(at, "tail", families)
-    return min([best, *families.seen.values()], key=lambda candidate: candidate.rank)
-
-
-def _starts(seen: Mapping[Point, Contender]) -> list[Family]:
-    """Return the best, each with another number of regions: what lies beside the best
-    is found from there."""
-    found: dict[int, Family] = {}
-    for _, family in sorted(
-        (contender.rank, family)
-        for family, contender in seen.items()
-        if isinstance(family, Family)
-    ):
-        found.setdefault(family.regions, family)
-    return list(found.values())[:NUM_STARTS]
-
-
-def _start_from_grid(
-    judge: Judge, families: _Families, grid_reach: int, reach: int
-) -> None:
-    """Try a coarse grid, and the limit's edge from its best points."""
-    ends = families.ends
-    starts = [
-        Family(recipes, tail, window, late, small, regions, stored)
-        for small in (0, ends.small)[: 1 + (ends.small > 0)]
-        for window in (9 * WINDOW_STEP, ends.window, 20 * WINDOW_STEP)
-        for late in (1, 0)
-        for tail in (0, 9, 6, 12)
-        for regions in _spread(ends.regions, 3)
-        for stored in sorted({0, ends.stored})
-        for recipes in _spread(ends.recipes, 4)
+def _search_prices(judge: Judge, best: Contender) -> Contender:
+    """Bisect the price of a byte to where the goal is just met: for each price of the
+    host's time, and then for each share of the link's with the best of these."""
+    prices = Prices(
+        judge.timeline, with_runs=not judge.always and may_run_again(judge.timeline)
+    )
+    left_marks = (1.0 - PRICED_SHARE) * judge.left_marks
+    hosts = [_bisected(judge, prices, at, left_marks) for at in prices.hosts]
+    host, _ = min(hosts, key=lambda each: each[1].rank)
+    links = [
+        _bisected(judge, prices, at, left_marks) for at in prices.links_beside(host)
     ]
-    tried = []
-    # A long step has time for a part of them: any beginning lies evenly in the grid.
-    starts = [*_evenly(starts)]
-    for at, start in enumerate(starts):
-        if judge.left_marks <= grid_reach:
-            break
-        families.expect(starts[at + 1 :])
-        tried.append((families.value(start).rank, start))
-    best = [start for _, start in sorted(tried)[:NUM_EDGES]]
-    for at, start in enumerate(best):
-        if judge.left_marks <= reach:
-            break
-        families.expect(_Edge(each, "window") for each in best[at + 1 :])
-        _to_the_edge(start, "window", families)
+    found = (contender for _, contender in [*hosts, *links])
+    return min([best, *found], key=lambda each: each.rank)
 
 
-def _start_from_prices(judge: Judge, families: _Families, reach: int) -> None:
-    """Try prices of a byte around that at which the limit is met: [Note: prices]."""
-    ends = families.priced_ends
-    starts = [
-        Priced(0, host, links)
-        for links in range(ends.links + 1)
-        for host in range(ends.host + 1)
-    ]
-    for at, start in enumerate(starts):
-        if judge.left_marks <= reach:
-            break
-        families.expect(_Edge(each, "level") for each in starts[at + 1 :])
-        _to_the_price(start, families, is_by_memory=judge.is_by_memory)
-
-
-def _to_the_price(start: Priced, families: _Families, *, is_by_memory: bool) -> None:
-    if families.helpers is not None:
-        families.helpers.settle(_Edge(start, "level"))
-    low, high = 0, families.priced_ends.level
-    while high - low > 1:
-        middle = (low + high) // 2
-        fits = families.value(start._replace(level=middle)).rank[0] == 0.0
-        if fits == is_by_memory:
-            high = middle
+def _bisected(
+    judge: Judge, prices: Prices, at: Priced, left_marks: float
+) -> tuple[Priced, Contender]:
+    """Return the best plan at any price of a byte, of those that bisecting it meets."""
+    low, high, best = 0, prices.ends.level, None
+    while best is None or (high - low > 1 and judge.left_marks > left_marks):
+        level = (low + high) // 2
+        placements = prices.placements(at._replace(level=level))
+        found = judge.judge(placements, Style(), "search")
+        if best is None or found.rank < best.rank:
+            best = found
+        if (found.rank[0] == 0.0) == judge.is_by_memory:
+            high = level
         else:
-            low = middle
-
-
-def _start_from_free_copies(judge: Judge, families: _Families, reach: int) -> None:
-    """Try numbers of recipes and regions, each with the tail at which the limit is met.
-
-    Where steps are long, most is gained by rebuilding up to the limit and by moving, of
-    the rest, what the links carry meanwhile for nothing.
-    """
-    ends = families.ends
-    hopeless: list[tuple[int, int, int, int]] = []
-    # Where there is a host, the grid tries which stay.
-    is_alone = judge.timeline.profile.host_ms <= 0.0
-    smalls = range(ends.small + 1) if is_alone else (0,)
-    numbers = [
-        (recipes, regions, stored, small)
-        for recipes in _spread(ends.recipes, 8)
-        for small in smalls
-        for regions in _spread(ends.regions, 8)
-        for stored in sorted({0, ends.stored if regions else 0})
-    ]
-    numbers = [*_evenly(numbers)]
-
-    def is_hopeless(recipes: int, regions: int, stored: int, small: int) -> bool:
-        # What takes too long with less made again takes too long with more, and what
-        # needs too much memory with more needs too much with less.
-        return any(
-            (recipes <= r and regions <= g and stored >= a and small >= s)
-            if judge.is_by_memory
-            else (recipes >= r and regions >= g and stored <= a and small <= s)
-            for r, g, a, s in hopeless
-        )
-
-    def start(recipes: int, regions: int, stored: int, small: int) -> Family:
-        return Family(recipes, 0, ends.window, 0, small, regions, stored)
-
-    for at, place in enumerate(numbers):
-        if judge.left_marks <= reach:
-            break
-        if is_hopeless(*place):
-            continue
-        rest = (each for each in numbers[at + 1 :] if not is_hopeless(*each))
-        families.expect(_Edge(start(*each), "tail") for each in rest)
-        if not _to_the_edge(start(*place), "tail", families):
-            hopeless.append(place)
-
-
-def _spread(end: int, parts: int) -> list[int]:
-    """Return positions on an axis, evenly from its beginning to its end."""
-    return sorted({at * end // parts for at in range(parts + 1)})
-
-
-def _evenly(starts: Sequence[T]) -> Iterator[T]:
-    """Reorder: any beginning of it lies evenly in the whole."""
-    for at in sorted(range(len(starts)), key=lambda at: (at * GOLDEN) % 1.0):
-        yield starts[at]
-
-
-def _to_the_edge(start: Family, axis: str, families: _Families) -> bool:
-    """Try the positions of an axis around the one at which the limit is met.
-
-    A narrower window and a longer tail cost time and save memory, or the other way:
-    between one that is within the limit and one that is not, the best lies at the edge.
-
-    Returns:
-        Whether any is within the limit.
-    """
-
-    def fits(position: int) -> bool:
-        return families.value(start._replace(**{axis: position})).rank[0] == 0.0
-
-    if families.helpers is not None:
-        families.helpers.settle(_Edge(start, axis))
-    low, high = 0, int(getattr(families.ends, axis))
-    low_fits, high_fits = fits(low), fits(high)
-    if low_fits == high_fits:
-        return low_fits
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits(middle) == low_fits:
-            low = middle
-        else:
-            high = middle
-    return True
-
-
-def _near(at: Family, step: int, ends: Family) -> list[Family]:
-    found = {at}
-    for axis in range(len(ends)):
-        for sign in (-step, step):
-            values = list(at)
-            wide = WINDOW_STEP if Family._fields[axis] == "window" else 1
-            values[axis] = min(max(values[axis] + wide * sign, 0), ends[axis])
-            found.add(Family(*values))
-    for sign in (-step, step):  # more made again, and less moved; or the other way
-        recipes = min(max(at.recipes + sign, 0), ends.recipes)
-        tail = min(max(at.tail + sign, 0), ends.tail)
-        found.add(at._replace(recipes=recipes, tail=tail))
-    return sorted(found)
+            low = level
+    return at, best
 
 
 # -- single items ---------------------------------------------------------------------
@@ -718,27 +368,20 @@ Change = tuple[tuple[str, int, Placement], ...]
 """New placements of items that change together: kind, number, placement."""
 
 
-def _search_items(judge: Judge, best: Contender, helpers: Helpers) -> Contender:
+def _search_items(judge: Judge, best: Contender) -> Contender:
     """Move single items, and single regions, while that helps."""
     improved = True
     while improved and not judge.is_spent:
         improved = False
         placements = _placed(orders := judge.orders(best))
         changes = _changes(judge.timeline, best, orders, placements)
-        for at, change in enumerate(changes):
+        for change in changes:
             if judge.is_spent:
                 break
             if not _alters(placements, change):
                 continue
-            coming = (one for one in changes[at + 1 :] if _alters(placements, one))
-            style = best.style
-            helpers.ask(
-                judge.outcomes.placed(judge.asked(_changed(placements, one)), style)
-                for one in itertools.islice(coming, helpers.num_tasks)
-            )
             changed = _changed(placements, change)
-            helpers.settle(judge.outcomes.placed(judge.asked(changed), style))
-            found = judge.judge(changed, style, "search")
+            found = judge.judge(changed, best.style, "search")
             if found.rank < best.rank:
                 best, improved = found, True
                 placements = _placed(judge.orders(best))

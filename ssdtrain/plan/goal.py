@@ -40,21 +40,11 @@ class Goal:
     """What the allocator could not give out in the observed step, as other parts of
     its blocks were in use, and what it needed more under a plan: a plan leaves it free
     beside the reserve, if any plan can."""
-    aim: float = 1.0
-    """Part of `max_overhead` that a prediction may use, as steps took more than was
-    predicted; more than all of it where the error was measured: [Note: the measured
-    overhead] in adapt.py."""
 
     def allows(self, ssd_bytes: int, step_ms: float) -> bool:
         """Return whether a step of `step_ms` may write `ssd_bytes`."""
         rate = self.ssd_bytes_per_s
         return rate is None or ssd_bytes <= rate * step_ms / 1e3
-
-    @property
-    def overhead(self) -> float:
-        """What a plan may cost by its prediction, over the step with everything
-        kept."""
-        return self.max_overhead * self.aim
 
     @property
     def is_by_memory(self) -> bool:

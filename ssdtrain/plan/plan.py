@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.jsonfile import Duration, Format, Index, Natural, Unfit
-from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.placement import AWAY_PLACEMENTS, Placement
 
 PLACEMENTS = (
     Placement.KEEP,
@@ -129,6 +129,15 @@ class Plan:
         """Whether nothing moves and nothing is rebuilt: no hooks are needed."""
         return all(
             order.placement is Placement.KEEP
+            for orders in self.orders.values()
+            for order in orders
+        )
+
+    @property
+    def moves_nothing(self) -> bool:
+        """Whether nothing leaves the device."""
+        return not any(
+            order.placement in AWAY_PLACEMENTS
             for orders in self.orders.values()
             for order in orders
         )

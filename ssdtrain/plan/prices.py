@@ -94,6 +94,16 @@ class Prices:
         steps = range(LEVELS + 1)
         return [0.0, *(low * (high / low) ** (step / LEVELS) for step in steps)]
 
+    @property
+    def hosts(self) -> list[Priced]:
+        """One for each price of the host's time."""
+        return [Priced(0, host, 0) for host in range(self.ends.host + 1)]
+
+    def links_beside(self, at: Priced) -> list[Priced]:
+        """One for each other share of the link's time."""
+        every = range(self.ends.links + 1)
+        return [at._replace(links=links) for links in every if links != at.links]
+
     def placements(self, at: Priced) -> Placements:
         """Choose what costs least at these prices."""
         placed = {

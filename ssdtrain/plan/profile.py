@@ -122,9 +122,6 @@ class Mark:
     num_handles: Natural = 0
     """Calls of the hooks meanwhile that are no marks: parameters, small tensors, other
     handles of the same bytes."""
-    reads_back: bool = False
-    """The host reads a result of the device meanwhile: it comes behind all copies out,
-    and host and compute wait for it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,22 +4,15 @@
 A CUDA graph's replay has no host: no operator waits for a launch, no hook runs. Where
 the host bounds the eager step, the device idles in it, and copies planned into that
 time would make the graph several times as long. So the plan that a graph holds is made
-for a profile without the host, in times of a step whose every operator was launched
-before the device came to it (`held_pace`). Launches bound rebuilds still more than the
-step: one of some microseconds takes tenths of a millisecond to launch, so that the
-cheap ones look no cheaper than the dear ones. Behind that step others rebuild some of
-what can be, each behind a device that was held, and those times are taken
-(`rebuild_ms`), without what two events take that have nothing between them. A replay
-has no events, but an edge between compute and a copy costs it something, too
-(`EDGE_MS`). Where that step does not fit, the regions and rebuilds of another one are
-held ([Note: a held step of regions] in observe/heldregions.py). What a captured forward
-cannot do is left out: regions do not run again in it, and nothing is compared at its
-rebuilds.
+for a profile without the host, in the device's own times of a step of regions that was
+held ([Note: a held step of regions] in observe/heldregions.py). A replay has no events,
+but an edge between compute and a copy costs it something, too (`EDGE_MS`). What a
+captured forward cannot do is left out: regions do not run again in it, and nothing is
+compared at its rebuilds.
 
 [Note: the host's time is not the device's]
-Where the host may bound the step and no held one told, as in steps that are very long
-or of several ranks, forward and backward take a replay no longer than they took in the
-observed step, whose operators waited for the host the least ([Note: held marks] in
+Where no held step told, as of several ranks, forward and backward take a replay no
+longer than they took in the observed step, whose operators waited for the host the least ([Note: held marks] in
 observe/observer.py). Believed too short, they hide fewer copies, and the plan is a
 worse one; believed too long, the replay waits for copies.
 (tests/ssdtrain/plan/test_replays.py)
@@ -34,7 +27,6 @@ from ssdtrain.plan.calibrate import (
     Corrections,
     RegionTime,
     corrected,
-    paced,
     rebuild_key,
 )
 from ssdtrain.plan.parts import Part, ms_of, parts_of
@@ -62,12 +54,9 @@ def captured(profile: Profile, by: Corrections) -> Profile:
     steps]."""
     eager = corrected(profile, by)
     before_ms = eager.compute_ms - eager.tail_ms
-    if by.held_pace is not None:
-        eager = paced(eager, by.held_pace, eager.compute_ms)
-    else:
-        eager, held = unhosted(eager, by.held_regions, by.held_head_ms)
-        if by.may_be_hosted:
-            eager = no_longer_than(profile, eager, set(Phase) - held)
+    eager, held = unhosted(eager, by.held_regions, by.held_head_ms)
+    if by.plain:
+        eager = no_longer_than(profile, eager, set(Phase) - held)
     eager = replace(eager, tail_ms=0.0)
     # Launches bound rebuilds as they bound the step.
     factor = min(1.0, eager.compute_ms / before_ms) if before_ms else 1.0

@@ -10,19 +10,8 @@ is a rule alone. One executor carries out orders and rules.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from ssdtrain.plan.placement import Placement
-
-
-class Few(Protocol):
-    """Says what few tensors of a step recipes may make."""
-
-    def has(self, name: str, num_bytes: int) -> bool:
-        """Whether this one is among them. Asked of each that autograd saves."""
-
-    def may_have(self, region: int) -> bool:
-        """Whether any in this region call may be; else it runs without hooks."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +26,6 @@ class Rule:
     """KEEP, OFFLOAD or OFFLOAD_IF_IN_TIME."""
     spares_held: bool = False
     """Whether what its owner holds anyway stays, as in every plan."""
-    few: Few | None = None
-    """None: recipes may make any tensor."""
 
     def place(self, left_bytes: int, tail_bytes: int, *, held: bool) -> Placement:
         """Return the placement of a record.

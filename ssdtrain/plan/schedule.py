@@ -3,9 +3,7 @@
 [Note: just in time]
 A release waits for a copy, so it stands at the first mark by which the copy has
 probably ended, or earlier where the bytes on their way out would exceed a window (then
-compute waits: time for memory). Where the host reads a result back, it waits for all
-copies on their way out; an item whose copy would be one of them is kept, unless
-compute may wait for it. A load stands as late as the link allows, counted back
+compute waits: time for memory). A load stands as late as the link allows, counted back
 from the last use to the first, because what is loaded too early is the peak of
 backward. An item that would be back before it is gone is kept instead.
 
@@ -48,8 +46,7 @@ DEFAULT_SLACK = Slack()
 
 
 class Late(Enum):
-    """What becomes of an item that the link cannot move in time: out before the host
-    reads a result back, or in before its use."""
+    """What becomes of an item that the link cannot bring back before its use."""
 
     KEEP = auto()
     """It stays on the device."""
@@ -197,15 +194,6 @@ class _Leavers:
         self._ready.append(item)
         self._ready_bytes += self._line.items[item].num_bytes
 
-    def keep(self, now: float) -> float:
-        """What has not been copied by now stays, without a release; return when the
-        link is free."""
-        left = [each for each in self._leaving if each[1] <= now]
-        self._leaving = deque(left)
-        items = [*self._ready, *(item for item, *_ in left)]
-        self.num_bytes = sum(self._line.items[item].num_bytes for item in items)
-        return max((copied_ms for _, copied_ms, _ in left), default=now)
-
 
 class _Scheduler:
     """One pass over the step, forwards for the releases and back for the loads."""
@@ -273,7 +261,7 @@ class _Scheduler:
         leavers = _Leavers(line, style.window_bytes, self._batch_bytes)
         now, link_free, busy_since = line.profile.head_ms, 0.0, 0.0
         rebuilds_at, start_ms = self._rebuilds_at, self._start_ms
-        slowdown, waits_for_copies = self._slowdown, line.waits_for_copies
+        slowdown = self._slowdown
         drains = style.late is Late.DRAIN
         marks = zip(line.item_of_mark, line.is_pack, line.length_ms, strict=True)
         for mark, (item, packs, length_ms) in enumerate(marks):
@@ -294,11 +282,6 @@ class _Scheduler:
                 own_ms = line.copy_out_ms[item] * slack.fraction
                 late_ms = own_ms + queued_ms + slack.ms
                 leavers.add(item, link_free, link_free + late_ms)
-            if waits_for_copies[mark] and link_free > now:
-                if style.late is Late.KEEP:
-                    link_free = leavers.keep(now)
-                else:
-                    now = link_free
             if mark in rebuilds_at:
                 now += rebuilds_at[mark]
             now += length_ms * slowdown

@@ -37,11 +37,9 @@ from typing import Any
 from ssdtrain.errors import ConfigError
 from ssdtrain.forks import Owner
 from ssdtrain.jsonfile import Natural, Positive, decode, extend, in_parts, joined
-from ssdtrain.plan.adapt import GAIN, is_better
 from ssdtrain.plan.calibrate import Corrections, corrected
 from ssdtrain.plan.choose import QUICK_MARKS, SEARCH_MARKS, choose
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.helpers import num_helpers
 from ssdtrain.plan.outcomes import Outcomes
 from ssdtrain.plan.plan import Order, Plan, Prediction
 from ssdtrain.plan.profile import Profile
@@ -49,6 +47,8 @@ from ssdtrain.plan.scaled import Growth, as_observed, scaled
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 
+GAIN = 0.01
+"""A new plan must be better by this fraction."""
 NICENESS = 10
 """The training process goes first."""
 PART = 128
@@ -101,27 +101,21 @@ class Answer:
     """Why no plan that reaches the goal was found; there is none."""
 
 
-def answers(request: Request, helpers: int = 0) -> Iterator[Answer]:
+def answers(request: Request) -> Iterator[Answer]:
     """Search, once with each effort. Each answer takes the plan that the one before
-    leaves for the one in force. Then for smaller batches.
-
-    Args:
-        helpers: processes that search beside this one: see helpers.py.
-    """
+    leaves for the one in force. Then for smaller batches."""
     observed = corrected(request.profile, request.corrections)
     if request.efforts:
-        yield from _answers(request, observed, helpers)
-    yield from _smaller_answers(request, observed, helpers)
+        yield from _answers(request, observed)
+    yield from _smaller_answers(request, observed)
 
 
-def _smaller_answers(
-    request: Request, observed: Profile, helpers: int
-) -> Iterator[Answer]:
+def _smaller_answers(request: Request, observed: Profile) -> Iterator[Answer]:
     """See [Note: searched for smaller batches]."""
     larger = [] if request.plan is None else [request.plan]
     for ratio in request.smaller:
         profile = scaled(observed, ratio, request.growth)
-        outcomes = Outcomes(Timeline(profile), helpers)
+        outcomes = Outcomes(Timeline(profile))
         try:
             own = choose(profile, request.goal, request.smaller_effort, outcomes)
         except ConfigError as error:
@@ -160,11 +154,11 @@ def _moved_bytes(prediction: Prediction) -> int:
     return sum(prediction.links[way].num_bytes for way in ("d2h", "ssd_write"))
 
 
-def _answers(request: Request, observed: Profile, helpers: int) -> Iterator[Answer]:
+def _answers(request: Request, observed: Profile) -> Iterator[Answer]:
     profile = observed
     if request.ratio != 1.0:
         profile = scaled(observed, request.ratio, request.growth)
-    outcomes = Outcomes(Timeline(profile), helpers)
+    outcomes = Outcomes(Timeline(profile))
     now = request.plan
     for effort in request.efforts:
         try:
@@ -197,10 +191,25 @@ def _keeps(profile: Profile, goal: Goal, old: Plan, new: Plan) -> bool:
         if new.prediction.peak_bytes < (1 - GAIN) * priced.peak_bytes:
             return False
     budget = goal.most_bytes(profile)
-    limit = (1 + goal.overhead) * priced.keep_ms if budget is None else budget
-    if goal.aim != 1.0 and budget is None and priced.step_ms > limit:
-        return False  # it is what was found to take too long
+    limit = (1 + goal.max_overhead) * priced.keep_ms if budget is None else budget
     return not is_better(new.prediction, priced, budget is not None, limit)
+
+
+def is_better(new: Prediction, old: Prediction, by_memory: bool, limit: float) -> bool:
+    """Return whether a new plan should replace the one in force, both priced on one
+    profile.
+
+    Args:
+        by_memory: the goal is least time within `limit` bytes; else least peak within
+            `limit` ms.
+    """
+    if by_memory:
+        if old.peak_bytes > limit:
+            return True
+        return new.step_ms < old.step_ms * (1 - GAIN)
+    if old.step_ms > limit * (1 + GAIN):
+        return True
+    return new.peak_bytes < old.peak_bytes * (1 - GAIN)
 
 
 def turn_of(profile: Profile) -> float:
@@ -382,7 +391,7 @@ def main(arguments: list[str]) -> int:
     request, *files = map(Path, arguments)
     lines = request.read_text("utf-8").splitlines()
     asked: Request = decode(Request, joined(lines))
-    found = answers(asked, num_helpers())
+    found = answers(asked)
     for answer, file in zip(found, files, strict=True):
         draft = file.with_suffix(".draft")
         draft.write_text("\n".join(in_parts(answer, PART)), encoding="utf-8")

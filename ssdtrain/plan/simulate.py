@@ -13,9 +13,7 @@ One step is simulated, and many follow. What a step writes has to be written wit
 step, or the queue grows, step by step, until pinned memory is full and compute waits.
 So no step is shorter than its writes, nor, as far as both share one bandwidth, than
 its writes and reads. For all other transfers compute waits anyway. Nor is any step
-shorter than the host's own time: its lead over the device is used up once. Where the
-host reads a result back, its lead is over anyway, so that what it was ahead by up to
-there, and did not need, it need not be ahead by when the next step starts.
+shorter than the host's own time: its lead over the device is used up once.
 
 [Note: the host's queue]
 `Mark.host_ms` is what the program itself takes the host; in an observed profile
@@ -105,11 +103,6 @@ class Run:
         self._lead_ms = profile.host_lead_ms
         self._is_hosted = profile.host_ms > 0.0
         rank.host = profile.head_host_ms - self._lead_ms
-        self._keeps_lead = not any(timeline.reads_back)
-        self._spare_ms = 0.0
-        """Of the lead: what the host can do without, by the marks so far."""
-        if not self._keeps_lead:
-            self._spare_ms = max(0.0, min(self._lead_ms, profile.head_ms - rank.host))
         hooked = any(placement is not Placement.KEEP for placement in self.placed)
         costs = profile.host_costs if hooked else HostCosts()
         self._host_costs = _costs_by_placement(costs)
@@ -217,8 +210,6 @@ class Run:
             memory = self._live_bytes + other_bytes
             if detailed or memory > outcome.peak_bytes:
                 self._measure(mark, memory, detailed)
-            if line.reads_back[mark]:
-                self._read_back_result(item)
             rank.run(0.0, length_ms)
             if hosted:
                 self._wait_for_host(item, line.host_ms[mark])
@@ -275,14 +266,6 @@ class Run:
                 host += self._rebuild_host_ms(each)
         self._rank.host = host + self._handled_ms[mark]
 
-    def _read_back_result(self, item: int) -> None:
-        """Wait for all copies out: the copy engine serves in order."""
-        rank = self._rank
-        if self._line.waits_for_copies[self._mark]:
-            self._wait(rank.d2h.free, item, Wait.COPY_OUT)
-        rank.host = max(rank.host, self._compute.free)
-        self._keeps_lead = True
-
     def _rebuild_host_ms(self, item: int) -> float:
         """Return by how much its first use is dearer than `HostCosts` says."""
         own_ms = self._line.items[item].recipe_host_ms
@@ -293,10 +276,7 @@ class Run:
     def _wait_for_host(self, item: int, host_ms: float) -> None:
         """Wait until the host has launched the operator."""
         self._rank.host += host_ms
-        ahead_ms = self._compute.free - self._rank.host
-        if not self._keeps_lead and ahead_ms < self._spare_ms:
-            self._spare_ms = max(0.0, ahead_ms)
-        if ahead_ms >= 0.0:
+        if self._compute.free >= self._rank.host:
             return
         wait_ms = self._rank.wait_for_host()
         if wait_ms > 0.0:
@@ -331,7 +311,7 @@ class Run:
             busy_ms = rank.ssd_write.alone + reading_ms - tail_ms
             self._wait(busy_ms, last, Wait.SSD)
         if self._line.num_marks:
-            rank.host += self._lead_ms - self._spare_ms - tail_ms
+            rank.host += self._lead_ms - tail_ms
             tail_host_ms = self._line.profile.tail_host_ms
             if self._is_hosted:
                 self._wait_for_host(self._line.item_of_mark[-1], tail_host_ms)

@@ -88,11 +88,7 @@ class Timeline:
         self.other_bytes = [mark.other_bytes for mark in profile.marks]
         self.host_ms = [mark.host_ms for mark in profile.marks]
         self.num_handles = [mark.num_handles for mark in profile.marks]
-        self.reads_back = [mark.reads_back for mark in profile.marks]
         out, into = profile.links.ways
-        one_after_another = out is profile.links.d2h and not profile.links.small_pass
-        self.waits_for_copies = [one_after_another and r for r in self.reads_back]
-        """Where a result is read back through the queue of the copies out."""
         self.copy_out_ms = self._times(out.seconds)
         self.copy_in_ms = self._times(into.seconds)
         self.runs: list[RegionRun] = []

@@ -1,4 +1,4 @@
-"""Plans that need no search: nothing moves, and some regions run again.
+"""Plans that need no search: nothing moves, and some regions run again, or all.
 
 They are made at once where a step is observed, and each serves batches up to the size
 for which its peak stays within a memory limit: what keeps everything serves the short
@@ -9,19 +9,57 @@ ones, what runs all regions again the long ones.
 from collections.abc import Sequence
 from functools import cache
 
+from ssdtrain.plan.baselines import checkpointing
 from ssdtrain.plan.choose import kept_but
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.regions import spread
-from ssdtrain.plan.scaled import Growth, UpTo, scaled
-from ssdtrain.plan.simulate import Run
+from ssdtrain.plan.scaled import Growth, UpTo, as_observed, scaled
+from ssdtrain.plan.schedule import schedule
+from ssdtrain.plan.simulate import Run, simulate
 from ssdtrain.plan.timeline import Timeline
 
 PARTS = 4
 """Plans that run so many parts of the regions again, beside the one that runs none."""
 MOST_RATIO = 4.0
 """Batches are no larger or smaller than this, over the observed one."""
+
+
+def runs_always(profile: Profile) -> bool:
+    """Return whether all regions run again in any plan."""
+    return profile.notes.get("recompute") == "regions"
+
+
+def keeping_all(profile: Profile) -> Plan:
+    """Return the plan that keeps everything, but for regions that always run again."""
+    timeline = Timeline(profile)
+    again = spread(timeline) if runs_always(profile) else []
+    orders = kept_but(timeline, again)
+    prediction = simulate(timeline, orders)
+    return Plan(orders=orders, policy="keep-all", prediction=prediction)
+
+
+def all_again(profile: Profile, larger: Profile, goal: Goal) -> Plan | None:
+    """Return the plan that runs all regions again and keeps the rest; None: there are
+    none, or it needs more than the memory limit.
+
+    Args:
+        profile: an observed step.
+        larger: the same with batches that must fit.
+        goal: with a memory limit.
+    """
+    most_bytes, timeline = goal.most_bytes(larger), Timeline(profile)
+    found = []
+    for each in checkpointing(timeline):
+        orders = schedule(timeline, each.placements, each.style)
+        own = simulate(timeline, orders)
+        plan = Plan(orders=orders, policy=each.name, prediction=own)
+        needs = own if larger is profile else as_observed(plan, larger).prediction
+        if needs is not None and most_bytes is not None:
+            if needs.peak_bytes <= most_bytes:
+                found.append((own.step_ms, plan))
+    return min(found, key=lambda pair: pair[0], default=(0.0, None))[1]
 
 
 def unsearched(profile: Profile, goal: Goal, growth: Growth) -> list[UpTo]:

@@ -1,0 +1,170 @@
+"""Which of the plans that were tried is followed: the clock decides.
+
+[Note: tries]
+A prediction orders plans; it does not know what a step takes on a machine that nobody
+has measured. So every plan is tried for a few steps before it stays. Under a memory
+limit the fastest one does, and the plan that runs all regions again, which costs what
+checkpointing does, is tried as well where it fits. Under a limit in time the one with
+the least memory does, of those that keep it. A plan whose steps took longer than it
+said makes copies and hooks dearer, and another one is searched for with these prices,
+`MOST_TRIES` in all. Of the first steps under a plan none counts: tables and memory are
+made in them. Of the others a step that is disturbed is longer, never shorter, so the
+lower middle counts.
+(tests/ssdtrain/observe/test_trials.py)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from ssdtrain.plan.plan import Plan
+
+MOST_TRIES = 3
+"""Plans that are searched for and tried for one kind of step."""
+NEW_STEPS = 3
+"""Of a new plan, that say nothing of it."""
+LEAST_STEPS, MOST_STEPS = 3, 6
+"""Behind these, that are timed: the more where the fewer differ."""
+NEW_LONG, LEAST_LONG, MOST_LONG = 1, 1, 2
+"""Likewise of steps that take `LONG_MS` or more."""
+LONG_MS = 1000.0
+ALIKE = 0.05
+"""By how much steps that take as long as one another may differ."""
+GAIN = 0.01
+"""By which a plan must be faster than the one that it takes the place of."""
+ERROR = 0.01
+"""Of a step, that two measurements of it may differ by."""
+WRONG = 0.03
+"""By how much a plan's steps may be longer than it says: behind one that is further
+off, another one is searched for with what its steps tell."""
+
+
+def typical(times_ms: Sequence[float]) -> float:
+    """Return the lower middle."""
+    return sorted(times_ms)[(len(times_ms) - 1) // 2]
+
+
+class Stopwatch:
+    """Which steps under a plan are timed, and when there are enough; reads no clock.
+
+    Args:
+        expected_ms: what a step takes, about.
+    """
+
+    def __init__(self, expected_ms: float) -> None:
+        is_long = expected_ms >= LONG_MS
+        self.num_new = NEW_LONG if is_long else NEW_STEPS
+        """Steps that are not timed."""
+        self._least = LEAST_LONG if is_long else LEAST_STEPS
+        self._most = MOST_LONG if is_long else MOST_STEPS
+
+    def asks(self, num_steps: int) -> bool:
+        """Return whether to look at what steps have taken, behind so many in all."""
+        return num_steps - self.num_new in (self._least, self._most)
+
+    def is_enough(self, num_steps: int, spread: float) -> bool:
+        """Return whether so many steps in all tell what one takes.
+
+        Args:
+            spread: the longest of those that were timed over the shortest.
+        """
+        return spread <= 1 + ALIKE or num_steps - self.num_new >= self._most
+
+
+class Verdict(Enum):
+    """What follows from a try."""
+
+    STAYS = auto()
+    """The plan in force is the best one."""
+    GOES_BACK = auto()
+    """The best one before is."""
+    KEEPS_ALL = auto()
+    """None keeps the limit in time: no step does anything."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A plan, and what a step under it takes."""
+
+    plan: Plan
+    ms: float
+
+    @property
+    def peak_bytes(self) -> float:
+        """Predicted."""
+        prediction = self.plan.prediction
+        return float("inf") if prediction is None else prediction.peak_bytes
+
+    @property
+    def is_as_told(self) -> bool:
+        """Whether its steps take no longer than it says."""
+        prediction = self.plan.prediction
+        return prediction is None or self.ms <= (1 + WRONG) * prediction.step_ms
+
+
+class Trials:
+    """What was tried for one kind of step."""
+
+    def __init__(self) -> None:
+        self.best: Tried | None = None
+        """The plan to follow."""
+        self.second: Tried | None = None
+        """Under a memory limit: another one that keeps it."""
+        self.num_tries = 0
+        """Of plans that were searched for."""
+
+    def forget(self) -> None:
+        """Steps are of another kind, or are judged by another limit, from now on."""
+        self.best = self.second = None
+        self.num_tries = 0
+
+    def follow(self, tried: Tried) -> None:
+        """This plan needs no comparison, or is what others are compared with."""
+        self.best = tried
+
+    def judge(
+        self, tried: Tried, limit_ms: float | None, *, is_by_memory: bool
+    ) -> Verdict:
+        """Compare a plan that was searched for.
+
+        Args:
+            tried: that plan.
+            limit_ms: what a step may take where memory is not limited; None: it is not
+                known.
+            is_by_memory: whether memory is limited, and the fastest plan asked for.
+        """
+        self.num_tries += 1
+        best = self.best
+        if is_by_memory:
+            if best is not None and tried.ms > (1 - GAIN) * best.ms:
+                self.second = tried
+                return Verdict.GOES_BACK
+            self.second = best
+        elif limit_ms is not None and tried.ms > limit_ms:
+            return Verdict.KEEPS_ALL if best is None else Verdict.GOES_BACK
+        elif best is not None and tried.peak_bytes > (1 - GAIN) * best.peak_bytes:
+            return Verdict.GOES_BACK
+        self.best = tried
+        return Verdict.STAYS
+
+    def wants_another(self, tried: Tried) -> bool:
+        """Whether another plan is worth a search, with what this one's steps tell."""
+        return self.num_tries < MOST_TRIES and not tried.is_as_told
+
+    def compare_again(self, second: Tried, best_ms: float) -> None:
+        """Compare the two by what both took just now.
+
+        Args:
+            second: the second best.
+            best_ms: what the best one takes.
+        """
+        if self.best is None:
+            return
+        best = Tried(self.best.plan, best_ms)
+        is_faster = second.ms < (1 - GAIN) * best_ms
+        self.best, self.second = (second, best) if is_faster else (best, second)
+
+
+def most_ms(plain_ms: float, max_overhead: float) -> float:
+    """Return what a step may take, over one without ssdtrain as it was measured."""
+    return plain_ms * (1.0 + max_overhead + ERROR)
