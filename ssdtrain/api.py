@@ -572,6 +572,7 @@ def _attach_recipes(
         weights.trust(module)
     hook = register_optimizer_step_pre_hook(weakly(weights.before_step))
     patches.also(hook.remove)
+    finder.is_idle = cache.looks_for_no_recipe
     cache.recipes = Rebuilder(cache, finder, weights, budget)
 
 

@@ -509,6 +509,13 @@ class TensorCache:
         keeps = self.course.rule.placement is Placement.KEEP
         return keeps and self.lanes.current.run is None and self.needs_no_record(call)
 
+    def looks_for_no_recipe(self) -> bool:
+        """Whether what runs now is in a region that runs again, or in a backward, and
+        nobody asks how it is made."""
+        if torch._C._current_graph_task_id() != -1:
+            return True
+        return self.regions.current is not None and not self.course.observer.listens
+
     def _may_be_rebuilt(self, entry: Entry) -> bool:
         """Inside a region recipes are looked for only to learn of them. What one recipe
         stores for itself is not asked about."""

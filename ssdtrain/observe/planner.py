@@ -34,7 +34,7 @@ from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.regions import Choice
 from ssdtrain.counters import Trace
 from ssdtrain.errors import ConfigError
-from ssdtrain.jsonfile import in_parts
+from ssdtrain.jsonfile import dumps
 from ssdtrain.observe.adoption import Adoption
 from ssdtrain.observe.hostprices import HostPrices
 from ssdtrain.observe.largest import LargestBatch
@@ -66,8 +66,12 @@ from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.replays import UNHELD, captured
 from ssdtrain.plan.rule import Rule
 from ssdtrain.plan.scaled import Growth, scaled
-from ssdtrain.plan.search import PART, Answer, Request
-from ssdtrain.plan.unsearched import all_again, keeping_all, runs_always
+from ssdtrain.plan.search import Answer, Request
+from ssdtrain.plan.unsearched import (
+    all_again,
+    keeping_all,
+    runs_always,
+)
 from ssdtrain.transfer.direct import DirectOffloader
 
 logger = logging.getLogger(__name__)
@@ -400,10 +404,10 @@ class Planner:
         plan = self._all_again()
         if plan is None:
             return
+        self.plan = plan
         self._hand_over(plan)
         self._memory.planned()
         self.num_plans += 1
-        self.plan = plan
         logger.info("ssdtrain: plan %d: %s", self.num_plans, plan.policy)
 
     def _all_again(self) -> Plan | None:
@@ -514,8 +518,10 @@ class Planner:
     def _plan_by_size(self) -> None:
         """Have lanes of other sizes follow other plans than the one in force: lanes of
         one kind are never in flight together."""
-        seen = self._seen
-        if seen is not None and len(seen.kinds) == 1 and self._largest.makes_room:
+        seen, is_measured = self._seen, self._stage is Stage.BASE
+        if seen is None or is_measured:
+            return
+        if len(seen.kinds) == 1 and self._largest.makes_room:
             self._smaller.planned(self._request(seen))
 
     def _search_again(self, effort: int) -> None:
@@ -547,7 +553,7 @@ class Planner:
         # Of several ranks one after the other: all follow the same ones.
         if self._adoption.taken is None or self._peers.is_alone:
             has_plan = self.plan is not None
-            answer = self._searching.answer(self._seen, has_plan=has_plan)
+            answer = self._searching.answer(has_plan=has_plan)
             if answer is not None:
                 self._take_answer(answer)
         self._follow_taken()
@@ -700,7 +706,7 @@ class Planner:
             return
         answer = Answer(plan=plan)
         if not self._peers.is_alone:
-            self._peers.offer("\n".join(in_parts(answer, PART)))
+            self._peers.offer(dumps(answer))
         self._take_answer(answer)
 
     def _most_ms(self) -> float | None:
@@ -749,7 +755,7 @@ class Planner:
             self._put_in_force(best.plan, Stage.FOLLOWING)
 
     def _put_in_force(self, plan: Plan, stage: Stage) -> None:
-        is_other = plan is not self.plan or self._cache.course.plan is not plan
+        is_other = plan is not self.plan or self._stage in (Stage.HELD, Stage.OBSERVING)
         self.plan = plan
         if not is_other:
             self._stage = stage

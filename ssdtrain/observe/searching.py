@@ -1,28 +1,16 @@
 """The search for a plan, from the request to the answer that is taken.
 
 One rank searches, in a process beside training, and the others take what it offers.
-What the training thread does for that lasts at most a turn in each step: [Note: the
-training thread's part] in plan/search.py.
 (tests/ssdtrain/observe/test_searching.py, test_beside.py)
 """
 
 import logging
 from dataclasses import replace
 
-from ssdtrain.jsonfile import in_parts
+from ssdtrain.jsonfile import dumps
 from ssdtrain.plan.agree import Peers
 from ssdtrain.plan.choose import SEARCH_MARKS
-from ssdtrain.plan.profile import Profile
-from ssdtrain.plan.search import (
-    PART,
-    TURN_S,
-    Answer,
-    Reading,
-    Request,
-    Search,
-    answers,
-    turn_of,
-)
+from ssdtrain.plan.search import Answer, Request, Search, answer_of, answers
 from ssdtrain.transfer.device import Device
 
 logger = logging.getLogger(__name__)
@@ -40,18 +28,11 @@ class Searching:
         """Beside training."""
         self._ended: list[Search] = []
         """Searches that are over, and whose processes end."""
-        self._reading: Reading | None = None
-        """Of what the leading rank's search has found."""
 
     @property
     def is_under_way(self) -> bool:
         """Whether this rank searches beside training."""
         return self._search is not None
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether it does, and has found nothing yet."""
-        return self._search is not None and not self._search.has_answered
 
     def begin(self, request: Request, effort: int) -> Answer | None:
         """Begin to search.
@@ -82,32 +63,22 @@ class Searching:
         """Clear away what searches have left whose processes have ended."""
         self._ended = [search for search in self._ended if not search.clear()]
 
-    def answer(self, seen: Profile | None, *, has_plan: bool) -> Answer | None:
-        """Return what was found beside training, if its last part has come in this
-        step.
+    def answer(self, *, has_plan: bool) -> Answer | None:
+        """Return what was found beside training, if it has come in this step.
 
         Args:
-            seen: the step that was observed last.
             has_plan: whether training can go on without an answer.
         """
         if self._peers.leads:
             return self._own_answer(has_plan)
-        if self._reading is None:
-            text = self._peers.offered()
-            if text is None:
-                return None
-            own_s = TURN_S if seen is None else turn_of(seen)
-            self._reading = Reading(text, turn_s=own_s)
-        answer = self._reading.advance()
-        if answer is not None:
-            self._reading = None
-        return answer
+        text = self._peers.offered()
+        return None if text is None else answer_of(text)
 
     def _own_answer(self, has_plan: bool) -> Answer | None:
         search = self._search
         if search is None:
             return None
-        answer = search.advance()
+        answer = search.answer()
         if not search.is_over:
             return None
         self._search, text = None, search.text
@@ -122,14 +93,13 @@ class Searching:
                 search.error,
             )
             answer = self._here(SEARCH_MARKS)
-            text = "\n".join(in_parts(answer, PART))
+            text = dumps(answer)
         self._peers.offer(text)
         return answer
 
     def stop(self) -> None:
         """Give up what is searched for. Waits for nothing. Idempotent."""
         search, self._search = self._search, None
-        self._reading = None
         if search is not None:
             search.stop()
             self._ended.append(search)

@@ -123,7 +123,7 @@ class SmallerPlans:
         self._prepare()
 
     def _read(self, search: Search) -> None:
-        answer = search.advance()
+        answer = search.answer()
         if answer is not None:
             self._take(answer)
         if search.is_over:

@@ -12,9 +12,9 @@ compared at its rebuilds.
 
 [Note: the host's time is not the device's]
 Where no held step told, as of several ranks, forward and backward take a replay no
-longer than they took in the observed step, whose operators waited for the host the least ([Note: held marks] in
-observe/observer.py). Believed too short, they hide fewer copies, and the plan is a
-worse one; believed too long, the replay waits for copies.
+longer than they took in the observed step, whose operators waited for the host the
+least ([Note: held marks] in observe/observer.py). Believed too short, they hide fewer
+copies, and the plan is a worse one; believed too long, the replay waits for copies.
 (tests/ssdtrain/plan/test_replays.py)
 """
 

@@ -7,11 +7,10 @@ from the hooks again and again. So the profile is written to a file, another pro
 reads it, searches, and writes answers: one that it finds quickly, and the best that it
 finds. It imports no torch.
 
-[Note: the training thread's part]
 All that depends on how long a step is happens in that process: prices are corrected,
-plans are searched for, and compared with the plan in force. Profiles and plans have
-thousands of parts, so they are written and read over several steps: `Search.advance`
-handles some of them in each, until its turn is over.
+plans are searched for, and compared with the plan in force. The request is written, and
+an answer read, at once: some 50 ms of one step each, where a plan is worth more in
+every step behind it.
 
 [Note: searched for smaller batches]
 A search of one size may miss what that of a larger one has found: of two sizes of a
@@ -28,20 +27,18 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.forks import Owner
-from ssdtrain.jsonfile import Natural, Positive, decode, extend, in_parts, joined
+from ssdtrain.jsonfile import Natural, Positive, decode, dumps
 from ssdtrain.plan.calibrate import Corrections, corrected
 from ssdtrain.plan.choose import QUICK_MARKS, SEARCH_MARKS, choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.outcomes import Outcomes
-from ssdtrain.plan.plan import Order, Plan, Prediction
+from ssdtrain.plan.plan import Plan, Prediction
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.scaled import Growth, as_observed, scaled
 from ssdtrain.plan.simulate import simulate
@@ -51,15 +48,6 @@ GAIN = 0.01
 """A new plan must be better by this fraction."""
 NICENESS = 10
 """The training process goes first."""
-PART = 128
-"""Items, marks or orders that are written or read at once: about a millisecond."""
-OF_ORDERS = '[["plan", "orders", '
-"""How the lines of an answer begin that hold orders."""
-TURN_S = 0.0045
-"""The training thread begins no other part in a step after this time."""
-TURN_SHARE = 0.005
-"""Or after this share of the step, if that is longer: a plan comes no more steps late
-where they are long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,113 +200,54 @@ def is_better(new: Prediction, old: Prediction, by_memory: bool, limit: float) -
     return new.peak_bytes < old.peak_bytes * (1 - GAIN)
 
 
-def turn_of(profile: Profile) -> float:
-    """Return the time that the training thread gives to a search in each step."""
-    return max(TURN_S, TURN_SHARE * profile.compute_ms / 1e3)
-
-
-class Reading:
-    """Reads an answer over several steps, for a turn in each."""
-
-    def __init__(
-        self,
-        text: str,
-        clock: Callable[[], float] = time.perf_counter,
-        turn_s: float = TURN_S,
-    ) -> None:
-        self.text = text
-        self._clock = clock
-        self._turn_s = turn_s
-        first, *lines = text.splitlines()
-        whole = json.loads(first)
-        self._left: list[str] = []
-        for line in reversed(lines):
-            if line.startswith(OF_ORDERS):
-                self._left.append(line)
-            else:  # of the prediction: short
-                extend(whole, *json.loads(line))
-        self._answer: Answer = decode(Answer, whole)
-        plan = self._answer.plan
-        self._orders: dict[str, Any] = {} if plan is None else dict(plan.orders)
-
-    def advance(self) -> Answer | None:
-        """Read orders until the turn is over; the answer, once it is whole."""
-        end = self._clock() + self._turn_s
-        while self._left:
-            (*_, kind), orders = json.loads(self._left.pop())
-            self._orders[kind] += decode(tuple[Order, ...], orders)
-            if self._clock() >= end:
-                break
-        if self._left:
-            return None
-        answer = self._answer
-        if answer.plan is None:
-            return answer
-        return replace(answer, plan=replace(answer.plan, orders=self._orders))
+def answer_of(text: str) -> Answer:
+    """Return an answer that was written as JSON."""
+    found: Answer = decode(Answer, json.loads(text))
+    return found
 
 
 class Search:
-    """One search that runs beside training. `advance` it at step boundaries, and when
-    it is over `clear` it."""
+    """One search that runs beside training. Ask it at step boundaries, and when it is
+    over `clear` it."""
 
-    def __init__(
-        self, request: Request, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self._clock = clock
-        self._turn_s = turn_of(request.profile)
+    def __init__(self, request: Request) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="ssdtrain-")  # mode 0700
         self.folder = Path(self._directory.name)
         """Private to the user; gone when the search is over."""
-        self._unsent: Iterator[str] | None = in_parts(request, PART)
-        self._request = self.folder / "request.json"
         self._unread = [self.folder / f"{n}.json" for n in range(request.num_answers)]
-        self.has_answered = False
-        """Whether an answer has been read."""
-        self._reading: Reading | None = None
-        self._process: subprocess.Popen[bytes] | None = None
         self._owner = Owner()
         self.text = ""
         """The last answer, for other ranks."""
         self.error = ""
         """Why there are fewer answers than there should be, once it is over."""
+        written = self.folder / "request.json"
+        written.write_text(dumps(request), encoding="utf-8")
+        self._process: subprocess.Popen[bytes] | None = self._start(written)
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more will come."""
-        return not self._unread and self._reading is None
+        return not self._unread
 
-    @property
-    def is_sending(self) -> bool:
-        """Whether parts of the request are left; its process does not run yet."""
-        return self._unsent is not None
-
-    def advance(self) -> Answer | None:
-        """Do this step's part of the work: [Note: the training thread's part].
-
-        Returns:
-            An answer, when its last part has been read.
-        """
-        if self._unsent is not None:
-            self._send(self._unsent)
-        elif self._reading is not None or self._opens():
-            return self._read()
+    def answer(self) -> Answer | None:
+        """Return the next answer, if it is there."""
+        process = self._process
+        if process is None or not self._unread:
+            return None
+        has_ended = process.poll() is not None
+        next_one, *rest = self._unread
+        if next_one.exists():
+            self.text, self._unread = next_one.read_text("utf-8"), rest
+            return answer_of(self.text)
+        if has_ended:
+            self._end(process)
         return None
 
-    def _send(self, unsent: Iterator[str]) -> None:
-        end = self._clock() + self._turn_s
-        with self._request.open("a", encoding="utf-8") as file:
-            for line in unsent:
-                print(line, file=file)
-                if self._clock() >= end:
-                    return
-        self._unsent = None
-        self._start()
-
-    def _start(self) -> None:
+    def _start(self, request: Path) -> "subprocess.Popen[bytes]":
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        files = (self._request, *self._unread)
-        self._process = subprocess.Popen(
+        files = (request, *self._unread)
+        return subprocess.Popen(
             [sys.executable, "-m", __spec__.name, *map(str, files)],
             cwd=self.folder,  # `-m` puts it before all other paths
             stdin=subprocess.DEVNULL,
@@ -326,30 +255,6 @@ class Search:
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
         )
-
-    def _opens(self) -> bool:
-        """Whether there is another answer. The process may have written two by now."""
-        process = self._process
-        if process is None or not self._unread:
-            return False
-        has_ended = process.poll() is not None
-        next_one, *rest = self._unread
-        if next_one.exists():
-            text = next_one.read_text("utf-8")
-            self._reading = Reading(text, self._clock, self._turn_s)
-            self._unread = rest
-            return True
-        if has_ended:
-            self._end(process)
-        return False
-
-    def _read(self) -> Answer | None:
-        reading = self._reading
-        answer = None if reading is None else reading.advance()
-        if reading is not None and answer is not None:
-            self._reading, self.text = None, reading.text
-            self.has_answered = True
-        return answer
 
     def _end(self, process: "subprocess.Popen[bytes]") -> None:
         """It wrote less than it should have."""
@@ -362,7 +267,7 @@ class Search:
         """Give the search up. Waits for nothing. Idempotent."""
         if self._owner.is_elsewhere:  # a fork of the process that searches
             return
-        self._unsent, self._unread, self._reading = None, [], None
+        self._unread = []
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
 
@@ -389,12 +294,11 @@ def main(arguments: list[str]) -> int:
     """Read a request, write the answers."""
     os.nice(NICENESS)
     request, *files = map(Path, arguments)
-    lines = request.read_text("utf-8").splitlines()
-    asked: Request = decode(Request, joined(lines))
+    asked: Request = decode(Request, json.loads(request.read_text("utf-8")))
     found = answers(asked)
     for answer, file in zip(found, files, strict=True):
         draft = file.with_suffix(".draft")
-        draft.write_text("\n".join(in_parts(answer, PART)), encoding="utf-8")
+        draft.write_text(dumps(answer), encoding="utf-8")
         draft.replace(file)  # whoever reads it sees all of it
     return 0
 

@@ -9,14 +9,12 @@ ones, what runs all regions again the long ones.
 from collections.abc import Sequence
 from functools import cache
 
-from ssdtrain.plan.baselines import checkpointing
 from ssdtrain.plan.choose import kept_but
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.regions import spread
-from ssdtrain.plan.scaled import Growth, UpTo, as_observed, scaled
-from ssdtrain.plan.schedule import schedule
+from ssdtrain.plan.scaled import Growth, UpTo, scaled
 from ssdtrain.plan.simulate import Run, simulate
 from ssdtrain.plan.timeline import Timeline
 
@@ -50,16 +48,15 @@ def all_again(profile: Profile, larger: Profile, goal: Goal) -> Plan | None:
         goal: with a memory limit.
     """
     most_bytes, timeline = goal.most_bytes(larger), Timeline(profile)
-    found = []
-    for each in checkpointing(timeline):
-        orders = schedule(timeline, each.placements, each.style)
-        own = simulate(timeline, orders)
-        plan = Plan(orders=orders, policy=each.name, prediction=own)
-        needs = own if larger is profile else as_observed(plan, larger).prediction
-        if needs is not None and most_bytes is not None:
-            if needs.peak_bytes <= most_bytes:
-                found.append((own.step_ms, plan))
-    return min(found, key=lambda pair: pair[0], default=(0.0, None))[1]
+    regions = spread(timeline)
+    if not regions or most_bytes is None:
+        return None
+    orders = kept_but(timeline, regions)
+    needs = own = simulate(timeline, orders)
+    if larger is not profile:
+        needs = simulate(Timeline(larger), orders)
+    fits = needs.peak_bytes <= most_bytes
+    return Plan(orders=orders, policy="regions", prediction=own) if fits else None
 
 
 def unsearched(profile: Profile, goal: Goal, growth: Growth) -> list[UpTo]:

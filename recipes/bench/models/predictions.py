@@ -94,7 +94,7 @@ def searched(profile: Any, goals: list[Any], limit_s: float) -> list[Any]:
     waiting = set(range(len(goals)))
     while waiting and time.perf_counter() < until:
         for number in list(waiting):
-            found[number] = searches[number].advance()
+            found[number] = searches[number].answer()
             if found[number] is not None or searches[number].is_over:
                 waiting.discard(number)
         time.sleep(0.002)
