@@ -1,9 +1,8 @@
 """A step of regions in which the device is held: what it takes, and what it leaves."""
 
-from collections import defaultdict
-from collections.abc import Iterator
+import json
+from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,16 +13,13 @@ from torch.nn import functional as F
 import ssdtrain
 from ssdtrain.cache.course import NO_WAY, LaneCourse, Unobserved
 from ssdtrain.cache.regions import REGION, Choice
-from ssdtrain.jsonfile import decode, in_parts, joined
+from ssdtrain.jsonfile import decode, dumps
 from ssdtrain.observe import observer
-from ssdtrain.observe.heldparts import MOST_OF_STEP, MOST_PARTS
-from ssdtrain.observe.heldregions import HeldRegions
+from ssdtrain.observe.heldregions import HOLD_MS, HeldRegions
 from ssdtrain.observe.heldtimes import HeldTimes, held_times
-from ssdtrain.observe.measured import Measured
+from ssdtrain.observe.hostprices import HostPrices
 from ssdtrain.observe.memorygoal import MemoryGoal
-from ssdtrain.observe.paced import HOLD_MS
-from ssdtrain.observe.planner import Planner
-from ssdtrain.plan import search
+from ssdtrain.observe.planner import Stage
 from ssdtrain.plan.calibrate import (
     WITHOUT_RERUNS,
     Corrections,
@@ -33,12 +29,12 @@ from ssdtrain.plan.calibrate import (
 )
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.profile import HostCosts
 from ssdtrain.plan.replays import UNHELD, captured
-from ssdtrain.plan.search import PART, Answer, Request
+from ssdtrain.plan.search import Request
 from ssdtrain.remat.clock import Clock
 from ssdtrain.transfer.device import CpuDevice
 from tests.ssdtrain.bits import same_bits
-from tests.ssdtrain.observe.test_paced import Net, train
 from tests.ssdtrain.plan.test_calibrate import BYTES, NUM_LAYERS, layers
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -58,13 +54,32 @@ class Sum(nn.Module):
         return F.gelu(self.linear(x.cumsum(-1).sin()))
 
 
-class Sums(Net):
+class Sums(nn.Module):
     """Regions that must run again."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.parts = nn.ModuleList(Sum() for _ in range(4))
+        self.pause: Callable[[], None] = lambda: None
+        """Between two parts: the host's time."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self.parts:
+            x = part(x)
+            self.pause()
+        return x.sum()
+
+
+def train(net: Sums, steps: int) -> list[list[torch.Tensor]]:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    found = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        net(torch.linspace(-1, 1, 32).view(4, 8)).backward()
+        found.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
+        optimizer.step()
+    return found
 
 
 class Scripted(Clock):
@@ -155,21 +170,13 @@ def told(regions: HeldRegions, empty_ms: float = 0.0) -> HeldTimes:
     return held_times([regions.told(empty_ms)], empty_ms)
 
 
-def held(
-    host: Any, slowness: float, *, num_parts: int = 1, interrupted: int = -1
-) -> HeldTimes:
-    """What held steps told behind one that was looked at."""
+def held(host: Any, slowness: float, *, interrupted: int = -1) -> HeldTimes:
+    """What a held step told behind one that was looked at."""
     clock: Any = Beside(host, slowness)
     step(clock, looking := HeldRegions(clock, clock))
-    every = looking.holds_ms()
-    parts = []
-    for number in range(num_parts):
-        own = {
-            look: ms for each in every[number::num_parts] for look, ms in each.items()
-        }
-        step(clock, part := HeldRegions(clock, clock, own), interrupted=interrupted)
-        parts.append(part.told(0.0))
-    return held_times(parts, 0.0)
+    holds_ms = {look: ms for each in looking.holds_ms() for look, ms in each.items()}
+    step(clock, own := HeldRegions(clock, clock, holds_ms), interrupted=interrupted)
+    return told(own)
 
 
 def hosted(slowness: float, own: HeldTimes | None) -> Corrections:
@@ -188,27 +195,21 @@ def hosted(slowness: float, own: HeldTimes | None) -> Corrections:
     return replace(by, held_regions=own.held_regions, rebuild_ms=own.rebuild_ms)
 
 
-@pytest.mark.parametrize("num_parts", [1, 3])
-def test_a_slow_host_leads_to_the_same_graph(virtual_time: Any, num_parts: int) -> None:
+def test_a_slow_host_leads_to_the_same_graph(virtual_time: Any) -> None:
     """Whatever launches take, a held step tells what the device does, and the plan of a
     graph is the same. Without one the observed step is believed, and not the launches'
     time."""
-    alone: Any = SimpleNamespace(is_alone=True, is_on_gpu=True)
     seen, goal = layers(1.5), Goal(memory_budget_bytes=22 * BYTES)
     plans, unheld = [], []
     for slowness in (1.0, 2.0, 4.0):
-        own = held(virtual_time, slowness, num_parts=num_parts)
+        own = held(virtual_time, slowness)
         assert own.held_head_ms == pytest.approx(HEAD_MS)
         for time in own.held_regions["model/0"][1:]:
             assert time.backward_ms == pytest.approx(BACKWARD_MS)
         for time in own.held_regions["model/0"]:
             assert time.forward_ms == pytest.approx(FORWARD_MS)
         assert own.rebuild_ms == {rebuild_key("silu", 64): pytest.approx(0.25)}
-        measured = Measured(alone, alone, alone, alone)
-        measured.corrections = by = hosted(slowness, own)
-        measured.plain = PlainTimes(*by.plain)
-        assert measured.may_hold(is_hosted=by.may_be_hosted)
-        profile = captured(seen, by)
+        profile = captured(seen, hosted(slowness, own))
         assert profile.compute_ms == pytest.approx(
             NUM_LAYERS * (FORWARD_MS + BACKWARD_MS)
         )
@@ -313,50 +314,47 @@ def test_a_rerun_in_another_tells_nothing() -> None:
     assert told(held).held_regions == {} and held.holds_ms() == []
 
 
-def test_regions_are_held_where_the_plain_step_does_not_fit(
-    monkeypatch: pytest.MonkeyPatch, virtual_time: Any
+@pytest.mark.parametrize("budget", [None, 1 << 30])
+def test_a_step_is_held_when_somebody_asks_for_a_graph(
+    monkeypatch: pytest.MonkeyPatch, virtual_time: Any, budget: int | None
 ) -> None:
-    """Under a memory limit, too, what a graph's plan is made of is not the launches'
-    time. The step's gradients are plain's, and none of these steps is a long one."""
+    """What a graph's plan is made of is not the launches' time. The step's gradients
+    are plain's, and the plan is the same behind it."""
     holds: list[float] = []
-    by_step: defaultdict[Any, list[float]] = defaultdict(list)
-    asked: list[Request] = []
-
-    def answers(request: Request) -> Iterator[Answer]:
-        asked.append(request)
-        return search.answers(request)
 
     def hold(self: CpuDevice, ms: float) -> None:
         if ms not in (observer.HOLD_MS, observer.RERUN_HOLD_MS):  # the observed step's
             holds.append(ms)
-            by_step[session.cache.course.observer].append(ms)
         virtual_time.sleep(HELD_S)
 
-    monkeypatch.setattr("ssdtrain.observe.searching.answers", answers)
     monkeypatch.setattr(CpuDevice, "hold", hold)
     monkeypatch.setattr(MemoryGoal, "fits_plain", lambda self, profile: False)
-    monkeypatch.setattr(Measured, "may_hold", lambda *_, **__: True)
+    monkeypatch.setattr(HostPrices, "is_on_gpu", True)
+    monkeypatch.setattr(HostPrices, "probe", lambda self: HostCosts())
     monkeypatch.setattr("ssdtrain.api._first_regions", lambda *settings: Choice.ALL)
-    theirs, net = train(Sums(), 15), Sums()
+    theirs, net = train(Sums(), 32), Sums()
     net.pause = lambda: virtual_time.sleep(PAUSE_S)
-    with ssdtrain.offload(net, target="host", min_bytes=1) as session:
-        assert same_bits(train(net, 15), theirs)
-        assert session.plan is not None
-        parts = [own for by, own in by_step.items() if type(by) is HeldRegions]
-        assert 1 < len(parts) <= MOST_PARTS
-        # A step of regions takes as long as its pauses, and little besides.
-        most_ms = 1.1 * (MOST_OF_STEP - 1) * len(net.parts) * PAUSE_S * 1e3
-        assert max(map(sum, parts)) < most_ms < sum(map(sum, parts))
-        # Steps that are observed again have no long one behind them.
-        num_asked, before = len(asked), list(holds)
-        monkeypatch.setattr(Planner, "_follow", vars(Planner)["_observe"])
-        train(net, 12)
-        assert len(asked) > num_asked and holds == before
-        cache = session.cache
+    settings: dict[str, Any] = {"max_overhead": 0.1}
+    if budget is not None:
+        settings = {"memory_budget_bytes": budget}
+    with ssdtrain.offload(net, target="host", min_bytes=1, **settings) as session:
+        found = train(net, 20)
+        assert session.is_settled and not holds
+        plan = session.plan
+        assert not session.can_capture
+        stages: list[Stage] = []
+        for _ in range(12):
+            found += train(net, 1)
+            planner: Any = session._planner
+            stages.append(planner.stage)
+        assert stages[:3] == [Stage.HELD, Stage.HELD, Stage.FOLLOWING]
+        assert session.can_capture and session.plan is plan
+        assert same_bits(found, theirs)
+        cache, by = session.cache, planner._measured.corrections
         assert type(cache.course.observer) is Unobserved
         clock = cache.ledger.clock
         assert clock.before_rebuild is None and clock.after_rebuild is None
-    profile, by = asked[-1].profile, asked[-1].corrections
+        profile = planner._seen
     ((kind, runs),) = profile.regions.items()
     assert len(by.held_regions[kind]) == len(runs) > 1
     for time in by.held_regions[kind]:
@@ -368,5 +366,5 @@ def test_regions_are_held_where_the_plain_step_does_not_fit(
     assert set(by.rebuild_ms) == keys and len(keys) > 0
     assert max(by.rebuild_ms.values()) < HELD_S * 1e3
     assert all(ms >= HOLD_MS for ms in holds)
-    text = "\n".join(in_parts(asked[-1], PART))
-    assert decode(Request, joined(text.splitlines())) == asked[-1]
+    request = Request(profile=profile, goal=Goal(), corrections=by)
+    assert decode(Request, json.loads(dumps(request))) == request

@@ -17,7 +17,6 @@ from ssdtrain.observe import hostprices, observation
 from ssdtrain.observe import planner as observe_planner
 from ssdtrain.observe.hosttime import BESIDE, HostMeter
 from ssdtrain.observe.measured import NUM_REGION_STEPS
-from ssdtrain.observe.strays import FIRST_PAUSE_STEPS
 from ssdtrain.plan.calibrate import Corrections, PlainTimes, corrected
 from ssdtrain.plan.choose import options
 from ssdtrain.plan.placement import Placement
@@ -291,7 +290,7 @@ def test_the_programs_host_time_is_told_from_that_of_regions(
     plain = PlainTimes(*told[-1].plain)
     assert plain.host_forward_ms == pytest.approx(own_ms, rel=0.02)
     region_ms = [each.costs(HostCosts()).region_ms for each in meters]
-    assert len(region_ms) > 2
+    assert len(region_ms) == 2, "the observed step, and the first of regions"
     assert region_ms == pytest.approx([BESIDE * 1e3 * look_s] * len(region_ms), rel=0.1)
 
 
@@ -342,17 +341,6 @@ def test_keep_is_predicted_from_steps_that_run_all_regions_again(
     again_ms = 1e3 * num_blocks * 4 * FORWARD_S
     found = kept_ms(profile, spread(Timeline(profile)))
     assert found == pytest.approx(keep_ms + again_ms, rel=0.01)
-
-
-def test_steps_of_regions_are_measured_again_when_steps_drift(
-    virtual_time: VirtualTime,
-) -> None:
-    """All of them ran while somebody else had half of the machine."""
-    num_blocks, num_drifting = 2, FIRST_PAUSE_STEPS + 1
-    busy, quiet = [2.0] * NUM_STEPS, [1.0] * (num_drifting + NUM_STEPS)
-    found = kept_ms(slow_steps(virtual_time, [*busy, *quiet], num_blocks))
-    keep_ms = 1e3 * num_blocks * 4 * (FORWARD_S + BACKWARD_S)
-    assert found == pytest.approx(keep_ms, rel=0.01)
 
 
 class Counting(nn.Module):
