@@ -278,30 +278,6 @@ def test_as_much_is_made_again_as_the_limit_allows_and_the_rest_moves_for_nothin
     assert found.step_ms <= 1.1 * found.keep_ms
 
 
-def test_nothing_is_on_its_way_out_when_the_host_reads_a_result() -> None:
-    """Ten copies of 4 ms each; the host waits for them at the end of a forward of 10 ms
-    and they go one after the other."""
-    step = made.chain(10, gb_per_s=0.25)
-    marks = list(step.marks)
-    marks[9] = replace(marks[9], reads_back=True)
-    line = Timeline(replace(step, marks=tuple(marks)))
-    everything = {kind: (Placement.OFFLOAD,) * 10 for kind in step.kinds}
-    patient = schedule(line, everything, Style())
-    assert [order.placement for order in patient["model/0"]] == [
-        *[Placement.OFFLOAD] * 2,
-        *[Placement.KEEP] * 8,
-    ]
-    keep_ms = Run(line, keep_all(line)).run().step_ms
-    assert Run(line, patient).run().step_ms == keep_ms
-    waiting = schedule(line, everything, Style(late=Late.WAIT))
-    gone = [order.placement for order in waiting["model/0"]].count(Placement.OFFLOAD)
-    assert gone > 2 and Run(line, waiting).run().step_ms > keep_ms
-    links = replace(step.links, small_pass=True)
-    passing = Timeline(replace(line.profile, links=links))
-    assert Run(passing, waiting).run().step_ms < Run(line, waiting).run().step_ms
-    assert not any(passing.waits_for_copies)
-
-
 def test_what_stands_behind_other_copies_is_released_later() -> None:
     """A link that is a little slower than predicted is so for each copy of a queue."""
     line = Timeline(made.chain(40, gb_per_s=0.9))
