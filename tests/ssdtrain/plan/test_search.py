@@ -47,6 +47,17 @@ def asked(goal: Goal) -> Request:
     return Request(profile=recorded(), goal=goal, efforts=EFFORTS)
 
 
+def prediction(step_ms: float, peak_bytes: int) -> Prediction:
+    return Prediction(
+        step_ms=step_ms,
+        peak_bytes=peak_bytes,
+        stall_ms=0.0,
+        recompute_ms=0.0,
+        keep_ms=100.0,
+        keep_peak_bytes=1000,
+    )
+
+
 def all_of(search: Search) -> list[Answer]:
     found = []
     end = time.monotonic() + LONGEST_S
@@ -109,7 +120,7 @@ def test_no_smaller_batch_follows_a_plan_that_costs_more_than_a_larger_ones() ->
     """Plans that were found for larger ones are candidates, that in force as well; and
     none is another one's equal."""
     little = 10_000  # by which no good plan is found
-    goal, growth = Goal(memory_budget_bytes=9 << 30), Growth()
+    goal, growth = Goal(memory_budget_bytes=6 << 30), Growth()
     profile = PROFILE_FILE.read(LONG)
     sizes = (0.93, 0.87, 0.8, 0.7)
     alone = [choose(scaled(profile, size), goal, little) for size in sizes]
@@ -159,6 +170,44 @@ def test_a_plan_that_is_as_good_stays() -> None:
     worse = choose(request.profile, Goal(max_overhead=0.0), 1)
     first, _ = answers(replace(request, plan=worse))
     assert not first.stays
+
+
+def test_a_new_plan_must_be_clearly_better() -> None:
+    old = prediction(100.5, 500)
+    assert not is_better(prediction(100.5, 499), old, False, 101.0)
+    assert is_better(prediction(100.5, 450), old, False, 101.0)
+    assert is_better(prediction(100.5, 600), prediction(120.0, 500), False, 101.0)
+    assert not is_better(prediction(100.0, 900), old, True, 1000)
+    assert is_better(prediction(90.0, 900), old, True, 1000)
+    assert is_better(prediction(150.0, 400), old, True, 450)
+
+
+def test_a_request_is_written_at_once() -> None:
+    """All of it, before the process that reads it starts."""
+    request = asked(Goal(max_overhead=0.05))
+    search = Search(request)
+    text = (search.folder / "request.json").read_text("utf-8")
+    assert decode(Request, json.loads(text)) == request
+    search.stop()
+    assert search.clear(wait=True)
+
+
+def test_an_answer_is_read_at_once() -> None:
+    """When it is there, and in order; its text is for the other ranks."""
+    request = asked(Goal(max_overhead=0.05))
+    search = Search(request)
+    texts = []
+    end = time.monotonic() + LONGEST_S
+    while not search.is_over:
+        assert time.monotonic() < end
+        there = [(search.folder / f"{n}.json").exists() for n in range(len(EFFORTS))]
+        answer = search.answer()
+        assert answer is not None or not there[len(texts)]
+        if answer is not None:
+            assert answer_of(search.text) == answer
+            texts.append(search.text)
+    assert [answer_of(text) for text in texts] == list(answers(request))
+    assert search.clear(wait=True)
 
 
 def test_waits_are_read_with_the_orders() -> None:
