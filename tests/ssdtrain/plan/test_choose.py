@@ -17,7 +17,7 @@ from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import PLAN_FILE, read_plan
 from ssdtrain.plan.profile import PROFILE_FILE, Profile
 from ssdtrain.plan.regions import spread
-from ssdtrain.plan.schedule import Late, Slack, Style, schedule
+from ssdtrain.plan.schedule import Slack, Style, schedule
 from ssdtrain.plan.simulate import Run, keep_all
 from ssdtrain.plan.timeline import Timeline
 from tests.ssdtrain.plan import profiles as made

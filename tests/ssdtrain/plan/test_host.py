@@ -16,7 +16,7 @@ from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Wait
-from ssdtrain.plan.profile import HostCost, HostCosts, Phase, Profile, RegionRun
+from ssdtrain.plan.profile import HostCost, HostCosts, Profile, RegionRun
 from ssdtrain.plan.scaled import scaled
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import Run, keep_all, simulate
