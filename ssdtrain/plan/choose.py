@@ -48,8 +48,8 @@ from ssdtrain.plan.timeline import Timeline
 
 ENUMERATED = 800
 """At most so many combinations of placements are enumerated."""
-SEARCH_MARKS = 1_200_000
-"""Marks simulated in a search, over all its candidates (one to four seconds)."""
+SEARCH_MARKS = 600_000
+"""Marks simulated in a search, over all its candidates (one to two seconds)."""
 QUICK_MARKS = 120_000
 """Of a search on the training thread: two tenths of a second."""
 PRICED_SHARE = 0.6

@@ -15,7 +15,7 @@ from ssdtrain.cache.sizes import is_same_item, is_scaled
 from ssdtrain.counters import Fallback
 from ssdtrain.observe import planner, searching
 from ssdtrain.observe.largest import HEADROOM
-from ssdtrain.plan.adapt import Drift
+from ssdtrain.observe.strays import Strays
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.search import Answer, Request, Search, answers
@@ -607,10 +607,10 @@ def test_a_plan_of_before_has_no_more_room_than_it_had(
     beside = Beside(monkeypatch, budget_of(3 * ROWS, 0.6))
     beside.settle(ROWS)
     (own,) = beside.planners
-    plan, drift = beside.session.plan, Drift.step
-    monkeypatch.setattr(Drift, "step", lambda *_: True)
+    plan, step = beside.session.plan, Strays.step
+    monkeypatch.setattr(Strays, "step", lambda *_: True)
     beside.step(ROWS)
-    monkeypatch.setattr(Drift, "step", drift)
+    monkeypatch.setattr(Strays, "step", step)
     assert own.stage is planner.Stage.OBSERVING
     stages = []
     while own.stage is not planner.Stage.FOLLOWING:

@@ -21,7 +21,7 @@ from tests.ranks import LONGEST_S
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
 SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 1, "max_overhead": 1.0}
-NUM_STEPS = 8
+NUM_STEPS = 24
 """Behind them a plan may drift, and be searched for again."""
 
 
@@ -79,9 +79,7 @@ class Ranks:
         """A step of each; a request is sent at once, its answer is waited for."""
         end = time.monotonic() + LONGEST_S
         for search in self.searches:
-            while search.is_sending:
-                search.advance()
-            last = search.folder / "1.json"
+            last = search.folder / "0.json"
             while not (last.exists() or search.is_over):
                 assert time.monotonic() < end
                 time.sleep(0.01)
@@ -101,7 +99,7 @@ def test_one_rank_searches_and_all_follow(monkeypatch: pytest.MonkeyPatch) -> No
         for _ in range(NUM_STEPS):
             ranks.train()
         first, second = ranks.sessions
-        assert len(ranks.searches) == 1 and len(ranks.answers) >= 2
+        assert len(ranks.searches) == 1 and len(ranks.answers) == 1
         assert first.plan is not None and first.plan.prediction is not None
         assert first.plan == second.plan
         assert all(session.is_settled for session in ranks.sessions)

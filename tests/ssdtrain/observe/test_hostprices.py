@@ -7,7 +7,6 @@ import pytest
 
 from ssdtrain.observe import hostprices
 from ssdtrain.observe.hostprices import FIRST_SAMPLE, SAMPLED_STEPS, HostPrices
-from ssdtrain.observe.hosttime import WEIGHT
 from ssdtrain.plan.profile import HostCosts
 
 PROBED_MS, SAMPLED_MS = 1.0, 3.0
@@ -41,36 +40,31 @@ class Prices:
         self.prices = HostPrices(self.cache)
         self.prices.probe()
 
-    def steps(self, num: int, *, samples: bool = True) -> list[tuple[int, float]]:
-        """Steps whose start brought other prices, and for a region call."""
+    def timed(self, num: int) -> list[int]:
+        """Which of so many steps are timed."""
         found = []
         for number in range(1, num + 1):
-            costs = self.prices.step(samples=samples, module_of=lambda kind, item: "")
-            if costs is not None:
-                found.append((number, costs.region_ms))
+            self.prices.sample(lambda kind, item: "")
+            if self.cache.meter is not None:
+                found.append(number)
         return found
 
 
 def test_one_step_in_many_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An early one under a plan, whose sample takes the place of the probe's chain."""
     own = Prices(monkeypatch)
-    found = own.steps(SAMPLED_STEPS + 1)
-    first, later = FIRST_SAMPLE + 1, SAMPLED_STEPS + 1
-    assert found == [(first, SAMPLED_MS), (later, SAMPLED_MS)]
+    later = FIRST_SAMPLE + SAMPLED_STEPS
+    assert own.timed(later + 1) == [FIRST_SAMPLE, later]
     own.prices.planned()
-    own.prices.costs = HostCosts(region_ms=PROBED_MS)
-    mean_ms = PROBED_MS + WEIGHT * (SAMPLED_MS - PROBED_MS)
-    assert own.steps(first) == [(first, pytest.approx(mean_ms))]
-    assert own.prices.costs.region_ms == pytest.approx(mean_ms)
+    assert own.timed(later - 1) == [FIRST_SAMPLE]
 
 
-def test_who_does_not_search_times_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor who runs without hooks, nor where the host is the device."""
-    assert not Prices(monkeypatch).steps(2 * SAMPLED_STEPS, samples=False)
+def test_who_runs_without_hooks_or_beside_no_device_times_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     unhooked = Prices(monkeypatch)
     unhooked.cache.bypass = object()
     for own in (unhooked, Prices(monkeypatch, "cpu")):
-        assert not own.steps(2 * SAMPLED_STEPS) and own.cache.meter is None
+        assert not own.timed(2 * SAMPLED_STEPS)
 
 
 def test_one_meter_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

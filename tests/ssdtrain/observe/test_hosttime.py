@@ -27,9 +27,7 @@ from ssdtrain.observe.hosttime import (
     BESIDE,
     DEVICE_PERIOD,
     HostMeter,
-    is_far,
     mean_ms,
-    mixed,
 )
 from ssdtrain.plan.calibrate import repriced
 from ssdtrain.plan.placement import Placement
@@ -106,8 +104,6 @@ def test_a_region_call_is_none_of_the_programs_time() -> None:
     assert costs.region_ms == pytest.approx(BESIDE * 0.055)
     assert costs.keep.pack_ms == pytest.approx(BESIDE * 0.01)
     assert HostMeter().costs(costs).region_ms == costs.region_ms
-    assert mixed(HostCosts(), costs, 0.5).region_ms == pytest.approx(BESIDE * 0.0275)
-    assert is_far(costs, replace(costs, region_ms=0.01))
 
 
 def test_what_a_recipe_stores_inside_is_one_call() -> None:
@@ -142,13 +138,6 @@ def test_a_failing_hook_ends_its_call() -> None:
 
 def test_a_call_that_pinned_memory_is_no_price() -> None:
     assert mean_ms([1000, 3000, 2000, 5_000_000]) == pytest.approx(0.002)
-
-
-def test_costs_follow_their_samples() -> None:
-    old = HostCosts(host=HostCost(pack_ms=0.1, use_ms=0.1))
-    new = HostCosts(host=HostCost(pack_ms=0.2, use_ms=0.1))
-    assert mixed(old, new, 0.5).host.pack_ms == pytest.approx(0.15)
-    assert is_far(old, new) and not is_far(old, mixed(old, new, 0.1))
 
 
 def test_rebuilds_are_repriced_alike() -> None:

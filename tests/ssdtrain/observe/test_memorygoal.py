@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ssdtrain.observe.memorygoal import PLAIN_SHARE, MemoryGoal
-from ssdtrain.observe.tightened import MOST_TIGHTENED, Tightened
+from ssdtrain.observe.tightened import Tightened
 from ssdtrain.plan.agree import Alone
 from ssdtrain.plan.goal import DEVICE_RESERVE, Goal
 from ssdtrain.transfer.device import MemoryLevel
@@ -47,10 +47,18 @@ def test_the_plain_step_fits_beside_what_is_in_use_and_stuck() -> None:
     assert not own.memory.fits_plain(profile)
 
 
-def test_no_plain_step_under_a_memory_limit() -> None:
-    own = Memory(Goal(memory_budget_bytes=CAPACITY))
-    own.used(0)
-    assert not own.memory.fits_plain(chain(8))
+def test_everything_fits_a_budget_up_to_its_end_and_a_limit_but_for_its_reserve() -> (
+    None
+):
+    profile = chain(8)
+    for goal, fits in (
+        (Goal(memory_budget_bytes=8 * MB), True),
+        (Goal(memory_budget_bytes=8 * MB - 1), False),
+        (Goal(device_bytes=int(8 * MB / (1 - DEVICE_RESERVE)) + 1), True),
+        (Goal(device_bytes=8 * MB), False),
+        (Goal(device_bytes=9 * MB, torn_bytes=MB), False),
+    ):
+        assert Memory(goal).memory.fits_plain(profile) == fits
 
 
 def test_plans_leave_what_is_torn_or_stuck_on_any_rank() -> None:
@@ -72,22 +80,15 @@ def test_plans_leave_what_is_torn_or_stuck_on_any_rank() -> None:
     assert own.goal.goal == Goal() and len(told) == 1 and not own.goal.was
 
 
-def test_a_step_beyond_the_limit_leaves_more_room_so_often() -> None:
+def test_a_step_beyond_the_limit_is_seen() -> None:
     own = Memory(Goal(memory_budget_bytes=100 * MB))
-    start = MemoryLevel(0, 0, 0, 0)
+    goal, start = own.goal.goal, MemoryLevel(0, 0, 0, 0)
     own.cache.ledger.levels = start, MemoryLevel(0, 0, 110 * MB, 0)
     own.memory.planned()
-    asked = [own.memory.is_exceeded() for _ in range(3)]
-    assert asked == [False, False, True], "the first ones free what was there before"
-    beyond = own.goal.goal.beyond(110 * MB, 0)
-    assert own.goal.goal.spare_bytes == beyond > 0
+    asked = [own.memory.over_bytes(goal) for _ in range(3)]
+    assert asked == [0, 0, goal.beyond(110 * MB, 0)], "the first ones free what was"
     own.cache.course.num_strayed = 1
-    assert not own.memory.is_exceeded()
-    own.cache.course.num_strayed = 0
-    for _ in range(MOST_TIGHTENED - 1):
-        assert own.memory.is_exceeded()
-    assert not own.memory.is_exceeded()
-    assert own.goal.goal.spare_bytes == MOST_TIGHTENED * beyond
+    assert not own.memory.over_bytes(goal)
 
 
 @pytest.mark.parametrize("cached", [0, 90 * MB])
@@ -116,4 +117,5 @@ def test_of_several_ranks_no_limit_is_tightened() -> None:
     own.memory.planned()
     for number in range(64):
         own.cache.device.level = MemoryLevel(0, 0, 0, 0, num_retries=number)
-        assert not own.memory.is_exceeded() and not own.memory.is_short()
+        assert not own.memory.over_bytes(own.goal.goal)
+        assert not own.memory.is_short()

@@ -8,7 +8,7 @@ import pytest
 from ssdtrain.observe import searching
 from ssdtrain.observe.searching import Searching
 from ssdtrain.plan.agree import Alone
-from ssdtrain.plan.choose import LONG_MARKS, QUICK_MARKS
+from ssdtrain.plan.choose import QUICK_MARKS
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.search import Answer, Request, Search
 from tests.ranks import LONGEST_S
@@ -48,7 +48,7 @@ def answered(own: Searching, *, has_plan: bool = False) -> Answer:
     """The next answer; the search's process takes as long as it takes."""
     end = time.monotonic() + LONGEST_S
     while time.monotonic() < end:
-        answer = own.answer(PROFILE, has_plan=has_plan)
+        answer = own.answer(has_plan=has_plan)
         if answer is not None:
             return answer
         time.sleep(0.002)
@@ -57,43 +57,36 @@ def answered(own: Searching, *, has_plan: bool = False) -> Answer:
 
 def test_where_nothing_runs_beside_training_the_answer_is_there() -> None:
     own = on(beside=False)
-    answer = own.begin(REQUEST, QUICK_MARKS, are_plain=False)
+    answer = own.begin(REQUEST, QUICK_MARKS)
     assert answer is not None and answer.plan is not None
-    assert not own.is_under_way and own.answer(PROFILE, has_plan=True) is None
+    assert not own.is_under_way and own.answer(has_plan=True) is None
 
 
-def test_a_search_beside_training_answers_soon_and_again() -> None:
+def test_a_search_beside_training_answers_once() -> None:
     own = on()
-    assert own.begin(REQUEST, QUICK_MARKS, are_plain=True) is None
-    assert own.is_under_way and own.is_awaited
-    quick = answered(own)
-    assert quick.plan is not None and own.is_under_way and not own.is_awaited
-    best = answered(own)
-    assert best.plan is not None and not own.is_under_way
+    assert own.begin(REQUEST, QUICK_MARKS) is None
+    assert own.is_under_way
+    assert answered(own).plan is not None and not own.is_under_way
     own.step_starts()
     own.clear()
 
 
-@pytest.mark.parametrize("are_plain", [False, True])
-def test_one_rank_searches_and_the_others_read_what_it_offers(are_plain: bool) -> None:
-    """Where steps are plain until then, once: each plan has all of them wait."""
+def test_one_rank_searches_and_the_others_read_what_it_offers() -> None:
     told: list[str] = []
     leader, other = on(Ranks(told, leads=True)), on(Ranks(told, leads=False))
     for each in (leader, other):
-        assert each.begin(REQUEST, QUICK_MARKS, are_plain=are_plain) is None
+        assert each.begin(REQUEST, QUICK_MARKS) is None
     assert leader.is_under_way and not other.is_under_way
-    found = []
-    while leader.is_under_way:
-        found.append(answered(leader))
-        assert answered(other).plan == found[-1].plan
-    assert len(found) == len(told) == (1 if are_plain else 2)
+    found = answered(leader)
+    assert answered(other).plan == found.plan
+    assert not leader.is_under_way and len(told) == 1
     leader.clear()
 
 
 class Failing(Search):
     """Its process never says anything."""
 
-    def advance(self) -> Answer | None:
+    def answer(self) -> Answer | None:
         self.stop()
         self.error = "it failed"
         return None
@@ -114,8 +107,8 @@ def test_a_search_that_fails_is_made_up_for_where_there_is_no_plan(
     monkeypatch.setattr(searching, "answers", asked)
     told: list[str] = []
     own, other = on(Ranks(told, leads=True)), on(Ranks(told, leads=False))
-    own.begin(REQUEST, QUICK_MARKS, are_plain=True)
-    answer = own.answer(PROFILE, has_plan=has_plan)
+    own.begin(REQUEST, QUICK_MARKS)
+    answer = own.answer(has_plan=has_plan)
     assert (answer is None) == has_plan and not own.is_under_way
     assert len(efforts) == len(told) == (0 if has_plan else 1)
     assert has_plan or (answer is not None and answered(other).plan == answer.plan)
@@ -133,8 +126,8 @@ def test_a_search_that_is_stopped_answers_nothing(
 
     monkeypatch.setattr(searching, "Search", search)
     own = on()
-    own.begin(REQUEST, QUICK_MARKS, are_plain=False)
+    own.begin(REQUEST, QUICK_MARKS)
     own.stop()
-    assert not own.is_under_way and own.answer(PROFILE, has_plan=False) is None
-    assert [each.efforts for each in asked] == [(QUICK_MARKS, LONG_MARKS)]
+    assert not own.is_under_way and own.answer(has_plan=False) is None
+    assert [each.efforts for each in asked] == [(QUICK_MARKS,)]
     own.clear()

@@ -17,7 +17,7 @@ from ssdtrain.observe import hostprices, observation
 from ssdtrain.observe import planner as observe_planner
 from ssdtrain.observe.hosttime import BESIDE, HostMeter
 from ssdtrain.observe.measured import NUM_REGION_STEPS
-from ssdtrain.plan.adapt import FIRST_PAUSE_STEPS
+from ssdtrain.observe.strays import FIRST_PAUSE_STEPS
 from ssdtrain.plan.calibrate import Corrections, PlainTimes, corrected
 from ssdtrain.plan.choose import options
 from ssdtrain.plan.placement import Placement

@@ -1,0 +1,132 @@
+"""Which plan stays, by what its steps took."""
+
+from dataclasses import replace
+
+import pytest
+
+from ssdtrain.observe.steptimes import StepTimes
+from ssdtrain.observe.strays import FIRST_PAUSE_STEPS, Strays
+from ssdtrain.observe.trials import (
+    ALIKE,
+    ERROR,
+    GAIN,
+    LEAST_STEPS,
+    LONG_MS,
+    MOST_STEPS,
+    MOST_TRIES,
+    NEW_STEPS,
+    WRONG,
+    Stopwatch,
+    Trials,
+    Tried,
+    Verdict,
+    most_ms,
+    typical,
+)
+from tests.ssdtrain.observe.parts import Cache, promise
+
+
+def tried(ms: float, told_ms: float = 10.0, peak_bytes: int = 100) -> Tried:
+    plan = promise(told_ms)
+    assert plan.prediction is not None
+    told = replace(plan.prediction, peak_bytes=peak_bytes)
+    return Tried(replace(plan, prediction=told), ms)
+
+
+def test_the_lower_middle_counts() -> None:
+    assert typical([3.0, 1.0]) == 1.0
+    assert typical([9.0, 1.0, 2.0]) == 2.0
+    assert typical([4.0, 3.0, 2.0, 1.0]) == 2.0
+
+
+def test_steps_that_differ_are_followed_by_others() -> None:
+    watch = Stopwatch(10.0)
+    asks = [n for n in range(20) if watch.asks(n)]
+    assert asks == [NEW_STEPS + LEAST_STEPS, NEW_STEPS + MOST_STEPS]
+    assert watch.is_enough(asks[0], 1 + ALIKE)
+    assert not watch.is_enough(asks[0], 1.01 + ALIKE)
+    assert watch.is_enough(asks[1], 9.0)
+
+
+def test_long_steps_are_few() -> None:
+    watch = Stopwatch(LONG_MS)
+    assert [n for n in range(20) if watch.asks(n)] == [2, 3]
+
+
+def test_under_a_memory_limit_the_fastest_stays() -> None:
+    trials, base = Trials(), tried(10.0)
+    trials.follow(base)
+    within = tried(10.0 * (1 - GAIN / 2))
+    assert trials.judge(within, None, is_by_memory=True) is Verdict.GOES_BACK
+    assert trials.best is base and trials.second is within
+    faster = tried(9.0)
+    assert trials.judge(faster, None, is_by_memory=True) is Verdict.STAYS
+    assert trials.best is faster and trials.second is base
+    trials.forget()
+    assert trials.best is trials.second is None and not trials.num_tries
+
+
+def test_under_a_limit_in_time_the_least_memory_stays() -> None:
+    trials, limit = Trials(), most_ms(10.0, 0.1)
+    assert limit == pytest.approx(10.0 * (1.1 + ERROR))
+    late, first = tried(12.0), tried(11.0, peak_bytes=100)
+    assert trials.judge(late, limit, is_by_memory=False) is Verdict.KEEPS_ALL
+    assert trials.best is None
+    assert trials.judge(first, limit, is_by_memory=False) is Verdict.STAYS
+    assert trials.judge(late, limit, is_by_memory=False) is Verdict.GOES_BACK
+    as_much = tried(10.0, peak_bytes=100)
+    assert trials.judge(as_much, limit, is_by_memory=False) is Verdict.GOES_BACK
+    less = tried(11.0, peak_bytes=90)
+    assert trials.judge(less, limit, is_by_memory=False) is Verdict.STAYS
+    assert trials.best is less
+
+
+def test_where_no_plain_step_was_measured_a_plan_stays() -> None:
+    assert Trials().judge(tried(99.0), None, is_by_memory=False) is Verdict.STAYS
+
+
+def test_a_plan_that_takes_longer_than_it_says_is_followed_by_another() -> None:
+    trials = Trials()
+    right, wrong = tried(10.0 * (1 + WRONG / 2)), tried(10.0 * (1 + 2 * WRONG))
+    for _ in range(MOST_TRIES):
+        assert trials.wants_another(wrong) and not trials.wants_another(right)
+        trials.judge(wrong, None, is_by_memory=True)
+    assert not trials.wants_another(wrong)
+
+
+def test_machines_change() -> None:
+    trials = Trials()
+    base, plan = tried(10.0), tried(8.0)
+    trials.compare_again(base, 1.0)
+    assert trials.best is None, "nothing was tried"
+    trials.follow(base)
+    trials.judge(plan, None, is_by_memory=True)
+    trials.compare_again(replace(base, ms=9.0), 9.0)
+    assert trials.best is not None and trials.best.plan is plan.plan
+    assert trials.best.ms == 9.0
+    trials.compare_again(replace(base, ms=9.0), 12.0)
+    assert trials.best.plan is base.plan and trials.second == replace(plan, ms=12.0)
+
+
+def test_two_strays_in_a_row_are_a_new_shape() -> None:
+    strays = Strays()
+    assert not any(strays.step(n) for n in (1, 0, 1, 0, 1))
+    assert strays.step(1)
+    told = [strays.step(1) for _ in range(3 * FIRST_PAUSE_STEPS)]
+    assert told.index(True) == FIRST_PAUSE_STEPS - 1 and sum(told) == 2
+    strays.planned()
+    assert not strays.step(1)
+
+
+def test_steps_of_other_sizes_are_not_timed() -> None:
+    cache = Cache()
+    times = StepTimes(cache)  # type: ignore[arg-type]
+    for number, resized in enumerate((0, 0, 1, 0)):
+        cache.course.num_resized = resized
+        cache.ledger.clock.ms = 10.0 * number * number
+        times.step_starts()
+    assert times.num_steps == 3
+    assert times.ended_ms() == [10.0, 50.0]
+    assert times.ended_ms(1) == [50.0] and times.ended_ms(3) == []
+    times.restart()
+    assert times.num_steps == 0 and times.ended_ms() == []

@@ -1,0 +1,101 @@
+"""Plans that are tried in training, in virtual time."""
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ssdtrain
+from ssdtrain.observe import observation
+from ssdtrain.transfer.device import CpuDevice
+from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.plan.profiles import links
+from tests.ssdtrain.virtual_time import VirtualTime
+
+WIDTH, ROWS = 64, 32
+FORWARD_S = 1.0
+
+
+class Slowly(torch.autograd.Function):
+    """Saves what it is given, and takes so long in virtual time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, clock: VirtualTime) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.clock = clock
+        clock.sleep(FORWARD_S)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        ctx.clock.sleep(2 * FORWARD_S)
+        return gradient * x.cos(), None
+
+
+class Block(nn.Module):
+    """Four operators that nothing but a re-run of the whole makes again."""
+
+    def __init__(self, clock: VirtualTime) -> None:
+        super().__init__()
+        self.part = nn.Identity()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+        self._clock = weakref.ref(clock)  # nobody compares its insides
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.weight
+        for _ in range(4):
+            x = Slowly.apply(x, self._clock())
+        return x
+
+
+def run(clock: VirtualTime, budget: int | None, num_steps: int = 60) -> Any:
+    torch.manual_seed(0)
+    start = nn.Linear(WIDTH, WIDTH)
+    model = nn.Sequential(start, *(Block(clock) for _ in range(6)))
+    settings: dict[str, Any] = {"target": "host", "min_bytes": 1, "plan": "auto"}
+    if budget is None:
+        settings.update(plan="keep-all", recompute="off", verify="checksum")
+    else:
+        settings.update(memory_budget_bytes=budget)
+    found, times, x = [], [], torch.randn(ROWS, WIDTH)
+    with ssdtrain.offload(model, **settings) as session:
+        for _ in range(num_steps):
+            begun = clock.monotonic()
+            loss = model(x).square().mean()
+            loss.backward()
+            found.append(loss.detach())
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.sub_(0.1 * parameter.grad)
+                    parameter.grad = None
+            times.append(clock.monotonic() - begun)
+        return found, times, session.plan, session.steps, session.is_settled
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 4.0])
+def test_no_plan_stays_slower_than_all_regions_again(
+    wait_s: float, virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loads take longer than any probe has seen."""
+    theirs, _, _, reports, _ = run(virtual_time, None, num_steps=20)
+    budget = reports[-1].saved_peak_bytes // 2
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr(observation, "fitted_links", lambda *measured: links(1e6))
+    waits = CpuDevice.wait
+
+    def wait(device: CpuDevice, *events: Any, **settings: Any) -> None:
+        virtual_time.sleep(wait_s)
+        waits(device, *events, **settings)
+
+    monkeypatch.setattr(CpuDevice, "wait", wait)
+    ours, times, plan, reports, is_settled = run(virtual_time, budget)
+    assert same_bits(ours[:20], theirs)
+    assert is_settled and plan is not None
+    all_again_s = 6 * 4 * 4 * FORWARD_S
+    assert (plan.policy == "regions") == (wait_s > 0.0)
+    assert times[-1] <= 1.01 * all_again_s
+    assert all(report.saved_peak_bytes <= budget for report in reports[10:])
