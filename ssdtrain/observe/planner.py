@@ -377,7 +377,8 @@ class Planner:
         """Measure what plans are compared with from the next step on; False: there is
         nothing to measure, or everything fits a memory limit, and is followed."""
         by_memory = self._goal.goal.is_by_memory
-        may = self._memory.fits_plain(profile)
+        self._largest.plan_for_it()
+        may = self._memory.fits_plain(self._larger(profile))
         may = may and not (by_memory and runs_always(profile))
         # All of them, or the others would wait for the slowest in a step of theirs.
         fits = self._peers.all_agree(may, "plain", self._step)
@@ -405,6 +406,7 @@ class Planner:
         if plan is None:
             return
         self.plan = plan
+        self._largest.planned()
         self._hand_over(plan)
         self._memory.planned()
         self.num_plans += 1
@@ -418,11 +420,16 @@ class Planner:
         if self._peers.is_alone:
             # What it needs is nearly known, and a step beyond is seen.
             goal = replace(goal, budget_margin=0.0)
-        profile = larger = corrected(seen, self._measured.corrections)
-        if self._largest.planned_ratio != 1.0:
-            ratio = self._largest.planned_ratio
-            larger = scaled(profile, ratio, self._growth_of(seen))
-        return all_again(profile, larger, goal)
+        profile = corrected(seen, self._measured.corrections)
+        goal = goal.grown(self._largest.planned_ratio)
+        return all_again(profile, self._larger(profile), goal)
+
+    def _larger(self, profile: Profile) -> Profile:
+        """Return the profile of the largest batches, which are planned for."""
+        ratio, seen = self._largest.planned_ratio, self._seen
+        if ratio == 1.0 or seen is None:
+            return profile
+        return scaled(profile, ratio, self._growth_of(seen))
 
     def _take_over(self, plan: Plan) -> None:
         """Follow a plan that needs no comparison from the next step on."""
@@ -483,8 +490,8 @@ class Planner:
         if self._trials.best is None:
             self.plan = None
             # Asked again: the plain step may have been one of smaller batches.
-            was_plain = self._measured.plain is not None
-            fits = was_plain and self._memory.fits_plain(profile)
+            may = self._measured.plain is not None and not self._goal.goal.is_by_memory
+            fits = may and self._memory.fits_plain(profile)
             self._cache.bypass = Unhooked() if fits else None
             self._rest(Stage.SEARCHING)
         else:
@@ -506,7 +513,7 @@ class Planner:
         return Request(
             profile=seen,
             corrections=self._measured.corrections,
-            goal=self._goal.goal,
+            goal=self._goal.goal.grown(self._largest.planned_ratio),
             ratio=self._largest.planned_ratio,
             growth=self._growth_of(seen),
             plan=self.plan,
@@ -564,18 +571,19 @@ class Planner:
         Raises:
             ConfigError: nothing was, and there is no other plan.
         """
-        best = self._trials.best
-        if answer.error and best is None and self._largest.planned_ratio > 1.0:
+        if answer.error and self.plan is None and self._largest.planned_ratio > 1.0:
             # What does not grow with a batch was taken to do so, too.
             logger.info("ssdtrain: no plan has room for the largest batch so far")
             self._largest.plan_for_observed()
             self._begin_search(SEARCH_MARKS)
-        elif answer.error and best is None and self.plan is None:
+        elif answer.error and self.plan is None:
             self._searching.clear()  # training ends here
             raise ConfigError(answer.error)
-        elif answer.error or answer.stays:
-            if answer.error:
-                logger.warning("ssdtrain: the plan stays: %s", answer.error)
+        elif answer.error:
+            logger.warning("ssdtrain: the plan stays: %s", answer.error)
+            self._stays(None)
+        elif answer.stays:
+            self._largest.planned()
             self._stays(answer.plan)
         elif answer.plan is not None and self._seen is not None:
             self._adoption.take(answer.plan)
@@ -589,7 +597,6 @@ class Planner:
         """
         if self.plan is None:
             return
-        self._largest.planned()
         if priced is not None:
             self.plan = replace(self.plan, prediction=priced.prediction)
         best = self._trials.best
@@ -654,7 +661,7 @@ class Planner:
         plan, watch = self.plan, self._stopwatch
         if plan is None or watch is None:
             return
-        if self._is_exceeded(plan):
+        if self._is_exceeded(plan) or self._makes_room():
             return
         if self._peers.observes(self._sees_strays(), self._step):
             self._observe()
@@ -796,8 +803,7 @@ class Planner:
         self._take_found()
         if self._stage is not Stage.FOLLOWING or self.plan is None:
             return
-        self._make_room()
-        if self._is_exceeded(self.plan):
+        if self._makes_room() or self._is_exceeded(self.plan):
             return
         if self._memory.is_short():
             self._search_again(QUICK_MARKS)
@@ -836,15 +842,20 @@ class Planner:
         self._trials.compare_again(tried, best_ms)
         self._follow_best()
 
-    def _make_room(self) -> None:
-        """Under a memory limit, plan for the largest batch so far: [Note: sizes]."""
+    def _makes_room(self) -> bool:
+        """Under a memory limit, plan for the largest batch so far: [Note: sizes].
+        Return whether a larger one came."""
         has_grown = self._largest.has_grown()
         # A search ends with a plan that is followed before the next one begins, or
         # batches that grow and grow would never have one.
         is_awaited = self._searching.is_under_way or self._adoption.taken is not None
-        if has_grown and not is_awaited:
-            self._largest.plan_for_it()
-            self._search_again(QUICK_MARKS)
+        if not has_grown or is_awaited:
+            return False
+        self._again = self._stopwatch = None
+        self._stage = Stage.FOLLOWING
+        self._largest.plan_for_it()
+        self._search_again(QUICK_MARKS)
+        return True
 
     def _predict(self) -> None:
         follows = self._stage in (Stage.TRYING, Stage.FOLLOWING)

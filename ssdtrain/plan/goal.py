@@ -1,6 +1,6 @@
 """What a plan is judged by."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ssdtrain.plan.profile import Profile
 
@@ -11,6 +11,8 @@ DEVICE_RESERVE = 0.03
 join, libraries' workspaces, and what the observed step did not show."""
 
 
+GROWTH_MARGIN = 0.15
+"""Share of the growth of a batch that a plan for it leaves free."""
 MOST_TORN = 0.15
 """Share of the device that is left free for torn blocks at most, beside the reserve."""
 
@@ -40,6 +42,16 @@ class Goal:
     """What the allocator could not give out in the observed step, as other parts of
     its blocks were in use, and what it needed more under a plan: a plan leaves it free
     beside the reserve, if any plan can."""
+
+    def grown(self, ratio: float) -> "Goal":
+        """Return the goal of a plan for batches that are larger than the observed one
+        by this ratio. Its tensors are taken to grow alike, and some of them grow with
+        the square of a length: the limit is lower by `GROWTH_MARGIN` of what came with
+        the growth."""
+        limits = self.memory_budget_bytes, self.device_bytes
+        limit = min((each for each in limits if each is not None), default=0)
+        spare_bytes = int(GROWTH_MARGIN * (1.0 - 1.0 / ratio) * limit)
+        return replace(self, spare_bytes=self.spare_bytes + max(0, spare_bytes))
 
     def allows(self, ssd_bytes: int, step_ms: float) -> bool:
         """Return whether a step of `step_ms` may write `ssd_bytes`."""

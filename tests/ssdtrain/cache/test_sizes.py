@@ -281,7 +281,10 @@ def test_an_input_of_a_region_may_be_saved_as_another_view(
     draw = random.Random(2)
     lengths = [2 * ROWS] * 8 + [draw.randint(ROWS, 2 * ROWS) for _ in range(12)]
     found = []
-    for settings in (None, {**SETTINGS, "memory_budget_bytes": 10**9}):
+    for settings in (
+        None,
+        {**SETTINGS, "memory_budget_bytes": 10**9, "verify": "checksum"},
+    ):
         torch.manual_seed(0)
         net = Turned()
         session = None if settings is None else ssdtrain.offload(net, **settings)
@@ -322,7 +325,10 @@ def test_what_floats_is_not_taken_for_what_comes_next(
     first is one of the plan's size, and not one of them at another size."""
     monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1)
     found = []
-    for settings in (None, {**SETTINGS, "memory_budget_bytes": 10**9}):
+    for settings in (
+        None,
+        {**SETTINGS, "memory_budget_bytes": 10**9, "verify": "checksum"},
+    ):
         torch.manual_seed(0)
         net = Turned()
         net.layers = nn.ModuleList(Scaled() for _ in range(4))
@@ -458,13 +464,13 @@ def test_a_budget_holds_in_every_step() -> None:
     session.close()
     budget = max(kept) // 2
     assert kept[1] < budget < max(kept[2:6])
-    settings = {"target": "host", "min_bytes": 1, "window_bytes": 1}
+    # Steps without hooks would report nothing.
+    settings = {**keep, "plan": "auto", "recompute": "auto", "window_bytes": 1}
     ours, session = train_qwen(lengths, {**settings, "memory_budget_bytes": budget})
     assert same_bits(ours, theirs)
     reports, plan = list(session.steps), session.plan
     session.close()
     assert plan is not None
-    # Steps without hooks would report nothing.
     assert all(report.bytes_saved > 0 for report in reports)
     assert max(report.saved_peak_bytes for report in reports) <= budget
     outgrown = [Fallback.PLAN_OUTGROWN.value in report.fallbacks for report in reports]
@@ -544,7 +550,7 @@ class Beside:
         stop = search.stop
 
         def stopped() -> None:
-            if not (search.has_answered or search.is_over):
+            if not search.is_over:
                 self.given_up.append(search)
             stop()
 
@@ -598,27 +604,28 @@ def test_batches_that_grow_wait_for_a_plan_and_get_it(
     beside.session.close()
 
 
-def test_a_plan_of_before_has_no_more_room_than_it_had(
+def test_there_is_room_for_what_comes_while_a_step_is_observed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Larger batches come while a step is observed again; the plan is followed until
-    one for them is there."""
+    """Larger batches come behind the observed one."""
     monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1)
-    beside = Beside(monkeypatch, budget_of(3 * ROWS, 0.6))
+    budget = budget_of(ROWS, 0.9)
+    beside = Beside(monkeypatch, budget)
     beside.settle(ROWS)
     (own,) = beside.planners
-    plan, step = beside.session.plan, Strays.step
+    step = Strays.step
     monkeypatch.setattr(Strays, "step", lambda *_: True)
     beside.step(ROWS)
     monkeypatch.setattr(Strays, "step", step)
     assert own.stage is planner.Stage.OBSERVING
-    stages = []
-    while own.stage is not planner.Stage.FOLLOWING:
+    rows, stages = ROWS + ROWS // 8, []
+    while not beside.session.is_settled:
         # In each step but the observed one, all regions run again.
-        beside.step(3 * ROWS if len(stages) > 1 else ROWS)
+        report = beside.step(rows if len(stages) > 1 else ROWS)
+        assert report.saved_peak_bytes <= budget
         stages.append(own.stage)
-    assert planner.Stage.PLAIN in stages
-    report = beside.step(3 * ROWS)
-    assert beside.session.plan is plan
-    assert Fallback.PLAN_OUTGROWN.value in report.fallbacks
+    assert planner.Stage.BASE in stages
+    report = beside.step(rows)
+    assert Fallback.PLAN_OUTGROWN.value not in report.fallbacks
+    assert report.saved_peak_bytes <= budget
     beside.session.close()
