@@ -23,6 +23,7 @@ from ssdtrain.plan.baselines import (
     largest_bytes,
     placed_by,
     spilled,
+    with_tail_kept,
 )
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.outcomes import Outcomes
@@ -227,8 +228,14 @@ def _drained(judge: Judge, best: Contender) -> Contender:
     tensors of a forward would stay, for none that comes behind them makes the window
     full; a plan that is slow is better than none."""
     timeline = judge.timeline
-    style = Style(window_bytes=largest_bytes(timeline), late=Late.DRAIN)
+    window = largest_bytes(timeline)
+    style = Style(window_bytes=window, late=Late.DRAIN)
+    move = placed_by(timeline, lambda *_: away(timeline))
     placements = [fixed.placements for fixed in fixed_policies(timeline)]
+    # Of fixed policies the two largest stay, one of which could leave as well.
+    for regions in ([], spread(timeline)):
+        moved = with_regions(timeline, move, regions)
+        placements.append(with_tail_kept(timeline, moved, window))
     for each in (best.asked, *placements):
         found = judge.judge(each, style, "waits for each copy out")
         if found.rank < best.rank:

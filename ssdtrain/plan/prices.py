@@ -90,7 +90,9 @@ class Prices:
         moving_ms = self._move_ms + self._move_host_ms
         moves = [(moving_ms, item.num_bytes) for item in line.items]
         low = min(_per_byte([*again, *moves]), default=1.0) / 4
-        high = 4 * max(_per_byte(again) or _per_byte(moves), default=1.0)
+        dear = _per_byte(again) or _per_byte(moves)
+        large = max((item.num_bytes for item in line.items), default=0)
+        high = 4 * max([*dear, *_per_byte([(moving_ms, large)])], default=1.0)
         steps = range(LEVELS + 1)
         return [0.0, *(low * (high / low) ** (step / LEVELS) for step in steps)]
 

@@ -268,7 +268,6 @@ STILL_REACHED: dict[str, set[str]] = {
         "_ratios",
     },
     "tests/ssdtrain/cache/test_life.py": {"_records"},
-    "tests/ssdtrain/observe/test_planner.py": {"_planner"},
     "tests/ssdtrain/cache/test_self_check.py": {"_rebuild"},
     "tests/ssdtrain/cache/test_window.py": {"_store"},
     "tests/ssdtrain/hosts/hinted_ranks.py": {"_cache"},

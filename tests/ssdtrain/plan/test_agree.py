@@ -401,9 +401,14 @@ def test_the_first_stage_moves_more_than_the_last() -> None:
 
 
 def test_gaps_in_a_stage_are_used_for_transfers() -> None:
-    with_gaps, without = planned(stage(3, 8.0, 0.4)), planned(stage(3, 0.0, 0.4))
-    assert with_gaps.keep_peak_bytes == without.keep_peak_bytes
-    assert with_gaps.peak_bytes < without.peak_bytes
+    """In the same memory its step is longer by less."""
+    lost = []
+    for gap_ms in (8.0, 0.0):
+        goal = Goal(memory_budget_bytes=20 * made.MB)
+        found = choose(stage(3, gap_ms, 0.3), goal).prediction
+        assert found is not None and found.peak_bytes <= 20 * made.MB
+        lost.append(found.step_ms - found.keep_ms)
+    assert lost[0] < 0.9 * lost[1]
 
 
 def test_a_link_that_two_ranks_share_moves_less() -> None:

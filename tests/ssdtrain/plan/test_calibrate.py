@@ -6,19 +6,13 @@ import pytest
 
 from ssdtrain.curves import Curve, Links
 from ssdtrain.plan.calibrate import (
-    AHEAD_MS,
     BLAMED,
-    NEAR_MS,
     WITHOUT_RERUNS,
     Corrections,
-    Pace,
     PlainTimes,
     RegionTimes,
-    Segment,
     calibrated,
     corrected,
-    paced,
-    with_idle_hosted,
     with_rerun_hosts,
     with_reruns,
 )
@@ -61,20 +55,6 @@ def items_of(found: Profile) -> tuple[Item, ...]:
     return found.kinds["model/0"]
 
 
-def pace_of(
-    segments: tuple[Segment, ...], end_lead_ms: float, head_host_ms: float = 0.0
-) -> Pace:
-    """Of the profile's step, up to its last mark."""
-    return Pace(
-        num_marks=4,
-        head_ms=1.0,
-        head_host_ms=head_host_ms,
-        segments=segments,
-        end=3,
-        end_lead_ms=end_lead_ms,
-    )
-
-
 def test_keeping_everything_takes_the_plain_step() -> None:
     found = calibrated(profile(), PlainTimes(step_ms=10.0, forward_ms=3.0))
     assert found.forward_ms == pytest.approx(3.0)
@@ -107,14 +87,6 @@ def test_reruns_take_the_host_no_longer_than_unwatched_ones() -> None:
     found = with_rerun_hosts(before, {"model/0": (2.0, 0.0, 3.0)})
     assert [run.host_ms for run in found.regions["model/0"]] == [2.0, 4.0, 1.0]
     assert with_rerun_hosts(before, {"model/0": (2.0,)}) == before
-
-
-def test_slower_links_take_longer() -> None:
-    before = profile()
-    found = corrected(before, Corrections(out_slowdown=0.5, in_slowdown=0.25))
-    taken = [link.seconds(1e9) for link in (found.links.d2h, found.links.h2d)]
-    assert taken == [pytest.approx(1.5, rel=1e-4), pytest.approx(1.25, rel=1e-4)]
-    assert replace(found, links=before.links) == before
 
 
 @pytest.mark.parametrize(
@@ -210,80 +182,7 @@ def test_another_number_of_reruns_is_not_believed() -> None:
         assert with_reruns(profile, {"model/0": times}) == profile
 
 
-def test_a_pace_that_was_slower_says_where_the_time_goes() -> None:
-    """The hooks of a paced step bound it: much of its time is not the step's. But that
-    the first operator takes most of the forward, and that the host reads a result
-    behind it, is known from nothing else."""
-    before = profile()
-    shares = ((0, 12.0, True), (1, 4.0, False), (2, 12.0, False))
-    segments = tuple(
-        Segment(start=at, ms=ms, host_ms=1.0, reads_back=reads)
-        for at, ms, reads in shares
-    )
-    pace = Pace(num_marks=4, head_ms=0.0, head_host_ms=0.0, segments=segments, end=3)
-    found = paced(before, pace, before.compute_ms)
-    assert [mark.reads_back for mark in found.marks] == [True, False, False, False]
-    assert found.forward_ms == pytest.approx(before.forward_ms)
-    assert found.compute_ms == pytest.approx(before.compute_ms)
-    assert found.tail_ms == before.tail_ms
-    assert found.marks[0].ms == pytest.approx(3 * found.marks[1].ms)
-    # One of other marks is another step's.
-    other = replace(pace, num_marks=5)
-    assert paced(before, other, before.compute_ms) == before
-
-
-def test_a_host_that_is_hardly_ahead_takes_what_it_was_seen_to() -> None:
-    """Whatever the observed step says of it; one that is far ahead may be blocked."""
-    before = replace(
-        profile(),
-        marks=tuple(replace(mark, host_ms=0.5) for mark in profile().marks),
-        head_host_ms=0.5,
-    )
-    near, far = NEAR_MS / 2, 2 * NEAR_MS
-
-    def hosts(leads: tuple[float, ...], reads: int = -1) -> list[float]:
-        segments = tuple(
-            Segment(
-                start=at,
-                ms=before.marks[at].ms,
-                host_ms=3.0,
-                reads_back=at == reads,
-                lead_ms=leads[at],
-            )
-            for at in range(3)
-        )
-        pace = pace_of(segments, leads[3], head_host_ms=0.5)
-        return [mark.host_ms for mark in paced(before, pace, before.compute_ms).marks]
-
-    assert hosts((far,) * 4) == [0.5] * 4
-    assert hosts((near, near, near, near)) == [3.0, 3.0, 3.0, 0.5]
-    assert hosts((near, near, far, near)) == [3.0, 0.5, 0.5, 0.5]
-    # Behind what it read back it is as far ahead as is seen at the end.
-    assert hosts((far, 1.0, near, near), reads=0) == [3.0, 3.0, 3.0, 0.5]
-    assert hosts((far, 0.25, far, far), reads=0) == [3.75, 0.5, 0.5, 0.5]
-    assert hosts((near, far, far, far), reads=0) == [0.5] * 4
-
-
-@pytest.mark.parametrize(
-    ("end_lead_ms", "expected_ms"),
-    [(12.0, 14.5), (3.0, 5.5), (0.0, 2.5), (AHEAD_MS, 50.0)],
-)
-def test_behind_backward_the_host_takes_what_its_lead_loses(
-    end_lead_ms: float, expected_ms: float
-) -> None:
-    """The device has 7 ms to come behind the last look, and the next step begins with a
-    lead of 4.5: whatever the observed step says."""
-    before = replace(profile(), tail_host_ms=50.0, host_lead_ms=4.5)
-    segments = tuple(Segment(start=at, ms=4.0, host_ms=0.0) for at in range(3))
-    pace = pace_of(segments, end_lead_ms)
-    found = paced(before, pace, before.compute_ms)
-    assert found.marks[3].ms + found.tail_ms == 7.0
-    assert found.tail_host_ms == pytest.approx(expected_ms)
-
-
-def test_where_nothing_was_timed_the_host_behind_backward_is_that_of_other_steps() -> (
-    None
-):
+def test_behind_backward_the_host_takes_what_it_does_in_other_steps() -> None:
     before = replace(profile(), tail_host_ms=50.0)
     for told_ms, found_ms in ((None, 50.0), (20.0, 20.0), (80.0, 50.0)):
         found = corrected(before, Corrections(tail_host_ms=told_ms))
@@ -334,49 +233,6 @@ def test_hooks_that_were_found_dearer_cost_more() -> None:
     )
     by = Corrections(host_costs=HostCosts(keep=cost), host_factor=0.5)
     assert corrected(before, by).host_costs.keep.use_ms == 1.0
-
-
-def test_where_the_device_idles_the_host_takes_as_long() -> None:
-    """By a held step the device needs half of the first and third segment's times."""
-    cost = HostCost(pack_ms=1.0, use_ms=1.0)
-    eager = replace(
-        profile(),
-        marks=tuple(replace(mark, host_ms=1.0) for mark in profile().marks),
-        head_host_ms=1.0,
-        host_costs=HostCosts(keep=cost, host=cost),
-    )
-    walls = [mark.ms for mark in eager.marks]
-    held = Pace(
-        num_marks=4,
-        head_ms=eager.head_ms,
-        head_host_ms=1.0,
-        segments=tuple(
-            Segment(start=at, ms=share * walls[at], host_ms=0.0)
-            for at, share in enumerate((0.5, 0.95, 0.5))
-        ),
-        end=3,
-    )
-    found = with_idle_hosted(eager, held)
-    assert [mark.ms for mark in found.marks] == walls
-    assert [mark.host_ms for mark in found.marks] == [walls[0], 1.0, walls[2], 1.0]
-    assert with_idle_hosted(eager, replace(held, num_marks=5)) == eager
-    # What the host read back it waited for.
-    reads = tuple(replace(one, reads_back=True) for one in held.segments)
-    assert with_idle_hosted(eager, replace(held, segments=reads)) == eager
-
-
-def test_where_the_host_may_bound_a_step_of_regions() -> None:
-    """Its hooks made the forward longer, so the program's own host time is less."""
-    hooked = PlainTimes(step_ms=30.0, forward_ms=10.0, host_forward_ms=6.0)
-    assert hooked.may_be_hosted(0.0)
-    assert not hooked._replace(host_forward_ms=2.0).may_be_hosted(0.0)
-    # The re-runs tell that the hooks took most of it.
-    assert hooked._replace(host_forward_ms=2.0).may_be_hosted(5.0)
-    # Ahead of the device.
-    assert not hooked._replace(host_lead_ms=1.0).may_be_hosted(0.0)
-    # Of a host ten times as slow, too.
-    slow = PlainTimes(step_ms=300.0, forward_ms=100.0, host_forward_ms=60.0)
-    assert slow.may_be_hosted(0.0)
 
 
 def test_copies_that_are_blamed_move_less() -> None:

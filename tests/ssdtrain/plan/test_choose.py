@@ -11,15 +11,17 @@ import pytest
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan import choose as module
 from ssdtrain.plan.baselines import fixed_policies
-from ssdtrain.plan.choose import Judge, assignments, choose, styles
+from ssdtrain.plan.choose import Judge, assignments, choose, kept_but, styles
 from ssdtrain.plan.goal import DEVICE_RESERVE, Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import PLAN_FILE, read_plan
 from ssdtrain.plan.profile import PROFILE_FILE, Profile
-from ssdtrain.plan.schedule import Late, Slack, Style, schedule
+from ssdtrain.plan.regions import spread
+from ssdtrain.plan.schedule import Slack, Style, schedule
 from ssdtrain.plan.simulate import Run, keep_all
 from ssdtrain.plan.timeline import Timeline
 from tests.ssdtrain.plan import profiles as made
+from tests.ssdtrain.plan.test_regions import KIND, layers
 
 MB = made.MB
 
@@ -32,14 +34,17 @@ GOALS = (
 )
 
 
-def brute_force(profile: object, goal: Goal) -> tuple[float, ...]:
-    """The best rank over every placement and style."""
+def brute_force(
+    profile: object, goal: Goal, *, waits: bool = True
+) -> tuple[float, ...]:
+    """The best rank over every placement and style; or where compute waits for no
+    copy out."""
     timeline = Timeline(profile)  # type: ignore[arg-type]
     judge = Judge(timeline, goal)
     return min(
         judge.judge(placements, style, "oracle").rank
         for placements in assignments(timeline)
-        for style in styles(timeline)
+        for style in (styles(timeline) if waits else (Style(),))
     )
 
 
@@ -67,7 +72,7 @@ def test_the_search_comes_close_to_brute_force(
 ) -> None:
     goal = Goal(max_overhead=0.1)
     profile = made.drawn(100 + seed, 6)
-    best = brute_force(profile, goal)
+    best = brute_force(profile, goal, waits=False)
     monkeypatch.setattr(module, "ENUMERATED", 0)
     found = rank_of(profile, goal, choose(profile, goal))
     assert found[0] == best[0] == 0.0
@@ -194,6 +199,27 @@ def test_what_is_too_much_for_host_memory_goes_to_the_ssd() -> None:
     assert Placement.OFFLOAD_SSD in placed
 
 
+@pytest.mark.parametrize("budget", [21 * MB, 24 * MB, 27 * MB, 30 * MB])
+def test_no_more_regions_run_again_than_a_limit_asks_for(budget: int) -> None:
+    """Between all that stays and all that runs again, where nothing else pays; also in
+    the shortest search."""
+    profile = layers(other_bytes=2 * MB, num=16)
+    timeline = Timeline(profile)
+    goal = Goal(memory_budget_bytes=budget)
+    most_bytes, order = goal.most_bytes(profile), spread(timeline)
+    assert most_bytes is not None
+
+    def peak_bytes(number: int) -> int:
+        return Run(timeline, kept_but(timeline, order[:number])).run().peak_bytes
+
+    assert peak_bytes(len(order)) <= most_bytes < peak_bytes(0)
+    plan = choose(profile, goal, 1)
+    number = len(plan.regions_of(KIND))
+    assert 0 < number < len(order)
+    assert plan.moves_nothing and plan.prediction is not None
+    assert plan.prediction.peak_bytes <= most_bytes < peak_bytes(number - 1)
+
+
 def test_thousands_of_items_are_planned_quickly() -> None:
     profile = made.chain(2000, gb_per_s=2.0)
     plan = choose(profile, Goal(max_overhead=0.01))
@@ -276,30 +302,6 @@ def test_as_much_is_made_again_as_the_limit_allows_and_the_rest_moves_for_nothin
     found = choose(PROFILE_FILE.read(path), Goal(max_overhead=0.1), 300_000).prediction
     assert found.peak_bytes < 0.24 * found.keep_peak_bytes
     assert found.step_ms <= 1.1 * found.keep_ms
-
-
-def test_nothing_is_on_its_way_out_when_the_host_reads_a_result() -> None:
-    """Ten copies of 4 ms each; the host waits for them at the end of a forward of 10 ms
-    and they go one after the other."""
-    step = made.chain(10, gb_per_s=0.25)
-    marks = list(step.marks)
-    marks[9] = replace(marks[9], reads_back=True)
-    line = Timeline(replace(step, marks=tuple(marks)))
-    everything = {kind: (Placement.OFFLOAD,) * 10 for kind in step.kinds}
-    patient = schedule(line, everything, Style())
-    assert [order.placement for order in patient["model/0"]] == [
-        *[Placement.OFFLOAD] * 2,
-        *[Placement.KEEP] * 8,
-    ]
-    keep_ms = Run(line, keep_all(line)).run().step_ms
-    assert Run(line, patient).run().step_ms == keep_ms
-    waiting = schedule(line, everything, Style(late=Late.WAIT))
-    gone = [order.placement for order in waiting["model/0"]].count(Placement.OFFLOAD)
-    assert gone > 2 and Run(line, waiting).run().step_ms > keep_ms
-    links = replace(step.links, small_pass=True)
-    passing = Timeline(replace(line.profile, links=links))
-    assert Run(passing, waiting).run().step_ms < Run(line, waiting).run().step_ms
-    assert not any(passing.waits_for_copies)
 
 
 def test_what_stands_behind_other_copies_is_released_later() -> None:

@@ -7,9 +7,7 @@ import pytest
 
 from ssdtrain.plan.calibrate import (
     Corrections,
-    Pace,
     PlainTimes,
-    Segment,
     calibrated,
     corrected,
     with_host_in_step,
@@ -18,7 +16,7 @@ from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Wait
-from ssdtrain.plan.profile import HostCost, HostCosts, Phase, Profile, RegionRun
+from ssdtrain.plan.profile import HostCost, HostCosts, Profile, RegionRun
 from ssdtrain.plan.scaled import scaled
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import Run, keep_all, simulate
@@ -170,24 +168,11 @@ def test_the_host_is_no_later_than_the_device() -> None:
     assert with_host_in_step(early) == early
 
 
-def test_what_a_host_waited_for_is_none_of_its_own_time() -> None:
-    """It is far ahead when it reads a result back, waits, and was measured with that:
-    the wait is over by when the device has come there."""
-    marks = list(hosted(0.1).marks)
-    marks[11] = replace(marks[11], reads_back=True, host_ms=11.0)
-    found = with_host_in_step(replace(hosted(0.1), marks=tuple(marks)))
-    timeline = Timeline(found)
-    assert simulate(timeline, keep_all(timeline)).step_ms == found.compute_ms
-    assert found.marks[11].host_ms == pytest.approx(found.marks[11].ms)
-    assert found.marks[12].host_ms == pytest.approx(marks[12].host_ms)
-
-
 @pytest.mark.parametrize("seed", range(100))
 def test_keeping_everything_takes_what_was_measured(seed: int) -> None:
-    """Whatever clocks, leads and read backs say of the host."""
+    """Whatever clocks and leads say of the host."""
     draw = random.Random(seed)
     profile = chain(draw.randint(2, 8))
-    share = draw.choice([0.0, 0.0, 0.1, 0.3])
     profile = replace(
         profile,
         marks=tuple(
@@ -195,7 +180,6 @@ def test_keeping_everything_takes_what_was_measured(seed: int) -> None:
                 mark,
                 ms=draw.choice([0.0, 0.1, 1.0, 5.0]) * draw.random(),
                 host_ms=draw.choice([0.0, 0.1, 1.0, 10.0]) * draw.random(),
-                reads_back=draw.random() < share,
             )
             for mark in profile.marks
         ),
@@ -215,27 +199,12 @@ def test_keeping_everything_takes_what_was_measured(seed: int) -> None:
     dearer = HostCosts(rebuild=HostCost(use_ms=1.0), host=HostCost(pack_ms=2.0))
     for by in (
         Corrections(plain=tuple(ran)),
-        Corrections(plain=tuple(ran), host_costs=dearer, in_slowdown=0.5),
+        Corrections(plain=tuple(ran), host_costs=dearer, copy_slowdown=0.5),
     ):
         timeline = Timeline(corrected(profile, by))
         run = Run(timeline, keep_all(timeline)).run()
         assert run.step_ms == pytest.approx(timeline.profile.compute_ms)
         assert run.host_wait_ms == pytest.approx(0.0, abs=1e-6)
-
-
-def test_a_lead_that_is_over_before_it_is_needed_need_not_be_kept() -> None:
-    """Each step begins with a result that is read back, so that the host starts level
-    with the device: it is ahead by a little when the step ends, and may be by less."""
-    profile = hosted(0.7)
-    first = replace(profile.marks[0], reads_back=True)
-    lead_ms = 0.3 * profile.host_ms / 0.7 + profile.tail_ms - profile.tail_host_ms
-    profile = replace(profile, marks=(first, *profile.marks[1:]), host_lead_ms=lead_ms)
-    found = moved(with_host_in_step(profile), {1})
-    assert found.links["d2h"].num_bytes == MB
-    assert found.host_wait_ms == pytest.approx(0.0, abs=1e-9)
-    # But not where the next step needs it before that result.
-    late = with_host_in_step(replace(profile, head_host_ms=lead_ms + profile.head_ms))
-    assert moved(late, {1}).host_wait_ms == pytest.approx(0.5 + 11 * 0.003)
 
 
 def test_a_plain_host_that_is_faster_counts() -> None:
@@ -247,38 +216,6 @@ def test_a_plain_host_that_is_faster_counts() -> None:
     assert found.host_lead_ms == 2.0
     slower = plain._replace(host_forward_ms=20.0)  # it waited for the device
     assert calibrated(hosted(1.0), slower).host_ms == pytest.approx(36.0)
-
-
-def test_waiting_for_a_result_makes_no_host_look_fast() -> None:
-    """The observed step's host takes twice as long as the plain one's, and waits 40 ms
-    where the loss reads a result back. Segments of the paced step are uneven."""
-    plain = chain(8)
-    host_ms = {Phase.FORWARD: 0.8, Phase.BACKWARD: 1.6}
-    marks = [replace(mark, host_ms=2 * host_ms[mark.phase]) for mark in plain.marks]
-    marks[7] = replace(marks[7], host_ms=40.0)
-    observed = replace(plain, marks=tuple(marks), tail_host_ms=0.0)
-    segments = tuple(
-        Segment(
-            start=number,
-            ms=mark.ms,
-            host_ms=host_ms[mark.phase] * (0.75 + 0.5 * (number % 2)),
-            reads_back=number == 7,
-        )
-        for number, mark in enumerate(plain.marks[:15])
-    )
-    pace = Pace(num_marks=16, head_ms=0.0, head_host_ms=0.0, segments=segments, end=15)
-    times = PlainTimes(
-        step_ms=plain.compute_ms,
-        forward_ms=plain.forward_ms,
-        host_forward_ms=7 * 0.8 + 1.0,
-    )
-    found = corrected(observed, Corrections(plain=tuple(times), pace=pace))
-    assert found.marks[7].reads_back and found.marks[7].host_ms <= 1.0
-    own_ms = sum(segment.host_ms for segment in segments[:7])
-    out_ms = sum(mark.host_ms for mark in found.marks[:7])
-    back_ms = sum(mark.host_ms for mark in found.marks[8:15])
-    assert out_ms == pytest.approx(own_ms)
-    assert back_ms == pytest.approx(2 * own_ms, rel=0.1)
 
 
 def test_the_report_names_the_host() -> None:

@@ -36,7 +36,7 @@ def test_each_candidate_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(outcomes, "Run", Counted)
     profile = made.drawn(1, 24)
-    line, known, elsewhere = Timeline(profile), *_two(profile)
+    line, known = Timeline(profile), Outcomes(Timeline(profile))
     draw = random.Random(0)
     cases = [policy.placements for policy in fixed_policies(line)]
     for _ in range(8):
@@ -53,17 +53,3 @@ def test_each_candidate_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert figures(known.of(case, style)) == figures(own)
     candidates = {known.placed(case, style) for case, style in asked}
     assert num_runs == len(candidates)
-    for candidate in candidates:
-        elsewhere.simulate(candidate)
-    assert num_runs == 2 * len(candidates)
-    third = Outcomes(line)
-    third.take(elsewhere.news())
-    assert not elsewhere.news()
-    for case, style in asked:
-        assert figures(third.of(case, style)) == figures(known.of(case, style))
-    assert num_runs == 2 * len(candidates)
-
-
-def _two(profile: object) -> tuple[Outcomes, Outcomes]:
-    line = Timeline(profile)  # type: ignore[arg-type]
-    return Outcomes(line), Outcomes(line)

@@ -23,9 +23,11 @@ NUM_REGIONS = 4
 KIND = "model/0"
 
 
-def layers(gb_per_s: float = 1e-6, other_bytes: int = 3 * MB) -> Profile:
-    """Four regions of an input and two tensors, on a link that is of no use."""
-    profile = chain(3 * NUM_REGIONS, gb_per_s=gb_per_s)
+def layers(
+    gb_per_s: float = 1e-6, other_bytes: int = 3 * MB, num: int = NUM_REGIONS
+) -> Profile:
+    """Regions of an input and two tensors, on a link that is of no use."""
+    profile = chain(3 * num, gb_per_s=gb_per_s)
     items = tuple(
         replace(item, serves=n // 3) if n % 3 == 0 else replace(item, region=n // 3)
         for n, item in enumerate(profile.kinds[KIND])
@@ -38,7 +40,7 @@ def layers(gb_per_s: float = 1e-6, other_bytes: int = 3 * MB) -> Profile:
         RegionRun(
             module=f"layers.{n}", inputs=(3 * n,), ms=2.0, other_bytes=other_bytes
         )
-        for n in range(NUM_REGIONS)
+        for n in range(num)
     )
     return replace(profile, kinds={KIND: items}, marks=marks, regions={KIND: runs})
 

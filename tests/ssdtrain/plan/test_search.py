@@ -1,18 +1,15 @@
 """The search beside training finds what one on the thread finds, for less time."""
 
-import itertools
+import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
-from ssdtrain.jsonfile import in_parts
-from ssdtrain.plan.adapt import GAIN
+from ssdtrain.jsonfile import decode, dumps
 from ssdtrain.plan.calibrate import Corrections, corrected
 from ssdtrain.plan.choose import QUICK_MARKS, choose
 from ssdtrain.plan.goal import Goal
@@ -20,14 +17,13 @@ from ssdtrain.plan.plan import Plan, PredictedStall, Prediction
 from ssdtrain.plan.profile import PROFILE_FILE, HostCost, HostCosts, Profile
 from ssdtrain.plan.scaled import Growth, as_observed, scaled
 from ssdtrain.plan.search import (
-    PART,
-    TURN_S,
+    GAIN,
     Answer,
-    Reading,
     Request,
     Search,
+    answer_of,
     answers,
-    turn_of,
+    is_better,
 )
 from tests.ranks import LONGEST_S
 
@@ -51,12 +47,23 @@ def asked(goal: Goal) -> Request:
     return Request(profile=recorded(), goal=goal, efforts=EFFORTS)
 
 
+def prediction(step_ms: float, peak_bytes: int) -> Prediction:
+    return Prediction(
+        step_ms=step_ms,
+        peak_bytes=peak_bytes,
+        stall_ms=0.0,
+        recompute_ms=0.0,
+        keep_ms=100.0,
+        keep_peak_bytes=1000,
+    )
+
+
 def all_of(search: Search) -> list[Answer]:
     found = []
     end = time.monotonic() + LONGEST_S
     while not search.is_over:
         assert time.monotonic() < end
-        answer = search.advance()
+        answer = search.answer()
         if answer is not None:
             found.append(answer)
         else:
@@ -113,7 +120,7 @@ def test_no_smaller_batch_follows_a_plan_that_costs_more_than_a_larger_ones() ->
     """Plans that were found for larger ones are candidates, that in force as well; and
     none is another one's equal."""
     little = 10_000  # by which no good plan is found
-    goal, growth = Goal(memory_budget_bytes=9 << 30), Growth()
+    goal, growth = Goal(memory_budget_bytes=6 << 30), Growth()
     profile = PROFILE_FILE.read(LONG)
     sizes = (0.93, 0.87, 0.8, 0.7)
     alone = [choose(scaled(profile, size), goal, little) for size in sizes]
@@ -165,6 +172,44 @@ def test_a_plan_that_is_as_good_stays() -> None:
     assert not first.stays
 
 
+def test_a_new_plan_must_be_clearly_better() -> None:
+    old = prediction(100.5, 500)
+    assert not is_better(prediction(100.5, 499), old, False, 101.0)
+    assert is_better(prediction(100.5, 450), old, False, 101.0)
+    assert is_better(prediction(100.5, 600), prediction(120.0, 500), False, 101.0)
+    assert not is_better(prediction(100.0, 900), old, True, 1000)
+    assert is_better(prediction(90.0, 900), old, True, 1000)
+    assert is_better(prediction(150.0, 400), old, True, 450)
+
+
+def test_a_request_is_written_at_once() -> None:
+    """All of it, before the process that reads it starts."""
+    request = asked(Goal(max_overhead=0.05))
+    search = Search(request)
+    text = (search.folder / "request.json").read_text("utf-8")
+    assert decode(Request, json.loads(text)) == request
+    search.stop()
+    assert search.clear(wait=True)
+
+
+def test_an_answer_is_read_at_once() -> None:
+    """When it is there, and in order; its text is for the other ranks."""
+    request = asked(Goal(max_overhead=0.05))
+    search = Search(request)
+    texts = []
+    end = time.monotonic() + LONGEST_S
+    while not search.is_over:
+        assert time.monotonic() < end
+        there = [(search.folder / f"{n}.json").exists() for n in range(len(EFFORTS))]
+        answer = search.answer()
+        assert answer is not None or not there[len(texts)]
+        if answer is not None:
+            assert answer_of(search.text) == answer
+            texts.append(search.text)
+    assert [answer_of(text) for text in texts] == list(answers(request))
+    assert search.clear(wait=True)
+
+
 def test_waits_are_read_with_the_orders() -> None:
     """A prediction has waits of its own, which are no orders."""
     (found,) = answers(replace(asked(Goal()), efforts=(50,)))
@@ -175,53 +220,7 @@ def test_waits_are_read_with_the_orders() -> None:
     )
     prediction = replace(found.plan.prediction, stalls=stalls, host_stalls=stalls[:1])
     answer = Answer(plan=replace(found.plan, prediction=prediction))
-    reading = Reading("\n".join(in_parts(answer, PART)), lambda: 0.0)
-    assert reading.advance() == answer
-
-
-def turns_to_send(request: Request, clock: Callable[[], float]) -> int:
-    search, turns = Search(request, clock), 0
-    while search.is_sending:
-        search.advance()
-        turns += 1
-    search.stop()
-    assert search.clear(wait=True)
-    return turns
-
-
-def test_parts_are_handled_while_there_is_time() -> None:
-    """Two in the time of one step; all of them, if the clock stands still."""
-    request = asked(Goal(max_overhead=0.05))
-    ticks = iter(range(1 << 20))
-    clocks = (lambda: 0.0), (lambda: next(ticks) * TURN_S * 0.6), ticks.__next__
-    turns = []
-    for clock in clocks:
-        turns.append(turns_to_send(request, clock))
-    at_once, two, one = turns
-    assert at_once == 1 and abs(2 * two - one) <= 2 < one
-
-
-def test_a_long_step_has_a_longer_turn() -> None:
-    """At 32k tokens a step takes seconds: a plan comes no more of them late."""
-    profile = PROFILE_FILE.read(LONG)
-    assert turn_of(profile) == TURN_S
-    marks = tuple(replace(mark, ms=40 * mark.ms) for mark in profile.marks)
-    long = replace(profile, marks=marks)
-    assert turn_of(long) == pytest.approx(0.005 * long.compute_ms / 1e3)
-    turns = []
-    for seen in (profile, long):
-        request = Request(profile=seen, goal=Goal(), efforts=(1,))
-        turns.append(turns_to_send(request, itertools.count(0.0, TURN_S).__next__))
-    assert turns[1] <= turns[0] / 5
-    (answer,) = answers(Request(profile=profile, goal=Goal(), efforts=(1,)))
-    text = "\n".join(in_parts(answer, PART))
-    for seconds, most in ((TURN_S, 99), (99.0, 1)):
-        reading = Reading(text, itertools.count(0.0, TURN_S).__next__, seconds)
-        steps = 1
-        while reading.advance() is None:
-            steps += 1
-        assert steps <= most
-    assert steps == 1
+    assert answer_of(dumps(answer)) == answer
 
 
 def test_why_there_is_no_plan() -> None:
@@ -231,76 +230,22 @@ def test_why_there_is_no_plan() -> None:
 
 
 def test_a_search_that_dies_says_so() -> None:
-    search = Search(asked(Goal()), iter(range(1 << 20)).__next__)
-    while search.is_sending:
-        (search.folder / "request.json").write_text("{}\n")
-        search.advance()
+    """Its request cannot be read."""
+    request = asked(Goal())
+    search = Search(replace(request, efforts=("many",)))  # type: ignore[arg-type]
     assert all_of(search) == []
-    assert search.is_over and "profile" in search.error
+    assert search.is_over and "efforts" in search.error
 
 
 def test_a_search_can_be_given_up() -> None:
     search = Search(asked(Goal()))
     folder = search.folder
     assert folder.stat().st_mode & 0o777 == 0o700
-    search.advance()
+    search.answer()
     search.stop()
     search.stop()
-    assert search.is_over and search.advance() is None
+    assert search.is_over and search.answer() is None
     assert search.clear(wait=True) and search.clear() and not folder.exists()
-
-
-class Calls:
-    """Counts calls of Python, and notes in which files."""
-
-    def __init__(self) -> None:
-        self.num, self.files = 0, set[str]()
-
-    def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        if event == "call":
-            self.num += 1
-            self.files.add(Path(frame.f_code.co_filename).name)
-
-    def of(self, act: Callable[[], Answer | None]) -> tuple[Answer | None, int]:
-        before, was = self.num, sys.getprofile()
-        sys.setprofile(self)
-        try:
-            return act(), self.num - before
-        finally:
-            sys.setprofile(was)
-
-
-def test_the_training_thread_does_little_in_each_step() -> None:
-    """Whatever the size of the observed step; and it simulates nothing. See
-    [Note: the training thread's part]."""
-    profile = PROFILE_FILE.read(LONG)
-    (lane,) = profile.lanes
-    double = replace(
-        profile,
-        kinds={**profile.kinds, "other": profile.kinds[lane]},
-        regions={**profile.regions, "other": profile.regions.get(lane, ())},
-        lanes=(lane, "other"),
-        marks=profile.marks + tuple(replace(mark, lane=1) for mark in profile.marks),
-    )
-    most = []
-    for seen in (profile, double):
-        # Not the readers of fields, which are made once.
-        calls, steps, plans = Calls(), [], []
-        request = Request(profile=seen, goal=Goal(max_overhead=0.1), efforts=(1, 2))
-        search = Search(request, iter(range(1 << 20)).__next__)  # a part takes too long
-        end = time.monotonic() + LONGEST_S
-        while not search.is_over and time.monotonic() < end:
-            answer, num_calls = calls.of(search.advance)
-            steps.append(num_calls)
-            if answer is not None:
-                plans.append(answer.plan)
-            elif not search.is_sending:
-                time.sleep(0.01)
-        assert search.clear(wait=True) and len(plans) == 2
-        assert not calls.files & {"choose.py", "simulate.py", "timeline.py"}
-        most.append(max(steps))
-    assert most[0] < 24 * PART
-    assert most[1] <= 1.2 * most[0]
 
 
 def test_its_process_loads_no_torch() -> None:

@@ -18,8 +18,15 @@ from ssdtrain.plan.scaled import (
 )
 from ssdtrain.plan.simulate import Run, simulate
 from ssdtrain.plan.timeline import Timeline
-from ssdtrain.plan.unsearched import MOST_RATIO, unsearched
+from ssdtrain.plan.unsearched import (
+    MOST_RATIO,
+    all_again,
+    keeping_all,
+    runs_always,
+    unsearched,
+)
 from tests.ssdtrain.plan.profiles import MB, chain
+from tests.ssdtrain.plan.test_regions import KIND, NUM_REGIONS, layers
 
 RECORDED = Path(__file__).parent / "recorded" / "h200_qwen3_4b_12_layers.json"
 
@@ -74,6 +81,62 @@ def at_size(orders: object, timeline: Timeline) -> dict[str, tuple[object, ...]]
         )
         for kind, own in orders.items()  # type: ignore[attr-defined]
     }
+
+
+def always(profile: Profile) -> Profile:
+    """With regions that run again in any plan."""
+    return replace(profile, notes={**profile.notes, "recompute": "regions"})
+
+
+def test_what_keeps_everything_costs_nothing() -> None:
+    profile = layers()
+    plan = keeping_all(profile)
+    assert not runs_always(profile) and plan.keeps_all and plan.policy == "keep-all"
+    assert plan.prediction is not None and plan.prediction.overhead == 0.0
+    assert plan.prediction.step_ms == profile.compute_ms
+    assert plan.prediction.peak_bytes == plan.prediction.keep_peak_bytes
+
+
+def test_regions_that_always_run_again_do_so_where_everything_stays() -> None:
+    profile = always(layers())
+    plan = keeping_all(profile)
+    assert runs_always(profile) and not plan.keeps_all and plan.moves_nothing
+    assert len(plan.regions_of(KIND)) == NUM_REGIONS
+    assert plan.prediction is not None
+    rerun_ms = sum(run.ms for run in profile.regions[KIND])
+    assert plan.prediction.step_ms == profile.compute_ms + rerun_ms
+
+
+def test_all_again_takes_what_checkpointing_takes() -> None:
+    """Each re-run once; what is not made again stays."""
+    profile = layers()
+    plan = all_again(profile, profile, Goal(memory_budget_bytes=20 * MB))
+    assert plan is not None and plan.policy == "regions" and plan.moves_nothing
+    assert len(plan.regions_of(KIND)) == NUM_REGIONS
+    assert plan.prediction is not None
+    assert plan.prediction.recompute_ms == sum(r.ms for r in profile.regions[KIND])
+    assert plan.prediction.peak_bytes < plan.prediction.keep_peak_bytes
+
+
+def test_all_again_must_fit_for_the_largest_batch() -> None:
+    """And is predicted for the observed one."""
+    profile = layers()
+    larger = scaled(profile, 2.0)
+    small = all_again(profile, profile, Goal(memory_budget_bytes=20 * MB))
+    assert small is not None and small.prediction is not None
+    needs = simulate(Timeline(larger), small.orders).peak_bytes
+    assert needs > small.prediction.peak_bytes
+    enough = Goal(memory_budget_bytes=int(1.05 * needs))
+    assert all_again(profile, larger, enough) == small
+    least = Goal(memory_budget_bytes=int(0.95 * needs))
+    assert all_again(profile, profile, least) == small
+    assert all_again(profile, larger, least) is None
+
+
+def test_without_regions_or_a_limit_nothing_runs_all_again() -> None:
+    profile, limit = chain(4), Goal(memory_budget_bytes=20 * MB)
+    assert all_again(profile, profile, limit) is None
+    assert all_again(layers(), layers(), Goal()) is None
 
 
 def test_nothing_where_nothing_fits(recorded: Profile) -> None:
