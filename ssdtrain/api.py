@@ -44,7 +44,7 @@ from ssdtrain.plan.reasons import explain_step, why_nothing_left
 from ssdtrain.plan.rule import KEEP_ALL, Rule
 from ssdtrain.quantities import FIT, resolved
 from ssdtrain.regions.find import find_regions
-from ssdtrain.remat.budget import Budget, NoBudget, OverheadBudget
+from ssdtrain.remat.budget import MAX_OVERHEAD, Budget, NoBudget, OverheadBudget
 from ssdtrain.remat.finder import Finder, with_dear
 from ssdtrain.remat.modes import without_modes
 from ssdtrain.storage.open import (
@@ -236,14 +236,25 @@ class Session:
         if not self.is_settled or setting == PlanChoice.KEEP_ALL.value:
             return None
         if self.plan is not None and self.plan.keeps_all:
-            return (
-                "the plan keeps everything, because nothing that could move or be "
-                f"rebuilt pays within max_overhead={self._settings.max_overhead}; set "
-                "it higher, or memory_budget_bytes, to trade time for memory"
-            )
+            return self._why_all_stays()
         totals = step.as_dict()
         return why_nothing_left(
             totals, step.fallbacks, setting, self._settings.min_bytes
+        )
+
+    def _why_all_stays(self) -> str:
+        settings = self._settings
+        if settings.memory_budget is not None:
+            return f"everything fits into memory_budget={settings.memory_budget}"
+        if settings.wanted_memory is not None:
+            return (
+                "everything fits into device memory; set memory_budget or max_overhead "
+                "to need less of it"
+            )
+        return (
+            "the plan keeps everything, because nothing that could move or be rebuilt "
+            f"pays within max_overhead={settings.max_overhead}; set it higher, or "
+            "memory_budget, to trade time for memory"
         )
 
     def slower_than_checkpointing(self, steps: Sequence[StepReport]) -> str | None:
@@ -346,7 +357,7 @@ class Session:
         if settings.plan == PlanChoice.AUTO.value:
             device = self.cache.device
             goal = _goal_of(settings, device)
-            if goal.device_bytes is not None and settings.device_memory != FIT:
+            if goal.device_bytes is not None and settings.wanted_memory != FIT:
                 # What the allocator caches must not exceed the limit either.
                 self._patches.also(device.limit_memory(goal.device_bytes))
             fall_back = self.cache.offloader.fall_back
@@ -411,18 +422,14 @@ def offload(
         target: where tensors go: "host" (pinned memory), "ssd", or "tiered" (pinned
             memory first, then the SSD).
         directory: on the SSD; several paths on different SSDs share the bytes.
-        min_bytes: smaller saved tensors stay on the device (1 MiB).
-        host_bytes: most pinned host memory of one rank; "50%" is of what is free.
-        window_bytes: bytes on their way out before compute waits for the oldest; None:
-            twice the largest tensor.
-        prefetch_bytes: bytes loaded ahead of backward; None: 1.5 times the largest
-            tensor.
-        memory_budget_bytes: a limit for activations; the plan is the fastest one within
-            it. "15%" is of the device's memory.
         device_memory: a limit for everything, weights and optimizer included, in bytes
-            or percent; "fit": all that this process can get.
-        max_overhead: without a limit, the plan needs the least memory that may cost
-            this fraction of the step's time (0.01).
+            or percent; "fit": all that this process can get. Without any goal it is
+            "fit": nothing changes if a step fits, else it is as fast as it can be.
+        memory_budget: a limit for activations; the plan is the fastest one within
+            it. "15%" is of the device's memory.
+        max_overhead: the plan needs the least memory that may cost this fraction of the
+            step's time, such as 0.02.
+        min_bytes: smaller saved tensors stay on the device (1 MiB).
         recompute: "auto": what is cheap to compute is computed again instead of stored;
             "full": everything that can be; "regions": every repeated layer, as gradient
             checkpointing does; "off": nothing.
@@ -432,13 +439,8 @@ def offload(
         verify: "checksum" compares what comes back with what left, "shadow" byte by
             byte; "off".
         write_budget: most bytes written to each SSD a day; None: no limit.
-        ssd_rated_bytes: bytes that each SSD may take in its life; None: ask the drive.
-        gpu_direct: "auto": copy from the GPU to the SSD without host memory where that
-            is faster; "off": never.
-        write_gb_per_s: slow the SSD down to so many 10^9 bytes a second (experiments).
-        io_threads: threads that read and write the SSD (4).
-        trace: record when each tensor moved, for `ssdtrain report`.
-        seed: of ssdtrain's own random numbers.
+        advanced: what only experiments set, such as {"io_threads": 8}; see
+            `ssdtrain.config.AdvancedOptions`.
 
     Returns:
         A session; the training loop stays as it is. `print(session.summary())` says
@@ -565,7 +567,7 @@ def _attach_recipes(
     # A plan has weighed each recipe already.
     budget: Budget = NoBudget()
     if on_gpu and fixed:
-        budget = OverheadBudget(settings.max_overhead)
+        budget = OverheadBudget(settings.max_overhead or MAX_OVERHEAD)
     weights = Weights()
     for module in modules:
         finder.attach(module, patches.set)
@@ -636,9 +638,9 @@ def _rule_of(settings: OffloadConfig) -> Rule:
 
 def _goal_of(settings: OffloadConfig, device: Device) -> Goal:
     return Goal(
-        max_overhead=settings.max_overhead,
+        max_overhead=settings.max_overhead or 0.0,
         memory_budget_bytes=resolved(
-            settings.memory_budget_bytes, lambda: _memory_of(device.torch_device)
+            settings.memory_budget, lambda: _memory_of(device.torch_device)
         ),
         device_bytes=_device_bytes(settings, device),
         ssd_bytes_per_s=_ssd_bytes_per_s(settings),
@@ -651,7 +653,7 @@ def _device_bytes(settings: OffloadConfig, device: Device) -> int | None:
     Raises:
         ConfigError: the model alone takes more.
     """
-    asked = settings.device_memory
+    asked = settings.wanted_memory
     if asked == FIT:
         capacity_bytes = device.capacity_bytes()
         if capacity_bytes is None:

@@ -4,6 +4,7 @@ Only this file and the Hydra groups in `configs/offload/` know these names; `api
 passes plain values inwards.
 """
 
+import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.quantities import (
+    FIT,
     PARSE,
     Share,
     did_you_mean,
@@ -117,32 +119,41 @@ Bytes = int | float | str
 Place = str | os.PathLike[str]
 
 
-class OffloadOptions(TypedDict, total=False):
-    """What `OffloadConfig` and `offload` accept, for type checkers and editors.
+class AdvancedOptions(TypedDict, total=False):
+    """What only experiments set, for type checkers and editors: `advanced={...}`; taken
+    without it as well."""
 
-    The fields and their meaning are those of `OffloadConfig`; a test holds them equal.
-    """
-
-    target: Target | Literal["host", "ssd", "tiered"]
-    directory: Place | Sequence[Place] | None
-    min_bytes: Bytes
     host_bytes: Bytes | Share | None
     window_bytes: Bytes | None
     prefetch_bytes: Bytes | None
-    memory_budget_bytes: Bytes | Share | None
-    device_memory: Bytes | Share | Literal["fit"] | None
-    max_overhead: float | str
-    recompute: Recompute | Literal["auto", "full", "regions", "off"]
-    regions: str | Sequence[str]
-    plan: Place
-    verify: Verify | Literal["off", "checksum", "shadow", False]
-    write_budget: Bytes | None
     ssd_rated_bytes: Bytes | None
     gpu_direct: GpuDirect | Literal["auto", "off"]
     write_gb_per_s: float | None
     io_threads: int
     trace: bool
     seed: int
+
+
+class OffloadOptions(AdvancedOptions, total=False):
+    """What `OffloadConfig` and `offload` accept, likewise.
+
+    The fields and their meaning are those of `OffloadConfig`; a test holds them equal.
+    """
+
+    target: Target | Literal["host", "ssd", "tiered"]
+    directory: Place | Sequence[Place] | None
+    device_memory: Bytes | Share | Literal["fit"] | None
+    memory_budget: Bytes | Share | None
+    max_overhead: float | str | None
+    min_bytes: Bytes
+    recompute: Recompute | Literal["auto", "full", "regions", "off"]
+    regions: str | Sequence[str]
+    plan: Place
+    verify: Verify | Literal["off", "checksum", "shadow", False]
+    write_budget: Bytes | None
+    advanced: AdvancedOptions
+    memory_budget_bytes: Bytes | Share | None
+    """The old name of `memory_budget`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,27 +172,20 @@ class OffloadConfig:
     """Where activations go. `tiered` without a `directory` means host memory only."""
     directory: str | tuple[str, ...] | None = places()
     """One directory, or several on different SSDs to spread the slots over."""
-    min_bytes: int = size(MIB, least=0)
-    """Tensors below this many bytes stay in device memory (not worth a transfer)."""
-    host_bytes: int | Share | None = size(None, share=True)
-    """Cap of one rank's pinned host memory in bytes; a percentage is of what is
-    available now, divided by the ranks of this machine; None: 50%."""
-    window_bytes: int | None = size(None)
-    """Bytes that may be on their way out before compute waits for the oldest;
-    None: twice the largest tensor seen, at least 8 MiB."""
-    prefetch_bytes: int | None = size(None)
-    """Bytes loaded ahead of backward; None: one and a half of the largest tensor."""
-    memory_budget_bytes: int | Share | None = size(None, share=True)
-    """Activation memory the planner must stay within (least time under it); a
-    percentage is of the device's memory."""
     device_memory: int | Share | str | None = field(
         default=None, metadata={PARSE: parse_device_memory}
     )
     """Device memory for everything, weights, gradients and optimizer included: the
     planner takes the fastest plan that fits. `fit`: what this process can get; a
-    percentage is of the device's memory."""
-    max_overhead: float = fraction(0.01)
+    percentage is of the device's memory. None, and no other goal for `plan="auto"`:
+    `fit`. On a CPU, whose memory swaps, everything fits."""
+    memory_budget: int | Share | None = size(None, share=True)
+    """Activation memory the planner must stay within (least time under it); a
+    percentage is of the device's memory. `memory_budget_bytes` is its old name."""
+    max_overhead: float | None = fraction(None)
     """Step-time overhead the planner may spend (least peak under it): 0.01 or "1%"."""
+    min_bytes: int = size(MIB, least=0)
+    """Tensors below this many bytes stay in device memory (not worth a transfer)."""
     recompute: Recompute = Recompute.AUTO
     """`auto`: rebuild cheap operators' outputs where bitwise equal; `regions`: run all
     repeated modules again; `off`: never."""
@@ -195,6 +199,14 @@ class OffloadConfig:
     write_budget: int | None = size(None)
     """Bytes that may be written to each SSD a day (endurance); None: no limit. A plan
     (`auto`) writes no more a step than fits if the run went on all day."""
+    host_bytes: int | Share | None = size(None, share=True)
+    """Cap of one rank's pinned host memory in bytes; a percentage is of what is
+    available now, divided by the ranks of this machine; None: 50%."""
+    window_bytes: int | None = size(None)
+    """Bytes that may be on their way out before compute waits for the oldest;
+    None: twice the largest tensor seen, at least 8 MiB."""
+    prefetch_bytes: int | None = size(None)
+    """Bytes loaded ahead of backward; None: one and a half of the largest tensor."""
     ssd_rated_bytes: int | None = size(None)
     """Bytes each SSD is rated to take over its life (data sheet: TBW); None: SMART."""
     gpu_direct: GpuDirect = GpuDirect.AUTO
@@ -242,6 +254,15 @@ class OffloadConfig:
             )
 
     @property
+    def wanted_memory(self) -> int | Share | str | None:
+        """`device_memory`; `fit` where a plan is asked for without any goal."""
+        goals = self.device_memory, self.memory_budget, self.max_overhead
+        is_planned = self.plan == PlanChoice.AUTO.value
+        if is_planned and all(goal is None for goal in goals):
+            return FIT
+        return self.device_memory
+
+    @property
     def directories(self) -> tuple[str, ...]:
         """`directory` as a tuple, empty when none was given."""
         if self.directory is None:
@@ -258,7 +279,7 @@ class OffloadConfig:
             ConfigError: unknown key or impossible value.
         """
         values = {} if config is None else dict(vars(config))
-        return cls.from_mapping({**values, **overrides})
+        return cls.from_mapping({**values, **_flat(overrides)})
 
     @classmethod
     def from_mapping(cls, values: dict[str, Any]) -> "OffloadConfig":
@@ -268,6 +289,7 @@ class OffloadConfig:
             ConfigError: unknown key or impossible value.
         """
         known = [f.name for f in fields(cls)]
+        values = _flat(values)
         for key in values:
             if key not in known:
                 raise ConfigError(
@@ -316,12 +338,67 @@ class OffloadConfig:
         object.__setattr__(self, "plan", plan)
 
 
+_ADVANCED = tuple(AdvancedOptions.__annotations__)
+_OLD_NAMES = {"memory_budget_bytes": "memory_budget"}
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by the names of the fields: old names are taken, and what is in
+    `advanced` stands beside the others.
+
+    Raises:
+        ConfigError: two names of one setting, or something else in `advanced`.
+    """
+    found = dict(values)
+    advanced = found.pop("advanced", None) or {}
+    if not isinstance(advanced, Mapping):
+        raise ConfigError(
+            "advanced expects a mapping such as {'io_threads': 8}, got "
+            f"{type(advanced).__name__}"
+        )
+    for name in advanced:
+        if name not in _ADVANCED:
+            raise ConfigError(
+                f"unknown advanced setting {name!r}{did_you_mean(name, _ADVANCED)}; "
+                f"known: {', '.join(_ADVANCED)}"
+            )
+        if name in found:
+            raise ConfigError(f"{name} is set twice, in advanced and beside it")
+    found |= advanced
+    for old, name in _OLD_NAMES.items():
+        value = found.pop(old, None)
+        if value is None:
+            continue
+        if found.get(name) is not None:
+            raise ConfigError(f"{name} is set twice: {old} is its old name")
+        found[name] = value
+    return found
+
+
+_init = OffloadConfig.__init__
+
+
+@functools.wraps(_init)
+def _by_any_name(self: OffloadConfig, **options: Any) -> None:
+    _init(self, **_flat(options))
+
+
+OffloadConfig.__init__ = _by_any_name  # type: ignore[method-assign]
+
+
 def with_options(function: Function) -> Function:
     """Show the fields of `OffloadConfig` in the signature of a function that takes them
     as `**overrides`: for `help()` and for completion in notebooks."""
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    options = inspect.signature(OffloadConfig).parameters.values()
-    shown = signature.replace(parameters=[*own, *options])
+    fields_of = inspect.signature(OffloadConfig).parameters
+    options = [each for name, each in fields_of.items() if name not in _ADVANCED]
+    advanced = inspect.Parameter(
+        "advanced",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=AdvancedOptions | None,
+    )
+    shown = signature.replace(parameters=[*own, *options, advanced])
     function.__signature__ = shown  # type: ignore[attr-defined]
     return function

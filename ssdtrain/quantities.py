@@ -178,7 +178,7 @@ def parse_device_memory(name: str, value: Any) -> "int | Share | str":
         raise ConfigError(f"{error}; or {FIT!r}{did_you_mean(value, [FIT])}") from None
 
 
-def fraction(default: float) -> Any:
+def fraction(default: float | None) -> Any:
     """A field from 0 to 1."""
     return field(default=default, metadata={PARSE: parse_fraction})
 

@@ -1073,7 +1073,7 @@ class Regions:
         )
         if self.choice is not Choice.ALL:
             return torch.OutOfMemoryError(
-                f"{told} Set memory_budget_bytes, or recompute='regions'."
+                f"{told} Set memory_budget, or recompute='regions'."
             )
         return torch.OutOfMemoryError(
             f"{told} All regions run again already, and no plan needs less. Take a "

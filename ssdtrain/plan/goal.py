@@ -126,7 +126,7 @@ class Goal:
         """The limit as it was set, for errors."""
         if self.device_bytes is not None:
             return f"device_memory={self.device_bytes}"
-        return f"memory_budget_bytes={self.memory_budget_bytes}"
+        return f"memory_budget={self.memory_budget_bytes}"
 
 
 def _over(used_bytes: int, limit_bytes: int, free_share: float) -> int:

@@ -46,7 +46,7 @@ class Shortage(NamedTuple):
             if not goal.spare_bytes:
                 needed = min(needed, self.keep.peak_bytes)
             whole = f" {100 * BUDGET_MARGIN:g} % of a budget are a reserve."
-            setting = f"Set memory_budget_bytes to at least {needed}"
+            setting = f"Set memory_budget to at least {needed}"
         else:
             needed = int((least + profile.base_bytes) / (1 - DEVICE_RESERVE)) + 1
             beside = "weights and optimizer are not counted (on a CPU nothing is)"

@@ -304,7 +304,7 @@ def _advice(
         link, what = _busiest(profile, prediction)
         return (
             f"the {link} is the limit ({what}); a faster link, a larger max_overhead "
-            "or memory_budget_bytes, or more recipes would remove the wait."
+            "or memory_budget, or more recipes would remove the wait."
         )
     if waited and waited.step_ms and waited.ms > MUCH_WAIT * waited.step_ms:
         return _unforeseen(profile, waited)
@@ -317,7 +317,7 @@ def _advice(
     if not any(load.num_bytes for load in prediction.links.values()):
         return (
             f"nothing is moved: on a step of {prediction.step_ms:.1f} ms no copy pays "
-            "within the goal. A larger max_overhead, a lower memory_budget_bytes or a "
+            "within the goal. A larger max_overhead, a lower memory_budget or a "
             "larger micro-batch moves more."
         )
     rebuilding_ms = prediction.recompute_ms

@@ -25,7 +25,7 @@ class OffloadCallback(Attachment, TrainerCallback):  # type: ignore[misc]
     attached; the next `train` or `close` ends it.
 
     The plan is saved with every checkpoint, and a run that resumes from one follows it.
-    With a goal in memory (`device_memory`, `memory_budget_bytes`) activation
+    With a goal in memory (`device_memory`, `memory_budget`) activation
     checkpointing of the trainer is switched off: the plan decides what is computed
     again.
     """

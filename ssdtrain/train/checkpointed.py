@@ -44,9 +44,7 @@ def take_over(model: Any, settings: OffloadConfig) -> bool:
     """
     if not is_checkpointing(model):
         return False
-    has_goal = (
-        settings.device_memory is not None or settings.memory_budget_bytes is not None
-    )
+    has_goal = settings.wanted_memory is not None or settings.memory_budget is not None
     plans = settings.plan == PlanChoice.AUTO.value and has_goal
     off = getattr(model, "activation_checkpointing_disable", None) or getattr(
         model, "gradient_checkpointing_disable", None
@@ -54,7 +52,7 @@ def take_over(model: Any, settings: OffloadConfig) -> bool:
     if off is None or not (plans or settings.recompute is Recompute.REGIONS):
         logger.warning(
             "ssdtrain: the trainer's activation checkpointing is on, so little is left "
-            "to offload. Set device_memory or memory_budget_bytes: ssdtrain then "
+            "to offload. Set device_memory or memory_budget: ssdtrain then "
             "decides what is computed again. Or set gradient_checkpointing=False."
         )
         return False

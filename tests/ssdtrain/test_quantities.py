@@ -6,7 +6,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import ssdtrain
-from ssdtrain.config import OffloadConfig, OffloadOptions
+from ssdtrain.config import AdvancedOptions, OffloadConfig, OffloadOptions
 from ssdtrain.errors import ConfigError
 from ssdtrain.quantities import Share, did_you_mean, resolved
 
@@ -62,7 +62,6 @@ def test_fractions(given: Any, expected: float) -> None:
         (float("nan"), "got nan"),
         (True, "got True"),
         ("much", "got 'much'"),
-        (None, "max_overhead expects"),
     ],
 )
 def test_no_fractions(given: Any, text: str) -> None:
@@ -74,7 +73,7 @@ def test_no_fractions(given: Any, text: str) -> None:
 def test_shares_are_resolved_where_the_memory_is_known() -> None:
     config = OffloadConfig(host_bytes="80%", memory_budget_bytes="50%")
     assert config.host_bytes == Share(0.8) and str(config.host_bytes) == "80%"
-    assert resolved(config.memory_budget_bytes, lambda: 1000) == 500
+    assert resolved(config.memory_budget, lambda: 1000) == 500
     assert resolved(7, lambda: 1000) == 7 and resolved(None, lambda: 1000) is None
     again = OffloadConfig.merged(config, {"seed": 3})
     assert again.host_bytes == Share(0.8) and again.seed == 3
@@ -118,21 +117,60 @@ def test_editors_and_checkers_see_every_field() -> None:
     from dataclasses import fields
 
     names = [field.name for field in fields(OffloadConfig)]
-    assert list(OffloadOptions.__annotations__) == names
+    taken = {*names, "advanced", "memory_budget_bytes"}
+    assert set(OffloadOptions.__annotations__) == taken
     assert get_type_hints(OffloadOptions)  # every annotation means something
+    advanced = list(AdvancedOptions.__annotations__)
+    shown = [name for name in names if name not in advanced]
+    assert [*shown, *advanced] == names and len(shown) < 12
     for door, own in (
         (ssdtrain.offload, ["model", "config"]),
         (ssdtrain.OffloadCallback, ["config"]),
     ):
-        assert list(inspect.signature(door).parameters) == [*own, *names]
+        parameters = list(inspect.signature(door).parameters)
+        assert parameters == [*own, *shown, "advanced"]
         typed = door if inspect.isfunction(door) else door.__init__
         assert typed.__annotations__["overrides"] == "Unpack[OffloadOptions]"
+
+
+def test_settings_by_their_old_names_and_in_advanced() -> None:
+    for config in (
+        OffloadConfig(memory_budget_bytes="1GB", advanced={"io_threads": 8}),
+        OffloadConfig.from_mapping({"memory_budget_bytes": 10**9, "io_threads": 8}),
+        OffloadConfig.merged(
+            OffloadConfig(memory_budget=1, io_threads=2),
+            {"memory_budget_bytes": 10**9, "advanced": {"io_threads": 8}},
+        ),
+    ):
+        assert config.memory_budget == 10**9 and config.io_threads == 8
+    assert OffloadConfig(memory_budget_bytes=None).memory_budget is None
+    for options, text in (
+        ({"memory_budget": 1, "memory_budget_bytes": 2}, "set twice"),
+        ({"io_threads": 1, "advanced": {"io_threads": 2}}, "set twice"),
+        ({"advanced": {"io_thread": 2}}, "did you mean 'io_threads'"),
+        ({"advanced": {"target": "ssd"}}, "unknown advanced setting"),
+        ({"advanced": "fast"}, "expects a mapping"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            OffloadConfig(**options)  # type: ignore[typeddict-item]
+
+
+def test_without_any_goal_a_plan_fits() -> None:
+    assert OffloadConfig().wanted_memory == "fit"
+    for options in (
+        {"max_overhead": 0.0},
+        {"memory_budget": 1},
+        {"plan": "keep-all"},
+        {"plan": "saved.json"},
+    ):
+        assert OffloadConfig(**options).wanted_memory is None  # type: ignore[typeddict-item]
+    assert OffloadConfig(device_memory="8GB", memory_budget=1).wanted_memory == 8e9
 
 
 CHECKED = """
 from pathlib import Path
 from typing_extensions import Unpack
-from ssdtrain.config import OffloadConfig, OffloadOptions
+from ssdtrain.config import AdvancedOptions, OffloadConfig, OffloadOptions
 def offload(**overrides: Unpack[OffloadOptions]) -> None: ...
 offload(directory=Path("x"), min_bytes="8GB", max_overhead="1%")
 OffloadConfig(host_bytes="80%", target="host", memory_budget_bytes=8e9)

@@ -159,7 +159,7 @@ def column(training: Training, name: str) -> dict[str, Any]:
     if name in (*LEVEL, *SHARE):
         kept = kept_bytes(training)
         share = int(KEPT_SHARE * min(kept)) if name in SHARE else kept[-1]
-        settings["memory_budget_bytes"] = share or 1 << 40  # of a CPU none is known
+        settings["memory_budget"] = share or 1 << 40  # of a CPU none is known
     with ssdtrain.offload(training.chunks, **settings) as session:
         result = measure(training, 2, num_steps, settling(session))
         report, plan, profile = session.last_step, session.plan, session.profile

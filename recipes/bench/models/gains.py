@@ -20,7 +20,7 @@ HEAD = ["model", "GPU", "tokens", "plain", "checkpointing", "ssdtrain", "in word
 TEXT = (
     "Each row compares three ways to train one model: keeping everything, "
     "checkpointing every layer, and ssdtrain in the memory that checkpointing took "
-    "(`memory_budget_bytes`). A cell has the time of a step and the memory of "
+    "(`memory_budget`). A cell has the time of a step and the memory of "
     'activations. "Out of memory" and "-" mean that there is no such step.'
 )
 

@@ -264,7 +264,7 @@ class Bench:
         """The settings of a row."""
         if name == "budget":
             budget_bytes = int(self.budget_share * self.plain.peak_gb * 1e9)
-            return {"memory_budget_bytes": budget_bytes}
+            return {"memory_budget": budget_bytes}
         return ROWS[name]
 
 

@@ -222,7 +222,7 @@ class Bench:
         more = {"min_bytes": 1} if self._is_tiny else {}
         with ssdtrain.offload(
             self._model,
-            memory_budget_bytes=budget_bytes,
+            memory_budget=budget_bytes,
             **more,  # type: ignore[arg-type]
         ) as session:
             history = History(session)

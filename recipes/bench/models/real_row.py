@@ -431,7 +431,7 @@ def around(row: Row, run: Run, trainer: Trainer) -> Iterator[Any]:
         if row.model.startswith("tiny"):
             settings.setdefault("min_bytes", 1)
         if run.budget_bytes is not None:
-            settings["memory_budget_bytes"] = run.budget_bytes
+            settings["memory_budget"] = run.budget_bytes
         with ssdtrain.offload(model, **settings) as session:
             yield session
         return

@@ -432,7 +432,7 @@ def settings_of(way: str, base_bytes: int, device: torch.device) -> dict[str, An
         return {"device_memory": "fit"}
     if way == "overhead":
         return {"max_overhead": 0.02}
-    return {"memory_budget_bytes": base_bytes}
+    return {"memory_budget": base_bytes}
 
 
 def warm_up(side: Side, session: Any, limit_s: float) -> dict[str, Any]:

@@ -222,7 +222,7 @@ def _drawn(
 def decline(size: Size, device: torch.device, num_steps: int) -> dict[str, Any]:
     """What a session costs whose memory budget asks for nothing; plain runs around."""
     least = 1024 if size.hidden < 1024 else 2**20
-    auto = ours(target="host", memory_budget_bytes=10**13, min_bytes=least)
+    auto = ours(target="host", memory_budget=10**13, min_bytes=least)
     before, own, behind = (
         run_column(size, column, device, num_steps, settle_s=DECLINE_S)
         for column in (plain, auto, plain)
