@@ -67,6 +67,8 @@ from ssdtrain.plan.replays import UNHELD, captured
 from ssdtrain.plan.rule import Rule
 from ssdtrain.plan.scaled import Growth, scaled
 from ssdtrain.plan.search import Answer, Request
+from ssdtrain.plan.simulate import simulate
+from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.unsearched import (
     all_again,
     keeping_all,
@@ -447,8 +449,11 @@ class Planner:
         if self._stage is Stage.HELD:
             self._follow_best()
             return
-        if self.plan is not None and self._measured.regions_ms is not None:
-            self._trials.follow(Tried(self.plan, self._measured.regions_ms))
+        regions_ms, plan, seen = self._measured.regions_ms, self.plan, self._seen
+        if plan is not None and seen is not None and regions_ms is not None:
+            timeline = Timeline(corrected(seen, self._measured.corrections))
+            self.plan = replace(plan, prediction=simulate(timeline, plan.orders))
+            self._trials.follow(Tried(self.plan, regions_ms))
         self._plan()
 
     def _hold(self) -> bool:

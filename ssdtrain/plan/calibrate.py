@@ -263,7 +263,7 @@ def calibrated(
         own = with_forward_times(profile, plain.forward_ms / profile.forward_ms)
     forward = own.forward_ms / profile.forward_ms
     if not all(LEAST_FACTOR < factor < MOST_FACTOR for factor in (forward, rest)):
-        return profile
+        return _as_long_as(profile, plain.step_ms, note)
     host = _host_factor(profile, plain)
     marks = tuple(
         replace(
@@ -280,6 +280,26 @@ def calibrated(
         tail_ms=tail_ms,
         head_host_ms=profile.head_host_ms * host,
         host_lead_ms=plain.host_lead_ms,
+        notes={**profile.notes, note: f"{step_ms:.3f}"},
+    )
+
+
+def _as_long_as(profile: Profile, step_ms: float, note: str) -> Profile:
+    """Return the profile in a step of this length, all alike, where its forward and its
+    backward are no measure of it; as it was if that was another step."""
+    factor = step_ms / profile.compute_ms if profile.compute_ms > 0.0 else 0.0
+    if not LEAST_FACTOR < factor < MOST_FACTOR:
+        return profile
+    marks = tuple(
+        replace(mark, ms=mark.ms * factor, host_ms=mark.host_ms * factor)
+        for mark in profile.marks
+    )
+    return replace(
+        profile,
+        marks=marks,
+        head_ms=profile.head_ms * factor,
+        tail_ms=profile.tail_ms * factor,
+        head_host_ms=profile.head_host_ms * factor,
         notes={**profile.notes, note: f"{step_ms:.3f}"},
     )
 

@@ -124,7 +124,9 @@ class RandomState(NamedTuple):
     @classmethod
     def now(cls, device: torch.device) -> "RandomState":
         """As it is; no wait for the device."""
-        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        cuda = None
+        if device.type == "cuda":
+            cuda = torch.cuda.default_generators[device.index or 0].get_state()
         cpu = torch.default_generator.get_state()
         return tuple.__new__(cls, (cpu, cuda))  # as `Conditions.now` does
 
