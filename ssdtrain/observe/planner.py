@@ -214,7 +214,8 @@ class Planner:
         seen = self._seen
         if self._stage is Stage.RESTING:
             return True
-        if self._stage not in (Stage.SEARCHING, Stage.FOLLOWING) or seen is None:
+        known = (Stage.SEARCHING, Stage.TRYING, Stage.FOLLOWING)
+        if self._stage not in known or seen is None:
             return False
         return not self._measured.may_hold(seen)
 

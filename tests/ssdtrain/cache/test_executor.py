@@ -1,6 +1,5 @@
 """Orders and rules are carried out by one executor."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,42 +68,6 @@ class Casting(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.nn.functional.gelu(x * self.factor) * x
         return x.bfloat16().float().square()
-
-
-@pytest.mark.parametrize("allowed", ["", "Gelu", "ToCopy"])
-def test_a_rule_says_what_recipes_may_make(allowed: str) -> None:
-    """It is asked of all that autograd saves, once, and of nothing that recipes store
-    for themselves."""
-    asked: list[str] = []
-
-    class Few:
-        def has(self, name: str, num_bytes: int) -> bool:
-            asked.append(name)
-            assert num_bytes == 4 * WIDTH
-            return bool(allowed) and name.startswith(allowed)
-
-        def may_have(self, region: int) -> bool:
-            return True
-
-    x = torch.linspace(-1, 1, WIDTH, requires_grad=True)
-    (theirs,) = torch.autograd.grad(Casting()(x).sum(), x)
-    settings = {**SETTINGS, "plan": "offload-all", "recompute": "auto"}
-    model = Casting()
-    with ssdtrain.offload(model, **settings) as session:
-        session.cache.course.rule = replace(KEEP_ALL, few=Few())
-        (ours,) = torch.autograd.grad(model(x).sum(), x)
-        session.hints.step_end()
-        (report,) = session.steps
-    assert same_bits([ours], [theirs])
-    assert [name.partition(" ")[0] for name in asked] == [
-        "input",
-        "MulBackward0",
-        "GeluBackward0",
-        "ToCopyBackward0",
-    ]
-    assert [recipe.removesuffix("Backward0") for recipe in report.recipes] == (
-        [allowed] if allowed else []
-    )
 
 
 def test_a_lane_that_leaves_its_plan_goes_by_the_rule() -> None:
