@@ -82,6 +82,9 @@ NUM_WARM_UPS = 1
 """Steps before the first observation: kernels are chosen and pools are filled."""
 MAX_ATTEMPTS = 3
 """Observations in a row that may fail before the policy is left alone."""
+TOLERANCE = 0.01
+"""By which the plan that runs all regions again may seem to need more than the budget:
+what is beside its saved tensors was measured in a step that held more of them."""
 FIRST_LOOK = 100
 """Steps under the best plan before the next best one is timed again, once more after
 twice as many, and so on."""
@@ -422,7 +425,7 @@ class Planner:
             return None
         if self._peers.is_alone:
             # What it needs is nearly known, and a step beyond is seen.
-            goal = replace(goal, budget_margin=0.0)
+            goal = replace(goal, budget_margin=-TOLERANCE)
         profile = corrected(seen, self._measured.corrections)
         goal = goal.grown(self._largest.planned_ratio)
         return all_again(profile, self._larger(profile), goal)
@@ -445,6 +448,9 @@ class Planner:
         self._follow_best()
 
     def _measure(self) -> None:
+        if self._stage is Stage.BASE and self.plan is not None:
+            if self._is_exceeded(self.plan):
+                return
         if self._measured.next_step(self._step):
             return
         if self._stage is Stage.HELD:
@@ -745,6 +751,7 @@ class Planner:
         goal, best = self._goal.goal, self._trials.best
         self._goal.tighten(replace(goal, spare_bytes=goal.spare_bytes + over_bytes))
         self._smaller.stop()
+        self._measured.stop()
         self._stop_search()
         self._again = self._stopwatch = None
         if best is None or best.plan is plan:

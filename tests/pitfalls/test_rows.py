@@ -199,7 +199,12 @@ def test_the_users_own_hooks(everything: Any) -> None:
 def test_every_byte_is_written(everything: Any, tmp_path: Path) -> None:
     """axolotl#3738: a disk tier that nobody used."""
     net = mlp()
-    settings = {**everything, "target": "ssd", "directory": str(tmp_path)}
+    settings = {
+        "max_overhead": 0.01,
+        **everything,
+        "target": "ssd",
+        "directory": str(tmp_path),
+    }
     with ssdtrain.offload(net, **settings) as session:
         loss = net(batch()).sum()
         session.cache.offloader.wait_io()

@@ -25,9 +25,14 @@ from scenarios import (
 MOVES = {"min_bytes": 0, "plan": "offload-all", "window_bytes": 1}
 REFUSED = (changed_after_save, cheap_result_changed_after_save)
 WAYS: dict[str, dict[str, Any]] = {
-    "host": {"target": "host", "recompute": "off"},
-    "recipes": {"target": "host", "recompute": "auto"},
-    "ssd": {"target": "ssd", "recompute": "off", "verify": "shadow"},
+    "host": {"max_overhead": 0.01, "target": "host", "recompute": "off"},
+    "recipes": {"max_overhead": 0.01, "target": "host", "recompute": "auto"},
+    "ssd": {
+        "max_overhead": 0.01,
+        "target": "ssd",
+        "recompute": "off",
+        "verify": "shadow",
+    },
 }
 
 

@@ -109,7 +109,13 @@ def faulty(
         monkeypatch.setattr(opening, "open_storage", open_faulty)
         return ssdtrain.offload(
             net,
-            **{**everything, "target": "ssd", "directory": str(tmp_path), **settings},
+            **{
+                "max_overhead": 0.01,
+                **everything,
+                "target": "ssd",
+                "directory": str(tmp_path),
+                **settings,
+            },
         )
 
     return start

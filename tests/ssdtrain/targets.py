@@ -24,6 +24,6 @@ def all_written(directory: Path) -> dict[str, Any]:
 def settings_of(target: str, directory: Path) -> dict[str, Any]:
     """What `ssdtrain.offload` is given for a target: a directory if it has a disk."""
     if not Target(target).has_disk:
-        return {"target": target}
+        return {"max_overhead": 0.01, "target": target}
     directory.chmod(0o700)
-    return {"target": target, "directory": str(directory)}
+    return {"max_overhead": 0.01, "target": target, "directory": str(directory)}

@@ -20,12 +20,21 @@ def model() -> nn.Module:
 
 
 CASES: list[tuple[dict[str, Any], str]] = [
-    ({"target": "ssd"}, "needs a directory"),
-    ({"target": "tape"}, f"target expects {', '.join(map(repr, TARGETS))}, got 'tape'"),
-    ({"target": "ssd", "directory": "/nowhere/at/all"}, "/nowhere/at/all"),
+    ({"max_overhead": 0.01, "target": "ssd"}, "needs a directory"),
+    (
+        {"max_overhead": 0.01, "target": "tape"},
+        f"target expects {', '.join(map(repr, TARGETS))}, got 'tape'",
+    ),
+    (
+        {"max_overhead": 0.01, "target": "ssd", "directory": "/nowhere/at/all"},
+        "/nowhere/at/all",
+    ),
     ({"host_bytes": 1 << 60}, "host_bytes"),
     ({"host_bytes": 0}, "host_bytes expects at least 1 bytes, got 0"),
-    ({"min_bytes": -1}, "min_bytes expects at least 0 bytes, got -1"),
+    (
+        {"max_overhead": 0.01, "min_bytes": -1},
+        "min_bytes expects at least 0 bytes, got -1",
+    ),
     ({"plan": "sometimes"}, "plan expects"),
     ({"max_overhead": -0.5}, "max_overhead expects a fraction"),
     ({"write_gb_per_s": 0}, "write_gb_per_s expects GB/s above 0"),
@@ -53,27 +62,29 @@ def test_impossible_settings(settings: dict[str, Any], text: str) -> None:
 )
 def test_impossible_models(make: Callable[[], Any], text: str) -> None:
     with pytest.raises(AttachError, match=text):
-        ssdtrain.offload(make(), target="host")
+        ssdtrain.offload(make(), max_overhead=0.01, target="host")
 
 
 def test_offload_twice_is_refused() -> None:
     linear = model()
-    with ssdtrain.offload(linear, target="host"):
+    with ssdtrain.offload(linear, max_overhead=0.01, target="host"):
         with pytest.raises(AttachError, match="already offloaded"):
-            ssdtrain.offload(linear, target="host")
+            ssdtrain.offload(linear, max_overhead=0.01, target="host")
         linear(torch.ones(2, 4)).sum().backward()
-    with ssdtrain.offload(linear, target="host"):
+    with ssdtrain.offload(linear, max_overhead=0.01, target="host"):
         pass
 
 
 def test_read_only_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="directory"):
-        ssdtrain.offload(model(), target="ssd", directory=str(tmp_path / "file"))
+        ssdtrain.offload(
+            model(), max_overhead=0.01, target="ssd", directory=str(tmp_path / "file")
+        )
 
 
 def test_default_is_host_only_without_a_directory() -> None:
-    with ssdtrain.offload(model()) as session:
+    with ssdtrain.offload(model(), max_overhead=0.01) as session:
         assert session.cache.offloader.storage is None
 
 
@@ -145,7 +156,12 @@ def test_where_nothing_is_to_happen_there_are_no_hooks(
 def test_a_plan_is_followed_where_there_were_no_hooks() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)))
-    common: dict[str, Any] = {"target": "host", "min_bytes": 0, "recompute": "off"}
+    common: dict[str, Any] = {
+        "max_overhead": 0.01,
+        "target": "host",
+        "min_bytes": 0,
+        "recompute": "off",
+    }
 
     def step() -> list[torch.Tensor]:
         net.zero_grad()
@@ -173,7 +189,9 @@ def test_shares_of_memory_are_resolved() -> None:
     """Four times the share is four times the pool, but for what others took."""
     caps = []
     for share in ("10%", "40%"):
-        with ssdtrain.offload(model(), target="host", host_bytes=share) as session:
+        with ssdtrain.offload(
+            model(), max_overhead=0.01, target="host", host_bytes=share
+        ) as session:
             caps.append(session.cache.offloader.pool.cap_bytes)
     assert 2 < caps[1] / caps[0] < 8
 
@@ -199,7 +217,9 @@ def test_a_callback_without_its_framework_says_what_to_install(
 def test_a_session_shows_what_it_does() -> None:
     """A notebook shows it."""
     linear = model()
-    with ssdtrain.offload(linear, target="host", min_bytes=0) as session:
+    with ssdtrain.offload(
+        linear, max_overhead=0.01, target="host", min_bytes=0
+    ) as session:
         assert repr(session) == "<Session target='host', observing, steps ended: 0>"
     with ssdtrain.offload(linear, target="host", plan="offload-all") as session:
         assert "plan='offload-all', steps ended: 0" in repr(session)

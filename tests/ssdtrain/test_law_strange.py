@@ -220,7 +220,7 @@ def train(
     session = None
     directory = None
     if settings is not None:
-        settings = {"target": "host", "min_bytes": 0, **settings}
+        settings = {"max_overhead": 0.01, "target": "host", "min_bytes": 0, **settings}
         if settings["target"] == "ssd":
             directory = settings["directory"] = tempfile.mkdtemp()
         session = ssdtrain.offload(model, **settings)

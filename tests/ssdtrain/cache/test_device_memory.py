@@ -19,7 +19,7 @@ from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.metered import Meter
 from tests.ssdtrain.cache.test_peak import ROWS, WIDTH, Block
 
-SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 0}
+SETTINGS: dict[str, Any] = {"max_overhead": 0.01, "target": "host", "min_bytes": 0}
 
 
 class Run:
@@ -209,7 +209,7 @@ def test_what_pinned_memory_cannot_hold_goes_to_the_ssd(
         "device_memory": limit,
         "min_bytes": 0,
     }
-    small |= {"target": "tiered", "directory": str(tmp_path)}
+    small |= {"max_overhead": 0.01, "target": "tiered", "directory": str(tmp_path)}
     highest = []
     # A drive or a thread that is late keeps something longer, and steps this short are
     # planned from times that other processes stretch: a session of five must hold it.

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.usefixtures("virtual_time")
 ROWS, WIDTH, NUM_LAYERS = 16, 32, 6
 ONE = ROWS * WIDTH * 4
 SETTINGS: dict[str, Any] = {
+    "max_overhead": 0.01,
     "target": "host",
     "min_bytes": 1,
     "recompute": "off",

@@ -13,7 +13,7 @@ import ssdtrain
 from tests.ssdtrain.cache.plans import all_moved
 from tests.ssdtrain.graphs.unusual import Column, Written
 
-ALL = {"min_bytes": 0, "window_bytes": 1}
+ALL = {"max_overhead": 0.01, "min_bytes": 0, "window_bytes": 1}
 
 
 class Columns(nn.Module):

@@ -158,7 +158,12 @@ def test_close_restores_every_attribute(everything: Any) -> None:
 
 def test_no_growth_over_steps(everything: Any, tmp_path: Any) -> None:
     model = mlp(num_layers=12)
-    settings = {**everything, "target": "ssd", "directory": str(tmp_path)}
+    settings = {
+        "max_overhead": 0.01,
+        **everything,
+        "target": "ssd",
+        "directory": str(tmp_path),
+    }
     with ssdtrain.offload(model, **settings) as session:
         levels = []
         for _ in range(6):

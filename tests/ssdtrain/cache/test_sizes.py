@@ -24,7 +24,7 @@ from tests.ranks import LONGEST_S
 from tests.ssdtrain.bits import same_bits
 
 WIDTH, ROWS, HEADS = 16, 32, 2
-SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 0}
+SETTINGS: dict[str, Any] = {"max_overhead": 0.01, "target": "host", "min_bytes": 0}
 KEPT = {**SETTINGS, "plan": "keep-all", "recompute": "off", "verify": "checksum"}
 """Nothing leaves; verified, as steps without hooks count no bytes."""
 UNPLANNED = {Fallback.PLAN_MISMATCH.value, Fallback.PLAN_OUTGROWN.value}
@@ -458,7 +458,7 @@ def test_a_budget_holds_in_every_step() -> None:
     behind it, before its plan and under it, do not."""
     draw = random.Random(0)
     lengths = [24, 20, 16] + [draw.randint(17, 64) for _ in range(15)]
-    keep = {**KEPT, "min_bytes": 1}
+    keep = {"max_overhead": 0.01, **KEPT, "min_bytes": 1}
     theirs, session = train_qwen(lengths, keep)
     kept = [report.saved_peak_bytes for report in session.steps]
     session.close()

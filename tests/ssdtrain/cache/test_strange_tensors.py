@@ -102,7 +102,7 @@ def test_a_traced_model_is_refused() -> None:
         warnings.simplefilter("ignore", DeprecationWarning)
         traced = torch.jit.trace(net(), torch.randn(4, WIDTH))
     with pytest.raises(AttachError, match="traced module has none"):
-        ssdtrain.offload(traced, target="host")
+        ssdtrain.offload(traced, max_overhead=0.01, target="host")
 
 
 def test_a_batch_is_not_its_data_set() -> None:

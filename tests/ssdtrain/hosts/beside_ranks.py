@@ -61,7 +61,12 @@ class Case:
         """Whether device memory has an end."""
         self.late = late
         """The rank that is slower, and late behind an observed step."""
-        self.settings = {"target": "host", "min_bytes": 0, **settings}
+        self.settings = {
+            "max_overhead": 0.01,
+            "target": "host",
+            "min_bytes": 0,
+            **settings,
+        }
 
 
 def cases() -> dict[str, Case]:

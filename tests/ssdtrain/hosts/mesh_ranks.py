@@ -368,7 +368,12 @@ def columns(directory: str) -> dict[str, dict[str, Any]]:
         "at once": AT_ONCE,
         "regions": {**HOST, "recompute": "regions"},
         "shadow": {**AT_ONCE, "verify": "shadow"},
-        "ssd": {**AT_ONCE, "target": "ssd", "directory": directory},
+        "ssd": {
+            "max_overhead": 0.01,
+            **AT_ONCE,
+            "target": "ssd",
+            "directory": directory,
+        },
     }
 
 

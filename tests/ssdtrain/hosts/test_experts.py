@@ -9,7 +9,7 @@ import ssdtrain
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.plans import all_moved
 
-SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 1}
+SETTINGS: dict[str, Any] = {"max_overhead": 0.01, "target": "host", "min_bytes": 1}
 AT_ONCE = {**SETTINGS, "plan": "offload-all", "window_bytes": 1}
 
 

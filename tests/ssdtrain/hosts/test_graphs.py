@@ -24,7 +24,7 @@ from tests.ssdtrain.hosts.blocks import Block
 from tests.ssdtrain.targets import STAGED, settings_of
 
 WIDTH, ROWS = 32, 64
-SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 1}
+SETTINGS: dict[str, Any] = {"max_overhead": 0.01, "target": "host", "min_bytes": 1}
 
 
 class StrictEvent(CpuEvent):
@@ -344,7 +344,10 @@ ALL_LEAVE = {**SETTINGS, "plan": "offload-all", "window_bytes": 1}
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        *(({**ALL_LEAVE, "target": each}, "target='host'") for each in STAGED),
+        *(
+            ({"max_overhead": 0.01, **ALL_LEAVE, "target": each}, "target='host'")
+            for each in STAGED
+        ),
         ({**ALL_LEAVE, "verify": "shadow"}, "verify='off'"),
         ({**SETTINGS, "plan": "auto"}, "can_capture"),
     ],

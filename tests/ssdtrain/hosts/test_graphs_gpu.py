@@ -97,7 +97,7 @@ def test_callables_are_graphed_in_two_parts() -> None:
 def test_a_plan_that_is_not_made_is_refused() -> None:
     x, model = inputs(0), made()
     warm_up(model, x)
-    with ssdtrain.offload(model, target="host", min_bytes=1):
+    with ssdtrain.offload(model, max_overhead=0.01, target="host", min_bytes=1):
         with pytest.raises(CaptureError, match="can_capture"):
             captured(model, x)
         torch.cuda.synchronize()

@@ -166,7 +166,12 @@ def test_a_model_is_copied_and_saved_in_any_step(recompute: str) -> None:
     """In observed ones there are hooks on its modules."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.GELU(), nn.Linear(8, 8)))
     x = torch.randn(4, 8)
-    settings = {"target": "host", "min_bytes": 0, "recompute": recompute}
+    settings = {
+        "max_overhead": 0.01,
+        "target": "host",
+        "min_bytes": 0,
+        "recompute": recompute,
+    }
     with ssdtrain.offload(model, plan="auto", **settings) as session:
         num_hooks = 0
         for _ in range(5):
@@ -216,7 +221,7 @@ def test_weights_may_be_swapped(settings: dict[str, Any]) -> None:
     def run(offloaded: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)
         model, found = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), []
-        others = {"target": "host", "min_bytes": 0, **settings}
+        others = {"max_overhead": 0.01, "target": "host", "min_bytes": 0, **settings}
         session = ssdtrain.offload(model, **others) if offloaded else None
         for _ in range(6):
             loss = model(torch.randn(4, 8)).square().sum()

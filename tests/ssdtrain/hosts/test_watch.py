@@ -70,7 +70,10 @@ def test_another_object_runs(caplog: pytest.LogCaptureFixture) -> None:
             return self.part(x)
 
     model = Whole()
-    with caplog.at_level(logging.WARNING), ssdtrain.offload(model, target="host"):
+    with (
+        caplog.at_level(logging.WARNING),
+        ssdtrain.offload(model, max_overhead=0.01, target="host"),
+    ):
         train(model.part, model.parameters(), 8)
     (text,) = told(caplog)
     assert "no forward of the Whole" in text
@@ -80,7 +83,10 @@ def test_another_object_runs(caplog: pytest.LogCaptureFixture) -> None:
 def test_every_forward_is_transformed(caplog: pytest.LogCaptureFixture) -> None:
     model, x = tanhs(), torch.randn(8, 32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with caplog.at_level(logging.WARNING), ssdtrain.offload(model, target="host"):
+    with (
+        caplog.at_level(logging.WARNING),
+        ssdtrain.offload(model, max_overhead=0.01, target="host"),
+    ):
         for _ in range(4):
             torch.vmap(model)(x).sum().backward()
             optimizer.step()
@@ -101,7 +107,9 @@ def test_a_loss_that_is_kept_holds_up_the_reports(
     model, kept = tanhs(), []
     with (
         caplog.at_level(logging.WARNING),
-        ssdtrain.offload(model, target="host", min_bytes=1) as session,
+        ssdtrain.offload(
+            model, max_overhead=0.01, target="host", min_bytes=1
+        ) as session,
     ):
         kept.append(model(torch.randn(8, 32)).sum())
         train(model, model.parameters(), 3)
@@ -127,7 +135,9 @@ def test_forwards_of_one_step_hold_nothing_up(
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
     with (
         caplog.at_level(logging.WARNING),
-        ssdtrain.offload(model, target="host", min_bytes=1) as session,
+        ssdtrain.offload(
+            model, max_overhead=0.01, target="host", min_bytes=1
+        ) as session,
     ):
         for _ in range(6):
             sum(model(torch.randn(8, 32)).sum() for _ in range(5)).backward()
@@ -144,7 +154,10 @@ def test_forwards_of_one_step_hold_nothing_up(
 
 def test_who_runs_now_and_then_is_not_blamed(caplog: pytest.LogCaptureFixture) -> None:
     ours, theirs = tanhs(), tanhs()
-    with caplog.at_level(logging.WARNING), ssdtrain.offload(ours, target="host"):
+    with (
+        caplog.at_level(logging.WARNING),
+        ssdtrain.offload(ours, max_overhead=0.01, target="host"),
+    ):
         train(theirs, theirs.parameters(), 8)
     assert not told(caplog)
 
@@ -153,7 +166,7 @@ def test_a_model_that_moves_behind_offload_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = tanhs()
-    with ssdtrain.offload(model, target="host"):
+    with ssdtrain.offload(model, max_overhead=0.01, target="host"):
         elsewhere = torch.device("cuda", 0)
         monkeypatch.setattr(watch, "device_of", lambda _: elsewhere)
         with pytest.raises(AttachError, match=r"was on cpu .* on cuda:0 now"):
@@ -174,7 +187,7 @@ def test_what_is_no_model_is_told_what_to_pass() -> None:
     ]
     for given, text in cases:
         with pytest.raises(AttachError, match=text):
-            ssdtrain.offload(given)
+            ssdtrain.offload(given, max_overhead=0.01)
 
 
 def hinted(caplog: pytest.LogCaptureFixture, words: str) -> int:
@@ -190,12 +203,12 @@ def test_gradient_checkpointing_is_told_with_what_to_do(
         switch = "gradient_checkpointing_{}"
     getattr(model, switch.format("enable"))()
     tokens = torch.zeros(1, 16, dtype=torch.long)
-    with ssdtrain.offload(model, target="host") as session:
+    with ssdtrain.offload(model, max_overhead=0.01, target="host") as session:
         model(tokens, labels=tokens).loss.backward()
         assert "leave out gradient_checkpointing_enable()" in session.summary()
     assert hinted(caplog, "gradient checkpointing is on in GPT2") == 1
     getattr(model, switch.format("disable"))()
-    with ssdtrain.offload(model, target="host") as session:
+    with ssdtrain.offload(model, max_overhead=0.01, target="host") as session:
         model(tokens, labels=tokens).loss.backward()
         assert "gradient_checkpointing" not in session.summary()
 
@@ -207,12 +220,15 @@ def test_sessions_inside_one_another_are_told(
     inner, other = tanhs(), tanhs()
     outer = nn.ModuleDict({"inner": inner})
     pair = [inner, outer] if inner_first else [outer, inner]
-    with ssdtrain.offload(pair[0]), ssdtrain.offload(other):
+    with (
+        ssdtrain.offload(pair[0], max_overhead=0.01),
+        ssdtrain.offload(other, max_overhead=0.01),
+    ):
         assert not hinted(caplog, "two sessions")
-        with ssdtrain.offload(pair[1]) as session:
+        with ssdtrain.offload(pair[1], max_overhead=0.01) as session:
             assert "on a ModuleDict and on a Sequential inside" in session.summary()
     assert hinted(caplog, "two sessions are open") == 1
-    with ssdtrain.offload(inner):  # the others are closed
+    with ssdtrain.offload(inner, max_overhead=0.01):  # the others are closed
         assert hinted(caplog, "two sessions are open") == 1
 
 
@@ -220,13 +236,13 @@ def test_forwards_without_a_backward_are_told(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model, words = tanhs(), "no backward has asked for what they saved"
-    with ssdtrain.offload(model, min_bytes=0) as session:
+    with ssdtrain.offload(model, max_overhead=0.01, min_bytes=0) as session:
         for _ in range(watch.NUM_FORWARDS):
             model(torch.randn(8, 32))
         assert "torch.no_grad()" in session.summary()
     assert hinted(caplog, words) == 1
     for min_bytes in (0, 1 << 20):  # accumulation, tensors large and small
-        with ssdtrain.offload(model, min_bytes=min_bytes):
+        with ssdtrain.offload(model, max_overhead=0.01, min_bytes=min_bytes):
             for _ in range(2 * watch.NUM_FORWARDS):
                 model(torch.randn(8, 32)).sum().backward()
         model.zero_grad()

@@ -45,7 +45,9 @@ def test_no_mark_counts_the_time_for_which_the_device_is_held(
     monkeypatch.setattr(CpuDevice, "hold", hold)
     net = Launched(virtual_time)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with ssdtrain.offload(net, target="host", min_bytes=1) as session:
+    with ssdtrain.offload(
+        net, max_overhead=0.01, target="host", min_bytes=1
+    ) as session:
         for _ in range(8):
             net(torch.linspace(-1, 1, 32).view(4, 8)).backward()
             optimizer.step()

@@ -117,7 +117,9 @@ def _plain_ms(slow: tuple[int, ...], virtual_time: Any) -> float:
                 virtual_time.sleep(1.0)
             num_plain += 1
 
-    with ssdtrain.offload(model, target="host", min_bytes=1) as session:
+    with ssdtrain.offload(
+        model, max_overhead=0.01, target="host", min_bytes=1
+    ) as session:
         model[0].register_forward_hook(waits)
         for _ in range(12):
             model(torch.ones(4, 8)).sum().backward()

@@ -54,7 +54,9 @@ def test_a_session_trims_before_the_first_step_and_with_each_plan(
     net = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in "abc"))
     adam = torch.optim.Adam(net.parameters())
     marks = []
-    with ssdtrain.offload(net, target="host", min_bytes=0) as session:
+    with ssdtrain.offload(
+        net, max_overhead=0.01, target="host", min_bytes=0
+    ) as session:
         for _ in range(6):
             net(torch.randn(16, 32)).sum().backward()
             marks.append((len(trimmed), session.plan is not None))
@@ -242,14 +244,18 @@ def test_a_session_asks_and_puts_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(CpuDevice, "grow_segments", grow)
     net = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in "abc"))
-    with ssdtrain.offload(net, target="host", min_bytes=0) as session:
+    with ssdtrain.offload(
+        net, max_overhead=0.01, target="host", min_bytes=0
+    ) as session:
         net(torch.randn(16, 32)).sum().backward()
         assert session.segments == "whole" and calls == []
     with ssdtrain.offload(net, device_memory="1GB", min_bytes=0) as session:
         assert session.segments == "growing" and calls == ["grow"]
     assert calls == ["grow", "back"]
     monkeypatch.setattr(CpuDevice, "trim", lambda device, share=0.7: True)
-    with ssdtrain.offload(net, target="host", min_bytes=0) as session:
+    with ssdtrain.offload(
+        net, max_overhead=0.01, target="host", min_bytes=0
+    ) as session:
         for _ in range(2):
             net(torch.randn(16, 32)).sum().backward()
             torch.optim.SGD(net.parameters()).step()

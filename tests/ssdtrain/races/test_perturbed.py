@@ -36,7 +36,12 @@ def step(net: nn.Module) -> list[Tensor]:
 
 
 def settings_of(target: str, everything: Any, tmp_path: Path) -> dict[str, Any]:
-    settings = {**everything, "target": target, "window_bytes": 2 * 32 * WIDTH * 4}
+    settings = {
+        "max_overhead": 0.01,
+        **everything,
+        "target": target,
+        "window_bytes": 2 * 32 * WIDTH * 4,
+    }
     if target != "host":
         # So little host memory that bytes go to the disk and back.
         settings |= {"directory": str(tmp_path), "host_bytes": 64 << 10}

@@ -32,7 +32,12 @@ from tests.ssdtrain.cache.steps import train
 from tests.ssdtrain.graphs.layers import Doubled
 
 WIDTH, HEADS, LENGTH = 32, 4, 24
-SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 1, "window_bytes": 1 << 14}
+SETTINGS: dict[str, Any] = {
+    "max_overhead": 0.01,
+    "target": "host",
+    "min_bytes": 1,
+    "window_bytes": 1 << 14,
+}
 NUM_OBSERVED, NUM_STEPS = 2, 7
 
 
@@ -173,7 +178,7 @@ def test_a_plan_may_store_it_in_some_regions(monkeypatch: pytest.MonkeyPatch) ->
 def test_it_comes_back_from_an_ssd(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    settings = {"target": "ssd", "directory": str(tmp_path)}
+    settings = {"max_overhead": 0.01, "target": "ssd", "directory": str(tmp_path)}
     told, session = run_both(
         Net(), monkeypatch, settings=settings, stored=Placement.OFFLOAD_SSD
     )
@@ -196,7 +201,7 @@ def test_statistics_below_min_bytes_stay(
         Net(num_blocks=2),
         monkeypatch,
         loss_of,
-        settings={"min_bytes": 8192},
+        settings={"max_overhead": 0.01, "min_bytes": 8192},
         num_storing=num_storing,
     )
     assert told == ["taken"] * num_storing

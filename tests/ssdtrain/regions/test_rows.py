@@ -37,7 +37,12 @@ from tests.ssdtrain.cache.steps import train
 from tests.ssdtrain.unseen import Owner
 
 WIDTH, ROWS = 32, 16
-SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 1, "window_bytes": 1 << 14}
+SETTINGS: dict[str, Any] = {
+    "max_overhead": 0.01,
+    "target": "host",
+    "min_bytes": 1,
+    "window_bytes": 1 << 14,
+}
 
 
 class Block(nn.Module):

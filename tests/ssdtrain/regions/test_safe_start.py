@@ -18,7 +18,7 @@ from tests.ssdtrain.cache.metered import Meter
 
 WIDTH, HEADS, NUM_LAYERS, NUM_STEPS = 64, 2, 4, 4
 RESERVE = 1.03
-SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 0}
+SETTINGS: dict[str, Any] = {"max_overhead": 0.01, "target": "host", "min_bytes": 0}
 
 
 class Limited(Meter):

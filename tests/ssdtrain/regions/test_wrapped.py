@@ -28,7 +28,12 @@ if not dist.is_available():
     pytest.skip("no torch.distributed", allow_module_level=True)
 
 WIDTH, ROWS, BLOCKS = 16, 8, 3
-SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 1, "window_bytes": 1 << 12}
+SETTINGS: dict[str, Any] = {
+    "max_overhead": 0.01,
+    "target": "host",
+    "min_bytes": 1,
+    "window_bytes": 1 << 12,
+}
 NUM_OBSERVED = 5
 """Steps before there is a profile."""
 

@@ -115,7 +115,7 @@ def test_inert_dropouts(change: str) -> None:
 def test_a_copied_dropout_is_its_own(copying: Any) -> None:
     """A copy made while attached (an average of the weights) evaluates as a copy."""
     holder = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5))
-    with ssdtrain.offload(holder, target="host", min_bytes=0):
+    with ssdtrain.offload(holder, max_overhead=0.01, target="host", min_bytes=0):
         drop = copying(holder[1])
         drop.eval()
         x = torch.ones(4, WIDTH, requires_grad=True)

@@ -111,7 +111,7 @@ def test_a_mode_around_backward() -> None:
 
 def test_an_item_that_was_changed_is_no_operand() -> None:
     """Its bytes are not those that the operator read."""
-    with ssdtrain.offload(nn.Linear(2, 2), target="host") as session:
+    with ssdtrain.offload(nn.Linear(2, 2), max_overhead=0.01, target="host") as session:
         recipes: Any = session.cache.recipes
         tensor, run = torch.zeros(2), SimpleNamespace(nothing=torch.empty(0))
         lane = Lane("", LaneProfile())
@@ -126,7 +126,7 @@ def test_an_item_that_was_changed_is_no_operand() -> None:
 
 def test_an_item_of_another_session_is_no_operand() -> None:
     """It is given back when that session says so."""
-    with ssdtrain.offload(nn.Linear(2, 2), target="host") as session:
+    with ssdtrain.offload(nn.Linear(2, 2), max_overhead=0.01, target="host") as session:
         moved = MovedHandle.__new__(MovedHandle)
         moved.moved = SimpleNamespace(ledger=object())  # type: ignore[assignment]
         moved.epsilon = None

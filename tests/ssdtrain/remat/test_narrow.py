@@ -27,6 +27,7 @@ def test_every_number_comes_back(dtype: torch.dtype) -> None:
 
 
 SETTINGS: dict[str, Any] = {
+    "max_overhead": 0.01,
     "target": "host",
     "min_bytes": 0,
     "recompute": "auto",

@@ -15,7 +15,12 @@ from ssdtrain.remat.expression import Expression, Held, Layout, evaluate
 from tests.ssdtrain.bits import same_bits
 
 WIDTH, ROWS = 16, 12
-FULL: dict[str, Any] = {"target": "host", "min_bytes": 0, "recompute": "full"}
+FULL: dict[str, Any] = {
+    "max_overhead": 0.01,
+    "target": "host",
+    "min_bytes": 0,
+    "recompute": "full",
+}
 KEEP = {**FULL, "plan": "keep-all"}
 AWAY = {**FULL, "plan": "offload-all", "window_bytes": 1}
 

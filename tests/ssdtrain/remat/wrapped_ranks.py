@@ -356,7 +356,7 @@ def compared(mesh: DeviceMesh, settings: dict[str, Any], **how: Any) -> dict[str
 def cases(world: int) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     """By name: settings, and how it is trained."""
     found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
-    fixed = {"target": "host", "min_bytes": 1}
+    fixed = {"max_overhead": 0.01, "target": "host", "min_bytes": 1}
     at_once = {**fixed, "plan": "offload-all", "window_bytes": 1}
     # 65 columns are 33 and 32.
     uneven = {"between": unchanged, "gelu": True, "hidden": 65}

@@ -321,7 +321,7 @@ def test_no_inodes_is_a_clear_error(
         PosixStorage([directory, other])
     net = torch.nn.Linear(4, 4)
     with pytest.raises(ConfigError, match="set directory to another disk"):
-        ssdtrain.offload(net, target="ssd", directory=str(other))
+        ssdtrain.offload(net, max_overhead=0.01, target="ssd", directory=str(other))
     assert "forward" not in vars(net)
     assert len(os.listdir("/proc/self/fd")) == open_before
     assert list(directory.iterdir()) == [other] and not list(other.iterdir())

@@ -75,7 +75,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     real.mkdir(mode=0o700)
     link.symlink_to(real)
     with pytest.raises(ConfigError, match="symbolic link"):
-        ssdtrain.offload(model(), target="ssd", directory=str(link))
+        ssdtrain.offload(model(), max_overhead=0.01, target="ssd", directory=str(link))
     assert not list(real.iterdir())
 
 
@@ -99,7 +99,7 @@ def test_others_may_not_write_there(tmp_path: Path) -> None:
     place.mkdir()
     place.chmod(0o777)
     with pytest.raises(ConfigError, match="writable by others"):
-        ssdtrain.offload(model(), target="ssd", directory=str(place))
+        ssdtrain.offload(model(), max_overhead=0.01, target="ssd", directory=str(place))
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -369,7 +369,7 @@ def test_the_wrong_callback_names_the_right_one() -> None:
 def test_a_second_train_attaches_anew_and_after_a_failure_too() -> None:
     from ssdtrain import OffloadCallback
 
-    callback = OffloadCallback(target="host", min_bytes=0)
+    callback = OffloadCallback(max_overhead=0.01, target="host", min_bytes=0)
     model = nn.Linear(8, 8)
     before = dict(vars(model))
     callback.on_train_begin(None, None, None, model=model)
@@ -400,6 +400,6 @@ def test_trainers_are_told_of_their_callback() -> None:
             pass
 
     with pytest.raises(AttachError, match="OffloadCallback"):
-        ssdtrain.offload(OfOnesOwn())
+        ssdtrain.offload(OfOnesOwn(), max_overhead=0.01)
     with pytest.raises(AttachError, match="LightningCallback"):
-        ssdtrain.offload(object.__new__(lightning.Trainer))
+        ssdtrain.offload(object.__new__(lightning.Trainer), max_overhead=0.01)

@@ -29,7 +29,12 @@ def test_losses_are_equal_and_bytes_moved(
     settings = tiny(
         model={"checkpointing": how},
         train={"precision": precision},
-        offload={"target": "ssd", "directory": str(tmp_path / "ssd"), **ALL},
+        offload={
+            "max_overhead": 0.01,
+            "target": "ssd",
+            "directory": str(tmp_path / "ssd"),
+            **ALL,
+        },
     )
     result = Trainer(settings).run()
     legs = result["legs"]
@@ -51,7 +56,7 @@ def test_losses_are_equal_and_bytes_moved(
 def test_metrics_are_one_json_line_a_step(
     tiny: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Trainer(tiny(offload={"target": "host", **ALL})).run()
+    Trainer(tiny(offload={"max_overhead": 0.01, "target": "host", **ALL})).run()
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     values = [json.loads(line) for line in lines]
     legs = ["without ssdtrain", "with ssdtrain"]
@@ -77,7 +82,12 @@ def test_an_ssd_target_that_writes_nothing_says_why(
     tiny: Make, tmp_path: Path, settings: dict[str, Any], why: str
 ) -> None:
     directory = str(tmp_path / "ssd")
-    offload = {"target": "ssd", "directory": directory, **settings}
+    offload = {
+        "max_overhead": 0.01,
+        "target": "ssd",
+        "directory": directory,
+        **settings,
+    }
     result = Trainer(tiny(offload=offload)).run()
     assert result["ok"] and "writes_confirmed" not in result["verdict"]
     assert result["why_nothing_left"].startswith(why)
@@ -91,7 +101,12 @@ def test_an_ssd_target_that_writes_nothing_says_why(
 @pytest.mark.parametrize("name", ["drive{local_rank}/me", "drive{rank}"])
 def test_a_drive_of_the_rank_is_found(tiny: Make, tmp_path: Path, name: str) -> None:
     (tmp_path / "drive0").mkdir()
-    offload = {"target": "ssd", "directory": str(tmp_path / name), **ALL}
+    offload = {
+        "max_overhead": 0.01,
+        "target": "ssd",
+        "directory": str(tmp_path / name),
+        **ALL,
+    }
     result = Trainer(tiny(train={"steps": 1}, offload=offload)).run()
     assert result["verdict"]["writes_confirmed"]
     assert [p.name for p in tmp_path.iterdir() if "drive" in p.name] == ["drive0"]
@@ -100,7 +115,7 @@ def test_a_drive_of_the_rank_is_found(tiny: Make, tmp_path: Path, name: str) -> 
 def test_a_missing_drive_is_not_made_up(tiny: Make, tmp_path: Path) -> None:
     """The rank works in host memory, is counted, and is no success."""
     name = str(tmp_path / "drive{rank}" / "me")
-    offload = {"target": "ssd", "directory": name, **ALL}
+    offload = {"max_overhead": 0.01, "target": "ssd", "directory": name, **ALL}
     result = Trainer(tiny(train={"steps": 1}, offload=offload)).run()
     assert not result["verdict"]["writes_confirmed"]
     assert "wrote nothing to it" in result["why_failed"]["writes_confirmed"]
@@ -117,13 +132,22 @@ def test_a_missing_directory_is_refused_as_offload_does(
     import ssdtrain
 
     missing = tmp_path / "ssd"
-    settings = tiny(offload={"target": "ssd", "directory": str(missing), **ALL})
+    settings = tiny(
+        offload={
+            "max_overhead": 0.01,
+            "target": "ssd",
+            "directory": str(missing),
+            **ALL,
+        }
+    )
     missing.rmdir()
     text = f"'{missing}' does not exist"
     with pytest.raises(ConfigError, match=text):
         Trainer(settings).run()
     with pytest.raises(ConfigError, match=text):
-        ssdtrain.offload(torch.nn.Linear(2, 2), target="ssd", directory=missing)
+        ssdtrain.offload(
+            torch.nn.Linear(2, 2), max_overhead=0.01, target="ssd", directory=missing
+        )
     assert not missing.exists()
 
 

@@ -53,11 +53,11 @@ TARGETS: dict[str, dict[str, Any]] = {
     "none": {},
     # Without recipes: those that need a parameter are refused under ZeRO-3, and bytes
     # are compared with ZeRO-0's.
-    "ssd": {"target": "ssd", "recompute": "off"},
-    "tiered": {"target": "tiered", "host_bytes": 512 * 1024},
+    "ssd": {"max_overhead": 0.01, "target": "ssd", "recompute": "off"},
+    "tiered": {"max_overhead": 0.01, "target": "tiered", "host_bytes": 512 * 1024},
     # Of one family, where parameters come and go.
-    "host": {"target": "host", "recompute": "off"},
-    "ssd full": {"target": "ssd", "recompute": "full"},
+    "host": {"max_overhead": 0.01, "target": "host", "recompute": "off"},
+    "ssd full": {"max_overhead": 0.01, "target": "ssd", "recompute": "full"},
 }
 
 

@@ -215,7 +215,12 @@ def training(tmp_path: Path) -> Iterator[tuple[nn.Sequential, ssdtrain.Session]]
     """A session on the SSD with recipes and self-checks, some steps old."""
     tmp_path.chmod(0o700)
     net = model()
-    settings: Any = {"target": "ssd", "directory": str(tmp_path), "min_bytes": 0}
+    settings: Any = {
+        "max_overhead": 0.01,
+        "target": "ssd",
+        "directory": str(tmp_path),
+        "min_bytes": 0,
+    }
     settings |= {"plan": "auto", "max_overhead": 1.0, "verify": "checksum"}
     with ssdtrain.offload(net, **settings) as session:
         for _ in range(4):

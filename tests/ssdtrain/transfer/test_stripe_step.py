@@ -66,7 +66,12 @@ def test_training_goes_on_when_a_member_dies(
     expected = losses(model(), None)
     net = model()
     directories = tuple(map(str, places))
-    settings = {**everything, "target": "ssd", "directory": directories}
+    settings = {
+        "max_overhead": 0.01,
+        **everything,
+        "target": "ssd",
+        "directory": directories,
+    }
     with caplog.at_level(logging.WARNING), ssdtrain.offload(net, **settings) as session:
         found = losses(net, session)
         lost = [member.lost for member in stripes[0].report()]

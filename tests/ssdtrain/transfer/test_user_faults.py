@@ -96,7 +96,7 @@ def test_an_exception_between_pack_and_unpack(
 ) -> None:
     net = Net()
     expected = step(net)
-    settings = {**everything, "target": target, "io_threads": 2}
+    settings = {"max_overhead": 0.01, **everything, "target": target, "io_threads": 2}
     if target == "ssd":
         settings["directory"] = str(tmp_path)
     before = foreign_threads()
@@ -151,7 +151,7 @@ def test_a_copy_out_that_fails_keeps_its_tensor(
     monkeypatch.setattr(CpuDevice, "copy_out", copy)
     net = Net()
     expected = step(net)
-    settings = {**everything, "target": target}
+    settings = {"max_overhead": 0.01, **everything, "target": target}
     if target == "ssd":
         settings["directory"] = str(tmp_path)
     with ssdtrain.offload(net, **settings) as session:
