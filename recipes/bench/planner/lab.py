@@ -101,7 +101,8 @@ class Lab:
         if size.hidden < 1024:
             settings["min_bytes"] = 1024
         self.session = ssdtrain.offload(
-            self.model, **{"target": "host", "plan": "auto", **settings}
+            self.model,
+            **{"target": "host", "plan": "auto", "max_overhead": 0.01, **settings},
         )
         self.losses: list[float] = []
         self.host_ms = 0.0
