@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import ssdtrain
+from ssdtrain.cache.bypass import Unhooked
 from ssdtrain.observe import observation
 from ssdtrain.transfer.device import CpuDevice
 from tests.ssdtrain.bits import same_bits
@@ -99,3 +100,25 @@ def test_no_plan_stays_slower_than_all_regions_again(
     assert (plan.policy == "regions") == (wait_s > 0.0)
     assert times[-1] <= 1.01 * all_again_s
     assert all(report.saved_peak_bytes <= budget for report in reports[10:])
+
+
+@pytest.mark.parametrize("goal", [{}, {"memory_budget": "1GB"}])
+def test_what_fits_runs_without_hooks(goal: dict[str, Any]) -> None:
+    """From the third step on, and nothing is searched for; a batch that is larger than
+    any before has hooks, which see what it needs."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ssdtrain.offload(model, min_bytes=0, **goal) as session:
+        seen = []
+        for rows in (ROWS, ROWS, ROWS, ROWS // 2, ROWS, 2 * ROWS):
+            model(torch.randn(rows, WIDTH)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            report = session.last_step
+            assert report is not None
+            seen.append(report.bytes_saved > 0)
+            if len(seen) == 4:
+                assert session.is_settled and isinstance(session.cache.bypass, Unhooked)
+                assert "everything fits" in session.summary()
+        assert seen == [True, True, False, False, False, True]
