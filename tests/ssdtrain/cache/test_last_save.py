@@ -159,7 +159,7 @@ def test_rows_send_at_the_last_save(direct: bool) -> None:
     torch.manual_seed(0)
     model = Joint(direct=direct)
     settings = {"plan": "auto", "max_overhead": 1.0, "recompute": "off"}
-    with ssdtrain.offload(model, target="host", **ALL, **settings) as session:
+    with ssdtrain.offload(model, target="host", **{**ALL, **settings}) as session:
         found = list(steps_under_a_plan(session, model))
     for ours, theirs in zip(found, plain, strict=True):
         assert all(map(torch.equal, ours, theirs))

@@ -169,7 +169,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trained]:
             meter.add(parameter)
             meter.add(parameter.grad)  # type: ignore[arg-type]
         meter.add(x)
-        with ssdtrain.offload(model, **SETTINGS, **settings) as session, meter:
+        with ssdtrain.offload(model, **{**SETTINGS, **settings}) as session, meter:
             hints = session.hints if announced else None
             peaks = [step(model, x, meter, hints) for _ in range(num_steps)]
         return peaks, session
@@ -204,7 +204,7 @@ def test_the_peak_of_any_plan_is_predicted(
     meter.install(monkeypatch)
     model, x = net(START, block), torch.randn(ROWS, WIDTH, requires_grad=True)
     settings: dict[str, Any] = {"plan": "auto", "max_overhead": 1.0}
-    with ssdtrain.offload(model, **SETTINGS, **settings) as session, meter:
+    with ssdtrain.offload(model, **{**SETTINGS, **settings}) as session, meter:
         for _ in range(4):
             step(model, x, meter)
         assert session.profile is not None

@@ -95,7 +95,7 @@ def compare(
     run = call if inside else step
     expected = list(train(program(), run, num_steps))
     net = program()
-    with ssdtrain.offload(net, **SETTINGS, max_overhead=0.0) as session:
+    with ssdtrain.offload(net, **{**SETTINGS, "max_overhead": 0.0}) as session:
         for number, found in enumerate(train(net, run, num_steps)):
             for ours, theirs in zip(found, expected[number], strict=True):
                 assert same_bits(ours, theirs), f"step {number}"
@@ -148,7 +148,7 @@ def all_moved_steps(net: nn.Module, session: Any, num_steps: int) -> Iterator[An
 
 def test_rows_are_what_their_tensors_are() -> None:
     net = model()
-    with ssdtrain.offload(net, **SETTINGS, max_overhead=0.0) as session:
+    with ssdtrain.offload(net, **{**SETTINGS, "max_overhead": 0.0}) as session:
         steps = all_moved_steps(net, session, 9)
         next(steps)
         names = rows_of(session)
@@ -262,7 +262,7 @@ def test_a_weight_in_the_row_of_a_tensor_stays_a_weight(view: bool) -> None:
             net.forward = lambda x: inner(x).view(-1)  # type: ignore[method-assign]
         session = None
         if offloaded:
-            session = ssdtrain.offload(net, **SETTINGS, max_overhead=0.0)
+            session = ssdtrain.offload(net, **{**SETTINGS, "max_overhead": 0.0})
         for number in range(9):
             x = batch(number).requires_grad_()
             y = net(x)
@@ -334,7 +334,7 @@ def test_a_saved_tensor_that_was_changed_raises(moved: bool) -> None:
         return z.mean()
 
     net = Program(changed)
-    with ssdtrain.offload(net, **SETTINGS, max_overhead=0.0) as session:
+    with ssdtrain.offload(net, **{**SETTINGS, "max_overhead": 0.0}) as session:
         steps = train(net, call, 9)
         for number in range(8):
             next(steps)
@@ -349,7 +349,7 @@ def test_a_saved_tensor_that_was_changed_raises(moved: bool) -> None:
 def test_a_changed_weight_raises(name: str) -> None:
     """Itself in a norm, a view of it in a linear."""
     net = model()
-    with ssdtrain.offload(net, **SETTINGS, max_overhead=0.0) as session:
+    with ssdtrain.offload(net, **{**SETTINGS, "max_overhead": 0.0}) as session:
         for number, _ in enumerate(train(net, plain_step, 8)):
             if number == 4:
                 session.follow(nearly_all_kept(session))
@@ -362,7 +362,7 @@ def test_a_changed_weight_raises(name: str) -> None:
 
 def test_places_are_used_again_and_given_back() -> None:
     net = model()
-    with ssdtrain.offload(net, **SETTINGS, max_overhead=0.0) as session:
+    with ssdtrain.offload(net, **{**SETTINGS, "max_overhead": 0.0}) as session:
         steps = all_moved_steps(net, session, 20)
         for _ in range(4):
             next(steps)

@@ -332,7 +332,7 @@ def follow_without_regions(
         session.follow(none_again(spy.agreed or plan))
 
 
-HOST = {"target": "host", "plan": "auto"}
+HOST = {"max_overhead": 0.01, "target": "host", "plan": "auto"}
 AT_ONCE = {"target": "host", "plan": "offload-all", "window_bytes": 1}
 
 

@@ -349,7 +349,7 @@ ALL_LEAVE = {**SETTINGS, "plan": "offload-all", "window_bytes": 1}
             for each in STAGED
         ),
         ({**ALL_LEAVE, "verify": "shadow"}, "verify='off'"),
-        ({**SETTINGS, "plan": "auto"}, "can_capture"),
+        ({"max_overhead": 0.01, **SETTINGS, "plan": "auto"}, "can_capture"),
     ],
 )
 def test_what_a_graph_cannot_hold_is_refused(

@@ -21,7 +21,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 CASES: list[tuple[dict[str, Any], str | None]] = [
     ({"plan": "offload-all", "min_bytes": 1 << 20}, "min_bytes"),
-    ({"plan": "auto", "min_bytes": 1 << 20}, "min_bytes"),
+    ({"max_overhead": 0.01, "plan": "auto", "min_bytes": 1 << 20}, "min_bytes"),
     ({"plan": "keep-all", "min_bytes": 1}, None),
     ({"plan": "offload-all", "min_bytes": 1, "window_bytes": 1}, None),
 ]
@@ -49,7 +49,9 @@ def test_the_reason_is_told_once(
 def test_a_session_with_nothing_to_plan_is_settled() -> None:
     """Who waits for `is_settled` before a capture waits for three steps."""
     model = tanhs()
-    with ssdtrain.offload(model, target="host", plan="auto") as session:
+    with ssdtrain.offload(
+        model, max_overhead=0.01, target="host", plan="auto"
+    ) as session:
         train(model, model.parameters(), 2)
         assert not session.is_settled
         assert not session.can_capture

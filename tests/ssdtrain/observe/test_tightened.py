@@ -11,9 +11,9 @@ def test_a_goal_gets_tighter_so_often() -> None:
     assert goal.can_be and not goal.was
     for _ in range(MOST_TIGHTENED):
         assert goal.can_be
-        goal.tighten(replace(goal.goal, aim=0.5 * goal.goal.aim))
+        goal.tighten(replace(goal.goal, spare_bytes=goal.goal.spare_bytes + 3))
     assert goal.was and not goal.can_be
-    assert goal.goal.overhead == 0.1 * 0.5**MOST_TIGHTENED
+    assert goal.goal.spare_bytes == 3 * MOST_TIGHTENED
 
 
 def test_another_device_is_no_tighter_goal() -> None:

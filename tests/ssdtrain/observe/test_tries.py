@@ -56,7 +56,12 @@ def run(clock: VirtualTime, budget: int | None, num_steps: int = 60) -> Any:
     torch.manual_seed(0)
     start = nn.Linear(WIDTH, WIDTH)
     model = nn.Sequential(start, *(Block(clock) for _ in range(6)))
-    settings: dict[str, Any] = {"target": "host", "min_bytes": 1, "plan": "auto"}
+    settings: dict[str, Any] = {
+        "max_overhead": 0.01,
+        "target": "host",
+        "min_bytes": 1,
+        "plan": "auto",
+    }
     if budget is None:
         settings.update(plan="keep-all", recompute="off", verify="checksum")
     else:

@@ -14,7 +14,12 @@ from tests.ssdtrain.regions.settings import SETTINGS
 
 WIDTH, ROWS, NUM_STEPS = 8, 4, 3
 SCALES = {"of": 1.0}
-PLAN: dict[str, Any] = {"plan": "auto", "recompute": "regions", "min_bytes": 0}
+PLAN: dict[str, Any] = {
+    "max_overhead": 0.01,
+    "plan": "auto",
+    "recompute": "regions",
+    "min_bytes": 0,
+}
 
 
 class Block(nn.Module):

@@ -43,7 +43,12 @@ from tests.ssdtrain.cache.test_peak import (
 from tests.ssdtrain.plan.profiles import links
 from tests.ssdtrain.virtual_time import VirtualTime
 
-SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 0, "plan": "auto"}
+SETTINGS: dict[str, Any] = {
+    "max_overhead": 0.01,
+    "target": "host",
+    "min_bytes": 0,
+    "plan": "auto",
+}
 # A meter is a dispatch mode; it sees the re-run, which runs in the same thread.
 TOLERANCE = 0.005
 NUM_STEPS = 2 + NUM_REGION_STEPS + 2
@@ -66,7 +71,7 @@ def test_the_peak_of_any_plan_with_regions_is_predicted(
 ) -> None:
     draw = random.Random(1)
     model, x = net(START, block), torch.randn(ROWS, WIDTH, requires_grad=True)
-    with ssdtrain.offload(model, **SETTINGS, max_overhead=1.0) as session, meter:
+    with ssdtrain.offload(model, **{**SETTINGS, "max_overhead": 1.0}) as session, meter:
         for _ in range(4):
             step(model, x, meter)
         profile = session.profile

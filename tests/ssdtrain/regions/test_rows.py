@@ -390,7 +390,7 @@ def test_what_recipes_rebuild_in_batches_of_other_sizes(
     model = Net()
     model.blocks = nn.ModuleList(Twice() for _ in range(4))
     plain = list(train(copy.deepcopy(model), loss_of, len(sizes)))
-    with ssdtrain.offload(model, **SETTINGS, max_overhead=1.0) as session:
+    with ssdtrain.offload(model, **{**SETTINGS, "max_overhead": 1.0}) as session:
         for number, found in enumerate(train(model, loss_of, len(sizes))):
             assert same_bits(found, plain[number]), number
             if number == NUM_OBSERVED:

@@ -118,7 +118,7 @@ class Group(NamedTuple):
 
 GROUPS = (
     Group(
-        {"target": "host", "plan": "auto"},
+        {"max_overhead": 0.01, "target": "host", "plan": "auto"},
         {
             "host": lambda profile, draw: placed(profile, moved),
             "budget": lambda profile, draw: within_budget(profile),
@@ -126,7 +126,7 @@ GROUPS = (
         True,
     ),
     Group(
-        {"target": "ssd", "plan": "auto"},
+        {"max_overhead": 0.01, "target": "ssd", "plan": "auto"},
         {
             "ssd": lambda profile, draw: placed(profile, rebuilt),
             "random": random_plan,
