@@ -1,5 +1,6 @@
 """Scripts that know nothing of ssdtrain, and how they are run. Not a test file."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -31,12 +32,7 @@ tokens = torch.randint(3, 64, (32, 48))
 """
 END = """
 import json
-import hashlib
-def digest(model):
-    found = hashlib.sha256()
-    for name, weight in sorted(model.state_dict().items()):
-        found.update(name.encode() + weight.detach().cpu().float().numpy().tobytes())
-    return found.hexdigest()
+from tests.ssdtrain.integrations.scripts import digest_of
 
 def reports_of(callbacks):
     return [
@@ -46,11 +42,19 @@ def reports_of(callbacks):
     ]
 
 FOUND = {
-    "losses": losses, "weights": digest(model), "reports": reports_of(callbacks),
+    "losses": losses, "weights": digest_of(model), "reports": reports_of(callbacks),
 }
 with open("out.json", "w") as file:
     json.dump(FOUND, file)
 """
+
+
+def digest_of(model: Any) -> str:
+    """Of all weights, as bytes."""
+    found = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        found.update(name.encode() + weight.detach().cpu().float().numpy().tobytes())
+    return found.hexdigest()
 
 
 def run(
