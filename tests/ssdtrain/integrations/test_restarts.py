@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.docs.pages import ROOT, blocks
-from tests.ssdtrain.integrations.scripts import digest_of, run
-from tests.ssdtrain.integrations.test_trainers import ONLY, paths
+from tests.ssdtrain.integrations.scripts import ONLY, digest_of, run
+from tests.ssdtrain.integrations.test_trainers import paths
 
 BUDGET = 50_000
 FIT = 'device_memory="fit" if torch.cuda.is_available() else None'

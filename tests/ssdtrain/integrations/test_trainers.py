@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.ssdtrain.integrations.scripts import ALL, assert_equal_bits, run, start
+from tests.ssdtrain.integrations.scripts import (
+    ALL,
+    ONLY,
+    assert_equal_bits,
+    run,
+    start,
+)
 from tests.ssdtrain.integrations.trainer_scripts import SCRIPTS
 
 STANDINS = Path(__file__).with_name("standins")
-ONLY = os.environ.get("SSDTRAIN_INTEGRATION")
-"""One trainer, whose real package must be there."""
 
 
 def paths(trainer: str) -> str:

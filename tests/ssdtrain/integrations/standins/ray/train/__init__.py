@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ray.train.context import TrainContext
+
 
 @dataclass
 class ScalingConfig:
@@ -44,16 +46,11 @@ class Result:
     checkpoint: Checkpoint | None
 
 
-class Context:
-    def get_world_rank(self) -> int:
-        return 0
-
-
 LATEST = Result({}, None)
 
 
-def get_context() -> Context:
-    return Context()
+def get_context() -> TrainContext:
+    return TrainContext()
 
 
 def get_checkpoint() -> Checkpoint | None:
