@@ -1,10 +1,10 @@
 """ms-swift: a callback that a plugin file registers and the command line names.
 
-    # offload_plugin.py
-    from ssdtrain.integrations.swift import register
-    register(device_memory="fit")
+# offload_plugin.py
+from ssdtrain.integrations.swift import register
+register(device_memory="fit")
 
-    swift sft --external_plugins offload_plugin.py --callbacks ssdtrain ...
+swift sft --external_plugins offload_plugin.py --callbacks ssdtrain ...
 """
 
 from typing import TYPE_CHECKING, Any

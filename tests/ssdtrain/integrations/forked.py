@@ -33,9 +33,7 @@ def run_forked(script: Path, environment: Mapping[str, str]) -> int:
 @cache
 def _server() -> "subprocess.Popen[str]":
     environment = {k: v for k, v in os.environ.items() if k != "SSDTRAIN"}
-    environment.update(
-        OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1"
-    )
+    environment.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
     # It ends with this process: its standard input does.
     return subprocess.Popen(
         [sys.executable, __file__],
@@ -76,7 +74,9 @@ def _run(script: str, environment: dict[str, str]) -> int:
     own = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = [str(directory), *own, *(p for p in sys.path[1:] if p not in own)]
     try:
-        exec(compile(Path(script).read_text(), script, "exec"), {"__name__": "__main__"})
+        exec(
+            compile(Path(script).read_text(), script, "exec"), {"__name__": "__main__"}
+        )
     except BaseException:
         traceback.print_exc()
         return 1

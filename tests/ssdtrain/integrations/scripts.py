@@ -35,6 +35,8 @@ config = LlamaConfig(
 model = LlamaForCausalLM(config)
 tokens = torch.randint(3, 64, (32, 48))
 """
+
+
 def digest_of(model: Any) -> str:
     """Of all weights, as bytes."""
     found = hashlib.sha256()

@@ -159,7 +159,9 @@ trainer = Trainer(**given, callbacks=manager.add_callbacks_pre_trainer(cfg, mode
 for callback in manager.add_callbacks_post_trainer(cfg, trainer):
     trainer.add_callback(callback)
 """
-    + TRAINED.replace("trainer.train()", "trainer.train()\nmanager.post_train(cfg, model)")
+    + TRAINED.replace(
+        "trainer.train()", "trainer.train()\nmanager.post_train(cfg, model)"
+    )
 )
 SWIFT = (
     TINY
