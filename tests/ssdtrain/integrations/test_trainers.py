@@ -1,6 +1,7 @@
 """Trainers whose wheels need more than a test environment has: Axolotl, torchtitan,
-verl, LLaMA-Factory v1, ms-swift, NeMo AutoModel. Each script runs with the real package if it is there
-(`make integrations`), else with a stand-in that keeps to the recorded interface.
+verl, LLaMA-Factory v1, ms-swift, NeMo AutoModel. Each script runs with the real package
+if it is there (`make integrations`), else with a stand-in that keeps to the recorded
+interface.
 """
 
 import importlib.util
