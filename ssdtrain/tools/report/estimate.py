@@ -10,7 +10,7 @@ there is a machine; a measured profile replaces it.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,10 +32,12 @@ from ssdtrain.regions.find import find_regions
 from ssdtrain.tools.foresight.capture import record
 from ssdtrain.tools.foresight.caveats import left_out, parts_of
 from ssdtrain.tools.foresight.device import Device
+from ssdtrain.tools.foresight.graph import Graph
 from ssdtrain.tools.foresight.price import price, steady
 from ssdtrain.tools.foresight.recorder import STATES, Recorder
 from ssdtrain.tools.foresight.simulate import KERNEL_GAP_US, Task
 from ssdtrain.tools.foresight.spec import Kind
+from ssdtrain.tools.report.selective import Stored, kept_operators
 
 # Operators that recipes rebuild (docs/recipes.md), by name.
 CHEAP = frozenset(
@@ -53,6 +55,14 @@ CHEAP = frozenset(
 )
 
 
+class Estimated(NamedTuple):
+    """A step that no machine has run."""
+
+    profile: Profile
+    stored: tuple[Stored, ...]
+    """By region call, what selective checkpointing stores."""
+
+
 def estimate(
     model: nn.Module,
     forward: Callable[[], Any],
@@ -62,7 +72,7 @@ def estimate(
     min_bytes: int = 1 << 20,
     optimizer: str | None = None,
     keeps_gradients: bool = True,
-) -> Profile:
+) -> Estimated:
     """Return the profile of one forward and backward, and of the optimizer's update.
 
     Repeated modules are regions: a plan may run them again in backward.
@@ -115,7 +125,7 @@ def estimate(
     num_states = STATES[optimizer] if optimizer is not None else 0
     weights = sum(map(num_bytes_of, model.parameters()))
     trained = sum(num_bytes_of(p) for p in model.parameters() if p.requires_grad)
-    return saved.profile(
+    profile = saved.profile(
         found.tasks,
         backward_end,
         base_bytes=weights + trained * (num_states + keeps_gradients),
@@ -129,6 +139,7 @@ def estimate(
             "clock": f"{found.clock:.3f}",
         },
     )
+    return Estimated(profile, saved.stored(graph, found.tasks))
 
 
 def num_bytes_of(tensor: Tensor) -> int:
@@ -390,6 +401,22 @@ class _Saved:
             device="meta",
             **more,
         )
+
+    def stored(self, graph: Graph, tasks: Sequence[Task]) -> tuple[Stored, ...]:
+        """Return what selective checkpointing stores in each call."""
+        found = []
+        for call in self._calls:
+            inside = range(call.start, call.end)
+            kept = kept_operators((at, graph.nodes[at].name) for at in inside)
+            made = {
+                graph.tensors[each].storage
+                for at in kept
+                for each in graph.nodes[at].outputs
+            }
+            num_bytes = sum(graph.storages[each].num_bytes for each in made)
+            ms = sum(_device_ms(tasks[at : at + 1]) for at in kept)
+            found.append(Stored(ms, num_bytes))
+        return tuple(found)
 
     def _beside(self) -> list[int]:
         """Return the memory of gradients and temporaries when each call runs again."""

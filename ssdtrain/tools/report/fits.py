@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.plan.baselines import fixed_policies, references
+from ssdtrain.plan.baselines import fixed_policies
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.profile import Phase, Profile
@@ -33,8 +33,9 @@ from ssdtrain.tools.report.build_public import (
     shape_of,
     user_subject,
 )
-from ssdtrain.tools.report.deeper import Repeated, deeper
-from ssdtrain.tools.report.estimate import estimate, num_bytes_of
+from ssdtrain.tools.report.deeper import Repeated, calls_of, deeper
+from ssdtrain.tools.report.estimate import Estimated, estimate, num_bytes_of
+from ssdtrain.tools.report.selective import Stored, selective
 from ssdtrain.tools.report.subject import Subject
 
 OPTIMIZER = "adamw"
@@ -128,6 +129,8 @@ class Captured:
     """Communication that nothing hides."""
     least_ms: float = 0.0
     """All communication: no step is shorter."""
+    stored: tuple[Stored, ...] = ()
+    """By region call, what selective checkpointing stores."""
 
 
 def fits(question: Question) -> Answer:
@@ -192,25 +195,25 @@ def _too_large(question: Question, captured: Captured, capacity: int) -> str:
 
 def priced_ways(captured: Captured) -> dict[str, tuple[float, int]]:
     """Return (ms, whole peak in bytes) of the ways that need no plan."""
-    timeline, base = Timeline(captured.profile), captured.profile.base_bytes
-    policies = {policy.name: policy for policy in fixed_policies(timeline)}
+    base = captured.profile.base_bytes
 
-    def priced(name: str) -> tuple[float, int]:
-        policy = policies[name]
+    def priced(profile: Profile, name: str) -> tuple[float, int] | None:
+        timeline = Timeline(profile)
+        policies = {policy.name: policy for policy in fixed_policies(timeline)}
+        if (policy := policies.get(name)) is None:
+            return None
         orders = schedule(timeline, policy.placements, policy.style)
         found = simulate(timeline, orders)
         return _with_links(captured, found.step_ms), base + found.peak_bytes
 
-    found = {PLAIN: priced("keep-all")}
-    if "regions" in policies:
-        found[CHECKPOINTING] = again = priced("regions")
-        named = {one.name: one for one in references(timeline)}
-        if (some := named.get("selective recompute")) is not None:
-            # Beside what checkpointing holds: what is stored of each layer.
-            stored = some.peak_bytes - named["full recompute"].peak_bytes
-            ms = _with_links(captured, some.step_ms)
-            found[SELECTIVE] = ms, again[1] + max(0, stored)
-    return found
+    profile = captured.profile
+    some = selective(profile, captured.stored) if captured.stored else profile
+    found = {
+        PLAIN: priced(profile, "keep-all"),
+        CHECKPOINTING: priced(profile, "regions"),
+        SELECTIVE: priced(some, "regions"),
+    }
+    return {name: each for name, each in found.items() if each is not None}
 
 
 def _ways(captured: Captured, capacity: int) -> dict[str, tuple[float, int]]:
@@ -281,8 +284,8 @@ def capture(
     if shape is None:
         with torch.device("meta"):
             subject = user_subject(question.model, question.train)
-        profile = _estimated(question, subject, device, keeps_gradients)
-        found = _sizes(question, subject.model, profile, keeps_gradients)
+        made = _estimated(question, subject, device, keeps_gradients)
+        found = _sizes(question, subject.model, made, keeps_gradients)
         return _sharded(question, found, subject, device)
     total, period = shape.num_layers, shape.period
     few = total
@@ -291,29 +294,31 @@ def capture(
     small = shape if few is None or few == total else shape.with_layers(few)
     with torch.device("meta"):
         subject = public_subject(small, tokens)
-        profile = _estimated(question, subject, device, keeps_gradients)
+        made = _estimated(question, subject, device, keeps_gradients)
         if small is shape or total is None or few is None:
-            found = _sizes(question, subject.model, profile, keeps_gradients)
+            found = _sizes(question, subject.model, made, keeps_gradients)
             return _sharded(question, found, subject, device)
         whole = public_subject(shape, tokens)
-    blocks = _block_bytes(subject, profile)
-    made = sum(blocks[1 : 1 + period])
+    blocks = _block_bytes(subject, made.profile)
+    gradients = sum(blocks[1 : 1 + period])
     times = (total - few) // period
-    by = Repeated(1, period, times, 0 if keeps_gradients else made)
+    by = Repeated(1, period, times, 0 if keeps_gradients else gradients)
     longer = _trained(whole.model) / max(1, _trained(subject.model))
-    profile = deeper(profile, by)
+    profile = deeper(made.profile, by)
     profile = replace(
         profile,
         tail_ms=profile.tail_ms * longer,
         tail_host_ms=profile.tail_host_ms * longer,
     )
-    found = _sizes(question, whole.model, profile, keeps_gradients)
+    stored = tuple(made.stored[each] for each in calls_of(len(made.stored), by))
+    made = Estimated(profile, stored)
+    found = _sizes(question, whole.model, made, keeps_gradients)
     return _sharded(question, found, whole, device)
 
 
 def _estimated(
     question: Question, subject: Subject, device: Device, keeps_gradients: bool
-) -> Profile:
+) -> Estimated:
     with torch.device("meta"):
         return estimate(
             subject.model,
@@ -339,7 +344,7 @@ def _block_bytes(subject: Subject, profile: Profile) -> list[int]:
 def _sizes(
     question: Question,
     model: torch.nn.Module,
-    profile: Profile,
+    made: Estimated,
     keeps_gradients: bool,
 ) -> Captured:
     """Count what is there before the step."""
@@ -349,7 +354,8 @@ def _sizes(
     base = weights + states + (trained if keeps_gradients else 0)
     rest = 0 if keeps_gradients else trained
     return Captured(
-        profile=replace(profile, base_bytes=base, rest_bytes=rest),
+        profile=replace(made.profile, base_bytes=base, rest_bytes=rest),
+        stored=made.stored,
         weights=weights,
         gradients=trained,
         optimizer=states,
