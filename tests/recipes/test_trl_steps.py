@@ -7,6 +7,7 @@ from recipes.bench.models.trl_steps import measure
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # TRL's own, of transformers
 def test_loss_and_backward_are_timed_and_equal() -> None:
     plain = measure("grpo", None, steps=3, tiny=True)
     ours = measure("grpo", 1 << 30, steps=3, tiny=True)

@@ -144,6 +144,7 @@ def trainer_of(case: str, callbacks: list[Any], *, steps: int, tiny: bool) -> An
         "use_cpu": device.type == "cpu",
         "bf16": device.type == "cuda",
         "optim": "adamw_torch_fused",
+        "dataloader_pin_memory": device.type == "cuda",
     }
     given: dict[str, Any] = {"model": model, "processing_class": tokenizer}
     if case == "grpo":
