@@ -128,7 +128,9 @@ def estimate(
     profile = saved.profile(
         found.tasks,
         backward_end,
-        base_bytes=weights + trained * (num_states + keeps_gradients),
+        base_bytes=device.context_bytes
+        + weights
+        + trained * (num_states + keeps_gradients),
         rest_bytes=0 if keeps_gradients else trained,
         links=links,
         # A CPU runs its kernels itself: no host beside it.
@@ -166,7 +168,10 @@ class _Draft:
     item: int
     at: int
     """Operators that ran before it."""
+    begin_bytes: int = 0
+    """Memory beside the items as it begins."""
     other_bytes: int = 0
+    """The most until it ends."""
 
 
 @dataclass
@@ -304,8 +309,9 @@ class _Saved:
             call.most_bytes = max(call.most_bytes, sum(recorder.alive.values()))
 
     def _open(self, phase: Phase, item: int, recorder: Recorder) -> None:
-        self._marks.append(_Draft(phase, item, recorder.num_nodes))
+        self._marks.append(mark := _Draft(phase, item, recorder.num_nodes))
         self.measure(recorder)
+        mark.begin_bytes = mark.other_bytes
 
     def _kept(self, tensor: Tensor, storage: int, recorder: Recorder) -> _Kept:
         producer = "input" if tensor.grad_fn is None else tensor.grad_fn.name()
@@ -420,18 +426,12 @@ class _Saved:
 
     def _beside(self) -> list[int]:
         """Return the memory of gradients and temporaries when each call runs again."""
-        found = [0] * len(self._calls)
         before: dict[int, int] = {}
-        last = 0
         for mark in self._marks:
-            if mark.phase is Phase.BACKWARD:
-                region = self.items[mark.item].item.region
-                if region >= 0 and region not in before:
-                    before[region] = min(last, mark.other_bytes)
-            last = mark.other_bytes
-        for region, num_bytes in before.items():
-            found[region] = num_bytes
-        return found
+            region = self.items[mark.item].item.region
+            if mark.phase is Phase.BACKWARD and region >= 0:
+                before.setdefault(region, mark.begin_bytes)
+        return [before.get(number, 0) for number in range(len(self._calls))]
 
     def _parts(
         self, number: int, device_ms: Callable[[int, int], float]

@@ -104,9 +104,10 @@ class Answer:
     gradient_bytes: int
     optimizer_bytes: int
     activation_bytes: int
-    """At the peak of plain training, beside the three above."""
+    """At the peak of plain training, beside the three above; with what libraries keep
+    for good."""
     capacity_bytes: int
-    """Of the device, less what a CUDA context takes."""
+    """Of the device."""
     ways: tuple[Way, ...]
     longest: dict[str, int]
     """Most tokens that fit, by way."""
@@ -141,7 +142,7 @@ def fits(question: Question) -> Answer:
             optimizer alone are more than the device holds.
     """
     device = load_device(question.gpu)
-    capacity = int(device.spec.memory_bytes) - device.context_bytes
+    capacity = int(device.spec.memory_bytes)
     shape = None
     if ".py:" not in question.model:
         shape = shape_of(question.model, question.train, question.loss)
@@ -172,7 +173,7 @@ def fits(question: Question) -> Answer:
         weight_bytes=captured.weights,
         gradient_bytes=captured.gradients,
         optimizer_bytes=captured.optimizer,
-        activation_bytes=peaks[PLAIN] - states,
+        activation_bytes=peaks[PLAIN] - states + device.context_bytes,
         capacity_bytes=capacity,
         ways=rows,
         longest=longest,
@@ -285,7 +286,7 @@ def capture(
         with torch.device("meta"):
             subject = user_subject(question.model, question.train)
         made = _estimated(question, subject, device, keeps_gradients)
-        found = _sizes(question, subject.model, made, keeps_gradients)
+        found = _sizes(question, subject.model, made, device, keeps_gradients)
         return _sharded(question, found, subject, device)
     total, period = shape.num_layers, shape.period
     few = total
@@ -296,7 +297,7 @@ def capture(
         subject = public_subject(small, tokens)
         made = _estimated(question, subject, device, keeps_gradients)
         if small is shape or total is None or few is None:
-            found = _sizes(question, subject.model, made, keeps_gradients)
+            found = _sizes(question, subject.model, made, device, keeps_gradients)
             return _sharded(question, found, subject, device)
         whole = public_subject(shape, tokens)
     blocks = _block_bytes(subject, made.profile)
@@ -312,7 +313,7 @@ def capture(
     )
     stored = tuple(made.stored[each] for each in calls_of(len(made.stored), by))
     made = Estimated(profile, stored)
-    found = _sizes(question, whole.model, made, keeps_gradients)
+    found = _sizes(question, whole.model, made, device, keeps_gradients)
     return _sharded(question, found, whole, device)
 
 
@@ -345,13 +346,15 @@ def _sizes(
     question: Question,
     model: torch.nn.Module,
     made: Estimated,
+    device: Device,
     keeps_gradients: bool,
 ) -> Captured:
     """Count what is there before the step."""
     weights = sum(map(num_bytes_of, model.parameters()))
     trained = _trained(model)
     states = trained * STATES[question.optimizer]
-    base = weights + states + (trained if keeps_gradients else 0)
+    base = device.context_bytes + weights + states
+    base += trained if keeps_gradients else 0
     rest = 0 if keeps_gradients else trained
     return Captured(
         profile=replace(made.profile, base_bytes=base, rest_bytes=rest),
@@ -400,7 +403,8 @@ def _sharded(
         profile=replace(
             profile,
             marks=marks,
-            base_bytes=profile.base_bytes // number,
+            base_bytes=device.context_bytes
+            + (profile.base_bytes - device.context_bytes) // number,
             tail_ms=profile.tail_ms / number,
         ),
         weights=found.weights // number,

@@ -78,7 +78,7 @@ def test_a_deep_model_is_a_few_layers_repeated(
     theirs_by = peaks(theirs)
     for name, (ms, peak) in peaks(ours).items():
         assert ms == pytest.approx(theirs_by[name][0], rel=0.02), name
-        assert peak == pytest.approx(theirs_by[name][1], rel=0.02), name
+        assert peak == pytest.approx(theirs_by[name][1], rel=0.03), name
 
 
 def test_one_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
