@@ -55,7 +55,7 @@ from ssdtrain.cache.savedindex import FromRegion
 from ssdtrain.cache.sizes import Look
 from ssdtrain.cache.spec import NOTHING, Behind, Spec
 from ssdtrain.cache.table import Hooks, RegionPart, Sizes, Table, Totals
-from ssdtrain.cache.wrapped import as_made, unwrapped
+from ssdtrain.cache.wrapped import FlattenedHandle, as_made, unwrapped
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order
 
@@ -72,6 +72,8 @@ class Binding:
         self._lane = lane
         self._specs: list[Spec] = []
         self._items: set[int] = set()
+        self._parts_of_wrappers: set[int] = set()
+        """Items that lie in a wrapper: [Note: flattened] in wrapped.py."""
         self._inputs: set[int] = set()
         """Items that recipes read."""
         self._compiled: set[int] = set()
@@ -145,6 +147,8 @@ class Binding:
         source = handle.source
         if isinstance(source, Wrapped):
             return self._spec_of_part(tensor, source.inner)
+        if isinstance(handle, FlattenedHandle):
+            return self._spec_of_parts(handle)
         if isinstance(source, ParameterView):
             whole = source.shape is None
             return Spec(
@@ -196,6 +200,21 @@ class Binding:
             spec.compiled, spec.is_rebuilt = None, False
         spec.is_plain = spec.is_plain and (spec.item < 0 or not wrapper._version)
         return spec
+
+    def _spec_of_parts(self, handle: FlattenedHandle) -> Spec:
+        """The general path serves it, and all items that its parts are."""
+        items = [each for each in map(item_of, handle.leaves()) if each >= 0]
+        new = [each for each in items if each not in self._items]
+        self._items.update(items)
+        self._parts_of_wrappers.update(items)
+        item = next(iter(new or items))
+        return Spec(
+            num_bytes=0,
+            item=item,
+            is_first=bool(new),
+            is_plain=False,
+            is_wrapped=True,
+        )
 
     def table(self) -> Table | None:
         """The compiled plan; None if the lane left its plan."""
@@ -426,7 +445,7 @@ class Binding:
             or spec.is_held
             or spec.serves >= 0
         }
-        return self._inputs - others - {-1}
+        return self._inputs - others - self._parts_of_wrappers - {-1}
 
     def _items_served_generally(self, orders: Any) -> set[int]:
         """Rebuilt ones, and what their recipes read."""
@@ -438,6 +457,7 @@ class Binding:
         for item, order in enumerate(orders):
             if order.placement not in PLANNED and item not in self._remade:
                 found.add(item)
+        found |= self._parts_of_wrappers
         return (found | self._inputs) - self._read - {-1}
 
     @cached_property

@@ -62,7 +62,14 @@ from ssdtrain.cache.tables import Tables
 from ssdtrain.cache.traced import leave_alone, untraced
 from ssdtrain.cache.verify import NoVerifier, Verifier
 from ssdtrain.cache.window import CacheLimits, ReleaseWindow
-from ssdtrain.cache.wrapped import Unwrapped, WrappedHandle, as_made, unwrapped
+from ssdtrain.cache.wrapped import (
+    FlattenedHandle,
+    Unwrapped,
+    WrappedHandle,
+    as_made,
+    flattened,
+    unwrapped,
+)
 from ssdtrain.counters import Count, Counters, Fallback
 from ssdtrain.forks import Owner
 from ssdtrain.plan.placement import Placement
@@ -390,10 +397,26 @@ class TensorCache:
     def _pack_wrapper(self, tensor: Tensor) -> Handle:
         """See [Note: wrappers]."""
         found = unwrapped(tensor)
-        if found is None or found.local.device != self.device.torch_device:
+        if found is None:
+            return self._pack_flattened(tensor)
+        if found.local.device != self.device.torch_device:
             return self._keep(tensor, Fallback.KEPT_UNSUPPORTED)
         inner = self._pack_plain(found.local, tensor)
         return WrappedHandle(tensor, found.shell, inner, self.unpack)
+
+    def _pack_flattened(self, tensor: Tensor) -> Handle:
+        """See [Note: flattened]."""
+        apart = flattened(tensor)
+        if apart is None or tensor.device != self.device.torch_device:
+            return self._keep(tensor, Fallback.KEPT_UNSUPPORTED)
+        inners = [
+            self._pack_plain(each, tensor)
+            if is_plain(each) and each.device == self.device.torch_device
+            else self._pack_wrapper(each)
+            for each in apart[0]
+        ]
+        handle = FlattenedHandle(tensor, apart[1], inners, self.unpack)
+        return self._keep(tensor) if handle.is_kept else handle
 
     def _pack_plain(self, tensor: Tensor, saved: Tensor) -> Handle:
         """saved: by autograd: the tensor, or what it is the part of."""

@@ -17,7 +17,7 @@ from ssdtrain.cache.record import Handle, Kept, ParameterView, RebuiltView, Reco
 from ssdtrain.cache.regions import PlaceHandle
 from ssdtrain.cache.savedindex import SavedIndex, SealedIndex
 from ssdtrain.cache.state import STAYED
-from ssdtrain.cache.wrapped import WrappedHandle
+from ssdtrain.cache.wrapped import FlattenedHandle, WrappedHandle
 from ssdtrain.errors import ForkedError
 from ssdtrain.remat.expression import evaluate
 
@@ -51,7 +51,7 @@ def bring_back(handle: Any) -> Tensor:
         return handle.stayed()
     if isinstance(handle, SealedIndex):
         return handle.index.stayed()
-    if isinstance(handle, WrappedHandle):
+    if isinstance(handle, WrappedHandle | FlattenedHandle):
         return handle.around(bring_back)
     source = handle.source
     if isinstance(source, Kept | ParameterView):

@@ -602,6 +602,13 @@ class Wrapped(NamedTuple):
     """The plain one's handle."""
 
 
+class Flattened(NamedTuple):
+    """A tensor around several others. See [Note: flattened] in wrapped.py."""
+
+    inners: tuple[Any, ...]
+    """Their handles."""
+
+
 Source = Kept | ParameterView | RecordView | RebuiltView
 
 NO_ITEM = -1

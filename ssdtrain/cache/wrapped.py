@@ -32,17 +32,27 @@ tensor's recipe is the part's. Nothing is computed on a DTensor. What must hold:
 Other recipes do not find the plain tensor by such a part: they would not ask for the
 wrapper's version.
 (tests/ssdtrain/remat/test_wrapped.py)
+
+[Note: flattened]
+Any other wrapper that torch.compile can take apart (`__tensor_flatten__`: the quantized
+tensors of torchao, say) is saved as its inner tensors, each of which is packed by
+itself, and as what is around them. Inner tensors may be wrappers again. Versions are
+those of the wrapper and of each inner tensor; no recipe makes an inner tensor, as no
+operator of autograd did. Jagged tensors stay: their sizes are those of one offsets
+tensor, by identity. A region that runs again makes the wrapper itself again.
+(tests/ssdtrain/cache/test_flattened.py)
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ssdtrain.cache.identity import check_version, is_plain
-from ssdtrain.cache.record import Handle, Wrapped
+from ssdtrain.cache.record import Flattened, Handle, Kept, Wrapped, part_of
 from ssdtrain.remat.between import is_unwritten
 
 DTENSOR = "torch.distributed.tensor"
@@ -125,6 +135,49 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return tensor if found is None else found.local
 
 
+class Frame(NamedTuple):
+    """A wrapper without its inner tensors: [Note: flattened]."""
+
+    kind: Any
+    names: list[str]
+    """Of the attributes that hold them."""
+    context: Any
+    size: torch.Size
+    stride: tuple[int, ...]
+
+    def around(self, inners: list[Tensor]) -> Tensor:
+        """The wrapper again, around its inner tensors."""
+        parts = dict(zip(self.names, inners, strict=True))
+        wrapper: Tensor = self.kind.__tensor_unflatten__(
+            parts, self.context, self.size, self.stride
+        )
+        return wrapper
+
+
+def flattened(tensor: Tensor) -> tuple[list[Tensor], Frame] | None:
+    """The inner tensors of a wrapper, and what is around them; None for what cannot be
+    taken apart."""
+    if not is_traceable_wrapper_subclass(tensor) or tensor.layout is not torch.strided:
+        return None
+    if _waits(type(tensor)) or tensor.is_nested:
+        return None
+    names, context = tensor.__tensor_flatten__()
+    inners = [_waited(getattr(tensor, name)).detach() for name in names]
+    size, stride = tensor.size(), tensor.stride()
+    return inners, Frame(type(tensor), list(names), context, size, stride)
+
+
+def plain_parts(tensor: Tensor) -> Iterator[Tensor]:
+    """All plain tensors inside a wrapper; nothing for what is none."""
+    found = unwrapped(tensor)
+    if found is not None:
+        yield found.local
+        return
+    apart = flattened(tensor)
+    for inner in () if apart is None else apart[0]:
+        yield from (inner,) if is_plain(inner) else plain_parts(inner)
+
+
 def _waited(tensor: Tensor) -> Tensor:
     """The tensor that a collective fills, behind it in compute order."""
     if _waits(type(tensor)):
@@ -144,7 +197,7 @@ def _named(module: str, name: str) -> Any:
 def counter_of(tensor: Tensor) -> Tensor:
     """A tensor with the wrapper's version counter and none of its bytes."""
     # torch has no public name for it (2.11 to 2.13).
-    with torch._C._DisableTorchDispatch():
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunctionSubclass():
         return Tensor.detach(tensor)
 
 
@@ -184,3 +237,47 @@ class WrappedHandle(Handle):
         """The wrapper around what `back` brings of its part."""
         local = back(self.source.inner)  # type: ignore[union-attr]
         return local if self._shell is None else self._shell.around(local)
+
+
+class FlattenedHandle(Handle):
+    """A saved wrapper: the handles of its inner tensors, and what is around them."""
+
+    __slots__ = ("_back", "_counter", "_frame", "_version")
+
+    def __init__(
+        self,
+        tensor: Tensor,
+        frame: Frame,
+        inners: list[Handle],
+        back: Callable[[Any], Tensor],
+    ) -> None:
+        """inners: of its inner tensors, in order. back: brings one of them back."""
+        super().__init__(Flattened(tuple(inners)))  # type: ignore[arg-type]
+        self._frame = frame
+        self._back = back
+        self._counter = counter = counter_of(tensor)
+        self._version = counter._version
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether all that it holds stays where it is, by no plan."""
+        return all(isinstance(each.source, Kept) for each in self.leaves())
+
+    def leaves(self) -> Iterator[Handle]:
+        """The handles of all plain tensors inside."""
+        for each in self.source.inners:  # type: ignore[union-attr]
+            if isinstance(each, FlattenedHandle):
+                yield from each.leaves()
+            else:
+                yield part_of(each)
+
+    def get(self) -> Tensor:
+        """The wrapper; `InPlaceError` if it was changed after it was saved."""
+        if self._counter._version != self._version:
+            check_version(self._counter, self._version, self._frame.kind.__name__)
+        return self.around(self._back)
+
+    def around(self, back: Callable[[Any], Tensor]) -> Tensor:
+        """The wrapper around what `back` brings of its inner tensors."""
+        inners = self.source.inners  # type: ignore[union-attr]
+        return self._frame.around([back(each) for each in inners])

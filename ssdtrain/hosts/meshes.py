@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ssdtrain.cache.wrapped import unwrapped
+from ssdtrain.cache.wrapped import plain_parts
 from ssdtrain.hosts.peers import peers_of
 from ssdtrain.plan.agree import Alone, Peers
 
@@ -68,6 +68,5 @@ def keep_parts(modules: Iterable[nn.Module], keep: Callable[[Tensor], None]) -> 
     for module in modules:
         both = chain(nn.Module.parameters(module), nn.Module.buffers(module))
         for tensor in both:
-            found = unwrapped(tensor)
-            if found is not None:
-                keep(found.local)
+            for part in plain_parts(tensor):
+                keep(part)

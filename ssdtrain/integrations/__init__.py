@@ -11,6 +11,8 @@ TESTED = {
     "lightning": ((2, 5), (3,)),
     "axolotl": ((0, 18), (0, 20)),
     "llamafactory": ((0, 9, 5), (0, 10)),
+    "ms-swift": ((4, 6), (5,)),
+    "nemo-automodel": ((0, 7), (0, 8)),
     "torchtitan": ((0, 3), (0, 4)),
     "verl": ((0, 9), (0, 10)),
 }

@@ -432,6 +432,8 @@ def _convolution(site: _Site) -> list[Call]:
     x, weight = site.inputs[1:3] if backward else site.inputs[:2]
     attr = site.node.attr
     mask = attr.get("output_mask", [True, True, False])
+    if len(weight.shape) == 3:
+        return _line_convolution(site, weight, mask)
     found = calls.convolution(
         backward=backward,
         batch=x.shape[0],
@@ -457,6 +459,21 @@ def _convolution(site: _Site) -> list[Call]:
             calls.memory("scale", rows=rows, columns=columns, dtype=dtype, warm=True),
         ]
     return [found]
+
+
+def _line_convolution(
+    site: _Site, weight: TensorInfo, mask: Sequence[bool]
+) -> list[Call]:
+    """A 1-d convolution, as the products that it is."""
+    backward = site.node.name.endswith("_backward")
+    out = site.inputs[0] if backward else site.outputs[0]
+    filters, dtype = weight.shape[0], _dtype((weight,))
+    rows, inner = out.elements // filters, weight.elements // filters
+    if not backward:
+        return [calls.product(m=rows, n=filters, k=inner, dtype=dtype)]
+    by_weight = calls.product(m=filters, n=inner, k=rows, dtype=dtype)
+    by_input = calls.product(m=rows, n=inner, k=filters, dtype=dtype)
+    return [by_weight, by_input] if mask[0] else [by_weight]
 
 
 def _cross_entropy(site: _Site) -> list[Call]:

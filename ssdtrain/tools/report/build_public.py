@@ -158,7 +158,9 @@ def public_subject(shape: Shape, tokens: int) -> Subject:
             config, dtype=torch.bfloat16, attn_implementation="sdpa"
         )
     except ValueError:  # it has none of its own
-        model = auto.from_config(config, dtype=torch.bfloat16)
+        model = auto.from_config(
+            config, dtype=torch.bfloat16, attn_implementation="eager"
+        )
     model.train()
     if shape.train is Train.LORA:
         add_lora(model)

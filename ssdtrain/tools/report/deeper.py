@@ -48,9 +48,7 @@ def deeper(profile: Profile, by: Repeated) -> Profile:
         number = numbers.setdefault((item, copy), len(numbers))
         marks.append(replace(forward[at], item=number))
     order = sorted(numbers, key=numbers.__getitem__)
-    calls = [
-        (call, copy) for call, copy in _repeated(range(len(runs)), by, reverse=False)
-    ]
+    calls = _grouped(range(len(runs)), by)
     call_number = {place: number for number, place in enumerate(calls)}
 
     def placed(item: int, copy: int) -> int:
@@ -159,7 +157,6 @@ def _grouped(
     ]
 
 
-def _repeated(
-    calls: Sequence[int], by: Repeated, *, reverse: bool
-) -> list[tuple[int, int]]:
-    return [(calls[at], copy) for at, copy in _grouped(calls, by, reverse=reverse)]
+def calls_of(num_calls: int, by: Repeated) -> list[int]:
+    """Return the number of the call that each call of the deeper model is like."""
+    return [call for call, _ in _grouped(range(num_calls), by)]

@@ -10,7 +10,7 @@ there is a machine; a measured profile replaces it.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,10 +32,12 @@ from ssdtrain.regions.find import find_regions
 from ssdtrain.tools.foresight.capture import record
 from ssdtrain.tools.foresight.caveats import left_out, parts_of
 from ssdtrain.tools.foresight.device import Device
+from ssdtrain.tools.foresight.graph import Graph
 from ssdtrain.tools.foresight.price import price, steady
 from ssdtrain.tools.foresight.recorder import STATES, Recorder
 from ssdtrain.tools.foresight.simulate import KERNEL_GAP_US, Task
 from ssdtrain.tools.foresight.spec import Kind
+from ssdtrain.tools.report.selective import Stored, kept_operators
 
 # Operators that recipes rebuild (docs/recipes.md), by name.
 CHEAP = frozenset(
@@ -53,6 +55,14 @@ CHEAP = frozenset(
 )
 
 
+class Estimated(NamedTuple):
+    """A step that no machine has run."""
+
+    profile: Profile
+    stored: tuple[Stored, ...]
+    """By region call, what selective checkpointing stores."""
+
+
 def estimate(
     model: nn.Module,
     forward: Callable[[], Any],
@@ -62,7 +72,7 @@ def estimate(
     min_bytes: int = 1 << 20,
     optimizer: str | None = None,
     keeps_gradients: bool = True,
-) -> Profile:
+) -> Estimated:
     """Return the profile of one forward and backward, and of the optimizer's update.
 
     Repeated modules are regions: a plan may run them again in backward.
@@ -115,10 +125,12 @@ def estimate(
     num_states = STATES[optimizer] if optimizer is not None else 0
     weights = sum(map(num_bytes_of, model.parameters()))
     trained = sum(num_bytes_of(p) for p in model.parameters() if p.requires_grad)
-    return saved.profile(
+    profile = saved.profile(
         found.tasks,
         backward_end,
-        base_bytes=weights + trained * (num_states + keeps_gradients),
+        base_bytes=device.context_bytes
+        + weights
+        + trained * (num_states + keeps_gradients),
         rest_bytes=0 if keeps_gradients else trained,
         links=links,
         # A CPU runs its kernels itself: no host beside it.
@@ -129,6 +141,7 @@ def estimate(
             "clock": f"{found.clock:.3f}",
         },
     )
+    return Estimated(profile, saved.stored(graph, found.tasks))
 
 
 def num_bytes_of(tensor: Tensor) -> int:
@@ -155,7 +168,10 @@ class _Draft:
     item: int
     at: int
     """Operators that ran before it."""
+    begin_bytes: int = 0
+    """Memory beside the items as it begins."""
     other_bytes: int = 0
+    """The most until it ends."""
 
 
 @dataclass
@@ -293,8 +309,9 @@ class _Saved:
             call.most_bytes = max(call.most_bytes, sum(recorder.alive.values()))
 
     def _open(self, phase: Phase, item: int, recorder: Recorder) -> None:
-        self._marks.append(_Draft(phase, item, recorder.num_nodes))
+        self._marks.append(mark := _Draft(phase, item, recorder.num_nodes))
         self.measure(recorder)
+        mark.begin_bytes = mark.other_bytes
 
     def _kept(self, tensor: Tensor, storage: int, recorder: Recorder) -> _Kept:
         producer = "input" if tensor.grad_fn is None else tensor.grad_fn.name()
@@ -391,20 +408,30 @@ class _Saved:
             **more,
         )
 
+    def stored(self, graph: Graph, tasks: Sequence[Task]) -> tuple[Stored, ...]:
+        """Return what selective checkpointing stores in each call."""
+        found = []
+        for call in self._calls:
+            inside = range(call.start, call.end)
+            kept = kept_operators((at, graph.nodes[at].name) for at in inside)
+            made = {
+                graph.tensors[each].storage
+                for at in kept
+                for each in graph.nodes[at].outputs
+            }
+            num_bytes = sum(graph.storages[each].num_bytes for each in made)
+            ms = sum(_device_ms(tasks[at : at + 1]) for at in kept)
+            found.append(Stored(ms, num_bytes))
+        return tuple(found)
+
     def _beside(self) -> list[int]:
         """Return the memory of gradients and temporaries when each call runs again."""
-        found = [0] * len(self._calls)
         before: dict[int, int] = {}
-        last = 0
         for mark in self._marks:
-            if mark.phase is Phase.BACKWARD:
-                region = self.items[mark.item].item.region
-                if region >= 0 and region not in before:
-                    before[region] = min(last, mark.other_bytes)
-            last = mark.other_bytes
-        for region, num_bytes in before.items():
-            found[region] = num_bytes
-        return found
+            region = self.items[mark.item].item.region
+            if mark.phase is Phase.BACKWARD and region >= 0:
+                before.setdefault(region, mark.begin_bytes)
+        return [before.get(number, 0) for number in range(len(self._calls))]
 
     def _parts(
         self, number: int, device_ms: Callable[[int, int], float]

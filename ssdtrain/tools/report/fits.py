@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.plan.baselines import fixed_policies, references
+from ssdtrain.plan.baselines import fixed_policies
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.profile import Phase, Profile
@@ -33,8 +33,9 @@ from ssdtrain.tools.report.build_public import (
     shape_of,
     user_subject,
 )
-from ssdtrain.tools.report.deeper import Repeated, deeper
-from ssdtrain.tools.report.estimate import estimate, num_bytes_of
+from ssdtrain.tools.report.deeper import Repeated, calls_of, deeper
+from ssdtrain.tools.report.estimate import Estimated, estimate, num_bytes_of
+from ssdtrain.tools.report.selective import Stored, selective
 from ssdtrain.tools.report.subject import Subject
 
 OPTIMIZER = "adamw"
@@ -103,9 +104,10 @@ class Answer:
     gradient_bytes: int
     optimizer_bytes: int
     activation_bytes: int
-    """At the peak of plain training, beside the three above."""
+    """At the peak of plain training, beside the three above; with what libraries keep
+    for good."""
     capacity_bytes: int
-    """Of the device, less what a CUDA context takes."""
+    """Of the device."""
     ways: tuple[Way, ...]
     longest: dict[str, int]
     """Most tokens that fit, by way."""
@@ -128,6 +130,8 @@ class Captured:
     """Communication that nothing hides."""
     least_ms: float = 0.0
     """All communication: no step is shorter."""
+    stored: tuple[Stored, ...] = ()
+    """By region call, what selective checkpointing stores."""
 
 
 def fits(question: Question) -> Answer:
@@ -138,7 +142,7 @@ def fits(question: Question) -> Answer:
             optimizer alone are more than the device holds.
     """
     device = load_device(question.gpu)
-    capacity = int(device.spec.memory_bytes) - device.context_bytes
+    capacity = int(device.spec.memory_bytes)
     shape = None
     if ".py:" not in question.model:
         shape = shape_of(question.model, question.train, question.loss)
@@ -169,7 +173,7 @@ def fits(question: Question) -> Answer:
         weight_bytes=captured.weights,
         gradient_bytes=captured.gradients,
         optimizer_bytes=captured.optimizer,
-        activation_bytes=peaks[PLAIN] - states,
+        activation_bytes=peaks[PLAIN] - states + device.context_bytes,
         capacity_bytes=capacity,
         ways=rows,
         longest=longest,
@@ -192,25 +196,25 @@ def _too_large(question: Question, captured: Captured, capacity: int) -> str:
 
 def priced_ways(captured: Captured) -> dict[str, tuple[float, int]]:
     """Return (ms, whole peak in bytes) of the ways that need no plan."""
-    timeline, base = Timeline(captured.profile), captured.profile.base_bytes
-    policies = {policy.name: policy for policy in fixed_policies(timeline)}
+    base = captured.profile.base_bytes
 
-    def priced(name: str) -> tuple[float, int]:
-        policy = policies[name]
+    def priced(profile: Profile, name: str) -> tuple[float, int] | None:
+        timeline = Timeline(profile)
+        policies = {policy.name: policy for policy in fixed_policies(timeline)}
+        if (policy := policies.get(name)) is None:
+            return None
         orders = schedule(timeline, policy.placements, policy.style)
         found = simulate(timeline, orders)
         return _with_links(captured, found.step_ms), base + found.peak_bytes
 
-    found = {PLAIN: priced("keep-all")}
-    if "regions" in policies:
-        found[CHECKPOINTING] = again = priced("regions")
-        named = {one.name: one for one in references(timeline)}
-        if (some := named.get("selective recompute")) is not None:
-            # Beside what checkpointing holds: what is stored of each layer.
-            stored = some.peak_bytes - named["full recompute"].peak_bytes
-            ms = _with_links(captured, some.step_ms)
-            found[SELECTIVE] = ms, again[1] + max(0, stored)
-    return found
+    profile = captured.profile
+    some = selective(profile, captured.stored) if captured.stored else profile
+    found = {
+        PLAIN: priced(profile, "keep-all"),
+        CHECKPOINTING: priced(profile, "regions"),
+        SELECTIVE: priced(some, "regions"),
+    }
+    return {name: each for name, each in found.items() if each is not None}
 
 
 def _ways(captured: Captured, capacity: int) -> dict[str, tuple[float, int]]:
@@ -281,8 +285,8 @@ def capture(
     if shape is None:
         with torch.device("meta"):
             subject = user_subject(question.model, question.train)
-        profile = _estimated(question, subject, device, keeps_gradients)
-        found = _sizes(question, subject.model, profile, keeps_gradients)
+        made = _estimated(question, subject, device, keeps_gradients)
+        found = _sizes(question, subject.model, made, device, keeps_gradients)
         return _sharded(question, found, subject, device)
     total, period = shape.num_layers, shape.period
     few = total
@@ -291,29 +295,31 @@ def capture(
     small = shape if few is None or few == total else shape.with_layers(few)
     with torch.device("meta"):
         subject = public_subject(small, tokens)
-        profile = _estimated(question, subject, device, keeps_gradients)
+        made = _estimated(question, subject, device, keeps_gradients)
         if small is shape or total is None or few is None:
-            found = _sizes(question, subject.model, profile, keeps_gradients)
+            found = _sizes(question, subject.model, made, device, keeps_gradients)
             return _sharded(question, found, subject, device)
         whole = public_subject(shape, tokens)
-    blocks = _block_bytes(subject, profile)
-    made = sum(blocks[1 : 1 + period])
+    blocks = _block_bytes(subject, made.profile)
+    gradients = sum(blocks[1 : 1 + period])
     times = (total - few) // period
-    by = Repeated(1, period, times, 0 if keeps_gradients else made)
+    by = Repeated(1, period, times, 0 if keeps_gradients else gradients)
     longer = _trained(whole.model) / max(1, _trained(subject.model))
-    profile = deeper(profile, by)
+    profile = deeper(made.profile, by)
     profile = replace(
         profile,
         tail_ms=profile.tail_ms * longer,
         tail_host_ms=profile.tail_host_ms * longer,
     )
-    found = _sizes(question, whole.model, profile, keeps_gradients)
+    stored = tuple(made.stored[each] for each in calls_of(len(made.stored), by))
+    made = Estimated(profile, stored)
+    found = _sizes(question, whole.model, made, device, keeps_gradients)
     return _sharded(question, found, whole, device)
 
 
 def _estimated(
     question: Question, subject: Subject, device: Device, keeps_gradients: bool
-) -> Profile:
+) -> Estimated:
     with torch.device("meta"):
         return estimate(
             subject.model,
@@ -339,17 +345,20 @@ def _block_bytes(subject: Subject, profile: Profile) -> list[int]:
 def _sizes(
     question: Question,
     model: torch.nn.Module,
-    profile: Profile,
+    made: Estimated,
+    device: Device,
     keeps_gradients: bool,
 ) -> Captured:
     """Count what is there before the step."""
     weights = sum(map(num_bytes_of, model.parameters()))
     trained = _trained(model)
     states = trained * STATES[question.optimizer]
-    base = weights + states + (trained if keeps_gradients else 0)
+    base = device.context_bytes + weights + states
+    base += trained if keeps_gradients else 0
     rest = 0 if keeps_gradients else trained
     return Captured(
-        profile=replace(profile, base_bytes=base, rest_bytes=rest),
+        profile=replace(made.profile, base_bytes=base, rest_bytes=rest),
+        stored=made.stored,
         weights=weights,
         gradients=trained,
         optimizer=states,
@@ -394,7 +403,8 @@ def _sharded(
         profile=replace(
             profile,
             marks=marks,
-            base_bytes=profile.base_bytes // number,
+            base_bytes=device.context_bytes
+            + (profile.base_bytes - device.context_bytes) // number,
             tail_ms=profile.tail_ms / number,
         ),
         weights=found.weights // number,

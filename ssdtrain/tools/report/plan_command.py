@@ -271,8 +271,7 @@ def _capacity(args: argparse.Namespace) -> int | None:
     """Return the memory of the device that `--no-gpu` asks about; None: unknown."""
     if not args.no_gpu or args.profile is not None or args.tflops is not None:
         return None
-    device = device_of(args)
-    return int(device.spec.memory_bytes) - device.context_bytes
+    return int(device_of(args).spec.memory_bytes)
 
 
 def _refuse_too_large(args: argparse.Namespace, profile: Profile) -> None:

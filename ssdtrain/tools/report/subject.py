@@ -198,7 +198,7 @@ def estimated(
             min_bytes=min_bytes,
             optimizer=optimizer,
             keeps_gradients=optimizer is None,
-        )
+        ).profile
 
 
 def observed(

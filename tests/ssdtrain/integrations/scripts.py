@@ -1,5 +1,7 @@
 """Scripts that know nothing of ssdtrain, and how they are run. Not a test file."""
 
+import hashlib
+import inspect
 import json
 import os
 import subprocess
@@ -8,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ssdtrain.switch import VARIABLE
+from tests.ssdtrain.integrations.forked import run_forked
+
+ONLY = os.environ.get("SSDTRAIN_INTEGRATION")
+"""One trainer, whose real package must be there."""
 
 ROOT = Path(__file__).resolve().parents[3]
 ALL = "plan=offload-all,min_bytes=0,target=host,window_bytes=16384"
@@ -29,15 +35,24 @@ config = LlamaConfig(
 model = LlamaForCausalLM(config)
 tokens = torch.randint(3, 64, (32, 48))
 """
-END = """
-import json
-import hashlib
-def digest(model):
+
+
+def digest_of(model: Any) -> str:
+    """Of all weights, as bytes."""
     found = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
         found.update(name.encode() + weight.detach().cpu().float().numpy().tobytes())
     return found.hexdigest()
 
+
+END = f"""
+import hashlib
+import json
+from typing import Any
+
+{inspect.getsource(digest_of)}
+"""
+END += """
 def reports_of(callbacks):
     return [
         [each.bytes_offloaded, each.bytes_recomputed, each.bytes_saved]
@@ -46,7 +61,7 @@ def reports_of(callbacks):
     ]
 
 FOUND = {
-    "losses": losses, "weights": digest(model), "reports": reports_of(callbacks),
+    "losses": losses, "weights": digest_of(model), "reports": reports_of(callbacks),
 }
 with open("out.json", "w") as file:
     json.dump(FOUND, file)
@@ -54,9 +69,10 @@ with open("out.json", "w") as file:
 
 
 def run(
-    script: str, directory: Path, setting: str | None = None, **more: str
+    script: str, directory: Path, setting: str | None = None, **more: Any
 ) -> dict[str, Any]:
-    """What the script leaves in out.json, with SSDTRAIN set or not."""
+    """What the script leaves in out.json, with SSDTRAIN set or not; `more` as for
+    `start`."""
     done = start(script, directory, setting, **more)
     assert done.returncode == 0, done.stderr[-6000:] + done.stdout[-2000:]
     found = json.loads((directory / "out.json").read_text())
@@ -64,15 +80,22 @@ def run(
 
 
 def start(
-    script: str, directory: Path, setting: str | None = None, **more: str
+    script: str,
+    directory: Path,
+    setting: str | None = None,
+    *,
+    is_fresh: bool = ONLY is not None,
+    **more: str,
 ) -> "subprocess.CompletedProcess[str]":
     """The script in a process that Python started with the autoload.
 
     Args:
+        is_fresh: it imports the trainer itself; else a fork of a process that has.
         more: environment variables.
     """
     directory.mkdir(exist_ok=True)
-    (directory / "script.py").write_text(START + script)
+    path = directory / "script.py"
+    path.write_text(START + script)
     environment = {k: v for k, v in os.environ.items() if k != VARIABLE}
     inherited = os.environ.get("PYTHONPATH", "")
     environment.update(
@@ -85,14 +108,18 @@ def start(
     environment.update(more)
     if setting is not None:
         environment[VARIABLE] = setting
-    return subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=directory,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    if is_fresh:
+        return subprocess.run(
+            [sys.executable, "script.py"],
+            cwd=directory,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+    status = run_forked(path, environment)
+    printed = [(directory / name).read_text() for name in ("out.txt", "err.txt")]
+    return subprocess.CompletedProcess([str(path)], status, *printed)
 
 
 def assert_equal_bits(ours: dict[str, Any], plain: dict[str, Any]) -> None:

@@ -44,12 +44,12 @@ def script(body: str, callbacks: str = "None") -> str:
 @pytest.mark.slow
 def test_a_stock_script_is_offloaded(tmp_path: Path) -> None:
     text = script(FOUR) + END
-    assert_equal_bits(run(text, tmp_path, ALL), run(text, tmp_path))
+    assert_equal_bits(run(text, tmp_path, ALL, is_fresh=True), run(text, tmp_path))
 
 
 @pytest.mark.slow
 def test_a_slip_stops_before_a_model_is_built(tmp_path: Path) -> None:
-    done = start(script("train(1)"), tmp_path, "max_overhed=2%")
+    done = start(script("train(1)"), tmp_path, "max_overhed=2%", is_fresh=True)
     assert done.returncode != 0
     assert "did you mean 'max_overhead'" in done.stderr
     assert not (tmp_path / "out").exists()
@@ -62,14 +62,14 @@ import sys
 assert not {"torch", "ssdtrain.config", "ssdtrain.switch"} & set(sys.modules)
 assert "ssdtrain.integrations.autoload" in sys.modules
 """
-    done = start(body, tmp_path, "misspelt")
+    done = start(body, tmp_path, "misspelt", is_fresh=True)
     assert done.returncode == 0 and done.stderr == "", done.stderr
 
 
 def test_unset_it_imports_nothing(tmp_path: Path) -> None:
     body = "import sys; assert not [m for m in sys.modules if 'ssdtrain' in m]"
     for setting in (None, ""):
-        done = start(body, tmp_path, setting)
+        done = start(body, tmp_path, setting, is_fresh=True)
         assert done.returncode == 0 and done.stderr == "", done.stderr
 
 
@@ -102,6 +102,17 @@ def test_a_loop_that_no_hook_reached_is_told_once(tmp_path: Path) -> None:
     assert "reached none" not in start(own, tmp_path, "fit").stderr
 
 
+def test_without_cuda_it_trains_as_before_and_says_so(tmp_path: Path) -> None:
+    """`fit` then means the memory of the machine, which a tiny model does not fill."""
+    text = script(FOUR.replace("train(4)", "train(12)")) + END
+    ours, plain = run(text, tmp_path, "fit,min_bytes=0"), run(text, tmp_path)
+    assert ours["losses"] == plain["losses"] and ours["weights"] == plain["weights"]
+    assert "the plan keeps everything" in ours["printed"]
+    lost = text.replace("model = Llama", "torch.cuda.set_device(0)\nmodel = Llama")
+    done = start(lost, tmp_path, "fit")  # torch's own error, not one of ours
+    assert done.returncode != 0 and "ssdtrain" not in done.stderr.splitlines()[-1]
+
+
 @pytest.mark.slow
 def test_another_version_is_refused(tmp_path: Path) -> None:
     body = """
@@ -110,7 +121,7 @@ real = metadata.version
 metadata.version = lambda name: "9.1" if name == "transformers" else real(name)
 """
     text = "import transformers\n" + body + "from transformers import Trainer\n"
-    done = start(text, tmp_path, "fit")
+    done = start(text, tmp_path, "fit", is_fresh=True)
     assert done.returncode != 0
     assert "transformers>=5.0,<6; 9.1 is installed" in done.stderr
 

@@ -1,6 +1,7 @@
 """Trainers whose wheels need more than a test environment has: Axolotl, torchtitan,
-verl, LLaMA-Factory v1. Each script runs with the real package if it is there
-(`make integrations`), else with a stand-in that keeps to the recorded interface.
+verl, LLaMA-Factory v1, ms-swift, NeMo AutoModel. Each script runs with the real package
+if it is there (`make integrations`), else with a stand-in that keeps to the recorded
+interface.
 """
 
 import importlib.util
@@ -9,12 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.ssdtrain.integrations.scripts import ALL, assert_equal_bits, run, start
+from tests.ssdtrain.integrations.scripts import (
+    ALL,
+    ONLY,
+    assert_equal_bits,
+    run,
+    start,
+)
 from tests.ssdtrain.integrations.trainer_scripts import SCRIPTS
 
 STANDINS = Path(__file__).with_name("standins")
-ONLY = os.environ.get("SSDTRAIN_INTEGRATION")
-"""One trainer, whose real package must be there."""
 
 
 def paths(trainer: str) -> str:
@@ -71,6 +76,15 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert "expects no activation checkpointing, got it around '1'" in fails(
         titan, tmp_path, "torchtitan"
     )
+    swift = SCRIPTS["swift"][1]
+    assert "unset SSDTRAIN, got 'fit'" in fails(swift, tmp_path, "swift", "fit")
+    nemo = SCRIPTS["nemo_automodel"][1]
+    again = nemo.replace('"fsdp2"', '"fsdp2", "activation_checkpointing": "full"')
+    assert "expects no distributed.activation_checkpointing, got 'full'" in fails(
+        again, tmp_path, "nemo_automodel"
+    )
+    without = nemo.replace(", ssdtrain=SETTINGS", "")
+    assert "expects a block 'ssdtrain'" in fails(without, tmp_path, "nemo_automodel")
     verl = SCRIPTS["verl"][1].replace('(model, "fsdp2"', '(model, "fsdp"')
     assert "expects verl's strategy fsdp2, got 'fsdp'" in fails(
         verl, tmp_path, "verl", "fit"
@@ -82,6 +96,13 @@ def test_hooks_that_are_not_reached(tmp_path: Path) -> None:
     """A trainer that has changed is told, not passed over."""
     axolotl = SCRIPTS["axolotl"][1].replace("trainer.add_callback(callback)", "pass")
     assert "ssdtrain saw no step" in fails(axolotl, tmp_path, "axolotl")
+    swift = SCRIPTS["swift"][1].replace('["ssdtrain"]', "[]")
+    assert "add --callbacks ssdtrain" in fails(swift, tmp_path, "swift")
+    nemo = SCRIPTS["nemo_automodel"][1].replace("self.model_parts = [model]", "pass")
+    nemo = nemo.replace("ssdtrain=SETTINGS", "ssdtrain={'device_memory': 'fit'}")
+    assert "expects model_parts after the recipe's setup, got None" in fails(
+        nemo, tmp_path, "nemo_automodel"
+    )
     other = "import sys, types\nfrom importlib import metadata\n"
     verl = other + (
         "import inspect\nreal = inspect.signature\n"
@@ -97,4 +118,7 @@ def test_hooks_that_are_not_reached(tmp_path: Path) -> None:
         "llamafactory": "llamafactory.v1.core.base_trainer",
     }.items():
         said = fails(f"{old}import {module}\n", tmp_path, trainer, "fit")
+        assert "0.1 is installed" in said
+    for trainer in ("swift", "nemo_automodel"):
+        said = fails(old + SCRIPTS[trainer][1], tmp_path, trainer)
         assert "0.1 is installed" in said

@@ -113,10 +113,8 @@ model = Whole()
         'with open("out.json"', 'dist.destroy_process_group()\nwith open("out.json"'
     )
 )
-AXOLOTL = (
-    """
+TINY = """
 import torch
-from axolotl.integrations.base import PluginManager
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 torch.manual_seed(0)
 config = LlamaConfig(
@@ -125,6 +123,27 @@ config = LlamaConfig(
 )
 model = LlamaForCausalLM(config)
 rows = torch.randint(3, 64, (16, 48))
+args = TrainingArguments(
+    output_dir="out", max_steps=4, per_device_train_batch_size=2, logging_steps=1,
+    learning_rate=1e-2, report_to=[], disable_tqdm=True, save_strategy="no",
+    use_cpu=True, dataloader_pin_memory=False,
+)
+given = dict(
+    model=model, args=args, train_dataset=[{"input_ids": r, "labels": r} for r in rows],
+)
+"""
+TRAINED = (
+    """
+trainer.train()
+losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+callbacks = trainer.callback_handler.callbacks
+"""
+    + END
+)
+AXOLOTL = (
+    TINY
+    + """
+from axolotl.integrations.base import PluginManager
 cfg = {"learning_rate": 1e-2}
 #PLUGIN
 manager = PluginManager.get_instance()
@@ -136,24 +155,70 @@ for name in manager.get_input_args():
     module, _, kind = name.rpartition(".")
     model_of = getattr(__import__(module, fromlist=[kind]), kind)
     assert model_of(**{"ssdtrain": cfg["ssdtrain"]}).ssdtrain == cfg["ssdtrain"]
-args = TrainingArguments(
-    output_dir="out", max_steps=4, per_device_train_batch_size=2, logging_steps=1,
-    learning_rate=1e-2, report_to=[], disable_tqdm=True, save_strategy="no",
-    use_cpu=True, dataloader_pin_memory=False,
-)
-trainer = Trainer(
-    model=model, args=args, train_dataset=[{"input_ids": r, "labels": r} for r in rows],
-    callbacks=manager.add_callbacks_pre_trainer(cfg, model),
-)
+trainer = Trainer(**given, callbacks=manager.add_callbacks_pre_trainer(cfg, model))
 for callback in manager.add_callbacks_post_trainer(cfg, trainer):
     trainer.add_callback(callback)
-trainer.train()
-manager.post_train(cfg, model)
-losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-callbacks = trainer.callback_handler.callbacks
+"""
+    + TRAINED.replace(
+        "trainer.train()", "trainer.train()\nmanager.post_train(cfg, model)"
+    )
+)
+SWIFT = (
+    TINY
+    + """
+from swift.trainers.mixin import SwiftMixin
+from swift.utils import import_external_file
+args.callbacks, args.max_epochs = [], None  # its arguments have them
+#PLUGIN
+trainer = Trainer(**given, callbacks=SwiftMixin._get_callbacks(None, args))
+"""
+    + TRAINED
+)
+SWIFT_PLUGIN = """
+with open("plugin.py", "w") as file:
+    file.write(
+        "from ssdtrain.integrations.swift import register\\n"
+        "register(plan='offload-all', min_bytes=0, target='host', window_bytes=16384)"
+    )
+import_external_file("plugin.py")
+args.callbacks = ["ssdtrain"]
+"""
+NEMO = (
+    BLOCKS
+    + """
+from nemo_automodel.components.config.loader import ConfigNode
+from nemo_automodel.components.launcher.interactive import InteractiveLauncher
+from nemo_automodel.recipes.llm import train_ft
+
+# The recipe's own needs a GPU and a checkpoint.
+recipes = []
+def setup(self):
+    recipes.append(self)
+    self.model_parts = [model]
+    self.optimizer = [torch.optim.AdamW(model.parameters(), lr=1e-2)]
+
+def run_train_validation_loop(self):
+    for batch in data:
+        loss = self.model_parts[0](batch).square().mean()
+        loss.backward()
+        self.optimizer[0].step()
+        self.optimizer[0].zero_grad()
+        losses.append(loss.item())
+
+kind = train_ft.TrainFinetuneRecipeForNextTokenPrediction
+kind.setup, kind.run_train_validation_loop = setup, run_train_validation_loop
+target = f"{kind.__module__}.{kind.__name__}"
+cfg = {"distributed": {"strategy": "fsdp2"}}
+#RECIPE
+InteractiveLauncher()._run_recipe_in_process(target, ConfigNode(cfg))
+callbacks = [Reports(each.offloading) for each in recipes if "ssdtrain" in cfg]
 """
     + END
 )
+RECIPE = """
+target = "ssdtrain.integrations.nemo.OffloadingRecipe"
+cfg.update(recipe=target, ssdtrain=SETTINGS)
+"""
 LLAMAFACTORY = (
     BLOCKS
     + """
@@ -192,4 +257,6 @@ SCRIPTS = {
     "torchtitan": (TITAN, TITAN.replace("#OVERRIDE", OVERRIDE), False),
     "verl": (VERL, VERL, True),
     "llamafactory": (LLAMAFACTORY, LLAMAFACTORY, True),
+    "swift": (SWIFT, SWIFT.replace("#PLUGIN", SWIFT_PLUGIN), False),
+    "nemo_automodel": (NEMO, NEMO.replace("#RECIPE", RECIPE), False),
 }

@@ -113,11 +113,13 @@ def test_a_plan_on_paper_keeps_all_in_the_predicted_step(
     assert planned.step_ms == pytest.approx(step.step_us / 1e3, rel=0.02)
 
 
+@pytest.mark.parametrize("width", [512, 4096])
 def test_a_plan_on_paper_needs_the_memory_of_the_predicted_step(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    width: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """With weights, gradients and optimizer, of one model in two commands."""
-    model = ["--model", "blocks:4096x4", "--sequence", "1024", "--micro-batch", "4"]
+    """With weights, gradients, optimizer and what libraries keep, of one model in two
+    commands; most of a small model's memory is what libraries keep."""
+    model = ["--model", f"blocks:{width}x4", "--sequence", "1024", "--micro-batch", "4"]
     assert main(["foresight", "predict", *model, "--optimizer", "adamw", "--json"]) == 0
     step: dict[str, Any] = json.loads(capsys.readouterr().out)
     saved = tmp_path / "profile.json"
@@ -128,7 +130,7 @@ def test_a_plan_on_paper_needs_the_memory_of_the_predicted_step(
     keep = simulate(line, keep_all(line))
     assert profile.base_bytes > 0
     whole_bytes = profile.base_bytes + keep.peak_bytes
-    assert whole_bytes == pytest.approx(step["peak_bytes"], rel=0.05)
+    assert whole_bytes == pytest.approx(step["peak_bytes"], rel=0.01)
     assert keep.step_ms == pytest.approx(step["step_us"] / 1e3, rel=0.02)
 
 

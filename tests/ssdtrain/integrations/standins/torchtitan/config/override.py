@@ -21,12 +21,12 @@ def override(*, target: type, description: str = "") -> Callable[..., Any]:
     return register
 
 
-def apply_overrides(config: OverrideConfig, root: Any) -> None:
-    for entry in config.imports:
+def apply_overrides(override_config: OverrideConfig, config_root: Any) -> None:
+    for entry in override_config.imports:
         name, settings = (entry, {}) if isinstance(entry, str) else entry
         importlib.import_module(name.rpartition(".")[0])
         target, factory = REGISTRY[name]
-        for each in fields(root):
-            value = getattr(root, each.name)
+        for each in fields(config_root):
+            value = getattr(config_root, each.name)
             if isinstance(value, target):
-                setattr(root, each.name, factory(value, **settings))
+                setattr(config_root, each.name, factory(value, **settings))

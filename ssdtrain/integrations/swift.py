@@ -1,0 +1,65 @@
+"""ms-swift: a callback that a plugin file registers and the command line names.
+
+# offload_plugin.py
+from ssdtrain.integrations.swift import register
+register(device_memory="fit")
+
+swift sft --external_plugins offload_plugin.py --callbacks ssdtrain ...
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from ssdtrain import switch
+from ssdtrain.config import OffloadConfig, OffloadOptions, with_options
+from ssdtrain.errors import AttachError, ConfigError
+from ssdtrain.integrations import check_version
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+CALLBACK = "ssdtrain"
+
+
+@with_options
+def register(
+    config: OffloadConfig | None = None, **overrides: "Unpack[OffloadOptions]"
+) -> None:
+    """Let `--callbacks ssdtrain` mean `OffloadCallback` with these settings.
+
+    Args:
+        config: settings; None means defaults.
+        overrides: fields of `OffloadConfig`, on top of `config`.
+
+    Raises:
+        ConfigError: a setting can never work, SSDTRAIN is set as well, or ms-swift has
+            another version.
+    """
+    check_version("ms-swift")
+    if switch.text() is not None:
+        raise ConfigError(
+            "the plugin of ms-swift and SSDTRAIN both add ssdtrain to the trainer; "
+            f"unset SSDTRAIN, got {switch.text()!r}, or leave out the plugin."
+        )
+    settings = OffloadConfig.merged(config, overrides)
+
+    from swift.callbacks import callbacks_map
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    from ssdtrain.train.callback import OffloadCallback
+
+    made: list[OffloadCallback] = []
+
+    def callback(args: Any, trainer: Any) -> OffloadCallback:
+        made.append(OffloadCallback(settings))
+        return made[-1]
+
+    def first_step(*_: Any) -> None:
+        if not made:
+            raise AttachError(
+                "ms-swift trains, but its trainer did not ask for the callback that "
+                f"the plugin registered; add --callbacks {CALLBACK}, or leave out the "
+                "plugin."
+            )
+
+    callbacks_map[CALLBACK] = callback
+    register_optimizer_step_pre_hook(first_step)
