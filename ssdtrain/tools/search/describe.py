@@ -1,4 +1,4 @@
-"""Descriptions of ATen's operators. Those of one element each follow from torch's tags."""
+"""Descriptions of ATen's operators; elementwise ones are known by torch's tags."""
 
 from typing import Any
 

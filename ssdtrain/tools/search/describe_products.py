@@ -185,9 +185,7 @@ FORWARD = (
     "aten::_scaled_dot_product_efficient_attention",
     "aten::_scaled_dot_product_cudnn_attention",
 )
-BACKWARD = tuple(f"{name}_backward" for name in FORWARD[1:]) + (
-    "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-)
+BACKWARD = tuple(f"{name}_backward" for name in FORWARD)
 
 
 @describes(*FORWARD)

@@ -2,14 +2,15 @@
 
 A tensor is a function of its index variables (Wang 2020, 3.4.1):
 
-    @describe("aten::mm")
+    @describes("aten::mm")
     def mm(call):
         a, b = call.tensors
         return lambda i, j: Sum(lambda k: a[i, k] * b[k, j])
 
-The function runs once, on symbolic intervals instead of numbers, and leaves the accesses
-to each operand. Several results are several functions; index variables of one name are
-one variable. `Opaque()` takes slices `a[b, :, :]` and gives what the language cannot say.
+The function runs once, on symbolic intervals instead of numbers, and leaves the
+accesses to each operand. Several results are several functions; index variables of one
+name are one variable. `opaque` takes slices `a[b, :, :]` and gives what the language
+cannot say.
 
 [Note: what may be reduced by parts]
 A reduction may be split over workers only where the result is the reduction itself, or
@@ -123,6 +124,9 @@ class Tensor:
     def __init__(self, operand: int, shape: Sequence[int]) -> None:
         self.operand = operand
         self.shape = tuple(shape)
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.operand}, {self.shape})"
 
     @property
     def rank(self) -> int:

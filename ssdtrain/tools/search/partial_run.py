@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_unflatten, tree_flatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ssdtrain.tools.search.calls import OperatorCall
 from ssdtrain.tools.search.describe_rows import positive
