@@ -6,6 +6,7 @@ from ssdtrain.tools.search.calls import OperatorCall, describes
 from ssdtrain.tools.search.interval import Interval
 from ssdtrain.tools.search.language import (
     Description,
+    Form,
     Reducer,
     Result,
     Sum,
@@ -157,7 +158,7 @@ def _convolution_backward(call: OperatorCall) -> Description:
 
     places = [f"x{dim}" for dim in range(rank)]
     inner = [f"k{dim}" for dim in range(rank)]
-    forms = (
+    forms: tuple[Form, ...] = (
         (["b", "ci", *places], by_input),
         ([*kernel, *inner], by_weight),
         (["co"], by_bias),

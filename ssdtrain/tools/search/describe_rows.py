@@ -6,6 +6,7 @@ from ssdtrain.tools.search.calls import OperatorCall, describes
 from ssdtrain.tools.search.interval import Interval
 from ssdtrain.tools.search.language import (
     Description,
+    Form,
     Reducer,
     Result,
     Tensor,
@@ -183,7 +184,7 @@ def _layer_norm_backward(call: OperatorCall) -> Description:
         return reduce_over(Reducer.SUM, indices_of(lead), opaque(*reads)[i])
 
     inner = [f"n{dim}" for dim in range(source.rank - lead)]
-    forms = [
+    forms: list[Form] = [
         ([*indices_of(lead), *inner], by_row),
         (inner, by_weight),
         (inner, by_weight),
@@ -217,7 +218,11 @@ def _group_norm_backward(call: OperatorCall) -> Description:
     def by_channel(c: Interval) -> Term:
         return reduce_over(Reducer.SUM, ["b"], opaque(*reads)[c])
 
-    forms = [(["b", *rest], by_sample), (["n0"], by_channel), (["n0"], by_channel)]
+    forms: list[Form] = [
+        (["b", *rest], by_sample),
+        (["n0"], by_channel),
+        (["n0"], by_channel),
+    ]
     asked = [
         f for f, is_asked in zip(forms, call["output_mask"], strict=True) if is_asked
     ]
@@ -281,7 +286,7 @@ def _nll_loss(call: OperatorCall) -> Description:
     source, target, weight = call["self"], call["target"], call["weight"]
     rows = Interval.of("n") if source.rank == 2 else None
     whole = [] if weight is None else [weight.whole()]
-    at = (ALL,) if rows is None else (rows, ALL)
+    at: tuple[Interval | slice, ...] = (ALL,) if rows is None else (rows, ALL)
     labels = target[()] if target.rank == 0 else target[rows if rows else ALL]
     term = opaque(source[at], labels, *whole)
     if call["reduction"] == 0 and rows is not None:
@@ -357,7 +362,7 @@ def _planes(call: OperatorCall) -> Description:
     lead = len(call.results[0]) - spatial
 
     def body(*i: Interval) -> Term:
-        at = (*i[:lead], *(ALL,) * spatial)
+        at: tuple[Interval | slice, ...] = (*i[:lead], *(ALL,) * spatial)
         return opaque(*(tensor[at] for tensor in call.tensors))[i[lead:]]
 
     return Description(tuple(result(indices_of(rank), body) for rank in call.ranks))

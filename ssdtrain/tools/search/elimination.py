@@ -126,7 +126,7 @@ def minimize(
         else:
             total = _sum(variable, scope, sizes, own)
             gone[variable] = _Gone(scope, total.argmin(0))
-            made = [Factor(scope, total.min(0))]
+            made = [Factor(scope, np.asarray(total.min(0)))]
         for factor in made:
             tables.add(factor)
         for other in scope:
@@ -165,11 +165,11 @@ def _alone(variable: int, size: int, own: list[Factor]) -> int:
     for factor in own:
         at = factor.scope.index(variable)
         axes = tuple(i for i in range(len(factor.scope)) if i != at)
-        total += factor.table.min(axes)
+        total += np.asarray(factor.table.min(axes))
     return int(total.argmin())
 
 
 def _at(factor: Factor, variable: int, value: int) -> Factor:
     at = factor.scope.index(variable)
     scope = factor.scope[:at] + factor.scope[at + 1 :]
-    return Factor(scope, factor.table.take(value, at))
+    return Factor(scope, np.asarray(factor.table.take(value, at)))

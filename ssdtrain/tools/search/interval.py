@@ -24,7 +24,7 @@ Box = Mapping[str, tuple[int, int]]
 class End(NamedTuple):
     """One end of an index variable's values."""
 
-    index: str
+    name: str
     is_last: bool
 
 
@@ -46,8 +46,8 @@ class Affine:
     def at(self, box: Box) -> Fraction:
         """Return the value for given ends."""
         total = self.constant
-        for (index, is_last), factor in self.terms.items():
-            total += factor * box[index][is_last]
+        for (name, is_last), factor in self.terms.items():
+            total += factor * box[name][is_last]
         return total
 
 
@@ -75,7 +75,7 @@ class Interval:
     @property
     def indices(self) -> set[str]:
         """Index variables that the ends depend on."""
-        return {end.index for form in (self.lower, self.upper) for end in form.terms}
+        return {end.name for form in (self.lower, self.upper) for end in form.terms}
 
     def at(self, box: Box) -> tuple[int, int]:
         """Return the first and last whole number in it."""

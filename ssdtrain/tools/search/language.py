@@ -187,6 +187,10 @@ class Result:
     term: Term
 
 
+Form = tuple[Sequence[str], Callable[..., Term]]
+"""Names of index variables, and a function of them."""
+
+
 @dataclass(frozen=True)
 class Description:
     """An operator, by what its results are made of."""

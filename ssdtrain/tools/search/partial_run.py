@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from ssdtrain.tools.search.calls import OperatorCall
+from ssdtrain.tools.search.calls import OperatorCall, name_of
 from ssdtrain.tools.search.describe_rows import positive
 from ssdtrain.tools.search.placement import Cut, Placement, piece
 from ssdtrain.tools.search.strategies import Shape, Strategy
@@ -63,7 +63,7 @@ def run_part(
     at: Sequence[int],
     arguments: Mapping[str, Any],
     total: Callable[[Tensor], Tensor],
-) -> list[Tensor]:
+) -> Any:
     """Run a worker's part.
 
     Args:
@@ -76,7 +76,7 @@ def run_part(
         total: sums a tensor over the workers among whom a reduction is split.
 
     Returns:
-        The results, as `Strategy.gives` says.
+        What the operator gives, its tensors as `Strategy.gives` says.
     """
     own = _operands(call, chosen, at, dict(arguments))
     shapes = [
@@ -87,13 +87,22 @@ def run_part(
     _unpad(call, chosen, own)
     if call.name == "aten::nll_loss_forward" and call["reduction"] == MEAN:
         summed, weight = _run(call.func, {**own, "reduction": SUM})
-        return [summed / total(weight), weight]
-    results = [x for x in tree_leaves(_run(call.func, own)) if isinstance(x, Tensor)]
+        return summed / total(weight), weight
+    results = _run(call.func, own)
     share = _share(call, own)
-    return results if share == 1 else [one * share for one in results]
+    if share == 1:
+        return results
+    return tree_map_only(Tensor, lambda one: one * share, results)
+
+
+VIEWS = frozenset({"aten::view", "aten::_unsafe_view", "aten::reshape"})
+"""A piece may lie in memory as no view allows."""
 
 
 def _run(func: Any, arguments: Mapping[str, Any]) -> Any:
+    if name_of(func) in VIEWS:
+        source, size = list(arguments.values())[:2]
+        return source.reshape(size)
     named = {a.name for a in func._schema.arguments if a.kwarg_only}
     args = [value for name, value in arguments.items() if name not in named]
     return func(*args, **{name: arguments[name] for name in named})
@@ -159,4 +168,6 @@ def _share(call: OperatorCall, own: Mapping[str, Any]) -> float:
     else:
         return 1
     mine = own["self"].shape
-    return prod(mine[dim] for dim in dims) / max(1, prod(whole[dim] for dim in dims))
+    return float(
+        prod(mine[dim] for dim in dims) / max(1, prod(whole[dim] for dim in dims))
+    )

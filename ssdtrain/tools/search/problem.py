@@ -20,6 +20,8 @@ class Extent:
 
     shape: Shape
     element_bytes: int = 4
+    stride: Shape = ()
+    """In elements."""
 
     @property
     def num_bytes(self) -> int:
@@ -59,6 +61,8 @@ class Problem:
     """Tensors that are placed alike: a weight and its gradient."""
     alike: Mapping[int, int] = field(default_factory=dict)
     """Operators that are split as another one is: by index, the other's index."""
+    weights: Mapping[str, int] = field(default_factory=dict)
+    """Tensors of the model's parameters that are trained, by name."""
 
     @cached_property
     def group_of(self) -> Mapping[int, int]:
@@ -92,6 +96,12 @@ def tensor_choices(
     return found or [COPIED]
 
 
+def _is_free(one: Strategy, before: Sequence[Strategy]) -> bool:
+    """True unless rows of neighbours would be asked for on two axes."""
+    halo = any(isinstance(need, Cut) and need.has_halo for need in one.needs)
+    return not (halo and one.index in [other.index for other in before])
+
+
 def operation_choices(
     one: Operation, before: Sequence[Strategy], ways: Sequence[int]
 ) -> list[Strategy]:
@@ -99,7 +109,10 @@ def operation_choices(
     found = [
         each
         for each in one.strategies
-        if divides(one.sizes[each.index], [s.index == each.index for s in before], ways)
+        if _is_free(each, before)
+        and divides(
+            one.sizes[each.index], [s.index == each.index for s in before], ways
+        )
     ]
     return found or [one.unsplit]
 

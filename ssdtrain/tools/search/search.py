@@ -158,7 +158,8 @@ class Space:
         is_operand: bool,
     ) -> Table:
         extent = self.problem.tensors[tensor]
-        key = (extent, tuple(placements), sides, is_operand)
+        sizes = extent.shape, extent.num_bytes
+        key = (sizes, tuple(placements), sides, is_operand)
         found = self._known.get(key)
         if found is None:
             size, shape = extent.num_bytes, extent.shape
@@ -218,7 +219,7 @@ def partition(
 
 
 def along_one(space: Space) -> Partition:
-    """Return the cheapest way that cuts each tensor along one dimension for all axes."""
+    """Return the cheapest way that cuts each tensor along the same dimension."""
     problem, ways = space.problem, space.ways
     return space.best(
         {n: straight(problem, n, ways) for n in set(problem.group_of.values())},

@@ -42,7 +42,15 @@ def trace(model: nn.Module, forward: Callable[[], Any]) -> Problem:
     recorder = Recorder(model, amend=_with_call)
     record(recorder, forward, Kind.CPU)
     recorder.update("sgd")  # names each weight's gradient
-    return problem_of(recorder.graph({}))
+    graph = recorder.graph({})
+    problem = problem_of(graph)
+    names = {
+        recorder.storage_of(parameter): name
+        for name, parameter in model.named_parameters()
+    }
+    trained = [weight for weight, _ in problem.ties]
+    weights = {names[graph.tensors[n].storage]: n for n in trained}
+    return replace(problem, weights=weights)
 
 
 def _with_call(func: Any, arguments: tuple[Any, Any], noted: Noted) -> Noted | None:
@@ -64,7 +72,7 @@ def problem_of(graph: Graph) -> Problem:
     operations: list[Operation] = []
     ties: list[tuple[int, int]] = []
     tensors = {
-        number: Extent(tensor.shape, ELEMENT_BYTES[tensor.dtype])
+        number: Extent(tensor.shape, ELEMENT_BYTES[tensor.dtype], tensor.stride)
         for number, tensor in graph.tensors.items()
     }
     known: dict[Any, tuple[tuple[Strategy, ...], dict[str, int], bool]] = {}

@@ -23,7 +23,7 @@ def cases(draw: random.Random) -> Iterator[Made]:
     def call(func: Any, *args: Any, **kwargs: Any) -> Made:
         return func, args, kwargs
 
-    i, j, k, b, h = (n() for _ in range(5))
+    i, j, k, b = (n() for _ in range(4))
     yield call(aten.mm.default, real(i, k), real(k, j))
     yield call(aten.addmm.default, real(j), real(i, k), real(k, j))
     yield call(aten.addmm.default, real(i, j), real(i, k), real(k, j), beta=2.0)

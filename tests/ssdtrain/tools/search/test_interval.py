@@ -1,29 +1,20 @@
 """Intervals against brute force: no value is missed, and none is invented."""
 
-import itertools
-import random
-from fractions import Fraction
-
 import pytest
 
+from recipes.bench.search.intervals import check_descriptions
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.search.interval import Interval
 from ssdtrain.tools.search.language import (
-    Access,
     Max,
     Reducer,
-    Result,
     Sum,
     Tensor,
-    Term,
     description,
     opaque,
-    reduce_over,
-    result,
 )
-from ssdtrain.tools.search.placement import COPIED, Copied, Cut, Unreduced, piece
-from ssdtrain.tools.search.strategies import region, strategies
-from recipes.bench.search.intervals import check_descriptions
+from ssdtrain.tools.search.placement import COPIED, Cut, Unreduced
+from ssdtrain.tools.search.strategies import strategies
 
 b, i, j = map(Interval.of, "bij")
 
