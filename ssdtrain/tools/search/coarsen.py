@@ -13,8 +13,8 @@ from ssdtrain.tools.search.problem import Problem
 
 ROUNDS = 2
 """So many neighbours away operators and tensors are compared."""
-SYMMETRIC = frozenset({"aten::unbind"})
-"""Operators whose results are alike."""
+SYMMETRIC = frozenset({"aten::unbind", "aten::stack"})
+"""Operators whose results, or operands, are alike."""
 
 
 def coarsen(problem: Problem) -> Problem:
@@ -67,11 +67,10 @@ def _unrolled(problem: Problem) -> tuple[dict[int, int], list[tuple[int, int]]]:
         ]
         near: dict[int, set[object]] = {number: set() for number in problem.tensors}
         for label, one in zip(operations, problem.operations, strict=True):
-            for at, number in enumerate(one.operands):
-                near[number].add((label, "read", at))
-            for at, number in enumerate(one.results):
-                place = 0 if one.name in SYMMETRIC else at
-                near[number].add((label, "made", place))
+            for side, numbers in enumerate((one.operands, one.results)):
+                for at, number in enumerate(numbers):
+                    place = 0 if one.name in SYMMETRIC else at
+                    near[number].add((label, side, place))
         for number in problem.tensors.keys() - fixed:
             shape = problem.tensors[number].shape
             tensors[number] = hash((shape, frozenset(near[number])))

@@ -231,7 +231,7 @@ def _group_norm_backward(call: OperatorCall) -> Description:
 
 NORMS = (
     "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training "
-    "_native_batch_norm_legit_functional native_batch_norm_backward cudnn_batch_norm"
+    "native_batch_norm_backward"
 )
 
 
@@ -259,9 +259,7 @@ def _batch_norm(call: OperatorCall) -> Description:
     return Description(tuple(results))
 
 
-@describes(
-    "aten::mse_loss", "aten::l1_loss", "aten::smooth_l1_loss", "aten::huber_loss"
-)
+@describes("aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss")
 def _loss(call: OperatorCall) -> Description:
     if call["reduction"] == 0:
         return _pointwise(call)
@@ -273,7 +271,6 @@ def _loss(call: OperatorCall) -> Description:
 
 @describes(
     "aten::mse_loss_backward",
-    "aten::l1_loss_backward",
     "aten::smooth_l1_loss_backward",
     "aten::huber_loss_backward",
 )

@@ -23,8 +23,6 @@ ALL = slice(None)
 @describes(
     "aten::view",
     "aten::_unsafe_view",
-    "aten::reshape",
-    "aten::_reshape_alias",
     "aten::squeeze",
     "aten::unsqueeze",
 )
@@ -87,9 +85,7 @@ def regroup(
     return named[0], named[1], sizes
 
 
-@describes(
-    "aten::t", "aten::transpose", "aten::permute", "aten::numpy_T", "aten::swapaxes"
-)
+@describes("aten::t", "aten::transpose", "aten::permute")
 def _permute(call: OperatorCall) -> Description:
     [source] = call.tensors
     order = list(range(source.rank))
@@ -108,7 +104,7 @@ def _permute(call: OperatorCall) -> Description:
     return Description((result(indices_of(source.rank), body),))
 
 
-@describes("aten::expand", "aten::expand_as", "aten::broadcast_to")
+@describes("aten::expand")
 def _expand(call: OperatorCall) -> Description:
     source = call.tensors[0]
     [shape] = call.results
@@ -136,13 +132,8 @@ def _with_whole(call: OperatorCall, dim: int) -> Description:
     "aten::split",
     "aten::split_with_sizes",
     "aten::unsafe_split",
-    "aten::unsafe_split_with_sizes",
-    "aten::chunk",
-    "aten::unsafe_chunk",
     "aten::slice_backward",
     "aten::slice_scatter",
-    "aten::narrow",
-    "aten::unfold_copy",
 )
 def _pieces(call: OperatorCall) -> Description:
     return _with_whole(call, positive(call["dim"], len(call.results[0])))
@@ -228,13 +219,8 @@ def _pad(call: OperatorCall) -> Description:
     "aten::diagonal",
     "aten::linalg_cholesky_ex",
     "aten::linalg_inv_ex",
-    "aten::inverse",
     "aten::linalg_qr",
-    "aten::linalg_svd",
-    "aten::cholesky",
-    "aten::linalg_eigh",
     "aten::linalg_solve_triangular",
-    "aten::triangular_solve",
     "aten::linalg_lu_factor_ex",
 )
 def _matrices(call: OperatorCall) -> Description:

@@ -16,9 +16,7 @@ from ssdtrain.tools.search.strategies import Shape, Strategy
 RESULT_SIZES: Mapping[str, str] = {
     "aten::view": "size",
     "aten::_unsafe_view": "size",
-    "aten::reshape": "shape",
     "aten::expand": "size",
-    "aten::broadcast_to": "size",
     "aten::slice_backward": "input_sizes",
     "aten::select_backward": "input_sizes",
     "aten::upsample_nearest2d_backward": "input_size",
@@ -27,7 +25,7 @@ RESULT_SIZES: Mapping[str, str] = {
 """Arguments that hold the shape of the result."""
 MEANS = frozenset(
     f"aten::{name}{suffix}"
-    for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+    for name in ("mse_loss", "smooth_l1_loss", "huber_loss")
     for suffix in ("", "_backward")
 )
 MEAN, SUM = 1, 2
@@ -95,7 +93,7 @@ def run_part(
     return tree_map_only(Tensor, lambda one: one * share, results)
 
 
-VIEWS = frozenset({"aten::view", "aten::_unsafe_view", "aten::reshape"})
+VIEWS = frozenset({"aten::view", "aten::_unsafe_view"})
 """A piece may lie in memory as no view allows."""
 
 

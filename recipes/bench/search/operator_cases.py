@@ -147,6 +147,11 @@ def rows(draw: random.Random) -> Iterator[Made]:
     yield aten.native_group_norm_backward.default, args, {}
     args = (x, w, real(2 * j), None, None, True, 0.1, 1e-5)
     yield aten.native_batch_norm.default, args, {}
+    zero, one = torch.zeros(2 * j).double(), torch.ones(2 * j).double()
+    legit = (x, w, real(2 * j), zero, one, True, 0.1, 1e-5)
+    yield aten._native_batch_norm_legit.default, legit, {}
+    legit = (x, w, real(2 * j), zero, one, 0.1, 1e-5)
+    yield aten._native_batch_norm_legit_no_training.default, legit, {}
     _, mean, rstd = aten.native_batch_norm.default(*args)
     args = (real(i, 2 * j, k), x, w, None, None, mean, rstd, True, 1e-5, [True] * 3)
     yield aten.native_batch_norm_backward.default, args, {}
@@ -200,6 +205,21 @@ def planes(draw: random.Random) -> Iterator[Made]:
     yield aten.reflection_pad2d.default, (x, [1, 1, 1, 1]), {}
     yield aten.replication_pad2d.default, (x, [1, 1, 1, 1]), {}
     yield aten.constant_pad_nd.default, (x, [1, 2], 0.5), {}
+    line = real(draw.randint(2, 5), draw.randint(2, 5), 6)
+    yield aten.reflection_pad1d.default, (line, [1, 1]), {}
+    yield aten.replication_pad1d.default, (line, [1, 1]), {}
+    x = real(draw.randint(2, 5), draw.randint(2, 5), 4, 4, 4)
+    yield aten.reflection_pad3d.default, (x, [1] * 6), {}
+    yield aten.replication_pad3d.default, (x, [1] * 6), {}
+    yield aten._adaptive_avg_pool3d.default, (x, [2, 2, 2]), {}
+    yield aten.avg_pool3d.default, (x, [2, 2, 2]), {}
+    args = (x, [2, 2, 2], [2, 2, 2])
+    yield aten.max_pool3d_with_indices.default, args, {}
+    out, at = aten.max_pool3d_with_indices.default(*args)
+    args = (torch.randn_like(out), *args, [0] * 3, [1] * 3, False, at)
+    yield aten.max_pool3d_with_indices_backward.default, args, {}
+    args = (torch.randn_like(out), x, [2] * 3, [2] * 3, [0] * 3, False, True, None)
+    yield aten.avg_pool3d_backward.default, args, {}
 
 
 def views(draw: random.Random) -> Iterator[Made]:
@@ -231,7 +251,16 @@ def views(draw: random.Random) -> Iterator[Made]:
     at = torch.randint(0, j, (i, 4, k))
     yield aten.gather.default, (x, 1, at), {}
     yield aten.scatter_add.default, (x, 1, at, real(i, 4, k)), {}
+    yield aten.scatter.src, (x, 1, at, real(i, 4, k)), {}
+    yield aten.scatter_reduce.two, (x, 1, at, real(i, 4, k), "amax"), {}
     yield aten.tril.default, (real(i, 4, 4),), {}
+    yield aten.triu.default, (real(i, 4, 4),), {}
+    yield aten.diagonal.default, (real(i, 4, 4), 0, 1, 2), {}
+    yield aten.linalg_qr.default, (real(i, 4, 4),), {}
+    yield aten.linalg_lu_factor_ex.default, (real(i, 4, 4),), {}
+    args = (real(i, 4, 4).tril() + 4 * torch.eye(4, dtype=x.dtype), real(i, 4, 3))
+    yield aten.linalg_solve_triangular.default, args, {"upper": False}
+    yield aten.unsafe_split.Tensor, (x, 1, 1), {}
     yield (
         aten.linalg_cholesky_ex.default,
         (torch.eye(4, dtype=x.dtype).repeat(i, 1, 1),),
