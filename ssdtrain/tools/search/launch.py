@@ -120,7 +120,6 @@ def deepspeed(layout: ParallelLayout, job: Job) -> str | None:
         "gradient_accumulation_steps": layout.micro_batches(job.batch),
         "bf16": {"enabled": True},
         "zero_optimization": {"stage": layout.zero, "overlap_comm": True},
-        "optimizer": {"type": "AdamW", "params": {"lr": 3e-4}},
     }
     return json.dumps(values, indent=2) + "\n"
 

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.report.build_public import Loss, Train, shape_of
-from ssdtrain.tools.search.parallel_layout import Job, PricedLayout, Pricer, layouts
+from ssdtrain.tools.search.parallel_layout import (
+    PLAIN,
+    Job,
+    PricedLayout,
+    Pricer,
+    layouts,
+)
 from ssdtrain.tools.search.stage_costs import HIDDEN, stage_costs, tensor_degrees
 from ssdtrain.tools.search.tiers import DEFAULT, cluster_of
 
@@ -71,6 +77,11 @@ def search(asked: Asked, progress: Callable[[str], None]) -> Ranked:
     )
     degrees = tensor_degrees(shape, min(cluster.node, asked.gpus))
     sequences = [number for number in SEQUENCES if number <= asked.batch]
+    if not any(layouts(job, degrees, sequences, [PLAIN])):
+        raise ConfigError(
+            f"no layout divides {shape.num_layers} layers and a batch of {asked.batch} "
+            f"sequences over {asked.gpus} GPUs; set --batch to a multiple of the GPUs"
+        )
     costs = {}
     for degree in degrees:
         for number in sequences:
@@ -88,10 +99,5 @@ def search(asked: Asked, progress: Callable[[str], None]) -> Ranked:
     )
     ways = list(next(iter(costs.values())).milliseconds)
     found = [pricer.price(one) for one in layouts(job, degrees, sequences, ways)]
-    if not found:
-        raise ConfigError(
-            f"no layout divides a batch of {asked.batch} sequences over {asked.gpus} "
-            "GPUs; set --batch to a multiple of the GPUs"
-        )
     found.sort(key=lambda one: (not one.fits, one.step_ms if one.fits else 0.0))
     return Ranked(job=job, priced=tuple(found), capacity_bytes=capacity)

@@ -123,6 +123,7 @@ def _captured(shape: Shape, sequences: int, tokens: int, device: Device) -> Capt
             lambda: model(input_ids=words, labels=words).loss,
             links_of(device.spec),
             device,
+            min_bytes=1,
         )
     count = sum(parameter.numel() for parameter in model.parameters())
     return Captured(profile=profile, weights=count, gradients=0, optimizer=0)

@@ -5,6 +5,8 @@ python planned_ranks.py OUT
 
 import contextlib
 import copy
+import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +25,6 @@ from ssdtrain.tools.search.placement import Cut
 from ssdtrain.tools.search.runner import PlannedStep, distribute
 from ssdtrain.tools.search.search import partition
 from ssdtrain.tools.search.trace import trace
-from tests.ranks import leave
 
 STEPS = 2
 Case = tuple[nn.Module, Callable[[nn.Module, Tensor], Tensor], tuple[int, ...]]
@@ -169,13 +170,18 @@ def run(name: str, case: Case) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Run the named cases, or all, and write what was found."""
+    out, *names = sys.argv[1:]
     distributed.init_process_group("gloo")
     torch.use_deterministic_algorithms(True)
-    for name, case in cases().items():
-        print(name, run(name, case), flush=True)
+    chosen = {
+        name: case for name, case in cases().items() if name in names or not names
+    }
+    found = {name: run(name, case) for name, case in chosen.items()}
     if distributed.get_rank() == 0:
-        Path(sys.argv[1]).write_text("done")
-    leave()
+        Path(out).write_text(json.dumps(found, indent=1) + "\n")
+    distributed.barrier()
+    os._exit(0)  # gloo's threads may abort an interpreter that ends
 
 
 if __name__ == "__main__":
