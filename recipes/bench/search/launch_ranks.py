@@ -8,13 +8,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 
 import torch
-from torch import distributed, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch import Tensor, distributed, nn
+from torch.nn import functional as F
 
 from ssdtrain.tools.search.launch import configurations
 from ssdtrain.tools.search.parallel_layout import Job, ParallelLayout
@@ -29,11 +29,54 @@ def layout(**more: Any) -> ParallelLayout:
     return ParallelLayout(**{**plain, "way": "plain", **more})
 
 
-def by_fsdp2(own: ParallelLayout) -> list[float]:
-    """Train a Llama as the printed module splits it."""
-    names: dict[str, Any] = {}
-    exec(configurations(own, JOB)["fsdp2"], names)
-    torch.manual_seed(0)
+class Output(NamedTuple):
+    """What a decoder gives."""
+
+    loss: Tensor
+
+
+class Decoder(nn.Module):
+    """Layers with the names of transformers' decoders, and no attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Module()
+        self.model.embed_tokens = nn.Embedding(64, 32)
+        self.model.layers = nn.ModuleList(Layer() for _ in range(JOB.layers))
+        self.lm_head = nn.Linear(32, 64, bias=False)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> "Output":
+        """(B, S) to a loss, as transformers gives it."""
+        x = self.model.embed_tokens(input_ids)
+        for layer in self.model.layers:
+            x = layer(x)
+        logits = self.lm_head(x).flatten(0, 1)
+        return Output(loss=F.cross_entropy(logits, labels.flatten()))
+
+
+class Layer(nn.Module):
+    """A gated product in the place of attention, and one of the feed-forward part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = nn.Module(), nn.Module()
+        for name in ("q_proj", "k_proj", "v_proj"):
+            self.self_attn.add_module(name, nn.Linear(32, 32))
+        self.self_attn.o_proj = nn.Linear(32, 32)
+        self.mlp.gate_proj, self.mlp.up_proj = nn.Linear(32, 64), nn.Linear(32, 64)
+        self.mlp.down_proj = nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, S, H) to the same."""
+        own, mlp = self.self_attn, self.mlp
+        x = x + own.o_proj(own.q_proj(x) * own.k_proj(x).tanh() + own.v_proj(x))
+        return x + mlp.down_proj(F.silu(mlp.gate_proj(x)) * mlp.up_proj(x))
+
+
+def llama() -> nn.Module:
+    """A small Llama of transformers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     config = LlamaConfig(
         hidden_size=32,
         intermediate_size=64,
@@ -42,7 +85,17 @@ def by_fsdp2(own: ParallelLayout) -> list[float]:
         num_key_value_heads=2,
         vocab_size=64,
     )
-    model = LlamaForCausalLM(config)
+    return LlamaForCausalLM(config)
+
+
+def by_fsdp2(
+    own: ParallelLayout, build: Callable[[], nn.Module] = llama
+) -> list[float]:
+    """Train a decoder as the printed module splits it."""
+    names: dict[str, Any] = {}
+    exec(configurations(own, JOB)["fsdp2"], names)
+    torch.manual_seed(0)
+    model = build()
     mesh = names["parallelize"](model, "cpu")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     torch.manual_seed(mesh.get_local_rank("data"))
@@ -90,6 +143,10 @@ def by_deepspeed(own: ParallelLayout) -> list[float]:
 
 
 CASES: Mapping[str, tuple[Callable[[ParallelLayout], list[float]], ParallelLayout]] = {
+    "a decoder of its own": (
+        lambda own: by_fsdp2(own, Decoder),
+        layout(data=2, tensor=2, zero=3),
+    ),
     "FSDP2": (by_fsdp2, layout(data=4, zero=2)),
     "FSDP2 and tensor parallelism": (by_fsdp2, layout(data=2, tensor=2, zero=3)),
     "DeepSpeed pipeline": (by_deepspeed, layout(data=2, pipeline=2, zero=1)),

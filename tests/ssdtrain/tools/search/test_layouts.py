@@ -133,7 +133,7 @@ def test_what_launches_a_layout() -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(SMALL))
-    words = ["search", str(config), "--gpus", "2", "--tokens", "256", "--batch", "2"]
+    words = ["search", str(config), "--gpus", "2", "--tokens", "256", "--batch", "1"]
     assert main([*words, "--save", str(tmp_path / "out")]) == 0
     shown = capsys.readouterr().out
     assert "tokens/s" in shown and "-- torchtitan --" in shown

@@ -20,7 +20,7 @@ SCRIPTS = ROOT / "recipes" / "bench" / "search"
 
 def test_losses_of_four_ranks(tmp_path: Path) -> None:
     """More models: `recipes/bench/search/planned_ranks.py`."""
-    out, names = tmp_path / "out.json", ["mlp", "convolutions", "halo"]
+    out, names = tmp_path / "out.json", ["mlp", "halo"]
     run_ranks([SCRIPTS / "planned_ranks.py", out, *names], tmp_path, num_ranks=4)
     found = json.loads(out.read_text())
     assert set(found) == set(names)
@@ -30,7 +30,7 @@ def test_losses_of_four_ranks(tmp_path: Path) -> None:
 
 def test_a_printed_layout_trains(tmp_path: Path) -> None:
     """Others: `recipes/bench/search/launch_ranks.py`."""
-    out, name = tmp_path / "out.json", "FSDP2 and tensor parallelism"
+    out, name = tmp_path / "out.json", "a decoder of its own"
     run_ranks([SCRIPTS / "launch_ranks.py", out, name], tmp_path, num_ranks=4)
     assert set(json.loads(out.read_text())) == {name}
 
@@ -43,7 +43,7 @@ def test_another_step_is_refused() -> None:
         found = partition(problem, [WorkerAxis(2)])
         mesh = object.__new__(DeviceMesh)
         with (
-            pytest.raises(ConfigError, match="operator 0 of the plan is aten.t"),
+            pytest.raises(ConfigError, match="operator 0 of the plan"),
             PlannedStep(problem, found, mesh),
         ):
             torch.relu(x)
