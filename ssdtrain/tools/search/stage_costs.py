@@ -117,7 +117,7 @@ def _line(first: float, second: float, few: int, more: int) -> PerLayer:
 def _captured(shape: Shape, sequences: int, tokens: int, device: Device) -> Captured:
     with torch.device("meta"):
         model = public_subject(shape, tokens).model
-        words = torch.zeros((sequences, tokens), dtype=torch.long)
+        words = torch.zeros((sequences, tokens), dtype=torch.long, device="meta")
         profile = estimate(
             model,
             lambda: model(input_ids=words, labels=words).loss,
