@@ -129,7 +129,7 @@ def train(
 
 def run(name: str, case: Case) -> dict[str, Any]:
     model, loss_of, shape = case
-    torch.manual_seed(3)
+    torch.manual_seed(4)
     model = model.double()
     if name == "words":
         batches = [torch.randint(0, 32, shape) for _ in range(STEPS)]
@@ -174,6 +174,7 @@ def main() -> None:
     out, *names = sys.argv[1:]
     distributed.init_process_group("gloo")
     torch.use_deterministic_algorithms(True)
+    torch.manual_seed(3)
     chosen = {
         name: case for name, case in cases().items() if name in names or not names
     }
