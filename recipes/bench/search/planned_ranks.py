@@ -20,10 +20,12 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recipes.bench.search.models import AttentionBlock, Cell
-from ssdtrain.tools.search.moves import WorkerAxis
+from ssdtrain.tools.foresight.collectives import Collective, bus_bytes
+from ssdtrain.tools.search.moves import WorkerAxis, cost, moves
 from ssdtrain.tools.search.placement import Cut
+from ssdtrain.tools.search.problem import Problem
 from ssdtrain.tools.search.runner import PlannedStep, distribute
-from ssdtrain.tools.search.search import partition
+from ssdtrain.tools.search.search import Partition, partition
 from ssdtrain.tools.search.trace import trace
 
 STEPS = 2
@@ -93,19 +95,57 @@ def cases() -> dict[str, Case]:
 
 
 class Sent(TorchDispatchMode):
-    """Counts collectives."""
+    """Counts collectives, and the bytes that a rank sends by them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0
+        self.count, self.num_bytes = 0, 0.0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        name = func._schema.name
-        if name.startswith(("_c10d_functional", "_dtensor")) and "wait" not in name:
+        name = func._schema.name.partition("::")[2]
+        out = func(*args, **(kwargs or {}))
+        kind = next((k for word, k in KINDS.items() if name.startswith(word)), None)
+        if kind is not None:
+            message = max(args[0].nbytes, out.nbytes)
             self.count += 1
-        return func(*args, **(kwargs or {}))
+            self.num_bytes += bus_bytes(kind, message, AXIS)
+        return out
+
+
+KINDS = {
+    "all_gather": Collective.ALL_GATHER,
+    "all_reduce": Collective.ALL_REDUCE,
+    "reduce_scatter": Collective.REDUCE_SCATTER,
+    "shard_dim_alltoall": Collective.ALL_TO_ALL,
+}
+AXIS = 2
+"""Workers of each axis."""
+
+
+def expected_bytes(problem: Problem, found: Partition) -> float:
+    """What a rank sends here: as planned, but inputs are copies, and gloo, which has no
+    all-to-all, gathers twice its bytes."""
+    made = {number for one in problem.operations for number in one.results}
+    known = made | set(problem.weights.values())
+    total = 0.0
+    for one, chosen in zip(problem.operations, found.chosen, strict=True):
+        ways = [
+            (number, found.placements[number], tuple(s.needs[at] for s in chosen))
+            for at, number in enumerate(one.operands)
+            if number in known
+        ]
+        ways += [
+            (number, tuple(s.gives[at] for s in chosen), found.placements[number])
+            for at, number in enumerate(one.results)
+        ]
+        for number, source, target in ways:
+            extent = problem.tensors[number]
+            for step in moves(source, target, found.ways, extent.shape):
+                times = 2 if step.kind is Collective.ALL_TO_ALL else 1
+                total += times * cost([step], extent.num_bytes, found.axes)
+    return total
 
 
 def train(
@@ -140,7 +180,7 @@ def run(name: str, case: Case) -> dict[str, Any]:
     traced = copy.deepcopy(model).to("meta")
     blank = batches[0].to("meta")
     problem = trace(traced, lambda: loss_of(traced, blank))
-    found = partition(problem, [WorkerAxis(2), WorkerAxis(2)])
+    found = partition(problem, [WorkerAxis(AXIS), WorkerAxis(AXIS)])
     mesh = init_device_mesh("cpu", found.ways, mesh_dim_names=("outer", "inner"))
     distribute(model, problem, found, mesh)
     sent = Sent()
@@ -165,6 +205,9 @@ def run(name: str, case: Case) -> dict[str, Any]:
     return {
         "cut": sum(isinstance(p, Cut) for p in cuts),
         "collectives": sent.count,
+        "sent_bytes": sent.num_bytes / STEPS,
+        "expected_bytes": expected_bytes(problem, found),
+        "planned_bytes": found.cost,
         "worst": max(abs(float(a - b)) for a, b in zip(got, want, strict=True)),
     }
 

@@ -26,6 +26,7 @@ def test_losses_of_four_ranks(tmp_path: Path) -> None:
     assert set(found) == set(names)
     assert all(one["worst"] < 1e-12 for one in found.values())
     assert found["mlp"]["cut"] == 2
+    assert found["mlp"]["sent_bytes"] == found["mlp"]["expected_bytes"] > 0
 
 
 def test_a_printed_layout_trains(tmp_path: Path) -> None:
