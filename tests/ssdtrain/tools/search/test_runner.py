@@ -13,27 +13,22 @@ from ssdtrain.tools.search.moves import WorkerAxis
 from ssdtrain.tools.search.runner import PlannedStep
 from ssdtrain.tools.search.search import partition
 from ssdtrain.tools.search.trace import trace
-from tests.ranks import ROOT, run_ranks
+from tests.ranks import run_ranks
 
-SCRIPTS = ROOT / "recipes" / "bench" / "search"
+HERE = Path(__file__).parent
 
 
-def test_losses_of_four_ranks(tmp_path: Path) -> None:
-    """More models: `recipes/bench/search/planned_ranks.py`."""
-    out, names = tmp_path / "out.json", ["mlp", "halo"]
-    run_ranks([SCRIPTS / "planned_ranks.py", out, *names], tmp_path, num_ranks=4)
+def test_four_ranks(tmp_path: Path) -> None:
+    """More models and layouts: planned_ranks.py and launch_ranks.py of
+    recipes/bench/search."""
+    out = tmp_path / "out.json"
+    run_ranks([HERE / "sample_ranks.py", out], tmp_path, num_ranks=4)
     found = json.loads(out.read_text())
-    assert set(found) == set(names)
-    assert all(one["worst"] < 1e-12 for one in found.values())
-    assert found["mlp"]["cut"] == 2
-    assert found["mlp"]["sent_bytes"] == found["mlp"]["expected_bytes"] > 0
-
-
-def test_a_printed_layout_trains(tmp_path: Path) -> None:
-    """Others: `recipes/bench/search/launch_ranks.py`."""
-    out, name = tmp_path / "out.json", "a decoder of its own"
-    run_ranks([SCRIPTS / "launch_ranks.py", out, name], tmp_path, num_ranks=4)
-    assert set(json.loads(out.read_text())) == {name}
+    mlp, halo = found["planned"]["mlp"], found["planned"]["halo"]
+    assert max(mlp["worst"], halo["worst"]) < 1e-12
+    assert mlp["cut"] == 2
+    assert mlp["sent_bytes"] == mlp["expected_bytes"] > 0
+    assert found["losses"][-1] < found["losses"][0]
 
 
 def test_another_step_is_refused() -> None:
