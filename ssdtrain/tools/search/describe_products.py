@@ -78,7 +78,7 @@ def _cdist(call: OperatorCall) -> Description:
     lead = indices_of(a.rank - 2)
 
     def body(*i: Interval) -> Term:
-        return opaque(a[(*i[:-1], ALL)], b[(*i[:-2], i[-1], ALL)])
+        return opaque(a.at(*i[:-1], ALL), b.at(*i[:-2], i[-1], ALL))
 
     return Description((result([*lead, "m", "n"], body),))
 
@@ -106,18 +106,18 @@ def _convolution(call: OperatorCall) -> Description:
                 x, each, *steps, strict=True
             )
         ]
-        product = data[(b, ci, *at)] * weight[(co, ci, *each)]
+        product = data.at(b, ci, *at) * weight.at(co, ci, *each)
         # A part of a window is not the same operator: windows stay whole.
         return reduce_over(Reducer.SUM, windows, product).closed()
 
     def transposed(b: Interval, co: Interval, *x: Interval) -> Term:
         rest = (ALL,) * rank
-        return opaque(data[(b, ci, *rest)], weight[(ci, co, *rest)])[x]
+        return opaque(data.at(b, ci, *rest), weight.at(ci, co, *rest))[x]
 
     def body(b: Interval, co: Interval, *x: Interval) -> Term:
         if call["groups"] != 1:
             rest = (ALL,) * (rank + 1)
-            found = opaque(data[(b, *rest)], weight.whole())[(co, *x)]
+            found = opaque(data.at(b, *rest), weight.whole()).at(co, *x)
             return found if bias is None else apply(found, bias[ALL])
         inner = transposed(b, co, *x) if call["transposed"] else plain(b, co, *x)
         found = reduce_over(Reducer.SUM, ["ci"], inner)
@@ -141,19 +141,19 @@ def _convolution_backward(call: OperatorCall) -> Description:
 
     def by_input(b: Interval, ci: Interval, *x: Interval) -> Term:
         if not is_plain:
-            return opaque(grad[(b, ALL, *rest)], weight.whole())[(ci, *x)]
-        found = opaque(grad[(b, co, *rest)], weight[(*two, *rest)])[x]
+            return opaque(grad.at(b, ALL, *rest), weight.whole()).at(ci, *x)
+        found = opaque(grad.at(b, co, *rest), weight.at(*two, *rest))[x]
         return reduce_over(Reducer.SUM, ["co"], found)
 
     def by_weight(*k: Interval) -> Term:
         if is_plain:
-            found = opaque(grad[(b, co, *rest)], data[(b, ci, *rest)])[k[2:]]
+            found = opaque(grad.at(b, co, *rest), data.at(b, ci, *rest))[k[2:]]
         else:
-            found = opaque(grad[(b, ALL, *rest)], data[(b, ALL, *rest)])[k]
+            found = opaque(grad.at(b, ALL, *rest), data.at(b, ALL, *rest))[k]
         return reduce_over(Reducer.SUM, ["b"], found)
 
     def by_bias(co: Interval) -> Term:
-        found = opaque(grad[(b, co, *rest)])
+        found = opaque(grad.at(b, co, *rest))
         return reduce_over(Reducer.SUM, ["b"], found if is_plain else found[co])
 
     places = [f"x{dim}" for dim in range(rank)]
@@ -200,7 +200,7 @@ def _attend(call: OperatorCall) -> Description:
         rest = (ALL, ALL)
         slices = (
             query[b, heads, q if free else ALL, ALL],
-            *(one[(b, heads, *rest)] for one in (key, value)),
+            *(one.at(b, heads, *rest) for one in (key, value)),
         )
         used = d if free else (q, *d)
         used = used if by_head else (h, *used)
@@ -222,7 +222,7 @@ def _attend_backward(call: OperatorCall) -> Description:
     tensors = call.tensors
     by_head = len({t.shape[1] for t in tensors if t.rank >= 3}) == 1
     reads = [
-        one[(b, h if by_head else ALL, *(ALL,) * (one.rank - 2))]
+        one.at(b, h if by_head else ALL, *(ALL,) * (one.rank - 2))
         if one.rank >= 3
         else one.whole()
         for one in tensors

@@ -155,7 +155,7 @@ def _normed(
     """Rows by their elements; what is normalized, and `others`, as a whole."""
 
     def body(*i: Interval) -> Term:
-        rows = source[(*i[:lead], *(ALL,) * (source.rank - lead))]
+        rows = source.at(*i[:lead], *(ALL,) * (source.rank - lead))
         return opaque(rows, *(one.whole() for one in others))[i[lead:]]
 
     results = []
@@ -171,7 +171,7 @@ def _layer_norm_backward(call: OperatorCall) -> Description:
     lead = source.rank - len(call["normalized_shape"])
     rows = tuple(map(Interval.of, indices_of(lead)))
     reads = [
-        one[(*rows, *(ALL,) * (one.rank - lead))]
+        one.at(*rows, *(ALL,) * (one.rank - lead))
         if one.rank == source.rank
         else one.whole()
         for one in call.tensors
@@ -206,7 +206,7 @@ def _group_norm_backward(call: OperatorCall) -> Description:
     samples = call["input"].shape[0]
     weight = call["weight"]
     reads = [
-        one.whole() if one is weight else one[(b, *(ALL,) * (one.rank - 1))]
+        one.whole() if one is weight else one.at(b, *(ALL,) * (one.rank - 1))
         for one in call.tensors
     ]
     rank = call["input"].rank
@@ -249,7 +249,7 @@ def _batch_norm(call: OperatorCall) -> Description:
         def body(*i: Interval, own: Sequence[str] = tuple(names)) -> Term:
             c = Interval.of("c")
             reads = [
-                one[c] if one.rank == 1 else one[(ALL, c, *(ALL,) * (one.rank - 2))]
+                one[c] if one.rank == 1 else one.at(ALL, c, *(ALL,) * (one.rank - 2))
                 for one in call.tensors
             ]
             used = [v for v, n in zip(i, own, strict=True) if n != "c"]
@@ -325,7 +325,7 @@ def _embedding_backward(call: OperatorCall) -> Description:
     i = tuple(map(Interval.of, names))
 
     def body(v: Interval, h: Interval) -> Term:
-        return reduce_over(Reducer.SUM, names, opaque(grad[(*i, h)], indices[i])[v])
+        return reduce_over(Reducer.SUM, names, opaque(grad.at(*i, h), indices[i])[v])
 
     return description(body)
 

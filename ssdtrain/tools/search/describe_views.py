@@ -154,7 +154,7 @@ def _select(call: OperatorCall) -> Description:
     dim = positive(call["dim"], source.rank)
 
     def body(*i: Interval) -> Term:
-        return source[(*i[:dim], ALL, *i[dim:])]
+        return source.at(*i[:dim], ALL, *i[dim:])
 
     return Description(tuple(result(indices_of(rank), body) for rank in call.ranks))
 
@@ -232,7 +232,7 @@ def _matrices(call: OperatorCall) -> Description:
             return _opaque(call)
 
     def body(*i: Interval) -> Term:
-        reads = [one[(*i[:lead], *(ALL,) * (one.rank - lead))] for one in call.tensors]
+        reads = [one.at(*i[:lead], *(ALL,) * (one.rank - lead)) for one in call.tensors]
         return opaque(*reads)[i[lead:]]
 
     results = []

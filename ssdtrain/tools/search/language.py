@@ -94,6 +94,10 @@ class Term:
         fixed = self.fixed | set(self.reduced)
         return replace(self, reduced={}, fixed=fixed, once=frozenset())
 
+    def at(self, *indices: Any) -> "Term":
+        """Return the element at indices that are given one by one."""
+        return self[indices]
+
     def __getitem__(self, indices: Any) -> "Term":
         """An element of what an opaque function gave: these indices are used up."""
         used = indices if isinstance(indices, tuple) else (indices,)
@@ -140,6 +144,10 @@ class Tensor:
                 f"operand {self.operand} expects {self.rank} indices, got {len(given)}"
             )
         return Term((Access(self.operand, tuple(_dim(one) for one in given)),))
+
+    def at(self, *indices: Index) -> Term:
+        """Return the element at indices that are given one by one."""
+        return self[indices]
 
     def spread(self, indices: Sequence[Interval]) -> Term:
         """Return an element after broadcasting to the dimensions of `indices`."""
