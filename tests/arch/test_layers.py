@@ -52,7 +52,8 @@ FLOORS = {
     "tools.machine": 8,
     "tools.project": 9,
     "tools.report": 9,
-    "tools.cli": 10,
+    "tools.search": 10,
+    "tools.cli": 11,
 }
 # Pure rooms that import the ground floor alone.
 GROUND_ONLY = {"plan", "tools.foresight", "tools.machine", "tools.project"}

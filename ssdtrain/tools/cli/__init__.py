@@ -36,6 +36,10 @@ COMMANDS: Mapping[str, Command] = {
         "ssdtrain.tools.report.fits_command",
         "will it fit, how fast, and what is the best way to train it",
     ),
+    "search": Command(
+        "ssdtrain.tools.search.search_command",
+        "how to lay a model out over GPUs: data, tensor, pipeline, ZeRO, micro-batch",
+    ),
     "report": Command(
         "ssdtrain.tools.report.page_command",
         "one HTML page of a run, or of several beside one another",

@@ -53,6 +53,17 @@ OPTIONS = {
         "--tokens",
         "--train",
     },
+    "search": {
+        "model",
+        "--batch",
+        "--fabric",
+        "--gpu",
+        "--gpus",
+        "--json",
+        "--loss",
+        "--save",
+        "--tokens",
+    },
     "report": {"--out", "runs"},
     "foresight": {
         "action",

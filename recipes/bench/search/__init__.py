@@ -1,0 +1,1 @@
+"""Searches for ways to split a model: against brute force, and beside baselines."""

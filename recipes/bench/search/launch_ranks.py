@@ -1,0 +1,174 @@
+"""Four ranks launch what a search prints: FSDP2, tensor parallel with it, DeepSpeed.
+
+python launch_ranks.py OUT
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ["DS_ACCELERATOR"] = "cpu"
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn import functional as F
+
+from ssdtrain.tools.search.launch import configurations
+from ssdtrain.tools.search.parallel_layout import Job, ParallelLayout
+
+JOB = Job(layers=4, hidden=32, tokens=16, batch=16, gpus=4)
+STEPS = 4
+
+
+def layout(**more: Any) -> ParallelLayout:
+    """A layout of four ranks."""
+    plain = {"data": 1, "tensor": 1, "pipeline": 1, "zero": 0, "sequences": 2}
+    return ParallelLayout(**{**plain, "way": "plain", **more})
+
+
+class Output(NamedTuple):
+    """What a decoder gives."""
+
+    loss: Tensor
+
+
+class Decoder(nn.Module):
+    """Layers with the names of transformers' decoders, and no attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Module()
+        self.model.embed_tokens = nn.Embedding(64, 32)
+        self.model.layers = nn.ModuleList(Layer() for _ in range(JOB.layers))
+        self.lm_head = nn.Linear(32, 64, bias=False)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> "Output":
+        """(B, S) to a loss, as transformers gives it."""
+        x = self.model.embed_tokens(input_ids)
+        for layer in self.model.layers:
+            x = layer(x)
+        logits = self.lm_head(x).flatten(0, 1)
+        return Output(loss=F.cross_entropy(logits, labels.flatten()))
+
+
+class Layer(nn.Module):
+    """A gated product in the place of attention, and one of the feed-forward part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = nn.Module(), nn.Module()
+        for name in ("q_proj", "k_proj", "v_proj"):
+            self.self_attn.add_module(name, nn.Linear(32, 32))
+        self.self_attn.o_proj = nn.Linear(32, 32)
+        self.mlp.gate_proj, self.mlp.up_proj = nn.Linear(32, 64), nn.Linear(32, 64)
+        self.mlp.down_proj = nn.Linear(64, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, S, H) to the same."""
+        own, mlp = self.self_attn, self.mlp
+        x = x + own.o_proj(own.q_proj(x) * own.k_proj(x).tanh() + own.v_proj(x))
+        return x + mlp.down_proj(F.silu(mlp.gate_proj(x)) * mlp.up_proj(x))
+
+
+def llama() -> nn.Module:
+    """A small Llama of transformers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=64,
+    )
+    return LlamaForCausalLM(config)
+
+
+def by_fsdp2(
+    own: ParallelLayout, build: Callable[[], nn.Module] = llama
+) -> list[float]:
+    """Train a decoder as the printed module splits it."""
+    names: dict[str, Any] = {}
+    exec(configurations(own, JOB)["fsdp2"], names)
+    torch.manual_seed(0)
+    model = build()
+    mesh = names["parallelize"](model, "cpu")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    torch.manual_seed(mesh.get_local_rank("data"))
+    shape = names["MICRO_BATCHES"], names["MICRO_BATCH"], names["TOKENS"]
+    ids = torch.randint(0, 64, shape)
+    losses = []
+    for _ in range(STEPS):
+        for words in ids:
+            loss = model(input_ids=words, labels=words).loss
+            (loss / len(ids)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def by_deepspeed(own: ParallelLayout) -> list[float]:
+    """Train a pipeline of DeepSpeed's with the printed JSON."""
+    import deepspeed
+    from deepspeed.ops import __compatible_ops__ as compatible_ops
+    from deepspeed.pipe import PipelineModule
+
+    # The shared-memory operator is compiled at start.
+    compatible_ops["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed("gloo")
+    layers: list[Any] = [nn.Linear(32, 32) for _ in range(JOB.layers)]
+    net = PipelineModule(
+        layers,
+        num_stages=own.pipeline,
+        loss_fn=nn.MSELoss(),
+        partition_method="uniform",
+    )
+    config = json.loads(configurations(own, JOB)["deepspeed"])
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    engine, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=config)
+    torch.manual_seed(1)
+    x = torch.randn(own.sequences, 32, dtype=torch.bfloat16)
+
+    def batches() -> Any:
+        while True:
+            yield x, x
+
+    stream = batches()
+    return [float(engine.train_batch(stream)) for _ in range(STEPS)]
+
+
+CASES: Mapping[str, tuple[Callable[[ParallelLayout], list[float]], ParallelLayout]] = {
+    "a decoder of its own": (
+        lambda own: by_fsdp2(own, Decoder),
+        layout(data=2, tensor=2, zero=3),
+    ),
+    "FSDP2": (by_fsdp2, layout(data=4, zero=2)),
+    "FSDP2 and tensor parallelism": (by_fsdp2, layout(data=2, tensor=2, zero=3)),
+    "DeepSpeed pipeline": (by_deepspeed, layout(data=2, pipeline=2, zero=1)),
+}
+
+
+def main() -> None:
+    """Train the named cases, or all, and write their losses."""
+    out, *names = sys.argv[1:]
+    distributed.init_process_group("gloo")
+    found = {}
+    for name, (train, own) in CASES.items():
+        if names and name not in names:
+            continue
+        found[name] = losses = train(own)
+        if not losses[-1] < losses[0]:
+            raise AssertionError(f"{name}: the loss does not fall: {losses}")
+    if distributed.get_rank() == 0:
+        Path(out).write_text(json.dumps(found, indent=1) + "\n")
+    distributed.barrier()
+    os._exit(0)  # gloo's threads may abort an interpreter that ends
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""How long a search of layouts takes: 8B and 70B on 8 to 1,024 GPUs.
+
+python -m recipes.bench.search.layouts
+"""
+
+import time
+from typing import Any
+
+from recipes.bench.common.cells import Cells, arguments
+from ssdtrain.tools.search.layout_search import Asked, search
+
+MODELS = ("llama-3.1-8b", "llama-3.1-70b")
+GPUS = (8, 16, 64, 256, 1024)
+
+
+def measured(model: str, gpus: int, tokens: int) -> dict[str, Any]:
+    """The best layout, and seconds of the search."""
+    start = time.perf_counter()
+    asked = Asked(model=model, gpus=gpus, tokens=tokens, batch=1024)
+    found = search(asked, lambda text: None)
+    best = found.best
+    row: dict[str, Any] = {
+        "layouts": len(found.priced),
+        "search_s": round(time.perf_counter() - start, 1),
+    }
+    if best is None:
+        return {**row, "best": None}
+    own = best.layout
+    return {
+        **row,
+        "best": f"data {own.data}, tensor {own.tensor}, stages {own.pipeline}, ZeRO "
+        f"{own.zero}, micro-batch {own.sequences}, {own.way}",
+        "tokens_per_s": round(found.tokens_per_s(best)),
+        "memory_gb": round(best.memory_bytes / 1e9, 1),
+        "bound": best.bound,
+    }
+
+
+def main() -> None:
+    """Search, and record what was found."""
+    parser = arguments(__doc__, 600, "search/layouts")
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--gpus", type=int, nargs="*", default=GPUS)
+    args = parser.parse_args()
+    cells = Cells(args.out, args.budget_s, {"tokens": args.tokens})
+    for model in MODELS:
+        for gpus in args.gpus:
+            name = f"{model}, {gpus} GPUs"
+            cells.run(name, lambda m=model, g=gpus: measured(m, g, args.tokens))
+
+
+if __name__ == "__main__":
+    main()

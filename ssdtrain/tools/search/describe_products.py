@@ -1,0 +1,236 @@
+"""Descriptions of matrix products, convolutions and attention."""
+
+from typing import Any
+
+from ssdtrain.tools.search.calls import OperatorCall, describes
+from ssdtrain.tools.search.interval import Interval
+from ssdtrain.tools.search.language import (
+    Description,
+    Form,
+    Reducer,
+    Result,
+    Sum,
+    Term,
+    apply,
+    description,
+    indices_of,
+    opaque,
+    reduce_over,
+    result,
+)
+
+ALL = slice(None)
+
+
+@describes("aten::mm")
+def _mm(call: OperatorCall) -> Description:
+    a, b = call.tensors
+    return description(lambda i, j: Sum(lambda k: a[i, k] * b[k, j]))
+
+
+@describes("aten::addmm")
+def _addmm(call: OperatorCall) -> Description:
+    c, a, b = call.tensors
+    return description(lambda i, j: Sum(lambda k: a[i, k] * b[k, j]) + c.spread((i, j)))
+
+
+@describes("aten::bmm")
+def _bmm(call: OperatorCall) -> Description:
+    a, b = call.tensors
+    return description(lambda n, i, j: Sum(lambda k: a[n, i, k] * b[n, k, j]))
+
+
+@describes("aten::baddbmm")
+def _baddbmm(call: OperatorCall) -> Description:
+    c, a, b = call.tensors
+    return description(
+        lambda n, i, j: Sum(lambda k: a[n, i, k] * b[n, k, j]) + c.spread((n, i, j))
+    )
+
+
+@describes("aten::mv")
+def _mv(call: OperatorCall) -> Description:
+    a, b = call.tensors
+    return description(lambda i: Sum(lambda k: a[i, k] * b[k]))
+
+
+@describes("aten::addmv")
+def _addmv(call: OperatorCall) -> Description:
+    c, a, b = call.tensors
+    return description(lambda i: Sum(lambda k: a[i, k] * b[k]) + c.spread((i,)))
+
+
+@describes("aten::dot", "aten::vdot")
+def _dot(call: OperatorCall) -> Description:
+    a, b = call.tensors
+    return description(lambda: Sum(lambda k: a[k] * b[k]))
+
+
+@describes("aten::addr")
+def _addr(call: OperatorCall) -> Description:
+    c, a, b = call.tensors
+    return description(lambda i, j: apply(a[i], b[j], c.spread((i, j))))
+
+
+@describes("aten::_cdist_forward")
+def _cdist(call: OperatorCall) -> Description:
+    a, b = call.tensors
+    lead = indices_of(a.rank - 2)
+
+    def body(*i: Interval) -> Term:
+        return opaque(a.at(*i[:-1], ALL), b.at(*i[:-2], i[-1], ALL))
+
+    return Description((result([*lead, "m", "n"], body),))
+
+
+def _positions(call: OperatorCall, name: str) -> list[Any]:
+    """Return an argument of a convolution, once for each spatial dimension."""
+    rank = call["weight"].rank - 2
+    values = list(call[name])
+    return values * rank if len(values) == 1 else values
+
+
+@describes("aten::convolution")
+def _convolution(call: OperatorCall) -> Description:
+    data, weight, bias = call["input"], call["weight"], call["bias"]
+    rank = weight.rank - 2
+    steps = [_positions(call, name) for name in ("stride", "padding", "dilation")]
+    windows = [f"d{dim}" for dim in range(rank)]
+    each = [Interval.of(name) for name in windows]
+    ci = Interval.of("ci")
+
+    def plain(b: Interval, co: Interval, *x: Interval) -> Term:
+        at = [
+            stride * one + dilation * inner - padding
+            for one, inner, stride, padding, dilation in zip(
+                x, each, *steps, strict=True
+            )
+        ]
+        product = data.at(b, ci, *at) * weight.at(co, ci, *each)
+        # A part of a window is not the same operator: windows stay whole.
+        return reduce_over(Reducer.SUM, windows, product).closed()
+
+    def transposed(b: Interval, co: Interval, *x: Interval) -> Term:
+        rest = (ALL,) * rank
+        return opaque(data.at(b, ci, *rest), weight.at(ci, co, *rest))[x]
+
+    def body(b: Interval, co: Interval, *x: Interval) -> Term:
+        if call["groups"] != 1:
+            rest = (ALL,) * (rank + 1)
+            found = opaque(data.at(b, *rest), weight.whole()).at(co, *x)
+            return found if bias is None else apply(found, bias[ALL])
+        inner = transposed(b, co, *x) if call["transposed"] else plain(b, co, *x)
+        found = reduce_over(Reducer.SUM, ["ci"], inner)
+        return found if bias is None else found + bias[co]
+
+    is_plain = call["groups"] == 1 and not call["transposed"]
+    sizes = dict(zip(windows, weight.shape[2:], strict=True)) if is_plain else {}
+    names = ["b", "co", *(f"x{dim}" for dim in range(rank))]
+    return Description((result(names, body),), sizes)
+
+
+@describes("aten::convolution_backward")
+def _convolution_backward(call: OperatorCall) -> Description:
+    grad, data, weight = call["grad_output"], call["input"], call["weight"]
+    rank = weight.rank - 2
+    rest = (ALL,) * rank
+    b, co, ci = map(Interval.of, ("b", "co", "ci"))
+    is_plain = call["groups"] == 1
+    kernel = ["ci", "co"] if call["transposed"] else ["co", "ci"]
+    two = tuple(map(Interval.of, kernel))
+
+    def by_input(b: Interval, ci: Interval, *x: Interval) -> Term:
+        if not is_plain:
+            return opaque(grad.at(b, ALL, *rest), weight.whole()).at(ci, *x)
+        found = opaque(grad.at(b, co, *rest), weight.at(*two, *rest))[x]
+        return reduce_over(Reducer.SUM, ["co"], found)
+
+    def by_weight(*k: Interval) -> Term:
+        if is_plain:
+            found = opaque(grad.at(b, co, *rest), data.at(b, ci, *rest))[k[2:]]
+        else:
+            found = opaque(grad.at(b, ALL, *rest), data.at(b, ALL, *rest))[k]
+        return reduce_over(Reducer.SUM, ["b"], found)
+
+    def by_bias(co: Interval) -> Term:
+        found = opaque(grad.at(b, co, *rest))
+        return reduce_over(Reducer.SUM, ["b"], found if is_plain else found[co])
+
+    places = [f"x{dim}" for dim in range(rank)]
+    inner = [f"k{dim}" for dim in range(rank)]
+    forms: tuple[Form, ...] = (
+        (["b", "ci", *places], by_input),
+        ([*kernel, *inner], by_weight),
+        (["co"], by_bias),
+    )
+    asked = [
+        form
+        for form, is_asked in zip(forms, call["output_mask"], strict=True)
+        if is_asked
+    ]
+    sizes = {"b": data.shape[0], "co": grad.shape[1], "ci": data.shape[1]}
+    return Description(tuple(result(*form) for form in asked), sizes)
+
+
+def _attention(call: OperatorCall) -> tuple[bool, bool]:
+    """Return whether queries, and whether heads, are independent of one another."""
+    query, key = call["query"], call["key"]
+    free = not call["is_causal"] and call.arguments.get("attn_mask") is None
+    free = free and call.arguments.get("attn_bias") is None
+    return free, query.shape[1] == key.shape[1]
+
+
+FORWARD = (
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+)
+BACKWARD = tuple(f"{name}_backward" for name in FORWARD)
+
+
+@describes(*FORWARD)
+def _attend(call: OperatorCall) -> Description:
+    query, key, value = call["query"], call["key"], call["value"]
+    others = [t for t in call.tensors if t not in (query, key, value)]
+    free, by_head = _attention(call)
+
+    def body(b: Interval, h: Interval, q: Interval, *d: Interval) -> Term:
+        heads = h if by_head else ALL
+        rest = (ALL, ALL)
+        slices = (
+            query[b, heads, q if free else ALL, ALL],
+            *(one.at(b, heads, *rest) for one in (key, value)),
+        )
+        used = d if free else (q, *d)
+        used = used if by_head else (h, *used)
+        return opaque(*slices, *(one.whole() for one in others))[used]
+
+    return Description(
+        tuple(
+            result(["b", "h", "q", "d"][:rank], body)
+            if rank in (3, 4)
+            else Result((("state",),) * rank, Term(fixed=frozenset({"state"})))
+            for rank in call.ranks
+        )
+    )
+
+
+@describes(*BACKWARD)
+def _attend_backward(call: OperatorCall) -> Description:
+    b, h = Interval.of("b"), Interval.of("h")
+    tensors = call.tensors
+    by_head = len({t.shape[1] for t in tensors if t.rank >= 3}) == 1
+    reads = [
+        one.at(b, h if by_head else ALL, *(ALL,) * (one.rank - 2))
+        if one.rank >= 3
+        else one.whole()
+        for one in tensors
+    ]
+
+    def body(b: Interval, h: Interval, *rest: Interval) -> Term:
+        return opaque(*reads)[rest if by_head else (h, *rest)]
+
+    names = (["b", "h", "q", "d"], ["b", "h", "k", "e"], ["b", "h", "k", "f"])
+    results = [result(own, body) for own in names[: len(call.results)]]
+    return Description(tuple(results))

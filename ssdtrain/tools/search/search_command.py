@@ -1,0 +1,153 @@
+"""`ssdtrain search MODEL --gpus N`: how to lay a model out over GPUs."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from ssdtrain.arguments import count_argument, show
+from ssdtrain.errors import ConfigError
+from ssdtrain.quantities import bytes_text
+from ssdtrain.tools.report.build_public import Loss
+from ssdtrain.tools.report.fits_command import tokens_argument
+from ssdtrain.tools.search.launch import configurations
+from ssdtrain.tools.search.layout_search import Asked, Ranked, search
+from ssdtrain.tools.search.tiers import DEFAULT
+
+EXAMPLES = """examples:
+  ssdtrain search llama-3.1-8b --gpus 8
+  ssdtrain search llama-3.1-70b --gpus 64 --gpu h200 --fabric nvlink:8,ib:400G
+  ssdtrain search path/to/config.json --gpus 16 --tokens 4k --batch 256 --save DIR
+"""
+SHOWN = 8
+FILES = {
+    "torchtitan": "torchtitan.toml",
+    "megatron": "megatron_flags.txt",
+    "deepspeed": "deepspeed.json",
+    "fsdp2": "fsdp2.py",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `run` reads."""
+    show(parser, EXAMPLES)
+    parser.add_argument("model", metavar="MODEL", help="a name or a config.json")
+    parser.add_argument(
+        "--gpus", type=count_argument, required=True, help="of all nodes"
+    )
+    parser.add_argument("--gpu", default="h100", help="h100, h200 or a device file")
+    parser.add_argument(
+        "--fabric", default=DEFAULT, help=f"GPUs of a node, links (default: {DEFAULT})"
+    )
+    parser.add_argument(
+        "--tokens",
+        type=tokens_argument,
+        default=8192,
+        help="of a sequence (default: 8k)",
+    )
+    parser.add_argument(
+        "--batch", type=count_argument, default=512, help="sequences of a step (512)"
+    )
+    parser.add_argument(
+        "--loss",
+        choices=[loss.value for loss in Loss],
+        default=Loss.STOCK.value,
+        help="as transformers computes it (default), or fused as Liger does",
+    )
+    parser.add_argument(
+        "--save", type=Path, metavar="DIR", help="launch configurations"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, no table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Search; 0, 1 if no layout fits, or 2 for input that cannot work."""
+
+    def progress(text: str) -> None:
+        if sys.stderr.isatty():
+            print(f"ssdtrain search: {text}", file=sys.stderr)
+
+    asked = Asked(
+        model=args.model,
+        gpus=args.gpus,
+        gpu=args.gpu,
+        fabric=args.fabric,
+        tokens=args.tokens,
+        batch=args.batch,
+        loss=Loss(args.loss),
+    )
+    try:
+        found = search(asked, progress)
+        if args.save is not None:
+            save(found, args.save)
+    except (ConfigError, OSError) as error:
+        print(f"ssdtrain search: {error}", file=sys.stderr)
+        return 2
+    if args.json:
+        print(json.dumps(to_json(found), indent=1))
+    else:
+        print("\n".join(lines(asked, found)))
+    return 0 if found.best is not None else 1
+
+
+def save(found: Ranked, directory: Path) -> None:
+    """Write what launches the best layout, a file for each framework."""
+    if found.best is None:
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in configurations(found.best.layout, found.job).items():
+        (directory / FILES[name]).write_text(text, encoding="utf-8")
+
+
+def to_json(found: Ranked) -> dict[str, object]:
+    """Return all layouts that fit, and the best one's launch configurations."""
+    rows = [
+        {
+            **asdict(one.layout),
+            "step_ms": one.step_ms,
+            "tokens_per_s": found.tokens_per_s(one),
+            "memory_bytes": one.memory_bytes,
+            "bound": one.bound,
+            "parts_ms": dict(one.parts_ms),
+        }
+        for one in found.priced
+        if one.fits
+    ]
+    best = found.best
+    launch = {} if best is None else dict(configurations(best.layout, found.job))
+    return {"job": asdict(found.job), "layouts": rows, "launch": launch}
+
+
+def lines(asked: Asked, found: Ranked) -> list[str]:
+    """Return the answer as text: a table, and what launches the best layout."""
+    fitting = [one for one in found.priced if one.fits]
+    told = [
+        f"{asked.model}, {asked.gpus} x {asked.gpu} ({asked.fabric}), "
+        f"{asked.batch} sequences of {asked.tokens:,} tokens a step",
+        f"{len(found.priced)} layouts, {len(fitting)} of them fit "
+        f"{bytes_text(found.capacity_bytes)} of a GPU",
+        "",
+    ]
+    if not fitting:
+        least = min(found.priced, key=lambda one: one.memory_bytes)
+        return [
+            *told,
+            f"None fits: the smallest needs {bytes_text(least.memory_bytes)} of a GPU. "
+            "Take more GPUs, fewer --tokens or --loss fused.",
+        ]
+    told.append(
+        f"  {'data':>5} {'tensor':>6} {'stages':>6} {'ZeRO':>4} {'micro':>5} "
+        f"{'activations':14} {'step':>10} {'tokens/s':>12} {'memory':>10}  bound by"
+    )
+    for one in fitting[:SHOWN]:
+        own = one.layout
+        told.append(
+            f"  {own.data:>5} {own.tensor:>6} {own.pipeline:>6} {own.zero:>4} "
+            f"{own.sequences:>5} {own.way:14} {one.step_ms:>7.0f} ms "
+            f"{found.tokens_per_s(one):>12,.0f} {bytes_text(one.memory_bytes):>10}  "
+            f"{one.bound}"
+        )
+    for name, text in configurations(fitting[0].layout, found.job).items():
+        told += ["", f"-- {name} --", text.rstrip()]
+    return told

@@ -1,0 +1,84 @@
+"""Links of a cluster: inside a node, and between nodes."""
+
+import re
+from dataclasses import dataclass, replace
+
+from ssdtrain.errors import ConfigError
+from ssdtrain.tools.foresight.collectives import Collective, Fabric, straight_fabric
+from ssdtrain.tools.foresight.spec import Spec
+from ssdtrain.tools.foresight.wires import PEER_SHARE, STARTUP_US, fabric_of
+
+BETWEEN = re.compile(r"[a-z]+:(\d+(?:\.\d+)?)G", re.I)
+INSIDE = re.compile(r"[a-z]+:(\d+)", re.I)
+DEFAULT = "nvlink:8,ib:400G"
+EXAMPLE = f"NAME:GPUS_OF_A_NODE[,NAME:GBIT_PER_SECONDG], such as {DEFAULT}"
+GBIT_PER_GB = 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Nodes of equal GPUs."""
+
+    node: int
+    """GPUs of a node."""
+    inside: Fabric
+    between: Fabric | None
+    """Of one GPU's share of the network; None: there is one node."""
+
+    def microseconds(
+        self, kind: Collective, message_bytes: float, ranks: int, stride: int = 1
+    ) -> float:
+        """Return the time of a collective.
+
+        Over several nodes it runs in two steps: inside each node, and, on the share of
+        the message that a GPU then has, between nodes.
+
+        Args:
+            kind: the operation.
+            message_bytes: as `bus_bytes` counts them.
+            ranks: that take part.
+            stride: between their numbers: neighbours are `stride` GPUs apart.
+        """
+        near = max(1, min(ranks, self.node // stride))
+        far = -(-ranks // near)
+        inner = self.inside.microseconds(kind, message_bytes, near)
+        if far == 1:
+            return inner
+        if self.between is None:
+            raise ConfigError(
+                f"{ranks * stride} GPUs expect links between nodes of {self.node}; set "
+                f"--fabric {EXAMPLE}"
+            )
+        return inner + self.between.microseconds(kind, message_bytes / near, far)
+
+    def send_us(self, message_bytes: float, distance: int) -> float:
+        """Return the time from one GPU to the one `distance` numbers away."""
+        is_near = distance < self.node or self.between is None
+        fabric = self.inside if is_near else self.between
+        if fabric is None:
+            raise ConfigError("a send expects links")
+        return fabric.microseconds(Collective.SEND, message_bytes, 2)
+
+
+def cluster_of(text: str, spec: Spec) -> Cluster:
+    """Return what `--fabric` names.
+
+    Curves inside a node are measured ones where they are shipped. A network is given by
+    one GPU's rate, of which collectives reach the same share as of a data sheet's rate
+    inside a node (`PEER_SHARE`).
+
+    Raises:
+        ConfigError: the text has another form.
+    """
+    inside, *rest = text.split(",")
+    node = INSIDE.fullmatch(inside.strip())
+    rate = BETWEEN.fullmatch(rest[0].strip()) if rest else None
+    if node is None or len(rest) > 1 or (rest and rate is None) or int(node[1]) < 1:
+        raise ConfigError(f"--fabric expects {EXAMPLE}, got {text!r}")
+    between = None
+    if rate is not None:
+        between = straight_fabric(STARTUP_US, PEER_SHARE * float(rate[1]) / GBIT_PER_GB)
+    fabric = fabric_of(spec)
+    curves = {Collective.SEND: fabric.curves[Collective.ALL_GATHER], **fabric.curves}
+    inside_fabric = replace(fabric, curves=curves)
+    return Cluster(node=int(node[1]), inside=inside_fabric, between=between)
