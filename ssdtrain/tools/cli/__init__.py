@@ -60,6 +60,10 @@ COMMANDS: Mapping[str, Command] = {
         "ssdtrain.tools.report.foresight_command",
         "predict a training step from its operators, without running it",
     ),
+    "graph": Command(
+        "pydirect.traversal.command",
+        "traverse a graph of a file: bfs, sssp, components, pagerank",
+    ),
     "paths": Command(
         "ssdtrain.tools.cli.paths",
         "where the packaged configs, launch wrappers and recipes are",
