@@ -44,6 +44,7 @@ FREE = (
     "data.cache_directory",
     "name",
     "offload",
+    "preload",
     "progress",
     "resume",
     "run_directory",

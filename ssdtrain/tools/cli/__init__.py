@@ -64,6 +64,10 @@ COMMANDS: Mapping[str, Command] = {
         "pydirect.traversal.command",
         "traverse a graph of a file: bfs, sssp, components, pagerank",
     ),
+    "env": Command(
+        "ssdtrain.tools.cli.env",
+        "what a shell sets so that any launcher starts with the malloc hook",
+    ),
     "paths": Command(
         "ssdtrain.tools.cli.paths",
         "where the packaged configs, launch wrappers and recipes are",

@@ -109,6 +109,9 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     if earlier is not None and (code := _finished(earlier, config)) is not None:
         return code
+    from ssdtrain.tools.cli.env import start_with_hook
+
+    start_with_hook(config, args.words, told=shown)
     if not args.json:
         return _Run(args, config, earlier).run()
     with redirect_stdout(sys.stderr):  # libraries print, too

@@ -58,6 +58,7 @@ OPTIONS = {
         "--undirected",
         "--weighted",
     },
+    "env": {"--preload"},
     "paths": {"which"},
     "fits": {
         "model",
