@@ -43,6 +43,7 @@ PACKAGES = ("torch", "transformers", "deepspeed", "megatron-core", "triton")
 FREE = (
     "data.cache_directory",
     "name",
+    "numa",
     "offload",
     "preload",
     "progress",
