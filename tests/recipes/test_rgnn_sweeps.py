@@ -1,0 +1,35 @@
+"""The sweeps of Wang's figures: subjects, order, and one point end to end."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from recipes.bench.rgnn import sweeps
+
+
+def test_subjects_grow_as_they_say() -> None:
+    nodes, (src, dst), width = sweeps.subject("density", 0.05, 200, "cpu")
+    assert (nodes, len(src), width) == (160, int(160 * 160 * 0.05), 128)
+    assert bool((src != dst).all()) and bool((dst.diff() >= 0).all())
+    assert sweeps.subject("nodes", 64_000, 200, "cpu")[0] == 320
+    assert sweeps.subject("width", 32, 200, "cpu")[2] == 32
+    names = list(sweeps.points(["hidden"]))
+    assert len(names) == 14 and names[0] == ("hidden", "gcn", 16)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_a_point_is_recorded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sweeps.SIZES, "hidden", (16,))
+    out = tmp_path / "sweeps.json"
+    words = ["--shrink", "400", "--sweeps", "hidden", "--out", str(out)]
+    assert sweeps.main(words) == 0
+    cells = json.loads(out.read_text())["cells"]
+    assert set(cells) == {"hidden/gcn/16", "hidden/gat/16"}
+    for cell in cells.values():
+        assert cell["hector"]["ms"] > 0 and cell["width"] == 16
+    written = out.read_text()
+    assert sweeps.main(words) == 0
+    assert json.loads(out.read_text())["cells"] == json.loads(written)["cells"]
