@@ -1,11 +1,11 @@
-"""The sweeps of Wang's figures: subjects, order, and one point end to end."""
+"""Sweeps of Wang's figures, and the joined epoch: subjects, order, one point each."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from recipes.bench.rgnn import sweeps
+from recipes.bench.rgnn import joined, sweeps
 
 
 def test_subjects_grow_as_they_say() -> None:
@@ -33,3 +33,14 @@ def test_a_point_is_recorded_once(
     written = out.read_text()
     assert sweeps.main(words) == 0
     assert json.loads(out.read_text())["cells"] == json.loads(written)["cells"]
+
+
+def test_a_joined_epoch_has_one_loss_wherever_its_rows_lie(tmp_path: Path) -> None:
+    out = tmp_path / "joined.json"
+    words = ["--shrink", "2000", "--batches", "3", "--share", "0.3"]
+    assert joined.main([*words, "--out", str(out)]) == 0
+    cells = json.loads(out.read_text())["cells"]
+    assert set(cells) == set(joined.PLACES)
+    assert len({tuple(cell["losses"]) for cell in cells.values()}) == 1
+    for cell in cells.values():
+        assert cell["batches"] == 3 and cell["over_longest_stage"] > 0
