@@ -18,7 +18,7 @@ def test_subjects_grow_as_they_say() -> None:
     assert len(names) == 14 and names[0] == ("hidden", "gcn", 16)
 
 
-@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:`torch.jit.script`")
 def test_a_point_is_recorded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

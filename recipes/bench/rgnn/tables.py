@@ -199,12 +199,11 @@ def kernels(results: Records, count: int = 5) -> str:
     """Our most expensive kernels of each cell against the device's ceilings."""
     rows = []
     for record in results.by_key.values():
-        if record["key"]["what"] != "kernels" or "kernels" not in record:
+        key = record["key"]
+        if (key["what"], key["contender"]) != ("kernels", "hector"):
             continue
-        if record["key"]["contender"] != "hector":
-            continue
-        key, limit = record["key"], results.runs[record["run"]]["ceilings"]
-        for k in record["kernels"][:count]:
+        limit = results.runs[record["run"]]["ceilings"]
+        for k in record.get("kernels", ())[:count]:
             work = f"{k['gb_per_s']:.0f}", f"{k['tflop_per_s']:.1f}"
             share = 100 * k["gb_per_s"] / limit["copy_gb_per_s"]
             if k["operations"]:
