@@ -58,6 +58,8 @@ An unknown key or choice is refused with the nearest name there is.
 | `run_directory` | where this run's files go; by default a new directory below `runs/`, named by time and `name` |
 | `name` | the label in that directory's name |
 | `resume` | a run to go on with: `latest`, a name below `runs/`, or a path |
+| `preload` | whether the run starts with [the malloc hook](storage.md#the-malloc-hook): `auto`, where it is of use, `always` or `never` |
+| `numa` | whether each rank runs on its GPU's NUMA node, with its pinned memory and I/O threads: `auto`, where there are several nodes and the launcher has not bound it, or `never` |
 | `progress` | a live line while it runs (`--quiet` turns it off) |
 """
 

@@ -4,12 +4,13 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from pydirect.features import read_rows
 from pydirect.memory import empty_table
 from pydirect.ranks import Ranks
 from pydirect.sampling import Graph, GraphStatistics, generate_graph
@@ -228,6 +229,7 @@ def load(
     *,
     directory: str | None = None,
     statistics: GraphStatistics | None = None,
+    features: str | None = None,
     seed: int = 0,
     device: str = "auto",
 ) -> NodeDataset:
@@ -237,15 +239,24 @@ def load(
         name: "generated", or a file of `planetoid` ("cora", "citeseer").
         directory: where planetoid files lie.
         statistics: of the generated graph; None: those of ogbn-products.
+        features: a ``.npy`` file with a row for each node, in place of the set's own.
         seed: of the generated graph.
         device: where to generate; "auto" takes the GPU if there is one.
 
     Raises:
-        ValueError: a planetoid name without a directory.
+        ValueError: a planetoid name without a directory, or a file of features that
+            is damaged or of another number of nodes.
     """
     ranks = Ranks.join(device)
 
     def make() -> NodeDataset:
+        made = own()
+        if features is None:
+            return made
+        rows = read_rows(features, made.graph.num_nodes)
+        return replace(made, features=rows)
+
+    def own() -> NodeDataset:
         if name == "generated":
             given = statistics or GraphStatistics()
             return generated(given, seed=seed, device=str(ranks.device))

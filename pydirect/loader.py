@@ -43,6 +43,7 @@ class Sampling(enum.Enum):
     THREADS = "threads"  # CPU threads
     DEVICE = "device"  # the training device, from a copy of the graph in its memory
     HOST = "host"  # the training device, from the graph in host memory
+    PEERS = "peers"  # the training device, from blocks of edges over all GPUs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +57,8 @@ class LoaderConfig:
     """Neighbours a node, hop by hop."""
 
     sampling: Sampling | str = Sampling.THREADS
-    """Who draws neighbours: "threads", "device" or "host"; see `Sampling`. The samples
-    of the last two are the same; threads draw others."""
+    """Who draws neighbours: "threads", "device", "host" or "peers"; see `Sampling`. The
+    samples of the last three are the same; threads draw others."""
 
     num_samplers: int = 4
     """Sampling threads."""
@@ -606,12 +607,24 @@ def _drawer_of(
     if config.sampling is Sampling.THREADS:
         if isinstance(graph, ResidentGraph):
             raise ValueError(
-                "sampling: expects device or host for a settled graph, got threads"
+                "sampling: expects device, host or peers for a settled graph, got "
+                "threads"
             )
         return None
     if isinstance(graph, Graph):
-        graph = settle(graph, device, Sampling(config.sampling).value)
+        graph = settled_for(graph, device, Sampling(config.sampling))
     return DeviceSampler(graph, config.fanouts)
+
+
+def settled_for(
+    graph: Graph, device: torch.device, sampling: Sampling
+) -> ResidentGraph:
+    """Put a graph where ``device`` draws from it; ``peers``: over all GPUs."""
+    peers: tuple[torch.device, ...] = ()
+    if sampling is Sampling.PEERS:
+        count = torch.cuda.device_count() if device.type == "cuda" else 0
+        peers = tuple(torch.device("cuda", gpu) for gpu in range(count)) or (device,)
+    return settle(graph, device, sampling.value, peers=peers)
 
 
 def _new_timer() -> Any:

@@ -18,6 +18,7 @@ import torch
 
 from pydirect.captured import CapturedStep
 from pydirect.datasets import NodeDataset
+from pydirect.features import DeviceFetch
 from pydirect.loader import (
     DirectFetch,
     Fetch,
@@ -26,10 +27,11 @@ from pydirect.loader import (
     MiniBatchLoader,
     Sampling,
     StagedFetch,
+    settled_for,
 )
 from pydirect.memory import pin
 from pydirect.ranks import Ranks
-from pydirect.sampling import Graph, ResidentGraph, settle
+from pydirect.sampling import Graph, ResidentGraph
 from pydirect.tiering import (
     Score,
     TieredFetch,
@@ -48,6 +50,8 @@ class FetchMode(enum.Enum):
     DIRECT = "direct"  # the GPU gathers from host memory
     STAGED = "staged"  # PyG's way: CPU gather, pin, copy
     TIERED = "tiered"  # as direct, with the hottest rows in GPU memory
+    PEERS = "peers"  # as tiered, and only where GPUs of all ranks reach one another
+    DEVICE = "device"  # rows in GPU memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,13 +256,17 @@ class NodeClassificationTrainer:
         where = Sampling(self.loader.sampling)
         if where is Sampling.THREADS:
             return self.dataset.graph
-        return settle(self.dataset.graph, self.target, where.value)
+        return settled_for(self.dataset.graph, self.target, where)
 
     def new_fetch(self) -> Fetch:
         """Make the features' way to the device, with buffers of its own."""
         if self.fetch is FetchMode.STAGED:
             return StagedFetch(self.dataset.features, self.target)
-        if self.fetch is FetchMode.TIERED:
+        if self.fetch is FetchMode.DEVICE:
+            return DeviceFetch(
+                self.dataset.features, self.target, self.loader.num_buffers
+            )
+        if self.fetch in (FetchMode.TIERED, FetchMode.PEERS):
             loader = self.loader
             return TieredFetch(self.tiered_table, loader.num_buffers, loader.fixed_sms)
         return DirectFetch(
@@ -281,6 +289,11 @@ class NodeClassificationTrainer:
                 device=self.target,
             )
         features = self.dataset.features
+        if self.fetch is FetchMode.PEERS and not self.together.reach_all():
+            raise ValueError(
+                "fetch: peers expects several ranks whose GPUs reach one another, got "
+                f"{self.together.size}: start them by torchrun, or set tiered"
+            )
         return spread_table(
             self.together,
             pin(features) if self.target.type == "cuda" else features,

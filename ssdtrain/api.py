@@ -64,7 +64,7 @@ from ssdtrain.summary import (
     why_it_stays,
 )
 from ssdtrain.transfer.device import Device, open_device
-from ssdtrain.transfer.direct import DirectOffloader
+from ssdtrain.transfer.direct import DirectOffloader, OverflowOffloader
 from ssdtrain.transfer.host_memory import (
     available_bytes,
     host_cap_bytes,
@@ -707,7 +707,8 @@ def _open_offloader(
     threads = settings.io_threads
     offloader: Offloader
     if storage is not None and direct:
-        offloader = DirectOffloader(device, pool, storage, threads, meters)
+        kind = DirectOffloader if settings.target.is_staged else OverflowOffloader
+        offloader = kind(device, pool, storage, threads, meters)
     else:
         offloader = Offloader(device, pool, storage, drain, threads, meters)
     offloader.path = why
@@ -720,11 +721,7 @@ def _open_storage(
     """Open what lies behind host memory; a target that finds no use for it has none."""
     if not (settings.target.has_disk and settings.directories):
         return Selected(None, False, "host memory")
-    look = (
-        settings.gpu_direct is GpuDirect.AUTO
-        and settings.target.is_staged
-        and device.torch_device.type == "cuda"
-    )
+    look = settings.gpu_direct is GpuDirect.AUTO and device.torch_device.type == "cuda"
     endurance = Endurance(
         budget_bytes=settings.write_budget, rated_bytes=settings.ssd_rated_bytes
     )

@@ -1,10 +1,11 @@
-"""What is installed: versions of packages, from their metadata, and a C compiler.
-Nothing is imported.
+"""What is installed: versions of packages, from their metadata, a C compiler, and
+GPUDirect Storage's driver. Nothing is imported.
 """
 
 import os
 import shutil
 from importlib import metadata
+from pathlib import Path
 
 
 def installed(package: str) -> str | None:
@@ -24,6 +25,15 @@ def numbers(version: str) -> tuple[int, ...]:
             break
         found.append(int(digits))
     return tuple(found)
+
+
+def nvidia_fs_loaded() -> bool:
+    """Return whether the kernel module of GPUDirect Storage is loaded."""
+    try:
+        lines = Path("/proc/modules").read_text().splitlines()
+    except OSError:
+        return False
+    return any(line.startswith("nvidia_fs ") for line in lines)
 
 
 def c_compiler() -> str | None:

@@ -31,6 +31,8 @@ class NodeClassification:
     """int64 [num_test]."""
     test_labels: Tensor
     """int64 [num_test] in [0, num_classes)."""
+    features: Tensor | None = None
+    """[num_nodes, width]: rows that are the data set's own."""
 
     def __post_init__(self) -> None:
         for part in ("train", "test"):
@@ -79,6 +81,7 @@ class NodeClassification:
             train_labels=self.train_labels.to(device),
             test_nodes=self.test_nodes.to(device),
             test_labels=self.test_labels.to(device),
+            features=None if self.features is None else self.features.to(device),
         )
 
 
@@ -96,12 +99,31 @@ def generated_task(
     with the largest sum over its in-edges. The labelled nodes are drawn among those
     with in-edges.
     """
+    return labelled_task(
+        "generated",
+        generate(spec, seed=seed),
+        num_classes=num_classes,
+        num_labelled=num_labelled,
+        train_share=train_share,
+        seed=seed,
+    )
+
+
+def labelled_task(
+    name: str,
+    graph: HeteroGraph,
+    *,
+    num_classes: int,
+    num_labelled: int,
+    train_share: float = 0.8,
+    seed: int = 0,
+) -> NodeClassification:
+    """A graph with the labels that `generated_task` says."""
     if num_classes < 2 or not 0 < train_share < 1:
         raise ValueError(
             "expected num_classes >= 2 and train_share in (0, 1), got "
             f"{num_classes} and {train_share}"
         )
-    graph = generate(spec, seed=seed)
     gen = torch.Generator().manual_seed(seed + 1)
     table = torch.randn(graph.num_edge_types, num_classes, generator=gen, device="cpu")
     scores = torch.zeros(graph.num_nodes, num_classes, device="cpu")
@@ -118,7 +140,7 @@ def generated_task(
     labels = scores[nodes].argmax(1)
     cut = min(max(1, round(train_share * num_labelled)), num_labelled - 1)
     return NodeClassification(
-        name="generated",
+        name=name,
         graph=graph,
         num_classes=num_classes,
         train_nodes=nodes[:cut],

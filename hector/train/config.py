@@ -6,15 +6,22 @@ from enum import Enum
 
 
 class LayerKind(str, Enum):
-    """The relational layer of a model."""
+    """The layer of a model: relational ones, and those of `hector.message`, to which
+    all relations are one."""
 
     RGCN = "rgcn"
     RGAT = "rgat"
     HGT = "hgt"
+    SAGE = "sage"
+    GIN = "gin"
+    GAT = "gat"
+    TREELSTM = "treelstm"
 
 
+MESSAGE_KINDS = (LayerKind.SAGE, LayerKind.GIN, LayerKind.GAT, LayerKind.TREELSTM)
+"""Layers of `hector.message`."""
 _WITH_BASES = (LayerKind.RGCN, LayerKind.RGAT)
-_WITH_HEADS = (LayerKind.RGAT, LayerKind.HGT)
+_WITH_HEADS = (LayerKind.RGAT, LayerKind.HGT, LayerKind.GAT)
 
 
 class Resume(str, Enum):
@@ -39,7 +46,8 @@ class ModelConfig:
     num_bases: int | None = None
     """Basis decomposition of RGCN and RGAT weights; other layers have none."""
     heads: int = 1
-    """Attention heads of the layers before the last (RGAT, HGT); others have none."""
+    """Attention heads of the layers before the last (RGAT, HGT, GAT); others have
+    none."""
     dropout: float = 0.0
     """Probability after each layer before the last."""
 
@@ -76,14 +84,15 @@ class DataConfig:
     """A data set in a directory, or a generated graph of its size."""
 
     name: str = "aifb"
-    """A name of `hector.datasets.rdf.RDF_TASKS` when `directory` is given, else a
-    row of Table 3.3 (`hector.datasets.generate.TABLE_3_3`)."""
+    """When `directory` is given, a name of `hector.datasets.rdf.RDF_TASKS`, or mag or
+    fb15k-237, whose labels are generated; else a row of Table 3.3
+    (`hector.datasets.generate.TABLE_3_3`), or expressions: generated trees."""
     directory: str | None = None
     """Holds the data set's files; None generates a graph."""
     scale: float = 1.0
     """Nodes and edges of the generated graph over the table's."""
     num_classes: int = 4
-    """Of the generated labels."""
+    """Of the generated labels; those of expressions are two."""
     num_labelled: int = 176
     """Nodes with a generated label; four fifths are trained on."""
 

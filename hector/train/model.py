@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hector.graph import HeteroGraph
-from hector.train.config import LayerKind, ModelConfig
+from hector.message import GATConv, GINConv, Graph, SAGEConv, TreeLSTM
+from hector.train.config import MESSAGE_KINDS, LayerKind, ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,8 @@ def compiled_layer(spec: LayerSpec, graph: HeteroGraph) -> nn.Module:
     """
     from hector.nn import HGTConv, RGATConv, RGCNConv
 
+    if spec.kind in MESSAGE_KINDS:
+        return MessageLayer(spec)
     if spec.kind is LayerKind.HGT:
         metadata = (list(graph.node_type_names), list(graph.edge_type_metadata()))
         return HGTConv(spec.in_channels, spec.out_channels, metadata, heads=spec.heads)
@@ -56,12 +59,63 @@ def compiled_layer(spec: LayerSpec, graph: HeteroGraph) -> nn.Module:
     )
 
 
+class MessageLayer(nn.Module):
+    """A layer of `hector.message` on all relations as one."""
+
+    def __init__(self, spec: LayerSpec) -> None:
+        super().__init__()
+        ins, outs = spec.in_channels, spec.out_channels
+        self.kind = spec.kind
+        self.last: nn.Linear | None = None
+        if spec.kind is LayerKind.SAGE:
+            self.conv: nn.Module = SAGEConv(ins, outs)
+        elif spec.kind is LayerKind.GIN:
+            net = nn.Sequential(nn.Linear(ins, outs), nn.ReLU(), nn.Linear(outs, outs))
+            self.conv = GINConv(net)
+        elif spec.kind is LayerKind.GAT:
+            self.conv = GATConv(ins, outs // spec.heads, spec.heads)
+        else:
+            self.conv = TreeLSTM(ins, ins)
+            self.last = nn.Linear(ins, outs)
+        self._graph: tuple[HeteroGraph, Graph] | None = None
+
+    def forward(self, x: Tensor, graph: HeteroGraph) -> Tensor:
+        """[num_nodes, out_channels] for x [num_nodes, in_channels]."""
+        if self._graph is None or self._graph[0] is not graph:
+            made = Graph(graph.src, graph.dst, num_nodes=graph.num_nodes)
+            self._graph = (graph, made)
+        found = self.conv(self._graph[1], x)
+        out: Tensor = found if self.last is None else self.last(found[0])
+        return out
+
+
 class Features(Protocol):
     """Rows of nodes, wherever they lie: a tensor, a table in host memory that the
     device reads (pydirect's), or an object of the user's own."""
 
     def __getitem__(self, node_ids: Tensor) -> Tensor:
         """[len(node_ids), width] for int64 ids."""
+        ...
+
+
+@runtime_checkable
+class Settling(Protocol):
+    """Features that are put where they are to lie before rows are asked for."""
+
+    def settle(self, device: torch.device, heat: Tensor) -> None:
+        """`heat` [num_nodes]: how often each row is read, at least in proportion."""
+        ...
+
+
+@runtime_checkable
+class HostedEmbedding(Protocol):
+    """Makes learned embeddings that do not lie in the model's memory."""
+
+    def embedding(
+        self, weight: Tensor, heat: Tensor, device: torch.device
+    ) -> nn.Module:
+        """A module that gives rows of `weight` [num_nodes, width] for ids, with sparse
+        gradients, and whose `sparse_optimizer` makes an optimizer of them."""
         ...
 
 
@@ -74,20 +128,29 @@ class NodeClassifier(nn.Module):
         graph: HeteroGraph,
         num_classes: int,
         make_layer: LayerFactory = compiled_layer,
-        features: Features | None = None,
+        features: "Features | HostedEmbedding | None" = None,
     ) -> None:
-        """With `features`, a linear layer of them takes the place of embeddings."""
+        """With `features`, a linear layer of them takes the place of embeddings, or
+        embeddings lie where they say."""
         super().__init__()
         self.dropout = config.dropout
         # Not a submodule, and not saved with the model.
-        self._features = features
+        self._features: Features | None = None
         hidden = config.hidden_channels
         self.embedding: nn.Parameter | None = None
+        self.hosted: nn.Module | None = None
         self.inputs: nn.Linear | None = None
         if features is None:
             self.embedding = nn.Parameter(torch.empty(graph.num_nodes, hidden))
             nn.init.xavier_uniform_(self.embedding)
+        elif isinstance(features, HostedEmbedding):
+            weight = torch.empty(graph.num_nodes, hidden, device="cpu")
+            nn.init.xavier_uniform_(weight)
+            self.hosted = features.embedding(weight, heat_of(graph), graph.device)
         else:
+            if isinstance(features, Settling):
+                features.settle(graph.device, heat_of(graph))
+            self._features = features
             self.inputs = nn.Linear(
                 _rows(features, torch.zeros(1, device="cpu").long()).shape[1], hidden
             )
@@ -124,6 +187,9 @@ class NodeClassifier(nn.Module):
             return self.embedding if node_ids is None else self.embedding[node_ids]
         if node_ids is None:
             node_ids = torch.arange(graph.num_nodes, device=graph.device)
+        if self.hosted is not None:
+            rows: Tensor = self.hosted(node_ids)
+            return rows
         return self._inputs(*self.gathered(node_ids))
 
     def gathered(self, node_ids: Tensor) -> tuple[Tensor, ...]:
@@ -137,6 +203,11 @@ class NodeClassifier(nn.Module):
             raise RuntimeError("expected embeddings or features")
         found: Tensor = self.inputs(*rows)
         return found
+
+
+def heat_of(graph: HeteroGraph) -> Tensor:
+    """How many edges read each node's row, [num_nodes] on the CPU."""
+    return torch.bincount(graph.src, minlength=graph.num_nodes).cpu()
 
 
 def _rows(features: Features, node_ids: Tensor) -> Tensor:

@@ -1,11 +1,16 @@
-"""What a training run is doing, on standard error."""
+"""What a training run is doing, on standard error, and what it has written."""
 
+import json
+import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress as Bar
+
+logger = logging.getLogger(__name__)
 
 INTERVAL_S = 10.0
 """Between two lines, where standard error is no terminal."""
@@ -56,3 +61,19 @@ class Progress:
 
     def __exit__(self, *failure: object) -> None:
         self._bar.stop()
+
+
+def kept_rows(path: Path, end: tuple[int, int]) -> list[str]:
+    """Rows of a metrics file before `end`, a (seed, epoch); damaged ones are left out,
+    with a warning: they are no reason not to go on."""
+    kept, num_damaged = [], 0
+    for row in path.read_text(errors="replace").splitlines(keepends=True):
+        try:
+            values = json.loads(row)
+            if (values["seed"], values["epoch"]) < end:
+                kept.append(row)
+        except (ValueError, LookupError, TypeError, RecursionError):
+            num_damaged += 1
+    if num_damaged:
+        logger.warning("%s: %d damaged rows are left out", path, num_damaged)
+    return kept

@@ -1,11 +1,39 @@
 """Training steps of a node classifier."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from hector.datasets.task import NodeClassification
 from hector.sampling import SampledBatch
+
+
+class Optimizers:
+    """Several optimizers, of parameters that do not overlap, as one."""
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        self._parts = parts
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Of each."""
+        for part in self._parts:
+            part.zero_grad(set_to_none=set_to_none)
+
+    def step(self) -> None:
+        """Of each."""
+        for part in self._parts:
+            part.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of each, in order."""
+        return {"parts": [part.state_dict() for part in self._parts]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Of each, in order."""
+        for part, own in zip(self._parts, state["parts"], strict=True):
+            part.load_state_dict(own)
 
 
 class Steps:
@@ -18,7 +46,7 @@ class Steps:
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Optimizers,
         task: NodeClassification,
     ) -> None:
         self.model, self.optimizer, self.task = model, optimizer, task

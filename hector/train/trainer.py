@@ -1,7 +1,6 @@
 """Node classification on a relational graph, full-batch or by sampled mini-batches."""
 
 import json
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -15,9 +14,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hector.capture import CapturedStep
-from hector.datasets.generate import TABLE_3_3, scaled
-from hector.datasets.rdf import load_rdf
-from hector.datasets.task import NodeClassification, generated_task
+from hector.datasets.task import NodeClassification
 from hector.runtime.progress import telling
 from hector.sampling import FanoutOf, NeighborSampler
 from hector.train.checkpoint import (
@@ -29,19 +26,26 @@ from hector.train.checkpoint import (
     set_random_state,
 )
 from hector.train.config import (
+    MESSAGE_KINDS,
     DataConfig,
+    LayerKind,
     ModelConfig,
     OptimizerConfig,
     Resume,
     RunConfig,
 )
+from hector.train.data import load_data
 from hector.train.mini_batches import MiniBatches
-from hector.train.model import Features, LayerFactory, NodeClassifier, compiled_layer
-from hector.train.progress import Progress
+from hector.train.model import (
+    Features,
+    HostedEmbedding,
+    LayerFactory,
+    NodeClassifier,
+    compiled_layer,
+)
+from hector.train.progress import Progress, kept_rows
 from hector.train.ranks import Ranks
-from hector.train.steps import Steps, accuracy
-
-logger = logging.getLogger(__name__)
+from hector.train.steps import Optimizers, Steps, accuracy
 
 _DTYPES = {
     "float64": torch.float64,
@@ -77,23 +81,6 @@ class TrainingResult:
         return f"test accuracy {100 * self.mean_accuracy:.2f} %{spread}{time_text}"
 
 
-def load_data(config: DataConfig, seed: int) -> NodeClassification:
-    """The data set in `config.directory`, or a generated graph of its size."""
-    if config.directory is not None:
-        return load_rdf(config.name, config.directory)
-    if config.name not in TABLE_3_3:
-        raise ValueError(
-            f"expected data.name in {sorted(TABLE_3_3)} for a generated graph, got "
-            f"{config.name!r}; set data.directory to read files"
-        )
-    return generated_task(
-        scaled(TABLE_3_3[config.name], config.scale),
-        num_classes=config.num_classes,
-        num_labelled=config.num_labelled,
-        seed=seed,
-    )
-
-
 class NodeClassificationTrainer:
     """Trains one classifier a seed and reports the mean test accuracy.
 
@@ -112,7 +99,7 @@ class NodeClassificationTrainer:
         fanouts: Sequence[int] = (16, 16),
         fanouts_of: FanoutOf | str = FanoutOf.NODE,
         capture: bool = False,
-        features: Features | None = None,
+        features: Features | HostedEmbedding | None = None,
         make_layer: LayerFactory = compiled_layer,
         ranks: int = 1,
     ) -> None:
@@ -126,7 +113,7 @@ class NodeClassificationTrainer:
             fanouts_of: whether they are a node's, or a node's in each relation.
             capture: run steps as CUDA graphs, mini-batches one for each of a few sizes.
             features: rows of nodes in place of learned embeddings, gathered in each
-                step for the nodes that it needs.
+                step for the nodes that it needs; or where learned embeddings lie.
             ranks: processes for `ssdtrain train` to start; each takes a share of every
                 batch's labelled nodes, and gradients are averaged.
         """
@@ -157,6 +144,7 @@ class NodeClassificationTrainer:
                 "expected one rank with capture, got several: a captured step waits "
                 "for no other process; set capture=false"
             )
+        self._refuse_combinations()
         self.device = self.ranks.device(run.device)
         if capture and batch is None and self.device.type != "cuda":
             raise ValueError(
@@ -166,6 +154,28 @@ class NodeClassificationTrainer:
         self._prepared: _Prepared | None = None
         self.losses: list[float] = []
         self.epoch_ms: list[float] = []
+
+    def _refuse_combinations(self) -> None:
+        """
+        Raises:
+            ValueError: settings that do not go together.
+        """
+        capture, layer = self.capture, LayerKind(self.model_config.layer)
+        if capture and layer in MESSAGE_KINDS:
+            raise ValueError(
+                f"expected capture=false with layer {layer.value}, whose functions are "
+                "traced in each step, got true"
+            )
+        if isinstance(self.features, HostedEmbedding):
+            alone = self._to_start == 0 and self.ranks.world_size == 1
+            plain = self.run_config.dtype == "float32"
+            plain = plain and self.optimizer_config.weight_decay == 0
+            if not (alone and plain) or capture:
+                raise ValueError(
+                    "expected one rank, capture=false, float32 and no weight decay "
+                    "with embeddings in host memory, whose gradients are sparse; set "
+                    "them so, or features.place=device"
+                )
 
     def run(self) -> dict[str, Any]:
         """Train, print the result in a line and return it as plain JSON values."""
@@ -286,7 +296,7 @@ class NodeClassificationTrainer:
             task.graph,
             task.num_classes,
             self.make_layer,
-            self.features,
+            task.features if self.features is None else self.features,
         )
         return model.to(self.device, _DTYPES[self.run_config.dtype])
 
@@ -363,8 +373,10 @@ class _Repetition:
         self.model = trainer.build_model(task, seed)
         config = trainer.optimizer_config
         cuda = trainer.device.type == "cuda"
-        self.optimizer = torch.optim.Adam(
-            self.model.parameters(),
+        hosted = self.model.hosted
+        own = set() if hosted is None else set(hosted.parameters())
+        self.optimizer: torch.optim.Optimizer | Optimizers = torch.optim.Adam(
+            [p for p in self.model.parameters() if p not in own],
             lr=config.learning_rate,
             weight_decay=config.weight_decay,
             capturable=trainer.capture and cuda,
@@ -372,6 +384,10 @@ class _Repetition:
             # lists, their updates are most of a small graph's kernels.
             fused=cuda or None,
         )
+        if hosted is not None:
+            sparse = getattr(hosted, "sparse_optimizer")  # noqa: B009
+            rows = sparse(torch.optim.SparseAdam, lr=config.learning_rate)
+            self.optimizer = Optimizers(self.optimizer, rows)
         self.ranks = trainer.ranks
         parallel: torch.nn.Module = self.model
         if self.ranks.world_size > 1:
@@ -472,19 +488,3 @@ class _Repetition:
             ),
             path,
         )
-
-
-def kept_rows(path: Path, end: tuple[int, int]) -> list[str]:
-    """Rows of a metrics file before `end`, a (seed, epoch); damaged ones are left out,
-    with a warning: they are no reason not to go on."""
-    kept, num_damaged = [], 0
-    for row in path.read_text(errors="replace").splitlines(keepends=True):
-        try:
-            values = json.loads(row)
-            if (values["seed"], values["epoch"]) < end:
-                kept.append(row)
-        except (ValueError, LookupError, TypeError, RecursionError):
-            num_damaged += 1
-    if num_damaged:
-        logger.warning("%s: %d damaged rows are left out", path, num_damaged)
-    return kept

@@ -12,6 +12,7 @@ from pydirect.traversal.convert import (
 )
 from pydirect.traversal.pagerank import pagerank
 from pydirect.traversal.placed import PlacedGraph, place
+from pydirect.traversal.predecessors import predecessors
 from pydirect.traversal.requests import count_requests
 from pydirect.traversal.sssp import sssp
 from pydirect.traversal.walk import Direction, Step, Trace, Walk
@@ -32,6 +33,7 @@ __all__ = [
     "from_scipy",
     "pagerank",
     "place",
+    "predecessors",
     "sssp",
     "to_networkx",
     "to_pyg",

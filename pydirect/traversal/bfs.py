@@ -1,10 +1,12 @@
 """Breadth-first search (EMOGI, section 2.3), in both directions."""
 
+from collections.abc import Iterable
+
 import torch
 
 from pydirect.sampling import Graph
 from pydirect.traversal.compressed import CompressedGraph
-from pydirect.traversal.passes import Passes, check_source
+from pydirect.traversal.passes import Passes, sources_of
 from pydirect.traversal.placed import Frontier, PlacedGraph
 from pydirect.traversal.visits import Mark, Visitor, seen_bits
 from pydirect.traversal.walk import Direction, Trace
@@ -12,17 +14,17 @@ from pydirect.traversal.walk import Direction, Trace
 
 def bfs(
     graph: Graph | CompressedGraph | PlacedGraph,
-    source: int,
+    source: int | Iterable[int],
     *,
     direction: Direction | str = Direction.AUTO,
     trace: Trace | None = None,
     visitor: Visitor | None = None,
 ) -> torch.Tensor:
-    """Count the edges from ``source`` to each node.
+    """Count the edges from ``source``, or the nearest of several, to each node.
 
     Args:
         graph: lists of targets; `place` it once for several searches.
-        source: node.
+        source: node, or several.
         direction: a search may read backwards where ``graph.symmetric``, or where the
             graph is placed with its reverse.
         trace: collects what each level read.
@@ -36,7 +38,7 @@ def bfs(
     """
     passes = Passes(graph, trace, visitor)
     placed, way = passes.placed, Direction(direction)
-    check_source(source, placed.num_nodes)
+    sources = sources_of(source, placed.num_nodes)
     back = None if way is Direction.FORWARD else placed.back
     if way is Direction.BACKWARD and back is None:
         raise ValueError(
@@ -45,7 +47,7 @@ def bfs(
             "place it with reverse=graph.reverse()"
         )
     level = torch.full((placed.num_nodes,), -1, dtype=torch.int32, device=placed.device)
-    level[source] = 0
+    level[sources] = 0
     seen = seen_bits(level)
     ahead = None if back is None else _Ahead(back)
     now = 0

@@ -7,7 +7,7 @@ import torch
 from pydirect.traversal.compressed import CompressedGraph
 from pydirect.traversal.placed import Frontier, PlacedGraph
 from pydirect.traversal.trees import flatten
-from pydirect.traversal.visits import Link, Mark, Operation, Push, Relax
+from pydirect.traversal.visits import Link, Mark, Operation, Push, Relax, Tree
 
 _CHUNK_EDGES = 1 << 22
 
@@ -31,10 +31,15 @@ class CpuVisitor:
                 _relax(placed, operation, node, following, edge)
             elif isinstance(operation, Link):
                 _link(operation.parent, node, following)
-            elif isinstance(operation, Push):
-                operation.sums.index_add_(0, following, operation.shares[node])
+            elif isinstance(operation, Tree):
+                _tree(placed, operation, node, following, edge)
             else:
-                operation.sums.index_add_(0, node, operation.shares[following])
+                push = isinstance(operation, Push)
+                sender, receiver = (node, following) if push else (following, node)
+                sent = operation.shares[sender]
+                if operation.weighted:
+                    sent = (sent * _weights(placed)[edge].double()).long()
+                operation.sums.index_add_(0, receiver, sent)
 
     def search(self, placed: PlacedGraph, frontier: Frontier, mark: Mark) -> int:
         """See `Visitor.search`. Reads every list whole: nothing is to be saved here."""
@@ -88,17 +93,41 @@ def _relax(
     following: torch.Tensor,
     edge: torch.Tensor,
 ) -> None:
-    if placed.weights is None:
-        raise ValueError("weights: expects a graph that has them, got one without")
-    weight = placed.weights[edge]
     distance = operation.distance
-    if weight.is_floating_point():
-        through = (distance[node].view(torch.float64) + weight).view(torch.int64)
-    else:
-        through = distance[node] + weight
+    through = _through(distance[node], _weights(placed)[edge])
     before = distance[following]
     distance.scatter_reduce_(0, following, through, "amin")
     operation.marks[following[distance[following] < before]] = 1
+
+
+def _tree(
+    placed: PlacedGraph,
+    operation: Tree,
+    node: torch.Tensor,
+    following: torch.Tensor,
+    edge: torch.Tensor,
+) -> None:
+    near, far = operation.distance[node], operation.distance[following]
+    fits = (near == far) if operation.level else (near < far)
+    fits &= operation.wanted[following] > 0
+    through = near + 1
+    if operation.weighted:
+        through = _through(near, _weights(placed)[edge])
+    fits &= through == far
+    operation.predecessor.scatter_reduce_(0, following[fits], node[fits], "amin")
+
+
+def _through(distance: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Distances over edges of these weights; see `Relax.distance`."""
+    if weight.is_floating_point():
+        return (distance.view(torch.float64) + weight).view(torch.int64)
+    return distance + weight
+
+
+def _weights(placed: PlacedGraph) -> torch.Tensor:
+    if placed.weights is None:
+        raise ValueError("weights: expects a graph that has them, got one without")
+    return placed.weights
 
 
 def _link(parent: torch.Tensor, node: torch.Tensor, following: torch.Tensor) -> None:

@@ -10,7 +10,16 @@ from pydirect.coalesce import SECTOR_BYTES
 from pydirect.kernels.launch import KernelModule, members
 from pydirect.kernels.nvrtc import load
 from pydirect.traversal.placed import Frontier, PlacedGraph
-from pydirect.traversal.visits import Link, Mark, Operation, Pull, Push, Relax
+from pydirect.traversal.visits import (
+    Link,
+    Mark,
+    Operation,
+    Pull,
+    Push,
+    Relax,
+    Tree,
+    reads_weights,
+)
 
 _LETTERS = {
     torch.int32: "i32",
@@ -18,6 +27,8 @@ _LETTERS = {
     torch.float32: "f32",
     torch.float64: "f64",
 }
+# 0: without weights. See weight_at in visit.cu.
+_WEIGHT_TYPES = {dtype: 1 + i for i, dtype in enumerate(_LETTERS)}
 
 
 class VisitArgs(ctypes.Structure):
@@ -30,7 +41,7 @@ class VisitArgs(ctypes.Structure):
             "source marks seen counter first_blocks positions",
         ),
         *members(ctypes.c_int64, "num_entries num_units limit shift now"),
-        *members(ctypes.c_int, "unit_shift block_shift contiguous"),
+        *members(ctypes.c_int, "unit_shift block_shift contiguous weight_type"),
     )
 
 
@@ -75,18 +86,17 @@ class GpuVisitor:
         if frontier.num_edges == 0:
             return
         name = type(operation).__name__.lower()
-        weighted = isinstance(operation, Relax)
+        weighted = reads_weights(operation)
+        if weighted and placed.weights is None:
+            raise ValueError("weights: expects a graph that has them, got one without")
         arguments = self._arguments(placed, frontier, weighted=weighted)
         if isinstance(operation, Mark):
             arguments.value = operation.level.data_ptr()
             arguments.seen = operation.seen.data_ptr()
             arguments.now = operation.now
         elif isinstance(operation, Relax):
-            if placed.weights is None:
-                raise ValueError(
-                    "weights: expects a graph that has them, got one without"
-                )
-            name += "_" + _LETTERS[placed.weights.dtype]
+            if placed.weights is not None:
+                name += "_" + _LETTERS[placed.weights.dtype]
             arguments.value = operation.distance.data_ptr()
             arguments.marks = operation.marks.data_ptr()
         elif isinstance(operation, Link):
@@ -94,6 +104,11 @@ class GpuVisitor:
         elif isinstance(operation, Push | Pull):
             arguments.value = operation.sums.data_ptr()
             arguments.source = operation.shares.data_ptr()
+        elif isinstance(operation, Tree):
+            arguments.value = operation.predecessor.data_ptr()
+            arguments.source = operation.distance.data_ptr()
+            arguments.marks = operation.wanted.data_ptr()
+            arguments.now = int(operation.level)
         self._launch(_kernel(placed, name), arguments, placed.device)
 
     def search(self, placed: PlacedGraph, frontier: Frontier, mark: Mark) -> int:
@@ -126,6 +141,7 @@ class GpuVisitor:
         )
         if placed.weights is not None:
             arguments.weights = placed.weights.data_ptr()
+            arguments.weight_type = weighted and _WEIGHT_TYPES[placed.weights.dtype]
         if placed.blocks is not None:
             arguments.first_blocks = placed.blocks.first.data_ptr()
             arguments.positions = placed.blocks.positions.data_ptr()

@@ -1,6 +1,8 @@
 """Passes over frontiers: prepare the lines, visit, and note what was read."""
 
 import time
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -9,7 +11,7 @@ from pydirect.traversal.compressed import CompressedGraph
 from pydirect.traversal.on_cpu import CpuVisitor
 from pydirect.traversal.on_gpu import visitor_on
 from pydirect.traversal.placed import Frontier, PlacedGraph, place
-from pydirect.traversal.visits import Mark, Operation, Relax, Visitor
+from pydirect.traversal.visits import Mark, Operation, Visitor, reads_weights
 from pydirect.traversal.walk import Step, Trace
 
 
@@ -49,7 +51,7 @@ class Passes:
         end = self.clock()
         if self._trace is None:
             return
-        weighted = isinstance(operation, Relax)
+        weighted = reads_weights(operation)
         num_bytes = placed.union_bytes(frontier, weighted=weighted)
         name = type(operation).__name__.lower()
         self._note(name, frontier, num_bytes, (begun, start, end))
@@ -81,7 +83,7 @@ class Passes:
         if self._trace is None:
             return
         begun, start, end = clock
-        self._trace.steps.append(
+        self._trace.add(
             Step(
                 operation=name,
                 num_nodes=frontier.num_nodes,
@@ -98,13 +100,21 @@ def visitor_of(device: torch.device) -> Visitor:
     return visitor_on(device) if device.type == "cuda" else CpuVisitor()
 
 
-def check_source(source: int, num_nodes: int) -> None:
-    """
+def sources_of(source: int | Iterable[int], num_nodes: int) -> list[int]:
+    """Return one or several sources as a list.
+
     Raises:
-        ValueError: ``source`` is no node.
+        ValueError: none, or one that is no node.
     """
-    if isinstance(source, bool) or not hasattr(source, "__index__"):
-        raise ValueError(f"source: expects an integer, got {source!r}")
-    if not 0 <= source < num_nodes:
-        nodes = f"a node, 0 to {num_nodes - 1}" if num_nodes else "a graph with nodes"
-        raise ValueError(f"source: expects {nodes}, got {source}")
+    given: Any = source.tolist() if hasattr(source, "tolist") else source
+    found = list(given) if isinstance(given, Iterable) else [given]
+    if not found:
+        raise ValueError("source: expects a node or several, got none")
+    for node in found:
+        if isinstance(node, bool) or not hasattr(node, "__index__"):
+            raise ValueError(f"source: expects an integer, got {node!r}")
+        if not 0 <= node < num_nodes:
+            nodes = f"a node, 0 to {num_nodes - 1}"
+            nodes = nodes if num_nodes else "a graph with nodes"
+            raise ValueError(f"source: expects {nodes}, got {node}")
+    return [int(node) for node in found]

@@ -1,13 +1,14 @@
-"""Shortest paths from one source: Bellman-Ford by frontiers, nearest first."""
+"""Shortest paths from a source or several: Bellman-Ford by frontiers, nearest first."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
 from pydirect.sampling import Graph
 from pydirect.traversal.compressed import CompressedGraph
-from pydirect.traversal.passes import Passes, check_source
+from pydirect.traversal.passes import Passes, sources_of
 from pydirect.traversal.placed import PlacedGraph
 from pydirect.traversal.visits import Relax, Visitor
 from pydirect.traversal.walk import Trace
@@ -18,20 +19,20 @@ _SAMPLE = 1 << 20
 
 def sssp(
     graph: Graph | CompressedGraph | PlacedGraph,
-    source: int,
+    source: int | Iterable[int],
     *,
     delta: float | None = None,
     trace: Trace | None = None,
     visitor: Visitor | None = None,
 ) -> torch.Tensor:
-    """Measure the shortest paths from ``source``.
+    """Measure the shortest paths from ``source``, or the nearest of several.
 
     Nodes nearer than a moving bound go first, so that few lists are read twice (the
     near and far piles of Davidson et al., IPDPS 2014).
 
     Args:
         graph: lists of targets, with weights of 0 or more.
-        source: node.
+        source: node, or several.
         delta: how far the bound moves; None: the mean weight. It changes how much is
             read, not the result.
         trace: collects what each pass read.
@@ -47,15 +48,15 @@ def sssp(
     """
     passes = Passes(graph, trace, visitor)
     placed = passes.placed
-    check_source(source, placed.num_nodes)
+    sources = sources_of(source, placed.num_nodes)
     weights = check_weights(placed.graph)
     if delta is None:
         delta = weights.mean
     elif not delta > 0:
         raise ValueError(f"delta: expects more than 0, got {delta}")
-    distance = _Distances(placed, source, integer=weights.integer)
+    distance = _Distances(placed, sources, integer=weights.integer)
     marks = torch.zeros(placed.num_nodes, dtype=torch.uint8, device=placed.device)
-    marks[source] = 1
+    marks[sources] = 1
     relax = Relax(distance=distance.bits, marks=marks)
     bound = delta
     while True:
@@ -113,7 +114,9 @@ def check_weights(graph: Graph | CompressedGraph) -> _Weights:
 class _Distances:
     """Distances as the kernels keep them; see [Note: Distances as integers]."""
 
-    def __init__(self, placed: PlacedGraph, source: int, *, integer: bool) -> None:
+    def __init__(
+        self, placed: PlacedGraph, sources: list[int], *, integer: bool
+    ) -> None:
         self._integer = integer
         dtype = torch.int64 if integer else torch.float64
         self._values = torch.full(
@@ -122,7 +125,7 @@ class _Distances:
             dtype=dtype,
             device=placed.device,
         )
-        self._values[source] = 0
+        self._values[sources] = 0
         self.bits = self._values.view(torch.int64)
 
     def below(self, bound: float) -> torch.Tensor:

@@ -86,6 +86,7 @@ struct VisitArgs {
   int unit_shift;
   int block_shift;
   int contiguous;         // every block walks its own share of the units
+  int weight_type;        // push, pull, tree: 0 without weights, else see weight_at
 };
 
 template <typename T>
@@ -98,6 +99,15 @@ DEVICE T fetch(const VisitArgs& a, const void* cold, const void* hot, i64 e) {
                              (place & (((i64)1 << a.block_shift) - 1))];
   }
   return load_once((const T*)cold + e);
+}
+
+// One kernel serves all types of weights: the branch is the same for all threads.
+const int I32 = 1, I64 = 2, F32 = 3;
+DEVICE double weight_at(const VisitArgs& a, i64 e) {
+  if (a.weight_type == I32) return fetch<int>(a, a.weights, a.hot_weights, e);
+  if (a.weight_type == I64) return (double)fetch<i64>(a, a.weights, a.hot_weights, e);
+  if (a.weight_type == F32) return fetch<float>(a, a.weights, a.hot_weights, e);
+  return fetch<double>(a, a.weights, a.hot_weights, e);
 }
 
 DEVICE i64 node_of(const VisitArgs& a, i64 entry) {
@@ -188,16 +198,40 @@ struct Link {
   }
 };
 
-// value: int64 sums in fixed point, source: int64 shares. Integers add up to the same in
-// any order: see [Note: Ranks in fixed point] in pagerank.py.
+// value: int64 sums in fixed point, source: int64 shares, or with weights the float64
+// share of each unit of weight. Integers add up to the same in any order: see
+// [Note: Ranks in fixed point] in pagerank.py.
+DEVICE u64 sent(const VisitArgs& a, i64 sender, i64 e) {
+  if (!a.weight_type) return ((const u64*)a.source)[sender];
+  return (u64)(i64)(((const double*)a.source)[sender] * weight_at(a, e));
+}
 struct Push {
   DEVICE void visit(const VisitArgs& a, i64 node, i64 next, i64 e) {
-    atomicAdd((u64*)a.value + next, ((const u64*)a.source)[node]);
+    atomicAdd((u64*)a.value + next, sent(a, node, e));
   }
 };
 struct Pull {
   DEVICE void visit(const VisitArgs& a, i64 node, i64 next, i64 e) {
-    atomicAdd((u64*)a.value + node, ((const u64*)a.source)[next]);
+    atomicAdd((u64*)a.value + node, sent(a, next, e));
+  }
+};
+
+// value: int64 predecessors, source: distances as integers, marks: the nodes that look for
+// a predecessor; now: 1 takes edges that add nothing, 0 the others. See predecessors.py.
+struct Tree {
+  DEVICE void visit(const VisitArgs& a, i64 node, i64 next, i64 e) {
+    if (!a.marks[next]) return;
+    const i64* distance = (const i64*)a.source;
+    const i64 near = distance[node], far = distance[next];
+    if (a.now ? near != far : near >= far) return;
+    i64 through = near + 1;
+    if (a.weight_type == I32)
+      through = near + fetch<int>(a, a.weights, a.hot_weights, e);
+    else if (a.weight_type == I64)
+      through = near + fetch<i64>(a, a.weights, a.hot_weights, e);
+    else if (a.weight_type)
+      through = bits_of(value_of(near) + weight_at(a, e));
+    if (through == far) atomicMin((i64*)a.value + next, node);
   }
 };
 
@@ -420,6 +454,7 @@ DEVICE void search_blocks(const VisitArgs& a) {
   WAYS(link_##LETTERS, ID, Link)                     \
   WAYS(push_##LETTERS, ID, Push)                     \
   WAYS(pull_##LETTERS, ID, Pull)                     \
+  WAYS(tree_##LETTERS, ID, Tree)                     \
   KERNEL void BLOCK_OF(1024) search_##LETTERS(VisitArgs a) { search<ID>(a); }
 IDS(i32, int)
 IDS(i64, i64)
@@ -433,4 +468,5 @@ BLOCKS(relax_f64, Relax<double>)
 BLOCKS(link, Link)
 BLOCKS(push, Push)
 BLOCKS(pull, Pull)
+BLOCKS(tree, Tree)
 KERNEL void BLOCK_OF(1024) blocks_search(VisitArgs a) { search_blocks(a); }

@@ -50,7 +50,11 @@ class Push:
     """int64, shape (num_nodes,)."""
 
     shares: torch.Tensor
-    """int64, shape (num_nodes,)."""
+    """Shape (num_nodes,): int64, or with ``weighted`` float64, of each unit of weight;
+    products are rounded towards 0."""
+
+    weighted: bool = False
+    """Multiply by the weight of the edge."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +63,37 @@ class Pull:
 
     sums: torch.Tensor
     shares: torch.Tensor
+    weighted: bool = False
 
 
-Operation = Mark | Relax | Link | Push | Pull
+@dataclass(frozen=True, kw_only=True)
+class Tree:
+    """Give nodes that look for one the smallest predecessor on a shortest path."""
+
+    predecessor: torch.Tensor
+    """int64, shape (num_nodes,): larger than any node where none is found."""
+
+    distance: torch.Tensor
+    """int64, or the bits of float64 distances, as in `Relax`."""
+
+    wanted: torch.Tensor
+    """uint8, shape (num_nodes,): the nodes that look for one."""
+
+    level: bool
+    """Whether to take edges that add nothing to the distance; the others if not."""
+
+    weighted: bool
+    """Edges add their weights; 1 if not."""
+
+
+Operation = Mark | Relax | Link | Push | Pull | Tree
+
+
+def reads_weights(operation: Operation) -> bool:
+    """Return whether an operation reads the weights of edges."""
+    if isinstance(operation, Push | Pull | Tree):
+        return operation.weighted
+    return isinstance(operation, Relax)
 
 
 def seen_bits(level: torch.Tensor) -> torch.Tensor:

@@ -52,6 +52,10 @@ class Trace:
         self.converged: bool | None = None
         """Whether `pagerank` has reached its tolerance; None where nothing iterates."""
 
+    def add(self, step: Step) -> None:
+        """Take what one step has read."""
+        self.steps.append(step)
+
     @property
     def bytes_read(self) -> int:
         return sum(step.bytes_read for step in self.steps)

@@ -10,7 +10,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -31,35 +31,12 @@ TASK_BYTES = 8 * 1024 * 1024
 """kvikio splits a transfer into tasks of this size for its threads."""
 
 
-class StreamTransfer:
-    """A transfer that was enqueued on a CUDA stream.
-
-    Keep it until the stream has passed it: cuFile writes the count of moved bytes
-    into it.
-    """
-
-    def __init__(self, future: Any, num_bytes: int, what: str) -> None:
-        self._future = future
-        self._num_bytes = num_bytes
-        self._what = what
-
-    def check(self) -> None:
-        """Wait for the stream and compare the count.
-
-        Raises:
-            OSError: fewer bytes moved than asked for.
-        """
-        moved = _call(self._what, lambda: int(self._future.check_bytes_done()))
-        _check_count(moved, self._num_bytes, self._what)
-
-
 class GdsStorage(ForwardingStorage):
     """A `Storage` that takes CUDA buffers too.
 
     A CUDA buffer is 1-D uint8 of any length (kvikio takes whole blocks the direct way
     and the rest through a bounce buffer). `write` and `read` block and know no
     streams: the bytes must be there (and the buffer unused) when they are called.
-    `write_async` and `read_async` follow a stream; kvikio's POSIX mode has none.
 
     Args:
         posix: the files; closed with this storage.
@@ -87,11 +64,6 @@ class GdsStorage(ForwardingStorage):
         except BaseException:
             self._close_files()
             raise
-
-    @property
-    def has_streams(self) -> bool:
-        """Whether `write_async` and `read_async` work in this mode."""
-        return self.mode is not GdsMode.KVIKIO_POSIX
 
     def describe(self) -> str:
         """Return the mode and the directories."""
@@ -121,30 +93,6 @@ class GdsStorage(ForwardingStorage):
         file, size, task = self._files[slot.file], buffer.numel(), self._task_bytes
         moved = _call(what, lambda: move(file, data, size, slot.offset, task))
         _check_count(moved, size, what)
-
-    def write_async(
-        self, slot: Slot, buffer: torch.Tensor, stream: int
-    ) -> StreamTransfer:
-        """Enqueue a write of a CUDA buffer on a raw CUDA stream.
-
-        Raises:
-            OSError: cuFile refuses (for one, an old version without streams).
-        """
-        data, what = self._checked(slot, buffer), self._name("write to", slot)
-        file, size = self._files[slot.file], buffer.numel()
-        future = _call(what, lambda: file.write_async(data, size, slot.offset, stream))
-        self._count(written=size)
-        return StreamTransfer(future, size, what)
-
-    def read_async(
-        self, slot: Slot, buffer: torch.Tensor, stream: int
-    ) -> StreamTransfer:
-        """Enqueue a read into a CUDA buffer on a raw CUDA stream; likewise."""
-        data, what = self._checked(slot, buffer), self._name("read from", slot)
-        file, size = self._files[slot.file], buffer.numel()
-        future = _call(what, lambda: file.read_async(data, size, slot.offset, stream))
-        self._count(read=size)
-        return StreamTransfer(future, size, what)
 
     def stats(self) -> StorageStats:
         """Return the bytes held and moved so far, on both paths."""

@@ -196,18 +196,6 @@ class KvikioFile:
         """Read likewise; return the bytes."""
         return int(self._file.pread(data, num_bytes, offset, task).get())
 
-    def write_async(
-        self, data: DeviceBytes, num_bytes: int, offset: int, stream: int
-    ) -> Any:
-        """Enqueue on a CUDA stream; keep the result until the stream has passed it."""
-        return self._file.raw_write_async(data, stream, num_bytes, offset)
-
-    def read_async(
-        self, data: DeviceBytes, num_bytes: int, offset: int, stream: int
-    ) -> Any:
-        """Likewise, for reading."""
-        return self._file.raw_read_async(data, stream, num_bytes, offset)
-
     def close(self) -> None:
         """Deregister and close."""
         self._file.close()

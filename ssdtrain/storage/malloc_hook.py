@@ -1,7 +1,7 @@
-"""The malloc hook from Python: build it, load it, read its counters.
+"""The malloc hook from Python: build it, decide on it, load it, read its counters.
 
-    python -m ssdtrain.storage.malloc_hook build          # needs a C compiler, no CUDA
-    LD_PRELOAD=$(python -m ssdtrain.storage.malloc_hook path) python train.py
+`ssdtrain train` starts with it where it is of use (`preload=auto`); for other commands
+`ssdtrain env` prints what a shell sets. It needs a C compiler, no CUDA.
 
 The hook registers CUDA allocations with cuFile (Wu 5.3.1; csrc/malloc_hook.c). It
 is switched by the environment: `SSDTRAIN_HOOK=0` turns it off,
@@ -11,16 +11,18 @@ registers what cudaMallocAsync gives as well, at milliseconds a tensor; else it 
 counted (`unregistered_async`).
 """
 
-import argparse
 import ctypes
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from enum import Enum
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ssdtrain.storage.clibrary import BuildError, CLibrary
 from ssdtrain.storage.directory import check_trusted
+from ssdtrain.versions import nvidia_fs_loaded
 
 SOURCE = Path(__file__).parent / "csrc" / "malloc_hook.c"
 LIBRARY = CLibrary(SOURCE, ("-ldl", "-lpthread"))
@@ -164,9 +166,7 @@ def preload(
     """
     path = library or library_path()
     if not path.exists():
-        raise HookError(
-            f"{path} is missing; build it: python -m ssdtrain.storage.malloc_hook build"
-        )
+        raise HookError(f"{path} is missing; build it: ssdtrain env --preload always")
     check_trusted(path)
     before = environment.get("LD_PRELOAD")
     return {**environment, "LD_PRELOAD": f"{path} {before}" if before else str(path)}
@@ -189,19 +189,66 @@ def build(target: Path | None = None, compiler: str | None = None) -> Path:
         raise HookError(str(error)) from error
 
 
-def main() -> None:
-    """`build` compiles and prints the path, `path` only prints it."""
-    parser = argparse.ArgumentParser(prog="python -m ssdtrain.storage.malloc_hook")
-    parser.add_argument("command", choices=["build", "path"])
-    parser.add_argument("--out", type=Path, default=None, help="the library to write")
-    options = parser.parse_args()
-    path: Path = options.out or library_path()
-    if options.command == "build":
-        build(path)
-    elif path.exists():  # what is printed goes into LD_PRELOAD
-        check_trusted(path)
-    print(path)
+class Preload(str, Enum):
+    """Whether a training process starts with the hook."""
+
+    AUTO = "auto"
+    """Where it is of use: nvidia-fs and kvikio are there, tensors go to an SSD, and
+    the allocator's segments are not expandable."""
+    ALWAYS = "always"
+    NEVER = "never"
 
 
-if __name__ == "__main__":
-    main()
+class Decision(NamedTuple):
+    """Whether to preload, and why."""
+
+    library: Path | None
+    """What to preload; None: nothing."""
+    why: str
+
+
+def decide(
+    choice: Preload, *, to_ssd: bool, environment: Mapping[str, str] = os.environ
+) -> Decision:
+    """Decide whether a process of this environment starts with the hook; builds it.
+
+    Args:
+        choice: what the user says.
+        to_ssd: whether tensors go to an SSD.
+        environment: of the process.
+
+    Raises:
+        HookError: ``always``, and it cannot be built.
+        ConfigError: others could have written it.
+    """
+    if choice is Preload.NEVER:
+        return Decision(None, "preload=never")
+    if choice is Preload.AUTO and (reason := _of_no_use(to_ssd, environment)):
+        return Decision(None, reason)
+    try:
+        library = LIBRARY.built()
+    except BuildError as error:
+        if choice is Preload.ALWAYS:
+            raise HookError(str(error)) from error
+        return Decision(None, f"it cannot be built: {error}")
+    if choice is Preload.ALWAYS:
+        return Decision(library, "preload=always")
+    return Decision(library, "nvidia-fs is loaded and tensors go to an SSD")
+
+
+def _of_no_use(to_ssd: bool, environment: Mapping[str, str]) -> str:
+    """Return why the hook would do nothing; "" if it would."""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    text = ",".join(environment.get(name, "") for name in names)
+    allocator = text.replace(" ", "").lower()
+    if environment.get("SSDTRAIN_HOOK") == "0":
+        return "SSDTRAIN_HOOK=0"
+    if not to_ssd:
+        return "no tensor goes to an SSD"
+    if not nvidia_fs_loaded():
+        return "nvidia-fs is not loaded"
+    if find_spec("kvikio") is None:
+        return "kvikio is not installed"
+    if "expandable_segments:true" in allocator:
+        return "expandable segments pass it by (PYTORCH_ALLOC_CONF)"
+    return ""

@@ -111,8 +111,8 @@ class Rates(NamedTuple):
 class Choice:
     """The path that was taken, and why."""
 
-    storage: Storage
-    """`PosixStorage` (staging) or `GdsStorage` over it."""
+    members: tuple[Storage, ...]
+    """A `PosixStorage` (staging) or a `GdsStorage` over it for each directory."""
     rates: tuple[Rates, ...]
     """All paths that were measured, the best first; empty if there was one only."""
     refusals: tuple[Refusal, ...]
@@ -126,8 +126,13 @@ class Choice:
     @property
     def path(self) -> str:
         """Name of the path taken."""
-        taken = self.storage
+        taken = self.members[0]
         return taken.mode.value if isinstance(taken, GdsStorage) else STAGED_POSIX
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the members take CUDA buffers."""
+        return isinstance(self.members[0], GdsStorage)
 
     def explain(self) -> str:
         """For the report: what was taken, against what, and what is missing."""
@@ -142,62 +147,93 @@ class Choice:
         return "; ".join([f"{self.path} ({why})", *measured, *missing])
 
 
+def only(members: Sequence[Storage]) -> Storage:
+    """Return the one storage that there is."""
+    [member] = members
+    return member
+
+
 def choose_path(
-    posix: PosixStorage,
+    posix: Sequence[PosixStorage],
     device: torch.device,
     *,
+    joined: Callable[[Sequence[Storage]], Storage] = only,
     depth: int = 4,
     look: Callable[[], Availability] = availability,
     clock: Clock = time.monotonic,
 ) -> Choice:
     """Measure every path from `device` to these files and take the fastest.
 
-    Writes and reads `NUM_RECORDS` records a path and round, a few seconds in all;
-    nothing where kvikio cannot run.
+    Writes and reads `NUM_RECORDS` records a path, directory and round, a few seconds in
+    all; nothing where kvikio cannot run. A path that one directory refuses is not taken
+    for any.
 
     Args:
-        posix: the files; the returned storage owns them.
+        posix: the files of each directory; the returned members own them.
         device: CUDA.
+        joined: several members as one storage, to measure them side by side.
         depth: threads that will do I/O.
         look: what kvikio can do here.
         clock: times the transfers.
     """
     found = look()
     if not found.modes:
-        return Choice(storage=posix, rates=(), refusals=found.refusals)
+        return Choice(members=tuple(posix), rates=(), refusals=found.refusals)
     set_threads(max(depth, 8))
-    paths: dict[str, DevicePath] = {STAGED_POSIX: StagedPath(posix, RECORD_BYTES)}
-    direct: dict[str, GdsStorage] = {}
+    whole = joined(posix)
+    paths: dict[str, DevicePath] = {STAGED_POSIX: StagedPath(whole, RECORD_BYTES)}
+    direct: dict[str, tuple[GdsStorage, ...]] = {}
     refusals = list(found.refusals)
     for mode in found.modes:
         try:
-            direct[mode.value] = GdsStorage(posix, mode)
+            direct[mode.value] = _opened(posix, mode)
         except OSError as error:
             refusals.append(Refusal(mode, str(error)))
+    paths |= {name: joined(members) for name, members in direct.items()}
     slots: list[Slot] = []
     try:
-        while len(slots) < NUM_RECORDS:
-            slots.append(posix.allocate(RECORD_BYTES))
+        while len(slots) < NUM_RECORDS * len(posix):
+            slots.append(whole.allocate(RECORD_BYTES))
         buffers = device_buffers(device, depth)
-        rates = measure_paths({**paths, **direct}, slots, buffers, refusals, clock)
+        rates = measure_paths(paths, slots, buffers, refusals, clock)
     except OSError as error:
         # The disk cannot be measured (full, or failing): staging reports that better.
         refusals += [Refusal(m, f"not measured: {error}") for m in found.modes]
         return _without(direct, posix, refusals)
     finally:
         for slot in slots:
-            posix.free(slot)
-    taken = direct.pop(_best(rates), posix)
+            whole.free(slot)
+    taken: tuple[Storage, ...] = direct.pop(_best(rates), tuple(posix))
     rest = _without(direct, posix, refusals)
-    return Choice(storage=taken, rates=tuple(rates), refusals=rest.refusals)
+    return Choice(members=taken, rates=tuple(rates), refusals=rest.refusals)
+
+
+def _opened(posix: Sequence[PosixStorage], mode: GdsMode) -> tuple[GdsStorage, ...]:
+    """Open all files in a mode, or none.
+
+    Raises:
+        OSError: one of them refuses it.
+    """
+    members: list[GdsStorage] = []
+    try:
+        for files in posix:
+            members.append(GdsStorage(files, mode))
+    except OSError:
+        for member in members:
+            member.release()
+        raise
+    return tuple(members)
 
 
 def _without(
-    direct: dict[str, GdsStorage], posix: PosixStorage, refusals: list[Refusal]
+    direct: dict[str, tuple[GdsStorage, ...]],
+    posix: Sequence[PosixStorage],
+    refusals: list[Refusal],
 ) -> Choice:
-    for storage in direct.values():
-        storage.release()
-    return Choice(storage=posix, rates=(), refusals=tuple(refusals))
+    for members in direct.values():
+        for member in members:
+            member.release()
+    return Choice(members=tuple(posix), rates=(), refusals=tuple(refusals))
 
 
 def _best(rates: Sequence[Rates]) -> str:

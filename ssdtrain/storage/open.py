@@ -19,7 +19,6 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.storage.base import Storage
 from ssdtrain.storage.directory import check_directory
 from ssdtrain.storage.forwarding import ForwardingStorage
-from ssdtrain.storage.gds import GdsStorage
 from ssdtrain.storage.measure import STAGED_POSIX, choose_path, round_trip_gb_per_s
 from ssdtrain.storage.posix import EXTENT_BYTES, PosixStorage
 from ssdtrain.storage.stripe import StripeStorage
@@ -146,12 +145,7 @@ def open_storage(
         raise ConfigError(
             "an SSD target needs a directory, got none; set directory='/path/on/nvme'."
         )
-    paths = [check_directory(d).path for d in directories]
-    for path in paths:
-        if paths.count(path) > 1:
-            raise ConfigError(
-                f"directory names {str(path)!r} twice; name each SSD's directory once."
-            )
+    paths = _checked(directories)
     members: list[Storage] = []
     try:
         for path in paths:
@@ -174,6 +168,20 @@ def open_storage(
             storage, write_gb_per_s=gb_per_s, read_gb_per_s=gb_per_s
         )
     return storage
+
+
+def _checked(directories: Sequence[str | Path]) -> list[Path]:
+    """
+    Raises:
+        ConfigError: a directory is missing, read-only, unsafe, or named twice.
+    """
+    paths = [check_directory(d).path for d in directories]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ConfigError(
+                f"directory names {str(path)!r} twice; name each SSD's directory once."
+            )
+    return paths
 
 
 def metered(storage: Storage, place: Path, endurance: Endurance) -> MeteredStorage:
@@ -243,20 +251,37 @@ def open_for_rank(
         on_fallback(Fallback.NO_SSD_ON_RANK)
         places = ", ".join(map(str, own.missing))
         return Selected(None, False, f"host memory: {places} does not exist")
-    if device is None or len(own.paths) != 1 or gb_per_s is not None:
+    if device is None or gb_per_s is not None:
         storage = open_storage(
             own.paths, gb_per_s=gb_per_s, endurance=endurance, on_fallback=on_fallback
         )
         return Selected(storage, False, f"{STAGED_POSIX}: {storage.describe()}")
-    place = check_directory(own.paths[0]).path
-    choice = choose_path(PosixStorage([place], on_fallback=on_fallback), device)
-    direct = isinstance(choice.storage, GdsStorage)
-    if choice.unusable:
-        on_fallback(Fallback.NO_GDS)
-    storage = choice.storage
-    if endurance is not None:
-        storage = metered(storage, place, endurance)
-    return Selected(storage, direct, choice.explain())
+    roots = _checked(own.paths)
+    posix: list[PosixStorage] = []
+    try:
+        for place in roots:
+            posix.append(PosixStorage([place], on_fallback=on_fallback))
+        choice = choose_path(posix, device, joined=_side_by_side)
+        if choice.unusable:
+            on_fallback(Fallback.NO_GDS)
+        members = list(choice.members)
+        if endurance is not None:
+            for at, place in enumerate(roots):
+                members[at] = metered(members[at], place, endurance)
+        storage = members[0] if len(members) == 1 else _stripe(members, on_fallback)
+    except BaseException:
+        for member in posix:
+            member.close()
+        raise
+    return Selected(storage, choice.is_direct, f"{choice.explain()}{_over(roots)}")
+
+
+def _side_by_side(members: Sequence[Storage]) -> Storage:
+    return members[0] if len(members) == 1 else StripeStorage(members)
+
+
+def _over(places: Sequence[Path]) -> str:
+    return f"; over {len(places)} directories" if len(places) > 1 else ""
 
 
 def budget_bytes_per_s(

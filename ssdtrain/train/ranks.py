@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from ssdtrain import numa
 from ssdtrain.errors import ConfigError
 
 RUN_DIRECTORY = "SSDTRAIN_RUN_DIRECTORY"
@@ -107,7 +108,27 @@ class Ranks:
         else every rank starts a thread per core."""
         if "OMP_NUM_THREADS" not in os.environ:
             cores = len(os.sched_getaffinity(0))
-            torch.set_num_threads(max(1, cores // self.local_size))
+            # Those of other NUMA nodes run on other cores.
+            apart = len(numa.nodes()) if len(numa.nodes_of_process()) == 1 else 1
+            torch.set_num_threads(max(1, cores // -(-self.local_size // max(1, apart))))
+
+    def gpu_node(self) -> int | None:
+        """Return the NUMA node of this rank's GPU; None where nothing says."""
+        device = self.device()
+        if device.type != "cuda":
+            return None
+        found: Any = torch.cuda.get_device_properties(device)
+        parts = (found.pci_domain_id, found.pci_bus_id, found.pci_device_id)
+        return numa.node_of_pci("{:04x}:{:02x}:{:02x}.0".format(*parts))
+
+    def bind(self) -> int | None:
+        """Run on the NUMA node of this rank's GPU, with its memory; see `numa.bind`.
+
+        Returns:
+            The node; None where nothing was changed.
+        """
+        node = self.gpu_node() if len(numa.nodes()) > 1 else None
+        return node if node is not None and numa.bind(node) else None
 
 
 def _no_meeting(text: str) -> str:

@@ -43,7 +43,9 @@ PACKAGES = ("torch", "transformers", "deepspeed", "megatron-core", "triton")
 FREE = (
     "data.cache_directory",
     "name",
+    "numa",
     "offload",
+    "preload",
     "progress",
     "resume",
     "run_directory",

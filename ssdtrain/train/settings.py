@@ -67,6 +67,14 @@ class Checkpointing(str, Enum):
     NON_REENTRANT = "non-reentrant"
 
 
+class Numa(str, Enum):
+    """Whether ranks run on the NUMA nodes of their GPUs."""
+
+    AUTO = "auto"
+    """Where the machine has several, and nobody has bound the rank already."""
+    NEVER = "never"
+
+
 class OptimizerKind(str, Enum):
     """Optimizers of the reference trainers."""
 

@@ -210,6 +210,72 @@ class DirectOffloader(Offloader):
             self._meters.counters.add(Count.READ, parcel.num_bytes)
 
 
+class OverflowOffloader(DirectOffloader):
+    """Host memory first; what does not fit goes to the storage without it.
+
+    While the pool has room a parcel takes the way of `Offloader`, and the oldest are
+    written from there as it fills. The others are of `DirectOffloader`.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        pool: PinnedPool,
+        storage: Storage,
+        num_threads: int,
+        meters: Meters,
+    ) -> None:
+        super().__init__(device, pool, storage, num_threads, meters)
+        self.drain = Drain.WHEN_FULL
+        self._past: set[Parcel] = set()
+        """Parcels that went past host memory."""
+
+    def store(
+        self,
+        source: torch.Tensor,
+        name: str,
+        patient: Callable[[], bool],
+        owner: ParcelOwner | None = None,
+    ) -> Parcel | None:
+        """Start to move device bytes away; see `Offloader.store`."""
+        parcel = Offloader.store(self, source, name, patient, owner)
+        if parcel is None:
+            parcel = super().store(source, name, patient, owner)
+            if parcel is not None:
+                self._past.add(parcel)
+        return parcel
+
+    def load(self, parcel: Parcel, target: torch.Tensor) -> Load:
+        """Start to bring the bytes back; see `Offloader.load`."""
+        if parcel in self._past:
+            return super().load(parcel, target)
+        return Offloader.load(self, parcel, target)
+
+    def recall(self, parcel: Parcel) -> bool:
+        """Read a parcel of host memory into it ahead; see `Offloader.recall`."""
+        if parcel in self._past:
+            return super().recall(parcel)
+        return Offloader.recall(self, parcel)
+
+    def discard(self, parcel: Parcel) -> None:
+        """Forget the bytes."""
+        if parcel in self._past:
+            self._past.discard(parcel)
+            super().discard(parcel)
+        else:
+            Offloader.discard(self, parcel)
+
+    def _take_for_store(
+        self, num_bytes: int, patient: Callable[[], bool]
+    ) -> Buffer | None:
+        """A buffer that is free now; None: the bytes need not wait for one."""
+        buffer = self.pool.take(num_bytes)
+        if buffer is None:
+            with self._lock:
+                self._drain_oldest()
+        return buffer
+
+
 def _reason(error: BaseException) -> Fallback:
     full = isinstance(error, StorageFullError)
     return Fallback.KEPT_STORAGE_FULL if full else Fallback.KEPT_WRITE_FAILED

@@ -16,7 +16,7 @@ from ssdtrain.train.compose import compose_config
 from ssdtrain.train.targets import build_trainer
 from tests.docs.pages import ROOT
 
-BUILTINS = (".", "cd", "export", "git", "mkdir", "source")
+BUILTINS = (".", "cd", "eval", "export", "git", "mkdir", "source")
 SUBSTITUTION = re.compile(r"\$\(([^()]*)\)")
 ASSIGNMENT = re.compile(r"[A-Z_0-9]+=")
 LAUNCHERS = ("deepspeed", "torchrun", "slurm")

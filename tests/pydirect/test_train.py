@@ -164,7 +164,7 @@ def test_generated_splits_are_apart(dataset: NodeDataset) -> None:
         (["trainer.model.num_layers=3"], "for each of the model's 3 layers"),
         (["trainer.loader.seed=x"], "trainer.loader.seed expects an integer"),
         (["trainer.loader.fanouts=5"], "trainer.loader.fanouts expects a list"),
-        (["trainer.fetch=foo"], "'direct' or 'staged' or 'tiered', got 'foo'"),
+        (["trainer.fetch=foo"], "'tiered' or 'peers' or 'device', got 'foo'"),
         (["trainer.device=meta"], "got 'meta'"),
         (["trainer.epochs=0"], "epochs: expects 1 or more"),
         (["trainer.run_directory=/proc/x"], "run_directory: expects a place"),

@@ -2,16 +2,18 @@
 
 import json
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recipes.bench.common import merged, report
+from recipes.bench.common import merged, report, seeds
 from recipes.bench.common.cells import RESULTS, ROOT, Cells, environment
 from recipes.bench.common.pictures import PICTURES
 from recipes.bench.common.results import find, public, read, write
 from recipes.bench.safety.tables import searches
+from ssdtrain.tools.cli import build_parser
 
 
 def test_readme_and_pages_are_up_to_date() -> None:
@@ -33,6 +35,25 @@ def test_a_changed_page_and_one_that_nobody_generates_are_seen(
     assert report.stale() == ["README.md", "docs/results/other.md"]
     with pytest.raises(SystemExit, match="--write"):
         report.main(["--check"])
+
+
+def test_every_row_of_the_dissertations_says_what_was_done() -> None:
+    """Commands that there are, pages that there are, and a reason where nothing is."""
+    for _, rows in seeds.PARTS:
+        for row in rows:
+            assert row.what and row.shows and row.ours and row.theirs, row
+            if row.command.startswith("python -m "):
+                module = row.command.split()[2]
+                assert find_spec(module) is not None, row.command
+            elif row.command:
+                main_parser = build_parser(row.command.split()[1])
+                args = main_parser.parse_known_args(row.command.split()[1:])[0]
+                assert args.command == row.command.split()[1]
+            for name in re.findall(r"\]\(([\w./-]+)", row.ours):
+                assert (report.DOCS / name).exists(), name
+    named = " ".join(row.what for _, rows in seeds.PARTS for row in rows)
+    for part, last in (("Fig. 3.11", "Table 5.6"), ("Fig. 2.14", "Fig. 4.12")):
+        assert part in named and last.split()[1] in named
 
 
 def test_the_headline_has_a_date_and_a_device_in_every_row() -> None:

@@ -16,7 +16,7 @@ from hector.train import LayerKind
 from recipes.bench.rgnn import layers as rgnn
 from recipes.bench.rgnn import plot
 from recipes.bench.rgnn import tables as rgnn_table
-from recipes.bench.rgnn.cells import Cell, Contender, Phase, Task, plan
+from recipes.bench.rgnn.cells import SETTINGS, Cell, Contender, Phase, Task, plan
 from recipes.bench.rgnn.contenders import Graphs, build
 from recipes.bench.rgnn.measure import OutOfTimeError, category, deadline, measure
 from recipes.bench.rgnn.records import Records
@@ -329,6 +329,18 @@ def test_kernels_are_held_against_the_ceilings() -> None:
     results.runs[0]["ceilings"] = {"copy_gb_per_s": 4000.0, "tf32_tflop_per_s": 400.0}
     row = rgnn_table.kernels(results).splitlines()[2]
     assert row == "| g rgcn forward | `gemm %1` | 10 | 12 | 2000 | 40.0 | 50 |"
+
+
+def test_kernels_of_each_setting_are_added_up() -> None:
+    texts = {"gemm %1": 10.0, "traversal for g": 4.0, "outer %2": 1.5}
+    kernels = [{"plan": "forward", "kernel": k, "us": us} for k, us in texts.items()]
+    taken = record("hector-both", None, what="kernels")
+    chosen = record("hector", None, what="kernels")
+    results = results_of(*({**r, "kernels": kernels} for r in (taken, chosen)))
+    [row] = rgnn_table.kernels_by_setting(results).splitlines()[2:]
+    assert row == "| g rgcn training, both | 10 | 4 | 2 | 16 |"
+    rows = plan([Phase.KERNELS], ["fb15k"])
+    assert {work.contender for work in rows} == set(SETTINGS)
 
 
 def test_a_choice_is_compared_with_settings_measured_beside_it() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipes.bench.common import seeds
 from recipes.bench.common.cells import RESULTS, ROOT
 from recipes.bench.common.headline import headline
 from recipes.bench.common.pictures import PICTURES
@@ -321,6 +322,8 @@ def rendered() -> dict[Path, str]:
         for name, text in texts.items()
         if text
     ]
+    found[DOCS / "seeds.md"] = seeds.page(GENERATED)
+    lines.append(f"- [{seeds.TITLE}](seeds.md): {seeds.QUESTION}")
     intro = (
         "Every figure here was measured by a script of `recipes/bench/` and is "
         "generated from the file that it wrote to `recipes/bench/results/`, which "

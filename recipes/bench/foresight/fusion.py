@@ -110,7 +110,7 @@ def main() -> None:
         best = min(v for k, v in row.items() if k.startswith("strips"))
         row["gain"] = row["apart_ms"] / best
         row["predicted_gain"] = advise(pair, gflops, gb_per_s).gain
-        row["advised"] = advise(pair, gflops, gb_per_s).fuse
+        row["advised"] = advise(pair, gflops, gb_per_s).may_pay
     advised = [row for row in rows if row["advised"]]
     paying = [row for row in rows if row["gain"] > PAYS]
     both = [row for row in advised if row["gain"] > PAYS]

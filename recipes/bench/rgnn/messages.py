@@ -52,30 +52,30 @@ def ends(nodes: int, edges: int, device: str) -> tuple[Tensor, Tensor]:
     return src[order], dst[order]
 
 
-def ours(kind: str) -> nn.Module:
+def ours(kind: str, width: int = WIDTH) -> nn.Module:
     match kind:
         case "gcn":
-            return message.GraphConv(WIDTH, WIDTH)
+            return message.GraphConv(width, width)
         case "sage":
-            return message.SAGEConv(WIDTH, WIDTH)
+            return message.SAGEConv(width, width)
         case "gin":
-            return message.GINConv(nn.Linear(WIDTH, WIDTH))
-    return message.GATConv(WIDTH, WIDTH // HEADS, HEADS)
+            return message.GINConv(nn.Linear(width, width))
+    return message.GATConv(width, width // HEADS, HEADS)
 
 
-def pygs(kind: str) -> nn.Module:
+def pygs(kind: str, width: int = WIDTH) -> nn.Module:
     from torch_geometric import nn as pyg
 
     match kind:
         case "gcn":
             # Cached: the normalization is made in the first step.
-            found: nn.Module = pyg.GCNConv(WIDTH, WIDTH, cached=True)
+            found: nn.Module = pyg.GCNConv(width, width, cached=True)
         case "sage":
-            found = pyg.SAGEConv(WIDTH, WIDTH)
+            found = pyg.SAGEConv(width, width)
         case "gin":
-            found = pyg.GINConv(nn.Linear(WIDTH, WIDTH), train_eps=True)
+            found = pyg.GINConv(nn.Linear(width, width), train_eps=True)
         case _:
-            found = pyg.GATConv(WIDTH, WIDTH // HEADS, HEADS, add_self_loops=False)
+            found = pyg.GATConv(width, width // HEADS, HEADS, add_self_loops=False)
     return found
 
 
@@ -124,11 +124,19 @@ def timed(
 
 def cell(kind: str, name: str, device: torch.device, shrink: int) -> dict[str, Any]:
     nodes, edges = (max(2, n // shrink) for n in GRAPHS[name])
-    src, dst = ends(nodes, edges, str(device))
+    return compared(kind, nodes, ends(nodes, edges, str(device)))
+
+
+def compared(
+    kind: str, nodes: int, both: tuple[Tensor, Tensor], width: int = WIDTH
+) -> dict[str, Any]:
+    """One layer on a graph of these sources and targets, ours and PyG's ways."""
+    src, dst = both
+    device = src.device
     torch.manual_seed(0)
-    x = torch.randn(nodes, WIDTH, device=device, requires_grad=True)
-    seed = torch.randn(nodes, WIDTH, device=device)
-    theirs, mine = pygs(kind).to(device), ours(kind).to(device)
+    x = torch.randn(nodes, width, device=device, requires_grad=True)
+    seed = torch.randn(nodes, width, device=device)
+    theirs, mine = pygs(kind, width).to(device), ours(kind, width).to(device)
     load(mine, theirs)
     results: dict[str, Any] = {}
     outs: dict[str, Tensor] = {}
@@ -153,7 +161,7 @@ def cell(kind: str, name: str, device: torch.device, shrink: int) -> dict[str, A
     results["hector"]["counts"] = dict(graph.counts)
     parameters = [x, *theirs.parameters()]
     for way in WAYS:
-        fresh = pygs(kind).to(device)
+        fresh = pygs(kind, width).to(device)
         fresh.load_state_dict(theirs.state_dict())
         try:
             held = edges_for(way, src, dst, nodes)
@@ -171,6 +179,8 @@ def cell(kind: str, name: str, device: torch.device, shrink: int) -> dict[str, A
         held = fresh = None
         release(device)
     best = {w: results[w] for w in WAYS if "ms" in results[w]}
+    if not best:
+        return results
     fastest = min(best, key=lambda w: best[w]["ms"])
     mine_ms, mine_mb = results["hector"]["ms"], results["hector"]["peak_mb"]
     results["best"] = fastest

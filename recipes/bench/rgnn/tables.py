@@ -199,10 +199,11 @@ def kernels(results: Records, count: int = 5) -> str:
     """Our most expensive kernels of each cell against the device's ceilings."""
     rows = []
     for record in results.by_key.values():
-        if record["key"]["what"] != "kernels" or "kernels" not in record:
+        key = record["key"]
+        if (key["what"], key["contender"]) != ("kernels", "hector"):
             continue
-        key, limit = record["key"], results.runs[record["run"]]["ceilings"]
-        for k in record["kernels"][:count]:
+        limit = results.runs[record["run"]]["ceilings"]
+        for k in record.get("kernels", ())[:count]:
             work = f"{k['gb_per_s']:.0f}", f"{k['tflop_per_s']:.1f}"
             share = 100 * k["gb_per_s"] / limit["copy_gb_per_s"]
             if k["operations"]:
@@ -216,6 +217,24 @@ def kernels(results: Records, count: int = 5) -> str:
     return markdown([*header, "% of a ceiling"], rows)
 
 
+def kernels_by_setting(results: Records) -> str:
+    """Figure 3.11: microseconds of RGAT's kernels with each fixed setting."""
+    rows = []
+    for record in results.by_key.values():
+        key = record["key"]
+        if key["what"] != "kernels" or key["contender"] == "hector":
+            continue
+        parts = dict.fromkeys(("gemm", "traversal", "other"), 0.0)
+        for k in record.get("kernels", ()):
+            word = k["kernel"].split()[0]
+            parts[word if word in parts else "other"] += k["us"]
+        setting = key["contender"].removeprefix("hector-")
+        name = f"{key['graph']} {key['model']} {key['task']}, {setting}"
+        total = sum(parts.values())
+        rows.append([name, *(number(v, 0) for v in (*parts.values(), total))])
+    return markdown(["cell", "products", "traversal", "other", "all"], sorted(rows))
+
+
 SECTIONS = {
     "Speed-up over the best other": summary,
     "Ablation (Table 3.5)": ablation,
@@ -225,6 +244,7 @@ SECTIONS = {
     "Widths (Figure 3.12)": widths,
     "Breakdown in microseconds (Figure 3.3)": breakdown,
     "Most expensive kernels": kernels,
+    "Kernels by setting, microseconds (Figure 3.11)": kernels_by_setting,
     "All cells": details,
 }
 
@@ -248,6 +268,8 @@ ON_THE_PAGE = {
     "Small groups share programs": mapping,
     "Memory against compaction ratio (Figure 3.10)": memory,
     "Twice the width (Figure 3.12)": widths_told,
+    "Where a step's time goes, microseconds (Figure 3.3)": breakdown,
+    "Kernels by setting, microseconds (Figure 3.11)": kernels_by_setting,
 }
 
 

@@ -27,7 +27,7 @@ from hector.emit import module as generated_code
 from hector.ir.kernels import SegmentMapping, TraversalSchedule
 from hector.runtime import tune
 from hector.train import checkpoint as hector_checkpoint
-from hector.train.trainer import kept_rows
+from hector.train.progress import kept_rows
 from pydirect.datasets import planetoid
 from pydirect.gather.request import Path as GatherPath
 from pydirect.gather.trials import Trials

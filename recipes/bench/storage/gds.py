@@ -22,11 +22,9 @@ import torch
 from recipes.bench.common.cells import RESULTS, Cells, child_environment, module_command
 from recipes.bench.storage.hook import hook_part
 from recipes.bench.storage.raw_io import RawFile, aligned_buffers, gb_per_s, scratch
-from recipes.bench.storage.registration import registered
 from ssdtrain.storage import PosixStorage, malloc_hook
 from ssdtrain.storage.gds import GdsStorage
 from ssdtrain.storage.kvikio_shim import (
-    GdsMode,
     KvikioFile,
     availability,
     kvikio_version,
@@ -179,34 +177,10 @@ def path_cells(
     return cells
 
 
-def stream_cell(place: Path) -> dict[str, Any]:
-    """Bytes written and read back in stream order, in every mode that has streams."""
-    cell: dict[str, Any] = {"what": "stream-ordered"}
-    for mode in availability().modes:
-        if mode is GdsMode.KVIKIO_POSIX:
-            continue
-        storage = GdsStorage(PosixStorage([place]), mode)
-        stream = torch.cuda.Stream()
-        slot = storage.allocate(64 * MIB)
-        back = torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
-        try:
-            with registered(back), torch.cuda.stream(stream):
-                sent = torch.randint_like(back, 0, 256)
-                out = storage.write_async(slot, sent, stream.cuda_stream)
-                into = storage.read_async(slot, back, stream.cuda_stream)
-                out.check()
-                into.check()
-            cell[mode.value] = bool(torch.equal(sent, back))
-        except OSError as error:
-            cell[mode.value] = str(error)
-        storage.close()
-    return cell
-
-
 def choice_cell(place: Path, cells: list[dict[str, Any]]) -> dict[str, Any]:
     """What the automatic choice takes, and how far that is from the best path."""
     posix = PosixStorage([place])
-    choice = choose_path(posix, torch.device("cuda"))
+    choice = choose_path([posix], torch.device("cuda"))
     trip = {
         c["path"]: 1 / (1 / c["write_gb_per_s"] + 1 / c["read_gb_per_s"])
         for c in cells
@@ -220,7 +194,7 @@ def choice_cell(place: Path, cells: list[dict[str, Any]]) -> dict[str, Any]:
         "of_best": round(single.get(choice.path, 0) / max(single.values()), 3),
         "probe": [r._asdict() for r in choice.rates],
     }
-    choice.storage.close()
+    choice.members[0].close()
     return cell
 
 
@@ -234,7 +208,6 @@ def path_parts(record: Cells, place: Path, num_rounds: int) -> None:
         record.add(**cell)
     paths.close()
     makers: list[Callable[[], dict[str, Any]]] = [
-        lambda: stream_cell(place),
         lambda: choice_cell(place, list(record.data["cells"].values())),
     ]
     for make in makers:

@@ -64,6 +64,14 @@ COMMANDS: Mapping[str, Command] = {
         "ssdtrain.tools.report.foresight_command",
         "predict a training step from its operators, without running it",
     ),
+    "graph": Command(
+        "pydirect.traversal.command",
+        "traverse a graph of a file: bfs, sssp, components, pagerank",
+    ),
+    "env": Command(
+        "ssdtrain.tools.cli.env",
+        "what a shell sets so that any launcher starts with the malloc hook",
+    ),
     "paths": Command(
         "ssdtrain.tools.cli.paths",
         "where the packaged configs, launch wrappers and recipes are",

@@ -109,6 +109,9 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     if earlier is not None and (code := _finished(earlier, config)) is not None:
         return code
+    from ssdtrain.tools.cli.env import start_with_hook
+
+    start_with_hook(config, args.words, told=shown)
     if not args.json:
         return _Run(args, config, earlier).run()
     with redirect_stdout(sys.stderr):  # libraries print, too
@@ -261,6 +264,7 @@ class _Run:
                 if not self._quiet:
                     print(f"ssdtrain: {to_start} ranks, {path}", flush=True)
                 return start_ranks(to_start, self._words(), str(path))
+            self._bind()
             self._prepare(trainer)
             ready = True
         except ConfigError as error:
@@ -287,6 +291,24 @@ class _Run:
             raise
         finally:
             directory.close(status)
+
+    def _bind(self) -> None:
+        """Run on the NUMA node of this rank's GPU, unless `numa=never`.
+
+        Raises:
+            ConfigError: another value.
+        """
+        from ssdtrain.train.settings import Numa, choose
+
+        if choose("numa", Numa, self._config.get("numa", "auto")) is Numa.NEVER:
+            return
+        node = self._ranks.bind()
+        if node is not None and not self._quiet:
+            print(
+                f"ssdtrain: rank {self._ranks.rank} runs on NUMA node {node}, as its "
+                "GPU does; numa=never leaves it free",
+                flush=True,
+            )
 
     def _words(self) -> list[str]:
         """Return the command line for ranks of this run."""

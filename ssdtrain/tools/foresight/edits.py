@@ -1,10 +1,10 @@
-"""Edits of execution graphs: other sizes or types, copies, recomputation.
+"""Edits of execution graphs: other sizes or types, other nodes, copies, recomputation.
 
 What several ranks add is in `parallel.py`. Every edit gives a new graph; none needs the
 model again. Lifetimes of storages follow the edited order.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ssdtrain.errors import ConfigError
@@ -90,6 +90,107 @@ def with_dtype(graph: Graph, before: str, after: str) -> Graph:
         for number, s in graph.storages.items()
     }
     return replace(graph, tensors=tensors, storages=storages)
+
+
+def replaced(
+    graph: Graph,
+    start: int,
+    end: int,
+    nodes: Sequence[Node],
+    *,
+    tensors: Mapping[int, TensorInfo] | None = None,
+    storages: Mapping[int, Storage] | None = None,
+) -> Graph:
+    """Other nodes in the place of nodes `start` to `end` (exclusive).
+
+    Args:
+        graph: any.
+        start: the first node that goes; with `end == start` none does.
+        end: the node behind the last one that goes.
+        nodes: what comes there instead.
+        tensors: that they name and the graph does not hold.
+        storages: likewise; births and deaths follow the new order.
+
+    Raises:
+        ConfigError: no such range, a tensor or storage under a number that the graph
+            uses, or a later node reads what nobody makes any more.
+    """
+    if not 0 <= start <= end <= len(graph.nodes):
+        raise ConfigError(
+            f"replacing expects nodes of 0 to {len(graph.nodes)}, got {start} to {end}"
+        )
+    for what, new, old in (
+        ("tensor", tensors or {}, graph.tensors),
+        ("storage", storages or {}, graph.storages),
+    ):
+        known = sorted(new.keys() & old.keys())
+        if known:
+            raise ConfigError(
+                f"{what} {known[0]} is one of the graph's; number it anew"
+            )
+    wider = replace(
+        graph,
+        nodes=(*graph.nodes[:start], *nodes, *graph.nodes[end:]),
+        tensors={**graph.tensors, **(tensors or {})},
+        storages={**graph.storages, **(storages or {})},
+    )
+    made = _made(graph, graph.nodes[start:end]) - _made(wider, nodes)
+    made -= _made(graph, graph.nodes[:start])
+    for index, node in enumerate(graph.nodes[end:], end):
+        for number in node.inputs:
+            if graph.tensors[number].storage in made:
+                raise ConfigError(
+                    f"node {index} ({node.name}) reads tensor {number}, which no node "
+                    "makes any more; replace it as well, or make it"
+                )
+    return wider.with_nodes(wider.nodes)
+
+
+def inserted(
+    graph: Graph,
+    at: int,
+    nodes: Sequence[Node],
+    *,
+    tensors: Mapping[int, TensorInfo] | None = None,
+    storages: Mapping[int, Storage] | None = None,
+) -> Graph:
+    """More nodes before node `at`; see `replaced`."""
+    return replaced(graph, at, at, nodes, tensors=tensors, storages=storages)
+
+
+def removed(graph: Graph, start: int, end: int) -> Graph:
+    """Without nodes `start` to `end` (exclusive); see `replaced`."""
+    return replaced(graph, start, end, ())
+
+
+def _made(graph: Graph, nodes: Iterable[Node]) -> set[int]:
+    """Storages that nodes write, views apart."""
+    written = (t for node in nodes if not node.is_view for t in node.outputs)
+    return {graph.tensors[t].storage for t in written}
+
+
+def parallelized(graph: Graph, start: int, end: int) -> Graph:
+    """Nodes `start` to `end` (exclusive) on a second queue of kernels.
+
+    They run beside the nodes behind them until one of those reads what they make, as
+    branches of a network on streams of their own do. Every kernel keeps its time, which
+    is right where each leaves most of the device idle.
+
+    Raises:
+        ConfigError: no such range, or one that holds other work than kernels.
+    """
+    if not 0 <= start < end <= len(graph.nodes):
+        raise ConfigError(
+            f"a branch expects nodes of 0 to {len(graph.nodes)}, got {start} to {end}"
+        )
+    branch = graph.nodes[start:end]
+    other = [node for node in branch if node.stream is not Stream.COMPUTE]
+    if other:
+        raise ConfigError(
+            f"a branch expects kernels, got {other[0].name} on {other[0].stream.value}"
+        )
+    beside = tuple(replace(node, stream=Stream.SIDE) for node in branch)
+    return graph.with_nodes((*graph.nodes[:start], *beside, *graph.nodes[end:]))
 
 
 def fused(graph: Graph, start: int, end: int, name: str = FUSED[0]) -> Graph:

@@ -37,6 +37,8 @@ class Stream(str, Enum):
     COPY_IN = "copy_in"
     SSD_WRITE = "ssd_write"
     SSD_READ = "ssd_read"
+    SIDE = "side"
+    """A second queue of kernels; see `edits.parallelized`."""
 
 
 NODE_TYPES: Mapping[Stream, str] = {
@@ -46,6 +48,7 @@ NODE_TYPES: Mapping[Stream, str] = {
     Stream.COPY_IN: "MEM_LOAD_NODE",
     Stream.SSD_WRITE: "MEM_STORE_NODE",
     Stream.SSD_READ: "MEM_LOAD_NODE",
+    Stream.SIDE: "COMP_NODE",
 }
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from ssdtrain.tools.foresight import calls
 from ssdtrain.tools.foresight.call import ELEMENT_BYTES, Call
 from ssdtrain.tools.foresight.graph import Graph, Node, TensorInfo
+from ssdtrain.tools.foresight.reuse import distinct_share
 
 FLOATS = ("bf16", "fp16", "fp32")
 
@@ -343,6 +344,9 @@ def _rows_moved(site: _Site, variant: str, table: TensorInfo, rows: int) -> Call
     """Without data, rows are taken as drawn uniformly; `attr` may know better."""
     table_rows, columns = table.shape[0], max(1, table.elements // table.shape[0])
     known = site.node.attr.get("distinct_rows")
+    factors = site.node.attr.get("reuse_factors")
+    if known is None and factors is not None:
+        known = max(1.0, rows * distinct_share(factors))
     found = distinct(rows, table_rows) if known is None else float(known)
     return calls.lookup(
         variant,

@@ -16,6 +16,7 @@ from ssdtrain.tools.foresight import calls
 from ssdtrain.tools.foresight.collectives import Collective, Fabric, all_to_all_bytes
 from ssdtrain.tools.foresight.device import Device
 from ssdtrain.tools.foresight.graph import Stream
+from ssdtrain.tools.foresight.reuse import distinct_share
 from ssdtrain.tools.foresight.simulate import Task, simulate
 
 
@@ -30,6 +31,13 @@ class Table:
     """Rows looked up a sample."""
     distinct_share: float = 1.0
     """Different rows over lookups in a batch: 1 where no row is hit twice."""
+    reuse_factors: tuple[float, ...] | None = None
+    """In place of it: lookups by how often their row is hit; see `reuse`."""
+
+    def __post_init__(self) -> None:
+        if self.reuse_factors is not None:
+            share = distinct_share(self.reuse_factors)
+            object.__setattr__(self, "distinct_share", share)
 
 
 Sharding = tuple[int, ...]

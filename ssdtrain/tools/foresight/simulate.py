@@ -99,6 +99,7 @@ class _Runner:
             Stream.COPY_IN: rank.h2d,
             Stream.SSD_WRITE: rank.ssd_write,
             Stream.SSD_READ: rank.ssd_read,
+            Stream.SIDE: Queue(KERNEL_GAP_US),
         }
 
     @property

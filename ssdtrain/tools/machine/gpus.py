@@ -6,12 +6,11 @@ The only file that knows pynvml (package nvidia-ml-py); it is imported when aske
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from ssdtrain import numa
 from ssdtrain.tools.machine.findings import Finding, good, note, problem, warning
 
-PCI_DEVICES = Path("/sys/bus/pci/devices")
 # Transfer rate in GT/s a lane to PCIe generation, as the kernel prints it.
 GENERATION_OF_RATE = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
 
@@ -94,7 +93,7 @@ def _from_nvml(pynvml: Any, index: int) -> Gpu:
         pcie_generation_max=ask("nvmlDeviceGetMaxPcieLinkGeneration"),
         pcie_width=ask("nvmlDeviceGetCurrPcieLinkWidth"),
         pcie_width_max=ask("nvmlDeviceGetMaxPcieLinkWidth"),
-        numa_node=numa_node(address),
+        numa_node=numa.node_of_pci(address),
         nvlinks=sum(map(bool, known)) if known else None,
         driver=_text(pynvml.nvmlSystemGetDriverVersion()),
     )
@@ -135,16 +134,10 @@ def _from_torch(torch: Any, index: int) -> Gpu:
         pcie_generation_max=_generation(address, "max_link_speed"),
         pcie_width=_number(address, "current_link_width"),
         pcie_width_max=_number(address, "max_link_width"),
-        numa_node=numa_node(address),
+        numa_node=numa.node_of_pci(address),
         nvlinks=None,
         driver=None,
     )
-
-
-def numa_node(address: str | None) -> int | None:
-    """Return the NUMA node of a PCI device; None when unknown (the kernel says -1)."""
-    node = _number(address, "numa_node")
-    return None if node is None or node < 0 else node
 
 
 def _number(address: str | None, name: str) -> int | None:
@@ -164,7 +157,7 @@ def _pci_file(address: str | None, name: str) -> str | None:
     if address is None:
         return None
     try:
-        return (PCI_DEVICES / address / name).read_text().strip()
+        return (numa.PCI_DEVICES / address / name).read_text().strip()
     except OSError:
         return None
 
@@ -206,8 +199,8 @@ def judge(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
         yield note(
             "gpu",
             f"GPUs sit on NUMA nodes {sorted(nodes)}",
-            "bind each rank to its GPU's node (numactl --cpunodebind --membind): "
-            "remote host memory is up to 3 times slower.",
+            "ssdtrain train binds each rank to its GPU's node; elsewhere use numactl "
+            "--cpunodebind --membind: remote host memory is up to 3 times slower.",
         )
     if any(gpu.memory_bytes == 0 for gpu in gpus):
         yield problem("gpu", "a GPU reports no memory", "reset it or leave it out.")

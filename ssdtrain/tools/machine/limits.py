@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ssdtrain import numa
 from ssdtrain.tools.machine.findings import Finding, good, note, warning
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -28,6 +29,8 @@ class Limits:
     host_available_bytes: int
     cpus: int
     """CPUs this process may run on."""
+    numa_nodes: tuple[int, ...] = ()
+    """Their NUMA nodes; empty where nothing says."""
 
 
 def inspect_limits(root: Path = CGROUP_ROOT) -> Limits:
@@ -41,6 +44,7 @@ def inspect_limits(root: Path = CGROUP_ROOT) -> Limits:
         host_memory_bytes=memory["MemTotal"],
         host_available_bytes=memory["MemAvailable"],
         cpus=len(os.sched_getaffinity(0)),
+        numa_nodes=numa.nodes_of_process(),
     )
 
 
@@ -120,9 +124,12 @@ def judge(limits: Limits) -> Iterator[Finding]:
             f"{limits.host_memory_bytes / 1e9:.0f} GB",
             "pinned memory counts: set host_bytes well below it, or be killed.",
         )
+    where = ""
+    if limits.numa_nodes:
+        where = f" of NUMA nodes {', '.join(map(str, limits.numa_nodes))}"
     yield good(
         "limits",
-        f"{limits.cpus} CPUs, {limits.host_available_bytes / 1e9:.0f} GB of host "
-        "memory available",
+        f"{limits.cpus} CPUs{where}, {limits.host_available_bytes / 1e9:.0f} GB of "
+        "host memory available",
         "host_bytes defaults to half of what is available.",
     )

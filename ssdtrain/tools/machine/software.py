@@ -13,7 +13,7 @@ from pathlib import Path
 from ssdtrain import switch
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.machine.findings import Finding, good, note, problem, warning
-from ssdtrain.versions import c_compiler, installed, numbers
+from ssdtrain.versions import c_compiler, installed, numbers, nvidia_fs_loaded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ def inspect_software() -> Software:
         kernel=platform.release(),
         versions={tested.package: installed(tested.package) for tested in TESTED},
         cuda=torch.version.cuda,
-        nvidia_fs=_listed("/proc/modules", "nvidia_fs ") is not None,
+        nvidia_fs=nvidia_fs_loaded(),
         gds_mode=_gds_mode(),
         malloc_hook=_listed("/proc/self/maps", "malloc_hook"),
         compiler=c_compiler(),
@@ -179,7 +179,8 @@ def _judge_gds(software: Software) -> Iterator[Finding]:
             yield note(
                 "gds",
                 "the CUDA malloc hook is not loaded",
-                "preload it (LD_PRELOAD): it registers GPU buffers with cuFile.",
+                'eval "$(ssdtrain env)" in front of a command registers GPU buffers '
+                "with cuFile; ssdtrain train does so by itself.",
             )
     elif software.gds_mode == "compat":
         missing = "" if software.nvidia_fs else " (nvidia-fs is not loaded)"

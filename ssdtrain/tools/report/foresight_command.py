@@ -76,10 +76,10 @@ EXAMPLES = """actions and examples:
              scale a shipped device to this machine in a minute; then --device mine.json
   shard      ssdtrain foresight shard --tables tables.json --ranks 4 --micro-batch 4096
              which rank holds which embedding table (JSON list of rows, width, lookups
-             a sample and distinct_share); --save writes the ranks
+             a sample and distinct_share or reuse_factors); --save writes the ranks
   fuse       ssdtrain foresight fuse --model my.py:build --device own.json
-             pairs of convolutions of a step, and whether the roofline of the device
-             says that one kernel for both would pay
+             pairs of convolutions of a step, and how much one kernel for both could
+             gain at most, by the roofline of the device; no decision
   fit        ssdtrain foresight fit --times times.jsonl --device h100 --save new.json
              train kernel models on gathered times (needs scikit-learn)
 
@@ -349,9 +349,13 @@ def _fuse(args: argparse.Namespace) -> None:
         advice = advise(pair, gflops, device.spec.memory_gb_per_s)
         print(
             f"{pair.name} ({pair.kind.value}, {pair.channels} channels, side "
-            f"{pair.side}): {advice.gain:.2f} times as fast"
-            f"{', fuse' if advice.fuse else ', leave apart'}"
+            f"{pair.side}): at most {advice.gain:.2f} times as fast"
+            f"{'' if advice.may_pay else ', no gain'}"
         )
+    print(
+        "A bound, for one kernel that reaches the device's ceilings; ssdtrain has "
+        "none. Of 33 pairs that were measured it named 8, and one of them was faster."
+    )
 
 
 def _print(device: Device, step: StepEstimate, peak_bytes: int) -> None:

@@ -21,6 +21,7 @@ from hector.train import (
     OptimizerConfig,
     RunConfig,
 )
+from pydirect.features import FeatureRows
 from tests.ranks import leave
 
 SIZES, RELATIONS = (20, 30, 10), 6
@@ -165,6 +166,10 @@ def main(directory: Path) -> None:
     for name, options in TRAININGS.items():
         out = directory / name
         found[name] = make(out, **options).train().losses
+    for place in ("device", "peers"):
+        kept = 400 if place == "peers" else None
+        rows = FeatureRows("random", place, width=5, cache_bytes=kept)
+        found[place] = make(directory / place, features=rows).train().losses
     found["resumed"] = stopped(directory / "resumed").train().losses
     (directory / f"{rank}.json").write_text(json.dumps(found))
     leave()

@@ -44,6 +44,11 @@ def test_the_trainer(ranks: list[dict[str, Any]], name: str, tmp_path: Path) -> 
     assert len(set(alone)) == 4
 
 
+def test_rows_over_all_ranks(ranks: list[dict[str, Any]]) -> None:
+    """Where features lie changes no loss."""
+    assert ranks[0]["peers"] == ranks[0]["device"] == ranks[1]["peers"]
+
+
 def test_small_batches_learn_and_resume(ranks: list[dict[str, Any]]) -> None:
     losses = ranks[0]["small batches"]
     assert losses == ranks[1]["small batches"] and losses[-1] < losses[0]

@@ -27,6 +27,7 @@ from hector.train import (
     RunConfig,
 )
 from hector.train.checkpoint import CheckpointMismatchError
+from hector.train.config import MESSAGE_KINDS
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
@@ -65,16 +66,23 @@ def compose_gnn(choice: str, *overrides: str) -> Any:
         return compose(overrides=[f"+gnn={choice}", *overrides])
 
 
+def config_of(kind: str) -> str:
+    """The choice of the group gnn for a layer; others are PyG's."""
+    return f"message_{kind}" if LayerKind(kind) in MESSAGE_KINDS else kind
+
+
 @pytest.mark.parametrize("kind", [k.value for k in LayerKind])
 def test_config_builds_the_trainer(kind: str) -> None:
-    config = compose_gnn(kind, "trainer.run.num_seeds=3", "trainer.data.scale=0.1")
+    more = ["trainer.run.num_seeds=3", "trainer.data.scale=0.1"]
+    config = compose_gnn(config_of(kind), *more)
     trainer = instantiate(config.trainer)
     assert isinstance(trainer, NodeClassificationTrainer)
     assert trainer.model_config.layer is LayerKind(kind)
     assert trainer.run_config.num_seeds == 3
     model = trainer.build_model(trainer.task(), 0)
     names = {type(layer).__name__.lower() for layer in model.layers}
-    assert names == {f"{kind}conv"}
+    relational = config_of(kind) == kind
+    assert names == {f"{kind}conv" if relational else "messagelayer"}
     assert trainer.run_config.output_directory is None
 
 
@@ -83,7 +91,7 @@ def test_config_replaces_the_roots_trainer(kind: str) -> None:
     root = OmegaConf.create(
         {"trainer": {"_target_": "other"}, "run_directory": "runs/x"}
     )
-    trainer = instantiate(OmegaConf.merge(root, compose_gnn(kind)).trainer)
+    trainer = instantiate(OmegaConf.merge(root, compose_gnn(config_of(kind))).trainer)
     assert trainer.run_config.output_directory == "runs/x"
 
 

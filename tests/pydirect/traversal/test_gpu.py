@@ -13,6 +13,7 @@ from pydirect.traversal import (
     connected_components,
     pagerank,
     place,
+    predecessors,
     sssp,
 )
 from tests.pydirect.traversal.random_graphs import random_graph
@@ -43,6 +44,16 @@ def test_random_graphs(walk: Walk | None) -> None:
         assert torch.equal(found, connected_components(here))
         got, expected = pagerank(there).cpu(), pagerank(here)
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=0)
+        several = [source, seed * 7 % graph.num_nodes]
+        start = torch.arange(graph.num_nodes) % 5 + 1.0
+        both = []
+        for placed in (here, there):
+            length = sssp(placed, several)
+            found = predecessors(placed, several, length)
+            ranks = pagerank(placed, weighted=True, personalization=start)
+            both.append((found.cpu(), ranks.cpu()))
+        assert torch.equal(both[0][0], both[1][0])
+        torch.testing.assert_close(both[0][1], both[1][1], rtol=1e-9, atol=1e-15)
 
 
 def test_a_gpu_compresses_as_the_cpu_does() -> None:

@@ -10,7 +10,6 @@ import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -72,16 +71,6 @@ class FakeFile:
         ctypes.memmove(data.__cuda_array_interface__["data"][0], got, len(got))
         return len(got)
 
-    def write_async(
-        self, data: DeviceBytes, size: int, offset: int, stream: int
-    ) -> Any:
-        moved = self.write(data, size, offset, 0)
-        return types.SimpleNamespace(check_bytes_done=lambda: moved)
-
-    def read_async(self, data: DeviceBytes, size: int, offset: int, stream: int) -> Any:
-        moved = self.read(data, size, offset, 0)
-        return types.SimpleNamespace(check_bytes_done=lambda: moved)
-
     def close(self) -> None:
         os.close(self._fd)
 
@@ -114,18 +103,6 @@ def test_both_kinds_of_buffer_reach_the_same_bytes(
     store.close()
 
 
-def test_stream_ordered(
-    posix: PosixStorage, fake: type[FakeFile], aligned: Aligned
-) -> None:
-    store = GdsStorage(posix, GdsMode.GDS)
-    assert store.has_streams
-    slot, sent, back = store.allocate(MIB), aligned(MIB, seed=1), aligned(MIB)
-    store.write_async(slot, DeviceTensor(sent), 7).check()  # type: ignore[arg-type]
-    store.read_async(slot, DeviceTensor(back), 7).check()  # type: ignore[arg-type]
-    assert torch.equal(sent, back)
-    assert not GdsStorage(posix, GdsMode.KVIKIO_POSIX).has_streams
-
-
 def test_short_transfers_are_errors(
     posix: PosixStorage, fake: type[FakeFile], aligned: Aligned
 ) -> None:
@@ -136,8 +113,6 @@ def test_short_transfers_are_errors(
     calls: list[Callable[[], object]] = [
         lambda: store.write(slot, device),  # type: ignore[arg-type]
         lambda: store.read(slot, device),  # type: ignore[arg-type]
-        lambda: store.write_async(slot, device, 7).check(),  # type: ignore[arg-type]
-        lambda: store.read_async(slot, device, 7).check(),  # type: ignore[arg-type]
     ]
     for call in calls:
         with pytest.raises(OSError, match=rf"short .* at offset 0 \(GDS\): {short}"):
@@ -180,7 +155,7 @@ def test_bad_device_buffers(
         with pytest.raises(ValueError, match="does not fit"):
             store.write(slot, DeviceTensor(bad))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="1-D uint8 CUDA tensor"):
-        store.write_async(slot, aligned(PAGE), 7)
+        store.write(slot, DeviceTensor(aligned(PAGE).view(2, -1)))  # type: ignore[arg-type]
     store.close()
     with pytest.raises(OSError, match="closed"):
         store.read(slot, DeviceTensor(aligned(PAGE)))  # type: ignore[arg-type]
@@ -301,12 +276,4 @@ def test_real_bytes(mode: GdsMode, directory: Path, aligned: Aligned) -> None:
     store.read(slot, back)
     store.read(slot, host)
     assert torch.equal(sent, back) and torch.equal(sent.cpu(), host)
-    if store.has_streams:
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            out = store.write_async(slot, back.add_(1), stream.cuda_stream)
-            into = store.read_async(slot, sent.zero_(), stream.cuda_stream)
-        out.check()
-        into.check()
-        assert torch.equal(sent, back)
     store.close()

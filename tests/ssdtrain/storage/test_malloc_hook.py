@@ -327,7 +327,7 @@ def test_a_library_of_others_is_refused(
     path.symlink_to(real)
     with pytest.raises(ConfigError, match=r"\.so is a symbolic link"):
         malloc_hook.preload({})
-    command = [sys.executable, "-m", "ssdtrain.storage.malloc_hook", "path"]
+    command = [sys.executable, "-m", "ssdtrain", "env", "--preload", "always"]
     printed = subprocess.run(command, capture_output=True, text=True)
     assert printed.returncode != 0 and not printed.stdout
 

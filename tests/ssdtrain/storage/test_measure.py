@@ -10,6 +10,7 @@ import torch
 from ssdtrain.storage import PosixStorage, measure
 from ssdtrain.storage.kvikio_shim import Availability, GdsMode, Refusal
 from ssdtrain.storage.measure import STAGED_POSIX, choose_path
+from ssdtrain.storage.stripe import StripeStorage
 from ssdtrain.storage.throttle import ThrottledStorage
 from tests.ssdtrain.virtual_time import VirtualTime
 
@@ -51,16 +52,18 @@ class SlowGds(ThrottledStorage):
 
 
 def choose(
-    posix: PosixStorage,
+    posix: PosixStorage | list[PosixStorage],
     monkeypatch: pytest.MonkeyPatch,
     aligned: Aligned,
     *,
     staged: float,
     direct: float,
     fails: bool = False,
+    gds: type[SlowGds] | None = None,
 ) -> tuple[measure.Choice, type[SlowGds]]:
     time = VirtualTime()
     fake = type("Fake", (SlowGds,), {"gb_per_s": direct, "fails": fails, "time": time})
+    fake = gds or fake
     monkeypatch.setattr(measure, "RECORD_BYTES", MIB)
     monkeypatch.setattr(measure, "GdsStorage", fake)
     monkeypatch.setattr(measure, "set_threads", lambda _: None)
@@ -78,7 +81,13 @@ def choose(
         modes=(GdsMode.GDS,), refusals=(Refusal(GdsMode.CUFILE_COMPAT, "GDS is"),)
     )
     made = choose_path(
-        posix, torch.device("cpu"), look=lambda: found, clock=time.monotonic
+        posix if isinstance(posix, list) else [posix],
+        torch.device("cpu"),
+        joined=lambda members: (
+            members[0] if len(members) < 2 else StripeStorage(members)
+        ),
+        look=lambda: found,
+        clock=time.monotonic,
     )
     return made, fake
 
@@ -87,14 +96,41 @@ def test_the_faster_path_is_taken(
     posix: PosixStorage, aligned: Aligned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, fake = choose(posix, monkeypatch, aligned, staged=0.05, direct=0.2)
-    assert made.path == "GDS" and isinstance(made.storage, fake)
+    assert made.path == "GDS" and isinstance(made.members[0], fake)
     assert [r.path for r in made.rates] == ["GDS", STAGED_POSIX]
     assert made.explain().startswith("GDS (measured fastest); GDS 0.")
     assert "no cuFile compatibility mode: GDS is" in made.explain()
     assert posix.stats().used_bytes == 0
     made, fake = choose(posix, monkeypatch, aligned, staged=0.2, direct=0.05)
-    assert made.path == STAGED_POSIX and made.storage is posix
+    assert made.path == STAGED_POSIX and made.members == (posix,)
     assert fake.released == 1
+
+
+def test_one_directory_that_refuses_a_mode_refuses_it_for_all(
+    tmp_path: Path, aligned: Aligned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [tmp_path / "a", tmp_path / "b"]
+    for place in places:
+        place.mkdir()
+    files = [PosixStorage([place], extent_bytes=MIB) for place in places]
+    opened: list[PosixStorage] = []
+
+    class Refuses(SlowGds):
+        gb_per_s = 0.2
+
+        def __init__(self, posix: PosixStorage, mode: GdsMode) -> None:
+            if posix is files[1]:
+                raise OSError("no nvidia-fs for this file system")
+            opened.append(posix)
+            super().__init__(posix, mode)
+
+    made, _ = choose(files, monkeypatch, aligned, staged=0.1, direct=0.2, gds=Refuses)
+    assert made.members == tuple(files) and not made.is_direct
+    assert opened == [files[0]] and Refuses.released == 1
+    assert "no GDS: no nvidia-fs for this file system" in made.explain()
+    made, fake = choose(files, monkeypatch, aligned, staged=0.1, direct=0.2)
+    assert made.path == "GDS" and [type(m) for m in made.members] == [fake, fake]
+    assert all(one.stats().used_bytes == 0 for one in files)
 
 
 def test_a_path_that_fails_is_named(
@@ -110,7 +146,7 @@ def test_a_full_disk_is_not_measured(
 ) -> None:
     posix = PosixStorage([directory], extent_bytes=MIB, capacity_bytes=3 * MIB)
     made, fake = choose(posix, monkeypatch, aligned, staged=1.0, direct=1.0)
-    assert made.storage is posix and made.rates == ()
+    assert made.members == (posix,) and made.rates == ()
     assert fake.released == 1
     assert "no GDS: not measured: [Errno 28] no room" in made.explain()
     assert posix.stats().used_bytes == 0
@@ -119,7 +155,7 @@ def test_a_full_disk_is_not_measured(
 def test_without_kvikio_nothing_is_measured(posix: PosixStorage) -> None:
     refusals = tuple(Refusal(mode, "no driver") for mode in GdsMode)
     none = Availability(modes=(), refusals=refusals)
-    made = choose_path(posix, torch.device("cuda"), look=lambda: none)
-    assert made.storage is posix and made.rates == ()
+    made = choose_path([posix], torch.device("cuda"), look=lambda: none)
+    assert made.members == (posix,) and made.rates == ()
     assert made.explain().startswith("staging + posix (the only path here); no GDS: no")
     assert posix.stats().written_bytes == 0

@@ -1,7 +1,9 @@
 """What a rank stores in: its own disk, metered, on the fastest path, or host memory."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,8 @@ from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError, StorageFullError
 from ssdtrain.storage import PosixStorage, ThrottledStorage
 from ssdtrain.storage import open as opening
+from ssdtrain.storage.forwarding import ForwardingStorage
+from ssdtrain.storage.gds import GdsStorage
 from ssdtrain.storage.kvikio_shim import GdsMode, Refusal
 from ssdtrain.storage.measure import Choice, Rates
 from ssdtrain.storage.open import (
@@ -76,10 +80,10 @@ def test_every_disk_is_metered(
     stripe.close()
 
 
-def choice_of(storage: PosixStorage, refused: bool) -> Choice:
+def choice_of(members: list[PosixStorage], refused: bool) -> Choice:
     refusals = (Refusal(GdsMode.GDS, "no driver"),) if refused else ()
     rates = () if refused else (Rates("staging + posix", 3.0, 3.0),)
-    return Choice(storage=storage, rates=rates, refusals=refusals)
+    return Choice(members=tuple(members), rates=rates, refusals=refusals)
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -87,7 +91,7 @@ def test_no_direct_path_is_counted_where_it_was_asked_for(
     installed: bool, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Fallback] = []
-    monkeypatch.setattr(opening, "choose_path", lambda s, _: choice_of(s, True))
+    monkeypatch.setattr(opening, "choose_path", lambda s, _, **__: choice_of(s, True))
     monkeypatch.setattr("ssdtrain.storage.measure.kvikio_installed", lambda: installed)
     made = open_for_rank([directory], Rank(), device=CUDA, on_fallback=told.append)
     assert made.why == "staging + posix (the only path here); no GDS: no driver"
@@ -102,7 +106,7 @@ def test_the_chosen_storage_is_metered_too(
     aligned: Aligned,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(opening, "choose_path", lambda s, _: choice_of(s, False))
+    monkeypatch.setattr(opening, "choose_path", lambda s, _, **__: choice_of(s, False))
     made = open_for_rank([directory], Rank(), device=CUDA, endurance=endurance)
     storage = made.storage
     assert isinstance(storage, MeteredStorage)
@@ -111,6 +115,60 @@ def test_the_chosen_storage_is_metered_too(
     with pytest.raises(StorageFullError, match="write_budget"):
         storage.allocate(PAGE)
     storage.close()
+
+
+class TakesAll(GdsStorage):
+    """Takes kvikio's place: host buffers alone reach it here."""
+
+    def __init__(self, posix: PosixStorage, mode: GdsMode) -> None:
+        ForwardingStorage.__init__(self, posix)
+        self.mode = mode
+
+    write = ForwardingStorage.write
+    read = ForwardingStorage.read
+    stats = ForwardingStorage.stats
+    close = ForwardingStorage.close
+    describe = ForwardingStorage.describe
+
+    def release(self) -> None:
+        """Nothing is open."""
+
+
+def test_several_directories_take_the_direct_path_together(
+    tmp_path: Path,
+    endurance: Endurance,
+    aligned: Aligned,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Measured as one stripe; every disk is metered, and takes its share."""
+    places = [tmp_path / "a", tmp_path / "b"]
+    for place in places:
+        place.mkdir()
+    measured: list[Any] = []
+
+    def choose(posix: Any, device: Any, *, joined: Any) -> Choice:
+        measured.append(joined(posix))
+        members = tuple(TakesAll(files, GdsMode.GDS) for files in posix)
+        rates = (Rates("GDS", 6.0, 6.0), Rates("staging + posix", 3.0, 3.0))
+        return Choice(members=members, rates=rates, refusals=())
+
+    monkeypatch.setattr(opening, "choose_path", choose)
+    ample = replace(endurance, budget_bytes=None)
+    made = open_for_rank(places, Rank(), device=CUDA, endurance=ample)
+    assert made.takes_device and made.why.startswith("GDS (measured fastest)")
+    assert made.why.endswith("; over 2 directories")
+    stripe = made.storage
+    assert isinstance(measured[0], StripeStorage) and isinstance(stripe, StripeStorage)
+    assert [report.disk for report in wear_of(stripe)] == [disk_of(p) for p in places]
+    slots = [stripe.allocate(PAGE) for _ in range(8)]
+    sent = aligned(PAGE, seed=3)
+    for slot in slots:
+        stripe.write(slot, sent)
+        back = aligned(PAGE)
+        stripe.read(slot, back)
+        assert torch.equal(sent, back)
+    assert len({slot.file for slot in slots}) == 2
+    stripe.close()
 
 
 def test_a_throttled_storage_is_staged(

@@ -154,7 +154,8 @@ def test_of_a_file_too(tmp_path: Path) -> None:
 
 def test_a_graph_run_has_the_settings_that_it_reads_alone() -> None:
     config = composed("ssdtrain.yaml", ["gnn=rgcn", "trainer.epochs=2", "name=x"])
-    assert set(config) == {"name", "progress", "resume", "run_directory", "trainer"}
+    own = {"name", "numa", "preload", "progress", "resume", "run_directory"}
+    assert set(config) == {*own, "features", "trainer"}
     whole = composed("ssdtrain.yaml", ["model=bert", "train.steps=3"])
     assert {"model", "train", "offload"} <= set(whole)
 

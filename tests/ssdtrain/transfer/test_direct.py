@@ -20,7 +20,7 @@ from ssdtrain.storage.forwarding import ForwardingStorage
 from ssdtrain.storage.gds import GdsStorage
 from ssdtrain.storage.kvikio_shim import GdsMode, availability
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
-from ssdtrain.transfer.direct import DirectOffloader
+from ssdtrain.transfer.direct import DirectOffloader, OverflowOffloader
 from ssdtrain.transfer.offloader import Meters
 from ssdtrain.transfer.parcel import ParcelState
 from ssdtrain.transfer.pinned import PinnedPool
@@ -246,9 +246,11 @@ def check_training(
     device: str,
     everything: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
+    kind: type[DirectOffloader] = DirectOffloader,
+    cap_bytes: int = 1 << 20,
 ) -> None:
     def open_it(settings: Any, device: Any, meters: Meters) -> DirectOffloader:
-        return DirectOffloader(device, PinnedPool(device, 1 << 20), storage, 2, meters)
+        return kind(device, PinnedPool(device, cap_bytes), storage, 2, meters)
 
     monkeypatch.setattr(api, "_open_offloader", open_it)
     plain = train(device, lambda _: None)
@@ -256,6 +258,56 @@ def check_training(
     assert same_bits(plain, moved)
     assert storage.stats().used_bytes == 0
     assert storage.stats().written_bytes > 0
+
+
+class Asked(AnyBuffer):
+    """Notes where the bytes of each write were."""
+
+    def __init__(self, inner: Storage, pool: Callable[[int], bool]) -> None:
+        super().__init__(inner)
+        self._pool = pool
+        self.staged: list[bool] = []
+
+    def write(self, slot: Slot, buffer: torch.Tensor) -> None:
+        self.staged.append(self._pool(buffer.data_ptr()))
+        super().write(slot, buffer)
+
+
+def test_what_does_not_fit_into_host_memory_goes_past_it() -> None:
+    """Two parcels fit; of the others each goes the direct way, or an older one makes
+    room. All come back, and nothing is left."""
+    device, counters = CpuDevice(), Counters()
+    sources = [torch.randint(0, 256, (8 * PAGE,), dtype=torch.uint8) for _ in range(8)]
+    own = {source.data_ptr() for source in sources}
+    storage = Asked(MemoryStorage(), lambda address: address not in own)
+    pool = PinnedPool(device, 18 * PAGE)
+    meters = Meters(counters=counters, trace=Trace(False))
+    offloader = OverflowOffloader(device, pool, storage, 2, meters)
+    parcels = [offloader.store(s, f"{i}", lambda: True) for i, s in enumerate(sources)]
+    assert all(parcel is not None for parcel in parcels)
+    assert pool.total_bytes <= 18 * PAGE
+    offloader.wait_io()
+    assert storage.staged.count(False) >= 1, "some went past host memory"
+    for parcel, source in zip(reversed(parcels), reversed(sources), strict=True):
+        assert parcel is not None
+        offloader.recall(parcel)
+        target = torch.zeros_like(source)
+        offloader.load(parcel, target).wait(device)
+        assert same_bits(target, source)
+        offloader.discard(parcel)
+    offloader.wait_io()
+    assert storage.stats().used_bytes == 0 and pool.used_bytes == 0
+    assert counters.take().fallbacks == {}
+    offloader.close()
+
+
+@pytest.mark.parametrize("cap_bytes", [1 << 12, 1 << 15])
+def test_tiered_past_host_memory_trains_to_the_same_bits(
+    cap_bytes: int, everything: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = AnyBuffer(MemoryStorage())
+    settings = {**everything, "target": "tiered"}
+    check_training(storage, "cpu", settings, monkeypatch, OverflowOffloader, cap_bytes)
 
 
 @pytest.mark.parametrize("failing", [False, True])

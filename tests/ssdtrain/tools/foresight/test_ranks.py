@@ -140,8 +140,8 @@ def test_fusion_pays_where_memory_binds() -> None:
     assert len(PAIRS) == 33
     depthwise = next(p for p in PAIRS if p.name == "mv2_1")
     full = next(p for p in PAIRS if p.name == "res_2x")
-    assert advise(depthwise, gflops=400, gb_per_s=35).fuse
-    assert not advise(full, gflops=400, gb_per_s=35).fuse
+    assert advise(depthwise, gflops=400, gb_per_s=35).may_pay
+    assert not advise(full, gflops=400, gb_per_s=35).may_pay
     for pair in PAIRS:
         advice = advise(pair, gflops=400, gb_per_s=35)
         assert advice.fused_intensity > advice.separate_intensity

@@ -135,6 +135,8 @@ def test_findings_about_software() -> None:
     )
     assert by_text["deepspeed is not installed"].level is Level.NOTE
     assert "the CUDA malloc hook is not loaded" in by_text
+    hint = by_text["the CUDA malloc hook is not loaded"]
+    assert 'eval "$(ssdtrain env)"' in str(hint)
     assert by_text["there is no C compiler"].level is Level.NOTE
     hooked = replace(other, malloc_hook="/x/malloc_hook.so", compiler="/usr/bin/cc")
     texts = [f.text for f in software.judge(hooked)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ssdtrain.tools.machine import gpus
+from ssdtrain import numa
 from ssdtrain.tools.machine.findings import Level
 from ssdtrain.tools.machine.gpus import Gpu, inspect_gpus, judge
 
@@ -73,7 +73,7 @@ def test_facts_from_nvml(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     pci = tmp_path / "0000:17:00.0"
     pci.mkdir()
     (pci / "numa_node").write_text("1\n")
-    monkeypatch.setattr(gpus, "PCI_DEVICES", tmp_path)
+    monkeypatch.setattr(numa, "PCI_DEVICES", tmp_path)
     module = fake_nvml()
     monkeypatch.setitem(sys.modules, "pynvml", module)
     report = inspect_gpus()
@@ -103,7 +103,7 @@ def test_facts_from_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     (pci / "current_link_width").write_text("16\n")
     (pci / "max_link_width").write_text("63 is no number\n")
     (pci / "max_link_speed").write_text("32.0 GT/s PCIe\n")
-    monkeypatch.setattr(gpus, "PCI_DEVICES", tmp_path)
+    monkeypatch.setattr(numa, "PCI_DEVICES", tmp_path)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

@@ -1,0 +1,482 @@
+"""Graphs of files, for the command line. What is wrong with one is said by line.
+
+Text is read in blocks by numpy's parser; where that refuses a block, its lines are read
+one by one until the bad one is found.
+"""
+
+import bz2
+import gzip
+import itertools
+import json
+import lzma
+import re
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from pydirect.sampling import Graph
+from pydirect.traversal.convert import from_networkx
+
+_BLOCK_BYTES = 1 << 24
+_OPENERS: dict[str, Callable[[Path], Any]] = {
+    ".gz": lambda path: gzip.open(path, "rb"),
+    ".xz": lambda path: lzma.open(path, "rb"),
+    ".bz2": lambda path: bz2.open(path, "rb"),
+}
+_READERS_OF_NETWORKX: dict[str, Callable[[IO[bytes], Any], Any]] = {
+    ".graphml": lambda file, networkx: networkx.read_graphml(file),
+    ".gml": lambda file, networkx: networkx.read_gml(file, label="id"),
+    ".json": lambda file, networkx: _node_link(json.load(file), networkx),
+}
+_CUT = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
+_BLANKS = bytes.maketrans(b",;\t\r", b"    ")
+_LARGEST = np.iinfo(np.int64).max
+_PROMISE = re.compile(rb"nodes:\s*(\d+)\s+edges:\s*(\d+)", re.IGNORECASE)
+
+Note = Callable[[str], None]
+
+
+class GraphFile(NamedTuple):
+    """A graph, and what its file calls the nodes."""
+
+    graph: Graph
+    names: "Sequence[Any] | torch.Tensor"
+    """By node: numbers as int64, or names."""
+
+    def nodes(self, wanted: Sequence[str]) -> list[int]:
+        """Find nodes by their names.
+
+        Raises:
+            ValueError: a name that the file does not have.
+        """
+        known = self.names
+        names = known.tolist() if isinstance(known, torch.Tensor) else known
+        number = {str(name): node for node, name in enumerate(names)}
+        for name in wanted:
+            if name not in number:
+                few = ", ".join(itertools.islice(number, 3)) or "none"
+                raise ValueError(
+                    f"expects nodes of the file, which has {len(number)} ({few}, ...), "
+                    f"got {name!r}"
+                )
+        return [number[name] for name in wanted]
+
+
+def read_graph(
+    path: str | Path,
+    *,
+    weighted: bool = False,
+    undirected: bool = False,
+    num_nodes: int | None = None,
+    note: Note = lambda text: None,
+) -> GraphFile:
+    """Read a graph, listed by targets.
+
+    Args:
+        path: ``.mtx`` is Matrix Market's coordinates; ``.npz`` scipy's, or
+            ``edge_index`` with ``edge_weight``; ``.npy`` an ``edge_index``;
+            ``.graphml``, ``.gml`` and ``.json`` (node-link) what networkx writes;
+            anything else lines of source, target and weight. ``.gz``, ``.xz`` and
+            ``.bz2`` behind any of them.
+        weighted: take weights along; 0 or more.
+        undirected: store each edge in both directions.
+        num_nodes: nodes are numbered from 0 below this. None: as many as the file
+            says, and of lines those that they name.
+        note: told what is done.
+
+    Returns:
+        The graph and its nodes' names.
+
+    Raises:
+        ValueError: a file that is damaged or of another form; names line and value.
+        OSError: a file that cannot be read.
+    """
+    path = Path(path)
+    suffix = path.suffixes[-1] if path.suffixes else ""
+    packed = _OPENERS.get(suffix)
+    if suffix in _OPENERS:
+        suffix = path.with_suffix("").suffix
+    note(f"reading {path}")
+    with packed(path) if packed else path.open("rb") as file:
+        if suffix in _READERS_OF_NETWORKX:
+            return _of_networkx(path, suffix, file, weighted, undirected)
+        if suffix in (".npz", ".npy"):
+            edges, names = _of_arrays(path, file, weighted=weighted), None
+        elif suffix == ".mtx":
+            edges, names = _Lines(path, file, weighted, None, note).matrix(), None
+        else:
+            lines = _Lines(path, file, weighted, num_nodes, note)
+            edges = lines.edges()
+            names = None
+            if num_nodes is None:
+                distinct, inverse = np.unique(edges.ends, return_inverse=True)
+                names = torch.from_numpy(distinct)
+                index = inverse.reshape(2, -1)
+                edges = edges._replace(ends=index, num_nodes=len(distinct))
+    total = edges.num_nodes if num_nodes is None else num_nodes
+    if total < edges.num_nodes:
+        raise ValueError(
+            f"{path}: expects at most {total} nodes, as --nodes says, got "
+            f"{edges.num_nodes}"
+        )
+    note(f"sorting {edges.ends.shape[1]:,} edges")
+    graph = Graph.from_edges(
+        torch.from_numpy(edges.ends),
+        total,
+        symmetric=undirected or edges.symmetric,
+        weights=None if edges.weights is None else torch.from_numpy(edges.weights),
+        outgoing=True,
+    )
+    return GraphFile(graph, torch.arange(total) if names is None else names)
+
+
+class _Edges(NamedTuple):
+    ends: "np.ndarray[Any, Any]"
+    """int64, shape (2, num_edges)."""
+
+    weights: "np.ndarray[Any, Any] | None"
+    num_nodes: int
+    symmetric: bool = False
+
+
+class _Lines:
+    """Lines of a text file: source, target, and perhaps more."""
+
+    def __init__(
+        self,
+        path: Path,
+        file: IO[bytes],
+        weighted: bool,
+        num_nodes: int | None,
+        note: Note,
+    ) -> None:
+        self._path, self._file, self._note = path, file, note
+        self._weighted = weighted
+        self._limit = num_nodes
+        self._first = 0
+        """The least number of a node."""
+        self._pattern = False
+        self._columns: tuple[int, int] | None = None
+        """How many there are, and the line that shows it."""
+        self._line = 0
+        """Lines read."""
+
+    def edges(self) -> _Edges:
+        """A list of edges, with comments and perhaps a heading."""
+        promises: list[tuple[int, int]] = []
+        parts = list(self._parts(promises))
+        index, weights = _joined(parts)
+        if promises and promises[0][1] != index.shape[1]:
+            line, promised = promises[0]
+            raise ValueError(
+                f"{self._path}:{line}: expects {promised} edges, as this line says, "
+                f"got {index.shape[1]}: the file is cut off, or, if it is whole, "
+                "remove this line"
+            )
+        most = int(index.max(initial=-1)) + 1
+        return _Edges(index, weights, most if self._limit is None else self._limit)
+
+    def matrix(self) -> _Edges:
+        """A Matrix Market file."""
+        head = self._next().decode("latin-1").lower().split()
+        if head[:2] != ["%%matrixmarket", "matrix"] or len(head) != 5:
+            raise self._error(
+                1, "'%%MatrixMarket matrix coordinate TYPE SYMMETRY'", " ".join(head)
+            )
+        layout, field, symmetry = head[2:]
+        kinds = ("coordinate",), ("real", "integer", "pattern"), (
+            "general",
+            "symmetric",
+        )  # fmt: skip
+        for word, known in zip((layout, field, symmetry), kinds, strict=True):
+            if word not in known:
+                raise self._error(1, " or ".join(known), word)
+        self._pattern = field == "pattern"
+        size = self._next()
+        while size.startswith(b"%") or not size.strip():
+            if not size:
+                raise self._error(self._line, "rows, columns and entries", "the end")
+            size = self._next()
+        numbers = size.split()
+        if len(numbers) != 3 or not all(n.isdigit() for n in numbers):
+            raise self._error(self._line, "rows, columns and entries", size)
+        rows, columns, entries = map(int, numbers)
+        if rows != columns:
+            raise self._error(self._line, "as many rows as columns", size)
+        self._first, self._limit = 1, rows + 1
+        self._columns = (2 if self._pattern else 3, self._line)
+        said = self._line
+        index, weights = _joined(list(self._parts([])))
+        if index.shape[1] != entries:
+            raise ValueError(
+                f"{self._path}:{self._line}: expects {entries} entries, as line {said} "
+                f"says, got {index.shape[1]} to the end of the file"
+            )
+        if self._weighted and weights is None:
+            weights = np.ones(entries, dtype=np.int64)
+        return _Edges(index - 1, weights, rows, symmetry == "symmetric")
+
+    def _next(self) -> bytes:
+        self._line += 1
+        return self._read(self._file.readline)
+
+    def _read(self, call: Callable[[], bytes]) -> bytes:
+        try:
+            return call()
+        except _CUT as error:
+            raise ValueError(
+                f"{self._path}:{self._line}: expects more lines, got the end of "
+                f"compressed data that is cut off or damaged ({error})"
+            ) from error
+
+    def _parts(
+        self, promises: list[tuple[int, int]]
+    ) -> Iterator["np.ndarray[Any, Any]"]:
+        """Structured arrays u, v and perhaps w, a block of lines each."""
+        total = 0
+        while True:
+            block = self._read(lambda: self._file.read(_BLOCK_BYTES))
+            block += self._read(self._file.readline)
+            if not block:
+                return
+            lines = block.translate(_BLANKS).split(b"\n")
+            if not lines[-1]:
+                lines.pop()
+            begin, self._line = self._line + 1, self._line + len(lines)
+            if b"#" in block or b"%" in block:
+                for at, line in enumerate(lines):
+                    if line.lstrip()[:1] in (b"#", b"%"):
+                        found = _PROMISE.search(line)
+                        if found:
+                            promises.append((begin + at, int(found[2])))
+                        lines[at] = b""
+            if self._columns is None:
+                self._look(lines, begin)
+            part = self._parsed(lines, begin)
+            total += len(part)
+            self._note(f"reading {self._path}: {total:,} edges")
+            yield part
+
+    def _look(self, lines: list[bytes], begin: int) -> None:
+        """Count the columns; leave out the heading of a .csv or .tsv."""
+        full = [at for at, line in enumerate(lines) if line.strip()][:2]
+        if not full:
+            return
+        fields = [lines[at].split() for at in full]
+        csv = {".csv", ".tsv"} & set(self._path.suffixes)
+        numeric = [re.fullmatch(rb"-?\d+", field) for field in fields[0]]
+        other = len(fields) > 1 and len(fields[1]) != len(fields[0])
+        if csv and (not any(numeric) or (other and not all(numeric))):
+            lines[full[0]] = b""
+            fields, full = fields[1:], full[1:]
+        if full:
+            self._columns = (len(fields[0]), begin + full[0])
+
+    def _parsed(self, lines: list[bytes], begin: int) -> "np.ndarray[Any, Any]":
+        if self._columns is None:
+            return np.empty(0, dtype=[("u", np.int64), ("v", np.int64)])
+        num, _ = self._columns
+        takes = self._weighted and not self._pattern
+        if num < 2 + takes:
+            self._blame(lines, begin)
+        refusal: Exception | None = None
+        for kind in (np.int64, np.float64) if takes else (np.int64,):
+            types: list[tuple[str, Any]] = [("u", np.int64), ("v", np.int64)]
+            types += [("w", kind)] * takes
+            types += [(f"c{i}", "S1") for i in range(len(types), num)]
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    part = np.loadtxt(lines, types, comments=None, ndmin=1)
+            except (ValueError, Warning) as error:
+                if "no data" in str(error):
+                    return np.empty(0, dtype=types)
+                refusal = error
+                continue
+            ends = np.stack([part["u"], part["v"]])
+            most = _LARGEST if self._limit is None else self._limit - 1
+            bad = bool(((ends < self._first) | (ends > most)).any())
+            if bad or (takes and not bool((part["w"] >= 0).all())):
+                self._blame(lines, begin)
+            return part
+        self._blame(lines, begin)
+        raise ValueError(
+            f"{self._path}: lines {begin} to {begin + len(lines) - 1}: {refusal}"
+        )
+
+    def _blame(self, lines: list[bytes], begin: int) -> None:
+        """
+        Raises:
+            ValueError: the first bad line.
+        """
+        num, shown = self._columns or (2, begin)
+        takes = self._weighted and not self._pattern
+        for at, line in enumerate(lines, begin):
+            fields = line.split()
+            if not fields:
+                continue
+            if len(fields) < 2 + takes:
+                what = "source, target and weight" if takes else "source and target"
+                raise self._error(at, what, line)
+            if len(fields) != num:
+                raise self._error(at, f"{num} columns, as in line {shown}", line)
+            for field in fields[:2]:
+                self._blame_node(at, field)
+            if takes:
+                try:
+                    right = float(fields[2]) >= 0 and b"_" not in fields[2]
+                except ValueError:
+                    right = False
+                if not right:
+                    raise self._error(at, "a weight of 0 or more", fields[2])
+
+    def _blame_node(self, at: int, field: bytes) -> None:
+        if not re.fullmatch(rb"-?\d+", field):
+            raise self._error(at, "the number of a node", field)
+        if int(field) < self._first:
+            raise self._error(at, f"nodes numbered from {self._first}", field)
+        if int(field) > _LARGEST:
+            raise self._error(at, "a number of at most 63 bits", field)
+        if self._limit is not None and int(field) >= self._limit:
+            raise self._error(
+                at, f"nodes numbered {self._first} to {self._limit - 1}", field
+            )
+
+    def _error(self, line: int, expected: str, got: bytes | str) -> ValueError:
+        text = got if isinstance(got, str) else got.decode("utf-8", "replace")
+        return ValueError(f"{self._path}:{line}: expects {expected}, got {text[:60]!r}")
+
+
+def _joined(
+    parts: "list[np.ndarray[Any, Any]]",
+) -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]":
+    """Ends, shape (2, num_edges), and weights, int64 where all are."""
+    empty = np.empty(0, dtype=np.int64)
+    ends = [np.concatenate([empty, *(part[end] for part in parts)]) for end in "uv"]
+    weights = [part["w"] for part in parts if "w" in (part.dtype.names or ())]
+    return np.stack(ends), np.concatenate(weights) if weights else None
+
+
+def _of_arrays(path: Path, file: IO[bytes], *, weighted: bool) -> _Edges:
+    """
+    Raises:
+        ValueError: damaged, no graph, or a node out of range.
+    """
+    try:
+        found = np.load(file, allow_pickle=False)
+        arrays = {"edge_index": found} if isinstance(found, np.ndarray) else dict(found)
+    except (ValueError, KeyError, zipfile.BadZipFile, *_CUT) as error:
+        raise ValueError(
+            f"{path}: expects numpy's arrays, got a file that is cut off or damaged "
+            f"({error})"
+        ) from error
+    name, index, values = _entries(path, arrays)
+    if index.ndim != 2 or len(index) != 2 or index.dtype.kind not in "iu":
+        raise ValueError(
+            f"{path}: {name}: expects integers of shape (2, edges), got {index.dtype} "
+            f"of shape {list(index.shape)}"
+        )
+    shape = arrays.get("shape", arrays.get("num_nodes"))
+    sizes = set() if shape is None else set(np.atleast_1d(shape).tolist())
+    if len(sizes) > 1:
+        raise ValueError(f"{path}: shape: expects a square, got {sorted(sizes)}")
+    limit = sizes.pop() if sizes else int(index.max(initial=-1)) + 1
+    bad = np.flatnonzero(((index < 0) | (index >= limit)).any(0))
+    if len(bad):
+        at = int(bad[0])
+        raise ValueError(
+            f"{path}: {name}: expects nodes 0 to {limit - 1}, got "
+            f"{index[:, at].tolist()} at edge {at}"
+        )
+    if weighted:
+        _check_weights(path, values, index.shape[1:])
+    return _Edges(index.astype(np.int64), values if weighted else None, limit)
+
+
+def _entries(
+    path: Path, arrays: "dict[str, np.ndarray[Any, Any]]"
+) -> "tuple[str, np.ndarray[Any, Any], Any]":
+    """What they are called, sources and targets, weights or None.
+
+    Raises:
+        ValueError: none of the known names, or lists out of order.
+    """
+    if "edge_index" in arrays:
+        weights = arrays.get("edge_weight", arrays.get("weights"))
+        return "edge_index", arrays["edge_index"], weights
+    if "row" in arrays and "col" in arrays:
+        ends = np.stack([arrays["row"], arrays["col"]])
+        return "row, col", ends, arrays.get("data")
+    if "indptr" not in arrays or "indices" not in arrays:
+        raise ValueError(
+            f"{path}: expects scipy's arrays (indptr, indices) or edge_index, got "
+            f"{', '.join(arrays)}"
+        )
+    columns, starts = arrays["indices"], arrays["indptr"]
+    falls = np.flatnonzero(np.diff(starts) < 0)
+    if len(falls) or not len(starts) or starts[-1] != len(columns):
+        at = int(falls[0]) + 1 if len(falls) else len(starts) - 1
+        raise ValueError(
+            f"{path}: indptr: expects ascending numbers up to {len(columns)}, got "
+            f"{starts[at : at + 1].tolist()} at {at}"
+        )
+    rows = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    index = np.stack([rows, columns])
+    if "csc" in str(arrays.get("format")):
+        index = index[::-1]
+    return "indices", index, arrays.get("data")
+
+
+def _check_weights(path: Path, values: Any, shape: tuple[int, ...]) -> None:
+    """
+    Raises:
+        ValueError: not a weight of 0 or more for each edge.
+    """
+    if values is None or values.dtype.kind not in "biuf" or values.shape != shape:
+        got = "none" if values is None else f"{values.dtype} {list(values.shape)}"
+        raise ValueError(f"{path}: expects a weight for each edge, got {got}")
+    if not bool((values >= 0).all()):
+        at = int(np.flatnonzero(~(values >= 0))[0])
+        raise ValueError(
+            f"{path}: expects weights of 0 or more, got {values[at]} at edge {at}"
+        )
+
+
+def _of_networkx(
+    path: Path, suffix: str, file: IO[bytes], weighted: bool, undirected: bool
+) -> GraphFile:
+    """
+    Raises:
+        ValueError: what networkx cannot read, or an edge without a weight.
+    """
+    import networkx
+
+    try:
+        theirs = _READERS_OF_NETWORKX[suffix](file, networkx)
+        if undirected:
+            theirs = theirs.to_undirected()
+        graph, names = from_networkx(theirs, weight="weight" if weighted else None)
+    except (ValueError, SyntaxError, LookupError, TypeError, *_CUT) as error:
+        raise ValueError(f"{path}: {error}") from error
+    except networkx.NetworkXException as error:
+        raise ValueError(f"{path}: {error}") from error
+    return GraphFile(graph, names)
+
+
+def _node_link(document: Any, networkx: Any) -> Any:
+    """A graph of JSON, whose edges older versions of networkx call links."""
+    edges = "links" if "links" in document else "edges"
+    known = {node["id"] for node in document["nodes"]}
+    for at, edge in enumerate(document[edges]):
+        for end in ("source", "target"):
+            if edge[end] not in known:
+                raise ValueError(
+                    f"{edges}[{at}]: expects a node of the file, got {edge[end]!r}"
+                )
+    return networkx.node_link_graph(document, edges=edges)

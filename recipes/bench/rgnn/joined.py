@@ -1,0 +1,161 @@
+"""An epoch of RGAT with pydirect's rows, by place, against its longest stage.
+
+    python -m recipes.bench.rgnn.joined --budget-s 100 --out joined.json
+
+A graph of ogbn-mag's sizes with its edges both ways, 1,024 seeds a batch, fanouts 15
+and 10: what `ssdtrain train gnn=rgat features.place=... trainer.batch=1024
+trainer.capture=true` does in an epoch, without the test on the whole graph. Stages
+alone: draw, gather, step, of the same batches. Losses of all places are compared.
+PyG's best epoch of the same sizes is in `epochs`.
+"""
+
+import sys
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+
+from hector.capture import CapturedBatches, CapturedSampler
+from hector.datasets.task import NodeClassification
+from hector.sampling import NeighborSampler
+from hector.train import (
+    ModelConfig,
+    NodeClassificationTrainer,
+    OptimizerConfig,
+    RunConfig,
+)
+from hector.train.mini_batches import MiniBatches
+from hector.train.steps import Steps
+from pydirect.features import FeatureRows
+from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.rgnn.batches import CLASSES, FANOUTS
+from recipes.bench.rgnn.mag import WIDTH, Data, wait
+
+PLACES = ("direct", "tiered", "device")
+EPOCHS, STAGE_BATCHES = 4, 24
+
+
+class Joined:
+    """One model and its rows, from the trainer's own parts."""
+
+    def __init__(self, data: Data, place: str, share: float, capture: bool) -> None:
+        """share: of the rows, in GPU memory where the place is tiered."""
+        nodes = data.train.to(data.device)
+        goal = data.goal.to(data.device)
+        self.device, self.seeds = data.device, data.seeds
+        self.task = NodeClassification(
+            name="mag",
+            graph=data.graph,
+            num_classes=CLASSES,
+            train_nodes=nodes,
+            train_labels=goal[nodes],
+            test_nodes=nodes[:1],
+            test_labels=goal[nodes[:1]],
+        )
+        cache = int(share * data.graph.num_nodes * WIDTH * 4)
+        trainer = NodeClassificationTrainer(
+            model=ModelConfig(layer="rgat", hidden_channels=WIDTH),
+            data=self.task,
+            optimizer=OptimizerConfig(),
+            run=RunConfig(device=data.device.type, progress=False),
+            batch=self.seeds,
+            fanouts=FANOUTS,
+            capture=capture,
+            features=FeatureRows(
+                "random",
+                place,
+                width=WIDTH,
+                cache_bytes=cache if place == "tiered" else None,
+            ),
+        )
+        self.model = trainer.build_model(self.task, 0)
+        cuda = data.device.type == "cuda"
+        adam = torch.optim.Adam(
+            self.model.parameters(), capturable=capture and cuda, fused=cuda or None
+        )
+        self.steps = Steps(self.model, adam, self.task)
+        self.sampler = NeighborSampler(self.task.graph, FANOUTS)
+        self._batches = MiniBatches(
+            self.steps,
+            self.sampler,
+            batch=self.seeds,
+            ranks=trainer.ranks,
+            gathered=self.model.gathered,
+            capture=capture,
+        )
+
+    def epoch(self, number: int) -> tuple[float, float]:
+        """Seconds and the mean loss."""
+        torch.manual_seed(number)
+        begun = wait(self.device)
+        loss = float(self._batches.epoch(lambda: None)[0])
+        return wait(self.device) - begun, loss
+
+    def stages(self) -> dict[str, float]:
+        """Milliseconds a batch of each stage alone."""
+        draws = CapturedSampler(self.sampler, self.seeds)
+        batches = CapturedBatches(self.steps.mini_batch, self.task.graph)
+        generator = torch.Generator(self.device).manual_seed(0)
+        parts = self.task.train_nodes.split(self.seeds)[:STAGE_BATCHES]
+        goals = self.task.train_labels.split(self.seeds)[:STAGE_BATCHES]
+
+        def each(calls: list[Callable[[], Any]]) -> tuple[float, list[Any]]:
+            found = [call() for call in calls]  # the first time, or captured
+            begun = wait(self.device)
+            for call in calls:
+                call()
+            ms = 1e3 * (wait(self.device) - begun) / len(calls)
+            return round(ms, 3), found
+
+        draw_ms, found = each([lambda p=p: draws.draw(p, generator) for p in parts])
+        gather_ms, rows = each(
+            [lambda f=f: self.model.gathered(f.node_ids) for f in found]
+        )
+        train = zip(found, goals, rows, strict=True)
+        step_ms, _ = each(
+            [lambda f=f, g=g, r=r: batches(f, g, rows=r) for f, g, r in train]
+        )
+        return {"draw_ms": draw_ms, "gather_ms": gather_ms, "step_ms": step_ms}
+
+
+def cell(data: Data, place: str, share: float) -> dict[str, Any]:
+    """Epochs and stages of a place."""
+    joined = Joined(data, place, share, capture=data.device.type == "cuda")
+    runs = [joined.epoch(number) for number in range(EPOCHS)]
+    epoch_s = median(seconds for seconds, _ in runs[1:])
+    stages = joined.stages()
+    num_batches = len(joined.task.train_nodes.split(joined.seeds))
+    longest_s = max(stages.values()) * num_batches / 1e3
+    return {
+        "epoch_s": round(epoch_s, 4),
+        "epochs_s": [round(seconds, 4) for seconds, _ in runs],
+        "losses": [loss for _, loss in runs],
+        "batches": num_batches,
+        **stages,
+        "over_longest_stage": round(epoch_s / longest_s, 3),
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """A cell for each place; 1 if a loss differs between places."""
+    parser = arguments(__doc__, 100, "rgnn/joined")
+    add = parser.add_argument
+    add("--shrink", type=int, default=1, help="divide the sizes: a trial on a CPU")
+    add("--batches", type=int, default=96, help="of an epoch")
+    add("--share", type=float, default=0.1, help="of rows near, in the tiered cell")
+    add("--places", nargs="+", default=list(PLACES), choices=list(PLACES))
+    options = parser.parse_args(argv)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    about = {name: getattr(options, name) for name in ("shrink", "batches", "share")}
+    cells = Cells(options.out, options.budget_s, about)
+    data = Data(device, options.shrink, options.batches)
+    for place in options.places:
+        if place not in cells and cells.left_s() > 0:
+            cells.run(place, lambda p=place: cell(data, p, options.share), 80)
+    losses = [c["losses"] for c in cells.data["cells"].values() if "losses" in c]
+    return int(any(one != losses[0] for one in losses))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

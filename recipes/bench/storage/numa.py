@@ -1,0 +1,85 @@
+"""Copies between a GPU and pinned memory of each NUMA node.
+
+    python -m recipes.bench.storage.numa --out numa.json
+
+One process a GPU and node, bound as `ssdtrain train` binds its ranks. `near_over_far`
+is the rate of the GPU's own node over the slowest other one's.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+
+from recipes.bench.common.cells import Cells, arguments, module_command
+from ssdtrain import numa
+from ssdtrain.train.ranks import Ranks
+
+MIB = 1 << 20
+WAYS = ("d2h", "h2d")
+
+
+def rates(gpu: int, node: int, mib: int) -> dict[str, float]:
+    """GB/s of this process, bound to a node before it pins."""
+    numa.bind(node)
+    device = torch.device("cuda", gpu)
+    there = torch.empty(mib * MIB, dtype=torch.uint8, device=device)
+    here = torch.empty(mib * MIB, dtype=torch.uint8, pin_memory=True)
+    found = {}
+    for way, target, source in zip(WAYS, (here, there), (there, here), strict=True):
+        best = 0.0
+        for _ in range(6):
+            torch.cuda.synchronize(device)
+            begun = time.perf_counter()
+            target.copy_(source, non_blocking=True)
+            torch.cuda.synchronize(device)
+            best = max(best, mib * MIB / (time.perf_counter() - begun) / 1e9)
+        found[f"{way}_gb_per_s"] = round(best, 2)
+    return found
+
+
+def cell(gpu: int, mib: int) -> dict[str, Any]:
+    """One GPU and all nodes."""
+    ranks = Ranks(rank=0, world_size=1, local_rank=gpu, local_size=1, launched=True)
+    own = ranks.gpu_node()
+    by_node: dict[int, dict[str, float]] = {}
+    for node in numa.nodes():
+        words = ["--gpu", str(gpu), "--node", str(node), "--mib", str(mib)]
+        command = module_command("recipes.bench.storage.numa", *words)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        if done.returncode:
+            return {"error": done.stderr[-300:]}
+        by_node[node] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = {"node": own, "by_node": by_node}
+    others = [values for node, values in by_node.items() if node != own]
+    if own in by_node and others:
+        for way in WAYS:
+            name = f"{way}_gb_per_s"
+            slowest = min(values[name] for values in others)
+            found[f"near_over_far_{way}"] = round(by_node[own][name] / slowest, 2)
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """A cell for each GPU."""
+    parser = arguments(__doc__, 100, "storage/numa")
+    parser.add_argument("--mib", type=int, default=512, help="of a copy")
+    parser.add_argument("--gpu", type=int, help="measure this one here")
+    parser.add_argument("--node", type=int, default=0, help="with --gpu: from there")
+    options = parser.parse_args(argv)
+    if options.gpu is not None:
+        print(json.dumps(rates(options.gpu, options.node, options.mib)))
+        return 0
+    cells = Cells(options.out, options.budget_s, {"mib": options.mib})
+    cells.fact("nodes", {str(n): len(cpus) for n, cpus in numa.nodes().items()})
+    for gpu in range(torch.cuda.device_count()):
+        if f"gpu {gpu}" not in cells and cells.left_s() > 0:
+            cells.run(f"gpu {gpu}", lambda g=gpu: cell(g, options.mib), 90)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
