@@ -243,6 +243,13 @@ def relation_max(s: State, x: Any) -> Sym:
     return Sym(s.builder.read(best, Index.DST_PAIR, Domain.EDGE), rows.rank)
 
 
+def relation_sum(s: State, x: Any) -> Sym:
+    """Sum over the edges with this edge's destination and type."""
+    rows = as_sym(s, x)
+    total = s.builder.agg(rows.node, Index.DST_PAIR)
+    return Sym(s.builder.read(total, Index.DST_PAIR, Domain.EDGE), rows.rank)
+
+
 def relation_total(s: State, x: Any) -> Sym:
     """Sum over the relations into a node of an edge value that is the same on all edges
     of a relation: one addend a relation, however many edges it has."""
@@ -418,6 +425,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "relation_degree": relation_degree,
     "relation_max": relation_max,
     "relation_softmax": relation_softmax,
+    "relation_sum": relation_sum,
     "relation_total": relation_total,
     "edge_softmax": edge_softmax,
     "in_degree": in_degree,

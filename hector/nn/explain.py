@@ -59,6 +59,10 @@ def explainable(model: M) -> M:
     """
     from torch_geometric.nn import MessagePassing
 
+    class PygMask(MessagePassing):  # type: ignore[misc]
+        """Holds a mask. PyG compiles a class when it makes an object of it, so that one
+        of `MessagePassing` itself would change all layers."""
+
     for layer in _layers(model):
-        layer.pyg_mask = MessagePassing()
+        layer.pyg_mask = PygMask()
     return model

@@ -14,6 +14,7 @@ from hector.functions import (
     relation_degree,
     relation_max,
     relation_softmax,
+    relation_sum,
     relation_total,
     relu,
     reshape,
@@ -30,18 +31,25 @@ def rgcn(
     bias: Any,
     aggr: str,
     edge_mask: Any = None,
+    first: bool = False,
 ) -> Any:
-    """Equation 3.1 with c the number of neighbours in the relation."""
+    """Equation 3.1 with c the number of neighbours in the relation.
+
+    `first`: neighbours are added up before the product, which then has a row for each
+    relation and destination.
+    """
     for e in g.edges():
         h = e.src.feature
         if edge_mask is not None:
             h = h * e.edge_mask
         h = _reduced(h, aggr)
+        if first and aggr != "max" and aggr != "min":
+            h = relation_sum(h)
         e["msg"] = h @ weight[e.etype]
         if aggr == "mean":
             e["msg"] /= relation_degree(e)
     for n in g.dst_nodes():
-        if aggr == "max" or aggr == "min":
+        if first or aggr == "max" or aggr == "min":
             n["out"] = relation_total(g.edata["msg"])
         else:
             n["out"] = 0.0

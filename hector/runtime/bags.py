@@ -5,6 +5,7 @@ an `index_add` write and read a row an edge. Its gradients have no gradients, so
 are written here in terms of each other.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,47 @@ CHUNK = 1024
 """Edges of one step of a dot product: their rows stay in the processor's cache."""
 
 
+class _Bags(NamedTuple):
+    """Sums as `embedding_bag` takes them."""
+
+    ids: Tensor
+    """Rows that are read, bag by bag."""
+    ptr: Tensor
+    """Where bags begin; of bags of more than `MANY`, where their parts of `PART` do."""
+    first: Tensor | None
+    """Where bags begin among parts; None: they are whole."""
+    order: Tensor | None
+    """Where the weight of each row lies; None: as they are."""
+
+    def sum(self, rows: Tensor, weight: Tensor | None) -> Tensor:
+        """[bags, width] of rows [n, width]."""
+        if not self.ids.numel() or not rows.shape[1]:
+            count = (self.ptr if self.first is None else self.first).numel() - 1
+            return rows.new_zeros(count, rows.shape[1])
+        if weight is not None and self.order is not None:
+            weight = weight.index_select(0, self.order)
+        args = (False, 0, False, weight, True)
+        made = torch.embedding_bag(rows, self.ids, self.ptr, *args)[0]
+        if self.first is None:
+            return made
+        parts = torch.arange(len(made), device=rows.device, dtype=self.first.dtype)
+        args = (False, 0, False, None, True)
+        wide = torch.embedding_bag(made.double(), parts, self.first, *args)[0]
+        return wide.to(made.dtype)
+
+
+def _bags(ids: Tensor, ptr: Tensor, order: Tensor | None) -> _Bags:
+    sizes = ptr.diff()
+    if not sizes.numel() or int(sizes.max()) <= MANY:
+        return _Bags(ids, ptr, None, order)
+    parts = torch.where(sizes > MANY, (sizes + PART - 1) // PART, 1)
+    first = torch.cat((parts.new_zeros(1), parts.cumsum(0))).to(ptr.dtype)
+    within = torch.arange(int(first[-1]), device=ptr.device)
+    within = within - first[:-1].repeat_interleave(parts)
+    starts = ptr[:-1].repeat_interleave(parts) + within * PART
+    return _Bags(ids, torch.cat((starts.to(ptr.dtype), ptr[-1:])), first, order)
+
+
 class Edges(NamedTuple):
     """Rows of a domain, and where they lead."""
 
@@ -34,103 +76,68 @@ class Edges(NamedTuple):
             return rows
         return rows.index_select(0, self.arrays.index(self.domain, index))
 
-    def levels(self, group: Index) -> tuple[Tensor, Tensor | None]:
-        """Where groups begin among edges ordered by them; where some have more than
-        `MANY`, where their parts of `PART` do, and where groups begin among parts."""
+    def _bags(self, group: Index, read: Index | None, heads: int) -> _Bags:
+        """Bags of what a group's edges read; with several heads, one for each."""
+        key = ("bags", self.domain, group, read, heads)
+        return kept(self.arrays.known, key, lambda: self._make_bags(group, read, heads))
 
-        def make() -> tuple[Tensor, Tensor | None]:
-            ptr = self.arrays.segments(self.domain, group).ptr
-            sizes = ptr.diff()
-            if not sizes.numel() or int(sizes.max()) <= MANY:
-                return ptr, None
-            parts = torch.where(sizes > MANY, (sizes + PART - 1) // PART, 1)
-            first = torch.cat((parts.new_zeros(1), parts.cumsum(0))).to(ptr.dtype)
-            within = torch.arange(int(first[-1]), device=ptr.device)
-            within = within - first[:-1].repeat_interleave(parts)
-            starts = ptr[:-1].repeat_interleave(parts) + within * PART
-            return torch.cat((starts.to(ptr.dtype), ptr[-1:])), first
-
-        return kept(self.arrays.known, ("levels", self.domain, group), make)
-
-    def order(self, group: Index) -> Tensor | None:
-        """Edges in the order of their groups; None: as they are."""
-        return self.arrays.segments(self.domain, group).items
-
-    def ids(self, group: Index, read: Index | None) -> Tensor:
-        """What edges read, in the order of their groups."""
+    def _make_bags(self, group: Index, read: Index | None, heads: int) -> _Bags:
+        ptr, items = self.arrays.segments(self.domain, group)
+        size = self.arrays.rows(self.domain)
+        every = torch.arange(size, device=ptr.device, dtype=ptr.dtype)
+        order = every if items is None else items
+        ids = order
         if read is not None:
-            return self.arrays.segment_index(self.domain, group, read)
-        items = self.order(group)
-        return self._counted(self.arrays.rows(self.domain)) if items is None else items
-
-    def _counted(self, size: int) -> Tensor:
-        device = self.arrays.graph.device
-        return kept(
-            self.arrays.known,
-            ("counted", size),
-            lambda: torch.arange(size, dtype=self.arrays.dtype, device=device),
-        )
+            ids = self.arrays.segment_index(self.domain, group, read)
+        if heads == 1:
+            return _bags(ids, ptr, items)
+        sizes, head = ptr.diff(), torch.arange(heads, device=ptr.device)
+        begin, length = (t.repeat_interleave(sizes)[:, None] for t in (ptr[:-1], sizes))
+        place = heads * begin + head * length + every[:, None] - begin
+        place = place.flatten().long()
+        parts = []
+        for found in (ids, order):
+            spread = (found[:, None] * heads + head).flatten().to(ptr.dtype)
+            parts.append(torch.empty_like(spread).index_copy_(0, place, spread))
+        starts = heads * ptr[:-1, None] + head * sizes[:, None]
+        ends = torch.cat((starts.flatten(), heads * ptr[-1:])).to(ptr.dtype)
+        return _bags(parts[0], ends, parts[1])
 
     def total(
         self, rows: Tensor, read: Index | None, group: Index, weight: Tensor | None
     ) -> Tensor:
         """[groups, heads, width]: the sum over a group's edges of what they read,
         times `weight` [edges, 1 or heads, 1]."""
-        shape = rows.shape[1:]
-        levels, ids = self.levels(group), self.ids(group, read)
-        if weight is None or weight.shape[1] == 1 or shape[0] == 1:
-            flat = rows.flatten(1)
-            one = None if weight is None else self._ordered(weight, group).flatten()
-            out = self._sum(flat, ids, levels, one)
-        else:
-            by_head = self._ordered(weight, group).flatten(1).t().contiguous()
-            parts = [
-                self._sum(part.contiguous(), ids, levels, one)
-                for part, one in zip(rows.unbind(1), by_head, strict=True)
-            ]
-            out = torch.stack(parts, 1)
-        return out.view(out.shape[0], *shape)
-
-    def _ordered(self, weight: Tensor, group: Index) -> Tensor:
-        items = self.order(group)
-        return weight if items is None else weight.index_select(0, items)
-
-    def _sum(
-        self,
-        rows: Tensor,
-        ids: Tensor,
-        levels: tuple[Tensor, Tensor | None],
-        weight: Tensor | None,
-    ) -> Tensor:
-        ptr, first = levels
-        if not ids.numel() or not rows.shape[1]:
-            count = (ptr if first is None else first).numel() - 1
-            return rows.new_zeros(count, rows.shape[1])
-        made = torch.embedding_bag(rows, ids, ptr, False, 0, False, weight, True)[0]
-        if first is None:
-            return made
-        parts = self._counted(made.shape[0])
-        args = (False, 0, False, None, True)
-        return torch.embedding_bag(made.double(), parts, first, *args)[0].to(made.dtype)
+        shape, heads = rows.shape[1:], 1
+        if weight is not None and weight.shape[1] > 1:
+            heads = weight.shape[1]
+        flat = None if weight is None else weight.flatten()
+        made = self._bags(group, read, heads).sum(
+            rows.reshape(rows.shape[0] * heads, shape.numel() // heads), flat
+        )
+        return made.view(made.shape[0] // heads, *shape)
 
     def dot(
         self, left: Tensor, read: Index | None, right: Tensor, other: Index | None
     ) -> Tensor:
         """[edges, heads, 1]: the dot product of what edges read, head by head."""
-        size = self.arrays.rows(self.domain)
-        out = left.new_empty(size, left.shape[1], 1)
-        pairs = [
-            (t, None if i is None else self.arrays.index(self.domain, i))
+        size, (heads, width) = self.arrays.rows(self.domain), left.shape[1:]
+        out, ones = left.new_empty(size, heads, 1), left.new_ones(width)
+        sides = [
+            t.flatten(1).split(CHUNK)
+            if i is None
+            else _gathered(t.flatten(1), self.arrays.index(self.domain, i))
             for t, i in ((left, read), (right, other))
         ]
-        for begin in range(0, size, CHUNK):
-            end = min(begin + CHUNK, size)
-            a, b = (
-                t[begin:end] if i is None else t.index_select(0, i[begin:end])
-                for t, i in pairs
-            )
-            torch.sum(a * b, 2, keepdim=True, out=out[begin:end])
+        places = out.view(-1).split(CHUNK * heads)
+        for a, b, place in zip(*sides, places, strict=True):
+            torch.mv((a * b).view(-1, width), ones, out=place)
         return out
+
+
+def _gathered(rows: Tensor, ids: Tensor) -> Iterator[Tensor]:
+    for part in ids.split(CHUNK):
+        yield rows.index_select(0, part)
 
 
 def differentiable(function: Any, *args: Any) -> Any:

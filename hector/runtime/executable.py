@@ -231,8 +231,12 @@ class Executable:
         for node, shape in zip(self.outputs, self.shapes, strict=True):
             asked.add(node, feature, shape)
         self._twice: list[int] = []
-        """Outputs that are an input, or another output, in memory of their own."""
-        if triton:
+        """Outputs that are an input, another output, or what is kept with the graph, in
+        memory of their own."""
+        if not triton:
+            bases = enumerate(map(stored, self.outputs))
+            self._twice = [i for i, n in bases if n.op in (Op.GRAPH, Op.CONST)]
+        else:
             seen = set(self.inputs)
             for i, node in enumerate(map(stored, self.outputs)):
                 if node in seen:

@@ -16,10 +16,12 @@ from torch import Tensor
 from hector.arrays import GraphArrays
 from hector.ir.node import Node, Op
 from hector.ir.types import Domain, Index
+from hector.kept import kept
 from hector.runtime.bags import Dot, Edges, Read, Total, differentiable
-from hector.runtime.reference import Reference
+from hector.runtime.reference import BINARY, UNARY, Reference
 
-Run = Callable[[list[Tensor]], Tensor]
+Run = Callable[[Reference, list[Tensor]], Tensor]
+"""Not a closure over the `Host` that keeps it: a cycle would wait for the collector."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Host(Reference):
             steps = self._steps[key] = self._planned(nodes, set(bindings))
         values = dict(bindings)
         for step in steps:
-            values[step.node] = step.run([values[n] for n in step.operands])
+            values[step.node] = step.run(self, [values[n] for n in step.operands])
             for node in step.last:
                 del values[node]
         return {n: values[n] for n in nodes}
@@ -98,14 +100,21 @@ class Host(Reference):
         return [_Step(n, *found[n], tuple(e)) for n, e in zip(order, ends, strict=True)]
 
     def _plain(self, node: Node) -> tuple[tuple[Node, ...], Run]:
-        return node.inputs, lambda args: self.evaluate(node, args)
+        function = UNARY.get(node.op) or BINARY.get(node.op)
+        if function is not None:
+            return node.inputs, lambda _, args: function(*args)
+        if node.op is Op.CONST:
+            key = ("const", node, self.dtype)
+            made = kept(self.arrays.known, key, lambda: self.evaluate(node, []))
+            return (), lambda _, args: made
+        return node.inputs, lambda host, args: host.evaluate(node, args)
 
     def _fused(
         self, node: Node, given: set[Node]
     ) -> tuple[tuple[Node, ...], Run] | None:
         if node.op is Op.READ and node.index is not Index.ALL:
             edges, index = Edges(self.arrays, node.domain), node.index
-            return node.inputs, lambda args: _read(edges, args[0], index)
+            return node.inputs, lambda _, args: _read(edges, args[0], index)
         if node.op is Op.AGG and node.attr("reduce") == "sum":
             return self._total(node, given)
         if node.op is Op.SUM_WIDTH and node.inputs[0].domain is not Domain.NODE:
@@ -122,7 +131,7 @@ class Host(Reference):
         rows = _rows(whole[0], given)
         edges, shape = Edges(self.arrays, x.domain), x.shape
 
-        def run(args: list[Tensor]) -> Tensor:
+        def run(host: Reference, args: list[Tensor]) -> Tensor:
             first = _shaped(args[0], shape)
             weight = _multiplied(args[1:], narrow)
             if _grows(args):
@@ -142,7 +151,7 @@ class Host(Reference):
         a, b = (_rows(n, given) for n in whole)
         edges, shape = Edges(self.arrays, x.domain), x.shape
 
-        def run(args: list[Tensor]) -> Tensor:
+        def run(host: Reference, args: list[Tensor]) -> Tensor:
             left, right = (_shaped(t, shape) for t in args[:2])
             if _grows(args):
                 out: Tensor = differentiable(Dot, edges, left, a.read, right, b.read)
@@ -168,14 +177,14 @@ class Host(Reference):
             None if r.read is None else self.arrays.index(domain, r.read) for r in rows
         ]
 
-        def run(args: list[Tensor]) -> Tensor:
+        def run(host: Reference, args: list[Tensor]) -> Tensor:
             flat = [_shaped(t, s) for t, s in zip(args[:sides], shapes, strict=False)]
             if _grows(args):
                 there = [
                     t if r.read is None else _read(edges, t, r.read)
                     for t, r in zip(flat, rows, strict=False)
                 ]
-                return self.evaluate(node, [*there, *args[sides:]])
+                return host.evaluate(node, [*there, *args[sides:]])
             parts = []
             for t, (a, b) in enumerate(pairwise(offsets)):
                 x = [

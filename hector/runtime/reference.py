@@ -18,7 +18,7 @@ from hector.ir.types import Domain, Index
 from hector.precision import index_sum
 from hector.runtime.contract import in_order
 
-_UNARY: dict[Op, Callable[[Tensor], Tensor]] = {
+UNARY: dict[Op, Callable[[Tensor], Tensor]] = {
     Op.NEG: torch.neg,
     Op.EXP: torch.exp,
     Op.LOG: torch.log,
@@ -34,7 +34,7 @@ _UNARY: dict[Op, Callable[[Tensor], Tensor]] = {
     Op.DETACH: torch.detach,
 }
 
-_BINARY: dict[Op, Callable[[Tensor, Tensor], Tensor]] = {
+BINARY: dict[Op, Callable[[Tensor, Tensor], Tensor]] = {
     Op.ADD: torch.add,
     Op.SUB: torch.sub,
     Op.MUL: torch.mul,
@@ -64,10 +64,10 @@ class Reference:
 
     def evaluate(self, node: Node, args: list[Tensor]) -> Tensor:
         """One operation on the values of its operands."""
-        if node.op in _UNARY:
-            return _UNARY[node.op](args[0])
-        if node.op in _BINARY:
-            return _BINARY[node.op](args[0], args[1])
+        if node.op in UNARY:
+            return UNARY[node.op](args[0])
+        if node.op in BINARY:
+            return BINARY[node.op](args[0], args[1])
         return _OTHER[node.op](self, node, args)
 
     def _input(self, node: Node, args: list[Tensor]) -> Tensor:
