@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -60,9 +60,19 @@ def explainable(model: M) -> M:
     from torch_geometric.nn import MessagePassing
 
     class PygMask(MessagePassing):  # type: ignore[misc]
-        """Holds a mask. PyG compiles a class when it makes an object of it, so that one
-        of `MessagePassing` itself would change all layers."""
+        """Holds a mask, and shows a layer's results to PyG's hooks. PyG compiles a
+        class when it makes an object of it: one of `MessagePassing` itself would change
+        all layers."""
+
+        def forward(self, out: Any) -> Any:
+            return out
 
     for layer in _layers(model):
+        if "pyg_mask" not in layer._modules:
+            layer.register_forward_hook(_shown)
         layer.pyg_mask = PygMask()
     return model
+
+
+def _shown(layer: nn.Module, _: Any, out: Any) -> Any:
+    return layer.get_submodule("pyg_mask")(out)

@@ -153,6 +153,10 @@ def test_a_masked_rgat_is_pyg_s(options: dict[str, Any]) -> None:
     torch.testing.assert_close(mine, other)
     clear_masks(ours)
     assert torch.equal(ours(x, ends, kinds, attr), plain)
+    seen: list[Tensor] = []
+    with ours.pyg_mask.register_forward_hook(lambda *a: seen.append(a[2])):
+        again = ours(x, ends, kinds, attr)
+    assert seen[0] is again, "PyG's explainers read results by hooks"
     with masked(ours, mask.sigmoid()):
         torch.testing.assert_close(ours(x, ends, kinds, attr), want)
 
