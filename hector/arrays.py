@@ -7,7 +7,7 @@ here and nowhere else, and not for graphs that are sampled anew in every step.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,6 +58,8 @@ class GraphArrays:
         self._longest: dict[tuple[Domain, Index], int] = {}
         self._remaps: dict[tuple[Domain, Index], Tensor] = {}
         self._numbers: dict[tuple[str, torch.dtype], Tensor] = {}
+        self.known: dict[object, Any] = {}
+        """What back ends make of them."""
 
     def rows(self, domain: Domain) -> int:
         g = self.graph

@@ -1,12 +1,14 @@
 """Calls in layer code: built-in functions, methods, modules, PyG's propagate."""
 
 import ast
+import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from torch import nn
 
+from hector.frontend import passing
 from hector.frontend.functions import (
     FUNCTIONS,
     METHODS,
@@ -18,6 +20,8 @@ from hector.frontend.functions import (
 )
 from hector.frontend.source import UnsupportedPythonError
 from hector.frontend.values import (
+    DataVar,
+    FrontendError,
     GraphVar,
     IndexVar,
     Param,
@@ -36,6 +40,7 @@ class Reader(Protocol):
 
     state: State
     tree: ast.FunctionDef
+    names: dict[str, Any]
 
     def value(self, node: ast.expr) -> Any: ...
 
@@ -47,9 +52,37 @@ class Reader(Protocol):
 
     def size(self, owner: Param, axis: int) -> int: ...
 
+    def run(self, body: list[ast.stmt], names: dict[str, Any]) -> Any: ...
+
+    def invoke(self, function: Any, args: list[Any]) -> Any: ...
+
     def spawn(self, function: Callable[..., Any]) -> "Reader": ...
 
     def call(self, args: dict[str, Any]) -> Any: ...
+
+
+class Closure:
+    """A lambda or a function that layer code defines, with the names around it."""
+
+    def __init__(self, outer: Reader, node: ast.Lambda | ast.FunctionDef) -> None:
+        self.outer, self.node = outer, node
+        if node.args.vararg or node.args.kwarg or node.args.kwonlyargs:
+            raise outer.error(node, "expected a function of plain arguments")
+
+    def call(self, args: list[Any], named: Mapping[str, Any]) -> Any:
+        """The value that it returns."""
+        names = [a.arg for a in self.node.args.args]
+        values = [self.outer.value(d) for d in self.node.args.defaults]
+        given = dict(zip(names[len(names) - len(values) :], values, strict=True))
+        given.update(zip(names, args, strict=False), **named)
+        if set(given) != set(names) or len(args) > len(names):
+            raise FrontendError(f"expected arguments {names}, got {list(given)}")
+        inner = copy.copy(self.outer)
+        names_around = {**self.outer.names, **given}
+        if isinstance(self.node, ast.FunctionDef):
+            return inner.run(self.node.body, names_around)
+        inner.names = names_around
+        return inner.value(self.node.body)
 
 
 class BoundMethod:
@@ -59,7 +92,9 @@ class BoundMethod:
         self.owner, self.name = owner, name
 
 
-_SYMBOLS = (Sym, Param, Typed, IndexVar, GraphVar)
+SCOPE = object()
+"""What `g.local_scope()` gives."""
+_SYMBOLS = (Sym, Param, Typed, IndexVar, GraphVar, passing.Boxed)
 _GRAPH_LOOPS = {
     "edges": RowLoop(Domain.EDGE),
     "nodes": RowLoop(Domain.NODE),
@@ -78,6 +113,8 @@ def call(reader: Reader, node: ast.Call) -> Any:
         return _method(reader, node, function, args, named)
     if isinstance(function, nn.Linear):
         return _linear_module(reader, node, function, args[0])
+    if isinstance(function, nn.Module):
+        return passing.module_call(reader, node, function, args)
     if function is range:
         return range(*args)
     if function in (isinstance, len, int, float) and not named:
@@ -94,6 +131,8 @@ def _named(
 ) -> Any:
     """A call of a Python function: built in by its name, or read like the layer."""
     name = getattr(function, "__name__", "")
+    if getattr(function, "__module__", "") == "hector.message.functions":
+        return function(*args, **named)
     if any(isinstance(a, GraphVar) for a in args) and name == "edge_softmax":
         return _softmax_in_place(reader, args, function)
     owner = getattr(function, "__self__", None)
@@ -103,15 +142,26 @@ def _named(
         items = (*args, *named.values())
         ours = isinstance(function, StandIn)
         if ours or any(isinstance(a, (*_SYMBOLS, tuple)) for a in items):
+            if args and isinstance(args[0], passing.Boxed):
+                return passing.box_call(
+                    reader.state, name, FUNCTIONS[name], args, named
+                )
             return FUNCTIONS[name](reader.state, *args, **named)
-    if inspect.isfunction(function) or inspect.ismethod(function):
-        return _inline(reader, function, args, named)
+    own = inspect.isfunction(function) or inspect.ismethod(function)
+    if own or isinstance(function, Closure):
+        return inline(reader, function, args, named)
     raise reader.error(node, f"{name or function!r} is not supported")
 
 
-def _inline(
+def inline(
     reader: Reader, function: Any, args: list[Any], named: dict[str, Any]
 ) -> Any:
+    """The value of a function, read like the layer; built-in ones by their names."""
+    name = getattr(function, "__name__", "")
+    if name in FUNCTIONS and not _is_layer_code(function, None):
+        return FUNCTIONS[name](reader.state, *args, **named)
+    if isinstance(function, Closure):
+        return function.call(args, named)
     bound = inspect.signature(function).bind(*args, **named)
     bound.apply_defaults()
     names = dict(bound.arguments)
@@ -122,15 +172,18 @@ def _inline(
     return inner.call(names)
 
 
-def _softmax_in_place(reader: Reader, args: list[Any], function: Any) -> None:
-    """`edge_softmax(g)` of Listing 3.1: the user's own if it has source, else the
-    built-in one on e["att"] (or the named data)."""
-    if inspect.isfunction(function):
-        _inline(reader, function, args, {})
-        return
+def _softmax_in_place(reader: Reader, args: list[Any], function: Any) -> Any:
+    """`edge_softmax(g, score)` of DGL, and `edge_softmax(g)` of Listing 3.1: the user's
+    own if it has source, else the built-in one on e["att"] (or the named data)."""
     name = args[1] if len(args) > 1 else "att"
+    if not isinstance(name, str):
+        return edge_softmax(reader.state, name)
+    if inspect.isfunction(function):
+        inline(reader, function, args, {})
+        return None
     old = reader.state.data[Domain.EDGE, name]
     reader.state.data[Domain.EDGE, name] = edge_softmax(reader.state, old)
+    return None
 
 
 def _linear_module(reader: Reader, node: ast.AST, module: nn.Linear, x: Any) -> Sym:
@@ -151,6 +204,13 @@ def _method(
     owner, name = bound.owner, bound.name
     if isinstance(owner, GraphVar) and name in _GRAPH_LOOPS and not args:
         return _GRAPH_LOOPS[name]
+    if isinstance(owner, GraphVar):
+        return _graph_method(reader, node, name, args, named)
+    if isinstance(owner, DataVar) and name in ("pop", "update"):
+        return getattr(passing, name)(reader.state, owner, *args)
+    if isinstance(owner, passing.Boxed) and name in _OF_MAILBOXES:
+        how = METHODS.get(name, FUNCTIONS.get(name, passing.boxed))
+        return passing.box_call(reader.state, name, how, [owner, *args], named)
     if isinstance(owner, RowVar):
         end = Index.DST if name == "incoming_edges" else Index.SRC
         return RowLoop(Domain.EDGE, end)
@@ -159,6 +219,27 @@ def _method(
     if isinstance(owner, Sym | Param) and name in METHODS:
         return METHODS[name](reader.state, owner, *args, **named)
     raise reader.error(node, f"method {name} is not supported")
+
+
+def _graph_method(
+    reader: Reader, node: ast.AST, name: str, args: list[Any], named: dict[str, Any]
+) -> Any:
+    """DGL's methods of a graph."""
+    if name == "local_scope":
+        return SCOPE
+    if name in _GRAPH_CALLS:
+        return _GRAPH_CALLS[name](reader, *args, **named)
+    raise reader.error(node, f"method {name} of a graph is not supported")
+
+
+_OF_MAILBOXES = (*METHODS, "softmax", "amax", "amin", "max", "min")
+_GRAPH_CALLS: dict[str, Callable[..., Any]] = {
+    "update_all": passing.update_all,
+    "apply_edges": passing.apply_edges,
+    "apply_nodes": passing.apply_nodes,
+    "in_degrees": lambda reader: passing.in_degrees(reader.state),
+    "out_degrees": lambda reader: passing.out_degrees(reader.state),
+}
 
 
 def _propagate(reader: Reader, module: nn.Module, named: dict[str, Any]) -> Any:
@@ -177,13 +258,13 @@ def _propagate(reader: Reader, module: nn.Module, named: dict[str, Any]) -> Any:
             values[name] = None
         else:
             values[name] = named.get(name)
-    rows = as_sym(reader.state, _inline(reader, message, [], values))
+    rows = as_sym(reader.state, inline(reader, message, [], values))
     how = str(getattr(module, "aggr", "add"))
     out = Sym(aggregate(reader.state, rows.node, Index.DST, how), rows.rank)
     update = getattr(type(module), "update", None)
     if update is None or update.__module__.startswith("torch_geometric.nn.conv.mess"):
         return out
-    return _inline(reader, module.update, [out], {})
+    return inline(reader, module.update, [out], {})
 
 
 def _is_layer_code(function: Any, owner: Any) -> bool:

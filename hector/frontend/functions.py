@@ -74,9 +74,8 @@ def binary(s: State, op: ast.operator, a: Any, b: Any) -> Any:
         isinstance(op, ast.Mult) and isinstance(b, Typed) and is_matrix(s, a, b)
     ):
         return linear(s, a, b)
-    if isinstance(op, ast.Pow) and b == 2:
-        x = as_sym(s, a)
-        return Sym(s.builder.mul(x.node, x.node), x.rank)
+    if isinstance(op, ast.Pow):
+        return power(s, a, b)
     if type(op) not in _OPERATORS:
         raise FrontendError(f"operator {type(op).__name__} is not supported")
     first = a if isinstance(a, Sym) else b
@@ -84,6 +83,33 @@ def binary(s: State, op: ast.operator, a: Any, b: Any) -> Any:
     x, y = as_sym(s, a, like), as_sym(s, b, like)
     left, right = s.same_rows(x.node, y.node)
     return Sym(s.builder.binary(_OPERATORS[type(op)], left, right), max(x.rank, y.rank))
+
+
+def power(s: State, a: Any, exponent: Any) -> Sym:
+    """Rows to the power 2, 0.5, -0.5 or -1."""
+    x = as_sym(s, a)
+    if exponent == 2:
+        return Sym(s.builder.mul(x.node, x.node), x.rank)
+    if exponent not in (0.5, -0.5, -1):
+        raise FrontendError(f"expected power 2, 0.5, -0.5 or -1, got {exponent!r}")
+    node = x.node if exponent == -1 else s.builder.unary(Op.SQRT, x.node)
+    if exponent < 0:
+        node = s.builder.div(s.builder.const(1.0, node.domain), node)
+    return Sym(node, x.rank)
+
+
+def clamp(s: State, x: Any, min: Number) -> Sym:
+    """x.clamp(min=1)."""
+    rows = as_sym(s, x)
+    low = s.builder.const(float(min), rows.node.domain)
+    return Sym(s.builder.binary(Op.MAXIMUM, rows.node, low), rows.rank)
+
+
+def flatten(s: State, x: Any, start_dim: int = 0, end_dim: int = -1) -> Sym:
+    """x.flatten(1): the heads side by side."""
+    if start_dim != 1 or end_dim not in (-1, 2):
+        raise FrontendError(f"expected flatten(1), got {start_dim} to {end_dim}")
+    return reshape(s, x, -1)
 
 
 def is_matrix(s: State, rows: Any, t: Typed) -> bool:
@@ -217,6 +243,13 @@ def relation_max(s: State, x: Any) -> Sym:
     return Sym(s.builder.read(best, Index.DST_PAIR, Domain.EDGE), rows.rank)
 
 
+def relation_sum(s: State, x: Any) -> Sym:
+    """Sum over the edges with this edge's destination and type."""
+    rows = as_sym(s, x)
+    total = s.builder.agg(rows.node, Index.DST_PAIR)
+    return Sym(s.builder.read(total, Index.DST_PAIR, Domain.EDGE), rows.rank)
+
+
 def relation_total(s: State, x: Any) -> Sym:
     """Sum over the relations into a node of an edge value that is the same on all edges
     of a relation: one addend a relation, however many edges it has."""
@@ -307,9 +340,11 @@ def unsqueeze(s: State, x: Any, dim: int) -> Sym:
     raise FrontendError(f"unsqueeze({dim}) of a tensor of rank {rows.rank}")
 
 
-def squeeze(s: State, x: Any, dim: int = -1) -> Sym:
+def squeeze(s: State, x: Any, dim: int | None = None) -> Sym:
     rows = as_sym(s, x)
     h, d = rows.node.shape
+    if dim is None:
+        dim = 1 if rows.rank == 3 and h == 1 else -1
     dim = dim if dim >= 0 else rows.rank + dim
     if rows.rank == 3 and (h, d)[dim - 1] == 1:
         return Sym(s.builder.reshape(rows.node, (1, h * d)), 2)
@@ -390,6 +425,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "relation_degree": relation_degree,
     "relation_max": relation_max,
     "relation_softmax": relation_softmax,
+    "relation_sum": relation_sum,
     "relation_total": relation_total,
     "edge_softmax": edge_softmax,
     "in_degree": in_degree,
@@ -398,6 +434,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "index_select": lambda s, x, dim, index: select(s, x, index),
     "sum": total,
     "mean": mean,
+    "pow": power,
+    "clamp": clamp,
+    "flatten": flatten,
+    "squeeze": squeeze,
+    "unsqueeze": unsqueeze,
 }
 """Called by their last name: `F.leaky_relu`, `torch.exp` and `exp` are one."""
 
@@ -412,7 +453,11 @@ METHODS: dict[str, Callable[..., Any]] = {
     "relu": unary(Op.RELU),
     "sigmoid": unary(Op.SIGMOID),
     "tanh": unary(Op.TANH),
+    "pow": power,
+    "clamp": clamp,
+    "flatten": flatten,
     "contiguous": lambda s, x: x,
+    "float": lambda s, x: x,
     "index_select": lambda s, x, dim, index: select(s, x, index),
 }
 """Methods of rows."""

@@ -7,13 +7,14 @@ body says what one row does. Whatever is not understood is an error with its lin
 
 import ast
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from hector.frontend.calls import BoundMethod, call
+from hector.frontend import passing
+from hector.frontend.calls import SCOPE, BoundMethod, Closure, call, inline
 from hector.frontend.functions import aggregate, as_sym, binary, select, unary
 from hector.frontend.source import UnsupportedPythonError, parse
 from hector.frontend.values import (
@@ -53,9 +54,13 @@ class Interpreter:
 
     def call(self, args: dict[str, Any]) -> Any:
         """The value that the function returns for these arguments."""
-        self.names = dict(args)
+        return self.run(self.tree.body, dict(args))
+
+    def run(self, body: list[ast.stmt], names: dict[str, Any]) -> Any:
+        """The value that statements return."""
+        self.names = names
         try:
-            self.block(self.tree.body)
+            self.block(body)
         except _Return as done:
             return done.value
         return None
@@ -152,6 +157,20 @@ class Interpreter:
     def _pass(self, node: ast.Pass) -> None:
         return
 
+    def _with(self, node: ast.With) -> None:
+        for item in node.items:
+            if self.value(item.context_expr) is not SCOPE or item.optional_vars:
+                raise self.error(node, "expected with g.local_scope()")
+        before = dict(self.state.data)
+        try:
+            self.block(node.body)
+        finally:
+            self.state.data.clear()
+            self.state.data.update(before)
+
+    def _define(self, node: ast.FunctionDef) -> None:
+        self.names[node.name] = Closure(self, node)
+
     def store(self, target: ast.expr, value: Any) -> None:
         if isinstance(target, ast.Name):
             self.names[target.id] = value
@@ -168,19 +187,12 @@ class Interpreter:
 
     def _store_data(self, target: ast.Subscript, value: Any) -> None:
         owner, name = self.value(target.value), self.value(target.slice)
-        if not isinstance(owner, RowVar) or owner.via or not isinstance(name, str):
-            raise self.error(target, 'expected e["name"] or n["name"]')
-        b = self.state.builder
-        rows = as_sym(self.state, value, b.const(0.0, owner.domain))
-        node = rows.node
-        if node.op is Op.CONST:
-            node = b.const(node.number("value"), owner.domain)
-        if node.domain is not owner.domain:
-            raise self.error(
-                target,
-                f"{owner.domain.value} data cannot hold {node.domain.value} values",
-            )
-        self.state.data[owner.domain, name] = Sym(node, rows.rank)
+        row = isinstance(owner, DataVar) or (
+            isinstance(owner, RowVar) and owner.via is None
+        )
+        if not row or not isinstance(name, str):
+            raise self.error(target, 'expected e["name"], n["name"] or g.ndata["name"]')
+        passing.store(self.state, owner, name, value)
 
     # Expressions.
 
@@ -221,9 +233,8 @@ class Interpreter:
         raise self.error(node, f"{node.id} is not defined")
 
     def _binary(self, node: ast.BinOp) -> Any:
-        return binary(
-            self.state, node.op, self.value(node.left), self.value(node.right)
-        )
+        args = [self.state, node.op, self.value(node.left), self.value(node.right)]
+        return passing.boxed(binary, args, {})
 
     def _unary(self, node: ast.UnaryOp) -> Any:
         x = self.value(node.operand)
@@ -231,10 +242,15 @@ class Interpreter:
             return not x
         if not isinstance(node.op, ast.USub):
             raise self.error(node, "only minus and not are supported")
-        return -x if isinstance(x, int | float) else unary(Op.NEG)(self.state, x)
+        if isinstance(x, int | float):
+            return -x
+        return passing.boxed(unary(Op.NEG), [self.state, x], {})
 
     def _compare(self, node: ast.Compare) -> bool:
         left, right = self.value(node.left), self.value(node.comparators[0])
+        if isinstance(right, RowVar | DataVar):
+            kind = right.domain if isinstance(right, DataVar) else right.data_domain
+            right = [name for domain, name in self.state.data if domain is kind]
         test = _COMPARISONS.get(type(node.ops[0]))
         if test is None or len(node.ops) > 1:
             raise self.error(node, "this comparison is not supported")
@@ -254,6 +270,15 @@ class Interpreter:
     def _tuple(self, node: ast.Tuple | ast.List) -> tuple[Any, ...]:
         return tuple(self.items(node.elts))
 
+    def _dict(self, node: ast.Dict) -> dict[Any, Any]:
+        keys = [None if k is None else self.value(k) for k in node.keys]
+        if None in keys:
+            raise self.error(node, "** in a dict is not supported")
+        return dict(zip(keys, map(self.value, node.values), strict=True))
+
+    def _lambda(self, node: ast.Lambda) -> Closure:
+        return Closure(self, node)
+
     def items(self, nodes: list[ast.expr]) -> list[Any]:
         """Values of a list of expressions, `*these` unpacked."""
         found: list[Any] = []
@@ -269,37 +294,32 @@ class Interpreter:
         if isinstance(owner, EdgeIndex) and key in (0, 1):
             return IndexVar(Index.DST if key else Index.SRC)
         if isinstance(key, str) and isinstance(owner, RowVar | DataVar):
-            return self._data(node, owner, key)
+            return passing.data(self.state, owner, key)
         if isinstance(key, IndexVar):
             return select(self.state, owner, key)
-        if isinstance(owner, tuple | list | dict):
+        if isinstance(owner, nn.ModuleList | nn.ModuleDict):
+            guards = self.state.guards
+            guards.attribute(owner, "_modules", owner._modules)
+            return owner[key]
+        if isinstance(owner, tuple | list | Mapping):
             # All of it is compared where it was read: see [Note: guards].
             return owner[key]
         raise self.error(node, "expected data['name'], x[src] or W[e.etype]")
-
-    def _data(self, node: ast.AST, owner: RowVar | DataVar, key: str) -> Sym:
-        domain = owner.domain if isinstance(owner, DataVar) else owner.data_domain
-        found = self.state.data.get((domain, key))
-        if found is None:
-            source = self.state.order.get(key)
-            if not isinstance(source, Param):
-                raise self.error(node, f"{domain.value} data {key!r} was never set")
-            found = self.state.rows_of(source, domain)
-        if isinstance(owner, RowVar) and owner.via is not None:
-            read = self.state.read(found.node, owner.via, owner.domain)
-            return Sym(read, found.rank)
-        return found
 
     def _attribute(self, node: ast.Attribute) -> Any:
         owner = self.value(node.value)
         if isinstance(owner, RowVar):
             return self._row_attribute(node, owner)
         if isinstance(owner, GraphVar):
-            if node.attr in ("ndata", "edata"):
-                kind = Domain.NODE if node.attr == "ndata" else Domain.EDGE
-                return DataVar(kind)
+            if node.attr in _DATA:
+                return DataVar(_DATA[node.attr])
             return BoundMethod(owner, node.attr)
-        if isinstance(owner, Sym | Param):
+        if isinstance(owner, passing.Batch):
+            found = owner.attribute(node.attr)
+            if found is None:
+                raise self.error(node, f"{node.attr} of a batch is not supported")
+            return found
+        if isinstance(owner, Sym | Param | DataVar | passing.Boxed):
             return BoundMethod(owner, node.attr)
         value = getattr(owner, node.attr, None)
         if isinstance(value, Tensor):
@@ -341,16 +361,26 @@ class Interpreter:
             return IndexVar(Index.NTYPE)
         if node.attr in ("incoming_edges", "outgoing_edges"):
             return BoundMethod(owner, node.attr)
-        return self._data(node, owner, node.attr)
+        return passing.data(self.state, owner, node.attr)
 
     def _call(self, node: ast.Call) -> Any:
         return call(self, node)
+
+    def invoke(self, function: Any, args: list[Any]) -> Any:
+        """The value of a function of the layer's own for symbols."""
+        return inline(self, function, args, {})
 
     def spawn(self, function: Callable[..., Any]) -> "Interpreter":
         """A reader for a function that this one calls."""
         return Interpreter(self.state, function)
 
 
+_DATA = {
+    "ndata": Domain.NODE,
+    "srcdata": Domain.NODE,
+    "dstdata": Domain.NODE,
+    "edata": Domain.EDGE,
+}
 _EDGE_ATTRIBUTES = {
     "src": RowVar(Domain.EDGE, Index.SRC),
     "dst": RowVar(Domain.EDGE, Index.DST),
@@ -374,6 +404,8 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Gt: lambda a, b: a > b,
     ast.Lt: lambda a, b: a < b,
     ast.GtE: lambda a, b: a >= b,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
     ast.LtE: lambda a, b: a <= b,
 }
 
@@ -401,6 +433,8 @@ _STATEMENTS: dict[type[ast.stmt], Callable[[Interpreter, Any], None]] = {
     ast.If: Interpreter._if,
     ast.For: Interpreter._for,
     ast.Pass: Interpreter._pass,
+    ast.With: Interpreter._with,
+    ast.FunctionDef: Interpreter._define,
 }
 _EXPRESSIONS: dict[type[ast.expr], Callable[[Interpreter, Any], Any]] = {
     ast.Constant: Interpreter._constant,
@@ -412,6 +446,8 @@ _EXPRESSIONS: dict[type[ast.expr], Callable[[Interpreter, Any], Any]] = {
     ast.IfExp: Interpreter._conditional,
     ast.Tuple: Interpreter._tuple,
     ast.List: Interpreter._tuple,
+    ast.Dict: Interpreter._dict,
+    ast.Lambda: Interpreter._lambda,
     ast.Subscript: Interpreter._subscript,
     ast.Attribute: Interpreter._attribute,
     ast.Call: Interpreter._call,

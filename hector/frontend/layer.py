@@ -4,7 +4,7 @@ import ast
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, overload
@@ -12,6 +12,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
+from hector.frontend import passing
 from hector.frontend.guards import Guards, snapshot
 from hector.frontend.interpreter import Interpreter
 from hector.frontend.source import parse
@@ -31,6 +32,7 @@ from hector.ir.node import Program
 from hector.ir.types import Domain, Index
 from hector.runtime import Compiled, Executable, Options
 from hector.tracing import untraced
+from hector.typed_linear import TypedLinear
 
 MAX_PROGRAMS = 8
 """Programs of one signature that differ in what their guards saw."""
@@ -51,10 +53,12 @@ class _Specialized:
 class CompiledLayer:
     """A compiled function; calling it runs generated kernels.
 
-    Two styles are read. Listing 3.1's: the first argument is a `HeteroGraph` (named
+    Three styles are read. Listing 3.1's: the first argument is a `HeteroGraph` (named
     `g` or `graph`), loops say what an edge or a node does. PyG's: `edge_index` and
-    `edge_type` are arguments. Per-edge arguments and results are in the caller's edge
-    order. An argument may be a dict of tensors by node type or by relation.
+    `edge_type` are arguments. DGL's: a graph of `hector.message` and its `update_all`
+    and `apply_edges`; what the function sets on the graph stays in the function.
+    Per-edge arguments and results are in the caller's edge order. An argument may be a
+    dict of tensors by node type or by relation.
     """
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
@@ -117,14 +121,24 @@ class CompiledLayer:
                     values[f"{name}.{path}"] = tensor
             elif isinstance(value, Mapping):
                 values[name] = _flatten(name, value, graph)
-            elif isinstance(value, Tensor) and _is_edge_data(name, value, graph):
+            elif isinstance(value, Tensor) and self._is_edge_data(name, value, graph):
                 values[name] = value[graph.edge_order]
         return graph, values
 
     def _graph(self, values: dict[str, Any]) -> HeteroGraph:
         for value in values.values():
             if isinstance(value, HeteroGraph):
+                types = [
+                    n for n in passing.EDGE_TYPES if isinstance(values.get(n), Tensor)
+                ]
+                if types:
+                    raise FrontendError(
+                        f"expected no {types[0]} beside a HeteroGraph, which has types"
+                    )
                 return value
+        found = passing.message_graph(values, self._graphs)
+        if found is not None:
+            return found
         edge_index = values.get("edge_index")
         if not isinstance(edge_index, Tensor):
             raise FrontendError(
@@ -151,6 +165,16 @@ class CompiledLayer:
 
         tensors = [t for t in (edge_index, edge_type) if isinstance(t, Tensor)]
         return self._graphs.get(tensors, (rows, relations), make)
+
+    @functools.cached_property
+    def _edge_names(self) -> set[str]:
+        return _set_as_features(self.function, ("edata",))
+
+    def _is_edge_data(self, name: str, value: Tensor, graph: HeteroGraph) -> bool:
+        named = name.startswith("edge_") or name in self._edge_names
+        named = named and "." not in name
+        known = named and name not in ("edge_index", *passing.EDGE_TYPES)
+        return known and value.shape[:1] == (graph.num_edges,)
 
     def _specialize(self, graph: HeteroGraph, values: dict[str, Any]) -> _Specialized:
         key = tuple(self._signature(name, v, graph) for name, v in values.items())
@@ -192,12 +216,21 @@ class CompiledLayer:
     def _read(self, graph: HeteroGraph, values: dict[str, Any]) -> _Specialized:
         state = State(Builder(), graph.num_nodes)
         state.node_params = _node_arguments(self.function)
+        state.edge_params = {
+            n
+            for n, v in values.items()
+            if isinstance(v, Tensor) and self._is_edge_data(n, v, graph)
+        }
+        if any(isinstance(v, nn.Module) for v in values.values()):
+            # A module holds its parameters: other tensors of a row a node are features.
+            state.node_params |= {n for n in values if "." not in n}
         symbols: dict[str, Any] = {}
         for name, value in values.items():
             symbols[name] = _symbol(name, value, graph)
             state.order[name] = symbols[name]
             if "." in name:
                 state.tensors[name] = value
+        passing.graph_features(state)
         names = {n: v for n, v in symbols.items() if "." not in n}
         found = Interpreter(state, self.function).call(names)
         single = isinstance(found, Sym)
@@ -248,15 +281,12 @@ def _row_shape(s: Sym) -> tuple[int, ...]:
 def _tensors_of(owner: nn.Module | SimpleNamespace) -> list[tuple[str, Tensor]]:
     if isinstance(owner, SimpleNamespace):
         return [(k, v) for k, v in vars(owner).items() if isinstance(v, Tensor)]
-    return [*owner.named_parameters(), *owner.named_buffers()]
-
-
-def _is_edge_data(name: str, value: Tensor, graph: HeteroGraph) -> bool:
-    return (
-        name.startswith("edge_")
-        and name not in ("edge_index", "edge_type")
-        and (value.shape[:1] == (graph.num_edges,))
-    )
+    made = [
+        (f"{path}.get_weight" if path else "get_weight", part.get_weight())
+        for path, part in owner.named_modules()
+        if isinstance(part, TypedLinear) and part.coeff is not None
+    ]
+    return [*owner.named_parameters(), *owner.named_buffers(), *made]
 
 
 def _flatten(name: str, value: Mapping[Any, Any], graph: HeteroGraph) -> Tensor:
@@ -291,13 +321,25 @@ def _symbol(name: str, value: Any, graph: HeteroGraph) -> Any:
         return GraphVar()
     if name == "edge_index":
         return EdgeIndex()
-    if name == "edge_type":
+    if name in passing.EDGE_TYPES and isinstance(value, Tensor):
         return IndexVar(Index.ETYPE)
     if name == "node_type":
         return IndexVar(Index.NTYPE)
     if isinstance(value, Tensor):
         return Param(name, tuple(value.shape))
     return value
+
+
+def _set_as_features(function: Callable[..., Any], owners: Sequence[str]) -> set[str]:
+    """Arguments that the source sets as features: `g.edata["w"] = w`."""
+    found = set()
+    for node in ast.walk(parse(inspect.unwrap(function)).tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+            for target in node.targets:
+                owner = getattr(target, "value", None)
+                if isinstance(owner, ast.Attribute) and owner.attr in owners:
+                    found.add(node.value.id)
+    return found
 
 
 def _node_arguments(function: Callable[..., Any]) -> set[str]:
@@ -308,7 +350,7 @@ def _node_arguments(function: Callable[..., Any]) -> set[str]:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
             if node.value.id == "edge_index" and isinstance(node.targets[0], ast.Tuple):
                 ends |= {e.id for e in node.targets[0].elts if isinstance(e, ast.Name)}
-    found = set()
+    found = _set_as_features(function, ("ndata", "srcdata", "dstdata"))
     for node in ast.walk(tree):
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
             text = ast.unparse(node.slice)

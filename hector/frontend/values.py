@@ -100,10 +100,12 @@ class State:
 
     builder: Builder
     num_nodes: int
-    data: dict[tuple[Domain, str], Sym] = field(default_factory=dict)
-    """`n["name"]` and `e["name"]`."""
+    data: dict[tuple[Domain, str], Any] = field(default_factory=dict)
+    """`n["name"]` and `e["name"]`: rows, or the types of nodes or edges."""
     node_params: set[str] = field(default_factory=set)
     """Arguments known to hold one row a node."""
+    edge_params: set[str] = field(default_factory=set)
+    """Arguments whose rows were sorted with the edges."""
     bound: dict[Node, str] = field(default_factory=dict)
     """{program input: argument it comes from}."""
     order: dict[str, Any] = field(default_factory=dict)
@@ -149,6 +151,8 @@ class State:
     def vector(self, t: Typed, rows: Domain) -> Sym:
         """A typed parameter as rows that arithmetic can use."""
         s = self._slice_shape(t)
+        while len(s) > 2 and s[0] == 1:
+            s = s[1:]
         if len(s) > 2:
             raise FrontendError(f"{t.param.name} with slices {list(s)} is no row")
         shape = {0: (1, 1), 1: (1, *s), 2: s}[len(s)]

@@ -144,7 +144,7 @@ def sample_neighbors(
     ids = drawn(graph, seeds, fanouts, prob=prob, replace=replace, generator=generator)
     if isinstance(g, Graph):
         return g.edge_subgraph(next(iter(ids.values())), relabel_nodes=False)
-    return graph.edge_subgraph(ids)
+    return graph.edge_subgraph(ids, relabel_nodes=False)
 
 
 def fanouts_of(

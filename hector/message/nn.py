@@ -19,6 +19,16 @@ from hector.message.relation import Relation
 from hector.nn.common import glorot
 from hector.precision import linear
 from hector.tracing import untraced
+from hector.typed_linear import TypedLinear
+
+__all__ = [
+    "GATConv",
+    "GINConv",
+    "GraphConv",
+    "HeteroGraphConv",
+    "SAGEConv",
+    "TypedLinear",
+]
 
 Rows = Tensor | tuple[Tensor, Tensor]
 Activation = Callable[[Tensor], Tensor]

@@ -100,25 +100,42 @@ def _with_edges(
 
 @untraced
 def edge_subgraph(
-    graph: "HeteroGraph", edges: Mapping[Any, Any], relabel_nodes: bool = False
+    graph: "HeteroGraph", edges: Mapping[Any, Any], relabel_nodes: bool = True
 ) -> "HeteroGraph":
-    """Return the graph of all nodes and of `edges`, ids or masks by type, whose
-    types alone remain; `edges[type].data[EID]` holds ids in this graph.
-
-    Raises ValueError for `relabel_nodes`, which `subgraph` does.
-    """
+    """Return the graph of `edges`, ids or masks by type, whose types alone remain, and
+    of their ends; of all nodes without `relabel_nodes`. `edges[type].data[EID]`, and
+    `nodes[type].data[NID]` if nodes are others, hold ids in this graph."""
     _whole(graph, "edge_subgraph")
-    if relabel_nodes:
-        raise ValueError(
-            "expected relabel_nodes=False for typed edges; take subgraph of their ends"
-        )
     chosen = {
         graph.to_canonical_etype(e): graph[e].edge_numbers(ids)
         for e, ids in edges.items()
     }
     made = _with_edges(graph, chosen)
+    if relabel_nodes:
+        made = _ends_alone(made)
     for kind, ids in chosen.items():
         made[kind].edata[EID] = ids
+    return made
+
+
+def _ends_alone(graph: "HeteroGraph") -> "HeteroGraph":
+    """Return the graph without nodes that no edge joins; the others' ids are `NID`."""
+    kept, place, frames = {}, {}, {}
+    for n, frame in _frames(graph).items():
+        joined = torch.zeros(frame.num_rows, dtype=torch.bool, device=graph.device)
+        for kind, r in _relations(graph):
+            for name, ids in zip((kind[0], kind[2]), r.edges(), strict=True):
+                if name == n:
+                    joined[ids] = True
+        kept[n], place[n] = joined.nonzero().flatten(), joined.cumsum(0) - 1
+        frames[n] = frame.part(kept[n])
+    edges = {}
+    for kind, r in _relations(graph):
+        u, v = r.edges()
+        edges[kind] = (place[kind[0]][u], place[kind[2]][v])
+    made = _made(graph, edges, frames, {k: r.edata for k, r in _relations(graph)})
+    for n, ids in kept.items():
+        made.nodes[n].data[NID] = ids
     return made
 
 

@@ -338,14 +338,14 @@ def _axis(x: Rows, dim: Any) -> int:
 def _sum(x: Rows, dim: Any = None, keepdim: bool = False) -> Rows:
     inner = _axis(x, dim)
     if not inner:
-        return x.reduced(reduce_node(x.trace, x.sym.node, Reducer.SUM))
+        return x.reduced(reduce_node(x.trace.builder, x.sym.node, Reducer.SUM))
     return _with(x, rules.total(x.trace.state, x.sym, inner, keepdim))
 
 
 def _mean(x: Rows, dim: Any = None, keepdim: bool = False) -> Rows:
     inner = _axis(x, dim)
     if not inner:
-        return x.reduced(reduce_node(x.trace, x.sym.node, Reducer.MEAN))
+        return x.reduced(reduce_node(x.trace.builder, x.sym.node, Reducer.MEAN))
     return _with(x, rules.mean(x.trace.state, x.sym, inner, keepdim))
 
 
@@ -353,7 +353,7 @@ def _extreme(kind: Reducer) -> Callable[..., Rows]:
     def apply(x: Rows, dim: Any = None, keepdim: bool = False) -> Rows:
         if keepdim or _axis(x, dim):
             raise UntraceableError("an extreme over other than the messages")
-        return x.reduced(reduce_node(x.trace, x.sym.node, kind))
+        return x.reduced(reduce_node(x.trace.builder, x.sym.node, kind))
 
     return apply
 
@@ -483,17 +483,19 @@ def message_rows(trace: Trace, f: MessageFunction) -> Rows:
     """Return the messages of a built-in function. As in DGL, missing leading axes of a
     row count as 1."""
     left = trace.feature(*f.left)
-    if f.right is None:
+    right = None if f.right is None else trace.feature(*f.right).sym
+    return Rows(trace, combined(trace.builder, f, left.sym, right))
+
+
+def combined(b: Builder, f: MessageFunction, left: Sym, right: Sym | None) -> Sym:
+    """Return what a built-in message function makes of the rows that it reads."""
+    if f.right is None or right is None:
         return left
-    right = trace.feature(*f.right)
-    rank = max(left.sym.rank, right.sym.rank)
-    a, b = left.sym.node, right.sym.node
+    rank = max(left.rank, right.rank)
     try:
         if f.combine is Combine.DOT:
-            product = trace.builder.mul(a, b)
-            return Rows(trace, Sym(trace.builder.sum_width(product), rank))
-        made = trace.builder.binary(_COMBINE[f.combine], a, b)
-        return Rows(trace, Sym(made, rank))
+            return Sym(b.sum_width(b.mul(left.node, right.node)), rank)
+        return Sym(b.binary(_COMBINE[f.combine], left.node, right.node), rank)
     except IRTypeError as error:
         raise ValueError(
             f"expected features {f.left[1]!r} and {f.right[1]!r} with rows of equal or "
@@ -508,14 +510,14 @@ FUSED |= {Reducer.STD, Reducer.SOFTMAX}
 
 def reduce_rows(x: Rows, f: ReduceFunction) -> Rows:
     """Return node rows of a built-in reducer of `FUSED`."""
-    node = reduce_node(x.trace, x.sym.node, f.reducer, f.temperature)
+    node = reduce_node(x.trace.builder, x.sym.node, f.reducer, f.temperature)
     return Rows(x.trace, Sym(node, x.sym.rank))
 
 
 def reduce_node(
-    trace: Trace, x: Node, reducer: Reducer, temperature: float = 1.0
+    b: Builder, x: Node, reducer: Reducer, temperature: float = 1.0
 ) -> Node:
-    b = trace.builder
+    """Return node rows of edge rows, by a reducer of `FUSED`."""
     match reducer:
         case Reducer.SUM:
             return b.agg(x, Index.DST)

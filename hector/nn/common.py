@@ -34,6 +34,8 @@ class CompiledConv(nn.Module):
         if flow not in FLOWS:
             raise ValueError(f"expected flow in {FLOWS}, got {flow!r}")
         self.flow = flow
+        self.edge_mask: Any = None
+        """Set by `hector.nn.masked`."""
         self._graphs = GraphCache()
         self._layers: dict[CompiledLayer, CompiledLayer] = {}
         self._options: dict[str, Any] = {}
@@ -58,6 +60,19 @@ class CompiledConv(nn.Module):
         self._options.update(options)
         self._layers.clear()
         return self
+
+    def mask_of_edges(self) -> Any:
+        """What messages are multiplied by, in the caller's order of edges; None:
+        nothing. Of `hector.nn.masked`, or of PyG's explainers."""
+        mask: Any = self.edge_mask
+        pyg: Any = self._modules.get("pyg_mask")
+        if mask is None and pyg is not None and pyg.explain:
+            mask = pyg._edge_mask
+            if mask is not None and pyg._apply_sigmoid:
+                mask = mask.sigmoid()
+        if isinstance(mask, Tensor) and mask.dim() != 1:
+            raise ValueError(f"expected a mask [edges], got {list(mask.shape)}")
+        return mask
 
     def compiled(self, layer: CompiledLayer) -> CompiledLayer:
         """The layer's function under this module's options."""

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hector.graph import HeteroGraph
-from hector.indexing import is_adjacency
+from hector.indexing import endpoints, is_adjacency
 from hector.nn.common import CompiledConv, empty, kaiming_uniform
-from hector.nn.layers import hgt
+from hector.nn.layers import hgt, hgt_attention
 from hector.precision import entering, wide
 from hector.tracing import untraced
 
@@ -96,7 +96,8 @@ class HGTConv(CompiledConv):
     Parameters, options and outputs are PyG's: its `state_dict` loads. Called as
     `conv(x_dict, edge_index_dict)` for a dict of rows by node type, or as
     `conv(x, graph)` with the rows of all types joined, for a graph whose types are
-    those of `metadata` in order.
+    those of `metadata` in order. Not taken of PyG: `flow`, hooks, `decomposed_layers`,
+    `explain_message`.
     """
 
     def __init__(
@@ -154,8 +155,12 @@ class HGTConv(CompiledConv):
         self,
         x: Tensor | dict[str, Tensor],
         edges: HeteroGraph | dict[EdgeType, Tensor],
+        return_attention_weights: bool = False,
     ) -> Any:
         """Rows of all nodes, or a dict of rows by node type for dict arguments.
+
+        With `return_attention_weights`, also attention [edges, heads], or a dict of it
+        by edge type.
 
         Raises:
             ValueError: arguments of two kinds, or rows of another width than
@@ -167,7 +172,10 @@ class HGTConv(CompiledConv):
             self._learn_widths(dict.fromkeys(self.node_types, x))
             self._check_width("x", x, max(self.in_channels.values()))
             x, dtype = entering(x, self.k_rel.weight)
-            return self._run(x, edges).to(dtype)
+            mask = self.mask_of_edges()
+            out, att = self._run(x, edges, mask, return_attention_weights)
+            out = out.to(dtype)
+            return (out, att.to(dtype)) if return_attention_weights else out
         if isinstance(edges, HeteroGraph):
             raise ValueError("expected edge_index_dict beside x_dict")
         self._learn_widths(x)
@@ -176,12 +184,20 @@ class HGTConv(CompiledConv):
                 self._check_width(f"x[{name!r}]", x[name], self.in_channels[name])
         graph = self._graph(x, edges)
         joined, dtype = entering(self._join(x), self.k_rel.weight)
-        out = self._run(joined, graph).to(dtype)
+        present = [t for t in self.edge_types if t in edges]
+        mask = self.mask_of_edges()
+        if mask is not None:
+            mask = torch.cat([mask[t] for t in present])
+        out, att = self._run(joined, graph, mask, return_attention_weights)
         sizes = [x[n].shape[0] if n in x else 0 for n in self.node_types]
-        rows = dict(zip(self.node_types, out.split(sizes), strict=True))
-        return {
+        rows = dict(zip(self.node_types, out.to(dtype).split(sizes), strict=True))
+        found = {
             n: rows[n] for n in self.node_types if n in self.dst_node_types and n in x
         }
+        if not return_attention_weights:
+            return found
+        counts = [endpoints(str(t), edges[t])[0].numel() for t in present]
+        return found, dict(zip(present, att.to(dtype).split(counts), strict=True))
 
     def _learn_widths(self, x: Mapping[str, Tensor]) -> None:
         """Of types for which `in_channels` is -1, from the first rows."""
@@ -203,17 +219,29 @@ class HGTConv(CompiledConv):
         part of the compiled layer)."""
         return set(self.in_channels.values()) == {self.out_channels}
 
-    def _run(self, x: Tensor, graph: HeteroGraph) -> Tensor:
+    def _run(
+        self, x: Tensor, graph: HeteroGraph, mask: Tensor | None, attention: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Rows of all nodes, and attention if it is asked for."""
         width = x.shape[1]
         scale = 1.0 / math.sqrt(self.out_channels // self.heads)
         layer = self.compiled(hgt)
         p = self._stacked(width)
         values = {"feature": x, **{f"p.{k}": v for k, v in vars(p).items()}}
         numbers = (self.heads, scale, self._uniform)
-        out: Tensor = self.run(
-            layer, graph, values, numbers, lambda: layer.prepare(graph, x, p, *numbers)
-        )
-        return out if self._uniform else self._skipped(graph, out, x)
+        att = x
+        if mask is None and not attention:
+            out: Tensor = self.run(
+                layer,
+                graph,
+                values,
+                numbers,
+                lambda: layer.prepare(graph, x, p, *numbers),
+            )
+        else:
+            out, att = self.compiled(hgt_attention)(graph, x, mask, p, *numbers)
+            att = att.flatten(1)
+        return (out if self._uniform else self._skipped(graph, out, x)), att
 
     def _stacked(self, width: int) -> SimpleNamespace:
         """Parameters joined by type, in every call: not all writes to a parameter leave

@@ -14,6 +14,7 @@ from hector.functions import (
     relation_degree,
     relation_max,
     relation_softmax,
+    relation_sum,
     relation_total,
     relu,
     reshape,
@@ -22,15 +23,33 @@ from hector.functions import (
 
 
 @compile()
-def rgcn(g: Any, feature: Any, weight: Any, root: Any, bias: Any, aggr: str) -> Any:
-    """Equation 3.1 with c the number of neighbours in the relation."""
+def rgcn(
+    g: Any,
+    feature: Any,
+    weight: Any,
+    root: Any,
+    bias: Any,
+    aggr: str,
+    edge_mask: Any = None,
+    first: bool = False,
+) -> Any:
+    """Equation 3.1 with c the number of neighbours in the relation.
+
+    `first`: neighbours are added up before the product, which then has a row for each
+    relation and destination.
+    """
     for e in g.edges():
-        h = _reduced(e.src.feature, aggr)
+        h = e.src.feature
+        if edge_mask is not None:
+            h = h * e.edge_mask
+        h = _reduced(h, aggr)
+        if first and aggr != "max" and aggr != "min":
+            h = relation_sum(h)
         e["msg"] = h @ weight[e.etype]
         if aggr == "mean":
             e["msg"] /= relation_degree(e)
     for n in g.dst_nodes():
-        if aggr == "max" or aggr == "min":
+        if first or aggr == "max" or aggr == "min":
             n["out"] = relation_total(g.edata["msg"])
         else:
             n["out"] = 0.0
@@ -44,10 +63,15 @@ def rgcn(g: Any, feature: Any, weight: Any, root: Any, bias: Any, aggr: str) -> 
 
 
 @compile()
-def rgcn_blocks(g: Any, feature: Any, weight: Any, blocks: int, aggr: str) -> Any:
+def rgcn_blocks(
+    g: Any, feature: Any, weight: Any, blocks: int, aggr: str, edge_mask: Any = None
+) -> Any:
     """RGCN with block-diagonal weights [relations, blocks, in, out]."""
     for e in g.edges():
-        h = _reduced(e.src.feature, aggr)
+        h = e.src.feature
+        if edge_mask is not None:
+            h = h * e.edge_mask
+        h = _reduced(h, aggr)
         e["msg"] = reshape(h, blocks, -1) @ weight[e.etype]
         if aggr == "mean":
             e["msg"] /= relation_degree(e)
@@ -86,7 +110,15 @@ def edge_sum(g: Any, edge_msg: Any, mean: bool) -> Any:
 
 
 @compile()
-def rgat(g: Any, feature: Any, edge_attr: Any, edge_keep: Any, p: Any, o: Any) -> Any:
+def rgat(
+    g: Any,
+    feature: Any,
+    edge_attr: Any,
+    edge_keep: Any,
+    edge_mask: Any,
+    p: Any,
+    o: Any,
+) -> Any:
     """RGAT with all of PyG's variants; `p` holds parameters, `o` options."""
     for e in g.edges():
         extra = None
@@ -95,6 +127,8 @@ def rgat(g: Any, feature: Any, edge_attr: Any, edge_keep: Any, p: Any, o: Any) -
         _attention(e, extra, p, o)
         if edge_keep is not None:
             e["factor"] = e["factor"] * reshape(e.edge_keep, o.heads * o.dim, 1)
+        if edge_mask is not None:
+            e["hs"] = e["hs"] * e.edge_mask
     return (*_summed(g, p, o), g.edata["att"])
 
 
@@ -180,6 +214,28 @@ def _finished(total: Any, n: Any, p: Any, o: Any) -> Any:
 @compile()
 def hgt(g: Any, feature: Any, p: Any, heads: int, scale: float, residual: bool) -> Any:
     """HGT: typed keys, queries, values; attention; typed output with a gated skip."""
+    _hgt(g, None, p, heads, scale, residual)
+    return g.ndata["out"]
+
+
+@compile()
+def hgt_attention(
+    g: Any,
+    feature: Any,
+    edge_mask: Any,
+    p: Any,
+    heads: int,
+    scale: float,
+    residual: bool,
+) -> Any:
+    """HGT whose messages may be masked, and its attention."""
+    _hgt(g, edge_mask, p, heads, scale, residual)
+    return g.ndata["out"], g.edata["att"]
+
+
+def _hgt(
+    g: Any, edge_mask: Any, p: Any, heads: int, scale: float, residual: bool
+) -> None:
     for n in g.nodes():
         n["k"] = reshape(n.feature @ p.k[n.ntype] + p.bk[n.ntype], heads, -1)
         n["q"] = reshape(n.feature @ p.q[n.ntype] + p.bq[n.ntype], heads, -1)
@@ -187,6 +243,8 @@ def hgt(g: Any, feature: Any, p: Any, heads: int, scale: float, residual: bool) 
     for e in g.edges():
         key = e.src["k"] @ p.k_rel[e.etype]
         e["msg"] = e.src["v"] @ p.v_rel[e.etype]
+        if edge_mask is not None:
+            e["msg"] = e["msg"] * e.edge_mask
         prior = reshape(p.p_rel[e.etype] * scale, heads, 1)
         e["att"] = edge_softmax(dot_prd(e.dst["q"], key) * prior)
     for n in g.dst_nodes():
@@ -197,4 +255,3 @@ def hgt(g: Any, feature: Any, p: Any, heads: int, scale: float, residual: bool) 
         if residual:
             gate = sigmoid(p.skip[n.ntype])
             n["out"] = gate * n["out"] + (1.0 - gate) * n.feature
-    return g.ndata["out"]

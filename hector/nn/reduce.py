@@ -6,11 +6,12 @@ least 1e-5, `mul` is 1 where there is no message.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hector.frontend import compile
 from hector.functions import reshape
@@ -88,6 +89,37 @@ class RelationGroups:
         peak = self.largest(rows.detach())
         e = torch.exp(rows - peak[self.pair])
         return self.sum(e / self.sum(e)[self.pair] * rows)
+
+
+def aggr_name(aggr: Any, kwargs: Mapping[str, Any] | None) -> Any:
+    """The name of an `aggr` of PyG that is compiled or grouped here; else a text for
+    users.
+
+    Raises:
+        ValueError: a name that is none, without torch_geometric to ask.
+    """
+    if isinstance(aggr, str):
+        return f"{aggr} with aggr_kwargs" if kwargs else aggr
+    name = type(aggr).__name__.removesuffix("Aggregation").lower()
+    return name if name in _PLAIN else str(aggr)
+
+
+_PLAIN = ("sum", "mean", "max", "min", "mul")
+"""Of PyG's classes, those without options."""
+
+
+def aggregation_of(aggr: Any, kwargs: Mapping[str, Any] | None) -> nn.Module:
+    """PyG's module of an `aggr`; imports torch_geometric.
+
+    Raises:
+        ValueError: nothing that PyG knows.
+    """
+    from torch_geometric.nn.resolver import aggregation_resolver
+
+    made = aggregation_resolver(aggr, **(kwargs or {}))
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"expected aggr of PyG's, got {aggr!r}")
+    return made
 
 
 _SUMS: dict[str, Callable[[RelationGroups, Tensor], Tensor]] = {

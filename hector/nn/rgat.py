@@ -42,7 +42,8 @@ class RGATConv(CompiledConv):
     """Relational graph attention (arXiv 1904.05811).
 
     Parameters, options and outputs are PyG's: its `state_dict` loads. Called as
-    `conv(x, edge_index, edge_type, edge_attr)` or `conv(x, graph)`.
+    `conv(x, edge_index, edge_type, edge_attr)` or `conv(x, graph)`. Not taken of PyG:
+    an `aggr` other than its sum, hooks, `decomposed_layers`, `explain_message`.
     """
 
     bias: nn.Parameter | None
@@ -56,7 +57,6 @@ class RGATConv(CompiledConv):
         num_bases: int | None = None,
         num_blocks: int | None = None,
         mod: str | None = None,
-        *,
         attention_mechanism: str = "across-relation",
         attention_mode: str = "additive-self-attention",
         heads: int = 1,
@@ -66,6 +66,7 @@ class RGATConv(CompiledConv):
         dropout: float = 0.0,
         edge_dim: int | None = None,
         bias: bool = True,
+        *,
         flow: str = "source_to_target",
     ) -> None:
         super().__init__(flow)
@@ -196,11 +197,13 @@ class RGATConv(CompiledConv):
                 edge_attr = values
         edge_attr, options = self._edge_options(edge_attr)
         keep = self._kept(graph, x)
-        if edge_attr is None and keep is None and return_attention_weights is None:
+        mask = self.mask_of_edges()
+        extras = (edge_attr, keep, mask, return_attention_weights)
+        if all(extra is None for extra in extras):
             parts = list(self._fused(graph, x, options))
         else:
             *parts, att = self.compiled(rgat)(
-                graph, x, edge_attr, keep, self._parameters_read(options), options
+                graph, x, edge_attr, keep, mask, self._parameters_read(options), options
             )
         out = self._joined(parts)
         if self.bias is not None and not options.bias:

@@ -1,6 +1,9 @@
 """RGCN as a drop-in replacement of PyG's `RGCNConv` and `FastRGCNConv`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +11,12 @@ from torch import Tensor, nn
 from hector.graph import HeteroGraph
 from hector.nn.common import CompiledConv, combine_bases, empty, glorot
 from hector.nn.layers import edge_sum, rgcn, rgcn_blocks
-from hector.nn.reduce import RelationGroups, pair_products
+from hector.nn.reduce import (
+    RelationGroups,
+    aggr_name,
+    aggregation_of,
+    pair_products,
+)
 from hector.precision import entering, index_sum, wide
 from hector.tracing import untraced
 
@@ -32,7 +40,12 @@ class RGCNConv(CompiledConv):
     """Relational graph convolution (equation 3.1; arXiv 1703.06103).
 
     Parameters, options and outputs are PyG's: its `state_dict` loads. Called as
-    `conv(x, edge_index, edge_type)` or `conv(x, graph)`.
+    `conv(x, edge_index, edge_type)`, `conv(x, adj_t)` or `conv(x, graph)`.
+
+    Sums, means and extremes are compiled. `aggr` may be one of PyG's `Aggregation`s, a
+    name with `aggr_kwargs`, or a list: those have messages in memory and are computed
+    relation by relation, as PyG does. Not taken of PyG: hooks of `propagate` and
+    `message`, `decomposed_layers`, `fuse`, `explain_message` of one's own.
     """
 
     root: nn.Parameter | None
@@ -46,22 +59,24 @@ class RGCNConv(CompiledConv):
         num_relations: int,
         num_bases: int | None = None,
         num_blocks: int | None = None,
-        aggr: str = "mean",
-        *,
+        aggr: Any = "mean",
         root_weight: bool = True,
         is_sorted: bool = False,
         bias: bool = True,
+        *,
+        aggr_kwargs: Mapping[str, Any] | None = None,
         flow: str = "source_to_target",
     ) -> None:
         """`is_sorted` changes nothing: edges are always sorted by type inside."""
         super().__init__(flow)
         if num_bases is not None and num_blocks is not None:
             raise ValueError("set num_bases or num_blocks, not both")
-        known = sorted((*_AGGREGATIONS, *_GROUPED))
-        if aggr not in known:
-            raise ValueError(f"expected aggr in {known}, got {aggr!r}")
+        self.aggr_module: Any = None
+        self.aggr: Any = aggr_name(aggr, aggr_kwargs)
+        if self.aggr not in (*_AGGREGATIONS, *_GROUPED):
+            self.aggr_module = aggregation_of(aggr, aggr_kwargs)
         self.in_channels, self.out_channels = in_channels, out_channels
-        self.num_relations, self.aggr = num_relations, aggr
+        self.num_relations = num_relations
         self.num_bases, self.num_blocks = num_bases, num_blocks
         ins = (in_channels,) * 2 if isinstance(in_channels, int) else in_channels
         self.in_channels_l = ins[0]
@@ -70,7 +85,7 @@ class RGCNConv(CompiledConv):
             "root", empty(ins[1], out_channels) if root_weight else None
         )
         self.register_parameter("bias", empty(out_channels) if bias else None)
-        if aggr == "median":
+        if self.aggr == "median":
             # What PyG's layer saves beside its parameters.
             self.aggr_module = nn.Module()
             self.aggr_module.register_buffer("q", torch.tensor([[0.5]]))
@@ -100,6 +115,9 @@ class RGCNConv(CompiledConv):
             glorot(t)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+        reset = getattr(self.aggr_module, "reset_parameters", None)
+        if reset is not None:
+            reset()
 
     @untraced
     def forward(
@@ -127,10 +145,14 @@ class RGCNConv(CompiledConv):
         whole = sides.source.is_floating_point()
         if self.num_blocks is not None and not whole:
             raise ValueError("num_blocks needs features, not node ids")
+        if self.aggr_module is not None and self.aggr not in _GROUPED:
+            out = self._by_relation(graph, sides, weight)
+            return self._with_root(out, sides.target)
         if self.aggr in _GROUPED or (not whole and self.aggr in ("max", "min")):
             out = self._grouped(graph, sides, weight)
             return self._with_root(out[sides.first_target :], sides.target)
-        if whole and not sides.first_target and self.num_blocks is None:
+        masked = self.mask_of_edges() is not None
+        if whole and not (sides.first_target or masked or self.num_blocks is not None):
             return self._fused(graph, sides.source, weight)
         out = self._neighbours(graph, sides, weight, _AGGREGATIONS[self.aggr])
         return self._with_root(out[sides.first_target :], sides.target)
@@ -149,7 +171,9 @@ class RGCNConv(CompiledConv):
             graph,
             values,
             aggr,
-            lambda: layer.prepare(graph, x, weight, self.root, self.bias, aggr),
+            lambda: layer.prepare(
+                graph, x, weight, self.root, self.bias, aggr, None, _first(graph)
+            ),
         )
         return out
 
@@ -176,20 +200,23 @@ class RGCNConv(CompiledConv):
     def _neighbours(
         self, graph: HeteroGraph, sides: _Sides, weight: Tensor, aggr: str
     ) -> Tensor:
+        mask = self.mask_of_edges()
         if not sides.source.is_floating_point():
             stored = self._weight_rows(graph, sides, weight)
             order = torch.argsort(graph.edge_order)
             layer = self.compiled(edge_sum)
-            out: Tensor = layer(graph, stored[order], aggr == "mean")
+            rows = stored[order] if mask is None else stored[order] * mask[:, None]
+            out: Tensor = layer(graph, rows, aggr == "mean")
             return out
         x = sides.source
         if sides.first_target:
             x = torch.cat((x, x.new_zeros(sides.target.shape[0], x.shape[1])))
         if self.num_blocks is not None:
             layer = self.compiled(rgcn_blocks)
-            out = layer(graph, x, weight, self.num_blocks, aggr)
+            out = layer(graph, x, weight, self.num_blocks, aggr, mask)
         else:
-            out = self.compiled(rgcn)(graph, x, weight, None, None, aggr)
+            layer, first = self.compiled(rgcn), _first(graph)
+            out = layer(graph, x, weight, None, None, aggr, mask, first)
         return out
 
     @staticmethod
@@ -198,14 +225,41 @@ class RGCNConv(CompiledConv):
         rows = graph.edge_type * weight.size(1) + sides.source[graph.src]
         return weight.flatten(0, 1).index_select(0, rows)
 
+    def _rows_of_edges(
+        self, graph: HeteroGraph, sides: _Sides, weight: Tensor
+    ) -> Tensor:
+        """What is reduced: a row an edge, in the graph's order."""
+        rows = (
+            sides.source.index_select(0, graph.src)
+            if sides.source.is_floating_point()
+            else self._weight_rows(graph, sides, weight)
+        )
+        mask = self.mask_of_edges()
+        return rows if mask is None else rows * mask[graph.edge_order, None]
+
+    def _by_relation(self, graph: HeteroGraph, sides: _Sides, weight: Tensor) -> Tensor:
+        """[destinations, out]: each relation's messages, in the caller's order of
+        edges, reduced by a module."""
+        whole = sides.source.is_floating_point()
+        rows = self._rows_of_edges(graph, sides, weight)
+        count = sides.target.shape[0]
+        out = rows.new_zeros(count, self.out_channels)
+        for kind, (begin, end) in enumerate(pairwise(graph.etype_offsets)):
+            order = begin + graph.edge_order[begin:end].argsort()
+            ends = graph.dst[order] - sides.first_target
+            made = self.aggr_module(rows[order], ends, dim_size=count, dim=0)
+            if self.num_blocks is not None:
+                blocks = made.view(count, self.num_blocks, -1)
+                made = torch.einsum("nbk,bkm->nbm", blocks, weight[kind]).flatten(1)
+            elif whole:
+                made = made @ weight[kind]
+            out = out + made
+        return out
+
     def _grouped(self, graph: HeteroGraph, sides: _Sides, weight: Tensor) -> Tensor:
         """[nodes, out]: neighbours of a relation reduced together, relations summed."""
         found, whole = RelationGroups.of(graph), sides.source.is_floating_point()
-        rows = (
-            sides.source.index_select(0, graph.src)
-            if whole
-            else self._weight_rows(graph, sides, weight)
-        )
+        rows = self._rows_of_edges(graph, sides, weight)
         reduced = found.reduce(rows, self.aggr)
         if self.aggr == "mul":
             # Nodes without neighbours in a relation have 1 there: all start from it.
@@ -233,6 +287,12 @@ class RGCNConv(CompiledConv):
             f"{self.in_channels}, {self.out_channels}, "
             f"num_relations={self.num_relations}"
         )
+
+
+def _first(graph: HeteroGraph) -> bool:
+    """Whether neighbours are added up before the product: on a CPU sums are cheap; on a
+    GPU they would be a kernel of their own."""
+    return graph.device.type == "cpu"
 
 
 class FastRGCNConv(RGCNConv):

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hector.arrays import GraphArrays
 from hector.ir.node import Node, topological
 from hector.runtime.reference import Reference
 
@@ -27,8 +26,8 @@ def inputs_of(nodes: Sequence[Node | None], inputs: Sequence[Node]) -> tuple[int
 class Again:
     """Runs a program's expressions on a graph, differentiably."""
 
-    def __init__(self, arrays: GraphArrays, common: torch.dtype) -> None:
-        self.arrays, self.common = arrays, common
+    def __init__(self, reference: Reference) -> None:
+        self._reference = reference
 
     def run(
         self,
@@ -37,11 +36,15 @@ class Again:
         like: Sequence[tuple[torch.dtype, Sequence[int]]],
     ) -> list[Tensor]:
         """Return values in the dtypes and shapes of `like`."""
+        reference = self._reference
+        if transformed():
+            # torch.func knows PyTorch's operators alone.
+            reference = Reference(reference.arrays, reference.dtype)
         bindings = {
-            n: t.to(self.common).reshape(self.arrays.rows(n.domain), *n.shape)
+            n: t.to(reference.dtype).reshape(reference.arrays.rows(n.domain), *n.shape)
             for n, t in given
         }
-        values = Reference(self.arrays, self.common).run(nodes, bindings)
+        values = reference.run(nodes, bindings)
         return [
             values[n].to(dtype).reshape(tuple(shape))
             for n, (dtype, shape) in zip(nodes, like, strict=True)

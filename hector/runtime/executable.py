@@ -36,6 +36,7 @@ from hector.passes.rewrite import rewrite
 from hector.precision import computed
 from hector.runtime.again import Again, inputs_of, transformed
 from hector.runtime.ahead import arch, compiles
+from hector.runtime.host import Host
 from hector.runtime.reference import Reference
 
 
@@ -87,6 +88,12 @@ def graph_arrays(graph: HeteroGraph, bounded: bool = False) -> GraphArrays:
     return found
 
 
+def reference_of(arrays: GraphArrays, dtype: torch.dtype) -> Reference:
+    """What runs programs in PyTorch's operators."""
+    kind = Host if arrays.graph.device.type == "cpu" else Reference
+    return kind(arrays, dtype)
+
+
 def executables(graph: HeteroGraph) -> list["Executable"]:
     """What was compiled for a graph so far, oldest first."""
     return list(graph.state.executables.values())
@@ -132,7 +139,7 @@ class _Runner:
             self._device = DevicePlan(program, arrays, results.shapes)
             self.source = program.source
         else:
-            self._reference = Reference(arrays, self._common)
+            self._reference = reference_of(arrays, self._common)
 
     @property
     def on_device(self) -> bool:
@@ -224,8 +231,12 @@ class Executable:
         for node, shape in zip(self.outputs, self.shapes, strict=True):
             asked.add(node, feature, shape)
         self._twice: list[int] = []
-        """Outputs that are an input, or another output, in memory of their own."""
-        if triton:
+        """Outputs that are an input, another output, or what is kept with the graph, in
+        memory of their own."""
+        if not triton:
+            bases = enumerate(map(stored, self.outputs))
+            self._twice = [i for i, n in bases if n.op in (Op.GRAPH, Op.CONST)]
+        else:
             seen = set(self.inputs)
             for i, node in enumerate(map(stored, self.outputs)):
                 if node in seen:
@@ -235,7 +246,7 @@ class Executable:
         if key.wanted and triton:
             self._compile(key)
         common = computed(reduce(torch.promote_types, key.dtypes, feature))
-        self._again = Again(graph_arrays(graph), common)
+        self._again = Again(reference_of(graph_arrays(graph), common))
         self.read_again: tuple[int, ...] = ()
         """Inputs that gradients depend on; see [Note: gradients of gradients]."""
         if key.wanted:

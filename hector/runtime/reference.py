@@ -5,7 +5,7 @@ function here is differentiable by PyTorch, so gradients of the un-optimized pro
 can be had from autograd, independent of `hector.passes.autodiff`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -18,7 +18,7 @@ from hector.ir.types import Domain, Index
 from hector.precision import index_sum
 from hector.runtime.contract import in_order
 
-_UNARY: dict[Op, Callable[[Tensor], Tensor]] = {
+UNARY: dict[Op, Callable[[Tensor], Tensor]] = {
     Op.NEG: torch.neg,
     Op.EXP: torch.exp,
     Op.LOG: torch.log,
@@ -34,7 +34,7 @@ _UNARY: dict[Op, Callable[[Tensor], Tensor]] = {
     Op.DETACH: torch.detach,
 }
 
-_BINARY: dict[Op, Callable[[Tensor, Tensor], Tensor]] = {
+BINARY: dict[Op, Callable[[Tensor, Tensor], Tensor]] = {
     Op.ADD: torch.add,
     Op.SUB: torch.sub,
     Op.MUL: torch.mul,
@@ -64,10 +64,10 @@ class Reference:
 
     def evaluate(self, node: Node, args: list[Tensor]) -> Tensor:
         """One operation on the values of its operands."""
-        if node.op in _UNARY:
-            return _UNARY[node.op](args[0])
-        if node.op in _BINARY:
-            return _BINARY[node.op](args[0], args[1])
+        if node.op in UNARY:
+            return UNARY[node.op](args[0])
+        if node.op in BINARY:
+            return BINARY[node.op](args[0], args[1])
         return _OTHER[node.op](self, node, args)
 
     def _input(self, node: Node, args: list[Tensor]) -> Tensor:
@@ -117,18 +117,19 @@ class Reference:
         offsets = self.arrays.type_offsets(node.domain, node.index)
         if len(offsets) == 2:
             return torch.einsum("ehk,hkn->ehn", x, w[0])
+        # Split and unbound, gradients are joined once; of slices each would be a whole.
         parts = [
-            torch.einsum("ehk,hkn->ehn", x[a:b], w[t])
-            for t, (a, b) in enumerate(pairwise(offsets))
-            if b > a
+            torch.einsum("ehk,hkn->ehn", rows, matrix)
+            for rows, matrix in zip(_parts(x, offsets), w.unbind(), strict=True)
         ]
-        return torch.cat(parts) if parts else x.new_zeros(0, *node.shape)
+        return torch.cat(parts)
 
     def _outer(self, node: Node, args: list[Tensor]) -> Tensor:
         x, y = args
         offsets = self.arrays.type_offsets(node.inputs[0].domain, node.index)
         parts = [
-            torch.einsum("ehk,ehn->hkn", x[a:b], y[a:b]) for a, b in pairwise(offsets)
+            torch.einsum("ehk,ehn->hkn", rows, others)
+            for rows, others in zip(_parts(x, offsets), _parts(y, offsets), strict=True)
         ]
         return torch.stack(parts)
 
@@ -185,6 +186,12 @@ _OTHER: dict[Op, Callable[[Reference, Node, list[Tensor]], Tensor]] = {
     Op.SLICE: Reference._slice,
     Op.CONCAT: Reference._concat,
 }
+
+
+def _parts(x: Tensor, offsets: Sequence[int]) -> tuple[Tensor, ...]:
+    """The rows of each type."""
+    sizes = [b - a for a, b in pairwise(offsets)]
+    return torch.split(x[: offsets[-1]], sizes)
 
 
 def _needed(nodes: Iterable[Node], known: Mapping[Node, Tensor]) -> list[Node]:

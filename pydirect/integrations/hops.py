@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 import torch
 
-from pydirect.sampling import Graph, HeteroBatch, HeteroDeviceSampler, Residence, settle
+from pydirect.sampling import HeteroBatch, HeteroDeviceSampler, Residence, settle
 from pydirect.sampling.device import EdgeType
+from pydirect.sampling.graph import lists_of
 
 
 class KeyedHops:
@@ -47,15 +48,12 @@ class KeyedHops:
         self._num_nodes = dict(num_nodes)
         self._graphs, self._order = {}, {}
         for kind, (src, dst) in edges.items():
-            src, dst = src.cpu().long(), dst.cpu().long()
-            order = torch.sort(dst, stable=True).indices
-            counts = torch.bincount(dst, minlength=num_nodes[kind[2]])
-            offsets = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
-            graph = Graph(
-                offsets=offsets,
-                neighbors=src[order].contiguous(),
-                weights=None if weights is None else weights[kind].cpu()[order],
-                num_sources=num_nodes[kind[0]],
+            graph, order = lists_of(
+                dst,
+                src,
+                num_nodes[kind[2]],
+                num_nodes[kind[0]],
+                weights=None if weights is None else weights[kind],
             )
             self._graphs[kind] = settle(
                 graph, device, residence, weighted=self._weighted

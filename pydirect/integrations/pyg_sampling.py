@@ -19,17 +19,20 @@ from torch_geometric.sampler import (
     NodeSamplerInput,
     SamplerOutput,
 )
+from torch_geometric.sampler.base import NumNeighbors
 from torch_geometric.sampler.neighbor_sampler import edge_sample, node_sample
 
 from pydirect.region import in_forked_worker
 from pydirect.sampling import (
     Graph,
+    HeteroBatch,
     HeteroDeviceSampler,
     Residence,
     settle,
 )
 from pydirect.sampling.device import EdgeType
-from pydirect.sampling.graph import one_each, plain, widened
+from pydirect.sampling.graph import lists_of, one_each, plain, widened
+from pydirect.sampling.trees import TreeSampler
 
 _MOST_WORKERS = 1024
 _NODE = ""
@@ -40,7 +43,7 @@ Fanouts = Sequence[int] | Mapping[EdgeType, Sequence[int]]
 class _Drawer(NamedTuple):
     """The graphs on one device."""
 
-    sampler: HeteroDeviceSampler
+    sampler: HeteroDeviceSampler | TreeSampler
     original: dict[EdgeType, torch.Tensor]
     """The data's number of each edge, by type."""
 
@@ -56,12 +59,15 @@ class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
     def __init__(
         self,
         data: Data | HeteroData,
-        num_neighbors: Fanouts,
+        num_neighbors: Fanouts | NumNeighbors,
         *,
         device: torch.device | str = "auto",
         residence: Residence | str = Residence.DEVICE,
         replace: bool = False,
         weight_attr: str | None = None,
+        disjoint: bool = False,
+        time_attr: str | None = None,
+        temporal_strategy: str = "uniform",
         seed: int = 0,
         output_device: torch.device | str = "cpu",
     ) -> None:
@@ -69,18 +75,27 @@ class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
         Args:
             data: its edges are copied into lists; the features stay with the loader.
             num_neighbors: neighbours a node, hop by hop; for each edge type, or one
-                for all; -1 for all neighbours.
+                for all; -1 for all neighbours. None are drawn of types that a dict
+                leaves out.
             device: that samples; "auto" takes the GPU if there is one, and in workers
                 of a loader the CPU. With a GPU named, loaders need ``num_workers=0``.
             residence: where the edges lie.
             replace: draw with replacement.
             weight_attr: edge attribute to draw in proportion to.
+            disjoint: each seed has a neighbourhood of its own; ``batch`` tells nodes'
+                seeds.
+            time_attr: attribute of edges or of nodes: a seed, whose neighbourhood is
+                its own then, sees edges, or nodes, up to its time. Seeds without times
+                have those of the nodes.
+            temporal_strategy: "uniform" draws among what is seen, "last" takes the
+                latest.
             seed: of all draws.
             output_device: where the loader indexes features: "cpu" as long as ``data``
                 lies there.
 
         Raises:
-            ValueError: no such attribute, or see `HeteroDeviceSampler`.
+            ValueError: no such attribute, or see `HeteroDeviceSampler` and
+                `TreeSampler`.
         """
         super().__init__()
         self._device = None if device == "auto" else torch.device(device)
@@ -93,13 +108,24 @@ class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
         ).share_memory_()
         self._num_nodes = _num_nodes(data)
         self._is_weighted, self._replace = weight_attr is not None, replace
+        if temporal_strategy not in ("uniform", "last"):
+            raise ValueError(
+                f"temporal_strategy: expects uniform or last, got {temporal_strategy!r}"
+            )
+        self._latest = temporal_strategy == "last"
+        self._disjoint = disjoint or time_attr is not None
+        times = {k: _time_of(data, k, time_attr) for k in _kinds(data)}
+        self._times = {k: t.cpu() for k, t in times.items() if t is not None}
+        if time_attr is not None and not self._times:
+            raise ValueError(
+                f"time_attr: expects an attribute of edges or nodes, got {time_attr!r}"
+            )
+        self._node_times = _node_times(data, time_attr)
         self._graphs = {
-            kind: _graph_of(data, kind, weight_attr) for kind in _kinds(data)
+            kind: _graph_of(data, kind, weight_attr, self._times.get(kind))
+            for kind in _kinds(data)
         }
-        fanouts = num_neighbors
-        if not isinstance(fanouts, Mapping):
-            fanouts = dict.fromkeys(self._graphs, fanouts)
-        self._fanouts = fanouts
+        self._fanouts = _fanouts_of(num_neighbors, list(self._graphs))
         self._drawers: dict[torch.device, _Drawer] = {}
         self._drawer()  # what is wrong with the arguments is told here
 
@@ -113,19 +139,33 @@ class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
             device = torch.device("cuda" if is_gpu else "cpu")
         found = self._drawers.get(device)
         if found is None:
-            graphs, original = {}, {}
+            graphs, original, times = {}, {}, {}
             for kind, (graph, order) in self._graphs.items():
                 graphs[kind] = settle(
                     graph, device, self._residence, weighted=self._is_weighted
                 )
                 original[kind] = order.to(graphs[kind].device)
-            sampler = HeteroDeviceSampler(
-                graphs,
-                self._num_nodes,
-                self._fanouts,
-                replace=self._replace,
-                weighted=self._is_weighted,
-            )
+                if kind in self._times:
+                    times[kind] = self._times[kind][order]
+            sampler: HeteroDeviceSampler | TreeSampler
+            if self._disjoint:
+                sampler = TreeSampler(
+                    graphs,
+                    self._num_nodes,
+                    self._fanouts,
+                    times=times,
+                    latest=self._latest,
+                    replace=self._replace,
+                    weighted=self._is_weighted,
+                )
+            else:
+                sampler = HeteroDeviceSampler(
+                    graphs,
+                    self._num_nodes,
+                    self._fanouts,
+                    replace=self._replace,
+                    weighted=self._is_weighted,
+                )
             found = self._drawers[device] = _Drawer(sampler, original)
         return found
 
@@ -139,9 +179,9 @@ class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
         """See PyG's ``BaseSampler``.
 
         Raises:
-            ValueError: times, which this sampler does not know.
+            ValueError: times of seeds, without ``time_attr``.
         """
-        _refuse_time(index.time)
+        self._check_time(index.time)
         return node_sample(index, self._sample)
 
     def sample_from_edges(
@@ -150,13 +190,25 @@ class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
         """See PyG's ``BaseSampler``.
 
         Raises:
-            ValueError: times, which this sampler does not know.
+            ValueError: times of seeds, without ``time_attr``.
         """
-        _refuse_time(index.time)
+        self._check_time(index.time)
         num_nodes = self._num_nodes if self._hetero else self._num_nodes[_NODE]
+        times = self._node_times
         return edge_sample(
-            index, self._sample, num_nodes, False, neg_sampling=neg_sampling
+            index,
+            self._sample,
+            num_nodes,
+            self._disjoint,
+            node_time=times if self._hetero else times.get(_NODE),
+            neg_sampling=neg_sampling,
         )
+
+    def _check_time(self, time: torch.Tensor | None) -> None:
+        if time is not None and not self._times:
+            raise ValueError(
+                "time: expects a sampler with time_attr for times of seeds"
+            )
 
     @property
     def edge_permutation(self) -> None:
@@ -164,12 +216,20 @@ class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
         return None
 
     def _sample(
-        self, seed: torch.Tensor | dict[str, torch.Tensor], seed_time: object
+        self, seed: torch.Tensor | dict[str, torch.Tensor], seed_time: Any
     ) -> SamplerOutput | HeteroSamplerOutput:
         seeds = seed if isinstance(seed, dict) else {_NODE: seed}
         number = self._count()
         sampler, original = self._drawer()
-        found = sampler.sample(seeds, self._seed, number)
+        found: HeteroBatch
+        trees: dict[str, torch.Tensor] = {}
+        if isinstance(sampler, TreeSampler):
+            times = self._seed_times(seeds, seed_time)
+            made = sampler.sample(seeds, self._seed, number, times)
+            trees = {t: ids.to(self._output) for t, ids in made.trees.items()}
+            found = made
+        else:
+            found = sampler.sample(seeds, self._seed, number)
         edges = {k: original[k][ids] for k, ids in found.edge_ids.items()}
         out = self._output
         if self._hetero:
@@ -178,6 +238,7 @@ class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
                 row={k: pair[0].to(out) for k, pair in found.edge_index.items()},
                 col={k: pair[1].to(out) for k, pair in found.edge_index.items()},
                 edge={k: ids.to(out) for k, ids in edges.items()},
+                batch=trees or None,
                 num_sampled_nodes={
                     t: list(hops) for t, hops in found.num_nodes_per_hop.items()
                 },
@@ -191,9 +252,26 @@ class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
             row=source,
             col=target,
             edge=edges[_ONLY].to(out),
+            batch=trees.get(_NODE),
             num_sampled_nodes=list(found.num_nodes_per_hop[_NODE]),
             num_sampled_edges=list(found.num_edges_per_hop[_ONLY]),
         )
+
+    def _seed_times(
+        self, seeds: dict[str, torch.Tensor], given: Any
+    ) -> dict[str, torch.Tensor] | None:
+        """Times of the seeds: as given, else those of the nodes."""
+        if not self._times:
+            return None
+        if given is not None:
+            return given if isinstance(given, dict) else {_NODE: given}
+        missing = [t for t in seeds if t not in self._node_times]
+        if missing:
+            raise ValueError(
+                f"time: expects times of the seeds (input_time=), nodes {missing} have "
+                "none"
+            )
+        return {t: self._node_times[t][ids.cpu()] for t, ids in seeds.items()}
 
     def _count(self) -> int:
         """Number the batch: one number a batch of this sampler, whoever draws it.
@@ -218,12 +296,27 @@ class KeyedNeighborSampler(BaseSampler):  # type: ignore[misc]
         return (first + batch) * worker.num_workers + worker.id
 
 
-def _refuse_time(time: torch.Tensor | None) -> None:
-    if time is not None:
-        raise ValueError(
-            "time: KeyedNeighborSampler does not sample by time: use PyG's "
-            "NeighborSampler for temporal graphs"
-        )
+def _node_times(
+    data: Data | HeteroData, time_attr: str | None
+) -> dict[str, torch.Tensor]:
+    if time_attr is None:
+        return {}
+    if isinstance(data, HeteroData):
+        stores = {t: data[t] for t in data.node_types if time_attr in data[t]}
+    else:
+        stores = {_NODE: data} if data.is_node_attr(time_attr) else {}
+    return {t: store[time_attr].cpu() for t, store in stores.items()}
+
+
+def _fanouts_of(
+    given: Fanouts | NumNeighbors, kinds: list[EdgeType]
+) -> Mapping[EdgeType, Sequence[int]]:
+    if isinstance(given, NumNeighbors):
+        given = given.get_values(None if kinds == [_ONLY] else kinds)
+    if not isinstance(given, Mapping):
+        return dict.fromkeys(kinds, given)
+    none = [0] * max(map(len, given.values()), default=1)
+    return {**dict.fromkeys((k for k in kinds if k not in given), none), **given}
 
 
 def _kinds(data: Data | HeteroData) -> list[EdgeType]:
@@ -237,26 +330,15 @@ def _num_nodes(data: Data | HeteroData) -> dict[str, int]:
 
 
 def _graph_of(
-    data: Data | HeteroData, kind: EdgeType, weight_attr: str | None
+    data: Data | HeteroData,
+    kind: EdgeType,
+    weight_attr: str | None,
+    time: torch.Tensor | None,
 ) -> tuple[Graph, torch.Tensor]:
     """The lists of one edge type, and the data's number of each of their edges."""
     store = data[kind] if isinstance(data, HeteroData) else data
-    if store.edge_index is None:
-        raise ValueError(f"data: expects edge_index of {kind}, got none")
     sizes = _num_nodes(data)
-    source, target = plain(store.edge_index.cpu())
-    order = torch.argsort(target, stable=True)
-    offsets = torch.zeros(sizes[kind[2]] + 1, dtype=torch.int64, device="cpu")
-    if len(target):
-        low, high = (int(v) for v in torch.aminmax(target))
-        if low < 0 or high >= sizes[kind[2]]:
-            raise ValueError(
-                f"data: expects targets of {kind} of 0 to {sizes[kind[2]] - 1}, got "
-                f"{low} to {high}"
-            )
-    counts = torch.bincount(target, minlength=sizes[kind[2]])
-    torch.cumsum(counts, 0, out=offsets[1:])
-    neighbors = source[order]
+    source, target = _ends_of(store, kind)
     weights = None
     if weight_attr is not None:
         if weight_attr not in store:
@@ -264,16 +346,47 @@ def _graph_of(
                 f"weight_attr: expects an attribute of {kind}, got {weight_attr!r}"
             )
         weights = widened(one_each(store[weight_attr].cpu()))
-        if weights.shape != order.shape:
+        if weights.shape != target.shape:
             raise ValueError(
-                f"weight_attr: expects one for each of {len(order)} edges of {kind}, "
+                f"weight_attr: expects one for each of {len(target)} edges of {kind}, "
                 f"got {weight_attr!r} of shape {list(weights.shape)}"
             )
-        weights = weights[order].contiguous()
-    graph = Graph(
-        offsets=offsets,
-        neighbors=neighbors.int() if sizes[kind[0]] < 2**31 else neighbors,
-        weights=weights,
-        num_sources=sizes[kind[0]],
-    )
-    return graph, order
+    try:
+        return lists_of(
+            target, source, sizes[kind[2]], sizes[kind[0]], weights=weights, by=time
+        )
+    except ValueError as error:
+        raise ValueError(f"data: {kind}: {error}") from error
+
+
+def _ends_of(store: Any, kind: EdgeType) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sources and targets: of ``edge_index``, or of ``adj_t`` alone, whose edges PyG
+    numbers row by row."""
+    if store.get("edge_index") is not None:
+        source, target = plain(store.edge_index.cpu())
+        return source, target
+    adj = store.get("adj_t")
+    if adj is None:
+        raise ValueError(f"data: expects edge_index or adj_t of {kind}, got neither")
+    if isinstance(adj, torch.Tensor):
+        target, source = adj.cpu().to_sparse_coo().coalesce().indices()
+    else:
+        target, source, _ = adj.cpu().coo()
+    return source, target
+
+
+def _time_of(
+    data: Data | HeteroData, kind: EdgeType, time_attr: str | None
+) -> torch.Tensor | None:
+    """The time of each edge: its own, or its source's; None where neither has one."""
+    if time_attr is None:
+        return None
+    store = data[kind] if isinstance(data, HeteroData) else data
+    if time_attr in store and store.is_edge_attr(time_attr):
+        found: torch.Tensor = store[time_attr]
+        return found
+    nodes = data[kind[0]] if isinstance(data, HeteroData) else data
+    if time_attr not in nodes:
+        return None
+    times: torch.Tensor = nodes[time_attr].cpu()[_ends_of(store, kind)[0]]
+    return times

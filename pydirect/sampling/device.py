@@ -66,12 +66,8 @@ class HeteroDeviceSampler:
                 several devices.
         """
         self._graphs = dict(graphs)
-        if fanouts.keys() != self._graphs.keys():
-            raise ValueError(
-                f"fanouts: expects one for each of {list(graphs)}, got {list(fanouts)}"
-            )
+        check_graphs(graphs, num_nodes, fanouts, weighted=weighted)
         self._fanouts = {kind: tuple(fanouts[kind]) for kind in graphs}
-        _check(self._graphs, num_nodes, self._fanouts, weighted=weighted)
         self.device = next(iter(self._graphs.values())).device
         self._replace, self._weighted = replace, weighted
         self._hopper = hopper or _hopper_of(self.device)
@@ -212,15 +208,24 @@ class DeviceSampler:
         )
 
 
-def _check(
+def check_graphs(
     graphs: Mapping[EdgeType, ResidentGraph],
     num_nodes: Mapping[str, int],
-    fanouts: Mapping[EdgeType, tuple[int, ...]],
+    fanouts: Mapping[EdgeType, Sequence[int]],
     *,
     weighted: bool,
 ) -> None:
+    """
+    Raises:
+        ValueError: no edge types, fanouts that do not fit, weights missing, or several
+            devices.
+    """
     if not graphs:
         raise ValueError("graphs: expects one for each edge type, got none")
+    if fanouts.keys() != graphs.keys():
+        raise ValueError(
+            f"fanouts: expects one for each of {list(graphs)}, got {list(fanouts)}"
+        )
     if len({graph.device for graph in graphs.values()}) > 1:
         raise ValueError("graphs: expects all on one device, got several")
     for kind, graph in graphs.items():
@@ -233,20 +238,26 @@ def _check(
             raise ValueError(
                 "weighted: expects a graph settled with weighted=True, got one without"
             )
-        for end in (kind[0], kind[2]):
-            if end not in num_nodes:
-                raise ValueError(f"num_nodes: expects the number of {end!r}, got none")
-        if num_nodes[kind[2]] != graph.num_nodes:
-            raise ValueError(
-                f"num_nodes: expects {graph.num_nodes} of {kind[2]!r}, as the graph of "
-                f"{kind} has, got {num_nodes[kind[2]]}"
-            )
-        sources = graph.num_nodes if graph.num_sources is None else graph.num_sources
-        if num_nodes[kind[0]] != sources:
-            raise ValueError(
-                f"num_nodes: expects {sources} of {kind[0]!r}, as the sources of "
-                f"{kind} are, got {num_nodes[kind[0]]}"
-            )
+        _check_sizes(kind, graph, num_nodes)
+
+
+def _check_sizes(
+    kind: EdgeType, graph: ResidentGraph, num_nodes: Mapping[str, int]
+) -> None:
+    for end in (kind[0], kind[2]):
+        if end not in num_nodes:
+            raise ValueError(f"num_nodes: expects the number of {end!r}, got none")
+    if num_nodes[kind[2]] != graph.num_nodes:
+        raise ValueError(
+            f"num_nodes: expects {graph.num_nodes} of {kind[2]!r}, as the graph of "
+            f"{kind} has, got {num_nodes[kind[2]]}"
+        )
+    sources = graph.num_nodes if graph.num_sources is None else graph.num_sources
+    if num_nodes[kind[0]] != sources:
+        raise ValueError(
+            f"num_nodes: expects {sources} of {kind[0]!r}, as the sources of "
+            f"{kind} are, got {num_nodes[kind[0]]}"
+        )
 
 
 def _hopper_of(device: torch.device) -> Hopper:

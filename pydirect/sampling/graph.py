@@ -215,6 +215,49 @@ class Graph:
         return replace(made, symmetric=self.symmetric)
 
 
+def lists_of(
+    owner: torch.Tensor,
+    other: torch.Tensor,
+    num_owners: int,
+    num_others: int,
+    *,
+    weights: torch.Tensor | None = None,
+    by: torch.Tensor | None = None,
+) -> tuple[Graph, torch.Tensor]:
+    """List edges at one of their ends.
+
+    Args:
+        owner: integers, shape (num_edges,): the end that lists.
+        other: likewise: the end that is listed.
+        num_owners: nodes of the owners' type.
+        num_others: of the others'.
+        weights: one an edge.
+        by: what each list is sorted by; None: as the caller numbers edges.
+
+    Returns:
+        The graph, and the caller's number of each of its edges.
+
+    Raises:
+        ValueError: ids out of range.
+    """
+    owner, other = owner.cpu().long(), other.cpu().long()
+    if len(owner):
+        _check_ends(owner, num_owners)
+    order = torch.arange(len(owner), device="cpu")
+    if by is not None:
+        order = torch.sort(by.cpu(), stable=True).indices
+    order = order[torch.sort(owner[order], stable=True).indices]
+    counts = torch.bincount(owner, minlength=num_owners)
+    listed = other[order]
+    graph = Graph(
+        offsets=torch.cat((counts.new_zeros(1), counts.cumsum(0))),
+        neighbors=listed.int() if num_others < 2**31 else listed,
+        weights=None if weights is None else weights.cpu()[order],
+        num_sources=num_others,
+    )
+    return graph, order
+
+
 def is_integer(dtype: torch.dtype) -> bool:
     """Whether numbers of that type may number nodes; a mask may not."""
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)

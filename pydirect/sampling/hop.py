@@ -117,9 +117,10 @@ def nothing(device: torch.device) -> Hop:
     return Hop(edge=none, source=none, target=none, added=none)
 
 
-def counts_of(graph: ResidentGraph, nodes: torch.Tensor, draw: Draw) -> torch.Tensor:
-    """Draws a node, int64, shape (len(nodes),)."""
-    degree = graph.offsets[nodes + 1] - graph.offsets[nodes]
+def counts_of(
+    graph: ResidentGraph, nodes: torch.Tensor, draw: Draw, degree: torch.Tensor
+) -> torch.Tensor:
+    """Draws a node of ``degree`` neighbours, int64, shape (len(nodes),)."""
     if draw.fanout < 0:
         return degree
     if draw.weighted and graph.positive is not None:
@@ -138,11 +139,8 @@ class CpuHopper:
         """See `Hopper.hop`."""
         if draw.fanout == 0:
             return nothing(nodes.device)
-        counts = counts_of(graph, nodes, draw)
-        target = torch.repeat_interleave(torch.arange(len(nodes), device="cpu"), counts)
-        start = counts.cumsum(0) - counts
-        rank = torch.arange(len(target), device="cpu") - start[target]
-        edge = _draw(graph, nodes, counts, draw, rank, target)
+        span = graph.offsets[nodes], graph.offsets[nodes + 1]
+        edge, target = drawn_edges(graph, nodes, nodes, span, draw)
         neighbor = graph.neighbors_at(edge)
         position = torch.arange(len(edge), dtype=torch.int32, device="cpu")
         known.slot.scatter_reduce_(0, neighbor, position, "amin")
@@ -156,33 +154,47 @@ class CpuHopper:
         return Hop(edge=edge, source=source, target=target, added=added)
 
 
-def _draw(
+def drawn_edges(
     graph: ResidentGraph,
     nodes: torch.Tensor,
-    counts: torch.Tensor,
+    numbers: torch.Tensor,
+    span: tuple[torch.Tensor, torch.Tensor],
     draw: Draw,
-    rank: torch.Tensor,
-    target: torch.Tensor,
-) -> torch.Tensor:
-    """Edge of every draw: draw ``rank`` of node ``nodes[target]``."""
-    begin = graph.offsets[nodes]
-    end = graph.offsets[nodes + 1]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw edges from one to the other end of each node's ``span``.
+
+    Args:
+        graph: the lists.
+        nodes: int64, shape (num_nodes,).
+        numbers: int64, shape (num_nodes,): what draws are made of; see philox.py.
+        span: begin and end of edges, int64, shape (num_nodes,) each: of weighted draws,
+            whole lists.
+        draw: what is drawn.
+
+    Returns:
+        Edges, and the position of each one's node: int64, shape (num_drawn,).
+    """
+    begin, end = span
+    counts = counts_of(graph, nodes, draw, end - begin)
+    target = torch.arange(len(nodes), device=nodes.device).repeat_interleave(counts)
+    start = counts.cumsum(0) - counts
+    rank = torch.arange(len(target), device=nodes.device) - start[target]
     edge = begin[target] + rank
-    if draw.fanout < 0:
-        return edge
+    if draw.fanout <= 0:
+        return edge, target
     if not draw.weighted:
         few = counts > 0 if draw.replace else counts < end - begin
         rows = few.nonzero().squeeze(1)
-        chosen = _uniform(nodes, begin, end - begin, rows, draw)
+        chosen = _uniform(numbers, begin, end - begin, rows, draw)
     else:
         weights = _Weights.of(graph)
         few = counts > 0 if draw.replace else counts < weights.positive[nodes]
         rows = few.nonzero().squeeze(1)
-        chosen = _weighted(weights, nodes, begin, end, rows, draw)
+        chosen = _weighted(weights, numbers, begin, end, rows, draw)
         # The others take every edge that has a weight.
         edge[~few[target]] = _with_weight(weights, begin[~few], end[~few])
     edge[few[target]] = chosen.flatten()
-    return edge
+    return edge, target
 
 
 def _uniform(
@@ -196,7 +208,7 @@ def _uniform(
     parts = philox.uniform(nodes[rows], 0, num, key=draw.key, relation=draw.relation)
     if draw.replace:
         return begin[rows][:, None] + (parts * size[:, None]).long()
-    last = size[:, None] - num + torch.arange(num, device="cpu")
+    last = size[:, None] - num + torch.arange(num, device=nodes.device)
     chosen = (parts * (last + 1)).long()
     for j in range(1, num):  # Floyd's algorithm
         taken = (chosen[:, :j] == chosen[:, j : j + 1]).any(1)
@@ -227,7 +239,7 @@ def _with_weight(
     """The edges of the lists that have a weight above 0, in order."""
     sizes = end - begin
     start = begin - (sizes.cumsum(0) - sizes)
-    edge = torch.arange(int(sizes.sum()), device="cpu")
+    edge = torch.arange(int(sizes.sum()), device=begin.device)
     edge += start.repeat_interleave(sizes)
     return edge[weights.values[edge] > 0]
 
@@ -241,7 +253,7 @@ def _weighted(
     draw: Draw,
 ) -> torch.Tensor:
     num = draw.fanout
-    chosen = torch.full((len(rows), num), -1, device="cpu")
+    chosen = torch.full((len(rows), num), -1, device=nodes.device)
     if len(rows) == 0:
         return chosen
     nodes, begin, end = nodes[rows], begin[rows], end[rows]
@@ -249,15 +261,15 @@ def _weighted(
     if draw.replace:
         parts = philox.uniform(nodes, 0, num, key=draw.key, relation=draw.relation)
         return _under(weights.running, begin, end, parts * total[:, None])
-    found = torch.zeros(len(rows), dtype=torch.int64, device="cpu")
-    rows = torch.arange(len(nodes), device="cpu")  # those that lack draws
+    found = torch.zeros(len(rows), dtype=torch.int64, device=nodes.device)
+    rows = torch.arange(len(nodes), device=nodes.device)  # those that lack draws
     for number in range(draw.patience):
         if number % _AHEAD == 0:
             rows = rows[found[rows] < num]
             ahead = philox.uniform(
                 nodes[rows], number, _AHEAD, key=draw.key, relation=draw.relation
             )
-            place = torch.arange(len(rows), device="cpu")
+            place = torch.arange(len(rows), device=nodes.device)
         place = place[found[rows[place]] < num]
         if len(place) == 0:
             break

@@ -61,7 +61,8 @@ class GpuHopper:
     ) -> Hop:
         num, device = len(nodes), graph.device
         starts = torch.zeros(num + 1, dtype=torch.int64, device=device)
-        torch.cumsum(counts_of(graph, nodes, draw), 0, out=starts[1:])
+        degree = graph.offsets[nodes + 1] - graph.offsets[nodes]
+        torch.cumsum(counts_of(graph, nodes, draw, degree), 0, out=starts[1:])
         room = int(starts[-1]) if draw.fanout < 0 else num * draw.fanout
         if room >= 1 << 31:
             raise ValueError(

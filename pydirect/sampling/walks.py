@@ -15,7 +15,7 @@ import torch
 
 from pydirect.sampling import philox
 from pydirect.sampling.device import EdgeType
-from pydirect.sampling.graph import Graph
+from pydirect.sampling.graph import lists_of
 from pydirect.sampling.resident import Residence, ResidentGraph, settle
 
 _ATTEMPTS = 32
@@ -79,16 +79,15 @@ class KeyedWalks:
         self._lists: dict[EdgeType, _Lists] = {}
         for kind, (src, dst) in edges.items():
             num = num_nodes[kind[2]]
-            pairs = src.cpu().long() * num + dst.cpu().long()
-            pairs, order = torch.sort(pairs, stable=True)
-            owner = pairs // max(num, 1)
-            counts = torch.bincount(owner, minlength=num_nodes[kind[0]])
-            graph = Graph(
-                offsets=torch.cat((counts.new_zeros(1), counts.cumsum(0))),
-                neighbors=pairs % max(num, 1),
-                weights=None if weights is None else weights[kind].cpu()[order],
-                num_sources=num,
+            graph, order = lists_of(
+                src,
+                dst,
+                num_nodes[kind[0]],
+                num,
+                weights=None if weights is None else weights[kind],
+                by=dst,
             )
+            pairs = (src.cpu().long() * num + dst.cpu().long())[order]
             settled = settle(graph, device, residence, weighted=self._weighted)
             self._lists[kind] = _Lists(settled, pairs.to(self.device), num)
 

@@ -64,20 +64,21 @@ SMALL = {
 }
 
 
-def mag() -> HeteroGraph:
+def mag(device: str = "cuda", shrink: int = 1) -> HeteroGraph:
     """A graph of ogbn-mag's sizes with its edges both ways, uniform ends."""
     torch.manual_seed(0)
-    first = [sum(MAG_NODES[:t]) for t in range(5)]
+    nodes = [max(2, n // shrink) for n in MAG_NODES]
+    first = [sum(nodes[:t]) for t in range(5)]
     src, dst, kind, names = [], [], [], []
     for i, (a, b, num) in enumerate(MAG_EDGES):
-        s = torch.randint(MAG_NODES[a], (num,), device="cuda") + first[a]
-        d = torch.randint(MAG_NODES[b], (num,), device="cuda") + first[b]
+        s = torch.randint(nodes[a], (num // shrink,), device=device) + first[a]
+        d = torch.randint(nodes[b], (num // shrink,), device=device) + first[b]
         for one, two, r in ((s, d, 2 * i), (d, s, 2 * i + 1)):
             src.append(one)
             dst.append(two)
             kind.append(torch.full_like(one, r))
         names += [(f"n{a}", f"r{2 * i}", f"n{b}"), (f"n{b}", f"r{2 * i + 1}", f"n{a}")]
-    types = torch.arange(4).repeat_interleave(torch.tensor(MAG_NODES)).cuda()
+    types = torch.arange(4).repeat_interleave(torch.tensor(nodes)).to(device)
     graph = HeteroGraph.from_arrays(
         torch.cat(src), torch.cat(dst), torch.cat(kind), node_type=types
     )
@@ -101,9 +102,9 @@ def spec_of(kind: str, last: bool = False) -> LayerSpec:
 
 def two(kind: str, graph: HeteroGraph, make: Callable[..., nn.Module]) -> nn.ModuleList:
     torch.manual_seed(0)
-    return nn.ModuleList(
-        make(spec_of(kind, last), graph) for last in (False, True)
-    ).cuda()
+    return nn.ModuleList(make(spec_of(kind, last), graph) for last in (False, True)).to(
+        graph.device
+    )
 
 
 def step_of(
@@ -129,22 +130,25 @@ def parameters(layers: Any) -> list[nn.Parameter]:
 def milliseconds(step: Callable[[], Any], rounds: int = 8) -> tuple[float, float]:
     """Medians of a step by the clock, and of the host's part of it."""
     whole, host = [], []
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     for _ in range(rounds):
-        torch.cuda.synchronize()
+        wait()
         begin = time.perf_counter()
         step()
         host.append(1e3 * (time.perf_counter() - begin))
-        torch.cuda.synchronize()
+        wait()
         whole.append(1e3 * (time.perf_counter() - begin))
     return median(whole), median(host)
 
 
-def batch_cell(kind: str, graph: HeteroGraph, features: Tensor) -> dict[str, Any]:
+def batch_cell(
+    kind: str, graph: HeteroGraph, features: Tensor, num_seeds: int = SEEDS
+) -> dict[str, Any]:
     """The same drawn neighbourhoods through both."""
-    sampler = NeighborSampler(graph, FANOUTS)
+    sampler, device = NeighborSampler(graph, FANOUTS), graph.device
     drawn: list[SampledBatch] = []
     for i in range(8):
-        seeds = torch.arange(i * SEEDS, (i + 1) * SEEDS, device="cuda")
+        seeds = torch.arange(i * num_seeds, (i + 1) * num_seeds, device=device)
         drawn.append(sampler.sample(seeds))
     ours = two(kind, graph, compiled_layer)
     times: dict[str, list[float]] = {"hector": [], "host": [], "pyg": []}
@@ -159,7 +163,7 @@ def batch_cell(kind: str, graph: HeteroGraph, features: Tensor) -> dict[str, Any
             return step_of(ours, x, made, found.seeds, goal)()
 
         theirs = [
-            wrap(pyg_conv(spec_of(kind, last), graph), found.graph).cuda()
+            wrap(pyg_conv(spec_of(kind, last), graph), found.graph).to(device)
             for last in (False, True)
         ]
         for mine, other in zip(ours, theirs, strict=True):
@@ -173,7 +177,8 @@ def batch_cell(kind: str, graph: HeteroGraph, features: Tensor) -> dict[str, Any
             times["host"].append(host)
             times["pyg"].append(milliseconds(plain, 3)[0])
     found_ms = {f"{name}_ms": round(median(t), 3) for name, t in times.items()}
-    draw = milliseconds(lambda: sampler.sample(torch.arange(SEEDS).cuda()))[0]
+    first = torch.arange(num_seeds, device=device)
+    draw = milliseconds(lambda: sampler.sample(first))[0]
     return {
         "nodes": int(median(b.graph.num_nodes for b in drawn)),
         "edges": int(median(b.graph.num_edges for b in drawn)),

@@ -292,7 +292,7 @@ ERRORS = {
     too_long: "a loop of 1000 steps is too long",
     node_data_on_edges: "node data cannot hold edge values",
     stars: "arguments are not supported",
-    bad_power: "operator Pow is not supported",
+    bad_power: "expected power 2, 0.5, -0.5 or -1, got 3",
 }
 
 

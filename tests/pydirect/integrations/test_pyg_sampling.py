@@ -186,16 +186,16 @@ def test_errors(pyg: ModuleType, ours: ModuleType) -> None:
     timed = pyg.sampler.NodeSamplerInput(
         None, torch.tensor([1]), time=torch.tensor([2])
     )
-    with pytest.raises(ValueError, match="does not sample by time"):
+    with pytest.raises(ValueError, match="time: expects a sampler with time_attr"):
         sampler.sample_from_nodes(timed)
     one = torch.tensor([1])
     edge = pyg.sampler.EdgeSamplerInput(None, one, one, time=torch.tensor([2]))
-    with pytest.raises(ValueError, match="does not sample by time"):
+    with pytest.raises(ValueError, match="time: expects a sampler with time_attr"):
         sampler.sample_from_edges(edge)
     for bad, said in ((50, "got 50 to 50"), (-1, "got -1 to -1")):
         edges = torch.tensor([[0], [bad]])
         wrong = pyg.data.Data(edge_index=edges, num_nodes=50)
-        with pytest.raises(ValueError, match=f"targets of .* 0 to 49, {said}"):
+        with pytest.raises(ValueError, match=f"nodes 0 to 49, {said}"):
             ours.KeyedNeighborSampler(wrong, [3], device="cpu")
 
 

@@ -1,0 +1,232 @@
+"""Sums and dot products over edges on a CPU, without messages in memory.
+
+PyTorch's `embedding_bag` reads rows and adds them up in one kernel, where a gather and
+an `index_add` write and read a row an edge. Its gradients have no gradients, so those
+are written here in terms of each other.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hector.arrays import GraphArrays
+from hector.ir.types import Domain, Index
+from hector.kept import kept
+from hector.precision import MANY
+
+PART = 32
+"""Edges of a group of more than `MANY` that are added up in the rows' own precision;
+such sums are added up in float64."""
+CHUNK = 1024
+"""Edges of one step of a dot product: their rows stay in the processor's cache."""
+
+
+class _Bags(NamedTuple):
+    """Sums as `embedding_bag` takes them."""
+
+    ids: Tensor
+    """Rows that are read, bag by bag."""
+    ptr: Tensor
+    """Where bags begin; of bags of more than `MANY`, where their parts of `PART` do."""
+    first: Tensor | None
+    """Where bags begin among parts; None: they are whole."""
+    order: Tensor | None
+    """Where the weight of each row lies; None: as they are."""
+
+    def sum(self, rows: Tensor, weight: Tensor | None) -> Tensor:
+        """[bags, width] of rows [n, width]."""
+        if not self.ids.numel() or not rows.shape[1]:
+            count = (self.ptr if self.first is None else self.first).numel() - 1
+            return rows.new_zeros(count, rows.shape[1])
+        if weight is not None and self.order is not None:
+            weight = weight.index_select(0, self.order)
+        args = (False, 0, False, weight, True)
+        made = torch.embedding_bag(rows, self.ids, self.ptr, *args)[0]
+        if self.first is None:
+            return made
+        parts = torch.arange(len(made), device=rows.device, dtype=self.first.dtype)
+        args = (False, 0, False, None, True)
+        wide = torch.embedding_bag(made.double(), parts, self.first, *args)[0]
+        return wide.to(made.dtype)
+
+
+def _bags(ids: Tensor, ptr: Tensor, order: Tensor | None) -> _Bags:
+    sizes = ptr.diff()
+    if not sizes.numel() or int(sizes.max()) <= MANY:
+        return _Bags(ids, ptr, None, order)
+    parts = torch.where(sizes > MANY, (sizes + PART - 1) // PART, 1)
+    first = torch.cat((parts.new_zeros(1), parts.cumsum(0))).to(ptr.dtype)
+    within = torch.arange(int(first[-1]), device=ptr.device)
+    within = within - first[:-1].repeat_interleave(parts)
+    starts = ptr[:-1].repeat_interleave(parts) + within * PART
+    return _Bags(ids, torch.cat((starts.to(ptr.dtype), ptr[-1:])), first, order)
+
+
+class Edges(NamedTuple):
+    """Rows of a domain, and where they lead."""
+
+    arrays: GraphArrays
+    domain: Domain
+
+    def at(self, rows: Tensor, index: Index | None) -> Tensor:
+        """A row an edge: of where `index` leads; None: rows are the edges' own."""
+        if index is None:
+            return rows
+        return rows.index_select(0, self.arrays.index(self.domain, index))
+
+    def _bags(self, group: Index, read: Index | None, heads: int) -> _Bags:
+        """Bags of what a group's edges read; with several heads, one for each."""
+        key = ("bags", self.domain, group, read, heads)
+        return kept(self.arrays.known, key, lambda: self._make_bags(group, read, heads))
+
+    def _make_bags(self, group: Index, read: Index | None, heads: int) -> _Bags:
+        ptr, items = self.arrays.segments(self.domain, group)
+        size = self.arrays.rows(self.domain)
+        every = torch.arange(size, device=ptr.device, dtype=ptr.dtype)
+        order = every if items is None else items
+        ids = order
+        if read is not None:
+            ids = self.arrays.segment_index(self.domain, group, read)
+        if heads == 1:
+            return _bags(ids, ptr, items)
+        sizes, head = ptr.diff(), torch.arange(heads, device=ptr.device)
+        begin, length = (t.repeat_interleave(sizes)[:, None] for t in (ptr[:-1], sizes))
+        place = heads * begin + head * length + every[:, None] - begin
+        place = place.flatten().long()
+        parts = []
+        for found in (ids, order):
+            spread = (found[:, None] * heads + head).flatten().to(ptr.dtype)
+            parts.append(torch.empty_like(spread).index_copy_(0, place, spread))
+        starts = heads * ptr[:-1, None] + head * sizes[:, None]
+        ends = torch.cat((starts.flatten(), heads * ptr[-1:])).to(ptr.dtype)
+        return _bags(parts[0], ends, parts[1])
+
+    def total(
+        self, rows: Tensor, read: Index | None, group: Index, weight: Tensor | None
+    ) -> Tensor:
+        """[groups, heads, width]: the sum over a group's edges of what they read,
+        times `weight` [edges, 1 or heads, 1]."""
+        shape, heads = rows.shape[1:], 1
+        if weight is not None and weight.shape[1] > 1:
+            heads = weight.shape[1]
+        flat = None if weight is None else weight.flatten()
+        made = self._bags(group, read, heads).sum(
+            rows.reshape(rows.shape[0] * heads, shape.numel() // heads), flat
+        )
+        return made.view(made.shape[0] // heads, *shape)
+
+    def dot(
+        self, left: Tensor, read: Index | None, right: Tensor, other: Index | None
+    ) -> Tensor:
+        """[edges, heads, 1]: the dot product of what edges read, head by head."""
+        size, (heads, width) = self.arrays.rows(self.domain), left.shape[1:]
+        out, ones = left.new_empty(size, heads, 1), left.new_ones(width)
+        sides = [
+            t.flatten(1).split(CHUNK)
+            if i is None
+            else _gathered(t.flatten(1), self.arrays.index(self.domain, i))
+            for t, i in ((left, read), (right, other))
+        ]
+        places = out.view(-1).split(CHUNK * heads)
+        for a, b, place in zip(*sides, places, strict=True):
+            torch.mv((a * b).view(-1, width), ones, out=place)
+        return out
+
+
+def _gathered(rows: Tensor, ids: Tensor) -> Iterator[Tensor]:
+    for part in ids.split(CHUNK):
+        yield rows.index_select(0, part)
+
+
+def differentiable(function: Any, *args: Any) -> Any:
+    """What a function of this file gives, in the autograd graph."""
+    return function.apply(*args)
+
+
+class Total(torch.autograd.Function):
+    """`Edges.total`, with derivatives of every order."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        edges: Edges,
+        rows: Tensor,
+        read: Index | None,
+        group: Index,
+        weight: Tensor | None,
+    ) -> Tensor:
+        ctx.edges, ctx.read, ctx.group = edges, read, group
+        ctx.save_for_backward(rows, weight)
+        return edges.total(rows, read, group, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        rows, weight = ctx.saved_tensors
+        edges, read, group = ctx.edges, ctx.read, ctx.group
+        grad = grad.contiguous()
+        to_rows = to_weight = None
+        if ctx.needs_input_grad[1] and read is None:
+            to_rows = differentiable(Read, edges, grad, group)
+            to_rows = to_rows if weight is None else to_rows * weight
+        elif ctx.needs_input_grad[1]:
+            to_rows = differentiable(Total, edges, grad, group, read, weight)
+        if weight is not None and ctx.needs_input_grad[4]:
+            to_weight = differentiable(Dot, edges, rows, read, grad, group)
+            if weight.shape[1] != rows.shape[1]:
+                to_weight = to_weight.sum(1, keepdim=True)
+        return None, to_rows, None, None, to_weight
+
+
+class Dot(torch.autograd.Function):
+    """`Edges.dot`, with derivatives of every order."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        edges: Edges,
+        left: Tensor,
+        read: Index | None,
+        right: Tensor,
+        other: Index | None,
+    ) -> Tensor:
+        ctx.edges, ctx.read, ctx.other = edges, read, other
+        ctx.save_for_backward(left, right)
+        return edges.dot(left, read, right, other)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        left, right = ctx.saved_tensors
+        edges: Edges = ctx.edges
+        found: list[Tensor | None] = []
+        sides = ((1, ctx.read, right, ctx.other), (3, ctx.other, left, ctx.read))
+        for place, mine, rows, theirs in sides:
+            if not ctx.needs_input_grad[place]:
+                found.append(None)
+            elif mine is not None:
+                found.append(differentiable(Total, edges, rows, theirs, mine, grad))
+            else:
+                there = (
+                    rows
+                    if theirs is None
+                    else differentiable(Read, edges, rows, theirs)
+                )
+                found.append(there * grad)
+        return None, found[0], None, found[1], None
+
+
+class Read(torch.autograd.Function):
+    """`Edges.at`, with derivatives of every order."""
+
+    @staticmethod
+    def forward(ctx: Any, edges: Edges, rows: Tensor, index: Index) -> Tensor:
+        ctx.edges, ctx.index = edges, index
+        return edges.at(rows, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        found = differentiable(
+            Total, ctx.edges, grad.contiguous(), None, ctx.index, None
+        )
+        return None, found, None
