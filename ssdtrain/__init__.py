@@ -1,7 +1,7 @@
 """Keep LLM training inside GPU memory: saved activations are kept, offloaded or
 recomputed, tensor by tensor, and gradients stay bitwise equal.
 
-    session = ssdtrain.offload(model, target="ssd", directory="/mnt/nvme0", max_overhead="1%")
+    session = ssdtrain.offload(model, target="ssd", directory="/mnt/nvme0")
 """
 
 from typing import TYPE_CHECKING, Any

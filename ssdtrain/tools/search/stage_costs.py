@@ -118,7 +118,7 @@ def _captured(shape: Shape, sequences: int, tokens: int, device: Device) -> Capt
     with torch.device("meta"):
         model = public_subject(shape, tokens).model
         words = torch.zeros((sequences, tokens), dtype=torch.long, device="meta")
-        profile = estimate(
+        found = estimate(
             model,
             lambda: model(input_ids=words, labels=words).loss,
             links_of(device.spec),
@@ -126,4 +126,10 @@ def _captured(shape: Shape, sequences: int, tokens: int, device: Device) -> Capt
             min_bytes=1,
         )
     count = sum(parameter.numel() for parameter in model.parameters())
-    return Captured(profile=profile, weights=count, gradients=0, optimizer=0)
+    return Captured(
+        profile=found.profile,
+        weights=count,
+        gradients=0,
+        optimizer=0,
+        stored=found.stored,
+    )

@@ -205,7 +205,9 @@ def test_a_change_after_it_was_saved_is_found(
 
 def test_a_small_one_and_one_of_a_parameter_stay(everything: dict[str, Any]) -> None:
     net = Net(saved_twice, nested=False)
-    with ssdtrain.offload(net, **{**everything, "min_bytes": 1 << 20}) as session:
+    with ssdtrain.offload(
+        net, **{"max_overhead": 0.01, **everything, "min_bytes": 1 << 20}
+    ) as session:
         list(train(net, step, 2))
         assert not any(each.bytes_offloaded for each in session.steps)
         assert not any(each.fallbacks for each in session.steps)

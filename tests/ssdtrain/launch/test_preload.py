@@ -113,7 +113,7 @@ def test_a_process_starts_anew_once(
 ) -> None:
     calls: list[Any] = []
     monkeypatch.setattr(os, "execve", lambda *call: calls.append(call))
-    config = {"preload": "auto", "offload": {"target": "tiered"}}
+    config = {"preload": "auto", "offload": {"max_overhead": 0.01, "target": "tiered"}}
     env.start_with_hook(config, ["train", "a=1"], told=True)
     [(path, words, environment)] = calls
     assert (path, words[1:]) == (sys.executable, ["-m", "ssdtrain", "train", "a=1"])
@@ -124,7 +124,9 @@ def test_a_process_starts_anew_once(
         env.start_with_hook(config, ["train"], told=False)
     monkeypatch.setattr(malloc_hook, "loaded", object)
     env.start_with_hook(config, ["train"], told=False)
-    env.start_with_hook({"offload": {"target": "host"}}, ["train"], told=False)
+    env.start_with_hook(
+        {"offload": {"max_overhead": 0.01, "target": "host"}}, ["train"], told=False
+    )
     env.start_with_hook({"preload": "never", **config}, ["train"], told=False)
     assert len(calls) == 1
     with pytest.raises(ConfigError, match="preload expects 'auto', 'always', 'never'"):

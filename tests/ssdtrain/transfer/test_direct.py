@@ -306,7 +306,7 @@ def test_tiered_past_host_memory_trains_to_the_same_bits(
     cap_bytes: int, everything: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = AnyBuffer(MemoryStorage())
-    settings = {**everything, "target": "tiered"}
+    settings = {"max_overhead": 0.01, **everything, "target": "tiered"}
     check_training(storage, "cpu", settings, monkeypatch, OverflowOffloader, cap_bytes)
 
 
