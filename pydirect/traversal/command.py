@@ -176,7 +176,7 @@ def _answer(
     if args.question == "pagerank":
         start = None
         if args.personalize is not None:
-            start = torch.zeros(placed.num_nodes, dtype=torch.float64)
+            start = torch.zeros(placed.num_nodes, dtype=torch.float64, device="cpu")
             start[_nodes(found, "personalize", args.personalize)] = 1.0
         settings = {"damping": args.damping, "tolerance": args.tolerance}
         with warnings.catch_warnings():  # `trace.converged` is printed

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from recipes.bench.common.cells import RESULTS, Cells, arguments
+from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.models.real_row import selective_contexts
 from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.report.build_public import (
@@ -47,7 +47,7 @@ from ssdtrain.tools.report.fits import (
 )
 
 GPU = "h100"
-PREDICTED = RESULTS / "models" / "fits_cells_predicted.json"
+PREDICTED = Path(__file__).with_name("fits_cells_predicted.json")
 MODES = (PLAIN, CHECKPOINTING, SELECTIVE)
 POINTS = (
     "llama-3.2-1b/full/4k",

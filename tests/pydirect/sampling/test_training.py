@@ -74,7 +74,7 @@ def test_errors() -> None:
     with pytest.raises(ValueError, match="Sampling"):
         LoaderConfig(sampling="gpu")
     fetch = StagedFetch(torch.zeros(1500, 1), CPU)
-    with pytest.raises(ValueError, match="expects device or host"):
+    with pytest.raises(ValueError, match="expects device, host or peers"):
         MiniBatchLoader(
             settle(graph, "cpu"), labels, torch.arange(3), fetch, LoaderConfig(), CPU
         )

@@ -16,10 +16,11 @@ from ssdtrain.cache.regions import REGION, Choice
 from ssdtrain.jsonfile import decode, dumps
 from ssdtrain.observe import observer
 from ssdtrain.observe.heldregions import HOLD_MS, HeldRegions
+from ssdtrain.observe.heldsteps import held_steps
 from ssdtrain.observe.heldtimes import HeldTimes, held_times
 from ssdtrain.observe.hostprices import HostPrices
 from ssdtrain.observe.memorygoal import MemoryGoal
-from ssdtrain.observe.planner import Stage
+from ssdtrain.observe.planner import Planner, Stage
 from ssdtrain.plan.calibrate import (
     WITHOUT_RERUNS,
     Corrections,
@@ -327,6 +328,20 @@ def test_a_step_is_held_when_somebody_asks_for_a_graph(
             holds.append(ms)
         virtual_time.sleep(HELD_S)
 
+    made: list[Planner] = []
+    held: list[HeldTimes] = []
+    build = Planner.__init__
+
+    def built(own: Planner, *args: Any, **settings: Any) -> None:
+        build(own, *args, **settings)
+        made.append(own)
+
+    def noting(cache: Any) -> Any:
+        held.append((yield from held_steps(cache)))
+        return held[-1]
+
+    monkeypatch.setattr(Planner, "__init__", built)
+    monkeypatch.setattr("ssdtrain.observe.measured.held_steps", noting)
     monkeypatch.setattr(CpuDevice, "hold", hold)
     monkeypatch.setattr(MemoryGoal, "fits_plain", lambda self, profile: False)
     monkeypatch.setattr(HostPrices, "is_on_gpu", True)
@@ -345,26 +360,27 @@ def test_a_step_is_held_when_somebody_asks_for_a_graph(
         stages: list[Stage] = []
         for _ in range(12):
             found += train(net, 1)
-            planner: Any = session._planner
-            stages.append(planner.stage)
+            stages.append(made[-1].stage)
         assert stages[:3] == [Stage.HELD, Stage.HELD, Stage.FOLLOWING]
         assert session.can_capture and session.plan is plan
         assert same_bits(found, theirs)
-        cache, by = session.cache, planner._measured.corrections
+        cache, (by,) = session.cache, held
         assert type(cache.course.observer) is Unobserved
         clock = cache.ledger.clock
         assert clock.before_rebuild is None and clock.after_rebuild is None
-        profile = planner._seen
+        profile = session.profile
+    assert profile is not None
     ((kind, runs),) = profile.regions.items()
     assert len(by.held_regions[kind]) == len(runs) > 1
     for time in by.held_regions[kind]:
         assert 0.0 < time.forward_ms < HELD_S * 1e3
         assert time.backward_ms < HELD_S * 1e3
     assert any(time.backward_ms > 0.0 for time in by.held_regions[kind])
-    made = [item for item in profile.kinds[kind] if item.recipe is not None]
-    keys = {rebuild_key(item.recipe or "", item.num_bytes) for item in made}
+    rebuilt = [item for item in profile.kinds[kind] if item.recipe is not None]
+    keys = {rebuild_key(item.recipe or "", item.num_bytes) for item in rebuilt}
     assert set(by.rebuild_ms) == keys and len(keys) > 0
     assert max(by.rebuild_ms.values()) < HELD_S * 1e3
     assert all(ms >= HOLD_MS for ms in holds)
-    request = Request(profile=profile, goal=Goal(), corrections=by)
+    corrections = Corrections(**by._asdict())
+    request = Request(profile=profile, goal=Goal(), corrections=corrections)
     assert decode(Request, json.loads(dumps(request))) == request
