@@ -133,7 +133,9 @@ def read_graph(
         weights=None if edges.weights is None else torch.from_numpy(edges.weights),
         outgoing=True,
     )
-    return GraphFile(graph, torch.arange(total, device="cpu") if names is None else names)
+    return GraphFile(
+        graph, torch.arange(total, device="cpu") if names is None else names
+    )
 
 
 class _Edges(NamedTuple):

@@ -38,7 +38,7 @@ class MemoryGoal:
         peers: Peers,
     ) -> None:
         self._cache = cache
-        self._goal = goal
+        self.goal = goal
         self._room = room
         self._observation = observation
         self._peers = peers
@@ -52,7 +52,7 @@ class MemoryGoal:
     def fits_plain(self, profile: Profile) -> bool:
         """Return whether a step that keeps everything fits the memory limit, or the
         device."""
-        goal = self._goal.goal
+        goal = self.goal.goal
         if goal.is_by_memory:
             keep_bytes = self._keep_bytes(profile)
             limits = goal.most_bytes(profile), goal.easy_bytes(profile)
@@ -78,17 +78,17 @@ class MemoryGoal:
         each would make a plan of its own."""
         own = self._cache.device.capacity_bytes()
         if own is None:
-            self._goal.fit(None, 0)
+            self.goal.fit(None, 0)
             return
         torn_bytes = self._observation.torn_bytes
         left = max(torn_bytes, self._room.unusable_bytes, self._left_bytes)
         most, torn = self._peers.longest((-float(own), float(left)), "capacity", step)
-        self._goal.fit(-int(most), int(torn))
+        self.goal.fit(-int(most), int(torn))
 
     def planned(self) -> None:
         """Another plan is followed from now on."""
         self._retries.planned()
-        if self._goal.goal.is_by_memory:
+        if self.goal.goal.is_by_memory:
             self._peaks.planned()
 
     def over_bytes(self, goal: Goal) -> int:
@@ -105,9 +105,9 @@ class MemoryGoal:
         to leave more: see [Note: retries] in peaks.py."""
         if not self._peers.is_alone or not self._retries.step():
             return False
-        goal = self._goal.goal
+        goal = self.goal.goal
         limit = goal.limit_bytes
-        if limit is None or not self._goal.can_be:
+        if limit is None or not self.goal.can_be:
             return False
         logger.info("ssdtrain: the plan leaves the allocator too little")
         # As for torn blocks: where a plan can, and no error where none can.
@@ -115,5 +115,5 @@ class MemoryGoal:
         if self._left_bytes:
             left_bytes = max(left_bytes, self._observation.cached_bytes)
         self._left_bytes = min(left_bytes, int(MOST_TORN * limit))
-        self._goal.tighten(replace(goal, torn_bytes=self._left_bytes))
+        self.goal.tighten(replace(goal, torn_bytes=self._left_bytes))
         return True

@@ -13,8 +13,6 @@ from ssdtrain.plan.placement import Placement, Placements
 from ssdtrain.plan.profile import Item
 from ssdtrain.plan.timeline import Timeline
 
-MAX_PARTS = 16
-"""Steps between no region and all of them."""
 GOLDEN = 0.6180339887498949
 
 Region = tuple[str, int]
@@ -32,16 +30,6 @@ def spread(timeline: Timeline) -> list[Region]:
         for place, turn in enumerate(ranks):
             found.append((turn / len(numbers), kind, numbers[place]))
     return [(kind, number) for _, kind, number in sorted(found)]
-
-
-def parts(timeline: Timeline) -> list[frozenset[Region]]:
-    """Return nested sets of regions, from none to all."""
-    order = spread(timeline)
-    count = min(len(order), MAX_PARTS)
-    sizes = (
-        [round(len(order) * at / count) for at in range(count + 1)] if count else [0]
-    )
-    return [frozenset(order[:size]) for size in sizes]
 
 
 def is_made_again(kind: str, item: Item, chosen: Collection[Region]) -> bool:

@@ -52,8 +52,6 @@ class Native:
     """`Calls` in C, in pieces: [Note: others' small copies]. Of one thread at a time:
     the cache calls it under its lock."""
 
-    in_pieces = True
-
     def __init__(
         self,
         runtime: Addressed,

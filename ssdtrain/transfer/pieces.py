@@ -32,8 +32,6 @@ class InPieces(InSteps):
     """`Calls` whose copies go in pieces: [Note: others' small copies]. What native.py
     does in C, where there is no compiler."""
 
-    in_pieces = True
-
     def __init__(
         self,
         calls: Runtime,

@@ -114,9 +114,6 @@ class Arrival:
 class Copies(Protocol):
     """Copies between the device and places."""
 
-    small_pass: bool
-    """Whether small copies of others pass those out: [Note: others' small copies]."""
-
     def out(self, place: Place, source: Tensor) -> object:
         """Start to copy a tensor out, behind the caller's present compute; where that
         is: `Device.order`."""
@@ -133,8 +130,6 @@ class Copies(Protocol):
 
 class AnyCopies:
     """By the device's own copies: for devices whose copies are made by threads."""
-
-    small_pass = False
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -179,7 +174,6 @@ class CudaCopies:
     """
 
     def __init__(self, device: CudaDevice, runtime: Calls | None) -> None:
-        self.small_pass = runtime is not None and runtime.in_pieces
         self._device = device
         self._torch_device = device.torch_device
         self.calls = runtime

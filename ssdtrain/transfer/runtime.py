@@ -53,9 +53,6 @@ class Ordering(NamedTuple):
 class Calls(Protocol):
     """Copies that run beside compute."""
 
-    in_pieces: bool
-    """Whether small copies of others pass these: [Note: others' small copies]."""
-
     def batch(self, order: Ordering, parts: Sequence[Part]) -> int:
         """Copy, one part behind the other; other threads run meanwhile, as it may wait
         for room in a device's queue. Return a status, 0 for success."""
@@ -71,7 +68,6 @@ class Calls(Protocol):
 class InSteps:
     """`Calls` that are made one by one."""
 
-    in_pieces = False
     record: Callable[[int, int], int]
     """Of an event, on a stream."""
     wait: Callable[[int, int, int], int]

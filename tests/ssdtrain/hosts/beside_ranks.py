@@ -171,7 +171,7 @@ def plain(case: Case, mesh: DeviceMesh, place: int, num_steps: int) -> list[Tens
 
 def fits_plain(memory: MemoryGoal, profile: Profile) -> bool:
     """Whether a step without hooks fits: where memory is not limited."""
-    return not memory._goal.goal.is_by_memory
+    return not memory.goal.goal.is_by_memory
 
 
 def main(out: Path, names: list[str]) -> None:

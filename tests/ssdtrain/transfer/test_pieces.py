@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-import ssdtrain
 from ssdtrain.transfer.native import Native
 from ssdtrain.transfer.pieces import InPieces
-from ssdtrain.transfer.places import CudaCopies
 from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST, Calls, Ordering
 from tests.compilers import needs_compiler
 
@@ -159,25 +157,3 @@ def test_a_way_without_pieces_is_whole(
     written.copies.clear()
     assert moved(calls, cuda, 3 * PIECE, TO_HOST)
     assert len(written.copies) == 1
-
-
-def test_plans_hear_of_pieces(cuda: FakeCuda, make: Make) -> None:
-    calls = FakeRuntime()
-    assert CudaCopies(cuda.device, make(calls, cuda.device)).small_pass
-    assert not CudaCopies(cuda.device, calls).small_pass
-    assert not CudaCopies(cuda.device, None).small_pass
-
-
-@pytest.mark.parametrize("target", ["host", "ssd"])
-def test_what_goes_to_a_drive_is_copied_whole(target: str, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {
-        "max_overhead": 0.01,
-        "target": target,
-        "directory": str(tmp_path),
-    }
-    if target == "host":
-        del settings["directory"]
-    with ssdtrain.offload(nn.Linear(2, 2), **settings) as session:
-        assert not session.cache.small_copies_pass
-        session.cache.copies.small_pass = True  # as on a GPU
-        assert session.cache.small_copies_pass == (target == "host")
