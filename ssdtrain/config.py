@@ -339,7 +339,7 @@ class OffloadConfig:
 
 
 _ADVANCED = tuple(AdvancedOptions.__annotations__)
-_OLD_NAMES = {"memory_budget_bytes": "memory_budget"}
+OLD_NAMES = {"memory_budget_bytes": "memory_budget"}
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -365,7 +365,7 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
         if name in found:
             raise ConfigError(f"{name} is set twice, in advanced and beside it")
     found |= advanced
-    for old, name in _OLD_NAMES.items():
+    for old, name in OLD_NAMES.items():
         value = found.pop(old, None)
         if value is None:
             continue

@@ -13,7 +13,7 @@ import sys
 from dataclasses import fields
 from typing import Any
 
-from ssdtrain.config import OffloadConfig
+from ssdtrain.config import OLD_NAMES, OffloadConfig
 from ssdtrain.errors import ConfigError
 from ssdtrain.quantities import did_you_mean
 
@@ -73,7 +73,7 @@ def parse(value: str) -> OffloadConfig:
 
 def _value(name: str, given: str) -> Any:
     known = [each.name for each in fields(OffloadConfig)]
-    if name not in known:
+    if name not in known and name not in OLD_NAMES:
         raise ConfigError(
             f"{VARIABLE} has an unknown setting {name!r}{did_you_mean(name, known)}; "
             f"known: {', '.join(known)}"

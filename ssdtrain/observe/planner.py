@@ -839,20 +839,43 @@ class Planner:
 
     def _look_again(self) -> None:
         """Time the next best plan once more: machines change."""
-        second, times = self._trials.second, self._times
-        if times.num_steps < self._next_look or second is None or not self.is_settled:
+        times = self._times
+        if times.num_steps < self._next_look or not self.is_settled:
             return
         own = times.ended_ms()
         if not own:
             return
         self._next_look *= 2
-        self._again = Tried(second.plan, typical(own))
-        self._begin_try(second.plan)
+        second = self._next_best()
+        if second is None:
+            return
+        self._again = Tried(second, typical(own))
+        self._begin_try(second)
+
+    def _next_best(self) -> Plan | None:
+        """Return what the best plan is to be compared with again, if anything."""
+        best, second, seen = self._trials.best, self._trials.second, self._seen
+        if self._goal.goal.is_by_memory or best is None or best.plan.keeps_all:
+            return None if second is None else second.plan
+        if seen is None:
+            return None
+        fits = self._memory.fits_plain(self._larger(seen))
+        if not self._peers.all_agree(fits, "keep", self._step):
+            return None
+        return keeping_all(corrected(seen, self._measured.corrections))
 
     def _compare_again(self, tried: Tried, best_ms: float) -> None:
         """Follow whichever is faster, by what both took just now."""
-        self._again = None
-        self._trials.compare_again(tried, best_ms)
+        self._again, goal = None, self._goal.goal
+        limit = None if goal.is_by_memory else goal.max_overhead
+        self._trials.compare_again(tried, best_ms, limit)
+        if self._trials.best == tried:
+            logger.info(
+                "ssdtrain: another plan is better now: %s, %.1f ms instead of %.1f",
+                tried.plan.policy,
+                tried.ms,
+                best_ms,
+            )
         self._follow_best()
 
     def _makes_room(self) -> bool:

@@ -10,6 +10,9 @@ said makes copies and hooks dearer, and another one is searched for with these p
 `MOST_TRIES` in all. Of the first steps under a plan none counts: tables and memory are
 made in them. Of the others a step that is disturbed is longer, never shorter, so the
 lower middle counts.
+Machines change: a drive whose cache is full writes slower. So the plan that is followed
+is compared again now and then, with the next best one, or under a limit in time with
+steps that keep everything, where those fit.
 (tests/ssdtrain/observe/test_trials.py)
 """
 
@@ -109,7 +112,8 @@ class Trials:
         self.best: Tried | None = None
         """The plan to follow."""
         self.second: Tried | None = None
-        """Under a memory limit: another one that keeps it."""
+        """Another one that keeps a memory limit; under a limit in time, the one that
+        was compared with `best` again."""
         self.num_tries = 0
         """Of plans that were searched for."""
 
@@ -151,18 +155,27 @@ class Trials:
         """Whether another plan is worth a search, with what this one's steps tell."""
         return self.num_tries < MOST_TRIES and not tried.is_as_told
 
-    def compare_again(self, second: Tried, best_ms: float) -> None:
+    def compare_again(
+        self, second: Tried, best_ms: float, max_overhead: float | None = None
+    ) -> None:
         """Compare the two by what both took just now.
 
         Args:
             second: the second best.
             best_ms: what the best one takes.
+            max_overhead: one of the two keeps everything, and the other one is better
+                where it costs no more than this; None: the faster one is better.
         """
         if self.best is None:
             return
         best = Tried(self.best.plan, best_ms)
-        is_faster = second.ms < (1 - GAIN) * best_ms
-        self.best, self.second = (second, best) if is_faster else (best, second)
+        if max_overhead is None:
+            is_better = second.ms < (1 - GAIN) * best_ms
+        elif best.plan.keeps_all:
+            is_better = second.ms <= most_ms(best_ms, max_overhead)
+        else:
+            is_better = best_ms > most_ms(second.ms, max_overhead)
+        self.best, self.second = (second, best) if is_better else (best, second)
 
 
 def most_ms(plain_ms: float, max_overhead: float) -> float:

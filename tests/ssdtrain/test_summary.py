@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import ssdtrain
-from ssdtrain.config import OffloadConfig
+from ssdtrain.config import AdvancedOptions, OffloadConfig
 from ssdtrain.counters import StepReport
 from ssdtrain.curves import Curve, Links
 from ssdtrain.hosts.patch import Patches
@@ -139,8 +139,13 @@ def test_a_session_tells_three_lines(plan: str) -> None:
 
 def test_help_explains_every_keyword() -> None:
     text = ssdtrain.offload.__doc__ or ""
-    for field in fields(OffloadConfig):
-        assert f"\n        {field.name}: " in text, field.name
+    advanced = AdvancedOptions.__annotations__
+    shown = [
+        field.name for field in fields(OffloadConfig) if field.name not in advanced
+    ]
+    assert len(shown) == 11
+    for name in (*shown, "advanced"):
+        assert f"\n        {name}: " in text, name
 
 
 def layered(budget_gb: float, link: Curve = LINK) -> tuple[Profile, Plan]:

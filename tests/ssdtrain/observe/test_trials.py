@@ -23,6 +23,8 @@ from ssdtrain.observe.trials import (
     most_ms,
     typical,
 )
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Order
 from tests.ssdtrain.observe.parts import Cache, promise
 
 
@@ -106,6 +108,25 @@ def test_machines_change() -> None:
     assert trials.best.ms == 9.0
     trials.compare_again(replace(base, ms=9.0), 12.0)
     assert trials.best.plan is base.plan and trials.second == replace(plan, ms=12.0)
+
+
+def test_under_a_limit_in_time_the_other_one_keeps_everything() -> None:
+    """A plan that takes too long by now goes, and comes back where it does not."""
+    trials, limit = Trials(), 0.05
+    plan = tried(10.2)
+    order = Order(name="a", num_bytes=8, placement=Placement.OFFLOAD)
+    plan = replace(plan, plan=replace(plan.plan, orders={"model/0": (order,)}))
+    plain = tried(10.0)
+    assert plain.plan.keeps_all and not plan.plan.keeps_all
+    trials.judge(plan, most_ms(10.0, limit), is_by_memory=False)
+    trials.compare_again(plain, 10.2, limit)
+    assert trials.best == plan and trials.second == plain
+    trials.compare_again(plain, 11.0, limit)
+    assert trials.best == plain and trials.second == replace(plan, ms=11.0)
+    trials.compare_again(replace(plan, ms=10.9), 10.0, limit)
+    assert trials.best == plain
+    trials.compare_again(replace(plan, ms=10.5), 10.0, limit)
+    assert trials.best == replace(plan, ms=10.5)
 
 
 def test_two_strays_in_a_row_are_a_new_shape() -> None:

@@ -93,13 +93,28 @@ def test_reruns_take_the_host_no_longer_than_unwatched_ones() -> None:
     "times",
     [
         PlainTimes(step_ms=200.0, forward_ms=3.0),
-        PlainTimes(step_ms=10.0, forward_ms=0.05),
         PlainTimes(step_ms=10.0, forward_ms=0.0),
-        PlainTimes(step_ms=2.0, forward_ms=3.0),
     ],
 )
 def test_another_step_changes_nothing(times: PlainTimes) -> None:
     assert calibrated(profile(), times) == profile()
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        PlainTimes(step_ms=10.0, forward_ms=0.05),
+        PlainTimes(step_ms=2.0, forward_ms=3.0),
+    ],
+)
+def test_halves_that_tell_nothing_leave_the_length_of_the_step(
+    times: PlainTimes,
+) -> None:
+    """A forward that took nearly nothing, or longer than its step: one factor."""
+    found, factor = calibrated(profile(), times), times.step_ms / profile().compute_ms
+    assert found.compute_ms == pytest.approx(times.step_ms)
+    before = [mark.ms * factor for mark in profile().marks]
+    assert [mark.ms for mark in found.marks] == pytest.approx(before)
 
 
 def test_what_remains_of_a_step_without_its_reruns() -> None:

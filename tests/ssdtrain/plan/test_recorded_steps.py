@@ -92,7 +92,9 @@ def drawn(seed: int) -> list[list[Task]]:
         tasks: list[Task] = []
         for number in range(60):
             meets = number % 5 == 4
-            streams = [s for s in Stream if s is not Stream.COMMUNICATION]
+            streams = [
+                s for s in Stream if s not in (Stream.COMMUNICATION, Stream.SIDE)
+            ]
             after = tuple(own.sample(range(number), min(number, own.randint(0, 2))))
             tasks.append(
                 Task(

@@ -226,7 +226,7 @@ def test_waits_are_read_with_the_orders() -> None:
 def test_why_there_is_no_plan() -> None:
     for answer in all_of(Search(asked(Goal(memory_budget_bytes=1)))):
         assert answer.plan is None
-        assert "memory_budget_bytes=1 cannot be reached" in answer.error
+        assert "memory_budget=1 cannot be reached" in answer.error
 
 
 def test_a_search_that_dies_says_so() -> None:

@@ -21,7 +21,7 @@ from ssdtrain.errors import (
     InPlaceError,
     RegionError,
 )
-from ssdtrain.observe import links
+from ssdtrain.observe import links, trials
 from ssdtrain.plan import search
 from ssdtrain.plan.baselines import away
 from ssdtrain.plan.choose import choose, options
@@ -167,6 +167,8 @@ def observed(make: Imposed | None, *, regions: bool) -> Iterator[None]:
         drive = mock.patch.object(links, "probe_drive", lambda *args, **rest: DRIVE)
         stack.enter_context(drive)
         stack.enter_context(mock.patch.object(search, "choose", chosen))
+        # However long its steps are.
+        stack.enter_context(mock.patch.object(trials, "ERROR", float("inf")))
         yield
 
 
