@@ -211,8 +211,6 @@ def choose(
     if not suffices:
         best = _enumerated(judge, best) or _search(judge, best)
     if best.rank[0] == 1.0 and goal.is_by_memory:
-        best = _drained(judge, best)
-    if best.rank[0] == 1.0 and goal.is_by_memory:
         if kept is None or not goal.holds_all(judge.keep.peak_bytes):
             shortage = Shortage(timeline, goal, judge.keep, judge.least)
             raise shortage.error(judge.short_of_host)
@@ -223,29 +221,33 @@ def choose(
     )
 
 
-def _drained(judge: Judge, best: Contender) -> Contender:
-    """Return the best plan that waits for whatever leaves. On a slow link the last
-    tensors of a forward would stay, for none that comes behind them makes the window
-    full; a plan that is slow is better than none."""
-    timeline = judge.timeline
-    window = largest_bytes(timeline)
-    style = Style(window_bytes=window, late=Late.DRAIN)
-    move = placed_by(timeline, lambda *_: away(timeline))
-    placements = [fixed.placements for fixed in fixed_policies(timeline)]
-    # Of fixed policies the two largest stay, one of which could leave as well.
-    for regions in ([], spread(timeline)):
-        moved = with_regions(timeline, move, regions)
-        placements.append(with_tail_kept(timeline, moved, window))
-    for each in (best.asked, *placements):
-        found = judge.judge(each, style, "waits for each copy out")
-        if found.rank < best.rank:
-            best = found
+def _search(judge: Judge, best: Contender) -> Contender:
+    for finds in (_search_regions, _search_prices, _search_waits, _search_items):
+        best = finds(judge, best)
     return best
 
 
-def _search(judge: Judge, best: Contender) -> Contender:
-    for finds in (_search_regions, _search_prices, _search_items):
-        best = finds(judge, best)
+def _search_waits(judge: Judge, best: Contender) -> Contender:
+    """Have compute wait for what leaves. On a slow link nothing would leave in time,
+    and the last tensors of a forward would stay, for none that comes behind them makes
+    the window full: a plan that is slow is better than none. Where the host is late,
+    the waits cost nothing."""
+    timeline = judge.timeline
+    window = largest_bytes(timeline)
+    move = placed_by(timeline, lambda *_: away(timeline))
+    placements = [best.asked, with_tail_kept(timeline, move, window)]
+    if best.rank[0] != 0.0:
+        # Of fixed policies the two largest stay, one of which could leave as well.
+        again = with_regions(timeline, move, spread(timeline))
+        placements.append(with_tail_kept(timeline, again, window))
+        placements += [fixed.placements for fixed in fixed_policies(timeline)]
+    for each in placements:
+        for style in (
+            Style(window_bytes=WINDOW_LARGEST * window, late=Late.WAIT),
+            Style(window_bytes=window, late=Late.DRAIN),
+        ):
+            found = judge.judge(each, style, "waits for copies out")
+            best = min(best, found, key=lambda one: one.rank)
     return best
 
 
