@@ -32,13 +32,15 @@ UNSPLIT = ("_opaque", "_made")
 
 
 def core() -> dict[str, Any]:
-    """Core ATen operators by name, one overload each."""
+    """Core ATen operators by name, one overload each; none that works in place."""
     found: dict[str, Any] = {}
     for name in dir(torch.ops.aten):
         packet = getattr(torch.ops.aten, name)
         for overload in getattr(packet, "overloads", list)():
             func = getattr(packet, overload)
-            if torch.Tag.core in func.tags and not name.startswith("sym_"):
+            if name.startswith("sym_") or name.endswith("_"):  # "resize_"
+                continue
+            if torch.Tag.core in func.tags:
                 found.setdefault(f"aten::{name}", func)
     return found
 
