@@ -285,7 +285,6 @@ STILL_REACHED: dict[str, set[str]] = {
     },
     "tests/ssdtrain/remat/test_fast.py": {"_tables"},
     "tests/ssdtrain/transfer/test_direct.py": {"_writers"},
-    "tests/ssdtrain/transfer/test_faults.py": {"_planner"},
     "tests/ssdtrain/transfer/test_fork.py": {"_changed", "_lock", "_mode", "_weights"},
     "tests/ssdtrain/transfer/test_transfer.py": {"_meters"},
 }

@@ -29,22 +29,27 @@ def frontier(profile: Profile, num_budgets: int = NUM_BUDGETS) -> list[Point]:
         num_budgets: below the peak that costs nothing. Each costs a quick search.
     """
     free, least = (
-        choose(profile, Goal(max_overhead=overhead), QUICK_MARKS).prediction
-        for overhead in (0.0, 1.0)
+        _best(profile, Goal(max_overhead=overhead)) for overhead in (0.0, 1.0)
     )
-    assert free is not None and least is not None  # choose predicts
-    found = [point_of(free)]
+    found = [free]
     for number in range(1, num_budgets + 1):
         share = number / num_budgets
         budget = free.peak_bytes + share * (least.peak_bytes - free.peak_bytes)
-        goal = Goal(memory_budget_bytes=int(budget), budget_margin=0.0)
         try:
-            prediction = choose(profile, goal, QUICK_MARKS).prediction
-        except ConfigError:  # what a limit in time may hide: none fits by memory
-            prediction = least
-        if prediction is not None and prediction.peak_bytes < found[-1].peak_bytes:
-            found.append(point_of(prediction))
+            goal = Goal(memory_budget_bytes=int(budget), budget_margin=0.0)
+            point = _best(profile, goal)
+        except ConfigError:  # a quick search found it under the other goal alone
+            point = least
+        if point.peak_bytes < found[-1].peak_bytes:
+            found.append(point)
     return found
+
+
+def _best(profile: Profile, goal: Goal) -> Point:
+    prediction = choose(profile, goal, QUICK_MARKS).prediction
+    if prediction is None:
+        raise ValueError("a plan that was searched for has a prediction")
+    return point_of(prediction)
 
 
 def point_of(prediction: Prediction) -> Point:
