@@ -49,4 +49,5 @@ def test_what_is_kept_and_saved_twice_is_counted_once() -> None:
     assert plan is not None and plan.prediction is not None
     peaks = [report.saved_peak_bytes for report in reports[2:]]
     assert peaks == [plan.prediction.peak_bytes] * 4
-    assert left[4:] == [left[0]] * 8
+    # The program holds its input, which moves or does not.
+    assert len(set(left[4:])) == 1 and left[-1] in (0, left[0])
