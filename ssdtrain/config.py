@@ -375,6 +375,8 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+# A dataclass writes its own `__init__`. Wrapped, it is still the one way in, also for
+# `replace` and subclasses, and takes old names and `advanced` as `from_mapping` does.
 _init = OffloadConfig.__init__
 
 

@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.search.language import Description, Tensor
-from ssdtrain.tools.search.strategies import Shape, Strategy, strategies
+from ssdtrain.tools.search.strategies import Shape
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,3 @@ def described_names() -> list[str]:
 def describer_of(name: str) -> Describer | None:
     """Return the describer of an operator that has one of its own."""
     return _TABLE.get(name)
-
-
-def strategies_of(call: OperatorCall, described: Description) -> list[Strategy]:
-    """Return all ways to split a call on one axis."""
-    return strategies(described, call.shapes, call.results)

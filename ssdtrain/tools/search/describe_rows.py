@@ -55,34 +55,20 @@ def _reduction(call: OperatorCall, reducer: Reducer, *, is_open: bool) -> Descri
     return Description((Result(dims, own),) * len(call.results))
 
 
-@describes("aten::sum", "aten::mean")
-def _sum(call: OperatorCall) -> Description:
-    return _reduction(call, Reducer.SUM, is_open=True)
+REDUCERS = {
+    "aten::sum": Reducer.SUM,
+    "aten::mean": Reducer.SUM,
+    "aten::amax": Reducer.MAX,
+    "aten::amin": Reducer.MIN,
+    "aten::prod": Reducer.PROD,
+    "aten::any": Reducer.MAX,
+    "aten::all": Reducer.MIN,
+}
 
 
-@describes("aten::amax")
-def _amax(call: OperatorCall) -> Description:
-    return _reduction(call, Reducer.MAX, is_open=True)
-
-
-@describes("aten::amin")
-def _amin(call: OperatorCall) -> Description:
-    return _reduction(call, Reducer.MIN, is_open=True)
-
-
-@describes("aten::prod")
-def _prod(call: OperatorCall) -> Description:
-    return _reduction(call, Reducer.PROD, is_open=True)
-
-
-@describes("aten::any")
-def _any(call: OperatorCall) -> Description:
-    return _reduction(call, Reducer.MAX, is_open=True)
-
-
-@describes("aten::all")
-def _all(call: OperatorCall) -> Description:
-    return _reduction(call, Reducer.MIN, is_open=True)
+@describes(*REDUCERS)
+def _reduced(call: OperatorCall) -> Description:
+    return _reduction(call, REDUCERS[call.name], is_open=True)
 
 
 @describes("aten::max", "aten::min")
