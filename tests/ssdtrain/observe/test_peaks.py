@@ -1,5 +1,6 @@
 """Steps that need more than their plan said: see [Note: measured peaks]."""
 
+import time
 from typing import Any
 
 import pytest
@@ -126,16 +127,17 @@ def test_a_plan_with_retries_is_followed_by_one_that_leaves_more(
     run.steps(8)
     assert run.session is not None and run.session.plan is not None
     before = run.session.plan
-    for _ in range(12):
+    give_up = time.monotonic() + 60
+    while (after := run.session.plan) is before:
+        assert time.monotonic() < give_up  # the search is another process
         retries[0] += 1
         run.steps(1)
-    after = run.session.plan
     run.session.close()
     assert after is not None and after.prediction and before.prediction
     assert after.prediction.peak_bytes < before.prediction.peak_bytes
     base_bytes = run.session.profile.base_bytes if run.session.profile else 0
     assert base_bytes + after.prediction.peak_bytes <= (1 - 2 * DEVICE_RESERVE) * limit
-    assert same_bits(run.seen, Run(monkeypatch).steps(20).seen)
+    assert same_bits(run.seen, Run(monkeypatch).steps(len(run.highest)).seen)
 
 
 def test_where_retries_go_on_a_plan_leaves_what_the_observed_step_had_cached(
@@ -162,9 +164,9 @@ def test_where_retries_go_on_a_plan_leaves_what_the_observed_step_had_cached(
         plan, profile = session.plan, session.profile
         assert plan is not None and plan.prediction and profile is not None
         used.append(profile.base_bytes + plan.prediction.peak_bytes)
-        for _ in range(16):
-            if session.plan is not plan:
-                break
+        give_up = time.monotonic() + 60
+        while len(used) < 3 and session.plan is plan:
+            assert time.monotonic() < give_up  # the search is another process
             retries[0] += 1
             run.steps(1)
     session.close()
