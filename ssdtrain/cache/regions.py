@@ -232,11 +232,16 @@ class PlaceHandle(Handle):
 
 
 def is_bare(tensor: Tensor) -> bool:
-    """Whether it is plain bytes that an operator made: no leaf, no part of one."""
-    if not is_plain(tensor) or tensor.grad_fn is None:
+    """Whether it is plain bytes without a gradient, or that an operator made: no leaf
+    that gets one, no part of such a leaf or of a parameter."""
+    if not is_plain(tensor):
         return False
     base = tensor._base
-    return base is None or (type(base) is Tensor and not base.is_leaf)
+    if base is not None:
+        return type(base) is Tensor and not base.is_leaf and tensor.grad_fn is not None
+    return tensor.grad_fn is not None or (
+        type(tensor) is Tensor and not tensor.requires_grad
+    )
 
 
 class Input(NamedTuple):
@@ -546,8 +551,9 @@ class RegionCall:
     def _look_at_saved(self) -> None:
         saved, region = self.saved, self.region
         self._cache.verifier.left = max(0, self.sealed - len(saved.tensors))
-        for tensor in saved.tensors:
-            self._note_lengths(tensor)
+        if saved.any_nested():
+            for tensor in saved.tensors:
+                self._note_lengths(tensor)
         arguments = [leaf for leaf, _ in self._inputs]
         region.layout = saved.look(region.layout, arguments)
         if self.part is not None:
@@ -564,7 +570,7 @@ class RegionCall:
         self._inputs.clear()
 
     def _obstacle(self) -> str | None:
-        change = self.region.watch.change(self._before.seen, self._slow)
+        change = self.region.watch.change(self._before, self._slow)
         if change is not None:
             return change
         if any(tensor._version != version for tensor, version in self._inputs):
@@ -800,8 +806,8 @@ class RegionCall:
                     tensor = tensor.detach()
                     if leaf.is_part:
                         tensor = as_part(tensor, leaf.requires_grad)
-                    else:
-                        tensor.requires_grad_(leaf.requires_grad)
+                    elif leaf.requires_grad:
+                        tensor.requires_grad_()
                 made[key] = tensor
             values[at] = made[key]
         return values

@@ -37,6 +37,8 @@ DETACH, SIZE, STRIDE = _TENSOR.detach, _TENSOR.size, _TENSOR.stride
 IS_ZERO = _TENSOR._is_zerotensor
 DTYPE, LEAF = attrgetter("dtype"), attrgetter("is_leaf")
 KIND = attrgetter("layout", "device", "is_nested", "is_quantized")
+DEVICE = attrgetter("device")
+IS_NESTED = attrgetter("is_nested")
 
 
 class FromRegion(NamedTuple):
@@ -117,6 +119,8 @@ class Layout(NamedTuple):
     own_bytes: list[int]
     """Bytes that each adds to those before it and to the arguments."""
     num_bytes: int
+    kinds: list[Any]
+    """Type and device of each, if all are bytes of one storage; else empty."""
 
 
 class SavedTensors:
@@ -139,13 +143,17 @@ class SavedTensors:
         """Which may be filled by their operator after autograd saved them."""
         self.stored: set[int] = set()
         """Those that autograd gets from elsewhere: a plan stores them."""
-        self.layout = Layout([], set(), [], 0)
+        self.layout = Layout([], set(), [], 0, [])
 
     def at_hand(self, index: int) -> Tensor | None:
         """A tensor that is on the device; None: the region must run again."""
         if self.probes:
             return self.made[index]
         return self.tensors[index].detach()
+
+    def any_nested(self) -> bool:
+        """Whether one of them is a nested tensor."""
+        return any(map(IS_NESTED, self.tensors))
 
     def look(self, last: Layout | None, arguments: list[Tensor]) -> Layout:
         """Look at the tensors before they go.
@@ -161,7 +169,8 @@ class SavedTensors:
             own_bytes = _own_bytes(tensors, arguments)
             for index in self.stored:
                 own_bytes[index] = 0
-            last = Layout(looks, self.stored, own_bytes, sum(own_bytes))
+            kinds = [] if any(map(is_odd, tensors)) else kinds_of(tensors)
+            last = Layout(looks, self.stored, own_bytes, sum(own_bytes), kinds)
         self.layout = last
         return last
 
@@ -176,7 +185,7 @@ class SavedTensors:
         """
         tensors = self._taken()
         self.made = [None] * len(tensors)
-        if not _any_odd(tensors, nothing.device):
+        if self._are_plain(tensors, nothing.device):
             self.probes = [*map(DETACH, tensors)]
             for probe in self.probes:
                 probe.data = nothing
@@ -194,6 +203,14 @@ class SavedTensors:
             self.probes.append(probe)
         return stays
 
+    def _are_plain(self, tensors: list[Tensor], device: torch.device) -> bool:
+        """Whether all are bytes of one storage on the device. The layout, of equal
+        looks, says all but what looks do not tell."""
+        kinds = self.layout.kinds
+        if not kinds or any(map(IS_ZERO, tensors)) or kinds_of(tensors) != kinds:
+            return False
+        return kinds.count(device) == len(tensors)
+
     def keep(self) -> None:
         """The call does not run again: hold the bytes, and no graph."""
         self.tensors = [*map(DETACH, self._taken())]
@@ -204,6 +221,17 @@ class SavedTensors:
         tensors = [*self.tensors]
         self.tensors.clear()
         return tensors
+
+
+def is_odd(tensor: Tensor) -> bool:
+    """Whether it is more than bytes of one storage."""
+    usual = torch.strided, tensor.device, False, False
+    return type(tensor) is not Tensor or KIND(tensor) != usual
+
+
+def kinds_of(tensors: list[Tensor]) -> list[Any]:
+    """The type of each, then the device of each."""
+    return [*map(type, tensors), *map(DEVICE, tensors)]
 
 
 def looks_of(tensors: list[Tensor]) -> list[Any]:
@@ -228,13 +256,6 @@ def look_of(tensor: Tensor) -> Any:
     if tensor.layout is not torch.strided:
         return tensor.shape, tensor.dtype, None
     return tensor.shape, tensor.dtype, tensor.stride()
-
-
-def _any_odd(tensors: list[Tensor], device: torch.device) -> bool:
-    """Whether one of them is more than bytes of one storage on the device."""
-    usual = Tensor, (torch.strided, device, False, False)
-    kinds = zip(map(type, tensors), map(KIND, tensors), strict=True)
-    return any(kind != usual for kind in kinds) or any(map(IS_ZERO, tensors))
 
 
 def _own_bytes(tensors: list[Tensor], arguments: list[Tensor]) -> list[int]:

@@ -109,6 +109,7 @@ class Seen:
         """Those of them that have bytes of their own."""
         self._fingerprint = self._inventory.fingerprint()
         self.inside = self.now()
+        self.unversioned = self.now(versions=False)
 
     def _listed(self, modules: list[nn.Module]) -> Inventory:
         """See [Note: one pass]."""
@@ -143,28 +144,26 @@ class Seen:
                     return f"{name} is an inference tensor, which counts no changes"
         return None
 
-    def stands(self, inside: Fingerprint | None = None) -> bool:
-        """Whether everything is the same now; if not, it may still be equal.
+    def stands(self) -> bool:
+        """Whether everything is the same now; if not, it may still be equal."""
+        found = self._look()
+        return found is not None and found.is_same(self._fingerprint)
+
+    def now(self, *, versions: bool = True) -> Fingerprint | None:
+        """What is there now, without what FSDP2 takes out and puts back; None: it
+        cannot be told.
 
         Args:
-            inside: of `now`, to be compared with that.
+            versions: see `Inventory.fingerprint`.
         """
-        if self._inventory.is_blind:
-            return False
-        try:
-            found = self._inventory.fingerprint(returning=inside is None)
-        except ValueError:  # something is gone
-            return False
-        return found.is_same(self._fingerprint if inside is None else inside)
+        return self._look(returning=False, versions=versions)
 
-    def now(self) -> Fingerprint | None:
-        """What is there now, without what FSDP2 takes out and puts back; None: it
-        cannot be told."""
+    def _look(self, **kinds: bool) -> Fingerprint | None:
         if self._inventory.is_blind:
             return None
         try:
-            return self._inventory.fingerprint(returning=False)
-        except ValueError:
+            return self._inventory.fingerprint(**kinds)
+        except ValueError:  # something is gone
             return None
 
 
@@ -188,6 +187,8 @@ class Before:
         self._path = path
         self._begun: Fingerprint | None = None
         """When the re-run that is under way began."""
+        self.is_steady = False
+        """Whether its forward has written nothing that has a version."""
 
     def forget(self) -> None:
         """It is not run again: hold nothing of what was seen."""
@@ -195,8 +196,14 @@ class Before:
 
     def is_untouched(self) -> bool:
         """Whether the re-run has changed nothing so far; in the middle of it, where
-        FSDP2 may have gathered weights."""
-        return self._begun is not None and self.seen.stands(self._begun)
+        FSDP2 may have gathered weights. What has a version is not looked at again where
+        the forward has written none of it."""
+        begun, steady = self._begun, False
+        if begun is not None and begun is self.seen.inside:
+            steady = self.is_steady
+            begun = self.seen.unversioned if steady else begun
+        now = None if begun is None else self.seen.now(versions=not steady)
+        return now is not None and begun is not None and now.is_same(begun)
 
     def restored(
         self, hooks: Callable[[Any], str | None]

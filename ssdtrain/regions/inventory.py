@@ -17,7 +17,7 @@ has changed.
 import gc
 from collections import deque
 from collections.abc import Callable, Iterable
-from itertools import chain, repeat
+from itertools import chain, compress, repeat
 from operator import attrgetter, is_
 from types import FunctionType
 from typing import Any
@@ -222,11 +222,15 @@ class Inventory:
 
     # -- the pass ------------------------------------------------------------------
 
-    def fingerprint(self, *, returning: bool = True) -> Fingerprint:
+    def fingerprint(
+        self, *, returning: bool = True, versions: bool = True
+    ) -> Fingerprint:
         """All of it, as it is now.
 
         Args:
             returning: with hooks, and with what may be replaced and put back.
+            versions: with those of dictionaries and tensors, which only grow: where a
+                forward has left them as they were, it has written nothing in between.
 
         Raises:
             ValueError: a variable has no value any more.
@@ -234,15 +238,17 @@ class Inventory:
         dicts, lists = self._dicts, self._lists
         if returning:
             dicts = dicts + self._hooks + self._returning
+        sizes = [*map(len, dicts)]
         numbers: list[Any] = [
-            *map(dict_version, self._written),
-            *map(len, dicts),
+            *sizes,
             *map(len, lists),
-            *map(VERSION, self._tensors),
             *map(REQUIRES_GRAD, self._parameters),
             *[len(each) > MAX_ITEMS for each in self._large],
         ]
-        filled = [*filter(None, dicts)]  # most are empty: hooks
+        if versions:
+            numbers += map(dict_version, self._written)
+            numbers += map(VERSION, self._tensors)
+        filled = [*compress(dicts, sizes)]  # most are empty: hooks
         objects = [
             *map(OWN, self._owners, repeat("__dict__")),
             *chain.from_iterable([*filled, *map(dict.values, filled), *lists]),

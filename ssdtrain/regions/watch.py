@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssdtrain.regions.before import STANDARD, Parts, Seen
+from ssdtrain.regions.before import STANDARD, Before, Parts, Seen
 from ssdtrain.regions.deep import PLAIN
 from ssdtrain.regions.inventory import HOOKS_OF_ALL
 from ssdtrain.regions.reads import Call, Reads, functions_of
@@ -154,16 +154,17 @@ class Watch:
         drawn = () if numpy is None else (numpy.random.get_state()[1:4],)
         return [random.getstate(), *drawn]
 
-    def change(self, before: Seen, slow: list[Any]) -> str | None:
+    def change(self, before: Before, slow: list[Any]) -> str | None:
         """What a forward has changed; None: nothing.
 
         Args:
-            before: what `look` gave before it.
-            slow: what `slow` gave before it.
+            before: what was there when it began; it is told whether all stands.
+            slow: what `slow` gave then.
         """
         reason = None
-        if not before.stands():
-            reason = _change_of_modules(before, self._see())
+        before.is_steady = before.seen.stands()
+        if not before.is_steady:
+            reason = _change_of_modules(before.seen, self._see())
             self._last = _nothing  # it may hold what the forward has replaced
         if reason is None and self._reads.came is not None:
             reason = f"it imported {self._reads.came}"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from ssdtrain.regions.before import Before
 from ssdtrain.regions.inventory import MAX_ITEMS
 from ssdtrain.regions.watch import MAX_LOOKS, Watch
 from ssdtrain.regions.weights import Weights
@@ -194,13 +195,13 @@ def test_attributes_that_a_class_computes_are_never_known() -> None:
     block.part.options = Computed()  # type: ignore[assignment]
     watch = Watch(block)
     seen = watch.look()
-    assert not seen.stands() and watch.change(seen, watch.slow()) is None
+    assert not seen.stands() and watch.change(Before("", seen), watch.slow()) is None
 
 
 def test_a_call_without_changes_looks_by_name_once() -> None:
     watch = Watch(Block())
     first = watch.look()
-    assert watch.look() is first and watch.change(first, []) is None
+    assert watch.look() is first and watch.change(Before("", first), []) is None
     assert watch.look() is first
 
 
@@ -250,7 +251,7 @@ def test_what_a_forward_changes_is_not_kept() -> None:
     block.part.last = last = Held()
     seen = watch.look()
     block.part.last = Held()
-    assert watch.change(seen, []) == "its attribute last changed"
+    assert watch.change(Before("", seen), []) == "its attribute last changed"
     found = weakref.ref(last)
     del last, seen
     gc.collect()

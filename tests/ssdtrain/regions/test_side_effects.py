@@ -18,6 +18,7 @@ from torch.nn.modules.module import (
 import ssdtrain
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import RegionError
+from ssdtrain.regions.before import Before
 from ssdtrain.regions.watch import Watch, writes_elsewhere
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.unseen import Owner
@@ -469,7 +470,7 @@ def test_a_watch_of_an_untouched_module_sees_nothing() -> None:
     for _ in range(4):
         seen, slow = watch.look(), watch.slow()
         layer(torch.randn(2, 3, WIDTH))
-        assert watch.change(seen, slow) is None and seen.refusal is None
+        assert watch.change(Before("", seen), slow) is None and seen.refusal is None
     assert watch.standing_refusal() is None
 
 
