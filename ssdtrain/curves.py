@@ -12,10 +12,12 @@ from ssdtrain.jsonfile import Duration, Fraction, Natural, Positive
 COPY_SLOWDOWN = 0.004
 """What copies in one direction cost compute meanwhile, as far as is known without a
 measurement (H200, recipes/bench/offload/placement.py: 0 to 0.5 % of a step)."""
+DUPLEX_SLOWDOWN = 0.1
+"""What copies in both directions cost one another between a GPU and its host (0.07 to
+0.12 on twelve hosts of H100s and H200s). No measurement of it, or of `COPY_SLOWDOWN`,
+has changed which plan is chosen."""
 BATCH_SHARE = 0.01
 """Default of `Links.batch_share`."""
-COPY_SLOWDOWN_ERROR = 0.002
-"""How far from `COPY_SLOWDOWN` a device may well be: a standard deviation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +137,6 @@ class Links:
     ssd_read: Curve | None = None
     copy_slowdown: Fraction = 0.0
     """Fraction by which a copy in one direction slows compute down meanwhile."""
-    copy_slowdown_error: Fraction = COPY_SLOWDOWN_ERROR
-    """Standard error of `copy_slowdown`."""
     duplex_slowdown: Fraction = 0.0
     """Fraction by which copies in both directions slow one another down."""
     event_ms: Duration = 0.0

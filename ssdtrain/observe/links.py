@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ssdtrain.counters import Span
-from ssdtrain.curves import Curve, Links
-from ssdtrain.observe.contention import Contention
+from ssdtrain.curves import COPY_SLOWDOWN, Curve, Links
 from ssdtrain.rates import busy_rate, middle_rate, straight
 from ssdtrain.storage.base import Storage
 from ssdtrain.storage.measure import Drive, probe_drive
@@ -26,9 +25,13 @@ LEAST_TRANSFERS = 4
 
 
 def fitted_links(
-    copies: Iterable[Copy], drive: Drive | None, contention: Contention
+    copies: Iterable[Copy], drive: Drive | None, duplex_slowdown: float
 ) -> Links | None:
-    """Fit curves to the copies of one step and add the drive's; None without copies."""
+    """Fit curves to the copies of one step and add the drive's; None without copies.
+
+    Args:
+        duplex_slowdown: see `Links`.
+    """
     both = list(copies)
     out, into = _rate(both, True), _rate(both, False)
     if out is None and into is None:
@@ -38,10 +41,8 @@ def fitted_links(
         h2d=straight(into or out or 0.0),
         ssd_write=None if drive is None else drive.write,
         ssd_read=None if drive is None else drive.read,
-        copy_slowdown=contention.copy_slowdown,
-        copy_slowdown_error=contention.copy_slowdown_error,
-        duplex_slowdown=contention.duplex_slowdown or 0.0,
-        event_ms=contention.event_ms,
+        copy_slowdown=COPY_SLOWDOWN,
+        duplex_slowdown=duplex_slowdown,
         ssd_duplex_slowdown=0.0 if drive is None else drive.duplex_slowdown,
         ssd_direct=drive is not None and drive.direct,
     )

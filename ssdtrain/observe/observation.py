@@ -22,7 +22,7 @@ from torch import nn
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.course import Unobserved
 from ssdtrain.counters import Trace
-from ssdtrain.observe.contention import measure
+from ssdtrain.curves import DUPLEX_SLOWDOWN
 from ssdtrain.observe.hostprices import HostPrices
 from ssdtrain.observe.links import fitted_drive, fitted_links, probe
 from ssdtrain.observe.modules import ModuleNames
@@ -150,18 +150,18 @@ class Observation:
         if recording is None:
             return None
         spans = self._trace.spans()[self._num_spans :]
-        contention = measure(cache.device, cache.offloader.pool, clock, copies)
         drive = fitted_drive(cache.offloader.storage, spans, NUM_PROBE_THREADS)
         if drive is not None:
             direct = isinstance(cache.offloader, DirectOffloader)
             drive = drive._replace(direct=direct)
-        links = fitted_links(copies, drive, contention)
+        duplex = DUPLEX_SLOWDOWN if self._prices.is_on_gpu else 0.0
+        links = fitted_links(copies, drive, duplex)
         profile = recording.profile(
             clock.last_spans(),
             links,
             cache.offloader.pool.cap_bytes,
             copying_ms,
-            {**self._notes, "copy_slowdown": contention.how},
+            self._notes,
         )
         self.torn_bytes = recording.torn_bytes
         self.cached_bytes = recording.cached_bytes

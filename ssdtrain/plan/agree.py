@@ -19,8 +19,6 @@ from ssdtrain.plan.profile import HostCosts, Item, Mark, Part, Profile, RegionRu
 
 PROBE_BYTES = 64 * 1024 * 1024
 """At this size two curves are compared."""
-LEAST_ERROR = 1e-5
-"""Of a slowdown: no rank is the only one that counts."""
 
 
 class Peers(Protocol):
@@ -205,19 +203,7 @@ def _mark(marks: tuple[Mark, ...]) -> Mark:
     )
 
 
-def _copy_slowdown(links: Sequence[Links]) -> tuple[float, float]:
-    """Average the ranks' copy slowdowns, weighted by their variances; return the mean
-    and its standard error."""
-    weights = [1.0 / max(link.copy_slowdown_error, LEAST_ERROR) ** 2 for link in links]
-    total = sum(weights)
-    pairs = zip(weights, links, strict=True)
-    mean = sum(weight * link.copy_slowdown for weight, link in pairs) / total
-    # Not over the root of their number: all of them lean on the same assumption.
-    return mean, min(link.copy_slowdown_error for link in links)
-
-
 def _links(links: Sequence[Links]) -> Links:
-    slowdown, error = _copy_slowdown(links)
     writes = [link.ssd_write for link in links]
     reads = [link.ssd_read for link in links]
     return Links(
@@ -225,8 +211,7 @@ def _links(links: Sequence[Links]) -> Links:
         h2d=_slower([link.h2d for link in links]),
         ssd_write=_common(writes),
         ssd_read=_common(reads),
-        copy_slowdown=slowdown,
-        copy_slowdown_error=error,
+        copy_slowdown=max(link.copy_slowdown for link in links),
         duplex_slowdown=max(link.duplex_slowdown for link in links),
         event_ms=max(link.event_ms for link in links),
         ssd_duplex_slowdown=max(link.ssd_duplex_slowdown for link in links),

@@ -186,11 +186,11 @@ def _is_measured(profile: Profile) -> bool:
 
 def _slowdowns(profile: Profile) -> str:
     links = profile.links
-    how = profile.notes.get("copy_slowdown", "given")
+    how = profile.notes.get("copy_slowdown", "assumed")
     return (
         f"While copies run, compute is slower by {100 * links.copy_slowdown:.2f} % a "
-        f"direction ({how}, +-{100 * links.copy_slowdown_error:.2f} %); both directions"
-        f" slow one another by {100 * links.duplex_slowdown:.1f} %."
+        f"direction ({how}); both directions slow one another by "
+        f"{100 * links.duplex_slowdown:.1f} %."
     )
 
 

@@ -66,26 +66,6 @@ def test_the_slowest_second_forward_is_planned_for() -> None:
         assert merged is not None and merged.regions == {kind: (wanted,)}
 
 
-def with_slowdown(value: float, error: float) -> Profile:
-    """What copies cost compute, as one rank measured it."""
-    found = replace(SAVED.links, copy_slowdown=value, copy_slowdown_error=error)
-    return replace(SAVED, links=found)
-
-
-def test_one_noisy_rank_does_not_decide_what_copies_cost() -> None:
-    sure, noisy = with_slowdown(0.004, 0.0005), with_slowdown(0.03, 0.002)
-    merged = slowest([sure, noisy])
-    assert merged is not None and merged == slowest([noisy, sure])
-    assert merged.links.copy_slowdown == pytest.approx(0.0055, abs=0.0001)
-    assert merged.links.copy_slowdown_error == 0.0005
-    alike = slowest([with_slowdown(0.002, 0.001), with_slowdown(0.006, 0.001)])
-    assert alike is not None
-    assert alike.links.copy_slowdown == pytest.approx(0.004)
-    exact = slowest([with_slowdown(0.002, 0.0), with_slowdown(0.006, 0.001)])
-    assert exact is not None
-    assert exact.links.copy_slowdown == pytest.approx(0.002, abs=1e-5)
-
-
 def test_the_order_of_ranks_does_not_change_the_plan() -> None:
     one, other = SAVED, slower(SAVED, 1.1, 12.0)
     plans = []
