@@ -54,7 +54,9 @@ from ssdtrain.cache.record import (
     Retired,
     handle_of,
 )
-from ssdtrain.cache.regions import TINY_BYTES, RegionCall, Regions
+from ssdtrain.cache.regioncall import RegionCall
+from ssdtrain.cache.regions import Regions
+from ssdtrain.cache.savedplaces import TINY_BYTES
 from ssdtrain.cache.scope import owned
 from ssdtrain.cache.sizes import MOST
 from ssdtrain.cache.state import RecordState
@@ -353,7 +355,7 @@ class TensorCache:
         if found is not None:
             return self._pack_bytes_in_region(found, tensor, call)
         if is_traceable_wrapper_subclass(tensor):
-            return call.hold(tensor)
+            return call.places.hold(tensor)
         # Its version has no counter that holds none of its bytes.
         return call.stored(tensor, self._keep(tensor, Fallback.KEPT_UNSUPPORTED))
 
@@ -377,12 +379,12 @@ class TensorCache:
             return around(self._keep(part))
 
         if part.device != self.device.torch_device:
-            return call.hold(tensor)
+            return call.places.hold(tensor)
         least_bytes = self.limits.least_bytes
         key, view = identify(part)
         key = key._replace(version=tensor._version)  # see [Note: wrappers]
         num_bytes = key.end_byte - key.start_byte
-        record = call.records.get(key) or self._record_of(key)
+        record = call.places.records.get(key) or self._record_of(key)
         node = tensor.grad_fn
         is_item = record is not None or self._is_item(part, key, node)
         if key.stamp in self._resident or (
@@ -390,7 +392,7 @@ class TensorCache:
         ):
             return call.stored(tensor, keep(tensor))
         if not is_item:
-            return call.hold_small(tensor, keep)
+            return call.places.hold_small(tensor, keep)
         handle = self._pack_bytes(part, key, view, record, tensor)
         return call.stored(tensor, around(handle))
 
@@ -558,8 +560,8 @@ class TensorCache:
         bytes_before = self.lanes.current.total_bytes
         record = self._new_record(key, entry.name, entry.number)
         call = self.regions.current
-        if call is not None and not call.by_index and call.makes(entry):
-            call.add(record, tensor.dtype)
+        if call is not None and not call.by_index and call.places.makes(entry):
+            call.places.add(record, tensor.dtype)
             record.open(raw_bytes(tensor, key))
             self._counters.add_all({Count.RECORDS: 1, Count.SAVED: record.num_bytes})
             return record

@@ -14,8 +14,8 @@ from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterHandle
 from ssdtrain.cache.identity import check_version, parameter_of
 from ssdtrain.cache.moved import MovedHandle
 from ssdtrain.cache.record import Handle, Kept, ParameterView, RebuiltView, RecordView
-from ssdtrain.cache.regions import PlaceHandle
 from ssdtrain.cache.savedindex import SavedIndex, SealedIndex
+from ssdtrain.cache.savedplaces import PlaceHandle
 from ssdtrain.cache.state import STAYED
 from ssdtrain.cache.wrapped import FlattenedHandle, WrappedHandle
 from ssdtrain.errors import ForkedError

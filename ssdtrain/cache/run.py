@@ -30,7 +30,6 @@ from ssdtrain.cache.record import (
     Record,
     handle_of,
 )
-from ssdtrain.cache.regions import PlaceHandle
 from ssdtrain.cache.rows import (
     BY_NUMBER,
     STORING,
@@ -50,6 +49,7 @@ from ssdtrain.cache.rows import (
     StayRow,
 )
 from ssdtrain.cache.savedindex import SealedIndex
+from ssdtrain.cache.savedplaces import PlaceHandle
 from ssdtrain.cache.spec import NOTHING, Behind
 from ssdtrain.cache.state import Holding, RecordState
 from ssdtrain.cache.table import Hooks, Pack, RegionPart, Table, Unpack

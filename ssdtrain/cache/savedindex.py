@@ -29,7 +29,7 @@ from ssdtrain.gathered import MARK
 from ssdtrain.remat import modes
 
 if TYPE_CHECKING:
-    from ssdtrain.cache.regions import RegionCall
+    from ssdtrain.cache.regioncall import RegionCall
 
 _TENSOR: Any = torch._C.TensorBase
 # Called for all tensors at once, by `map`: without a call of Python for each.
@@ -210,6 +210,25 @@ class SavedTensors:
         if not kinds or any(map(IS_ZERO, tensors)) or kinds_of(tensors) != kinds:
             return False
         return kinds.count(device) == len(tensors)
+
+    def hand_out(self, found: list[Tensor]) -> int:
+        """Take what was made again; return its bytes."""
+        made_bytes = 0
+        for index, before in enumerate(self.made):
+            if before is None and index not in self.stored:
+                self.made[index] = found[index]
+                made_bytes += self.layout.own_bytes[index]
+        found.clear()
+        return made_bytes
+
+    def forget(self) -> int:
+        """Let go of what was made again and not used; return its bytes."""
+        num_bytes = 0
+        for index, made in enumerate(self.made):
+            if made is not None:
+                self.made[index] = None
+                num_bytes += self.layout.own_bytes[index]
+        return num_bytes
 
     def keep(self) -> None:
         """The call does not run again: hold the bytes, and no graph."""

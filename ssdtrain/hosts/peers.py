@@ -19,7 +19,7 @@ The first rank decides what the others do, too: follow another plan, or observe.
 decides at one look for the next one, which no rank may reach before: so all of them do
 it at the same step, or know that they are late. A plan is followed when all ranks have
 what it needs. It does not matter where bytes lie, but a region that runs again may run
-collectives ([Note: regions] in cache/regions.py; those of tensor parallel layers), and
+collectives ([Note: regions]; those of tensor parallel layers), and
 collectives of ranks that run other regions again meet others than their own: ranks hang
 or, worse, compute with what another layer sent. Where that may be (`communicates`),
 a rank waits for a decision as long as a collective would wait for the rank, and who

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ssdtrain.cache.regions import RegionCall, Regions
+from ssdtrain.cache.regioncall import RegionCall
+from ssdtrain.cache.regions import Regions
 from ssdtrain.cache.traced import tracer, untraced
 from ssdtrain.hosts.patch import Patches
 from ssdtrain.hosts.plain import look_like, method_of

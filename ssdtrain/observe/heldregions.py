@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from ssdtrain.cache.bypass import device_ms
 from ssdtrain.cache.course import Observer
 from ssdtrain.cache.record import LaneCourse
-from ssdtrain.cache.regions import REGION
+from ssdtrain.cache.regioncall import REGION
 from ssdtrain.observe.heldtimes import HeldPart
 from ssdtrain.remat.budget import Span
 from ssdtrain.remat.clock import Clock

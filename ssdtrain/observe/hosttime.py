@@ -30,7 +30,7 @@ from torch import Tensor
 from ssdtrain.cache.ledger import HookSpan, HookSpans
 from ssdtrain.cache.moved import Moved, MovedHandle
 from ssdtrain.cache.record import RebuiltView, RecordView, part_of
-from ssdtrain.cache.regions import PlaceHandle
+from ssdtrain.cache.savedplaces import PlaceHandle
 from ssdtrain.plan.placement import AWAY_PLACEMENTS, Placement
 from ssdtrain.plan.profile import HostCost, HostCosts
 

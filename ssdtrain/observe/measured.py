@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ssdtrain.cache.bypass import Bypass
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.course import Unobserved
-from ssdtrain.cache.regions import REGION
+from ssdtrain.cache.regioncall import REGION
 from ssdtrain.observe.heldsteps import held_steps
 from ssdtrain.observe.heldtimes import HeldTimes
 from ssdtrain.observe.hostprices import HostPrices

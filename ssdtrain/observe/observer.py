@@ -43,7 +43,7 @@ from ssdtrain.cache.course import Observer, Recipe, Saved
 from ssdtrain.cache.identity import asking_node
 from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.record import LaneCourse
-from ssdtrain.cache.regions import REGION
+from ssdtrain.cache.regioncall import REGION
 from ssdtrain.cache.sizes import is_same_item
 from ssdtrain.curves import Links
 from ssdtrain.observe.collectives import num_collectives

@@ -5,7 +5,7 @@ wherever full offloading fits. Plans change at step boundaries only.
 
 [Note: the safe start]
 Where device memory is limited, all regions run again in the steps before the first plan
-([Note: regions] in regions.py). A region's tensors are then alive only while its
+([Note: regions] in regioncall.py). A region's tensors are then alive only while its
 forward runs, the first time or again, and what is seen of them there is the
 observation: their sizes and recipes in forward, the times of forward and backward, and
 what the re-run takes and needs. So these steps need what checkpointing with moved

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 import ssdtrain
 from ssdtrain.cache.course import NO_WAY, LaneCourse, Unobserved
-from ssdtrain.cache.regions import REGION, Choice
+from ssdtrain.cache.regioncall import REGION
+from ssdtrain.cache.regions import Choice
 from ssdtrain.jsonfile import decode, dumps
 from ssdtrain.observe import observer
 from ssdtrain.observe.heldregions import HOLD_MS, HeldRegions

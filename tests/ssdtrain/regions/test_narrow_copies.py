@@ -1,5 +1,5 @@
 """What recipes store for themselves inside a region goes with the region, and comes
-back with it: [Note: narrow copies in regions] in cache/regions.py."""
+back with it: [Note: narrow copies in regions] in cache/savedplaces.py."""
 
 import copy
 from collections.abc import Callable

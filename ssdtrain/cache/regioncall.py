@@ -1,0 +1,494 @@
+"""One call of a region's forward: saved tensors that the forward makes again.
+
+[Note: regions]
+A region call stores the inputs of its module's forward as saved tensors (kept or moved
+like all others) and gives out handles for what autograd saves meanwhile. When the
+forward has ended, and nothing but its result has changed (`[Note: side effects]` in
+regions/watch.py), the handles let go of their tensors. The first one that backward asks
+for runs the forward again, from the inputs, under the same conditions, and every saved
+tensor is handed to its handle by its place: the n-th one that is no parameter. Nothing
+is pushed in forward, so a re-run is told from a backward that is differentiated by
+whose hooks are the innermost: the collector's stand there during a re-run alone.
+A call inside a checkpoint of the user's saves nothing through our hooks, and is none.
+(tests/ssdtrain/regions/test_regions.py)
+"""
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+
+from ssdtrain.cache.attention import StoredAttention
+from ssdtrain.cache.identity import check_late_writer, check_version
+from ssdtrain.cache.inputs import Inputs
+from ssdtrain.cache.record import Handle, Lane
+from ssdtrain.cache.savedindex import SavedIndex, SavedTensors, SealedIndex, looks_of
+from ssdtrain.cache.savedplaces import PlaceHandle, SavedPlaces
+from ssdtrain.cache.state import Holding
+from ssdtrain.cache.table import RegionPart
+from ssdtrain.counters import Count, Fallback
+from ssdtrain.errors import InPlaceError, RegionError
+from ssdtrain.regions.arguments import Arguments
+from ssdtrain.regions.before import Before, Seen
+from ssdtrain.regions.conditions import Conditions, RandomState
+from ssdtrain.regions.find import Region
+from ssdtrain.regions.rerun import Collector, is_parameter
+from ssdtrain.regions.weights import Weights
+from ssdtrain.remat.modes import may_meddle, without_modes
+
+if TYPE_CHECKING:
+    from ssdtrain.cache.regions import Regions
+
+REGION = "region"
+MAX_DRAWS = 3
+"""Re-runs of a forward that draws, while others draw from the same generator."""
+
+
+class RegionCall:
+    """One call of a region's forward."""
+
+    def __init__(
+        self,
+        regions: "Regions",
+        region: Region,
+        number: int,
+        forward: Any,
+        lane: Lane,
+        seen: Seen,
+    ) -> None:
+        self.region = region
+        self.number = number
+        """Of the region calls of its lane."""
+        self.lane = lane
+        self.drops = False
+        """Whether the forward has ended, and what it saved can be made again."""
+        self.is_pinned = False
+        """Whether what was made again stays: its weights are about to change."""
+        self.by_index = False
+        """Whether its tensors are in `saved`, and not among the places."""
+        self.saved = SavedTensors()
+        """See [Note: saved by index]."""
+        self.parameter_bytes = 0
+        """Of parameters that it saved by index."""
+        self.sealed = -1
+        """Index of the tensor that `verify` looks at next."""
+        self.special: set[int] = set()
+        """That one, and those that its plan stores."""
+        self.part: RegionPart | None = None
+        """What its plan says of its tensors."""
+        self.run: Any = None
+        """The lane that follows that plan."""
+        self.lost_weights = False
+        """Whether an optimizer has written to the shards of its weights since."""
+        self._regions = regions
+        self._cache = regions.cache
+        self._forward = forward
+        self._attention = StoredAttention(self._cache, region.attention, region.path)
+        self._unpack: Callable[[Any], Tensor] = regions.unpack
+        self._task: int | None = None
+        self.dropped_bytes = 0
+        self.holding = Holding(lane)
+        self.inputs = Inputs(self._cache, lane, number, self.holding)
+        self.places = SavedPlaces(self, self._cache, self.inputs, self._attention)
+        """Of a call whose tensors are not saved by index."""
+        device = self._cache.device.torch_device
+        self._device = device
+        self._conditions = Conditions.now(device)
+        self._before = Before(region.path, seen)
+        self._slow = region.watch.slow()
+        """Random states that nobody draws from, while the forward runs."""
+        self._weights = Weights(seen.tensors, seen.placed)
+        self._random = RandomState.now(device)
+        self._random_end: RandomState | None = None
+        """Where the generators stood behind the forward, if it draws."""
+
+    # -- forward ------------------------------------------------------------------
+
+    def store(self, leaves: list[Any], arguments: Arguments, pack: Any) -> None:
+        """Store the arguments."""
+        cache = self._cache
+        looks = not self.region.watch.is_trusted and not cache.captures.is_forward
+        digests = self._regions.digests if looks else None
+        keeps = cache.keeps_inputs(self)
+        self.inputs.store(leaves, arguments, pack, digests, keeps=keeps)
+
+    def save(self, tensor: Tensor) -> Any:
+        """The handle of a tensor that is saved by index, or of one that is none of
+        these: a parameter, or what a backward inside the forward saves."""
+        if may_meddle():
+            with without_modes():
+                return self.save(tensor)
+        if torch._C._current_graph_task_id() != -1 or is_parameter(tensor):
+            return self._cache.pack(tensor)
+        return self.handle_of(self._add_saved(tensor), tensor)
+
+    def _add_saved(self, tensor: Tensor) -> int:
+        saved = self.saved
+        saved.versions.append(tensor._version)
+        saved.tensors.append(tensor)
+        return len(saved.tensors) - 1
+
+    def handle_of(self, index: int, tensor: Tensor) -> Any:
+        """The handle of a tensor that the plan stores, or that `verify` looks at."""
+        part, run = self.part, self.lane.run
+        if part is not None and run is not None:
+            row, handle = part.marking.get(index), None
+            if row is not None:
+                run.mark_in_region(row)
+            elif index in part.stored:
+                handle = run.store_in_region(*part.stored[index], tensor)
+            if handle is not None:
+                self._attention.stored(index, handle)
+                self.saved.stored.add(index)
+                if index == self.sealed:  # nothing makes it again: the next one
+                    self.seal_at(index + 1)
+                return handle
+        if index != self.sealed:
+            return SavedIndex((self, index))
+        sealed, verifier = SealedIndex(SavedIndex((self, index))), self._cache.verifier
+        verifier.left = 0
+        verifier.seal(sealed, tensor)
+        self.seal_at(index + 1 + verifier.left)
+        return sealed
+
+    def seal_at(self, index: int) -> None:
+        """Let `verify` look at the tensor of this index, if there will be one."""
+        self.sealed = index
+        self.special.add(index)
+
+    def stored(self, tensor: Tensor, handle: Handle) -> Handle:
+        """Its tensor went the general way."""
+        if self.by_index:  # a re-run saves it as well, and nobody asks for that one
+            self._add_saved(tensor)
+            return handle
+        return self.places.stored(tensor, handle)
+
+    @property
+    def num_places(self) -> int:
+        """Tensors saved so far that are no parameters."""
+        return len(self.saved.versions) or len(self.places)
+
+    def end(self) -> None:
+        """The forward has ended: let go of what it saved, if it can run again."""
+        if self.by_index:
+            self._look_at_saved()
+        reason = self._obstacle()
+        if reason is not None:
+            self._regions.refuse(self.region, reason)
+        else:
+            self.drops = True
+        behind = RandomState.now(self._device)
+        if not self._random.is_same(behind):
+            self._random_end = behind
+        self._slow.clear()
+        if not self.drops:
+            self._before.forget()
+        self.inputs.forward_ended()
+        self._settle()
+
+    def _look_at_saved(self) -> None:
+        saved, region = self.saved, self.region
+        self._cache.verifier.left = max(0, self.sealed - len(saved.tensors))
+        if saved.any_nested():
+            for tensor in saved.tensors:
+                self.inputs.note_lengths(tensor)
+        region.layout = saved.look(region.layout, self.inputs.tensors)
+        if self.part is not None:
+            self.run.leave_region(self.part, saved.layout.looks)
+        self._book(saved.layout.num_bytes)
+
+    def abort(self) -> None:
+        """The forward raised: what it saved is stored, and goes with its graph."""
+        self.saved.keep()
+        self._slow.clear()
+        self._before.forget()
+        self.inputs.forward_ended()
+
+    def _obstacle(self) -> str | None:
+        change = self.region.watch.change(self._before, self._slow)
+        if change is not None:
+            return change
+        if not self.inputs.are_unchanged():
+            return "it changes one of its inputs in place"
+        if not self.inputs.are_same_bytes(self._regions.digests):
+            # For good: a call that is trusted is not looked at so closely.
+            self.region.refusal = "it writes to an input, past its version"
+            return self.region.refusal
+        if not self._weights.unwritten():
+            return "it writes to one of its parameters"
+        if self.inputs.makes_lengths:
+            return "it makes a nested tensor, whose lengths would be others"
+        return None
+
+    def _settle(self) -> None:
+        self.dropped_bytes += self.places.settle(self._cache.nothing)
+        held_bytes = self.places.held_bytes
+        if self.by_index:
+            self._settle_saved()
+            held_bytes += self.saved.layout.num_bytes
+        booked = {Count.SAVED: held_bytes}
+        if not self.drops:
+            booked[Count.KEPT] = held_bytes
+        self._cache.ledger.counters.add_all(booked)
+        if self.drops:
+            self.dropped_bytes += held_bytes
+            self._book(-held_bytes)
+
+    def _book(self, num_bytes: int) -> None:
+        """Bytes of its tensors came alive on the device, or are gone."""
+        self.holding.live_bytes += num_bytes
+        self._cache.ledger.live(num_bytes)
+
+    def _settle_saved(self) -> None:
+        cache, saved = self._cache, self.saved
+        if self.part is None:  # else its table tells them
+            cache.ledger.counters.add(Count.PARAMETERS, self.parameter_bytes)
+        if not self.drops:
+            saved.keep()
+            return
+        for tensor in saved.drop(cache.nothing):
+            if tensor.numel():
+                cache.offloader.fall_back(Fallback.KEPT_UNSUPPORTED)
+
+    # -- backward -----------------------------------------------------------------
+
+    def made_for(self, handle: PlaceHandle) -> Tensor:
+        """The tensor of one of its handles, made again.
+
+        Raises:
+            InPlaceError, RegionError: as `run_again`.
+        """
+        # One lock for all: another thread's backward may ask for the same tensors.
+        with self._cache.lock:
+            if handle.tensor is None:
+                self.run_again()
+            tensor = handle.tensor
+        if tensor is None:
+            raise RegionError(f"{handle.name}: its forward, run again, did not save it")
+        return tensor
+
+    def use(self, index: int) -> Tensor:
+        """A tensor that was saved by index, made again if it must be.
+
+        Raises:
+            InPlaceError: it was changed after it was saved.
+            RegionError: the re-run did not make it.
+        """
+        row = None if self.part is None else self.part.using.get(index)
+        if row is None:
+            return self._use(index)
+        at = self.run.begin_use(row)
+        tensor = self._use(index)
+        self.run.end_use(at)
+        return tensor
+
+    def _use(self, index: int) -> Tensor:
+        saved = self.saved
+        probes = saved.probes
+        if not probes:
+            tensor = saved.tensors[index]
+            check_version(tensor, saved.versions[index], self._name_of_saved)
+            return tensor.detach()
+        if probes[index]._version != saved.versions[index]:
+            check_version(probes[index], saved.versions[index], self._name_of_saved)
+        made = saved.made[index]
+        if made is None:
+            with self._cache.lock:
+                made = saved.made[index]
+                if made is None:
+                    self.run_again()
+                    made = saved.made[index]
+        if made is None:
+            raise RegionError(
+                f"{self._name_of_saved}: its forward, run again, did not save it"
+            )
+        if self.drops:
+            if saved.leaves[index]:
+                check_late_writer(SavedIndex((self, index)))
+            saved.made[index] = None
+            num_bytes = saved.layout.own_bytes[index]
+            if num_bytes:  # its operator frees it before the next one asks
+                self._book(-num_bytes)
+        return made
+
+    @property
+    def _name_of_saved(self) -> str:
+        return f"a tensor saved in {self.region.path}"
+
+    def run_again(self) -> None:
+        """Make everything that was saved again, and hand it to its handles.
+
+        Raises:
+            RegionError: the forward did not do the same again.
+            InPlaceError: an input, a weight or a buffer was changed meanwhile.
+        """
+        with self._cache.lock:
+            self._cache.enter_backward(self.lane)
+            self._check()
+            with self._cache.course.inside_use():  # its inputs' uses are no marks
+                found = self._collected()
+            self._hand_out(found)
+            self._forget_later()
+
+    def _collected(self) -> list[Tensor]:
+        for _ in range(MAX_DRAWS + 1):
+            found = self._collect()
+            if found is not None:
+                return found
+        raise RegionError(
+            f"{self.region.path} draws random numbers, and another thread draws from "
+            "the same generator, so its masks cannot be drawn again. Give that thread "
+            "a torch.Generator of its own, or set recompute='off'."
+        )
+
+    def _weights_stand(self) -> bool:
+        return self._weights.stand()
+
+    def _check(self) -> None:
+        if self.lost_weights or not self._weights_stand():
+            raise InPlaceError(
+                f"a parameter or buffer of {self.region.path} was changed between "
+                "its forward and its backward, and its forward would run again "
+                "with the new values. Change it behind backward, or set "
+                "recompute='off'."
+            )
+
+    def _collect(self) -> list[Tensor] | None:
+        """What the forward saves; None if somebody else drew meanwhile."""
+        found: list[Tensor] = []
+        args, kwargs = self.inputs.values(self._unpack)
+        attention = self._attention.watched(self.num_places)
+        course = self._cache.course
+        course.observer.runs_again()
+        clock = self._cache.ledger.clock
+        take: Any = attention.hears
+        if not self.by_index:
+            take = partial(self.places.take, found, attention.hears)
+        collector = Collector(take, self.num_places, may_stop=self._may_stop)
+        # Also where nothing is known to be drawn: `torch.random.fork_rng()` hides it.
+        before = RandomState.now(self._device)
+        self._random.restore(self._device)
+        try:
+            place = self.lane.kind, REGION, self.number
+            # An optimizer's step may run under a mode.
+            with (
+                without_modes(),
+                self._before.restored(self.region.watch.hooks),
+                self._conditions.restored(),
+                clock.measure(REGION, place, 0),
+                attention.standing(),
+            ):
+                collector.run(self._forward, args, kwargs)
+        except torch.OutOfMemoryError as error:
+            raise self._regions.shortage(self, error) from error
+        finally:
+            drawn = None if self._random_end is None else RandomState.now(self._device)
+            before.restore(self._device)
+        course.observer.ran_again(course.of(self.lane).number, self.number)
+        if self._random_end is not None and drawn is not None:
+            if not self._random_end.is_same(drawn):
+                return None
+        if collector.num_taken != self.num_places:
+            raise RegionError(
+                f"{self.region.path} saved {self.num_places} tensors in its forward "
+                f"and {collector.num_taken} when it ran again: it does not do the same "
+                "twice. Set regions to leave it out, or recompute='off'."
+            )
+        if self.by_index:
+            found = collector.found
+            self._compare(found)
+        for reason in attention.reasons:
+            self._regions.computes(self.region, reason)
+        lane = course.of(self.lane).number
+        self._attention.learn(attention, lane, self.number, len(self.places))
+        return None if self._attention.is_lost(attention) else found
+
+    def _compare(self, found: list[Tensor]) -> None:
+        """Compare what the re-run saved with what the forward did, by its looks."""
+        looks, made = self.saved.layout.looks, looks_of(found)
+        if looks != made:
+            pairs = enumerate(zip(looks, made, strict=True))
+            number = next(n for n, (look, again) in pairs if look != again)
+            raise self.other(number, looks[number], made[number])
+
+    def other(self, number: int, look: Any, made: Any) -> RegionError:
+        """The error of a re-run that saved another tensor than the forward."""
+        return RegionError(
+            f"{self.region.path}: the saved tensor {number} was {look} in its forward "
+            f"and is {made} now that it ran again. Set regions to leave it out, or "
+            "recompute='off'."
+        )
+
+    def _may_stop(self) -> bool:
+        """Whether nothing is left to be put back by what is behind the last tensor of
+        a re-run; and a forward that draws must run to its end."""
+        return self._random_end is None and self._before.is_untouched()
+
+    def _hand_out(self, found: list[Tensor]) -> None:
+        saved = self.saved
+        made_bytes = saved.hand_out(found) if self.by_index else 0
+        made_bytes += self.places.hand_out(found)
+        if made_bytes:
+            self._book(made_bytes)
+
+    def handed_over(self, num_bytes: int) -> None:
+        """Autograd alone holds so many bytes of a handle."""
+        if num_bytes:
+            self.holding.live_bytes -= num_bytes
+            self._cache.ledger.hand_over(num_bytes)
+
+    def _forget_later(self) -> None:
+        """What this backward does not ask for goes when it ends."""
+        task = torch._C._current_graph_task_id()
+        if task == -1 or task == self._task or self.is_pinned:
+            return
+        self._task = task
+        own = weakref.ref(self)
+
+        def forget() -> None:
+            call = own()
+            if call is not None:
+                call.forget()
+
+        Variable._execution_engine.queue_callback(forget)
+
+    def forget(self) -> None:
+        """Let go of what was made again and not used."""
+        with self._cache.lock:
+            if self.is_pinned:
+                return
+            self.places.forget()
+            self.handed_over(self.saved.forget())
+            self._cache.collect()
+
+    def reads(self, written: set[int]) -> bool:
+        """Whether its re-run reads one of these tensors, by `id`."""
+        return any(id(each) in written for each in self._weights.tensors)
+
+    def reads_shards(self, written: set[int]) -> bool:
+        """Whether these are what its weights are gathered from, by `id`: outside of its
+        forward FSDP2's modules have their shards as parameters."""
+        own = self.region.module.parameters()
+        return any(id(parameter) in written for parameter in own)
+
+    def pin(self) -> None:
+        """Make everything again and keep it: the weights are about to change.
+
+        Where they have changed already nothing can: a backward would raise.
+        """
+        if not self.drops or self.is_pinned or not self._weights_stand():
+            return
+        with self._cache.lock:
+            self.is_pinned = True
+            try:
+                self.run_again()
+            except BaseException:
+                self.is_pinned = False
+                raise
+            self.drops = False
+            for record in self.places.records.values():
+                record.pin()
