@@ -1,18 +1,17 @@
 """Which placement each item gets: least peak at an overhead, or least time in memory.
 
 [Note: the search]
-Small instances are enumerated. In large ones a byte on the device is given a price, and
-every tensor and every region takes what is cheapest at it ([Note: prices] in
-prices.py): the price is bisected until the plan meets the goal, for several shares of
-the link's time and prices of the host's. Then single items change that are alive at
-the peak or make compute wait, as long as that helps. How many regions run again where
-nothing moves is bisected as well. Every plan is scheduled just in
-time and simulated; the fixed policies are candidates too, so the result cannot lose to
-them. No clock is read: the same profile gives the same plan on every rank.
+A byte on the device is given a price, and every tensor and every region takes what is
+cheapest at it ([Note: prices] in prices.py): the price is bisected until the plan meets
+the goal, for several shares of the link's time and prices of the host's. How many
+regions run again where nothing moves is bisected as well. Then single items change that
+are alive at the peak or make compute wait, as long as that helps. Every plan is
+scheduled just in time and simulated; the fixed policies are candidates too, so the
+result cannot lose to them. No clock is read: the same profile gives the same plan on
+every rank.
 """
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ssdtrain.errors import ConfigError
@@ -46,8 +45,6 @@ from ssdtrain.plan.shortage import Shortage, check_rest
 from ssdtrain.plan.simulate import Outcome, Run, simulate
 from ssdtrain.plan.timeline import Timeline
 
-ENUMERATED = 800
-"""At most so many combinations of placements are enumerated."""
 SEARCH_MARKS = 600_000
 """Marks simulated in a search, over all its candidates (one to two seconds)."""
 QUICK_MARKS = 120_000
@@ -209,7 +206,7 @@ def choose(
     if best is None:
         raise ConfigError("the profile holds no items; observe a training step")
     if not suffices:
-        best = _enumerated(judge, best) or _search(judge, best)
+        best = _search(judge, best)
     if best.rank[0] == 1.0 and goal.is_by_memory:
         if kept is None or not goal.holds_all(judge.keep.peak_bytes):
             shortage = Shortage(timeline, goal, judge.keep, judge.least)
@@ -251,9 +248,6 @@ def _search_waits(judge: Judge, best: Contender) -> Contender:
     return best
 
 
-# -- small instances ------------------------------------------------------------------
-
-
 def options(timeline: Timeline, item: Item) -> tuple[Placement, ...]:
     """Return everything that may happen to an item."""
     if item.held:
@@ -265,45 +259,6 @@ def options(timeline: Timeline, item: Item) -> tuple[Placement, ...]:
     if item.recipe is not None:
         found.append(Placement.RECOMPUTE)
     return tuple(found)
-
-
-def styles(timeline: Timeline) -> tuple[Style, ...]:
-    """Return how strictly memory is freed: never wait, or a window of two largest."""
-    window = WINDOW_LARGEST * largest_bytes(timeline)
-    return (
-        Style(),
-        Style(late=Late.WAIT),
-        Style(window_bytes=window),
-        Style(window_bytes=window, late=Late.WAIT),
-        Style(window_bytes=window // 2, late=Late.WAIT),
-    )
-
-
-def assignments(timeline: Timeline) -> Iterator[Placements]:
-    """Return every combination of placements."""
-    kinds = timeline.profile.kinds
-    slots = [(kind, item) for kind, items in kinds.items() for item in items]
-    for combination in itertools.product(*(options(timeline, i) for _, i in slots)):
-        placements: dict[str, list[Placement]] = {kind: [] for kind in kinds}
-        for (kind, _), placement in zip(slots, combination, strict=True):
-            placements[kind].append(placement)
-        yield placements
-
-
-def _enumerated(judge: Judge, best: Contender) -> Contender | None:
-    timeline = judge.timeline
-    count = len(styles(timeline))
-    for items in timeline.profile.kinds.values():
-        for item in items:
-            count *= len(options(timeline, item))
-            if count > ENUMERATED:
-                return None
-    for placements in assignments(timeline):
-        for style in styles(timeline):
-            found = judge.judge(placements, style, "search")
-            if found.rank < best.rank:
-                best = found
-    return best
 
 
 # -- prices ---------------------------------------------------------------------------

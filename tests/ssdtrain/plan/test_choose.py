@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.plan import choose as module
 from ssdtrain.plan.baselines import fixed_policies
-from ssdtrain.plan.choose import Judge, assignments, choose, kept_but, styles
+from ssdtrain.plan.choose import Judge, choose, kept_but
 from ssdtrain.plan.goal import DEVICE_RESERVE, Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import PLAN_FILE, read_plan
@@ -21,6 +20,7 @@ from ssdtrain.plan.schedule import Slack, Style, schedule
 from ssdtrain.plan.simulate import Run, keep_all
 from ssdtrain.plan.timeline import Timeline
 from tests.ssdtrain.plan import profiles as made
+from tests.ssdtrain.plan.enumerated import assignments, styles
 from tests.ssdtrain.plan.test_regions import KIND, layers
 
 MB = made.MB
@@ -55,25 +55,28 @@ def rank_of(profile: object, goal: Goal, plan: object) -> tuple[float, ...]:
 
 
 @pytest.mark.parametrize("goal", GOALS, ids=str)
-@pytest.mark.parametrize("seed", range(6))
-def test_small_instances_are_exact(seed: int, goal: Goal) -> None:
-    profile = made.drawn(seed, 5)
-    try:
-        plan = choose(profile, goal)
-    except ConfigError:
-        assert brute_force(profile, goal)[0] > 0
-        return
-    assert rank_of(profile, goal, plan) <= brute_force(profile, goal)
+def test_the_search_comes_close_to_all_plans_and_styles(goal: Goal) -> None:
+    """It knows fewer ways to wait for copies than there are."""
+    others = 0
+    for seed in range(6):
+        profile = made.drawn(seed, 5)
+        best = brute_force(profile, goal)
+        try:
+            found = rank_of(profile, goal, choose(profile, goal))
+        except ConfigError:
+            assert best[0] > 0
+            continue
+        assert found[0] == best[0]
+        assert found[1] <= 1.2 * best[1]
+        others += found > best
+    assert others <= 1
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_search_comes_close_to_brute_force(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_search_comes_close_to_brute_force(seed: int) -> None:
     goal = Goal(max_overhead=0.1)
     profile = made.drawn(100 + seed, 6)
     best = brute_force(profile, goal, waits=False)
-    monkeypatch.setattr(module, "ENUMERATED", 0)
     found = rank_of(profile, goal, choose(profile, goal))
     assert found[0] == best[0] == 0.0
     assert found[1] <= 1.05 * best[1]

@@ -6,12 +6,13 @@ import pytest
 
 from ssdtrain.plan import outcomes
 from ssdtrain.plan.baselines import fixed_policies
-from ssdtrain.plan.choose import options, styles
+from ssdtrain.plan.choose import options
 from ssdtrain.plan.outcomes import Outcomes
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import Outcome, Run
 from ssdtrain.plan.timeline import Timeline
 from tests.ssdtrain.plan import profiles as made
+from tests.ssdtrain.plan.enumerated import styles
 
 
 def figures(outcome: Outcome) -> tuple[object, ...]:
