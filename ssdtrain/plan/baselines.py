@@ -1,7 +1,6 @@
 """The fixed policies a search must never lose to, priced by the same simulator."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ssdtrain.config import Target
@@ -9,15 +8,11 @@ from ssdtrain.plan.placement import AGAIN_PLACEMENTS, Placement, Placements
 from ssdtrain.plan.profile import Item, Phase
 from ssdtrain.plan.regions import by_yield, spread, with_regions
 from ssdtrain.plan.schedule import Late, Style
-from ssdtrain.plan.simulate import Outcome, Run, keep_all
 from ssdtrain.plan.timeline import NEVER, Timeline
 
 STAGED_TARGETS = frozenset(target.value for target in Target if target.is_staged)
 HOST_SHARE = 0.6
 """Share of the pinned memory that is planned with; the rest is for staging."""
-ATTENTION = ("Attention",)
-PRODUCTS = ("MmBackward", "AddmmBackward", "LinearBackward", "UnsafeViewBackward")
-"""Producers by name: an attention, and products of matrices or views of them."""
 WINDOW_LARGEST = 2
 """The release window of offload-all, in largest tensors (as in the cache)."""
 
@@ -29,15 +24,6 @@ class Fixed:
     name: str
     placements: Placements
     style: Style
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reference:
-    """A policy that ssdtrain does not run itself: step time and peak alone."""
-
-    name: str
-    step_ms: float
-    peak_bytes: int
 
 
 def away(timeline: Timeline) -> Placement:
@@ -247,216 +233,3 @@ def _modules(
         else:
             groups.append((number, [number]))
     return groups
-
-
-def references(timeline: Timeline) -> list[Reference]:
-    """Price full recompute, plain and with its checkpoints offloaded, of every second
-    block, and selective; empty if the profile names no repeated blocks.
-
-    Each block is checkpointed at its input: its forward runs again before its
-    backward, and only then are its saved tensors alive.
-    """
-    profile = timeline.profile
-    blocks = _blocks(timeline)
-    if len(blocks) < 2:
-        return []
-    inputs = [_own_bytes(timeline, block[0]) for block in blocks]
-    full = _checkpointed(timeline, "full recompute", blocks, blocks)
-    out_ms = sum(timeline.copy_out_ms[block[0]] for block in blocks)
-    moved_ms = full.step_ms + max(0.0, out_ms - profile.forward_ms)
-    return [
-        full,
-        Reference(
-            name="full recompute, checkpoints offloaded",
-            step_ms=moved_ms,
-            # Of the others nothing is there; two inputs are on their way.
-            peak_bytes=_peak(timeline, blocks, [0] * len(blocks)) + 2 * max(inputs),
-        ),
-        _checkpointed(
-            timeline,
-            "every second layer recomputed",
-            blocks,
-            _every_second(timeline, blocks),
-        ),
-        _selective(timeline, blocks),
-    ]
-
-
-def _every_second(
-    timeline: Timeline, blocks: Sequence[Sequence[int]]
-) -> list[Sequence[int]]:
-    """Return every second block of each lane, from its first on."""
-    found: list[Sequence[int]] = []
-    for lane in range(len(timeline.profile.lanes)):
-        own = [block for block in blocks if timeline.lane_of[block[0]] == lane]
-        found += own[::2]
-    return found
-
-
-def _checkpointed(
-    timeline: Timeline,
-    name: str,
-    blocks: Sequence[Sequence[int]],
-    again: Sequence[Sequence[int]],
-) -> Reference:
-    """Price checkpointing of some blocks; the others keep everything."""
-    keep = Run(timeline, keep_all(timeline)).run()
-    first = {block[0] for block in again}
-    inside = {item for block in again for item in block}
-    stays = [
-        _own_bytes(timeline, block[0])
-        if block[0] in first
-        else sum(
-            _own_bytes(timeline, item)
-            for item in block
-            if timeline.items[item].serves < 0
-        )
-        for block in blocks
-    ]
-    beside = [
-        own if block[0] in first else 0
-        for own, block in zip(stays, blocks, strict=True)
-    ]
-    step_ms = _with_again_ms(timeline, keep, inside)
-    peak = _peak(timeline, blocks, stays, beside)
-    return Reference(name=name, step_ms=step_ms, peak_bytes=peak)
-
-
-def _selective(timeline: Timeline, blocks: Sequence[Sequence[int]]) -> Reference:
-    """Store attention's results and every second product's; the rest of a block runs
-    again (selective activation checkpointing, as torchtitan does it)."""
-    keep = Run(timeline, keep_all(timeline)).run()
-    stored: set[int] = set()
-    for block in blocks:
-        products = 0
-        for item in block[1:]:
-            name = timeline.items[item].name
-            if any(word in name for word in ATTENTION):
-                stored.add(item)
-            elif any(word in name for word in PRODUCTS):
-                products += 1
-                if products % 2:
-                    stored.add(item)
-    stays = [
-        sum(
-            _own_bytes(timeline, item)
-            for item in stored.intersection(block) | {block[0]}
-        )
-        for block in blocks
-    ]
-    inside = {item for block in blocks for item in block}
-    step_ms = _with_again_ms(timeline, keep, inside, stored)
-    peak = _peak(timeline, blocks, stays)
-    return Reference(name="selective recompute", step_ms=step_ms, peak_bytes=peak)
-
-
-def _peak(
-    timeline: Timeline,
-    blocks: Sequence[Sequence[int]],
-    stays: Sequence[int],
-    beside: Sequence[int] = (),
-) -> int:
-    """Return the most memory of any block's backward: its own, what stays of the blocks
-    that have been packed and not yet used, in this lane or another one, and what no
-    block saves.
-
-    Args:
-        stays: bytes of each block between its forward and its backward.
-        beside: bytes that each block's backward needs beside its own tensors.
-    """
-    inside = {item for block in blocks for item in block}
-    parts = [*blocks, *([n] for n in range(len(timeline.items)) if n not in inside)]
-    sizes = [*stays, *(_own_bytes(timeline, n) for (n,) in parts[len(blocks) :])]
-    spans = [
-        (
-            min(timeline.pack_mark[item] for item in part),
-            max((at for item in part for at in timeline.uses[item]), default=-1),
-        )
-        for part in parts
-    ]
-    peak = 0
-    for number, block in enumerate(blocks):
-        uses = [at for item in block for at in timeline.uses[item]]
-        begins = min(uses, default=spans[number][0])
-        others = sum(
-            size
-            for other, (size, (packed, used)) in enumerate(
-                zip(sizes, spans, strict=True)
-            )
-            if other != number and packed <= begins <= used
-        )
-        extra = beside[number] if beside else 0
-        peak = max(peak, others + _worst(timeline, block) + extra)
-    return peak
-
-
-def _with_again_ms(
-    timeline: Timeline, keep: Outcome, inside: set[int], stored: Iterable[int] = ()
-) -> float:
-    """Return a step's time in which the operators behind these items' packs run twice,
-    but for those whose results are stored: their mark comes next."""
-    profile = timeline.profile
-    taken = {timeline.pack_mark[item] - 1 for item in stored}
-    again = [
-        mark
-        for at, mark in enumerate(profile.marks)
-        if mark.phase is Phase.FORWARD
-        and timeline.item_of_mark[at] in inside
-        and at not in taken
-    ]
-    device_ms = keep.step_ms - keep.host_wait_ms + sum(mark.ms for mark in again)
-    host_ms = profile.host_ms + profile.tail_host_ms
-    return max(device_ms, host_ms + sum(mark.host_ms for mark in again))
-
-
-def block_of(module: str) -> str:
-    """`blocks.3` of `blocks.3.mlp.up`; empty outside numbered modules."""
-    parts = module.split(".")
-    for at, part in enumerate(parts):
-        if part.isdigit():
-            return ".".join(parts[: at + 1])
-    return ""
-
-
-def _blocks(timeline: Timeline) -> list[list[int]]:
-    """Return the items of each numbered module, its input first.
-
-    What a region reads is saved before its module begins, and is its block's input
-    all the same. What several regions read stays outside of them.
-    """
-    reads = Counter(item for inputs in timeline.read_by for item in inputs)
-    read_in = {
-        item: run.module
-        for run, inputs in zip(timeline.runs, timeline.read_by, strict=True)
-        for item in inputs
-        if reads[item] == 1
-    }
-    found: dict[tuple[int, str], list[int]] = {}
-    for item, what in enumerate(timeline.items):
-        name = block_of(read_in.get(item, what.module))
-        if name:
-            found.setdefault((timeline.lane_of[item], name), []).append(item)
-    return list(found.values())
-
-
-def _own_bytes(timeline: Timeline, item: int) -> int:
-    """Return the bytes that keeping an item adds to the peak."""
-    found = timeline.items[item]
-    return 0 if found.held else found.num_bytes
-
-
-def _worst(timeline: Timeline, block: Iterable[int]) -> int:
-    """Return the largest memory of one block's backward, without its input."""
-    own = set(block)
-    alive = sum(_own_bytes(timeline, item) for item in own)
-    freed_behind: dict[int, list[int]] = {}
-    for item in own:
-        if timeline.uses[item]:
-            freed_behind.setdefault(max(timeline.uses[item]), []).append(item)
-    marks = sorted({at for item in own for at in timeline.uses[item]})
-    worst = alive
-    for mark in marks:
-        worst = max(worst, alive + timeline.other_bytes[mark])
-        for item in freed_behind.get(mark, []):
-            alive -= _own_bytes(timeline, item)
-    return worst

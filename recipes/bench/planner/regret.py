@@ -41,7 +41,7 @@ from recipes.bench.planner.lab import (
 )
 from ssdtrain.curves import COPY_SLOWDOWN
 from ssdtrain.errors import ConfigError
-from ssdtrain.plan.baselines import fixed_policies, references
+from ssdtrain.plan.baselines import fixed_policies
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import Plan
@@ -49,6 +49,7 @@ from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import Run, keep_all
 from ssdtrain.plan.timeline import Timeline
+from ssdtrain.tools.report.references import references
 
 TARGETS = {
     "12288x3": (Size(12288, 3, 16, 1024), 0.01),

@@ -20,12 +20,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from ssdtrain.arguments import count_argument, reason, refuse_all_but_one, show
 from ssdtrain.errors import ConfigError
 from ssdtrain.jsonfile import Unfit, decode, load_json
-from ssdtrain.plan.baselines import references
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.progress import each
 from ssdtrain.tools.report.plan_command import add_subject, profile_of
+from ssdtrain.tools.report.references import references
 from ssdtrain.tools.report.subject import MODELS, Build, build_of
 
 EXAMPLES = """examples:

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ssdtrain.plan.baselines import Reference, fixed_policies, references
+from ssdtrain.plan.baselines import fixed_policies
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import Run, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.report.frontier import frontier
+from ssdtrain.tools.report.references import Reference, references
 
 WIDTH, HEIGHT = 64, 16
 OURS, OTHERS = "o", "x"

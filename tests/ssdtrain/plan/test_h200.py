@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ssdtrain.curves import COPY_SLOWDOWN, Links
-from ssdtrain.plan.baselines import fixed_policies, references
+from ssdtrain.plan.baselines import fixed_policies
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.profile import PROFILE_FILE, Item, Phase, Profile
@@ -22,6 +22,7 @@ from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.tools.foresight.device import rated_device
 from ssdtrain.tools.report.plan_command import read_link_curves
+from ssdtrain.tools.report.references import references
 from ssdtrain.tools.report.subject import build_of, estimated
 
 RESULTS = Path(__file__).resolve().parents[3] / "recipes" / "bench" / "results"

@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from ssdtrain.plan.baselines import fixed_policies, placed_by, references
+from ssdtrain.plan.baselines import fixed_policies, placed_by
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order
 from ssdtrain.plan.profile import Item, Mark, Phase, Profile
 from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.simulate import Run, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
+from ssdtrain.tools.report.references import references
 from tests.ssdtrain.plan import profiles as made
 
 MB = made.MB

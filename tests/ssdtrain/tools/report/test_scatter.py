@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from ssdtrain.plan.baselines import references
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.timeline import Timeline
+from ssdtrain.tools.report.references import references
 from ssdtrain.tools.report.scatter import HEIGHT, WIDTH, lines, plot, spots
 from tests.ssdtrain.plan.profiles import MB, chain, with_links
 
