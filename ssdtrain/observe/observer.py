@@ -416,7 +416,7 @@ class Recording(Observer):
         links: Links | None,
         host_bytes: int,
         copying_ms: float,
-        notes: dict[str, str],
+        notes: Mapping[str, str],
     ) -> Profile | None:
         """Make the profile; None if the step cannot be planned. Waits for the device.
 

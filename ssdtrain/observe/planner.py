@@ -17,7 +17,8 @@ Behind the observed step comes what plans are compared with. Where everything fi
 the step without hooks; under a memory limit nothing else is looked for then. Else it is
 the step in which all regions run again and the rest stays, which needs what
 checkpointing needs and takes what it takes: the first plan in force, and the one that
-comes back where none is faster.
+comes back where none is faster. Where that is too much for the limit, the first of what
+regions read leaves, as much as must: copies of so little are over long before backward.
 (tests/ssdtrain/observe/test_tries.py)
 """
 
@@ -71,6 +72,7 @@ from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.unsearched import (
     all_again,
+    all_again_moving,
     keeping_all,
     runs_always,
 )
@@ -419,16 +421,19 @@ class Planner:
         logger.info("ssdtrain: plan %d: %s", self.num_plans, plan.policy)
 
     def _all_again(self) -> Plan | None:
-        """Return the plan that runs all regions again and moves nothing, if it fits."""
-        seen, goal = self._seen, self._goal.goal
-        if seen is None or not goal.is_by_memory:
+        """Return the plan that runs all regions again, and moves no more of what they
+        read than it must; None: it does not fit."""
+        seen = self._seen
+        if seen is None or not self._goal.goal.is_by_memory:
             return None
+        profile = corrected(seen, self._measured.corrections)
+        larger = self._larger(profile)
+        goal = near = self._goal.goal.grown(self._largest.planned_ratio)
         if self._peers.is_alone:
             # What it needs is nearly known, and a step beyond is seen.
-            goal = replace(goal, budget_margin=-TOLERANCE)
-        profile = corrected(seen, self._measured.corrections)
-        goal = goal.grown(self._largest.planned_ratio)
-        return all_again(profile, self._larger(profile), goal)
+            near = replace(goal, budget_margin=-TOLERANCE)
+        plan = all_again(profile, larger, near)
+        return plan or all_again_moving(profile, larger, goal)
 
     def _larger(self, profile: Profile) -> Profile:
         """Return the profile of the largest batches, which are planned for."""

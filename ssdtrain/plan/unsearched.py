@@ -1,4 +1,5 @@
-"""Plans that need no search: nothing moves, and some regions run again, or all.
+"""Plans that need no search: some regions run again, or all, and nothing moves but what
+their forwards read.
 
 They are made at once where a step is observed, and each serves batches up to the size
 for which its peak stays within a memory limit: what keeps everything serves the short
@@ -9,12 +10,15 @@ ones, what runs all regions again the long ones.
 from collections.abc import Sequence
 from functools import cache
 
+from ssdtrain.plan.baselines import away
 from ssdtrain.plan.choose import kept_but
 from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
-from ssdtrain.plan.regions import spread
+from ssdtrain.plan.regions import Region, spread, with_regions
 from ssdtrain.plan.scaled import Growth, UpTo, scaled
+from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.simulate import Run, simulate
 from ssdtrain.plan.timeline import Timeline
 
@@ -47,11 +51,59 @@ def all_again(profile: Profile, larger: Profile, goal: Goal) -> Plan | None:
         larger: the same with batches that must fit.
         goal: with a memory limit.
     """
+    regions = spread(Timeline(profile))
+    return _fitting(profile, larger, goal, regions, 0) if regions else None
+
+
+def all_again_moving(profile: Profile, larger: Profile, goal: Goal) -> Plan | None:
+    """As `all_again`, where what regions read must leave: the first of it, which
+    backward asks for last, and no more than is needed."""
+    regions = spread(Timeline(profile))
+    most = sum(len(_read(profile, kind)) for kind in profile.regions)
+    found, low, high = None, 0, 1
+    # What leaves last comes back at once: to move all of it may need more than a part.
+    while found is None and regions and low < most:
+        high = min(high, most)
+        found = _fitting(profile, larger, goal, regions, high)
+        if found is None:
+            low, high = high, 2 * high
+    while found is not None and high - low > 1:
+        number = (low + high) // 2
+        if plan := _fitting(profile, larger, goal, regions, number):
+            found, high = plan, number
+        else:
+            low = number
+    return found
+
+
+def _read(profile: Profile, kind: str) -> set[int]:
+    """Return the items that regions of a kind of lane read."""
+    runs = profile.regions.get(kind, ())
+    return {item for run in runs for item in run.inputs}
+
+
+def _fitting(
+    profile: Profile,
+    larger: Profile,
+    goal: Goal,
+    regions: Sequence[Region],
+    num_moved: int,
+) -> Plan | None:
+    """Return the plan that runs these regions again and moves so many of what they
+    read; None: it does not fit."""
     most_bytes, timeline = goal.most_bytes(larger), Timeline(profile)
-    regions = spread(timeline)
-    if not regions or most_bytes is None:
+    if most_bytes is None:
         return None
-    orders = kept_but(timeline, regions)
+    target, left = away(timeline), num_moved
+    placements: dict[str, list[Placement]] = {}
+    for kind, items in profile.kinds.items():
+        placements[kind] = [Placement.KEEP] * len(items)
+        for number in sorted(_read(profile, kind)):
+            if left > 0 and not items[number].held:
+                placements[kind][number], left = target, left - 1
+    style = Style(late=Late.WAIT) if num_moved else Style()
+    again = with_regions(timeline, placements, regions)
+    orders = schedule(timeline, again, style)
     needs = own = simulate(timeline, orders)
     if larger is not profile:
         needs = simulate(Timeline(larger), orders)

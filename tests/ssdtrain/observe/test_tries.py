@@ -107,6 +107,32 @@ def test_no_plan_stays_slower_than_all_regions_again(
     assert all(report.saved_peak_bytes <= budget for report in reports[10:])
 
 
+@pytest.mark.parametrize("share", [0.35, 0.25])
+def test_the_base_moves_what_must_leave(
+    share: float, virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all regions again need more than the budget, some of what they read leaves;
+    a plan that was searched for and is slower goes back to that one."""
+    theirs, _, _, reports, _ = run(virtual_time, None, num_steps=20)
+    budget = int(share * reports[-1].saved_peak_bytes)
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr(observation, "fitted_links", lambda *measured: links(1e6))
+    waits = CpuDevice.wait
+
+    def wait(device: CpuDevice, *events: Any, **settings: Any) -> None:
+        virtual_time.sleep(1.0)
+        waits(device, *events, **settings)
+
+    monkeypatch.setattr(CpuDevice, "wait", wait)
+    ours, times, plan, reports, is_settled = run(virtual_time, budget)
+    assert same_bits(ours[:20], theirs)
+    assert is_settled and plan is not None
+    assert plan.policy == "regions" and not plan.moves_nothing
+    assert reports[-1].bytes_offloaded > 0
+    assert times[-1] <= 1.1 * 6 * 4 * 4 * FORWARD_S
+    assert all(report.saved_peak_bytes <= budget for report in reports[3:])
+
+
 @pytest.mark.parametrize("goal", [{}, {"memory_budget": "1GB"}])
 def test_what_fits_runs_without_hooks(goal: dict[str, Any]) -> None:
     """From the third step on, and nothing is searched for; a batch that is larger than

@@ -8,6 +8,7 @@ import pytest
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.profile import PROFILE_FILE, Mark, Phase, Profile
+from ssdtrain.plan.regions import spread, with_regions
 from ssdtrain.plan.scaled import (
     FIXED_SHARE,
     MOST_SHARE,
@@ -16,11 +17,13 @@ from ssdtrain.plan.scaled import (
     fixed_share,
     scaled,
 )
+from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.simulate import Run, simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.unsearched import (
     MOST_RATIO,
     all_again,
+    all_again_moving,
     keeping_all,
     runs_always,
     unsearched,
@@ -131,6 +134,42 @@ def test_all_again_must_fit_for_the_largest_batch() -> None:
     least = Goal(memory_budget_bytes=int(0.95 * needs))
     assert all_again(profile, profile, least) == small
     assert all_again(profile, larger, least) is None
+
+
+@pytest.mark.parametrize("share", [0.97, 0.8, 0.6])
+def test_what_regions_read_leaves_as_far_as_it_must(share: float) -> None:
+    """The first of it; one less would be too much."""
+    profile = layers(gb_per_s=10.0)
+    whole = all_again(profile, profile, Goal(memory_budget_bytes=20 * MB))
+    assert whole is not None and whole.prediction is not None
+    goal = Goal(memory_budget_bytes=int(share * whole.prediction.peak_bytes))
+    assert all_again(profile, profile, goal) is None
+    plan = all_again_moving(profile, profile, goal)
+    assert plan is not None and plan.prediction is not None
+    assert plan.policy == "regions" and not plan.moves_nothing
+    assert plan.prediction.peak_bytes <= goal.memory_budget_bytes  # type: ignore[operator]
+    assert plan.prediction.step_ms <= 1.01 * whole.prediction.step_ms
+    moved = [
+        number
+        for number, order in enumerate(plan.orders[KIND])
+        if order.placement is Placement.OFFLOAD
+    ]
+    assert moved == list(range(0, 3 * len(moved), 3))
+    timeline = Timeline(profile)
+    placed = {KIND: [Placement.KEEP] * len(profile.kinds[KIND])}
+    for number in moved[:-1]:
+        placed[KIND][number] = Placement.OFFLOAD
+    placements = with_regions(timeline, placed, spread(timeline))
+    fewer = simulate(timeline, schedule(timeline, placements, Style(late=Late.WAIT)))
+    assert fewer.peak_bytes > goal.memory_budget_bytes * (1 - goal.budget_margin)  # type: ignore[operator]
+
+
+def test_nothing_leaves_where_that_is_not_enough() -> None:
+    profile = layers(gb_per_s=10.0)
+    goal = Goal(memory_budget_bytes=MB)
+    assert all_again_moving(profile, profile, goal) is None
+    assert all_again_moving(chain(4), chain(4), goal) is None
+    assert all_again_moving(profile, profile, Goal()) is None
 
 
 def test_without_regions_or_a_limit_nothing_runs_all_again() -> None:
