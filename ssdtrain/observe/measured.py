@@ -5,6 +5,12 @@ steps run without hooks ([Note: the plain step] in plan/calibrate.py). Else all 
 run again ([Note: the step of regions] there): under the plan that does just that where
 it fits, or as in the observed step. What these steps take is what every later plan is
 compared with.
+
+[Note: base steps]
+In the first step under a plan its lanes are served by the general path, while their
+tables are made: a region's call then takes the host five to ten times as long. So that
+step tells nothing. In the next one the host's own time is measured, which takes it
+longer; the others tell how long a step is.
 (tests/ssdtrain/observe/test_measured.py)
 """
 
@@ -43,8 +49,7 @@ from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.scaled import FIXED_SHARE, Growth
 
 NUM_REGION_STEPS = 4
-"""In which all regions run again. In the first one the host's own time is measured,
-which takes it longer; the others tell how long a step is."""
+"""In which all regions run again: [Note: base steps]."""
 NUM_LONG = 3
 """Likewise of steps that take `LONG_MS` or more."""
 LONG_MS = 1000.0
@@ -173,12 +178,17 @@ class Measured:
 
     def _with_regions(self, observed: Observed) -> Steps:
         steps: list[RegionStep] = []
+        num_others = 1
+        if self._cache.course.plan is not None:
+            num_others += 1
+            yield
         yield from self._region_step(steps, with_host=True)
         first = steps[0]
         (first_ms,) = self._peers.longest(
             (first.times().step.step_ms,), "first step of regions", self._step
         )
-        for _ in range((NUM_LONG if first_ms >= LONG_MS else NUM_REGION_STEPS) - 1):
+        most = NUM_LONG if first_ms >= LONG_MS else NUM_REGION_STEPS
+        for _ in range(most - num_others):
             yield from self._region_step(steps, with_host=False)
         own_steps, saved_bytes = steps[1:], observed.saved_bytes
         step = fastest(own_steps, saved_bytes)

@@ -99,6 +99,34 @@ def test_steps_that_measure_stand_between_the_observed_one_and_the_plan(
     assert is_clean(cache)
 
 
+def test_the_hosts_time_is_not_that_of_the_step_that_makes_the_tables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """[Note: base steps]: a lane is timed that follows its table."""
+    monkeypatch.setattr(CpuDevice, "hold", lambda own, ms: None)
+    monkeypatch.setattr("ssdtrain.api._first_regions", lambda *own: Choice.ALL)
+    found: list[tuple[bool, bool]] = []
+
+    def look() -> None:
+        cache = session.cache
+        found.append((cache.meter is not None, cache.lanes.current.run is not None))
+
+    net = Net(look)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with ssdtrain.offload(
+        net, min_bytes=1, target="host", memory_budget=900
+    ) as session:
+        for _ in range(2 + NUM_REGION_STEPS):
+            net(torch.ones(4, 8)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            session.cache.offloader.wait_io()
+    base = found[2:]
+    assert base[0] == (False, False)  # here they are made
+    assert base[1] == (True, True)
+    assert base[2:] == [(False, True)] * (NUM_REGION_STEPS - 2)
+
+
 def test_long_steps_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LONG_MS", 1e3 * STEP_S)
     found, _ = steps(monkeypatch, fits=False)
