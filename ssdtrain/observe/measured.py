@@ -8,9 +8,10 @@ compared with.
 
 [Note: base steps]
 In the first step under a plan its lanes are served by the general path, while their
-tables are made: a region's call then takes the host five to ten times as long. So that
-step tells nothing. In the next one the host's own time is measured, which takes it
-longer; the others tell how long a step is.
+tables are made: a region's call then takes the host five to ten times as long. So
+nothing is measured in the first one (nor without a plan: ranks count alike). In the
+next one the host's own time is measured, which takes it longer; the others tell how
+long a step is.
 (tests/ssdtrain/observe/test_measured.py)
 """
 
@@ -178,17 +179,14 @@ class Measured:
 
     def _with_regions(self, observed: Observed) -> Steps:
         steps: list[RegionStep] = []
-        num_others = 1
-        if self._cache.course.plan is not None:
-            num_others += 1
-            yield
+        yield
         yield from self._region_step(steps, with_host=True)
         first = steps[0]
         (first_ms,) = self._peers.longest(
             (first.times().step.step_ms,), "first step of regions", self._step
         )
         most = NUM_LONG if first_ms >= LONG_MS else NUM_REGION_STEPS
-        for _ in range(most - num_others):
+        for _ in range(most - 2):
             yield from self._region_step(steps, with_host=False)
         own_steps, saved_bytes = steps[1:], observed.saved_bytes
         step = fastest(own_steps, saved_bytes)
