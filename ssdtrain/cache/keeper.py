@@ -1,6 +1,6 @@
 """What recipes may read: the saved tensors of a cache, and its model's parameters.
 
-See `Keeper` in remat/questions.py.
+See `OperandLookup` in remat/graph.py.
 """
 
 import weakref
@@ -33,9 +33,9 @@ from ssdtrain.cache.regions import Regions
 from ssdtrain.cache.weights import Weights
 from ssdtrain.counters import Fallback
 from ssdtrain.remat.expression import Epsilon, Held, Layout
+from ssdtrain.remat.graph import Store, notes_of
 from ssdtrain.remat.modes import ENTRIES
-from ssdtrain.remat.narrow import narrow
-from ssdtrain.remat.questions import Store, notes_of
+from ssdtrain.remat.recipes import narrow
 from ssdtrain.transfer.offloader import Offloader
 
 HANDLES = frozenset(

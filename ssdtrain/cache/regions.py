@@ -93,7 +93,7 @@ from ssdtrain.regions.rerun import (
 )
 from ssdtrain.regions.weights import Weights
 from ssdtrain.remat.modes import may_meddle, without_modes
-from ssdtrain.remat.narrow import narrow
+from ssdtrain.remat.recipes import narrow
 
 logger = logging.getLogger(__name__)
 

@@ -1,17 +1,16 @@
 """A recipe is used only where it was seen to give the same bytes.
 
 [Note: admission]
-Kernels differ by device, dtype, layout and size (vector width, tail, reduction
-order), so a recipe is checked once for each class of those, at pack time, when the
-real tensor is at hand: one comparison and, on a GPU, one wait for the device. The
-constants of the node are part of the class. Later tensors of an admitted class are
-not compared; of a refused one they are stored as bytes, and counted. Where there is no
-memory for the check nothing is known: the tensor is stored, and the next one asked.
+Kernels differ by device, dtype, layout and size (vector width, tail, reduction order).
+So a recipe is checked once for each class of those, when a real tensor is saved: one
+comparison and, on a GPU, one wait for the device. The constants of the node are part of
+the class. Later tensors of an admitted class are not compared; of a refused one they
+are stored as bytes, and counted. Where there is no memory for the check nothing is
+known: the tensor is stored, and the next one asked.
 (tests/ssdtrain/remat/test_admission.py)
 """
 
 from collections.abc import Hashable
-from enum import Enum, auto
 
 import torch
 from torch import Tensor
@@ -25,34 +24,14 @@ PART_BYTES = 1 << 26
 """That are compared at once."""
 
 
-class Verdict(Enum):
-    """What is known about a class."""
+class Classes(dict[Hashable, bool]):
+    """Whether recipes of a class were bitwise equal; forgotten when there are too many
+    of them."""
 
-    UNKNOWN = auto()
-    """Never checked."""
-    ADMITTED = auto()
-    """Was bitwise equal."""
-    REFUSED = auto()
-    """Was not, or failed."""
-
-
-class Admission:
-    """Verdicts by class."""
-
-    def __init__(self) -> None:
-        self._verdicts: dict[Hashable, Verdict] = {}
-
-    def verdict(self, signature: Hashable) -> Verdict:
-        """What is known; UNKNOWN asks for `decide`."""
-        return self._verdicts.get(signature, Verdict.UNKNOWN)
-
-    def decide(self, signature: Hashable, equal: bool) -> Verdict:
-        """Remember the result of a check."""
-        if len(self._verdicts) >= MAX_CLASSES:
-            self._verdicts.clear()
-        verdict = Verdict.ADMITTED if equal else Verdict.REFUSED
-        self._verdicts[signature] = verdict
-        return verdict
+    def __setitem__(self, key: Hashable, equal: bool) -> None:
+        if len(self) >= MAX_CLASSES:
+            self.clear()
+        super().__setitem__(key, equal)
 
 
 def same_bytes(rebuilt: Tensor, real: Tensor) -> bool:

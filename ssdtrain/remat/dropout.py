@@ -1,16 +1,13 @@
-"""Recipes of dropout: the mask from the generator's state, the output from the mask.
+"""The recipe of a dropout's mask: the generator's state before it drew.
 
 [Note: dropout masks]
-A mask has no producer node to go by: it is not differentiable. But while the forward
-of an `nn.Dropout` runs, the first tensor without a node that autograd saves, as large
-as the input, is what the operator drew (the mask on CUDA, the scaled noise on a CPU).
-The generator's state from before the call (16 bytes on CUDA) draws it again. The
-state is whatever the model's own tracker of random states had set.
-The generator itself is never touched: other threads may draw from it at any moment. On
-a CPU a generator of our own takes the state; on CUDA a kernel of our own draws
-(triton_kernels.py). And another thread may draw between the look at the state and the
-operator: on CUDA the state behind must be the one before plus what the operator takes;
-on a CPU that would cost as much as drawing, so each mask is drawn and compared.
+A mask has no node: it is not differentiable. But while an `nn.Dropout` runs, the first
+tensor without a node that autograd saves, as large as the input, is what the operator
+drew: the mask on CUDA, the scaled noise on a CPU. The generator's state from before the
+call (16 bytes on CUDA) draws it again, in a generator or a kernel of our own: other
+threads may draw from the process's at any moment, so nobody sets that back. Another
+thread may also draw between our look at the state and the operator. On CUDA the state
+must then have moved by what the operator takes. On a CPU each mask is compared.
 (tests/ssdtrain/remat/test_dropout.py, tests/ssdtrain/remat/test_attacks.py)
 """
 
@@ -26,14 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from ssdtrain.remat.expression import Expression, Layout, State
-from ssdtrain.remat.producer import Producer
-from ssdtrain.remat.questions import notes_of
-from ssdtrain.remat.registry import Registry
+from ssdtrain.remat.graph import notes_of
+from ssdtrain.remat.recipes import HALF
 
-DROPOUT = Registry()
 MASK = "dropout mask"
 VECTOR_BYTES = 16
-HALF = (torch.bfloat16, torch.float16)
 
 
 class Draw(NamedTuple):
@@ -142,7 +136,7 @@ def _alone_has_drawn(draw: Draw, num_elements: int) -> bool:
 def saw(source: Tensor, result: Tensor) -> None:
     """A dropout read `source`, which was at version 0, and made `result`.
 
-    See [Note: unsaved tensors] in scene.py.
+    See [Note: unsaved tensors] in frame.py.
     """
     node, made = source.grad_fn, result.grad_fn
     if node is None or made is None:
@@ -173,17 +167,3 @@ def draw_noise(
     # empty_like, as the operator does: it makes a sliced input's noise dense.
     noise = torch.empty_like(like).bernoulli_(1 - rate, generator=generator)
     return noise.div_(1 - rate)
-
-
-@DROPOUT.register("NativeDropoutBackward0")
-def dropped(node: Producer) -> Expression | None:
-    """The output of a fused dropout, from its input and the mask it saved."""
-    rate = node.constant("p")
-    if not 0.0 < rate < 1.0:
-        return None
-    return node.rebuilt_by(
-        torch.ops.aten.native_dropout_backward,
-        node.edge(0),
-        node.saved("result1"),
-        scale=1.0 / (1.0 - rate),
-    )

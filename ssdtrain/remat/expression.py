@@ -17,18 +17,6 @@ MAX_CHAIN = 16
 MAX_NODES = 24
 
 
-# Nodes whose operator takes much longer than reading its inputs does.
-DEAR = frozenset(
-    (
-        *("AddmmBackward0", "BmmBackward0", "MmBackward0"),
-        "ScaledDotProductCudnnAttentionBackward0",
-        "ScaledDotProductEfficientAttentionBackward0",
-        "ScaledDotProductFlashAttentionBackward0",
-        "ScaledDotProductFlashAttentionForCpuBackward0",
-    )
-)
-
-
 class Layout(NamedTuple):
     """What a tensor looks like, without its values."""
 
@@ -117,7 +105,7 @@ class Held:
     is_noted: bool = False
     """Found by a note: who saved it may be on no gradient's path."""
     epsilon: Epsilon | None = None
-    """Of the normalization that saved it: [Note: epsilon] in scene.py."""
+    """Of the normalization that saved it: [Note: epsilon] in frame.py."""
 
     @property
     def signature(self) -> Hashable:
@@ -133,32 +121,32 @@ class Expression:
     function: Callable[..., Tensor]
     operands: tuple["Operand", ...]
     constants: tuple[tuple[str, Hashable], ...]
+    exact: Hashable = None
+    """What else its class depends on."""
     faster: tuple["Expression", ...] = ()
     """Others of the same tensor, best first. See [Note: faster kernels]."""
     is_for_graphs: bool = False
     """Launching it takes the host longer than it saves: for replays alone."""
-    is_guarded: bool = False
-    """Its result is compared with a digest: [Note: guarded recipes] in producer.py."""
+    needs_digest: bool = False
+    """Its result is compared with a digest: [Note: unproved tensors] in node.py."""
     is_compared_always: bool = False
     """Equal once says nothing of the next time: its own bytes are compared."""
     depth: int = field(init=False)
     """Length of the longest chain below, this one included."""
     held: tuple[Held, ...] = field(init=False)
     """Every tensor it is made of, once, in the order `compute` takes them."""
-    _program: "_Program | None" = field(init=False, default=None)
-
-    is_dear: bool = field(init=False)
+    is_expensive: bool = False
     """Whether a product or an attention is among its functions."""
+    _program: "_Program | None" = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         deepest, held = 0, {}
-        self.is_dear = self.recipe in DEAR
         for operand in self.operands:
             if isinstance(operand, Held):
                 held[id(operand)] = operand
             elif isinstance(operand, Expression):
                 held.update((id(each), each) for each in operand.held)
-                self.is_dear = self.is_dear or operand.is_dear
+                self.is_expensive = self.is_expensive or operand.is_expensive
             else:
                 continue
             if operand.depth > deepest:
@@ -172,7 +160,7 @@ class Expression:
             operand if isinstance(operand, int | float) else operand.signature
             for operand in self.operands
         )
-        return self.recipe, self.function, self.constants, parts
+        return self.recipe, self.function, self.constants, self.exact, parts
 
     def without_holders(self) -> "Expression":
         """The same function of the same operands, whoever holds them."""
@@ -207,7 +195,7 @@ class _Program(NamedTuple):
     """An expression in the order in which it runs."""
 
     numbers: tuple[Any, ...]
-    """Values behind the tensors of `held`: Python numbers and random states."""
+    """Values after the tensors of `held`: Python numbers and random states."""
     steps: tuple[_Step, ...]
 
 

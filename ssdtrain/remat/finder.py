@@ -2,61 +2,38 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ssdtrain.remat.attention import ATTENTION, DEAR_ATTENTION
-from ssdtrain.remat.chains import CHAINS
-from ssdtrain.remat.compiled import Compiled, Trail
-from ssdtrain.remat.dropout import DROPOUT, Draws, saw
-from ssdtrain.remat.elementwise import ELEMENTWISE
+from ssdtrain.remat.compiled import Compiled
+from ssdtrain.remat.dropout import Draws, saw
 from ssdtrain.remat.expression import Expression
-from ssdtrain.remat.fast import Kernels
-from ssdtrain.remat.layout import LAYOUT
-from ssdtrain.remat.norms import NORMS
-from ssdtrain.remat.producer import Producer, Sources
-from ssdtrain.remat.products import PRODUCTS
+from ssdtrain.remat.frame import CallerFrame, operators_frame
+from ssdtrain.remat.graph import AutogradGraph, OperandLookup
+from ssdtrain.remat.kernels import Kernels
+from ssdtrain.remat.node import Producer, RecipeSearch
 from ssdtrain.remat.purity import Purity
-from ssdtrain.remat.questions import Asking, Keeper
-from ssdtrain.remat.registry import DEFAULT, Registry
-from ssdtrain.remat.scene import Scene, operators_frame
+from ssdtrain.remat.recipes import OpRules, rules_of
 
 Set = Callable[[Any, str, Any], Any]
 """Replaces an attribute of an instance, and can undo it."""
-
-
-def built_in() -> Registry:
-    """The recipes that need no plan to weigh them."""
-    registry = ELEMENTWISE
-    for more in (NORMS, LAYOUT, DROPOUT, ATTENTION):
-        registry = registry.merged(more)
-    return registry
-
-
-def with_dear() -> Registry:
-    """All recipes that come with ssdtrain, and the user's own."""
-    registry = built_in()
-    for more in (PRODUCTS, DEAR_ATTENTION, CHAINS, DEFAULT):
-        registry = registry.merged(more)
-    return registry
 
 
 class Found(NamedTuple):
     """A recipe that was found."""
 
     expression: Expression
-    trail: Trail | None
-    """What was asked for it; None: it cannot be asked again."""
+    search: RecipeSearch | None
+    """What was read for it; None: it cannot be read again."""
 
 
-def guarded(expression: Expression) -> Expression:
+def with_digest(expression: Expression) -> Expression:
     """The expression, and others of the same tensor, under a digest."""
-    faster = tuple(guarded(each) for each in expression.faster)
-    return replace(expression, is_guarded=True, faster=faster)
+    faster = tuple(with_digest(each) for each in expression.faster)
+    return replace(expression, needs_digest=True, faster=faster)
 
 
 class Finder:
@@ -64,13 +41,14 @@ class Finder:
 
     def __init__(
         self,
-        registry: Registry | None = None,
+        rules: OpRules | None = None,
         kernels: Kernels | None = None,
         *,
-        guards: bool = False,
+        passes_unproved: bool = False,
     ) -> None:
-        self._guards = guards
-        self._registry = registry or built_in().merged(DEFAULT)
+        """passes_unproved: see [Note: unproved tensors] in node.py."""
+        self._rules = rules_of(weighed=False) if rules is None else rules
+        self._passes_unproved = passes_unproved
         self._purity = Purity()
         self._draws = Draws()
         self._kernels = kernels or Kernels()
@@ -83,56 +61,48 @@ class Finder:
             if type(module) is nn.Dropout and "forward" not in vars(module):
                 replace(module, "forward", self._around_dropout(module))
 
-    def find(self, tensor: Tensor, keeper: Keeper) -> Found | None:
+    def find(self, tensor: Tensor, lookup: OperandLookup) -> Found | None:
         """How to make this base tensor again; None without a recipe."""
-        if keeper.is_altered():
-            keeper.refuse()
+        if lookup.is_altered():
+            lookup.refuse()
             return None
         if tensor.grad_fn is None:
             drawn = self._draws.expression(tensor)
             if drawn is None:
                 return None
             return Found(self._kernels.offer(drawn, tensor, None), None)
-        if tensor._version != 0:
-            # The node made version 0; something has changed it since.
-            return None
-        recipe = self._registry.find(tensor.grad_fn.name())
-        if recipe is None:
-            return None
+        rule = self._rules.get(tensor.grad_fn.name())
+        if rule is None or rule.recipe is None or tensor._version:
+            return None  # the node made version 0
         # Now: a recipe may be a user's function, with a frame of its own.
         caller = operators_frame()
-        scene = cache(lambda: Scene(self._purity, caller))
-        trail = Trail(tensor.grad_fn, tensor.output_nr)
-        sources = Sources(
-            keeper, scene, self._registry.find, trail, guards=self._guards
-        )
-        node = Producer(tensor.grad_fn, tensor.output_nr, sources, tensor=tensor)
-        found = recipe(node)
+        graph = AutogradGraph(tensor, lookup, lambda: CallerFrame(self._purity, caller))
+        search = RecipeSearch(graph, self._rules, passes_unproved=self._passes_unproved)
+        node = Producer(search, output=tensor.output_nr, is_at_hand=True)
+        found = rule.recipe(node)
         if found is None:
             return None
-        if not sources.covers(found, tensor.grad_fn):
-            keeper.refuse()
+        if not search.covers(found):
+            lookup.refuse()
             return None
-        mark = trail.mark()
+        mark = search.mark()
         offered = self._kernels.offer(found, tensor, node)
         if not offered.faster:
-            trail.back_to(mark)
-        if sources.is_guarded:
-            offered = guarded(offered)
-        return Found(offered, trail)
+            search.back_to(mark)
+        graph.forget_frame()
+        return Found(with_digest(offered) if search.needs_digest else offered, search)
 
     def again(
-        self, compiled: Compiled, tensor: Tensor, keeper: Keeper
-    ) -> Asking | None:
-        """What a compiled recipe is told of this base tensor; None: it is not right."""
+        self, compiled: Compiled, tensor: Tensor, lookup: OperandLookup
+    ) -> AutogradGraph | None:
+        """The graph of this base tensor; None: a compiled recipe is not right of it."""
         if tensor.grad_fn is None:
             return None
-
-        def scene() -> Scene:
-            return Scene(self._purity, operators_frame())
-
-        asking = Asking(tensor, keeper, scene)
-        return asking if compiled.holds(asking) else None
+        purity = self._purity
+        graph = AutogradGraph(
+            tensor, lookup, lambda: CallerFrame(purity, operators_frame())
+        )
+        return graph if compiled.holds(graph) else None
 
     def _around_dropout(self, module: nn.Dropout) -> Callable[..., Any]:
         """Its forward, listened to.

@@ -3,13 +3,11 @@
 [Note: modes below autograd]
 What an operator gives under a mode may be the mode's work, and a recipe runs without
 it. A mode that stands while a tensor is saved is seen then. But the tensor may be saved
-later, by an operator behind the mode, and whatever ran under the mode may have saved
-nothing. So entries are counted, in the function that all of torch's modes go through,
-and in a step in which a mode was entered no tensor is made again from then on.
-The hooks work without modes: none sees autograd's own saving either, and what is made
-again in backward is what forward made. Function modes, which stand while a custom
-function saves, and inference mode, whose tensors may not be used again, are put aside
-as well.
+after the mode has ended, and nothing under it need have saved anything. So entries are
+counted, in the function that all of torch's modes go through, and in a step in which a
+mode was entered no tensor is made again from then on. The hooks work without modes:
+none sees autograd's own saving either, and what is made again in backward is what
+forward made. Function modes and inference mode are put aside as well.
 (tests/ssdtrain/remat/test_modes.py)
 """
 

@@ -12,11 +12,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra import libdevice
 
 ROW_TILE, COLUMN_TILE = tl.constexpr(8), tl.constexpr(1024)
 FLAT_TILE = 4096
-GATE_TILE = 1024
 WARPS = 8
 DROPOUT_BLOCK = tl.constexpr(256)
 """Threads of a block of torch's kernel."""
@@ -150,32 +148,6 @@ def widen(source: Tensor) -> Tensor:
     grid = (triton.cdiv(source.numel(), FLAT_TILE),)
     _widen[grid](source, target, source.numel(), TILE=FLAT_TILE, num_warps=WARPS)
     return target
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _gate(gate, other, factor, product, size, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """factor = silu(gate), product = factor * other; each rounded."""
-    place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    inside = place < size
-    x = tl.load(gate + place, mask=inside, other=0.0).to(tl.float32)
-    y = tl.div_rn(x, 1.0 + libdevice.exp(-x)).to(factor.dtype.element_ty)
-    tl.store(factor + place, y, mask=inside)
-    z = tl.load(other + place, mask=inside, other=0.0).to(tl.float32)
-    z = (y.to(tl.float32) * z).to(product.dtype.element_ty)
-    tl.store(product + place, z, mask=inside)
-
-
-def gated(gate: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """silu(gate), and that times the other; contiguous, alike, 16-bit."""
-    factor, product = torch.empty_like(gate), torch.empty_like(gate)
-    grid = (triton.cdiv(gate.numel(), GATE_TILE),)
-    _gate[grid](
-        *(gate, other, factor, product, gate.numel()),
-        TILE=GATE_TILE,
-        num_warps=4,
-        enable_fp_fusion=False,
-    )
-    return factor, product
 
 
 @triton.jit(do_not_specialize=["key", "first", "num_threads"])  # type: ignore[untyped-decorator]

@@ -283,7 +283,7 @@ STILL_REACHED: dict[str, set[str]] = {
         "_profiles",
         "_rebuild",
     },
-    "tests/ssdtrain/remat/test_fast.py": {"_tables"},
+    "tests/ssdtrain/remat/test_kernels.py": {"_tables"},
     "tests/ssdtrain/transfer/test_direct.py": {"_writers"},
     "tests/ssdtrain/transfer/test_fork.py": {"_changed", "_lock", "_mode", "_weights"},
     "tests/ssdtrain/transfer/test_transfer.py": {"_meters"},

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from recipes.bench.common.cells import Cells, arguments
-from ssdtrain.remat import tables, triton_kernels
+from ssdtrain.remat import kernels, triton_kernels
 from ssdtrain.remat.admission import same_bytes
 
 NUM_ROUNDS, NUM_CALLS = 5, 5
@@ -63,7 +63,7 @@ def against(plain: Make, candidates: dict[str, Make], source: Tensor) -> dict[st
 
 def activation(function: Callable[..., Tensor], source: Tensor) -> dict[str, Any]:
     """An elementwise function of 16-bit numbers."""
-    entries = tables.tabulate(function, source.dtype, source.device)
+    entries = kernels.tabulate(function, source.dtype, source.device)
     return against(
         lambda: function(source),
         {"table": lambda: triton_kernels.look_up(source, entries)},
@@ -77,7 +77,7 @@ def every_pattern(
     """All 65,536 numbers, with a tail, from an address that is no multiple of 16."""
 
     def cell(device: torch.device) -> dict[str, Any]:
-        numbers = tables.every_number(dtype, device).repeat(3)
+        numbers = kernels.every_number(dtype, device).repeat(3)
         return activation(function, numbers[1:-2])
 
     return cell

@@ -14,7 +14,7 @@ from ssdtrain.cache import rebuilder
 from ssdtrain.cache.rebuilder import Rebuilder
 from ssdtrain.errors import ConfigError
 from ssdtrain.remat import admission
-from ssdtrain.remat.admission import Admission, Verdict, is_dense, raw, same_bytes
+from ssdtrain.remat.admission import Classes, is_dense, raw, same_bytes
 from ssdtrain.remat.expression import Layout
 
 
@@ -50,17 +50,14 @@ def test_a_class_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(checks) == 3
 
 
-def test_verdicts_are_remembered_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_classes_are_remembered_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "MAX_CLASSES", 3)
-    verdicts = Admission()
-    assert verdicts.verdict("a") is Verdict.UNKNOWN
-    assert verdicts.decide("a", equal=True) is Verdict.ADMITTED
-    assert verdicts.decide("b", equal=False) is Verdict.REFUSED
-    assert verdicts.verdict("a") is Verdict.ADMITTED
-    assert verdicts.verdict("b") is Verdict.REFUSED
+    classes = Classes()
+    classes["a"], classes["b"] = True, False
+    assert classes == {"a": True, "b": False}
     for name in "cdef":
-        verdicts.decide(name, equal=True)
-    assert verdicts.verdict("b") is Verdict.UNKNOWN
+        classes[name] = True
+    assert "b" not in classes and len(classes) <= 3
 
 
 def test_bytes_and_not_values() -> None:

@@ -9,11 +9,8 @@ from torch.nn import functional as F
 
 import ssdtrain
 from ssdtrain import api
-from ssdtrain.remat.attention import attention
-from ssdtrain.remat.expression import Expression
-from ssdtrain.remat.finder import Finder, built_in
-from ssdtrain.remat.producer import Producer
-from ssdtrain.remat.registry import Registry
+from ssdtrain.remat.finder import Finder
+from ssdtrain.remat.recipes import RULES, rules_of
 from tests.ssdtrain.bits import same_bits
 
 BATCH, HEADS, SEQUENCE, SIZE = 2, 2, 16, 64
@@ -40,17 +37,6 @@ class Net(nn.Module):
         return self.drop(y).float().square().sum()
 
 
-def attend_on_cpu(
-    query: Tensor, key: Tensor, value: Tensor, *, causal: bool, scale: Any
-) -> Tensor:
-    operator = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return operator(query, key, value, 0.0, causal, scale=scale)[0]
-
-
-def on_cpu(node: Producer) -> Expression | None:
-    return attention(node, attend_on_cpu)
-
-
 def gradients(net: Net, x: Tensor, num_steps: int) -> list[Tensor]:
     torch.manual_seed(3)
     found = []
@@ -66,8 +52,8 @@ def test_attention_is_rebuilt_once_for_both_uses(
 ) -> None:
     net, x = Net(0.0), torch.randn(BATCH, SEQUENCE, WIDTH)
     theirs = gradients(net, x, 2)
-    registry = built_in().merged(Registry({ON_CPU: on_cpu}))
-    monkeypatch.setattr(api, "Finder", lambda: Finder(registry))
+    operators = {**rules_of(weighed=False), ON_CPU: RULES[ON_CPU]}
+    monkeypatch.setattr(api, "Finder", lambda *args, **kwargs: Finder(operators))
     with ssdtrain.offload(net, target="host", plan="keep-all", min_bytes=0) as session:
         ours = gradients(net, x, 2)
     report = session.steps[0]
@@ -85,6 +71,7 @@ def test_fused_attention_and_masks_on_cuda(rate: float) -> None:
     x = torch.randn(BATCH, SEQUENCE, WIDTH, device="cuda", dtype=torch.bfloat16)
     theirs = gradients(net, x, 2)
     settings: dict[str, Any] = {"target": "host", "plan": "keep-all", "min_bytes": 0}
+    settings["recompute"] = "full"
     with ssdtrain.offload(net, **settings) as session:
         ours = gradients(net, x, 2)
     recipes = session.steps[0].recipes

@@ -15,8 +15,8 @@ from ssdtrain.cache.record import RecordView
 from ssdtrain.cache.weights import COPIED_BYTES, Weights
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import InPlaceError
-from ssdtrain.remat import registry
 from ssdtrain.remat.expression import MAX_CHAIN
+from ssdtrain.remat.recipes import REGISTERED
 from tests.ssdtrain.bits import same_bits
 
 ROWS, WIDTH = 4, 8
@@ -238,10 +238,10 @@ def doubled(x: Tensor, factor: float) -> Tensor:
 
 @pytest.fixture
 def clean_registry() -> Iterator[None]:
-    before = registry.DEFAULT.names
+    before = set(REGISTERED)
     yield
-    for name in registry.DEFAULT.names - before:
-        registry.DEFAULT.remove(name)
+    for name in set(REGISTERED) - before:
+        del REGISTERED[name]
 
 
 @pytest.mark.usefixtures("clean_registry")

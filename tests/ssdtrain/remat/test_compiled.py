@@ -11,7 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain
-from ssdtrain.remat.compiled import Compiled, Trail
+from ssdtrain.remat.compiled import Compiled
 from ssdtrain.remat.expression import Expression
-from ssdtrain.remat.questions import Asking, HasEdge
-from ssdtrain.remat.registry import DEFAULT
+from ssdtrain.remat.graph import AutogradGraph
+from ssdtrain.remat.node import RecipeSearch
+from ssdtrain.remat.recipes import REGISTERED
 
 sys.path.insert(0, str(Path(__file__).parent))
 from recipe_cases import CASES, Net
@@ -164,18 +165,6 @@ def test_an_exponent_of_minus_zero_is_another_number() -> None:
     assert not all(answers(scaled, 0.0, -0.0))
 
 
-class Unequal(NamedTuple):
-    """A question that equals `HasEdge`, as tuples do."""
-
-    at: int
-    place: int
-    answer: bool
-
-    def holds(self, of: Asking) -> bool:
-        """It is another one."""
-        return False
-
-
 class Nobody:
     """Keeps nothing."""
 
@@ -184,18 +173,26 @@ class Nobody:
         return False
 
 
-@pytest.mark.parametrize(("asked", "holds"), [(HasEdge, True), (Unequal, False)])
-def test_questions_of_two_kinds_are_two_questions(asked: Any, holds: bool) -> None:
+def other_now(graph: AutogradGraph, at: int, place: int) -> bool:
+    """Answers as `has_edge` does while it is searched for, and not later."""
+    return len(graph.owners) == 1
+
+
+@pytest.mark.parametrize(
+    ("read", "holds"), [(AutogradGraph.has_edge, True), (other_now, False)]
+)
+def test_two_reads_with_equal_answers_are_two_guards(read: Any, holds: bool) -> None:
     made = torch.ones(2, requires_grad=True).sin()
-    trail = Trail(made.grad_fn, 0)
-    for kind in (HasEdge, asked):
-        trail.ask(kind(0, 0, True))
-    assert HasEdge(0, 0, True) == Unequal(0, 0, True)
+    nobody: Any = Nobody()
+    graph = AutogradGraph(made, nobody, cast(Any, None))
+    graph.owners.append(0)
+    search = RecipeSearch(graph, {})
+    for each in (AutogradGraph.has_edge, read):
+        assert search.ask(each, 0, 0) is True
     plain = Expression(recipe="sin", function=torch.sin, operands=(), constants=())
-    compiled = Compiled.of(plain, trail, made.detach())
+    compiled = Compiled.of(plain, search, made.detach())
     assert compiled is not None
-    asking = Asking(made, cast(Any, Nobody()), cast(Any, None))
-    assert compiled.holds(asking) == holds
+    assert compiled.holds(AutogradGraph(made, nobody, cast(Any, None))) == holds
 
 
 def test_another_operand_of_the_same_layout_is_taken_not_the_old_one() -> None:
@@ -246,5 +243,5 @@ def test_a_recipe_that_looks_past_its_producer_is_not_compiled() -> None:
     try:
         watch = twice(body, forward, forward)
     finally:
-        DEFAULT.remove("DoubledBackward")
+        del REGISTERED["DoubledBackward"]
     assert watch.known.count(None) == len(watch.known)

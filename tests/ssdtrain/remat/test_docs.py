@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ssdtrain
-from ssdtrain.remat import registry
+from ssdtrain.remat.recipes import REGISTERED
 from tests.ssdtrain.bits import same_bits
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "recipes.md"
@@ -22,7 +22,7 @@ def example() -> Iterator[dict[str, Any]]:
     names: dict[str, Any] = {}
     exec(compile(text, str(DOCS), "exec"), names)
     yield names
-    registry.DEFAULT.remove("SquaredReLUBackward")
+    del REGISTERED["SquaredReLUBackward"]
 
 
 def test_example(example: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import ssdtrain
-from ssdtrain.remat.narrow import narrow
+from ssdtrain.remat.recipes import narrow
 from tests.ssdtrain.bits import same_bits
 
 EVERY = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)

@@ -1,4 +1,4 @@
-"""Where a normalization's epsilon comes from: [Note: epsilon] in scene.py."""
+"""Where a normalization's epsilon comes from: [Note: epsilon] in frame.py."""
 
 from collections.abc import Callable
 from typing import Any

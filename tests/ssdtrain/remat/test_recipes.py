@@ -15,9 +15,9 @@ from ssdtrain.cache.rebuilder import Rebuilder
 from ssdtrain.errors import ActivationChangedError
 from ssdtrain.remat.dropout import MASK, Draws
 from ssdtrain.remat.expression import Expression, State
-from ssdtrain.remat.finder import Finder, built_in
-from ssdtrain.remat.producer import Producer
-from ssdtrain.remat.registry import Registry
+from ssdtrain.remat.finder import Finder
+from ssdtrain.remat.node import Producer, Recipe
+from ssdtrain.remat.recipes import rules_of
 
 sys.path.insert(0, str(Path(__file__).parent))
 from recipe_cases import (
@@ -33,7 +33,6 @@ from recipe_cases import (
     run,
 )
 
-FUSED = ("Flash", "Cudnn")
 Function = Callable[..., Tensor]
 ALONE = {"plan": "keep-all", "min_bytes": 0}
 OFFLOADING = {"plan": "offload-all", "min_bytes": 0, "window_bytes": 1}
@@ -43,7 +42,7 @@ OFFLOADING = {"plan": "offload-all", "min_bytes": 0, "window_bytes": 1}
 @pytest.mark.parametrize("name", CASES)
 def test_rebuilds_the_same_bytes(name: str, settings: dict[str, Any]) -> None:
     case = CASES[name]
-    registered = {MASK, *built_in().names}
+    registered = {MASK, *built_in()}
     assert case.recipe in registered, f"no recipe is registered for {case.recipe}"
     ours, theirs = run(case, **settings), run(case)
     (report,) = ours.reports
@@ -88,6 +87,19 @@ def wrong_epsilon(function: Function) -> Function:
     return mutant
 
 
+def built_in() -> dict[str, Recipe]:
+    """Recipes that no plan has to weigh."""
+    rows = rules_of(weighed=False).items()
+    return {name: row.recipe for name, row in rows if row.recipe is not None}
+
+
+def use(monkeypatch: pytest.MonkeyPatch, name: str, recipe: Recipe) -> None:
+    """Make sessions use this recipe."""
+    rows = rules_of(weighed=False)
+    rows[name] = rows[name]._replace(recipe=recipe)
+    monkeypatch.setattr(api, "Finder", lambda *args, **kwargs: Finder(rows))
+
+
 def plant(
     monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Function], Function]
 ) -> None:
@@ -102,15 +114,8 @@ def plant(
         draw = Draws.expression
         monkeypatch.setattr(Draws, "expression", lambda s, t: mutated(draw(s, t)))
         return
-    registry = built_in()
-    recipe = registry.find(name)
-    assert recipe is not None
-
-    def mutant(node: Producer) -> Expression | None:
-        return mutated(recipe(node))
-
-    planted = registry.merged(Registry({name: mutant}))
-    monkeypatch.setattr(api, "Finder", lambda: Finder(planted))
+    recipe = built_in()[name]
+    use(monkeypatch, name, lambda node: mutated(recipe(node)))
 
 
 MUTANTS: list[tuple[str, Callable[[Function], Function]]] = [
@@ -161,8 +166,7 @@ def test_every_built_in_recipe_has_a_case() -> None:
     without = {f"{name}Backward0" for name in views}
     # Produced on CUDA only.
     without |= {"FusedRmsNormBackward0", "NativeDropoutBackward0"}
-    without |= {f"ScaledDotProduct{kind}AttentionBackward0" for kind in FUSED}
-    known = set(built_in().names)
+    known = set(built_in())
     assert known - without <= {case.recipe for case in CASES.values()}
     assert without <= known
 
@@ -172,8 +176,8 @@ def test_every_constant_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """A constant that a recipe leaves out is right as long as it has its default."""
-    case, registry = CASES[name], built_in()
-    recipe = registry.find(case.recipe)
+    case = CASES[name]
+    recipe = built_in().get(case.recipe)
     if recipe is None:
         assert case.recipe == MASK
         return
@@ -195,8 +199,7 @@ def test_every_constant_is_asked_for(
         return recipe(node)
 
     monkeypatch.setattr(Producer, "constant", ask)
-    planted = registry.merged(Registry({case.recipe: look}))
-    monkeypatch.setattr(api, "Finder", lambda: Finder(planted))
+    use(monkeypatch, case.recipe, look)
     run(case, **ALONE)
     assert kept <= asked
 

@@ -19,7 +19,7 @@ from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.regions import spread, with_regions
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.timeline import Timeline
-from ssdtrain.remat.questions import notes_of
+from ssdtrain.remat.graph import notes_of
 from ssdtrain.transfer.device import CpuDevice
 from tests.ranks import run_ranks
 from tests.ssdtrain.bits import same_bits

@@ -1,4 +1,4 @@
-"""Each Triton kernel against the arithmetic it repeats; run by test_fast.py."""
+"""Each Triton kernel against the arithmetic it repeats; run by test_kernels.py."""
 
 from typing import Any
 

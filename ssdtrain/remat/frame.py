@@ -91,7 +91,7 @@ def operators_frame() -> FrameType | None:
     return None
 
 
-class Scene:
+class CallerFrame:
     """The innermost module call, as it is now. Made when a tensor is saved.
 
     Args:

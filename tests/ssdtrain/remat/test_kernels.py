@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ from torch.nn import functional as F
 
 import ssdtrain
 from ssdtrain.counters import Fallback
-from ssdtrain.remat import fast, finder
+from ssdtrain.remat import finder, kernels
 from ssdtrain.remat.expression import Expression, Held, Layout
-from ssdtrain.remat.fast import Kernels
-from ssdtrain.remat.tables import every_number, tabulate
+from ssdtrain.remat.kernels import Kernels, every_number, tabulate
+from ssdtrain.remat.recipes import HALF
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.hosts.test_graphs import GraphDevice
 from tests.ssdtrain.hosts.test_graphs import device as device
@@ -28,7 +27,6 @@ from tests.ssdtrain.remat.recipe_cases import CASES, WIDTH, Case, Result, run
 SLOWER = Fallback.RECIPE_SLOWER.value
 NUM_STEPS = 2
 ALONE = {"plan": "keep-all", "min_bytes": 1}
-HALF = (torch.bfloat16, torch.float16)
 TRITON_CASES = Path("tests/ssdtrain/remat/triton_cases.py")
 
 
@@ -51,13 +49,13 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[Kernels]:
     """Faster kernels for small tensors on a CPU; the sessions' `Kernels`."""
     made: list[Kernels] = []
 
-    def kernels() -> Kernels:
+    def small_kernels() -> Kernels:
         made.append(Kernels(min_bytes=1, device_types=("cpu",)))
         return made[-1]
 
-    monkeypatch.setattr(finder, "Kernels", kernels)
-    monkeypatch.setattr(fast, "look_up_bits", look_up)
-    monkeypatch.setattr(fast, "widen", torch.Tensor.float)
+    monkeypatch.setattr(finder, "Kernels", small_kernels)
+    monkeypatch.setattr(kernels, "look_up_bits", look_up)
+    monkeypatch.setattr(kernels, "widen", torch.Tensor.float)
     return made
 
 
@@ -93,7 +91,7 @@ def test_tables_rebuild_the_same_bytes(name: str, on_cpu: list[Kernels]) -> None
 def test_wrong_bytes_are_not_admitted(
     monkeypatch: pytest.MonkeyPatch, on_cpu: list[Kernels]
 ) -> None:
-    monkeypatch.setattr(fast, "look_up_bits", wrong)
+    monkeypatch.setattr(kernels, "look_up_bits", wrong)
     for report in result_of(TABLED["gelu"]).reports:
         assert report.recipes["GeluBackward0"] > 0
         assert report.fallbacks[SLOWER] == NUM_STEPS
@@ -104,7 +102,7 @@ def test_a_missing_kernel_is_counted_and_said_once(
     on_cpu: list[Kernels],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(fast, "look_up_bits", missing)
+    monkeypatch.setattr(kernels, "look_up_bits", missing)
     with caplog.at_level(logging.WARNING):
         reports = result_of(TABLED["gelu"]).reports
     assert [report.fallbacks[SLOWER] for report in reports] == [NUM_STEPS]
@@ -124,7 +122,7 @@ def test_statistics_of_the_node_are_its_operands(
         source, _, _, weight, bias = operands
         return F.layer_norm(source, (WIDTH,), weight, bias, 1e-3)
 
-    monkeypatch.setattr(fast, "normalize_saved", normalize)
+    monkeypatch.setattr(kernels, "normalize_saved", normalize)
     (report,) = run(CASES["layer norm"], **ALONE).reports
     assert SLOWER not in report.fallbacks
     source, mean, deviation, *_ = seen[-1]
@@ -143,8 +141,7 @@ def offered(
         operands=(held,),
         constants=tuple(sorted(constants.items())),
     )
-    kernels = Kernels(min_bytes=1024, device_types=("cpu",))
-    found = kernels.offer(plain, source, None)
+    found = Kernels(min_bytes=1024, device_types=("cpu",)).offer(plain, source, None)
     assert found is not None
     return found.faster
 
@@ -174,12 +171,12 @@ def test_what_is_small_has_faster_kernels_for_graphs_alone(
         num_calls += 1
         return look_up(source, table)
 
-    def kernels() -> Kernels:
+    def small_kernels() -> Kernels:
         return Kernels(min_bytes=1 << 40, device_types=("cpu",))
 
-    monkeypatch.setattr(finder, "Kernels", kernels)
-    monkeypatch.setattr(fast, "look_up_bits", counted)
-    monkeypatch.setattr(fast, "GRAPH_BYTES", 1)
+    monkeypatch.setattr(finder, "Kernels", small_kernels)
+    monkeypatch.setattr(kernels, "look_up_bits", counted)
+    monkeypatch.setattr(kernels, "GRAPH_BYTES", 1)
     layers = [each for _ in range(3) for each in (nn.Linear(WIDTH, WIDTH), nn.GELU())]
     net = nn.Sequential(*layers).bfloat16()
     x = torch.randn(8, WIDTH).bfloat16()
@@ -215,12 +212,6 @@ def test_every_number_is_in_its_place(dtype: torch.dtype) -> None:
     assert torch.equal(numbers.view(torch.int16)[place], bits)
     table = tabulate(torch.neg, dtype, torch.device("cpu"))
     assert torch.equal(table[place], (-bits.view(dtype)).view(torch.int16))
-
-
-def test_what_is_no_function_of_numbers_has_no_table() -> None:
-    for function in (torch.sum, partial(torch.Tensor.to, dtype=torch.float32)):
-        with pytest.raises(ValueError, match="expected an elementwise function"):
-            tabulate(function, torch.float16, torch.device("cpu"))
 
 
 def test_triton_kernels() -> None:

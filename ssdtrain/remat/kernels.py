@@ -1,13 +1,12 @@
 """Faster kernels for the recipes that large models need most.
 
 [Note: faster kernels]
-torch's kernels do more than a rebuild needs: layer norm computes statistics that its
-node saved, a dropout reads an input and writes an output that nobody looks at, and
-GELU evaluates an error function that has at most 65,536 results in 16 bits. A
-recipe of such a kernel offers others that do less. They go through admission like
-every recipe, so they are used only where they gave the same bytes on this device;
-else torch's own kernel rebuilds, which is counted.
-(tests/ssdtrain/remat/test_fast.py)
+torch's kernels do more than a rebuild needs. Layer norm computes statistics that its
+node saved. A dropout reads an input and writes an output that nobody looks at. GELU has
+at most 65,536 results in 16 bits. A recipe of such a kernel offers others that do less.
+They go through admission like every recipe, so they are used only where they gave the
+same bytes on this device; else torch's own kernel rebuilds, which is counted.
+(tests/ssdtrain/remat/test_kernels.py)
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -20,16 +19,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ssdtrain.remat.expression import Expression, Held, Operand
-from ssdtrain.remat.layout import to_dtype
-from ssdtrain.remat.norms import normalize, normalize_rms
-from ssdtrain.remat.producer import Producer
-from ssdtrain.remat.tables import tabulate
+from ssdtrain.remat.node import Producer
+from ssdtrain.remat.recipes import HALF, normalize, normalize_rms, to_dtype
 
 # Below it, launching from Python takes longer than a faster kernel can save.
 MIN_BYTES = 16 * 2**20
 # A CUDA graph launches from the device. Of less nothing is gained.
 GRAPH_BYTES = 4 * 2**20
-HALF = (torch.bfloat16, torch.float16)
+NUM_ENTRIES = 2**16
 Offer = Callable[[Expression, Producer | None], Iterator[Expression | None]]
 
 
@@ -125,14 +122,27 @@ def _is_dense(
     return dtypes is None or operand.layout.dtype in dtypes
 
 
+def every_number(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """All numbers of a 16-bit dtype, in the order of their bits taken as unsigned."""
+    bits = torch.arange(NUM_ENTRIES, dtype=torch.int32, device=device)
+    return bits.to(torch.int16).view(dtype)
+
+
+def tabulate(
+    function: Callable[[Tensor], Tensor], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """The bits of an elementwise function's results for all numbers, 65,536 int16."""
+    return function(every_number(dtype, device)).contiguous().view(torch.int16)
+
+
 # Triton comes with CUDA builds of torch alone: imported where it is needed.
 
 
 def look_up_bits(source: Tensor, table: Tensor) -> Tensor:
     """table[bits of source]; `table` is of `tabulate`, for the dtype of `source`."""
-    from ssdtrain.remat import triton_kernels as kernels
+    from ssdtrain.remat import triton_kernels
 
-    return kernels.look_up(source, table)
+    return triton_kernels.look_up(source, table)
 
 
 def normalize_saved(
@@ -145,24 +155,24 @@ def normalize_saved(
     fused: bool,
 ) -> Tensor:
     """Layer norm from its statistics."""
-    from ssdtrain.remat import triton_kernels as kernels
+    from ssdtrain.remat import triton_kernels
 
-    statistics = kernels.Statistics(mean, deviation)
-    return kernels.normalize(source, statistics, weight, bias, fused=fused)
+    statistics = triton_kernels.Statistics(mean, deviation)
+    return triton_kernels.normalize(source, statistics, weight, bias, fused=fused)
 
 
 def normalize_rms_saved(
     source: Tensor, deviation: Tensor, weight: Tensor, *, fused: bool
 ) -> Tensor:
     """RMS norm from its statistics."""
-    from ssdtrain.remat import triton_kernels as kernels
+    from ssdtrain.remat import triton_kernels
 
-    statistics = kernels.Statistics(None, deviation)
-    return kernels.normalize(source, statistics, weight, None, fused=fused)
+    statistics = triton_kernels.Statistics(None, deviation)
+    return triton_kernels.normalize(source, statistics, weight, None, fused=fused)
 
 
 def widen(source: Tensor) -> Tensor:
     """16 bits to float32."""
-    from ssdtrain.remat import triton_kernels as kernels
+    from ssdtrain.remat import triton_kernels
 
-    return kernels.widen(source)
+    return triton_kernels.widen(source)

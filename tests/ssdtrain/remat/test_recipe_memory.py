@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssdtrain.remat import alike
-from ssdtrain.remat.alike import MOST_EACH, Alike
-from ssdtrain.remat.compiled import Compiled
+from ssdtrain.remat import compiled
+from ssdtrain.remat.compiled import MOST_EACH, Compiled, RecipeMemory
 
 
 def made(num: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -16,10 +15,10 @@ def made(num: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 class Recipe:
-    """Of some questions."""
+    """With some guards."""
 
     def __init__(self, asked: Any) -> None:
-        self.asked = self if asked is None else asked
+        self.guards = self if asked is None else asked
 
 
 def recipe(asked: Any = None) -> Compiled:
@@ -27,7 +26,7 @@ def recipe(asked: Any = None) -> Compiled:
 
 
 def test_what_looks_alike_is_found_the_last_one_first() -> None:
-    known, first, second = Alike(), recipe(), recipe()
+    known, first, second = RecipeMemory(), recipe(), recipe()
     assert not known.of(made(4))
     known.add(made(4), first)
     known.add(made(4), second)
@@ -35,7 +34,7 @@ def test_what_looks_alike_is_found_the_last_one_first() -> None:
 
 
 def test_what_asks_the_same_is_remembered_once() -> None:
-    known, other = Alike(), recipe()
+    known, other = RecipeMemory(), recipe()
     known.add(made(4), other)
     for _ in range(MOST_EACH + 1):
         last = recipe("the same")
@@ -62,15 +61,15 @@ def other_stride() -> Tensor:
     ],
 )
 def test_what_looks_otherwise_is_not_asked(other: Any) -> None:
-    known = Alike()
+    known = RecipeMemory()
     known.add(made(4), recipe())
     known.add(torch.ones(2, 2, requires_grad=True).tan(), recipe())
     assert not known.of(other)
 
 
 def test_no_more_is_remembered_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alike, "MOST_LOOKS", 2)
-    known = Alike()
+    monkeypatch.setattr(compiled, "MOST_LOOKS", 2)
+    known = RecipeMemory()
     for _ in range(MOST_EACH + 2):
         known.add(made(1), recipe())
     assert len(known.of(made(1))) == MOST_EACH
