@@ -6,12 +6,10 @@ holds one more handle of its record, and running the recipe uses that handle; so
 input's place in the order of the lane, and in the prefetch, is where it is needed.
 
 [Note: searched once]
-A plan changes what is rebuilt, and not by what. So the first step under a plan asks
-what the steps before it have found, by kind of lane and number of the item, as a row of
-a table does ([Note: compiled recipes] in remat/compiled.py), and searches only where an
+A plan changes what is rebuilt, and not by what. So the first step under a plan, and
+what has no row or another size than its row's, tries what was found for tensors that
+look alike ([Note: similar tensors] in remat/compiled.py), and searches only where an
 answer is another one. Observed steps search: the next plan's choice is made of them.
-What has no row, or another size than its row's, is asked what was found for tensors
-that look alike ([Note: similar tensors] in remat/compiled.py).
 (tests/ssdtrain/cache/test_rebuilt_rows.py)
 
 [Note: places]
@@ -108,8 +106,6 @@ class Rebuilder:
         self._weights = weights
         self.keeper = CacheKeeper(cache, weights)
         self._failed: set[str] = set()
-        self._found: dict[tuple[str, int], Compiled] = {}
-        """What earlier searches found, by kind of lane and number of the item."""
         self._memory = RecipeMemory()
         self._stop_listening = ENTRIES.listen()
 
@@ -173,31 +169,22 @@ class Rebuilder:
         if self._is_remembered(lane) and found.search is not None:
             rebuilt.compiled = Compiled.of(expression, found.search, base)
             if rebuilt.compiled is not None:
-                self._remember(rebuilt.compiled, base, lane)
+                self._memory.add(base, rebuilt.compiled)
         return rebuilt
 
     def _is_remembered(self, lane: Lane) -> bool:
-        """Whether what is found is asked for again: by rows, by the next plan, or of
-        what looks alike."""
-        return self._is_placed(lane) or self._follows_plan(lane)
-
-    def _is_placed(self, lane: Lane) -> bool:
-        """Whether it is of the size that is planned for, at its place in the step."""
-        return lane.binding is not None or self._cache.course.observer.listens
+        """Whether what is found is asked for again, by rows or of what looks alike."""
+        is_placed = lane.binding is not None or self._cache.course.observer.listens
+        return is_placed or self._follows_plan(lane)
 
     def _follows_plan(self, lane: Lane) -> bool:
         return self._cache.course.of(lane).orders is not None
 
-    def _remember(self, compiled: Compiled, base: Tensor, lane: Lane) -> None:
-        if self._is_placed(lane):
-            self._found[lane.kind, self._cache.course.serving] = compiled
-        self._memory.add(base, compiled)
-
     def _asked_again(
         self, base: Tensor, lane: Lane
     ) -> tuple[Compiled, AutogradGraph] | None:
-        """The recipe of this place in an earlier step, or of what looks alike, if it
-        is right of this tensor: [Note: searched once]."""
+        """A recipe that was found for what looks alike, if it is right of this tensor:
+        [Note: searched once]."""
         cache = self._cache
         if base.grad_fn is None or cache.captures.is_forward:
             return None
@@ -205,10 +192,7 @@ class Rebuilder:
             return None
         if not self._follows_plan(lane):
             return None
-        place = lane.kind, cache.course.serving
-        own = None if lane.binding is None else self._found.get(place)
-        others = self._memory.of(base)
-        for compiled in others if own is None else (own, *others):
+        for compiled in self._memory.of(base):
             asked = self.finder.again(compiled, base, self.keeper)
             # The longest chain is the search's to know.
             if asked and _depth(asked.held) <= _depth(compiled.expression.held):
@@ -371,12 +355,6 @@ class Rebuilder:
     def _chosen(self, plain: Expression, base: Tensor) -> Expression | None:
         """The first admitted way to make this tensor. See [Note: faster kernels]."""
         wanted = plain.faster
-        if wanted and wanted[0].is_for_graphs and not self._cache.captures.is_forward:
-            # It is compared by now: a graph that is captured later cannot compare.
-            for expression in wanted:
-                if not expression.is_compared_always:
-                    self._admits(expression, base)
-            wanted = ()
         for expression in wanted:
             if self._admits(expression, base):
                 own = self._is_equal_here(expression, expression.held, base)

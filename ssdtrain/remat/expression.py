@@ -125,8 +125,6 @@ class Expression:
     """What else its class depends on."""
     faster: tuple["Expression", ...] = ()
     """Others of the same tensor, best first. See [Note: faster kernels]."""
-    is_for_graphs: bool = False
-    """Launching it takes the host longer than it saves: for replays alone."""
     needs_digest: bool = False
     """Its result is compared with a digest: [Note: unproved tensors] in node.py."""
     is_compared_always: bool = False

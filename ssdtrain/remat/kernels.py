@@ -24,8 +24,6 @@ from ssdtrain.remat.recipes import HALF, normalize, normalize_rms, to_dtype
 
 # Below it, launching from Python takes longer than a faster kernel can save.
 MIN_BYTES = 16 * 2**20
-# A CUDA graph launches from the device. Of less nothing is gained.
-GRAPH_BYTES = 4 * 2**20
 NUM_ENTRIES = 2**16
 Offer = Callable[[Expression, Producer | None], Iterator[Expression | None]]
 
@@ -59,11 +57,9 @@ class Kernels:
         if tensor.device.type not in self._device_types:
             return found
         make = self._offers.get(found.function)
-        if make is None or tensor.nbytes < min(GRAPH_BYTES, self._min_bytes):
+        if make is None or tensor.nbytes < self._min_bytes:
             return found
-        is_small = tensor.nbytes < self._min_bytes
-        faster = [replace(e, is_for_graphs=is_small) for e in make(found, node) if e]
-        return replace(found, faster=tuple(faster))
+        return replace(found, faster=tuple(filter(None, make(found, node))))
 
     def _looked_up(
         self, plain: Expression, node: Producer | None

@@ -10,18 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-import ssdtrain
 from ssdtrain.counters import Fallback
 from ssdtrain.remat import finder, kernels
 from ssdtrain.remat.expression import Expression, Held, Layout
 from ssdtrain.remat.kernels import Kernels, every_number, tabulate
 from ssdtrain.remat.recipes import HALF
-from tests.ssdtrain.bits import same_bits
-from tests.ssdtrain.hosts.test_graphs import GraphDevice
-from tests.ssdtrain.hosts.test_graphs import device as device
 from tests.ssdtrain.remat.recipe_cases import CASES, WIDTH, Case, Result, run
 
 SLOWER = Fallback.RECIPE_SLOWER.value
@@ -158,44 +154,6 @@ def offered(
 )
 def test_what_a_table_is_offered_for(source: Tensor, number: int) -> None:
     assert len(offered(F.gelu, source, approximate="none")) == number
-
-
-def test_what_is_small_has_faster_kernels_for_graphs_alone(
-    device: GraphDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The host launches them in eager steps, where they are compared once."""
-    num_calls = 0
-
-    def counted(source: Tensor, table: Tensor) -> Tensor:
-        nonlocal num_calls
-        num_calls += 1
-        return look_up(source, table)
-
-    def small_kernels() -> Kernels:
-        return Kernels(min_bytes=1 << 40, device_types=("cpu",))
-
-    monkeypatch.setattr(finder, "Kernels", small_kernels)
-    monkeypatch.setattr(kernels, "look_up_bits", counted)
-    monkeypatch.setattr(kernels, "GRAPH_BYTES", 1)
-    layers = [each for _ in range(3) for each in (nn.Linear(WIDTH, WIDTH), nn.GELU())]
-    net = nn.Sequential(*layers).bfloat16()
-    x = torch.randn(8, WIDTH).bfloat16()
-
-    def gradients() -> list[Tensor]:
-        net.zero_grad()
-        net(x).float().square().sum().backward()
-        return [p.grad.clone() for p in net.parameters()]
-
-    theirs = gradients()
-    with ssdtrain.offload(net, target="host", **ALONE) as session:
-        for _ in range(2):
-            assert same_bits(gradients(), theirs)
-        assert num_calls == 1
-        with device.graph():
-            assert same_bits(gradients(), theirs)
-        assert num_calls > 1
-        assert session.last_step is not None
-        assert SLOWER not in session.last_step.fallbacks
 
 
 def test_a_gpu_alone_has_faster_kernels() -> None:
