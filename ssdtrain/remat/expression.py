@@ -1,6 +1,7 @@
 """A saved tensor as a function of other saved tensors."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -135,7 +136,8 @@ class Expression:
     """Every tensor it is made of, once, in the order `compute` takes them."""
     is_expensive: bool = False
     """Whether a product or an attention is among its functions."""
-    _program: "_Program | None" = field(init=False, default=None)
+    _shared: dict[int, int] | None = field(init=False, default=None)
+    """How often expressions are read that are read more than once, by id."""
 
     def __post_init__(self) -> None:
         deepest, held = 0, {}
@@ -167,78 +169,43 @@ class Expression:
     def compute(self, tensors: Sequence[Tensor]) -> Tensor:
         """The value, given the tensors of `held`. What several parts of it read is made
         once, and dropped when the last of them has read it."""
-        if self._program is None:
-            self._program = _program(self)
-        values: list[Any] = [*tensors, *self._program.numbers]
-        for step in self._program.steps:
-            made = step.function(*[values[at] for at in step.reads], **step.constants)
-            for at in step.last_reads:
-                values[at] = None
-            values.append(made)
-        return values[-1]  # type: ignore[no-any-return]
+        if self._shared is None:
+            reads: Counter[int] = Counter()
+            _count_reads(self, reads)
+            self._shared = {at: number for at, number in reads.items() if number > 1}
+        known = {id(held): each for held, each in zip(self.held, tensors, strict=True)}
+        return _value_of(self, known, dict(self._shared))
 
 
-class _Step(NamedTuple):
-    """One function; its result is the next value."""
-
-    function: Callable[..., Tensor]
-    constants: dict[str, Any]
-    reads: tuple[int, ...]
-    """Numbers of values."""
-    last_reads: tuple[int, ...]
-    """Of these: what nothing after it reads."""
-
-
-class _Program(NamedTuple):
-    """An expression in the order in which it runs."""
-
-    numbers: tuple[Any, ...]
-    """Values after the tensors of `held`: Python numbers and random states."""
-    steps: tuple[_Step, ...]
-
-
-def _append(expression: Expression, order: list[Expression]) -> None:
-    """Behind the expressions that it reads; each once."""
-    for operand in expression.operands:
+def _count_reads(of: Expression, reads: Counter[int]) -> None:
+    """How often each expression below is read, by id."""
+    for operand in of.operands:
         if isinstance(operand, Expression):
-            if not any(operand is before for before in order):
-                _append(operand, order)
-    order.append(expression)
+            reads[id(operand)] += 1
+            if reads[id(operand)] == 1:
+                _count_reads(operand, reads)
 
 
-def _program(root: Expression) -> _Program:
-    at = {id(held): number for number, held in enumerate(root.held)}
-    order: list[Expression] = []
-    _append(root, order)
-    numbers = [
-        operand
-        for each in order
-        for operand in each.operands
-        if not isinstance(operand, Held | Expression)
-    ]
-    first = len(root.held) + len(numbers)
-    at.update((id(each), first + number) for number, each in enumerate(order))
-    next_number = iter(range(len(root.held), first))
-    reads = [
-        tuple(
-            at[id(operand)]
-            if isinstance(operand, Held | Expression)
-            else next(next_number)
-            for operand in each.operands
-        )
-        for each in order
-    ]
-    last = {value: step for step, read in enumerate(reads) for value in read}
-    steps = [
-        _Step(
-            each.function,
-            dict(each.constants),
-            read,
-            tuple(value for value in set(read) if last[value] == step),
-        )
-        for step, (each, read) in enumerate(zip(order, reads, strict=True))
-    ]
-    return _Program(tuple(numbers), tuple(steps))
+def _value_of(of: Expression, known: dict[int, Tensor], left: dict[int, int]) -> Tensor:
+    """Args: known: values by id. left: how often shared expressions are still read."""
+    found = known.get(id(of))
+    if found is None:
+        operands: list[Any] = [
+            _value_of(operand, known, left)
+            if isinstance(operand, Expression)
+            else known[id(operand)]
+            if isinstance(operand, Held)
+            else operand
+            for operand in of.operands
+        ]
+        constants: dict[str, Any] = dict(of.constants)
+        found = of.function(*operands, **constants)
+    if id(of) in left:
+        left[id(of)] -= 1
+        known[id(of)] = found
+        if not left[id(of)]:
+            del known[id(of)]
+    return found
 
 
 Operand = Held | Expression | State | int | float
