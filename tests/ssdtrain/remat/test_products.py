@@ -1,4 +1,4 @@
-"""Dear recipes: products and attention, chains of them, frozen weights, LoRA."""
+"""Expensive recipes: products and attention, chains of them, frozen weights, LoRA."""
 
 from collections.abc import Callable
 from typing import Any

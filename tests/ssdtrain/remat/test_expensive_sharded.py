@@ -1,4 +1,4 @@
-"""Dear recipes where weights are gathered and gone: FSDP2 on two ranks.
+"""Expensive recipes where weights are gathered and gone: FSDP2 on two ranks.
 
 A recipe that reads a gathered weight outside its group's turn would read freed memory,
 or make FSDP gather it once more; so none reads one that is not small enough to copy.
