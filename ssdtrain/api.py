@@ -43,10 +43,10 @@ from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.reasons import explain_step, why_nothing_left
 from ssdtrain.plan.rule import KEEP_ALL, Rule
 from ssdtrain.quantities import FIT, resolved
+from ssdtrain.rebuild.finder import Finder
+from ssdtrain.rebuild.modes import without_modes
+from ssdtrain.rebuild.recipes import rules_of
 from ssdtrain.regions.find import find_regions
-from ssdtrain.remat.finder import Finder
-from ssdtrain.remat.modes import without_modes
-from ssdtrain.remat.recipes import rules_of
 from ssdtrain.storage.open import (
     Endurance,
     Selected,
@@ -559,7 +559,7 @@ def _attach_recipes(
     patches: Patches,
     settings: OffloadConfig,
 ) -> None:
-    # See [Note: matrix products] in remat/recipes.py.
+    # See [Note: matrix products] in rebuild/recipes.py.
     full = settings.recompute is Recompute.FULL
     weighed = full or not _is_fixed(settings)
     finder = Finder(rules_of(weighed=weighed), passes_unproved=full)

@@ -19,8 +19,8 @@ import torch
 
 from ssdtrain.counters import Count, Counters, Peak, StepReport
 from ssdtrain.plan.plan import Wait
-from ssdtrain.remat.clock import Clock
-from ssdtrain.remat.modes import ENTRIES
+from ssdtrain.rebuild.clock import Clock
+from ssdtrain.rebuild.modes import ENTRIES
 from ssdtrain.transfer.device import Device, MemoryLevel, Stalled
 
 

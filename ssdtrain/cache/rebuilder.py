@@ -8,7 +8,7 @@ input's place in the order of the lane, and in the prefetch, is where it is need
 [Note: searched once]
 A plan changes what is rebuilt, and not by what. So the first step under a plan, and
 what has no row or another size than its row's, tries what was found for tensors that
-look alike ([Note: similar tensors] in remat/compiled.py), and searches only where an
+look alike ([Note: similar tensors] in rebuild/compiled.py), and searches only where an
 answer is another one. Observed steps search: the next plan's choice is made of them.
 (tests/ssdtrain/cache/test_rebuilt_rows.py)
 
@@ -17,7 +17,7 @@ A recipe is admitted by class, on one tensor. A program may write to another one
 class and leave no trace in the graph or a version: a hook that sets `.data`, a kernel
 that is called on a tensor, NumPy. So each item of a kind of lane is compared once, of
 whatever size, and is stored from then on where it is other than its recipe makes it.
-(tests/ssdtrain/remat/test_between.py)
+(tests/ssdtrain/rebuild/test_between.py)
 """
 
 import logging
@@ -54,14 +54,14 @@ from ssdtrain.cache.weights import Weights
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError
 from ssdtrain.numerics import numerics, restored
-from ssdtrain.remat.admission import Classes, is_dense, same_bytes
-from ssdtrain.remat.between import is_unwritten
-from ssdtrain.remat.compiled import Compiled, RecipeMemory
-from ssdtrain.remat.expression import Expression, Held, Layout, evaluate
-from ssdtrain.remat.finder import Finder, Found
-from ssdtrain.remat.frame import epsilon_now
-from ssdtrain.remat.graph import AutogradGraph, Store, notes_of
-from ssdtrain.remat.modes import ENTRIES
+from ssdtrain.rebuild.admission import Classes, is_dense, same_bytes
+from ssdtrain.rebuild.between import is_unwritten
+from ssdtrain.rebuild.compiled import Compiled, RecipeMemory
+from ssdtrain.rebuild.expression import Expression, Held, Layout, evaluate
+from ssdtrain.rebuild.finder import Finder, Found
+from ssdtrain.rebuild.frame import epsilon_now
+from ssdtrain.rebuild.graph import AutogradGraph, Store, notes_of
+from ssdtrain.rebuild.modes import ENTRIES
 from ssdtrain.transfer.offloader import Offloader
 
 logger = logging.getLogger(__name__)
@@ -284,7 +284,7 @@ class Rebuilder:
         return rebuilt
 
     def _is_unwritten(self, tensor: Tensor, base: Tensor) -> bool:
-        """See [Note: the node between] in remat/between.py."""
+        """See [Note: the node between] in rebuild/between.py."""
         if is_unwritten(tensor, base):
             return True
         self.keeper.refuse()

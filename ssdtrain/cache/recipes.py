@@ -6,8 +6,8 @@ from torch import Tensor
 
 from ssdtrain.cache.identity import Key, View
 from ssdtrain.cache.record import Handle, RebuiltView
-from ssdtrain.remat.compiled import Compiled
-from ssdtrain.remat.graph import AutogradGraph
+from ssdtrain.rebuild.compiled import Compiled
+from ssdtrain.rebuild.graph import AutogradGraph
 
 
 class Recipes(Protocol):

@@ -76,6 +76,8 @@ from ssdtrain.cache.wrapped import as_made, bytes_of, counter_of
 from ssdtrain.counters import Count, Fallback
 from ssdtrain.errors import ForkedError, InPlaceError, RegionError
 from ssdtrain.plan.placement import Placement
+from ssdtrain.rebuild.modes import may_meddle, without_modes
+from ssdtrain.rebuild.recipes import narrow
 from ssdtrain.regions.arguments import Arguments, flatten, may_change
 from ssdtrain.regions.before import Before, Seen
 from ssdtrain.regions.conditions import (
@@ -92,8 +94,6 @@ from ssdtrain.regions.rerun import (
     views_parameter,
 )
 from ssdtrain.regions.weights import Weights
-from ssdtrain.remat.modes import may_meddle, without_modes
-from ssdtrain.remat.recipes import narrow
 
 logger = logging.getLogger(__name__)
 

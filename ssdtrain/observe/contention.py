@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 
 from ssdtrain.curves import COPY_SLOWDOWN, COPY_SLOWDOWN_ERROR
-from ssdtrain.remat.clock import Clock
+from ssdtrain.rebuild.clock import Clock
 from ssdtrain.transfer.device import Copy, Device
 from ssdtrain.transfer.pinned import Buffer, PinnedPool
 

@@ -19,7 +19,7 @@ from ssdtrain.plan.placement import AWAY_PLACEMENTS, Placement
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.profile import HostCosts
 from ssdtrain.plan.rule import KEEP_ALL
-from ssdtrain.remat.finder import Finder
+from ssdtrain.rebuild.finder import Finder
 from ssdtrain.transfer.device import open_device
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
 from ssdtrain.transfer.pinned import PinnedPool

@@ -6,8 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 from ssdtrain.counters import Fallback
+from ssdtrain.rebuild.recipes import rules_of
 from ssdtrain.regions.watch import FOREIGN
-from ssdtrain.remat.recipes import rules_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "safety.md"

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from recipes.bench.common.cells import Cells, arguments
-from ssdtrain.remat import kernels, triton_kernels
-from ssdtrain.remat.admission import same_bytes
+from ssdtrain.rebuild import kernels, triton_kernels
+from ssdtrain.rebuild.admission import same_bytes
 
 NUM_ROUNDS, NUM_CALLS = 5, 5
 ROWS = 16384
@@ -93,7 +93,7 @@ def norm(source: Tensor, has_bias: bool) -> dict[str, Any]:
     statistics = triton_kernels.Statistics(mean, deviation)
 
     def candidate(fused: bool) -> Make:
-        return lambda: triton_kernels.normalize(
+        return lambda: triton_kernels.normalize_rows(
             source, statistics, weight, shift, fused=fused
         )
 
@@ -112,7 +112,7 @@ def rms_norm(source: Tensor) -> dict[str, Any]:
     return against(
         lambda: F.rms_norm(source, width, weight, 1e-5),
         {
-            "fused": lambda: triton_kernels.normalize(
+            "fused": lambda: triton_kernels.normalize_rows(
                 source,
                 triton_kernels.Statistics(None, deviation),
                 weight,
@@ -127,7 +127,7 @@ def rms_norm(source: Tensor) -> dict[str, Any]:
 def widening(source: Tensor) -> dict[str, Any]:
     """16 bits to float32."""
     return against(
-        source.float, {"widen": lambda: triton_kernels.widen(source)}, source
+        source.float, {"widen": lambda: triton_kernels.widen_halves(source)}, source
     )
 
 

@@ -28,8 +28,8 @@ from recipes.bench.offload.placement import Clock, step
 from ssdtrain.api import Session
 from ssdtrain.cache import verify
 from ssdtrain.cache.verify import NoVerifier
-from ssdtrain.remat import finder
-from ssdtrain.remat.frame import CallerFrame
+from ssdtrain.rebuild import finder
+from ssdtrain.rebuild.frame import CallerFrame
 
 PLANS: dict[str, dict[str, Any]] = {
     "recipes": {"plan": "keep-all", "recompute": "auto"},

@@ -16,8 +16,8 @@ from ssdtrain.cache.executor import Executor
 from ssdtrain.cache.identity import View
 from ssdtrain.cache.verify import Checksum, Moment
 from ssdtrain.errors import ActivationChangedError
-from ssdtrain.remat.node import Producer
-from ssdtrain.remat.recipes import REGISTERED
+from ssdtrain.rebuild.node import Producer
+from ssdtrain.rebuild.recipes import REGISTERED
 from ssdtrain.storage.faulty import Fault, FaultKind, Operation
 from tests.ssdtrain.bits import same_bits
 

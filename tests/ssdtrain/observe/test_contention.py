@@ -23,7 +23,7 @@ from ssdtrain.observe.contention import (
     measured,
 )
 from ssdtrain.observe.links import fitted_links
-from ssdtrain.remat.clock import Clock
+from ssdtrain.rebuild.clock import Clock
 from ssdtrain.transfer.device import Copy, CpuDevice, MemoryLevel
 from ssdtrain.transfer.pinned import PinnedPool
 
