@@ -273,7 +273,7 @@ def folded_product(node: Producer) -> Expression | None:
     """A product of more dimensions. It is called after what it costs."""
     found = reshaped(node)
     source = None if found is None else found.operands[0]
-    if found is not None and isinstance(source, Expression) and source.is_expensive:
+    if found is not None and isinstance(source, Expression) and source.exact:
         return replace(found, recipe=source.recipe)
     return found
 
