@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ssdtrain.cache.scope import no_offload
     from ssdtrain.config import OffloadConfig
     from ssdtrain.counters import StepReport
-    from ssdtrain.remat.registry import recipe
+    from ssdtrain.rebuild.recipes import recipe
     from ssdtrain.train.callback import OffloadCallback as OffloadCallback
     from ssdtrain.train.lightning_callback import (
         LightningCallback as LightningCallback,
@@ -38,7 +38,7 @@ _HOME = {
     "OffloadConfig": "ssdtrain.config",
     "StepReport": "ssdtrain.counters",
     "no_offload": "ssdtrain.cache.scope",
-    "recipe": "ssdtrain.remat.registry",
+    "recipe": "ssdtrain.rebuild.recipes",
 }
 
 # The callbacks, and whose they are.

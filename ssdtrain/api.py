@@ -43,10 +43,10 @@ from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.reasons import explain_step, why_nothing_left
 from ssdtrain.plan.rule import KEEP_ALL, Rule
 from ssdtrain.quantities import FIT, resolved
+from ssdtrain.rebuild.finder import Finder
+from ssdtrain.rebuild.modes import without_modes
+from ssdtrain.rebuild.recipes import rules_of
 from ssdtrain.regions.find import find_regions
-from ssdtrain.remat.budget import MAX_OVERHEAD, Budget, NoBudget, OverheadBudget
-from ssdtrain.remat.finder import Finder, with_dear
-from ssdtrain.remat.modes import without_modes
 from ssdtrain.storage.open import (
     Endurance,
     Selected,
@@ -559,15 +559,10 @@ def _attach_recipes(
     patches: Patches,
     settings: OffloadConfig,
 ) -> None:
-    on_gpu = cache.device.torch_device.type == "cuda"
-    fixed = _is_fixed(settings)
-    # See [Note: matrix products] in remat/products.py.
+    # See [Note: matrix products] in rebuild/recipes.py.
     full = settings.recompute is Recompute.FULL
-    finder = Finder(with_dear(), guards=full) if full or not fixed else Finder()
-    # A plan has weighed each recipe already.
-    budget: Budget = NoBudget()
-    if on_gpu and fixed:
-        budget = OverheadBudget(settings.max_overhead or MAX_OVERHEAD)
+    weighed = full or not _is_fixed(settings)
+    finder = Finder(rules_of(weighed=weighed), passes_unproved=full)
     weights = Weights()
     for module in modules:
         finder.attach(module, patches.set)
@@ -575,7 +570,7 @@ def _attach_recipes(
     hook = register_optimizer_step_pre_hook(weakly(weights.before_step))
     patches.also(hook.remove)
     finder.is_idle = cache.looks_for_no_recipe
-    cache.recipes = Rebuilder(cache, finder, weights, budget)
+    cache.recipes = Rebuilder(cache, finder, weights)
 
 
 def _attach_regions(

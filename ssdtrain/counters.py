@@ -50,7 +50,6 @@ class Fallback(str, Enum):
     RECIPE_REFUSED = "stored: a recipe was refused (unequal, changed or unknown input)"
     RECIPE_UNSAVED = "stored: a recipe passes a tensor that may have been changed"
     RECIPE_SLOWER = "rebuilt by torch's kernel: no faster one gave the same bytes"
-    RECIPE_NOT_WORTH = "stored: its recipe was not worth its time in max_overhead"
     NO_REGION = "stored: a region has side effects, or its call cannot be repeated"
     ATTENTION_COMPUTED = "computed again: stored attention met another call"
     BUFFERED_IO = "buffered: the file system refused O_DIRECT"

@@ -8,7 +8,7 @@ by torch's own functions behind the public ones, which take a tenth of the time.
 One setting changes by itself: at a process's first attention on a GPU torch puts
 cuDNN's before the others where it is faster. `settle` has it do so before anything is
 read; else the first forward would be one of an order that it did not run under.
-(tests/ssdtrain/regions/test_regions.py, tests/ssdtrain/remat/test_surroundings.py)
+(tests/ssdtrain/regions/test_regions.py, tests/ssdtrain/rebuild/test_surroundings.py)
 """
 
 from collections.abc import Callable, Iterator

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ssdtrain.plan.calibrate import PlainTimes
-from ssdtrain.remat.clock import Clock
+from ssdtrain.rebuild.clock import Clock
 
 
 class Bypass:

@@ -19,7 +19,7 @@ from ssdtrain.cache.savedplaces import PlaceHandle
 from ssdtrain.cache.state import STAYED
 from ssdtrain.cache.wrapped import FlattenedHandle, WrappedHandle
 from ssdtrain.errors import ForkedError
-from ssdtrain.remat.expression import evaluate
+from ssdtrain.rebuild.expression import evaluate
 
 
 def keep(tensor: Tensor) -> Handle:

@@ -1,6 +1,6 @@
 """What recipes may read: the saved tensors of a cache, and its model's parameters.
 
-See `Keeper` in remat/questions.py.
+See `OperandLookup` in rebuild/graph.py.
 """
 
 import weakref
@@ -32,10 +32,10 @@ from ssdtrain.cache.record import (
 from ssdtrain.cache.regions import Regions
 from ssdtrain.cache.weights import Weights
 from ssdtrain.counters import Fallback
-from ssdtrain.remat.expression import Epsilon, Held, Layout
-from ssdtrain.remat.modes import ENTRIES
-from ssdtrain.remat.narrow import narrow
-from ssdtrain.remat.questions import Store, notes_of
+from ssdtrain.rebuild.expression import Epsilon, Held, Layout
+from ssdtrain.rebuild.graph import Store, notes_of
+from ssdtrain.rebuild.modes import ENTRIES
+from ssdtrain.rebuild.recipes import narrow
 from ssdtrain.transfer.offloader import Offloader
 
 HANDLES = frozenset(

@@ -19,8 +19,8 @@ import torch
 
 from ssdtrain.counters import Count, Counters, Peak, StepReport
 from ssdtrain.plan.plan import Wait
-from ssdtrain.remat.clock import Clock
-from ssdtrain.remat.modes import ENTRIES
+from ssdtrain.rebuild.clock import Clock
+from ssdtrain.rebuild.modes import ENTRIES
 from ssdtrain.transfer.device import Device, MemoryLevel, Stalled
 
 
@@ -106,8 +106,6 @@ class Ledger:
     def live(self, change_bytes: int) -> None:
         """Saved tensors came alive (positive) or were released (negative)."""
         self.live_bytes += change_bytes
-        if self.clock.is_watching:
-            self.clock.sample()
         if self.live_bytes > self._peak_bytes and change_bytes > 0:
             self._peak_bytes = self.live_bytes
 
@@ -160,7 +158,6 @@ class Ledger:
 
     def forward_starts(self) -> None:
         """The first forward of a step is about to run."""
-        self.clock.step_starts()
         self._base, self._called = self.start_level(), None
         self._start = self.clock.now() if self.predicted_ms is not None else None
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from ssdtrain.cache.identity import check_late_writer, check_version
 from ssdtrain.cache.record import Handle, Lane
 from ssdtrain.cache.state import STAYED, Holding, RecordState, SavedBytes
-from ssdtrain.remat.expression import Layout
+from ssdtrain.rebuild.expression import Layout
 from ssdtrain.transfer.places import Trip
 
 

@@ -6,12 +6,10 @@ holds one more handle of its record, and running the recipe uses that handle; so
 input's place in the order of the lane, and in the prefetch, is where it is needed.
 
 [Note: searched once]
-A plan changes what is rebuilt, and not by what. So the first step under a plan asks
-what the steps before it have found, by kind of lane and number of the item, as a row of
-a table does ([Note: compiled recipes] in remat/compiled.py), and searches only where an
+A plan changes what is rebuilt, and not by what. So the first step under a plan, and
+what has no row or another size than its row's, tries what was found for tensors that
+look alike ([Note: similar tensors] in rebuild/compiled.py), and searches only where an
 answer is another one. Observed steps search: the next plan's choice is made of them.
-What has no row, or another size than its row's, is asked what was found for tensors
-that look alike ([Note: alike] in remat/alike.py).
 (tests/ssdtrain/cache/test_rebuilt_rows.py)
 
 [Note: places]
@@ -19,13 +17,13 @@ A recipe is admitted by class, on one tensor. A program may write to another one
 class and leave no trace in the graph or a version: a hook that sets `.data`, a kernel
 that is called on a tensor, NumPy. So each item of a kind of lane is compared once, of
 whatever size, and is stored from then on where it is other than its recipe makes it.
-(tests/ssdtrain/remat/test_between.py)
+(tests/ssdtrain/rebuild/test_between.py)
 """
 
 import logging
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -56,17 +54,14 @@ from ssdtrain.cache.weights import Weights
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError
 from ssdtrain.numerics import numerics, restored
-from ssdtrain.remat.admission import Admission, Verdict, is_dense, same_bytes
-from ssdtrain.remat.alike import Alike
-from ssdtrain.remat.between import is_unwritten
-from ssdtrain.remat.budget import Budget
-from ssdtrain.remat.compiled import Compiled
-from ssdtrain.remat.expression import Expression, Held, Layout, evaluate
-from ssdtrain.remat.finder import Finder, Found
-from ssdtrain.remat.modes import ENTRIES
-from ssdtrain.remat.pairs import Pairs
-from ssdtrain.remat.questions import Asking, Store, notes_of
-from ssdtrain.remat.scene import epsilon_now
+from ssdtrain.rebuild.admission import Classes, is_dense, same_bytes
+from ssdtrain.rebuild.between import is_unwritten
+from ssdtrain.rebuild.compiled import Compiled, RecipeMemory
+from ssdtrain.rebuild.expression import Expression, Held, Layout, evaluate
+from ssdtrain.rebuild.finder import Finder, Found
+from ssdtrain.rebuild.frame import epsilon_now
+from ssdtrain.rebuild.graph import AutogradGraph, Store, notes_of
+from ssdtrain.rebuild.modes import ENTRIES
 from ssdtrain.transfer.offloader import Offloader
 
 logger = logging.getLogger(__name__)
@@ -91,16 +86,6 @@ class Cache(Protocol):
         """Bring a tensor back for a recipe."""
 
 
-class _Pair(NamedTuple):
-    """See [Note: pairs] in remat/pairs.py."""
-
-    factor: Rebuilt
-    handle: Handle
-    """Of the factor, which the product holds."""
-    holders: tuple[Any, Any]
-    """Handles of what the factor is made of, and of the other factor."""
-
-
 class Rebuilder:
     """Recipes of one cache."""
 
@@ -109,25 +94,19 @@ class Rebuilder:
         cache: Cache,
         finder: Finder,
         weights: Weights,
-        budget: Budget,
     ) -> None:
         self._cache = cache
         self.finder = finder
-        self._budget = budget
-        self._pairs = Pairs()
-        cache.ledger.clock.watch(budget)
         self._device = cache.offloader.device.torch_device
         self._guard = LateChecksum(self._device)
-        self._admission = Admission()
+        self._classes = Classes()
         self._places: dict[Hashable, bool] = {}
         """Whether a recipe was equal at a place of the step: [Note: places]."""
         self._alive = Known()
         self._weights = weights
         self.keeper = CacheKeeper(cache, weights)
         self._failed: set[str] = set()
-        self._found: dict[tuple[str, int], Compiled] = {}
-        """What earlier searches found, by kind of lane and number of the item."""
-        self._alike = Alike()
+        self._memory = RecipeMemory()
         self._stop_listening = ENTRIES.listen()
 
     def forward_begins(self) -> None:
@@ -183,43 +162,29 @@ class Rebuilder:
                 self._cache.offloader.fall_back(Fallback.RECIPE_UNSAVED)
             return None
         expression = self._chosen(found.expression, base)
-        if expression is None or not self._may_spend(lane):
+        if expression is None:
             return None
+        lane.num_recipes += 1
         rebuilt = self._add(expression, expression.held, base, Layout.of(base), key)
-        if self._is_remembered(lane) and found.trail is not None:
-            rebuilt.compiled = Compiled.of(expression, found.trail, base)
+        if self._is_remembered(lane) and found.search is not None:
+            rebuilt.compiled = Compiled.of(expression, found.search, base)
             if rebuilt.compiled is not None:
-                self._remember(rebuilt.compiled, base, lane)
+                self._memory.add(base, rebuilt.compiled)
         return rebuilt
 
     def _is_remembered(self, lane: Lane) -> bool:
-        """Whether what is found is asked for again: by rows, by the next plan, or of
-        what looks alike."""
-        return self._is_placed(lane) or self._follows_plan(lane)
-
-    def _is_placed(self, lane: Lane) -> bool:
-        """Whether it is of the size that is planned for, at its place in the step."""
-        return lane.binding is not None or self._cache.course.observer.listens
+        """Whether what is found is asked for again, by rows or of what looks alike."""
+        is_placed = lane.binding is not None or self._cache.course.observer.listens
+        return is_placed or self._follows_plan(lane)
 
     def _follows_plan(self, lane: Lane) -> bool:
         return self._cache.course.of(lane).orders is not None
 
-    def _remember(self, compiled: Compiled, base: Tensor, lane: Lane) -> None:
-        if self._is_placed(lane):
-            self._found[lane.kind, self._cache.course.serving] = compiled
-        self._alike.add(base, compiled)
-
-    def _may_spend(self, lane: Lane) -> bool:
-        """Count a recipe of the lane, and ask the budget."""
-        lane.num_recipes += 1
-        if self._budget.allows((lane.name, lane.num_recipes)):
-            return True
-        self._cache.offloader.fall_back(Fallback.RECIPE_NOT_WORTH)
-        return False
-
-    def _asked_again(self, base: Tensor, lane: Lane) -> tuple[Compiled, Asking] | None:
-        """The recipe of this place in an earlier step, or of what looks alike, if it
-        is right of this tensor: [Note: searched once]."""
+    def _asked_again(
+        self, base: Tensor, lane: Lane
+    ) -> tuple[Compiled, AutogradGraph] | None:
+        """A recipe that was found for what looks alike, if it is right of this tensor:
+        [Note: searched once]."""
         cache = self._cache
         if base.grad_fn is None or cache.captures.is_forward:
             return None
@@ -227,10 +192,7 @@ class Rebuilder:
             return None
         if not self._follows_plan(lane):
             return None
-        place = lane.kind, cache.course.serving
-        own = None if lane.binding is None else self._found.get(place)
-        others = self._alike.of(base)
-        for compiled in others if own is None else (own, *others):
+        for compiled in self._memory.of(base):
             asked = self.finder.again(compiled, base, self.keeper)
             # The longest chain is the search's to know.
             if asked and _depth(asked.held) <= _depth(compiled.expression.held):
@@ -238,10 +200,9 @@ class Rebuilder:
         return None
 
     def _open_again(
-        self, compiled: Compiled, asked: Asking, base: Tensor, key: Key
+        self, compiled: Compiled, asked: AutogradGraph, base: Tensor, key: Key
     ) -> Rebuilt | None:
-        if not self._may_spend(self._cache.lanes.current):
-            return None
+        self._cache.lanes.current.num_recipes += 1
         operands = compiled.operands(asked)
         expression, layout = compiled.expression, compiled.layout
         if not self._is_equal_here(expression, operands, base):
@@ -250,7 +211,9 @@ class Rebuilder:
         rebuilt.compiled = compiled
         return rebuilt
 
-    def ask(self, compiled: Compiled, tensor: Tensor, key: Key | None) -> Asking | None:
+    def ask(
+        self, compiled: Compiled, tensor: Tensor, key: Key | None
+    ) -> AutogradGraph | None:
         """Whether a tensor may be made by the recipe that its row knows; None: no.
 
         key: None: of its own base, if it has the recipe's layout.
@@ -267,7 +230,7 @@ class Rebuilder:
     def take(
         self,
         compiled: Compiled,
-        asked: Asking,
+        asked: AutogradGraph,
         tensor: Tensor,
         key: Key | None,
         view: View,
@@ -300,9 +263,9 @@ class Rebuilder:
         )
         rebuilt = Rebuilt(expression, holders, layout, base.nbytes, lane, retired)
         rebuilt.region = self._cache.regions.current
-        if self._device.type == "cpu" or expression.is_dear:
+        if self._device.type == "cpu" or expression.is_expensive:
             rebuilt.numerics = numerics(self._device)
-        if expression.is_guarded:
+        if expression.needs_digest:
             rebuilt.digest = self._guard.evidence(base.detach(), word_bytes(base))
         if key is not None:
             self._alive.add(key, rebuilt)
@@ -321,7 +284,7 @@ class Rebuilder:
         return rebuilt
 
     def _is_unwritten(self, tensor: Tensor, base: Tensor) -> bool:
-        """See [Note: the node between] in remat/between.py."""
+        """See [Note: the node between] in rebuild/between.py."""
         if is_unwritten(tensor, base):
             return True
         self.keeper.refuse()
@@ -353,20 +316,33 @@ class Rebuilder:
 
         place: number of the item, and of its saves before this one.
         """
-        is_known = not self._cache.lanes.current.kind  # its items have no places
-        if is_known or expression.is_guarded or expression.is_compared_always:
+        has_places = bool(self._cache.lanes.current.kind)
+        if not has_places or expression.needs_digest or expression.is_compared_always:
             return True
         key = self._key_of(expression, place)
-        known = self._places.get(key)
-        if known is None:
-            if self._cache.captures.is_forward:
-                return False
-            known = self._check(expression, base, holders)
-            if known is not None:
-                self._places[key] = known
-        if not known:
+        equal = self._compared_once(self._places, key, expression, base, holders)
+        if equal is None and self._cache.captures.is_forward:
+            return False
+        if not equal:
             self.keeper.refuse()
-        return bool(known)
+        return bool(equal)
+
+    def _compared_once(
+        self,
+        known: dict[Hashable, bool],
+        key: Hashable,
+        expression: Expression,
+        base: Tensor,
+        holders: Iterable[Any],
+    ) -> bool | None:
+        """What is known of a key; None: a graph is captured, or there is no memory to
+        compare."""
+        equal = known.get(key)
+        if equal is None and not self._cache.captures.is_forward:
+            equal = self._check(expression, base, holders)
+            if equal is not None:
+                known[key] = equal
+        return equal
 
     def _find(self, base: Tensor) -> Found | None:
         try:
@@ -378,62 +354,41 @@ class Rebuilder:
 
     def _chosen(self, plain: Expression, base: Tensor) -> Expression | None:
         """The first admitted way to make this tensor. See [Note: faster kernels]."""
-        if plain.function is torch.mul:
-            # By now: a graph that is captured later cannot compare.
-            self._pairs.takes(Layout.of(base), self._device)
         wanted = plain.faster
-        if wanted and wanted[0].is_for_graphs and not self._cache.captures.is_forward:
-            # It is compared by now, for the same reason.
-            for expression in wanted:
-                if not expression.is_compared_always:
-                    self._verdict(expression, base)
-            wanted = ()
         for expression in wanted:
-            if self._verdict(expression, base) is Verdict.ADMITTED:
+            if self._admits(expression, base):
                 own = self._is_equal_here(expression, expression.held, base)
                 return expression if own else None
-        if self._verdict(plain, base) is not Verdict.ADMITTED:
+        if not self._admits(plain, base):
             self.keeper.refuse()
             return None
         if wanted:
             self._cache.offloader.fall_back(Fallback.RECIPE_SLOWER)
         return plain if self._is_equal_here(plain, plain.held, base) else None
 
-    def _verdict(self, expression: Expression, base: Tensor) -> Verdict:
-        if self._cache.captures.is_forward:
-            # Nothing can be compared now: what earlier steps admitted is admitted, and
-            # what would be compared at every rebuild is stored.
-            if expression.is_guarded:
-                return Verdict.UNKNOWN
-            return self._known(expression, base)
+    def _admits(self, expression: Expression, base: Tensor) -> bool:
+        """Whether its class gave the same bytes: [Note: admission]."""
+        holders = [held.holder for held in expression.held]
+        captured = self._cache.captures.is_forward
+        if captured and (expression.needs_digest or expression.is_compared_always):
+            return False  # nothing can be compared at a rebuild, or now
         if expression.is_compared_always:
-            equal = self._check(expression, base)
-            return Verdict.ADMITTED if equal else Verdict.REFUSED
-        verdict = self._known(expression, base)
-        if verdict is Verdict.UNKNOWN:
-            equal = self._check(expression, base)
-            if equal is not None:
-                self._places[self._key_of(expression, self._place)] = equal
-                verdict = self._admission.decide(_signature(expression, base), equal)
-        return verdict
-
-    def _known(self, expression: Expression, base: Tensor) -> Verdict:
-        if expression.is_compared_always:
-            return Verdict.UNKNOWN
-        return self._admission.verdict(_signature(expression, base))
+            return bool(self._check(expression, base, holders))
+        key = expression.signature, Layout.of(base).shape_class, base.device
+        is_new = key not in self._classes
+        equal = self._compared_once(self._classes, key, expression, base, holders)
+        if is_new and equal is not None:
+            self._places[self._key_of(expression, self._place)] = equal
+        return bool(equal)
 
     def _check(
         self,
         expression: Expression,
         base: Tensor,
-        holders: Iterable[Any] | None = None,
+        holders: Iterable[Any],
     ) -> bool | None:
-        """Whether it makes the same bytes; None: there is no memory to see.
-
-        holders: of its inputs; None: the expression's own.
-        """
-        if holders is None:
-            holders = [held.holder for held in expression.held]
+        """Whether it makes the same bytes of what these hold; None: there is no memory
+        to see."""
         try:
             return same_bytes(self._preview(expression, holders), base.detach())
         except (torch.OutOfMemoryError, ConfigError):  # the second: what says it
@@ -533,7 +488,9 @@ class Rebuilder:
         data = rebuilt.data
         if data is None:
             data = self._rebuild(rebuilt)
-            self._has_made(rebuilt, data)
+            rebuilt.data = data
+            rebuilt.holding.live_bytes = rebuilt.num_bytes
+            self._cache.ledger.live(rebuilt.num_bytes)
         tensor = data if view.is_whole(data) else view.rebuild(data)
         rebuilt.num_uses += 1
         if rebuilt.num_uses >= rebuilt.num_handles:
@@ -543,46 +500,31 @@ class Rebuilder:
             self._cache.ledger.hand_over(rebuilt.num_bytes)
         return tensor
 
-    def _has_made(self, rebuilt: Rebuilt, data: Tensor) -> None:
-        rebuilt.data = data
-        rebuilt.holding.live_bytes = rebuilt.num_bytes
-        self._cache.ledger.live(rebuilt.num_bytes)
-
     def _rebuild(self, rebuilt: Rebuilt) -> Tensor:
         expression, ledger = rebuilt.expression, self._cache.ledger
         observer, clock = self._cache.course.observer, ledger.clock
-        handed_bytes, pair = ledger.handed_bytes, None
-        if expression.function is torch.mul:
-            pair = self._pair_of(rebuilt)
+        handed_bytes = ledger.handed_bytes
         try:
-            holders = rebuilt.holders if pair is None else pair.holders
             read = self._cache.read
             tensors = [
                 holder.get() if type(holder) is MovedHandle else read(holder)
-                for holder in holders
+                for holder in rebuilt.holders
             ]
             if observer.listens:
                 observer.rebuilds()
             begun = clock.begin()
             wanted = rebuilt.numerics
-            if pair is not None:
-                tensor = self._make_both(pair, *tensors)
-            elif wanted is None or wanted == numerics(self._device):
+            if wanted is None or wanted == numerics(self._device):
                 tensor = evaluate(expression, tensors)
             else:
                 with restored(wanted, self._device):
                     tensor = evaluate(expression, tensors)
             if begun is not None:
                 size = rebuilt.num_bytes
-                # A mask has no gradient; everything else was made by a differentiable
-                # operator.
-                gradient = size if rebuilt.layout.dtype.is_floating_point else 0
-                clock.end(begun, expression.recipe, rebuilt.place, size, gradient)
+                clock.end(begun, expression.recipe, rebuilt.place, size)
             if observer.listens:
                 course = self._cache.course.of(rebuilt.lane)
                 observer.rebuilt(course.number, rebuilt.item)
-            if pair is not None:
-                read(pair.handle)
         finally:
             ledger.was_read(handed_bytes)
         if not rebuilt.layout.is_of(tensor) or tensor.storage_offset():
@@ -601,39 +543,6 @@ class Rebuilder:
             self._guard.compare_digests(tensor, word, rebuilt.digest, text)
         return tensor
 
-    # -- pairs: see [Note: pairs] in remat/pairs.py -----------------------------------
-
-    def _pair_of(self, product: Rebuilt) -> _Pair | None:
-        """The factor that must be rebuilt for a product, if one kernel makes both."""
-        expression, holders = product.expression, product.holders
-        for at, holder in enumerate(holders):
-            source = holder.source if type(holder) is Handle else None
-            if not isinstance(source, RebuiltView) or source.rebuilt.data is not None:
-                continue
-            factor = source.rebuilt
-            if factor.layout == product.layout and self._pairs.can_make(
-                expression, factor.expression, self._device
-            ):
-                both = factor, product
-                if self._cache.ledger.clock.times_each or not all(
-                    map(self._is_free, both)
-                ):
-                    return None
-                gate, other = factor.holders[0], holders[1 - at]
-                return _Pair(factor, holder, (gate, other))
-        return None
-
-    def _is_free(self, rebuilt: Rebuilt) -> bool:
-        """Whether it may be made in any way that gives its bytes."""
-        wanted = rebuilt.numerics
-        is_set = wanted is None or wanted == numerics(self._device)
-        return is_set and rebuilt.digest is None
-
-    def _make_both(self, pair: _Pair, gate: Tensor, other: Tensor) -> Tensor:
-        made, product = self._pairs.make(gate, other)
-        self._has_made(pair.factor, made)
-        return product
-
     def close(self) -> None:
         """Look at what is still to be compared; waits for the device.
 
@@ -642,10 +551,6 @@ class Rebuilder:
         """
         self._stop_listening()
         self._guard.settle()
-
-
-def _signature(expression: Expression, base: Tensor) -> Hashable:
-    return expression.signature, Layout.of(base).shape_class, base.device
 
 
 def _depth(operands: Iterable[Held]) -> int:

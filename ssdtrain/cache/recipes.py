@@ -6,8 +6,8 @@ from torch import Tensor
 
 from ssdtrain.cache.identity import Key, View
 from ssdtrain.cache.record import Handle, RebuiltView
-from ssdtrain.remat.compiled import Compiled
-from ssdtrain.remat.questions import Asking
+from ssdtrain.rebuild.compiled import Compiled
+from ssdtrain.rebuild.graph import AutogradGraph
 
 
 class Recipes(Protocol):
@@ -25,13 +25,15 @@ class Recipes(Protocol):
     def again(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
         """Another handle of a tensor that is rebuilt already, or None."""
 
-    def ask(self, compiled: Compiled, tensor: Tensor, key: Key | None) -> Asking | None:
+    def ask(
+        self, compiled: Compiled, tensor: Tensor, key: Key | None
+    ) -> AutogradGraph | None:
         """Whether a tensor may be made by the recipe that its row knows; None: no."""
 
     def take(
         self,
         compiled: Compiled,
-        asked: Asking,
+        asked: AutogradGraph,
         tensor: Tensor,
         key: Key | None,
         view: View,
@@ -67,14 +69,16 @@ class NoRecipes:
         """There is none."""
         return None
 
-    def ask(self, compiled: Compiled, tensor: Tensor, key: Key | None) -> Asking | None:
+    def ask(
+        self, compiled: Compiled, tensor: Tensor, key: Key | None
+    ) -> AutogradGraph | None:
         """There is none."""
         return None
 
     def take(
         self,
         compiled: Compiled,
-        asked: Asking,
+        asked: AutogradGraph,
         tensor: Tensor,
         key: Key | None,
         view: View,

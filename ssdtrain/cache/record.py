@@ -37,8 +37,8 @@ from ssdtrain.errors import RegionError
 from ssdtrain.gathered import is_gathered
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, batches
-from ssdtrain.remat.compiled import Compiled
-from ssdtrain.remat.expression import Epsilon, Expression, Layout
+from ssdtrain.rebuild.compiled import Compiled
+from ssdtrain.rebuild.expression import Epsilon, Expression, Layout
 from ssdtrain.transfer.parcel import Load, Parcel
 
 
@@ -218,7 +218,7 @@ class Lane:
         self.inputs: set[tuple[Stamp, int]] = set()
         """Arguments of theirs that stay and have no record: storage and version."""
         self.num_recipes = 0
-        """Admitted recipes so far: the places of [Note: recipe budget]."""
+        """Recipes so far: their places in a step."""
         self.has_moved = False
         """Whether a record of it was ever on its way out."""
         self.kept_last_bytes = 0
@@ -436,7 +436,7 @@ class Rebuilt:
         self.holders = holders
         """Handles of its inputs, in the order of `expression.held`."""
         self.digest: Tensor | None = None
-        """Of the bytes: [Note: guarded recipes] in remat/producer.py."""
+        """Of the bytes: [Note: unproved tensors] in rebuild/node.py."""
         self.compiled: Compiled | None = None
         """What a row of a table may ask instead of searching."""
         self.numerics: Any = None

@@ -32,13 +32,13 @@ from ssdtrain.cache.state import Holding
 from ssdtrain.cache.table import RegionPart
 from ssdtrain.counters import Count, Fallback
 from ssdtrain.errors import InPlaceError, RegionError
+from ssdtrain.rebuild.modes import may_meddle, without_modes
 from ssdtrain.regions.arguments import Arguments
 from ssdtrain.regions.before import Before, Seen
 from ssdtrain.regions.conditions import Conditions, RandomState
 from ssdtrain.regions.find import Region
 from ssdtrain.regions.rerun import Collector, is_parameter
 from ssdtrain.regions.weights import Weights
-from ssdtrain.remat.modes import may_meddle, without_modes
 
 if TYPE_CHECKING:
     from ssdtrain.cache.regions import Regions

@@ -14,7 +14,7 @@ from ssdtrain.cache.record import Handle, Part, alias_of
 from ssdtrain.cache.spec import NOTHING, Spec
 from ssdtrain.cache.wrapped import Shell, Unwrapped, WrappedHandle, as_made, unwrapped
 from ssdtrain.plan.plan import Order
-from ssdtrain.remat.compiled import Compiled
+from ssdtrain.rebuild.compiled import Compiled
 from ssdtrain.transfer.places import Place
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class GeneralRow:
 class RebuiltRow:
     """An item that the plan rebuilds, by a recipe that was found and admitted before.
 
-    What safety needs is asked again: [Note: compiled recipes] in remat/compiled.py.
+    What safety needs is asked again: [Note: compiled recipes] in rebuild/compiled.py.
     Where an answer is another one, the general path searches.
     """
 

@@ -57,8 +57,8 @@ from ssdtrain.cache.traced import tracer, untraced
 from ssdtrain.cache.wrapped import WrappedHandle
 from ssdtrain.counters import Count
 from ssdtrain.gathered import MARK
-from ssdtrain.remat import modes
-from ssdtrain.remat.modes import may_meddle, without_modes
+from ssdtrain.rebuild import modes
+from ssdtrain.rebuild.modes import may_meddle, without_modes
 from ssdtrain.transfer.places import Trip, fits, place_for, refitted
 
 

@@ -26,7 +26,7 @@ from ssdtrain.cache.record import Handle
 from ssdtrain.cache.wrapped import counter_of
 from ssdtrain.errors import ForkedError
 from ssdtrain.gathered import MARK
-from ssdtrain.remat import modes
+from ssdtrain.rebuild import modes
 
 if TYPE_CHECKING:
     from ssdtrain.cache.regioncall import RegionCall

@@ -48,8 +48,8 @@ from ssdtrain.cache.state import RecordState
 from ssdtrain.cache.wrapped import as_made, bytes_of, counter_of
 from ssdtrain.errors import ForkedError
 from ssdtrain.plan.placement import Placement
-from ssdtrain.remat.modes import without_modes
-from ssdtrain.remat.narrow import narrow
+from ssdtrain.rebuild.modes import without_modes
+from ssdtrain.rebuild.recipes import narrow
 
 if TYPE_CHECKING:
     from ssdtrain.cache.cache import TensorCache

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import nn
 
 from ssdtrain.cache.sizes import Look
-from ssdtrain.remat.compiled import Compiled
+from ssdtrain.rebuild.compiled import Compiled
 
 
 @dataclass(kw_only=True)

@@ -14,7 +14,7 @@ between:
 - its data may be gone (ZeRO-3): a small one is copied at once, a large one refused.
 - its data is replaced (`weight.data = other`): the operand is an alias of the old one.
 A write in place that leaves the version (`weight.data.mul_(2)`) is not seen.
-(tests/ssdtrain/remat/test_attacks.py)
+(tests/ssdtrain/rebuild/test_attacks.py)
 """
 
 import threading
@@ -31,7 +31,7 @@ from ssdtrain.cache.living import Living
 from ssdtrain.cache.record import Handle, Kept, ParameterView
 from ssdtrain.forks import ForkedLock
 from ssdtrain.gathered import is_gathered
-from ssdtrain.remat.modes import without_modes
+from ssdtrain.rebuild.modes import without_modes
 
 # A parameter whose data may be gone in backward is copied if it is this small.
 COPIED_BYTES = 256 * 1024

@@ -31,7 +31,7 @@ tensor's recipe is the part's. Nothing is computed on a DTensor. What must hold:
   was given wherever a placement is a replica, and no version counts that.
 Other recipes do not find the plain tensor by such a part: they would not ask for the
 wrapper's version.
-(tests/ssdtrain/remat/test_wrapped.py)
+(tests/ssdtrain/rebuild/test_wrapped.py)
 
 [Note: flattened]
 Any other wrapper that torch.compile can take apart (`__tensor_flatten__`: the quantized
@@ -53,7 +53,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ssdtrain.cache.identity import check_version, is_plain
 from ssdtrain.cache.record import Flattened, Handle, Kept, Wrapped, part_of
-from ssdtrain.remat.between import is_unwritten
+from ssdtrain.rebuild.between import is_unwritten
 
 DTENSOR = "torch.distributed.tensor"
 FROM_LOCAL = "_FromTorchTensorBackward"

@@ -36,8 +36,7 @@ from ssdtrain.cache.course import Observer
 from ssdtrain.cache.record import LaneCourse
 from ssdtrain.cache.regioncall import REGION
 from ssdtrain.observe.heldtimes import HeldPart
-from ssdtrain.remat.budget import Span
-from ssdtrain.remat.clock import Clock
+from ssdtrain.rebuild.clock import Clock, Span
 from ssdtrain.transfer.device import Device
 
 HOLD_MS, HOLD_FACTOR = 0.1, 1.5

@@ -14,7 +14,7 @@ from ssdtrain.cache.course import Unobserved
 from ssdtrain.observe.heldregions import HOLD_MS, HeldRegions
 from ssdtrain.observe.heldtimes import HeldTimes, held_times
 from ssdtrain.observe.plainsteps import Steps
-from ssdtrain.remat.clock import Clock
+from ssdtrain.rebuild.clock import Clock
 from ssdtrain.transfer.device import Device
 
 NUM_EMPTY = 5

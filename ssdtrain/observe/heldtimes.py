@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 
 from ssdtrain.observe.observer import prices
 from ssdtrain.plan.calibrate import RegionTime, rebuild_key
-from ssdtrain.remat.budget import Span
+from ssdtrain.rebuild.clock import Span
 
 
 class HeldPart(NamedTuple):

@@ -19,8 +19,7 @@ from ssdtrain.plan.placement import AWAY_PLACEMENTS, Placement
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.profile import HostCosts
 from ssdtrain.plan.rule import KEEP_ALL
-from ssdtrain.remat.budget import NoBudget
-from ssdtrain.remat.finder import Finder, built_in
+from ssdtrain.rebuild.finder import Finder
 from ssdtrain.transfer.device import open_device
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
 from ssdtrain.transfer.pinned import PinnedPool
@@ -81,7 +80,7 @@ def measured_chain(
     offloader = Offloader(device, pool, None, Drain.NEVER, 1, meters)
     limits = CacheLimits(min_bytes=ITEM_BYTES, window_bytes=None, prefetch_bytes=None)
     cache = TensorCache(offloader, KEEP_ALL, limits, counters)
-    cache.recipes = Rebuilder(cache, Finder(built_in()), Weights(), NoBudget())
+    cache.recipes = Rebuilder(cache, Finder(), Weights())
     try:
         with torch.enable_grad(), torch.autocast(torch_device.type, enabled=False):
             chain = _Chain(torch_device)

@@ -50,7 +50,7 @@ from ssdtrain.observe.collectives import num_collectives
 from ssdtrain.observe.frames import Frames
 from ssdtrain.observe.hosttime import HostMeter
 from ssdtrain.plan.profile import Item, Mark, Part, Phase, Profile, RegionRun
-from ssdtrain.remat.budget import Span
+from ssdtrain.rebuild.clock import Span
 from ssdtrain.transfer.device import Device
 
 MAKING = "making"

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ssdtrain.cache.bypass import Bypass
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.plan.calibrate import PlainTimes
-from ssdtrain.remat.clock import Clock
+from ssdtrain.rebuild.clock import Clock
 
 NUM_STEPS = 3
 """Of a round. The first one starts on an idle device; the others are measured."""

@@ -35,7 +35,7 @@ from ssdtrain.cache.record import LaneCourse
 from ssdtrain.observe.hosttime import HostMeter
 from ssdtrain.plan.calibrate import PlainTimes, RegionTimes
 from ssdtrain.plan.scaled import FIXED_SHARE, Growth, StepTime, fixed_share
-from ssdtrain.remat.budget import Span
+from ssdtrain.rebuild.clock import Span
 from ssdtrain.transfer.device import Stalled
 
 ALIKE = 0.01

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from recipes.bench.common.cells import Cells, arguments
-from ssdtrain.remat import tables, triton_kernels
-from ssdtrain.remat.admission import same_bytes
+from ssdtrain.rebuild import kernels, triton_kernels
+from ssdtrain.rebuild.admission import same_bytes
 
 NUM_ROUNDS, NUM_CALLS = 5, 5
 ROWS = 16384
@@ -63,7 +63,7 @@ def against(plain: Make, candidates: dict[str, Make], source: Tensor) -> dict[st
 
 def activation(function: Callable[..., Tensor], source: Tensor) -> dict[str, Any]:
     """An elementwise function of 16-bit numbers."""
-    entries = tables.tabulate(function, source.dtype, source.device)
+    entries = kernels.tabulate(function, source.dtype, source.device)
     return against(
         lambda: function(source),
         {"table": lambda: triton_kernels.look_up(source, entries)},
@@ -77,7 +77,7 @@ def every_pattern(
     """All 65,536 numbers, with a tail, from an address that is no multiple of 16."""
 
     def cell(device: torch.device) -> dict[str, Any]:
-        numbers = tables.every_number(dtype, device).repeat(3)
+        numbers = kernels.every_number(dtype, device).repeat(3)
         return activation(function, numbers[1:-2])
 
     return cell
@@ -93,7 +93,7 @@ def norm(source: Tensor, has_bias: bool) -> dict[str, Any]:
     statistics = triton_kernels.Statistics(mean, deviation)
 
     def candidate(fused: bool) -> Make:
-        return lambda: triton_kernels.normalize(
+        return lambda: triton_kernels.normalize_rows(
             source, statistics, weight, shift, fused=fused
         )
 
@@ -112,7 +112,7 @@ def rms_norm(source: Tensor) -> dict[str, Any]:
     return against(
         lambda: F.rms_norm(source, width, weight, 1e-5),
         {
-            "fused": lambda: triton_kernels.normalize(
+            "fused": lambda: triton_kernels.normalize_rows(
                 source,
                 triton_kernels.Statistics(None, deviation),
                 weight,
@@ -127,7 +127,7 @@ def rms_norm(source: Tensor) -> dict[str, Any]:
 def widening(source: Tensor) -> dict[str, Any]:
     """16 bits to float32."""
     return against(
-        source.float, {"widen": lambda: triton_kernels.widen(source)}, source
+        source.float, {"widen": lambda: triton_kernels.widen_halves(source)}, source
     )
 
 

@@ -1,9 +1,8 @@
 """What recipes save, what they cost, and whether training stays bitwise the same.
 
-Part 1, GPT blocks in bf16 (forward, backward, SGD): no recipes, recipes alone within
-the default max_overhead of 1 %, and all of them. The three alternate on one model in
-one process, so that a drift of the clock frequency falls on each; then a fresh pair of
-models runs the same steps for the bitwise law.
+Part 1, GPT blocks in bf16 (forward, backward, SGD): no recipes, and recipes alone. The
+two alternate on one model in one process, so that a drift of the clock frequency falls
+on each; then a fresh pair of models runs the same steps for the bitwise law.
 Part 2, models of transformers: bytes that recipes replace, by recipe and model, and
 the bitwise law over four steps, alone and with everything offloaded.
 
@@ -28,7 +27,6 @@ from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.models.transformers_models import LARGE, NAMES, SMALL, build, tokens
 from recipes.bench.offload.placement import Clock, step
 from ssdtrain.counters import StepReport
-from ssdtrain.remat.budget import NUM_WATCHED_STEPS
 
 PRECISIONS = ("pure bf16", "bf16 autocast", "fp32")
 SETTINGS: dict[str, Any] = {"target": "host", "recompute": "auto"}
@@ -38,12 +36,9 @@ OFFLOADING = {
     "plan": "offload-all",
     "min_bytes": 0,
     "window_bytes": 2**20,
-    "max_overhead": 1e3,
 }
 SIZES = ("8192x4@16x1024", "12288x3@16x1024", "6144x24@8x2048", "16384x2@16x1024")
-NO_LIMIT = {**ALONE, "max_overhead": 1e3}
-# A budget decides after two steps and watches five.
-NUM_WARM_STEPS = {"keep": 1, "recipes": NUM_WATCHED_STEPS + 1, "no limit": 1}
+NUM_WARM_STEPS = 1
 NUM_TIMED_STEPS = 3
 NUM_LAW_STEPS = 4
 
@@ -114,9 +109,9 @@ def one_step(model: Blocks, x: torch.Tensor, clock: Clock) -> dict[str, Any]:
 
 
 def alternate(size: str, device: torch.device, num_rounds: int) -> dict[str, Any]:
-    """Step time and peak without recipes, within max_overhead, and with all."""
+    """Step time and peak without recipes, and with them."""
     model, x = case(size, device)
-    columns = {"keep": None, "recipes": ALONE, "no limit": NO_LIMIT}
+    columns = {"keep": None, "recipes": ALONE}
     clock = Clock(device)
     times: dict[str, list[float]] = {name: [] for name in columns}
     peaks = dict.fromkeys(columns, 0)
@@ -124,7 +119,7 @@ def alternate(size: str, device: torch.device, num_rounds: int) -> dict[str, Any
     for _ in range(num_rounds):
         for name, settings in columns.items():
             with session(model, settings) as opened:
-                for _ in range(NUM_WARM_STEPS[name]):
+                for _ in range(NUM_WARM_STEPS):
                     one_step(model, x, clock)
                 done = [one_step(model, x, clock) for _ in range(NUM_TIMED_STEPS)]
                 times[name] += [clock.ms(*each["marks"]) for each in done]
@@ -212,7 +207,7 @@ def model_cell(name: str, precision: str, device: torch.device) -> dict[str, Any
         plain, _ = train(name, precision, device, None)
         again, _ = train(name, precision, device, None)
         free()
-        alone, report = train(name, precision, device, {**NO_LIMIT, "min_bytes": 1})
+        alone, report = train(name, precision, device, {**ALONE, "min_bytes": 1})
         free()
         away, offloading = train(name, precision, device, OFFLOADING)
         free()
@@ -236,7 +231,7 @@ def table(cells: Cells) -> None:
         if "error" in cell:
             print(f"{name:26} {cell['error'][:90]}")
         elif "keep" in cell:
-            for column in ("keep", "recipes", "no limit"):
+            for column in ("keep", "recipes"):
                 each = cell[column]
                 print(
                     f"{name:18} {column:9} {each['step_ratio']:.4f}x "

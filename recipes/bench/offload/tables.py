@@ -48,7 +48,8 @@ def recipes(data: Data) -> str:
         ]
         for size, cell in cells.items()
         if "keep" in cell
-        for name in ("recipes", "no limit")
+        for name in ("recipes", "no limit")  # the second is of older records
+        if name in cell
     ]
     shares = [
         [name, f"{cell['share']:.1%}", "yes" if cell["bitwise_equal"] else "NO"]

@@ -28,8 +28,8 @@ from recipes.bench.offload.placement import Clock, step
 from ssdtrain.api import Session
 from ssdtrain.cache import verify
 from ssdtrain.cache.verify import NoVerifier
-from ssdtrain.remat import finder
-from ssdtrain.remat.scene import Scene
+from ssdtrain.rebuild import finder
+from ssdtrain.rebuild.frame import CallerFrame
 
 PLANS: dict[str, dict[str, Any]] = {
     "recipes": {"plan": "keep-all", "recompute": "auto"},
@@ -49,7 +49,7 @@ Block = Callable[[bool], Sequence[float]]
 """Times of some steps, sure or not, in ms."""
 
 
-class Unproved(Scene):
+class Unproved(CallerFrame):
     """Everything is taken for pure, and nothing is looked at."""
 
     def __init__(self, *args: Any) -> None:
@@ -113,7 +113,7 @@ class Steps:
     def _unsure(self) -> Iterator[None]:
         self._session.cache.verifier = NoVerifier()
         try:
-            with mock.patch.object(finder, "Scene", Unproved):
+            with mock.patch.object(finder, "CallerFrame", Unproved):
                 yield
         finally:
             self._session.cache.verifier = self._checks

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ssdtrain.cache.keeper import CacheKeeper
-from ssdtrain.remat import modes
+from ssdtrain.rebuild import modes
 from ssdtrain.transfer import offloader, pinned
 from ssdtrain.transfer.device import CpuDevice, MemoryLevel
 

@@ -21,7 +21,7 @@ from ssdtrain.cache.rows import (
 from ssdtrain.cache.tables import Tables
 from ssdtrain.errors import ActivationChangedError, InPlaceError
 from ssdtrain.plan.placement import Placement
-from ssdtrain.remat.finder import Finder
+from ssdtrain.rebuild.finder import Finder
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.plans import rebuilding
 from tests.ssdtrain.cache.steps import Step, train

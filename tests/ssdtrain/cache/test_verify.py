@@ -16,8 +16,8 @@ from ssdtrain.cache.executor import Executor
 from ssdtrain.cache.identity import View
 from ssdtrain.cache.verify import Checksum, Moment
 from ssdtrain.errors import ActivationChangedError
-from ssdtrain.remat.producer import Producer
-from ssdtrain.remat.registry import DEFAULT
+from ssdtrain.rebuild.node import Producer
+from ssdtrain.rebuild.recipes import REGISTERED
 from ssdtrain.storage.faulty import Fault, FaultKind, Operation
 from tests.ssdtrain.bits import same_bits
 
@@ -223,7 +223,7 @@ def test_a_wrong_recipe_is_caught(mode: str, moment: Moment, everything: Any) ->
             with pytest.raises(ActivationChangedError, match="rebuilt by a recipe"):
                 loss.backward()
     finally:
-        DEFAULT.remove("GeluBackward0")
+        del REGISTERED["GeluBackward0"]
 
 
 @pytest.mark.parametrize("mode", MODES)

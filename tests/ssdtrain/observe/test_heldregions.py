@@ -34,7 +34,7 @@ from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.profile import HostCosts
 from ssdtrain.plan.replays import UNHELD, captured
 from ssdtrain.plan.search import Request
-from ssdtrain.remat.clock import Clock
+from ssdtrain.rebuild.clock import Clock
 from ssdtrain.transfer.device import CpuDevice
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.plan.test_calibrate import BYTES, NUM_LAYERS, layers

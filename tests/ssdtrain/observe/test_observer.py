@@ -11,7 +11,7 @@ import ssdtrain
 from ssdtrain.observe.hosttime import BESIDE, HostMeter
 from ssdtrain.observe.observer import HOLD_MS, Recording
 from ssdtrain.plan.profile import HostCosts
-from ssdtrain.remat.clock import Clock
+from ssdtrain.rebuild.clock import Clock
 from ssdtrain.transfer.device import CpuDevice
 
 LAUNCH_S = 0.0003

@@ -12,7 +12,7 @@ from ssdtrain.cache.bypass import Bypass
 from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.plainsteps import MOST_ROUNDS, NUM_STEPS, PlainSteps
 from ssdtrain.plan.calibrate import PlainTimes
-from ssdtrain.remat.clock import Clock
+from ssdtrain.rebuild.clock import Clock
 
 CLOCK = Clock(torch.device("cpu"))
 HOST_MS = 4.0

@@ -31,8 +31,8 @@ from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.search import Request, Search
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
-from ssdtrain.remat.budget import Span
-from ssdtrain.remat.narrow import narrow
+from ssdtrain.rebuild.clock import Span
+from ssdtrain.rebuild.recipes import narrow
 from ssdtrain.storage.base import Slot
 from ssdtrain.storage.forwarding import ForwardingStorage
 from ssdtrain.storage.memory import MemoryStorage

@@ -24,7 +24,7 @@ from ssdtrain.observe.regionsteps import (
 from ssdtrain.plan.calibrate import PlainTimes
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.scaled import FIXED_SHARE, Growth, StepTime
-from ssdtrain.remat.budget import Span
+from ssdtrain.rebuild.clock import Span
 from ssdtrain.transfer.device import Stalled
 
 RERUN_MS, STALL_MS, HOST_MS = 74.5, 0.4, 33.0

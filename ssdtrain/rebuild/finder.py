@@ -1,0 +1,129 @@
+"""Finds the recipe of a tensor at the moment it is saved."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import MethodType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ssdtrain.rebuild.compiled import Compiled
+from ssdtrain.rebuild.dropout import Draws, saw
+from ssdtrain.rebuild.expression import Expression
+from ssdtrain.rebuild.frame import CallerFrame, operators_frame
+from ssdtrain.rebuild.graph import AutogradGraph, OperandLookup
+from ssdtrain.rebuild.kernels import Kernels
+from ssdtrain.rebuild.node import Producer, RecipeSearch
+from ssdtrain.rebuild.purity import Purity
+from ssdtrain.rebuild.recipes import OpRules, rules_of
+
+Set = Callable[[Any, str, Any], Any]
+"""Replaces an attribute of an instance, and can undo it."""
+
+
+class Found(NamedTuple):
+    """A recipe that was found."""
+
+    expression: Expression
+    search: RecipeSearch | None
+    """What was read for it; None: it cannot be read again."""
+
+
+def with_digest(expression: Expression) -> Expression:
+    """The expression, and others of the same tensor, under a digest."""
+    faster = tuple(with_digest(each) for each in expression.faster)
+    return replace(expression, needs_digest=True, faster=faster)
+
+
+class Finder:
+    """Recipes of one session."""
+
+    def __init__(
+        self,
+        rules: OpRules | None = None,
+        kernels: Kernels | None = None,
+        *,
+        passes_unproved: bool = False,
+    ) -> None:
+        """passes_unproved: see [Note: unproved tensors] in node.py."""
+        self._rules = rules_of(weighed=False) if rules is None else rules
+        self._passes_unproved = passes_unproved
+        self._purity = Purity()
+        self._draws = Draws()
+        self._kernels = kernels or Kernels()
+        self.is_idle: Callable[[], bool] = lambda: False
+        """Whether nobody will ask how what runs now is made."""
+
+    def attach(self, root: nn.Module, replace: Set) -> None:
+        """Listen to the model's dropouts."""
+        for module in list(root.modules()):
+            if type(module) is nn.Dropout and "forward" not in vars(module):
+                replace(module, "forward", self._around_dropout(module))
+
+    def find(self, tensor: Tensor, lookup: OperandLookup) -> Found | None:
+        """How to make this base tensor again; None without a recipe."""
+        if lookup.is_altered():
+            lookup.refuse()
+            return None
+        if tensor.grad_fn is None:
+            drawn = self._draws.expression(tensor)
+            if drawn is None:
+                return None
+            return Found(self._kernels.offer(drawn, tensor, None), None)
+        rule = self._rules.get(tensor.grad_fn.name())
+        if rule is None or rule.recipe is None or tensor._version:
+            return None  # the node made version 0
+        # Now: a recipe may be a user's function, with a frame of its own.
+        caller = operators_frame()
+        graph = AutogradGraph(tensor, lookup, lambda: CallerFrame(self._purity, caller))
+        search = RecipeSearch(graph, self._rules, passes_unproved=self._passes_unproved)
+        node = Producer(search, output=tensor.output_nr, is_at_hand=True)
+        found = rule.recipe(node)
+        if found is None:
+            return None
+        if not search.covers(found):
+            lookup.refuse()
+            return None
+        mark = search.mark()
+        offered = self._kernels.offer(found, tensor, node)
+        if not offered.faster:
+            search.back_to(mark)
+        graph.forget_frame()
+        return Found(with_digest(offered) if search.needs_digest else offered, search)
+
+    def again(
+        self, compiled: Compiled, tensor: Tensor, lookup: OperandLookup
+    ) -> AutogradGraph | None:
+        """The graph of this base tensor; None: a compiled recipe is not right of it."""
+        if tensor.grad_fn is None:
+            return None
+        purity = self._purity
+        graph = AutogradGraph(
+            tensor, lookup, lambda: CallerFrame(purity, operators_frame())
+        )
+        return graph if compiled.holds(graph) else None
+
+    def _around_dropout(self, module: nn.Dropout) -> Callable[..., Any]:
+        """Its forward, listened to.
+
+        A bound method, as the class's own is: a copy of the model rebinds it to the
+        copied module, and a pickle stores the class's.
+        """
+        draws = self._draws
+
+        def is_idle() -> bool:
+            return self.is_idle()
+
+        def forward(self: nn.Dropout, input: Tensor) -> Tensor:
+            # An inference tensor has no version, and nobody saves it.
+            if torch.compiler.is_compiling() or input.is_inference() or is_idle():
+                return type(self).forward(self, input)
+            unchanged = input._version == 0
+            with draws.around(self, input):
+                result = type(self).forward(self, input)
+            if unchanged:
+                saw(input, result)
+            return result
+
+        return MethodType(forward, module)

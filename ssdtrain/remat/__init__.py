@@ -1,1 +1,0 @@
-"""Recipes that rebuild a saved tensor from another saved tensor."""

@@ -1,0 +1,116 @@
+"""Each Triton kernel against the arithmetic it repeats; run by test_kernels.py."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from triton.runtime import interpreter
+
+from ssdtrain.rebuild import triton_kernels as kernels
+
+EVEN, UNEVEN = (16, 1024), (11, 1100)
+CPU = torch.device("cpu")
+NUM_THREADS = 512
+
+
+@pytest.fixture(autouse=True)
+def rounds_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interpreters up to Triton 3.8 round a fused product and sum twice; GPUs and later
+    ones do not. In doubles the product of two floats is exact."""
+
+    def fma(builder: Any, x: Any, y: Any, z: Any) -> Any:
+        wide = x.data.astype(np.float64) * y.data + z.data
+        return interpreter.TensorHandle(wide.astype(z.data.dtype), z.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_fma", fma)
+
+
+def operands(rows: int, columns: int) -> tuple[Tensor, ...]:
+    """Source, mean, deviation, weight, bias; float32."""
+    torch.manual_seed(0)
+    shapes = ((rows, columns), (rows, 1), (rows, 1), (columns,), (columns,))
+    return tuple(torch.randn(shape) for shape in shapes)
+
+
+@pytest.mark.parametrize("shape", [EVEN, UNEVEN])
+def test_normalize(shape: tuple[int, int]) -> None:
+    x, mean, deviation, weight, bias = operands(*shape)
+    full = kernels.Statistics(mean, deviation)
+    y = weight * (deviation * (x - mean))
+    assert torch.equal(kernels.normalize_rows(x, full, weight, None, fused=False), y)
+    made = kernels.normalize_rows(x, full, weight, bias, fused=False)
+    assert torch.equal(made, y + bias)
+    exact = weight.double() * (deviation * (x - mean)).double() + bias.double()
+    made = kernels.normalize_rows(x, full, weight, bias, fused=True)
+    assert torch.equal(made, exact.float())
+    assert not torch.equal(made, y + bias)
+
+
+def test_normalize_without_mean() -> None:
+    x, _, deviation, weight, _ = operands(*EVEN)
+    statistics = kernels.Statistics(None, deviation)
+    made = kernels.normalize_rows(x, statistics, weight, None, fused=False)
+    assert torch.equal(made, weight * (deviation * x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_widen(dtype: torch.dtype) -> None:
+    x = torch.randn(5, 1001).to(dtype)
+    assert torch.equal(kernels.widen_halves(x), x.float())
+
+
+def test_look_up() -> None:
+    table = torch.randperm(2**16).to(torch.int16)
+    bits = torch.randint(-(2**15), 2**15, (5, 1001)).to(torch.int16)
+    made = kernels.look_up(bits.view(torch.bfloat16), table)
+    assert torch.equal(made.view(torch.int16), table[bits.int() & 0xFFFF])
+
+
+def philox(counter: list[int], key: tuple[int, int]) -> list[int]:
+    """Philox 4x32-10 (Salmon et al., 2011)."""
+    a, b = key
+    for _ in range(10):
+        first, second = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
+        counter = [
+            (second >> 32) ^ counter[1] ^ a,
+            second & 0xFFFFFFFF,
+            (first >> 32) ^ counter[3] ^ b,
+            first & 0xFFFFFFFF,
+        ]
+        a, b = (a + 0x9E3779B9) & 0xFFFFFFFF, (b + 0xBB67AE85) & 0xFFFFFFFF
+    return counter
+
+
+@pytest.mark.parametrize(
+    ("vector", "key", "rate"), [(4, 1, 0.1), (8, 1, 0.6), (8, 2**40 + 3, 0.1)]
+)
+def test_draw_mask(
+    monkeypatch: pytest.MonkeyPatch, vector: int, key: int, rate: float
+) -> None:
+    """A thread takes a vector, then the next in the distance of all threads."""
+    monkeypatch.setattr(kernels, "num_dropout_threads", lambda *_: NUM_THREADS)
+    size, offset = 2 * NUM_THREADS * vector + 8 * vector, 40
+    state = torch.tensor([key, offset]).view(torch.uint8)
+    made = kernels.draw_dropped((size,), state, kernels.DropoutDraw(rate, vector), CPU)
+    expected = []
+    for start in range(0, size, 4):
+        number, part = divmod(start, vector)
+        round_, thread = divmod(number, NUM_THREADS)
+        draw = offset // 4 + round_ * (vector // 4) + part // 4
+        for bits in philox([draw, 0, thread, 0], (key & 0xFFFFFFFF, key >> 32)):
+            uniform = np.float32(float(np.float32(bits)) * 2.0**-32 + 2.0**-33)
+            expected.append(bool(uniform < np.float32(1 - rate)))
+    assert made.tolist() == expected
+
+
+@pytest.mark.parametrize("rate", [1e-9, 0.1, 1 / 3, 0.5, 0.999])
+def test_first_dropped(rate: float) -> None:
+    """Bits below it make numbers below 1 - rate in float32, as curand's do."""
+    first = kernels.first_dropped(rate)
+    near = first + np.arange(-600, 600)
+    bits = near[(near >= 0) & (near < 2**32)]
+    uniform = bits.astype(np.float32).astype(np.float64) * 2.0**-32 + 2.0**-33
+    kept = uniform.astype(np.float32) < np.float32(1 - rate)
+    assert np.array_equal(kept, bits < first)
