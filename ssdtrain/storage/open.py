@@ -8,6 +8,7 @@ directories are dealt out, and a rank whose SSD is missing works in host memory
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -16,10 +17,14 @@ import torch
 
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError
-from ssdtrain.storage.base import Storage
+from ssdtrain.storage.base import ForwardingStorage, Storage
 from ssdtrain.storage.directory import check_directory
-from ssdtrain.storage.forwarding import ForwardingStorage
-from ssdtrain.storage.measure import STAGED_POSIX, choose_path, round_trip_gb_per_s
+from ssdtrain.storage.measure import (
+    STAGED_POSIX,
+    Choice,
+    choose_path,
+    round_trip_gb_per_s,
+)
 from ssdtrain.storage.posix import EXTENT_BYTES, PosixStorage
 from ssdtrain.storage.stripe import StripeStorage
 from ssdtrain.storage.throttle import ThrottledStorage
@@ -141,40 +146,60 @@ def open_storage(
         ConfigError: a directory is missing, read-only, unsafe, or named twice.
         OSError: a file cannot be created.
     """
+    storage, _ = _open(
+        directories,
+        None,
+        endurance,
+        on_fallback,
+        capacity_bytes=capacity_bytes,
+        extent_bytes=extent_bytes,
+    )
+    if gb_per_s is None:
+        return storage
+    return ThrottledStorage(storage, write_gb_per_s=gb_per_s, read_gb_per_s=gb_per_s)
+
+
+def _open(
+    directories: Sequence[str | Path],
+    device: torch.device | None,
+    endurance: Endurance | None,
+    on_fallback: Callable[[Fallback], None],
+    *,
+    capacity_bytes: int | None = None,
+    extent_bytes: int = EXTENT_BYTES,
+) -> tuple[Storage, Choice]:
+    """Open a storage over all directories; from a CUDA device, on the fastest path."""
+    paths = _checked(directories)
+    with ExitStack() as undo:
+        posix: list[PosixStorage] = []
+        for path in paths:
+            posix.append(
+                PosixStorage(
+                    path,
+                    extent_bytes=extent_bytes,
+                    capacity_bytes=capacity_bytes,
+                    on_fallback=on_fallback,
+                )
+            )
+            undo.callback(posix[-1].close)
+        if device is None:
+            choice = Choice(members=tuple(posix))
+        else:
+            choice = choose_path(posix, device)
+        members = list(choice.members)
+        if endurance is not None:
+            both = zip(members, paths, strict=True)
+            members = [metered(member, path, endurance) for member, path in both]
+        storage = members[0] if len(members) == 1 else _stripe(members, on_fallback)
+        undo.pop_all()
+    return storage, choice
+
+
+def _checked(directories: Sequence[str | Path]) -> list[Path]:
     if not directories:
         raise ConfigError(
             "an SSD target needs a directory, got none; set directory='/path/on/nvme'."
         )
-    paths = _checked(directories)
-    members: list[Storage] = []
-    try:
-        for path in paths:
-            posix = PosixStorage(
-                [path],
-                extent_bytes=extent_bytes,
-                capacity_bytes=capacity_bytes,
-                on_fallback=on_fallback,
-            )
-            members.append(posix)
-            if endurance is not None:
-                members[-1] = metered(posix, path, endurance)
-        storage = members[0] if len(members) == 1 else _stripe(members, on_fallback)
-    except BaseException:
-        for member in members:
-            member.close()
-        raise
-    if gb_per_s is not None:
-        storage = ThrottledStorage(
-            storage, write_gb_per_s=gb_per_s, read_gb_per_s=gb_per_s
-        )
-    return storage
-
-
-def _checked(directories: Sequence[str | Path]) -> list[Path]:
-    """
-    Raises:
-        ConfigError: a directory is missing, read-only, unsafe, or named twice.
-    """
     paths = [check_directory(d).path for d in directories]
     for path in paths:
         if paths.count(path) > 1:
@@ -208,7 +233,7 @@ def _stripe(
             speeds.append(None)
     known = [speed for speed in speeds if speed is not None]
     mean = sum(known) / len(known) if known else 1.0
-    filled = [mean if speed is None else speed for speed in speeds]
+    filled = [speed or mean for speed in speeds]
     return StripeStorage(members, speeds=filled, on_fallback=on_fallback)
 
 
@@ -256,32 +281,12 @@ def open_for_rank(
             own.paths, gb_per_s=gb_per_s, endurance=endurance, on_fallback=on_fallback
         )
         return Selected(storage, False, f"{STAGED_POSIX}: {storage.describe()}")
-    roots = _checked(own.paths)
-    posix: list[PosixStorage] = []
-    try:
-        for place in roots:
-            posix.append(PosixStorage([place], on_fallback=on_fallback))
-        choice = choose_path(posix, device, joined=_side_by_side)
-        if choice.unusable:
-            on_fallback(Fallback.NO_GDS)
-        members = list(choice.members)
-        if endurance is not None:
-            for at, place in enumerate(roots):
-                members[at] = metered(members[at], place, endurance)
-        storage = members[0] if len(members) == 1 else _stripe(members, on_fallback)
-    except BaseException:
-        for member in posix:
-            member.close()
-        raise
-    return Selected(storage, choice.is_direct, f"{choice.explain()}{_over(roots)}")
-
-
-def _side_by_side(members: Sequence[Storage]) -> Storage:
-    return members[0] if len(members) == 1 else StripeStorage(members)
-
-
-def _over(places: Sequence[Path]) -> str:
-    return f"; over {len(places)} directories" if len(places) > 1 else ""
+    storage, choice = _open(own.paths, device, endurance, on_fallback)
+    if choice.unusable:
+        on_fallback(Fallback.NO_GDS)
+    num = len(own.paths)
+    over = f"; over {num} directories" if num > 1 else ""
+    return Selected(storage, choice.is_direct, choice.explain() + over)
 
 
 def budget_bytes_per_s(
@@ -319,5 +324,5 @@ def wear_of(storage: Storage | None) -> list[WearReport]:
     if isinstance(storage, ForwardingStorage):
         return wear_of(storage.inner)
     if isinstance(storage, StripeStorage):
-        return [report for member in storage.members for report in wear_of(member)]
+        return [each for m in storage.members for each in wear_of(m.storage)]
     return []

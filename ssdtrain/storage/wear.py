@@ -24,8 +24,7 @@ import torch
 
 from ssdtrain.errors import DamagedFileError, StorageFullError
 from ssdtrain.jsonfile import Natural, load_as, write_json
-from ssdtrain.storage.base import Slot, Storage
-from ssdtrain.storage.forwarding import ForwardingStorage
+from ssdtrain.storage.base import ForwardingStorage, Slot, Storage
 
 logger = logging.getLogger(__name__)
 
@@ -285,7 +284,7 @@ class MeteredStorage(ForwardingStorage):
                 f"{self._disk} ({spent} bytes since midnight UTC); raise write_budget "
                 "or wait for the next day",
             )
-        slot = self._inner.allocate(num_bytes)
+        slot = self.inner.allocate(num_bytes)
         with self._lock:
             self._promises[slot] = slot.capacity_bytes
             self._promised_bytes += slot.capacity_bytes
@@ -293,7 +292,7 @@ class MeteredStorage(ForwardingStorage):
 
     def write(self, slot: Slot, buffer: torch.Tensor) -> None:
         """Write and count; what fails is not counted."""
-        self._inner.write(slot, buffer)
+        self.inner.write(slot, buffer)
         with self._lock:
             self._promised_bytes -= self._promises.pop(slot, 0)
             self._unreported_bytes += buffer.numel()
@@ -306,12 +305,12 @@ class MeteredStorage(ForwardingStorage):
         """Free; a slot that was never written has cost nothing."""
         with self._lock:
             self._promised_bytes -= self._promises.pop(slot, 0)
-        self._inner.free(slot)
+        self.inner.free(slot)
 
     def close(self) -> None:
         """Report to the log and close."""
         self._flush()
-        self._inner.close()
+        self.inner.close()
 
     def report(self) -> WearReport:
         """Return the disk's state; asks its SMART log."""

@@ -33,13 +33,12 @@ from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.remat.budget import Span
 from ssdtrain.remat.narrow import narrow
-from ssdtrain.storage.base import Slot
-from ssdtrain.storage.forwarding import ForwardingStorage
-from ssdtrain.storage.memory import MemoryStorage
+from ssdtrain.storage.base import ForwardingStorage, Slot
 from ssdtrain.storage.throttle import Link
 from ssdtrain.transfer.device import CpuDevice
 from tests.ranks import LONGEST_S
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.memory_storage import MemoryStorage
 from tests.ssdtrain.virtual_time import VirtualTime
 
 pytestmark = pytest.mark.usefixtures("virtual_time")

@@ -143,8 +143,9 @@ def test_open_storage(tmp_path: Path) -> None:
         place.mkdir()
     store = open_storage(places)
     assert isinstance(store, StripeStorage)
-    assert [m.directories for m in store.members if isinstance(m, PosixStorage)] == [
-        (str(place),) for place in places
+    files = [member.storage for member in store.members]
+    assert [f.directory for f in files if isinstance(f, PosixStorage)] == [
+        str(place) for place in places
     ]
     store.close()
     slow = open_storage([str(places[0])], gb_per_s=2.5)

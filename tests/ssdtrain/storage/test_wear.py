@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from ssdtrain.errors import StorageFullError
-from ssdtrain.storage import MemoryStorage, wear
-from ssdtrain.storage.faulty import Fault, FaultKind, FaultyStorage, Operation
+from ssdtrain.storage import wear
 from ssdtrain.storage.open import Endurance, open_storage
 from ssdtrain.storage.wear import (
     MeteredStorage,
@@ -26,6 +25,8 @@ from ssdtrain.storage.wear import (
     read_smart,
 )
 from tests.ranks import LONGEST_S, reaped
+from tests.ssdtrain.faulty import Fault, FaultKind, FaultyStorage, Operation
+from tests.ssdtrain.memory_storage import MemoryStorage
 
 PAGE = 4096
 TB = 10**12

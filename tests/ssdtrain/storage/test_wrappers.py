@@ -7,15 +7,16 @@ import pytest
 import torch
 
 from ssdtrain.errors import StorageFullError
-from ssdtrain.storage import MemoryStorage, ThrottledStorage
-from ssdtrain.storage.faulty import (
+from ssdtrain.storage import ThrottledStorage
+from ssdtrain.storage.throttle import Link
+from tests.ssdtrain.faulty import (
     Fault,
     FaultKind,
     FaultyStorage,
     Operation,
     WorkerDeath,
 )
-from ssdtrain.storage.throttle import Link
+from tests.ssdtrain.memory_storage import MemoryStorage
 from tests.ssdtrain.virtual_time import VirtualTime
 
 MIB = 1024 * 1024

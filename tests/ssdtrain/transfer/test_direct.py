@@ -14,9 +14,8 @@ import ssdtrain
 from ssdtrain import api
 from ssdtrain.counters import Count, Counters, Fallback, Trace
 from ssdtrain.errors import ActivationLostError
-from ssdtrain.storage import MemoryStorage, PosixStorage, Slot, Storage
-from ssdtrain.storage.faulty import Fault, FaultKind, FaultyStorage, Operation
-from ssdtrain.storage.forwarding import ForwardingStorage
+from ssdtrain.storage import PosixStorage, Slot, Storage
+from ssdtrain.storage.base import ForwardingStorage
 from ssdtrain.storage.gds import GdsStorage
 from ssdtrain.storage.kvikio_shim import GdsMode, availability
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
@@ -26,6 +25,8 @@ from ssdtrain.transfer.parcel import ParcelState
 from ssdtrain.transfer.pinned import PinnedPool
 from tests.ranks import SOON_S
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.faulty import Fault, FaultKind, FaultyStorage, Operation
+from tests.ssdtrain.memory_storage import MemoryStorage
 
 PAGE = 4096
 
@@ -334,5 +335,5 @@ def test_a_gpu_trains_to_the_same_bits(
     reason = availability().why_not(mode)
     if reason is not None:
         pytest.skip(reason)
-    storage = GdsStorage(PosixStorage([tmp_path]), mode)
+    storage = GdsStorage(PosixStorage(tmp_path), mode)
     check_training(storage, "cuda", everything, monkeypatch)

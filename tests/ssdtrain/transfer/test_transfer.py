@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdtrain.counters import Counters, Trace
-from ssdtrain.storage.memory import MemoryStorage
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
 from ssdtrain.transfer.parcel import ParcelState
 from ssdtrain.transfer.pinned import GRAIN_BYTES, Buffer, PinnedPool, round_up
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.memory_storage import MemoryStorage
 
 KIB = 1024
 

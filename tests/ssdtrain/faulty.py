@@ -11,8 +11,7 @@ from enum import Enum
 import torch
 
 from ssdtrain.errors import StorageFullError
-from ssdtrain.storage.base import Slot, Storage
-from ssdtrain.storage.forwarding import ForwardingStorage
+from ssdtrain.storage.base import ForwardingStorage, Slot, Storage
 
 
 class Operation(str, Enum):
@@ -123,7 +122,7 @@ class FaultyStorage(ForwardingStorage):
     def allocate(self, num_bytes: int) -> Slot:
         """Allocate, unless a fault hits."""
         self._before(Operation.ALLOCATE)
-        return self._inner.allocate(num_bytes)
+        return self.inner.allocate(num_bytes)
 
     def write(self, slot: Slot, buffer: torch.Tensor) -> None:
         """Write, unless a fault hits."""
@@ -132,7 +131,7 @@ class FaultyStorage(ForwardingStorage):
         if kind in (FaultKind.SHORT, FaultKind.TORN):
             half = self._half(buffer)
             if half:
-                self._inner.write(slot, buffer[:half])
+                self.inner.write(slot, buffer[:half])
         elif kind is FaultKind.BIT_FLIP:
             # The caller's bytes stay right: a copy takes the flip, aligned as they.
             step = self.alignment_bytes
@@ -140,9 +139,9 @@ class FaultyStorage(ForwardingStorage):
             room = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
             copy = room[-room.data_ptr() % step :][: buffer.numel()].copy_(buffer)
             self._flip(copy)
-            self._inner.write(slot, copy)
+            self.inner.write(slot, copy)
         else:
-            self._inner.write(slot, buffer)
+            self.inner.write(slot, buffer)
         if kind is FaultKind.SHORT:
             raise OSError(errno.EIO, f"injected short write to {slot}")
 
@@ -153,9 +152,9 @@ class FaultyStorage(ForwardingStorage):
         if kind is FaultKind.SHORT:
             half = self._half(buffer)
             if half:
-                self._inner.read(slot, buffer[:half])
+                self.inner.read(slot, buffer[:half])
             raise OSError(errno.EIO, f"injected short read from {slot}")
-        self._inner.read(slot, buffer)
+        self.inner.read(slot, buffer)
         if kind is FaultKind.BIT_FLIP:
             self._flip(buffer)
 
