@@ -63,8 +63,9 @@ from ssdtrain.summary import (
     summary,
     why_it_stays,
 )
-from ssdtrain.transfer.device import Device, open_device
-from ssdtrain.transfer.direct import DirectOffloader, OverflowOffloader
+from ssdtrain.transfer.cuda import open_device
+from ssdtrain.transfer.device import Device
+from ssdtrain.transfer.direct import DirectOffloader
 from ssdtrain.transfer.host_memory import (
     available_bytes,
     host_cap_bytes,
@@ -705,14 +706,9 @@ def _open_offloader(
     reserve = cap // 4 if storage is not None else 0
     pool = PinnedPool(device, cap, reserve)
     threads = settings.io_threads
-    offloader: Offloader
     if storage is not None and direct:
-        kind = DirectOffloader if settings.target.is_staged else OverflowOffloader
-        offloader = kind(device, pool, storage, threads, meters)
-    else:
-        offloader = Offloader(device, pool, storage, drain, threads, meters)
-    offloader.path = why
-    return offloader
+        return DirectOffloader(device, pool, storage, drain, threads, meters, why)
+    return Offloader(device, pool, storage, drain, threads, meters, why)
 
 
 def _open_storage(

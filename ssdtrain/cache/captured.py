@@ -24,7 +24,7 @@ from ssdtrain.counters import Fallback
 from ssdtrain.errors import CaptureError
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
-from ssdtrain.transfer.arena import begin_with
+from ssdtrain.transfer.allocator import begin_with
 from ssdtrain.transfer.graphs import GraphCopies, GraphParcel, relaxed_capture
 from ssdtrain.transfer.offloader import Drain
 
@@ -50,7 +50,7 @@ class Captures:
         self._hears_ends = False
         self._has_segment = False
         """Whether the graph that is captured has been given one: [Note: one segment]
-        in transfer/arena.py."""
+        in transfer/allocator.py."""
 
     def attach(
         self,

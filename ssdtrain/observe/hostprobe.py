@@ -21,7 +21,7 @@ from ssdtrain.plan.profile import HostCosts
 from ssdtrain.plan.rule import KEEP_ALL
 from ssdtrain.remat.budget import NoBudget
 from ssdtrain.remat.finder import Finder, built_in
-from ssdtrain.transfer.device import open_device
+from ssdtrain.transfer.cuda import open_device
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
 from ssdtrain.transfer.pinned import PinnedPool
 

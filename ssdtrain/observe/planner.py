@@ -89,7 +89,7 @@ FIRST_LOOK = 100
 """Steps under the best plan before the next best one is timed again, once more after
 twice as many, and so on."""
 DIRECT = "a drive reads and writes device memory"
-"""Why segments do not grow: [Note: growing segments] in transfer/segments.py."""
+"""Why segments do not grow: [Note: growing segments] in transfer/allocator.py."""
 NOT_HELD = (
     "no step was held: a graph's plan counts with the times of the eager step, and may "
     "cost more than it says"

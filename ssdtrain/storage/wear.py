@@ -205,8 +205,6 @@ class WearReport:
     budget_bytes: int | None
     lifetime_years: float | None
     """Left at that rate; None without an endurance to go by."""
-    training_years: float | None
-    """Left if this run went on for ever at its own rate."""
     source: str
     """Where the endurance comes from, or why there is none."""
     warnings: tuple[str, ...]
@@ -259,10 +257,7 @@ class MeteredStorage(ForwardingStorage):
         self._smart = smart
         self._lock = threading.Lock()
         self._unreported_bytes = 0
-        self._promised_bytes = 0  # allocated, not written yet
-        self._promises: dict[Slot, int] = {}
-        self._start_s = time.monotonic()
-        self._run_bytes = 0
+        self._promised: set[Slot] = set()  # allocated, not written yet
         self._day = self._log.day
         self._today_bytes = 0
         self._log_failed = False
@@ -276,7 +271,8 @@ class MeteredStorage(ForwardingStorage):
         """
         with self._lock:
             self._turn_day()
-            spent = self._today_bytes + self._unreported_bytes + self._promised_bytes
+            promised = sum(slot.capacity_bytes for slot in self._promised)
+            spent = self._today_bytes + self._unreported_bytes + promised
         if self._budget_bytes is not None and spent + num_bytes > self._budget_bytes:
             raise StorageFullError(
                 errno.EDQUOT,
@@ -286,17 +282,15 @@ class MeteredStorage(ForwardingStorage):
             )
         slot = self.inner.allocate(num_bytes)
         with self._lock:
-            self._promises[slot] = slot.capacity_bytes
-            self._promised_bytes += slot.capacity_bytes
+            self._promised.add(slot)
         return slot
 
     def write(self, slot: Slot, buffer: torch.Tensor) -> None:
         """Write and count; what fails is not counted."""
         self.inner.write(slot, buffer)
         with self._lock:
-            self._promised_bytes -= self._promises.pop(slot, 0)
+            self._promised.discard(slot)
             self._unreported_bytes += buffer.numel()
-            self._run_bytes += buffer.numel()
             due = self._unreported_bytes >= FLUSH_BYTES
         if due:
             self._flush()
@@ -304,7 +298,7 @@ class MeteredStorage(ForwardingStorage):
     def free(self, slot: Slot) -> None:
         """Free; a slot that was never written has cost nothing."""
         with self._lock:
-            self._promised_bytes -= self._promises.pop(slot, 0)
+            self._promised.discard(slot)
         self.inner.free(slot)
 
     def close(self) -> None:
@@ -318,18 +312,13 @@ class MeteredStorage(ForwardingStorage):
         days = {} if self._log_failed else self._log.days(self._disk)
         rate = sum(days.values()) / len(days) if days else 0.0
         left, source, used = self._endurance(sum(days.values()))
-        run_days = (time.monotonic() - self._start_s) / 86_400
         years = None if left is None else lifetime_years(left, rate)
-        training = (
-            None if left is None else lifetime_years(left, self._run_bytes / run_days)
-        )
         return WearReport(
             disk=self._disk,
             today_bytes=self._today_bytes,
             bytes_per_day=rate,
             budget_bytes=self._budget_bytes,
             lifetime_years=years,
-            training_years=training,
             source=source,
             warnings=tuple(_warnings(self._disk, years, used)),
         )

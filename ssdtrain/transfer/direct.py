@@ -19,19 +19,20 @@ from collections.abc import Callable
 
 import torch
 
-from ssdtrain.counters import Count, Fallback
-from ssdtrain.errors import StorageFullError
+from ssdtrain.counters import Count
 from ssdtrain.storage.base import Storage
 from ssdtrain.transfer.device import CpuEvent, Device, Event
-from ssdtrain.transfer.offloader import Drain, Meters, Offloader
+from ssdtrain.transfer.offloader import Drain, Meters, Offloader, why_kept
 from ssdtrain.transfer.parcel import Load, Parcel, ParcelOwner, ParcelState
-from ssdtrain.transfer.pinned import Buffer, PinnedPool, page_aligned, round_up
+from ssdtrain.transfer.pinned import Buffer, PinnedPool
 
 
 class DirectOffloader(Offloader):
-    """An `Offloader` whose parcels have no buffer, unless their write failed.
+    """An `Offloader` whose parcels go past host memory, unless their write failed: the
+    bytes of a failed write are rescued into the pool.
 
-    The pool is for those alone: the bytes of a failed write are rescued into it.
+    With `Drain.WHEN_FULL` a parcel goes past it only if the pool has no room: the
+    others take the way of `Offloader`, and the oldest are written from there.
     """
 
     def __init__(
@@ -39,10 +40,12 @@ class DirectOffloader(Offloader):
         device: Device,
         pool: PinnedPool,
         storage: Storage,
+        drain: Drain,
         num_threads: int,
         meters: Meters,
+        path: str = "",
     ) -> None:
-        super().__init__(device, pool, storage, Drain.AT_ONCE, num_threads, meters)
+        super().__init__(device, pool, storage, drain, num_threads, meters, path)
         self._reading: Counter[Parcel] = Counter()
 
     def store(
@@ -53,10 +56,15 @@ class DirectOffloader(Offloader):
         owner: ParcelOwner | None = None,
     ) -> Parcel | None:
         """Start to write device bytes; see `Offloader.store`."""
+        if self.drain is Drain.WHEN_FULL:
+            parcel = super().store(source, name, patient, owner)
+            if parcel is not None:
+                return parcel
         if self._owner.is_elsewhere:
             return None
         copied = CpuEvent()
         parcel = Parcel(name, source.numel(), ParcelState.STORED, None, copied)
+        parcel.is_direct = True
         if owner is not None:
             owner.parcel = parcel
         try:
@@ -64,7 +72,7 @@ class DirectOffloader(Offloader):
         except OSError as error:
             if owner is not None:
                 owner.parcel = None
-            self.fall_back(_reason(error), f": {error}")
+            self.fall_back(why_kept(error), f": {error}")
             return None
         ready = self.device.now()
         with self._lock:
@@ -77,6 +85,8 @@ class DirectOffloader(Offloader):
 
     def load(self, parcel: Parcel, target: torch.Tensor) -> Load:
         """Start to read the bytes into `target`; see `Offloader.load`."""
+        if not parcel.is_direct:
+            return super().load(parcel, target)
         self._owner.check(f"the saved tensor {parcel.name}")
         load = Load(target, [self.device.now()])
         with self._lock:
@@ -95,11 +105,17 @@ class DirectOffloader(Offloader):
         return load
 
     def recall(self, parcel: Parcel) -> bool:
-        """Nothing to do: there is no stage between the storage and the device."""
+        """Read a parcel of host memory into it ahead; see `Offloader.recall`. For the
+        others there is no stage between the storage and the device."""
+        if not parcel.is_direct:
+            return super().recall(parcel)
         return parcel.state is not ParcelState.GONE
 
     def discard(self, parcel: Parcel) -> None:
         """Forget the bytes; a worker that still has them cleans up."""
+        if not parcel.is_direct:
+            super().discard(parcel)
+            return
         if self._owner.is_elsewhere:
             return  # slots are shared with the process that fills them
         with self._lock:
@@ -107,6 +123,16 @@ class DirectOffloader(Offloader):
             if state is not ParcelState.WRITING and not self._reading[parcel]:
                 self._give_buffer(parcel)
                 self._free_slot(parcel)
+
+    def _take_for_store(
+        self, num_bytes: int, patient: Callable[[], bool]
+    ) -> Buffer | None:
+        """A buffer that is free now; None: the bytes need not wait for one."""
+        buffer = self.pool.take(num_bytes)
+        if buffer is None:
+            with self._lock:
+                self._drain_oldest()
+        return buffer
 
     def _write_direct(
         self, parcel: Parcel, source: torch.Tensor, ready: Event, copied: CpuEvent
@@ -123,7 +149,7 @@ class DirectOffloader(Offloader):
                 self._meters.trace.add("write", parcel.name, start, parcel.num_bytes)
             self._written(parcel)
         except BaseException as error:
-            self.fall_back(_reason(error), f": {error}")
+            self.fall_back(why_kept(error), f": {error}")
             self._rescue_or_lose(parcel, source, ready)
         finally:
             with self._lock:
@@ -155,9 +181,7 @@ class DirectOffloader(Offloader):
         The source is still whole: it is released behind `copied`, reached after this.
         """
         buffer = self.pool.take(parcel.num_bytes, for_load=True)
-        if buffer is None:
-            self.fall_back(Fallback.UNPINNED_LOAD)
-            buffer = Buffer(page_aligned(round_up(parcel.num_bytes)), pooled=False)
+        buffer = buffer or self._unpinned(parcel.num_bytes)
         buffer.settle()
         staged = buffer.memory[: parcel.num_bytes]
         event = self.device.copy_out(source, staged, [ready])
@@ -208,74 +232,3 @@ class DirectOffloader(Offloader):
         else:
             load.enqueued(CpuEvent(done=True))
             self._meters.counters.add(Count.READ, parcel.num_bytes)
-
-
-class OverflowOffloader(DirectOffloader):
-    """Host memory first; what does not fit goes to the storage without it.
-
-    While the pool has room a parcel takes the way of `Offloader`, and the oldest are
-    written from there as it fills. The others are of `DirectOffloader`.
-    """
-
-    def __init__(
-        self,
-        device: Device,
-        pool: PinnedPool,
-        storage: Storage,
-        num_threads: int,
-        meters: Meters,
-    ) -> None:
-        super().__init__(device, pool, storage, num_threads, meters)
-        self.drain = Drain.WHEN_FULL
-        self._past: set[Parcel] = set()
-        """Parcels that went past host memory."""
-
-    def store(
-        self,
-        source: torch.Tensor,
-        name: str,
-        patient: Callable[[], bool],
-        owner: ParcelOwner | None = None,
-    ) -> Parcel | None:
-        """Start to move device bytes away; see `Offloader.store`."""
-        parcel = Offloader.store(self, source, name, patient, owner)
-        if parcel is None:
-            parcel = super().store(source, name, patient, owner)
-            if parcel is not None:
-                self._past.add(parcel)
-        return parcel
-
-    def load(self, parcel: Parcel, target: torch.Tensor) -> Load:
-        """Start to bring the bytes back; see `Offloader.load`."""
-        if parcel in self._past:
-            return super().load(parcel, target)
-        return Offloader.load(self, parcel, target)
-
-    def recall(self, parcel: Parcel) -> bool:
-        """Read a parcel of host memory into it ahead; see `Offloader.recall`."""
-        if parcel in self._past:
-            return super().recall(parcel)
-        return Offloader.recall(self, parcel)
-
-    def discard(self, parcel: Parcel) -> None:
-        """Forget the bytes."""
-        if parcel in self._past:
-            self._past.discard(parcel)
-            super().discard(parcel)
-        else:
-            Offloader.discard(self, parcel)
-
-    def _take_for_store(
-        self, num_bytes: int, patient: Callable[[], bool]
-    ) -> Buffer | None:
-        """A buffer that is free now; None: the bytes need not wait for one."""
-        buffer = self.pool.take(num_bytes)
-        if buffer is None:
-            with self._lock:
-                self._drain_oldest()
-        return buffer
-
-
-def _reason(error: BaseException) -> Fallback:
-    full = isinstance(error, StorageFullError)
-    return Fallback.KEPT_STORAGE_FULL if full else Fallback.KEPT_WRITE_FAILED

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from ssdtrain.transfer.device import Device, GraphEvent
+from ssdtrain.transfer.native import library
 from ssdtrain.transfer.parcel import ParcelState
 from ssdtrain.transfer.pinned import GRAIN_BYTES
-from ssdtrain.transfer.runtime import library
 
 SLAB_BYTES = 256 * 1024 * 1024
 RELAXED = 2

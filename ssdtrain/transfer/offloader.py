@@ -69,13 +69,14 @@ class Offloader:
         drain: Drain,
         num_threads: int,
         meters: Meters,
+        path: str = "",
     ) -> None:
+        """path: how bytes travel and why, one line for the report."""
         self.device = device
         self.pool = pool
         self.storage = storage
         self.drain = drain if storage is not None else Drain.NEVER
-        self.path = ""
-        """How bytes travel and why, one line for the report; set by who opened it."""
+        self.path = path
         self._meters = meters
         self._owner = Owner()
         """Asked before any lock: see [Note: after a fork]."""
@@ -342,9 +343,7 @@ class Offloader:
             parcel.state = ParcelState.STORED
 
     def _write_failed(self, parcel: Parcel, error: BaseException) -> None:
-        full = isinstance(error, StorageFullError)
-        reason = Fallback.KEPT_STORAGE_FULL if full else Fallback.KEPT_WRITE_FAILED
-        self.fall_back(reason, f": {error}")
+        self.fall_back(why_kept(error), f": {error}")
         with self._lock:
             if parcel.state is ParcelState.GONE:
                 self._give_buffer(parcel)
@@ -363,9 +362,12 @@ class Offloader:
         if buffer is None:
             # Waiting could be for ever (all staging held by failed writes), and
             # plain memory always works, only slower.
-            self.fall_back(Fallback.UNPINNED_LOAD)
-            buffer = Buffer(page_aligned(round_up(num_bytes)), pooled=False)
+            buffer = self._unpinned(num_bytes)
         return buffer
+
+    def _unpinned(self, num_bytes: int) -> Buffer:
+        self.fall_back(Fallback.UNPINNED_LOAD)
+        return Buffer(page_aligned(round_up(num_bytes)), pooled=False)
 
     def _recall(self, parcel: Parcel, buffer: Buffer) -> None:
         try:
@@ -466,3 +468,9 @@ class Offloader:
 def _padded(num_bytes: int, storage: Storage) -> int:
     grain = storage.alignment_bytes
     return -(-num_bytes // grain) * grain
+
+
+def why_kept(error: BaseException) -> Fallback:
+    """Return what a failed write is counted as."""
+    full = isinstance(error, StorageFullError)
+    return Fallback.KEPT_STORAGE_FULL if full else Fallback.KEPT_WRITE_FAILED

@@ -108,6 +108,8 @@ class Parcel:
     """End of the copy into the first buffer."""
     is_starting: bool = False
     """Whether that copy may be under way without an event."""
+    is_direct: bool = False
+    """Whether it went to the storage past host memory."""
     slot: Slot | None = None
     write: "Future[None] | None" = None
     drainable: bool = True

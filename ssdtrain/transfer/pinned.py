@@ -248,9 +248,17 @@ class PinnedPool:
 
     def _locked(self, size: int) -> torch.Tensor | None:
         """Pinned memory; None where the device refuses."""
-        lock = _PageLock(self._device)
-        memory = page_aligned(size, lock.end)
-        return memory if lock.take(memory) else None
+        device, owner, locked = self._device, Owner(), list[int]()
+
+        def unlock() -> None:
+            if locked and not owner.is_elsewhere:  # a forked child holds no lock
+                device.unpin(*locked)
+
+        memory = page_aligned(size, unlock)
+        if not device.pin(memory):
+            return None
+        locked.append(memory.data_ptr())
+        return memory
 
     def close(self) -> None:
         """Give all free memory back (every buffer should be free by now)."""
@@ -341,26 +349,6 @@ class PinnedPool:
         buffer.settle()
         self._bury(buffer)
         self._total_bytes -= buffer.capacity_bytes
-
-
-class _PageLock:
-    """The lock of some pages: [Note: the end of a lock]."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._address: int | None = None
-        self._owner = Owner()
-
-    def take(self, memory: torch.Tensor) -> bool:
-        """Lock them; whether the device did."""
-        if self._device.pin(memory):
-            self._address = memory.data_ptr()
-        return self._address is not None
-
-    def end(self) -> None:
-        """Nobody holds them any more. A forked child holds no lock."""
-        if self._address is not None and not self._owner.is_elsewhere:
-            self._device.unpin(self._address)
 
 
 def page_aligned(

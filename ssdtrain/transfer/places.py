@@ -38,14 +38,21 @@ from torch import Tensor
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError
 from ssdtrain.storage.clibrary import BuildError
-from ssdtrain.transfer.device import CudaDevice, Device, Event
+from ssdtrain.transfer.cuda import CudaDevice
+from ssdtrain.transfer.device import Device, Event
 from ssdtrain.transfer.graphs import GraphParcel
-from ssdtrain.transfer.native import Native
+from ssdtrain.transfer.native import (
+    IN_BYTES,
+    TO_DEVICE,
+    TO_HOST,
+    Calls,
+    Native,
+    Ordering,
+    loaded,
+)
 from ssdtrain.transfer.offloader import Offloader
 from ssdtrain.transfer.parcel import Parcel
-from ssdtrain.transfer.pieces import IN_BYTES, InPieces
 from ssdtrain.transfer.pinned import Buffer, PinnedPool
-from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST, Calls, Ordering, loaded
 
 
 class Place:
@@ -300,20 +307,19 @@ def copies_of(
         device: whose copies.
         fall_back: told why they are not made in C.
         loads_in_pieces: whether others copy to the device while plans do, and wait: see
-            [Note: others' small copies] in pieces.py.
+            [Note: others' small copies] in native.py.
     """
     if not isinstance(device, CudaDevice):
         return AnyCopies(device)
     runtime = loaded()
     if runtime is None:
         return CudaCopies(device, None)
-    in_bytes = IN_BYTES if loads_in_pieces else None
+    calls: Calls | None = None
     try:
-        native = Native(runtime, device, in_bytes)
+        calls = Native(runtime, device, IN_BYTES if loads_in_pieces else None)
     except (BuildError, ConfigError, OSError) as error:
         fall_back(Fallback.COPIES_FROM_PYTHON, f": {error}")
-        return CudaCopies(device, InPieces(runtime, device, in_bytes))
-    return CudaCopies(device, native)
+    return CudaCopies(device, calls)
 
 
 def place_for(pool: PinnedPool, tensor: Tensor) -> Place | None:

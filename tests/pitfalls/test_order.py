@@ -19,12 +19,11 @@ from ssdtrain.cache.window import ReleaseWindow
 from ssdtrain.counters import Counters, Trace
 from ssdtrain.transfer import places as in_places
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
-from ssdtrain.transfer.native import Native
+from ssdtrain.transfer.native import TO_HOST, Native
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
 from ssdtrain.transfer.parcel import Parcel, ParcelState
 from ssdtrain.transfer.pinned import PinnedPool
 from ssdtrain.transfer.places import CudaCopies, Place, place_for
-from ssdtrain.transfer.runtime import TO_HOST
 from tests.compilers import HAS_COMPILER, needs_compiler
 
 sys.path.insert(0, str(Path(__file__).parent))

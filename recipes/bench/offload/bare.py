@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ssdtrain.counters import Fallback
-from ssdtrain.transfer.device import open_device
+from ssdtrain.transfer.cuda import open_device
 from ssdtrain.transfer.pinned import PinnedPool
 from ssdtrain.transfer.places import Place, copies_of, place_for
 

@@ -238,7 +238,7 @@ def main() -> None:
         path_parts(record, place, options.rounds)
         record.fact("threads", threading.active_count())
         return
-    hook = options.hook or malloc_hook.build(place / "malloc_hook.so")
+    hook = options.hook or malloc_hook.LIBRARY.build(place / "malloc_hook.so")
     hook_part(record, hook, place, options.turns)
 
 

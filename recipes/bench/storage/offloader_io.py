@@ -15,7 +15,7 @@ from recipes.bench.storage.raw_io import (
 )
 from ssdtrain.counters import Counters, Trace
 from ssdtrain.storage import open_storage
-from ssdtrain.transfer.device import open_device
+from ssdtrain.transfer.cuda import open_device
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
 from ssdtrain.transfer.parcel import Parcel
 from ssdtrain.transfer.pinned import PinnedPool

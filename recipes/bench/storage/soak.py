@@ -25,7 +25,7 @@ from recipes.bench.storage.raw_io import scratch
 from ssdtrain.counters import Counters, Trace
 from ssdtrain.storage import Slot, Storage, open_storage
 from ssdtrain.storage.base import ForwardingStorage
-from ssdtrain.transfer.device import open_device
+from ssdtrain.transfer.cuda import open_device
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
 from ssdtrain.transfer.pinned import PinnedPool
 

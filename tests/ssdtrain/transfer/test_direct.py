@@ -19,8 +19,8 @@ from ssdtrain.storage.base import ForwardingStorage
 from ssdtrain.storage.gds import GdsStorage
 from ssdtrain.storage.kvikio_shim import GdsMode, availability
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
-from ssdtrain.transfer.direct import DirectOffloader, OverflowOffloader
-from ssdtrain.transfer.offloader import Meters
+from ssdtrain.transfer.direct import DirectOffloader
+from ssdtrain.transfer.offloader import Drain, Meters
 from ssdtrain.transfer.parcel import ParcelState
 from ssdtrain.transfer.pinned import PinnedPool
 from tests.ranks import SOON_S
@@ -66,7 +66,8 @@ def open_direct(
 ) -> DirectOffloader:
     device = CpuDevice()
     meters = Meters(counters=counters or Counters(), trace=Trace(True))
-    return DirectOffloader(device, PinnedPool(device, cap_bytes), storage, 2, meters)
+    pool = PinnedPool(device, cap_bytes)
+    return DirectOffloader(device, pool, storage, Drain.AT_ONCE, 2, meters)
 
 
 def there_and_back(offloader: DirectOffloader, source: torch.Tensor) -> torch.Tensor:
@@ -117,7 +118,7 @@ def test_bytes_are_computed_before_they_are_written_or_overwritten() -> None:
     device = Device()
     meters = Meters(counters=Counters(), trace=Trace(True))
     pool, storage = PinnedPool(device, 1 << 20), Told(MemoryStorage())
-    offloader = DirectOffloader(device, pool, storage, 2, meters)
+    offloader = DirectOffloader(device, pool, storage, Drain.AT_ONCE, 2, meters)
     source = torch.ones(PAGE, dtype=torch.uint8)
     parcel = offloader.store(source, "x", lambda: True)
     assert parcel is not None
@@ -247,11 +248,12 @@ def check_training(
     device: str,
     everything: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
-    kind: type[DirectOffloader] = DirectOffloader,
+    drain: Drain = Drain.AT_ONCE,
     cap_bytes: int = 1 << 20,
 ) -> None:
     def open_it(settings: Any, device: Any, meters: Meters) -> DirectOffloader:
-        return kind(device, PinnedPool(device, cap_bytes), storage, 2, meters)
+        pool = PinnedPool(device, cap_bytes)
+        return DirectOffloader(device, pool, storage, drain, 2, meters)
 
     monkeypatch.setattr(api, "_open_offloader", open_it)
     plain = train(device, lambda _: None)
@@ -283,7 +285,7 @@ def test_what_does_not_fit_into_host_memory_goes_past_it() -> None:
     storage = Asked(MemoryStorage(), lambda address: address not in own)
     pool = PinnedPool(device, 18 * PAGE)
     meters = Meters(counters=counters, trace=Trace(False))
-    offloader = OverflowOffloader(device, pool, storage, 2, meters)
+    offloader = DirectOffloader(device, pool, storage, Drain.WHEN_FULL, 2, meters)
     parcels = [offloader.store(s, f"{i}", lambda: True) for i, s in enumerate(sources)]
     assert all(parcel is not None for parcel in parcels)
     assert pool.total_bytes <= 18 * PAGE
@@ -308,7 +310,7 @@ def test_tiered_past_host_memory_trains_to_the_same_bits(
 ) -> None:
     storage = AnyBuffer(MemoryStorage())
     settings = {"max_overhead": 0.01, **everything, "target": "tiered"}
-    check_training(storage, "cpu", settings, monkeypatch, OverflowOffloader, cap_bytes)
+    check_training(storage, "cpu", settings, monkeypatch, Drain.WHEN_FULL, cap_bytes)
 
 
 @pytest.mark.parametrize("failing", [False, True])
