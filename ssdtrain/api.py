@@ -512,7 +512,7 @@ def _attach(model: Any, settings: OffloadConfig) -> Session:
             modules[0],
             lambda: session.can_capture,
             lambda: None if planner is None else planner.captured_plan(),
-            hears_ends=graphs.attach(cache.captures.ends, patches),
+            hears_ends=graphs.attach(cache.captures, patches),
         )
         if engine and deepspeed.is_pipeline(model):
             deepspeed.attach_pipeline(model, session.hints, patches)
