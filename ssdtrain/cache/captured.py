@@ -25,7 +25,8 @@ from ssdtrain.errors import CaptureError
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
 from ssdtrain.transfer.allocator import begin_with
-from ssdtrain.transfer.graphs import GraphCopies, GraphParcel, relaxed_capture
+from ssdtrain.transfer.graphs import GraphCopies, relaxed_capture
+from ssdtrain.transfer.graphs import GraphTransfer as GraphParcel
 from ssdtrain.transfer.offloader import Drain
 
 MEMORY = "_ssdtrain_graph_memory"

@@ -23,10 +23,10 @@ from ssdtrain.counters import Count, Counters, Fallback
 from ssdtrain.errors import SessionClosedError
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order
-from ssdtrain.transfer.graphs import GraphParcel
+from ssdtrain.transfer.graphs import GraphTransfer as GraphParcel
 from ssdtrain.transfer.offloader import Offloader
-from ssdtrain.transfer.parcel import Parcel
 from ssdtrain.transfer.places import Arrival, Copies, discard
+from ssdtrain.transfer.transfers import Transfer as Parcel
 
 PLANNED = (Placement.KEEP, Placement.OFFLOAD, Placement.OFFLOAD_SSD)
 """Placements that an order carries out here."""

@@ -39,7 +39,8 @@ from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, batches
 from ssdtrain.remat.compiled import Compiled
 from ssdtrain.remat.expression import Epsilon, Expression, Layout
-from ssdtrain.transfer.parcel import Load, Parcel
+from ssdtrain.transfer.transfers import Load
+from ssdtrain.transfer.transfers import Transfer as Parcel
 
 
 class _Death(weakref.ref[Any]):

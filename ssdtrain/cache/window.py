@@ -25,8 +25,8 @@ from ssdtrain.cache.state import RecordState, SavedBytes
 from ssdtrain.counters import Fallback
 from ssdtrain.transfer.device import CpuEvent, Device
 from ssdtrain.transfer.offloader import Offloader
-from ssdtrain.transfer.parcel import Parcel
 from ssdtrain.transfer.places import Trip, discard
+from ssdtrain.transfer.transfers import Transfer as Parcel
 
 POLL_S = 0.00005
 # Below this, waiting for single copies costs more than the memory is worth.

@@ -23,15 +23,15 @@ from ssdtrain.counters import Count
 from ssdtrain.storage.base import Storage
 from ssdtrain.transfer.device import CpuEvent, Device, Event
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader, why_kept
-from ssdtrain.transfer.parcel import Load, Parcel, ParcelOwner, ParcelState
 from ssdtrain.transfer.pinned import Buffer, PinnedPool
+from ssdtrain.transfer.transfers import Load, Transfer, TransferOwner, TransferState
 
 
 class DirectOffloader(Offloader):
-    """An `Offloader` whose parcels go past host memory, unless their write failed: the
-    bytes of a failed write are rescued into the pool.
+    """An `Offloader` whose transfers go past host memory. Only the bytes of a failed
+    write are rescued into the pool.
 
-    With `Drain.WHEN_FULL` a parcel goes past it only if the pool has no room: the
+    With `Drain.WHEN_FULL` a transfer goes past it only if the pool has no room: the
     others take the way of `Offloader`, and the oldest are written from there.
     """
 
@@ -46,29 +46,29 @@ class DirectOffloader(Offloader):
         path: str = "",
     ) -> None:
         super().__init__(device, pool, storage, drain, num_threads, meters, path)
-        self._reading: Counter[Parcel] = Counter()
+        self._reading: Counter[Transfer] = Counter()
 
     def store(
         self,
         source: torch.Tensor,
         name: str,
         patient: Callable[[], bool],
-        owner: ParcelOwner | None = None,
-    ) -> Parcel | None:
+        owner: TransferOwner | None = None,
+    ) -> Transfer | None:
         """Start to write device bytes; see `Offloader.store`."""
         if self.drain is Drain.WHEN_FULL:
-            parcel = super().store(source, name, patient, owner)
-            if parcel is not None:
-                return parcel
+            transfer = super().store(source, name, patient, owner)
+            if transfer is not None:
+                return transfer
         if self._owner.is_elsewhere:
             return None
         copied = CpuEvent()
-        parcel = Parcel(name, source.numel(), ParcelState.STORED, None, copied)
-        parcel.is_direct = True
+        transfer = Transfer(name, source.numel(), TransferState.STORED, None, copied)
+        transfer.is_direct = True
         if owner is not None:
-            owner.parcel = parcel
+            owner.parcel = transfer
         try:
-            parcel.slot = self._need_storage().allocate(source.numel())
+            transfer.slot = self._need_storage().allocate(source.numel())
         except OSError as error:
             if owner is not None:
                 owner.parcel = None
@@ -76,53 +76,53 @@ class DirectOffloader(Offloader):
             return None
         ready = self.device.now()
         with self._lock:
-            parcel.state = ParcelState.WRITING
-            self._writing.add(parcel)
-            parcel.write = self._writers.submit(
-                self._write_direct, parcel, source, ready, copied
+            transfer.state = TransferState.WRITING
+            self._writing.add(transfer)
+            transfer.write = self._writers.submit(
+                self._write_direct, transfer, source, ready, copied
             )
-        return parcel
+        return transfer
 
-    def load(self, parcel: Parcel, target: torch.Tensor) -> Load:
+    def load(self, transfer: Transfer, target: torch.Tensor) -> Load:
         """Start to read the bytes into `target`; see `Offloader.load`."""
-        if not parcel.is_direct:
-            return super().load(parcel, target)
-        self._owner.check(f"the saved tensor {parcel.name}")
+        if not transfer.is_direct:
+            return super().load(transfer, target)
+        self._owner.check(f"the saved tensor {transfer.name}")
         load = Load(target, [self.device.now()])
         with self._lock:
-            if parcel.state is ParcelState.STAGED:
-                self._enqueue(parcel, load)
-            elif parcel.state is ParcelState.LOST:
-                parcel.loads.append(load)
-                self._fail_loads(parcel, None)
+            if transfer.state is TransferState.STAGED:
+                self._enqueue(transfer, load)
+            elif transfer.state is TransferState.LOST:
+                transfer.loads.append(load)
+                self._fail_loads(transfer, None)
             else:
-                self._reading[parcel] += 1
+                self._reading[transfer] += 1
                 try:
-                    self._readers.submit(self._read_direct, parcel, load)
+                    self._readers.submit(self._read_direct, transfer, load)
                 except BaseException:
-                    self._reading[parcel] -= 1  # nobody else would discard it
+                    self._reading[transfer] -= 1  # nobody else would discard it
                     raise
         return load
 
-    def recall(self, parcel: Parcel) -> bool:
-        """Read a parcel of host memory into it ahead; see `Offloader.recall`. For the
+    def recall(self, transfer: Transfer) -> bool:
+        """Read a transfer of host memory into it ahead; see `Offloader.recall`. For the
         others there is no stage between the storage and the device."""
-        if not parcel.is_direct:
-            return super().recall(parcel)
-        return parcel.state is not ParcelState.GONE
+        if not transfer.is_direct:
+            return super().recall(transfer)
+        return transfer.state is not TransferState.GONE
 
-    def discard(self, parcel: Parcel) -> None:
+    def discard(self, transfer: Transfer) -> None:
         """Forget the bytes; a worker that still has them cleans up."""
-        if not parcel.is_direct:
-            super().discard(parcel)
+        if not transfer.is_direct:
+            super().discard(transfer)
             return
         if self._owner.is_elsewhere:
             return  # slots are shared with the process that fills them
         with self._lock:
-            state, parcel.state = parcel.state, ParcelState.GONE
-            if state is not ParcelState.WRITING and not self._reading[parcel]:
-                self._give_buffer(parcel)
-                self._free_slot(parcel)
+            state, transfer.state = transfer.state, TransferState.GONE
+            if state is not TransferState.WRITING and not self._reading[transfer]:
+                self._give_buffer(transfer)
+                self._free_slot(transfer)
 
     def _take_for_store(
         self, num_bytes: int, patient: Callable[[], bool]
@@ -135,100 +135,102 @@ class DirectOffloader(Offloader):
         return buffer
 
     def _write_direct(
-        self, parcel: Parcel, source: torch.Tensor, ready: Event, copied: CpuEvent
+        self, transfer: Transfer, source: torch.Tensor, ready: Event, copied: CpuEvent
     ) -> None:
-        storage, slot = self._need_storage(), parcel.slot
+        storage, slot = self._need_storage(), transfer.slot
         start = time.monotonic_ns()
         try:
             ready.synchronize()
             if slot is None:
-                raise RuntimeError("a parcel without a slot")
-            if parcel.state is ParcelState.WRITING:  # else it was discarded meanwhile
+                raise RuntimeError("a transfer without a slot")
+            # Else it was discarded meanwhile.
+            if transfer.state is TransferState.WRITING:
                 storage.write(slot, source)
-                self._meters.counters.add(Count.WRITTEN, parcel.num_bytes)
-                self._meters.trace.add("write", parcel.name, start, parcel.num_bytes)
-            self._written(parcel)
+                num_bytes = transfer.num_bytes
+                self._meters.counters.add(Count.WRITTEN, num_bytes)
+                self._meters.trace.add("write", transfer.name, start, num_bytes)
+            self._written(transfer)
         except BaseException as error:
             self.fall_back(why_kept(error), f": {error}")
-            self._rescue_or_lose(parcel, source, ready)
+            self._rescue_or_lose(transfer, source, ready)
         finally:
             with self._lock:
-                self._writing.discard(parcel)
+                self._writing.discard(transfer)
             copied.reach()
 
-    def _written(self, parcel: Parcel) -> None:
+    def _written(self, transfer: Transfer) -> None:
         with self._lock:
-            if parcel.state is ParcelState.GONE:
-                self._free_slot(parcel)
+            if transfer.state is TransferState.GONE:
+                self._free_slot(transfer)
             else:
-                parcel.state = ParcelState.STORED
+                transfer.state = TransferState.STORED
 
     def _rescue_or_lose(
-        self, parcel: Parcel, source: torch.Tensor, ready: Event
+        self, transfer: Transfer, source: torch.Tensor, ready: Event
     ) -> None:
         try:
-            self._rescue(parcel, source, ready)
+            self._rescue(transfer, source, ready)
         except BaseException:
             with self._lock:
-                self._free_slot(parcel)
-                if parcel.state is not ParcelState.GONE:
-                    parcel.state = ParcelState.LOST  # a load says so, with the name
+                self._free_slot(transfer)
+                if transfer.state is not TransferState.GONE:
+                    transfer.state = TransferState.LOST  # a load says so, with the name
             raise
 
-    def _rescue(self, parcel: Parcel, source: torch.Tensor, ready: Event) -> None:
+    def _rescue(self, transfer: Transfer, source: torch.Tensor, ready: Event) -> None:
         """Bring bytes that the storage did not take to host memory: nothing is lost.
 
         The source is still whole: it is released behind `copied`, reached after this.
         """
-        buffer = self.pool.take(parcel.num_bytes, for_load=True)
-        buffer = buffer or self._unpinned(parcel.num_bytes)
+        buffer = self.pool.take(transfer.num_bytes, for_load=True)
+        buffer = buffer or self._unpinned(transfer.num_bytes)
         buffer.settle()
-        staged = buffer.memory[: parcel.num_bytes]
+        staged = buffer.memory[: transfer.num_bytes]
         event = self.device.copy_out(source, staged, [ready])
         event.synchronize()
         with self._lock:
-            self._free_slot(parcel)
-            parcel.buffer, parcel.copied = buffer, event
-            if parcel.state is ParcelState.GONE:
-                self._give_buffer(parcel)
+            self._free_slot(transfer)
+            transfer.buffer, transfer.copied = buffer, event
+            if transfer.state is TransferState.GONE:
+                self._give_buffer(transfer)
             else:
-                parcel.state = ParcelState.STAGED
+                transfer.state = TransferState.STAGED
 
-    def _read_direct(self, parcel: Parcel, load: Load) -> None:
+    def _read_direct(self, transfer: Transfer, load: Load) -> None:
         error: BaseException | None = None
         start = time.monotonic_ns()
         try:
-            parcel.copied.synchronize()
+            transfer.copied.synchronize()
             for event in load.after:
                 event.synchronize()
-            if parcel.state is ParcelState.STORED and parcel.slot is not None:
-                self._need_storage().read(parcel.slot, load.target)
-            elif parcel.state not in (ParcelState.STAGED, ParcelState.GONE):
+            if transfer.state is TransferState.STORED and transfer.slot is not None:
+                self._need_storage().read(transfer.slot, load.target)
+            elif transfer.state not in (TransferState.STAGED, TransferState.GONE):
                 raise RuntimeError("neither the write nor the rescue came to its end")
         except BaseException as caught:
             error = caught
         with self._lock:
-            self._reading[parcel] -= 1
-            self._end_read(parcel, load, error)
-            if not self._reading[parcel]:
-                del self._reading[parcel]
-                if parcel.state is ParcelState.GONE:
-                    self._give_buffer(parcel)
-                    self._free_slot(parcel)
-        self._meters.trace.add("read", parcel.name, start, parcel.num_bytes)
+            self._reading[transfer] -= 1
+            self._end_read(transfer, load, error)
+            if not self._reading[transfer]:
+                del self._reading[transfer]
+                if transfer.state is TransferState.GONE:
+                    self._give_buffer(transfer)
+                    self._free_slot(transfer)
+        self._meters.trace.add("read", transfer.name, start, transfer.num_bytes)
 
     def _end_read(
-        self, parcel: Parcel, load: Load, error: BaseException | None
+        self, transfer: Transfer, load: Load, error: BaseException | None
     ) -> None:
-        if parcel.state is ParcelState.GONE:
+        if transfer.state is TransferState.GONE:
             # Whoever asked is gone too; a result of any kind ends `Load.settle`.
             load.enqueued(CpuEvent(done=True))
         elif error is not None:
-            parcel.state = ParcelState.LOST
-            parcel.loads.append(load)
-            self._fail_loads(parcel, error)
-        elif parcel.state is ParcelState.STAGED:
-            self._enqueue(parcel, load)
+            transfer.state = TransferState.LOST
+            transfer.loads.append(load)
+            self._fail_loads(transfer, error)
+        elif transfer.state is TransferState.STAGED:
+            self._enqueue(transfer, load)
         else:
             load.enqueued(CpuEvent(done=True))
-            self._meters.counters.add(Count.READ, parcel.num_bytes)
+            self._meters.counters.add(Count.READ, transfer.num_bytes)

@@ -29,18 +29,18 @@ from torch import Tensor
 
 from ssdtrain.transfer.device import Device, GraphEvent
 from ssdtrain.transfer.native import library
-from ssdtrain.transfer.parcel import ParcelState
 from ssdtrain.transfer.pinned import GRAIN_BYTES
+from ssdtrain.transfer.transfers import TransferState
 
 SLAB_BYTES = 256 * 1024 * 1024
 RELAXED = 2
 """cudaStreamCaptureModeRelaxed"""
 
 
-class GraphParcel:
+class GraphTransfer:
     """The place of one tensor of one graph."""
 
-    state = ParcelState.STAGED
+    state = TransferState.STAGED
     """It goes nowhere else."""
 
     def __init__(self, name: str, memory: Tensor, copied: GraphEvent) -> None:
@@ -67,7 +67,7 @@ class GraphLoad:
         return True
 
     def wait(self, device: Device) -> None:
-        """Order compute behind it."""
+        """Order compute after it."""
         device.wait(self._event)
 
     settle = wait
@@ -91,31 +91,31 @@ class GraphCopies:
         self._left = 0
         self.used_bytes = 0
 
-    def store(self, source: Tensor, name: str) -> GraphParcel | None:
+    def store(self, source: Tensor, name: str) -> GraphTransfer | None:
         """Copy bytes (1-D uint8) out; None where no memory can be had."""
         memory = self._take(source.numel())
         if memory is None:
             return None
         event = self._device.copy_out(source, memory, [self._device.now()])
-        return GraphParcel(name, memory, self._noted(event, outwards=True))
+        return GraphTransfer(name, memory, self._noted(event, outwards=True))
 
     def load(
-        self, parcels: Sequence[GraphParcel], targets: Sequence[Tensor]
+        self, transfers: Sequence[GraphTransfer], targets: Sequence[Tensor]
     ) -> list[GraphLoad]:
         """Copy the bytes into the targets, behind compute; whoever waits for one of
         these loads waits for all."""
         after = [self._device.now()]
         order = self._device.order()
-        for parcel, target in zip(parcels, targets, strict=True):
-            if not parcel.copied.is_behind(order):
-                after.append(parcel.copied.event)
-            event = self._device.copy_in(parcel.memory, target, after)
+        for transfer, target in zip(transfers, targets, strict=True):
+            if not transfer.copied.is_behind(order):
+                after.append(transfer.copied.event)
+            event = self._device.copy_in(transfer.memory, target, after)
             after = []  # the copies follow one another
         noted = self._noted(event, outwards=False)
         return [GraphLoad(noted, target) for target in targets]
 
     def join(self) -> None:
-        """Order compute behind all copies; no event is waited for any more."""
+        """Order compute after all copies; no event is waited for any more."""
         pending, self._pending = self._pending, {}
         try:
             for event in pending.values():

@@ -41,7 +41,7 @@ IN_BYTES = 8 * 1024 * 1024
 """Of a piece: 0.15 ms of a link of 55 GB/s. The host starts one in 5 microseconds, and
 the link loses 3 more than between copies of one stream."""
 OUT_BYTES = 32 * 1024 * 1024
-"""Likewise of copies out, where fewer small copies wait, and the host has less time."""
+"""Of a piece of a copy out: fewer small copies wait, and the host has less time."""
 
 
 def library() -> ctypes.CDLL | None:

@@ -139,7 +139,7 @@ class PinnedPool:
     def take(self, num_bytes: int, for_load: bool = False) -> Buffer | None:
         """A buffer of at least `num_bytes`, or None when the cap is reached.
 
-        The caller orders its copy behind `buffer.busy`.
+        The caller orders its copy after `buffer.busy`.
         """
         size = round_up(num_bytes)
         limit = self.cap_bytes if for_load else self.cap_bytes - self.reserve_bytes

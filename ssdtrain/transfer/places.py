@@ -1,6 +1,6 @@
 """Places in pinned host memory that the same tensor of every step uses again.
 
-The offloader's parcels serve any tensor, any target and any failure, at some hundred
+The offloader's transfers serve any tensor, any target and any failure, at some hundred
 Python calls each. Under a compiled plan the same tensors leave in every step, so each
 has a place of its own: a pinned buffer, shaped like the tensor, and the events of its
 way there and back. What is left for a step is the calls into CUDA.
@@ -40,7 +40,7 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.storage.clibrary import BuildError
 from ssdtrain.transfer.cuda import CudaDevice
 from ssdtrain.transfer.device import Device, Event
-from ssdtrain.transfer.graphs import GraphParcel
+from ssdtrain.transfer.graphs import GraphTransfer
 from ssdtrain.transfer.native import (
     IN_BYTES,
     TO_DEVICE,
@@ -51,8 +51,8 @@ from ssdtrain.transfer.native import (
     loaded,
 )
 from ssdtrain.transfer.offloader import Offloader
-from ssdtrain.transfer.parcel import Parcel
 from ssdtrain.transfer.pinned import Buffer, PinnedPool
+from ssdtrain.transfer.transfers import Transfer
 
 
 class Place:
@@ -76,7 +76,7 @@ class Place:
         self.copied: Any = None
         """End of the last copy out."""
         self.loaded: Any = None
-        """End of the last copy in, or of one behind it; None before the first."""
+        """End of the last copy in, or of a later one; None before the first."""
         self.number = 0
         """Of the last copy out in the store's order."""
         self.batch = 0
@@ -112,7 +112,7 @@ class Arrival:
         self._copies = copies
 
     def wait(self, device: Device) -> None:
-        """Order the caller's compute behind the copy."""
+        """Order the caller's compute after the copy."""
         self._copies.arrive(self._place)
 
     settle = wait
@@ -122,8 +122,8 @@ class Copies(Protocol):
     """Copies between the device and places."""
 
     def out(self, place: Place, source: Tensor) -> object:
-        """Start to copy a tensor out, behind the caller's present compute; where that
-        is: `Device.order`."""
+        """Start to copy a tensor out, after the caller's present compute. Return where
+        that is: `Device.order`."""
 
     def back(self, places: Sequence[Place]) -> list[Tensor]:
         """Start to copy the bytes into new tensors on the device, as one batch."""
@@ -334,12 +334,12 @@ def place_for(pool: PinnedPool, tensor: Tensor) -> Place | None:
     return place
 
 
-def discard(offloader: Offloader, parcel: Parcel | Trip | GraphParcel) -> None:
+def discard(offloader: Offloader, transfer: Transfer | Trip | GraphTransfer) -> None:
     """Nobody needs the bytes any more. A graph's replays do."""
-    if type(parcel) is Trip:
-        parcel.free.append(parcel.place)
-    elif type(parcel) is not GraphParcel:
-        offloader.discard(parcel)  # type: ignore[arg-type]
+    if type(transfer) is Trip:
+        transfer.free.append(transfer.place)
+    elif type(transfer) is not GraphTransfer:
+        offloader.discard(transfer)  # type: ignore[arg-type]
 
 
 def fits(place: Place, tensor: Tensor) -> bool:

@@ -21,9 +21,9 @@ from ssdtrain.transfer import places as in_places
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
 from ssdtrain.transfer.native import TO_HOST, Native
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
-from ssdtrain.transfer.parcel import Parcel, ParcelState
 from ssdtrain.transfer.pinned import PinnedPool
 from ssdtrain.transfer.places import CudaCopies, Place, place_for
+from ssdtrain.transfer.transfers import Transfer, TransferState
 from tests.compilers import HAS_COMPILER, needs_compiler
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -178,7 +178,7 @@ def test_memory_goes_back_in_the_order_of_its_own_stream(cuda: FakeCuda) -> None
     window = ReleaseWindow(SimpleNamespace(device=cuda.device))
     copied = Event()
     copied.known = {cuda.device._store: 3}
-    parcel = Parcel("t", NUM_BYTES, ParcelState.STAGED, None, copied)  # type: ignore[arg-type]
+    parcel = Transfer("t", NUM_BYTES, TransferState.STAGED, None, copied)  # type: ignore[arg-type]
     with cuda.on(side):
         record.enter(window, filled(7), parcel)
     window.release_oldest()
@@ -485,7 +485,7 @@ def test_copies_out_that_are_due_together_are_waited_for_once(
         copied: Any = Event()
         store.tick()
         copied.record(store)
-        parcel = Parcel("t", NUM_BYTES, ParcelState.STAGED, None, copied)
+        parcel = Transfer("t", NUM_BYTES, TransferState.STAGED, None, copied)
         if number == 3:
             parcel.copied = threaded
         with cuda.on(side if number == 1 else cuda.default):

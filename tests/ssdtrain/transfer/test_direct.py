@@ -21,8 +21,8 @@ from ssdtrain.storage.kvikio_shim import GdsMode, availability
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
 from ssdtrain.transfer.direct import DirectOffloader
 from ssdtrain.transfer.offloader import Drain, Meters
-from ssdtrain.transfer.parcel import ParcelState
 from ssdtrain.transfer.pinned import PinnedPool
+from ssdtrain.transfer.transfers import TransferState
 from tests.ranks import SOON_S
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.faulty import Fault, FaultKind, FaultyStorage, Operation
@@ -194,7 +194,7 @@ def test_a_failed_read_is_lost_and_says_so() -> None:
         load = offloader.load(parcel, torch.empty_like(source))
         with pytest.raises(ActivationLostError, match=r"layer 3 \(4096 bytes\)"):
             load.wait(offloader.device)
-    assert parcel.state is ParcelState.LOST
+    assert parcel.state is TransferState.LOST
     offloader.discard(parcel)
     offloader.close()
 

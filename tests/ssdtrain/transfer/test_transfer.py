@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from ssdtrain.counters import Counters, Trace
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
-from ssdtrain.transfer.parcel import ParcelState
 from ssdtrain.transfer.pinned import GRAIN_BYTES, Buffer, PinnedPool, round_up
+from ssdtrain.transfer.transfers import TransferState
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.memory_storage import MemoryStorage
 
@@ -130,10 +130,10 @@ def test_tiered_drains_the_oldest_first() -> None:
     offloader.wait_io()
     states = [parcel.state for parcel in parcels if parcel is not None]
     assert len(states) == 12
-    stored = states.count(ParcelState.STORED)
+    stored = states.count(TransferState.STORED)
     assert 0 < stored < 12
     # Backward wants the youngest first: those stay in host memory.
-    assert states[:stored] == [ParcelState.STORED] * stored
+    assert states[:stored] == [TransferState.STORED] * stored
     offloader.close()
 
 
