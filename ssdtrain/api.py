@@ -26,12 +26,12 @@ from ssdtrain.config import (
     with_options,
 )
 from ssdtrain.counters import Counters, Fallback, StepReport, Trace, figures_of
+from ssdtrain.engines import deepspeed, graphs, megatron, meshes, plain, regions
+from ssdtrain.engines.hints import Hints, Steps
+from ssdtrain.engines.patch import Patches, weakly
+from ssdtrain.engines.recognition import device_of, modules_of
+from ssdtrain.engines.watch import HELD, Watch
 from ssdtrain.errors import ConfigError
-from ssdtrain.hosts import deepspeed, graphs, megatron, meshes, plain, regions
-from ssdtrain.hosts.hints import Hints, Steps
-from ssdtrain.hosts.patch import Patches, weakly
-from ssdtrain.hosts.recognition import device_of, modules_of
-from ssdtrain.hosts.watch import HELD, Watch
 from ssdtrain.numerics import settle
 from ssdtrain.observe.planner import Planner
 from ssdtrain.observe.room import WHOLE

@@ -365,7 +365,7 @@ class Planner:
 
     def _must_rest(self) -> bool:
         """Rest where ranks with plans of their own would meet in each other's
-        collectives: [Note: one step for all] in hosts/peers.py. Return whether."""
+        collectives: [Note: one step for all] in engines/peers.py. Return whether."""
         seen = self._seen
         if self._peers.agree or seen is None or not seen.communicates:
             return False

@@ -8,7 +8,7 @@ kept by the graph's edges alone: compute waits in the graph for the copy out bef
 tensor's memory is used again, and for the copy in before the operator that reads it.
 Both copy streams are joined with compute where a captured backward ends, and where the
 capture does (`make_graphed_callables` captures forward and backward each by itself;
-hosts/graphs.py hears of it). Not where a forward ends whose backward follows in the
+engines/graphs.py hears of it). Not where a forward ends whose backward follows in the
 same graph: copies out last into backward there, and compute would wait for all of them.
 Each edge between compute and a copy is microseconds in every replay: a kernel behind it
 does not start as the one before it ends. So compute waits for no copy whose end it is

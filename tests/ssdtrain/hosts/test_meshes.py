@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import ssdtrain
 from ssdtrain.counters import Fallback
+from ssdtrain.engines import meshes
 from ssdtrain.errors import AttachError, InPlaceError
-from ssdtrain.hosts import meshes
 from tests.ranks import run_ranks
 from tests.ssdtrain.hosts import mesh_ranks
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import ssdtrain
+from ssdtrain.engines import megatron
 from ssdtrain.errors import AttachError, ConfigError
-from ssdtrain.hosts import megatron
 from ssdtrain.train.mcore.indexed import prefix_of, tokens_of
 from ssdtrain.train.mcore.parallel import Parallel
 from ssdtrain.train.settings import DataSettings, Family, ModelSettings

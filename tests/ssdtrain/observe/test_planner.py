@@ -16,8 +16,8 @@ import ssdtrain
 from ssdtrain.cache.rebuilder import Rebuilder
 from ssdtrain.counters import Fallback
 from ssdtrain.counters import Span as TraceSpan
+from ssdtrain.engines import meshes
 from ssdtrain.errors import ConfigError
-from ssdtrain.hosts import meshes
 from ssdtrain.observe import observation, searching, trials
 from ssdtrain.observe.links import fitted_drive
 from ssdtrain.observe.observer import prices

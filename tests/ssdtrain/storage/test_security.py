@@ -17,7 +17,7 @@ from ssdtrain.storage.posix import PosixStorage
 from tests.ssdtrain.targets import all_written
 
 ROOT = Path(__file__).resolve().parents[3]
-ROOMS = ("cache", "hosts", "plan", "remat", "storage", "transfer")
+ROOMS = ("cache", "engines", "plan", "remat", "storage", "transfer")
 SERIALIZERS = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 NOBODY = 65534
 

@@ -30,11 +30,11 @@ from torch.jit._trace import TopLevelTracedModule
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from ssdtrain.cache.traced import Untraced, tracer
+from ssdtrain.engines.hints import Hints
+from ssdtrain.engines.meshes import gathers_in_hooks
+from ssdtrain.engines.patch import Patches
+from ssdtrain.engines.recognition import AUTOMATIC, Own, lightning_of
 from ssdtrain.errors import AttachError
-from ssdtrain.hosts.hints import Hints
-from ssdtrain.hosts.meshes import gathers_in_hooks
-from ssdtrain.hosts.patch import Patches
-from ssdtrain.hosts.recognition import AUTOMATIC, Own, lightning_of
 
 MOST_NESTED = 3
 """Containers in containers whose tensors are counted."""

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from ssdtrain.engines import deepspeed
 from ssdtrain.errors import AttachError
-from ssdtrain.hosts import deepspeed
 
 INSTEAD = {
     ("transformers", "Trainer"): "give the Trainer "

@@ -11,9 +11,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from ssdtrain.engines.hints import Hints, Stage
+from ssdtrain.engines.patch import Patches, check_parameters
 from ssdtrain.errors import AttachError
-from ssdtrain.hosts.hints import Hints, Stage
-from ssdtrain.hosts.patch import Patches, check_parameters
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ssdtrain.cache.wrapped import plain_parts
-from ssdtrain.hosts.peers import peers_of
+from ssdtrain.engines.peers import peers_of
 from ssdtrain.plan.agree import Alone, Peers
 
 FSDP = "torch.distributed.fsdp"

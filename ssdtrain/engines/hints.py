@@ -26,7 +26,7 @@ from ssdtrain.cache.record import Lane
 from ssdtrain.counters import Count, Fallback, StepReport
 
 if TYPE_CHECKING:
-    from ssdtrain.hosts.watch import Watch  # which comes back here
+    from ssdtrain.engines.watch import Watch  # which comes back here
 
 MAX_REPORTS = 1000
 """Reports that are remembered."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ssdtrain.hosts.patch import Patches, Shared
+from ssdtrain.engines.patch import Patches, Shared
 
 NAME = "capture_end"
 

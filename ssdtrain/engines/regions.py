@@ -14,8 +14,8 @@ from torch import nn
 
 from ssdtrain.cache.regions import RegionCall, Regions
 from ssdtrain.cache.traced import tracer, untraced
-from ssdtrain.hosts.patch import Patches
-from ssdtrain.hosts.plain import look_like, method_of
+from ssdtrain.engines.patch import Patches
+from ssdtrain.engines.plain import look_like, method_of
 from ssdtrain.regions.find import Region
 
 COMPILED = "_compiled_call_impl"

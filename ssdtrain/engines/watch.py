@@ -17,10 +17,10 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from ssdtrain.counters import StepReport
+from ssdtrain.engines.meshes import ranks_of
+from ssdtrain.engines.patch import Patches, weakly
+from ssdtrain.engines.recognition import Own, device_of
 from ssdtrain.errors import AttachError
-from ssdtrain.hosts.meshes import ranks_of
-from ssdtrain.hosts.patch import Patches, weakly
-from ssdtrain.hosts.recognition import Own, device_of
 
 logger = logging.getLogger(__name__)
 

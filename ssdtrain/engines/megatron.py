@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, distributed, nn
 
+from ssdtrain.engines import plain
+from ssdtrain.engines.hints import Hints, Stage
+from ssdtrain.engines.patch import Patches, Shared, check_parameters
+from ssdtrain.engines.peers import peers_of
 from ssdtrain.errors import AttachError
-from ssdtrain.hosts import plain
-from ssdtrain.hosts.hints import Hints, Stage
-from ssdtrain.hosts.patch import Patches, Shared, check_parameters
-from ssdtrain.hosts.peers import peers_of
 from ssdtrain.plan.agree import Alone, Peers
 
 TESTED_VERSIONS = ("0.16.1", "0.19.2")
