@@ -23,9 +23,9 @@ from ssdtrain.counters import Count, Counters, Fallback
 from ssdtrain.errors import SessionClosedError
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order
+from ssdtrain.transfer.copies import Arrival, Copies, discard
 from ssdtrain.transfer.graphs import GraphTransfer as GraphParcel
 from ssdtrain.transfer.offloader import Offloader
-from ssdtrain.transfer.places import Arrival, Copies, discard
 from ssdtrain.transfer.transfers import Transfer as Parcel
 
 PLANNED = (Placement.KEEP, Placement.OFFLOAD, Placement.OFFLOAD_SSD)

@@ -15,7 +15,7 @@ from ssdtrain.cache.spec import NOTHING, Spec
 from ssdtrain.cache.wrapped import Shell, Unwrapped, WrappedHandle, as_made, unwrapped
 from ssdtrain.plan.plan import Order
 from ssdtrain.remat.compiled import Compiled
-from ssdtrain.transfer.places import Place
+from ssdtrain.transfer.copies import PinnedBuffer as Place
 
 if TYPE_CHECKING:
     from ssdtrain.cache.run import Run

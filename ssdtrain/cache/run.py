@@ -59,7 +59,8 @@ from ssdtrain.counters import Count
 from ssdtrain.gathered import MARK
 from ssdtrain.remat import modes
 from ssdtrain.remat.modes import may_meddle, without_modes
-from ssdtrain.transfer.places import Trip, fits, place_for, refitted
+from ssdtrain.transfer.copies import Trip, fits, refitted
+from ssdtrain.transfer.copies import buffer_for as place_for
 
 
 class Run:

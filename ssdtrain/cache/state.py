@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from ssdtrain.cache.identity import Key
+from ssdtrain.transfer.copies import Arrival
 from ssdtrain.transfer.device import Device
-from ssdtrain.transfer.places import Arrival
 from ssdtrain.transfer.transfers import Load
 
 if TYPE_CHECKING:

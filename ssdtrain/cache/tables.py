@@ -9,8 +9,9 @@ from ssdtrain.cache.rows import HostRow, moving
 from ssdtrain.cache.run import Run
 from ssdtrain.cache.table import Hooks, Table
 from ssdtrain.plan.plan import Plan
+from ssdtrain.transfer.copies import PinnedBuffer as Place
+from ssdtrain.transfer.copies import give_back
 from ssdtrain.transfer.pinned import PinnedPool
-from ssdtrain.transfer.places import Place, give_back
 
 
 class Tables:

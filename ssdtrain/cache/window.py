@@ -23,9 +23,9 @@ from torch import Tensor
 
 from ssdtrain.cache.state import RecordState, SavedBytes
 from ssdtrain.counters import Fallback
+from ssdtrain.transfer.copies import Trip, discard
 from ssdtrain.transfer.device import CpuEvent, Device
 from ssdtrain.transfer.offloader import Offloader
-from ssdtrain.transfer.places import Trip, discard
 from ssdtrain.transfer.transfers import Transfer as Parcel
 
 POLL_S = 0.00005

@@ -38,7 +38,7 @@ RELAXED = 2
 
 
 class GraphTransfer:
-    """The place of one tensor of one graph."""
+    """The pinned memory of one tensor of one graph."""
 
     state = TransferState.STAGED
     """It goes nowhere else."""

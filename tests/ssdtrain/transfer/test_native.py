@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ssdtrain.counters import Fallback
-from ssdtrain.transfer import native, places
+from ssdtrain.transfer import copies, native
 from ssdtrain.transfer.native import TO_DEVICE, TO_HOST, Native, Ordering
 from tests.compilers import needs_compiler
 
@@ -85,9 +85,9 @@ def test_without_a_compiler_torch_makes_them(
     """Counted, with what to set."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CC", "no-such-compiler")
-    monkeypatch.setattr(places, "loaded", FakeRuntime)
+    monkeypatch.setattr(copies, "loaded", FakeRuntime)
     told: list[tuple[Fallback, str]] = []
-    found: Any = places.copies_of(cuda.device, lambda *each: told.append(each))
+    found: Any = copies.copies_of(cuda.device, lambda *each: told.append(each))
     assert found.calls is None
     ((reason, detail),) = told
     assert reason is Fallback.COPIES_FROM_PYTHON and "set CC" in detail
@@ -98,10 +98,10 @@ def test_what_others_could_have_written_is_not_loaded(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(places, "loaded", FakeRuntime)
+    monkeypatch.setattr(copies, "loaded", FakeRuntime)
     native.LIBRARY.build().chmod(0o777)
     told: list[tuple[Fallback, str]] = []
-    found: Any = places.copies_of(cuda.device, lambda *each: told.append(each))
+    found: Any = copies.copies_of(cuda.device, lambda *each: told.append(each))
     assert found.calls is None
     ((_, detail),) = told
     assert "writable by others" in detail
@@ -113,10 +113,10 @@ def test_with_a_compiler_c_makes_them(
 ) -> None:
     """Built once, for later sessions as well."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(places, "loaded", FakeRuntime)
+    monkeypatch.setattr(copies, "loaded", FakeRuntime)
     told: list[tuple[Fallback, str]] = []
     for _ in range(2):
-        found: Any = places.copies_of(cuda.device, lambda *each: told.append(each))
+        found: Any = copies.copies_of(cuda.device, lambda *each: told.append(each))
         assert isinstance(found.calls, Native)
         monkeypatch.setenv("CC", "no-such-compiler")
     assert not told
