@@ -1,9 +1,9 @@
 """DeepSpeed: ZeRO engines and the pipeline engine.
 
-The pipeline schedule is read, not copied: `_exec_schedule` is wrapped on the instance
-to list the schedule's steps first (a schedule can be iterated again), and
-`_INSTRUCTION_MAP` is replaced on the instance by wrapped functions that give the
-hints of Algorithm 5.1 around each instruction.
+The pipeline schedule is read, not copied. `_exec_schedule` is wrapped on the instance
+to list the schedule's steps first; a schedule can be iterated again. The functions of
+`_INSTRUCTION_MAP` are wrapped on the instance, and give the hints of Algorithm 5.1
+around each instruction.
 """
 
 import functools

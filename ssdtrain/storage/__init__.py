@@ -1,10 +1,10 @@
 """Where bytes rest: files, and wrappers that count them or slow them down.
 
 Read down: `base` (the protocol), `slots` (which bytes are free), `directory` (is the
-user's directory safe), `posix` (a file), `throttle` and `wear` (slowed down, counted),
-`stripe` (one storage over several), `gds` (straight from GPU memory, over
-`kvikio_shim`; `malloc_hook` registers that memory), `measure` (how fast a storage and
-the ways to it are), `open` (the door).
+user's directory safe), `posix` (a file). Then `throttle` and `wear` (slowed down,
+counted) and `stripe` (one storage over several). `gds` moves GPU memory directly, over
+`kvikio_shim`; `malloc_hook` registers that memory. `measure` tells how fast a storage
+and the ways to it are, and `open` is the door.
 """
 
 from ssdtrain.storage.base import Slot, Storage, StorageStats

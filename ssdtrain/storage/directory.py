@@ -84,7 +84,7 @@ def check_trusted(path: Path) -> None:
 
 
 def file_system_of(fd: int) -> str:
-    """Type of the file system behind an open descriptor, `unknown` without /proc.
+    """Type of the file system of an open descriptor, `unknown` without /proc.
 
     The mount id leads to the right line of mountinfo also where device numbers do
     not (overlay, btrfs subvolumes, bind mounts over one another).

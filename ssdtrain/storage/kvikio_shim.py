@@ -143,7 +143,7 @@ class DeviceBytes:
     """A CUDA tensor as kvikio reads it: pointer and length, and no stream.
 
     torch's own `__cuda_array_interface__` names a stream to wait on; the order of
-    these transfers is the caller's business (an event before, a result behind).
+    these transfers is the caller's business (an event before, a result after).
     """
 
     def __init__(self, address: int, num_bytes: int) -> None:

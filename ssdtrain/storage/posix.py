@@ -3,9 +3,9 @@
 [Note: Files without a name]
 O_TMPFILE makes a file that no directory lists; where the file system has none, a name
 of 128 random bits is created with O_EXCL and removed at once. Either way it is mode
-0600 in a directory of this process, mode 0700, that is removed as soon as it is empty
-(NFS keeps a placeholder in it until the file is closed). So a crash or SIGKILL leaves
-neither bytes nor names, and nobody else reads them.
+0600 in a directory of this process, mode 0700. The directory is removed as soon as it
+is empty; NFS keeps a placeholder in it until the file is closed. So a crash or SIGKILL
+leaves neither bytes nor names, and nobody else reads them.
 """
 
 import contextlib

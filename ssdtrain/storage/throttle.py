@@ -55,7 +55,7 @@ class ThrottledStorage(ForwardingStorage):
     Args:
         inner: the storage that holds the bytes.
         write_gb_per_s: 1e9 bytes a second; None: no limit.
-        read_gb_per_s: likewise.
+        read_gb_per_s: the same, of reads.
         latency_ms: added to every transfer, on top of the bandwidth's share.
         clock: seconds that never fall.
         sleep: lets that many seconds of the clock pass for the calling thread.

@@ -1,4 +1,4 @@
-"""SSD endurance: the disk behind a directory, what is written to it, what is left.
+"""SSD endurance: a directory's disk, what is written to it, what is left.
 
 [Note: Days in a file]
 Budgets are per day and disk, runs are not: the bytes of all processes of a user are
@@ -66,7 +66,7 @@ class SmartReading:
 
 
 def disk_of(directory: str | Path, sys: Path = Path("/sys")) -> str:
-    """Name of the whole disk behind a directory, as in /sys/block.
+    """Name of the whole disk that a directory is on, as in /sys/block.
 
     Partitions lead to their disk. A file system without one block device (network,
     btrfs over several, overlay) is named by its device number.

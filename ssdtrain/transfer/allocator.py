@@ -9,12 +9,11 @@ holds for what is allocated from then on, blocks of both kinds live side by side
 what is cached of the other kind goes when the cache is emptied.
 
 The kind is one of the process, not of a session, so it stays as it is where somebody
-else has a say: where the user's own settings name it, where another allocator is in
-use, where NCCL registers the allocator's segments (it refuses those that grow), where a
-CUDA graph was captured (its memory has addresses that must stay), and where a drive
-writes from device memory that was registered by `cudaMalloc`'s addresses. The last
-session that asked puts it back: a tensor that is shared with another process
-afterwards lies where it would without us.
+else has a say. The user's own settings may name it. Another allocator may be in use.
+NCCL may register the allocator's segments; it refuses those that grow. A captured CUDA
+graph has addresses that must stay. A drive may write from device memory that was
+registered by `cudaMalloc`'s addresses. The last session that asked puts it back: a
+tensor that is shared with another process afterwards lies where it would without us.
 (tests/ssdtrain/transfer/test_segments.py)
 
 [Note: one segment]
@@ -23,7 +22,7 @@ was at most. The caching allocator fills it with segments of 20 MiB for small te
 and one for each larger tensor, and memory of different segments is never joined: what a
 plan frees in pieces of 24 MiB serves no backward of attention that wants 144 MiB at
 once, and another segment is taken for it: 7 % more than was ever allocated. So what a
-plan needs at most is taken as one piece when the captured forward begins, and given
+plan needs at most is taken as one piece when the captured forward begins. It is given
 back to the pool, which cuts all later tensors from it and joins what is freed.
 (tests/ssdtrain/transfer/test_arena.py)
 """

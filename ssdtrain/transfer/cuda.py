@@ -1,8 +1,7 @@
 """A GPU: the three orders of device.py as CUDA streams.
 
 The small contexts here stand in for `torch.cuda.stream` and for generators at every
-copy and every wait: there the host's time counts, because a GPU with small layers runs
-dry behind it.
+copy and every wait. There the host's time counts: a GPU with small layers waits for it.
 """
 
 from collections.abc import Callable, Sequence

@@ -93,9 +93,9 @@ class GraphEvent:
 
         Args:
             event: the device's own.
-            is_joined: whether every compute order is behind it.
+            is_joined: whether every compute order has waited for it.
             number: of its copy in the order of copies that end one after the other.
-            passed: of them, by compute order: the last that it is behind.
+            passed: of them, by compute order: the last that it has waited for.
         """
         self.event = event
         self._is_joined = is_joined
@@ -107,8 +107,8 @@ class GraphEvent:
         return self._is_joined()
 
     def is_behind(self, order: object) -> bool:
-        """Whether this compute order is behind it already: the edge would be one more
-        that the graph has."""
+        """Whether this compute order has waited for it already: the edge would be one
+        more that the graph has."""
         return self._is_joined() or self._passed.get(order, -1) >= self._number
 
     def passes(self, order: object) -> None:
@@ -120,9 +120,9 @@ class GraphEvent:
 
 
 class Device(Protocol):
-    """Copies in both directions beside compute, ordered by events.
+    """Copies in both directions while compute runs, ordered by events.
 
-    What a method does by default is right where nothing runs beside the caller and
+    What a method does by default is right where compute is the calling thread and
     nobody counts memory.
     """
 

@@ -180,7 +180,8 @@ class DirectOffloader(Offloader):
     def _rescue(self, transfer: Transfer, source: torch.Tensor, ready: Event) -> None:
         """Bring bytes that the storage did not take to host memory: nothing is lost.
 
-        The source is still whole: it is released behind `copied`, reached after this.
+        The source is still whole: it is released after `copied`, and that is reached
+        after this.
         """
         buffer = self.pool.take(transfer.num_bytes, for_load=True)
         buffer = buffer or self._unpinned(transfer.num_bytes)

@@ -3,19 +3,19 @@
 [Note: captured copies]
 What runs while a graph is captured is not done but written down, and done at every
 replay, without any of our Python. So a captured copy goes to pinned memory that it
-never shares and that stays where it is for as long as the model lives, and order is
-kept by the graph's edges alone: compute waits in the graph for the copy out before the
+never shares, and that stays where it is for as long as the model lives. The graph's
+edges alone keep the order: compute waits in the graph for the copy out before the
 tensor's memory is used again, and for the copy in before the operator that reads it.
 Both copy streams are joined with compute where a captured backward ends, and where the
 capture does (`make_graphed_callables` captures forward and backward each by itself;
 engines/graphs.py hears of it). Not where a forward ends whose backward follows in the
 same graph: copies out last into backward there, and compute would wait for all of them.
-Each edge between compute and a copy is microseconds in every replay: a kernel behind it
-does not start as the one before it ends. So compute waits for no copy whose end it is
-behind through a later one of the same direction, and copies in that the plan starts
-together leave compute at one point and come back to it at one.
+Each edge between compute and a copy is microseconds in every replay: a kernel after it
+does not start as the one before it ends. So compute does not wait for a copy if it has
+waited for a later one of the same direction. Copies in that the plan starts together
+leave compute at one point and come back to it at one.
 Nothing may be asked of an event of a capture, and nothing that was recorded before it
-may be waited for; a capture begins behind a synchronization of the device.
+may be waited for; a capture begins after a synchronization of the device.
 (tests/ssdtrain/hosts/test_graphs.py)
 """
 
@@ -85,7 +85,7 @@ class GraphCopies:
         """The last copy out, and in, since then."""
         self._num_copies = 0
         self._passed: dict[bool, dict[object, int]] = {True: {}, False: {}}
-        """By direction and compute order: the last copy that it is behind."""
+        """By direction and compute order: the last copy that it has waited for."""
         self.slabs: list[Tensor] = []
         """Pinned memory, torch's own: it is given back when nobody holds it."""
         self._left = 0
@@ -102,7 +102,7 @@ class GraphCopies:
     def load(
         self, transfers: Sequence[GraphTransfer], targets: Sequence[Tensor]
     ) -> list[GraphLoad]:
-        """Copy the bytes into the targets, behind compute; whoever waits for one of
+        """Copy the bytes into the targets, after compute; whoever waits for one of
         these loads waits for all."""
         after = [self._device.now()]
         order = self._device.order()

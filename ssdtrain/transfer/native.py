@@ -1,4 +1,4 @@
-"""Copies beside compute, made in C: one call of Python for all that one takes.
+"""Copies while compute runs, made in C: one call of Python for all that one takes.
 
 A tensor that moves takes five calls of CUDA each way, and five more for every second
 piece of it. On an H200 with a fast loop around them they take 3 microseconds, and 26
@@ -15,7 +15,7 @@ for each layer that it gathers or reduces (`split_with_sizes_copy`, `chunk_cat`)
 compute order. Such a table came after every load that had been started, and compute
 waited for it: up to 10 ms each, 6 to 38 ms a step (two H200, 4B, 6 to 8 GB moved), at
 no wait of ours. A result that the host reads back (`item`, in a loss) waits for all
-copies out likewise.
+copies out in the same way.
 So copies go in pieces, by two streams in turns. Each stream waits for the other's
 piece, and when a stream waits, the engine turns to whoever else is there: 0.5 to 2.4 ms
 a step were left.
@@ -76,7 +76,7 @@ class Ordering(NamedTuple):
 
 
 class Calls(Protocol):
-    """Copies that run beside compute."""
+    """Copies that run while compute does."""
 
     def batch(self, order: Ordering, parts: Sequence[Part]) -> int:
         """Copy, one part after the other; other threads run meanwhile, as it may wait
