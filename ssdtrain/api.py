@@ -48,14 +48,13 @@ from ssdtrain.remat.budget import MAX_OVERHEAD, Budget, NoBudget, OverheadBudget
 from ssdtrain.remat.finder import Finder, with_dear
 from ssdtrain.remat.modes import without_modes
 from ssdtrain.storage.open import (
-    Endurance,
     Selected,
     budget_bytes_per_s,
     open_for_rank,
     rank_of,
     wear_of,
 )
-from ssdtrain.storage.wear import WearReport
+from ssdtrain.storage.wear import Endurance, WearReport
 from ssdtrain.summary import (
     NEXT,
     Seen,

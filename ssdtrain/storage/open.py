@@ -9,7 +9,6 @@ directories are dealt out, and a rank whose SSD is missing works in host memory
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,10 +24,10 @@ from ssdtrain.storage.measure import (
     choose_path,
     round_trip_gb_per_s,
 )
-from ssdtrain.storage.posix import EXTENT_BYTES, PosixStorage
+from ssdtrain.storage.posix import PosixStorage
 from ssdtrain.storage.stripe import StripeStorage
 from ssdtrain.storage.throttle import ThrottledStorage
-from ssdtrain.storage.wear import MeteredStorage, WearLog, WearReport, disk_of
+from ssdtrain.storage.wear import Endurance, MeteredStorage, WearReport, disk_of
 
 PLACEHOLDERS = ("{local_rank}", "{rank}")
 SECONDS_A_DAY = 86_400
@@ -109,24 +108,10 @@ def fill(name: str, rank: Rank) -> str:
         ) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class Endurance:
-    """What may be written to each disk, and where that is kept."""
-
-    budget_bytes: int | None = None
-    """A day and disk; None: no limit."""
-    rated_bytes: int | None = None
-    """Lifetime writes by the data sheet; None: only SMART can tell."""
-    log: WearLog | None = None
-    """None: the user's own (`wear.log_path`)."""
-
-
 def open_storage(
     directories: Sequence[str | Path],
     *,
     gb_per_s: float | None = None,
-    capacity_bytes: int | None = None,
-    extent_bytes: int = EXTENT_BYTES,
     endurance: Endurance | None = None,
     on_fallback: Callable[[Fallback], None] = lambda _: None,
 ) -> Storage:
@@ -137,8 +122,6 @@ def open_storage(
     Args:
         directories: one, or several on different SSDs.
         gb_per_s: limit write and read to this many 1e9 bytes a second each.
-        capacity_bytes: cap for each directory; None: what the disks have.
-        extent_bytes: least growth of a file.
         endurance: count what is written to each disk, under a budget; None: do not.
         on_fallback: told what is not done the way it was asked for.
 
@@ -146,14 +129,7 @@ def open_storage(
         ConfigError: a directory is missing, read-only, unsafe, or named twice.
         OSError: a file cannot be created.
     """
-    storage, _ = _open(
-        directories,
-        None,
-        endurance,
-        on_fallback,
-        capacity_bytes=capacity_bytes,
-        extent_bytes=extent_bytes,
-    )
+    storage, _ = _open(directories, None, endurance, on_fallback)
     if gb_per_s is None:
         return storage
     return ThrottledStorage(storage, write_gb_per_s=gb_per_s, read_gb_per_s=gb_per_s)
@@ -164,23 +140,13 @@ def _open(
     device: torch.device | None,
     endurance: Endurance | None,
     on_fallback: Callable[[Fallback], None],
-    *,
-    capacity_bytes: int | None = None,
-    extent_bytes: int = EXTENT_BYTES,
 ) -> tuple[Storage, Choice]:
     """Open a storage over all directories; from a CUDA device, on the fastest path."""
     paths = _checked(directories)
     with ExitStack() as undo:
         posix: list[PosixStorage] = []
         for path in paths:
-            posix.append(
-                PosixStorage(
-                    path,
-                    extent_bytes=extent_bytes,
-                    capacity_bytes=capacity_bytes,
-                    on_fallback=on_fallback,
-                )
-            )
+            posix.append(PosixStorage(path, on_fallback=on_fallback))
             undo.callback(posix[-1].close)
         if device is None:
             choice = Choice(members=tuple(posix))
@@ -188,8 +154,8 @@ def _open(
             choice = choose_path(posix, device)
         members = list(choice.members)
         if endurance is not None:
-            both = zip(members, paths, strict=True)
-            members = [metered(member, path, endurance) for member, path in both]
+            for at, path in enumerate(paths):
+                members[at] = MeteredStorage(members[at], disk_of(path), endurance)
         storage = members[0] if len(members) == 1 else _stripe(members, on_fallback)
         undo.pop_all()
     return storage, choice
@@ -207,17 +173,6 @@ def _checked(directories: Sequence[str | Path]) -> list[Path]:
                 f"directory names {str(path)!r} twice; name each SSD's directory once."
             )
     return paths
-
-
-def metered(storage: Storage, place: Path, endurance: Endurance) -> MeteredStorage:
-    """Count and limit what is written to the disk behind `place`."""
-    return MeteredStorage(
-        storage,
-        disk_of(place),
-        log=endurance.log,
-        budget_bytes=endurance.budget_bytes,
-        rated_bytes=endurance.rated_bytes,
-    )
 
 
 def _stripe(
@@ -260,7 +215,7 @@ def open_for_rank(
     """Open this rank's share of the directories, on the fastest path.
 
     Args:
-        directories: of all ranks; see `rank.directories_of`.
+        directories: of all ranks; see `directories_of`.
         rank: this process.
         device: a CUDA device to look for a direct path from; None: do not look.
         gb_per_s: limit, see `open_storage`; a limited storage is always staged.
@@ -298,7 +253,7 @@ def budget_bytes_per_s(
     Ranks of this machine that share a disk share its budget. 0.0 without a disk.
 
     Args:
-        directories: of all ranks; see `rank.directories_of`.
+        directories: of all ranks; see `directories_of`.
         rank: this process.
         budget_bytes: a day and disk.
     """

@@ -225,6 +225,18 @@ def lifetime_years(
     return max(0.0, endurance_bytes) * gain / bytes_per_day / DAYS_A_YEAR
 
 
+@dataclass(frozen=True, kw_only=True)
+class Endurance:
+    """What may be written to a disk, and where that is kept."""
+
+    budget_bytes: int | None = None
+    """A day; None: no limit."""
+    rated_bytes: int | None = None
+    """Lifetime writes by the data sheet; None: only SMART can tell."""
+    log: WearLog | None = None
+    """Shared with other processes; None: the user's own (`log_path`)."""
+
+
 class MeteredStorage(ForwardingStorage):
     """Counts what is written to a disk and holds a daily budget.
 
@@ -234,26 +246,22 @@ class MeteredStorage(ForwardingStorage):
     Args:
         inner: the storage on that disk.
         disk: its name (see `disk_of`).
-        log: shared with other processes.
-        budget_bytes: a day; None: no limit.
-        rated_bytes: lifetime writes by the data sheet; None: only SMART can tell.
+        endurance: of the disk.
+        smart: asks the disk.
     """
 
     def __init__(
         self,
         inner: Storage,
         disk: str,
-        *,
-        log: WearLog | None = None,
-        budget_bytes: int | None = None,
-        rated_bytes: int | None = None,
+        endurance: Endurance,
         smart: Callable[[str], SmartReading] = read_smart,
     ) -> None:
         super().__init__(inner)
         self._disk = disk
-        self._log = log or WearLog()
-        self._budget_bytes = budget_bytes
-        self._rated_bytes = rated_bytes
+        self._log = endurance.log or WearLog()
+        self._budget_bytes = endurance.budget_bytes
+        self._rated_bytes = endurance.rated_bytes
         self._smart = smart
         self._lock = threading.Lock()
         self._unreported_bytes = 0

@@ -20,7 +20,6 @@ from ssdtrain.storage.gds import GdsStorage
 from ssdtrain.storage.kvikio_shim import GdsMode, Refusal
 from ssdtrain.storage.measure import Choice, Rates
 from ssdtrain.storage.open import (
-    Endurance,
     Rank,
     budget_bytes_per_s,
     directories_of,
@@ -29,7 +28,7 @@ from ssdtrain.storage.open import (
     wear_of,
 )
 from ssdtrain.storage.stripe import StripeStorage
-from ssdtrain.storage.wear import MeteredStorage, WearLog, disk_of
+from ssdtrain.storage.wear import Endurance, MeteredStorage, WearLog, disk_of
 from tests.ssdtrain.targets import all_written
 
 PAGE = 4096

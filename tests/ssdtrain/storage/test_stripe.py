@@ -200,7 +200,7 @@ def test_a_second_file_system(tmp_path: Path, aligned: Aligned) -> None:
     try:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            store: Storage = open_storage([first, place], extent_bytes=MIB)
+            store: Storage = open_storage([first, place])
         assert any("is on tmpfs" in str(w.message) for w in told)
         assert isinstance(store, StripeStorage)
         slots = [store.allocate(MIB) for _ in range(6)]
