@@ -1,4 +1,4 @@
-"""A storage that fails on purpose, by script or by seed: for tests of what follows."""
+"""A storage that fails on purpose, by script: for tests of what follows."""
 
 import errno
 import random
@@ -88,30 +88,6 @@ class FaultyStorage(ForwardingStorage):
         self._lock = threading.Lock()
         self._calls = dict.fromkeys(Operation, 0)
         self._hits = dict.fromkeys(FaultKind, 0)
-
-    @classmethod
-    def seeded(
-        cls,
-        inner: Storage,
-        *,
-        seed: int,
-        probability: float,
-        kinds: Iterable[tuple[Operation, FaultKind]],
-        num_calls: int = 10_000,
-    ) -> "FaultyStorage":
-        """Faults drawn beforehand: each of the first calls is hit with `probability`.
-
-        The n-th call of an operation meets the same fault in every run, whatever
-        the threads do in between.
-        """
-        draw = random.Random(seed)
-        faults = [
-            Fault(operation=operation, kind=kind, at=at, seconds=0.01)
-            for operation, kind in kinds
-            for at in range(num_calls)
-            if draw.random() < probability
-        ]
-        return cls(inner, faults, seed=seed)
 
     @property
     def hits(self) -> dict[FaultKind, int]:
