@@ -297,7 +297,7 @@ class Executor:
             raise SessionClosedError(_closed_before(batch[0].name))
         copies, num_bytes = self._copies, 0
         places = [moved.trip.place for moved in batch]
-        try:  # [Note: batches] in transfer/places.py
+        try:  # [Note: batches] in transfer/copies.py
             found = copies.back(places)
             for moved, data, place in zip(batch, found, places, strict=True):
                 moved.start_load(data, Arrival(data, place, copies))

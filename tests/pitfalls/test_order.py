@@ -32,6 +32,7 @@ from fake_cuda import Event, FakeCuda, FakeRuntime, Stream
 from perturb import perturbed
 
 NUM_BYTES = 4096
+Buffers = list[PinnedBuffer]
 
 
 @pytest.fixture
@@ -258,7 +259,7 @@ def test_places_are_ordered_as_parcels_are(cuda: FakeCuda, make: Make) -> None:
 
 
 @pytest.fixture
-def places() -> list[PinnedBuffer]:
+def places() -> Buffers:
     pool = PinnedPool(CpuDevice(), 1 << 20)
     found = [buffer_for(pool, torch.ones(4)) for _ in range(4)]
     return [place for place in found if place is not None]
@@ -270,7 +271,7 @@ def copies_on(cuda: FakeCuda, runtime: Any) -> CudaCopies:
     return copies
 
 
-def away(cuda: FakeCuda, copies: CudaCopies, places: list[PinnedBuffer]) -> list[int]:
+def away(cuda: FakeCuda, copies: CudaCopies, places: Buffers) -> list[int]:
     """All of them are copied out; the number of each copy on the store stream."""
     found, store = [], cuda.device.store_stream
     for number, place in enumerate(places):
@@ -283,10 +284,7 @@ def away(cuda: FakeCuda, copies: CudaCopies, places: list[PinnedBuffer]) -> list
 
 @pytest.mark.parametrize("make", MADE)
 def test_a_batch_in_is_ordered_as_its_copies_are(
-    cuda: FakeCuda,
-    places: list[PinnedBuffer],
-    make: Make,
-    monkeypatch: pytest.MonkeyPatch,
+    cuda: FakeCuda, places: Buffers, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each copy behind its own copy out and behind what used its memory before; whoever
     waits for one of the batch reads bytes that are there."""
@@ -347,7 +345,7 @@ class CountedCopies(FakeRuntime):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_no_copy_overtakes_one_of_the_other_way(
-    cuda: FakeCuda, places: list[PinnedBuffer], seed: int
+    cuda: FakeCuda, places: Buffers, seed: int
 ) -> None:
     """Out and in, in any order, in batches: each behind the last one of its
     place, however few waits are left."""
@@ -357,7 +355,7 @@ def test_no_copy_overtakes_one_of_the_other_way(
     copies, device = copies_on(cuda, calls), cuda.device
     other = {True: device.load_stream, False: device.store_stream}
     last: dict[int, int] = {}
-    away: list[PinnedBuffer] = []
+    away: Buffers = []
     for _ in range(60):
         home = [place for place in places if place not in away]
         cuda.current.tick()
@@ -377,9 +375,7 @@ def test_no_copy_overtakes_one_of_the_other_way(
             last[address] = number
 
 
-def test_a_settled_step_waits_once_each_way(
-    cuda: FakeCuda, places: list[PinnedBuffer]
-) -> None:
+def test_a_settled_step_waits_once_each_way(cuda: FakeCuda, places: Buffers) -> None:
     """For the copies of the other way, besides compute and by compute."""
     runtime = CountedCopies()
     copies = copies_on(cuda, runtime)
@@ -397,7 +393,7 @@ def test_a_settled_step_waits_once_each_way(
 
 
 def test_all_copies_of_a_watched_batch_are_waited_for(
-    cuda: FakeCuda, places: list[PinnedBuffer], monkeypatch: pytest.MonkeyPatch
+    cuda: FakeCuda, places: Buffers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Torch's own copies: whoever waits for one of the batch waits no second time."""
     copies, load = copies_on(cuda, None), cuda.device.load_stream
@@ -417,10 +413,7 @@ def test_all_copies_of_a_watched_batch_are_waited_for(
 
 @pytest.mark.parametrize("make", MADE)
 def test_who_has_waited_for_a_batch_waits_no_more(
-    cuda: FakeCuda,
-    places: list[PinnedBuffer],
-    make: Make,
-    monkeypatch: pytest.MonkeyPatch,
+    cuda: FakeCuda, places: Buffers, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copies, waits = copies_on(cuda, make(cuda)), Waits(cuda, monkeypatch)
     first, second = places[:2], places[2:]
@@ -444,7 +437,7 @@ def test_who_has_waited_for_a_batch_waits_no_more(
 @pytest.mark.parametrize("make", MADE)
 def test_a_number_that_a_stream_leaves_to_another_is_not_believed(
     cuda: FakeCuda,
-    places: list[PinnedBuffer],
+    places: Buffers,
     make: Make,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -459,7 +452,7 @@ def test_a_number_that_a_stream_leaves_to_another_is_not_believed(
 
 
 def test_waits_that_a_capture_left_out_are_not_counted(
-    cuda: FakeCuda, places: list[PinnedBuffer], monkeypatch: pytest.MonkeyPatch
+    cuda: FakeCuda, places: Buffers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     captures = [True]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures[0])

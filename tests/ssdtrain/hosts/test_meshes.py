@@ -177,5 +177,5 @@ def test_a_model_that_is_sharded_behind_offload_is_refused(
     with ssdtrain.offload(model, **everything):
         for part in (model[0], model):
             fully_shard(part, mesh=mesh)
-        with pytest.raises(AttachError, match="call offload\\(\\) behind"):
+        with pytest.raises(AttachError, match="call offload\\(\\) after"):
             model(torch.randn(4, 8))
