@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,15 @@ import torch
 
 from ssdtrain.counters import Fallback
 from ssdtrain.transfer import copies, native
-from ssdtrain.transfer.native import TO_DEVICE, TO_HOST, Native, Ordering
+from ssdtrain.transfer.native import (
+    TO_DEVICE,
+    TO_HOST,
+    Native,
+    Ordering,
+    Runtime,
+    library,
+    loaded,
+)
 from tests.compilers import needs_compiler
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "pitfalls"))
@@ -121,3 +130,26 @@ def test_with_a_compiler_c_makes_them(
         monkeypatch.setenv("CC", "no-such-compiler")
     assert not told
     assert native.LIBRARY.path.stat().st_mode & 0o777 == 0o700
+
+
+class Text:
+    """`cudaGetErrorString`, as `ctypes` gives it."""
+
+    restype: Any = None
+    argtypes: Any = None
+
+    def __call__(self, status: int) -> bytes:
+        return b"out of luck"
+
+
+def test_what_cuda_says_is_raised() -> None:
+    runtime = Runtime(SimpleNamespace(cudaGetErrorString=Text()))
+    with pytest.raises(RuntimeError, match=r"out of luck \(CUDA error 700\)"):
+        runtime.fail(700)
+
+
+def test_without_a_runtime_torch_copies() -> None:
+    if library() is None:
+        assert loaded() is None
+    else:
+        assert isinstance(loaded(), Runtime)
