@@ -724,7 +724,6 @@ def _open_storage(
         settings.directories,
         rank_of(os.environ),
         device=device.torch_device if look else None,
-        gb_per_s=settings.write_gb_per_s,
         endurance=endurance,
         on_fallback=counters.fell_back,
     )

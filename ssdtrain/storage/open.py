@@ -26,7 +26,6 @@ from ssdtrain.storage.measure import (
 )
 from ssdtrain.storage.posix import PosixStorage
 from ssdtrain.storage.stripe import StripeStorage
-from ssdtrain.storage.throttle import ThrottledStorage
 from ssdtrain.storage.wear import Endurance, MeteredStorage, WearReport, disk_of
 
 PLACEHOLDERS = ("{local_rank}", "{rank}")
@@ -111,7 +110,6 @@ def fill(name: str, rank: Rank) -> str:
 def open_storage(
     directories: Sequence[str | Path],
     *,
-    gb_per_s: float | None = None,
     endurance: Endurance | None = None,
     on_fallback: Callable[[Fallback], None] = lambda _: None,
 ) -> Storage:
@@ -121,7 +119,6 @@ def open_storage(
 
     Args:
         directories: one, or several on different SSDs.
-        gb_per_s: limit write and read to this many 1e9 bytes a second each.
         endurance: count what is written to each disk, under a budget; None: do not.
         on_fallback: told what is not done the way it was asked for.
 
@@ -129,10 +126,7 @@ def open_storage(
         ConfigError: a directory is missing, read-only, unsafe, or named twice.
         OSError: a file cannot be created.
     """
-    storage, _ = _open(directories, None, endurance, on_fallback)
-    if gb_per_s is None:
-        return storage
-    return ThrottledStorage(storage, write_gb_per_s=gb_per_s, read_gb_per_s=gb_per_s)
+    return _open(directories, None, endurance, on_fallback)[0]
 
 
 def _open(
@@ -208,7 +202,6 @@ def open_for_rank(
     rank: Rank,
     *,
     device: torch.device | None = None,
-    gb_per_s: float | None = None,
     endurance: Endurance | None = None,
     on_fallback: Callable[[Fallback], None] = lambda _: None,
 ) -> Selected:
@@ -218,7 +211,6 @@ def open_for_rank(
         directories: of all ranks; see `directories_of`.
         rank: this process.
         device: a CUDA device to look for a direct path from; None: do not look.
-        gb_per_s: limit, see `open_storage`; a limited storage is always staged.
         endurance: count and limit what is written; None: do not.
         on_fallback: told what is not done the way it was asked for.
 
@@ -231,10 +223,8 @@ def open_for_rank(
         on_fallback(Fallback.NO_SSD_ON_RANK)
         places = ", ".join(map(str, own.missing))
         return Selected(None, False, f"host memory: {places} does not exist")
-    if device is None or gb_per_s is not None:
-        storage = open_storage(
-            own.paths, gb_per_s=gb_per_s, endurance=endurance, on_fallback=on_fallback
-        )
+    if device is None:
+        storage = open_storage(own.paths, endurance=endurance, on_fallback=on_fallback)
         return Selected(storage, False, f"{STAGED_POSIX}: {storage.describe()}")
     storage, choice = _open(own.paths, device, endurance, on_fallback)
     if choice.unusable:

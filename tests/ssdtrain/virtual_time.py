@@ -15,7 +15,8 @@ from types import ModuleType
 
 import pytest
 
-from ssdtrain.storage import Storage, ThrottledStorage
+from ssdtrain.storage import Storage
+from tests.ssdtrain.throttle import ThrottledStorage
 
 
 class VirtualTime:

@@ -31,8 +31,8 @@ from ssdtrain.plan.schedule import Style, schedule
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.storage.base import Slot
-from ssdtrain.storage.throttle import ThrottledStorage
 from tests.ssdtrain.memory_storage import MemoryStorage
+from tests.ssdtrain.throttle import ThrottledStorage
 
 Orders = Mapping[str, Sequence[Order]]
 NUM_TIMED = 3

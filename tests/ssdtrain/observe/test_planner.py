@@ -34,11 +34,11 @@ from ssdtrain.plan.timeline import Timeline
 from ssdtrain.remat.budget import Span
 from ssdtrain.remat.narrow import narrow
 from ssdtrain.storage.base import ForwardingStorage, Slot
-from ssdtrain.storage.throttle import Link
 from ssdtrain.transfer.device import CpuDevice
 from tests.ranks import LONGEST_S
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.memory_storage import MemoryStorage
+from tests.ssdtrain.throttle import Link
 from tests.ssdtrain.virtual_time import VirtualTime
 
 pytestmark = pytest.mark.usefixtures("virtual_time")

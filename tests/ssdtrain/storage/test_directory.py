@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.storage import PosixStorage, ThrottledStorage, open_storage
+from ssdtrain.storage import PosixStorage, open_storage
 from ssdtrain.storage import directory as directory_module
 from ssdtrain.storage.directory import check_directory, file_system_of
 from ssdtrain.storage.stripe import StripeStorage
@@ -148,10 +148,6 @@ def test_open_storage(tmp_path: Path) -> None:
         str(place) for place in places
     ]
     store.close()
-    slow = open_storage([str(places[0])], gb_per_s=2.5)
-    assert isinstance(slow, ThrottledStorage)
-    assert "write 2.5 GB/s, read 2.5 GB/s" in slow.describe()
-    slow.close()
 
 
 def test_open_storage_refuses(directory: Path) -> None:

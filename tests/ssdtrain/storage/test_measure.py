@@ -10,7 +10,7 @@ import torch
 from ssdtrain.storage import PosixStorage, measure
 from ssdtrain.storage.kvikio_shim import Availability, GdsMode, Refusal
 from ssdtrain.storage.measure import STAGED_POSIX, choose_path
-from ssdtrain.storage.throttle import ThrottledStorage
+from tests.ssdtrain.throttle import ThrottledStorage
 from tests.ssdtrain.virtual_time import VirtualTime
 
 MIB = 1024 * 1024

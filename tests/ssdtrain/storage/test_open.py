@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import ssdtrain
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError, StorageFullError
-from ssdtrain.storage import PosixStorage, ThrottledStorage, measure
+from ssdtrain.storage import PosixStorage, measure
 from ssdtrain.storage import open as opening
 from ssdtrain.storage.base import ForwardingStorage
 from ssdtrain.storage.gds import GdsStorage
@@ -30,6 +30,7 @@ from ssdtrain.storage.open import (
 from ssdtrain.storage.stripe import StripeStorage
 from ssdtrain.storage.wear import Endurance, MeteredStorage, WearLog, disk_of
 from tests.ssdtrain.targets import all_written
+from tests.ssdtrain.throttle import ThrottledStorage
 
 PAGE = 4096
 CUDA = torch.device("cuda")
@@ -168,15 +169,6 @@ def test_several_directories_take_the_direct_path_together(
         assert torch.equal(sent, back)
     assert len({slot.file for slot in slots}) == 2
     stripe.close()
-
-
-def test_a_throttled_storage_is_staged(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(opening, "choose_path", None)  # must not be called
-    made = open_for_rank([directory], Rank(), device=CUDA, gb_per_s=1.0)
-    assert isinstance(made.storage, ThrottledStorage)
-    made.storage.close()
 
 
 def test_a_session_reports_wear_and_holds_the_budget(

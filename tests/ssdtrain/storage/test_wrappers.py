@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from ssdtrain.errors import StorageFullError
-from ssdtrain.storage import ThrottledStorage
-from ssdtrain.storage.throttle import Link
 from tests.ssdtrain.faulty import (
     Fault,
     FaultKind,
@@ -17,6 +15,7 @@ from tests.ssdtrain.faulty import (
     WorkerDeath,
 )
 from tests.ssdtrain.memory_storage import MemoryStorage
+from tests.ssdtrain.throttle import Link, ThrottledStorage
 from tests.ssdtrain.virtual_time import VirtualTime
 
 MIB = 1024 * 1024
