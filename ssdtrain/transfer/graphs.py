@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ssdtrain.storage.slots import round_up
 from ssdtrain.transfer.device import Device, GraphEvent
 from ssdtrain.transfer.native import library
 from ssdtrain.transfer.pinned import GRAIN_BYTES
@@ -134,7 +135,7 @@ class GraphCopies:
         return found
 
     def _take(self, num_bytes: int) -> Tensor | None:
-        size = -(-num_bytes // GRAIN_BYTES) * GRAIN_BYTES
+        size = round_up(num_bytes, GRAIN_BYTES)
         if self.used_bytes + size > self._cap_bytes:
             return None
         if size > self._left:

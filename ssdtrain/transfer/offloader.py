@@ -30,8 +30,9 @@ from ssdtrain.counters import Count, Counters, Fallback, Trace
 from ssdtrain.errors import ActivationLostError, StorageFullError
 from ssdtrain.forks import Owner
 from ssdtrain.storage.base import Slot, Storage
+from ssdtrain.storage.slots import round_up
 from ssdtrain.transfer.device import Device, Event
-from ssdtrain.transfer.pinned import Buffer, PinnedPool, page_aligned, round_up
+from ssdtrain.transfer.pinned import Buffer, PinnedPool, buffer_bytes, page_aligned
 from ssdtrain.transfer.transfers import Load, Transfer, TransferOwner, TransferState
 from ssdtrain.transfer.workers import Workers
 
@@ -316,7 +317,7 @@ class Offloader:
                 start = time.monotonic_ns()
                 slot = storage.allocate(transfer.num_bytes)
                 try:
-                    padded_bytes = _padded(transfer.num_bytes, storage)
+                    padded_bytes = round_up(transfer.num_bytes, storage.alignment_bytes)
                     storage.write(slot, buffer.memory[:padded_bytes])
                 except BaseException:
                     storage.free(slot)
@@ -368,7 +369,7 @@ class Offloader:
 
     def _unpinned(self, num_bytes: int) -> Buffer:
         self.fall_back(Fallback.UNPINNED_LOAD)
-        return Buffer(page_aligned(round_up(num_bytes)), pooled=False)
+        return Buffer(page_aligned(buffer_bytes(num_bytes)), pooled=False)
 
     def _recall(self, transfer: Transfer, buffer: Buffer) -> None:
         try:
@@ -386,7 +387,8 @@ class Offloader:
             buffer.settle()
             if slot is None:
                 raise RuntimeError("a stored transfer without a slot")
-            storage.read(slot, buffer.memory[: _padded(transfer.num_bytes, storage)])
+            padded_bytes = round_up(transfer.num_bytes, storage.alignment_bytes)
+            storage.read(slot, buffer.memory[:padded_bytes])
         except BaseException as caught:
             error = caught
         self._meters.trace.add("read", transfer.name, start, transfer.num_bytes)
@@ -464,11 +466,6 @@ class Offloader:
         if self.storage is None:
             raise RuntimeError("a transfer was drained although there is no storage")
         return self.storage
-
-
-def _padded(num_bytes: int, storage: Storage) -> int:
-    grain = storage.alignment_bytes
-    return -(-num_bytes // grain) * grain
 
 
 def why_kept(error: BaseException) -> Fallback:
