@@ -56,7 +56,7 @@ REFUSED = {
 OUTPUT_MARK = "_ssdtrain_lane"
 
 
-class Event(NamedTuple):
+class ScheduleEvent(NamedTuple):
     """One forward or backward of a schedule."""
 
     stage: Stage
@@ -88,7 +88,7 @@ def is_megatron(modules: Iterable[object]) -> bool:
     )
 
 
-def check_version(schedules: Any) -> None:
+def check_schedules(schedules: Any) -> None:
     """Refuse a Megatron-Core whose internals are not the ones we replace.
 
     Raises:
@@ -129,9 +129,9 @@ class Schedule:
         self._hints = hints
         self._keep = keep
         self._chunks = {id(innermost(m)): at for at, m in enumerate(modules)}
-        self._events: list[Event] = []
+        self._events: list[ScheduleEvent] = []
         self._expected = 0
-        self._orders: dict[int, list[Event]] = {}
+        self._orders: dict[int, list[ScheduleEvent]] = {}
 
     def chunk_of(self, model: Any) -> int | None:
         """Which of our chunks this is; None: somebody else's."""
@@ -144,10 +144,10 @@ class Schedule:
         micro_batch = arguments.get("current_microbatch")
         if not torch.is_grad_enabled() or micro_batch is None:
             return run()
-        event = Event(Stage.FORWARD, chunk, micro_batch)
+        event = ScheduleEvent(Stage.FORWARD, chunk, micro_batch)
         if not self._events or event in self._events:
             self._begin(arguments["num_microbatches"])
-        with self._hints.forward(micro_batch=micro_batch, chunk=name_of(chunk)):
+        with self._hints.forward(micro_batch=micro_batch, chunk=chunk_name(chunk)):
             result = run()
         tensor = first_tensor(result[0])
         if tensor is not None:
@@ -159,7 +159,7 @@ class Schedule:
         """`backward_step` of a lane."""
         result = run()
         self._hints.wait_io()
-        self._done(Event(Stage.BACKWARD, lane.chunk, lane.micro_batch))
+        self._done(ScheduleEvent(Stage.BACKWARD, lane.chunk, lane.micro_batch))
         if len(self._events) == self._expected:
             self._end()
         return result
@@ -182,7 +182,7 @@ class Schedule:
         self._events = []
         self._hints.step_end()
 
-    def _done(self, event: Event) -> None:
+    def _done(self, event: ScheduleEvent) -> None:
         """Tell what follows; load for it where a neighbour is waited for first."""
         self._events.append(event)
         order, at = self._orders.get(self._expected, []), len(self._events)
@@ -192,7 +192,7 @@ class Schedule:
         self._hints.set_next_stage(
             following.stage,
             micro_batch=following.micro_batch,
-            chunk=name_of(following.chunk),
+            chunk=chunk_name(following.chunk),
         )
         if following[1:] != event[1:]:  # else nothing is waited for: all is here
             self._hints.prefetch_last_module()
@@ -296,7 +296,7 @@ def first_tensor(output: Any) -> Tensor | None:
     return output if isinstance(output, Tensor) else None
 
 
-def name_of(chunk: int) -> str:
+def chunk_name(chunk: int) -> str:
     """The name of a chunk's lanes."""
     return f"model{chunk or ''}"
 
@@ -344,11 +344,11 @@ def attach(
     schedules = import_module(SCHEDULES)
     router: Router | None = Shared.at(schedules)
     if router is None:
-        check_version(schedules)
+        check_schedules(schedules)
         router = Router(schedules, import_module(RANDOM), import_module(NEIGHBOURS))
     schedule = Schedule(modules, hints, keep)
     router.add(schedule)
     patches.also(functools.partial(router.remove, schedule))
     for number, module in enumerate(modules):
         # Outside the schedules (a loop of one's own) the chunk is a plain module.
-        plain.attach(module, hints, patches, name_of(number))
+        plain.attach(module, hints, patches, chunk_name(number))

@@ -172,7 +172,7 @@ class Preload(str, Enum):
     NEVER = "never"
 
 
-class Decision(NamedTuple):
+class PreloadDecision(NamedTuple):
     """Whether to preload, and why."""
 
     library: Path | None
@@ -182,7 +182,7 @@ class Decision(NamedTuple):
 
 def decide(
     choice: Preload, *, to_ssd: bool, environment: Mapping[str, str] = os.environ
-) -> Decision:
+) -> PreloadDecision:
     """Decide whether a process of this environment starts with the hook; builds it.
 
     Args:
@@ -195,18 +195,18 @@ def decide(
         ConfigError: others could have written it.
     """
     if choice is Preload.NEVER:
-        return Decision(None, "preload=never")
+        return PreloadDecision(None, "preload=never")
     if choice is Preload.AUTO and (reason := _of_no_use(to_ssd, environment)):
-        return Decision(None, reason)
+        return PreloadDecision(None, reason)
     try:
         library = LIBRARY.built()
     except BuildError as error:
         if choice is Preload.ALWAYS:
             raise
-        return Decision(None, f"it cannot be built: {error}")
+        return PreloadDecision(None, f"it cannot be built: {error}")
     if choice is Preload.ALWAYS:
-        return Decision(library, "preload=always")
-    return Decision(library, "nvidia-fs is loaded and tensors go to an SSD")
+        return PreloadDecision(library, "preload=always")
+    return PreloadDecision(library, "nvidia-fs is loaded and tensors go to an SSD")
 
 
 def _of_no_use(to_ssd: bool, environment: Mapping[str, str]) -> str:

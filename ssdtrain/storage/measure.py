@@ -94,7 +94,7 @@ class Rates(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class PathChoice:
     """The path that was taken, and why."""
 
     members: tuple[Storage, ...]
@@ -140,7 +140,7 @@ def choose_path(
     depth: int = 4,
     look: Callable[[], Availability] = availability,
     clock: Clock = time.monotonic,
-) -> Choice:
+) -> PathChoice:
     """Measure every path from `device` to these files and take the fastest.
 
     Writes and reads `NUM_RECORDS` records a path, directory and round, a few seconds in
@@ -157,9 +157,9 @@ def choose_path(
     found = look()
     staged: tuple[Storage, ...] = tuple(posix)
     if not found.modes:
-        return Choice(members=staged, refusals=found.refusals)
+        return PathChoice(members=staged, refusals=found.refusals)
     set_threads(max(depth, 8))
-    whole = joined(posix)
+    whole = as_one(posix)
     paths: dict[str, Storage] = {STAGED_POSIX: StagedPath(whole, RECORD_BYTES)}
     direct: dict[str, tuple[GdsStorage, ...]] = {}
     refusals = list(found.refusals)
@@ -168,7 +168,7 @@ def choose_path(
             direct[mode.value] = _opened(posix, mode)
         except OSError as error:
             refusals.append(Refusal(mode, str(error)))
-    paths |= {name: joined(members) for name, members in direct.items()}
+    paths |= {name: as_one(members) for name, members in direct.items()}
     rates: list[Rates] = []
     taken = STAGED_POSIX
     try:
@@ -183,10 +183,10 @@ def choose_path(
     for others in direct.values():
         for other in others:
             other.release()
-    return Choice(members=members, rates=tuple(rates), refusals=tuple(refusals))
+    return PathChoice(members=members, rates=tuple(rates), refusals=tuple(refusals))
 
 
-def joined(members: Sequence[Storage]) -> Storage:
+def as_one(members: Sequence[Storage]) -> Storage:
     """Several storages as one, to measure them side by side."""
     return members[0] if len(members) == 1 else StripeStorage(members)
 

@@ -20,7 +20,7 @@ from ssdtrain.storage.base import ForwardingStorage, Storage
 from ssdtrain.storage.directory import check_directory
 from ssdtrain.storage.measure import (
     STAGED_POSIX,
-    Choice,
+    PathChoice,
     choose_path,
     round_trip_gb_per_s,
 )
@@ -134,7 +134,7 @@ def _open(
     device: torch.device | None,
     endurance: Endurance | None,
     on_fallback: Callable[[Fallback], None],
-) -> tuple[Storage, Choice]:
+) -> tuple[Storage, PathChoice]:
     """Open a storage over all directories; from a CUDA device, on the fastest path."""
     paths = _checked(directories)
     with ExitStack() as undo:
@@ -143,7 +143,7 @@ def _open(
             posix.append(PosixStorage(path, on_fallback=on_fallback))
             undo.callback(posix[-1].close)
         if device is None:
-            choice = Choice(members=tuple(posix))
+            choice = PathChoice(members=tuple(posix))
         else:
             choice = choose_path(posix, device)
         members = list(choice.members)

@@ -184,7 +184,7 @@ Observer = Callable[[int, int, int, int], None]
 """Device, bytes that were asked for, bytes that the device has, bytes free on it."""
 
 
-def attach(observer: Observer) -> None:
+def attach_observer(observer: Observer) -> None:
     """Attach it to torch's allocator; nothing where this torch cannot."""
     to = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
     if to is not None:
@@ -200,7 +200,7 @@ class Shortages:
     own error, in a backward as well. (tests/ssdtrain/transfer/test_shortages.py)
     """
 
-    def __init__(self, attach: Callable[[Observer], None] = attach) -> None:
+    def __init__(self, attach: Callable[[Observer], None] = attach_observer) -> None:
         self._attach = attach
         self._is_attached = False
         self._lock = threading.Lock()

@@ -47,7 +47,7 @@ from ssdtrain.transfer.native import (
     Calls,
     Native,
     Ordering,
-    loaded,
+    loaded_runtime,
 )
 from ssdtrain.transfer.offloader import Offloader
 from ssdtrain.transfer.pinned import Buffer, PinnedPool
@@ -310,7 +310,7 @@ def copies_of(
     """
     if not isinstance(device, CudaDevice):
         return AnyCopies(device)
-    runtime = loaded()
+    runtime = loaded_runtime()
     if runtime is None:
         return CudaCopies(device, None)
     calls: Calls | None = None

@@ -112,7 +112,7 @@ class Runtime:
         raise RuntimeError(f"a copy could not be started: {said} (CUDA error {status})")
 
 
-def loaded() -> Runtime | None:
+def loaded_runtime() -> Runtime | None:
     """The runtime of this process; None: see `library`."""
     functions = library()
     return None if functions is None else Runtime(functions)

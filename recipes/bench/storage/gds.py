@@ -30,7 +30,7 @@ from ssdtrain.storage.kvikio_shim import (
     kvikio_version,
     set_threads,
 )
-from ssdtrain.storage.measure import STAGED_POSIX, StagedPath, choose_path, joined
+from ssdtrain.storage.measure import STAGED_POSIX, StagedPath, as_one, choose_path
 
 MIB = 1024 * 1024
 WAYS = ("raw", "raw-closed", "kvikio", "kvikio-closed")
@@ -119,7 +119,7 @@ class Paths:
         places = [place / f"member{i}" for i in range(num)] if num > 1 else [place]
         for member in places:
             member.mkdir(exist_ok=True)
-        storage = joined([PosixStorage(member) for member in places])
+        storage = as_one([PosixStorage(member) for member in places])
         return storage, StagedPath(storage, self.record_bytes)
 
     def _add(self, name: str, made: tuple[Any, Any]) -> None:

@@ -59,7 +59,7 @@ def choose(
     direct: float,
     fails: bool = False,
     gds: type[SlowGds] | None = None,
-) -> tuple[measure.Choice, type[SlowGds]]:
+) -> tuple[measure.PathChoice, type[SlowGds]]:
     time = VirtualTime()
     fake = type("Fake", (SlowGds,), {"gb_per_s": direct, "fails": fails, "time": time})
     fake = gds or fake

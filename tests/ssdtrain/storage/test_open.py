@@ -18,7 +18,7 @@ from ssdtrain.storage import open as opening
 from ssdtrain.storage.base import ForwardingStorage
 from ssdtrain.storage.gds import GdsStorage
 from ssdtrain.storage.kvikio_shim import GdsMode, Refusal
-from ssdtrain.storage.measure import Choice, Rates
+from ssdtrain.storage.measure import PathChoice, Rates
 from ssdtrain.storage.open import (
     Rank,
     budget_bytes_per_s,
@@ -80,10 +80,10 @@ def test_every_disk_is_metered(
     stripe.close()
 
 
-def choice_of(members: list[PosixStorage], refused: bool) -> Choice:
+def choice_of(members: list[PosixStorage], refused: bool) -> PathChoice:
     refusals = (Refusal(GdsMode.GDS, "no driver"),) if refused else ()
     rates = () if refused else (Rates("staging + posix", 3.0, 3.0),)
-    return Choice(members=tuple(members), rates=rates, refusals=refusals)
+    return PathChoice(members=tuple(members), rates=rates, refusals=refusals)
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -146,11 +146,11 @@ def test_several_directories_take_the_direct_path_together(
         place.mkdir()
     measured: list[Any] = []
 
-    def choose(posix: Any, device: Any) -> Choice:
-        measured.append(measure.joined(posix))
+    def choose(posix: Any, device: Any) -> PathChoice:
+        measured.append(measure.as_one(posix))
         members = tuple(TakesAll(files, GdsMode.GDS) for files in posix)
         rates = (Rates("GDS", 6.0, 6.0), Rates("staging + posix", 3.0, 3.0))
-        return Choice(members=members, rates=rates, refusals=())
+        return PathChoice(members=members, rates=rates, refusals=())
 
     monkeypatch.setattr(opening, "choose_path", choose)
     ample = replace(endurance, budget_bytes=None)

@@ -17,7 +17,7 @@ from ssdtrain.transfer.native import (
     Ordering,
     Runtime,
     library,
-    loaded,
+    loaded_runtime,
 )
 from tests.compilers import needs_compiler
 
@@ -94,7 +94,7 @@ def test_without_a_compiler_torch_makes_them(
     """Counted, with what to set."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CC", "no-such-compiler")
-    monkeypatch.setattr(copies, "loaded", FakeRuntime)
+    monkeypatch.setattr(copies, "loaded_runtime", FakeRuntime)
     told: list[tuple[Fallback, str]] = []
     found: Any = copies.copies_of(cuda.device, lambda *each: told.append(each))
     assert found.calls is None
@@ -107,7 +107,7 @@ def test_what_others_could_have_written_is_not_loaded(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(copies, "loaded", FakeRuntime)
+    monkeypatch.setattr(copies, "loaded_runtime", FakeRuntime)
     native.LIBRARY.build().chmod(0o777)
     told: list[tuple[Fallback, str]] = []
     found: Any = copies.copies_of(cuda.device, lambda *each: told.append(each))
@@ -122,7 +122,7 @@ def test_with_a_compiler_c_makes_them(
 ) -> None:
     """Built once, for later sessions as well."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(copies, "loaded", FakeRuntime)
+    monkeypatch.setattr(copies, "loaded_runtime", FakeRuntime)
     told: list[tuple[Fallback, str]] = []
     for _ in range(2):
         found: Any = copies.copies_of(cuda.device, lambda *each: told.append(each))
@@ -150,6 +150,6 @@ def test_what_cuda_says_is_raised() -> None:
 
 def test_without_a_runtime_torch_copies() -> None:
     if library() is None:
-        assert loaded() is None
+        assert loaded_runtime() is None
     else:
-        assert isinstance(loaded(), Runtime)
+        assert isinstance(loaded_runtime(), Runtime)
