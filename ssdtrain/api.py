@@ -26,12 +26,12 @@ from ssdtrain.config import (
     with_options,
 )
 from ssdtrain.counters import Counters, Fallback, StepReport, Trace, figures_of
+from ssdtrain.engines import deepspeed, graphs, megatron, meshes, plain, regions
+from ssdtrain.engines.hints import Hints, Steps
+from ssdtrain.engines.patch import Patches, weakly
+from ssdtrain.engines.recognition import device_of, modules_of
+from ssdtrain.engines.watch import HELD, Watch
 from ssdtrain.errors import ConfigError
-from ssdtrain.hosts import deepspeed, graphs, megatron, meshes, plain, regions
-from ssdtrain.hosts.hints import Hints, Steps
-from ssdtrain.hosts.patch import Patches, weakly
-from ssdtrain.hosts.recognition import device_of, modules_of
-from ssdtrain.hosts.watch import HELD, Watch
 from ssdtrain.numerics import settle
 from ssdtrain.observe.planner import Planner
 from ssdtrain.observe.room import WHOLE
@@ -48,14 +48,13 @@ from ssdtrain.rebuild.modes import without_modes
 from ssdtrain.rebuild.recipes import rules_of
 from ssdtrain.regions.find import find_regions
 from ssdtrain.storage.open import (
-    Endurance,
     Selected,
     budget_bytes_per_s,
     open_for_rank,
     rank_of,
     wear_of,
 )
-from ssdtrain.storage.wear import WearReport
+from ssdtrain.storage.wear import Endurance, WearReport
 from ssdtrain.summary import (
     NEXT,
     Seen,
@@ -63,8 +62,9 @@ from ssdtrain.summary import (
     summary,
     why_it_stays,
 )
-from ssdtrain.transfer.device import Device, open_device
-from ssdtrain.transfer.direct import DirectOffloader, OverflowOffloader
+from ssdtrain.transfer.cuda import open_device
+from ssdtrain.transfer.device import Device
+from ssdtrain.transfer.direct import DirectOffloader
 from ssdtrain.transfer.host_memory import (
     available_bytes,
     host_cap_bytes,
@@ -511,7 +511,7 @@ def _attach(model: Any, settings: OffloadConfig) -> Session:
             modules[0],
             lambda: session.can_capture,
             lambda: None if planner is None else planner.captured_plan(),
-            hears_ends=graphs.attach(cache.captures.ends, patches),
+            hears_ends=graphs.attach(cache.captures, patches),
         )
         if engine and deepspeed.is_pipeline(model):
             deepspeed.attach_pipeline(model, session.hints, patches)
@@ -700,14 +700,9 @@ def _open_offloader(
     reserve = cap // 4 if storage is not None else 0
     pool = PinnedPool(device, cap, reserve)
     threads = settings.io_threads
-    offloader: Offloader
     if storage is not None and direct:
-        kind = DirectOffloader if settings.target.is_staged else OverflowOffloader
-        offloader = kind(device, pool, storage, threads, meters)
-    else:
-        offloader = Offloader(device, pool, storage, drain, threads, meters)
-    offloader.path = why
-    return offloader
+        return DirectOffloader(device, pool, storage, drain, threads, meters, why)
+    return Offloader(device, pool, storage, drain, threads, meters, why)
 
 
 def _open_storage(
@@ -724,7 +719,6 @@ def _open_storage(
         settings.directories,
         rank_of(os.environ),
         device=device.torch_device if look else None,
-        gb_per_s=settings.write_gb_per_s,
         endurance=endurance,
         on_fallback=counters.fell_back,
     )

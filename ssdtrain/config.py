@@ -128,7 +128,6 @@ class AdvancedOptions(TypedDict, total=False):
     prefetch_bytes: Bytes | None
     ssd_rated_bytes: Bytes | None
     gpu_direct: GpuDirect | Literal["auto", "off"]
-    write_gb_per_s: float | None
     io_threads: int
     trace: bool
     seed: int
@@ -211,8 +210,6 @@ class OffloadConfig:
     """Bytes each SSD is rated to take over its life (data sheet: TBW); None: SMART."""
     gpu_direct: GpuDirect = GpuDirect.AUTO
     """`auto`: take GPUDirect Storage where it is measured faster; `off`: never."""
-    write_gb_per_s: float | None = None
-    """Limit the storage to this write and read bandwidth in GB/s (experiments)."""
     io_threads: int = 4
     """Threads that write to and read from the SSD, each with one request."""
     trace: bool = False
@@ -246,11 +243,6 @@ class OffloadConfig:
         if type(self.io_threads) is not int or self.io_threads < 1:
             raise ConfigError(
                 f"io_threads expects an integer >= 1, got {self.io_threads!r}"
-            )
-        if self.write_gb_per_s is not None and not self.write_gb_per_s > 0:
-            raise ConfigError(
-                f"write_gb_per_s expects GB/s above 0, got {self.write_gb_per_s}; "
-                "leave it None for no limit."
             )
 
     @property

@@ -45,7 +45,7 @@ class Fallback(str, Enum):
     KEPT_IN_BACKWARD = "kept: packed inside backward (recomputation)"
     KEPT_TRANSFORMED = "kept: a transform of torch.func ran the forward"
     KEPT_PIN_FAILED = "kept: host memory could not be pinned"
-    COPIES_FROM_PYTHON = "copied by calls from Python, which cost the host more"
+    COPIES_FROM_PYTHON = "copied by torch's own calls, which cost the host more"
     UNPINNED_LOAD = "loaded through unpinned memory: the pool was exhausted"
     RECIPE_REFUSED = "stored: a recipe was refused (unequal, changed or unknown input)"
     RECIPE_UNSAVED = "stored: a recipe passes a tensor that may have been changed"

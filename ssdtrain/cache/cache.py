@@ -77,9 +77,9 @@ from ssdtrain.forks import Owner
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.rule import Rule
 from ssdtrain.rebuild.modes import may_meddle, unseen, without_modes
+from ssdtrain.transfer.copies import Trip, copies_of, discard
 from ssdtrain.transfer.direct import DirectOffloader
 from ssdtrain.transfer.offloader import Offloader
-from ssdtrain.transfer.places import Trip, copies_of, discard
 
 
 class Meter(Protocol):

@@ -24,8 +24,8 @@ from ssdtrain.counters import Fallback
 from ssdtrain.errors import CaptureError
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
-from ssdtrain.transfer.arena import begin_with
-from ssdtrain.transfer.graphs import GraphCopies, GraphParcel, relaxed_capture
+from ssdtrain.transfer.allocator import begin_with
+from ssdtrain.transfer.graphs import GraphCopies, GraphTransfer, relaxed_capture
 from ssdtrain.transfer.offloader import Drain
 
 MEMORY = "_ssdtrain_graph_memory"
@@ -50,7 +50,7 @@ class Captures:
         self._hears_ends = False
         self._has_segment = False
         """Whether the graph that is captured has been given one: [Note: one segment]
-        in transfer/arena.py."""
+        in transfer/allocator.py."""
 
     def attach(
         self,
@@ -205,7 +205,7 @@ class Captures:
         others, away, parcels = [], [], []
         for record in records:
             parcel: Any = record.parcel
-            if type(parcel) is GraphParcel:
+            if type(parcel) is GraphTransfer:
                 away.append(record)
                 parcels.append(parcel)
             else:

@@ -23,10 +23,10 @@ from ssdtrain.counters import Count, Counters, Fallback
 from ssdtrain.errors import SessionClosedError
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order
-from ssdtrain.transfer.graphs import GraphParcel
+from ssdtrain.transfer.copies import Arrival, Copies, discard
+from ssdtrain.transfer.graphs import GraphTransfer
 from ssdtrain.transfer.offloader import Offloader
-from ssdtrain.transfer.parcel import Parcel
-from ssdtrain.transfer.places import Arrival, Copies, discard
+from ssdtrain.transfer.transfers import Transfer
 
 PLANNED = (Placement.KEEP, Placement.OFFLOAD, Placement.OFFLOAD_SSD)
 """Placements that an order carries out here."""
@@ -297,7 +297,7 @@ class Executor:
             raise SessionClosedError(_closed_before(batch[0].name))
         copies, num_bytes = self._copies, 0
         places = [moved.trip.place for moved in batch]
-        try:  # [Note: batches] in transfer/places.py
+        try:  # [Note: batches] in transfer/copies.py
             found = copies.back(places)
             for moved, data, place in zip(batch, found, places, strict=True):
                 moved.start_load(data, Arrival(data, place, copies))
@@ -321,7 +321,7 @@ class Executor:
             record.start_load(data, self._load_of(record.parcel, data))
         except BaseException:
             # An interrupt: `data` may be being filled.
-            if record.load is None and type(record.parcel) is Parcel:
+            if record.load is None and type(record.parcel) is Transfer:
                 self._offloader.settle(record.parcel)
             raise
         if not record.lane.is_captured:
@@ -329,7 +329,7 @@ class Executor:
 
     def _load_of(self, parcel: Any, data: Tensor) -> Any:
         copies = self._captures.copies
-        if copies is not None and type(parcel) is GraphParcel:
+        if copies is not None and type(parcel) is GraphTransfer:
             return copies.load([parcel], [data])[0]
         return self._offloader.load(parcel, data)
 

@@ -17,7 +17,7 @@ from ssdtrain.cache.identity import check_late_writer, check_version
 from ssdtrain.cache.record import Handle, Lane
 from ssdtrain.cache.state import STAYED, Holding, RecordState, SavedBytes
 from ssdtrain.rebuild.expression import Layout
-from ssdtrain.transfer.places import Trip
+from ssdtrain.transfer.copies import Trip
 
 
 class Moved(SavedBytes):

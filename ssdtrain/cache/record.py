@@ -39,7 +39,7 @@ from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, batches
 from ssdtrain.rebuild.compiled import Compiled
 from ssdtrain.rebuild.expression import Epsilon, Expression, Layout
-from ssdtrain.transfer.parcel import Load, Parcel
+from ssdtrain.transfer.transfers import Load, Transfer
 
 
 class _Death(weakref.ref[Any]):
@@ -324,9 +324,9 @@ class Record(SavedBytes):
         lane.join(self)
 
     @property
-    def parcel(self) -> Parcel | None:
+    def parcel(self) -> Transfer | None:
         """Its bytes on the target's side, from `leave` on."""
-        return cast("Parcel | None", self.holding.parcel)
+        return cast("Transfer | None", self.holding.parcel)
 
     @property
     def load(self) -> Load | None:

@@ -15,7 +15,7 @@ from ssdtrain.cache.spec import NOTHING, Spec
 from ssdtrain.cache.wrapped import Shell, Unwrapped, WrappedHandle, as_made, unwrapped
 from ssdtrain.plan.plan import Order
 from ssdtrain.rebuild.compiled import Compiled
-from ssdtrain.transfer.places import Place
+from ssdtrain.transfer.copies import PinnedBuffer
 
 if TYPE_CHECKING:
     from ssdtrain.cache.run import Run
@@ -299,7 +299,7 @@ class HostRow:
         """Whether other rows save the same bytes."""
         self.is_read = is_read
         """Whether recipes read them."""
-        self.free: list[Place] = []
+        self.free: list[PinnedBuffer] = []
 
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
         """Send it off."""

@@ -59,7 +59,7 @@ from ssdtrain.counters import Count
 from ssdtrain.gathered import MARK
 from ssdtrain.rebuild import modes
 from ssdtrain.rebuild.modes import may_meddle, without_modes
-from ssdtrain.transfer.places import Trip, fits, place_for, refitted
+from ssdtrain.transfer.copies import Trip, buffer_for, fits, refitted
 
 
 class Run:
@@ -362,7 +362,7 @@ class Run:
             free = row.free
             if not free and not torch.ops.aten.is_non_overlapping_and_dense(tensor):
                 return self.leave_table(tensor)  # a view that repeats its bytes
-            place = free.pop() if free else place_for(cache.offloader.pool, tensor)
+            place = free.pop() if free else buffer_for(cache.offloader.pool, tensor)
             if place is None:
                 return self.pack_generally(tensor, row)
             if not fits(place, tensor):

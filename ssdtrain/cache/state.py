@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from ssdtrain.cache.identity import Key
+from ssdtrain.transfer.copies import Arrival
 from ssdtrain.transfer.device import Device
-from ssdtrain.transfer.parcel import Load
-from ssdtrain.transfer.places import Arrival
+from ssdtrain.transfer.transfers import Load
 
 if TYPE_CHECKING:
     from ssdtrain.cache.record import Known, Lane

@@ -9,8 +9,8 @@ from ssdtrain.cache.rows import HostRow, moving
 from ssdtrain.cache.run import Run
 from ssdtrain.cache.table import Hooks, Table
 from ssdtrain.plan.plan import Plan
+from ssdtrain.transfer.copies import PinnedBuffer, give_back
 from ssdtrain.transfer.pinned import PinnedPool
-from ssdtrain.transfer.places import Place, give_back
 
 
 class Tables:
@@ -20,7 +20,7 @@ class Tables:
         self._plan: Plan | None = None
         self.tables: dict[tuple[str, float], Table] = {}
         """By kind of lane, and which plan it is (`SizedPlan.key`)."""
-        self._places: dict[tuple[str, int], list[Place]] = {}
+        self._places: dict[tuple[str, int], list[PinnedBuffer]] = {}
         """By kind of lane and item: only one lane's tensors are there at a time, so all
         tables have the same ones."""
         self.num_made = 0

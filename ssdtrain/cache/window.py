@@ -23,10 +23,10 @@ from torch import Tensor
 
 from ssdtrain.cache.state import RecordState, SavedBytes
 from ssdtrain.counters import Fallback
+from ssdtrain.transfer.copies import Trip, discard
 from ssdtrain.transfer.device import CpuEvent, Device
 from ssdtrain.transfer.offloader import Offloader
-from ssdtrain.transfer.parcel import Parcel
-from ssdtrain.transfer.places import Trip, discard
+from ssdtrain.transfer.transfers import Transfer
 
 POLL_S = 0.00005
 # Below this, waiting for single copies costs more than the memory is worth.
@@ -69,7 +69,7 @@ class Leaver:
 
     record: "weakref.ref[SavedBytes]"
     data: Tensor
-    parcel: Parcel | Trip
+    parcel: Transfer | Trip
     order: object
     due: int | None
     """Mark at which the plan releases it; None: when the window is full."""
@@ -96,7 +96,7 @@ class ReleaseWindow:
         self,
         record: SavedBytes,
         data: Tensor,
-        parcel: Parcel | Trip,
+        parcel: Transfer | Trip,
         due: int | None = None,
         order: object = None,
     ) -> None:
@@ -194,7 +194,7 @@ class ReleaseWindow:
         lingering = (self._leavers[number] for number in self.lingering)
         return sum(each.num_bytes for each in lingering if each.record() is None)
 
-    def linger(self, parcel: Parcel | Trip) -> None:
+    def linger(self, parcel: Transfer | Trip) -> None:
         """The record of this parcel was forwarded, or is dead."""
         if id(parcel) in self._leavers:
             self.lingering[id(parcel)] = None

@@ -2,7 +2,7 @@
 
 A region whose second forward runs collectives waits there for the same region of other
 ranks: they may run it again in the same steps only ([Note: one step for all] in
-hosts/peers.py).
+engines/peers.py).
 """
 
 from collections.abc import Iterable

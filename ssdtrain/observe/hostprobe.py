@@ -20,7 +20,7 @@ from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.profile import HostCosts
 from ssdtrain.plan.rule import KEEP_ALL
 from ssdtrain.rebuild.finder import Finder
-from ssdtrain.transfer.device import open_device
+from ssdtrain.transfer.cuda import open_device
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
 from ssdtrain.transfer.pinned import PinnedPool
 

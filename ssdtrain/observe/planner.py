@@ -91,7 +91,7 @@ FIRST_LOOK = 100
 """Steps under the best plan before the next best one is timed again, once more after
 twice as many, and so on."""
 DIRECT = "a drive reads and writes device memory"
-"""Why segments do not grow: [Note: growing segments] in transfer/segments.py."""
+"""Why segments do not grow: [Note: growing segments] in transfer/allocator.py."""
 NOT_HELD = (
     "no step was held: a graph's plan counts with the times of the eager step, and may "
     "cost more than it says"
@@ -367,7 +367,7 @@ class Planner:
 
     def _must_rest(self) -> bool:
         """Rest where ranks with plans of their own would meet in each other's
-        collectives: [Note: one step for all] in hosts/peers.py. Return whether."""
+        collectives: [Note: one step for all] in engines/peers.py. Return whether."""
         seen = self._seen
         if self._peers.agree or seen is None or not seen.communicates:
             return False

@@ -15,7 +15,7 @@ reserved.
 That alone is not enough: training that needs 4.2 GB under checkpointing ended out of
 memory at 4.8, with 0.9 GB free in blocks that tensors of a few bytes held. So where
 most of the memory is reserved the allocator is also asked for segments that grow
-([Note: growing segments] in ssdtrain/transfer/segments.py), from then on; under a limit
+([Note: growing segments] in transfer/allocator.py), from then on; under a limit
 for everything (`device_memory`) from the start, as the plan will use up that limit.
 
 From then on is too late for what an optimizer keeps: before its first step less is in

@@ -1,16 +1,20 @@
 """The `Storage` protocol: where activation bytes rest."""
 
+import errno
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
+
+FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""No space, or no quota, is left."""
 
 
 class Slot(NamedTuple):
     """A place in a storage that holds one record until it is freed."""
 
     file: int
-    """Index of the file (or array) inside the storage."""
+    """Number of the member of a stripe; 0 in a storage of one file."""
     offset: int
     """Bytes from the start of that file, a multiple of `alignment_bytes`."""
     capacity_bytes: int
@@ -37,8 +41,8 @@ class Storage(Protocol):
     move all of it or raise: a short transfer is an error, never a partial success.
 
     In a forked child ([Note: after a fork] in forks.py), before any lock: `free` does
-    nothing, `close` gives up the child's own descriptors and maps, and every other
-    method that reaches slots raises `ForkedError`.
+    nothing, `close` gives up the child's own descriptors, and every other method that
+    reaches slots raises `ForkedError`.
     """
 
     @property
@@ -78,3 +82,44 @@ class Storage(Protocol):
 
     def close(self) -> None:
         """Release files and memory. Idempotent."""
+
+
+class ForwardingStorage:
+    """The ground for wrappers: every call goes to `inner`, which is closed with it."""
+
+    def __init__(self, inner: Storage) -> None:
+        self.inner = inner
+        """The wrapped storage."""
+
+    @property
+    def alignment_bytes(self) -> int:
+        """As the wrapped storage."""
+        return self.inner.alignment_bytes
+
+    def describe(self) -> str:
+        """As the wrapped storage."""
+        return self.inner.describe()
+
+    def allocate(self, num_bytes: int) -> Slot:
+        """See `Storage.allocate`."""
+        return self.inner.allocate(num_bytes)
+
+    def write(self, slot: Slot, buffer: torch.Tensor) -> None:
+        """See `Storage.write`."""
+        self.inner.write(slot, buffer)
+
+    def read(self, slot: Slot, buffer: torch.Tensor) -> None:
+        """See `Storage.read`."""
+        self.inner.read(slot, buffer)
+
+    def free(self, slot: Slot) -> None:
+        """See `Storage.free`."""
+        self.inner.free(slot)
+
+    def stats(self) -> StorageStats:
+        """As the wrapped storage."""
+        return self.inner.stats()
+
+    def close(self) -> None:
+        """Close the wrapped storage."""
+        self.inner.close()

@@ -65,16 +65,12 @@ def check_trusted(path: Path) -> None:
     """
     for place in (path.absolute().parent, path.absolute()):
         status = place.lstat()
-        mode = stat.S_IMODE(status.st_mode)
-        sticky = stat.S_ISDIR(status.st_mode) and bool(mode & stat.S_ISVTX)
-        private = _is_private_group(status)
-        others = stat.S_IWOTH if private else stat.S_IWGRP | stat.S_IWOTH
         if stat.S_ISLNK(status.st_mode):
             why = "is a symbolic link"
         elif status.st_uid not in (os.geteuid(), 0):
             why = f"belongs to user {status.st_uid}"
-        elif mode & others and not sticky:
-            why = f"is writable by others (mode {mode:o})"
+        elif _others_may_write(status):
+            why = f"is writable by others (mode {stat.S_IMODE(status.st_mode):o})"
         else:
             continue
         raise ConfigError(
@@ -84,7 +80,7 @@ def check_trusted(path: Path) -> None:
 
 
 def file_system_of(fd: int) -> str:
-    """Type of the file system behind an open descriptor, `unknown` without /proc.
+    """Type of the file system of an open descriptor, `unknown` without /proc.
 
     The mount id leads to the right line of mountinfo also where device numbers do
     not (overlay, btrfs subvolumes, bind mounts over one another).
@@ -131,21 +127,27 @@ def _check_rights(place: Path, fd: int, status: os.stat_result) -> None:
             "to one that is."
         )
     mode = stat.S_IMODE(status.st_mode)
-    sticky = bool(mode & stat.S_ISVTX)  # as /tmp: others cannot rename what is ours
-    owners = {os.geteuid(), 0} if sticky else {os.geteuid()}
+    owners = {os.geteuid(), 0} if mode & stat.S_ISVTX else {os.geteuid()}
     if status.st_uid not in owners:
         raise ConfigError(
             f"directory={str(place)!r} belongs to user {status.st_uid}, not to "
             f"{os.geteuid()}: its owner could reach the activations; set directory to "
             f"one of your own (mkdir -m 700 {place}/$USER)."
         )
-    others = stat.S_IWOTH if _is_private_group(status) else stat.S_IWGRP | stat.S_IWOTH
-    if mode & others and not sticky:
+    if _others_may_write(status):
         raise ConfigError(
             f"directory={str(place)!r} is writable by others (mode {mode:o}); "
             f"chmod go-w {place}, or set directory to one of your own "
             f"(mkdir -m 700 {place}/$USER)."
         )
+
+
+def _others_may_write(status: os.stat_result) -> bool:
+    """Not into a sticky directory, such as /tmp: others cannot rename what is ours."""
+    if stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX:
+        return False
+    others = stat.S_IWOTH if _is_private_group(status) else stat.S_IWGRP | stat.S_IWOTH
+    return bool(status.st_mode & others)
 
 
 def _is_private_group(status: os.stat_result) -> bool:

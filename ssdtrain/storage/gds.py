@@ -1,6 +1,6 @@
 """Slots that GPU memory is written to and read from directly, through kvikio.
 
-The files are those of `PosixStorage`; host buffers take its path, CUDA buffers take
+The file is that of `PosixStorage`; host buffers take its path, CUDA buffers take
 kvikio's, in one of three modes (see [Note: Three modes] in `kvikio_shim`).
 """
 
@@ -10,22 +10,13 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 import torch
 
 from ssdtrain.errors import StorageFullError
-from ssdtrain.storage.base import Slot, StorageStats
-from ssdtrain.storage.blockio import FULL_ERRNOS
-from ssdtrain.storage.forwarding import ForwardingStorage
-from ssdtrain.storage.kvikio_shim import (
-    DeviceBytes,
-    GdsMode,
-    KvikioFile,
-)
+from ssdtrain.storage.base import FULL_ERRNOS, ForwardingStorage, Slot, StorageStats
+from ssdtrain.storage.kvikio_shim import DeviceBytes, GdsMode, KvikioFile
 from ssdtrain.storage.posix import PosixStorage
-
-Result = TypeVar("Result")
 
 TASK_BYTES = 8 * 1024 * 1024
 """kvikio splits a transfer into tasks of this size for its threads."""
@@ -39,12 +30,12 @@ class GdsStorage(ForwardingStorage):
     streams: the bytes must be there (and the buffer unused) when they are called.
 
     Args:
-        posix: the files; closed with this storage.
+        posix: the file; closed with this storage.
         mode: one of `kvikio_shim.availability().modes`.
         task_bytes: share of a transfer that one of kvikio's threads takes.
 
     Raises:
-        OSError: kvikio cannot open the files in this mode.
+        OSError: kvikio cannot open the file in this mode.
     """
 
     def __init__(
@@ -52,51 +43,37 @@ class GdsStorage(ForwardingStorage):
     ) -> None:
         super().__init__(posix)
         self.mode = mode
-        self._posix = posix
+        self._directory = posix.directory
         self._task_bytes = task_bytes
         self._lock = threading.Lock()
-        self._written_bytes = 0
-        self._read_bytes = 0
-        self._files: list[KvikioFile] = []
-        try:
-            for file, directory in enumerate(posix.directories):
-                self._files.append(_open(posix.fileno(file), directory, mode))
-        except BaseException:
-            self._close_files()
-            raise
+        self._written_bytes = self._read_bytes = 0
+        self._file: KvikioFile | None = _open(posix.fileno(), posix.directory, mode)
 
     def describe(self) -> str:
-        """Return the mode and the directories."""
-        return f"{self.mode.value}: {', '.join(self._posix.directories)}"
+        """Return the mode and the directory."""
+        return f"{self.mode.value}: {self._directory}"
 
     def write(self, slot: Slot, buffer: torch.Tensor) -> None:
         """Write the whole buffer, host or CUDA; see `Storage.write`."""
         if not buffer.is_cuda:
-            self._posix.write(slot, buffer)
+            self.inner.write(slot, buffer)
             return
         self._move(slot, buffer, "write to", lambda file, *part: file.write(*part))
-        self._count(written=buffer.numel())
+        with self._lock:
+            self._written_bytes += buffer.numel()
 
     def read(self, slot: Slot, buffer: torch.Tensor) -> None:
         """Fill the whole buffer, host or CUDA; see `Storage.read`."""
         if not buffer.is_cuda:
-            self._posix.read(slot, buffer)
+            self.inner.read(slot, buffer)
             return
         self._move(slot, buffer, "read from", lambda file, *part: file.read(*part))
-        self._count(read=buffer.numel())
-
-    def _move(
-        self, slot: Slot, buffer: torch.Tensor, verb: str, move: Callable[..., int]
-    ) -> None:
-        """All bytes between a CUDA buffer and its slot, or an error that names it."""
-        data, what = self._checked(slot, buffer), self._name(verb, slot)
-        file, size, task = self._files[slot.file], buffer.numel(), self._task_bytes
-        moved = _call(what, lambda: move(file, data, size, slot.offset, task))
-        _check_count(moved, size, what)
+        with self._lock:
+            self._read_bytes += buffer.numel()
 
     def stats(self) -> StorageStats:
         """Return the bytes held and moved so far, on both paths."""
-        held = self._posix.stats()
+        held = self.inner.stats()
         with self._lock:
             return StorageStats(
                 used_bytes=held.used_bytes,
@@ -106,39 +83,50 @@ class GdsStorage(ForwardingStorage):
             )
 
     def close(self) -> None:
-        """Release kvikio's side, then close the files."""
+        """Release kvikio's side, then close the file."""
         self.release()
-        self._posix.close()
+        self.inner.close()
 
     def release(self) -> None:
-        """Deregister the files with kvikio; the files themselves stay open."""
-        self._close_files()
+        """Deregister the file with kvikio; the file itself stays open. Idempotent."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
-    def _close_files(self) -> None:
-        while self._files:
-            self._files.pop().close()
+    def _move(
+        self, slot: Slot, buffer: torch.Tensor, verb: str, move: Callable[..., int]
+    ) -> None:
+        """Move all bytes between a CUDA buffer and its slot.
 
-    def _checked(self, slot: Slot, buffer: torch.Tensor) -> DeviceBytes:
+        Raises:
+            ValueError: the buffer does not fit.
+            StorageFullError: no space or no quota is left.
+            OSError: anything else, a short transfer among it.
+        """
         size = buffer.numel()
-        if buffer.dtype != torch.uint8 or buffer.dim() != 1 or not buffer.is_cuda:
+        if buffer.dtype != torch.uint8 or buffer.dim() != 1:
             raise ValueError(
                 f"expected a 1-D uint8 CUDA tensor, got {buffer.dim()}-D "
                 f"{buffer.dtype} on {buffer.device}"
             )
         if not 0 < size <= slot.capacity_bytes:
             raise ValueError(f"buffer of {size} bytes does not fit {slot}")
-        if not self._files:
+        file = self._file
+        if file is None:
             raise OSError(errno.EBADF, f"storage is closed: {self.describe()}")
-        return DeviceBytes(buffer.data_ptr(), size)
-
-    def _name(self, what: str, slot: Slot) -> str:
-        place = self._posix.directories[slot.file]
-        return f"{what} {place} at offset {slot.offset} ({self.mode.value})"
-
-    def _count(self, *, written: int = 0, read: int = 0) -> None:
-        with self._lock:
-            self._written_bytes += written
-            self._read_bytes += read
+        what = f"{verb} {self._directory} at offset {slot.offset} ({self.mode.value})"
+        data = DeviceBytes(buffer.data_ptr(), size)
+        try:
+            moved = move(file, data, size, slot.offset, self._task_bytes)
+        except Exception as error:  # kvikio has one class: the errno is in its text
+            text = str(error).strip()
+            if any(os.strerror(number) in text for number in FULL_ERRNOS):
+                raise StorageFullError(
+                    errno.ENOSPC, f"{what} failed: {text}"
+                ) from error
+            raise OSError(errno.EIO, f"{what} failed: {text}") from error
+        if moved != size:
+            raise OSError(errno.EIO, f"short {what}: {moved} of {size} bytes")
 
 
 def _open(fd: int, directory: str, mode: GdsMode) -> KvikioFile:
@@ -171,22 +159,3 @@ def _named(fd: int, directory: str) -> Iterator[str]:
     finally:
         os.close(place)
         os.rmdir(own)
-
-
-def _check_count(moved: int, size: int, what: str) -> None:
-    if moved != size:
-        raise OSError(errno.EIO, f"short {what}: {moved} of {size} bytes")
-
-
-def _call(what: str, call: Callable[[], Result]) -> Result:
-    """Run a call of kvikio, which raises RuntimeError whatever happens.
-
-    The errno is in its text alone.
-    """
-    try:
-        return call()
-    except Exception as error:
-        text = str(error).strip()
-        if any(os.strerror(number) in text for number in FULL_ERRNOS):
-            raise StorageFullError(errno.ENOSPC, f"{what} failed: {text}") from error
-        raise OSError(errno.EIO, f"{what} failed: {text}") from error

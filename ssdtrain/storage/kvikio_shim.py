@@ -62,27 +62,27 @@ def availability() -> Availability:
     """Look at the libraries and the driver; opens cuFile where there is one."""
     reason = _why_no_kvikio()
     if reason is not None:
-        refused = tuple(Refusal(mode, reason) for mode in GdsMode)
-        return Availability(modes=(), refusals=refused)
-    cufile = _open_cufile()
-    refusals = []
-    if cufile.reason is not None:
-        refusals += [
-            Refusal(mode, cufile.reason)
-            for mode in (GdsMode.GDS, GdsMode.CUFILE_COMPAT)
-        ]
-    elif cufile.has_nvidia_fs:
+        return _without({mode: reason for mode in GdsMode})
+    reason, has_nvidia_fs = _open_cufile()
+    if reason is not None:
+        return _without({GdsMode.GDS: reason, GdsMode.CUFILE_COMPAT: reason})
+    if has_nvidia_fs:
         # cuFile then decides for each file; there is no way to ask for less.
-        refusals.append(Refusal(GdsMode.CUFILE_COMPAT, "nvidia-fs is loaded: GDS is"))
-    else:
-        refusals.append(Refusal(GdsMode.GDS, "the nvidia-fs kernel module is missing"))
-        if not UDEV_DATABASE.is_dir():
-            # Every cuFileHandleRegister would fail with 5027 (seen on an H200).
-            reason = f"cuFile asks udev for file systems; {UDEV_DATABASE} is missing"
-            refusals.append(Refusal(GdsMode.CUFILE_COMPAT, reason))
-    refused_modes = {refusal.mode for refusal in refusals}
-    modes = tuple(mode for mode in GdsMode if mode not in refused_modes)
-    return Availability(modes=modes, refusals=tuple(refusals))
+        return _without({GdsMode.CUFILE_COMPAT: "nvidia-fs is loaded: GDS is"})
+    refused = {GdsMode.GDS: "the nvidia-fs kernel module is missing"}
+    if not UDEV_DATABASE.is_dir():
+        # Every cuFileHandleRegister would fail with 5027 (seen on an H200).
+        refused[GdsMode.CUFILE_COMPAT] = (
+            f"cuFile asks udev for file systems; {UDEV_DATABASE} is missing"
+        )
+    return _without(refused)
+
+
+def _without(refused: dict[GdsMode, str]) -> Availability:
+    return Availability(
+        modes=tuple(mode for mode in GdsMode if mode not in refused),
+        refusals=tuple(Refusal(*each) for each in refused.items()),
+    )
 
 
 def kvikio_version() -> tuple[int, ...]:
@@ -118,24 +118,20 @@ def _why_no_kvikio() -> str | None:
     return None
 
 
-class _CuFile(NamedTuple):
-    reason: str | None
-    has_nvidia_fs: bool
-
-
-def _open_cufile() -> _CuFile:
+def _open_cufile() -> tuple[str | None, bool]:
+    """Open cuFile; why it does not (None: it does), and whether nvidia-fs is there."""
     import kvikio.cufile_driver as driver
 
     # Opened for good: once closed, cuFile registers no further file in this process.
     try:
         driver.initialize()
     except Exception as error:  # kvikio has no exception class of its own
-        return _CuFile(f"cuFile does not open: {_first_line(error)}", False)
+        return f"cuFile does not open: {_first_line(error)}", False
     if driver.get("is_gds_available"):
-        return _CuFile(None, True)
+        return None, True
     if driver.get("allow_compat_mode"):
-        return _CuFile(None, False)
-    return _CuFile("no nvidia-fs, and allow_compat_mode is off in cufile.json", False)
+        return None, False
+    return "no nvidia-fs, and allow_compat_mode is off in cufile.json", False
 
 
 def _first_line(error: BaseException) -> str:
@@ -147,7 +143,7 @@ class DeviceBytes:
     """A CUDA tensor as kvikio reads it: pointer and length, and no stream.
 
     torch's own `__cuda_array_interface__` names a stream to wait on; the order of
-    these transfers is the caller's business (an event before, a result behind).
+    these transfers is the caller's business (an event before, a result after).
     """
 
     def __init__(self, address: int, num_bytes: int) -> None:

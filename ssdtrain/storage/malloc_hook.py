@@ -28,10 +28,6 @@ SOURCE = Path(__file__).parent / "csrc" / "malloc_hook.c"
 LIBRARY = CLibrary(SOURCE, ("-ldl", "-lpthread"))
 
 
-class HookError(RuntimeError):
-    """The hook cannot be built; the text has the compiler's words."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class HookCounters:
     """What the hook has seen since the process started; all are counts."""
@@ -110,9 +106,8 @@ class Hook:
         """Read all counters at one moment."""
         raw = _Counters()
         self._library.ssdtrain_hook_read(ctypes.byref(raw))
-        return HookCounters(
-            **{f.name: getattr(raw, f.name) for f in fields(HookCounters)}
-        )
+        names = (field.name for field in fields(HookCounters))
+        return HookCounters(**{name: getattr(raw, name) for name in names})
 
     def size_of(self, address: int) -> int:
         """Return the bytes of the allocation that starts at a device address; 0:
@@ -150,43 +145,21 @@ def min_bytes() -> int:
     return int(os.environ.get("SSDTRAIN_HOOK_MIN_BYTES", 1024 * 1024))
 
 
-def library_path() -> Path:
-    """Where `build` puts the library: a name for each version of the source."""
-    return LIBRARY.path
-
-
 def preload(
     environment: Mapping[str, str], library: Path | None = None
 ) -> dict[str, str]:
     """Return a copy of an environment in which a process starts with the hook.
 
     Raises:
-        HookError: the library was not built.
+        BuildError: the library was not built.
         ConfigError: others could have written it.
     """
-    path = library or library_path()
+    path = library or LIBRARY.path
     if not path.exists():
-        raise HookError(f"{path} is missing; build it: ssdtrain env --preload always")
+        raise BuildError(f"{path} is missing; build it: ssdtrain env --preload always")
     check_trusted(path)
     before = environment.get("LD_PRELOAD")
     return {**environment, "LD_PRELOAD": f"{path} {before}" if before else str(path)}
-
-
-def build(target: Path | None = None, compiler: str | None = None) -> Path:
-    """Compile the hook; a few hundred milliseconds, no CUDA needed.
-
-    Args:
-        target: the library to write; None: `library_path()`.
-        compiler: None: `$CC`, or cc.
-
-    Raises:
-        HookError: no compiler, or it failed.
-        ConfigError: others could write to the directory.
-    """
-    try:
-        return LIBRARY.build(target, compiler)
-    except BuildError as error:
-        raise HookError(str(error)) from error
 
 
 class Preload(str, Enum):
@@ -199,7 +172,7 @@ class Preload(str, Enum):
     NEVER = "never"
 
 
-class Decision(NamedTuple):
+class PreloadDecision(NamedTuple):
     """Whether to preload, and why."""
 
     library: Path | None
@@ -209,7 +182,7 @@ class Decision(NamedTuple):
 
 def decide(
     choice: Preload, *, to_ssd: bool, environment: Mapping[str, str] = os.environ
-) -> Decision:
+) -> PreloadDecision:
     """Decide whether a process of this environment starts with the hook; builds it.
 
     Args:
@@ -218,22 +191,22 @@ def decide(
         environment: of the process.
 
     Raises:
-        HookError: ``always``, and it cannot be built.
+        BuildError: ``always``, and it cannot be built.
         ConfigError: others could have written it.
     """
     if choice is Preload.NEVER:
-        return Decision(None, "preload=never")
+        return PreloadDecision(None, "preload=never")
     if choice is Preload.AUTO and (reason := _of_no_use(to_ssd, environment)):
-        return Decision(None, reason)
+        return PreloadDecision(None, reason)
     try:
         library = LIBRARY.built()
     except BuildError as error:
         if choice is Preload.ALWAYS:
-            raise HookError(str(error)) from error
-        return Decision(None, f"it cannot be built: {error}")
+            raise
+        return PreloadDecision(None, f"it cannot be built: {error}")
     if choice is Preload.ALWAYS:
-        return Decision(library, "preload=always")
-    return Decision(library, "nvidia-fs is loaded and tensors go to an SSD")
+        return PreloadDecision(library, "preload=always")
+    return PreloadDecision(library, "nvidia-fs is loaded and tensors go to an SSD")
 
 
 def _of_no_use(to_ssd: bool, environment: Mapping[str, str]) -> str:

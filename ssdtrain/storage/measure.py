@@ -7,23 +7,16 @@ import mmap
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
 from ssdtrain.curves import Curve
-from ssdtrain.rates import (
-    Clock,
-    Meter,
-    round_trip,
-    shared_fraction,
-    side_by_side,
-    straight,
-)
-from ssdtrain.storage.base import Slot, Storage
+from ssdtrain.rates import Clock, round_trip, shared_fraction, side_by_side, straight
+from ssdtrain.storage.base import ForwardingStorage, Slot, Storage
 from ssdtrain.storage.gds import GdsStorage
 from ssdtrain.storage.kvikio_shim import (
     Availability,
@@ -34,8 +27,10 @@ from ssdtrain.storage.kvikio_shim import (
     set_threads,
 )
 from ssdtrain.storage.posix import PosixStorage
+from ssdtrain.storage.stripe import StripeStorage
 
 STAGED_POSIX = "staging + posix"
+PROBE_BYTES = 16 * 1024 * 1024
 RECORD_BYTES = 32 * 1024 * 1024
 NUM_RECORDS = 8
 NUM_ROUNDS = 2
@@ -44,26 +39,17 @@ GAIN_TO_GO_DIRECT = 1.03
 that of the SSD: it must be faster by more than a measurement errs."""
 
 
-class DevicePath(Protocol):
-    """A way for CUDA buffers to a storage and back; both calls block."""
-
-    def write(self, slot: Slot, buffer: torch.Tensor) -> None:
-        """See `Storage.write`."""
-
-    def read(self, slot: Slot, buffer: torch.Tensor) -> None:
-        """See `Storage.read`."""
-
-
-class StagedPath:
-    """Through one pinned buffer a thread: what the offloader does, on its own.
+class StagedPath(ForwardingStorage):
+    """A storage that takes CUDA buffers through one pinned buffer a thread: what the
+    offloader does, on its own.
 
     Args:
-        storage: takes host buffers.
+        inner: takes host buffers.
         buffer_bytes: the largest transfer.
     """
 
-    def __init__(self, storage: Storage, buffer_bytes: int) -> None:
-        self._storage = storage
+    def __init__(self, inner: Storage, buffer_bytes: int) -> None:
+        super().__init__(inner)
         self._buffer_bytes = buffer_bytes
         self._local = threading.local()
 
@@ -73,12 +59,12 @@ class StagedPath:
         with torch.cuda.stream(stream):
             staging.copy_(buffer, non_blocking=True)
         stream.synchronize()
-        self._storage.write(slot, staging)
+        self.inner.write(slot, staging)
 
     def read(self, slot: Slot, buffer: torch.Tensor) -> None:
         """Read, copy to the device, wait."""
         staging, stream = self._of_this_thread(buffer)
-        self._storage.read(slot, staging)
+        self.inner.read(slot, staging)
         with torch.cuda.stream(stream):
             buffer.copy_(staging, non_blocking=True)
         stream.synchronize()
@@ -108,14 +94,14 @@ class Rates(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class PathChoice:
     """The path that was taken, and why."""
 
     members: tuple[Storage, ...]
     """A `PosixStorage` (staging) or a `GdsStorage` over it for each directory."""
-    rates: tuple[Rates, ...]
+    rates: tuple[Rates, ...] = ()
     """All paths that were measured, the best first; empty if there was one only."""
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[Refusal, ...] = ()
     """Modes that are not to be had here, each with its reason."""
 
     @property
@@ -147,21 +133,14 @@ class Choice:
         return "; ".join([f"{self.path} ({why})", *measured, *missing])
 
 
-def only(members: Sequence[Storage]) -> Storage:
-    """Return the one storage that there is."""
-    [member] = members
-    return member
-
-
 def choose_path(
     posix: Sequence[PosixStorage],
     device: torch.device,
     *,
-    joined: Callable[[Sequence[Storage]], Storage] = only,
     depth: int = 4,
     look: Callable[[], Availability] = availability,
     clock: Clock = time.monotonic,
-) -> Choice:
+) -> PathChoice:
     """Measure every path from `device` to these files and take the fastest.
 
     Writes and reads `NUM_RECORDS` records a path, directory and round, a few seconds in
@@ -169,19 +148,19 @@ def choose_path(
     for any.
 
     Args:
-        posix: the files of each directory; the returned members own them.
+        posix: the file of each directory; the returned members own them.
         device: CUDA.
-        joined: several members as one storage, to measure them side by side.
         depth: threads that will do I/O.
         look: what kvikio can do here.
         clock: times the transfers.
     """
     found = look()
+    staged: tuple[Storage, ...] = tuple(posix)
     if not found.modes:
-        return Choice(members=tuple(posix), rates=(), refusals=found.refusals)
+        return PathChoice(members=staged, refusals=found.refusals)
     set_threads(max(depth, 8))
-    whole = joined(posix)
-    paths: dict[str, DevicePath] = {STAGED_POSIX: StagedPath(whole, RECORD_BYTES)}
+    whole = as_one(posix)
+    paths: dict[str, Storage] = {STAGED_POSIX: StagedPath(whole, RECORD_BYTES)}
     direct: dict[str, tuple[GdsStorage, ...]] = {}
     refusals = list(found.refusals)
     for mode in found.modes:
@@ -189,23 +168,27 @@ def choose_path(
             direct[mode.value] = _opened(posix, mode)
         except OSError as error:
             refusals.append(Refusal(mode, str(error)))
-    paths |= {name: joined(members) for name, members in direct.items()}
-    slots: list[Slot] = []
+    paths |= {name: as_one(members) for name, members in direct.items()}
+    rates: list[Rates] = []
+    taken = STAGED_POSIX
     try:
-        while len(slots) < NUM_RECORDS * len(posix):
-            slots.append(whole.allocate(RECORD_BYTES))
-        buffers = device_buffers(device, depth)
-        rates = measure_paths(paths, slots, buffers, refusals, clock)
+        with taken_slots(whole, NUM_RECORDS * len(posix), RECORD_BYTES) as slots:
+            buffers = device_buffers(device, depth)
+            rates = measure_paths(paths, slots, buffers, refusals, clock)
+        taken = _best(rates)
     except OSError as error:
         # The disk cannot be measured (full, or failing): staging reports that better.
         refusals += [Refusal(m, f"not measured: {error}") for m in found.modes]
-        return _without(direct, posix, refusals)
-    finally:
-        for slot in slots:
-            whole.free(slot)
-    taken: tuple[Storage, ...] = direct.pop(_best(rates), tuple(posix))
-    rest = _without(direct, posix, refusals)
-    return Choice(members=taken, rates=tuple(rates), refusals=rest.refusals)
+    members = direct.pop(taken, staged)
+    for others in direct.values():
+        for other in others:
+            other.release()
+    return PathChoice(members=members, rates=tuple(rates), refusals=tuple(refusals))
+
+
+def as_one(members: Sequence[Storage]) -> Storage:
+    """Several storages as one, to measure them side by side."""
+    return members[0] if len(members) == 1 else StripeStorage(members)
 
 
 def _opened(posix: Sequence[PosixStorage], mode: GdsMode) -> tuple[GdsStorage, ...]:
@@ -214,26 +197,13 @@ def _opened(posix: Sequence[PosixStorage], mode: GdsMode) -> tuple[GdsStorage, .
     Raises:
         OSError: one of them refuses it.
     """
-    members: list[GdsStorage] = []
-    try:
-        for files in posix:
-            members.append(GdsStorage(files, mode))
-    except OSError:
-        for member in members:
-            member.release()
-        raise
+    with ExitStack() as undo:
+        members = []
+        for file in posix:
+            members.append(GdsStorage(file, mode))
+            undo.callback(members[-1].release)
+        undo.pop_all()
     return tuple(members)
-
-
-def _without(
-    direct: dict[str, tuple[GdsStorage, ...]],
-    posix: Sequence[PosixStorage],
-    refusals: list[Refusal],
-) -> Choice:
-    for members in direct.values():
-        for member in members:
-            member.release()
-    return Choice(members=tuple(posix), rates=(), refusals=tuple(refusals))
 
 
 def _best(rates: Sequence[Rates]) -> str:
@@ -253,7 +223,7 @@ def device_buffers(device: torch.device, num: int) -> list[torch.Tensor]:
 
 
 def measure_paths(
-    paths: dict[str, DevicePath],
+    paths: Mapping[str, Storage],
     slots: Sequence[Slot],
     buffers: Sequence[torch.Tensor],
     refusals: list[Refusal],
@@ -281,11 +251,7 @@ def measure_paths(
             if turn:
                 seen[name].append(rates)
     measured = [
-        Rates(
-            name,
-            statistics.median(write for write, _ in rounds),
-            statistics.median(read for _, read in rounds),
-        )
+        Rates(name, *map(statistics.median, zip(*rounds, strict=True)))
         for name, rounds in seen.items()
     ]
     return sorted(measured, key=lambda r: r.round_trip_gb_per_s, reverse=True)
@@ -328,7 +294,7 @@ def probe_drive(
     storage: Storage,
     *,
     num_threads: int,
-    record_bytes: int = 16 * 1024 * 1024,
+    record_bytes: int = PROBE_BYTES,
     clock: Clock = time.monotonic,
 ) -> Drive:
     """Write records, read them, and do both at once.
@@ -336,16 +302,11 @@ def probe_drive(
     Raises:
         OSError: the storage is full, or fails.
     """
-    slots: list[Slot] = []
-    try:
-        while len(slots) < 2 * num_threads:
-            slots.append(storage.allocate(record_bytes))
-        buffers = [_random_bytes(record_bytes, seed) for seed in range(2 * num_threads)]
+    with _written(storage, 2 * num_threads, record_bytes) as (slots, buffers):
         ways = [
             (storage.write, slots[:num_threads], buffers[:num_threads]),
             (storage.read, slots[num_threads:], buffers[num_threads:]),
         ]
-        transfer_rate(storage.write, slots, buffers)  # first writes are slow
         rates = [1e9 * transfer_rate(*way, clock=clock) for way in ways]
 
         def job(way: int) -> int:
@@ -353,46 +314,15 @@ def probe_drive(
             return 1
 
         both = side_by_side([lambda: job(0), lambda: job(1)], clock)
-    finally:
-        for slot in slots:
-            storage.free(slot)
     num_bytes = num_threads * record_bytes
     shared = shared_fraction([num_bytes / rate for rate in rates], both.seconds)
     return Drive(straight(rates[0]), straight(rates[1]), shared)
 
 
-class Speedometer:
-    """The rates of a storage's own transfers, both directions.
-
-    Args:
-        round_trip_gb_per_s: the first reading.
-        clock: times the transfers.
-    """
-
-    def __init__(
-        self, round_trip_gb_per_s: float, clock: Clock = time.monotonic
-    ) -> None:
-        self._write = Meter(2 * round_trip_gb_per_s, clock)
-        self._read = Meter(2 * round_trip_gb_per_s, clock)
-
-    @property
-    def round_trip_gb_per_s(self) -> float:
-        """Bytes over the time to write and read them once."""
-        return round_trip(self._write.gb_per_s, self._read.gb_per_s)
-
-    def writing(self, num_bytes: int) -> AbstractContextManager[None]:
-        """Around a write of so many bytes; a failed one counts time and no bytes."""
-        return self._write.transfer(num_bytes)
-
-    def reading(self, num_bytes: int) -> AbstractContextManager[None]:
-        """Around a read, likewise."""
-        return self._read.transfer(num_bytes)
-
-
 def round_trip_gb_per_s(
     storage: Storage,
     *,
-    record_bytes: int = 16 * 1024 * 1024,
+    record_bytes: int = PROBE_BYTES,
     depth: int = 4,
     clock: Clock = time.monotonic,
 ) -> float:
@@ -401,21 +331,39 @@ def round_trip_gb_per_s(
     Raises:
         OSError: the storage fails, or is full.
     """
-    slots: list[Slot] = []
-    try:
-        while len(slots) < depth:
-            slots.append(storage.allocate(record_bytes))
-        buffers = [
-            _random_bytes(slots[0].capacity_bytes, seed) for seed in range(depth)
-        ]
-        # The first write of fresh extents is slower than all that follow.
-        transfer_rate(storage.write, slots, buffers)
+    with _written(storage, depth, record_bytes) as (slots, buffers):
         write = transfer_rate(storage.write, slots, buffers, clock)
         read = transfer_rate(storage.read, slots, buffers, clock)
+    return round_trip(write, read)
+
+
+@contextmanager
+def _written(
+    storage: Storage, num: int, num_bytes: int
+) -> Iterator[tuple[list[Slot], list[torch.Tensor]]]:
+    """Slots and their buffers, written once: the first write of fresh extents is
+    slower than all that follow."""
+    with taken_slots(storage, num, num_bytes) as slots:
+        buffers = [_random_bytes(slots[0].capacity_bytes, seed) for seed in range(num)]
+        transfer_rate(storage.write, slots, buffers)
+        yield slots, buffers
+
+
+@contextmanager
+def taken_slots(storage: Storage, num: int, num_bytes: int) -> Iterator[list[Slot]]:
+    """Slots that are freed at the end.
+
+    Raises:
+        StorageFullError: there is no room.
+    """
+    slots: list[Slot] = []
+    try:
+        while len(slots) < num:
+            slots.append(storage.allocate(num_bytes))
+        yield slots
     finally:
         for slot in slots:
             storage.free(slot)
-    return round_trip(write, read)
 
 
 def _random_bytes(num_bytes: int, seed: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ directories are dealt out, and a rank whose SSD is missing works in host memory
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,14 +16,17 @@ import torch
 
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError
-from ssdtrain.storage.base import Storage
+from ssdtrain.storage.base import ForwardingStorage, Storage
 from ssdtrain.storage.directory import check_directory
-from ssdtrain.storage.forwarding import ForwardingStorage
-from ssdtrain.storage.measure import STAGED_POSIX, choose_path, round_trip_gb_per_s
-from ssdtrain.storage.posix import EXTENT_BYTES, PosixStorage
+from ssdtrain.storage.measure import (
+    STAGED_POSIX,
+    PathChoice,
+    choose_path,
+    round_trip_gb_per_s,
+)
+from ssdtrain.storage.posix import PosixStorage
 from ssdtrain.storage.stripe import StripeStorage
-from ssdtrain.storage.throttle import ThrottledStorage
-from ssdtrain.storage.wear import MeteredStorage, WearLog, WearReport, disk_of
+from ssdtrain.storage.wear import Endurance, MeteredStorage, WearReport, disk_of
 
 PLACEHOLDERS = ("{local_rank}", "{rank}")
 SECONDS_A_DAY = 86_400
@@ -104,24 +107,9 @@ def fill(name: str, rank: Rank) -> str:
         ) from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class Endurance:
-    """What may be written to each disk, and where that is kept."""
-
-    budget_bytes: int | None = None
-    """A day and disk; None: no limit."""
-    rated_bytes: int | None = None
-    """Lifetime writes by the data sheet; None: only SMART can tell."""
-    log: WearLog | None = None
-    """None: the user's own (`wear.log_path`)."""
-
-
 def open_storage(
     directories: Sequence[str | Path],
     *,
-    gb_per_s: float | None = None,
-    capacity_bytes: int | None = None,
-    extent_bytes: int = EXTENT_BYTES,
     endurance: Endurance | None = None,
     on_fallback: Callable[[Fallback], None] = lambda _: None,
 ) -> Storage:
@@ -131,9 +119,6 @@ def open_storage(
 
     Args:
         directories: one, or several on different SSDs.
-        gb_per_s: limit write and read to this many 1e9 bytes a second each.
-        capacity_bytes: cap for each directory; None: what the disks have.
-        extent_bytes: least growth of a file.
         endurance: count what is written to each disk, under a budget; None: do not.
         on_fallback: told what is not done the way it was asked for.
 
@@ -141,40 +126,40 @@ def open_storage(
         ConfigError: a directory is missing, read-only, unsafe, or named twice.
         OSError: a file cannot be created.
     """
+    return _open(directories, None, endurance, on_fallback)[0]
+
+
+def _open(
+    directories: Sequence[str | Path],
+    device: torch.device | None,
+    endurance: Endurance | None,
+    on_fallback: Callable[[Fallback], None],
+) -> tuple[Storage, PathChoice]:
+    """Open a storage over all directories; from a CUDA device, on the fastest path."""
+    paths = _checked(directories)
+    with ExitStack() as undo:
+        posix: list[PosixStorage] = []
+        for path in paths:
+            posix.append(PosixStorage(path, on_fallback=on_fallback))
+            undo.callback(posix[-1].close)
+        if device is None:
+            choice = PathChoice(members=tuple(posix))
+        else:
+            choice = choose_path(posix, device)
+        members = list(choice.members)
+        if endurance is not None:
+            for at, path in enumerate(paths):
+                members[at] = MeteredStorage(members[at], disk_of(path), endurance)
+        storage = members[0] if len(members) == 1 else _stripe(members, on_fallback)
+        undo.pop_all()
+    return storage, choice
+
+
+def _checked(directories: Sequence[str | Path]) -> list[Path]:
     if not directories:
         raise ConfigError(
             "an SSD target needs a directory, got none; set directory='/path/on/nvme'."
         )
-    paths = _checked(directories)
-    members: list[Storage] = []
-    try:
-        for path in paths:
-            posix = PosixStorage(
-                [path],
-                extent_bytes=extent_bytes,
-                capacity_bytes=capacity_bytes,
-                on_fallback=on_fallback,
-            )
-            members.append(posix)
-            if endurance is not None:
-                members[-1] = metered(posix, path, endurance)
-        storage = members[0] if len(members) == 1 else _stripe(members, on_fallback)
-    except BaseException:
-        for member in members:
-            member.close()
-        raise
-    if gb_per_s is not None:
-        storage = ThrottledStorage(
-            storage, write_gb_per_s=gb_per_s, read_gb_per_s=gb_per_s
-        )
-    return storage
-
-
-def _checked(directories: Sequence[str | Path]) -> list[Path]:
-    """
-    Raises:
-        ConfigError: a directory is missing, read-only, unsafe, or named twice.
-    """
     paths = [check_directory(d).path for d in directories]
     for path in paths:
         if paths.count(path) > 1:
@@ -182,17 +167,6 @@ def _checked(directories: Sequence[str | Path]) -> list[Path]:
                 f"directory names {str(path)!r} twice; name each SSD's directory once."
             )
     return paths
-
-
-def metered(storage: Storage, place: Path, endurance: Endurance) -> MeteredStorage:
-    """Count and limit what is written to the disk behind `place`."""
-    return MeteredStorage(
-        storage,
-        disk_of(place),
-        log=endurance.log,
-        budget_bytes=endurance.budget_bytes,
-        rated_bytes=endurance.rated_bytes,
-    )
 
 
 def _stripe(
@@ -208,7 +182,7 @@ def _stripe(
             speeds.append(None)
     known = [speed for speed in speeds if speed is not None]
     mean = sum(known) / len(known) if known else 1.0
-    filled = [mean if speed is None else speed for speed in speeds]
+    filled = [speed or mean for speed in speeds]
     return StripeStorage(members, speeds=filled, on_fallback=on_fallback)
 
 
@@ -228,17 +202,15 @@ def open_for_rank(
     rank: Rank,
     *,
     device: torch.device | None = None,
-    gb_per_s: float | None = None,
     endurance: Endurance | None = None,
     on_fallback: Callable[[Fallback], None] = lambda _: None,
 ) -> Selected:
     """Open this rank's share of the directories, on the fastest path.
 
     Args:
-        directories: of all ranks; see `rank.directories_of`.
+        directories: of all ranks; see `directories_of`.
         rank: this process.
         device: a CUDA device to look for a direct path from; None: do not look.
-        gb_per_s: limit, see `open_storage`; a limited storage is always staged.
         endurance: count and limit what is written; None: do not.
         on_fallback: told what is not done the way it was asked for.
 
@@ -251,37 +223,15 @@ def open_for_rank(
         on_fallback(Fallback.NO_SSD_ON_RANK)
         places = ", ".join(map(str, own.missing))
         return Selected(None, False, f"host memory: {places} does not exist")
-    if device is None or gb_per_s is not None:
-        storage = open_storage(
-            own.paths, gb_per_s=gb_per_s, endurance=endurance, on_fallback=on_fallback
-        )
+    if device is None:
+        storage = open_storage(own.paths, endurance=endurance, on_fallback=on_fallback)
         return Selected(storage, False, f"{STAGED_POSIX}: {storage.describe()}")
-    roots = _checked(own.paths)
-    posix: list[PosixStorage] = []
-    try:
-        for place in roots:
-            posix.append(PosixStorage([place], on_fallback=on_fallback))
-        choice = choose_path(posix, device, joined=_side_by_side)
-        if choice.unusable:
-            on_fallback(Fallback.NO_GDS)
-        members = list(choice.members)
-        if endurance is not None:
-            for at, place in enumerate(roots):
-                members[at] = metered(members[at], place, endurance)
-        storage = members[0] if len(members) == 1 else _stripe(members, on_fallback)
-    except BaseException:
-        for member in posix:
-            member.close()
-        raise
-    return Selected(storage, choice.is_direct, f"{choice.explain()}{_over(roots)}")
-
-
-def _side_by_side(members: Sequence[Storage]) -> Storage:
-    return members[0] if len(members) == 1 else StripeStorage(members)
-
-
-def _over(places: Sequence[Path]) -> str:
-    return f"; over {len(places)} directories" if len(places) > 1 else ""
+    storage, choice = _open(own.paths, device, endurance, on_fallback)
+    if choice.unusable:
+        on_fallback(Fallback.NO_GDS)
+    num = len(own.paths)
+    over = f"; over {num} directories" if num > 1 else ""
+    return Selected(storage, choice.is_direct, choice.explain() + over)
 
 
 def budget_bytes_per_s(
@@ -293,7 +243,7 @@ def budget_bytes_per_s(
     Ranks of this machine that share a disk share its budget. 0.0 without a disk.
 
     Args:
-        directories: of all ranks; see `rank.directories_of`.
+        directories: of all ranks; see `directories_of`.
         rank: this process.
         budget_bytes: a day and disk.
     """
@@ -319,5 +269,5 @@ def wear_of(storage: Storage | None) -> list[WearReport]:
     if isinstance(storage, ForwardingStorage):
         return wear_of(storage.inner)
     if isinstance(storage, StripeStorage):
-        return [report for member in storage.members for report in wear_of(member)]
+        return [each for m in storage.members for each in wear_of(m.storage)]
     return []

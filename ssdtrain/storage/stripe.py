@@ -13,40 +13,49 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import torch
 
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import StorageFullError
-from ssdtrain.rates import Clock
+from ssdtrain.rates import Clock, Meter, round_trip
 from ssdtrain.storage.base import Slot, Storage, StorageStats
-from ssdtrain.storage.measure import Speedometer
 
 logger = logging.getLogger(__name__)
 
-FILES_A_MEMBER = 1024
-"""Stripe file number = member number * this + the member's own file number."""
+
+class Member:
+    """A storage of a stripe: its speed, its bytes, and whether it is still in.
+
+    Args:
+        storage: closed with the stripe.
+        round_trip_gb_per_s: the first reading of its speed.
+        clock: times the transfers.
+    """
+
+    def __init__(
+        self, storage: Storage, round_trip_gb_per_s: float, clock: Clock
+    ) -> None:
+        self.storage = storage
+        self.used_bytes = 0
+        """In slots that the stripe has taken."""
+        self.why_lost = ""
+        """Why it left the stripe; "" while it is in."""
+        self.writes = Meter(2 * round_trip_gb_per_s, clock)
+        self.reads = Meter(2 * round_trip_gb_per_s, clock)
+
+    def done_at(self, num_bytes: int) -> float:
+        """When it would be done with all it holds and so many bytes more."""
+        speed = round_trip(self.writes.gb_per_s, self.reads.gb_per_s)
+        return (self.used_bytes + num_bytes) / speed
 
 
 class _Place(NamedTuple):
-    member: int
+    member: Member
     slot: Slot
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemberReport:
-    """One member in numbers."""
-
-    name: str
-    used_bytes: int
-    written_bytes: int
-    round_trip_gb_per_s: float
-    """Bytes over the time to write and read them once, as measured."""
-    lost: str | None
-    """Why it left the stripe; None while it is in."""
+    """As the member knows it."""
 
 
 class StripeStorage:
@@ -56,7 +65,7 @@ class StripeStorage:
     the bytes follow the measured speeds, so that all members end together.
 
     Args:
-        members: closed with this storage. All have the same alignment.
+        members: closed with this storage, of one file and the same alignment each.
         speeds: round-trip GB/s of each (`measure.round_trip_gb_per_s`); None: equal
             until transfers have shown otherwise.
         on_fallback: told `Fallback.STRIPE_MEMBER_LOST` when a member leaves.
@@ -83,43 +92,24 @@ class StripeStorage:
         first = [1.0] * len(members) if speeds is None else list(speeds)
         if len(first) != len(members) or min(first) <= 0:
             raise ValueError(f"expected a speed above 0 for each member, got {first}")
-        self._members = tuple(members)
-        self._speed = tuple(Speedometer(gb_per_s, clock) for gb_per_s in first)
+        self.members = tuple(
+            Member(storage, speed, clock)
+            for storage, speed in zip(members, first, strict=True)
+        )
+        """As given, lost ones too; a slot's file is its number here."""
         self._on_fallback = on_fallback
         self._lock = threading.Lock()
-        self._used_bytes = [0] * len(members)
-        self._lost: dict[int, str] = {}
         self._moved: dict[Slot, _Place] = {}
 
     @property
     def alignment_bytes(self) -> int:
         """That of all members."""
-        return self._members[0].alignment_bytes
-
-    @property
-    def members(self) -> tuple[Storage, ...]:
-        """As given, lost ones too."""
-        return self._members
+        return self.members[0].storage.alignment_bytes
 
     def describe(self) -> str:
         """`stripe of` all members."""
-        return f"stripe of [{'; '.join(m.describe() for m in self._members)}]"
-
-    def report(self) -> list[MemberReport]:
-        """Return every member, lost ones too."""
-        reports = []
-        for number, member in enumerate(self._members):
-            stats = member.stats()
-            reports.append(
-                MemberReport(
-                    name=member.describe(),
-                    used_bytes=stats.used_bytes,
-                    written_bytes=stats.written_bytes,
-                    round_trip_gb_per_s=self._speed[number].round_trip_gb_per_s,
-                    lost=self._lost.get(number),
-                )
-            )
-        return reports
+        names = "; ".join(member.storage.describe() for member in self.members)
+        return f"stripe of [{names}]"
 
     def allocate(self, num_bytes: int) -> Slot:
         """Reserve a slot on the member that would be done first.
@@ -127,9 +117,8 @@ class StripeStorage:
         Raises:
             StorageFullError: no member has room.
         """
-        place = self._allocate(num_bytes, set())
-        inner = place.slot
-        return inner._replace(file=place.member * FILES_A_MEMBER + inner.file)
+        member, slot = self._allocate(num_bytes)
+        return slot._replace(file=self.members.index(member))
 
     def write(self, slot: Slot, buffer: torch.Tensor) -> None:
         """Write to the slot's member, or to another one if that fails.
@@ -139,36 +128,36 @@ class StripeStorage:
             OSError: every member failed; the caller still owns the bytes.
         """
         place = self._place_of(slot)
-        tried: set[int] = set()
+        tried: list[Member] = []
         while True:
+            member = place.member
             try:
-                with self._speed[place.member].writing(buffer.numel()):
-                    self._members[place.member].write(place.slot, buffer)
+                with member.writes.transfer(buffer.numel()):
+                    member.storage.write(place.slot, buffer)
                 return
             except OSError as error:
-                tried.add(place.member)
+                tried.append(member)
                 if not isinstance(error, StorageFullError):
-                    self._leave(place.member, error)
+                    self._leave(member, error)
                 place = self._move(slot, tried, error)
 
     def read(self, slot: Slot, buffer: torch.Tensor) -> None:
         """Read from wherever the slot's bytes were written."""
-        place = self._place_of(slot)
-        with self._speed[place.member].reading(buffer.numel()):
-            self._members[place.member].read(place.slot, buffer)
+        member, inner = self._place_of(slot)
+        with member.reads.transfer(buffer.numel()):
+            member.storage.read(inner, buffer)
 
     def free(self, slot: Slot) -> None:
         """Give the slot back, and the place that its bytes had moved to."""
         with self._lock:
             moved = self._moved.pop(slot, None)
-        for place in (self._home_of(slot), *([moved] if moved else [])):
-            self._members[place.member].free(place.slot)
-            with self._lock:
-                self._used_bytes[place.member] -= place.slot.capacity_bytes
+        self._free(self._home_of(slot))
+        if moved is not None:
+            self._free(moved)
 
     def stats(self) -> StorageStats:
         """Sums over all members."""
-        parts = [member.stats() for member in self._members]
+        parts = [member.storage.stats() for member in self.members]
         return StorageStats(
             used_bytes=sum(p.used_bytes for p in parts),
             allocated_bytes=sum(p.allocated_bytes for p in parts),
@@ -179,49 +168,45 @@ class StripeStorage:
     def close(self) -> None:
         """Close all members, also if one of them fails to."""
         failures = []
-        for member in self._members:
+        for member in self.members:
             try:
-                member.close()
+                member.storage.close()
             except OSError as error:
                 failures.append(error)
         if failures:
             raise failures[0]
 
     def _home_of(self, slot: Slot) -> _Place:
-        member, file = divmod(slot.file, FILES_A_MEMBER)
-        return _Place(member, slot._replace(file=file))
+        return _Place(self.members[slot.file], slot._replace(file=0))
 
     def _place_of(self, slot: Slot) -> _Place:
         with self._lock:
             return self._moved.get(slot) or self._home_of(slot)
 
-    def _allocate(self, num_bytes: int, without: set[int]) -> _Place:
+    def _allocate(self, num_bytes: int, without: Collection[Member] = ()) -> _Place:
+        with self._lock:
+            left = [m for m in self.members if not (m.why_lost or m in without)]
+            left.sort(key=lambda member: member.done_at(num_bytes))
         why: OSError | None = None
-        for member in self._in_order(num_bytes, without):
+        for member in left:
             try:
-                slot = self._members[member].allocate(num_bytes)
+                slot = member.storage.allocate(num_bytes)
             except StorageFullError as error:
                 why = error
                 continue
             with self._lock:
-                self._used_bytes[member] += slot.capacity_bytes
+                member.used_bytes += slot.capacity_bytes
             return _Place(member, slot)
         raise StorageFullError(
             errno.ENOSPC, f"no member has room for {num_bytes} bytes: {self.describe()}"
         ) from why
 
-    def _in_order(self, num_bytes: int, without: set[int]) -> list[int]:
-        """Members that may take the bytes, the one that is done first before others."""
+    def _free(self, place: _Place) -> None:
+        place.member.storage.free(place.slot)
         with self._lock:
-            done_at = {
-                number: (self._used_bytes[number] + num_bytes)
-                / self._speed[number].round_trip_gb_per_s
-                for number in range(len(self._members))
-                if number not in self._lost and number not in without
-            }
-        return sorted(done_at, key=lambda number: (done_at[number], number))
+            place.member.used_bytes -= place.slot.capacity_bytes
 
-    def _move(self, slot: Slot, tried: set[int], error: OSError) -> _Place:
+    def _move(self, slot: Slot, tried: Collection[Member], error: OSError) -> _Place:
         """A new place for bytes whose write failed; the old one stays reserved, for
         its address is the slot's name until it is freed."""
         try:
@@ -234,21 +219,19 @@ class StripeStorage:
             before = self._moved.get(slot)
             self._moved[slot] = place
         if before is not None:
-            self._members[before.member].free(before.slot)
-            with self._lock:
-                self._used_bytes[before.member] -= before.slot.capacity_bytes
+            self._free(before)
         return place
 
-    def _leave(self, number: int, error: OSError) -> None:
+    def _leave(self, member: Member, error: OSError) -> None:
         with self._lock:
-            if number in self._lost:
+            if member.why_lost:
                 return
-            self._lost[number] = str(error)
-            left = len(self._members) - len(self._lost)
+            member.why_lost = str(error) or repr(error)
+            num_left = sum(not member.why_lost for member in self.members)
         self._on_fallback(Fallback.STRIPE_MEMBER_LOST)
         logger.warning(
             "ssdtrain: %s failed and leaves the stripe (%d left): %s",
-            self._members[number].describe(),
-            left,
+            member.storage.describe(),
+            num_left,
             error,
         )

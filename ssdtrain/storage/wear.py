@@ -1,4 +1,4 @@
-"""SSD endurance: the disk behind a directory, what is written to it, what is left.
+"""SSD endurance: a directory's disk, what is written to it, what is left.
 
 [Note: Days in a file]
 Budgets are per day and disk, runs are not: the bytes of all processes of a user are
@@ -24,8 +24,7 @@ import torch
 
 from ssdtrain.errors import DamagedFileError, StorageFullError
 from ssdtrain.jsonfile import Natural, load_as, write_json
-from ssdtrain.storage.base import Slot, Storage
-from ssdtrain.storage.forwarding import ForwardingStorage
+from ssdtrain.storage.base import ForwardingStorage, Slot, Storage
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +66,7 @@ class SmartReading:
 
 
 def disk_of(directory: str | Path, sys: Path = Path("/sys")) -> str:
-    """Name of the whole disk behind a directory, as in /sys/block.
+    """Name of the whole disk that a directory is on, as in /sys/block.
 
     Partitions lead to their disk. A file system without one block device (network,
     btrfs over several, overlay) is named by its device number.
@@ -206,8 +205,6 @@ class WearReport:
     budget_bytes: int | None
     lifetime_years: float | None
     """Left at that rate; None without an endurance to go by."""
-    training_years: float | None
-    """Left if this run went on for ever at its own rate."""
     source: str
     """Where the endurance comes from, or why there is none."""
     warnings: tuple[str, ...]
@@ -228,6 +225,18 @@ def lifetime_years(
     return max(0.0, endurance_bytes) * gain / bytes_per_day / DAYS_A_YEAR
 
 
+@dataclass(frozen=True, kw_only=True)
+class Endurance:
+    """What may be written to a disk, and where that is kept."""
+
+    budget_bytes: int | None = None
+    """A day; None: no limit."""
+    rated_bytes: int | None = None
+    """Lifetime writes by the data sheet; None: only SMART can tell."""
+    log: WearLog | None = None
+    """Shared with other processes; None: the user's own (`log_path`)."""
+
+
 class MeteredStorage(ForwardingStorage):
     """Counts what is written to a disk and holds a daily budget.
 
@@ -237,33 +246,26 @@ class MeteredStorage(ForwardingStorage):
     Args:
         inner: the storage on that disk.
         disk: its name (see `disk_of`).
-        log: shared with other processes.
-        budget_bytes: a day; None: no limit.
-        rated_bytes: lifetime writes by the data sheet; None: only SMART can tell.
+        endurance: of the disk.
+        smart: asks the disk.
     """
 
     def __init__(
         self,
         inner: Storage,
         disk: str,
-        *,
-        log: WearLog | None = None,
-        budget_bytes: int | None = None,
-        rated_bytes: int | None = None,
+        endurance: Endurance,
         smart: Callable[[str], SmartReading] = read_smart,
     ) -> None:
         super().__init__(inner)
         self._disk = disk
-        self._log = log or WearLog()
-        self._budget_bytes = budget_bytes
-        self._rated_bytes = rated_bytes
+        self._log = endurance.log or WearLog()
+        self._budget_bytes = endurance.budget_bytes
+        self._rated_bytes = endurance.rated_bytes
         self._smart = smart
         self._lock = threading.Lock()
         self._unreported_bytes = 0
-        self._promised_bytes = 0  # allocated, not written yet
-        self._promises: dict[Slot, int] = {}
-        self._start_s = time.monotonic()
-        self._run_bytes = 0
+        self._promised: set[Slot] = set()  # allocated, not written yet
         self._day = self._log.day
         self._today_bytes = 0
         self._log_failed = False
@@ -277,7 +279,8 @@ class MeteredStorage(ForwardingStorage):
         """
         with self._lock:
             self._turn_day()
-            spent = self._today_bytes + self._unreported_bytes + self._promised_bytes
+            promised = sum(slot.capacity_bytes for slot in self._promised)
+            spent = self._today_bytes + self._unreported_bytes + promised
         if self._budget_bytes is not None and spent + num_bytes > self._budget_bytes:
             raise StorageFullError(
                 errno.EDQUOT,
@@ -285,19 +288,17 @@ class MeteredStorage(ForwardingStorage):
                 f"{self._disk} ({spent} bytes since midnight UTC); raise write_budget "
                 "or wait for the next day",
             )
-        slot = self._inner.allocate(num_bytes)
+        slot = self.inner.allocate(num_bytes)
         with self._lock:
-            self._promises[slot] = slot.capacity_bytes
-            self._promised_bytes += slot.capacity_bytes
+            self._promised.add(slot)
         return slot
 
     def write(self, slot: Slot, buffer: torch.Tensor) -> None:
         """Write and count; what fails is not counted."""
-        self._inner.write(slot, buffer)
+        self.inner.write(slot, buffer)
         with self._lock:
-            self._promised_bytes -= self._promises.pop(slot, 0)
+            self._promised.discard(slot)
             self._unreported_bytes += buffer.numel()
-            self._run_bytes += buffer.numel()
             due = self._unreported_bytes >= FLUSH_BYTES
         if due:
             self._flush()
@@ -305,13 +306,13 @@ class MeteredStorage(ForwardingStorage):
     def free(self, slot: Slot) -> None:
         """Free; a slot that was never written has cost nothing."""
         with self._lock:
-            self._promised_bytes -= self._promises.pop(slot, 0)
-        self._inner.free(slot)
+            self._promised.discard(slot)
+        self.inner.free(slot)
 
     def close(self) -> None:
         """Report to the log and close."""
         self._flush()
-        self._inner.close()
+        self.inner.close()
 
     def report(self) -> WearReport:
         """Return the disk's state; asks its SMART log."""
@@ -319,18 +320,13 @@ class MeteredStorage(ForwardingStorage):
         days = {} if self._log_failed else self._log.days(self._disk)
         rate = sum(days.values()) / len(days) if days else 0.0
         left, source, used = self._endurance(sum(days.values()))
-        run_days = (time.monotonic() - self._start_s) / 86_400
         years = None if left is None else lifetime_years(left, rate)
-        training = (
-            None if left is None else lifetime_years(left, self._run_bytes / run_days)
-        )
         return WearReport(
             disk=self._disk,
             today_bytes=self._today_bytes,
             bytes_per_day=rate,
             budget_bytes=self._budget_bytes,
             lifetime_years=years,
-            training_years=training,
             source=source,
             warnings=tuple(_warnings(self._disk, years, used)),
         )

@@ -19,19 +19,20 @@ from collections.abc import Callable
 
 import torch
 
-from ssdtrain.counters import Count, Fallback
-from ssdtrain.errors import StorageFullError
+from ssdtrain.counters import Count
 from ssdtrain.storage.base import Storage
 from ssdtrain.transfer.device import CpuEvent, Device, Event
-from ssdtrain.transfer.offloader import Drain, Meters, Offloader
-from ssdtrain.transfer.parcel import Load, Parcel, ParcelOwner, ParcelState
-from ssdtrain.transfer.pinned import Buffer, PinnedPool, page_aligned, round_up
+from ssdtrain.transfer.offloader import Drain, Meters, Offloader, why_kept
+from ssdtrain.transfer.pinned import Buffer, PinnedPool
+from ssdtrain.transfer.transfers import Load, Transfer, TransferOwner, TransferState
 
 
 class DirectOffloader(Offloader):
-    """An `Offloader` whose parcels have no buffer, unless their write failed.
+    """An `Offloader` whose transfers go past host memory. Only the bytes of a failed
+    write are rescued into the pool.
 
-    The pool is for those alone: the bytes of a failed write are rescued into it.
+    With `Drain.WHEN_FULL` a transfer goes past it only if the pool has no room: the
+    others take the way of `Offloader`, and the oldest are written from there.
     """
 
     def __init__(
@@ -39,231 +40,89 @@ class DirectOffloader(Offloader):
         device: Device,
         pool: PinnedPool,
         storage: Storage,
+        drain: Drain,
         num_threads: int,
         meters: Meters,
+        path: str = "",
     ) -> None:
-        super().__init__(device, pool, storage, Drain.AT_ONCE, num_threads, meters)
-        self._reading: Counter[Parcel] = Counter()
+        super().__init__(device, pool, storage, drain, num_threads, meters, path)
+        self._reading: Counter[Transfer] = Counter()
 
     def store(
         self,
         source: torch.Tensor,
         name: str,
         patient: Callable[[], bool],
-        owner: ParcelOwner | None = None,
-    ) -> Parcel | None:
+        owner: TransferOwner | None = None,
+    ) -> Transfer | None:
         """Start to write device bytes; see `Offloader.store`."""
+        if self.drain is Drain.WHEN_FULL:
+            transfer = super().store(source, name, patient, owner)
+            if transfer is not None:
+                return transfer
         if self._owner.is_elsewhere:
             return None
         copied = CpuEvent()
-        parcel = Parcel(name, source.numel(), ParcelState.STORED, None, copied)
+        transfer = Transfer(name, source.numel(), TransferState.STORED, None, copied)
+        transfer.is_direct = True
         if owner is not None:
-            owner.parcel = parcel
+            owner.parcel = transfer
         try:
-            parcel.slot = self._need_storage().allocate(source.numel())
+            transfer.slot = self._need_storage().allocate(source.numel())
         except OSError as error:
             if owner is not None:
                 owner.parcel = None
-            self.fall_back(_reason(error), f": {error}")
+            self.fall_back(why_kept(error), f": {error}")
             return None
         ready = self.device.now()
         with self._lock:
-            parcel.state = ParcelState.WRITING
-            self._writing.add(parcel)
-            parcel.write = self._writers.submit(
-                self._write_direct, parcel, source, ready, copied
+            transfer.state = TransferState.WRITING
+            self._writing.add(transfer)
+            transfer.write = self._writers.submit(
+                self._write_direct, transfer, source, ready, copied
             )
-        return parcel
+        return transfer
 
-    def load(self, parcel: Parcel, target: torch.Tensor) -> Load:
+    def load(self, transfer: Transfer, target: torch.Tensor) -> Load:
         """Start to read the bytes into `target`; see `Offloader.load`."""
-        self._owner.check(f"the saved tensor {parcel.name}")
+        if not transfer.is_direct:
+            return super().load(transfer, target)
+        self._owner.check(f"the saved tensor {transfer.name}")
         load = Load(target, [self.device.now()])
         with self._lock:
-            if parcel.state is ParcelState.STAGED:
-                self._enqueue(parcel, load)
-            elif parcel.state is ParcelState.LOST:
-                parcel.loads.append(load)
-                self._fail_loads(parcel, None)
+            if transfer.state is TransferState.STAGED:
+                self._enqueue(transfer, load)
+            elif transfer.state is TransferState.LOST:
+                transfer.loads.append(load)
+                self._fail_loads(transfer, None)
             else:
-                self._reading[parcel] += 1
+                self._reading[transfer] += 1
                 try:
-                    self._readers.submit(self._read_direct, parcel, load)
+                    self._readers.submit(self._read_direct, transfer, load)
                 except BaseException:
-                    self._reading[parcel] -= 1  # nobody else would discard it
+                    self._reading[transfer] -= 1  # nobody else would discard it
                     raise
         return load
 
-    def recall(self, parcel: Parcel) -> bool:
-        """Nothing to do: there is no stage between the storage and the device."""
-        return parcel.state is not ParcelState.GONE
+    def recall(self, transfer: Transfer) -> bool:
+        """Read a transfer of host memory into it ahead; see `Offloader.recall`. For the
+        others there is no stage between the storage and the device."""
+        if not transfer.is_direct:
+            return super().recall(transfer)
+        return transfer.state is not TransferState.GONE
 
-    def discard(self, parcel: Parcel) -> None:
+    def discard(self, transfer: Transfer) -> None:
         """Forget the bytes; a worker that still has them cleans up."""
+        if not transfer.is_direct:
+            super().discard(transfer)
+            return
         if self._owner.is_elsewhere:
             return  # slots are shared with the process that fills them
         with self._lock:
-            state, parcel.state = parcel.state, ParcelState.GONE
-            if state is not ParcelState.WRITING and not self._reading[parcel]:
-                self._give_buffer(parcel)
-                self._free_slot(parcel)
-
-    def _write_direct(
-        self, parcel: Parcel, source: torch.Tensor, ready: Event, copied: CpuEvent
-    ) -> None:
-        storage, slot = self._need_storage(), parcel.slot
-        start = time.monotonic_ns()
-        try:
-            ready.synchronize()
-            if slot is None:
-                raise RuntimeError("a parcel without a slot")
-            if parcel.state is ParcelState.WRITING:  # else it was discarded meanwhile
-                storage.write(slot, source)
-                self._meters.counters.add(Count.WRITTEN, parcel.num_bytes)
-                self._meters.trace.add("write", parcel.name, start, parcel.num_bytes)
-            self._written(parcel)
-        except BaseException as error:
-            self.fall_back(_reason(error), f": {error}")
-            self._rescue_or_lose(parcel, source, ready)
-        finally:
-            with self._lock:
-                self._writing.discard(parcel)
-            copied.reach()
-
-    def _written(self, parcel: Parcel) -> None:
-        with self._lock:
-            if parcel.state is ParcelState.GONE:
-                self._free_slot(parcel)
-            else:
-                parcel.state = ParcelState.STORED
-
-    def _rescue_or_lose(
-        self, parcel: Parcel, source: torch.Tensor, ready: Event
-    ) -> None:
-        try:
-            self._rescue(parcel, source, ready)
-        except BaseException:
-            with self._lock:
-                self._free_slot(parcel)
-                if parcel.state is not ParcelState.GONE:
-                    parcel.state = ParcelState.LOST  # a load says so, with the name
-            raise
-
-    def _rescue(self, parcel: Parcel, source: torch.Tensor, ready: Event) -> None:
-        """Bring bytes that the storage did not take to host memory: nothing is lost.
-
-        The source is still whole: it is released behind `copied`, reached after this.
-        """
-        buffer = self.pool.take(parcel.num_bytes, for_load=True)
-        if buffer is None:
-            self.fall_back(Fallback.UNPINNED_LOAD)
-            buffer = Buffer(page_aligned(round_up(parcel.num_bytes)), pooled=False)
-        buffer.settle()
-        staged = buffer.memory[: parcel.num_bytes]
-        event = self.device.copy_out(source, staged, [ready])
-        event.synchronize()
-        with self._lock:
-            self._free_slot(parcel)
-            parcel.buffer, parcel.copied = buffer, event
-            if parcel.state is ParcelState.GONE:
-                self._give_buffer(parcel)
-            else:
-                parcel.state = ParcelState.STAGED
-
-    def _read_direct(self, parcel: Parcel, load: Load) -> None:
-        error: BaseException | None = None
-        start = time.monotonic_ns()
-        try:
-            parcel.copied.synchronize()
-            for event in load.after:
-                event.synchronize()
-            if parcel.state is ParcelState.STORED and parcel.slot is not None:
-                self._need_storage().read(parcel.slot, load.target)
-            elif parcel.state not in (ParcelState.STAGED, ParcelState.GONE):
-                raise RuntimeError("neither the write nor the rescue came to its end")
-        except BaseException as caught:
-            error = caught
-        with self._lock:
-            self._reading[parcel] -= 1
-            self._end_read(parcel, load, error)
-            if not self._reading[parcel]:
-                del self._reading[parcel]
-                if parcel.state is ParcelState.GONE:
-                    self._give_buffer(parcel)
-                    self._free_slot(parcel)
-        self._meters.trace.add("read", parcel.name, start, parcel.num_bytes)
-
-    def _end_read(
-        self, parcel: Parcel, load: Load, error: BaseException | None
-    ) -> None:
-        if parcel.state is ParcelState.GONE:
-            # Whoever asked is gone too; a result of any kind ends `Load.settle`.
-            load.enqueued(CpuEvent(done=True))
-        elif error is not None:
-            parcel.state = ParcelState.LOST
-            parcel.loads.append(load)
-            self._fail_loads(parcel, error)
-        elif parcel.state is ParcelState.STAGED:
-            self._enqueue(parcel, load)
-        else:
-            load.enqueued(CpuEvent(done=True))
-            self._meters.counters.add(Count.READ, parcel.num_bytes)
-
-
-class OverflowOffloader(DirectOffloader):
-    """Host memory first; what does not fit goes to the storage without it.
-
-    While the pool has room a parcel takes the way of `Offloader`, and the oldest are
-    written from there as it fills. The others are of `DirectOffloader`.
-    """
-
-    def __init__(
-        self,
-        device: Device,
-        pool: PinnedPool,
-        storage: Storage,
-        num_threads: int,
-        meters: Meters,
-    ) -> None:
-        super().__init__(device, pool, storage, num_threads, meters)
-        self.drain = Drain.WHEN_FULL
-        self._past: set[Parcel] = set()
-        """Parcels that went past host memory."""
-
-    def store(
-        self,
-        source: torch.Tensor,
-        name: str,
-        patient: Callable[[], bool],
-        owner: ParcelOwner | None = None,
-    ) -> Parcel | None:
-        """Start to move device bytes away; see `Offloader.store`."""
-        parcel = Offloader.store(self, source, name, patient, owner)
-        if parcel is None:
-            parcel = super().store(source, name, patient, owner)
-            if parcel is not None:
-                self._past.add(parcel)
-        return parcel
-
-    def load(self, parcel: Parcel, target: torch.Tensor) -> Load:
-        """Start to bring the bytes back; see `Offloader.load`."""
-        if parcel in self._past:
-            return super().load(parcel, target)
-        return Offloader.load(self, parcel, target)
-
-    def recall(self, parcel: Parcel) -> bool:
-        """Read a parcel of host memory into it ahead; see `Offloader.recall`."""
-        if parcel in self._past:
-            return super().recall(parcel)
-        return Offloader.recall(self, parcel)
-
-    def discard(self, parcel: Parcel) -> None:
-        """Forget the bytes."""
-        if parcel in self._past:
-            self._past.discard(parcel)
-            super().discard(parcel)
-        else:
-            Offloader.discard(self, parcel)
+            state, transfer.state = transfer.state, TransferState.GONE
+            if state is not TransferState.WRITING and not self._reading[transfer]:
+                self._give_buffer(transfer)
+                self._free_slot(transfer)
 
     def _take_for_store(
         self, num_bytes: int, patient: Callable[[], bool]
@@ -275,7 +134,104 @@ class OverflowOffloader(DirectOffloader):
                 self._drain_oldest()
         return buffer
 
+    def _write_direct(
+        self, transfer: Transfer, source: torch.Tensor, ready: Event, copied: CpuEvent
+    ) -> None:
+        storage, slot = self._need_storage(), transfer.slot
+        start = time.monotonic_ns()
+        try:
+            ready.synchronize()
+            if slot is None:
+                raise RuntimeError("a transfer without a slot")
+            # Else it was discarded meanwhile.
+            if transfer.state is TransferState.WRITING:
+                storage.write(slot, source)
+                num_bytes = transfer.num_bytes
+                self._meters.counters.add(Count.WRITTEN, num_bytes)
+                self._meters.trace.add("write", transfer.name, start, num_bytes)
+            self._written(transfer)
+        except BaseException as error:
+            self.fall_back(why_kept(error), f": {error}")
+            self._rescue_or_lose(transfer, source, ready)
+        finally:
+            with self._lock:
+                self._writing.discard(transfer)
+            copied.reach()
 
-def _reason(error: BaseException) -> Fallback:
-    full = isinstance(error, StorageFullError)
-    return Fallback.KEPT_STORAGE_FULL if full else Fallback.KEPT_WRITE_FAILED
+    def _written(self, transfer: Transfer) -> None:
+        with self._lock:
+            if transfer.state is TransferState.GONE:
+                self._free_slot(transfer)
+            else:
+                transfer.state = TransferState.STORED
+
+    def _rescue_or_lose(
+        self, transfer: Transfer, source: torch.Tensor, ready: Event
+    ) -> None:
+        try:
+            self._rescue(transfer, source, ready)
+        except BaseException:
+            with self._lock:
+                self._free_slot(transfer)
+                if transfer.state is not TransferState.GONE:
+                    transfer.state = TransferState.LOST  # a load says so, with the name
+            raise
+
+    def _rescue(self, transfer: Transfer, source: torch.Tensor, ready: Event) -> None:
+        """Bring bytes that the storage did not take to host memory: nothing is lost.
+
+        The source is still whole: it is released after `copied`, and that is reached
+        after this.
+        """
+        buffer = self.pool.take(transfer.num_bytes, for_load=True)
+        buffer = buffer or self._unpinned(transfer.num_bytes)
+        buffer.settle()
+        staged = buffer.memory[: transfer.num_bytes]
+        event = self.device.copy_out(source, staged, [ready])
+        event.synchronize()
+        with self._lock:
+            self._free_slot(transfer)
+            transfer.buffer, transfer.copied = buffer, event
+            if transfer.state is TransferState.GONE:
+                self._give_buffer(transfer)
+            else:
+                transfer.state = TransferState.STAGED
+
+    def _read_direct(self, transfer: Transfer, load: Load) -> None:
+        error: BaseException | None = None
+        start = time.monotonic_ns()
+        try:
+            transfer.copied.synchronize()
+            for event in load.after:
+                event.synchronize()
+            if transfer.state is TransferState.STORED and transfer.slot is not None:
+                self._need_storage().read(transfer.slot, load.target)
+            elif transfer.state not in (TransferState.STAGED, TransferState.GONE):
+                raise RuntimeError("neither the write nor the rescue came to its end")
+        except BaseException as caught:
+            error = caught
+        with self._lock:
+            self._reading[transfer] -= 1
+            self._end_read(transfer, load, error)
+            if not self._reading[transfer]:
+                del self._reading[transfer]
+                if transfer.state is TransferState.GONE:
+                    self._give_buffer(transfer)
+                    self._free_slot(transfer)
+        self._meters.trace.add("read", transfer.name, start, transfer.num_bytes)
+
+    def _end_read(
+        self, transfer: Transfer, load: Load, error: BaseException | None
+    ) -> None:
+        if transfer.state is TransferState.GONE:
+            # Whoever asked is gone too; a result of any kind ends `Load.settle`.
+            load.enqueued(CpuEvent(done=True))
+        elif error is not None:
+            transfer.state = TransferState.LOST
+            transfer.loads.append(load)
+            self._fail_loads(transfer, error)
+        elif transfer.state is TransferState.STAGED:
+            self._enqueue(transfer, load)
+        else:
+            load.enqueued(CpuEvent(done=True))
+            self._meters.counters.add(Count.READ, transfer.num_bytes)

@@ -3,19 +3,19 @@
 [Note: captured copies]
 What runs while a graph is captured is not done but written down, and done at every
 replay, without any of our Python. So a captured copy goes to pinned memory that it
-never shares and that stays where it is for as long as the model lives, and order is
-kept by the graph's edges alone: compute waits in the graph for the copy out before the
+never shares, and that stays where it is for as long as the model lives. The graph's
+edges alone keep the order: compute waits in the graph for the copy out before the
 tensor's memory is used again, and for the copy in before the operator that reads it.
 Both copy streams are joined with compute where a captured backward ends, and where the
 capture does (`make_graphed_callables` captures forward and backward each by itself;
-hosts/graphs.py hears of it). Not where a forward ends whose backward follows in the
+engines/graphs.py hears of it). Not where a forward ends whose backward follows in the
 same graph: copies out last into backward there, and compute would wait for all of them.
-Each edge between compute and a copy is microseconds in every replay: a kernel behind it
-does not start as the one before it ends. So compute waits for no copy whose end it is
-behind through a later one of the same direction, and copies in that the plan starts
-together leave compute at one point and come back to it at one.
+Each edge between compute and a copy is microseconds in every replay: a kernel after it
+does not start as the one before it ends. So compute does not wait for a copy if it has
+waited for a later one of the same direction. Copies in that the plan starts together
+leave compute at one point and come back to it at one.
 Nothing may be asked of an event of a capture, and nothing that was recorded before it
-may be waited for; a capture begins behind a synchronization of the device.
+may be waited for; a capture begins after a synchronization of the device.
 (tests/ssdtrain/hosts/test_graphs.py)
 """
 
@@ -27,20 +27,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ssdtrain.storage.slots import round_up
 from ssdtrain.transfer.device import Device, GraphEvent
-from ssdtrain.transfer.parcel import ParcelState
+from ssdtrain.transfer.native import library
 from ssdtrain.transfer.pinned import GRAIN_BYTES
-from ssdtrain.transfer.runtime import library
+from ssdtrain.transfer.transfers import TransferState
 
 SLAB_BYTES = 256 * 1024 * 1024
 RELAXED = 2
 """cudaStreamCaptureModeRelaxed"""
 
 
-class GraphParcel:
-    """The place of one tensor of one graph."""
+class GraphTransfer:
+    """The pinned memory of one tensor of one graph."""
 
-    state = ParcelState.STAGED
+    state = TransferState.STAGED
     """It goes nowhere else."""
 
     def __init__(self, name: str, memory: Tensor, copied: GraphEvent) -> None:
@@ -67,7 +68,7 @@ class GraphLoad:
         return True
 
     def wait(self, device: Device) -> None:
-        """Order compute behind it."""
+        """Order compute after it."""
         device.wait(self._event)
 
     settle = wait
@@ -85,37 +86,37 @@ class GraphCopies:
         """The last copy out, and in, since then."""
         self._num_copies = 0
         self._passed: dict[bool, dict[object, int]] = {True: {}, False: {}}
-        """By direction and compute order: the last copy that it is behind."""
+        """By direction and compute order: the last copy that it has waited for."""
         self.slabs: list[Tensor] = []
         """Pinned memory, torch's own: it is given back when nobody holds it."""
         self._left = 0
         self.used_bytes = 0
 
-    def store(self, source: Tensor, name: str) -> GraphParcel | None:
+    def store(self, source: Tensor, name: str) -> GraphTransfer | None:
         """Copy bytes (1-D uint8) out; None where no memory can be had."""
         memory = self._take(source.numel())
         if memory is None:
             return None
         event = self._device.copy_out(source, memory, [self._device.now()])
-        return GraphParcel(name, memory, self._noted(event, outwards=True))
+        return GraphTransfer(name, memory, self._noted(event, outwards=True))
 
     def load(
-        self, parcels: Sequence[GraphParcel], targets: Sequence[Tensor]
+        self, transfers: Sequence[GraphTransfer], targets: Sequence[Tensor]
     ) -> list[GraphLoad]:
-        """Copy the bytes into the targets, behind compute; whoever waits for one of
+        """Copy the bytes into the targets, after compute; whoever waits for one of
         these loads waits for all."""
         after = [self._device.now()]
         order = self._device.order()
-        for parcel, target in zip(parcels, targets, strict=True):
-            if not parcel.copied.is_behind(order):
-                after.append(parcel.copied.event)
-            event = self._device.copy_in(parcel.memory, target, after)
+        for transfer, target in zip(transfers, targets, strict=True):
+            if not transfer.copied.is_behind(order):
+                after.append(transfer.copied.event)
+            event = self._device.copy_in(transfer.memory, target, after)
             after = []  # the copies follow one another
         noted = self._noted(event, outwards=False)
         return [GraphLoad(noted, target) for target in targets]
 
     def join(self) -> None:
-        """Order compute behind all copies; no event is waited for any more."""
+        """Order compute after all copies; no event is waited for any more."""
         pending, self._pending = self._pending, {}
         try:
             for event in pending.values():
@@ -134,7 +135,7 @@ class GraphCopies:
         return found
 
     def _take(self, num_bytes: int) -> Tensor | None:
-        size = -(-num_bytes // GRAIN_BYTES) * GRAIN_BYTES
+        size = round_up(num_bytes, GRAIN_BYTES)
         if self.used_bytes + size > self._cap_bytes:
             return None
         if size > self._left:

@@ -1,35 +1,121 @@
-"""Copies beside compute, made in C: one call of Python for all that one takes.
+"""Copies while compute runs, made in C: one call of Python for all that one takes.
 
 A tensor that moves takes five calls of CUDA each way, and five more for every second
 piece of it. On an H200 with a fast loop around them they take 3 microseconds, and 26
 called from Python between the operators of a step: a 4B under FSDP2 spent 190 on each
 load. So csrc/copies.c makes them in a row. It is built with the user's compiler when
-the first session on a GPU begins; without one, pieces.py makes the same calls.
-(tests/ssdtrain/transfer/test_native.py, test_pieces.py)
+the first session on a GPU begins. The functions are as old as streams, from the CUDA
+runtime that torch has loaded; their arguments are in its API's reference.
+(tests/ssdtrain/transfer/test_native.py)
+
+[Note: others' small copies]
+The device has one engine for copies in and one for copies out, and an engine serves a
+stream as long as that has something to copy. FSDP2 copies a small table to the device
+for each layer that it gathers or reduces (`split_with_sizes_copy`, `chunk_cat`), in
+compute order. Such a table came after every load that had been started, and compute
+waited for it: up to 10 ms each, 6 to 38 ms a step (two H200, 4B, 6 to 8 GB moved), at
+no wait of ours. A result that the host reads back (`item`, in a loss) waits for all
+copies out in the same way.
+So copies go in pieces, by two streams in turns. Each stream waits for the other's
+piece, and when a stream waits, the engine turns to whoever else is there: 0.5 to 2.4 ms
+a step were left.
+For the rest nothing changes: what waits for the stream that was asked to copy waits for
+all pieces.
+(tests/ssdtrain/transfer/test_pieces.py)
 """
 
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from ssdtrain.storage.clibrary import CLibrary
-from ssdtrain.transfer.device import CudaDevice
-from ssdtrain.transfer.pieces import IN_BYTES, OUT_BYTES
-from ssdtrain.transfer.runtime import ADDRESS, TO_DEVICE, TO_HOST, Ordering, Part
+from ssdtrain.transfer.cuda import CudaDevice
 
 LIBRARY = CLibrary(Path(__file__).parent / "csrc" / "copies.c")
+TO_DEVICE, TO_HOST = 1, 2
+"""cudaMemcpyHostToDevice and its opposite. With cudaMemcpyDefault the driver looks both
+addresses up, at three times the host's time."""
+ADDRESS = ctypes.c_void_p
+IN_BYTES = 8 * 1024 * 1024
+"""Of a piece: 0.15 ms of a link of 55 GB/s. The host starts one in 5 microseconds, and
+the link loses 3 more than between copies of one stream."""
+OUT_BYTES = 32 * 1024 * 1024
+"""Of a piece of a copy out: fewer small copies wait, and the host has less time."""
 
 
-class Addressed(Protocol):
-    """Whose functions are called."""
+def library() -> ctypes.CDLL | None:
+    """The runtime's library, from the file that torch has loaded; None: it has loaded
+    none, as without CUDA or where the runtime is linked into torch itself."""
+    for line in Path("/proc/self/maps").read_text("utf-8").splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if "libcudart" in path:
+            return ctypes.CDLL(path)
+    return None
+
+
+Part = tuple[int, int, int]
+"""A copy: to an address, from an address, bytes."""
+
+
+class Ordering(NamedTuple):
+    """Between what copies of one direction are; streams and events are numbers."""
+
+    kind: int
+    """`TO_DEVICE` or `TO_HOST`."""
+    ready: int
+    """An event that is recorded in compute, for the copies to wait for."""
+    compute: int
+    """Its stream."""
+    stream: int
+    """Of the copies."""
+    more: int
+    """One more event that they wait for; 0: none."""
+    done: int
+    """An event that is recorded after them."""
+
+
+class Calls(Protocol):
+    """Copies that run while compute does."""
+
+    def batch(self, order: Ordering, parts: Sequence[Part]) -> int:
+        """Copy, one part after the other; other threads run meanwhile, as it may wait
+        for room in a device's queue. Return a status, 0 for success."""
+
+    def fail(self, status: int) -> NoReturn:
+        """A call was not successful.
+
+        Raises:
+            RuntimeError: with what CUDA says.
+        """
+
+
+class Runtime:
+    """CUDA's functions that copies take."""
+
+    def __init__(self, functions: Any) -> None:
+        self._functions = functions
+        self._text = functions.cudaGetErrorString
+        self._text.restype, self._text.argtypes = ctypes.c_char_p, [ctypes.c_int]
 
     @property
     def addresses(self) -> tuple[int, int, int]:
-        """Of those that record, wait and copy."""
+        """Of the functions that record, wait and copy."""
+        own = self._functions
+        every = own.cudaEventRecord, own.cudaStreamWaitEvent, own.cudaMemcpyAsync
+        record, wait, copy = (ctypes.cast(each, ADDRESS).value or 0 for each in every)
+        return record, wait, copy
 
     def fail(self, status: int) -> NoReturn:
         """See `Calls`."""
+        said = self._text(status).decode()
+        raise RuntimeError(f"a copy could not be started: {said} (CUDA error {status})")
+
+
+def loaded_runtime() -> Runtime | None:
+    """The runtime of this process; None: see `library`."""
+    functions = library()
+    return None if functions is None else Runtime(functions)
 
 
 class _Calls(ctypes.Structure):
@@ -54,7 +140,7 @@ class Native:
 
     def __init__(
         self,
-        runtime: Addressed,
+        runtime: Runtime,
         device: CudaDevice,
         in_bytes: int | None = IN_BYTES,
         out_bytes: int | None = OUT_BYTES,

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ssdtrain.forks import Owner
+from ssdtrain.storage.slots import round_up
 from ssdtrain.transfer.device import Device, Event
 
 GRAIN_BYTES = 4096  # O_DIRECT: lengths and addresses in whole blocks
@@ -65,10 +66,10 @@ class _Life(weakref.ref[Buffer]):
     memory: torch.Tensor
 
 
-def round_up(num_bytes: int) -> int:
+def buffer_bytes(num_bytes: int) -> int:
     """The buffer size for a request: waste under 6 %, and few distinct sizes."""
     grain = GRAIN_BYTES if num_bytes < 16 * COARSE_BYTES else COARSE_BYTES
-    return max(grain, -(-num_bytes // grain) * grain)
+    return max(grain, round_up(num_bytes, grain))
 
 
 class PinnedPool:
@@ -139,9 +140,9 @@ class PinnedPool:
     def take(self, num_bytes: int, for_load: bool = False) -> Buffer | None:
         """A buffer of at least `num_bytes`, or None when the cap is reached.
 
-        The caller orders its copy behind `buffer.busy`.
+        The caller orders its copy after `buffer.busy`.
         """
-        size = round_up(num_bytes)
+        size = buffer_bytes(num_bytes)
         limit = self.cap_bytes if for_load else self.cap_bytes - self.reserve_bytes
         with self._lock:
             if self._lost or self._used_bytes + size > limit:
@@ -151,8 +152,7 @@ class PinnedPool:
             self._most_asked_bytes = max(
                 self._most_asked_bytes, self._asked_bytes + size
             )
-            buffer = self._reuse(size) or self._reuse_loosely(size, limit)
-            buffer = buffer or self._make(size)
+            buffer = self._reuse(size, limit) or self._make(size)
             if buffer is not None:
                 self._used_bytes += buffer.capacity_bytes
                 self._asked(buffer, size)
@@ -181,7 +181,7 @@ class PinnedPool:
             sizes: bytes of tensors that will be here at one time.
             soon: bytes of taken buffers that will be free by then.
         """
-        wanted, there = sorted(map(round_up, sizes)), list(soon)
+        wanted, there = sorted(map(buffer_bytes, sizes)), list(soon)
         self._num_prepared += 1  # what was wanted before is not any more
         self._prepared_bytes = sum(wanted)
         if wanted:
@@ -248,9 +248,17 @@ class PinnedPool:
 
     def _locked(self, size: int) -> torch.Tensor | None:
         """Pinned memory; None where the device refuses."""
-        lock = _PageLock(self._device)
-        memory = page_aligned(size, lock.end)
-        return memory if lock.take(memory) else None
+        device, owner, locked = self._device, Owner(), list[int]()
+
+        def unlock() -> None:
+            if locked and not owner.is_elsewhere:  # a forked child holds no lock
+                device.unpin(*locked)
+
+        memory = page_aligned(size, unlock)
+        if not device.pin(memory):
+            return None
+        locked.append(memory.data_ptr())
+        return memory
 
     def close(self) -> None:
         """Give all free memory back (every buffer should be free by now)."""
@@ -288,34 +296,28 @@ class PinnedPool:
         self._lives.pop(id(buffer.life), None)
         buffer.life = None
 
-    def _reuse(self, size: int) -> Buffer | None:
+    def _reuse(self, size: int, limit: int) -> Buffer | None:
         at = bisect_left(self._free, (size, -1))
         if at == len(self._free):
             return None
         capacity, _, buffer = self._free[at]
-        if capacity - size > MAX_WASTE * capacity:
+        wastes = capacity - size > MAX_WASTE * capacity
+        if wastes and not self._may_waste(size, capacity, limit):
             return None
         del self._free[at]
         return buffer
 
-    def _reuse_loosely(self, size: int, limit: int) -> Buffer | None:
-        """A larger one, where there is memory enough for what is asked for, and half of
-        the limit stays for what is asked for next."""
+    def _may_waste(self, size: int, capacity: int, limit: int) -> bool:
+        """Whether there is memory enough for what is asked for, so that much of a
+        buffer may stay unused. Half of the limit stays for what is asked for next."""
         is_prepared = self._asked_bytes + size <= self._prepared_bytes
         is_enough = self._total_bytes + size > ENOUGH * self._most_asked_bytes
         if not (is_prepared or is_enough):
-            return None
-        at = bisect_left(self._free, (size, -1))
-        if at == len(self._free):
-            return None
-        capacity, _, buffer = self._free[at]
+            return False
         most_bytes, times = limit // 2, LOOSE
         if is_prepared:  # what is as large as this one may be taken by smaller ones
             most_bytes, times = limit, LOOSE * LOOSE
-        if capacity > times * size or self._used_bytes + capacity > most_bytes:
-            return None
-        del self._free[at]
-        return buffer
+        return capacity <= times * size and self._used_bytes + capacity <= most_bytes
 
     def _asked(self, buffer: Buffer, size: int) -> None:
         """Note what a buffer is for."""
@@ -341,26 +343,6 @@ class PinnedPool:
         buffer.settle()
         self._bury(buffer)
         self._total_bytes -= buffer.capacity_bytes
-
-
-class _PageLock:
-    """The lock of some pages: [Note: the end of a lock]."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._address: int | None = None
-        self._owner = Owner()
-
-    def take(self, memory: torch.Tensor) -> bool:
-        """Lock them; whether the device did."""
-        if self._device.pin(memory):
-            self._address = memory.data_ptr()
-        return self._address is not None
-
-    def end(self) -> None:
-        """Nobody holds them any more. A forked child holds no lock."""
-        if self._address is not None and not self._owner.is_elsewhere:
-            self._device.unpin(self._address)
 
 
 def page_aligned(

@@ -43,7 +43,7 @@ FLOORS = {
     "regions": 3,
     "cache": 4,
     "observe": 5,
-    "hosts": 6,
+    "engines": 6,
     "summary": 6,
     "api": 7,
     "train": 8,
@@ -192,9 +192,9 @@ def test_the_core_does_not_know_its_tools() -> None:
 
 
 def test_frameworks_stay_in_their_rooms() -> None:
-    """Only hosts/ and train/ know DeepSpeed and Megatron."""
+    """Only engines/ and train/ know DeepSpeed and Megatron."""
     for path in ssdtrain_files():
-        if room_of(path) not in ("hosts", "train"):
+        if room_of(path) not in ("engines", "train"):
             tops = {dotted.split(".")[0] for dotted in imports(path)}
             assert not tops & {"deepspeed", "megatron"}, name(path)
 

@@ -6,15 +6,15 @@ that too. Copies are done at once: only the order is simulated.
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar, NoReturn
 
 import pytest
 import torch
 
-from ssdtrain.transfer.device import CudaDevice
-from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST, InSteps
+from ssdtrain.transfer.cuda import CudaDevice
+from ssdtrain.transfer.native import TO_DEVICE, TO_HOST, Ordering, Part
 
 
 class Stream:
@@ -87,11 +87,20 @@ class Event:
         return self.known.get(stream, 0) >= number
 
 
-class FakeRuntime(InSteps):
-    """CUDA's own calls: `Runtime`."""
+class FakeRuntime:
+    """CUDA's own calls: `Runtime`; and a batch of them in Python, which C's equals."""
 
     def __init__(self) -> None:
         self.record, self.wait, self.copy = self._record, self._wait, self._copy
+
+    def batch(self, order: Ordering, parts: Sequence[Part]) -> int:
+        kind, ready, compute, stream, more, done = order
+        status = self.record(ready, compute) or self.wait(stream, ready, 0)
+        if more:
+            status = status or self.wait(stream, more, 0)
+        for to, source, count in parts:
+            status = status or self.copy(to, source, count, kind, stream)
+        return status or self.record(done, stream)
 
     def _record(self, event: int, stream: int) -> int:
         Event.made[event - 1].record(Stream.made[stream - 1])

@@ -17,14 +17,13 @@ import ssdtrain
 from ssdtrain.cache.state import RecordState
 from ssdtrain.cache.window import ReleaseWindow
 from ssdtrain.counters import Counters, Trace
-from ssdtrain.transfer import places as in_places
+from ssdtrain.transfer import copies as in_places
+from ssdtrain.transfer.copies import CudaCopies, PinnedBuffer, buffer_for
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
-from ssdtrain.transfer.native import Native
+from ssdtrain.transfer.native import TO_HOST, Native
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
-from ssdtrain.transfer.parcel import Parcel, ParcelState
 from ssdtrain.transfer.pinned import PinnedPool
-from ssdtrain.transfer.places import CudaCopies, Place, place_for
-from ssdtrain.transfer.runtime import TO_HOST
+from ssdtrain.transfer.transfers import Transfer, TransferState
 from tests.compilers import HAS_COMPILER, needs_compiler
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -33,6 +32,7 @@ from fake_cuda import Event, FakeCuda, FakeRuntime, Stream
 from perturb import perturbed
 
 NUM_BYTES = 4096
+Buffers = list[PinnedBuffer]
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_memory_goes_back_in_the_order_of_its_own_stream(cuda: FakeCuda) -> None
     window = ReleaseWindow(SimpleNamespace(device=cuda.device))
     copied = Event()
     copied.known = {cuda.device._store: 3}
-    parcel = Parcel("t", NUM_BYTES, ParcelState.STAGED, None, copied)  # type: ignore[arg-type]
+    parcel = Transfer("t", NUM_BYTES, TransferState.STAGED, None, copied)  # type: ignore[arg-type]
     with cuda.on(side):
         record.enter(window, filled(7), parcel)
     window.release_oldest()
@@ -233,7 +233,7 @@ def test_places_are_ordered_as_parcels_are(cuda: FakeCuda, make: Make) -> None:
     """Out behind its producer, back behind its own copy out, out again behind that."""
     copies, device = CudaCopies(cuda.device, make(cuda)), cuda.device
     copies._torch_device = torch.device("cpu")
-    place = place_for(PinnedPool(CpuDevice(), 1 << 20), torch.ones(4))
+    place = buffer_for(PinnedPool(CpuDevice(), 1 << 20), torch.ones(4))
     assert place is not None
     store, load, read = device.store_stream, device.load_stream, 0
     for number in range(2):
@@ -259,9 +259,9 @@ def test_places_are_ordered_as_parcels_are(cuda: FakeCuda, make: Make) -> None:
 
 
 @pytest.fixture
-def places() -> list[Place]:
+def places() -> Buffers:
     pool = PinnedPool(CpuDevice(), 1 << 20)
-    found = [place_for(pool, torch.ones(4)) for _ in range(4)]
+    found = [buffer_for(pool, torch.ones(4)) for _ in range(4)]
     return [place for place in found if place is not None]
 
 
@@ -271,7 +271,7 @@ def copies_on(cuda: FakeCuda, runtime: Any) -> CudaCopies:
     return copies
 
 
-def away(cuda: FakeCuda, copies: CudaCopies, places: list[Place]) -> list[int]:
+def away(cuda: FakeCuda, copies: CudaCopies, places: Buffers) -> list[int]:
     """All of them are copied out; the number of each copy on the store stream."""
     found, store = [], cuda.device.store_stream
     for number, place in enumerate(places):
@@ -284,10 +284,7 @@ def away(cuda: FakeCuda, copies: CudaCopies, places: list[Place]) -> list[int]:
 
 @pytest.mark.parametrize("make", MADE)
 def test_a_batch_in_is_ordered_as_its_copies_are(
-    cuda: FakeCuda,
-    places: list[Place],
-    make: Make,
-    monkeypatch: pytest.MonkeyPatch,
+    cuda: FakeCuda, places: Buffers, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each copy behind its own copy out and behind what used its memory before; whoever
     waits for one of the batch reads bytes that are there."""
@@ -296,7 +293,7 @@ def test_a_batch_in_is_ordered_as_its_copies_are(
     out = away(cuda, copies, places)
     room_for, used = in_places.room_for, []
 
-    def allocate(place: Place, device: Any) -> torch.Tensor:
+    def allocate(place: PinnedBuffer, device: Any) -> torch.Tensor:
         used.append(cuda.current.tick())  # what had this memory before
         return room_for(place, device)
 
@@ -348,7 +345,7 @@ class CountedCopies(FakeRuntime):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_no_copy_overtakes_one_of_the_other_way(
-    cuda: FakeCuda, places: list[Place], seed: int
+    cuda: FakeCuda, places: Buffers, seed: int
 ) -> None:
     """Out and in, in any order, in batches: each behind the last one of its
     place, however few waits are left."""
@@ -358,7 +355,7 @@ def test_no_copy_overtakes_one_of_the_other_way(
     copies, device = copies_on(cuda, calls), cuda.device
     other = {True: device.load_stream, False: device.store_stream}
     last: dict[int, int] = {}
-    away: list[Place] = []
+    away: Buffers = []
     for _ in range(60):
         home = [place for place in places if place not in away]
         cuda.current.tick()
@@ -378,9 +375,7 @@ def test_no_copy_overtakes_one_of_the_other_way(
             last[address] = number
 
 
-def test_a_settled_step_waits_once_each_way(
-    cuda: FakeCuda, places: list[Place]
-) -> None:
+def test_a_settled_step_waits_once_each_way(cuda: FakeCuda, places: Buffers) -> None:
     """For the copies of the other way, besides compute and by compute."""
     runtime = CountedCopies()
     copies = copies_on(cuda, runtime)
@@ -398,7 +393,7 @@ def test_a_settled_step_waits_once_each_way(
 
 
 def test_all_copies_of_a_watched_batch_are_waited_for(
-    cuda: FakeCuda, places: list[Place], monkeypatch: pytest.MonkeyPatch
+    cuda: FakeCuda, places: Buffers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Torch's own copies: whoever waits for one of the batch waits no second time."""
     copies, load = copies_on(cuda, None), cuda.device.load_stream
@@ -418,10 +413,7 @@ def test_all_copies_of_a_watched_batch_are_waited_for(
 
 @pytest.mark.parametrize("make", MADE)
 def test_who_has_waited_for_a_batch_waits_no_more(
-    cuda: FakeCuda,
-    places: list[Place],
-    make: Make,
-    monkeypatch: pytest.MonkeyPatch,
+    cuda: FakeCuda, places: Buffers, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copies, waits = copies_on(cuda, make(cuda)), Waits(cuda, monkeypatch)
     first, second = places[:2], places[2:]
@@ -444,7 +436,10 @@ def test_who_has_waited_for_a_batch_waits_no_more(
 
 @pytest.mark.parametrize("make", MADE)
 def test_a_number_that_a_stream_leaves_to_another_is_not_believed(
-    cuda: FakeCuda, places: list[Place], make: Make, monkeypatch: pytest.MonkeyPatch
+    cuda: FakeCuda,
+    places: Buffers,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Between two steps a stream may be destroyed: no wait of before counts then."""
     copies, waits = copies_on(cuda, make(cuda)), Waits(cuda, monkeypatch)
@@ -457,7 +452,7 @@ def test_a_number_that_a_stream_leaves_to_another_is_not_believed(
 
 
 def test_waits_that_a_capture_left_out_are_not_counted(
-    cuda: FakeCuda, places: list[Place], monkeypatch: pytest.MonkeyPatch
+    cuda: FakeCuda, places: Buffers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     captures = [True]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures[0])
@@ -486,7 +481,7 @@ def test_copies_out_that_are_due_together_are_waited_for_once(
         copied: Any = Event()
         store.tick()
         copied.record(store)
-        parcel = Parcel("t", NUM_BYTES, ParcelState.STAGED, None, copied)
+        parcel = Transfer("t", NUM_BYTES, TransferState.STAGED, None, copied)
         if number == 3:
             parcel.copied = threaded
         with cuda.on(side if number == 1 else cuda.default):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import ssdtrain
 from ssdtrain.storage import open as opening
-from ssdtrain.storage.faulty import Fault, FaultyStorage
+from tests.ssdtrain.faulty import Fault, FaultyStorage
 from tests.ssdtrain.virtual_time import virtual_time
 
 __all__ = ["virtual_time"]

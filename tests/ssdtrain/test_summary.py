@@ -11,8 +11,8 @@ import ssdtrain
 from ssdtrain.config import AdvancedOptions, OffloadConfig
 from ssdtrain.counters import StepReport
 from ssdtrain.curves import Curve, Links
-from ssdtrain.hosts.patch import Patches
-from ssdtrain.hosts.watch import COMPARED_AT, Watch
+from ssdtrain.engines.patch import Patches
+from ssdtrain.engines.watch import COMPARED_AT, Watch
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import Plan

@@ -15,7 +15,8 @@ from types import ModuleType
 
 import pytest
 
-from ssdtrain.storage import Storage, ThrottledStorage
+from ssdtrain.storage import Storage
+from tests.ssdtrain.throttle import ThrottledStorage
 
 
 class VirtualTime:
@@ -66,10 +67,12 @@ class VirtualTime:
 
 @pytest.fixture
 def virtual_time(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
-    """All of ssdtrain in virtual time, 10 us a look at the clock."""
+    """All of ssdtrain, and its faulty storage, in virtual time: 10 us a look at the
+    clock."""
     virtual = VirtualTime(tick_s=1e-5)
     for name, module in list(sys.modules.items()):
-        if name.startswith("ssdtrain.") and isinstance(module, ModuleType):
+        ours = name.startswith("ssdtrain.") or name == "tests.ssdtrain.faulty"
+        if ours and isinstance(module, ModuleType):
             if getattr(module, "time", None) is time:
                 monkeypatch.setattr(module, "time", virtual)
     return virtual

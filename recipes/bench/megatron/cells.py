@@ -11,7 +11,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
 import ssdtrain
-from ssdtrain.hosts.megatron import innermost
+from ssdtrain.engines.megatron import innermost
 from ssdtrain.train.data.batches import Batch
 from ssdtrain.train.mcore import models, parallel, steps
 from ssdtrain.train.mcore.parallel import Parallel

@@ -25,7 +25,7 @@ from recipes.bench.megatron.cells import (
     tensor_cells,
 )
 from recipes.bench.megatron.shared import PATIENCE, Shared
-from ssdtrain.hosts.megatron import innermost
+from ssdtrain.engines.megatron import innermost
 from ssdtrain.tools.project.cases import TABLE_5_4, bert
 from ssdtrain.tools.project.layer import Split, saved_bytes
 from ssdtrain.train.mcore import parallel

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ssdtrain.counters import Fallback
-from ssdtrain.transfer.device import open_device
+from ssdtrain.transfer.copies import PinnedBuffer, buffer_for, copies_of
+from ssdtrain.transfer.cuda import open_device
 from ssdtrain.transfer.pinned import PinnedPool
-from ssdtrain.transfer.places import Place, copies_of, place_for
 
 MOST_BYTES = 4 << 30
 """Of pinned memory."""
@@ -27,7 +27,7 @@ class Held:
 
     __slots__ = ("place", "sent", "target")
 
-    def __init__(self, place: Place, sent: Tensor) -> None:
+    def __init__(self, place: PinnedBuffer, sent: Tensor) -> None:
         self.place = place
         self.sent = sent
         self.target: Tensor | None = None
@@ -54,7 +54,7 @@ class BareHooks:
         self._pool = PinnedPool(self._device, MOST_BYTES)
         self._owned = {each.untyped_storage().data_ptr() for each in parameters}
         self._least_bytes = least_bytes
-        self._acts: list[Place | int] | None = None
+        self._acts: list[PinnedBuffer | int] | None = None
         """Of each call of `pack`, as the first forward told: a place to send it to, the
         number of the tensor whose bytes it has as well, or -1: it stays."""
         self._found: dict[int, int] = {}
@@ -69,14 +69,14 @@ class BareHooks:
             return torch.autograd.graph.saved_tensors_hooks(learn, lambda t: t)
         return torch.autograd.graph.saved_tensors_hooks(*self._hooks(self._acts))
 
-    def _learn(self, acts: list[Place | int], tensor: Tensor) -> Tensor:
+    def _learn(self, acts: list[PinnedBuffer | int], tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage().data_ptr()
-        act: Place | int = -1
+        act: PinnedBuffer | int = -1
         if storage not in self._owned and tensor.nbytes >= self._least_bytes:
             act = self._found.get(storage, -1)
             whole = tensor.nbytes == tensor.untyped_storage().nbytes()
             if act == -1 and whole:
-                found = place_for(self._pool, tensor.detach())
+                found = buffer_for(self._pool, tensor.detach())
                 if found is not None:
                     self._found[storage] = self.num_moved
                     self.num_moved += 1
@@ -84,13 +84,13 @@ class BareHooks:
         acts.append(act)
         return tensor
 
-    def _hooks(self, acts: list[Place | int]) -> tuple[Callable[..., Any], ...]:
+    def _hooks(self, acts: list[PinnedBuffer | int]) -> tuple[Callable[..., Any], ...]:
         following, copies = iter(acts).__next__, self._copies
         held: list[Held] = []
 
         def pack(tensor: Tensor) -> Any:
             act = following()
-            if type(act) is Place:
+            if type(act) is PinnedBuffer:
                 one = Held(act, tensor.detach())
                 copies.out(act, one.sent)
                 held.append(one)

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import mmap
 import random
 import statistics
 import time
@@ -29,8 +30,9 @@ from ssdtrain.plan.rule import KEEP_ALL, Rule
 from ssdtrain.plan.schedule import Style, schedule
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
-from ssdtrain.storage.memory import MemoryStorage
-from ssdtrain.storage.throttle import ThrottledStorage
+from ssdtrain.storage.base import Slot
+from tests.ssdtrain.memory_storage import MemoryStorage
+from tests.ssdtrain.throttle import ThrottledStorage
 
 Orders = Mapping[str, Sequence[Order]]
 NUM_TIMED = 3
@@ -149,8 +151,7 @@ class Lab:
         For speeds that no single file in memory reaches: its lock serves one writer.
         """
         torch.set_num_threads(MEMORY_THREADS)
-        memory = MemoryStorage(extent_bytes=room_bytes, fill=_touch)
-        memory.free(memory.allocate(1))  # its first writes should not be slow
+        memory = MappedMemory(room_bytes)
         before = self.cache.offloader.storage
         self.cache.offloader.storage = ThrottledStorage(
             memory, write_gb_per_s=gb_per_s, read_gb_per_s=gb_per_s
@@ -236,9 +237,24 @@ class Lab:
             torch.cuda.empty_cache()
 
 
-def _touch(memory: torch.Tensor) -> None:
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(torch.Tensor.zero_, memory.split(TOUCH_BYTES)))
+class MappedMemory(MemoryStorage):
+    """Main memory that any number of threads write at once."""
+
+    def __init__(self, room_bytes: int) -> None:
+        super().__init__(extent_bytes=room_bytes, capacity_bytes=room_bytes)
+        self.free(self.allocate(1))  # the file has its length, and its pages
+        room = mmap.mmap(self.fileno(), 0)
+        self._memory = torch.frombuffer(room, dtype=torch.uint8)
+        with ThreadPoolExecutor() as pool:  # its first writes should not be slow
+            list(pool.map(torch.Tensor.zero_, self._memory.split(TOUCH_BYTES)))
+
+    def write(self, slot: Slot, buffer: torch.Tensor) -> None:
+        """Copy the whole buffer in."""
+        self._memory[slot.offset :][: buffer.numel()].copy_(buffer)
+
+    def read(self, slot: Slot, buffer: torch.Tensor) -> None:
+        """Copy the whole buffer out."""
+        buffer.copy_(self._memory[slot.offset :][: buffer.numel()])
 
 
 def random_orders(timeline: Timeline, seed: int) -> dict[str, tuple[Order, ...]]:

@@ -28,7 +28,7 @@ import ssdtrain
 from recipes.bench.common.cells import Cells, arguments
 from ssdtrain.errors import ActivationChangedError, ActivationLostError
 from ssdtrain.storage import open as opening
-from ssdtrain.storage.faulty import Fault, FaultKind, FaultyStorage, Operation
+from tests.ssdtrain.faulty import Fault, FaultKind, FaultyStorage, Operation
 
 WIDTH, NUM_LAYERS = 64, 6
 FAULTS = [

@@ -22,7 +22,7 @@ import torch
 from recipes.bench.common.cells import RESULTS, Cells, child_environment, module_command
 from recipes.bench.storage.hook import hook_part
 from recipes.bench.storage.raw_io import RawFile, aligned_buffers, gb_per_s, scratch
-from ssdtrain.storage import PosixStorage, malloc_hook
+from ssdtrain.storage import PosixStorage, Storage, malloc_hook
 from ssdtrain.storage.gds import GdsStorage
 from ssdtrain.storage.kvikio_shim import (
     KvikioFile,
@@ -30,7 +30,7 @@ from ssdtrain.storage.kvikio_shim import (
     kvikio_version,
     set_threads,
 )
-from ssdtrain.storage.measure import STAGED_POSIX, StagedPath, choose_path
+from ssdtrain.storage.measure import STAGED_POSIX, StagedPath, as_one, choose_path
 
 MIB = 1024 * 1024
 WAYS = ("raw", "raw-closed", "kvikio", "kvikio-closed")
@@ -72,9 +72,9 @@ def probe_modes(directory: Path) -> dict[str, Any]:
     facts["kvikio"] = ".".join(map(str, kvikio_version()))
     named = directory / "named"
     named.write_bytes(bytes(MIB))
-    posix = PosixStorage([directory])
+    posix = PosixStorage(directory)
     for mode in found.modes:
-        paths = (("name", str(named)), ("fd", f"/proc/self/fd/{posix.fileno(0)}"))
+        paths = (("name", str(named)), ("fd", f"/proc/self/fd/{posix.fileno()}"))
         for kind, path in paths:
             try:
                 KvikioFile(path, mode).close()
@@ -106,7 +106,7 @@ class Paths:
             self._add(name, self._staged(place, num))
         set_threads(8)
         for mode in availability().modes:
-            posix = PosixStorage([place])
+            posix = PosixStorage(place)
             try:
                 storage = GdsStorage(posix, mode)
             except OSError as error:
@@ -115,11 +115,11 @@ class Paths:
                 continue
             self._add(mode.value, (storage, storage))
 
-    def _staged(self, place: Path, num: int) -> tuple[PosixStorage, StagedPath]:
+    def _staged(self, place: Path, num: int) -> tuple[Storage, StagedPath]:
         places = [place / f"member{i}" for i in range(num)] if num > 1 else [place]
         for member in places:
             member.mkdir(exist_ok=True)
-        storage = PosixStorage(places)
+        storage = as_one([PosixStorage(member) for member in places])
         return storage, StagedPath(storage, self.record_bytes)
 
     def _add(self, name: str, made: tuple[Any, Any]) -> None:
@@ -179,7 +179,7 @@ def path_cells(
 
 def choice_cell(place: Path, cells: list[dict[str, Any]]) -> dict[str, Any]:
     """What the automatic choice takes, and how far that is from the best path."""
-    posix = PosixStorage([place])
+    posix = PosixStorage(place)
     choice = choose_path([posix], torch.device("cuda"))
     trip = {
         c["path"]: 1 / (1 / c["write_gb_per_s"] + 1 / c["read_gb_per_s"])
@@ -238,7 +238,7 @@ def main() -> None:
         path_parts(record, place, options.rounds)
         record.fact("threads", threading.active_count())
         return
-    hook = options.hook or malloc_hook.build(place / "malloc_hook.so")
+    hook = options.hook or malloc_hook.LIBRARY.build(place / "malloc_hook.so")
     hook_part(record, hook, place, options.turns)
 
 

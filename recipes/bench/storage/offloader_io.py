@@ -15,15 +15,15 @@ from recipes.bench.storage.raw_io import (
 )
 from ssdtrain.counters import Counters, Trace
 from ssdtrain.storage import open_storage
-from ssdtrain.transfer.device import open_device
+from ssdtrain.transfer.cuda import open_device
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
-from ssdtrain.transfer.parcel import Parcel
 from ssdtrain.transfer.pinned import PinnedPool
+from ssdtrain.transfer.transfers import Transfer
 
 MIB = 1024 * 1024
 
 
-def store_all(offloader: Offloader, sources: list[torch.Tensor]) -> list[Parcel]:
+def store_all(offloader: Offloader, sources: list[torch.Tensor]) -> list[Transfer]:
     """Everything out, to the disk.
 
     Raises:

@@ -24,8 +24,8 @@ from recipes.bench.storage.offloader_io import store_all
 from recipes.bench.storage.raw_io import scratch
 from ssdtrain.counters import Counters, Trace
 from ssdtrain.storage import Slot, Storage, open_storage
-from ssdtrain.storage.forwarding import ForwardingStorage
-from ssdtrain.transfer.device import open_device
+from ssdtrain.storage.base import ForwardingStorage
+from ssdtrain.transfer.cuda import open_device
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
 from ssdtrain.transfer.pinned import PinnedPool
 

@@ -9,6 +9,7 @@ from typing import Any
 from ssdtrain.arguments import show
 from ssdtrain.errors import ConfigError
 from ssdtrain.storage import malloc_hook
+from ssdtrain.storage.clibrary import BuildError
 
 EXAMPLES = """examples:
   eval "$(ssdtrain env)" && python train.py
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     choice = malloc_hook.Preload(args.preload)
     try:
         found = malloc_hook.decide(choice, to_ssd=True)
-    except malloc_hook.HookError as error:
+    except BuildError as error:
         raise ConfigError(f"--preload always: {error}") from error
     said = "; ".join(found.why.splitlines())
     print(f"# malloc hook: {'on' if found.library else 'off'}, {said}")
@@ -74,7 +75,7 @@ def start_with_hook(config: Any, words: list[str], *, told: bool) -> None:
         found = malloc_hook.decide(
             choice, to_ssd=target is not None and Target(target).has_disk
         )
-    except malloc_hook.HookError as error:
+    except BuildError as error:
         raise ConfigError(f"preload=always: {error}") from error
     if found.library is None or malloc_hook.loaded() is not None:
         return

@@ -1,13 +1,13 @@
 /* Copies between device and host that run beside compute: one call of Python each.
 
 A tensor that moves takes five calls of the CUDA runtime each way, and five more for
-each of its pieces that go aside (pieces.py says why). The calls themselves take some
+each of its pieces that go aside (native.py says why). The calls themselves take some
 3 microseconds together; made from Python one by one they take some eight times as
 long.
 
-Nothing of CUDA is included: its functions come as pointers (runtime.py has them), and
+Nothing of CUDA is included: its functions come as pointers (native.py has them), and
 streams, events and addresses are theirs. Every function returns the first status that
-is not 0, and calls nothing behind it. */
+is not 0, and calls nothing after it. */
 
 #include <stddef.h>
 #include <stdint.h>

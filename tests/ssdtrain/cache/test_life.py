@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import ssdtrain
 from ssdtrain.cache import living
+from ssdtrain.engines import hints
 from ssdtrain.errors import SessionClosedError
-from ssdtrain.hosts import hints
 from ssdtrain.plan.plan import PLAN_FILE
 from tests.ssdtrain.bits import same_bits
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain
-from ssdtrain.hosts.hints import Hints, Stage
+from ssdtrain.engines.hints import Hints, Stage
 from ssdtrain.observe import plainsteps
 from ssdtrain.observe.room import Room
 from ssdtrain.plan.choose import options

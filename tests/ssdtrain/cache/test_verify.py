@@ -18,8 +18,8 @@ from ssdtrain.cache.verify import Checksum, Moment
 from ssdtrain.errors import ActivationChangedError
 from ssdtrain.rebuild.node import Producer
 from ssdtrain.rebuild.recipes import REGISTERED
-from ssdtrain.storage.faulty import Fault, FaultKind, Operation
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.faulty import Fault, FaultKind, Operation
 
 WIDTH = 64
 MODES = ["checksum", "shadow"]

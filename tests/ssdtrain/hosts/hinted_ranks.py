@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import ssdtrain
-from ssdtrain.hosts.hints import Hints, Stage
+from ssdtrain.engines.hints import Hints, Stage
 from tests.ranks import leave
 
 NUM_MICRO_BATCHES, WIDTH = 4, 32

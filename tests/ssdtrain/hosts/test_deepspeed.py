@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch.utils.checkpoint
 
+from ssdtrain.engines import deepspeed
 from ssdtrain.errors import AttachError
-from ssdtrain.hosts import deepspeed
 from ssdtrain.tools.foresight.collectives import straight_fabric
 from ssdtrain.tools.foresight.device import bare_device
 from ssdtrain.tools.foresight.graph import read_graph

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from ssdtrain.hosts import deepspeed
-from ssdtrain.hosts.hints import Stage
-from ssdtrain.hosts.patch import Patches
+from ssdtrain.engines import deepspeed
+from ssdtrain.engines.hints import Stage
+from ssdtrain.engines.patch import Patches
 
 schedules = pytest.importorskip("deepspeed.runtime.pipe.schedule")
 

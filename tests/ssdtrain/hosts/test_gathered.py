@@ -9,7 +9,7 @@ from torch import distributed as dist
 from torch import nn
 
 import ssdtrain
-from ssdtrain.hosts.meshes import copies_tables
+from ssdtrain.engines.meshes import copies_tables
 from ssdtrain.transfer.device import CpuDevice, MemoryLevel
 
 WEIGHTS, GATHERED = 1_000_000, 500_000

@@ -12,7 +12,7 @@ from torch import nn
 
 import ssdtrain
 from ssdtrain.counters import Count
-from ssdtrain.hosts.hints import Stage
+from ssdtrain.engines.hints import Stage
 from tests.ranks import run_ranks
 from tests.ssdtrain.bits import same_bits
 

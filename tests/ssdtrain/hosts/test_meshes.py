@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import ssdtrain
 from ssdtrain.counters import Fallback
+from ssdtrain.engines import meshes
 from ssdtrain.errors import AttachError, InPlaceError
-from ssdtrain.hosts import meshes
 from tests.ranks import run_ranks
 from tests.ssdtrain.hosts import mesh_ranks
 
@@ -177,5 +177,5 @@ def test_a_model_that_is_sharded_behind_offload_is_refused(
     with ssdtrain.offload(model, **everything):
         for part in (model[0], model):
             fully_shard(part, mesh=mesh)
-        with pytest.raises(AttachError, match="call offload\\(\\) behind"):
+        with pytest.raises(AttachError, match="call offload\\(\\) after"):
             model(torch.randn(4, 8))

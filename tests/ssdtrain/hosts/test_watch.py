@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import ssdtrain
+from ssdtrain.engines import watch
 from ssdtrain.errors import AttachError
-from ssdtrain.hosts import watch
 from tests.ssdtrain.tiny_models import gpt2, tanhs, train
 
 

@@ -20,7 +20,7 @@ from ssdtrain.quantities import Share
             {"max_overhead": 0.02, "target": Target.SSD, "directory": "/nvme"},
         ),
         ("directory=/a:/b,io_threads=8", {"directory": ("/a", "/b"), "io_threads": 8}),
-        ("trace=true,write_gb_per_s=1.5", {"trace": True, "write_gb_per_s": 1.5}),
+        ("trace=true,seed=3", {"trace": True, "seed": 3}),
     ],
 )
 def test_settings(text: str, settings: dict[str, object]) -> None:

@@ -73,7 +73,7 @@ def test_when_it_is_of_use(
     useful: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = decide(Preload.AUTO, to_ssd=True, environment=useful)
-    assert found == (malloc_hook.library_path(), found.why) and found.library.exists()
+    assert found == (malloc_hook.LIBRARY.path, found.why) and found.library.exists()
     assert "nvidia-fs is loaded" in found.why
     wide = "max_split_size_mb:64, expandable_segments:True"
     for given, why in [
@@ -117,7 +117,7 @@ def test_a_process_starts_anew_once(
     env.start_with_hook(config, ["train", "a=1"], told=True)
     [(path, words, environment)] = calls
     assert (path, words[1:]) == (sys.executable, ["-m", "ssdtrain", "train", "a=1"])
-    assert environment["LD_PRELOAD"] == str(malloc_hook.library_path())
+    assert environment["LD_PRELOAD"] == str(malloc_hook.LIBRARY.path)
     assert "starting with the malloc hook (nvidia-fs" in capsys.readouterr().out
     monkeypatch.setenv("LD_PRELOAD", environment["LD_PRELOAD"])
     with pytest.raises(ConfigError, match="did not load it; set preload=never"):
@@ -142,7 +142,7 @@ def test_the_line_for_a_shell(
     assert main(["env"]) == 0
     comment, line = capsys.readouterr().out.splitlines()
     assert comment.startswith("# malloc hook: on, nvidia-fs is loaded")
-    value = f"{malloc_hook.library_path()} /x y.so"
+    value = f"{malloc_hook.LIBRARY.path} /x y.so"
     assert shlex.split(line) == ["export", f"LD_PRELOAD={value}"]
     assert main(["env", "--preload", "never"]) == 0
     assert capsys.readouterr().out == "# malloc hook: off, preload=never\n"

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import ssdtrain
+from ssdtrain.engines import megatron
 from ssdtrain.errors import AttachError, ConfigError
-from ssdtrain.hosts import megatron
 from ssdtrain.train.mcore.indexed import prefix_of, tokens_of
 from ssdtrain.train.mcore.parallel import Parallel
 from ssdtrain.train.settings import DataSettings, Family, ModelSettings
@@ -66,11 +66,11 @@ def schedules(backward: Any = None) -> Any:
 def test_an_unknown_version_is_refused() -> None:
     def backward_step(input_tensor: Any, something_new: Any) -> None: ...
 
-    megatron.check_version(schedules())
+    megatron.check_schedules(schedules())
     with pytest.raises(AttachError, match=r"something_new.*0\.16\.1, 0\.19\.2"):
-        megatron.check_version(schedules(backward_step))
+        megatron.check_schedules(schedules(backward_step))
     with pytest.raises(AttachError, match="forward_step takes"):
-        megatron.check_version(SimpleNamespace())
+        megatron.check_schedules(SimpleNamespace())
 
 
 def test_sessions_come_and_go_in_any_order() -> None:

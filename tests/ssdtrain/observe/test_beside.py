@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import ssdtrain
+from ssdtrain.engines import meshes
 from ssdtrain.errors import ConfigError
-from ssdtrain.hosts import meshes
 from ssdtrain.observe import planner, searching
 from ssdtrain.plan.agree import Alone
 from ssdtrain.plan.profile import Profile

@@ -32,8 +32,8 @@ from ssdtrain.observe.hosttime import (
 from ssdtrain.plan.calibrate import repriced
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.profile import HostCost, HostCosts
+from ssdtrain.transfer.copies import PinnedBuffer
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
-from ssdtrain.transfer.places import Place
 from tests.ssdtrain.plan.profiles import drawn
 
 
@@ -276,14 +276,14 @@ class AtOnce:
         self._ended = CpuEvent()
         self._ended.reach()
 
-    def out(self, place: Place, source: Tensor) -> None:
+    def out(self, place: PinnedBuffer, source: Tensor) -> None:
         place.memory.copy_(source)
         place.copied = self._ended
 
-    def back(self, places: Sequence[Place]) -> list[Tensor]:
+    def back(self, places: Sequence[PinnedBuffer]) -> list[Tensor]:
         return [place.memory.clone() for place in places]
 
-    def arrive(self, place: Place) -> None:
+    def arrive(self, place: PinnedBuffer) -> None:
         """It has."""
 
     def quiesce(self) -> None:

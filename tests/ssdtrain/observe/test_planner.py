@@ -16,8 +16,8 @@ import ssdtrain
 from ssdtrain.cache.rebuilder import Rebuilder
 from ssdtrain.counters import Fallback
 from ssdtrain.counters import Span as TraceSpan
+from ssdtrain.engines import meshes
 from ssdtrain.errors import ConfigError
-from ssdtrain.hosts import meshes
 from ssdtrain.observe import observation, searching, trials
 from ssdtrain.observe.links import fitted_drive
 from ssdtrain.observe.observer import prices
@@ -33,13 +33,12 @@ from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.rebuild.clock import Span
 from ssdtrain.rebuild.recipes import narrow
-from ssdtrain.storage.base import Slot
-from ssdtrain.storage.forwarding import ForwardingStorage
-from ssdtrain.storage.memory import MemoryStorage
-from ssdtrain.storage.throttle import Link
+from ssdtrain.storage.base import ForwardingStorage, Slot
 from ssdtrain.transfer.device import CpuDevice
 from tests.ranks import LONGEST_S
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.memory_storage import MemoryStorage
+from tests.ssdtrain.throttle import Link
 from tests.ssdtrain.virtual_time import VirtualTime
 
 pytestmark = pytest.mark.usefixtures("virtual_time")

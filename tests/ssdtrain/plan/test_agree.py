@@ -10,8 +10,8 @@ import pytest
 from torch import distributed
 from torch.distributed import FileStore, HashStore
 
-from ssdtrain.hosts import peers
-from ssdtrain.hosts.peers import StorePeers
+from ssdtrain.engines import peers
+from ssdtrain.engines.peers import StorePeers
 from ssdtrain.plan.agree import Alone, slowest
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal

@@ -15,7 +15,8 @@ import torch
 
 from ssdtrain.cache.window import ReleaseWindow
 from ssdtrain.storage.posix import PosixStorage
-from ssdtrain.transfer.device import CpuDevice, CpuEvent, CudaDevice
+from ssdtrain.transfer.cuda import CudaDevice
+from ssdtrain.transfer.device import CpuDevice, CpuEvent
 
 POISON = 0xCC
 # Clock cycles of a GPU in a second, roughly: no sleep has to be exact.

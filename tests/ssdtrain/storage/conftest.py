@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ssdtrain.storage import MemoryStorage, PosixStorage, Storage
+from ssdtrain.storage import PosixStorage, Storage
+from tests.ssdtrain.memory_storage import MemoryStorage
 
 MIB = 1024 * 1024
 
@@ -41,11 +42,7 @@ def open_memory(place: Path, **sizes: int) -> Storage:
 
 
 def open_posix(place: Path, **sizes: int) -> Storage:
-    return PosixStorage([made(place / "0")], **sizes)
-
-
-def open_two(place: Path, **sizes: int) -> Storage:
-    return PosixStorage([made(place / "0"), made(place / "1")], **sizes)
+    return PosixStorage(made(place / "0"), **sizes)
 
 
 def made(place: Path) -> Path:
@@ -53,7 +50,7 @@ def made(place: Path) -> Path:
     return place
 
 
-@pytest.fixture(params=[open_memory, open_posix, open_two])
+@pytest.fixture(params=[open_memory, open_posix])
 def opened(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> Iterator[Callable[..., Storage]]:

@@ -84,7 +84,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeFile]:
 
 @pytest.fixture
 def posix(directory: Path) -> PosixStorage:
-    return PosixStorage([directory], extent_bytes=MIB)
+    return PosixStorage(directory, extent_bytes=MIB)
 
 
 def test_both_kinds_of_buffer_reach_the_same_bytes(
@@ -267,7 +267,7 @@ def test_real_bytes(mode: GdsMode, directory: Path, aligned: Aligned) -> None:
     reason = availability().why_not(mode)
     if reason is not None:
         pytest.skip(reason)
-    store = GdsStorage(PosixStorage([directory]), mode)
+    store = GdsStorage(PosixStorage(directory), mode)
     slot = store.allocate(16 * MIB)
     sent = torch.randint(0, 256, (16 * MIB,), dtype=torch.uint8, device="cuda")
     back, host = torch.zeros_like(sent), aligned(16 * MIB)

@@ -11,6 +11,7 @@ import pytest
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.storage import directory, malloc_hook
+from ssdtrain.storage.clibrary import BuildError
 from tests.compilers import needs_compiler
 from tests.ranks import LONGEST_S
 
@@ -273,8 +274,8 @@ def test_build_writes_one_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = malloc_hook.build()
-    assert path == malloc_hook.library_path()
+    path = malloc_hook.LIBRARY.build()
+    assert path == malloc_hook.LIBRARY.path
     assert list(path.parent.iterdir()) == [path]
     assert malloc_hook.preload({"LD_PRELOAD": "/x.so"})["LD_PRELOAD"] == f"{path} /x.so"
 
@@ -282,11 +283,11 @@ def test_build_writes_one_library(
 def test_build_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(malloc_hook.HookError, match="no C compiler 'no-such-cc'"):
-        malloc_hook.build(tmp_path / "x.so", compiler="no-such-cc")
-    with pytest.raises(malloc_hook.HookError, match=r"false .* failed"):
-        malloc_hook.build(tmp_path / "x.so", compiler="false")
-    with pytest.raises(malloc_hook.HookError, match="is missing; build it"):
+    with pytest.raises(BuildError, match="no C compiler 'no-such-cc'"):
+        malloc_hook.LIBRARY.build(tmp_path / "x.so", compiler="no-such-cc")
+    with pytest.raises(BuildError, match=r"false .* failed"):
+        malloc_hook.LIBRARY.build(tmp_path / "x.so", compiler="false")
+    with pytest.raises(BuildError, match="is missing; build it"):
         malloc_hook.preload({}, tmp_path / "x.so")
     assert list(tmp_path.iterdir()) == []
 
@@ -298,13 +299,13 @@ def test_a_directory_of_others_is_refused(
     """The library is code: whoever can write it runs as its user."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(directory, "_is_private_group", lambda _: False)
-    path = malloc_hook.build()
+    path = malloc_hook.LIBRARY.build()
     path.parent.chmod(mode)
     with pytest.raises(ConfigError, match=r"ssdtrain is writable by others .*mode 700"):
         malloc_hook.preload({})
     path.unlink()
     with pytest.raises(ConfigError, match="writable by others"):
-        malloc_hook.build()
+        malloc_hook.LIBRARY.build()
     assert list(path.parent.iterdir()) == []
 
 
@@ -315,7 +316,7 @@ def test_a_library_of_others_is_refused(
     monkeypatch.setattr(directory, "_is_private_group", lambda _: False)
     before = os.umask(0o002)
     try:
-        path = malloc_hook.build()
+        path = malloc_hook.LIBRARY.build()
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o700
@@ -336,7 +337,7 @@ def test_a_library_of_another_user_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = malloc_hook.build()
+    path = malloc_hook.LIBRARY.build()
     own = os.geteuid()
     if own == 0:
         os.chown(path, 12_345, -1)

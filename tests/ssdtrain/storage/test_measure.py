@@ -10,8 +10,7 @@ import torch
 from ssdtrain.storage import PosixStorage, measure
 from ssdtrain.storage.kvikio_shim import Availability, GdsMode, Refusal
 from ssdtrain.storage.measure import STAGED_POSIX, choose_path
-from ssdtrain.storage.stripe import StripeStorage
-from ssdtrain.storage.throttle import ThrottledStorage
+from tests.ssdtrain.throttle import ThrottledStorage
 from tests.ssdtrain.virtual_time import VirtualTime
 
 MIB = 1024 * 1024
@@ -20,7 +19,7 @@ Aligned = Callable[..., torch.Tensor]
 
 @pytest.fixture
 def posix(directory: Path) -> PosixStorage:
-    return PosixStorage([directory], extent_bytes=MIB)
+    return PosixStorage(directory, extent_bytes=MIB)
 
 
 class SlowGds(ThrottledStorage):
@@ -60,7 +59,7 @@ def choose(
     direct: float,
     fails: bool = False,
     gds: type[SlowGds] | None = None,
-) -> tuple[measure.Choice, type[SlowGds]]:
+) -> tuple[measure.PathChoice, type[SlowGds]]:
     time = VirtualTime()
     fake = type("Fake", (SlowGds,), {"gb_per_s": direct, "fails": fails, "time": time})
     fake = gds or fake
@@ -83,9 +82,6 @@ def choose(
     made = choose_path(
         posix if isinstance(posix, list) else [posix],
         torch.device("cpu"),
-        joined=lambda members: (
-            members[0] if len(members) < 2 else StripeStorage(members)
-        ),
         look=lambda: found,
         clock=time.monotonic,
     )
@@ -112,7 +108,7 @@ def test_one_directory_that_refuses_a_mode_refuses_it_for_all(
     places = [tmp_path / "a", tmp_path / "b"]
     for place in places:
         place.mkdir()
-    files = [PosixStorage([place], extent_bytes=MIB) for place in places]
+    files = [PosixStorage(place, extent_bytes=MIB) for place in places]
     opened: list[PosixStorage] = []
 
     class Refuses(SlowGds):
@@ -144,7 +140,7 @@ def test_a_path_that_fails_is_named(
 def test_a_full_disk_is_not_measured(
     directory: Path, aligned: Aligned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    posix = PosixStorage([directory], extent_bytes=MIB, capacity_bytes=3 * MIB)
+    posix = PosixStorage(directory, extent_bytes=MIB, capacity_bytes=3 * MIB)
     made, fake = choose(posix, monkeypatch, aligned, staged=1.0, direct=1.0)
     assert made.members == (posix,) and made.rates == ()
     assert fake.released == 1

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 import ssdtrain
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError, StorageFullError
-from ssdtrain.storage import PosixStorage, ThrottledStorage
+from ssdtrain.storage import PosixStorage, measure
 from ssdtrain.storage import open as opening
-from ssdtrain.storage.forwarding import ForwardingStorage
+from ssdtrain.storage.base import ForwardingStorage
 from ssdtrain.storage.gds import GdsStorage
 from ssdtrain.storage.kvikio_shim import GdsMode, Refusal
-from ssdtrain.storage.measure import Choice, Rates
+from ssdtrain.storage.measure import PathChoice, Rates
 from ssdtrain.storage.open import (
-    Endurance,
     Rank,
     budget_bytes_per_s,
     directories_of,
@@ -29,8 +28,9 @@ from ssdtrain.storage.open import (
     wear_of,
 )
 from ssdtrain.storage.stripe import StripeStorage
-from ssdtrain.storage.wear import MeteredStorage, WearLog, disk_of
+from ssdtrain.storage.wear import Endurance, MeteredStorage, WearLog, disk_of
 from tests.ssdtrain.targets import all_written
+from tests.ssdtrain.throttle import ThrottledStorage
 
 PAGE = 4096
 CUDA = torch.device("cuda")
@@ -69,21 +69,21 @@ def test_every_disk_is_metered(
     made = open_for_rank(places, Rank(), endurance=endurance)
     stripe = made.storage
     assert isinstance(stripe, StripeStorage)
-    assert all(isinstance(member, MeteredStorage) for member in stripe.members)
+    assert all(isinstance(each.storage, MeteredStorage) for each in stripe.members)
     # The speed probe of the stripe is more than this budget, and did not fail.
     reports = wear_of(stripe)
     assert [r.disk for r in reports] == [disk_of(place) for place in places]
     assert all(r.budget_bytes == 4 * PAGE for r in reports)
     slow = ThrottledStorage(stripe, write_gb_per_s=1.0)
     assert [r.disk for r in wear_of(slow)] == [r.disk for r in reports]
-    assert wear_of(None) == wear_of(PosixStorage([places[0]])) == []
+    assert wear_of(None) == wear_of(PosixStorage(places[0])) == []
     stripe.close()
 
 
-def choice_of(members: list[PosixStorage], refused: bool) -> Choice:
+def choice_of(members: list[PosixStorage], refused: bool) -> PathChoice:
     refusals = (Refusal(GdsMode.GDS, "no driver"),) if refused else ()
     rates = () if refused else (Rates("staging + posix", 3.0, 3.0),)
-    return Choice(members=tuple(members), rates=rates, refusals=refusals)
+    return PathChoice(members=tuple(members), rates=rates, refusals=refusals)
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -91,7 +91,7 @@ def test_no_direct_path_is_counted_where_it_was_asked_for(
     installed: bool, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Fallback] = []
-    monkeypatch.setattr(opening, "choose_path", lambda s, _, **__: choice_of(s, True))
+    monkeypatch.setattr(opening, "choose_path", lambda s, _: choice_of(s, True))
     monkeypatch.setattr("ssdtrain.storage.measure.kvikio_installed", lambda: installed)
     made = open_for_rank([directory], Rank(), device=CUDA, on_fallback=told.append)
     assert made.why == "staging + posix (the only path here); no GDS: no driver"
@@ -106,7 +106,7 @@ def test_the_chosen_storage_is_metered_too(
     aligned: Aligned,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(opening, "choose_path", lambda s, _, **__: choice_of(s, False))
+    monkeypatch.setattr(opening, "choose_path", lambda s, _: choice_of(s, False))
     made = open_for_rank([directory], Rank(), device=CUDA, endurance=endurance)
     storage = made.storage
     assert isinstance(storage, MeteredStorage)
@@ -146,11 +146,11 @@ def test_several_directories_take_the_direct_path_together(
         place.mkdir()
     measured: list[Any] = []
 
-    def choose(posix: Any, device: Any, *, joined: Any) -> Choice:
-        measured.append(joined(posix))
+    def choose(posix: Any, device: Any) -> PathChoice:
+        measured.append(measure.as_one(posix))
         members = tuple(TakesAll(files, GdsMode.GDS) for files in posix)
         rates = (Rates("GDS", 6.0, 6.0), Rates("staging + posix", 3.0, 3.0))
-        return Choice(members=members, rates=rates, refusals=())
+        return PathChoice(members=members, rates=rates, refusals=())
 
     monkeypatch.setattr(opening, "choose_path", choose)
     ample = replace(endurance, budget_bytes=None)
@@ -169,15 +169,6 @@ def test_several_directories_take_the_direct_path_together(
         assert torch.equal(sent, back)
     assert len({slot.file for slot in slots}) == 2
     stripe.close()
-
-
-def test_a_throttled_storage_is_staged(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(opening, "choose_path", None)  # must not be called
-    made = open_for_rank([directory], Rank(), device=CUDA, gb_per_s=1.0)
-    assert isinstance(made.storage, ThrottledStorage)
-    made.storage.close()
 
 
 def test_a_session_reports_wear_and_holds_the_budget(

@@ -18,7 +18,8 @@ import torch
 import ssdtrain
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError, StorageFullError
-from ssdtrain.storage import PosixStorage, posix
+from ssdtrain.storage import PosixStorage, open_storage, posix
+from ssdtrain.storage import open as opening
 from tests.ranks import LONGEST_S, SOON_S
 
 MIB = 1024 * 1024
@@ -45,9 +46,9 @@ def run_python(code: str, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_nothing_has_a_name_and_nobody_else_reads(directory: Path) -> None:
-    store = PosixStorage([directory], extent_bytes=MIB)
+    store = PosixStorage(directory, extent_bytes=MIB)
     store.allocate(PAGE)
-    status = os.fstat(store.fileno(0))
+    status = os.fstat(store.fileno())
     assert stat.S_IMODE(status.st_mode) == 0o600
     assert status.st_nlink == 0
     assert status.st_size == MIB
@@ -69,10 +70,10 @@ def test_without_o_tmpfile_the_name_is_removed_at_once(
         return fd
 
     monkeypatch.setattr(os, "open", refuse)
-    store = PosixStorage([directory], extent_bytes=MIB)
+    store = PosixStorage(directory, extent_bytes=MIB)
     assert seen[0][0] & os.O_EXCL
     assert seen[0][1] == 0o700
-    assert os.fstat(store.fileno(0)).st_nlink == 0
+    assert os.fstat(store.fileno()).st_nlink == 0
     assert list(directory.rglob("*")) == []
     store.close()
 
@@ -80,7 +81,7 @@ def test_without_o_tmpfile_the_name_is_removed_at_once(
 def test_a_killed_process_leaves_nothing(directory: Path) -> None:
     code = f"""
 import os, signal
-store = PosixStorage([{str(directory)!r}])
+store = PosixStorage({str(directory)!r})
 store.write(store.allocate(4096), aligned(4096))
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -89,8 +90,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_direct_io_is_direct(directory: Path, aligned: Aligned) -> None:
-    store = PosixStorage([directory], extent_bytes=MIB)
-    if not store.direct[0]:
+    store = PosixStorage(directory, extent_bytes=MIB)
+    if not store.is_direct:
         pytest.skip("this file system has no O_DIRECT")
     assert "O_DIRECT" in store.describe()
     slot = store.allocate(MIB)
@@ -121,16 +122,16 @@ def test_buffered_where_direct_is_refused(
         return real_open(path, flags, *args)
 
     def write_refusing(fd: int, *args: object) -> int:
-        if refused_at == "first block" and posix.is_direct_file(fd):
+        if refused_at == "first block" and posix.NamelessFile(fd).is_direct:
             raise OSError(errno.EINVAL, "no O_DIRECT after all")
         return real_pwritev(fd, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "open", open_refusing)
     monkeypatch.setattr(os, "pwritev", write_refusing)
     told: list[Fallback] = []
-    store = PosixStorage([directory], on_fallback=told.append)
+    store = PosixStorage(directory, on_fallback=told.append)
     assert told == [Fallback.BUFFERED_IO]
-    assert store.direct == (False,)
+    assert not store.is_direct
     assert store.describe() == f"posix buffered: {directory}"
     sent, back, slot = aligned(PAGE, seed=2), aligned(PAGE), store.allocate(PAGE)
     store.write(slot, sent)
@@ -139,22 +140,11 @@ def test_buffered_where_direct_is_refused(
     store.close()
 
 
-def test_directories_alternate(tmp_path: Path) -> None:
-    places = [tmp_path / "a", tmp_path / "b"]
-    for place in places:
-        place.mkdir()
-    store = PosixStorage(places, extent_bytes=MIB)
-    slots = [store.allocate(MIB) for _ in range(6)]
-    assert [s.file for s in slots] == [0, 1, 0, 1, 0, 1]
-    assert store.stats().allocated_bytes == 6 * MIB
-    store.close()
-
-
 def test_a_file_size_limit_is_a_short_write_then_an_error(directory: Path) -> None:
     """RLIMIT_FSIZE gives a true short write; the rest then fails with EFBIG."""
     code = f"""
 import resource
-store = PosixStorage([{str(directory)!r}], extent_bytes=1 << 20)
+store = PosixStorage({str(directory)!r}, extent_bytes=1 << 20)
 slot = store.allocate(1 << 20)
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
 try:
@@ -179,7 +169,7 @@ import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
 if libc.mount(b"tmpfs", {str(directory)!r}.encode(), b"tmpfs", 0, b"size=4m"):
     raise SystemExit(77)
-store = PosixStorage([{str(directory)!r}], extent_bytes=64 << 20)
+store = PosixStorage({str(directory)!r}, extent_bytes=64 << 20)
 slots, sent = [], []
 try:
     while True:
@@ -209,7 +199,7 @@ def test_sparse_where_preallocation_is_unknown(
         raise OSError(errno.EOPNOTSUPP, "no fallocate")
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
-    store = PosixStorage([directory], extent_bytes=MIB)
+    store = PosixStorage(directory, extent_bytes=MIB)
     slot = store.allocate(MIB)
     sent, back = aligned(MIB, seed=3), aligned(MIB)
     store.write(slot, sent)
@@ -228,9 +218,9 @@ def test_sparse_where_preallocation_is_unknown(
 def test_a_file_that_ends_early_is_a_short_read(
     directory: Path, aligned: Aligned
 ) -> None:
-    store = PosixStorage([directory], extent_bytes=MIB)
+    store = PosixStorage(directory, extent_bytes=MIB)
     slot = store.allocate(MIB)
-    os.ftruncate(store.fileno(0), 8 * PAGE)
+    os.ftruncate(store.fileno(), 8 * PAGE)
     with pytest.raises(OSError, match=r"short read .* 32768 of 1048576 bytes"):
         store.read(slot, aligned(MIB))
     assert store.stats().read_bytes == 0
@@ -242,7 +232,7 @@ def test_a_short_write_is_finished(
 ) -> None:
     """A signal may end a call early: the rest follows, nothing is lost."""
     real = os.pwritev
-    store = PosixStorage([directory], extent_bytes=MIB)
+    store = PosixStorage(directory, extent_bytes=MIB)
     slot = store.allocate(MIB)
 
     def some(fd: int, buffers: list[memoryview], offset: int) -> int:
@@ -262,8 +252,8 @@ def test_close_waits_for_the_transfer_under_way(
     """Else its descriptor's number could be somebody else's file already."""
     real = os.pwritev
     entered, go_on = threading.Event(), threading.Event()
-    store = PosixStorage([directory], extent_bytes=MIB)
-    slot, fd = store.allocate(PAGE), store.fileno(0)
+    store = PosixStorage(directory, extent_bytes=MIB)
+    slot, fd = store.allocate(PAGE), store.fileno()
 
     def slow(*args: object) -> int:
         entered.set()
@@ -284,18 +274,23 @@ def test_close_waits_for_the_transfer_under_way(
 
 
 def test_a_dropped_storage_closes_its_files(directory: Path) -> None:
-    store = PosixStorage([directory])
-    fd = store.fileno(0)
+    store = PosixStorage(directory)
+    fd = store.fileno()
     del store
     gc.collect()
     with pytest.raises(OSError):
         os.fstat(fd)
 
 
-def test_one_bad_directory_leaves_no_file_open(directory: Path) -> None:
+def test_one_bad_directory_leaves_no_file_open(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = tmp_path / "missing"
+    missing.mkdir(mode=0o700)
+    monkeypatch.setattr(opening, "_checked", lambda names: (missing.rmdir(), names)[1])
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
-        PosixStorage([directory, directory / "missing"])
+        open_storage([directory, missing])
     assert set(os.listdir("/proc/self/fd")) == before
     assert list(directory.iterdir()) == []
 
@@ -318,7 +313,7 @@ def test_no_inodes_is_a_clear_error(
     monkeypatch.setattr(os, call, refuse)
     open_before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ConfigError, match=r"other' takes no file .*; free inodes"):
-        PosixStorage([directory, other])
+        open_storage([directory, other])
     net = torch.nn.Linear(4, 4)
     with pytest.raises(ConfigError, match="set directory to another disk"):
         ssdtrain.offload(net, max_overhead=0.01, target="ssd", directory=str(other))
@@ -334,14 +329,12 @@ def test_no_descriptor_is_a_clear_error(directory: Path) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
     try:
         with pytest.raises(ConfigError, match=r"ulimit -n"):
-            PosixStorage([directory])
+            PosixStorage(directory)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert not list(directory.iterdir())
 
 
 def test_impossible_arguments(directory: Path) -> None:
-    with pytest.raises(ValueError, match="at least one directory"):
-        PosixStorage([])
     with pytest.raises(ValueError, match="at least 1, got 0"):
-        PosixStorage([directory], extent_bytes=0)
+        PosixStorage(directory, extent_bytes=0)

@@ -17,7 +17,7 @@ from ssdtrain.storage.posix import PosixStorage
 from tests.ssdtrain.targets import all_written
 
 ROOT = Path(__file__).resolve().parents[3]
-ROOMS = ("cache", "hosts", "plan", "rebuild", "storage", "transfer")
+ROOMS = ("cache", "engines", "plan", "rebuild", "storage", "transfer")
 SERIALIZERS = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 NOBODY = 65534
 
@@ -34,8 +34,8 @@ def test_nobody_else_can_read(tmp_path: Path, open_to_all: object) -> None:
     """Mode 0600 and no name, whatever the umask."""
     place = tmp_path / "activations"
     place.mkdir(mode=0o700)
-    store = PosixStorage([place], extent_bytes=1 << 20)
-    status = os.fstat(store.fileno(0))
+    store = PosixStorage(place, extent_bytes=1 << 20)
+    status = os.fstat(store.fileno())
     assert stat.S_IMODE(status.st_mode) == 0o600
     assert status.st_nlink == 0
     assert status.st_uid == os.geteuid()
@@ -51,7 +51,7 @@ def test_another_user_sees_nothing(tmp_path: Path, open_to_all: object) -> None:
             parent.chmod(0o755)
     place = tmp_path / "activations"
     place.mkdir(mode=0o755)
-    store = PosixStorage([place], extent_bytes=1 << 20)
+    store = PosixStorage(place, extent_bytes=1 << 20)
 
     def as_nobody(*command: str) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
@@ -60,7 +60,7 @@ def test_another_user_sees_nothing(tmp_path: Path, open_to_all: object) -> None:
 
     assert as_nobody("ls", str(place)).stdout == b""
     me = f"/proc/{os.getpid()}/fd"
-    assert as_nobody("cat", f"{me}/{store.fileno(0)}").returncode != 0
+    assert as_nobody("cat", f"{me}/{store.fileno()}").returncode != 0
     assert as_nobody("ls", me).returncode != 0
     store.close()
 
@@ -90,7 +90,7 @@ def test_a_planted_name_is_not_used(
     place.mkdir(mode=0o700)
     (place / f"ssdtrain-{os.getpid()}-guessed").symlink_to(trap)
     with pytest.raises(FileExistsError):
-        PosixStorage([place], extent_bytes=1 << 20)
+        PosixStorage(place, extent_bytes=1 << 20)
     assert not list(trap.iterdir())
 
 
@@ -130,8 +130,8 @@ def test_tampered_bytes_are_only_data(tmp_path: Path) -> None:
         storage = offloader.storage
         while not isinstance(storage, PosixStorage):
             storage = storage.inner
-        size = os.fstat(storage.fileno(0)).st_size
-        tampering = os.open(f"/proc/self/fd/{storage.fileno(0)}", os.O_RDWR)
+        size = os.fstat(storage.fileno()).st_size
+        tampering = os.open(f"/proc/self/fd/{storage.fileno()}", os.O_RDWR)
         os.pwrite(tampering, b"x" * size, 0)
         os.close(tampering)
         with pytest.raises(ActivationChangedError):

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdtrain.storage.base import Slot
-from ssdtrain.storage.slots import FreeSpace, SlotTable, round_up
+from ssdtrain.storage.slots import SlotTable, round_up
 
 PAGE = 4096
 # A program: sizes to take, mixed with "free the n-th live slot".
@@ -19,14 +19,12 @@ PROGRAMS = st.lists(
 
 
 def take(table: SlotTable, num_bytes: int, extent_bytes: int = 64 * PAGE) -> Slot:
-    """As a storage does it: least used file, grown when nothing fits."""
-    capacity = table.capacity_for(num_bytes)
-    file = table.by_use()[0]
-    slot = table.take(file, capacity)
+    """As a storage does it: grown when nothing fits."""
+    capacity = round_up(num_bytes)
+    slot = table.take(capacity)
     if slot is None:
-        missing = table.missing_bytes(file, capacity)
-        table.extend(file, round_up(missing, extent_bytes))
-        slot = table.take(file, capacity)
+        table.extend(round_up(table.missing_bytes(capacity), extent_bytes))
+        slot = table.take(capacity)
     assert slot is not None
     return slot
 
@@ -41,41 +39,41 @@ def run(table: SlotTable, program: list[tuple[str, int]]) -> list[Slot]:
     return live
 
 
-@settings(deadline=None, max_examples=60)
-@given(PROGRAMS, st.integers(1, 3))
-def test_slots_are_disjoint_and_sums_right(
-    program: list[tuple[str, int]], num_files: int
-) -> None:
+def of_length(num_bytes: int) -> SlotTable:
     table = SlotTable()
-    for _ in range(num_files):
-        table.add_file()
+    table.extend(num_bytes)
+    return table
+
+
+@settings(deadline=None, max_examples=60)
+@given(PROGRAMS)
+def test_slots_are_disjoint_and_sums_right(program: list[tuple[str, int]]) -> None:
+    table = SlotTable()
     live = run(table, program)
-    for file in range(num_files):
-        ends = 0
-        for slot in sorted(s for s in live if s.file == file):
-            assert slot.offset >= ends
-            ends = slot.offset + slot.capacity_bytes
+    ends = 0
+    for slot in sorted(live):
+        assert slot.offset >= ends
+        ends = slot.offset + slot.capacity_bytes
+    assert ends <= table.end_bytes
     assert table.used_bytes == sum(s.capacity_bytes for s in live)
-    assert table.num_slots == len(live)
     for slot in live:
         table.give(slot)
     assert table.used_bytes == 0
-    # All neighbours joined: one free block a file, as long as the file.
-    for space in table.files:
-        assert space.num_blocks <= 1
-        assert space.free_bytes == space.end_bytes
+    # All neighbours joined: one free block, as long as the file.
+    assert table.num_free_blocks <= 1
+    if table.end_bytes:
+        assert table.take(table.end_bytes) == Slot(0, 0, table.end_bytes)
 
 
 @settings(deadline=None, max_examples=40)
 @given(PROGRAMS)
 def test_repeating_a_step_grows_nothing(program: list[tuple[str, int]]) -> None:
     table = SlotTable()
-    table.add_file()
     held = []
     for _ in range(3):
         for slot in run(table, program):
             table.give(slot)
-        held.append(table.allocated_bytes)
+        held.append(table.end_bytes)
     assert held[0] == held[1] == held[2]
 
 
@@ -85,47 +83,42 @@ def test_repeating_a_step_grows_nothing(program: list[tuple[str, int]]) -> None:
     st.randoms(use_true_random=False),
 )
 def test_neighbours_join_in_any_order(sizes: list[int], random: object) -> None:
-    space = FreeSpace()
-    space.extend(sum(sizes))
-    starts = [space.take(size) for size in sizes]
-    assert space.num_blocks == 0
-    blocks = list(zip(starts, sizes, strict=True))
-    random.shuffle(blocks)  # type: ignore[attr-defined]
-    for start, size in blocks:
-        assert start is not None
-        space.give(start, size)
-    assert space.num_blocks == 1
-    assert space.take(sum(sizes)) == 0
+    table = of_length(sum(sizes))
+    slots = [table.take(size) for size in sizes]
+    assert table.num_free_blocks == 0
+    random.shuffle(slots)  # type: ignore[attr-defined]
+    for slot in slots:
+        assert slot is not None
+        table.give(slot)
+    assert table.num_free_blocks == 1
+    assert table.take(sum(sizes)) == Slot(0, 0, sum(sizes))
 
 
 def test_best_fit_takes_the_smallest_block_that_fits() -> None:
-    space = FreeSpace()
-    space.extend(100)
-    starts = {size: space.take(size) for size in (30, 1, 12, 2, 20, 3)}
+    table = of_length(100)
+    slots = {size: table.take(size) for size in (30, 1, 12, 2, 20, 3)}
     for size in (30, 12, 20):
-        space.give(starts[size], size)  # type: ignore[arg-type]
-    assert space.take(11) == starts[12]
-    assert space.take(20) == starts[20]
-    assert space.take(25) == starts[30]
-    assert space.take(50) is None
+        slot = slots[size]
+        assert slot is not None
+        table.give(slot)
+    for size, home in ((11, 12), (20, 20), (25, 30)):
+        found, expected = table.take(size), slots[home]
+        assert found is not None and expected is not None
+        assert found.offset == expected.offset
+    assert table.take(50) is None
 
 
 def test_growth_uses_the_free_tail() -> None:
-    table = SlotTable()
-    table.add_file(10 * PAGE)
-    kept = table.take(0, 4 * PAGE)
-    assert kept is not None
-    assert table.missing_bytes(0, 6 * PAGE) == 0
-    assert table.missing_bytes(0, 9 * PAGE) == 3 * PAGE
+    table = of_length(10 * PAGE)
+    assert table.take(4 * PAGE) is not None
+    assert table.missing_bytes(6 * PAGE) == 0
+    assert table.missing_bytes(9 * PAGE) == 3 * PAGE
 
 
-def test_files_alternate() -> None:
-    table = SlotTable()
-    for _ in range(3):
-        table.add_file()
-    assert [take(table, PAGE).file for _ in range(6)] == [0, 1, 2, 0, 1, 2]
-
-
-def test_sizes_below_one_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least 1 byte, got 0"):
-        SlotTable().capacity_for(0)
+def test_a_slot_is_given_once() -> None:
+    table = of_length(PAGE)
+    slot = table.take(PAGE)
+    assert slot is not None
+    table.give(slot)
+    with pytest.raises(ValueError, match="not taken"):
+        table.give(slot)

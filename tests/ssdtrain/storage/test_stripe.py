@@ -14,25 +14,17 @@ from hypothesis import strategies as st
 from ssdtrain import rates
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import StorageFullError
-from ssdtrain.storage import (
-    MemoryStorage,
-    Slot,
-    Storage,
-    open_storage,
-)
-from ssdtrain.storage.faulty import Fault, FaultKind, FaultyStorage, Operation
-from ssdtrain.storage.measure import Speedometer, round_trip_gb_per_s
-from ssdtrain.storage.stripe import FILES_A_MEMBER, StripeStorage
+from ssdtrain.storage import Storage, open_storage
+from ssdtrain.storage.measure import round_trip_gb_per_s
+from ssdtrain.storage.stripe import StripeStorage
+from tests.ssdtrain.faulty import Fault, FaultKind, FaultyStorage, Operation
+from tests.ssdtrain.memory_storage import MemoryStorage
 from tests.ssdtrain.virtual_time import VirtualTime
 
 PAGE = 4096
 MIB = 1024 * 1024
 Aligned = Callable[..., torch.Tensor]
 WRITE_DIES = Fault(operation=Operation.WRITE, kind=FaultKind.IO_ERROR, at=3, count=9999)
-
-
-def member_of(slot: Slot) -> int:
-    return slot.file // FILES_A_MEMBER
 
 
 def memory(capacity_bytes: int | None = None) -> MemoryStorage:
@@ -48,7 +40,8 @@ def test_shares_follow_the_speeds(speeds: list[float], pages: list[int]) -> None
     stripe = StripeStorage([memory() for _ in speeds], speeds=speeds)
     for size in pages:
         stripe.allocate(size * PAGE)
-    done_at = [r.used_bytes / s for r, s in zip(stripe.report(), speeds, strict=True)]
+    both = zip(stripe.members, speeds, strict=True)
+    done_at = [member.used_bytes / speed for member, speed in both]
     # All would be done together, to within one record of the slowest.
     assert max(done_at) - min(done_at) <= 16 * PAGE / min(speeds)
     stripe.close()
@@ -56,7 +49,7 @@ def test_shares_follow_the_speeds(speeds: list[float], pages: list[int]) -> None
 
 def test_equal_members_alternate() -> None:
     stripe = StripeStorage([memory(), memory(), memory()])
-    assert [member_of(stripe.allocate(PAGE)) for _ in range(6)] == [0, 1, 2, 0, 1, 2]
+    assert [stripe.allocate(PAGE).file for _ in range(6)] == [0, 1, 2, 0, 1, 2]
 
 
 def test_speeds_are_learned_from_transfers(
@@ -79,7 +72,7 @@ def test_speeds_are_learned_from_transfers(
         for slot in slots:
             stripe.read(slot, buffer)
             stripe.free(slot)
-        return [member_of(slot) for slot in slots]
+        return [slot.file for slot in slots]
 
     for _ in range(5):
         shares = step()
@@ -102,10 +95,9 @@ def test_a_member_that_fails_leaves_without_loss(aligned: Aligned) -> None:
         stripe.read(slot, back)
         assert torch.equal(back, expected)
     # Nothing new goes there, and the reason is told.
-    assert {member_of(stripe.allocate(PAGE)) for _ in range(6)} == {0, 2}
-    lost = [r.lost for r in stripe.report()]
-    assert lost[0] is lost[2] is None
-    assert lost[1] is not None and "I/O error" in lost[1]
+    assert {stripe.allocate(PAGE).file for _ in range(6)} == {0, 2}
+    lost = [member.why_lost for member in stripe.members]
+    assert lost[0] == lost[2] == "" and "I/O error" in lost[1]
     stripe.close()
 
 
@@ -121,7 +113,7 @@ def test_every_place_is_given_back(aligned: Aligned) -> None:
         for slot in slots:
             stripe.free(slot)
         assert stripe.stats().used_bytes == 0
-        assert [r.used_bytes for r in stripe.report()] == [0, 0]
+        assert [member.used_bytes for member in stripe.members] == [0, 0]
         held.append(stripe.stats().allocated_bytes)
     assert held[1] == held[2] == held[3]
 
@@ -131,7 +123,7 @@ def test_a_full_member_stays_in(aligned: Aligned) -> None:
     full = Fault(operation=Operation.WRITE, kind=FaultKind.NO_SPACE, at=0)
     stripe = StripeStorage([FaultyStorage(memory(2 * PAGE), [full]), memory()])
     slots = [stripe.allocate(PAGE) for _ in range(8)]
-    assert [member_of(s) for s in slots].count(0) == 2
+    assert [s.file for s in slots].count(0) == 2
     sent = [aligned(PAGE, seed=i) for i in range(8)]
     for slot, buffer in zip(slots, sent, strict=True):
         stripe.write(slot, buffer)
@@ -140,8 +132,8 @@ def test_a_full_member_stays_in(aligned: Aligned) -> None:
         stripe.read(slot, back)
         assert torch.equal(back, buffer)
         stripe.free(slot)
-    assert [r.lost for r in stripe.report()] == [None, None]
-    assert member_of(stripe.allocate(PAGE)) == 0
+    assert [member.why_lost for member in stripe.members] == ["", ""]
+    assert stripe.allocate(PAGE).file == 0
 
 
 def test_when_all_fail_the_caller_keeps_its_bytes(aligned: Aligned) -> None:
@@ -196,14 +188,6 @@ def test_measured_speed_is_the_throttle(aligned: Aligned) -> None:
     assert small.stats().used_bytes == 0
 
 
-def test_a_speedometer_counts_overlapping_time_once() -> None:
-    meter = Speedometer(1.0)
-    assert meter.round_trip_gb_per_s == pytest.approx(1.0)
-    with meter.writing(PAGE), meter.writing(PAGE):
-        pass
-    assert meter.round_trip_gb_per_s == pytest.approx(1.0)  # too few bytes to tell
-
-
 def test_a_second_file_system(tmp_path: Path, aligned: Aligned) -> None:
     """A stripe over this disk and another mount: accepted, the odd one is named."""
     other = Path("/dev/shm")
@@ -216,11 +200,11 @@ def test_a_second_file_system(tmp_path: Path, aligned: Aligned) -> None:
     try:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            store: Storage = open_storage([first, place], extent_bytes=MIB)
+            store: Storage = open_storage([first, place])
         assert any("is on tmpfs" in str(w.message) for w in told)
         assert isinstance(store, StripeStorage)
         slots = [store.allocate(MIB) for _ in range(6)]
-        assert {member_of(s) for s in slots} == {0, 1}
+        assert {s.file for s in slots} == {0, 1}
         for seed, slot in enumerate(slots):
             store.write(slot, aligned(MIB, seed=seed))
         for seed, slot in enumerate(slots):

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from ssdtrain.errors import StorageFullError
-from ssdtrain.storage import MemoryStorage, ThrottledStorage
-from ssdtrain.storage.faulty import (
+from tests.ssdtrain.faulty import (
     Fault,
     FaultKind,
     FaultyStorage,
     Operation,
     WorkerDeath,
 )
-from ssdtrain.storage.throttle import Link
+from tests.ssdtrain.memory_storage import MemoryStorage
+from tests.ssdtrain.throttle import Link, ThrottledStorage
 from tests.ssdtrain.virtual_time import VirtualTime
 
 MIB = 1024 * 1024
@@ -150,22 +150,3 @@ def test_stall(aligned: Aligned) -> None:
     assert slept == []
     store.read(slot, buffer)
     assert slept == [0.25]
-
-
-def test_seeded_faults_repeat(aligned: Aligned) -> None:
-    kinds = [(Operation.WRITE, FaultKind.IO_ERROR)]
-
-    def failing(seed: int) -> list[int]:
-        store = FaultyStorage.seeded(
-            MemoryStorage(), seed=seed, probability=0.1, kinds=kinds
-        )
-        slot, buffer, failed = store.allocate(PAGE), aligned(PAGE), []
-        for call in range(300):
-            try:
-                store.write(slot, buffer)
-            except OSError:
-                failed.append(call)
-        return failed
-
-    assert failing(1) == failing(1) != failing(2)
-    assert 10 < len(failing(1)) < 60

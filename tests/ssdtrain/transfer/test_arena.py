@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from ssdtrain.transfer import arena
-from ssdtrain.transfer.arena import LEAST_BYTES, SPARE_BYTES, begin_with
+from ssdtrain.transfer import allocator as arena
+from ssdtrain.transfer.allocator import LEAST_BYTES, SPARE_BYTES, begin_with
 
 CUDA = torch.device("cuda", 0)
 

@@ -14,18 +14,19 @@ import ssdtrain
 from ssdtrain import api
 from ssdtrain.counters import Count, Counters, Fallback, Trace
 from ssdtrain.errors import ActivationLostError
-from ssdtrain.storage import MemoryStorage, PosixStorage, Slot, Storage
-from ssdtrain.storage.faulty import Fault, FaultKind, FaultyStorage, Operation
-from ssdtrain.storage.forwarding import ForwardingStorage
+from ssdtrain.storage import PosixStorage, Slot, Storage
+from ssdtrain.storage.base import ForwardingStorage
 from ssdtrain.storage.gds import GdsStorage
 from ssdtrain.storage.kvikio_shim import GdsMode, availability
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
-from ssdtrain.transfer.direct import DirectOffloader, OverflowOffloader
-from ssdtrain.transfer.offloader import Meters
-from ssdtrain.transfer.parcel import ParcelState
+from ssdtrain.transfer.direct import DirectOffloader
+from ssdtrain.transfer.offloader import Drain, Meters
 from ssdtrain.transfer.pinned import PinnedPool
+from ssdtrain.transfer.transfers import TransferState
 from tests.ranks import SOON_S
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.faulty import Fault, FaultKind, FaultyStorage, Operation
+from tests.ssdtrain.memory_storage import MemoryStorage
 
 PAGE = 4096
 
@@ -65,7 +66,8 @@ def open_direct(
 ) -> DirectOffloader:
     device = CpuDevice()
     meters = Meters(counters=counters or Counters(), trace=Trace(True))
-    return DirectOffloader(device, PinnedPool(device, cap_bytes), storage, 2, meters)
+    pool = PinnedPool(device, cap_bytes)
+    return DirectOffloader(device, pool, storage, Drain.AT_ONCE, 2, meters)
 
 
 def there_and_back(offloader: DirectOffloader, source: torch.Tensor) -> torch.Tensor:
@@ -116,7 +118,7 @@ def test_bytes_are_computed_before_they_are_written_or_overwritten() -> None:
     device = Device()
     meters = Meters(counters=Counters(), trace=Trace(True))
     pool, storage = PinnedPool(device, 1 << 20), Told(MemoryStorage())
-    offloader = DirectOffloader(device, pool, storage, 2, meters)
+    offloader = DirectOffloader(device, pool, storage, Drain.AT_ONCE, 2, meters)
     source = torch.ones(PAGE, dtype=torch.uint8)
     parcel = offloader.store(source, "x", lambda: True)
     assert parcel is not None
@@ -192,7 +194,7 @@ def test_a_failed_read_is_lost_and_says_so() -> None:
         load = offloader.load(parcel, torch.empty_like(source))
         with pytest.raises(ActivationLostError, match=r"layer 3 \(4096 bytes\)"):
             load.wait(offloader.device)
-    assert parcel.state is ParcelState.LOST
+    assert parcel.state is TransferState.LOST
     offloader.discard(parcel)
     offloader.close()
 
@@ -246,11 +248,12 @@ def check_training(
     device: str,
     everything: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
-    kind: type[DirectOffloader] = DirectOffloader,
+    drain: Drain = Drain.AT_ONCE,
     cap_bytes: int = 1 << 20,
 ) -> None:
     def open_it(settings: Any, device: Any, meters: Meters) -> DirectOffloader:
-        return kind(device, PinnedPool(device, cap_bytes), storage, 2, meters)
+        pool = PinnedPool(device, cap_bytes)
+        return DirectOffloader(device, pool, storage, drain, 2, meters)
 
     monkeypatch.setattr(api, "_open_offloader", open_it)
     plain = train(device, lambda _: None)
@@ -282,7 +285,7 @@ def test_what_does_not_fit_into_host_memory_goes_past_it() -> None:
     storage = Asked(MemoryStorage(), lambda address: address not in own)
     pool = PinnedPool(device, 18 * PAGE)
     meters = Meters(counters=counters, trace=Trace(False))
-    offloader = OverflowOffloader(device, pool, storage, 2, meters)
+    offloader = DirectOffloader(device, pool, storage, Drain.WHEN_FULL, 2, meters)
     parcels = [offloader.store(s, f"{i}", lambda: True) for i, s in enumerate(sources)]
     assert all(parcel is not None for parcel in parcels)
     assert pool.total_bytes <= 18 * PAGE
@@ -307,7 +310,7 @@ def test_tiered_past_host_memory_trains_to_the_same_bits(
 ) -> None:
     storage = AnyBuffer(MemoryStorage())
     settings = {"max_overhead": 0.01, **everything, "target": "tiered"}
-    check_training(storage, "cpu", settings, monkeypatch, OverflowOffloader, cap_bytes)
+    check_training(storage, "cpu", settings, monkeypatch, Drain.WHEN_FULL, cap_bytes)
 
 
 @pytest.mark.parametrize("failing", [False, True])
@@ -334,5 +337,5 @@ def test_a_gpu_trains_to_the_same_bits(
     reason = availability().why_not(mode)
     if reason is not None:
         pytest.skip(reason)
-    storage = GdsStorage(PosixStorage([tmp_path]), mode)
+    storage = GdsStorage(PosixStorage(tmp_path), mode)
     check_training(storage, "cuda", everything, monkeypatch)

@@ -17,8 +17,8 @@ from ssdtrain.counters import Fallback
 from ssdtrain.errors import ActivationLostError
 from ssdtrain.observe import planner, trials
 from ssdtrain.observe.memorygoal import MemoryGoal
-from ssdtrain.storage.faulty import Fault, FaultKind, Operation
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.faulty import Fault, FaultKind, Operation
 from tests.ssdtrain.virtual_time import VirtualTime
 
 ALWAYS = 10**9

@@ -131,7 +131,7 @@ def test_an_interrupt_before_any_line_leaves_nothing(
 ENDS = {
     "cache/lanes.py": "end:",
     "cache/quiet.py": "__exit__:",
-    "hosts/hints.py": "forward:",
+    "engines/hints.py": "forward:",
 }
 """Functions that end a forward, by their file."""
 

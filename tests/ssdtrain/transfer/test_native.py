@@ -2,15 +2,23 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from ssdtrain.counters import Fallback
-from ssdtrain.transfer import native, places
-from ssdtrain.transfer.native import Native
-from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST, Ordering
+from ssdtrain.transfer import copies, native
+from ssdtrain.transfer.native import (
+    TO_DEVICE,
+    TO_HOST,
+    Native,
+    Ordering,
+    Runtime,
+    library,
+    loaded_runtime,
+)
 from tests.compilers import needs_compiler
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "pitfalls"))
@@ -80,16 +88,16 @@ def test_c_makes_the_calls_that_python_would(
     assert len(own.calls) == 3 + has_more + num
 
 
-def test_without_a_compiler_python_makes_them(
+def test_without_a_compiler_torch_makes_them(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Counted, with what to set."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CC", "no-such-compiler")
-    monkeypatch.setattr(places, "loaded", FakeRuntime)
+    monkeypatch.setattr(copies, "loaded_runtime", FakeRuntime)
     told: list[tuple[Fallback, str]] = []
-    found: Any = places.copies_of(cuda.device, lambda *each: told.append(each))
-    assert not isinstance(found.calls, Native)
+    found: Any = copies.copies_of(cuda.device, lambda *each: told.append(each))
+    assert found.calls is None
     ((reason, detail),) = told
     assert reason is Fallback.COPIES_FROM_PYTHON and "set CC" in detail
 
@@ -99,11 +107,11 @@ def test_what_others_could_have_written_is_not_loaded(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(places, "loaded", FakeRuntime)
+    monkeypatch.setattr(copies, "loaded_runtime", FakeRuntime)
     native.LIBRARY.build().chmod(0o777)
     told: list[tuple[Fallback, str]] = []
-    found: Any = places.copies_of(cuda.device, lambda *each: told.append(each))
-    assert not isinstance(found.calls, Native)
+    found: Any = copies.copies_of(cuda.device, lambda *each: told.append(each))
+    assert found.calls is None
     ((_, detail),) = told
     assert "writable by others" in detail
 
@@ -114,11 +122,34 @@ def test_with_a_compiler_c_makes_them(
 ) -> None:
     """Built once, for later sessions as well."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(places, "loaded", FakeRuntime)
+    monkeypatch.setattr(copies, "loaded_runtime", FakeRuntime)
     told: list[tuple[Fallback, str]] = []
     for _ in range(2):
-        found: Any = places.copies_of(cuda.device, lambda *each: told.append(each))
+        found: Any = copies.copies_of(cuda.device, lambda *each: told.append(each))
         assert isinstance(found.calls, Native)
         monkeypatch.setenv("CC", "no-such-compiler")
     assert not told
     assert native.LIBRARY.path.stat().st_mode & 0o777 == 0o700
+
+
+class Text:
+    """`cudaGetErrorString`, as `ctypes` gives it."""
+
+    restype: Any = None
+    argtypes: Any = None
+
+    def __call__(self, status: int) -> bytes:
+        return b"out of luck"
+
+
+def test_what_cuda_says_is_raised() -> None:
+    runtime = Runtime(SimpleNamespace(cudaGetErrorString=Text()))
+    with pytest.raises(RuntimeError, match=r"out of luck \(CUDA error 700\)"):
+        runtime.fail(700)
+
+
+def test_without_a_runtime_torch_copies() -> None:
+    if library() is None:
+        assert loaded_runtime() is None
+    else:
+        assert isinstance(loaded_runtime(), Runtime)

@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssdtrain.transfer.native import Native
-from ssdtrain.transfer.pieces import InPieces
-from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST, Calls, Ordering
+from ssdtrain.transfer.native import TO_DEVICE, TO_HOST, Calls, Native, Ordering
 from tests.compilers import needs_compiler
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "pitfalls"))
@@ -41,11 +39,12 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return FakeCuda(monkeypatch)
 
 
-@pytest.fixture(params=[InPieces, pytest.param(Native, marks=needs_compiler)])
-def make(request: pytest.FixtureRequest) -> Make:
-    """By calls from Python, and from C."""
-    found: Make = request.param
-    return found
+pytestmark = needs_compiler
+
+
+@pytest.fixture
+def make() -> Make:
+    return Native
 
 
 def status_of(

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ssdtrain.transfer.copies import AnyCopies, buffer_for, fits, give_back
 from ssdtrain.transfer.device import CpuDevice
 from ssdtrain.transfer.pinned import PinnedPool
-from ssdtrain.transfer.places import AnyCopies, fits, give_back, place_for
 from tests.ssdtrain.bits import same_bits
 
 
@@ -57,7 +57,7 @@ def test_what_a_place_waits_for(pool: PinnedPool) -> None:
     told = Told()
     copies = AnyCopies(told)  # type: ignore[arg-type]
     first, second = torch.randn(8, 4), torch.randn(8, 4)
-    place = place_for(pool, first)
+    place = buffer_for(pool, first)
     assert place is not None
     copies.out(place, first)
     assert same_bits(copies.back([place]), [first])
@@ -76,7 +76,7 @@ def test_what_a_place_waits_for(pool: PinnedPool) -> None:
 def test_a_place_holds_no_events_of_copies_that_ended(pool: PinnedPool) -> None:
     device = CpuDevice()
     copies, tensor = AnyCopies(device), torch.randn(8, 4)
-    place = place_for(pool, tensor)
+    place = buffer_for(pool, tensor)
     assert place is not None
     for _ in range(3):
         copies.out(place, tensor)
@@ -102,7 +102,7 @@ def test_a_place_holds_no_events_of_copies_that_ended(pool: PinnedPool) -> None:
 )
 def test_another_layout_does_not_fit(pool: PinnedPool, other: Tensor) -> None:
     tensor = torch.zeros(8, 4)
-    place = place_for(pool, tensor)
+    place = buffer_for(pool, tensor)
     assert place is not None
     assert fits(place, tensor) and not fits(place, other)
 
@@ -110,7 +110,7 @@ def test_another_layout_does_not_fit(pool: PinnedPool, other: Tensor) -> None:
 def test_a_permuted_tensor_comes_back_as_it_was(pool: PinnedPool) -> None:
     copies = AnyCopies(CpuDevice())
     tensor = torch.randn(3, 4, 5).permute(2, 0, 1)
-    place = place_for(pool, tensor)
+    place = buffer_for(pool, tensor)
     assert place is not None
     copies.out(place, tensor)
     (found,) = copies.back([place])
@@ -119,8 +119,8 @@ def test_a_permuted_tensor_comes_back_as_it_was(pool: PinnedPool) -> None:
 
 
 def test_memory_is_the_pools_again(pool: PinnedPool) -> None:
-    place = place_for(pool, torch.zeros(1 << 16))
+    place = buffer_for(pool, torch.zeros(1 << 16))
     assert place is not None and pool.used_bytes == 1 << 18
-    assert place_for(pool, torch.zeros(1 << 18)) is None, "above the cap"
+    assert buffer_for(pool, torch.zeros(1 << 18)) is None, "above the cap"
     give_back(pool, place)
     assert pool.used_bytes == 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ssdtrain.transfer.segments import GrowingSegments
+from ssdtrain.transfer.allocator import GrowingSegments
 
 ASKED = "expandable_segments:True"
 BACK = "expandable_segments:False"

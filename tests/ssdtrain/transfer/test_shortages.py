@@ -3,7 +3,7 @@
 import pytest
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.transfer.shortages import Observer, Shortages
+from ssdtrain.transfer.allocator import Observer, Shortages
 
 
 def test_one_observer_asks_who_still_listens() -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from ssdtrain.transfer.streams import OnStream
+from ssdtrain.transfer.cuda import OnStream
 
 
 @dataclass(frozen=True)

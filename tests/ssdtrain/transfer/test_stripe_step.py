@@ -12,9 +12,9 @@ import ssdtrain
 from ssdtrain.counters import Fallback
 from ssdtrain.storage import PosixStorage
 from ssdtrain.storage import open as opening
-from ssdtrain.storage.faulty import Fault, FaultKind, FaultyStorage, Operation
 from ssdtrain.storage.stripe import StripeStorage
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.faulty import Fault, FaultKind, FaultyStorage, Operation
 
 NUM_STEPS = 4
 
@@ -57,7 +57,7 @@ def test_training_goes_on_when_a_member_dies(
     stripes: list[StripeStorage] = []
 
     def open_stripe(paths: list[Path], **options: Any) -> StripeStorage:
-        good, bad = (PosixStorage([place], extent_bytes=1 << 20) for place in paths)
+        good, bad = (PosixStorage(place, extent_bytes=1 << 20) for place in paths)
         members = [good, FaultyStorage(bad, [dead])]
         stripes.append(StripeStorage(members, on_fallback=options["on_fallback"]))
         return stripes[0]
@@ -74,10 +74,10 @@ def test_training_goes_on_when_a_member_dies(
     }
     with caplog.at_level(logging.WARNING), ssdtrain.offload(net, **settings) as session:
         found = losses(net, session)
-        lost = [member.lost for member in stripes[0].report()]
+        lost = [member.why_lost for member in stripes[0].members]
         counts = [step.fallbacks for step in session.steps]
     assert same_bits(found, expected)
-    assert lost[0] is None and lost[1] is not None
+    assert not lost[0] and lost[1]
     told = Fallback.STRIPE_MEMBER_LOST.value
     assert sum(step.get(told, 0) for step in counts) == 1
     kept = (Fallback.KEPT_WRITE_FAILED.value, Fallback.KEPT_STORAGE_FULL.value)

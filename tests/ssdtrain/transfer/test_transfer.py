@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssdtrain.counters import Counters, Trace
-from ssdtrain.storage.memory import MemoryStorage
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
 from ssdtrain.transfer.offloader import Drain, Meters, Offloader
-from ssdtrain.transfer.parcel import ParcelState
-from ssdtrain.transfer.pinned import GRAIN_BYTES, Buffer, PinnedPool, round_up
+from ssdtrain.transfer.pinned import GRAIN_BYTES, Buffer, PinnedPool, buffer_bytes
+from ssdtrain.transfer.transfers import TransferState
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.memory_storage import MemoryStorage
 
 KIB = 1024
 
@@ -30,7 +30,7 @@ def test_pool_never_exceeds_its_cap(requests: list[tuple[bool, int]]) -> None:
         buffer = pool.take(num_bytes)
         assert pool.total_bytes <= cap
         if buffer is None:
-            assert pool.used_bytes + round_up(num_bytes) > cap
+            assert pool.used_bytes + buffer_bytes(num_bytes) > cap
         else:
             assert buffer.capacity_bytes >= num_bytes
             assert buffer.memory.data_ptr() % GRAIN_BYTES == 0
@@ -41,7 +41,7 @@ def test_pool_never_exceeds_its_cap(requests: list[tuple[bool, int]]) -> None:
 
 @given(st.integers(1, 1 << 34))
 def test_buffer_sizes_waste_little(num_bytes: int) -> None:
-    size = round_up(num_bytes)
+    size = buffer_bytes(num_bytes)
     assert size >= num_bytes
     assert size % GRAIN_BYTES == 0
     assert size - num_bytes < max(GRAIN_BYTES, 0.0625 * num_bytes + 1)
@@ -56,7 +56,7 @@ def test_second_step_allocates_nothing() -> None:
         for buffer in taken:
             assert buffer is not None
             pool.give(buffer)
-    assert pool.total_bytes == total == sum(map(round_up, sizes))
+    assert pool.total_bytes == total == sum(map(buffer_bytes, sizes))
 
 
 def test_buffer_is_settled_before_the_host_writes_into_it() -> None:
@@ -130,10 +130,10 @@ def test_tiered_drains_the_oldest_first() -> None:
     offloader.wait_io()
     states = [parcel.state for parcel in parcels if parcel is not None]
     assert len(states) == 12
-    stored = states.count(ParcelState.STORED)
+    stored = states.count(TransferState.STORED)
     assert 0 < stored < 12
     # Backward wants the youngest first: those stay in host memory.
-    assert states[:stored] == [ParcelState.STORED] * stored
+    assert states[:stored] == [TransferState.STORED] * stored
     offloader.close()
 
 

@@ -1,30 +1,29 @@
-"""Places in pinned host memory that the same tensor of every step uses again.
+"""Copies to pinned buffers that the same tensor of every step uses again.
 
-The offloader's parcels serve any tensor, any target and any failure, at some hundred
-Python calls each. Under a compiled plan the same tensors leave in every step, so each
-has a place of its own: a pinned buffer, shaped like the tensor, and the events of its
-way there and back. What is left for a step is the calls into CUDA.
+The offloader's transfers serve any tensor, any target and any failure, at some hundred
+Python calls each. Under a compiled plan the same tensors leave in every step. So each
+has a pinned buffer of its own, shaped like the tensor, with the events of its way
+there and back. What is left for a step is the calls into CUDA.
 
-[Note: a place used again]
-The copy out of a new tensor into an old place must not overtake the last copy in from
+[Note: a buffer used again]
+The copy out of a new tensor into an old buffer must not overtake the last copy in from
 it, nor a copy in its own copy out. All copies of a way follow one another in one order,
 the store's or the load's, and are numbered in it. So an order that has waited for a
-copy of the other one is behind all before it: in a settled step the first copy out
+copy of the other one has waited for all before it. In a settled step the first copy out
 waits for the last copy in of the step before, the first copy in for the last copy out,
 and the others for nothing.
 (tests/ssdtrain/transfer/test_places.py, tests/pitfalls/test_order.py)
 
 [Note: batches]
 What compute itself records or waits for costs it microseconds, however short the wait.
-So copies in that a plan starts at one moment are a batch: memory for all of them is
-taken first, then one event is recorded that the load order waits for (no operator runs
-between the first allocation and it), and one event stands behind the last of them.
-Copies in end in the order of their starts, so a stream that has waited for a batch is
-behind every batch before it, and waits no second time. That is remembered of the one
-stream that waited last, and no longer than until the next copy out: a stream that was
-destroyed may leave its number to another. An event that several places share may be
-recorded again by one of them; whoever waits for it then waits for a later copy of the
-same order, which is safe.
+So copies in that a plan starts at one moment are a batch. Memory for all of them is
+taken first. Then one event is recorded that the load order waits for; no operator runs
+between the first allocation and it. One more event is recorded after the last copy.
+Copies in end in the order of their starts, so a stream that has waited for a batch has
+waited for every batch before it. That is remembered of the one stream that waited last,
+and no longer than until the next copy out: a stream that was destroyed may leave its
+number to another. An event that several buffers share may be recorded again by one of
+them; whoever waits for it then waits for a later copy of the same order, which is safe.
 (tests/pitfalls/test_order.py)
 """
 
@@ -38,18 +37,25 @@ from torch import Tensor
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError
 from ssdtrain.storage.clibrary import BuildError
-from ssdtrain.transfer.device import CudaDevice, Device, Event
-from ssdtrain.transfer.graphs import GraphParcel
-from ssdtrain.transfer.native import Native
+from ssdtrain.transfer.cuda import CudaDevice
+from ssdtrain.transfer.device import Device, Event
+from ssdtrain.transfer.graphs import GraphTransfer
+from ssdtrain.transfer.native import (
+    IN_BYTES,
+    TO_DEVICE,
+    TO_HOST,
+    Calls,
+    Native,
+    Ordering,
+    loaded_runtime,
+)
 from ssdtrain.transfer.offloader import Offloader
-from ssdtrain.transfer.parcel import Parcel
-from ssdtrain.transfer.pieces import IN_BYTES, InPieces
 from ssdtrain.transfer.pinned import Buffer, PinnedPool
-from ssdtrain.transfer.runtime import TO_DEVICE, TO_HOST, Calls, Ordering, loaded
+from ssdtrain.transfer.transfers import Transfer
 
 
-class Place:
-    """A pinned buffer and the events of the tensor that is there."""
+class PinnedBuffer:
+    """Pinned memory for one tensor of every step, and the events of its copies."""
 
     __slots__ = (
         "batch",
@@ -69,7 +75,7 @@ class Place:
         self.copied: Any = None
         """End of the last copy out."""
         self.loaded: Any = None
-        """End of the last copy in, or of one behind it; None before the first."""
+        """End of the last copy in, or of a later one; None before the first."""
         self.number = 0
         """Of the last copy out in the store's order."""
         self.batch = 0
@@ -79,14 +85,14 @@ class Place:
 
 
 class Trip:
-    """One tensor in one place: from its copy out until nobody needs the bytes."""
+    """One tensor in a pinned buffer, from its copy out until nobody needs the bytes."""
 
     __slots__ = ("free", "place")
 
-    def __init__(self, place: Place, free: list[Place]) -> None:
+    def __init__(self, place: PinnedBuffer, free: list[PinnedBuffer]) -> None:
         self.place = place
         self.free = free
-        """Where the place goes when the trip ends."""
+        """Where the buffer goes when the trip ends."""
 
     @property
     def copied(self) -> Event:
@@ -97,31 +103,31 @@ class Trip:
 class Arrival:
     """A copy in that nobody has waited for; keeps the memory that it fills."""
 
-    __slots__ = ("_copies", "_place", "target")
+    __slots__ = ("_copies", "_pinned", "target")
 
-    def __init__(self, target: Tensor, place: Place, copies: "Copies") -> None:
+    def __init__(self, target: Tensor, pinned: PinnedBuffer, copies: "Copies") -> None:
         self.target = target
-        self._place = place
+        self._pinned = pinned
         self._copies = copies
 
     def wait(self, device: Device) -> None:
-        """Order the caller's compute behind the copy."""
-        self._copies.arrive(self._place)
+        """Order the caller's compute after the copy."""
+        self._copies.arrive(self._pinned)
 
     settle = wait
 
 
 class Copies(Protocol):
-    """Copies between the device and places."""
+    """Copies between the device and buffers."""
 
-    def out(self, place: Place, source: Tensor) -> object:
-        """Start to copy a tensor out, behind the caller's present compute; where that
-        is: `Device.order`."""
+    def out(self, pinned: PinnedBuffer, source: Tensor) -> object:
+        """Start to copy a tensor out, after the caller's present compute. Return where
+        that is: `Device.order`."""
 
-    def back(self, places: Sequence[Place]) -> list[Tensor]:
+    def back(self, buffers: Sequence[PinnedBuffer]) -> list[Tensor]:
         """Start to copy the bytes into new tensors on the device, as one batch."""
 
-    def arrive(self, place: Place) -> None:
+    def arrive(self, pinned: PinnedBuffer) -> None:
         """Order the caller's compute behind the copy in."""
 
     def quiesce(self) -> None:
@@ -135,32 +141,32 @@ class AnyCopies:
         self._device = device
         self._reached = device.now()
 
-    def out(self, place: Place, source: Tensor) -> object:
+    def out(self, pinned: PinnedBuffer, source: Tensor) -> object:
         """See `Copies`."""
         after = [self._device.now()]
-        if place.loaded is not None:
-            after.append(place.loaded)
-        place.copied = self._device.copy_out(source, place.memory, after)
+        if pinned.loaded is not None:
+            after.append(pinned.loaded)
+        pinned.copied = self._device.copy_out(source, pinned.memory, after)
         return None
 
-    def back(self, places: Sequence[Place]) -> list[Tensor]:
+    def back(self, buffers: Sequence[PinnedBuffer]) -> list[Tensor]:
         """See `Copies`."""
         device = self._device
-        targets = [room_for(place, device.torch_device) for place in places]
+        targets = [room_for(pinned, device.torch_device) for pinned in buffers]
         now = device.now()
-        for place, target in zip(places, targets, strict=True):
-            place.loaded = device.copy_in(place.memory, target, [place.copied, now])
+        for pinned, target in zip(buffers, targets, strict=True):
+            pinned.loaded = device.copy_in(pinned.memory, target, [pinned.copied, now])
         return targets
 
-    def arrive(self, place: Place) -> None:
+    def arrive(self, pinned: PinnedBuffer) -> None:
         """See `Copies`."""
-        if place.loaded is None:
+        if pinned.loaded is None:
             return  # it has: an interrupt has what is dead buried once more
-        self._device.wait(place.loaded)
-        if place.loaded.query():
-            # And so is its copy out. A place outlives many steps, and events are some
+        self._device.wait(pinned.loaded)
+        if pinned.loaded.query():
+            # And so is its copy out. A buffer outlives many steps; events are some
             # objects each that Python's collector would count as old.
-            place.copied, place.loaded = self._reached, None
+            pinned.copied, pinned.loaded = self._reached, None
 
     def quiesce(self) -> None:
         """See `Copies`."""
@@ -196,29 +202,29 @@ class CudaCopies:
         self._behind = 0, 0
         """CUDA's number of the stream that waited last, and for which batch."""
 
-    def out(self, place: Place, source: Tensor) -> object:
+    def out(self, pinned: PinnedBuffer, source: Tensor) -> object:
         """See `Copies`."""
         device, runtime = self._device, self.calls
         order = device.order()
         self._behind = 0, 0
-        self._number = place.number = self._number + 1
+        self._number = pinned.number = self._number + 1
         if runtime is None or device.is_watching or not device.is_current:
             after = [device.now()]
-            if place.loaded is not None:
-                after.append(place.loaded)
-            place.copied = device.copy_out(source, place.memory, after)
-            place.copied_id = place.copied.cuda_event
+            if pinned.loaded is not None:
+                after.append(pinned.loaded)
+            pinned.copied = device.copy_out(source, pinned.memory, after)
+            pinned.copied_id = pinned.copied.cuda_event
             return order
-        if not place.copied_id:
-            place.copied, place.copied_id = device.event()
-        memory, behind = place.memory, place.batch
+        if not pinned.copied_id:
+            pinned.copied, pinned.copied_id = device.event()
+        memory, behind = pinned.memory, pinned.batch
         between = Ordering(
             TO_HOST,
             self._ready_id,
             self._current(device.index),
             self._store_id,
-            place.loaded_id if behind > self._store_behind else 0,
-            place.copied_id,
+            pinned.loaded_id if behind > self._store_behind else 0,
+            pinned.copied_id,
         )
         part = memory.data_ptr(), source.data_ptr(), memory.nbytes
         status = runtime.batch(between, (part,))
@@ -227,26 +233,26 @@ class CudaCopies:
         self._store_behind = max(self._store_behind, behind)
         return order
 
-    def back(self, places: Sequence[Place]) -> list[Tensor]:
+    def back(self, buffers: Sequence[PinnedBuffer]) -> list[Tensor]:
         """See `Copies`."""
         device, runtime = self._device, self.calls
-        targets = [room_for(place, self._torch_device) for place in places]
+        targets = [room_for(pinned, self._torch_device) for pinned in buffers]
         self._batch = batch = self._batch + 1
         if runtime is None or device.is_watching or not device.is_current:
             now = device.now()
-            for place, target in zip(places, targets, strict=True):
-                done: Any = device.copy_in(place.memory, target, [place.copied, now])
-            for place in places:  # the last one's: it stands for the batch
-                place.loaded, place.loaded_id = done, done.cuda_event
-                place.batch = batch
+            for pinned, target in zip(buffers, targets, strict=True):
+                done: Any = device.copy_in(pinned.memory, target, [pinned.copied, now])
+            for pinned in buffers:  # the last one's: it stands for the batch
+                pinned.loaded, pinned.loaded_id = done, done.cuda_event
+                pinned.batch = batch
             return targets
-        last = places[-1]
+        last = buffers[-1]
         if not last.loaded_id:
             last.loaded, last.loaded_id = device.event()
-        newest = max(places, key=attrgetter("number"))
+        newest = max(buffers, key=attrgetter("number"))
         parts = [
-            (target.data_ptr(), place.memory.data_ptr(), place.memory.nbytes)
-            for place, target in zip(places, targets, strict=True)
+            (target.data_ptr(), pinned.memory.data_ptr(), pinned.memory.nbytes)
+            for pinned, target in zip(buffers, targets, strict=True)
         ]
         between = Ordering(
             TO_DEVICE,
@@ -260,29 +266,29 @@ class CudaCopies:
         if status:
             runtime.fail(status)
         self._load_behind = max(self._load_behind, newest.number)
-        for place in places:
-            place.loaded, place.loaded_id = last.loaded, last.loaded_id
-            place.batch = batch
+        for pinned in buffers:
+            pinned.loaded, pinned.loaded_id = last.loaded, last.loaded_id
+            pinned.batch = batch
         return targets
 
-    def arrive(self, place: Place) -> None:
+    def arrive(self, pinned: PinnedBuffer) -> None:
         """See `Copies`."""
         device = self._device
         stream = self._current(device.index)
-        if self._behind[0] == stream and place.batch <= self._behind[1]:
+        if self._behind[0] == stream and pinned.batch <= self._behind[1]:
             return
-        device.wait(place.loaded)
+        device.wait(pinned.loaded)
         if not device.has_captured:  # waits inside a capture are left out
-            self._behind = stream, place.batch
+            self._behind = stream, pinned.batch
 
     def quiesce(self) -> None:
         """See `Copies`."""
         self._device.quiesce()
 
 
-def room_for(place: Place, device: torch.device) -> Tensor:
-    """A new tensor like the one that is in the place."""
-    memory = place.memory
+def room_for(pinned: PinnedBuffer, device: torch.device) -> Tensor:
+    """A new tensor like the one that is in the buffer."""
+    memory = pinned.memory
     return torch.empty_strided(
         memory.shape, memory.stride(), dtype=memory.dtype, device=device
     )
@@ -300,45 +306,44 @@ def copies_of(
         device: whose copies.
         fall_back: told why they are not made in C.
         loads_in_pieces: whether others copy to the device while plans do, and wait: see
-            [Note: others' small copies] in pieces.py.
+            [Note: others' small copies] in native.py.
     """
     if not isinstance(device, CudaDevice):
         return AnyCopies(device)
-    runtime = loaded()
+    runtime = loaded_runtime()
     if runtime is None:
         return CudaCopies(device, None)
-    in_bytes = IN_BYTES if loads_in_pieces else None
+    calls: Calls | None = None
     try:
-        native = Native(runtime, device, in_bytes)
+        calls = Native(runtime, device, IN_BYTES if loads_in_pieces else None)
     except (BuildError, ConfigError, OSError) as error:
         fall_back(Fallback.COPIES_FROM_PYTHON, f": {error}")
-        return CudaCopies(device, InPieces(runtime, device, in_bytes))
-    return CudaCopies(device, native)
+    return CudaCopies(device, calls)
 
 
-def place_for(pool: PinnedPool, tensor: Tensor) -> Place | None:
-    """A new place for tensors like this dense one; None when the pool is full."""
+def buffer_for(pool: PinnedPool, tensor: Tensor) -> PinnedBuffer | None:
+    """A new buffer for tensors like this dense one; None when the pool is full."""
     buffer = pool.take(tensor.nbytes)
     if buffer is None:
         return None
     flat = buffer.memory[: tensor.nbytes].view(tensor.dtype)
-    place = Place(buffer, flat.as_strided(tensor.shape, tensor.stride()))
+    pinned = PinnedBuffer(buffer, flat.as_strided(tensor.shape, tensor.stride()))
     if buffer.busy:
         buffer.settle()
-    return place
+    return pinned
 
 
-def discard(offloader: Offloader, parcel: Parcel | Trip | GraphParcel) -> None:
+def discard(offloader: Offloader, transfer: Transfer | Trip | GraphTransfer) -> None:
     """Nobody needs the bytes any more. A graph's replays do."""
-    if type(parcel) is Trip:
-        parcel.free.append(parcel.place)
-    elif type(parcel) is not GraphParcel:
-        offloader.discard(parcel)  # type: ignore[arg-type]
+    if type(transfer) is Trip:
+        transfer.free.append(transfer.place)
+    elif type(transfer) is not GraphTransfer:
+        offloader.discard(transfer)  # type: ignore[arg-type]
 
 
-def fits(place: Place, tensor: Tensor) -> bool:
-    """Whether a tensor can be copied into the place byte for byte."""
-    memory = place.memory
+def fits(pinned: PinnedBuffer, tensor: Tensor) -> bool:
+    """Whether a tensor can be copied into the buffer byte for byte."""
+    memory = pinned.memory
     return (
         memory.dtype is tensor.dtype
         and memory.shape == tensor.shape
@@ -348,24 +353,26 @@ def fits(place: Place, tensor: Tensor) -> bool:
     )
 
 
-def refitted(pool: PinnedPool, place: Place, tensor: Tensor) -> Place | None:
-    """The place for a tensor of another size; a larger one where it is too small, and
-    None, with the place given back, where there is no room or the tensor has gaps."""
+def refitted(
+    pool: PinnedPool, pinned: PinnedBuffer, tensor: Tensor
+) -> PinnedBuffer | None:
+    """The buffer for a tensor of another size; a larger one where it is too small, and
+    None, with the buffer given back, where there is no room or the tensor has gaps."""
     num_bytes = tensor.nbytes
     dense = bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
     if not dense or tensor.is_conj() or tensor.is_neg():
-        give_back(pool, place)
+        give_back(pool, pinned)
         return None
-    if num_bytes > place.buffer.capacity_bytes:
-        give_back(pool, place)
-        return place_for(pool, tensor)
-    flat = place.buffer.memory[:num_bytes].view(tensor.dtype)
-    place.memory = flat.as_strided(tensor.shape, tensor.stride())
-    return place
+    if num_bytes > pinned.buffer.capacity_bytes:
+        give_back(pool, pinned)
+        return buffer_for(pool, tensor)
+    flat = pinned.buffer.memory[:num_bytes].view(tensor.dtype)
+    pinned.memory = flat.as_strided(tensor.shape, tensor.stride())
+    return pinned
 
 
-def give_back(pool: PinnedPool, place: Place) -> None:
-    """The place's memory is the pool's again."""
-    busy = [event for event in (place.copied, place.loaded) if event is not None]
-    place.buffer.busy.extend(busy)
-    pool.give(place.buffer)
+def give_back(pool: PinnedPool, pinned: PinnedBuffer) -> None:
+    """The buffer's memory is the pool's again."""
+    busy = [event for event in (pinned.copied, pinned.loaded) if event is not None]
+    pinned.buffer.busy.extend(busy)
+    pool.give(pinned.buffer)

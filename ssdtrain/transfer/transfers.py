@@ -1,4 +1,4 @@
-"""A parcel: the bytes of one record on the target's side, and the loads it serves."""
+"""A transfer: the bytes of one record on the target's side, and the loads it serves."""
 
 import threading
 from concurrent.futures import Future
@@ -13,11 +13,11 @@ from ssdtrain.transfer.device import Device, Event
 from ssdtrain.transfer.pinned import Buffer
 
 
-class ParcelState(Enum):
+class TransferState(Enum):
     """Where the bytes are. Transitions are made under the offloader's lock."""
 
     STAGED = auto()
-    """In the buffer (behind `copied`). > WRITING when drained, GONE when dropped."""
+    """In the buffer (after `copied`). > WRITING when drained, GONE when dropped."""
     WRITING = auto()
     """A worker writes the buffer, which stays valid. > STORED, or STAGED on failure."""
     STORED = auto()
@@ -60,7 +60,7 @@ class Load:
         return self._event is not None or self._error is not None
 
     def wait(self, device: Device) -> None:
-        """Order the caller's compute behind the copy.
+        """Order the caller's compute after the copy.
 
         Blocks the host only until the copy is enqueued.
 
@@ -90,24 +90,26 @@ class Load:
             return
 
 
-class ParcelOwner(Protocol):
-    """Who discards a parcel; see [Note: interrupts]."""
+class TransferOwner(Protocol):
+    """Who discards a transfer; see [Note: interrupts]."""
 
     parcel: Any
 
 
 @dataclass(eq=False)
-class Parcel:
+class Transfer:
     """Bytes that left the device."""
 
     name: str
     num_bytes: int
-    state: ParcelState
+    state: TransferState
     buffer: Buffer | None
     copied: Event
     """End of the copy into the first buffer."""
     is_starting: bool = False
     """Whether that copy may be under way without an event."""
+    is_direct: bool = False
+    """Whether it went to the storage past host memory."""
     slot: Slot | None = None
     write: "Future[None] | None" = None
     drainable: bool = True

@@ -26,13 +26,13 @@ from ssdtrain.cache.record import Lane
 from ssdtrain.counters import Count, Fallback, StepReport
 
 if TYPE_CHECKING:
-    from ssdtrain.hosts.watch import Watch  # which comes back here
+    from ssdtrain.engines.watch import Watch  # which comes back here
 
 MAX_REPORTS = 1000
 """Reports that are remembered."""
 MAX_PENDING = 3
-"""Closed steps whose reports are not built yet. A device that is so many steps behind
-its host is waited for; without a reader, reports would hold events without end."""
+"""Closed steps whose reports are not built yet. A device that is so many steps late
+is waited for; without a reader, reports would hold events without end."""
 
 
 def is_transformed() -> bool:
@@ -140,7 +140,7 @@ class Hints:
 
     def is_compiled(self) -> None:
         """A compiler is around the forwards: hooks on modules would be compiled, too,
-        and everything again behind them."""
+        and everything after them once more."""
         self._cache.is_compiled = True
 
     def root_is_called(self) -> None:

@@ -12,7 +12,7 @@ theirs in place, and ours in it passes everything through.
 
 [Note: Who has stepped] An optimizer step is seen by the version of a weight, whoever
 wrote it. Fused optimizers (`fused=True`, the default of transformers.Trainer) leave the
-version as it was, so torch's hook behind every optimizer's step counts as well; it also
+version as it was, so torch's hook after every optimizer's step counts as well; it also
 sees the steps of weights that replaced those of before.
 Test: tests/ssdtrain/hosts/test_plain.py.
 """
@@ -30,11 +30,11 @@ from torch.jit._trace import TopLevelTracedModule
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from ssdtrain.cache.traced import Untraced, tracer
+from ssdtrain.engines.hints import Hints
+from ssdtrain.engines.meshes import gathers_in_hooks
+from ssdtrain.engines.patch import Patches
+from ssdtrain.engines.recognition import AUTOMATIC, Own, lightning_of
 from ssdtrain.errors import AttachError
-from ssdtrain.hosts.hints import Hints
-from ssdtrain.hosts.meshes import gathers_in_hooks
-from ssdtrain.hosts.patch import Patches
-from ssdtrain.hosts.recognition import AUTOMATIC, Own, lightning_of
 
 MOST_NESTED = 3
 """Containers in containers whose tensors are counted."""
@@ -83,7 +83,7 @@ def entries_of(root: nn.Module) -> tuple[str, ...]:
 
 def _watch_call(root: nn.Module, hints: Hints, patches: Patches) -> None:
     """Tell of every call of the root before its hooks run. It is a hook that opens
-    nothing, so an interrupt leaves nothing behind."""
+    nothing, so an interrupt leaves nothing open."""
 
     def called(module: nn.Module, args: Any) -> None:
         if module is root:  # see [Note: Whose forward]

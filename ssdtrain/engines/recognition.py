@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from ssdtrain.engines import deepspeed
 from ssdtrain.errors import AttachError
-from ssdtrain.hosts import deepspeed
 
 INSTEAD = {
     ("transformers", "Trainer"): "give the Trainer "
@@ -102,7 +102,7 @@ def device_of(modules: list[nn.Module]) -> torch.device:
             if parameter.is_meta:
                 raise AttachError(
                     "offload() found parameters on the meta device, which have no "
-                    "memory yet; call it behind to_empty() or the loading of weights."
+                    "memory yet; call it after to_empty() or the loading of weights."
                 )
             return parameter.device
     raise AttachError(

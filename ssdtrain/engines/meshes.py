@@ -9,7 +9,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ssdtrain.cache.wrapped import plain_parts
-from ssdtrain.hosts.peers import peers_of
+from ssdtrain.engines.peers import peers_of
 from ssdtrain.plan.agree import Alone, Peers
 
 FSDP = "torch.distributed.fsdp"
@@ -48,7 +48,7 @@ def gathers_in_hooks(root: nn.Module) -> bool:
 
 def copies_tables(module: nn.Module) -> bool:
     """Whether FSDP2 gathers weights of it, for which it copies small tables to the
-    device: [Note: others' small copies] in transfer/pieces.py."""
+    device: [Note: others' small copies] in transfer/native.py."""
     return any(map(gathers_in_hooks, module.modules()))
 
 

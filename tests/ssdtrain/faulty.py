@@ -1,4 +1,4 @@
-"""A storage that fails on purpose, by script or by seed: for tests of what follows."""
+"""A storage that fails on purpose, by script: for tests of what follows."""
 
 import errno
 import random
@@ -11,8 +11,7 @@ from enum import Enum
 import torch
 
 from ssdtrain.errors import StorageFullError
-from ssdtrain.storage.base import Slot, Storage
-from ssdtrain.storage.forwarding import ForwardingStorage
+from ssdtrain.storage.base import ForwardingStorage, Slot, Storage
 
 
 class Operation(str, Enum):
@@ -90,30 +89,6 @@ class FaultyStorage(ForwardingStorage):
         self._calls = dict.fromkeys(Operation, 0)
         self._hits = dict.fromkeys(FaultKind, 0)
 
-    @classmethod
-    def seeded(
-        cls,
-        inner: Storage,
-        *,
-        seed: int,
-        probability: float,
-        kinds: Iterable[tuple[Operation, FaultKind]],
-        num_calls: int = 10_000,
-    ) -> "FaultyStorage":
-        """Faults drawn beforehand: each of the first calls is hit with `probability`.
-
-        The n-th call of an operation meets the same fault in every run, whatever
-        the threads do in between.
-        """
-        draw = random.Random(seed)
-        faults = [
-            Fault(operation=operation, kind=kind, at=at, seconds=0.01)
-            for operation, kind in kinds
-            for at in range(num_calls)
-            if draw.random() < probability
-        ]
-        return cls(inner, faults, seed=seed)
-
     @property
     def hits(self) -> dict[FaultKind, int]:
         """How often each kind happened so far."""
@@ -123,7 +98,7 @@ class FaultyStorage(ForwardingStorage):
     def allocate(self, num_bytes: int) -> Slot:
         """Allocate, unless a fault hits."""
         self._before(Operation.ALLOCATE)
-        return self._inner.allocate(num_bytes)
+        return self.inner.allocate(num_bytes)
 
     def write(self, slot: Slot, buffer: torch.Tensor) -> None:
         """Write, unless a fault hits."""
@@ -132,7 +107,7 @@ class FaultyStorage(ForwardingStorage):
         if kind in (FaultKind.SHORT, FaultKind.TORN):
             half = self._half(buffer)
             if half:
-                self._inner.write(slot, buffer[:half])
+                self.inner.write(slot, buffer[:half])
         elif kind is FaultKind.BIT_FLIP:
             # The caller's bytes stay right: a copy takes the flip, aligned as they.
             step = self.alignment_bytes
@@ -140,9 +115,9 @@ class FaultyStorage(ForwardingStorage):
             room = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
             copy = room[-room.data_ptr() % step :][: buffer.numel()].copy_(buffer)
             self._flip(copy)
-            self._inner.write(slot, copy)
+            self.inner.write(slot, copy)
         else:
-            self._inner.write(slot, buffer)
+            self.inner.write(slot, buffer)
         if kind is FaultKind.SHORT:
             raise OSError(errno.EIO, f"injected short write to {slot}")
 
@@ -153,9 +128,9 @@ class FaultyStorage(ForwardingStorage):
         if kind is FaultKind.SHORT:
             half = self._half(buffer)
             if half:
-                self._inner.read(slot, buffer[:half])
+                self.inner.read(slot, buffer[:half])
             raise OSError(errno.EIO, f"injected short read from {slot}")
-        self._inner.read(slot, buffer)
+        self.inner.read(slot, buffer)
         if kind is FaultKind.BIT_FLIP:
             self._flip(buffer)
 

@@ -1,8 +1,8 @@
 """Wraps the forwards of regions, on the instance, as plain.py does with the root's.
 
-Hooks of the module run around its `forward`, so they do not run twice, and a shard's
-weights are gathered when `forward` begins, in backward as well (FSDP2 gathers before
-the gradient of the module's result reaches the operators inside). A module that is
+Hooks of the module run around its `forward`, so they do not run twice. A shard's
+weights are gathered when `forward` begins, in backward as well: FSDP2 gathers before
+the gradient of the module's result reaches the operators inside. A module that is
 compiled by itself is wrapped around its compiled call.
 """
 
@@ -15,8 +15,8 @@ from torch import nn
 from ssdtrain.cache.regioncall import RegionCall
 from ssdtrain.cache.regions import Regions
 from ssdtrain.cache.traced import tracer, untraced
-from ssdtrain.hosts.patch import Patches
-from ssdtrain.hosts.plain import look_like, method_of
+from ssdtrain.engines.patch import Patches
+from ssdtrain.engines.plain import look_like, method_of
 from ssdtrain.regions.find import Region
 
 COMPILED = "_compiled_call_impl"

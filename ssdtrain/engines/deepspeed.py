@@ -1,30 +1,28 @@
 """DeepSpeed: ZeRO engines and the pipeline engine.
 
-The pipeline schedule is read, not copied: `_exec_schedule` is wrapped on the instance
-to list the schedule's steps first (a schedule can be iterated again), and
-`_INSTRUCTION_MAP` is replaced on the instance by wrapped functions that give the
-hints of Algorithm 5.1 around each instruction.
+The pipeline schedule is read, not copied. `_exec_schedule` is wrapped on the instance
+to list the schedule's steps first; a schedule can be iterated again. The functions of
+`_INSTRUCTION_MAP` are wrapped on the instance, and give the hints of Algorithm 5.1
+around each instruction.
 """
 
 import functools
-import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
 
+from ssdtrain.engines.hints import Hints, Stage
+from ssdtrain.engines.patch import Patches, check_parameters
 from ssdtrain.errors import AttachError
-from ssdtrain.hosts.hints import Hints, Stage
-from ssdtrain.hosts.patch import Patches
-from ssdtrain.versions import installed
 
 logger = logging.getLogger(__name__)
 
 TESTED_VERSIONS = ("0.19.6", "0.19.8")
 COMMUNICATION = ("SendActivation", "RecvActivation", "SendGrad", "RecvGrad")
 EXPECTED_PARAMETERS = {
-    "_exec_schedule": ["pipe_schedule"],
-    "_exec_forward_pass": ["buffer_id"],
-    "_exec_backward_pass": ["buffer_id"],
+    "_exec_schedule": "pipe_schedule",
+    "_exec_forward_pass": "buffer_id",
+    "_exec_backward_pass": "buffer_id",
 }
 
 
@@ -47,20 +45,14 @@ def check(engine: Any) -> None:
     Raises:
         AttachError: names the version met and the versions tested.
     """
-    tested = ", ".join(TESTED_VERSIONS)
-    found_version = installed("deepspeed") or "of unknown version"
     for name, expected in EXPECTED_PARAMETERS.items():
-        method = getattr(engine, name, None)
-        found = None if method is None else list(inspect.signature(method).parameters)
-        if found != expected:
-            raise AttachError(
-                f"DeepSpeed {found_version}: {name} takes {found}, "
-                f"expected {expected}; tested versions: {tested}. Install one."
-            )
+        check_parameters(
+            engine, name, expected, package="deepspeed", tested=TESTED_VERSIONS
+        )
     if not isinstance(getattr(engine, "_INSTRUCTION_MAP", None), dict):
         raise AttachError(
-            f"DeepSpeed {found_version}: PipelineEngine has no _INSTRUCTION_MAP; "
-            f"tested versions: {tested}. Install one of them."
+            "this DeepSpeed's PipelineEngine has no _INSTRUCTION_MAP; tested "
+            f"versions: {', '.join(TESTED_VERSIONS)}. Install one of them."
         )
 
 

@@ -17,10 +17,10 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from ssdtrain.counters import StepReport
+from ssdtrain.engines.meshes import ranks_of
+from ssdtrain.engines.patch import Patches, weakly
+from ssdtrain.engines.recognition import Own, device_of
 from ssdtrain.errors import AttachError
-from ssdtrain.hosts.meshes import ranks_of
-from ssdtrain.hosts.patch import Patches, weakly
-from ssdtrain.hosts.recognition import Own, device_of
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class Watch:
         ):
             raise AttachError(
                 f"the model was on {self._device} when offload() was called and is on "
-                f"{now} now; call offload() behind .to(...), accelerator.prepare(...) "
+                f"{now} now; call offload() after .to(...), accelerator.prepare(...) "
                 "and whatever else moves it."
             )
         if (name := checkpointed(self._modules)) is not None:
@@ -135,9 +135,9 @@ class Watch:
             )
         if ranks_of(self._modules) - self._ranks:
             raise AttachError(
-                "the model was spread over more ranks behind offload() (fully_shard, "
+                "the model was spread over more ranks after offload() (fully_shard, "
                 "parallelize_module, DistributedDataParallel inside of it), and they "
-                "would plan apart; call offload() behind that."
+                "would plan apart; call offload() after that."
             )
 
     def _is_trained(self) -> bool:

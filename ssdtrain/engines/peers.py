@@ -43,9 +43,9 @@ from ssdtrain.plan.profile import PROFILE_FILE, Profile
 WAIT_S = 20.0
 """For the others' part of a conclusion; the slowest may still be pinning memory."""
 LATER_WAIT_S = 0.2
-"""Likewise, once one of them did not come."""
+"""The same, once one of them did not come."""
 MEETING_WAIT_S = 600.0
-"""Likewise, where regions that run again wait for the same ranks anyway: torch's own
+"""The same, where regions that run again wait for the same ranks anyway: torch's own
 limit for a collective."""
 POLL_S, LONGEST_POLL_S = 1e-3, 2e-2
 """Between two looks for what is waited for; each is longer than the one before. Torch's
@@ -116,7 +116,7 @@ class StorePeers:
         self._unread: list[int] = []
         """Looks whose decision this rank does not know yet."""
         self._now = self._following = Decision.GO_ON
-        """Of the last look, and what the first rank decided for the one behind it."""
+        """Of the last look, and what the first rank decided for the next one."""
 
     # -- one conclusion for all -----------------------------------------------------
 

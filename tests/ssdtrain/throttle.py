@@ -6,12 +6,11 @@ from collections.abc import Callable
 
 import torch
 
-from ssdtrain.storage.base import Slot, Storage
-from ssdtrain.storage.forwarding import ForwardingStorage
+from ssdtrain.storage.base import ForwardingStorage, Slot, Storage
 
 
 class Link:
-    """One direction of a device: transfers queue behind one another on it.
+    """One direction of a device: transfers queue after one another on it.
 
     Each transfer books the next free interval of the device's time, so the sum over
     all threads never exceeds the bandwidth. Bookings follow one another without a
@@ -31,7 +30,7 @@ class Link:
             raise ValueError(f"bandwidth expects GB/s above 0, got {gb_per_s}")
         if latency_ms < 0:
             raise ValueError(f"latency_ms expects 0 or more, got {latency_ms}")
-        self._bytes_per_s = None if gb_per_s is None else gb_per_s * 1e9
+        self._seconds_a_byte = 0.0 if gb_per_s is None else 1e-9 / gb_per_s
         self._latency_s = latency_ms / 1e3
         self._clock = clock
         self._lock = threading.Lock()
@@ -40,11 +39,9 @@ class Link:
     def book(self, num_bytes: int) -> float:
         """Take device time for a transfer; returns when it is over (s)."""
         now = self._clock()
-        if self._bytes_per_s is None:
-            return now + self._latency_s
         with self._lock:
             start = max(self._free_at_s, now - self.SLACK_S)
-            self._free_at_s = start + num_bytes / self._bytes_per_s
+            self._free_at_s = start + num_bytes * self._seconds_a_byte
             return max(self._free_at_s, now) + self._latency_s
 
 
@@ -58,7 +55,7 @@ class ThrottledStorage(ForwardingStorage):
     Args:
         inner: the storage that holds the bytes.
         write_gb_per_s: 1e9 bytes a second; None: no limit.
-        read_gb_per_s: likewise.
+        read_gb_per_s: the same, of reads.
         latency_ms: added to every transfer, on top of the bandwidth's share.
         clock: seconds that never fall.
         sleep: lets that many seconds of the clock pass for the calling thread.
@@ -83,18 +80,18 @@ class ThrottledStorage(ForwardingStorage):
     def describe(self) -> str:
         """Return the wrapped storage and the limits."""
         limits = ["unlimited" if r is None else f"{r:g} GB/s" for r in self._rates]
-        return f"{self._inner.describe()} (write {limits[0]}, read {limits[1]})"
+        return f"{self.inner.describe()} (write {limits[0]}, read {limits[1]})"
 
     def write(self, slot: Slot, buffer: torch.Tensor) -> None:
         """Write, then wait until the limited device would have been done."""
         done_at = self._write.book(buffer.numel())
-        self._inner.write(slot, buffer)
+        self.inner.write(slot, buffer)
         self._sleep_until(done_at)
 
     def read(self, slot: Slot, buffer: torch.Tensor) -> None:
         """Read, then wait until the limited device would have been done."""
         done_at = self._read.book(buffer.numel())
-        self._inner.read(slot, buffer)
+        self.inner.read(slot, buffer)
         self._sleep_until(done_at)
 
     def _sleep_until(self, moment_s: float) -> None:

@@ -2,8 +2,8 @@
 
 All three schedules (no pipelining, 1F1B, interleaved) call these two functions of
 `megatron.core.pipeline_parallel.schedules` by name, so replacing both in that module
-reaches every loop, also one that fetched its schedule before. They stay replaced
-while a session is attached; one `Router` serves all sessions.
+reaches every loop, also one that fetched its schedule before. One `Router` serves all
+sessions.
 
 `forward_step` says which micro-batch of which chunk it runs. `backward_step` is only
 given the output tensor that `forward_step` returned, the same Python object also after
@@ -20,14 +20,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, distributed, nn
 
-from ssdtrain.cache.living import Living
+from ssdtrain.engines import plain
+from ssdtrain.engines.hints import Hints, Stage
+from ssdtrain.engines.patch import Patches, Shared, check_parameters
+from ssdtrain.engines.peers import peers_of
 from ssdtrain.errors import AttachError
-from ssdtrain.hosts import plain
-from ssdtrain.hosts.hints import Hints, Stage
-from ssdtrain.hosts.patch import Patches
-from ssdtrain.hosts.peers import peers_of
 from ssdtrain.plan.agree import Alone, Peers
-from ssdtrain.versions import installed
 
 TESTED_VERSIONS = ("0.16.1", "0.19.2")
 SCHEDULES = "megatron.core.pipeline_parallel.schedules"
@@ -56,10 +54,9 @@ REFUSED = {
     "move parts of one another's tensors; set it to False",
 }
 OUTPUT_MARK = "_ssdtrain_lane"
-ROUTER = "_ssdtrain_router"
 
 
-class Event(NamedTuple):
+class ScheduleEvent(NamedTuple):
     """One forward or backward of a schedule."""
 
     stage: Stage
@@ -91,24 +88,16 @@ def is_megatron(modules: Iterable[object]) -> bool:
     )
 
 
-def check_version(schedules: Any) -> None:
+def check_schedules(schedules: Any) -> None:
     """Refuse a Megatron-Core whose internals are not the ones we replace.
 
     Raises:
         AttachError: names the version met and the versions tested.
     """
-    found_version = installed("megatron-core") or "of unknown version"
     for name, expected in (("forward_step", (FORWARD,)), ("backward_step", BACKWARD)):
-        function = getattr(schedules, name, None)
-        found = None
-        if function is not None:
-            found = ", ".join(inspect.signature(function).parameters)
-        if found not in expected:
-            raise AttachError(
-                f"megatron-core {found_version}: {name} takes ({found}), "
-                f"expected ({') or ('.join(expected)}); tested versions: "
-                f"{', '.join(TESTED_VERSIONS)}. Install one of them."
-            )
+        check_parameters(
+            schedules, name, *expected, package="megatron-core", tested=TESTED_VERSIONS
+        )
 
 
 def check_config(config: Any) -> None:
@@ -140,9 +129,9 @@ class Schedule:
         self._hints = hints
         self._keep = keep
         self._chunks = {id(innermost(m)): at for at, m in enumerate(modules)}
-        self._events: list[Event] = []
+        self._events: list[ScheduleEvent] = []
         self._expected = 0
-        self._orders: dict[int, list[Event]] = {}
+        self._orders: dict[int, list[ScheduleEvent]] = {}
 
     def chunk_of(self, model: Any) -> int | None:
         """Which of our chunks this is; None: somebody else's."""
@@ -155,10 +144,10 @@ class Schedule:
         micro_batch = arguments.get("current_microbatch")
         if not torch.is_grad_enabled() or micro_batch is None:
             return run()
-        event = Event(Stage.FORWARD, chunk, micro_batch)
+        event = ScheduleEvent(Stage.FORWARD, chunk, micro_batch)
         if not self._events or event in self._events:
             self._begin(arguments["num_microbatches"])
-        with self._hints.forward(micro_batch=micro_batch, chunk=name_of(chunk)):
+        with self._hints.forward(micro_batch=micro_batch, chunk=chunk_name(chunk)):
             result = run()
         tensor = first_tensor(result[0])
         if tensor is not None:
@@ -170,7 +159,7 @@ class Schedule:
         """`backward_step` of a lane."""
         result = run()
         self._hints.wait_io()
-        self._done(Event(Stage.BACKWARD, lane.chunk, lane.micro_batch))
+        self._done(ScheduleEvent(Stage.BACKWARD, lane.chunk, lane.micro_batch))
         if len(self._events) == self._expected:
             self._end()
         return result
@@ -193,7 +182,7 @@ class Schedule:
         self._events = []
         self._hints.step_end()
 
-    def _done(self, event: Event) -> None:
+    def _done(self, event: ScheduleEvent) -> None:
         """Tell what follows; load for it where a neighbour is waited for first."""
         self._events.append(event)
         order, at = self._orders.get(self._expected, []), len(self._events)
@@ -203,49 +192,28 @@ class Schedule:
         self._hints.set_next_stage(
             following.stage,
             micro_batch=following.micro_batch,
-            chunk=name_of(following.chunk),
+            chunk=chunk_name(following.chunk),
         )
         if following[1:] != event[1:]:  # else nothing is waited for: all is here
             self._hints.prefetch_last_module()
 
 
-class Router:
+class Router(Shared[Schedule]):
     """Stands in the schedules for `forward_step` and `backward_step`."""
 
     def __init__(self, schedules: Any, random: Any, neighbours: Any) -> None:
-        self._schedules = schedules
-        self._patched = [
-            (schedules, "forward_step", schedules.forward_step, self._forward_step),
-            (schedules, "backward_step", schedules.backward_step, self._backward_step),
-        ]
+        super().__init__(schedules)
+        self.replace(schedules, "forward_step", self._forward_step)
+        self.replace(schedules, "backward_step", self._backward_step)
         for module, cls, name, wrap in (
             (random, "CheckpointWithoutOutput", "checkpoint", self._discarded),
             (neighbours, "P2PCommunicator", "_communicate", self._waiting),
         ):
             if hasattr(module, cls):
-                owner = getattr(module, cls)
-                self._patched.append((owner, name, getattr(owner, name), wrap))
-        self._sessions = Living[Schedule]()
-        """A session that nobody closed goes with its model."""
-
-    def add(self, schedule: Schedule) -> None:
-        """Serve one more session; the first replaces the functions."""
-        if not self._sessions:
-            for owner, name, original, wrap in self._patched:
-                setattr(owner, name, wrap(original))
-            setattr(self._schedules, ROUTER, self)
-        self._sessions.add(schedule)
-
-    def remove(self, schedule: Schedule) -> None:
-        """Serve it no more; the last one puts the functions back."""
-        self._sessions.discard(schedule)
-        if not self._sessions:
-            for owner, name, original, _ in self._patched:
-                setattr(owner, name, original)
-            delattr(self._schedules, ROUTER)
+                self.replace(getattr(module, cls), name, wrap)
 
     def _owner_of(self, model: Any) -> tuple[Schedule, int] | None:
-        for schedule in self._sessions:
+        for schedule in self.users:
             chunk = schedule.chunk_of(model)
             if chunk is not None:
                 return schedule, chunk
@@ -270,7 +238,7 @@ class Router:
         def backward_step(*args: Any, **kwargs: Any) -> Any:
             output = signature.bind(*args, **kwargs).arguments["output_tensor"]
             lane = getattr(first_tensor(output), OUTPUT_MARK, None)
-            if lane is None or lane.schedule not in self._sessions:
+            if lane is None or lane.schedule not in self.users:
                 return original(*args, **kwargs)
             return lane.schedule.backward(lane, lambda: original(*args, **kwargs))
 
@@ -281,7 +249,7 @@ class Router:
 
         def checkpoint(*args: Any, **kwargs: Any) -> Any:
             outputs = original(*args, **kwargs)
-            for schedule in self._sessions:
+            for schedule in self.users:
                 schedule.keep(outputs)
             return outputs
 
@@ -328,7 +296,7 @@ def first_tensor(output: Any) -> Tensor | None:
     return output if isinstance(output, Tensor) else None
 
 
-def name_of(chunk: int) -> str:
+def chunk_name(chunk: int) -> str:
     """The name of a chunk's lanes."""
     return f"model{chunk or ''}"
 
@@ -374,13 +342,13 @@ def attach(
     for config in configs_of(modules):
         check_config(config)
     schedules = import_module(SCHEDULES)
-    router: Router | None = vars(schedules).get(ROUTER)
+    router: Router | None = Shared.at(schedules)
     if router is None:
-        check_version(schedules)
+        check_schedules(schedules)
         router = Router(schedules, import_module(RANDOM), import_module(NEIGHBOURS))
     schedule = Schedule(modules, hints, keep)
     router.add(schedule)
     patches.also(functools.partial(router.remove, schedule))
     for number, module in enumerate(modules):
         # Outside the schedules (a loop of one's own) the chunk is a plain module.
-        plain.attach(module, hints, patches, name_of(number))
+        plain.attach(module, hints, patches, chunk_name(number))
