@@ -33,7 +33,7 @@ from ssdtrain.train.processors import Processors
 from ssdtrain.train.runner import Runner, Workload
 from ssdtrain.train.settings import RunSettings
 from ssdtrain.train.stop import Stop, StoppedError
-from ssdtrain.train.tally import Beside, Tally, Tallying
+from ssdtrain.train.tally import BYTES, Beside, StepTally, Tally, added
 
 _CHECKSUM_CHUNK = 2**24
 """Bytes of weights widened to int64 at once."""
@@ -183,7 +183,8 @@ class Loop:
         """The step that the newest checkpoint goes on with; 0: there is none."""
         self._runner = runner
         self._sinks = sinks
-        self._steps = Tallying(first)
+        self._own = Tally(first=first)
+        self._steps: list[StepTally] = []
         self._num_reported = 0
         """Steps that the session has reported."""
         self._course: list[Sample] = []
@@ -204,7 +205,7 @@ class Loop:
                 self._step(leg, step, watch, session)
                 self._checkpoint(leg, step, session)
                 self._stop_if_asked(leg, step, session)
-            own = self._steps.tally(self._written())
+            own = self._tally()
             spans = () if session is None else tuple(session.trace.spans())
             explained = "" if session is None else session.explain()
             profile = None if session is None else session.profile
@@ -243,8 +244,17 @@ class Loop:
         report = None if session is None else self._reported(session)
         if report is not None:
             peak = _peak_of(report)
-            self._steps.report(report)
-        self._steps.step(loss, step_ms, spent, peak)
+            self._add(report)
+        self._steps.append(
+            StepTally(
+                loss_hex=loss.hex(),
+                step_ms=step_ms,
+                peak_bytes=peak,
+                stall_ms=0.0 if report is None else report.stall_ms,
+                recompute_ms=0.0 if report is None else report.recompute_ms,
+                **spent._asdict(),
+            )
+        )
         if self._sinks is None:
             return
         values: dict[str, Any] = {"loss": loss, "step_ms": step_ms}
@@ -255,6 +265,14 @@ class Loop:
         values["phase"] = "" if session is None else phase_of(session)
         self._sinks.write(leg.value, step, values)
 
+    def _add(self, report: StepReport) -> None:
+        values = {name: getattr(report, name) for name in BYTES}
+        self._own = replace(
+            self._own,
+            bytes=added(self._own.bytes, values),
+            fallbacks=added(self._own.fallbacks, report.fallbacks),
+        )
+
     def _reported(self, session: Session) -> StepReport | None:
         """Return the report of the step that has ended; None if there is none, as
         nothing was saved that is large enough."""
@@ -264,8 +282,9 @@ class Loop:
         self._num_reported = report.step + 1
         return report
 
-    def _written(self) -> Written:
-        return written(self._directories).since(self._before).since(self._saved)
+    def _tally(self) -> Tally:
+        done = written(self._directories).since(self._before).since(self._saved)
+        return replace(self._own, steps=tuple(self._steps), **done._asdict())
 
     def _checkpoint(self, leg: Leg, step: int, session: Session | None) -> None:
         """Save a checkpoint if one is due, and behind the last step."""
@@ -283,7 +302,7 @@ class Loop:
         return settings.train.checkpoint_every > 0 and (leg is Leg.WITH or alone)
 
     def _save(self, leg: Leg, next_step: int, session: Session | None) -> None:
-        self._beside.note(leg.value, self._steps.tally(self._written()))
+        self._beside.note(leg.value, self._tally())
         before = written(self._directories)
         directory = Path(self._workload.settings.run_directory) / "checkpoints"
         self._beside.save(leg.value, next_step, session)

@@ -7,7 +7,7 @@ it, and with the plan that they ended with: its result is that of the whole run.
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,10 @@ import torch
 
 import ssdtrain
 from ssdtrain.api import Session
-from ssdtrain.counters import StepReport
 from ssdtrain.jsonfile import Duration, Format, Natural
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.train.disk import Written
-from ssdtrain.train.processors import Spent
 from ssdtrain.train.runner import Workload
 
 BYTES = (
@@ -37,60 +35,73 @@ REMEDY = "remove it, and the result counts the steps from here on alone"
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepTally:
+    """Figures of one step. Times are in ms; see `processors.Spent` for the clocks."""
+
+    loss_hex: str
+    """`float.hex()`: exact, and JSON has no NaN."""
+    step_ms: Duration
+    peak_bytes: Natural
+    """Allocated on a GPU, saved tensors on a CPU."""
+    worked_ms: Duration = 0.0
+    queued_ms: Duration = 0.0
+    own_ms: Duration = 0.0
+    idle_ms: Duration = 0.0
+    stall_ms: Duration = 0.0
+    """Compute waited for a copy."""
+    recompute_ms: Duration = 0.0
+    """Tensors were made again."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tally:
     """Figures of consecutive steps."""
 
     first: Natural = 0
     """The number of the first one, from 0."""
-    losses_hex: tuple[str, ...] = ()
-    """`float.hex()` of each step's loss: exact, and JSON has no NaN."""
-    step_ms: tuple[Duration, ...] = ()
-    own_ms: tuple[Duration, ...] = ()
-    """Processor time of each step, of this rank."""
-    idle_ms: tuple[Duration, ...] = ()
-    """Of each step: time in which the machine's processors had nothing to do."""
-    peaks: tuple[Natural, ...] = ()
-    """Peak of each step in bytes: allocated on a GPU, saved tensors on a CPU."""
+    steps: tuple[StepTally, ...] = ()
     bytes: Mapping[str, Natural] = field(default_factory=dict)
-    """Sums of the reports; empty without one."""
-    times: Mapping[str, Duration] = field(default_factory=dict)
+    """Sums of the reports' `BYTES`; empty without one."""
     fallbacks: Mapping[str, Natural] = field(default_factory=dict)
     process_bytes: int | None = 0
     device_bytes: int | None = 0
-    """Written, by the operating system's counters."""
+    """Written, by the operating system's counters, checkpoints excluded."""
 
     @property
     def losses(self) -> tuple[float, ...]:
         """The loss of each step."""
-        return tuple(map(float.fromhex, self.losses_hex))
+        return tuple(float.fromhex(step.loss_hex) for step in self.steps)
+
+    @property
+    def step_ms(self) -> tuple[float, ...]:
+        """The time of each step."""
+        return tuple(step.step_ms for step in self.steps)
 
     @property
     def written(self) -> Written:
-        """By the operating system's counters, checkpoints excluded."""
+        """By the operating system's counters."""
         return Written(self.process_bytes, self.device_bytes)
 
     @property
     def peak_bytes(self) -> int:
         """The highest of all steps."""
-        return max(self.peaks, default=0)
+        return max((step.peak_bytes for step in self.steps), default=0)
 
     @property
     def totals(self) -> dict[str, Any]:
         """Bytes and times of all reports; empty without one."""
-        return {**self.bytes, **self.times}
+        if not self.bytes:
+            return {}
+        times = {name: sum(getattr(s, name) for s in self.steps) for name in TIMES}
+        return {**self.bytes, **times}
 
     def and_then(self, later: "Tally") -> "Tally":
         """Return the figures of these steps and those behind them."""
         done = self.written.plus(later.written)
         return Tally(
             first=self.first,
-            losses_hex=(*self.losses_hex, *later.losses_hex),
-            step_ms=(*self.step_ms, *later.step_ms),
-            own_ms=(*self.own_ms, *later.own_ms),
-            idle_ms=(*self.idle_ms, *later.idle_ms),
-            peaks=(*self.peaks, *later.peaks),
+            steps=(*self.steps, *later.steps),
             bytes=added(self.bytes, later.bytes),
-            times=added(self.times, later.times),
             fallbacks=added(self.fallbacks, later.fallbacks),
             process_bytes=done.process_bytes,
             device_bytes=done.device_bytes,
@@ -99,17 +110,7 @@ class Tally:
     def until(self, step: int) -> "Tally":
         """Return the steps before this one, of a run without ssdtrain: it has no
         reports, and writes nothing."""
-        num_steps = max(0, step - self.first)
-        return Tally(
-            first=self.first,
-            losses_hex=self.losses_hex[:num_steps],
-            step_ms=self.step_ms[:num_steps],
-            own_ms=self.own_ms[:num_steps],
-            idle_ms=self.idle_ms[:num_steps],
-            peaks=self.peaks[:num_steps],
-            process_bytes=self.process_bytes,
-            device_bytes=self.device_bytes,
-        )
+        return replace(self, steps=self.steps[: max(0, step - self.first)])
 
 
 def added(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,50 +119,6 @@ def added(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
         key: one.get(key, 0) + other.get(key, 0)
         for key in dict.fromkeys([*one, *other])
     }
-
-
-class Tallying:
-    """Adds up the steps of one leg on one rank."""
-
-    def __init__(self, first: int) -> None:
-        self._first = first
-        self._losses: list[float] = []
-        self._step_ms: list[float] = []
-        self._spent: list[Spent] = []
-        self._peaks: list[int] = []
-        self._bytes: dict[str, int] = {}
-        self._times: dict[str, float] = {}
-        self._fallbacks: dict[str, int] = {}
-
-    def step(self, loss: float, step_ms: float, spent: Spent, peak_bytes: int) -> None:
-        """Count a step."""
-        self._spent.append(spent)
-        self._losses.append(loss)
-        self._step_ms.append(step_ms)
-        self._peaks.append(peak_bytes)
-
-    def report(self, report: StepReport) -> None:
-        """Count what ssdtrain says of the step."""
-        values = report.as_dict()
-        self._bytes = added(self._bytes, {name: values[name] for name in BYTES})
-        self._times = added(self._times, {name: values[name] for name in TIMES})
-        self._fallbacks = added(self._fallbacks, report.fallbacks)
-
-    def tally(self, done: Written) -> Tally:
-        """Return the figures so far; `done` was written meanwhile."""
-        return Tally(
-            first=self._first,
-            losses_hex=tuple(loss.hex() for loss in self._losses),
-            step_ms=tuple(self._step_ms),
-            own_ms=tuple(spent.own_ms for spent in self._spent),
-            idle_ms=tuple(spent.idle_ms for spent in self._spent),
-            peaks=tuple(self._peaks),
-            bytes=self._bytes,
-            times=self._times,
-            fallbacks=self._fallbacks,
-            process_bytes=done.process_bytes,
-            device_bytes=done.device_bytes,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +137,7 @@ class _Planned:
 _TALLY = Format(
     kind=_Saved,
     schema="ssdtrain-tally",
-    version=1,
+    version=2,
     what="the figures of the steps before a checkpoint",
     remedy=REMEDY,
 )

@@ -15,7 +15,7 @@ from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.reasons import why_nothing_left
 from ssdtrain.train.choices import NO_GPU
-from ssdtrain.train.comparison import compare, explained, later
+from ssdtrain.train.comparison import compare, later
 from ssdtrain.train.confirm import doubt_of_writes
 from ssdtrain.train.data.batches import Batches
 from ssdtrain.train.data.objectives import objective_of
@@ -331,7 +331,7 @@ def summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str
         "torch": torch.__version__,
         "peak_of": peak_of(settings),
         "first_step": every[0].own.first + 1,
-        "last_step": every[0].own.first + len(every[0].own.step_ms),
+        "last_step": every[0].own.first + len(every[0].own.steps),
         "legs": {name: _leg_summary(results) for name, results in legs.items()},
         "recorded": _recorded(legs),
     }
@@ -373,9 +373,10 @@ def _recorded(legs: dict[str, list[LegResult]]) -> dict[str, Any]:
     rank = max(range(len(first)), key=lambda i: first[i].own.peak_bytes)
     return {
         "rank": rank,
-        "step": first[rank].own.first + len(first[rank].own.step_ms),
+        "step": first[rank].own.first + len(first[rank].own.steps),
         "peak_bytes": {
-            name: results[rank].own.peaks[-1] for name, results in legs.items()
+            name: results[rank].own.steps[-1].peak_bytes
+            for name, results in legs.items()
         },
         "memory": {
             name: _milliseconds(results[rank]) for name, results in legs.items()
@@ -403,7 +404,7 @@ def _leg_summary(results: list[LegResult]) -> dict[str, Any]:
         "losses": list(own[0].losses),
         "step_ms": statistics.median(later(own[0].step_ms)),
         "peak_bytes": [tally.peak_bytes for tally in own],
-        "last_peak_bytes": [tally.peaks[-1] for tally in own],
+        "last_peak_bytes": [tally.steps[-1].peak_bytes for tally in own],
         "explained": results[0].explained,
         "os_written": [tally.written._asdict() for tally in own],
         "totals": totals,
@@ -420,12 +421,13 @@ def _compared(without: list[LegResult], with_: list[LegResult]) -> dict[str, Any
         ),
     }
     tallies = [result.own for result in without], [result.own for result in with_]
-    on_cpu = not torch.cuda.is_available()
-    found = compare(*tallies, on_cpu=on_cpu)
+    found = compare(*tallies, on_cpu=not torch.cuda.is_available())
     return {
         "step_ratio": found.ratio,
         "why_no_ratio": found.why_not,
-        "step_explained": explained(*tallies, on_cpu=on_cpu),
+        "step_explained": str(found),
+        "step_parts_ms": found.parts_ms,
+        "step_share_explained": found.share,
         "verdict": verdict,
     }
 

@@ -13,11 +13,10 @@ from ssdtrain.errors import DamagedFileError
 from ssdtrain.plan.plan import Plan
 from ssdtrain.train.disk import Written
 from ssdtrain.train.loop import Leg
-from ssdtrain.train.processors import Spent
 from ssdtrain.train.ranks import Ranks
 from ssdtrain.train.runner import Workload
 from ssdtrain.train.settings import RunSettings
-from ssdtrain.train.tally import Beside, Tally, Tallying
+from ssdtrain.train.tally import Beside, StepTally, Tally
 from ssdtrain.train.trainer import whole
 from tests.ssdtrain.plan.profiles import chain
 from tests.ssdtrain.train.legs import leg_result
@@ -28,10 +27,17 @@ WITHOUT, WITH = Leg.WITHOUT.value, Leg.WITH.value
 
 
 def tally(first: int, *losses: float) -> Tally:
-    steps = Tallying(first)
-    for number, loss in enumerate(losses):
-        steps.step(loss, 1.5, Spent(1.0, 2.0), 100 + number)
-    return steps.tally(Written(10, None))
+    steps = [
+        StepTally(
+            loss_hex=loss.hex(),
+            step_ms=1.5,
+            peak_bytes=100 + n,
+            own_ms=1.0,
+            idle_ms=2.0,
+        )
+        for n, loss in enumerate(losses)
+    ]
+    return Tally(first=first, steps=tuple(steps), process_bytes=10, device_bytes=None)
 
 
 def beside(
@@ -57,7 +63,7 @@ def test_figures_go_on_behind_a_checkpoint(tmp_path: Path, tiny: Make) -> None:
     assert math.isnan(after.earlier(WITH).losses[1])  # type: ignore[union-attr]
     joined = earlier.and_then(tally(2, 0.5))
     assert joined.first == 0 and joined.losses == (3.0, 2.0, 0.5)
-    assert joined.own_ms == (1.0,) * 3 and joined.idle_ms == (2.0,) * 3
+    assert {(step.own_ms, step.idle_ms) for step in joined.steps} == {(1.0, 2.0)}
     assert joined.peak_bytes == 101 and joined.written == Written(20, None)
     # Of another checkpoint, or of another run's, nothing is known.
     for run, resume, first in (
