@@ -16,11 +16,13 @@ they leave is not explained.
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from ssdtrain.summary import NOISY
 from ssdtrain.train.processors import num_processors
 from ssdtrain.train.tally import StepTally, Tally
 
+T = TypeVar("T")
 NUM_FIRST = 3
 """Steps that are left out where at least as many follow."""
 BUSY = 0.1
@@ -84,7 +86,7 @@ class Comparison:
         )
 
 
-def later(values: Sequence[float]) -> Sequence[float]:
+def later(values: Sequence[T]) -> Sequence[T]:
     """Return the steps that count."""
     first = NUM_FIRST if len(values) >= 2 * NUM_FIRST else 1
     return values[first:] or values
@@ -130,17 +132,22 @@ def _mean(rank: Tally, name: str) -> float:
 
 
 def _parts(ranks: Sequence[Tally], *, on_cpu: bool) -> dict[str, float]:
-    """Return the parts of a median step in ms, averaged over the ranks. See [Note:
-    parts of a step]."""
+    """Return the parts in ms, averaged over the ranks, of the one or two steps whose
+    time is the median. See [Note: parts of a step]."""
+    times = ranks[0].step_ms
+    counted = later(range(len(times)))
+    order = sorted(counted, key=lambda at: times[at])
+    middle = order[(len(order) - 1) // 2 : len(order) // 2 + 1]
     found: dict[str, float] = {}
     for rank in ranks:
-        steps = [_parts_of(step, on_cpu=on_cpu) for step in rank.steps]
-        if on_cpu and not any(step.queued_ms for step in rank.steps):
-            for parts in steps:  # the kernel does not tell queueing from sleeping
-                del parts[SLEPT]
-        for name in steps[0]:
-            middle = statistics.median(later([step[name] for step in steps]))
-            found[name] = found.get(name, 0.0) + middle / len(ranks)
+        is_told = any(step.queued_ms for step in rank.steps)
+        for at in middle:
+            parts = _parts_of(rank.steps[at], on_cpu=on_cpu)
+            if not is_told:  # the kernel does not tell queueing from sleeping
+                parts.pop(SLEPT, None)
+            for name, ms in parts.items():
+                share = ms / len(ranks) / len(middle)
+                found[name] = found.get(name, 0.0) + share
     return found
 
 

@@ -213,7 +213,7 @@ def _prepared(text: str) -> tuple[Any, Callable[[], Any]]:
     Raises:
         ConfigError: it raised, or gave something else than (modules, step).
     """
-    function = function_of(text, "--step")
+    function = function_of(text, "--step ")
     try:
         given = function()
     except ConfigError:

@@ -82,6 +82,9 @@ def test_the_difference_is_told_in_measured_parts() -> None:
     assert found.share == pytest.approx(1.0)
     assert "these +100.0 ms explains 100 %" in str(found)
     assert f"  +35.0 ms: {QUEUED}" in str(found)
+    # The reasons are those of the steps whose time is told.
+    slow = Tally(steps=(step(100.0), *[step(200.0, 20.0)] * 3, step(260.0, 90.0)))
+    assert compare(without, [slow], on_cpu=False).parts_ms[COPIES] == 20.0
     # Steps alike need no reasons.
     assert compare(without, without, on_cpu=True).share is None
 
