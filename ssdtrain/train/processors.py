@@ -1,14 +1,12 @@
 """Where a step's time went, by the kernel's clocks: what the thread that trains did,
 and what the machine's processors did meanwhile."""
 
-import os
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-STAT = Path("/proc/stat")
-IDLE = slice(3, 5)
-"""Of its first line: idle, and waiting for a disk."""
+import psutil
+
 SCHEDULED = Path("/proc/thread-self/schedstat")
 """Nanoseconds of this thread: on a processor, ready to run, then a count."""
 
@@ -29,12 +27,8 @@ class Spent(NamedTuple):
 class Processors:
     """Tells what was spent since it was asked before. Ask it on one thread."""
 
-    def __init__(self, stat: Path = STAT, scheduled: Path = SCHEDULED) -> None:
-        """Args:
-        stat: the kernel's counters of all processors.
-        scheduled: the kernel's counters of this thread.
-        """
-        self._stat = stat
+    def __init__(self, scheduled: Path = SCHEDULED) -> None:
+        """scheduled: the kernel's counters of this thread."""
         self._scheduled = scheduled
         self._last = self._now()
 
@@ -44,11 +38,12 @@ class Processors:
         return Spent(*(now - then for now, then in zip(self._last, last, strict=True)))
 
     def _now(self) -> Spent:
+        machine = psutil.cpu_times()
         return Spent(
             worked_ms=1e3 * time.thread_time(),
             queued_ms=_queued_ms(self._scheduled),
             own_ms=1e3 * time.process_time(),
-            idle_ms=_idle_ms(self._stat),
+            idle_ms=1e3 * (machine.idle + getattr(machine, "iowait", 0.0)),
         )
 
 
@@ -59,15 +54,6 @@ def _queued_ms(scheduled: Path) -> float:
         return 0.0
 
 
-def _idle_ms(stat: Path) -> float:
-    try:
-        fields = stat.read_text().split("\n", 1)[0].split()[1:]
-    except OSError:
-        return 0.0
-    ticks = sum(int(field) for field in fields[IDLE])
-    return 1e3 * ticks / os.sysconf("SC_CLK_TCK")
-
-
 def num_processors() -> int:
-    """Return how many the kernel's counters are of."""
-    return os.cpu_count() or 1
+    """Return how many processors the machine has."""
+    return psutil.cpu_count() or 1

@@ -4,10 +4,9 @@ A run that goes on from a checkpoint begins with the figures of the steps that l
 it, and with the plan that they ended with: its result is that of the whole run.
 """
 
-import json
 import platform
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from ssdtrain.jsonfile import Duration, Format, Natural
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.train.disk import Written
+from ssdtrain.train.kept import keep, kept_in
 from ssdtrain.train.runner import Workload
 
 BYTES = (
@@ -95,18 +95,6 @@ class Tally:
         times = {name: sum(getattr(s, name) for s in self.steps) for name in TIMES}
         return {**self.bytes, **times}
 
-    def and_then(self, later: "Tally") -> "Tally":
-        """Return the figures of these steps and those behind them."""
-        done = self.written.plus(later.written)
-        return Tally(
-            first=self.first,
-            steps=(*self.steps, *later.steps),
-            bytes=added(self.bytes, later.bytes),
-            fallbacks=added(self.fallbacks, later.fallbacks),
-            process_bytes=done.process_bytes,
-            device_bytes=done.device_bytes,
-        )
-
     def until(self, step: int) -> "Tally":
         """Return the steps before this one, of a run without ssdtrain: it has no
         reports, and writes nothing."""
@@ -126,27 +114,12 @@ class _Saved:
     legs: Mapping[str, Tally]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Planned:
-    conditions: Mapping[str, str]
-    """Under which the profile was observed."""
-    plan: Plan
-    profile: Profile
-
-
 _TALLY = Format(
     kind=_Saved,
     schema="ssdtrain-tally",
     version=2,
     what="the figures of the steps before a checkpoint",
     remedy=REMEDY,
-)
-_PLANNED = Format(
-    kind=_Planned,
-    schema="ssdtrain-checkpoint-plan",
-    version=1,
-    what="the plan of a checkpoint",
-    remedy="remove it, and the run observes its steps again",
 )
 
 
@@ -157,28 +130,33 @@ class Beside:
         settings, ranks = workload.settings, workload.ranks
         checkpoints = Path(settings.run_directory) / "checkpoints"
         resume = settings.train.resume
+        self._checkpoints = checkpoints
         self._directory = checkpoints / f"rank{ranks.rank}"
         # Otherwise the checkpoint is another run's: its steps are not this one's.
         self._goes_on = resume is not None and (
             Path(resume).expanduser().resolve() == checkpoints.resolve()
         )
         self._conditions = _conditions(workload)
-        self._earlier: Mapping[str, Tally] = {}
+        self._ranks = ranks
         self._so_far: dict[str, Tally] = {}
 
-    def begin(self, first: int) -> None:
-        """Read the figures of the steps before number `first`, if they are this run's.
+    def begin(self, first: int, legs: Sequence[str]) -> None:
+        """Read the figures of the steps before number `first`, if they are this run's,
+        and those of all legs and ranks: legs of other steps cannot be compared.
 
         Raises:
             DamagedFileError: the file holds something else.
         """
-        path = self._tally_path(first)
+        path, found = self._tally_path(first), {}
         if self._goes_on and path.is_file():
-            self._earlier = _TALLY.read(path).legs
+            found = dict(_TALLY.read(path).legs)
+        begins = [found[leg].first if leg in found else None for leg in legs]
+        agreed = {one for rank in self._ranks.gather(begins) for one in rank}
+        self._so_far = found if len(agreed) == 1 and None not in agreed else {}
 
-    def earlier(self, leg: str) -> Tally | None:
-        """Return the figures of the steps before the first one; None: unknown."""
-        return self._earlier.get(leg)
+    def so_far(self, leg: str, first: int) -> Tally:
+        """Return the figures of a leg that goes on with step number `first`."""
+        return self._so_far.get(leg, Tally(first=first))
 
     def plan(self) -> tuple[Plan, Profile] | None:
         """Return what the run before followed, if this machine, its software and the
@@ -187,18 +165,13 @@ class Beside:
         Raises:
             DamagedFileError: the file holds something else.
         """
-        path = self._directory / "plan.json"
-        if not self._goes_on or not path.is_file():
+        if not self._goes_on:
             return None
-        found = _PLANNED.read(path)
-        if found.conditions != self._conditions:
-            return None
-        return found.plan, found.profile
+        return kept_in(self._checkpoints, self._conditions)
 
     def note(self, leg: str, own: Tally) -> None:
-        """Remember the steps of a leg so far, without those before it."""
-        earlier = self._earlier.get(leg)
-        self._so_far[leg] = own if earlier is None else earlier.and_then(own)
+        """Remember the steps of a leg so far."""
+        self._so_far[leg] = own
 
     def save(self, leg: str, next_step: int, session: Session | None) -> None:
         """Write what was noted, up to the checkpoint of this step, and the plan that
@@ -209,12 +182,8 @@ class Beside:
             for name, tally in self._so_far.items()
         }
         _TALLY.write(self._tally_path(next_step), _Saved(legs=legs))
-        if session is None or not session.is_settled:
-            return
-        plan, profile = session.plan, session.profile
-        if plan is not None and profile is not None:
-            saved = _Planned(conditions=self._conditions, plan=plan, profile=profile)
-            _PLANNED.write(self._directory / "plan.json", saved)
+        if session is not None and session.is_settled:
+            keep(session, self._conditions, self._checkpoints)
 
     def saved(self, next_step: int) -> None:
         """Remove the figures of older checkpoints: this one is complete."""
@@ -226,24 +195,23 @@ class Beside:
         return self._directory / f"tally-{next_step}.json"
 
 
-def _conditions(workload: Workload) -> dict[str, str]:
+def _conditions(workload: Workload) -> dict[str, object]:
     """Return what a profile depends on."""
     settings, ranks = workload.settings, workload.ranks
     device = ranks.device()
     on_gpu = device.type == "cuda"
-    values = {
+    return {
         "machine": platform.node(),
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
         "threads": torch.get_num_threads(),
-        "ranks": [ranks.rank, ranks.world_size],
-        "torch": torch.__version__,
+        "ranks": (ranks.rank, ranks.world_size),
+        "torch": str(torch.__version__),
         "ssdtrain": ssdtrain.__version__,
         "offload": settings.offload,
-        "model": asdict(settings.model),
-        "engine": asdict(settings.engine),
-        "parallel": asdict(settings.parallel),
+        "model": settings.model,
+        "engine": settings.engine,
+        "parallel": settings.parallel,
         "micro_batch_size": settings.train.micro_batch_size,
         "num_micro_batches": settings.train.num_micro_batches,
         "precision": settings.train.precision,
     }
-    return {name: json.dumps(value, default=str) for name, value in values.items()}

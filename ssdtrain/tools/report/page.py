@@ -162,6 +162,8 @@ def _sections(run: Run) -> list[str]:
     if "legs" not in run.result:  # a graph trainer's own figures
         return [*parts, _plain_table(run.result), *_epochs(run), _details(run)]
     parts.append(_table(run.result))
+    if told := run.result.get("step_explained"):
+        parts.append(f"<pre id='step'>{escaped(told)}</pre>")
     if run.memory:
         parts.append(_memory(run))
     if run.metrics:

@@ -192,19 +192,15 @@ def python(code: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_help_and_version_need_no_torch() -> None:
-    """Torch takes seconds to load; the first words, and what is misspelt or cannot
-    run here, come before it."""
+    """Torch takes seconds to load; the first words come before it."""
     code = (
-        "import os, sys\n"
+        "import sys\n"
         "from ssdtrain.tools.cli import main, parse\n"
         "assert main(['--version']) == 0\n"
         "assert main([]) == 2\n"
         "assert main(['paths', 'launch']) == 0\n"
         "assert parse(['train', '-q', 'a=1', '--json', 'b=2']).overrides == "
         "['a=1', 'b=2']\n"
-        "assert main(['train', 'model=brt']) == 2\n"
-        "os.environ['CUDA_VISIBLE_DEVICES'] = ''\n"
-        "assert main(['train', 'engine=megatron']) == 2\n"
         "assert 'torch' not in sys.modules\n"
         "main(['train', '--help'])\n"
     )
@@ -213,8 +209,6 @@ def test_help_and_version_need_no_torch() -> None:
     assert f"ssdtrain {ssdtrain.__version__}" in done.stdout
     assert "--config" in done.stdout
     assert COMMANDS["doctor"].help.split()[0] in done.stderr
-    assert "unknown choice model=brt; did you mean 'bert'?" in done.stderr
-    assert "engine=megatron needs a GPU on every rank" in done.stderr
 
 
 def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:

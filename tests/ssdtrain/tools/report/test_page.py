@@ -104,6 +104,15 @@ def test_figures_are_those_of_the_result(run: Path) -> None:
         assert part in text
 
 
+def test_the_ratio_is_explained_below_the_table(tmp_path: Path) -> None:
+    told = "Two runs compared: x 1.500 explains 97 %:\n  +5.0 ms: waits & copies"
+    text = page([read_run(a_run(tmp_path / "one", step_explained=told))])
+    below = text.partition("<table id='figures'>")[2].partition("</table>")[2]
+    assert "<pre id='step'>Two runs compared: x 1.500" in below[:300]
+    assert "waits &amp; copies" in below
+    assert "id='step'" not in page([read_run(a_run(tmp_path / "two"))])
+
+
 def test_measured_waits_stand_beside_the_predicted_ones(run: Path) -> None:
     """The page said "Nowhere, by the plan." and no more, beside a curve of waits."""
     profile = PROFILE_FILE.read(RECORDED)
