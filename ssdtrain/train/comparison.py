@@ -128,7 +128,7 @@ def _others(ranks: Sequence[Tally]) -> float:
 
 
 def _mean(rank: Tally, name: str) -> float:
-    return statistics.mean(later([getattr(step, name) for step in rank.steps]))
+    return float(statistics.mean(later([getattr(s, name) for s in rank.steps])))
 
 
 def _parts(ranks: Sequence[Tally], *, on_cpu: bool) -> dict[str, float]:
