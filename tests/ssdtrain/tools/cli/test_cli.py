@@ -58,7 +58,7 @@ from tests.ssdtrain.train.legs import leg_result
         (["train", *TINY, "run_directory=/etc/passwd"], "(File exists)"),
         (["plan"], "expects --profile runs/latest/profile.json or --model blocks:4096"),
         (["plan", "--profile=a", "--model=b"], "got --profile and --model"),
-        (["rok"], "(hidden size, layers; or FILE.py:FUNCTION), got neither"),
+        (["rok"], "(hidden size, layers; or FILE.py:FUNCTION), got nothing"),
     ],
 )
 def test_impossible_input_is_status_2(

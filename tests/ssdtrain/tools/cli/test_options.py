@@ -19,14 +19,12 @@ SUBJECT = {
     "--device",
     "--links",
     "--max-overhead",
-    "--memory-gb-per-s",
     "--micro-batch",
     "--min-bytes",
     "--model",
     "--no-gpu",
     "--sequence",
     "--target",
-    "--tflops",
 }
 
 # Adding an option is a decision: it is written down here.
@@ -86,7 +84,6 @@ OPTIONS = {
     "report": {"--out", "runs"},
     "foresight": {
         "action",
-        "--calibrated",
         "--chunks",
         "--device",
         "--fabric",
@@ -122,7 +119,7 @@ OPTIONS = {
         "--stages",
         "--sweep",
     },
-    "rok": SUBJECT | {"--batches", "--json", "--plot", "--results"},
+    "rok": SUBJECT | {"--batches", "--json", "--plot"},
     "doctor": {
         "--directory",
         "--json",
