@@ -39,13 +39,17 @@ def tally(first: int, *losses: float) -> Tally:
 
 
 def beside(
-    make: Make, run: Path, resume: Path | None = None, **groups: dict[str, Any]
+    make: Make,
+    run: Path,
+    resume: Path | None = None,
+    ranks: Ranks = RANKS,
+    **groups: dict[str, Any],
 ) -> Beside:
     train = {**groups.pop("train", {}), **({"resume": str(resume)} if resume else {})}
     settings = make(train=train, **groups)
     settings = dataclasses.replace(settings, run_directory=str(run))
     unused: Any = None
-    return Beside(Workload(settings, unused, unused, RANKS))
+    return Beside(Workload(settings, unused, unused, ranks))
 
 
 def test_figures_go_on_behind_a_checkpoint(tmp_path: Path, tiny: Make) -> None:
@@ -108,13 +112,13 @@ def test_ranks_of_other_steps_are_not_compared(tmp_path: Path, tiny: Make) -> No
     before = beside(tiny, tmp_path)
     before.note(WITH, tally(0, 3.0, 2.0))
     before.save(WITH, 2, None)
-    after = beside(tiny, tmp_path, tmp_path / "checkpoints")
 
     class Two(Ranks):
         def gather(self, value: Any) -> list[Any]:
             return [value, [None]]
 
-    after._ranks = Two(**vars(RANKS))
+    two = Two(**vars(RANKS))
+    after = beside(tiny, tmp_path, tmp_path / "checkpoints", two)
     after.begin(2, [WITH])
     assert after.so_far(WITH, 2).first == 2
 

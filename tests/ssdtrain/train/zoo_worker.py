@@ -169,7 +169,7 @@ def run(family: str, host: str, target: str, where: Path, text: str) -> dict[str
         if result.own.bytes
     }
     return {
-        "losses": list(result.own.losses_hex),
+        "losses": [step.loss_hex for step in result.own.steps],
         "weights": result.weights_checksum,
         "peak_bytes": result.own.peak_bytes,
         "gathered_bytes": [] if gathered is None else gathered.seen,
