@@ -131,7 +131,7 @@ def write_memory(
     """
     picture, axes = _figure((8, 4))
     _draw(axes, memory_lines(courses, peaks), TIME, f"{what} (MB)")
-    axes.set_title(title)
+    picture.suptitle(title)
     picture.savefig(path, dpi=120)
 
 
@@ -156,7 +156,8 @@ def _draw(
     axes.set_ylabel(y_name, wrap=True)
     if from_zero:
         axes.set_ylim(bottom=0)
-    axes.legend()
+    # Above the axes: looking for the best place takes seconds with many points.
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
 
 
 def _figure(size: tuple[float, float]) -> tuple[Any, Any]:
