@@ -1,8 +1,6 @@
-"""Reading checkpoints that may be damaged, cut off, or another model's."""
+"""Checkpoints in files, which may be damaged, cut off, or another model's."""
 
-import pickle
-import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,22 +10,14 @@ import torch
 from ssdtrain.errors import ConfigError, DamagedFileError
 
 REMEDY = "resume from another one, or start anew without train.resume"
-UNREADABLE = (
-    pickle.UnpicklingError,
-    zipfile.BadZipFile,
-    OSError,
-    RuntimeError,
-    EOFError,
-    LookupError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    AssertionError,
-    OverflowError,
-    MemoryError,
-    ImportError,
-)
-"""What torch raises for a file that is no checkpoint: its parsers' own errors."""
+
+
+def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a file that is whole, or not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    torch.save(state, partial)
+    partial.replace(path)
 
 
 def read_checkpoint(
@@ -46,7 +36,7 @@ def read_checkpoint(
         state = torch.load(path, map_location=device, weights_only=True)
     except torch.OutOfMemoryError:
         raise
-    except UNREADABLE as error:
+    except Exception as error:  # torch raises what its parsers do
         raise _damaged(path, error) from error
     if not isinstance(state, dict) or not set(keys) <= set(state):
         found = sorted(map(str, state)) if isinstance(state, dict) else type(state)
@@ -67,7 +57,7 @@ def fitting(path: Path) -> Iterator[None]:
         yield
     except (torch.OutOfMemoryError, DamagedFileError):
         raise
-    except UNREADABLE as error:
+    except Exception as error:  # torch raises what its parsers do
         raise _damaged(path, error) from error
 
 

@@ -3,23 +3,37 @@
 The first steps are left out: they warm up, are observed, or are the first ones under a
 plan. Where the others differ too much among themselves, or other programs used the
 processors, no ratio is told.
+
+[Note: parts of a step] On a CPU the kernel says how long the thread that trains was on
+a processor and how long it was ready while none was free; the session says how long it
+waited for copies. The rest of the step it slept, waiting for another rank or for
+another thread of its own. On a GPU the host's thread says nothing of the step: the
+parts are the device's waits and re-runs, which events on its stream measure, and what
+they leave is not explained.
 (tests/ssdtrain/train/test_comparison.py)
 """
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from ssdtrain.summary import NOISY
 from ssdtrain.train.processors import num_processors
-from ssdtrain.train.tally import Tally
+from ssdtrain.train.tally import StepTally, Tally
 
+T = TypeVar("T")
 NUM_FIRST = 3
 """Steps that are left out where at least as many follow."""
 BUSY = 0.1
 """Share of the processors from which on other programs spoil a comparison."""
 LEAST_SHARE = 0.03
 """Of the step: a smaller difference is not explained."""
+WORKED = "work of the training thread: the model, ssdtrain's hooks, tensors made again"
+QUEUED = "the training thread was ready, and copies or another rank had the processors"
+COPIES = "compute waited for copies"
+SLEPT = "the training thread waited for another rank, or for other threads of its own"
+AGAIN = "the device made tensors again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +42,8 @@ class Comparison:
 
     without_ms: float
     with_ms: float
+    parts_ms: dict[str, float] = field(default_factory=dict)
+    """What the difference is made of, as measured. A negative part is time saved."""
     why_not: str = ""
     """Why they cannot be compared."""
 
@@ -36,8 +52,41 @@ class Comparison:
         """With ssdtrain over without; None: they cannot be compared."""
         return None if self.why_not else self.with_ms / self.without_ms
 
+    @property
+    def more_ms(self) -> float:
+        """How much longer a step takes with ssdtrain."""
+        return self.with_ms - self.without_ms
 
-def later(values: Sequence[float]) -> Sequence[float]:
+    @property
+    def share(self) -> float | None:
+        """Of the difference, what its parts explain; None: nothing is explained."""
+        if self.why_not or abs(self.more_ms) < LEAST_SHARE * self.without_ms:
+            return None
+        return 1 - abs(self.more_ms - sum(self.parts_ms.values())) / abs(self.more_ms)
+
+    def __str__(self) -> str:
+        """A few lines to read."""
+        if self.why_not:
+            return f"Two runs: {self.why_not}."
+        told = (
+            f"Two runs compared: a step took {self.without_ms:.1f} ms without ssdtrain "
+            f"and {self.with_ms:.1f} ms with it, x {self.ratio:.3f}, the first steps "
+            "left out."
+        )
+        if self.share is None:
+            return told
+        parts = sorted(self.parts_ms.items(), key=lambda part: -abs(part[1]))
+        lines = [f"  {ms:+.1f} ms: {name}" for name, ms in parts]
+        return "\n".join(
+            [
+                f"{told} What was measured of these {self.more_ms:+.1f} ms explains "
+                f"{100 * max(0.0, self.share):.0f} %:",
+                *lines,
+            ]
+        )
+
+
+def later(values: Sequence[T]) -> Sequence[T]:
     """Return the steps that count."""
     first = NUM_FIRST if len(values) >= 2 * NUM_FIRST else 1
     return values[first:] or values
@@ -59,9 +108,11 @@ def compare(
             )
     if why_not:
         why_not = f"not compared: {why_not}; run again on a machine that is idle"
+    before, after = (_parts(ranks, on_cpu=on_cpu) for ranks in (without, with_))
     return Comparison(
         without_ms=statistics.median(later(without[0].step_ms)),
         with_ms=statistics.median(later(with_[0].step_ms)),
+        parts_ms={name: after[name] - before[name] for name in after},
         why_not=why_not,
     )
 
@@ -69,43 +120,44 @@ def compare(
 def _others(ranks: Sequence[Tally]) -> float:
     """Return the share of the processors' time that was neither these ranks' nor idle;
     0.0: the kernel does not say."""
-    idle_ms = _idle_ms(ranks[0])
+    idle_ms = _mean(ranks[0], "idle_ms")
     if not idle_ms:
         return 0.0
-    all_ms = num_processors() * statistics.mean(later(ranks[0].step_ms))
-    return 1 - (_own_ms(ranks) + idle_ms) / all_ms
+    all_ms = num_processors() * _mean(ranks[0], "step_ms")
+    return 1 - (sum(_mean(rank, "own_ms") for rank in ranks) + idle_ms) / all_ms
 
 
-def explained(without: Sequence[Tally], with_: Sequence[Tally], *, on_cpu: bool) -> str:
-    """Return how the steps of all ranks compare, and on a CPU what the difference is
-    made of: work of the processors, and time in which they had none."""
-    found = compare(without, with_, on_cpu=on_cpu)
-    if found.why_not:
-        return f"Two runs: {found.why_not}."
-    more_ms = found.with_ms - found.without_ms
-    told = (
-        f"Two runs compared: a step took {found.without_ms:.1f} ms without ssdtrain "
-        f"and {found.with_ms:.1f} ms with it, "
-        f"x {found.with_ms / found.without_ms:.3f}, the first steps left out."
-    )
-    is_small = abs(more_ms) < LEAST_SHARE * found.without_ms
-    if not on_cpu or is_small or not _idle_ms(with_[0]):
-        return told
-    own_ms = (_own_ms(with_) - _own_ms(without)) / num_processors()
-    idle_ms = (_idle_ms(with_[0]) - _idle_ms(without[0])) / num_processors()
-    share = 1 - abs(more_ms - own_ms - idle_ms) / abs(more_ms)
-    return (
-        f"{told} Of these {more_ms:.0f} ms, ssdtrain's copies, writes, re-runs and "
-        f"hooks took the processors {own_ms:.0f} ms, and {idle_ms:.0f} ms they waited, "
-        "for copies, the disk or another rank (a negative time is one that was "
-        f"saved). That explains {100 * max(0.0, share):.0f} %; other programs have "
-        "the rest."
-    )
+def _mean(rank: Tally, name: str) -> float:
+    return float(statistics.mean(later([getattr(s, name) for s in rank.steps])))
 
 
-def _own_ms(ranks: Sequence[Tally]) -> float:
-    return sum(statistics.mean(later(tally.own_ms)) for tally in ranks if tally.own_ms)
+def _parts(ranks: Sequence[Tally], *, on_cpu: bool) -> dict[str, float]:
+    """Return the parts in ms, averaged over the ranks, of the one or two steps whose
+    time is the median. See [Note: parts of a step]."""
+    times = ranks[0].step_ms
+    counted = later(range(len(times)))
+    order = sorted(counted, key=lambda at: times[at])
+    middle = order[(len(order) - 1) // 2 : len(order) // 2 + 1]
+    found: dict[str, float] = {}
+    for rank in ranks:
+        is_told = any(step.queued_ms for step in rank.steps)
+        for at in middle:
+            parts = _parts_of(rank.steps[at], on_cpu=on_cpu)
+            if not is_told:  # the kernel does not tell queueing from sleeping
+                parts.pop(SLEPT, None)
+            for name, ms in parts.items():
+                share = ms / len(ranks) / len(middle)
+                found[name] = found.get(name, 0.0) + share
+    return found
 
 
-def _idle_ms(tally: Tally) -> float:
-    return statistics.mean(later(tally.idle_ms)) if tally.idle_ms else 0.0
+def _parts_of(step: StepTally, *, on_cpu: bool) -> dict[str, float]:
+    if not on_cpu:
+        return {COPIES: step.stall_ms, AGAIN: step.recompute_ms}
+    awake_ms = step.worked_ms + step.queued_ms
+    return {
+        WORKED: step.worked_ms,
+        QUEUED: step.queued_ms,
+        COPIES: step.stall_ms,
+        SLEPT: max(0.0, step.step_ms - awake_ms - step.stall_ms),
+    }

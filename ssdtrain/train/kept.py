@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ssdtrain.api import Session
-from ssdtrain.config import OffloadConfig
 from ssdtrain.jsonfile import Format
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
@@ -17,7 +16,7 @@ class Kept:
     """What one rank keeps."""
 
     settings: str
-    """The settings that the plan was made for."""
+    """What the plan was made for."""
     plan: Plan
     profile: Profile
 
@@ -36,8 +35,13 @@ def path_in(checkpoint: str | Path) -> Path:
     return Path(checkpoint) / f"ssdtrain-plan-{rank_of().rank}.json"
 
 
-def keep(session: Session, settings: OffloadConfig, checkpoint: str | Path) -> bool:
+def keep(session: Session, settings: object, checkpoint: str | Path) -> bool:
     """Write the plan in force into a checkpoint that is there.
+
+    Args:
+        session: whose plan it is.
+        settings: what the plan is made for; its `repr` tells it from others.
+        checkpoint: the directory.
 
     Returns:
         False: there is no plan yet.
@@ -50,9 +54,21 @@ def keep(session: Session, settings: OffloadConfig, checkpoint: str | Path) -> b
     return True
 
 
-def follow_kept(
-    session: Session, settings: OffloadConfig, checkpoint: str | Path
-) -> bool:
+def kept_in(checkpoint: str | Path, settings: object) -> tuple[Plan, Profile] | None:
+    """Return what a checkpoint's run followed; None: nothing, or it was for other
+    settings.
+
+    Raises:
+        DamagedFileError: the file is not what `keep` wrote.
+    """
+    try:
+        kept = KEPT_FILE.read(path_in(checkpoint))
+    except FileNotFoundError:
+        return None
+    return (kept.plan, kept.profile) if kept.settings == repr(settings) else None
+
+
+def follow_kept(session: Session, settings: object, checkpoint: str | Path) -> bool:
     """Follow the plan of a checkpoint from the first step on.
 
     Returns:
@@ -61,11 +77,7 @@ def follow_kept(
     Raises:
         DamagedFileError: the file is not what `keep` wrote.
     """
-    try:
-        kept = KEPT_FILE.read(path_in(checkpoint))
-    except FileNotFoundError:
-        return False
-    if kept.settings != repr(settings):
-        return False
-    session.follow(kept.plan, kept.profile)
-    return True
+    found = kept_in(checkpoint, settings)
+    if found is not None:
+        session.follow(*found)
+    return found is not None

@@ -7,9 +7,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import FrameType
-from typing import TextIO
+from typing import TextIO, TypeAlias
 
 from ssdtrain.train.ranks import PARENT, RUN_DIRECTORY
 from ssdtrain.train.stop import SIGNALS
@@ -17,6 +18,7 @@ from ssdtrain.train.stop import SIGNALS
 GRACE_S = 10.0
 """Ranks whose neighbour has failed get so long to end by themselves."""
 _PR_SET_PDEATHSIG = 1
+Child: TypeAlias = "subprocess.Popen[bytes]"
 
 
 def start_ranks(num_ranks: int, words: Sequence[str], run_directory: str) -> int:
@@ -28,10 +30,33 @@ def start_ranks(num_ranks: int, words: Sequence[str], run_directory: str) -> int
         0 if every rank returned 0; 128 + signal if one stopped the run; 2 if a rank
         refused its input; otherwise 1. The ranks have said why.
     """
-    port = str(free_port())
-    children = [
-        _start(rank, num_ranks, words, port, run_directory) for rank in range(num_ranks)
-    ]
+    children: list[Child] = []
+    places = {
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        RUN_DIRECTORY: run_directory,
+    }
+    with _handing_on(children):
+        for rank in range(num_ranks):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            children.append(_start(words, {**places, **own}))
+        return _status(_wait(children))
+
+
+def run_in_order(words: Sequence[str], stdout: TextIO | None) -> int:
+    """Run `python -m ssdtrain <words>`, and wait for it also behind a signal, which is
+    handed on: the run finishes its step and saves. Returns its status."""
+    children: list[Child] = []
+    with _handing_on(children):
+        children.append(_start(words, {}, stdout))
+        return children[0].wait()
+
+
+@contextmanager
+def _handing_on(children: list[Child]) -> Iterator[None]:
+    """Hand signals on to the children, and leave none of them behind."""
 
     def hand_on(signum: int, frame: FrameType | None) -> None:
         for child in children:
@@ -40,37 +65,23 @@ def start_ranks(num_ranks: int, words: Sequence[str], run_directory: str) -> int
 
     before = {signum: signal.signal(signum, hand_on) for signum in SIGNALS}
     try:
-        return _status(_wait(children))
+        yield
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
         _kill(children)
 
 
-def run_in_order(words: Sequence[str], stdout: TextIO | None) -> int:
-    """Run `python -m ssdtrain <words>`, and wait for it also behind a signal, which is
-    handed on: the run finishes its step and saves. Returns its status."""
-    child: subprocess.Popen[bytes] | None = None
-
-    def hand_on(signum: int, frame: FrameType | None) -> None:
-        if child is not None and child.poll() is None:
-            child.send_signal(signum)
-
-    before = {signum: signal.signal(signum, hand_on) for signum in SIGNALS}
-    try:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "ssdtrain", *words],
-            env={**os.environ, PARENT: str(os.getpid())},
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            start_new_session=True,  # or a terminal's SIGINT would come twice
-        )
-        return child.wait()
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-        if child is not None and child.poll() is None:
-            child.kill()
+def _start(
+    words: Sequence[str], place: Mapping[str, str], stdout: TextIO | None = None
+) -> Child:
+    return subprocess.Popen(
+        [sys.executable, "-m", "ssdtrain", *words],
+        env={**os.environ, **place, PARENT: str(os.getpid())},
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        start_new_session=True,  # or a terminal's SIGINT would come twice
+    )
 
 
 def end_with_parent() -> None:
@@ -82,28 +93,7 @@ def end_with_parent() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _start(
-    rank: int, num_ranks: int, words: Sequence[str], port: str, run_directory: str
-) -> "subprocess.Popen[bytes]":
-    place = {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(num_ranks),
-        "LOCAL_WORLD_SIZE": str(num_ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        RUN_DIRECTORY: run_directory,
-        PARENT: str(os.getpid()),
-    }
-    return subprocess.Popen(
-        [sys.executable, "-m", "ssdtrain", *words],
-        env={**os.environ, **place},
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
-def _wait(children: "Sequence[subprocess.Popen[bytes]]") -> list[int]:
+def _wait(children: Sequence[Child]) -> list[int]:
     """Return the ranks' statuses; one that fails ends the others."""
     left = {child.pid: child for child in children}
     killer = threading.Timer(GRACE_S, _kill, (children,))
@@ -122,7 +112,7 @@ def _wait(children: "Sequence[subprocess.Popen[bytes]]") -> list[int]:
     return [child.returncode for child in children]
 
 
-def _kill(children: "Sequence[subprocess.Popen[bytes]]") -> None:
+def _kill(children: Sequence[Child]) -> None:
     for child in children:
         child.kill()
 

@@ -33,7 +33,7 @@ from ssdtrain.train.processors import Processors
 from ssdtrain.train.runner import Runner, Workload
 from ssdtrain.train.settings import RunSettings
 from ssdtrain.train.stop import Stop, StoppedError
-from ssdtrain.train.tally import Beside, Tally, Tallying
+from ssdtrain.train.tally import BYTES, Beside, StepTally, Tally, added
 
 _CHECKSUM_CHUNK = 2**24
 """Bytes of weights widened to int64 at once."""
@@ -52,9 +52,7 @@ class LegResult:
 
     leg: str
     own: Tally
-    """Figures of the steps of this process."""
-    earlier: Tally | None
-    """Of those before, if the run went on from a checkpoint of its own."""
+    """Figures of its steps, with those before the checkpoint that it goes on from."""
     weights_checksum: int
     """Sum of the final weights' bits (see `weights_checksum`)."""
     course: tuple[Sample, ...]
@@ -69,12 +67,6 @@ class LegResult:
     """The session's time line, empty unless `offload.trace` is set."""
     file_systems: tuple[str, ...] = ()
     """Types of those that this rank's directories are on."""
-
-    def joined(self) -> "LegResult":
-        """Return the result with the steps before as its own."""
-        if self.earlier is None:
-            return self
-        return replace(self, own=self.earlier.and_then(self.own), earlier=None)
 
 
 def weights_checksum(module: nn.Module) -> int:
@@ -169,51 +161,54 @@ class Loop:
         self,
         workload: Workload,
         runner: Runner,
-        sinks: Sinks | None,
-        stop: Stop | None = None,
-        first: int = 0,
-        beside: Beside | None = None,
+        leg: Leg,
+        *,
+        sinks: Sinks,
+        stop: Stop,
+        first: int,
+        beside: Beside,
     ) -> None:
         """first: the step to begin with, of `first_step`."""
         self._workload = workload
+        self._settings = workload.settings.train
+        self._runner = runner
+        self._leg = leg
+        self._sinks = sinks
+        self._stop = stop
         self._first = first
-        self._stop = Stop() if stop is None else stop
-        self._beside = Beside(workload) if beside is None else beside
+        self._beside = beside
         self._saved_step = first
         """The step that the newest checkpoint goes on with; 0: there is none."""
-        self._runner = runner
-        self._sinks = sinks
-        self._steps = Tallying(first)
+        self._own = beside.so_far(leg.value, first)
+        self._steps = list(self._own.steps)
         self._num_reported = 0
         """Steps that the session has reported."""
         self._course: list[Sample] = []
         self._directories = storage_directories(workload)
+        self._session = attach(runner, workload) if leg is Leg.WITH else None
         self._before = self._saved = Written(0, 0)
         """Written before the first step, and by checkpoints since."""
 
-    def run(self, leg: Leg) -> LegResult:
+    def run(self) -> LegResult:
         """Train all steps; the session, if any, is closed before returning."""
-        settings = self._workload.settings.train
-        session = attach(self._runner, self._workload) if leg is Leg.WITH else None
-        if session is not None:
-            self._follow_earlier(session)
-        watch = _watch(session, least_bytes(self._workload.settings))
-        self._before = written(self._directories)
-        with session or nullcontext():
-            for step in range(self._first, settings.steps):
-                self._step(leg, step, watch, session)
-                self._checkpoint(leg, step, session)
-                self._stop_if_asked(leg, step, session)
-            own = self._steps.tally(self._written())
+        with self._session or nullcontext() as session:
+            if session is not None:
+                self._follow_earlier(session)
+            watch = _watch(session, least_bytes(self._workload.settings))
+            self._before = written(self._directories)
+            for step in range(self._first, self._settings.steps):
+                self._step(step, watch)
+                self._checkpoint(step)
+                self._stop_if_asked(step)
+            own = self._tally()
             spans = () if session is None else tuple(session.trace.spans())
             explained = "" if session is None else session.explain()
             profile = None if session is None else session.profile
             plan = None if session is None else session.plan
-        self._beside.note(leg.value, own)
+        self._beside.note(self._leg.value, own)
         return LegResult(
-            leg=leg.value,
+            leg=self._leg.value,
             own=own,
-            earlier=self._beside.earlier(leg.value),
             weights_checksum=weights_checksum(_module(self._runner)),
             course=tuple(self._course),
             explained=explained,
@@ -230,30 +225,44 @@ class Loop:
         if all(self._workload.ranks.gather(found is not None)) and found is not None:
             session.follow(*found)
 
-    def _step(self, leg: Leg, step: int, watch: Watch, session: Session | None) -> None:
+    def _step(self, step: int, watch: Watch) -> None:
         start_ns, processors = time.monotonic_ns(), Processors()
         with watch:
             loss = self._runner.step(step)
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
         step_ms, spent = (time.monotonic_ns() - start_ns) / 1e6, processors.take()
-        if session is not None:
-            session.trace.add("compute", f"step {step + 1}", start_ns, 0)
+        values: dict[str, Any] = {"loss": loss, "step_ms": step_ms, "phase": ""}
         peak, self._course = watch.take()
-        report = None if session is None else self._reported(session)
-        if report is not None:
-            peak = _peak_of(report)
-            self._steps.report(report)
-        self._steps.step(loss, step_ms, spent, peak)
-        if self._sinks is None:
-            return
-        values: dict[str, Any] = {"loss": loss, "step_ms": step_ms}
-        if report is not None:
-            values.update(report.as_dict())
-            values["step"] = step
-        values["peak_bytes"] = peak
-        values["phase"] = "" if session is None else phase_of(session)
-        self._sinks.write(leg.value, step, values)
+        stall_ms = recompute_ms = 0.0
+        if self._session is not None:
+            self._session.trace.add("compute", f"step {step + 1}", start_ns, 0)
+            values["phase"] = phase_of(self._session)
+            report = self._reported(self._session)
+            if report is not None:
+                peak = _peak_of(report)
+                stall_ms, recompute_ms = report.stall_ms, report.recompute_ms
+                self._add(report)
+                values |= {**report.as_dict(), "step": step}
+        self._steps.append(
+            StepTally(
+                loss_hex=loss.hex(),
+                step_ms=step_ms,
+                peak_bytes=peak,
+                stall_ms=stall_ms,
+                recompute_ms=recompute_ms,
+                **spent._asdict(),
+            )
+        )
+        self._sinks.write(self._leg.value, step, {**values, "peak_bytes": peak})
+
+    def _add(self, report: StepReport) -> None:
+        values = {name: getattr(report, name) for name in BYTES}
+        self._own = replace(
+            self._own,
+            bytes=added(self._own.bytes, values),
+            fallbacks=added(self._own.fallbacks, report.fallbacks),
+        )
 
     def _reported(self, session: Session) -> StepReport | None:
         """Return the report of the step that has ended; None if there is none, as
@@ -264,41 +273,42 @@ class Loop:
         self._num_reported = report.step + 1
         return report
 
-    def _written(self) -> Written:
-        return written(self._directories).since(self._before).since(self._saved)
+    def _tally(self) -> Tally:
+        done = written(self._directories).since(self._before).since(self._saved)
+        done = self._own.written.plus(done)
+        return replace(self._own, steps=tuple(self._steps), **done._asdict())
 
-    def _checkpoint(self, leg: Leg, step: int, session: Session | None) -> None:
+    @property
+    def _is_saved(self) -> bool:
+        """Whether this run writes checkpoints; of a comparison only the second does."""
+        alone = not (self._settings.compare and self._workload.settings.offload)
+        return self._settings.checkpoint_every > 0 and (self._leg is Leg.WITH or alone)
+
+    def _checkpoint(self, step: int) -> None:
         """Save a checkpoint if one is due, and behind the last step."""
-        settings = self._workload.settings.train
-        if not self._is_saved(leg):
-            return
-        if (step + 1) % settings.checkpoint_every == 0 or step + 1 == settings.steps:
-            self._save(leg, step + 1, session)
+        done, settings = step + 1, self._settings
+        if self._is_saved and (
+            done % settings.checkpoint_every == 0 or done == settings.steps
+        ):
+            self._save(done)
 
-    def _is_saved(self, leg: Leg) -> bool:
-        """Return whether this run writes checkpoints; of a comparison only the second
-        does."""
-        settings = self._workload.settings
-        alone = not (settings.train.compare and settings.offload)
-        return settings.train.checkpoint_every > 0 and (leg is Leg.WITH or alone)
-
-    def _save(self, leg: Leg, next_step: int, session: Session | None) -> None:
-        self._beside.note(leg.value, self._steps.tally(self._written()))
+    def _save(self, next_step: int) -> None:
+        self._beside.note(self._leg.value, self._tally())
         before = written(self._directories)
         directory = Path(self._workload.settings.run_directory) / "checkpoints"
-        self._beside.save(leg.value, next_step, session)
+        self._beside.save(self._leg.value, next_step, self._session)
         self._runner.save(str(directory), next_step)
         self._beside.saved(next_step)
         self._saved = self._saved.plus(written(self._directories).since(before))
         self._saved_step = next_step
 
-    def _stop_if_asked(self, leg: Leg, step: int, session: Session | None) -> None:
+    def _stop_if_asked(self, step: int) -> None:
         signum = self._stop.agreed(self._workload.ranks)
         if not signum:
             return
-        if self._is_saved(leg) and self._saved_step != step + 1:
-            self._save(leg, step + 1, session)
-        raise StoppedError(signum, leg.value, step + 1, self._saved_step > 0)
+        if self._is_saved and self._saved_step != step + 1:
+            self._save(step + 1)
+        raise StoppedError(signum, self._leg.value, step + 1, self._saved_step > 0)
 
 
 def _peak_of(report: StepReport) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from ssdtrain.errors import ConfigError
+from ssdtrain.train.stop import STDERR
 
 PLAIN_INTERVAL_S = 10.0
 """Seconds between two lines where there is no terminal."""
@@ -192,36 +194,43 @@ def _duration(seconds: int) -> str:
 
 
 class Sinks:
-    """Several sinks as one; as a context manager it closes them all."""
+    """Several sinks as one; none on ranks that write and show nothing. As a context
+    manager it closes them."""
 
-    def __init__(self, sinks: list[Sink], terminal: Terminal | None) -> None:
-        self._sinks = sinks if terminal is None else [*sinks, terminal]
+    def __init__(self, terminal: Terminal | None = None) -> None:
         self._terminal = terminal
+        self._sinks: list[Sink] = [] if terminal is None else [terminal]
+
+    def open(self, directory: Path, *, tensorboard: bool) -> None:
+        """Write to files of `directory` as well."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self._sinks.insert(0, JsonLines(directory / "metrics.jsonl"))
+        if tensorboard:
+            self._sinks.insert(1, TensorBoard(directory / "tensorboard"))
 
     def stage(self, text: str) -> None:
         """Show what is being prepared, if a terminal is attached."""
         if self._terminal is not None:
             self._terminal.stage(text)
 
+    def beside(self, line: str) -> str:
+        """Return what to write to standard error for the line to stay there."""
+        if self._terminal is None or not os.isatty(STDERR):
+            return line
+        return self._terminal.beside(line)
+
     def write(self, leg: str, step: int, values: dict[str, Any]) -> None:
         """Hand the numbers to every sink."""
         for sink in self._sinks:
             sink.write(leg, step, values)
 
+    def close(self) -> None:
+        """Close the files, and remove the live line."""
+        for sink in self._sinks:
+            sink.close()
+
     def __enter__(self) -> "Sinks":
         return self
 
     def __exit__(self, *failure: object) -> None:
-        for sink in self._sinks:
-            sink.close()
-
-
-def open_sinks(
-    directory: Path, terminal: Terminal | None, *, tensorboard: bool
-) -> Sinks:
-    """Return the sinks of the first rank; files go to `directory`."""
-    directory.mkdir(parents=True, exist_ok=True)
-    sinks: list[Sink] = [JsonLines(directory / "metrics.jsonl")]
-    if tensorboard:
-        sinks.append(TensorBoard(directory / "tensorboard"))
-    return Sinks(sinks, terminal)
+        self.close()

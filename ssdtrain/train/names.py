@@ -1,81 +1,42 @@
 """Which setting was meant: by its last name, and by what others call it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from itertools import takewhile
 
-# What other trainers call a setting, and its last name here.
-ALIASES: Mapping[str, tuple[str, ...]] = {
-    "accumulate_grad_batches": ("num_micro_batches",),
-    "batch_size": ("micro_batch_size", "batch_size", "batch"),
-    "bs": ("micro_batch_size", "batch_size", "batch"),
-    "block_size": ("sequence_length",),
-    "checkpoint_every": ("checkpoint_epochs",),
-    "clip": ("gradient_clipping",),
-    "context_length": ("sequence_length",),
-    "d_model": ("hidden_size", "hidden_channels"),
-    "dim": ("hidden_size", "hidden_channels"),
-    "dir": ("run_directory",),
-    "dtype": ("precision", "dtype"),
-    "embed_dim": ("hidden_size", "hidden_channels"),
-    "epochs": ("epochs", "steps"),
-    "global_batch_size": ("num_micro_batches",),
-    "grad_accum": ("num_micro_batches",),
-    "grad_clip": ("gradient_clipping",),
-    "gradient_accumulation_steps": ("num_micro_batches",),
-    "gradient_checkpointing": ("checkpointing",),
-    "heads": ("num_heads", "heads"),
-    "hidden": ("hidden_size", "hidden_channels"),
-    "hidden_size": ("hidden_channels",),
-    "hidden_dim": ("hidden_size", "hidden_channels"),
-    "iters": ("steps", "epochs"),
-    "layers": ("num_layers",),
-    "learning_rate": ("lr",),
-    "logging_dir": ("run_directory",),
-    "lr": ("learning_rate",),
-    "max_grad_norm": ("gradient_clipping",),
-    "max_iters": ("steps", "epochs"),
-    "max_length": ("sequence_length",),
-    "max_seq_len": ("sequence_length",),
-    "max_seq_length": ("sequence_length",),
-    "max_steps": ("steps",),
-    "micro_batches": ("num_micro_batches",),
-    "micro_batch_size": ("batch_size", "batch"),
-    "min_lr": ("min_learning_rate_ratio",),
-    "mixed_precision": ("precision",),
-    "mbs": ("micro_batch_size",),
-    "n_embd": ("hidden_size", "hidden_channels"),
-    "n_head": ("num_heads", "heads"),
-    "n_layer": ("num_layers",),
-    "num_heads": ("heads",),
-    "num_ranks": ("ranks",),
-    "nproc": ("num_ranks", "ranks"),
-    "num_attention_heads": ("num_heads", "heads"),
-    "num_epochs": ("epochs", "steps"),
-    "num_gpus": ("num_ranks", "ranks"),
-    "num_hidden_layers": ("num_layers",),
-    "num_nodes": ("num_ranks", "ranks"),
-    "num_steps": ("steps",),
-    "num_train_epochs": ("epochs", "steps"),
-    "out": ("run_directory",),
-    "output_dir": ("run_directory",),
-    "per_device_train_batch_size": ("micro_batch_size", "batch_size", "batch"),
-    "pp": ("pipeline", "num_stages"),
-    "precision": ("dtype",),
-    "save_every": ("checkpoint_every", "checkpoint_epochs"),
-    "save_steps": ("checkpoint_every", "checkpoint_epochs"),
-    "seq_len": ("sequence_length",),
-    "seq_length": ("sequence_length",),
-    "steps": ("epochs",),
-    "tp": ("tensor",),
-    "train_batch_size": ("micro_batch_size", "batch_size", "batch"),
-    "vocab": ("vocab_size",),
-    "warmup": ("warmup_steps",),
-    "warmup_iters": ("warmup_steps",),
-    "wd": ("weight_decay",),
-    "world_size": ("num_ranks", "ranks"),
-    "zero": ("zero_stage",),
-}
+# Last names of settings that mean the same here, and what other trainers call them.
+_CALLED = """
+micro_batch_size batch_size batch: bs mbs per_device_train_batch_size train_batch_size
+num_micro_batches: accumulate_grad_batches global_batch_size grad_accum
+num_micro_batches: gradient_accumulation_steps micro_batches
+steps epochs: iters max_iters max_steps num_steps
+epochs steps: num_epochs num_train_epochs
+checkpoint_every checkpoint_epochs: save_every save_steps
+checkpointing: gradient_checkpointing
+gradient_clipping: clip grad_clip max_grad_norm
+hidden_size hidden_channels: d_model dim embed_dim hidden hidden_dim n_embd
+num_heads heads: n_head num_attention_heads
+num_layers: layers n_layer num_hidden_layers
+sequence_length: block_size context_length max_length max_seq_len max_seq_length
+sequence_length: seq_len seq_length
+learning_rate lr: lr
+min_learning_rate_ratio: min_lr
+warmup_steps: warmup warmup_iters
+weight_decay: wd
+precision dtype: mixed_precision
+num_ranks ranks: nproc num_gpus num_nodes world_size
+pipeline num_stages: pp
+tensor: tp
+zero_stage: zero
+run_directory: dir logging_dir out output_dir
+vocab_size: vocab
+"""
+ALIASES: dict[str, list[str]] = {}
+"""Settings that a last name may mean, the likeliest first."""
+for _line in _CALLED.split("\n")[1:-1]:
+    _ours, _theirs = (part.split() for part in _line.split(":"))
+    for _name in (*_ours, *_theirs):
+        ALIASES.setdefault(_name, _ours)
 MOST = 2
 """Settings that are suggested."""
 CUTOFF = 0.75

@@ -7,7 +7,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.train.checkpoint import fitting, read_checkpoint
+from ssdtrain.train.checkpoint import fitting, read_checkpoint, write_checkpoint
 from ssdtrain.train.runner import (
     Workload,
     build_optimizer,
@@ -80,7 +80,6 @@ class PlainRunner:
 
     def save(self, directory: str, step: int) -> None:
         """Write weights, optimizer, schedule and scaler to one file."""
-        Path(directory).mkdir(parents=True, exist_ok=True)
         state = {
             "step": step,
             "model": self.attachable.state_dict(),
@@ -88,9 +87,7 @@ class PlainRunner:
             "schedule": self._schedule.state_dict(),
             "scaler": self._scaler.state_dict(),
         }
-        partial = Path(directory) / f"{_CHECKPOINT}.partial"
-        torch.save(state, partial)
-        partial.replace(Path(directory) / _CHECKPOINT)
+        write_checkpoint(Path(directory) / _CHECKPOINT, state)
 
     def load(self, directory: str) -> int:
         """Read what `save` wrote.

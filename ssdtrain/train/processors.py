@@ -1,51 +1,59 @@
-"""What the processors did in a step, by the kernel's counters: this process's work, and
-how long they had nothing to do."""
+"""Where a step's time went, by the kernel's clocks: what the thread that trains did,
+and what the machine's processors did meanwhile."""
 
-import os
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-STAT = Path("/proc/stat")
-IDLE = slice(3, 5)
-"""Of its first line: idle, and waiting for a disk."""
+import psutil
+
+SCHEDULED = Path("/proc/thread-self/schedstat")
+"""Nanoseconds of this thread: on a processor, ready to run, then a count."""
 
 
 class Spent(NamedTuple):
-    """Between two moments."""
+    """Between two moments, in ms; 0.0 where the kernel does not say."""
 
+    worked_ms: float
+    """This thread was on a processor."""
+    queued_ms: float
+    """This thread was ready to run, and no processor was free for it."""
     own_ms: float
     """Processor time of this process, all threads."""
     idle_ms: float
-    """Of all processors of the machine together; 0.0: the kernel does not say."""
+    """Of all processors of the machine together."""
 
 
 class Processors:
-    """Tells what was spent since it was asked before."""
+    """Tells what was spent since it was asked before. Ask it on one thread."""
 
-    def __init__(self, stat: Path = STAT) -> None:
-        """stat: the kernel's counters of all processors."""
-        self._stat = stat
+    def __init__(self, scheduled: Path = SCHEDULED) -> None:
+        """scheduled: the kernel's counters of this thread."""
+        self._scheduled = scheduled
         self._last = self._now()
 
     def take(self) -> Spent:
         """Return what was spent since the last call, or since the start."""
         last, self._last = self._last, self._now()
-        return Spent(self._last.own_ms - last.own_ms, self._last.idle_ms - last.idle_ms)
+        return Spent(*(now - then for now, then in zip(self._last, last, strict=True)))
 
     def _now(self) -> Spent:
-        return Spent(1e3 * time.process_time(), _idle_ms(self._stat))
+        machine = psutil.cpu_times()
+        return Spent(
+            worked_ms=1e3 * time.thread_time(),
+            queued_ms=_queued_ms(self._scheduled),
+            own_ms=1e3 * time.process_time(),
+            idle_ms=1e3 * (machine.idle + getattr(machine, "iowait", 0.0)),
+        )
 
 
-def _idle_ms(stat: Path) -> float:
+def _queued_ms(scheduled: Path) -> float:
     try:
-        fields = stat.read_text().split("\n", 1)[0].split()[1:]
-    except OSError:
+        return int(scheduled.read_text().split()[1]) / 1e6
+    except (OSError, IndexError):
         return 0.0
-    ticks = sum(int(field) for field in fields[IDLE])
-    return 1e3 * ticks / os.sysconf("SC_CLK_TCK")
 
 
 def num_processors() -> int:
-    """Return how many the kernel's counters are of."""
-    return os.cpu_count() or 1
+    """Return how many processors the machine has."""
+    return psutil.cpu_count() or 1

@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import time
@@ -394,21 +393,15 @@ def facts() -> dict[str, Any]:
 def _git() -> dict[str, Any] | None:
     """Return the commit of the working directory and whether files differ; None outside
     git."""
-    if shutil.which("git") is None:
-        return None
+    command = "git describe --always --abbrev=40 --exclude=* --dirty=+".split()
     try:
-        commit, status = (
-            subprocess.run(
-                ["git", *words], capture_output=True, text=True, timeout=10, check=True
-            ).stdout
-            for words in (
-                ("rev-parse", "HEAD"),
-                ("status", "--porcelain", "--untracked-files=no"),
-            )
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=10, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"commit": commit.strip(), "changed": bool(status.strip())}
+    commit = done.stdout.strip()
+    return {"commit": commit.rstrip("+"), "changed": commit.endswith("+")}
 
 
 def _link_latest(path: Path) -> None:

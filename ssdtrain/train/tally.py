@@ -4,10 +4,9 @@ A run that goes on from a checkpoint begins with the figures of the steps that l
 it, and with the plan that they ended with: its result is that of the whole run.
 """
 
-import json
 import platform
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,11 @@ import torch
 
 import ssdtrain
 from ssdtrain.api import Session
-from ssdtrain.counters import StepReport
 from ssdtrain.jsonfile import Duration, Format, Natural
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.train.disk import Written
-from ssdtrain.train.processors import Spent
+from ssdtrain.train.kept import keep, kept_in
 from ssdtrain.train.runner import Workload
 
 BYTES = (
@@ -37,79 +35,70 @@ REMEDY = "remove it, and the result counts the steps from here on alone"
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepTally:
+    """Figures of one step. Times are in ms; see `processors.Spent` for the clocks."""
+
+    loss_hex: str
+    """`float.hex()`: exact, and JSON has no NaN."""
+    step_ms: Duration
+    peak_bytes: Natural
+    """Allocated on a GPU, saved tensors on a CPU."""
+    worked_ms: Duration = 0.0
+    queued_ms: Duration = 0.0
+    own_ms: Duration = 0.0
+    idle_ms: Duration = 0.0
+    stall_ms: Duration = 0.0
+    """Compute waited for a copy."""
+    recompute_ms: Duration = 0.0
+    """Tensors were made again."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Tally:
     """Figures of consecutive steps."""
 
     first: Natural = 0
     """The number of the first one, from 0."""
-    losses_hex: tuple[str, ...] = ()
-    """`float.hex()` of each step's loss: exact, and JSON has no NaN."""
-    step_ms: tuple[Duration, ...] = ()
-    own_ms: tuple[Duration, ...] = ()
-    """Processor time of each step, of this rank."""
-    idle_ms: tuple[Duration, ...] = ()
-    """Of each step: time in which the machine's processors had nothing to do."""
-    peaks: tuple[Natural, ...] = ()
-    """Peak of each step in bytes: allocated on a GPU, saved tensors on a CPU."""
+    steps: tuple[StepTally, ...] = ()
     bytes: Mapping[str, Natural] = field(default_factory=dict)
-    """Sums of the reports; empty without one."""
-    times: Mapping[str, Duration] = field(default_factory=dict)
+    """Sums of the reports' `BYTES`; empty without one."""
     fallbacks: Mapping[str, Natural] = field(default_factory=dict)
     process_bytes: int | None = 0
     device_bytes: int | None = 0
-    """Written, by the operating system's counters."""
+    """Written, by the operating system's counters, checkpoints excluded."""
 
     @property
     def losses(self) -> tuple[float, ...]:
         """The loss of each step."""
-        return tuple(map(float.fromhex, self.losses_hex))
+        return tuple(float.fromhex(step.loss_hex) for step in self.steps)
+
+    @property
+    def step_ms(self) -> tuple[float, ...]:
+        """The time of each step."""
+        return tuple(step.step_ms for step in self.steps)
 
     @property
     def written(self) -> Written:
-        """By the operating system's counters, checkpoints excluded."""
+        """By the operating system's counters."""
         return Written(self.process_bytes, self.device_bytes)
 
     @property
     def peak_bytes(self) -> int:
         """The highest of all steps."""
-        return max(self.peaks, default=0)
+        return max((step.peak_bytes for step in self.steps), default=0)
 
     @property
     def totals(self) -> dict[str, Any]:
         """Bytes and times of all reports; empty without one."""
-        return {**self.bytes, **self.times}
-
-    def and_then(self, later: "Tally") -> "Tally":
-        """Return the figures of these steps and those behind them."""
-        done = self.written.plus(later.written)
-        return Tally(
-            first=self.first,
-            losses_hex=(*self.losses_hex, *later.losses_hex),
-            step_ms=(*self.step_ms, *later.step_ms),
-            own_ms=(*self.own_ms, *later.own_ms),
-            idle_ms=(*self.idle_ms, *later.idle_ms),
-            peaks=(*self.peaks, *later.peaks),
-            bytes=added(self.bytes, later.bytes),
-            times=added(self.times, later.times),
-            fallbacks=added(self.fallbacks, later.fallbacks),
-            process_bytes=done.process_bytes,
-            device_bytes=done.device_bytes,
-        )
+        if not self.bytes:
+            return {}
+        times = {name: sum(getattr(s, name) for s in self.steps) for name in TIMES}
+        return {**self.bytes, **times}
 
     def until(self, step: int) -> "Tally":
         """Return the steps before this one, of a run without ssdtrain: it has no
         reports, and writes nothing."""
-        num_steps = max(0, step - self.first)
-        return Tally(
-            first=self.first,
-            losses_hex=self.losses_hex[:num_steps],
-            step_ms=self.step_ms[:num_steps],
-            own_ms=self.own_ms[:num_steps],
-            idle_ms=self.idle_ms[:num_steps],
-            peaks=self.peaks[:num_steps],
-            process_bytes=self.process_bytes,
-            device_bytes=self.device_bytes,
-        )
+        return replace(self, steps=self.steps[: max(0, step - self.first)])
 
 
 def added(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,76 +109,17 @@ def added(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-class Tallying:
-    """Adds up the steps of one leg on one rank."""
-
-    def __init__(self, first: int) -> None:
-        self._first = first
-        self._losses: list[float] = []
-        self._step_ms: list[float] = []
-        self._spent: list[Spent] = []
-        self._peaks: list[int] = []
-        self._bytes: dict[str, int] = {}
-        self._times: dict[str, float] = {}
-        self._fallbacks: dict[str, int] = {}
-
-    def step(self, loss: float, step_ms: float, spent: Spent, peak_bytes: int) -> None:
-        """Count a step."""
-        self._spent.append(spent)
-        self._losses.append(loss)
-        self._step_ms.append(step_ms)
-        self._peaks.append(peak_bytes)
-
-    def report(self, report: StepReport) -> None:
-        """Count what ssdtrain says of the step."""
-        values = report.as_dict()
-        self._bytes = added(self._bytes, {name: values[name] for name in BYTES})
-        self._times = added(self._times, {name: values[name] for name in TIMES})
-        self._fallbacks = added(self._fallbacks, report.fallbacks)
-
-    def tally(self, done: Written) -> Tally:
-        """Return the figures so far; `done` was written meanwhile."""
-        return Tally(
-            first=self._first,
-            losses_hex=tuple(loss.hex() for loss in self._losses),
-            step_ms=tuple(self._step_ms),
-            own_ms=tuple(spent.own_ms for spent in self._spent),
-            idle_ms=tuple(spent.idle_ms for spent in self._spent),
-            peaks=tuple(self._peaks),
-            bytes=self._bytes,
-            times=self._times,
-            fallbacks=self._fallbacks,
-            process_bytes=done.process_bytes,
-            device_bytes=done.device_bytes,
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Saved:
     legs: Mapping[str, Tally]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Planned:
-    conditions: Mapping[str, str]
-    """Under which the profile was observed."""
-    plan: Plan
-    profile: Profile
-
-
 _TALLY = Format(
     kind=_Saved,
     schema="ssdtrain-tally",
-    version=1,
+    version=2,
     what="the figures of the steps before a checkpoint",
     remedy=REMEDY,
-)
-_PLANNED = Format(
-    kind=_Planned,
-    schema="ssdtrain-checkpoint-plan",
-    version=1,
-    what="the plan of a checkpoint",
-    remedy="remove it, and the run observes its steps again",
 )
 
 
@@ -200,28 +130,33 @@ class Beside:
         settings, ranks = workload.settings, workload.ranks
         checkpoints = Path(settings.run_directory) / "checkpoints"
         resume = settings.train.resume
+        self._checkpoints = checkpoints
         self._directory = checkpoints / f"rank{ranks.rank}"
         # Otherwise the checkpoint is another run's: its steps are not this one's.
         self._goes_on = resume is not None and (
             Path(resume).expanduser().resolve() == checkpoints.resolve()
         )
         self._conditions = _conditions(workload)
-        self._earlier: Mapping[str, Tally] = {}
+        self._ranks = ranks
         self._so_far: dict[str, Tally] = {}
 
-    def begin(self, first: int) -> None:
-        """Read the figures of the steps before number `first`, if they are this run's.
+    def begin(self, first: int, legs: Sequence[str]) -> None:
+        """Read the figures of the steps before number `first`, if they are this run's,
+        and those of all legs and ranks: legs of other steps cannot be compared.
 
         Raises:
             DamagedFileError: the file holds something else.
         """
-        path = self._tally_path(first)
+        path, found = self._tally_path(first), {}
         if self._goes_on and path.is_file():
-            self._earlier = _TALLY.read(path).legs
+            found = dict(_TALLY.read(path).legs)
+        begins = [found[leg].first if leg in found else None for leg in legs]
+        agreed = {one for rank in self._ranks.gather(begins) for one in rank}
+        self._so_far = found if len(agreed) == 1 and None not in agreed else {}
 
-    def earlier(self, leg: str) -> Tally | None:
-        """Return the figures of the steps before the first one; None: unknown."""
-        return self._earlier.get(leg)
+    def so_far(self, leg: str, first: int) -> Tally:
+        """Return the figures of a leg that goes on with step number `first`."""
+        return self._so_far.get(leg, Tally(first=first))
 
     def plan(self) -> tuple[Plan, Profile] | None:
         """Return what the run before followed, if this machine, its software and the
@@ -230,18 +165,13 @@ class Beside:
         Raises:
             DamagedFileError: the file holds something else.
         """
-        path = self._directory / "plan.json"
-        if not self._goes_on or not path.is_file():
+        if not self._goes_on:
             return None
-        found = _PLANNED.read(path)
-        if found.conditions != self._conditions:
-            return None
-        return found.plan, found.profile
+        return kept_in(self._checkpoints, self._conditions)
 
     def note(self, leg: str, own: Tally) -> None:
-        """Remember the steps of a leg so far, without those before it."""
-        earlier = self._earlier.get(leg)
-        self._so_far[leg] = own if earlier is None else earlier.and_then(own)
+        """Remember the steps of a leg so far."""
+        self._so_far[leg] = own
 
     def save(self, leg: str, next_step: int, session: Session | None) -> None:
         """Write what was noted, up to the checkpoint of this step, and the plan that
@@ -252,12 +182,8 @@ class Beside:
             for name, tally in self._so_far.items()
         }
         _TALLY.write(self._tally_path(next_step), _Saved(legs=legs))
-        if session is None or not session.is_settled:
-            return
-        plan, profile = session.plan, session.profile
-        if plan is not None and profile is not None:
-            saved = _Planned(conditions=self._conditions, plan=plan, profile=profile)
-            _PLANNED.write(self._directory / "plan.json", saved)
+        if session is not None and session.is_settled:
+            keep(session, self._conditions, self._checkpoints)
 
     def saved(self, next_step: int) -> None:
         """Remove the figures of older checkpoints: this one is complete."""
@@ -269,24 +195,23 @@ class Beside:
         return self._directory / f"tally-{next_step}.json"
 
 
-def _conditions(workload: Workload) -> dict[str, str]:
+def _conditions(workload: Workload) -> dict[str, object]:
     """Return what a profile depends on."""
     settings, ranks = workload.settings, workload.ranks
     device = ranks.device()
     on_gpu = device.type == "cuda"
-    values = {
+    return {
         "machine": platform.node(),
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
         "threads": torch.get_num_threads(),
-        "ranks": [ranks.rank, ranks.world_size],
-        "torch": torch.__version__,
+        "ranks": (ranks.rank, ranks.world_size),
+        "torch": str(torch.__version__),
         "ssdtrain": ssdtrain.__version__,
         "offload": settings.offload,
-        "model": asdict(settings.model),
-        "engine": asdict(settings.engine),
-        "parallel": asdict(settings.parallel),
+        "model": settings.model,
+        "engine": settings.engine,
+        "parallel": settings.parallel,
         "micro_batch_size": settings.train.micro_batch_size,
         "num_micro_batches": settings.train.num_micro_batches,
         "precision": settings.train.precision,
     }
-    return {name: json.dumps(value, default=str) for name, value in values.items()}

@@ -3,8 +3,8 @@
 import os
 import statistics
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.reasons import why_nothing_left
 from ssdtrain.train.choices import NO_GPU
-from ssdtrain.train.comparison import compare, explained, later
+from ssdtrain.train.comparison import compare, later
 from ssdtrain.train.confirm import doubt_of_writes
 from ssdtrain.train.data.batches import Batches
 from ssdtrain.train.data.objectives import objective_of
@@ -30,7 +30,7 @@ from ssdtrain.train.loop import (
     make_directories,
 )
 from ssdtrain.train.mcore.indexed import prefix_of, tokens_of
-from ssdtrain.train.metrics import Sinks, Terminal, check_tensorboard, open_sinks
+from ssdtrain.train.metrics import Sinks, Terminal, check_tensorboard
 from ssdtrain.train.models import model_of
 from ssdtrain.train.pipeline import PipelineRunner, choose_stages
 from ssdtrain.train.plain import PlainRunner
@@ -92,21 +92,19 @@ class Trainer:
             torch.cuda.set_device(ranks.device())
         if ranks.is_first and self.settings.train.tensorboard:
             check_tensorboard()
-        terminal = self._terminal(ranks)
+        sinks = Sinks(self._terminal(ranks))
         try:
             with deterministic(self.settings.train.deterministic):
-                if terminal is not None:
-                    terminal.stage(READING)
+                sinks.stage(READING)
                 workload = self._workload(ranks)
                 make_directories(workload)
                 beside = Beside(workload)
-                begun = _begin(workload, self._legs()[0], terminal)
-                beside.begin(begun.first)
+                begun = _begin(workload, self._legs()[0], sinks)
+                beside.begin(begun.first, [leg.value for leg in self._legs()])
         except BaseException:
-            if terminal is not None:
-                terminal.close()
+            sinks.close()
             raise
-        self._prepared = _Prepared(workload, begun, beside, terminal)
+        self._prepared = _Prepared(workload, sinks, beside, [begun])
 
     def run(self) -> dict[str, Any]:
         """Train; with `train.compare` once without ssdtrain first.
@@ -119,23 +117,30 @@ class Trainer:
         prepared, self._prepared = self._prepared, None
         if prepared is None:
             raise RuntimeError("prepare() left nothing to run")
-        ranks, legs = prepared.workload.ranks, []
-        with deterministic(self.settings.train.deterministic):
-            stop = Stop(
-                told_fd=STDERR if ranks.is_first else None,
-                beside=_beside(prepared.terminal),
-            )
-            with self._sinks(ranks, prepared.terminal) as sinks, stop:
-                try:
-                    for leg in self._legs():
-                        legs.append(prepared.run(leg, sinks, stop))
-                except StoppedError:
-                    ranks.leave()  # all stopped behind the same step
-                    raise
-            gathered = ranks.gather(legs)
-            ranks.leave()
-        by_leg = {leg.leg: [row[i] for row in gathered] for i, leg in enumerate(legs)}
-        return summary(self.settings, whole(by_leg))
+        ranks, sinks, results = prepared.workload.ranks, prepared.sinks, []
+        told_fd = STDERR if ranks.is_first else None
+        with (
+            deterministic(self.settings.train.deterministic),
+            sinks,
+            Stop(told_fd=told_fd, beside=sinks.beside) as stop,
+        ):
+            if ranks.is_first:
+                directory = Path(self.settings.run_directory)
+                sinks.open(directory, tensorboard=self.settings.train.tensorboard)
+            try:
+                for leg in self._legs():
+                    results.append(_trained(prepared, leg, stop))
+                    if torch.cuda.is_available():
+                        torch.cuda.empty_cache()
+            except StoppedError:
+                ranks.leave()  # all stopped behind the same step
+                raise
+        gathered = ranks.gather(results)
+        ranks.leave()
+        by_leg = {
+            one.leg: [row[at] for row in gathered] for at, one in enumerate(results)
+        }
+        return summary(self.settings, by_leg)
 
     def _legs(self) -> list[Leg]:
         if not self.settings.offload:
@@ -169,21 +174,6 @@ class Trainer:
         tokens = tokens_per_step(self.settings, ranks.world_size)
         return Terminal(Console(), self.settings.train.steps, tokens)
 
-    def _sinks(self, ranks: Ranks, terminal: Terminal | None) -> Any:
-        if not ranks.is_first:
-            return nullcontext(None)
-        directory = Path(self.settings.run_directory)
-        return open_sinks(
-            directory, terminal, tensorboard=self.settings.train.tensorboard
-        )
-
-
-def _beside(terminal: Terminal | None) -> Callable[[str], str]:
-    """Return how a line on standard error goes with what is shown live."""
-    if terminal is None or not os.isatty(STDERR):
-        return str
-    return terminal.beside
-
 
 class _Begun(NamedTuple):
     """A leg that can take its first step."""
@@ -192,47 +182,37 @@ class _Begun(NamedTuple):
     first: int
 
 
-class _Prepared:
+class _Prepared(NamedTuple):
     """What `Trainer.prepare` leaves for `Trainer.run`."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        begun: _Begun,
-        beside: Beside,
-        terminal: Terminal | None,
-    ) -> None:
-        self.workload = workload
-        self._beside = beside
-        self.terminal = terminal
-        self._begun: _Begun | None = begun
-
-    def run(self, leg: Leg, sinks: Sinks | None, stop: Stop) -> LegResult:
-        """Train one leg; the first has been begun, the next begins here."""
-        begun = self._begun or _begin(self.workload, leg, self.terminal)
-        self._begun = None
-        runner, first = begun
-        del begun
-        settings = self.workload.settings
-        steps = settings.train.steps
-        if self.terminal is not None and first < steps:  # minutes, maybe, on a CPU
-            tokens = tokens_per_step(settings, self.workload.ranks.world_size)
-            text = f"{leg.value}: step {first + 1}/{steps}, {tokens:,} tokens a step"
-            self.terminal.stage(text)
-        try:
-            loop = Loop(self.workload, runner, sinks, stop, first, self._beside)
-            return loop.run(leg)
-        finally:
-            runner.close()
-            del runner
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+    workload: Workload
+    sinks: Sinks
+    beside: Beside
+    begun: list[_Begun]
+    """The first leg; taken out as it trains, so that its model does not outlive it."""
 
 
-def _begin(workload: Workload, leg: Leg, terminal: Terminal | None) -> _Begun:
-    if terminal is not None:
-        engine = workload.settings.engine.kind.value
-        terminal.stage(f"{leg.value}: building the model, engine={engine}")
+def _trained(prepared: _Prepared, leg: Leg, stop: Stop) -> LegResult:
+    """Train one leg; the first has been begun, the next begins here."""
+    workload, sinks, beside, begun = prepared
+    runner, first = begun.pop() if begun else _begin(workload, leg, sinks)
+    steps = workload.settings.train.steps
+    if first < steps:  # minutes, maybe, on a CPU
+        tokens = tokens_per_step(workload.settings, workload.ranks.world_size)
+        text = f"{leg.value}: step {first + 1}/{steps}, {tokens:,} tokens a step"
+        sinks.stage(text)
+    try:
+        loop = Loop(
+            workload, runner, leg, sinks=sinks, stop=stop, first=first, beside=beside
+        )
+        return loop.run()
+    finally:
+        runner.close()
+
+
+def _begin(workload: Workload, leg: Leg, sinks: Sinks) -> _Begun:
+    engine = workload.settings.engine.kind.value
+    sinks.stage(f"{leg.value}: building the model, engine={engine}")
     runner = runner_of(workload)
     try:
         return _Begun(runner, first_step(workload, runner))
@@ -309,16 +289,6 @@ def _bits(values: tuple[float, ...]) -> bytes:
     return struct.pack(f"<{len(values)}d", *values)
 
 
-def whole(legs: dict[str, list[LegResult]]) -> dict[str, list[LegResult]]:
-    """Return the legs with the steps before the checkpoint that they went on from, if
-    those are known of every leg and rank: legs of other steps cannot be compared."""
-    every = [result for results in legs.values() for result in results]
-    begins = {None if one.earlier is None else one.earlier.first for one in every}
-    if None in begins or len(begins) > 1:
-        return legs
-    return {name: [one.joined() for one in results] for name, results in legs.items()}
-
-
 def summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str, Any]:
     """Return what happened, over all ranks, as plain values."""
     every = next(iter(legs.values()))
@@ -331,14 +301,12 @@ def summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str
         "torch": torch.__version__,
         "peak_of": peak_of(settings),
         "first_step": every[0].own.first + 1,
-        "last_step": every[0].own.first + len(every[0].own.step_ms),
+        "last_step": every[0].own.first + len(every[0].own.steps),
         "legs": {name: _leg_summary(results) for name, results in legs.items()},
         "recorded": _recorded(legs),
     }
     if Leg.WITHOUT.value in legs and Leg.WITH.value in legs:
         result.update(_compared(legs[Leg.WITHOUT.value], legs[Leg.WITH.value]))
-        own = result["legs"][Leg.WITH.value]
-        own["explained"] = f"{own['explained']}\n{result['step_explained']}"
     if Leg.WITH.value in legs:
         results = legs[Leg.WITH.value]
         target = OffloadConfig.from_mapping(settings.offload).target
@@ -373,9 +341,10 @@ def _recorded(legs: dict[str, list[LegResult]]) -> dict[str, Any]:
     rank = max(range(len(first)), key=lambda i: first[i].own.peak_bytes)
     return {
         "rank": rank,
-        "step": first[rank].own.first + len(first[rank].own.step_ms),
+        "step": first[rank].own.first + len(first[rank].own.steps),
         "peak_bytes": {
-            name: results[rank].own.peaks[-1] for name, results in legs.items()
+            name: results[rank].own.steps[-1].peak_bytes
+            for name, results in legs.items()
         },
         "memory": {
             name: _milliseconds(results[rank]) for name, results in legs.items()
@@ -403,7 +372,7 @@ def _leg_summary(results: list[LegResult]) -> dict[str, Any]:
         "losses": list(own[0].losses),
         "step_ms": statistics.median(later(own[0].step_ms)),
         "peak_bytes": [tally.peak_bytes for tally in own],
-        "last_peak_bytes": [tally.peaks[-1] for tally in own],
+        "last_peak_bytes": [tally.steps[-1].peak_bytes for tally in own],
         "explained": results[0].explained,
         "os_written": [tally.written._asdict() for tally in own],
         "totals": totals,
@@ -420,12 +389,13 @@ def _compared(without: list[LegResult], with_: list[LegResult]) -> dict[str, Any
         ),
     }
     tallies = [result.own for result in without], [result.own for result in with_]
-    on_cpu = not torch.cuda.is_available()
-    found = compare(*tallies, on_cpu=on_cpu)
+    found = compare(*tallies, on_cpu=not torch.cuda.is_available())
     return {
         "step_ratio": found.ratio,
         "why_no_ratio": found.why_not,
-        "step_explained": explained(*tallies, on_cpu=on_cpu),
+        "step_explained": str(found),
+        "step_parts_ms": found.parts_ms,
+        "step_share_explained": found.share,
         "verdict": verdict,
     }
 

@@ -43,7 +43,6 @@ from ssdtrain.plan.profile import PROFILE_FILE
 from ssdtrain.storage.wear import WearLog
 from ssdtrain.tools.machine.links import LINK_FILE
 from ssdtrain.tools.report.plan_command import read_link_curves
-from ssdtrain.tools.report.rok_command import read_points
 from ssdtrain.train.checkpoint import fitting, read_checkpoint
 from ssdtrain.train.compose import compose_config, values_of
 from ssdtrain.train.data.tokens import token_file
@@ -163,13 +162,6 @@ def _log_wear(path: Path) -> None:
     log.add("nvme0n1", 5)
     if log.days("nvme0n1")[log.day] < 5:
         raise RuntimeError("bytes were lost")
-
-
-def _make_points(directory: Path) -> Path:
-    cell = {"strategy": "keep", "batch": 4, "peak_gb": 2.0, "step_ms": 9.0}
-    values = {"cells": {"8192x4/keep": {**cell, "tflops": 300.0}}}
-    (directory / "rok.json").write_text(json.dumps(values))
-    return directory / "rok.json"
 
 
 def _make_config(directory: Path) -> Path:
@@ -418,7 +410,6 @@ READERS = (
     Reader("profile", _make_profile, _plan_from),
     Reader("links", _make_links, _price),
     Reader("wear log", _make_wear, _log_wear),
-    Reader("rok results", _make_points, lambda path: read_points(str(path))),
     Reader("config", _make_config, lambda path: _compose(str(path))),
     Reader(
         "config group",

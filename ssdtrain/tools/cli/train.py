@@ -21,7 +21,7 @@ from ssdtrain.errors import AttachError, ConfigError
 from ssdtrain.plan.plan import PLAN_FILE
 from ssdtrain.plan.profile import PROFILE_FILE
 from ssdtrain.rundirs import LATEST
-from ssdtrain.tools.report.memory import draw
+from ssdtrain.tools.report.pictures import write_memory
 from ssdtrain.tools.report.table import render
 from ssdtrain.tools.report.trace import write_trace
 
@@ -430,7 +430,7 @@ def _draw(recorded: Mapping[str, Any], what: str, directory: Path) -> None:
     title = f"memory over step {recorded['step']} (the last), rank {recorded['rank']}"
     path, peaks = directory / "memory.png", recorded["peak_bytes"]
     try:
-        draw(recorded["memory"], what, path, title=title, peaks=peaks)
+        write_memory(recorded["memory"], peaks, what, path, title)
     except ImportError as error:  # a picture less is no reason to lose the run
         from ssdtrain.train.targets import in_a_line
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from ssdtrain.errors import ConfigError
 from ssdtrain.quantities import did_you_mean
 from ssdtrain.tools.report.public_models import PUBLIC
-from ssdtrain.tools.report.subject import Subject, build_of
+from ssdtrain.tools.report.subject import Subject, users_build
 
 RANK = 16
 """Of LoRA's matrices, on every linear layer but the head."""
@@ -89,6 +89,8 @@ def shape_of(text: str, train: Train, loss: Loss) -> Shape:
     Raises:
         ConfigError: it names nothing that is here; the text has near names.
     """
+    if text.endswith(".py"):
+        raise ConfigError(f"{text} is a file: name its function, such as {text}:build")
     name = text.lower()
     if name in PUBLIC:
         return Shape(PUBLIC[name], train, loss)
@@ -262,13 +264,13 @@ def add_lora(model: Any) -> None:
         setattr(parent, name, Lora(child))
 
 
-def user_subject(text: str, train: Train) -> Subject:
-    """Build what FILE.py:FUNCTION makes.
+def user_subject(text: str, train: Train, micro_batch: int) -> Subject:
+    """Build what FILE.py:FUNCTION makes of a micro-batch's size.
 
     Raises:
         ConfigError: it cannot be built.
     """
-    subject = build_of(text, 1024)(1)
+    subject = users_build(text)(micro_batch)
     if train is Train.LORA:
         raise ConfigError(
             f"--train lora is for public models; let {text} freeze its weights and add "

@@ -110,8 +110,9 @@ def estimate(
         recorder.update(optimizer)
     if not saved.items:
         raise ConfigError(
-            f"no saved tensor of at least {min_bytes} bytes was seen; set --min-bytes "
-            "lower, or give a larger --micro-batch."
+            f"no saved tensor of at least {min_bytes} bytes was seen, so nothing "
+            "is worth moving; give a larger --micro-batch, or to plan and rok a lower "
+            "--min-bytes."
         )
     graph = recorder.graph({**notes, **parts_of(model, forward)})
     priced = price(graph, device)

@@ -42,8 +42,10 @@ OPTIMIZER = "adamw"
 SEARCH_MARKS = 400_000
 """Of the search for a plan: a second or two."""
 WIDER = 4
-"""The longest context is looked for between this part of the tokens and so many
-times as many."""
+"""The largest step that fits is looked for up to so many times the size asked for;
+of tokens, also down to this part of them."""
+CONTEXT = 1024
+"""Tokens in which the longest context is told."""
 GATHERED_BLOCKS = 2
 """Layers whose weights FSDP2 holds whole at once."""
 ALIKE = 0.02
@@ -65,6 +67,8 @@ class Question:
     train: Train = Train.FULL
     tokens: int = 8192
     """Of one forward and backward on each GPU."""
+    micro_batch: int = 1
+    """What FILE.py:FUNCTION is given; for that alone."""
     gpu: str = "h100"
     gpus: int = 1
     fsdp: bool = False
@@ -79,6 +83,16 @@ class Question:
             known = ", ".join(sorted(STATES))
             raise ConfigError(f"optimizer expects one of {known}")
 
+    @property
+    def is_own(self) -> bool:
+        """Whether a user's function builds the model."""
+        return ".py:" in self.model
+
+    @property
+    def size(self) -> int:
+        """Of a step: tokens, or what the user's function is given."""
+        return self.micro_batch if self.is_own else self.tokens
+
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
@@ -87,7 +101,7 @@ class Way:
     name: str
     step_ms: float
     tokens_per_s: float
-    """Of all GPUs."""
+    """Of all GPUs; 0.0 for a user's model."""
     memory_bytes: int
     """The peak of one GPU, everything included."""
     fits: bool
@@ -110,7 +124,7 @@ class Answer:
     """Of the device."""
     ways: tuple[Way, ...]
     longest: dict[str, int]
-    """Most tokens that fit, by way."""
+    """The largest `Question.size` that fits, by way; empty: it does not matter."""
     sentence: str
 
     def way(self, name: str) -> Way | None:
@@ -144,9 +158,9 @@ def fits(question: Question) -> Answer:
     device = load_device(question.gpu)
     capacity = int(device.spec.memory_bytes)
     shape = None
-    if ".py:" not in question.model:
+    if not question.is_own:
         shape = shape_of(question.model, question.train, question.loss)
-    captured = capture(question, shape, device, question.tokens)
+    captured = capture(question, shape, device, question.size)
     states = captured.profile.base_bytes
     if states > capacity:
         raise ConfigError(_too_large(question, captured, capacity))
@@ -156,17 +170,17 @@ def fits(question: Question) -> Answer:
         Way(
             name=name,
             step_ms=ms,
-            tokens_per_s=question.gpus * question.tokens / ms * 1e3,
+            tokens_per_s=0.0
+            if question.is_own
+            else question.gpus * question.tokens / ms * 1e3,
             memory_bytes=peak,
             fits=peak <= capacity,
         )
         for name, (ms, peak) in ways.items()
     )
-    longest = {}
-    if shape is not None:
-        longest = _longest(question, shape, captured, capacity)
-        if peaks[OURS] <= capacity:  # the plan that was found needs less than the fixed
-            longest[OURS] = max(longest[OURS], question.tokens)
+    longest = _longest(question, shape, captured, capacity)
+    if longest and peaks[OURS] <= capacity:  # the plan needs less than the fixed ones
+        longest[OURS] = max(longest[OURS], question.size)
     answer = Answer(
         question=question,
         tokens=question.tokens,
@@ -253,38 +267,48 @@ def _peaks(captured: Captured) -> dict[str, int]:
 
 
 def _longest(
-    question: Question, shape: Shape, captured: Captured, capacity: int
+    question: Question, shape: Shape | None, captured: Captured, capacity: int
 ) -> dict[str, int]:
-    """Return how many tokens fit, by way. A peak is the largest of sums that grow
-    evenly with the tokens: between two sizes it lies below the line from one to the
+    """Return how many tokens, or how large a micro-batch of a user's model, fit, by
+    way; empty where the size changes nothing. A peak is the largest of sums that grow
+    evenly with the size: between two sizes it lies below the line from one to the
     other."""
-    device, tokens = load_device(question.gpu), question.tokens
-    sizes = tokens // WIDER, tokens, tokens * WIDER
-    few, many = (capture(question, shape, device, sizes[at]) for at in (0, 2))
-    each = [_peaks(one) for one in (few, captured, many)]
+    device, size = load_device(question.gpu), question.size
+    sizes = (size, 2 * size, WIDER * size)
+    if shape is not None:
+        sizes = (size // WIDER, size, WIDER * size)
+    each = [
+        _peaks(captured if one == size else capture(question, shape, device, one))
+        for one in sizes
+    ]
+    if each[0] == each[2]:  # the user's function does not look at it
+        return {}
     found = {}
-    for name in each[1]:
+    for name in each[0]:
         peaks = [one[name] for one in each]
         at = 1 if peaks[1] <= capacity else 0
         slope = max(1.0, (peaks[at + 1] - peaks[at]) / (sizes[at + 1] - sizes[at]))
-        most = sizes[at] + (capacity - peaks[at]) / slope
-        found[name] = max(0, int(most) // 1024 * 1024)
-    return found
+        most = max(0, int(sizes[at] + (capacity - peaks[at]) / slope))
+        found[name] = most if shape is None else most // CONTEXT * CONTEXT
+    return {name: found[name] for name in (PLAIN, CHECKPOINTING, OURS) if name in found}
 
 
 def capture(
     question: Question,
     shape: Shape | None,
     device: Device,
-    tokens: int,
+    size: int,
     *,
     keeps_gradients: bool = False,
 ) -> Captured:
-    """Return the profile of a step, of the sharded one where that is asked for."""
+    """Return the profile of a step, of the sharded one where that is asked for.
+
+    size: tokens of a public model, micro-batch of a user's; see `Question.size`.
+    """
     keeps_gradients = keeps_gradients or question.fsdp
     if shape is None:
         with torch.device("meta"):
-            subject = user_subject(question.model, question.train)
+            subject = user_subject(question.model, question.train, size)
         made = _estimated(question, subject, device, keeps_gradients)
         found = _sizes(question, subject.model, made, device, keeps_gradients)
         return _sharded(question, found, subject, device)
@@ -294,12 +318,12 @@ def capture(
         few = period + 2 + (total - period - 2) % period
     small = shape if few is None or few == total else shape.with_layers(few)
     with torch.device("meta"):
-        subject = public_subject(small, tokens)
+        subject = public_subject(small, size)
         made = _estimated(question, subject, device, keeps_gradients)
         if small is shape or total is None or few is None:
             found = _sizes(question, subject.model, made, device, keeps_gradients)
             return _sharded(question, found, subject, device)
-        whole = public_subject(shape, tokens)
+        whole = public_subject(shape, size)
     blocks = _block_bytes(subject, made.profile)
     gradients = sum(blocks[1 : 1 + period])
     times = (total - few) // period
@@ -426,8 +450,9 @@ def _sentence(answer: Answer) -> str:
         return "Plain training fits; no memory needs to be saved."
     if not ours.fits:
         most = answer.longest.get(OURS)
-        shorter = f" --tokens {most}" if most else " fewer tokens"
-        return f"It does not fit; take more GPUs with --fsdp, or{shorter}."
+        option = "--micro-batch" if answer.question.is_own else "--tokens"
+        less = f"{option} {most}" if most else "a smaller step"
+        return f"It does not fit; take more GPUs with --fsdp, or {less}."
     if again is None or not again.fits:
         return f"Only ssdtrain fits: {line}."
     gain = again.step_ms / ours.step_ms - 1

@@ -10,14 +10,14 @@ from ssdtrain.arguments import count_argument, show
 from ssdtrain.errors import ConfigError
 from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.report.build_public import Loss, Train
-from ssdtrain.tools.report.fits import OPTIMIZER, Answer, Question, fits
+from ssdtrain.tools.report.fits import CONTEXT, OPTIMIZER, Answer, Question, fits
 from ssdtrain.tools.report.public_models import PUBLIC
 
 EXAMPLES = f"""examples:
   ssdtrain fits qwen3-8b --train lora --tokens 32k --gpu h100
   ssdtrain fits llama-3.1-70b --tokens 8k --gpu h200 --gpus 8 --fsdp
   ssdtrain fits path/to/config.json --tokens 4k
-  ssdtrain fits my.py:build          build(micro_batch) gives (module, forward)
+  ssdtrain fits my.py:build --micro-batch 64     build(64) gives (module, forward)
 
 Short names: {", ".join(PUBLIC)}.
 Nothing is downloaded, and no GPU is needed. 1k tokens are 1024.
@@ -55,6 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=8192,
         help="of one forward and backward on each GPU (default: 8k)",
     )
+    parser.add_argument(
+        "--micro-batch",
+        type=count_argument,
+        default=1,
+        metavar="N",
+        help="what FILE.py:FUNCTION is given (default: 1)",
+    )
     parser.add_argument("--gpu", default="h100", help="h100, h200 or a device file")
     parser.add_argument("--gpus", type=count_argument, default=1, help="of one host")
     parser.add_argument(
@@ -78,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
                 model=args.model,
                 train=Train(args.train),
                 tokens=args.tokens,
+                micro_batch=args.micro_batch,
                 gpu=args.gpu,
                 gpus=args.gpus,
                 fsdp=args.fsdp,
@@ -100,8 +108,9 @@ def lines(answer: Answer) -> list[str]:
     asked = answer.question
     spread = f"{asked.gpus} x " if asked.gpus > 1 else ""
     sharded = ", sharded" if asked.fsdp else ""
-    own = ".py:" in asked.model
-    size = "one micro-batch" if own else f"{asked.tokens:,} tokens a GPU"
+    size = f"{asked.tokens:,} tokens a GPU"
+    if asked.is_own:
+        size = f"a micro-batch of {asked.micro_batch}"
     found = [
         f"{asked.model}, {asked.train.value} training, {size}, "
         f"{spread}{asked.gpu}{sharded}",
@@ -113,18 +122,21 @@ def lines(answer: Answer) -> list[str]:
         "plain training, with gradients made by then",
         f"  the GPU has  {bytes_text(answer.capacity_bytes):>10}",
         "",
-        f"  {'':14} {'step':>10} {'tokens/s':>10} {'memory':>10}",
+        f"  {'':14} {'step':>10} {'' if asked.is_own else 'tokens/s':>10} "
+        f"{'memory':>10}",
     ]
     for way in answer.ways:
-        speed = "-" if own else f"{way.tokens_per_s:,.0f}"
+        speed = "" if asked.is_own else f"{way.tokens_per_s:,.0f}"
         told = "" if way.fits else "   does not fit"
         found.append(
             f"  {way.name:14} {way.step_ms:>7.0f} ms {speed:>10} "
             f"{bytes_text(way.memory_bytes):>10}{told}"
         )
     if answer.longest:
+        what = "Largest micro-batch" if asked.is_own else "Longest context"
         told = ", ".join(
-            f"{name} {number // 1024}k" for name, number in answer.longest.items()
+            f"{name} {most:,}" if asked.is_own else f"{name} {most // CONTEXT}k"
+            for name, most in answer.longest.items()
         )
-        found += ["", f"Longest context that fits: {told}."]
+        found += ["", f"{what} that fits: {told}."]
     return [*found, "", answer.sentence]

@@ -154,11 +154,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--family", choices=[family.value for family in Family], help="only this one"
     )
-    parser.add_argument(
-        "--calibrated",
-        action="store_true",
-        help="calibrate for this machine's GPU before predicting",
-    )
     parser.add_argument("--json", action="store_true", help="print JSON, no tables")
 
 
@@ -213,7 +208,7 @@ def _prepared(text: str) -> tuple[Any, Callable[[], Any]]:
     Raises:
         ConfigError: it raised, or gave something else than (modules, step).
     """
-    function = function_of(text, "--step")
+    function = function_of(text, "--step ")
     try:
         given = function()
     except ConfigError:
@@ -238,8 +233,6 @@ def _predict(args: argparse.Namespace) -> None:
     device = load_device(args.device)
     graphs = [read_graph(path) for path in args.graph or ()]
     graph = graphs[0] if graphs else _graph(args, device.spec.kind)
-    if args.calibrated:
-        device = calibrated(device, args.seconds, args.seed)
     wires = _wires(args, device, graphs or [graph])
     step = estimate_step(graph, device, wires)
     peak = estimate_peak(graph, device.context_bytes)

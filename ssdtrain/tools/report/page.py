@@ -17,11 +17,13 @@ from ssdtrain.plan.words import rows as module_rows
 from ssdtrain.quantities import ABSENT, bytes_text
 from ssdtrain.tools.report.frontier import frontier, point_of
 from ssdtrain.tools.report.pictures import (
+    TIME,
     Bar,
     Dot,
     Line,
     escaped,
     figure,
+    memory_lines,
     time_line,
 )
 from ssdtrain.tools.report.table import (
@@ -160,6 +162,8 @@ def _sections(run: Run) -> list[str]:
     if "legs" not in run.result:  # a graph trainer's own figures
         return [*parts, _plain_table(run.result), *_epochs(run), _details(run)]
     parts.append(_table(run.result))
+    if told := run.result.get("step_explained"):
+        parts.append(f"<pre id='step'>{escaped(told)}</pre>")
     if run.memory:
         parts.append(_memory(run))
     if run.metrics:
@@ -260,22 +264,10 @@ def _changed(runs: Sequence[Run]) -> str:
 
 def _memory(run: Run) -> str:
     picture = run.recorded
-    peaks = picture.get("peak_bytes", {})
-    lines = [
-        Line(
-            f"{name}, peak {bytes_text(peaks.get(name, _highest(course)))}",
-            [(ms, num_bytes / 1e6) for ms, num_bytes in course],
-            peaks.get(name, _highest(course)) / 1e6,
-        )
-        for name, course in run.memory.items()
-    ]
     where = f"step {picture.get('step', '?')} (the last), rank {picture.get('rank', 0)}"
     title = f"Memory over {where}: {run.result.get('peak_of', '')}"
-    return figure(title, lines, "time since the step began (ms)", "MB")
-
-
-def _highest(course: Sequence[tuple[float, float]]) -> float:
-    return max((num_bytes for _, num_bytes in course), default=0.0)
+    lines = memory_lines(run.memory, picture.get("peak_bytes", {}))
+    return figure(title, lines, TIME, "MB")
 
 
 def _losses(runs: Sequence[Run]) -> str:
@@ -283,7 +275,7 @@ def _losses(runs: Sequence[Run]) -> str:
     lines = [
         Line(f"{run.name}, {leg}" if several else leg, points)
         for run in runs
-        for leg, points in _by_leg(run, "loss", 1.0).items()
+        for leg, points in _by_leg(run, "loss").items()
         if not several or leg == WITH
     ]
     return figure("Loss by step", lines, "step", "loss", from_zero=False)
@@ -308,7 +300,7 @@ def _by_seed(run: Run, key: str) -> list[Line]:
 
 
 def _steps(run: Run) -> str:
-    lines = [Line(leg, points) for leg, points in _by_leg(run, "step_ms", 1.0).items()]
+    lines = [Line(leg, points) for leg, points in _by_leg(run, "step_ms").items()]
     return figure("Time of each step, first rank", lines, "step", "ms")
 
 
@@ -320,7 +312,7 @@ def _waiting(run: Run) -> str:
             ("stalled for a transfer", "stall_ms"),
             ("rebuilding", "recompute_ms"),
         )
-        if (points := _by_leg(run, key, 1.0).get(WITH))
+        if (points := _by_leg(run, key).get(WITH))
     ]
     title = "Waiting and rebuilding in each step with ssdtrain, first rank"
     return figure(title, lines, "step", "ms") if lines else ""
@@ -457,12 +449,12 @@ def _grid(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return f"<table><tr>{names}</tr>{body}</table>"
 
 
-def _by_leg(run: Run, key: str, scale: float) -> dict[str, list[tuple[float, float]]]:
+def _by_leg(run: Run, key: str) -> dict[str, list[tuple[float, float]]]:
     """Return (step from 1, value) by leg; of a repeated step the last value."""
     found: dict[str, dict[int, float]] = {}
     for line in run.metrics:
         if "leg" in line and isinstance(line.get(key), int | float):
-            found.setdefault(line["leg"], {})[line["step"] + 1] = line[key] * scale
+            found.setdefault(line["leg"], {})[line["step"] + 1] = line[key]
     return {leg: sorted(values.items()) for leg, values in found.items()}
 
 

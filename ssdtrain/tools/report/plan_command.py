@@ -15,7 +15,6 @@ from rich.table import Table
 from ssdtrain.arguments import (
     count_argument,
     fraction_argument,
-    positive_argument,
     reason,
     refuse_all_but_one,
     show,
@@ -36,7 +35,6 @@ from ssdtrain.tools.foresight.device import (
     DEFAULT_DEVICE,
     Device,
     load_device,
-    rated_device,
 )
 from ssdtrain.tools.foresight.power import Settled
 from ssdtrain.tools.foresight.recorder import STATES
@@ -134,16 +132,6 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
         help="with --no-gpu: kernel models of h100, h200 or a device file "
         f"(docs/foresight.md); default: {DEFAULT_DEVICE}",
     )
-    parser.add_argument(
-        "--tflops",
-        type=positive_argument,
-        help="or two rates that operators reach, no host time: 1e12 FLOPs a second",
-    )
-    parser.add_argument(
-        "--memory-gb-per-s",
-        type=positive_argument,
-        help="and 1e9 bytes a second of memory",
-    )
 
 
 def links_of(args: argparse.Namespace) -> Links:
@@ -201,19 +189,12 @@ def _duplex(alone: Curve, both: Curve | None) -> float:
 
 
 def device_of(args: argparse.Namespace) -> Device:
-    """Return kernel models of `--device`, or the roofline of two rates.
+    """Return the kernel models of `--device`.
 
     Raises:
-        ConfigError: the device is not known, or rates are given beside it or alone.
+        ConfigError: the device is not known.
     """
-    rates = (args.tflops, args.memory_gb_per_s)
-    if rates == (None, None):
-        return load_device(args.device or DEFAULT_DEVICE)
-    if None in rates or args.device is not None:
-        raise ConfigError(
-            "--tflops and --memory-gb-per-s come together, and not beside --device"
-        )
-    return rated_device(*rates)
+    return load_device(args.device or DEFAULT_DEVICE)
 
 
 def profile_of(args: argparse.Namespace, build: Build, micro_batch: int) -> Profile:
@@ -269,7 +250,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _capacity(args: argparse.Namespace) -> int | None:
     """Return the memory of the device that `--no-gpu` asks about; None: unknown."""
-    if not args.no_gpu or args.profile is not None or args.tflops is not None:
+    if not args.no_gpu or args.profile is not None:
         return None
     return int(device_of(args).spec.memory_bytes)
 

@@ -1,8 +1,8 @@
 """`ssdtrain rok`: the recompute-offload-keep curve (Wu, Figure 5.12).
 
 Activation peak against model throughput in algorithmic FLOPs (recomputation is not
-counted), over batch sizes and strategies: predicted for a model, or drawn from what
-python -m recipes.bench.planner.rok measured.
+counted), over batch sizes and strategies, as predicted.
+`python -m recipes.bench.planner.rok` measures it.
 """
 
 import argparse
@@ -10,16 +10,15 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
-from ssdtrain.arguments import count_argument, reason, refuse_all_but_one, show
+from ssdtrain.arguments import count_argument, reason, show
 from ssdtrain.errors import ConfigError
-from ssdtrain.jsonfile import Unfit, decode, load_json
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.timeline import Timeline
@@ -30,14 +29,13 @@ from ssdtrain.tools.report.subject import MODELS, Build, build_of
 
 EXAMPLES = """examples:
   ssdtrain rok --model blocks:12288x3 --no-gpu --batches 1 2 4 8 16 --plot rok.png
-  ssdtrain rok --results recipes/bench/results/planner/rok.json --plot rok.png
 """
 GB = 1e9
 MARKERS = {"keep": "o", "offload": "s", "recompute": "^"}
 
 
 class Point(NamedTuple):
-    """One run, measured or predicted."""
+    """One run, as predicted."""
 
     model: str
     strategy: str
@@ -58,9 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[1, 2, 4, 8, 16],
         metavar="N",
-    )
-    parser.add_argument(
-        "--results", metavar="FILE", help="of recipes/bench/planner/rok.py"
     )
     parser.add_argument("--plot", metavar="PNG", help="draw the curve")
     parser.add_argument("--json", action="store_true", help="print JSON, no table")
@@ -83,39 +78,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _points(args: argparse.Namespace) -> list[Point]:
-    refuse_all_but_one(args, results="rok.json", model=MODELS)
-    if args.results is not None:
-        return read_points(args.results)
+    if args.model is None:
+        raise ConfigError(f"--model expects {MODELS}, got nothing")
     build = build_of(args.model, args.sequence)
     batches = each(args.batches, lambda batch: f"predicting batch {batch}")
     return [p for batch in batches for p in _predicted(args, build, batch)]
-
-
-def read_points(path: str) -> list[Point]:
-    """Return the points that recipes/bench/planner/rok.py measured.
-
-    Raises:
-        ConfigError: another file.
-    """
-    what, remedy = "a file of recipes/bench/planner/rok.py", "measure again"
-    try:
-        values = load_json(path, what, remedy)
-        cells = decode(dict[str, Any], decode(dict[str, Any], values).get("cells"))
-        return [
-            _point(name.split("/")[0], decode(dict[str, Any], cell, f"cells.{name}"))
-            for name, cell in cells.items()
-            if not isinstance(cell, dict) or "error" not in cell
-        ]
-    except Unfit as error:
-        raise error.of_file(path, what, remedy) from None
-    except OSError as error:
-        raise ConfigError(f"--results expects {what}, got {path} ({error})") from error
-
-
-def _point(size: str, cell: dict[str, Any]) -> Point:
-    kinds = get_type_hints(Point)
-    rest = Point._fields[1:]
-    return Point(size, *(decode(kinds[name], cell.get(name), name) for name in rest))
 
 
 def _predicted(args: argparse.Namespace, build: Build, batch: int) -> list[Point]:

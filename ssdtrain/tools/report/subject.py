@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,8 +95,6 @@ class Blocks(nn.Module):
 def build_of(text: str, sequence: int) -> Build:
     """Return what `--model` names: `blocks:HIDDENxLAYERS`, or `FILE.py:FUNCTION`.
 
-    The function takes the micro-batch size and gives (module, forward).
-
     Raises:
         ConfigError: neither.
     """
@@ -107,11 +106,40 @@ def build_of(text: str, sequence: int) -> Build:
             "--model expects blocks:HIDDENxLAYERS, such as blocks:8192x4, or "
             f"FILE.py:FUNCTION, got {text!r}."
         )
-    function = function_of(text, "--model")
-    return lambda micro_batch: subject_of(text, function, micro_batch)
+    return users_build(text, "--model ")
 
 
-def subject_of(text: str, function: Callable[..., Any], micro_batch: int) -> Subject:
+def users_build(text: str, option: str = "") -> Build:
+    """Return the user's function `FILE.py:FUNCTION`: it takes the micro-batch size and
+    gives (module, forward).
+
+    Args:
+        text: file and function.
+        option: what the command calls it, for messages.
+
+    Raises:
+        ConfigError: there is none that takes a size.
+    """
+    name = f"{option}{text}"
+    function = function_of(text, option)
+    if isinstance(function, nn.Module | type) or not _takes_a_size(function):
+        raise ConfigError(
+            f"{name} expects a function of one argument, the size of a micro-batch; "
+            "for example: def build(micro_batch): ... return model, lambda: "
+            "model(x).mean()"
+        )
+    return lambda micro_batch: _subject_of(name, function, micro_batch)
+
+
+def _takes_a_size(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(1)
+    except TypeError:
+        return False
+    return True
+
+
+def _subject_of(name: str, function: Callable[..., Any], micro_batch: int) -> Subject:
     """Build what a user's function makes.
 
     Raises:
@@ -122,13 +150,13 @@ def subject_of(text: str, function: Callable[..., Any], micro_batch: int) -> Sub
     except ConfigError:
         raise
     except Exception as error:
-        raise explained(error, f"--model {text} failed") from error
+        raise explained(error, f"{name} failed") from error
     parts = given if isinstance(given, tuple | list) else (given,)
     is_pair = len(parts) == 2 and isinstance(parts[0], nn.Module)
     if not is_pair or not callable(parts[1]):
         kinds = ", ".join(type(part).__name__ for part in parts)
         raise ConfigError(
-            f"--model {text}: the function expects to give (module, forward), where "
+            f"{name}: the function expects to give (module, forward), where "
             f"forward() gives the loss, got {kinds}; for example: return model, "
             "lambda: model(x).mean()"
         )
@@ -143,20 +171,20 @@ def function_of(text: str, option: str) -> Callable[..., Any]:
     """
     place, _, name = text.rpartition(":")
     if not place.endswith(".py"):
-        raise ConfigError(f"{option} expects FILE.py:FUNCTION, got {text!r}.")
+        raise ConfigError(f"{option}expects FILE.py:FUNCTION, got {text!r}.")
     if not Path(place).is_file():
-        raise ConfigError(f"{option} {text}: there is no file {Path(place).resolve()}.")
+        raise ConfigError(f"{option}{text}: there is no file {Path(place).resolve()}.")
     spec = importlib.util.spec_from_file_location("ssdtrain_subject", place)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"{option}: {place} cannot be imported")
+        raise ConfigError(f"{option}{place} cannot be imported")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise explained(error, f"{option} {text} cannot be imported") from error
+        raise explained(error, f"{option}{text} cannot be imported") from error
     function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
-        raise ConfigError(f"{option}: {place} has no function {name!r}")
+        raise ConfigError(f"{option}{place} has no function {name!r}")
     return function
 
 

@@ -15,7 +15,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.train.checkpoint import fitting, read_checkpoint
+from ssdtrain.train.checkpoint import fitting, read_checkpoint, write_checkpoint
 from ssdtrain.train.choices import NO_GPU
 from ssdtrain.train.mcore import models, parallel
 from ssdtrain.train.mcore.steps import step_of
@@ -116,16 +116,12 @@ class MegatronRunner:
 
     def save(self, directory: str, step: int) -> None:
         """Write this rank's weights and optimizer to a file of its own."""
-        path = self._path(directory)
-        path.parent.mkdir(parents=True, exist_ok=True)
         state = {
             "step": step,
             "chunks": [chunk.state_dict() for chunk in self.attachable],
             "optimizer": self._shards(),
         }
-        partial = path.with_suffix(".partial")
-        torch.save(state, partial)
-        partial.replace(path)
+        write_checkpoint(self._path(directory), state)
 
     def load(self, directory: str) -> int:
         """Read what `save` wrote on as many ranks.

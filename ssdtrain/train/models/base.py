@@ -1,8 +1,9 @@
 """What every model family offers: one whole module, and the same blocks as a chain
 of layers that a pipeline can cut."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,20 +29,6 @@ class Layer(NamedTuple):
     """Layers of the same name share one module (its `weight` is kept equal)."""
     forward: Callable[[nn.Module, Any], Any] | None = None
     """How a tied module is used here; None: its own forward."""
-
-
-class Model(Protocol):
-    """One family at one size."""
-
-    config: Any
-    """The `transformers` configuration."""
-
-    def whole(self) -> "Whole":
-        """Return the stock `transformers` model and its loss."""
-
-    def layers(self) -> list[Layer]:
-        """Return the same network as a chain; float tensors that cross a stage come
-        last, masks and ids travel as integers."""
 
 
 class Whole(nn.Module):
@@ -106,11 +93,11 @@ def enable_checkpointing(model: Any, how: Checkpointing) -> None:
         enable({"use_reentrant": how is Checkpointing.REENTRANT})
 
 
-class Stock:
-    """What the families share: settings, a configuration, the stock model of both."""
+class Model(ABC):
+    """One family at one size, with random weights."""
 
     kind: Callable[[Any], Any]
-    """Class of `transformers`."""
+    """The stock class of `transformers`."""
     configure: Callable[[ModelSettings, int], Any]
     """Its configuration, of settings and a vocabulary's size."""
     inputs: tuple[str, ...]
@@ -121,10 +108,15 @@ class Stock:
         self.config = self.configure(settings, vocab_size)
 
     def whole(self) -> Whole:
-        """Return the stock model with random weights."""
+        """Return the stock model and its loss."""
         model: Any = type(self).kind(self.config)
         enable_checkpointing(model, self._settings.checkpointing)
         return Whole(model, self.inputs)
+
+    @abstractmethod
+    def layers(self) -> list[Layer]:
+        """Return the same network as a chain; float tensors that cross a stage come
+        last, masks and ids travel as integers."""
 
 
 def project(embedding: nn.Module, hidden: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from transformers.models.bert.modeling_bert import (
 from ssdtrain.train.models.base import (
     TOKENS,
     Layer,
-    Stock,
+    Model,
     TokenEmbedding,
     initialise,
     project,
@@ -119,7 +119,7 @@ class OutputBias(nn.Module):
         return logits + self.bias
 
 
-class Bert(Stock):
+class Bert(Model):
     """The BERT family at one size."""
 
     kind = BertForMaskedLM

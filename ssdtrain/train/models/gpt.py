@@ -8,7 +8,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Block, GPT2PreTrainedMode
 from ssdtrain.train.models.base import (
     TOKENS,
     Layer,
-    Stock,
+    Model,
     TokenEmbedding,
     initialise,
     project,
@@ -73,7 +73,7 @@ class FinalNorm(nn.LayerNorm):
         super().__init__(config.hidden_size, eps=config.layer_norm_epsilon)
 
 
-class Gpt(Stock):
+class Gpt(Model):
     """The GPT family at one size."""
 
     kind = GPT2LMHeadModel

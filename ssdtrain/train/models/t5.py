@@ -23,7 +23,7 @@ from transformers.models.t5.modeling_t5 import (
 from ssdtrain.train.models.base import (
     TOKENS,
     Layer,
-    Stock,
+    Model,
     TokenEmbedding,
     initialise,
     project,
@@ -156,7 +156,7 @@ class Norm(nn.Module):
         return normed if self._scale is None else normed * self._scale
 
 
-class T5(Stock):
+class T5(Model):
     """The T5 family at one size."""
 
     kind = T5ForConditionalGeneration

@@ -9,7 +9,6 @@ from ssdtrain.train.tally import Tally
 def leg_result(leg: str, own: Tally, **more: Any) -> LegResult:
     """Of these figures, and nothing else but what is named."""
     nothing: dict[str, Any] = {
-        "earlier": None,
         "weights_checksum": 0,
         "course": (),
         "explained": "",

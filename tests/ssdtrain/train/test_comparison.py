@@ -1,22 +1,36 @@
 """How much longer a step takes is told where steps are alike, and explained."""
 
 import json
+import os
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ssdtrain.train import comparison
-from ssdtrain.train.comparison import compare, explained, later
+from ssdtrain.train.comparison import (
+    COPIES,
+    QUEUED,
+    SLEPT,
+    WORKED,
+    Comparison,
+    compare,
+    later,
+)
 from ssdtrain.train.processors import Processors
-from ssdtrain.train.tally import Tally
+from ssdtrain.train.tally import StepTally, Tally
 
 
-def tally(step_ms: list[float], own_ms: float = 0.0, idle_ms: float = 0.0) -> Tally:
-    count = len(step_ms)
-    return Tally(
-        step_ms=tuple(step_ms), own_ms=(own_ms,) * count, idle_ms=(idle_ms,) * count
+def step(ms: float, stall_ms: float = 0.0, **clocks: float) -> StepTally:
+    return StepTally(
+        loss_hex="0x0p+0", step_ms=ms, peak_bytes=0, stall_ms=stall_ms, **clocks
     )
+
+
+def tally(step_ms: list[float], **clocks: float) -> Tally:
+    return Tally(steps=tuple(step(ms, **clocks) for ms in step_ms))
 
 
 def test_first_steps_do_not_count() -> None:
@@ -36,43 +50,137 @@ def test_steps_that_vary_by_more_than_a_third_give_no_ratio(busy: str) -> None:
     quiet, noisy = tally([100.0] * 8), tally([100.0] * 7 + [140.0])
     pair = (noisy, quiet) if busy == "without" else (quiet, noisy)
     found = compare([pair[0]], [pair[1]], on_cpu=True)
-    assert found.ratio is None and "100 to 140 ms" in found.why_not
-    told = explained([pair[0]], [pair[1]], on_cpu=True)
-    assert "not compared" in told and " x " not in told
+    assert found.ratio is None and found.share is None
+    assert "100 to 140 ms" in found.why_not
+    assert "not compared" in str(found) and " x " not in str(found)
     less = tally([100.0] * 7 + [130.0])
     assert compare([quiet], [less], on_cpu=True).ratio == 1.0
 
 
-def test_the_difference_is_work_and_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks on two processors: 60 ms of work for each, and 30 ms of waits."""
+def test_other_programs_give_no_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "num_processors", lambda: 2)
-    without = [tally([100.0] * 8, own_ms=90.0, idle_ms=20.0)] * 2
-    with_ = [tally([195.0] * 8, own_ms=150.0, idle_ms=80.0)] * 2
-    told = explained(without, with_, on_cpu=True)
-    assert "x 1.950" in told and "Of these 95 ms" in told
-    assert "took the processors 60 ms, and 30 ms they waited" in told
-    assert "That explains 95 %" in told
-    assert "explains" not in explained(without, with_, on_cpu=False)
+    quiet = [tally([100.0] * 8, own_ms=90.0, idle_ms=20.0)] * 2
     busy = [tally([195.0] * 8, own_ms=150.0, idle_ms=40.0)] * 2
-    found = compare(without, busy, on_cpu=True)
+    found = compare(quiet, busy, on_cpu=True)
     assert found.ratio is None and "other programs had 13 %" in found.why_not
-    assert compare(without, busy, on_cpu=False).ratio == pytest.approx(1.95)
-    assert "explains" not in explained(without, without, on_cpu=True)
+    assert compare(quiet, busy, on_cpu=False).ratio == pytest.approx(1.95)
+
+
+def test_the_difference_is_told_in_measured_parts() -> None:
+    """Two ranks: the first works longer, the second waits for it."""
+    without = [
+        tally([100.0] * 8, worked_ms=80.0, queued_ms=5.0),
+        tally([100.0] * 8, worked_ms=60.0, queued_ms=5.0),
+    ]
+    with_ = [
+        tally([200.0] * 8, worked_ms=120.0, queued_ms=45.0, stall_ms=20.0),
+        tally([200.0] * 8, worked_ms=70.0, queued_ms=35.0, stall_ms=10.0),
+    ]
+    found = compare(without, with_, on_cpu=True)
+    parts = {WORKED: 25.0, QUEUED: 35.0, COPIES: 15.0, SLEPT: 25.0}
+    assert found.parts_ms == pytest.approx(parts)
+    assert found.share == pytest.approx(1.0)
+    assert "these +100.0 ms explains 100 %" in str(found)
+    assert f"  +35.0 ms: {QUEUED}" in str(found)
+    # The reasons are those of the steps whose time is told.
+    slow = Tally(steps=(step(100.0), *[step(200.0, 20.0)] * 3, step(260.0, 90.0)))
+    assert compare(without, [slow], on_cpu=False).parts_ms[COPIES] == 20.0
+    # Steps alike need no reasons.
+    assert compare(without, without, on_cpu=True).share is None
+
+
+def test_what_is_not_measured_is_not_explained() -> None:
+    """On a GPU the device's waits are known alone; where the kernel does not tell
+    queueing, a thread that did not run has not slept for sure."""
+    without = [tally([100.0] * 8, worked_ms=90.0)]
+    with_ = [tally([150.0] * 8, worked_ms=100.0, stall_ms=10.0)]
+    on_gpu = compare(without, with_, on_cpu=False)
+    assert on_gpu.share == pytest.approx(0.2) and "explains 20 %" in str(on_gpu)
+    unknown = compare(without, with_, on_cpu=True)
+    assert SLEPT not in unknown.parts_ms and unknown.share == pytest.approx(0.4)
+    # More than all of it is as wrong as too little.
+    over = Comparison(without_ms=100.0, with_ms=110.0, parts_ms={WORKED: 15.0})
+    assert over.share == pytest.approx(0.5)
+
+
+@pytest.fixture
+def one_processor() -> Iterator[int]:
+    """This thread, and those that it starts, share a processor."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    yield min(allowed)
+    os.sched_setaffinity(0, allowed)
+
+
+def spin(seconds: float) -> None:
+    """Work for so much processor time."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        json.dumps({})
+
+
+def timed(what: str) -> StepTally:
+    """A step that works for 0.1 s, and then is held up in this way for 0.2 s."""
+    start, processors, stalled = time.monotonic(), Processors(), 0.0
+    spin(0.1)
+    if what == "work":
+        spin(0.2)
+    elif what == "copy":
+        time.sleep(0.2)
+        stalled = 200.0
+    elif what == "sleep":
+        time.sleep(0.2)
+    elif what == "queue":
+        # A process: a thread would take the interpreter's lock and not only the
+        # processor.
+        child = os.fork()
+        if not child:
+            while True:
+                pass
+        try:
+            spin(0.2)
+        finally:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+    spent = processors.take()._asdict()
+    return step(1e3 * (time.monotonic() - start), stalled, **spent)
+
+
+@pytest.mark.parametrize(
+    ("what", "part"),
+    [("work", WORKED), ("copy", COPIES), ("sleep", SLEPT), ("queue", QUEUED)],
+)
+@pytest.mark.usefixtures("one_processor")
+def test_each_cause_is_measured_as_its_own_part(what: str, part: str) -> None:
+    """A known cause makes up its part, on a machine that others use as well: those
+    take a processor, which is told as such."""
+    before, after = timed("nothing"), timed(what)
+    pair = [Tally(steps=(before,))], [Tally(steps=(after,))]
+    parts = compare(*pair, on_cpu=True).parts_ms
+    assert parts[part] >= 140.0
+    others = {name for name in (WORKED, COPIES, SLEPT) if name != part}
+    for name in others - ({WORKED} if what == "queue" else set()):
+        assert abs(parts[name]) < 60.0, (name, parts)
+    if what == "queue":
+        assert parts[WORKED] == pytest.approx(200.0, abs=60.0)
 
 
 def test_processors_count_work_and_idling(tmp_path: Path) -> None:
     processors = Processors()
-    until = time.process_time() + 0.2
-    while time.process_time() < until:
-        json.dumps({})
+    spin(0.2)
     worked = processors.take()
-    assert worked.own_ms >= 190.0
+    assert worked.own_ms >= 190.0 and worked.worked_ms >= 190.0
+    thread = threading.Thread(target=spin, args=(0.2,))
+    thread.start()
+    thread.join()
+    other = processors.take()
+    assert other.own_ms >= 190.0 and other.worked_ms < 100.0
     time.sleep(0.3)
     slept = processors.take()
     assert slept.own_ms < 100.0 and slept.idle_ms >= 0.0
-    stat = tmp_path / "stat"
-    stat.write_text("cpu 1 2 3 400 50 0\n")
-    told = Processors(stat)
-    stat.write_text("cpu 1 2 3 420 60 0\n")
-    assert told.take().idle_ms == pytest.approx(300.0, rel=0.5), "30 ticks"
-    assert Processors(tmp_path / "none").take().idle_ms == 0.0
+    scheduled = tmp_path / "schedstat"
+    scheduled.write_text("5 1000000 3\n")
+    told = Processors(scheduled)
+    scheduled.write_text("9 4000000 4\n")
+    assert told.take().queued_ms == pytest.approx(3.0)
+    assert Processors(tmp_path / "none").take().queued_ms == 0.0

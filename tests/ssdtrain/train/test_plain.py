@@ -9,7 +9,10 @@ import pytest
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.report.table import rows
+from ssdtrain.train import trainer
+from ssdtrain.train.comparison import Comparison, compare
 from ssdtrain.train.settings import RunSettings
+from ssdtrain.train.tally import Tally
 from ssdtrain.train.trainer import Trainer, same_bits
 
 Make = Callable[..., RunSettings]
@@ -96,6 +99,36 @@ def test_an_ssd_target_that_writes_nothing_says_why(
     assert table["offloaded"].note.startswith(why)
     if "min_bytes" in settings:
         assert table["written to SSD"].note == "nothing was offloaded"
+
+
+def test_a_slower_step_is_explained_by_its_parts(
+    tiny: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real steps, all of whose tensors go to a disk. No moment counts twice: what the
+    thread worked, queued and waited for copies is no more than the step."""
+    seen: list[Tally] = []
+
+    def comparing(without: Any, with_: Any, *, on_cpu: bool) -> Comparison:
+        seen.extend([*without, *with_])
+        return compare(without, with_, on_cpu=True)
+
+    monkeypatch.setattr(trainer, "compare", comparing)
+    model = {"hidden_size": 128, "num_layers": 4, "sequence_length": 128}
+    offload = {"target": "ssd", "directory": str(tmp_path / "ssd"), **ALL}
+    settings = tiny(model=model, train={"steps": 6}, offload=offload)
+    result = Trainer(settings).run()
+    for tally in seen:
+        for step in tally.steps:
+            told_ms = step.worked_ms + step.queued_ms + step.stall_ms
+            assert told_ms <= 1.05 * step.step_ms + 2.0, step
+    assert any(step.stall_ms for step in seen[1].steps)
+    before, after = (leg["step_ms"] for leg in result["legs"].values())
+    told_ms = sum(result["step_parts_ms"].values())
+    assert abs(after - before - told_ms) <= 0.1 * abs(after - before) + 2.0
+    if result["step_ratio"] is None:
+        assert "not compared" in result["step_explained"]
+    elif result["step_share_explained"] is not None:
+        assert " explains " in result["step_explained"]
 
 
 @pytest.mark.parametrize("name", ["drive{local_rank}/me", "drive{rank}"])

@@ -13,14 +13,11 @@ from ssdtrain.errors import DamagedFileError
 from ssdtrain.plan.plan import Plan
 from ssdtrain.train.disk import Written
 from ssdtrain.train.loop import Leg
-from ssdtrain.train.processors import Spent
 from ssdtrain.train.ranks import Ranks
 from ssdtrain.train.runner import Workload
 from ssdtrain.train.settings import RunSettings
-from ssdtrain.train.tally import Beside, Tally, Tallying
-from ssdtrain.train.trainer import whole
+from ssdtrain.train.tally import Beside, StepTally, Tally
 from tests.ssdtrain.plan.profiles import chain
-from tests.ssdtrain.train.legs import leg_result
 
 Make = Callable[..., RunSettings]
 RANKS = Ranks(rank=0, world_size=1, local_rank=0, local_size=1, launched=False)
@@ -28,20 +25,31 @@ WITHOUT, WITH = Leg.WITHOUT.value, Leg.WITH.value
 
 
 def tally(first: int, *losses: float) -> Tally:
-    steps = Tallying(first)
-    for number, loss in enumerate(losses):
-        steps.step(loss, 1.5, Spent(1.0, 2.0), 100 + number)
-    return steps.tally(Written(10, None))
+    steps = [
+        StepTally(
+            loss_hex=loss.hex(),
+            step_ms=1.5,
+            peak_bytes=100 + n,
+            own_ms=1.0,
+            idle_ms=2.0,
+        )
+        for n, loss in enumerate(losses)
+    ]
+    return Tally(first=first, steps=tuple(steps), process_bytes=10, device_bytes=None)
 
 
 def beside(
-    make: Make, run: Path, resume: Path | None = None, **groups: dict[str, Any]
+    make: Make,
+    run: Path,
+    resume: Path | None = None,
+    ranks: Ranks = RANKS,
+    **groups: dict[str, Any],
 ) -> Beside:
     train = {**groups.pop("train", {}), **({"resume": str(resume)} if resume else {})}
     settings = make(train=train, **groups)
     settings = dataclasses.replace(settings, run_directory=str(run))
     unused: Any = None
-    return Beside(Workload(settings, unused, unused, RANKS))
+    return Beside(Workload(settings, unused, unused, ranks))
 
 
 def test_figures_go_on_behind_a_checkpoint(tmp_path: Path, tiny: Make) -> None:
@@ -51,14 +59,12 @@ def test_figures_go_on_behind_a_checkpoint(tmp_path: Path, tiny: Make) -> None:
     before.save(WITH, 2, None)
     before.saved(2)
     after = beside(tiny, tmp_path, tmp_path / "checkpoints")
-    after.begin(2)
-    earlier = after.earlier(WITHOUT)
-    assert earlier == tally(0, 3.0, 2.0)  # up to the checkpoint, and not beyond
-    assert math.isnan(after.earlier(WITH).losses[1])  # type: ignore[union-attr]
-    joined = earlier.and_then(tally(2, 0.5))
-    assert joined.first == 0 and joined.losses == (3.0, 2.0, 0.5)
-    assert joined.own_ms == (1.0,) * 3 and joined.idle_ms == (2.0,) * 3
-    assert joined.peak_bytes == 101 and joined.written == Written(20, None)
+    after.begin(2, [WITHOUT, WITH])
+    found = after.so_far(WITHOUT, 2)
+    assert found == tally(0, 3.0, 2.0)  # up to the checkpoint, and not beyond
+    assert math.isnan(after.so_far(WITH, 2).losses[1])
+    assert {(step.own_ms, step.idle_ms) for step in found.steps} == {(1.0, 2.0)}
+    assert found.peak_bytes == 101 and found.written == Written(10, None)
     # Of another checkpoint, or of another run's, nothing is known.
     for run, resume, first in (
         (tmp_path, tmp_path / "checkpoints", 1),
@@ -67,8 +73,9 @@ def test_figures_go_on_behind_a_checkpoint(tmp_path: Path, tiny: Make) -> None:
     ):
         (run / "checkpoints").mkdir(parents=True, exist_ok=True)
         other = beside(tiny, run, resume)
-        other.begin(first)
-        assert other.earlier(WITH) is None and other.plan() is None
+        other.begin(first, [WITH])
+        assert other.so_far(WITH, first) == Tally(first=first)
+        assert other.plan() is None
     # A newer checkpoint replaces the file; a damaged one is named.
     after.note(WITH, tally(2, 1.0))
     after.save(WITH, 3, None)
@@ -77,22 +84,43 @@ def test_figures_go_on_behind_a_checkpoint(tmp_path: Path, tiny: Make) -> None:
     assert path.name == "tally-3.json"
     path.write_text(path.read_text().replace("step_ms", "steps"))
     with pytest.raises(DamagedFileError, match=r"tally-3.json.*remove it"):
-        beside(tiny, tmp_path, tmp_path / "checkpoints").begin(3)
+        beside(tiny, tmp_path, tmp_path / "checkpoints").begin(3, [WITH])
 
 
-def test_legs_of_other_steps_are_not_compared() -> None:
-    """The run before was `train.compare=false`: its steps are those of one leg."""
-    own, before = tally(2, 1.0), tally(0, 3.0, 2.0)
-    legs = {
-        WITHOUT: [leg_result(WITHOUT, own)],
-        WITH: [leg_result(WITH, own, earlier=before)],
-    }
-    assert [r.own for rs in whole(legs).values() for r in rs] == [own, own]
-    legs[WITHOUT] = [leg_result(WITHOUT, own, earlier=tally(1, 2.0))]
-    assert [r.own for rs in whole(legs).values() for r in rs] == [own, own]
-    legs[WITHOUT] = [leg_result(WITHOUT, own, earlier=before)]
-    joined = before.and_then(own)
-    assert [r.own for rs in whole(legs).values() for r in rs] == [joined, joined]
+@pytest.mark.parametrize("others", [None, 1, 0])
+def test_legs_of_other_steps_are_not_compared(
+    tmp_path: Path, tiny: Make, others: int | None
+) -> None:
+    """The run before may have been `train.compare=false`: its steps are those of one
+    leg."""
+    before = beside(tiny, tmp_path)
+    before.note(WITH, tally(0, 3.0, 2.0))
+    if others is not None:
+        before.note(WITHOUT, tally(others, *[3.0, 2.0][others:]))
+    before.save(WITH, 2, None)
+    after = beside(tiny, tmp_path, tmp_path / "checkpoints")
+    after.begin(2, [WITHOUT, WITH])
+    first = 0 if others == 0 else 2
+    assert {after.so_far(leg, 2).first for leg in (WITHOUT, WITH)} == {first}
+    alone = beside(tiny, tmp_path, tmp_path / "checkpoints")
+    alone.begin(2, [WITH])
+    assert alone.so_far(WITH, 2) == tally(0, 3.0, 2.0)
+
+
+def test_ranks_of_other_steps_are_not_compared(tmp_path: Path, tiny: Make) -> None:
+    """A rank that does not share the disk may have no figures."""
+    before = beside(tiny, tmp_path)
+    before.note(WITH, tally(0, 3.0, 2.0))
+    before.save(WITH, 2, None)
+
+    class Two(Ranks):
+        def gather(self, value: Any) -> list[Any]:
+            return [value, [None]]
+
+    two = Two(**vars(RANKS))
+    after = beside(tiny, tmp_path, tmp_path / "checkpoints", two)
+    after.begin(2, [WITH])
+    assert after.so_far(WITH, 2).first == 2
 
 
 class Settled:

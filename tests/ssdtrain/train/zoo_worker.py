@@ -21,10 +21,13 @@ from ssdtrain.train.data.objectives import objective_of
 from ssdtrain.train.data.tokens import token_file
 from ssdtrain.train.data.vocabulary import Vocabulary
 from ssdtrain.train.loop import Leg, Loop, make_directories
+from ssdtrain.train.metrics import Sinks
 from ssdtrain.train.models import model_of
 from ssdtrain.train.ranks import Ranks
 from ssdtrain.train.runner import Workload
 from ssdtrain.train.settings import RunSettings
+from ssdtrain.train.stop import Stop
+from ssdtrain.train.tally import Beside
 from ssdtrain.train.trainer import deterministic, runner_of
 from tests.ranks import leave
 
@@ -144,7 +147,15 @@ def run(family: str, host: str, target: str, where: Path, text: str) -> dict[str
     leg = Leg.WITH if workload.settings.offload else Leg.WITHOUT
     make_directories(workload)
     try:
-        result = Loop(workload, runner, None).run(leg)
+        result = Loop(
+            workload,
+            runner,
+            leg,
+            sinks=Sinks(),
+            stop=Stop(),
+            first=0,
+            beside=Beside(workload),
+        ).run()
     finally:
         runner.close()
     totals = {
@@ -158,7 +169,7 @@ def run(family: str, host: str, target: str, where: Path, text: str) -> dict[str
         if result.own.bytes
     }
     return {
-        "losses": list(result.own.losses_hex),
+        "losses": [step.loss_hex for step in result.own.steps],
         "weights": result.weights_checksum,
         "peak_bytes": result.own.peak_bytes,
         "gathered_bytes": [] if gathered is None else gathered.seen,

@@ -17,7 +17,7 @@ from ssdtrain.train.loop import LegResult
 from ssdtrain.train.memory import Sample
 from ssdtrain.train.ranks import RUN_DIRECTORY
 from ssdtrain.train.settings import RunSettings
-from ssdtrain.train.tally import Tally
+from ssdtrain.train.tally import StepTally, Tally
 from ssdtrain.train.trainer import summary
 from tests.ssdtrain.tools.cli.conftest import TINY, Refused
 from tests.ssdtrain.train.legs import leg_result
@@ -58,7 +58,7 @@ from tests.ssdtrain.train.legs import leg_result
         (["train", *TINY, "run_directory=/etc/passwd"], "(File exists)"),
         (["plan"], "expects --profile runs/latest/profile.json or --model blocks:4096"),
         (["plan", "--profile=a", "--model=b"], "got --profile and --model"),
-        (["rok"], "(hidden size, layers; or FILE.py:FUNCTION), got neither"),
+        (["rok"], "(hidden size, layers; or FILE.py:FUNCTION), got nothing"),
     ],
 )
 def test_impossible_input_is_status_2(
@@ -401,9 +401,11 @@ class Recorded:
 
 def leg_of(name: str) -> LegResult:
     highest, last = PEAKS[name]
-    own = Tally(
-        losses_hex=((1.0).hex(), (1.0).hex()), step_ms=(2.0, 2.0), peaks=(highest, last)
-    )
+    steps = [
+        StepTally(loss_hex=(1.0).hex(), step_ms=2.0, peak_bytes=peak)
+        for peak in (highest, last)
+    ]
+    own = Tally(steps=tuple(steps))
     course = (Sample(0, last // 2), Sample(1_000_000, last // 4))
     return leg_result(name, own, weights_checksum=1, course=course)
 

@@ -19,14 +19,12 @@ SUBJECT = {
     "--device",
     "--links",
     "--max-overhead",
-    "--memory-gb-per-s",
     "--micro-batch",
     "--min-bytes",
     "--model",
     "--no-gpu",
     "--sequence",
     "--target",
-    "--tflops",
 }
 
 # Adding an option is a decision: it is written down here.
@@ -67,6 +65,7 @@ OPTIONS = {
         "--gpus",
         "--json",
         "--loss",
+        "--micro-batch",
         "--optimizer",
         "--tokens",
         "--train",
@@ -85,7 +84,6 @@ OPTIONS = {
     "report": {"--out", "runs"},
     "foresight": {
         "action",
-        "--calibrated",
         "--chunks",
         "--device",
         "--fabric",
@@ -121,7 +119,7 @@ OPTIONS = {
         "--stages",
         "--sweep",
     },
-    "rok": SUBJECT | {"--batches", "--json", "--plot", "--results"},
+    "rok": SUBJECT | {"--batches", "--json", "--plot"},
     "doctor": {
         "--directory",
         "--json",

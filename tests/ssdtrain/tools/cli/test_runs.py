@@ -151,10 +151,9 @@ def test_a_run_that_went_on_has_the_result_of_all_its_steps(
         for name, total in after["totals"].items():
             assert total == pytest.approx(sum(line[name] for line in own))
     assert result["ok"] and result["legs"]["with ssdtrain"]["totals"]["bytes_saved"] > 0
-    explained = result["legs"]["with ssdtrain"]["explained"]
     ratio = result["step_ratio"]
     told = result["why_no_ratio"] if ratio is None else f"with it, x {ratio:.3f}"
-    assert told and told in explained
+    assert told and told in result["step_explained"]
 
     before = files(run)
     for words in ((), ("train.steps=4",)):

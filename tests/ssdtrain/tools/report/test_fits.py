@@ -226,8 +226,52 @@ def test_plan_refuses_what_cannot_fit_and_never_loses_to_its_rows(
 def test_a_users_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my.py").write_text(MODEL)
-    answer = fits(Question(model="my.py:build"))
-    assert answer.way(CHECKPOINTING) is not None and answer.longest == {}
+    answer = fits(Question(model="my.py:build", micro_batch=2))
+    assert answer.way(CHECKPOINTING) is not None
+    most = answer.longest
+    assert 2 < most[PLAIN] < most[CHECKPOINTING] <= most[OURS]
+    told = "\n".join(lines(answer))
+    assert "a micro-batch of 2, h100" in told and "tokens/s" not in told
+    assert f"Largest micro-batch that fits: plain {most[PLAIN]:,}, check" in told
+    # What is told is true: so many fit, and a tenth more do not.
+    for size, it_fits in ((most[PLAIN], True), (most[PLAIN] * 11 // 10, False)):
+        plain = fits(Question(model="my.py:build", micro_batch=size)).way(PLAIN)
+        assert plain is not None and plain.fits is it_fits
+    fixed = MODEL.replace("torch.zeros(micro_batch,", "torch.zeros(4,")
+    Path("fixed.py").write_text(fixed)
+    assert fits(Question(model="fixed.py:build")).longest == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("my.py", "name its function, such as my.py:build"),
+        ("my.py:biuld", "my.py has no function 'biuld'"),
+        ("none.py:build", "none.py:build: there is no file"),
+        ("my.py:nothing", "my.py:nothing expects a function of one argument"),
+        ("my.py:Net", "my.py:Net expects a function of one argument"),
+        ("my.py:alone", r"my.py:alone: .*expects to give \(module, forward\)"),
+        ("my.py:small", "nothing is worth moving; give a larger --micro-batch"),
+    ],
+)
+def test_slips_in_a_users_file(
+    text: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    more = """
+def nothing():
+    return build(1)
+
+def alone(micro_batch):
+    return build(micro_batch)[0]
+
+def small(micro_batch):
+    net = nn.Linear(8, 8)
+    return net, lambda: net(torch.zeros(4, 8)).sum()
+"""
+    Path("my.py").write_text(MODEL + more)
+    with pytest.raises(ConfigError, match=told):
+        fits(Question(model=text))
 
 
 LIMIT_S = 20.0

@@ -19,7 +19,6 @@ from ssdtrain.plan.profile import PROFILE_FILE
 from ssdtrain.tools.cli import main
 from ssdtrain.tools.report.frontier import frontier
 from ssdtrain.tools.report.page import page, read_run
-from ssdtrain.tools.report.pictures import MAX_POINTS
 from ssdtrain.tools.report.table import rows
 from ssdtrain.tools.report.trace import write_trace
 from tests.ranks import LONGEST_S
@@ -103,6 +102,15 @@ def test_figures_are_those_of_the_result(run: Path) -> None:
         "time since the step began (ms)",
     ):
         assert part in text
+
+
+def test_the_ratio_is_explained_below_the_table(tmp_path: Path) -> None:
+    told = "Two runs compared: x 1.500 explains 97 %:\n  +5.0 ms: waits & copies"
+    text = page([read_run(a_run(tmp_path / "one", step_explained=told))])
+    below = text.partition("<table id='figures'>")[2].partition("</table>")[2]
+    assert "<pre id='step'>Two runs compared: x 1.500" in below[:300]
+    assert "waits &amp; copies" in below
+    assert "id='step'" not in page([read_run(a_run(tmp_path / "two"))])
 
 
 def test_measured_waits_stand_beside_the_predicted_ones(run: Path) -> None:
@@ -196,12 +204,14 @@ def test_a_zero_beside_another_runs_figure_says_why(tmp_path: Path) -> None:
 
 
 def test_long_courses_are_thinned_without_losing_the_peak(run: Path) -> None:
-    course = [(float(i), 10 if i != 7777 else 8000) for i in range(100_000)]
+    course = [(i / 9, 10 + i % 7 if i != 77_777 else 8000) for i in range(100_000)]
     (run / "memory.json").write_text(json.dumps({"with ssdtrain": course}))
     text = page([read_run(run)])
-    points = text.split("<polyline points='")[1].split("'")[0].split()
-    assert len(points) <= MAX_POINTS
-    heights = [float(point.split(",")[1]) for point in points]
+    [picture] = re.findall(r"<svg[^>]*Memory over.*?</svg>", text, re.S)
+    assert len(picture) < 500_000
+    paths = re.findall(r'<path d="([^"]*)"', picture)
+    drawn = re.findall(r"[ML] \S+ (\S+)", max(paths, key=len))
+    heights = [float(height) for height in drawn]
     assert max(heights) - min(heights) > 100  # the one high sample is drawn
 
 
@@ -266,7 +276,7 @@ def test_a_planned_run_shows_its_frontier_and_its_time_line(run: Path) -> None:
     assert "What ran when in step 2, rank 0" in text
     assert "<title>block, 1.00 ms</title>" in text
     assert "of another step" not in text
-    assert f"this run&#x27;s plan ({plan.policy})" in text
+    assert f"this run's plan ({plan.policy})" in text
     assert plan.prediction is not None
     worst = plan.prediction.stalls[0] if plan.prediction.stalls else None
     assert (f"{worst.ms:.2f} ms" if worst else "Nowhere, by the plan.") in text

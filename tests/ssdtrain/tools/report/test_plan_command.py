@@ -16,7 +16,7 @@ from ssdtrain.plan.plan import read_plan
 from ssdtrain.plan.profile import Phase
 from ssdtrain.plan.words import ModuleRow
 from ssdtrain.tools.cli import main
-from ssdtrain.tools.foresight.device import rated_device
+from ssdtrain.tools.foresight.device import rated_device, write_device
 from ssdtrain.tools.foresight.spec import H200, links_of
 from ssdtrain.tools.machine.links import LINK_FILE, LinkFile, LinkKind
 from ssdtrain.tools.report.estimate import estimate
@@ -170,23 +170,6 @@ def test_rok_predicts_and_draws(
         assert points["recompute", batch]["tflops"] < 0.8 * keep["tflops"]
 
 
-def test_rok_draws_what_was_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cell = {
-        "strategy": "keep",
-        "batch": 4,
-        "peak_gb": 1.5,
-        "step_ms": 10.0,
-        "tflops": 300.0,
-    }
-    path = tmp_path / "rok.json"
-    path.write_text(json.dumps({"cells": {"12288x3/keep/4": cell, "x": {"error": ""}}}))
-    assert main(["rok", "--results", str(path), "--json"]) == 0
-    [point] = json.loads(capsys.readouterr().out)
-    assert point["model"] == "12288x3" and point["tflops"] == 300.0
-
-
 @pytest.mark.parametrize(
     ("command", "says"),
     [
@@ -206,10 +189,8 @@ def test_rok_draws_what_was_measured(
         (["foresight", "shard", "--tables", "a"], "--tables a: No such file"),
         (["foresight", "predict", "--device", "/a"], "got '/a'"),
         (["project", "--plot", "/proc/x.png"], "/proc/x.png: No such file"),
-        (["plan", *SMALL, "--no-gpu", "--tflops", "600"], "come together"),
         (["plan", "--profile", "p", "--sweep", "micro_batch"], "needs --model"),
-        (["rok"], "expects --results rok.json or --model"),
-        (["rok", "--results", "absent.json"], "absent.json"),
+        (["rok"], "--model expects blocks:4096x32"),
     ],
 )
 def test_input_that_cannot_work(
@@ -257,12 +238,13 @@ def test_a_leaf_of_the_caller_is_in_no_estimate() -> None:
 
 
 def test_a_plan_that_moves_nothing_does_not_blame_rebuilding(
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A step of less than a millisecond hides no copy, whatever is rebuilt."""
     model = "blocks:1024x2 --micro-batch 1 --sequence 512 --no-gpu".split()
-    rates = "--tflops 600 --memory-gb-per-s 3500".split()
-    assert main(["plan", "--model", *model, *rates]) == 0
+    device = str(tmp_path / "rates.json")
+    write_device(device, RATES)
+    assert main(["plan", "--model", *model, "--device", device]) == 0
     text = capsys.readouterr().out
     assert "Moved 0 B out and 0 B back" in text
     assert "Next: nothing is moved" in text and "rebuilding;" not in text
