@@ -28,8 +28,9 @@ def measured(model: str, gpus: int, tokens: int) -> dict[str, Any]:
     own = best.layout
     return {
         **row,
-        "best": f"data {own.data}, tensor {own.tensor}, stages {own.pipeline}, ZeRO "
-        f"{own.zero}, micro-batch {own.sequences}, {own.way}",
+        "best": f"data {own.data}, tensor {own.tensor}, context {own.context}, stages "
+        f"{own.pipeline} x {own.chunks}, ZeRO {own.zero}, micro-batch "
+        f"{own.sequences}, {own.way}",
         "tokens_per_s": round(found.tokens_per_s(best)),
         "memory_gb": round(best.memory_bytes / 1e9, 1),
         "bound": best.bound,

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Protocol
 
 from ssdtrain.curves import Curve
 from ssdtrain.errors import ConfigError
@@ -62,6 +63,19 @@ def all_to_all_bytes(widths: Sequence[float], batch: int, element_bytes: int) ->
     sent = max(widths) * batch
     received = sum(widths) * local
     return max(sent, received) * element_bytes
+
+
+class Network(Protocol):
+    """What collectives run over: one fabric, or a cluster of nodes."""
+
+    @property
+    def compute_slowdown(self) -> float:
+        """Fraction by which kernels are slower beside a collective."""
+
+    def microseconds(
+        self, kind: Collective, message_bytes: float, num_ranks: int
+    ) -> float:
+        """Return the time of one operation when all ranks are there."""
 
 
 @dataclass(frozen=True, kw_only=True)

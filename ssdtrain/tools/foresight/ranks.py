@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.tools.foresight.collectives import Collective, Fabric
+from ssdtrain.tools.foresight.collectives import Collective, Network
 from ssdtrain.tools.foresight.device import Device
 from ssdtrain.tools.foresight.graph import CALLER, Graph, Stream
 from ssdtrain.tools.foresight.overheads import Phase
@@ -73,7 +73,7 @@ class RanksEstimate:
 
 
 def estimate_ranks(
-    graph: Graph, device: Device, fabric: Fabric, layout: Layout
+    graph: Graph, device: Device, fabric: Network, layout: Layout
 ) -> RanksEstimate:
     """The steady state of all ranks, at the clock that the power limit allows (a
     pipeline's of even layers: at the highest one).
@@ -152,7 +152,7 @@ def _slowed(tasks: Sequence[Task], factor: float) -> list[Task]:
 
 
 def _pipeline(
-    graph: Graph, tasks: Sequence[Task], fabric: Fabric, layout: Layout
+    graph: Graph, tasks: Sequence[Task], fabric: Network, layout: Layout
 ) -> RanksEstimate:
     """Layers shared evenly; each phase as long as its host or its device needs."""
     length = dict.fromkeys(Phase, 0.0)

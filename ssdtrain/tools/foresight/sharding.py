@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight import calls
-from ssdtrain.tools.foresight.collectives import Collective, Fabric, all_to_all_bytes
+from ssdtrain.tools.foresight.collectives import Collective, Network, all_to_all_bytes
 from ssdtrain.tools.foresight.device import Device
 from ssdtrain.tools.foresight.graph import Stream
 from ssdtrain.tools.foresight.reuse import distinct_share
@@ -94,7 +94,7 @@ class Lookups:
     """Prices the embedding part of a step under a sharding."""
 
     device: Device
-    fabric: Fabric
+    fabric: Network
     batch: int
     """Samples of a step, over all ranks."""
     dtype: str = "fp32"

@@ -11,6 +11,7 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.collectives import (
     Collective,
     Fabric,
+    Network,
     load_fabric,
     straight_fabric,
 )
@@ -31,7 +32,7 @@ class Wires:
 
     links: Links | None = None
     """To the host and the SSD; None: the graph has no copies."""
-    fabric: Fabric | None = None
+    fabric: Network | None = None
     """To other ranks; None: the graph has no collectives."""
     num_ranks: int = 1
     """Of a collective whose node does not name its own."""

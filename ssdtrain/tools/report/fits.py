@@ -20,11 +20,11 @@ from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.quantities import bytes_text
 from ssdtrain.regions.find import find_regions
+from ssdtrain.tools.foresight.cluster import DEFAULT, cluster_of
 from ssdtrain.tools.foresight.collectives import Collective
 from ssdtrain.tools.foresight.device import Device, load_device
 from ssdtrain.tools.foresight.recorder import STATES
 from ssdtrain.tools.foresight.spec import links_of
-from ssdtrain.tools.foresight.wires import fabric_of
 from ssdtrain.tools.report.build_public import (
     Loss,
     Shape,
@@ -412,7 +412,7 @@ def _sharded(
         else replace(mark, other_bytes=mark.other_bytes + root + 2 * largest)
         for mark in profile.marks
     )
-    fabric = fabric_of(device.spec)
+    fabric = cluster_of(DEFAULT, device.spec)
 
     def ms(kind: Collective, num_bytes: float) -> float:
         return fabric.microseconds(kind, num_bytes, number) / 1e3

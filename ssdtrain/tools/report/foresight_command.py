@@ -17,14 +17,15 @@ from rich.table import Table
 
 from ssdtrain.arguments import count_argument, positive_argument, reason, show
 from ssdtrain.errors import ConfigError
-from ssdtrain.jsonfile import load_as, write_json
+from ssdtrain.jsonfile import load_as
 from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.foresight.autocast import Autocast
 from ssdtrain.tools.foresight.calibrate import family_scales, host_scale, measured_power
 from ssdtrain.tools.foresight.call import Family
 from ssdtrain.tools.foresight.capture import capture
 from ssdtrain.tools.foresight.caveats import explained, left_out
-from ssdtrain.tools.foresight.collectives import Fabric, load_fabric
+from ssdtrain.tools.foresight.cluster import EXAMPLE, cluster_of
+from ssdtrain.tools.foresight.collectives import Network, load_fabric
 from ssdtrain.tools.foresight.device import (
     DEFAULT_DEVICE,
     Device,
@@ -51,6 +52,7 @@ from ssdtrain.tools.foresight.sharding import Lookups, candidates
 from ssdtrain.tools.foresight.sharding import Table as EmbeddingTable
 from ssdtrain.tools.foresight.spec import Kind, links_of
 from ssdtrain.tools.foresight.steps import capture_step
+from ssdtrain.tools.foresight.table_plan import TABLE_PLAN_FILE, table_plan
 from ssdtrain.tools.foresight.wires import Wires, fabric_of
 from ssdtrain.tools.report.subject import add_batch, build_of, function_of
 
@@ -76,7 +78,8 @@ EXAMPLES = """actions and examples:
              scale a shipped device to this machine in a minute; then --device mine.json
   shard      ssdtrain foresight shard --tables tables.json --ranks 4 --micro-batch 4096
              which rank holds which embedding table (JSON list of rows, width, lookups
-             a sample and distinct_share or reuse_factors); --save writes the ranks
+             a sample and distinct_share or reuse_factors); --save writes a plan that
+             torchrec, DTensor and python -m ssdtrain.tools.foresight.dlrm take
   fuse       ssdtrain foresight fuse --model my.py:build --device own.json
              pairs of convolutions of a step, and how much one kernel for both could
              gain at most, by the roofline of the device; no decision
@@ -129,7 +132,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fabric",
         metavar="NAME",
-        help="links between GPUs: a file, or nvlink (default: the device's)",
+        help="links between GPUs: a file, nvlink (default: the device's) or those of "
+        "several nodes, such as nvlink:8,ib:400G",
     )
     parser.add_argument("--tables", metavar="FILE", help="embedding tables (JSON)")
     names = ", ".join(shipped()) or "none"
@@ -296,15 +300,17 @@ def _wires(args: argparse.Namespace, device: Device, graphs: list[Graph]) -> Wir
     )
 
 
-def _fabric(args: argparse.Namespace) -> Fabric:
+def _fabric(args: argparse.Namespace) -> Network:
     if args.fabric is None:
         return fabric_of(load_device(args.device).spec)
+    if ":" in args.fabric and not Path(args.fabric).exists():
+        return cluster_of(args.fabric, load_device(args.device).spec)
     try:
         return load_fabric(args.fabric)
     except FileNotFoundError:
         raise ConfigError(
-            "--fabric expects nvlink or a fabric file (.json) that is there, got "
-            f"{args.fabric!r}"
+            "--fabric expects nvlink, a fabric file (.json) that is there, or "
+            f"{EXAMPLE}, got {args.fabric!r}"
         ) from None
 
 
@@ -324,7 +330,9 @@ def _shard(args: argparse.Namespace) -> None:
     for name, (us, _) in sorted(found.items(), key=lambda pair: pair[1][0]):
         print(f"{name}: {us / 1e3:.3f} ms{' <- chosen' if name == best else ''}")
     if args.save:
-        write_json(args.save, {"rule": best, "ranks": list(found[best][1])})
+        on = "cpu" if lookups.device.spec.kind is Kind.CPU else "cuda"
+        plan = table_plan(best, tables, found[best][1], args.ranks, on)
+        TABLE_PLAN_FILE.write(args.save, plan)
 
 
 def _fuse(args: argparse.Namespace) -> None:

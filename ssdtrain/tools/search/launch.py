@@ -1,9 +1,10 @@
-"""What launches a layout: settings of four frameworks."""
+"""What launches a layout: settings of four frameworks, and ssdtrain's line for them."""
 
 import json
 from collections.abc import Mapping
 
-from ssdtrain.tools.search.parallel_layout import PLAIN, Job, ParallelLayout
+from ssdtrain.tools.search.parallel_layout import CHECKPOINTING, Job, ParallelLayout
+from ssdtrain.tools.search.stage_costs import OURS
 
 FSDP2 = '''"""Launch with: torchrun --nproc-per-node=GPUS_OF_A_NODE train.py"""
 import torch
@@ -45,8 +46,11 @@ CHECKPOINTING = {again}  # model.gradient_checkpointing_enable()
 '''
 
 
-def torchtitan(layout: ParallelLayout, job: Job) -> str:
-    """Return the TOML of torchtitan: what the layout sets."""
+def torchtitan(layout: ParallelLayout, job: Job) -> str | None:
+    """Return the TOML of torchtitan: what the layout sets; None: it has no such layout
+    (its tensor parallelism is never without sequence parallelism)."""
+    if layout.tensor > 1 and not layout.divided:
+        return None
     replicate = 1 if layout.zero else layout.data
     lines = [
         "[training]",
@@ -59,9 +63,21 @@ def torchtitan(layout: ParallelLayout, job: Job) -> str:
         f"data_parallel_shard_degree = {layout.data // replicate}",
         f'fsdp_reshard_after_forward = "{_reshard(layout)}"',
         f"tensor_parallel_degree = {layout.tensor}",
+        f"context_parallel_degree = {layout.context}",
+        'context_parallel_rotate_method = "allgather"',
         f"pipeline_parallel_degree = {layout.pipeline}",
-        'pipeline_parallel_schedule = "1F1B"',
+        f'pipeline_parallel_schedule = "{_schedule(layout)}"',
         f"pipeline_parallel_microbatch_size = {layout.sequences}",
+    ]
+    if layout.chunks > 1:
+        layers = job.layers // (layout.pipeline * layout.chunks)
+        lines.append(f"pipeline_parallel_layers_per_stage = {layers}")
+    if job.experts is not None:
+        lines += [
+            f"expert_parallel_degree = {layout.expert}",
+            f"expert_tensor_parallel_degree = {layout.tensor}",
+        ]
+    lines += [
         "",
         "[activation_checkpoint]",
         f'mode = "{_torchtitan_mode(layout.way)}"',
@@ -78,8 +94,12 @@ def _reshard(layout: ParallelLayout) -> str:
     return "always" if layout.zero == 3 else "never"
 
 
+def _schedule(layout: ParallelLayout) -> str:
+    return "Interleaved1F1B" if layout.chunks > 1 else "1F1B"
+
+
 def _torchtitan_mode(way: str) -> str:
-    return {PLAIN: "none", "selective": "selective"}.get(way, "full")
+    return {"selective": "selective", CHECKPOINTING: "full"}.get(way, "none")
 
 
 def megatron(layout: ParallelLayout, job: Job) -> str:
@@ -92,8 +112,22 @@ def megatron(layout: ParallelLayout, job: Job) -> str:
         f"--seq-length {job.tokens}",
         "--bf16",
     ]
-    if layout.tensor > 1:
+    if layout.divided:
         flags.append("--sequence-parallel")
+    if layout.chunks > 1:
+        flags.append(f"--num-virtual-stages-per-pipeline-rank {layout.chunks}")
+    if layout.context > 1:
+        flags.append(f"--context-parallel-size {layout.context}")
+        flags.append("--cp-comm-type all_gather")
+    if job.experts is not None:
+        flags += [
+            f"--num-experts {job.experts.number}",
+            f"--moe-router-topk {job.experts.each}",
+            "--moe-token-dispatcher-type alltoall",
+            "--moe-grouped-gemm",
+            f"--expert-model-parallel-size {layout.expert}",
+            f"--expert-tensor-parallel-size {layout.tensor}",
+        ]
     if layout.zero == 1:
         flags += ["--use-distributed-optimizer", "--overlap-grad-reduce"]
         flags.append("--overlap-param-gather")
@@ -104,15 +138,15 @@ def megatron(layout: ParallelLayout, job: Job) -> str:
         flags.append("--no-gradient-accumulation-fusion")
     if layout.way == "selective":
         flags.append("--recompute-granularity selective")
-    elif layout.way != PLAIN:
+    elif layout.way == CHECKPOINTING:
         flags += ["--recompute-granularity full", "--recompute-method uniform"]
         flags.append("--recompute-num-layers 1")
     return " \\\n  ".join(flags) + "\n"
 
 
 def deepspeed(layout: ParallelLayout, job: Job) -> str | None:
-    """Return DeepSpeed's JSON; None: it has no such layout (tensor parallelism)."""
-    if layout.tensor > 1:
+    """Return DeepSpeed's JSON; None: its file names no such layout."""
+    if layout.tensor * layout.context * layout.expert * layout.chunks > 1:
         return None
     values = {
         "train_batch_size": job.batch,
@@ -126,7 +160,8 @@ def deepspeed(layout: ParallelLayout, job: Job) -> str | None:
 
 def fsdp2(layout: ParallelLayout, job: Job) -> str | None:
     """Return Python for FSDP2 and tensor parallelism; None: it has no such layout."""
-    if layout.pipeline > 1 or layout.zero < 2:
+    others = layout.pipeline * layout.context * layout.expert
+    if others > 1 or layout.zero < 2 or layout.divided:
         return None
     return FSDP2.format(
         data=layout.data,
@@ -135,16 +170,38 @@ def fsdp2(layout: ParallelLayout, job: Job) -> str | None:
         sequences=layout.sequences,
         count=layout.micro_batches(job.batch),
         tokens=job.tokens,
-        again=layout.way != PLAIN,
+        again=layout.way == CHECKPOINTING,
     )
 
 
-def configurations(layout: ParallelLayout, job: Job) -> Mapping[str, str]:
-    """Return what launches a layout, by framework; those that cannot are left out."""
+def ssdtrain(layout: ParallelLayout, drives: bool) -> str | None:
+    """Return the line that lets ssdtrain place the activations; None: it is not asked.
+
+    Args:
+        layout: what is launched.
+        drives: whether some of them go to SSDs.
+    """
+    if not layout.way.startswith(OURS):
+        return None
+    where = 'target="tiered", directory=DIRECTORY' if drives else 'target="host"'
+    return f'ssdtrain.offload(model, device_memory="fit", {where})\n'
+
+
+def configurations(
+    layout: ParallelLayout, job: Job, *, drives: bool = False
+) -> Mapping[str, str]:
+    """Return what launches a layout, by framework; those that cannot are left out.
+
+    Args:
+        layout: what is launched.
+        job: what is trained.
+        drives: whether activations go to SSDs.
+    """
     found = {
         "torchtitan": torchtitan(layout, job),
         "megatron": megatron(layout, job),
         "deepspeed": deepspeed(layout, job),
         "fsdp2": fsdp2(layout, job),
+        "ssdtrain": ssdtrain(layout, drives),
     }
     return {name: text for name, text in found.items() if text is not None}

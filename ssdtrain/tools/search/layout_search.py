@@ -4,17 +4,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.tools.foresight.device import load_device
-from ssdtrain.tools.report.build_public import Loss, Train, shape_of
-from ssdtrain.tools.search.parallel_layout import (
-    PLAIN,
-    Job,
-    PricedLayout,
-    Pricer,
-    layouts,
+from ssdtrain.tools.foresight.cluster import DEFAULT, cluster_of
+from ssdtrain.tools.foresight.device import Device, load_device
+from ssdtrain.tools.report.build_public import Loss, Shape, Train, shape_of
+from ssdtrain.tools.search.experts import experts_of
+from ssdtrain.tools.search.parallel_layout import PLAIN, Job, layouts
+from ssdtrain.tools.search.pricing import Key, PricedLayout, Pricer
+from ssdtrain.tools.search.stage_costs import (
+    GROUPS,
+    HEADS,
+    HIDDEN,
+    StageCosts,
+    stage_costs,
+    tensor_degrees,
 )
-from ssdtrain.tools.search.stage_costs import HIDDEN, stage_costs, tensor_degrees
-from ssdtrain.tools.search.tiers import DEFAULT, cluster_of
+from ssdtrain.tools.search.stores import HOST, LEAST_YEARS, stores_of
 
 SEQUENCES = (1, 2, 4)
 """Of a micro-batch."""
@@ -32,6 +36,11 @@ class Asked:
     batch: int = 512
     """Sequences of a step."""
     loss: Loss = Loss.STOCK
+    host: str = HOST
+    """Of a node, for activations."""
+    ssd: str | None = None
+    """Drives of a node, as NAME:NUMBER."""
+    ssd_years: float = LEAST_YEARS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,36 +77,75 @@ def search(asked: Asked, progress: Callable[[str], None]) -> Ranked:
     cluster = cluster_of(asked.fabric, device.spec)
     if shape.num_layers is None:
         raise ConfigError(f"a search expects a stack of layers, {asked.model} has none")
-    job = Job(
-        layers=shape.num_layers,
-        hidden=shape.values[HIDDEN],
-        tokens=asked.tokens,
-        batch=asked.batch,
-        gpus=asked.gpus,
-    )
-    degrees = tensor_degrees(shape, min(cluster.node, asked.gpus))
+    job = job_of(shape, asked.tokens, asked.batch, asked.gpus)
+    node = min(cluster.node, asked.gpus)
+    stores = stores_of(asked.host, asked.ssd, asked.ssd_years, node)
+    degrees = tensor_degrees(shape, node)
     sequences = [number for number in SEQUENCES if number <= asked.batch]
     if not any(layouts(job, degrees, sequences, [PLAIN])):
         raise ConfigError(
             f"no layout divides {shape.num_layers} layers and a batch of {asked.batch} "
             f"sequences over {asked.gpus} GPUs; set --batch to a multiple of the GPUs"
         )
-    costs = {}
+    costs: dict[Key, StageCosts] = {}
     for degree in degrees:
         for number in sequences:
             progress(f"pricing a layer: tensor parallel {degree}, micro-batch {number}")
-            costs[degree, number] = stage_costs(
-                shape, degree, number, asked.tokens, device
-            )
+            costs |= keyed_costs(shape, job, degree, number, device)
     capacity = device.spec.memory_bytes - device.context_bytes
     pricer = Pricer(
         job=job,
         spec=device.spec,
         cluster=cluster,
         capacity_bytes=capacity,
+        stores=stores,
         costs=costs,
     )
-    ways = list(next(iter(costs.values())).milliseconds)
+    ways = list(next(iter(costs.values())).ways)
     found = [pricer.price(one) for one in layouts(job, degrees, sequences, ways)]
-    found.sort(key=lambda one: (not one.fits, one.step_ms if one.fits else 0.0))
+    found.sort(
+        key=lambda one: (
+            not one.fits,
+            round(one.step_ms, 3) if one.fits else 0.0,
+            one.memory_bytes,
+        )
+    )
     return Ranked(job=job, priced=tuple(found), capacity_bytes=capacity)
+
+
+def job_of(shape: Shape, tokens: int, batch: int, gpus: int) -> Job:
+    """Return what is trained.
+
+    Args:
+        shape: of a decoder, whose layers are counted.
+        tokens: of a sequence.
+        batch: sequences of a step, over all GPUs.
+        gpus: of all nodes.
+    """
+    values = shape.values
+    width = values.get("head_dim") or values[HIDDEN] // values[HEADS]
+    return Job(
+        layers=shape.num_layers or 0,
+        hidden=values[HIDDEN],
+        tokens=tokens,
+        batch=batch,
+        gpus=gpus,
+        keys=2 * width * values.get(GROUPS, values[HEADS]),
+        experts=experts_of(shape),
+    )
+
+
+def keyed_costs(
+    shape: Shape,
+    job: Job,
+    degree: int,
+    sequences: int,
+    device: Device,
+    *,
+    is_blocking: bool = False,
+) -> dict[Key, StageCosts]:
+    """Return a stage's costs without and with sequence parallelism."""
+    found = stage_costs(
+        shape, degree, sequences, job.tokens, device, is_blocking=is_blocking
+    )
+    return {(degree, sequences, divided): one for divided, one in found.items()}

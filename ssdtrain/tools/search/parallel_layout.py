@@ -1,28 +1,20 @@
-"""Layouts of a training step over GPUs, and what one costs.
+"""Layouts of a training step over GPUs.
 
 Ranks are numbered as Megatron does: tensor-parallel ones are neighbours, then come
-data-parallel ones, then the stages of the pipeline. Pipelines run 1F1B.
+those that share a sequence, then data-parallel ones, then the stages of the pipeline.
+Expert-parallel ranks are neighbours among those that hold the same weights.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
-from ssdtrain.tools.foresight.collectives import Collective
-from ssdtrain.tools.foresight.spec import Spec
-from ssdtrain.tools.search.stage_costs import StageCosts
-from ssdtrain.tools.search.tiers import Cluster
+from ssdtrain.tools.search.experts import Experts
 
-WEIGHT, GRADIENT, OPTIMIZER = 2, 4, 12
-"""Bytes of a parameter: bf16, its gradient in fp32, fp32 weights and Adam's moments."""
-UPDATE = 30
-"""Bytes of a parameter that Adam's update reads and writes."""
-GATHERED_LAYERS = 2
-"""Layers whose weights ZeRO-3 holds whole at once."""
-REDUCES = 4
-"""All-reduces of a layer's forward and backward under tensor parallelism."""
-AGAIN = 2
-"""More of them where a layer's forward runs again."""
 PLAIN, CHECKPOINTING = "plain", "checkpointing"
+SHORTEST = 2048
+"""Tokens of a sequence that a rank has at least under context parallelism."""
+MOST_CHUNKS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +28,9 @@ class Job:
     batch: int
     """Sequences of a step, over all GPUs."""
     gpus: int
+    keys: int = 0
+    """Elements of a token's keys and values in a layer."""
+    experts: Experts | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,160 +46,89 @@ class ParallelLayout:
     """Of a micro-batch."""
     way: str
     """How activations are kept."""
+    context: int = 1
+    """Ranks that share a sequence: each gathers the keys and values of the others."""
+    expert: int = 1
+    """Ranks, of those that hold the same weights, that share a layer's experts."""
+    chunks: int = 1
+    """Of a stage's layers, interleaved."""
+    divided: bool = False
+    """Sequence parallelism: norms and residuals are divided among tensor ranks."""
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same weights, experts left out."""
+        return self.data * self.context
 
     def micro_batches(self, batch: int) -> int:
         """Return the micro-batches of one data-parallel rank."""
         return batch // (self.data * self.sequences)
 
+    def flying(self, batch: int) -> float:
+        """Return the micro-batches whose activations the first stage holds at most."""
+        count = self.micro_batches(batch)
+        if self.chunks == 1:
+            return min(self.pipeline, count)
+        warm = 2 * (self.pipeline - 1) + (self.chunks - 1) * self.pipeline + 1
+        return min(warm, count * self.chunks) / self.chunks
 
-@dataclass(frozen=True, kw_only=True)
-class PricedLayout:
-    """A layout, its step and its memory."""
 
-    layout: ParallelLayout
-    parts_ms: Mapping[str, float]
-    """Of a step, by what takes the time."""
-    memory_bytes: float
-    fits: bool
-
-    @property
-    def step_ms(self) -> float:
-        """Time of a step."""
-        return sum(self.parts_ms.values())
-
-    @property
-    def bound(self) -> str:
-        """What takes the most time besides compute, if it is a twentieth; else that."""
-        rest = {k: v for k, v in self.parts_ms.items() if k != "compute"}
-        name = max(rest, key=lambda one: rest[one])
-        return name if rest[name] > self.step_ms / 20 else "compute"
+def powers(most: int) -> list[int]:
+    """Return 1, 2, 4 and so on."""
+    return [1 << at for at in range(max(1, most).bit_length())]
 
 
 def layouts(
-    job: Job, degrees: list[int], sequences: list[int], ways: list[str]
+    job: Job, degrees: Sequence[int], sequences: Sequence[int], ways: Sequence[str]
 ) -> Iterator[ParallelLayout]:
     """All layouts whose numbers divide."""
-    for tensor in degrees:
-        rest, odd = divmod(job.gpus, tensor)
-        stages = [p for p in range(1, min(job.layers, rest) + 1) if rest % p == 0]
-        for pipeline in () if odd else stages:
+    contexts = powers(job.tokens // SHORTEST)
+    for tensor, context in product(degrees, contexts):
+        rest, odd = divmod(job.gpus, tensor * context)
+        for pipeline in range(1, 0 if odd else min(job.layers, rest) + 1):
+            if rest % pipeline or job.layers % pipeline:
+                continue
             data = rest // pipeline
             levels = (0, 1, 2, 3) if pipeline == 1 else (0, 1)
-            for zero in levels if data > 1 else (0,):
-                for number in sequences:
-                    for way in ways:
-                        if job.layers % pipeline or job.batch % (data * number):
-                            continue
-                        yield ParallelLayout(
-                            data=data,
-                            tensor=tensor,
-                            pipeline=pipeline,
-                            zero=zero,
-                            sequences=number,
-                            way=way,
-                        )
+            for zero, number, expert, chunks, divided, way in product(
+                levels if data * context > 1 else (0,),
+                [number for number in sequences if job.batch % (data * number) == 0],
+                _expert_degrees(job, data * context),
+                powers(MOST_CHUNKS) if pipeline > 1 else (1,),
+                _divisions(job, tensor),
+                ways,
+            ):
+                one = ParallelLayout(
+                    data=data,
+                    tensor=tensor,
+                    pipeline=pipeline,
+                    zero=zero,
+                    sequences=number,
+                    way=way,
+                    context=context,
+                    expert=expert,
+                    chunks=chunks,
+                    divided=divided,
+                )
+                if chunks == 1 or _interleaves(job, one):
+                    yield one
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pricer:
-    """Prices layouts of one job."""
+def _expert_degrees(job: Job, replicas: int) -> list[int]:
+    if job.experts is None:
+        return [1]
+    number = job.experts.number
+    each = powers(min(number, replicas))
+    return [one for one in each if number % one == 0 and replicas % one == 0]
 
-    job: Job
-    spec: Spec
-    cluster: Cluster
-    capacity_bytes: float
-    costs: Mapping[tuple[int, int], StageCosts]
-    """By tensor-parallel degree and sequences of a micro-batch."""
 
-    def price(self, layout: ParallelLayout) -> PricedLayout:
-        """Return the step and the memory of a layout."""
-        costs = self.costs[layout.tensor, layout.sequences]
-        count = layout.micro_batches(self.job.batch)
-        layers = self.job.layers // layout.pipeline
-        compute = costs.milliseconds[layout.way].of(layers)
-        tensor = self._tensor_ms(layout, layers)
-        parameters = costs.parameters.of(layers)
-        parts = {
-            "compute": count * compute,
-            "tensor parallelism": count * tensor,
-            "pipeline bubble": self._bubble_ms(layout, compute + tensor),
-            "data parallelism": self._data_ms(
-                layout, parameters, count, compute + tensor
-            ),
-            "optimizer": self._update_ms(layout, parameters),
-        }
-        memory = self._memory(layout, parameters, layers, count)
-        return PricedLayout(
-            layout=layout,
-            parts_ms=parts,
-            memory_bytes=memory,
-            fits=memory <= self.capacity_bytes,
-        )
+def _divisions(job: Job, tensor: int) -> tuple[bool, ...]:
+    """Experts under tensor parallelism expect sequence parallelism (Megatron)."""
+    if tensor == 1:
+        return (False,)
+    return (True,) if job.experts is not None else (True, False)
 
-    def _message(self, layout: ParallelLayout) -> float:
-        """Bytes of one micro-batch's hidden state."""
-        return layout.sequences * self.job.tokens * self.job.hidden * WEIGHT
 
-    def _tensor_ms(self, layout: ParallelLayout, layers: int) -> float:
-        """All-reduces (or gathers and scatters, which move the same) of one
-        micro-batch; nothing hides them."""
-        each = self.cluster.microseconds(
-            Collective.ALL_REDUCE, self._message(layout), layout.tensor
-        )
-        again = 0 if layout.way == PLAIN else AGAIN
-        return (REDUCES + again) * layers * each / 1e3
-
-    def _bubble_ms(self, layout: ParallelLayout, stage_ms: float) -> float:
-        """The first micro-batch's way through the pipeline, and the last one's back."""
-        message = self._message(layout) / layout.tensor
-        send = self.cluster.send_us(message, layout.tensor * layout.data) / 1e3
-        return (layout.pipeline - 1) * (stage_ms + 2 * send)
-
-    def _data_ms(
-        self, layout: ParallelLayout, parameters: float, count: int, stage_ms: float
-    ) -> float:
-        """What of the data-parallel collectives no compute hides."""
-
-        def ms(kind: Collective, each: int) -> float:
-            message = parameters * each
-            return (
-                self.cluster.microseconds(kind, message, layout.data, layout.tensor)
-                / 1e3
-            )
-
-        if layout.data == 1:
-            return 0.0
-        backward = stage_ms * 2 / 3
-        layers = self.job.layers // layout.pipeline
-        gather = ms(Collective.ALL_GATHER, WEIGHT)
-        if layout.zero == 3:
-            busy = 2 * gather + ms(Collective.REDUCE_SCATTER, GRADIENT)
-            return count * max(0.0, busy - stage_ms) + busy / layers
-        if layout.zero == 0:
-            reduced = ms(Collective.ALL_REDUCE, GRADIENT)
-            return max(reduced - backward, reduced / layers)
-        scatter = ms(Collective.REDUCE_SCATTER, GRADIENT)
-        times = count if layout.zero == 2 else 1
-        exposed = max(scatter - backward, scatter / layers)
-        return times * exposed + gather
-
-    def _update_ms(self, layout: ParallelLayout, parameters: float) -> float:
-        share = layout.data if layout.zero else 1
-        return parameters / share * UPDATE / (self.spec.memory_gb_per_s * 1e6)
-
-    def _memory(
-        self, layout: ParallelLayout, parameters: float, layers: int, count: int
-    ) -> float:
-        """The peak of the first stage, which holds the most micro-batches."""
-        costs = self.costs[layout.tensor, layout.sequences]
-        divided = [layout.data if layout.zero >= at else 1 for at in (3, 2, 1)]
-        sizes = (WEIGHT, GRADIENT, OPTIMIZER)
-        states = sum(
-            parameters * size / share
-            for size, share in zip(sizes, divided, strict=True)
-        )
-        if layout.zero == 3:
-            states += GATHERED_LAYERS * costs.parameters.layer * WEIGHT
-        held = costs.activation_bytes[layout.way]
-        flying = min(layout.pipeline, count)
-        return states + flying * layers * held.layer + held.ends
+def _interleaves(job: Job, one: ParallelLayout) -> bool:
+    divides = job.layers % (one.pipeline * one.chunks) == 0
+    return divides and one.micro_batches(job.batch) % one.pipeline == 0

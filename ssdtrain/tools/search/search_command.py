@@ -2,22 +2,27 @@
 
 import argparse
 import json
+import math
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from ssdtrain.arguments import count_argument, show
+from ssdtrain.arguments import count_argument, positive_argument, show
 from ssdtrain.errors import ConfigError
 from ssdtrain.quantities import bytes_text
+from ssdtrain.tools.foresight.cluster import DEFAULT
 from ssdtrain.tools.report.build_public import Loss
 from ssdtrain.tools.report.fits_command import tokens_argument
 from ssdtrain.tools.search.launch import configurations
 from ssdtrain.tools.search.layout_search import Asked, Ranked, search
-from ssdtrain.tools.search.tiers import DEFAULT
+from ssdtrain.tools.search.pricing import PricedLayout
+from ssdtrain.tools.search.stores import HOST, LEAST_YEARS
 
 EXAMPLES = """examples:
   ssdtrain search llama-3.1-8b --gpus 8
   ssdtrain search llama-3.1-70b --gpus 64 --gpu h200 --fabric nvlink:8,ib:400G
+  ssdtrain search llama-3.1-70b --gpus 16 --host 2TB --ssd d7-p5620:8
   ssdtrain search path/to/config.json --gpus 16 --tokens 4k --batch 256 --save DIR
 """
 SHOWN = 8
@@ -26,6 +31,7 @@ FILES = {
     "megatron": "megatron_flags.txt",
     "deepspeed": "deepspeed.json",
     "fsdp2": "fsdp2.py",
+    "ssdtrain": "ssdtrain.py",
 }
 
 
@@ -48,6 +54,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--batch", type=count_argument, default=512, help="sequences of a step (512)"
+    )
+    parser.add_argument(
+        "--host", default=HOST, help=f"a node's memory for activations ({HOST})"
+    )
+    parser.add_argument(
+        "--ssd", metavar="NAME:NUMBER", help="a node's drives, of `ssdtrain project`"
+    )
+    parser.add_argument(
+        "--ssd-years",
+        type=positive_argument,
+        default=LEAST_YEARS,
+        help=f"that the drives have to last ({LEAST_YEARS:g})",
     )
     parser.add_argument(
         "--loss",
@@ -76,6 +94,9 @@ def run(args: argparse.Namespace) -> int:
         tokens=args.tokens,
         batch=args.batch,
         loss=Loss(args.loss),
+        host=args.host,
+        ssd=args.ssd,
+        ssd_years=args.ssd_years,
     )
     try:
         found = search(asked, progress)
@@ -96,7 +117,7 @@ def save(found: Ranked, directory: Path) -> None:
     if found.best is None:
         return
     directory.mkdir(parents=True, exist_ok=True)
-    for name, text in configurations(found.best.layout, found.job).items():
+    for name, text in _launch(found, found.best).items():
         (directory / FILES[name]).write_text(text, encoding="utf-8")
 
 
@@ -108,6 +129,9 @@ def to_json(found: Ranked) -> dict[str, object]:
             "step_ms": one.step_ms,
             "tokens_per_s": found.tokens_per_s(one),
             "memory_bytes": one.memory_bytes,
+            "memory_parts": dict(one.memory_parts),
+            **asdict(one.resting),
+            "ssd_years": one.years if math.isfinite(one.years) else None,
             "bound": one.bound,
             "parts_ms": dict(one.parts_ms),
         }
@@ -115,7 +139,7 @@ def to_json(found: Ranked) -> dict[str, object]:
         if one.fits
     ]
     best = found.best
-    launch = {} if best is None else dict(configurations(best.layout, found.job))
+    launch = {} if best is None else dict(_launch(found, best))
     return {"job": asdict(found.job), "layouts": rows, "launch": launch}
 
 
@@ -137,17 +161,32 @@ def lines(asked: Asked, found: Ranked) -> list[str]:
             "Take more GPUs, fewer --tokens or --loss fused.",
         ]
     told.append(
-        f"  {'data':>5} {'tensor':>6} {'stages':>6} {'ZeRO':>4} {'micro':>5} "
-        f"{'activations':14} {'step':>10} {'tokens/s':>12} {'memory':>10}  bound by"
+        f"  {'data':>5} {'tensor':>6} {'context':>7} {'stages':>6} {'experts':>7} "
+        f"{'ZeRO':>4} {'micro':>5} {'activations':14} {'step':>10} {'tokens/s':>12} "
+        f"{'memory':>10} {'host':>10} {'SSD':>10}  bound by"
     )
-    for one in fitting[:SHOWN]:
-        own = one.layout
-        told.append(
-            f"  {own.data:>5} {own.tensor:>6} {own.pipeline:>6} {own.zero:>4} "
-            f"{own.sequences:>5} {own.way:14} {one.step_ms:>7.0f} ms "
-            f"{found.tokens_per_s(one):>12,.0f} {bytes_text(one.memory_bytes):>10}  "
-            f"{one.bound}"
-        )
-    for name, text in configurations(fitting[0].layout, found.job).items():
+    told += [_row(found, one) for one in fitting[:SHOWN]]
+    best = fitting[0]
+    if math.isfinite(best.years):
+        told += ["", f"The SSDs last {best.years:.1f} years under the first."]
+    for name, text in _launch(found, best).items():
         told += ["", f"-- {name} --", text.rstrip()]
     return told
+
+
+def _launch(found: Ranked, best: PricedLayout) -> Mapping[str, str]:
+    drives = best.resting.ssd_bytes > 0
+    return configurations(best.layout, found.job, drives=drives)
+
+
+def _row(found: Ranked, one: PricedLayout) -> str:
+    own = one.layout
+    tensor = f"{own.tensor}{'s' if own.divided else ''}"
+    stages = f"{own.pipeline}{f'x{own.chunks}' if own.chunks > 1 else ''}"
+    return (
+        f"  {own.data:>5} {tensor:>6} {own.context:>7} {stages:>6} {own.expert:>7} "
+        f"{own.zero:>4} {own.sequences:>5} {own.way:14} {one.step_ms:>7.0f} ms "
+        f"{found.tokens_per_s(one):>12,.0f} {bytes_text(one.memory_bytes):>10} "
+        f"{bytes_text(one.resting.host_bytes):>10} "
+        f"{bytes_text(one.resting.ssd_bytes):>10}  {one.bound}"
+    )

@@ -1,27 +1,45 @@
 """What a layer takes on one rank of a tensor-parallel group: time, memory, weights.
 
 A rank's part of a decoder is a decoder with fewer heads, a narrower feed-forward part
-and fewer words. Two depths of it are captured and priced as `ssdtrain fits` does; the
-difference is a layer, the rest are the ends (embedding, head, loss).
+and fewer words. A few layers of it are captured and priced as `ssdtrain fits` does. The
+same layers repeated, to two depths, give a layer's figures as the difference; the rest
+are the ends (embedding, head, loss).
+
+Activations are kept in one of several ways: plain, checkpointing, selective
+checkpointing, and ssdtrain's at some prices of a byte (DESIGN 5): at each, every tensor
+stays, moves or is made again, whichever costs less.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ssdtrain.errors import ConfigError
+from ssdtrain.plan.prices import LEVELS, Priced, Prices
+from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.schedule import schedule
+from ssdtrain.plan.simulate import Run
+from ssdtrain.plan.timeline import Timeline
 from ssdtrain.tools.foresight.device import Device
 from ssdtrain.tools.foresight.spec import links_of
 from ssdtrain.tools.report.build_public import Shape, public_subject
-from ssdtrain.tools.report.estimate import estimate
+from ssdtrain.tools.report.deeper import Repeated, calls_of, deeper
+from ssdtrain.tools.report.estimate import Estimated, estimate
 from ssdtrain.tools.report.fits import Captured, priced_ways
+from ssdtrain.tools.search.experts import WIDE, dense_of
 
 HEADS, GROUPS = "num_attention_heads", "num_key_value_heads"
-WIDE, WORDS, HIDDEN = "intermediate_size", "vocab_size", "hidden_size"
-DECODERS = ("gemma2", "llama", "mistral", "qwen2", "qwen3")
+WORDS, HIDDEN = "vocab_size", "hidden_size"
+DECODERS = ("gemma2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe")
 """Kinds of models whose tensor-parallel parts are known."""
+OURS = "ssdtrain"
+"""Begins the names of ways at a price of a byte."""
+PRICES = tuple(LEVELS * part // 16 for part in (4, 6, 10, 11, 12, 14))
+"""Levels of `Prices` that are ways; below the first everything stays."""
+REPEATS = (4, 12)
+"""Times that the captured layers' period comes more than once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +55,24 @@ class PerLayer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Way:
+    """One way to keep the activations of a micro-batch."""
+
+    milliseconds: PerLayer
+    activation_bytes: PerLayer
+    """On the device, at the peak."""
+    moved_bytes: PerLayer = PerLayer(layer=0.0, ends=0.0)
+    """That leave the device for host memory or the SSD, and come back."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StageCosts:
     """One micro-batch on one rank of a tensor-parallel group."""
 
-    milliseconds: Mapping[str, PerLayer]
-    """By way to keep activations, such as "plain" and "checkpointing"."""
-    activation_bytes: Mapping[str, PerLayer]
+    ways: Mapping[str, Way]
+    """By name, such as "plain" and "checkpointing"."""
     parameters: PerLayer
-    """A count."""
+    """A count, experts left out."""
 
 
 def tensor_degrees(shape: Shape, most: int) -> list[int]:
@@ -58,18 +86,19 @@ def tensor_degrees(shape: Shape, most: int) -> list[int]:
         raise ConfigError(
             f"a search of layouts expects one of {', '.join(DECODERS)}, got {kind}"
         )
+    values = dense_of(shape).values
     found, degree = [], 1
     while degree <= most:
-        if all(shape.values[name] % degree == 0 for name in (HEADS, WIDE, WORDS)):
+        if all(values[name] % degree == 0 for name in (HEADS, WIDE, WORDS)):
             found.append(degree)
         degree *= 2
     return found
 
 
 def part_of(shape: Shape, degree: int) -> Shape:
-    """Return one rank's part under tensor parallelism."""
+    """Return one rank's part under tensor parallelism, of a dense model."""
     values: dict[str, Any] = dict(shape.values)
-    values.setdefault("head_dim", values[HIDDEN] // values[HEADS])
+    values["head_dim"] = values.get("head_dim") or values[HIDDEN] // values[HEADS]
     groups = values.get(GROUPS, values[HEADS])
     values[GROUPS] = max(1, groups // degree)
     for name in (HEADS, WIDE, WORDS):
@@ -78,8 +107,14 @@ def part_of(shape: Shape, degree: int) -> Shape:
 
 
 def stage_costs(
-    shape: Shape, degree: int, sequences: int, tokens: int, device: Device
-) -> StageCosts:
+    shape: Shape,
+    degree: int,
+    sequences: int,
+    tokens: int,
+    device: Device,
+    *,
+    is_blocking: bool = False,
+) -> dict[bool, StageCosts]:
     """Capture and price one rank's part.
 
     Args:
@@ -88,35 +123,103 @@ def stage_costs(
         sequences: of a micro-batch.
         tokens: of a sequence.
         device: prices operators.
+        is_blocking: the host waits for every kernel (CUDA_LAUNCH_BLOCKING).
+
+    Returns:
+        By whether sequence parallelism is on: what tensor parallelism has on every rank
+        is then divided along the sequence.
     """
-    part = part_of(shape, degree)
-    few, more = 2 * shape.period, 4 * shape.period
-    small, large = (
-        _captured(part.with_layers(number), sequences, tokens, device)
-        for number in (few, more)
+    part = part_of(dense_of(shape), degree)
+    period = part.period
+    model, found = _captured(part.with_layers(period + 2), sequences, tokens, device)
+    if is_blocking:
+        found = found._replace(profile=_blocking(found.profile))
+    layer = sum(p.numel() for p in model.get_decoder().layers[0].parameters())
+    count = sum(p.numel() for p in model.parameters())
+    parameters = PerLayer(layer=layer, ends=count - (period + 2) * layer)
+    whole = sequences * tokens * part.values[HIDDEN]
+    costs = {}
+    for divided in (False, True) if degree > 1 else (False,):
+        profile = found.profile
+        if divided:
+            profile = _along_sequence(profile, whole, degree)
+        ways = _lines(Estimated(profile, found.stored), period)
+        costs[divided] = StageCosts(ways=ways, parameters=parameters)
+    return costs
+
+
+def _blocking(profile: Profile) -> Profile:
+    """Let the device wait while the host launches."""
+    marks = tuple(replace(mark, ms=mark.ms + mark.host_ms) for mark in profile.marks)
+    regions = {
+        kind: tuple(replace(run, ms=run.ms + run.host_ms) for run in runs)
+        for kind, runs in profile.regions.items()
+    }
+    return replace(profile, marks=marks, regions=regions)
+
+
+def _along_sequence(profile: Profile, whole: int, degree: int) -> Profile:
+    """Divide the items that have every element of the hidden state."""
+    kinds = {
+        kind: tuple(
+            replace(item, num_bytes=item.num_bytes // degree)
+            if item.num_bytes in (2 * whole, 4 * whole)
+            else item
+            for item in items
+        )
+        for kind, items in profile.kinds.items()
+    }
+    return replace(profile, kinds=kinds)
+
+
+def _lines(found: Estimated, period: int) -> dict[str, Way]:
+    """Return each way's figures by depth, as lines."""
+    few, more = (_ways(found, Repeated(1, period, times, 0)) for times in REPEATS)
+    shallow, deep = (period + 2 + period * times for times in REPEATS)
+
+    def line(first: float, second: float) -> PerLayer:
+        layer = (second - first) / (deep - shallow)
+        return PerLayer(layer=layer, ends=first - shallow * layer)
+
+    return {
+        name: Way(
+            milliseconds=line(few[name][0], more[name][0]),
+            activation_bytes=line(few[name][1], more[name][1]),
+            moved_bytes=line(few[name][2], more[name][2]),
+        )
+        for name in few
+    }
+
+
+def _ways(found: Estimated, by: Repeated) -> dict[str, tuple[float, float, float]]:
+    """Return (ms, peak bytes, moved bytes) of each way at one depth."""
+    profile = deeper(found.profile, by)
+    stored = tuple(found.stored[each] for each in calls_of(len(found.stored), by))
+    captured = Captured(
+        profile=profile, weights=0, gradients=0, optimizer=0, stored=stored
     )
-    ways, deep = priced_ways(small), priced_ways(large)
-
-    def line(at: int, name: str) -> PerLayer:
-        base = (small.profile.base_bytes, large.profile.base_bytes) if at else (0, 0)
-        first, second = ways[name][at] - base[0], deep[name][at] - base[1]
-        return _line(first, second, few, more)
-
-    return StageCosts(
-        milliseconds={name: line(0, name) for name in ways},
-        activation_bytes={name: line(1, name) for name in ways},
-        parameters=_line(small.weights, large.weights, few, more),
-    )
+    fixed = {
+        name: (ms, peak - profile.base_bytes, 0.0)
+        for name, (ms, peak) in priced_ways(captured).items()
+    }
+    return {**fixed, **dict(_at_prices(Timeline(profile)))}
 
 
-def _line(first: float, second: float, few: int, more: int) -> PerLayer:
-    layer = (second - first) / (more - few)
-    return PerLayer(layer=layer, ends=first - few * layer)
+def _at_prices(timeline: Timeline) -> Iterator[tuple[str, tuple[float, float, float]]]:
+    """What every tensor's cheapest place costs, at some prices of a byte."""
+    prices = Prices(timeline, with_runs=True)
+    for number, level in enumerate(PRICES, 1):
+        placements = prices.placements(Priced(level, 0, 0))
+        outcome = Run(timeline, schedule(timeline, placements)).run()
+        moved = outcome.moved_bytes["d2h"]
+        yield f"{OURS} {number}", (outcome.step_ms, outcome.peak_bytes, moved)
 
 
-def _captured(shape: Shape, sequences: int, tokens: int, device: Device) -> Captured:
+def _captured(
+    shape: Shape, sequences: int, tokens: int, device: Device
+) -> tuple[Any, Estimated]:
     with torch.device("meta"):
-        model = public_subject(shape, tokens).model
+        model: Any = public_subject(shape, tokens).model
         words = torch.zeros((sequences, tokens), dtype=torch.long, device="meta")
         found = estimate(
             model,
@@ -125,11 +228,4 @@ def _captured(shape: Shape, sequences: int, tokens: int, device: Device) -> Capt
             device,
             min_bytes=1,
         )
-    count = sum(parameter.numel() for parameter in model.parameters())
-    return Captured(
-        profile=found.profile,
-        weights=count,
-        gradients=0,
-        optimizer=0,
-        stored=found.stored,
-    )
+    return model, found

@@ -25,6 +25,7 @@ from ssdtrain.tools.foresight.device import (
 from ssdtrain.tools.foresight.layers import layer_times
 from ssdtrain.tools.foresight.price import estimate_step
 from ssdtrain.tools.foresight.spec import SPECS, links_of
+from ssdtrain.tools.foresight.table_plan import TABLE_PLAN_FILE
 from ssdtrain.tools.report.subject import build_of, estimated
 
 LINKS = links_of(SPECS["h200"])
@@ -169,15 +170,17 @@ def test_the_command_predicts_captures_and_plans(
 def test_the_command_shards_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, out = tmp_path / "tables.json", tmp_path / "ranks.json"
+    path, out = tmp_path / "tables.json", tmp_path / "plan.json"
     tables = [{"rows": 100_000, "width": 64, "lookups": n} for n in (40, 2, 30, 2)]
     path.write_text(json.dumps(tables))
     words = ["foresight", "shard", "--tables", str(path), "--ranks", "2"]
     words += ["--micro-batch", "4096", "--save", str(out)]
     assert main(words) == 0
     assert "<- chosen" in capsys.readouterr().out.splitlines()[0]
-    ranks = json.loads(out.read_text())["ranks"]
+    plan = TABLE_PLAN_FILE.read(out)
+    ranks = [table.rank for table in plan.tables.values()]
     assert ranks[0] != ranks[2]  # the heavy ones are apart
+    assert [table.rows for table in plan.tables.values()] == [100_000] * 4
     path.write_text('[{"rows": "many", "width": 64, "lookups": 1}]')
     assert main(words) == 2
     assert "rows" in capsys.readouterr().err

@@ -25,31 +25,42 @@ class Cluster:
     between: Fabric | None
     """Of one GPU's share of the network; None: there is one node."""
 
+    @property
+    def compute_slowdown(self) -> float:
+        """Fraction by which kernels are slower beside a collective."""
+        return self.inside.compute_slowdown
+
     def microseconds(
-        self, kind: Collective, message_bytes: float, ranks: int, stride: int = 1
+        self, kind: Collective, message_bytes: float, num_ranks: int, stride: int = 1
     ) -> float:
         """Return the time of a collective.
 
         Over several nodes it runs in two steps: inside each node, and, on the share of
-        the message that a GPU then has, between nodes.
+        the message that a GPU then has, between nodes. In an all-to-all that share is
+        all of it: nothing was added up or is equal on its neighbours. A send of many
+        ranks goes to the next one: between nodes, if they are on several.
 
         Args:
             kind: the operation.
             message_bytes: as `bus_bytes` counts them.
-            ranks: that take part.
+            num_ranks: that take part.
             stride: between their numbers: neighbours are `stride` GPUs apart.
         """
-        near = max(1, min(ranks, self.node // stride))
-        far = -(-ranks // near)
+        if kind is Collective.SEND and num_ranks > 1:
+            return self.send_us(message_bytes, (num_ranks - 1) * stride)
+        near = max(1, min(num_ranks, self.node // stride))
+        far = -(-num_ranks // near)
         inner = self.inside.microseconds(kind, message_bytes, near)
         if far == 1:
             return inner
         if self.between is None:
             raise ConfigError(
-                f"{ranks * stride} GPUs expect links between nodes of {self.node}; set "
-                f"--fabric {EXAMPLE}"
+                f"{num_ranks * stride} GPUs expect links between nodes of {self.node}; "
+                f"set --fabric {EXAMPLE}"
             )
-        return inner + self.between.microseconds(kind, message_bytes / near, far)
+        if kind is not Collective.ALL_TO_ALL:
+            message_bytes /= near
+        return inner + self.between.microseconds(kind, message_bytes, far)
 
     def send_us(self, message_bytes: float, distance: int) -> float:
         """Return the time from one GPU to the one `distance` numbers away."""
