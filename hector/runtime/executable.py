@@ -20,7 +20,7 @@ from hector.cost import CostModel, DeviceModel
 from hector.graph import HeteroGraph
 from hector.ir.builder import Builder
 from hector.ir.kernels import Plan, Schedule, SegmentMapping
-from hector.ir.node import Node, Op, Program, stored
+from hector.ir.node import BINARY, UNARY, Node, Op, Program, stored
 from hector.ir.types import ROW_DOMAINS
 from hector.memory import SLACK, StepMemory, available_bytes, step_memory
 from hector.passes import finish
@@ -167,7 +167,10 @@ class _Runner:
         """Values of `wanted`, memory in whatever shape and dtype it was asked for, and
         of `kept`, which backward reads: a maximum that was rounded is no message's."""
         if self._reference is not None:
-            given = {n: t.to(self._common) for n, t in bindings.items()}
+            common = self._common
+            given = {
+                n: t if t.dtype is common else t.to(common) for n, t in bindings.items()
+            }
             values = self._reference.run((*wanted, *kept), given)
             asked = self._results.dtypes
             found = [values[n].to(asked.get(stored(n), self._common)) for n in wanted]
@@ -218,7 +221,9 @@ class Executable:
             forward, backward = plans.forward, plans.backward
             self.outputs = plans.outputs
             self.saved = tuple(n for n in plans.saved if n.op is not Op.GRAPH)
-            self._full = self._gradients(backward, plans.output_grads, plans.gradients)
+            self._backward = self._gradients(
+                backward, plans.output_grads, plans.gradients
+            )
             self.read_again = inputs_of(plans.gradients.values(), self.inputs)
         else:
             forward = compiled.inference_plan(settings)
@@ -243,11 +248,16 @@ class Executable:
                 if node in seen:
                     self._twice.append(i)
                 seen.add(node)
+        bases = [stored(n) for n in self.outputs]
+        self._fresh = len(set(bases)) == len(bases) and all(
+            n.op in FRESH and n not in self.known for n in bases
+        )
+        """Whether outputs share no memory with anything on a CPU."""
         self._forward = self._runner(forward, asked)
         if key.wanted and triton:
             self._compile()
         self._plans = (forward, backward)
-        self._parts: dict[object, _Gradients] = {}
+        self.parts: dict[object, _Gradients] = {}
         """{(outputs that have a gradient, inputs that need one): their plan}."""
         self._again: dict[object, Executable] = {}
 
@@ -272,12 +282,12 @@ class Executable:
         kept = {n: known.get(n) or self._forward.type_of(n) for n in self.saved}
         grads = {
             n: dtype
-            for n, (dtype, _) in zip(self._full.heads, self.results, strict=True)
+            for n, (dtype, _) in zip(self._backward.heads, self.results, strict=True)
         }
         from hector.runtime.launch import compile_together
 
         forward = self._forward.to_compile(known)
-        backward = self._full.runner.to_compile({**grads, **kept})
+        backward = self._backward.runner.to_compile({**grads, **kept})
         compile_together([*forward, *backward])
 
     @property
@@ -286,7 +296,7 @@ class Executable:
         forward, backward = self._plans
         lines = self._forward.source.count("\n")
         if backward is not None:
-            lines += self._full.runner.source.count("\n")
+            lines += self._backward.runner.source.count("\n")
         plans = [p for p in (forward, backward) if p is not None]
         return Report(
             backend=self._backend,
@@ -353,7 +363,8 @@ class Executable:
         saved = [kept[n] if n in kept else bindings[n] for n in self.saved]
         outputs = results[: len(self.outputs)]
         if not self._forward.on_device:
-            outputs = _own(outputs, bindings.values())
+            if not self._fresh or not all(t.is_contiguous() for t in outputs):
+                outputs = _own(outputs, bindings.values())
         for i in self._twice:
             outputs[i] = outputs[i].clone()
         if watch is not None:
@@ -375,7 +386,7 @@ class Executable:
             watch.raise_if_known()
         bindings = dict(zip(self.saved, saved, strict=True))
         if all(needed[i] for i in self._key.wanted):
-            way = self._full
+            way = self._backward
             grads = [self._zeros(i) if g is None else g for i, g in enumerate(grads)]
         else:
             way = self._part(*self._asked(grads, needed))
@@ -403,12 +414,12 @@ class Executable:
 
     def _part(self, present: tuple[int, ...], wanted: tuple[int, ...]) -> "_Gradients":
         key = (present, wanted)
-        if key not in self._parts:
+        if key not in self.parts:
             gradients = self._compiled.gradients(self._settings, wanted, present)
-            known = (n for n in self.saved if n.op is not Op.INPUT)
-            plan, found = backward_plan(self._compiled.builder, gradients, known)
-            self._parts[key] = self._gradients(plan, gradients.heads, found)
-        return self._parts[key]
+            known = tuple(n for n in self.saved if n.op is not Op.INPUT)
+            plan, found = self._compiled.backward_plan(gradients, known)
+            self.parts[key] = self._gradients(plan, gradients.heads, found)
+        return self.parts[key]
 
     def backward_again(
         self,
@@ -421,7 +432,7 @@ class Executable:
         gradients]."""
         present, wanted = self._asked(grads, needed)
         gradients = self._compiled.gradients(self._settings, wanted, present)
-        known = [n for n in self.saved if n.op is not Op.INPUT]
+        known = tuple(n for n in self.saved if n.op is not Op.INPUT)
         compiled = self._compiled.again(gradients, known)
         given = dict(zip((self.inputs[i] for i in self.read_again), again, strict=True))
         there = (g for g in grads if g is not None)
@@ -444,16 +455,12 @@ class Executable:
     def _bind(
         self, nodes: Sequence[Node], tensors: Sequence[Tensor]
     ) -> dict[Node, Tensor]:
-        if self._forward.on_device:
-            # Kernels see memory alone: no views needed.
-            return {
-                n: t if t.is_contiguous() else t.contiguous()
-                for n, t in zip(nodes, tensors, strict=True)
-            }
-        return {
-            n: t.contiguous().view(self.arrays.rows(n.domain), *n.shape)
-            for n, t in zip(nodes, tensors, strict=True)
-        }
+        found = {}
+        views = not self._forward.on_device  # kernels see memory alone
+        for n, t in zip(nodes, tensors, strict=True):
+            t = t if t.is_contiguous() else t.contiguous()
+            found[n] = t.view(self.arrays.rows(n.domain), *n.shape) if views else t
+        return found
 
 
 @dataclass(frozen=True)
@@ -464,6 +471,11 @@ class _Gradients:
     heads: tuple[Node, ...]
     of: tuple[Node | None, ...]
     """Of each input, its gradient."""
+
+
+FRESH = frozenset((Op.AGG, Op.LINEAR, Op.OUTER, Op.SUM_WIDTH, Op.SUM_HEADS, Op.CONCAT))
+FRESH |= (BINARY | UNARY) - {Op.DETACH}
+"""What PyTorch computes into memory of its own."""
 
 
 def _own(outputs: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
@@ -573,6 +585,7 @@ class Compiled:
         self._features: dict[object, torch.dtype] = {}
         self._gradients: dict[object, Gradients] = {}
         """These live as long as this object."""
+        self._parts: dict[object, tuple[Plan, dict[Node, Node]]] = {}
         self._again: dict[object, Compiled] = {}
         self._chosen: dict[object, Optimizations] = {}
         """What the first of the sampled graphs was given, and all others are."""
@@ -589,16 +602,22 @@ class Compiled:
     def executable(self, graph: HeteroGraph, tensors: Sequence[Tensor]) -> Executable:
         """The executable for these tensors, made on first use; see
         [Note: hot path]."""
-        key = self.key(tensors)
-        place = (self, key)
-        cache = graph.state.executables
-        found: Executable | None = cache.get(place)
+        facts = tuple([(t.dtype, t.shape, t.requires_grad) for t in tensors])
+        place = (self, torch.is_grad_enabled(), arch(), facts)
+        found: Executable | None = graph.state.found.get(place)
         if found is None:
+            found = graph.state.found[place] = self._found(graph, self.key(tensors))
+        return found
+
+    def _found(self, graph: HeteroGraph, key: _Key) -> Executable:
+        place, cache = (self, key), graph.state.executables
+        if place not in cache:
             triton = uses_triton(self.options.backend, graph, key.feature)
             arrays = graph_arrays(graph, bounded=graph.sampled and triton)
             settings = self.settings_for(graph, bool(key.wanted), key.feature)
             args = (self, key, settings, arrays, graph_arrays(graph))
-            found = cache[place] = Executable(*args)
+            cache[place] = Executable(*args)
+        found: Executable = cache[place]
         return found
 
     def key(
@@ -640,7 +659,16 @@ class Compiled:
             self._gradients[key] = made
         return self._gradients[key]
 
-    def again(self, gradients: Gradients, known: Sequence[Node]) -> "Compiled":
+    def backward_plan(
+        self, gradients: Gradients, known: tuple[Node, ...]
+    ) -> tuple[Plan, dict[Node, Node]]:
+        """Their plan where forward kept the values `known`."""
+        key = (id(gradients), *known)
+        if key not in self._parts:
+            self._parts[key] = backward_plan(self.builder, gradients, known)
+        return self._parts[key]
+
+    def again(self, gradients: Gradients, known: tuple[Node, ...]) -> "Compiled":
         """Gradients as a program; see [Note: gradients of gradients]."""
         key = (id(gradients), *known)
         if key not in self._again:
