@@ -65,6 +65,8 @@ class GraphState:
         self.arrays: dict[type, Any] = {}
         """`hector.arrays.GraphArrays`, exact ones and bounded ones."""
         self.executables: dict[Any, Any] = {}
+        self.found: dict[Any, Any] = {}
+        """Executables by what is quickly asked of tensors."""
         self.prepared: dict[Any, Any] = {}
         """Calls that layers prepared for the graph."""
         self.watch: Any = None

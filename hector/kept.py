@@ -1,12 +1,12 @@
 """What is kept beside a graph, and where it is made.
 
 [Note: what is kept] Beside a graph only what its edges alone decide is kept: orders,
-groups and sizes, all of them integers, and programs. Features and parameters that are
-permuted, joined or converted are made again in every call, inside autograd: not all
-writes to them leave a trace. What is kept is made apart from the call that first asks
-for it, outside of inference mode and autograd, so every later call can use it; and
-every tensor of hector's own is made on the device of a graph or of a feature, whatever
-the program's default device is.
+groups, sizes and what is made of those numbers, and programs. Features and parameters
+that are permuted, joined or converted are made again in every call, inside autograd:
+not all writes to them leave a trace. What is kept is made apart from the call that
+first asks for it, outside of inference mode and autograd, so every later call can use
+it; and every tensor of hector's own is made on the device of a graph or of a feature,
+whatever the program's default device is.
 """
 
 from collections.abc import Callable, Iterator, MutableMapping

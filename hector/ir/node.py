@@ -12,6 +12,8 @@ Attr = str | int | float | bool | Index | Domain | None
 class Op(Enum):
     """Every operation of the inter-operator level."""
 
+    __hash__ = object.__hash__
+
     # Leaves.
     INPUT = "input"
     """A tensor that the caller gives (attrs: name)."""

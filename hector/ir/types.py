@@ -13,6 +13,8 @@ from enum import Enum
 class Domain(Enum):
     """What a value has one row for."""
 
+    __hash__ = object.__hash__  # of millions of look-ups
+
     NODE = "node"
     EDGE = "edge"
     SRC_PAIR = "src_pair"
@@ -37,6 +39,8 @@ and softmax sums lose too much in 16 bits, and they weigh nothing."""
 
 class Index(Enum):
     """A function from the rows of one domain to those of another."""
+
+    __hash__ = object.__hash__
 
     SRC = "src"
     DST = "dst"

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -38,6 +38,8 @@ __all__ = [
 class Side(Enum):
     """Name whose feature an operand of a message is."""
 
+    __hash__ = object.__hash__
+
     SOURCE = "u"
     DESTINATION = "v"
     EDGE = "e"
@@ -45,6 +47,8 @@ class Side(Enum):
 
 class Combine(Enum):
     """Name how a message is made of its two operands."""
+
+    __hash__ = object.__hash__
 
     COPY = "copy"
     ADD = "add"
@@ -58,6 +62,8 @@ class Combine(Enum):
 class Reducer(Enum):
     """Name how the messages of one destination become one row. Nodes without messages
     get zeros."""
+
+    __hash__ = object.__hash__
 
     SUM = "sum"
     MEAN = "mean"
@@ -154,17 +160,28 @@ def pure(function: Callable[..., Any]) -> Callable[..., PureCall]:
     return bind
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _one_object(make: F) -> F:
+    """Return one object for equal arguments: it is compared in every call."""
+    return cast("F", functools.lru_cache(maxsize=1024)(make))
+
+
+@_one_object
 def copy_u(u: str, out: str) -> MessageFunction:
     """Return the message function that copies the source's feature `u`."""
     return MessageFunction(Combine.COPY, (Side.SOURCE, u), None, out)
 
 
+@_one_object
 def copy_e(e: str, out: str) -> MessageFunction:
     """Return the message function that copies the edge's feature `e`."""
     return MessageFunction(Combine.COPY, (Side.EDGE, e), None, out)
 
 
 def _binary(left: Side, combine: Combine, right: Side) -> Any:
+    @_one_object
     def make(lhs: str, rhs: str, out: str) -> MessageFunction:
         return MessageFunction(combine, (left, lhs), (right, rhs), out)
 
@@ -185,6 +202,7 @@ for _left in Side:
 
 
 def _reducer(kind: Reducer) -> Any:
+    @_one_object
     def make(msg: str, out: str) -> ReduceFunction:
         return ReduceFunction(kind, msg, out)
 

@@ -1,5 +1,8 @@
 """Layers of homogeneous graphs, each a few lines of message passing."""
 
+from collections.abc import Callable
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,6 +26,12 @@ def _with_itself(n: NodeBatch, bias: Tensor) -> dict[str, Tensor]:
     return {"out": (n.data["sum"] + own) * n.data["scale"] + bias}
 
 
+@cache
+def _scales(dtype: torch.dtype) -> Callable[[Graph], Tensor]:
+    """1 / sqrt(neighbours), the node itself among them: of the edges alone."""
+    return lambda g: (g.in_degrees() + 1).to(dtype).rsqrt()[:, None]
+
+
 class GraphConv(nn.Module):
     """Kipf and Welling (arXiv 1609.02907); every node counts as its own neighbour."""
 
@@ -37,8 +46,7 @@ class GraphConv(nn.Module):
         x, dtype = entering(x, self.bias)
         with g.local_scope():
             g.ndata["h"] = linear(self.lin, x)
-            # 1 / sqrt(neighbours), the node itself among them.
-            g.ndata["scale"] = (g.in_degrees() + 1).to(x.dtype).rsqrt()[:, None]
+            g.ndata["scale"] = g.derived(_scales(x.dtype))
             g.update_all(_scaled(), fn.sum("m", "sum"), _with_itself(self.bias))
             return g.ndata["out"].to(dtype)
 

@@ -6,7 +6,7 @@ seed's removal of unused gradients done before they exist.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from hector.ir.builder import Builder
 from hector.ir.node import Node, Op, topological
@@ -17,15 +17,15 @@ Rule = Callable[[Builder, Node, Node], Grads]
 
 
 def differentiate(
-    b: Builder, outputs: dict[Node, Node], wanted: Iterable[Node]
+    b: Builder, outputs: Sequence[tuple[Node, Node]], wanted: Iterable[Node]
 ) -> dict[Node, Node]:
-    """Gradients of `wanted` given those of the outputs ({output: gradient})."""
+    """Gradients of `wanted` given those of the outputs, as (output, gradient)."""
     # In the caller's order: the generated text must not differ from run to run.
     wanted = dict.fromkeys(wanted)
-    order = topological(outputs)
+    order = topological(n for n, _ in outputs)
     reached = _reached(order, set(wanted))
     grads: dict[Node, Node] = {}
-    for node, given in outputs.items():
+    for node, given in outputs:
         _accumulate(b, grads, node, given)
     for node in reversed(order):
         grad = grads.get(node)

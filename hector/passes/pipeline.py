@@ -1,5 +1,6 @@
 """From a program to its optimized forward and backward plans."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hector.ir.builder import Builder
@@ -61,6 +62,21 @@ def optimize_program(b: Builder, program: Program, settings: Optimizations) -> P
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gradients:
+    """Expressions of a program's gradients."""
+
+    heads: tuple[Node, ...]
+    """Inputs: gradients of the outputs."""
+    of: dict[Node, Node]
+    """{program input: its gradient}, canonical; without those that are 0."""
+
+    @property
+    def program(self) -> Program:
+        """A program of its own, that has gradients again."""
+        return Program(outputs=tuple((f"grad:{n.name}", g) for n, g in self.of.items()))
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
     """Forward and backward plans, and what the first keeps for the second."""
 
@@ -75,9 +91,10 @@ class TrainingPlan:
     """{program input: its gradient}."""
 
 
-def inference_plan(b: Builder, program: Program) -> Plan:
-    """A plan that computes the outputs and keeps nothing else."""
-    plan = lower(rewrite(b, program, finish.RULES).nodes)
+def inference_plan(b: Builder, program: Program, known: Iterable[Node] = ()) -> Plan:
+    """A plan that computes the outputs and keeps nothing else; `known` values are in
+    memory already."""
+    plan = lower(rewrite(b, program, finish.RULES).nodes, given=known)
     check_plan(plan)
     return plan
 
@@ -101,33 +118,64 @@ def _compared(program: Program, back: Program) -> list[Node]:
     return list(dict.fromkeys(v for v in values if v in forward and v.inputs))
 
 
-def training_plan(
-    b: Builder, program: Program, wanted: tuple[Node, ...]
-) -> TrainingPlan:
-    """Plans for a step that needs gradients of the inputs `wanted`."""
-    heads = {
-        node: b.input(f"grad:{name}", node.domain, node.shape) for name, node in program
-    }
-    grads = differentiate(b, heads, wanted)
-    named = tuple((n.name, g) for n, g in grads.items())
+def gradients_of(
+    b: Builder, program: Program, wanted: Iterable[Node], given: Iterable[int]
+) -> Gradients:
+    """Gradients of the inputs `wanted`, of those outputs that are `given` one."""
+    prefix = "grad:"
+    taken = {n.name for n in program.inputs()}
+    while any(prefix + name in taken for name, _ in program):
+        # The gradients of gradients: their heads are others.
+        prefix = "grad:" + prefix
+    outputs = [program.outputs[i] for i in given]
+    heads = tuple(b.input(prefix + name, n.domain, n.shape) for name, n in outputs)
+    pairs = zip((n for _, n in outputs), heads, strict=True)
+    found = differentiate(b, list(pairs), wanted)
+    named = tuple((n.name, g) for n, g in found.items())
     back = rewrite(b, Program(outputs=named), canonicalize.RULES)
     check_program(back, "autodiff")
-    program, back = (rewrite(b, p, finish.RULES) for p in (program, back))
+    return Gradients(heads=heads, of=dict(zip(found, back.nodes, strict=True)))
+
+
+def _finished(b: Builder, gradients: Gradients) -> Program:
+    back = rewrite(b, gradients.program, finish.RULES)
     check_program(back, "finish")
-    simplified = dict(zip(grads, back.nodes, strict=True))
-    first = lower((*program.nodes, *_compared(program, back)))
-    kept = {n for k in first.kernels for n in _computed(k)}
-    backward = lower(back.nodes, given=kept)
-    saved = tuple(n for n in backward.given if n not in heads.values())
-    needed = (n for n in saved if n.op not in (Op.INPUT, Op.GRAPH))
-    forward = lower((*program.nodes, *needed))
-    for plan in (forward, backward):
-        check_plan(plan)
+    return back
+
+
+def backward_plan(
+    b: Builder, gradients: Gradients, known: Iterable[Node]
+) -> tuple[Plan, dict[Node, Node]]:
+    """A plan of gradients where forward kept the values `known`, and {program input:
+    what the plan gives}."""
+    back = _finished(b, gradients)
+    plan = lower(back.nodes, given=known)
+    check_plan(plan)
+    return plan, dict(zip(gradients.of, back.nodes, strict=True))
+
+
+def training_plan(
+    b: Builder,
+    program: Program,
+    wanted: tuple[Node, ...],
+    known: frozenset[Node] = frozenset(),
+) -> TrainingPlan:
+    """Plans for a step that needs gradients of the inputs `wanted`; `known` values are
+    in memory already."""
+    gradients = gradients_of(b, program, wanted, range(len(program.outputs)))
+    program, back = rewrite(b, program, finish.RULES), _finished(b, gradients)
+    first = lower((*program.nodes, *_compared(program, back)), given=known)
+    kept = known.union(n for k in first.kernels for n in _computed(k))
+    backward, found = backward_plan(b, gradients, kept)
+    saved = tuple(n for n in backward.given if n not in gradients.heads)
+    needed = (n for n in saved if n.op not in (Op.INPUT, Op.GRAPH) and n not in known)
+    forward = lower((*program.nodes, *needed), given=known)
+    check_plan(forward)
     return TrainingPlan(
         forward=forward,
         backward=backward,
         outputs=program.nodes,
         saved=saved,
-        output_grads=tuple(heads.values()),
-        gradients=simplified,
+        output_grads=gradients.heads,
+        gradients=found,
     )

@@ -1,12 +1,11 @@
-"""Sums and dot products over edges on a CPU, without messages in memory.
+"""Sums, maxima and dot products over edges on a CPU, without messages in memory.
 
 PyTorch's `embedding_bag` reads rows and adds them up in one kernel, where a gather and
-an `index_add` write and read a row an edge. Its gradients have no gradients, so those
-are written here in terms of each other.
+an `index_add` write and read a row an edge.
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -117,6 +116,29 @@ class Edges(NamedTuple):
         )
         return made.view(made.shape[0] // heads, *shape)
 
+    def largest(self, rows: Tensor, group: Index) -> Tensor:
+        """[groups, ...]: the largest of a group's rows; 0 for none."""
+        order, ptr, none = self._runs(group)
+        if not rows.numel():
+            return rows.new_zeros(ptr.numel() - 1, *rows.shape[1:])
+        rows = rows if order is None else rows.index_select(0, order)
+        # Several times as fast as `scatter_reduce`, which sorts in every call.
+        out = torch.segment_reduce(rows.contiguous(), "max", offsets=ptr, unsafe=True)
+        return out.masked_fill_(none, 0.0)
+
+    def _runs(self, group: Index) -> tuple[Tensor | None, Tensor, Tensor]:
+        """The edges group by group, None: as they are; where groups begin; those
+        without edges."""
+
+        def make() -> tuple[Tensor | None, Tensor, Tensor]:
+            ptr, items = self.arrays.segments(self.domain, group)
+            size = self.arrays.rows(self.domain)
+            same = torch.arange(size, device=ptr.device, dtype=ptr.dtype)
+            order = None if items is None or torch.equal(items, same) else items
+            return order, ptr.long(), (ptr.diff() == 0).view(-1, 1, 1)
+
+        return kept(self.arrays.known, ("runs", self.domain, group), make)
+
     def dot(
         self, left: Tensor, read: Index | None, right: Tensor, other: Index | None
     ) -> Tensor:
@@ -138,95 +160,3 @@ class Edges(NamedTuple):
 def _gathered(rows: Tensor, ids: Tensor) -> Iterator[Tensor]:
     for part in ids.split(CHUNK):
         yield rows.index_select(0, part)
-
-
-def differentiable(function: Any, *args: Any) -> Any:
-    """What a function of this file gives, in the autograd graph."""
-    return function.apply(*args)
-
-
-class Total(torch.autograd.Function):
-    """`Edges.total`, with derivatives of every order."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        edges: Edges,
-        rows: Tensor,
-        read: Index | None,
-        group: Index,
-        weight: Tensor | None,
-    ) -> Tensor:
-        ctx.edges, ctx.read, ctx.group = edges, read, group
-        ctx.save_for_backward(rows, weight)
-        return edges.total(rows, read, group, weight)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        rows, weight = ctx.saved_tensors
-        edges, read, group = ctx.edges, ctx.read, ctx.group
-        grad = grad.contiguous()
-        to_rows = to_weight = None
-        if ctx.needs_input_grad[1] and read is None:
-            to_rows = differentiable(Read, edges, grad, group)
-            to_rows = to_rows if weight is None else to_rows * weight
-        elif ctx.needs_input_grad[1]:
-            to_rows = differentiable(Total, edges, grad, group, read, weight)
-        if weight is not None and ctx.needs_input_grad[4]:
-            to_weight = differentiable(Dot, edges, rows, read, grad, group)
-            if weight.shape[1] != rows.shape[1]:
-                to_weight = to_weight.sum(1, keepdim=True)
-        return None, to_rows, None, None, to_weight
-
-
-class Dot(torch.autograd.Function):
-    """`Edges.dot`, with derivatives of every order."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        edges: Edges,
-        left: Tensor,
-        read: Index | None,
-        right: Tensor,
-        other: Index | None,
-    ) -> Tensor:
-        ctx.edges, ctx.read, ctx.other = edges, read, other
-        ctx.save_for_backward(left, right)
-        return edges.dot(left, read, right, other)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        left, right = ctx.saved_tensors
-        edges: Edges = ctx.edges
-        found: list[Tensor | None] = []
-        sides = ((1, ctx.read, right, ctx.other), (3, ctx.other, left, ctx.read))
-        for place, mine, rows, theirs in sides:
-            if not ctx.needs_input_grad[place]:
-                found.append(None)
-            elif mine is not None:
-                found.append(differentiable(Total, edges, rows, theirs, mine, grad))
-            else:
-                there = (
-                    rows
-                    if theirs is None
-                    else differentiable(Read, edges, rows, theirs)
-                )
-                found.append(there * grad)
-        return None, found[0], None, found[1], None
-
-
-class Read(torch.autograd.Function):
-    """`Edges.at`, with derivatives of every order."""
-
-    @staticmethod
-    def forward(ctx: Any, edges: Edges, rows: Tensor, index: Index) -> Tensor:
-        ctx.edges, ctx.index = edges, index
-        return edges.at(rows, index)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        found = differentiable(
-            Total, ctx.edges, grad.contiguous(), None, ctx.index, None
-        )
-        return None, found, None

@@ -6,7 +6,7 @@ data, so a call can be captured in a CUDA graph.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import reduce
 from math import prod
@@ -20,21 +20,24 @@ from hector.cost import CostModel, DeviceModel
 from hector.graph import HeteroGraph
 from hector.ir.builder import Builder
 from hector.ir.kernels import Plan, Schedule, SegmentMapping
-from hector.ir.node import Node, Op, Program, stored
+from hector.ir.node import BINARY, UNARY, Node, Op, Program, stored
 from hector.ir.types import ROW_DOMAINS
 from hector.memory import SLACK, StepMemory, available_bytes, step_memory
 from hector.passes import finish
 from hector.passes.pipeline import (
     ALL_SETTINGS,
+    Gradients,
     Optimizations,
     TrainingPlan,
+    backward_plan,
+    gradients_of,
     inference_plan,
     optimize_program,
     training_plan,
 )
 from hector.passes.rewrite import rewrite
 from hector.precision import computed
-from hector.runtime.again import Again, inputs_of, transformed
+from hector.runtime.again import in_pytorch, inputs_of, transformed
 from hector.runtime.ahead import arch, compiles
 from hector.runtime.host import Host
 from hector.runtime.reference import Reference
@@ -164,7 +167,10 @@ class _Runner:
         """Values of `wanted`, memory in whatever shape and dtype it was asked for, and
         of `kept`, which backward reads: a maximum that was rounded is no message's."""
         if self._reference is not None:
-            given = {n: t.to(self._common) for n, t in bindings.items()}
+            common = self._common
+            given = {
+                n: t if t.dtype is common else t.to(common) for n, t in bindings.items()
+            }
             values = self._reference.run((*wanted, *kept), given)
             asked = self._results.dtypes
             found = [values[n].to(asked.get(stored(n), self._common)) for n in wanted]
@@ -188,48 +194,48 @@ def uses_triton(backend: Backend, graph: HeteroGraph, dtype: torch.dtype) -> boo
 class Executable:
     """A program bound to a graph, dtypes and a set of wanted gradients."""
 
-    def __init__(self, compiled: "Compiled", key: "_Key", graph: HeteroGraph) -> None:
-        self.inputs = compiled.inputs
-        self.trains = bool(key.wanted)
-        dtypes = dict(zip(self.inputs, key.dtypes, strict=True))
-        rows = [d for n, d in dtypes.items() if n.domain in ROW_DOMAINS]
-        kinds = rows or key.dtypes or (torch.get_default_dtype(),)
-        feature = reduce(torch.promote_types, kinds)
-        self.feature = feature
-        """Of results: what node and edge rows are together, whatever weights are."""
-        triton = uses_triton(compiled.options.backend, graph, feature)
-        arrays = graph_arrays(graph, bounded=graph.sampled and triton)
-        self.arrays = arrays
+    def __init__(
+        self,
+        compiled: "Compiled",
+        key: "_Key",
+        settings: Optimizations,
+        arrays: GraphArrays,
+        whole: GraphArrays,
+    ) -> None:
+        """`arrays`: those that kernels read, `whole`: those of exact sizes."""
+        self._compiled, self._key, self._settings = compiled, key, settings
+        self.inputs, self.known = compiled.inputs, compiled.known
+        self.feature = feature = key.feature
+        self.arrays, self._whole = arrays, whole
         self._check(key.shapes)
         self._dtypes, self._shapes = key.dtypes, key.shapes
-        settings = compiled.settings_for(graph, bool(key.wanted), feature)
+        self._types = (*key.dtypes, *key.known)
+        triton = uses_triton(compiled.options.backend, arrays.graph, feature)
+        self._backend = Backend.TRITON if triton else Backend.REFERENCE
         backward: Plan | None = None
+        self.saved: tuple[Node, ...] = ()
+        self.read_again: tuple[int, ...] = ()
+        """Inputs that gradients depend on; see [Note: gradients of gradients]."""
         if key.wanted:
             plans = compiled.training_plan(settings, key.wanted)
             forward, backward = plans.forward, plans.backward
             self.outputs = plans.outputs
             self.saved = tuple(n for n in plans.saved if n.op is not Op.GRAPH)
-            self.output_grads = plans.output_grads
-            self.gradients = [plans.gradients.get(n) for n in self.inputs]
-            asked = _Results()
-            for i in key.wanted:
-                gradient = self.gradients[i]
-                if gradient is not None:
-                    asked.add(gradient, key.dtypes[i], key.shapes[i])
-            self._backward = _Runner(
-                backward, arrays, feature, asked, compiled, key.dtypes
+            self._backward = self._gradients(
+                backward, plans.output_grads, plans.gradients
             )
+            self.read_again = inputs_of(plans.gradients.values(), self.inputs)
         else:
             forward = compiled.inference_plan(settings)
             self.outputs = compiled.finished_outputs(settings)
-            self.saved = ()
-        self.shapes = tuple(
-            (arrays.rows(n.domain), *(n.shape if s is None else s))
+        self.results = key.results or tuple(
+            (feature, (arrays.rows(n.domain), *(n.shape if s is None else s)))
             for n, s in zip(self.outputs, compiled.row_shapes, strict=True)
         )
+        """Dtype and shape of each output."""
         asked = _Results()
-        for node, shape in zip(self.outputs, self.shapes, strict=True):
-            asked.add(node, feature, shape)
+        for node, result in zip(self.outputs, self.results, strict=True):
+            asked.add(node, *result)
         self._twice: list[int] = []
         """Outputs that are an input, another output, or what is kept with the graph, in
         memory of their own."""
@@ -237,32 +243,51 @@ class Executable:
             bases = enumerate(map(stored, self.outputs))
             self._twice = [i for i, n in bases if n.op in (Op.GRAPH, Op.CONST)]
         else:
-            seen = set(self.inputs)
+            seen = {*self.inputs, *self.known}
             for i, node in enumerate(map(stored, self.outputs)):
                 if node in seen:
                     self._twice.append(i)
                 seen.add(node)
-        self._forward = _Runner(forward, arrays, feature, asked, compiled, key.dtypes)
+        bases = [stored(n) for n in self.outputs]
+        self._fresh = len(set(bases)) == len(bases) and all(
+            n.op in FRESH and n not in self.known for n in bases
+        )
+        """Whether outputs share no memory with anything on a CPU."""
+        self._forward = self._runner(forward, asked)
         if key.wanted and triton:
-            self._compile(key)
-        common = computed(reduce(torch.promote_types, key.dtypes, feature))
-        self._again = Again(reference_of(graph_arrays(graph), common))
-        self.read_again: tuple[int, ...] = ()
-        """Inputs that gradients depend on; see [Note: gradients of gradients]."""
-        if key.wanted:
-            self.read_again = inputs_of(self.gradients, self.inputs)
-        self._settings, self._plans = settings, (forward, backward)
-        self._backend = Backend.TRITON if triton else Backend.REFERENCE
+            self._compile()
+        self._plans = (forward, backward)
+        self.parts: dict[object, _Gradients] = {}
+        """{(outputs that have a gradient, inputs that need one): their plan}."""
+        self._again: dict[object, Executable] = {}
 
-    def _compile(self, key: "_Key") -> None:
+    def _runner(self, plan: Plan, asked: "_Results") -> _Runner:
+        return _Runner(
+            plan, self.arrays, self.feature, asked, self._compiled, self._types
+        )
+
+    def _gradients(
+        self, plan: Plan, heads: tuple[Node, ...], found: Mapping[Node, Node]
+    ) -> "_Gradients":
+        gradients = [found.get(n) for n in self.inputs]
+        asked = _Results()
+        for i, gradient in enumerate(gradients):
+            if gradient is not None:
+                asked.add(gradient, self._dtypes[i], self._shapes[i])
+        return _Gradients(self._runner(plan, asked), heads, tuple(gradients))
+
+    def _compile(self) -> None:
         """Compile both ways at once: on all cores, and before backward begins."""
-        dtypes = dict(zip(self.inputs, key.dtypes, strict=True))
-        kept = {n: dtypes.get(n) or self._forward.type_of(n) for n in self.saved}
-        grads = dict.fromkeys(self.output_grads, self.feature)
+        known = dict(zip((*self.inputs, *self.known), self._types, strict=True))
+        kept = {n: known.get(n) or self._forward.type_of(n) for n in self.saved}
+        grads = {
+            n: dtype
+            for n, (dtype, _) in zip(self._backward.heads, self.results, strict=True)
+        }
         from hector.runtime.launch import compile_together
 
-        forward = self._forward.to_compile(dtypes)
-        backward = self._backward.to_compile({**grads, **kept})
+        forward = self._forward.to_compile(known)
+        backward = self._backward.runner.to_compile({**grads, **kept})
         compile_together([*forward, *backward])
 
     @property
@@ -271,7 +296,7 @@ class Executable:
         forward, backward = self._plans
         lines = self._forward.source.count("\n")
         if backward is not None:
-            lines += self._backward.source.count("\n")
+            lines += self._backward.runner.source.count("\n")
         plans = [p for p in (forward, backward) if p is not None]
         return Report(
             backend=self._backend,
@@ -293,91 +318,164 @@ class Executable:
                     f"this graph ({node.domain.value}), got shape {list(shape)}"
                 )
 
-    def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def __call__(
+        self, tensors: Sequence[Tensor], known: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, ...]:
         """Outputs in their rows' shapes, in the autograd graph if gradients are
         wanted."""
         kind = self.arrays.graph.device.type
         if torch.is_autocast_enabled(kind):
             # It would give PyTorch's part of a program other dtypes than the kernels'.
             with torch.autocast(kind, enabled=False):
-                return self._called(tensors)
-        return self._called(tensors)
+                return self._called(tensors, known)
+        return self._called(tensors, known)
 
-    def _called(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _called(
+        self, tensors: Sequence[Tensor], known: Sequence[Tensor]
+    ) -> tuple[Tensor, ...]:
         tensors = [
             t if t.dtype is d else t.to(d)
             for t, d in zip(tensors, self._dtypes, strict=True)
         ]
         if transformed():
-            given = list(zip(self.inputs, tensors, strict=True))
-            like = [(self.feature, shape) for shape in self.shapes]
-            return tuple(self._again.run(self.outputs, given, like))
-        if self.trains:
-            result: tuple[Tensor, ...] = _Run.apply(self, *tensors)  # type: ignore[no-untyped-call]
+            common = computed(reduce(torch.promote_types, self._dtypes, self.feature))
+            given = zip(self.inputs, tensors, strict=True)
+            reference = Reference(self._whole, common)
+            return tuple(in_pytorch(reference, self.outputs, given, self.results))
+        if self._key.wanted:
+            result: tuple[Tensor, ...] = _Run.apply(self, known, *tensors)  # type: ignore[no-untyped-call]
             return result
-        return tuple(self.forward(tensors)[0])
+        return tuple(self.forward(tensors, known)[0])
 
-    def forward(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    def forward(
+        self, tensors: Sequence[Tensor], known: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """Outputs, and what backward needs."""
         self.arrays.graph.check_unchanged()
         watch = self.arrays.graph.state.watch
         if watch is not None:
             watch.raise_if_known()
         bindings = self._bind(self.inputs, tensors)
+        bindings.update(zip(self.known, known, strict=True))
         made = tuple(n for n in self.saved if n not in bindings)
         results = self._forward.run(bindings, self.outputs, made)
         kept = dict(zip(made, results[len(self.outputs) :], strict=True))
         saved = [kept[n] if n in kept else bindings[n] for n in self.saved]
         outputs = results[: len(self.outputs)]
         if not self._forward.on_device:
-            outputs = _own(outputs, bindings.values())
+            if not self._fresh or not all(t.is_contiguous() for t in outputs):
+                outputs = _own(outputs, bindings.values())
         for i in self._twice:
             outputs[i] = outputs[i].clone()
         if watch is not None:
             watch.check(outputs)
-        shaped = zip(outputs, self.shapes, strict=True)
-        return [_seen_as(t, shape) for t, shape in shaped], saved
+        shaped = zip(outputs, self.results, strict=True)
+        return [_seen_as(t, *result) for t, result in shaped], saved
 
     def backward(
-        self, grads: Sequence[Tensor], saved: Sequence[Tensor]
+        self,
+        grads: Sequence[Tensor | None],
+        needed: Sequence[bool],
+        saved: Sequence[Tensor],
+        again: Sequence[Tensor],
     ) -> list[Tensor | None]:
-        """Gradients of the inputs, None where none is wanted."""
+        """Gradients of the inputs, None where none is wanted; `again`: the inputs of
+        `read_again`."""
         watch = self.arrays.graph.state.watch
         if watch is not None:
             watch.raise_if_known()
-        bindings = self._bind(self.output_grads, grads)
-        bindings.update(zip(self.saved, saved, strict=True))
-        wanted = [g for g in self.gradients if g is not None]
-        results = iter(self._backward.run(bindings, wanted))
-        return [None if g is None else next(results) for g in self.gradients]
+        bindings = dict(zip(self.saved, saved, strict=True))
+        if all(needed[i] for i in self._key.wanted):
+            way = self._backward
+            grads = [self._zeros(i) if g is None else g for i, g in enumerate(grads)]
+        else:
+            way = self._part(*self._asked(grads, needed))
+            places = [self.inputs[i] for i in self.read_again]
+            bindings.update(self._bind(places, again))
+        given = [g for g in grads if g is not None]
+        bindings.update(self._bind(way.heads, given))
+        wanted_nodes = [g for g in way.of if g is not None]
+        results = iter(way.runner.run(bindings, wanted_nodes))
+        return [
+            None if g is None else _seen_as(next(results), d, s)
+            for g, d, s in zip(way.of, self._dtypes, self._shapes, strict=True)
+        ]
+
+    def _zeros(self, i: int) -> Tensor:
+        dtype, shape = self.results[i]
+        return torch.zeros(shape, dtype=dtype, device=self.arrays.graph.device)
+
+    def _asked(
+        self, grads: Sequence[Tensor | None], needed: Sequence[bool]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Outputs that have a gradient, and inputs that need one."""
+        present = tuple(i for i, g in enumerate(grads) if g is not None)
+        return present, tuple(i for i in self._key.wanted if needed[i])
+
+    def _part(self, present: tuple[int, ...], wanted: tuple[int, ...]) -> "_Gradients":
+        key = (present, wanted)
+        if key not in self.parts:
+            gradients = self._compiled.gradients(self._settings, wanted, present)
+            known = tuple(n for n in self.saved if n.op is not Op.INPUT)
+            plan, found = self._compiled.backward_plan(gradients, known)
+            self.parts[key] = self._gradients(plan, gradients.heads, found)
+        return self.parts[key]
 
     def backward_again(
-        self, grads: Sequence[Tensor], inputs: Sequence[Tensor]
+        self,
+        grads: Sequence[Tensor | None],
+        needed: Sequence[bool],
+        saved: Sequence[Tensor],
+        again: Sequence[Tensor],
     ) -> list[Tensor | None]:
-        """Gradients of the inputs as functions that have gradients; `inputs`: those of
-        `read_again`."""
-        given = list(zip(self.output_grads, grads, strict=True))
-        places = (self.inputs[i] for i in self.read_again)
-        given += zip(places, inputs, strict=True)
-        there = [i for i, g in enumerate(self.gradients) if g is not None]
-        wanted = [g for g in self.gradients if g is not None]
-        like = [(self._dtypes[i], self._shapes[i]) for i in there]
-        found = iter(self._again.run(wanted, given, like))
-        return [None if g is None else next(found) for g in self.gradients]
+        """`backward`, as functions that have gradients; see [Note: gradients of
+        gradients]."""
+        present, wanted = self._asked(grads, needed)
+        gradients = self._compiled.gradients(self._settings, wanted, present)
+        known = tuple(n for n in self.saved if n.op is not Op.INPUT)
+        compiled = self._compiled.again(gradients, known)
+        given = dict(zip((self.inputs[i] for i in self.read_again), again, strict=True))
+        there = (g for g in grads if g is not None)
+        given.update(zip(gradients.heads, there, strict=True))
+        kept = dict(zip(self.saved, saved, strict=True))
+        place = {n: i for i, n in enumerate(self.inputs)}
+        results = tuple(
+            (self._dtypes[place[n]], self._shapes[place[n]]) for n in gradients.of
+        )
+        tensors = [given[n] for n in compiled.inputs]
+        key = compiled.key(tensors, [kept[n] for n in known], results)
+        whole = (compiled, key)
+        if whole not in self._again:
+            args = (compiled, key, self._settings, self.arrays, self._whole)
+            self._again[whole] = Executable(*args)
+        made = self._again[whole](tensors, [kept[n] for n in known])
+        found = dict(zip(gradients.of, made, strict=True))
+        return [found.get(n) for n in self.inputs]
 
     def _bind(
         self, nodes: Sequence[Node], tensors: Sequence[Tensor]
     ) -> dict[Node, Tensor]:
-        if self._forward.on_device:
-            # Kernels see memory alone: no views needed.
-            return {
-                n: t if t.is_contiguous() else t.contiguous()
-                for n, t in zip(nodes, tensors, strict=True)
-            }
-        return {
-            n: t.contiguous().view(self.arrays.rows(n.domain), *n.shape)
-            for n, t in zip(nodes, tensors, strict=True)
-        }
+        found = {}
+        views = not self._forward.on_device  # kernels see memory alone
+        for n, t in zip(nodes, tensors, strict=True):
+            t = t if t.is_contiguous() else t.contiguous()
+            found[n] = t.view(self.arrays.rows(n.domain), *n.shape) if views else t
+        return found
+
+
+@dataclass(frozen=True)
+class _Gradients:
+    """A plan of gradients of some inputs, from those of some outputs."""
+
+    runner: _Runner
+    heads: tuple[Node, ...]
+    of: tuple[Node | None, ...]
+    """Of each input, its gradient."""
+
+
+FRESH = frozenset((Op.AGG, Op.LINEAR, Op.OUTER, Op.SUM_WIDTH, Op.SUM_HEADS, Op.CONCAT))
+FRESH |= (BINARY | UNARY) - {Op.DETACH}
+"""What PyTorch computes into memory of its own."""
 
 
 def _own(outputs: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
@@ -394,7 +492,8 @@ def _own(outputs: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
     return found
 
 
-def _seen_as(t: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _seen_as(t: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    t = t if t.dtype is dtype else t.to(dtype)
     return t if t.shape == shape else t.view(shape)
 
 
@@ -403,8 +502,13 @@ class _Key:
     dtypes: tuple[torch.dtype, ...]
     shapes: tuple[tuple[int, ...], ...]
     wanted: tuple[int, ...]
+    feature: torch.dtype
+    """Of results: what node and edge rows are together, whatever weights are."""
     arch: int | None
     """Of `hector.runtime.ahead`."""
+    known: tuple[torch.dtype, ...] = ()
+    results: tuple[tuple[torch.dtype, tuple[int, ...]], ...] = ()
+    """Dtypes and shapes of outputs, where the program does not say."""
 
 
 def _numbers(
@@ -426,25 +530,35 @@ class _Run(torch.autograd.Function):
     """One compiled program as one node of the autograd graph."""
 
     @staticmethod
-    def forward(ctx: Any, exe: Executable, *tensors: Tensor) -> tuple[Tensor, ...]:
-        outputs, saved = exe.forward(tensors)
+    def forward(
+        ctx: Any, exe: Executable, known: Sequence[Tensor], *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        outputs, saved = exe.forward(tensors, known)
         ctx.exe = exe
-        ctx.shapes = [t.shape for t in tensors]
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*saved, *(tensors[i] for i in exe.read_again))
         return tuple(outputs)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         exe, kept = ctx.exe, ctx.saved_tensors
         num = len(kept) - len(exe.read_again)
-        if torch.is_grad_enabled():
-            return (None, *exe.backward_again(grads, kept[num:]))
-        found = exe.backward(grads, kept[:num])
-        shaped = [
-            None if g is None else _seen_as(g, s)
-            for g, s in zip(found, ctx.shapes, strict=True)
-        ]
-        return (None, *shaped)
+        run = exe.backward_again if torch.is_grad_enabled() else exe.backward
+        return (None, None, *run(grads, _needed(ctx), kept[:num], kept[num:]))
+
+
+def _needed(node: Any) -> list[bool]:
+    """Which inputs need their gradient in the backward that runs:
+    `torch.autograd.grad` of a few tensors leaves the others out."""
+    return [f is not None and _executes(f) for f, _ in node.next_functions]
+
+
+def _executes(function: Any) -> bool:
+    try:
+        return bool(torch._C._will_engine_execute_node(function))
+    except RuntimeError:
+        # A leaf whose gradient `torch.autograd.grad` returns.
+        return True
 
 
 class Compiled:
@@ -456,15 +570,23 @@ class Compiled:
         program: Program,
         options: Options,
         row_shapes: Sequence[tuple[int, ...] | None] | None = None,
+        known: Iterable[Node] = (),
     ) -> None:
         self.builder, self.program, self.options = builder, program, options
         self.row_shapes = row_shapes or (None,) * len(program.outputs)
         """Of each output, the shape of a row that the caller wants; None: (heads,
         width)."""
+        self.known = tuple(known)
+        """Values inside the program that the caller has."""
         self.inputs = tuple(sorted(program.inputs(), key=lambda n: n.serial))
         self._optimized: dict[Optimizations, Program] = {}
         self._training: dict[object, TrainingPlan] = {}
         self._inference: dict[Optimizations, Plan] = {}
+        self._features: dict[object, torch.dtype] = {}
+        self._gradients: dict[object, Gradients] = {}
+        """These live as long as this object."""
+        self._parts: dict[object, tuple[Plan, dict[Node, Node]]] = {}
+        self._again: dict[object, Compiled] = {}
         self._chosen: dict[object, Optimizations] = {}
         """What the first of the sampled graphs was given, and all others are."""
         self._device: dict[object, Any] = {}
@@ -480,17 +602,81 @@ class Compiled:
     def executable(self, graph: HeteroGraph, tensors: Sequence[Tensor]) -> Executable:
         """The executable for these tensors, made on first use; see
         [Note: hot path]."""
+        facts = tuple([(t.dtype, t.shape, t.requires_grad) for t in tensors])
+        place = (self, torch.is_grad_enabled(), arch(), facts)
+        found: Executable | None = graph.state.found.get(place)
+        if found is None:
+            found = graph.state.found[place] = self._found(graph, self.key(tensors))
+        return found
+
+    def _found(self, graph: HeteroGraph, key: _Key) -> Executable:
+        place, cache = (self, key), graph.state.executables
+        if place not in cache:
+            triton = uses_triton(self.options.backend, graph, key.feature)
+            arrays = graph_arrays(graph, bounded=graph.sampled and triton)
+            settings = self.settings_for(graph, bool(key.wanted), key.feature)
+            args = (self, key, settings, arrays, graph_arrays(graph))
+            cache[place] = Executable(*args)
+        found: Executable = cache[place]
+        return found
+
+    def key(
+        self,
+        tensors: Sequence[Tensor],
+        known: Sequence[Tensor] = (),
+        results: tuple[tuple[torch.dtype, tuple[int, ...]], ...] = (),
+    ) -> _Key:
+        """What an executable is for."""
         wanted: tuple[int, ...] = ()
         if torch.is_grad_enabled():
             wanted = tuple(i for i, t in enumerate(tensors) if t.requires_grad)
-        shapes = (tuple(t.shape) for t in tensors)
-        key = _Key(_numbers(self.inputs, tensors), tuple(shapes), wanted, arch())
-        place = (self, key)
-        cache = graph.state.executables
-        found: Executable | None = cache.get(place)
-        if found is None:
-            found = cache[place] = Executable(self, key, graph)
-        return found
+        dtypes = _numbers(self.inputs, tensors)
+        shapes = tuple(tuple(t.shape) for t in tensors)
+        kinds = tuple(t.dtype for t in known)
+        feature = self._feature(dtypes)
+        return _Key(dtypes, shapes, wanted, feature, arch(), kinds, results)
+
+    def _feature(self, dtypes: tuple[torch.dtype, ...]) -> torch.dtype:
+        if dtypes not in self._features:
+            pairs = zip(self.inputs, dtypes, strict=True)
+            rows = [d for n, d in pairs if n.domain in ROW_DOMAINS]
+            kinds = rows or dtypes or (torch.get_default_dtype(),)
+            self._features[dtypes] = reduce(torch.promote_types, kinds)
+        return self._features[dtypes]
+
+    def gradients(
+        self,
+        settings: Optimizations,
+        wanted: tuple[int, ...],
+        given: tuple[int, ...],
+    ) -> Gradients:
+        """Of the inputs `wanted`, from those of the outputs `given`."""
+        key = (settings, wanted, given)
+        if key not in self._gradients:
+            inputs = [self.inputs[i] for i in wanted]
+            program = self.optimized(settings)
+            made = gradients_of(self.builder, program, inputs, given)
+            self._gradients[key] = made
+        return self._gradients[key]
+
+    def backward_plan(
+        self, gradients: Gradients, known: tuple[Node, ...]
+    ) -> tuple[Plan, dict[Node, Node]]:
+        """Their plan where forward kept the values `known`."""
+        key = (id(gradients), *known)
+        if key not in self._parts:
+            self._parts[key] = backward_plan(self.builder, gradients, known)
+        return self._parts[key]
+
+    def again(self, gradients: Gradients, known: tuple[Node, ...]) -> "Compiled":
+        """Gradients as a program; see [Note: gradients of gradients]."""
+        key = (id(gradients), *known)
+        if key not in self._again:
+            options = replace(self.options, optimizations=Optimizations())
+            self._again[key] = Compiled(
+                self.builder, gradients.program, options, known=known
+            )
+        return self._again[key]
 
     def optimized(self, settings: Optimizations) -> Program:
         if settings not in self._optimized:
@@ -512,12 +698,14 @@ class Compiled:
         if key not in self._training:
             program = self.optimized(settings)
             inputs = tuple(self.inputs[i] for i in wanted)
-            self._training[key] = training_plan(self.builder, program, inputs)
+            self._training[key] = training_plan(
+                self.builder, program, inputs, frozenset(self.known)
+            )
         return self._training[key]
 
     def inference_plan(self, settings: Optimizations) -> Plan:
         if settings not in self._inference:
-            made = inference_plan(self.builder, self.optimized(settings))
+            made = inference_plan(self.builder, self.optimized(settings), self.known)
             self._inference[settings] = made
         return self._inference[settings]
 

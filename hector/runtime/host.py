@@ -1,14 +1,16 @@
 """Programs on a CPU: the reference back end with its gathers fused.
 
 A sum over edges, or a dot product of an edge's two ends, reads its rows where they lie
-(see `hector.runtime.bags`); a typed product gathers the rows of one type at a time.
-What a fused operation leaves out is computed only if something else reads it, and
-values go when their last reader is done.
+(see `hector.runtime.bags`), term by term where messages are sums of products; a typed
+product gathers its rows a few at a time. What a fused operation leaves out is computed
+only if something else reads it, and values go when their last reader is done.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ from hector.arrays import GraphArrays
 from hector.ir.node import Node, Op
 from hector.ir.types import Domain, Index
 from hector.kept import kept
-from hector.runtime.bags import Dot, Edges, Read, Total, differentiable
+from hector.runtime.bags import CHUNK, Edges
 from hector.runtime.reference import BINARY, UNARY, Reference
 
 Run = Callable[[Reference, list[Tensor]], Tensor]
@@ -33,16 +35,34 @@ class _Step:
     """Values that no later step reads."""
 
 
-@dataclass(frozen=True)
-class _Rows:
+class _Rows(NamedTuple):
     """Rows of a factor, and by which index edges read them."""
 
     node: Node
     read: Index | None
 
 
+class _Term(NamedTuple):
+    """A product of whole rows and of numbers a head."""
+
+    whole: tuple[Node, ...]
+    narrow: tuple[tuple[Node, bool], ...]
+    """Those that divide are marked."""
+
+    def weight(self, args: Sequence[Tensor]) -> Tensor | None:
+        """The product of the numbers, whose values follow those of the rows."""
+        out: Tensor | None = None
+        numbers = args[len(self.whole) :]
+        for value, (_, divides) in zip(numbers, self.narrow, strict=True):
+            if divides:
+                out = value.reciprocal() if out is None else out / value
+            else:
+                out = value if out is None else out * value
+        return out
+
+
 class Host(Reference):
-    """Evaluates nodes against one graph on a CPU, differentiably in grad mode."""
+    """Evaluates nodes against one graph on a CPU, without gradients."""
 
     def __init__(self, arrays: GraphArrays, dtype: torch.dtype) -> None:
         super().__init__(arrays, dtype)
@@ -56,7 +76,7 @@ class Host(Reference):
         key = (nodes, tuple(bindings))
         steps = self._steps.get(key)
         if steps is None:
-            steps = self._steps[key] = self._planned(nodes, set(bindings))
+            steps = self._steps[key] = self.planned(nodes, set(bindings))
         values = dict(bindings)
         for step in steps:
             values[step.node] = step.run(self, [values[n] for n in step.operands])
@@ -64,7 +84,8 @@ class Host(Reference):
                 del values[node]
         return {n: values[n] for n in nodes}
 
-    def _planned(self, nodes: tuple[Node, ...], given: set[Node]) -> list[_Step]:
+    def planned(self, nodes: tuple[Node, ...], given: set[Node]) -> list[_Step]:
+        """The operations that make `nodes` of what is given, in their order."""
         found: dict[Node, tuple[tuple[Node, ...], Run]] = {}
         done: list[Node] = []
         stack = [(n, False) for n in reversed(nodes)]
@@ -112,11 +133,11 @@ class Host(Reference):
     def _fused(
         self, node: Node, given: set[Node]
     ) -> tuple[tuple[Node, ...], Run] | None:
-        if node.op is Op.READ and node.index is not Index.ALL:
-            edges, index = Edges(self.arrays, node.domain), node.index
-            return node.inputs, lambda _, args: _read(edges, args[0], index)
         if node.op is Op.AGG and node.attr("reduce") == "sum":
             return self._total(node, given)
+        if node.op is Op.AGG:
+            edges, group = Edges(self.arrays, node.inputs[0].domain), node.index
+            return node.inputs, lambda _, args: edges.largest(args[0], group)
         if node.op is Op.SUM_WIDTH and node.inputs[0].domain is not Domain.NODE:
             return self._dot(node, given)
         if node.op in (Op.LINEAR, Op.OUTER):
@@ -125,121 +146,202 @@ class Host(Reference):
 
     def _total(self, node: Node, given: set[Node]) -> tuple[tuple[Node, ...], Run]:
         x, group = node.inputs[0], node.index
-        whole, narrow = _factors(x, given)
-        if len(whole) != 1 or not narrow:
-            whole, narrow = [x], []
-        rows = _rows(whole[0], given)
         edges, shape = Edges(self.arrays, x.domain), x.shape
 
-        def run(host: Reference, args: list[Tensor]) -> Tensor:
-            first = _shaped(args[0], shape)
-            weight = _multiplied(args[1:], narrow)
-            if _grows(args):
-                made: Tensor = differentiable(
-                    Total, edges, first, rows.read, group, weight
-                )
-                return made
-            return edges.total(first, rows.read, group, weight)
+        def total(term: _Term, read: Index | None, args: list[Tensor]) -> Tensor:
+            return edges.total(_shaped(args[0], shape), read, group, term.weight(args))
 
-        return (rows.node, *(n for n, _ in narrow)), run
+        return _summed(_terms_of(x, given), given, total)
 
     def _dot(self, node: Node, given: set[Node]) -> tuple[tuple[Node, ...], Run] | None:
         x = node.inputs[0]
-        whole, narrow = _factors(x, given)
-        if len(whole) != 2:
+        terms = _terms(x, given)
+        if any(len(t.whole) != 2 for t in terms):
             return None
-        a, b = (_rows(n, given) for n in whole)
         edges, shape = Edges(self.arrays, x.domain), x.shape
 
-        def run(host: Reference, args: list[Tensor]) -> Tensor:
+        def dot(
+            term: _Term, read: Index | None, other: Index | None, args: list[Tensor]
+        ) -> Tensor:
             left, right = (_shaped(t, shape) for t in args[:2])
-            if _grows(args):
-                out: Tensor = differentiable(Dot, edges, left, a.read, right, b.read)
-            else:
-                out = edges.dot(left, a.read, right, b.read)
-            weight = _multiplied(args[2:], narrow)
-            return out if weight is None else out * weight
+            out, weight = edges.dot(left, read, right, other), term.weight(args)
+            return out if weight is None else out.mul_(weight)
 
-        return (a.node, b.node, *(n for n, _ in narrow)), run
+        return _summed(terms, given, dot)
 
-    def _typed(
-        self, node: Node, given: set[Node]
-    ) -> tuple[tuple[Node, ...], Run] | None:
-        """A product whose rows are gathered type by type; in grad mode all at once."""
+    def _typed(self, node: Node, given: set[Node]) -> tuple[tuple[Node, ...], Run]:
+        """A typed product, or the gradient of its weight, whose rows are gathered and
+        weighed a few at a time."""
         sides = 1 if node.op is Op.LINEAR else 2
-        rows = [_rows(n, given) for n in node.inputs[:sides]]
-        if all(r.read is None for r in rows) or node.inputs[0].shape[0] != 1:
-            return None
-        domain = node.inputs[0].domain
-        edges, shapes = Edges(self.arrays, domain), [n.shape for n in node.inputs]
-        offsets = self.arrays.type_offsets(domain, node.index)
-        ids = [
-            None if r.read is None else self.arrays.index(domain, r.read) for r in rows
+        rows = [_Factor(self.arrays, n, given) for n in node.inputs[:sides]]
+        operands = (*(o for r in rows for o in r.operands), *node.inputs[sides:])
+        offsets = self.arrays.type_offsets(node.inputs[0].domain, node.index)
+        step = CHUNK if any(r.gathers for r in rows) else max(offsets[-1], 1)
+        cuts = [
+            (t, i, min(i + step, b))
+            for t, (a, b) in enumerate(pairwise(offsets))
+            for i in range(a, b, step)
         ]
+        heads = node.inputs[0].shape[0]
+        flipped = node.op is Op.LINEAR and bool(node.attr("transpose"))
 
-        def run(host: Reference, args: list[Tensor]) -> Tensor:
-            flat = [_shaped(t, s) for t, s in zip(args[:sides], shapes, strict=False)]
-            if _grows(args):
-                there = [
-                    t if r.read is None else _read(edges, t, r.read)
-                    for t, r in zip(flat, rows, strict=False)
-                ]
-                return host.evaluate(node, [*there, *args[sides:]])
-            parts = []
-            for t, (a, b) in enumerate(pairwise(offsets)):
-                x = [
-                    f[a:b, 0] if i is None else f[:, 0].index_select(0, i[a:b])
-                    for f, i in zip(flat, ids, strict=False)
-                ]
-                if sides == 2:
-                    parts.append(x[0].t() @ x[1])
-                    continue
-                w = args[1][t, 0].to(x[0].dtype)
-                w = w.t() if node.attr("transpose") else w
-                bias = args[2][t].view(1, -1) if len(args) > 2 else None
-                parts.append(x[0] @ w if bias is None else torch.addmm(bias, x[0], w))
-            out = torch.stack(parts) if sides == 2 else torch.cat(parts)
-            return out.unsqueeze(1)
+        def linear(_: Reference, args: list[Tensor]) -> Tensor:
+            parts, (w, *bias) = rows[0].bound(args), args[rows[0].size :]
+            w = w.transpose(-1, -2) if flipped else w
+            out = w.new_empty(offsets[-1], heads, w.shape[-1])
+            for t, i, j in cuts:
+                x, place = rows[0].part(parts, i, j), out[i:j]
+                if heads == 1:
+                    torch.mm(x[:, 0], w[t, 0], out=place[:, 0])
+                else:
+                    place.copy_((x.transpose(0, 1) @ w[t]).transpose(0, 1))
+                if bias:
+                    place += bias[0][t]
+            return out
 
-        return (*(r.node for r in rows), *node.inputs[sides:]), run
+        def outer(_: Reference, args: list[Tensor]) -> Tensor:
+            left = rows[0].bound(args)
+            right = rows[1].bound(args[rows[0].size :])
+            out = args[0].new_zeros(len(offsets) - 1, heads, *(r.width for r in rows))
+            for t, i, j in cuts:
+                x, y = rows[0].part(left, i, j), rows[1].part(right, i, j)
+                if heads == 1:
+                    out[t, 0].addmm_(x[:, 0].t(), y[:, 0])
+                else:
+                    out[t].baddbmm_(x.permute(1, 2, 0), y.transpose(0, 1))
+            return out
+
+        return operands, linear if sides == 1 else outer
 
 
-def _read(edges: Edges, rows: Tensor, index: Index) -> Tensor:
-    if _grows([rows]):
-        made: Tensor = differentiable(Read, edges, rows, index)
-        return made
-    return edges.at(rows, index)
+class _Factor:
+    """The rows of a product's operand, a part at a time."""
+
+    def __init__(self, arrays: GraphArrays, node: Node, given: set[Node]) -> None:
+        self.shape, self.width = node.shape, node.shape[1]
+        base = node
+        while base.op is Op.RESHAPE and base not in given:
+            base = base.inputs[0]
+        self._inner = base.shape
+        self.terms = _terms_of(base, given)
+        self._reads = [_rows(t.whole[0], given) for t in self.terms]
+        self.operands = tuple(
+            o
+            for t, r in zip(self.terms, self._reads, strict=True)
+            for o in (r.node, *(n for n, _ in t.narrow))
+        )
+        self.size = len(self.operands)
+        self._ids = [
+            None if r.read is None else arrays.index(base.domain, r.read)
+            for r in self._reads
+        ]
+        self.gathers = any(t.narrow for t in self.terms) or any(
+            i is not None for i in self._ids
+        )
+
+    def bound(self, args: list[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
+        """Rows and weight of each term."""
+        found, at = [], 0
+        for term in self.terms:
+            mine = args[at : at + 1 + len(term.narrow)]
+            found.append((_shaped(mine[0], self._inner), term.weight(mine)))
+            at += len(mine)
+        return found
+
+    def part(self, bound: list[tuple[Tensor, Tensor | None]], i: int, j: int) -> Tensor:
+        """The rows from `i` to `j`: [j - i, heads, width]."""
+        out: Tensor | None = None
+        for (rows, weight), ids in zip(bound, self._ids, strict=True):
+            x = rows[i:j] if ids is None else rows.index_select(0, ids[i:j])
+            x = x if weight is None else x * weight[i:j]
+            out = x if out is None else out + x
+        return _shaped(_made(out), self.shape)
+
+
+def _summed(
+    terms: Sequence[_Term], given: set[Node], make: Callable[..., Tensor]
+) -> tuple[tuple[Node, ...], Run]:
+    """The sum of what `make` makes of each term: of (term, indices, values)."""
+    operands: list[Node] = []
+    calls: list[tuple[Callable[..., Tensor], int, int]] = []
+    for term in terms:
+        rows = [_rows(n, given) for n in term.whole]
+        begin = len(operands)
+        operands += [r.node for r in rows] + [n for n, _ in term.narrow]
+        call = partial(make, term, *(r.read for r in rows))
+        calls.append((call, begin, len(operands)))
+
+    def run(_: Reference, args: list[Tensor]) -> Tensor:
+        out: Tensor | None = None
+        for call, begin, end in calls:
+            made = call(args[begin:end])
+            out = made if out is None else out.add_(made)
+        return _made(out)
+
+    return tuple(operands), run
+
+
+def _made(out: Tensor | None) -> Tensor:
+    if out is None:
+        raise ValueError("expected a sum of at least one term")
+    return out
 
 
 def _shaped(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return rows.reshape(rows.shape[0], *shape)
+    return rows if rows.shape[1:] == shape else rows.reshape(rows.shape[0], *shape)
 
 
-def _grows(args: Iterable[Tensor]) -> bool:
-    return torch.is_grad_enabled() and any(t.requires_grad for t in args)
+MAX_TERMS = 6
+"""A sum of more products is made as it is written."""
 
 
-def _factors(x: Node, given: set[Node]) -> tuple[list[Node], list[tuple[Node, bool]]]:
-    """Factors of `x` with its whole rows, and with a number a head: those that divide
-    are marked. Nothing where there are others."""
-    whole: list[Node] = []
-    narrow: list[tuple[Node, bool]] = []
-    left = [(x, False)]
-    while left:
-        node, divides = left.pop()
-        if node.shape != x.shape:
-            if node.shape not in ((1, 1), (x.shape[0], 1)):
-                return [], []
-            narrow.append((node, divides))
-        elif node.op is Op.MUL and node not in given:
-            left += [(n, divides) for n in reversed(node.inputs)]
-        elif node.op is Op.DIV and node not in given and not divides:
-            left += [(node.inputs[1], True), (node.inputs[0], False)]
-        elif divides:
-            return [], []
+def _terms_of(x: Node, given: set[Node]) -> tuple[_Term, ...]:
+    """`x` as a sum of rows times numbers; itself where that leaves nothing out."""
+    terms = _terms(x, given)
+    fused = any(t.narrow or _rows(t.whole[0], given).read for t in terms if t.whole)
+    if not fused or any(len(t.whole) != 1 for t in terms):
+        return (_Term((x,), ()),)
+    return terms
+
+
+def _terms(x: Node, given: set[Node]) -> tuple[_Term, ...]:
+    """`x` as a sum of products, in whole rows of its shape and numbers a head. Rows of
+    one column are left as they are."""
+    found = _expanded(x, x.shape, given) if x.shape[1] > 1 else ()
+    return found if 0 < len(found) <= MAX_TERMS else (_Term((x,), ()),)
+
+
+def _expanded(
+    node: Node, shape: tuple[int, ...], given: set[Node]
+) -> tuple[_Term, ...]:
+    """Differences stay as they are: sums of large numbers would cancel."""
+    alone = (_Term((node,), ()),)
+    if node in given or node.op not in (Op.MUL, Op.DIV, Op.ADD):
+        return alone
+    sides: list[tuple[_Term, ...]] = []
+    for place, i in enumerate(node.inputs):
+        if i.shape == shape:
+            sides.append(_expanded(i, shape, given))
+        elif node.op is Op.ADD or i.shape not in ((1, 1), (shape[0], 1)):
+            return alone
         else:
-            whole.append(node)
-    return whole, narrow
+            sides.append((_Term((), ((i, node.op is Op.DIV and place == 1),)),))
+    left, right = sides
+    if node.op is Op.ADD:
+        terms = left + right
+        return alone if any(map(_negative, terms)) else terms
+    if node.op is Op.DIV and (right[0].whole or not left[0].whole):
+        return alone
+    return tuple(
+        _Term(a.whole + b.whole, a.narrow + b.narrow) for a in left for b in right
+    )
+
+
+def _negative(term: _Term) -> bool:
+    factors = (*term.whole, *(n for n, _ in term.narrow))
+    return any(
+        n.op is Op.NEG or (n.op is Op.CONST and n.number("value") < 0) for n in factors
+    )
 
 
 def _rows(x: Node, given: set[Node]) -> _Rows:
@@ -250,13 +352,3 @@ def _rows(x: Node, given: set[Node]) -> _Rows:
     if base.op is Op.READ and base.index is not Index.ALL and base not in given:
         return _Rows(base.inputs[0], base.index)
     return _Rows(x, None)
-
-
-def _multiplied(args: list[Tensor], narrow: list[tuple[Node, bool]]) -> Tensor | None:
-    out: Tensor | None = None
-    for value, (_, divides) in zip(args, narrow, strict=True):
-        if divides:
-            out = value.reciprocal() if out is None else out / value
-        else:
-            out = value if out is None else out * value
-    return out

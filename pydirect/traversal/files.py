@@ -5,13 +5,13 @@ one by one until the bad one is found.
 """
 
 import bz2
+import codecs
 import gzip
 import itertools
 import json
 import lzma
 import re
 import warnings
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import torch
 
+from pydirect.memory.limits import read_limits
 from pydirect.sampling import Graph
 from pydirect.traversal.convert import from_networkx
 
@@ -35,8 +36,10 @@ _READERS_OF_NETWORKX: dict[str, Callable[[IO[bytes], Any], Any]] = {
     ".json": lambda file, networkx: _node_link(json.load(file), networkx),
 }
 _CUT = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
-_BLANKS = bytes.maketrans(b",;\t\r", b"    ")
+_BLANKS = bytes.maketrans(b",;\t", b"   ")
 _LARGEST = np.iinfo(np.int64).max
+_NODE_BYTES = 24
+"""Of a node while edges are sorted: its count, its offset and the sum of them."""
 _PROMISE = re.compile(rb"nodes:\s*(\d+)\s+edges:\s*(\d+)", re.IGNORECASE)
 
 Note = Callable[[str], None]
@@ -125,6 +128,7 @@ def read_graph(
             f"{path}: expects at most {total} nodes, as --nodes says, got "
             f"{edges.num_nodes}"
         )
+    _check_memory(path, total)
     note(f"sorting {edges.ends.shape[1]:,} edges")
     graph = Graph.from_edges(
         torch.from_numpy(edges.ends),
@@ -181,6 +185,8 @@ class _Lines:
                 f"got {index.shape[1]}: the file is cut off, or, if it is whole, "
                 "remove this line"
             )
+        if self._weighted and weights is None:
+            weights = np.empty(0, dtype=np.int64)
         most = int(index.max(initial=-1)) + 1
         return _Edges(index, weights, most if self._limit is None else self._limit)
 
@@ -231,7 +237,7 @@ class _Lines:
     def _read(self, call: Callable[[], bytes]) -> bytes:
         try:
             return call()
-        except _CUT as error:
+        except (*_CUT, OSError) as error:
             raise ValueError(
                 f"{self._path}:{self._line}: expects more lines, got the end of "
                 f"compressed data that is cut off or damaged ({error})"
@@ -247,6 +253,9 @@ class _Lines:
             block += self._read(self._file.readline)
             if not block:
                 return
+            if not self._line:
+                block = block.removeprefix(codecs.BOM_UTF8)
+            block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
             lines = block.translate(_BLANKS).split(b"\n")
             if not lines[-1]:
                 lines.pop()
@@ -365,30 +374,50 @@ def _joined(
     return np.stack(ends), np.concatenate(weights) if weights else None
 
 
+def _check_memory(path: Path, num_nodes: int) -> None:
+    """
+    Raises:
+        ValueError: so many nodes that the machine would kill the process.
+    """
+    needed = _NODE_BYTES * num_nodes
+    free = read_limits().available_bytes
+    if free is not None and needed > free:
+        raise ValueError(
+            f"{path}: {num_nodes:,} nodes need {needed:,} bytes of memory, this "
+            f"machine has {free:,}: nodes are numbered from 0 to the largest number"
+        )
+
+
+def _loaded(path: Path, file: IO[bytes]) -> "dict[str, np.ndarray[Any, Any]]":
+    """
+    Raises:
+        ValueError: numpy cannot read it.
+    """
+    try:
+        found = np.load(file, allow_pickle=False)
+        return {"edge_index": found} if isinstance(found, np.ndarray) else dict(found)
+    # What its parsers raise of damaged headers is of a dozen kinds.
+    except Exception as error:
+        raise ValueError(
+            f"{path}: expects numpy's arrays, got a file that is cut off or damaged "
+            f"({type(error).__name__}: {error})"
+        ) from error
+
+
 def _of_arrays(path: Path, file: IO[bytes], *, weighted: bool) -> _Edges:
     """
     Raises:
         ValueError: damaged, no graph, or a node out of range.
     """
-    try:
-        found = np.load(file, allow_pickle=False)
-        arrays = {"edge_index": found} if isinstance(found, np.ndarray) else dict(found)
-    except (ValueError, KeyError, zipfile.BadZipFile, *_CUT) as error:
-        raise ValueError(
-            f"{path}: expects numpy's arrays, got a file that is cut off or damaged "
-            f"({error})"
-        ) from error
+    arrays = _loaded(path, file)
     name, index, values = _entries(path, arrays)
-    if index.ndim != 2 or len(index) != 2 or index.dtype.kind not in "iu":
+    if index.ndim != 2 or len(index) != 2:
         raise ValueError(
-            f"{path}: {name}: expects integers of shape (2, edges), got {index.dtype} "
-            f"of shape {list(index.shape)}"
+            f"{path}: {name}: expects shape (2, edges), got {list(index.shape)}"
         )
-    shape = arrays.get("shape", arrays.get("num_nodes"))
-    sizes = set() if shape is None else set(np.atleast_1d(shape).tolist())
-    if len(sizes) > 1:
-        raise ValueError(f"{path}: shape: expects a square, got {sorted(sizes)}")
-    limit = sizes.pop() if sizes else int(index.max(initial=-1)) + 1
+    limit = _num_nodes(path, arrays.get("shape", arrays.get("num_nodes")))
+    if limit is None:
+        limit = int(index.max(initial=-1)) + 1
     bad = np.flatnonzero(((index < 0) | (index >= limit)).any(0))
     if len(bad):
         at = int(bad[0])
@@ -396,9 +425,25 @@ def _of_arrays(path: Path, file: IO[bytes], *, weighted: bool) -> _Edges:
             f"{path}: {name}: expects nodes 0 to {limit - 1}, got "
             f"{index[:, at].tolist()} at edge {at}"
         )
-    if weighted:
-        _check_weights(path, values, index.shape[1:])
-    return _Edges(index.astype(np.int64), values if weighted else None, limit)
+    weights = _weights_of(path, values, index.shape[1:]) if weighted else None
+    return _Edges(index, weights, limit)
+
+
+def _num_nodes(path: Path, shape: Any) -> int | None:
+    """How many nodes the file says there are.
+
+    Raises:
+        ValueError: that is no number, or a matrix is no square.
+    """
+    if shape is None:
+        return None
+    sizes = set(np.atleast_1d(shape).flatten().tolist())
+    if len(sizes) != 1:
+        raise ValueError(f"{path}: shape: expects a square, got {sorted(sizes)}")
+    (size,) = sizes
+    if not isinstance(size, int) or size < 0:
+        raise ValueError(f"{path}: expects a number of nodes, got {size!r}")
+    return size
 
 
 def _entries(
@@ -409,45 +454,82 @@ def _entries(
     Raises:
         ValueError: none of the known names, or lists out of order.
     """
+
+    def integers(name: str) -> "np.ndarray[Any, Any]":
+        found = arrays[name]
+        if found.dtype.kind not in "iu":
+            raise ValueError(f"{path}: {name}: expects integers, got {found.dtype}")
+        if found.size and int(found.max()) > _LARGEST:
+            raise ValueError(
+                f"{path}: {name}: expects numbers of at most 63 bits, got {found.max()}"
+            )
+        return found.astype(np.int64)
+
     if "edge_index" in arrays:
         weights = arrays.get("edge_weight", arrays.get("weights"))
-        return "edge_index", arrays["edge_index"], weights
+        return "edge_index", integers("edge_index"), weights
     if "row" in arrays and "col" in arrays:
-        ends = np.stack([arrays["row"], arrays["col"]])
-        return "row, col", ends, arrays.get("data")
+        ends = integers("row"), integers("col")
+        if ends[0].shape != ends[1].shape:
+            shapes = [list(end.shape) for end in ends]
+            raise ValueError(f"{path}: row, col: expects one length, got {shapes}")
+        return "row, col", np.stack(ends), arrays.get("data")
     if "indptr" not in arrays or "indices" not in arrays:
         raise ValueError(
             f"{path}: expects scipy's arrays (indptr, indices) or edge_index, got "
-            f"{', '.join(arrays)}"
+            f"{', '.join(arrays) or 'none'}"
         )
-    columns, starts = arrays["indices"], arrays["indptr"]
-    falls = np.flatnonzero(np.diff(starts) < 0)
-    if len(falls) or not len(starts) or starts[-1] != len(columns):
-        at = int(falls[0]) + 1 if len(falls) else len(starts) - 1
-        raise ValueError(
-            f"{path}: indptr: expects ascending numbers up to {len(columns)}, got "
-            f"{starts[at : at + 1].tolist()} at {at}"
-        )
-    rows = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    index = np.stack([rows, columns])
+    index = _of_lists(path, integers("indptr"), integers("indices"))
     if "csc" in str(arrays.get("format")):
         index = index[::-1]
     return "indices", index, arrays.get("data")
 
 
-def _check_weights(path: Path, values: Any, shape: tuple[int, ...]) -> None:
+def _of_lists(
+    path: Path, starts: "np.ndarray[Any, Any]", columns: "np.ndarray[Any, Any]"
+) -> "np.ndarray[Any, Any]":
+    """Rows and columns of compressed rows.
+
+    Raises:
+        ValueError: `starts` do not ascend from 0 to the end of `columns`.
     """
+    if columns.ndim != 1 or starts.ndim != 1:
+        raise ValueError(
+            f"{path}: indptr: expects two lists, got shapes {list(starts.shape)} and "
+            f"{list(columns.shape)}"
+        )
+    ends = np.append(starts, columns.size)
+    falls = np.flatnonzero(np.diff(ends, prepend=0) < 0)
+    if len(falls) or not len(starts) or starts[0] or starts[-1] != columns.size:
+        at = int(falls[0]) if len(falls) else len(starts) - 1
+        raise ValueError(
+            f"{path}: indptr: expects ascending numbers from 0 to {columns.size}, got "
+            f"{starts[:1].tolist()} first and {ends[at]} at {at}"
+        )
+    return np.stack([np.repeat(np.arange(len(starts) - 1), np.diff(starts)), columns])
+
+
+def _weights_of(
+    path: Path, values: Any, shape: tuple[int, ...]
+) -> "np.ndarray[Any, Any]":
+    """Weights as int64, float32 or float64.
+
     Raises:
         ValueError: not a weight of 0 or more for each edge.
     """
     if values is None or values.dtype.kind not in "biuf" or values.shape != shape:
         got = "none" if values is None else f"{values.dtype} {list(values.shape)}"
         raise ValueError(f"{path}: expects a weight for each edge, got {got}")
-    if not bool((values >= 0).all()):
-        at = int(np.flatnonzero(~(values >= 0))[0])
+    floating = values.dtype.kind == "f"
+    right = values >= 0
+    bad = np.flatnonzero(~(right if floating else right & (values <= _LARGEST)))
+    if len(bad):
+        at = int(bad[0])
         raise ValueError(
             f"{path}: expects weights of 0 or more, got {values[at]} at edge {at}"
         )
+    wide = np.float64 if values.dtype.itemsize > 4 else np.float32
+    return np.asarray(values, dtype=wide if floating else np.int64)
 
 
 def _of_networkx(
@@ -464,7 +546,7 @@ def _of_networkx(
         if undirected:
             theirs = theirs.to_undirected()
         graph, names = from_networkx(theirs, weight="weight" if weighted else None)
-    except (ValueError, SyntaxError, LookupError, TypeError, *_CUT) as error:
+    except (ValueError, SyntaxError, LookupError, TypeError, OSError, *_CUT) as error:
         raise ValueError(f"{path}: {error}") from error
     except networkx.NetworkXException as error:
         raise ValueError(f"{path}: {error}") from error

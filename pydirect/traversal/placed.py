@@ -267,9 +267,10 @@ def place(
             breadth-first search read backwards and PageRank add up without conflicts.
 
     Raises:
-        ValueError: an unknown walk, ``hot_bytes`` below 0, or a ``reverse`` that does
-            not have the graph's numbers of nodes and edges or is not compressed where
-            the graph is; a walk of its own or ``hot_bytes`` for a compressed graph.
+        ValueError: no such device, an unknown walk, ``hot_bytes`` below 0, or a
+            ``reverse`` that does not have the graph's numbers of nodes and edges or is
+            not compressed where the graph is; a walk of its own or ``hot_bytes`` for a
+            compressed graph.
         HostMemoryError: the edges cannot be pinned.
     """
     compressed = isinstance(graph, CompressedGraph)
@@ -283,6 +284,8 @@ def place(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     target = torch.device(device)
+    if target.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device: expects a GPU for {device}, there is none: say cpu")
     if target.type == "cuda" and target.index is None:
         target = torch.device("cuda", torch.cuda.current_device())
     back = None

@@ -90,8 +90,10 @@ def run(
     dtype: torch.dtype,
     options: dict[str, Any],
     rounded: torch.dtype,
+    second: bool = False,
 ) -> list[Tensor]:
-    """Output and gradients of everything, from parameters rounded to `rounded`."""
+    """Output and gradients of everything, from parameters rounded to `rounded`;
+    `second`: gradients of the squared gradient of the features."""
     gen = torch.Generator().manual_seed(0)
     leaves: list[Tensor] = []
 
@@ -113,10 +115,14 @@ def run(
     out = out[0] if isinstance(out, tuple) else out
     slope = torch.linspace(-1, 1, out.numel(), dtype=torch.float64)
     slope = slope.to(rounded).to(graph.device, dtype).view_as(out)
-    grads = torch.autograd.grad(out, leaves, slope)
+    grads = torch.autograd.grad(out, leaves, slope, create_graph=second)
     report = layer.executable(graph, x, *arguments).report
     if report.fallbacks:
         raise RuntimeError(f"{report.fallbacks} operations fell back to PyTorch")
+    if second:
+        # A bias has none: what it is added to has a slope without it.
+        twice = torch.autograd.grad(grads[0].square().sum(), leaves, allow_unused=True)
+        return [t for t in twice if t is not None]
     return [out.detach(), *grads]
 
 
@@ -145,6 +151,17 @@ def layer_error(
 ) -> float:
     """Largest relative error over the output and all gradients."""
     return max(mine for mine, _ in layer_errors(name, graph, dtype, settings))
+
+
+def second_error(
+    name: str, graph: HeteroGraph, dtype: torch.dtype, settings: Optimizations
+) -> float:
+    """Largest relative error over the gradients of the features' squared gradient."""
+    options = {"backend": Backend.TRITON, "optimizations": settings}
+    got = run(name, graph, dtype, options, dtype, second=True)
+    plain = {"backend": Backend.REFERENCE, "optimizations": Optimizations()}
+    exact = run(name, graph, torch.float64, plain, dtype, second=True)
+    return max(_relative(a, b) for a, b in zip(got, exact, strict=True))
 
 
 def _relative(got: Tensor, want: Tensor) -> float:

@@ -44,7 +44,7 @@ from hector.passes.pipeline import (
 from hector.runtime.device import DevicePlan, DeviceProgram, ValueTypes
 from hector.runtime.reference import Reference
 from recipes.bench.rgnn.check import TOLERANCE, error_of, operands, random_graph
-from recipes.bench.rgnn.layer_checks import layer_error
+from recipes.bench.rgnn.layer_checks import layer_error, second_error
 from recipes.bench.rgnn.models import plans
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -92,6 +92,13 @@ def test_layers_with_gradients(name: str, chosen: Optimizations) -> None:
 
 def test_a_layer_in_low_precision() -> None:
     assert layer_error("rgat", SMALL, LOW, BOTH) <= 3e-2
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"), [("rgat", BOTH), ("hgt", Optimizations()), ("rgcn", BOTH)]
+)
+def test_gradients_of_gradients(name: str, chosen: Optimizations) -> None:
+    assert second_error(name, SMALL, torch.float32, chosen) <= 1e-4
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))

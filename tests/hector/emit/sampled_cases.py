@@ -86,7 +86,7 @@ def test_batches_one_after_another(which: int, settings: Optimizations) -> None:
             assert float(error) <= 1e-4 * max(float(expected.abs().max()), 1.0)
         (exe,) = executables(graph)
         assert type(exe.arrays) is BoundedArrays
-        runners = (exe._forward, exe._backward)
+        runners = (exe._forward, exe._backward.runner)
         programs.add(tuple(id(r._device.program) for r in runners))
     assert len(programs) == 1, "later batches take the first one's kernels"
 

@@ -87,7 +87,7 @@ def test_settings_and_gradients(made: Made, graph: HeteroGraph) -> None:
         got = host.run([node], plain)[node]
         torch.testing.assert_close(got, want.detach(), rtol=1e-9, atol=1e-10)
         head = b.input("grad:out", node.domain, node.shape)
-        grads = differentiate(b, {node: head}, wanted)
+        grads = differentiate(b, [(node, head)], wanted)
         named = Program(outputs=tuple((n.name, g) for n, g in grads.items()))
         back = rewrite(b, rewrite(b, named, canonicalize.RULES), finish.RULES)
         found = host.run(back.nodes, {**plain, head: slope})

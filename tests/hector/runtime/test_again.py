@@ -1,21 +1,26 @@
 """Gradients of gradients, and `torch.func`, against loops in float64."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import hector
+from hector.functions import sigmoid
 from hector.message import GATConv, GatedGCNConv, GINConv, Graph, GraphConv, SAGEConv
 from hector.message import functions as fn
 from hector.nn import HGTConv, RGATConv, RGCNConv
+from hector.runtime import executables
 
 N, E = 7, 20
 torch.manual_seed(0)
 SRC, DST = torch.randint(N, (2, E))
 KIND = torch.randint(3, (E,))
 EDGES = torch.stack((SRC, DST))
+TIMES: Any = {"attention_mode": "multiplicative-self-attention"}
 
 
 def graph() -> Graph:
@@ -28,12 +33,18 @@ def layers() -> dict[str, tuple[nn.Module, Callable[[nn.Module, Tensor], Tensor]
         "gcn": (GraphConv(4, 3), lambda m, x: m(graph(), x)),
         "sage": (SAGEConv(4, 3, "std"), lambda m, x: m(graph(), x)),
         "softmax": (SAGEConv(4, 3, "softmax"), lambda m, x: m(graph(), x)),
+        "max": (SAGEConv(4, 3, "max"), lambda m, x: m(graph(), x)),
         "median": (SAGEConv(4, 3, "median"), lambda m, x: m(graph(), x)),
         "gin": (GINConv(nn.Tanh()), lambda m, x: m(graph(), x)),
         "gat": (GATConv(4, 3, 2), lambda m, x: m(graph(), x)),
         "gated": (GatedGCNConv(4), lambda m, x: m(graph(), x, x[SRC] * x[DST])[0]),
         "rgcn": (RGCNConv(4, 3, 3), lambda m, x: m(x, EDGES, KIND)),
         "rgcn std": (RGCNConv(4, 3, 3, aggr="std"), lambda m, x: m(x, EDGES, KIND)),
+        "rgcn max": (RGCNConv(4, 3, 3, aggr="max"), lambda m, x: m(x, EDGES, KIND)),
+        "rgat scaled": (
+            RGATConv(4, 3, 3, mod="scaled", heads=2, dim=2, **TIMES),
+            lambda m, x: m(x, EDGES, KIND),
+        ),
         "rgat": (RGATConv(4, 3, 3, heads=2), lambda m, x: m(x, EDGES, KIND)),
         "hgt": (
             HGTConv(4, 4, (["a"], [("a", "r", "a")]), heads=2),
@@ -67,6 +78,60 @@ def test_second_derivatives_of_layers(name: str) -> None:
         assert (a is None) is (b is None)
         if a is not None and b is not None:
             torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", ["gat", "rgat", "hgt", "max"])
+def test_third_derivatives(name: str) -> None:
+    layer, call = layers()[name]
+
+    def first(x: Tensor) -> Tensor:
+        energy = call(layer, x).tanh().sum()
+        return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+    assert torch.autograd.gradgradcheck(first, rows())
+
+
+def test_backward_makes_the_gradients_that_are_asked_for() -> None:
+    """As PyTorch's operators do: `grad` of the input leaves the weights' out."""
+    g = Graph(SRC, DST, num_nodes=N).structure
+    x, weight = rows(), torch.ones(1, 4, 4, dtype=torch.float64, requires_grad=True)
+
+    def gradients(wanted: list[Tensor]) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(two_results(g, x, weight)[0].sum(), wanted)
+
+    every, alone = gradients([x, weight]), gradients([x])
+    assert torch.equal(every[0], alone[0])
+    exe = executables(g)[-1]
+    assert exe.report.backward is not None
+    (part,) = exe.parts.values()
+    assert len(part.runner.plan.kernels) < len(exe.report.backward.kernels)
+
+
+def test_results_that_are_one_value_or_unused() -> None:
+    g = Graph(SRC, DST, num_nodes=N).structure
+    x, weight = rows(), torch.ones(1, 4, 4, dtype=torch.float64, requires_grad=True)
+    three = partial(two_results, g)
+    assert torch.autograd.gradcheck(three, (x, weight))
+    assert torch.autograd.gradgradcheck(three, (x, weight))
+    for chosen in ([0], [1], [0, 2], [1, 2]):
+
+        def some(x: Tensor, weight: Tensor, chosen: list[int] = chosen) -> Any:
+            return tuple(three(x, weight)[i].sin() for i in chosen)
+
+        assert torch.autograd.gradcheck(some, (x, weight))
+        assert torch.autograd.gradgradcheck(some, (x, weight))
+
+
+@hector.compile
+def two_results(g: Any, feature: Any, weight: Any) -> Any:
+    for e in g.edges():
+        e["m"] = sigmoid(e.src.feature @ weight[e.etype])
+    for n in g.dst_nodes():
+        n["out"] = 0.0
+        for e in n.incoming_edges():
+            n["out"] += e["m"]
+        n["other"] = n["out"] * n.feature
+    return g.ndata["out"], g.ndata["other"], g.ndata["out"]
 
 
 def test_a_force_model_learns_through_its_forces() -> None:

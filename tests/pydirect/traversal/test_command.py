@@ -4,6 +4,7 @@ import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import networkx
 import numpy as np
@@ -206,3 +207,74 @@ def test_more_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     ]:
         assert main(["graph", *words]) == 2
         assert message in capsys.readouterr().err
+
+
+ENDS = np.array([[0, 1], [1, 2]])
+BAD_ARRAYS = [
+    ({"edge_index": np.array([[0], [2**63]], np.uint64)}, "at most 63 bits, got 922"),
+    ({"edge_index": np.array([[0], [2**40]])}, "1,099,511,627,777 nodes need"),
+    ({"edge_index": ENDS * 0.5}, "edge_index: expects integers, got float64"),
+    ({"edge_index": ENDS, "num_nodes": -3}, "expects a number of nodes, got -3"),
+    ({"edge_index": ENDS, "shape": "abc"}, "expects a number of nodes, got 'abc'"),
+    ({"row": np.arange(2), "col": np.arange(3)}, "row, col: expects one length"),
+    ({"indptr": [1, 2], "indices": [0, 1]}, "indptr: expects ascending numbers"),
+    ({"indptr": [0, 9, 2], "indices": [0, 1]}, "ascending numbers from 0 to 2, got"),
+    ({"indptr": [[0]], "indices": [0]}, "indptr: expects two lists"),
+]
+
+
+@pytest.mark.parametrize(("arrays", "message"), BAD_ARRAYS)
+def test_bad_arrays(
+    arrays: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, **arrays)
+    assert main(["graph", "components", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert f"ssdtrain graph: {path}: " in told and message in told
+
+
+@pytest.mark.parametrize(
+    "form", [np.uint64, np.uint8, ">i8", "<i4"], ids=lambda f: np.dtype(f).str
+)
+def test_numbers_of_every_width(form: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    weights = np.array([2, 3], np.dtype(form).newbyteorder(">"))
+    np.savez(path, edge_index=ENDS.astype(form), edge_weight=weights)
+    found = read_graph(path, weighted=True).graph
+    assert found.weights is not None and found.weights.tolist() == [2, 3]
+    assert found.neighbors.tolist() == [1, 2]
+
+
+def test_damaged_files_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cut or overwritten anywhere: an answer, or an error with the file's name."""
+    whole = tmp_path / "whole.npy"
+    np.save(whole, ENDS)
+    data, path = whole.read_bytes(), tmp_path / "a.npy"
+    for at in range(0, len(data), 7):
+        for damaged in (data[:at], data[:at] + b"(" + data[at + 1 :]):
+            path.write_bytes(damaged)
+            status = main(["graph", "components", str(path), "--json"])
+            assert status == 0 or str(path) in capsys.readouterr().err
+    packed = tmp_path / "a.txt.bz2"
+    packed.write_bytes(b"BZh9" + bytes(40))
+    assert main(["graph", "components", str(packed)]) == 2
+    assert f"{packed}:0: expects more lines" in capsys.readouterr().err
+
+
+def test_lines_end_as_every_system_ends_them(tmp_path: Path) -> None:
+    for end in ("\n", "\r\n", "\r"):
+        path = tmp_path / "a.txt"
+        path.write_bytes(f"\ufeff0 1{end}1 2{end}".encode())
+        assert read_graph(path).graph.neighbors.tolist() == [1, 2]
+
+
+def test_an_empty_file_has_weights_too(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("source,target,weight\n")
+    assert main(["graph", "pagerank", str(path), "--weighted"]) == 0
