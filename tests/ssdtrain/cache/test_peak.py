@@ -20,6 +20,7 @@ from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.transfer.device import CpuDevice
 from tests.ssdtrain.cache.metered import Meter
+from tests.ssdtrain.virtual_time import VirtualTime
 
 WIDTH, ROWS = 128, 256
 SETTINGS: dict[str, Any] = {"max_overhead": 0.01, "target": "host", "min_bytes": 0}
@@ -152,8 +153,10 @@ Trained = tuple[list[int], ssdtrain.Session]
 
 
 @pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trained]:
-    """Peaks of some steps under these settings."""
+def trained(
+    monkeypatch: pytest.MonkeyPatch, virtual_time: VirtualTime
+) -> Callable[..., Trained]:
+    """Peaks of some steps under these settings, whose plans depend on no load."""
 
     def run(
         num_steps: int,
@@ -198,7 +201,7 @@ def test_the_predicted_peak_is_the_metered_one(
 
 @pytest.mark.parametrize("block", [Block, Holding])
 def test_the_peak_of_any_plan_is_predicted(
-    block: type[Block], monkeypatch: pytest.MonkeyPatch
+    block: type[Block], monkeypatch: pytest.MonkeyPatch, virtual_time: VirtualTime
 ) -> None:
     meter, draw = Meter(), random.Random(0)
     meter.install(monkeypatch)

@@ -14,6 +14,7 @@ from ssdtrain.plan.goal import BUDGET_MARGIN, DEVICE_RESERVE, Goal
 from ssdtrain.transfer.device import CpuDevice, MemoryLevel
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.test_device_memory import SETTINGS, Run
+from tests.ssdtrain.virtual_time import VirtualTime
 
 
 def greedy_from(model: nn.Sequential, num_bytes: int) -> Any:
@@ -28,7 +29,7 @@ def greedy_from(model: nn.Sequential, num_bytes: int) -> Any:
 
 @pytest.mark.parametrize("resets", [True, False], ids=["resets", "leaves"])
 def test_a_step_beyond_the_limit_is_planned_anew(
-    monkeypatch: pytest.MonkeyPatch, resets: bool
+    monkeypatch: pytest.MonkeyPatch, virtual_time: VirtualTime, resets: bool
 ) -> None:
     """Also where the user starts the allocator's maximum again at each step's end, and
     where a higher one of before hides the step's own."""
@@ -111,7 +112,7 @@ def test_retries_of_the_allocator_are_seen(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_plan_with_retries_is_followed_by_one_that_leaves_more(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, virtual_time: VirtualTime
 ) -> None:
     whole = Run(monkeypatch).steps(2).highest[-1]
     limit = int(1.04 * whole)
@@ -141,7 +142,7 @@ def test_a_plan_with_retries_is_followed_by_one_that_leaves_more(
 
 
 def test_where_retries_go_on_a_plan_leaves_what_the_observed_step_had_cached(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, virtual_time: VirtualTime
 ) -> None:
     whole = Run(monkeypatch).steps(2).highest[-1]
     limit, share = int(1.04 * whole), 0.14
