@@ -18,7 +18,6 @@ from ssdtrain.transfer.device import CpuDevice, MemoryLevel
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.metered import Meter
 from tests.ssdtrain.cache.test_peak import ROWS, WIDTH, Block
-from tests.ssdtrain.virtual_time import VirtualTime
 
 SETTINGS: dict[str, Any] = {"max_overhead": 0.01, "target": "host", "min_bytes": 0}
 
@@ -70,9 +69,7 @@ class Run:
         return self
 
 
-def test_the_whole_peak_is_within_the_limit(
-    monkeypatch: pytest.MonkeyPatch, virtual_time: VirtualTime
-) -> None:
+def test_the_whole_peak_is_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fastest plan that fits: nothing moves where all fits, and more moves where
     less fits; the weights stay bitwise equal."""
     plain = Run(monkeypatch).steps(6)

@@ -152,11 +152,8 @@ START = Start()
 Trained = tuple[list[int], ssdtrain.Session]
 
 
-@pytest.fixture
-def trained(
-    monkeypatch: pytest.MonkeyPatch, virtual_time: VirtualTime
-) -> Callable[..., Trained]:
-    """Peaks of some steps under these settings, whose plans depend on no load."""
+def training(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trained]:
+    """Peaks of some steps under these settings."""
 
     def run(
         num_steps: int,
@@ -178,6 +175,14 @@ def trained(
         return peaks, session
 
     return run
+
+
+@pytest.fixture
+def trained(
+    monkeypatch: pytest.MonkeyPatch, virtual_time: VirtualTime
+) -> Callable[..., Trained]:
+    """`training` in virtual time: what is planned depends on no load."""
+    return training(monkeypatch)
 
 
 @pytest.mark.parametrize("block", [Block, Holding])
@@ -272,8 +277,9 @@ def test_observing_a_step_leaves_no_memory_behind(
 
 
 def test_a_plain_step_is_measured_where_it_fits(
-    trained: Callable[..., Trained], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    trained = training(monkeypatch)
     monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 33)
     monkeypatch.setattr(plainsteps, "ALIKE", 100.0)  # whatever else runs here
     keep = trained(2, plan="keep-all", recompute="off")[0][-1]

@@ -29,7 +29,7 @@ def greedy_from(model: nn.Sequential, num_bytes: int) -> Any:
 
 @pytest.mark.parametrize("resets", [True, False], ids=["resets", "leaves"])
 def test_a_step_beyond_the_limit_is_planned_anew(
-    monkeypatch: pytest.MonkeyPatch, virtual_time: VirtualTime, resets: bool
+    monkeypatch: pytest.MonkeyPatch, resets: bool
 ) -> None:
     """Also where the user starts the allocator's maximum again at each step's end, and
     where a higher one of before hides the step's own."""
@@ -130,7 +130,7 @@ def test_a_plan_with_retries_is_followed_by_one_that_leaves_more(
     before = run.session.plan
     give_up = time.monotonic() + 60
     while (after := run.session.plan) is before:
-        assert time.monotonic() < give_up  # the search is another process
+        assert time.monotonic() < give_up
         retries[0] += 1
         run.steps(1)
     run.session.close()
@@ -167,7 +167,7 @@ def test_where_retries_go_on_a_plan_leaves_what_the_observed_step_had_cached(
         used.append(profile.base_bytes + plan.prediction.peak_bytes)
         give_up = time.monotonic() + 60
         while len(used) < 3 and session.plan is plan:
-            assert time.monotonic() < give_up  # the search is another process
+            assert time.monotonic() < give_up
             retries[0] += 1
             run.steps(1)
     session.close()
