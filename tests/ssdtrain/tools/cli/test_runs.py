@@ -309,7 +309,7 @@ def test_the_config_is_shown_and_nothing_runs(tmp_path: Path, train: Train) -> N
 
 @pytest.mark.slow
 def test_two_ranks_stop_behind_the_same_step(tmp_path: Path) -> None:
-    """How stages go on from a checkpoint is in tests/ssdtrain/train/test_pipeline.py."""
+    """How stages go on from one is in tests/ssdtrain/train/test_pipeline.py."""
     pytest.importorskip("deepspeed")
     code, error, path = stopped(tmp_path, signal.SIGTERM, *TINY[1:], *LONG)
     assert code == 128 + signal.SIGTERM
