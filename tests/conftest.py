@@ -64,3 +64,14 @@ def small_heap() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def same_threads() -> Iterator[None]:
+    """As many threads for an operator of torch as before: benchmarks set their own, and
+    small operators take ten times as long with two as with one where cores are busy."""
+    torch = sys.modules.get("torch")
+    before = None if torch is None else torch.get_num_threads()
+    yield
+    if torch is not None and torch.get_num_threads() != before:
+        torch.set_num_threads(before)

@@ -132,7 +132,7 @@ def run_ranks(
         for rank, log in enumerate(logs):
             own = {**place, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             words = [str(Path(command[0]).resolve()), *map(str, command[1:])]
-            ranks.append(context.Process(target=_run_script, args=(words, own, log)))
+            ranks.append(context.Process(target=run_script, args=(words, own, log)))
             ranks[-1].start()
         codes = _wait(ranks, limit_s)
     finally:
@@ -149,8 +149,8 @@ def run_ranks(
         )
 
 
-def _run_script(words: list[str], environment: dict[str, str], log: Path) -> None:
-    """What `python *words` does, in a fork of the server."""
+def run_script(words: list[str], environment: dict[str, str], log: Path) -> None:
+    """Do what `python *words` does, in a fork of the server; prints to `log`."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(out, 1)
     os.dup2(out, 2)

@@ -2,9 +2,12 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.ranks import LONGEST_S
+import pytest
+
+from tests.ranks import LONGEST_S, run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE = """
@@ -28,21 +31,23 @@ def state():
 """
 
 
-def run(code: str) -> str:
-    """Run in a process that has not enabled the device."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LONGEST_S,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+Run = Callable[[str], None]
 
 
-def test_importing_changes_nothing_in_torch() -> None:
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs code in a process that has imported torch and has not enabled the device;
+    warnings are errors."""
+
+    def in_a_fork(code: str) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(code)
+        run_ranks([script], tmp_path, 1, PYTHONWARNINGS="error")
+
+    return in_a_fork
+
+
+def test_importing_changes_nothing_in_torch(run: Run) -> None:
     """Also everything that needs no device type."""
     code = STATE + (
         """
@@ -60,7 +65,7 @@ assert before[0] == "privateuseone"
     run(code)
 
 
-def test_what_needs_the_device_says_so() -> None:
+def test_what_needs_the_device_says_so(run: Run) -> None:
     code = """
 import torch, pydirect
 for attempt in (
@@ -77,7 +82,7 @@ for attempt in (
     run(code)
 
 
-def test_enable_names_and_patches_once() -> None:
+def test_enable_names_and_patches_once(run: Run) -> None:
     code = STATE + (
         """
 import pydirect
@@ -96,7 +101,7 @@ assert torch.ones(3).to("unified").sum().item() == 3
     run(code)
 
 
-def test_a_taken_place_is_refused_and_left_alone() -> None:
+def test_a_taken_place_is_refused_and_left_alone(run: Run) -> None:
     code = """
 import torch, pydirect
 torch.utils.rename_privateuse1_backend("npu")
@@ -111,7 +116,9 @@ assert torch._C._get_privateuse1_backend_name() == "npu"
     run(code)
 
 
-def test_a_build_that_cannot_keep_cuda_is_refused_before_anything_changes() -> None:
+def test_a_build_that_cannot_keep_cuda_is_refused_before_anything_changes(
+    run: Run,
+) -> None:
     code = STATE + (
         """
 from unittest import mock

@@ -3,8 +3,8 @@
 import json
 import os
 import signal
-import subprocess
-import sys
+import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,15 @@ from torch import distributed
 from pydirect.memory import HostMemoryError, MemoryLimits, shared
 from pydirect.memory.shared import create_shared
 from pydirect.ranks import Ranks
-from tests.ranks import LONGEST_S, first_error, reaped
+from tests.ranks import LONGEST_S, first_error, run_script, server
 
 SCRIPT = Path(__file__).with_name("ranks_script.py")
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = MemoryLimits(available_bytes=100, cgroup_free_bytes=None, memlock_bytes=None)
 
 
-def start(out: Path, rank: int, size: int, port: int) -> "subprocess.Popen[str]":
+def start(out: Path, rank: int, size: int, port: int) -> BaseProcess:
+    """A rank; what it prints is in `log_of` it."""
     place = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -37,13 +38,15 @@ def start(out: Path, rank: int, size: int, port: int) -> "subprocess.Popen[str]"
             [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         ),
     }
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(out)],
-        env={**os.environ, **place},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    words = [str(SCRIPT), str(out)]
+    given = words, {**os.environ, **place}, log_of(out, rank, size)
+    process = server().Process(target=run_script, args=given)
+    process.start()
+    return process
+
+
+def log_of(out: Path, rank: int, size: int) -> Path:
+    return out / f"log{rank}of{size}"
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +55,16 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     pytest.importorskip("torch_geometric")
     out = tmp_path_factory.mktemp("ranks")
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    started = [start(out, rank, 2, store.port) for rank in range(2)]
-    started.append(start(out, 0, 1, store.port))
-    with reaped(*started):
-        logs = [process.communicate(timeout=LONGEST_S)[0] for process in started]
-    codes = [process.returncode for process in started]
+    places = [(0, 2), (1, 2), (0, 1)]
+    started = [start(out, *place, store.port) for place in places]
+    give_up = time.monotonic() + LONGEST_S
+    for process in started:
+        process.join(max(0.0, give_up - time.monotonic()))
+    codes = [process.exitcode for process in started]
+    for process in started:
+        process.kill()
+        process.join()
+    logs = [log_of(out, *place).read_text() for place in places]
     assert codes == [0, -signal.SIGKILL, 0], "\n".join(map(first_error, logs))
     names = ("rank0of2", "rank1of2", "rank0of1")
     found = {name: json.loads((out / f"{name}.json").read_text()) for name in names}

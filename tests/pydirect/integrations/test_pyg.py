@@ -87,6 +87,9 @@ def test_loaders_with_workers(
         for batch in [*loader, *loader]:
             assert torch.equal(batch.x.cpu(), plain.x[batch.n_id])
             assert torch.equal(batch.edge_attr.cpu(), plain.edge_attr[batch.e_id])
+        # Its workers end now. The collector takes the queues first that would tell
+        # them, and then waits five seconds for each.
+        loader._iterator = None
 
 
 @pytest.mark.filterwarnings("ignore")

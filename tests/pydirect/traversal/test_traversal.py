@@ -19,7 +19,7 @@ from pydirect.traversal.on_cpu import CpuVisitor
 from pydirect.traversal.visits import Visitor
 from tests.pydirect.traversal.random_graphs import random_graph
 
-NUM_GRAPHS = 1000
+NUM_GRAPHS = 300
 WALKS = tuple(Walk)
 
 
@@ -111,13 +111,13 @@ def check(
             np.testing.assert_allclose(got.numpy(), ranks(graph, 7), rtol=1e-9)
 
 
-def test_a_thousand_random_graphs(kernels: Visitor) -> None:
+def test_random_graphs(kernels: Visitor) -> None:
     for seed in range(NUM_GRAPHS):
         check(random_graph(seed), WALKS[seed // 4 % 4], kernels, seed)
 
 
 def test_the_cpu_gives_the_same() -> None:
     """Decoding a few edges at a time is slow: one graph in eight is compressed too."""
-    for seed in range(200):
+    for seed in range(100):
         visitor = CpuVisitor(chunk_edges=1 + seed % 50)
         check(random_graph(seed), Walk.LINES, visitor, seed, compressed=seed % 8 == 1)

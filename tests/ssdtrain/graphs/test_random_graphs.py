@@ -12,19 +12,27 @@ import ssdtrain
 sys.path.insert(0, str(Path(__file__).parent))
 from generator import Holder, difference, outcome
 
-NUM_GRAPHS = 500
+NUM_GRAPHS = 300
+
+
+@pytest.fixture(scope="module")
+def theirs() -> list[dict[str, Any]]:
+    """What plain autograd makes of the graphs, among which every feature is."""
+    features: Counter[str] = Counter()
+    holder = Holder()
+    found = [outcome(holder, seed, features) for seed in range(NUM_GRAPHS)]
+    assert min(features.values()) > 9, features
+    return found
 
 
 @pytest.mark.parametrize("target", ["host", "tiered"])
 def test_random_graphs_equal_plain_autograd(
-    target: str, everything: Any, tmp_path: Path
+    target: str, everything: Any, tmp_path: Path, theirs: list[dict[str, Any]]
 ) -> None:
-    features: Counter[str] = Counter()
     settings = {"max_overhead": 0.01, **everything, "target": target}
     if target == "tiered":
         settings |= {"directory": str(tmp_path), "host_bytes": 64 << 10}
     holder, refusals = Holder(), 0
-    theirs = [outcome(holder, seed, features) for seed in range(NUM_GRAPHS)]
     with ssdtrain.offload(holder, **settings) as session:
         for seed, expected in enumerate(theirs):
             found = outcome(holder, seed, Counter())
@@ -36,4 +44,3 @@ def test_random_graphs_equal_plain_autograd(
         moved = sum(step.bytes_offloaded for step in session.steps)
     assert moved > 0
     assert 0 < refusals < NUM_GRAPHS / 2
-    assert min(features.values()) > 15, features

@@ -378,9 +378,12 @@ def columns(directory: str) -> dict[str, dict[str, Any]]:
 
 
 def compared(
-    name: str, case: Case, mesh: DeviceMesh, column: dict[str, Any], data_rank: int
+    case: Case,
+    mesh: DeviceMesh,
+    column: dict[str, Any],
+    data_rank: int,
+    theirs: list[Tensor],
 ) -> dict[str, Any]:
-    theirs, _ = train(case, mesh, None, data_rank)
     ours, spy = train(case, mesh, column, data_rank)
     equal = len(ours) == len(theirs) and same_bits(ours, theirs)
     return {
@@ -421,9 +424,11 @@ def main(rank: int, world: int, out: Path, names: list[str], kind: str) -> None:
             place = rank // 2 if both else rank % 2
             if name.startswith("tp"):
                 place = 0  # one batch for all
+            theirs, _ = train(case, mesh, None, place)
             for column in wanted:
                 settings = columns(directory)[column]
-                found[f"{name}/{column}"] = compared(name, case, mesh, settings, place)
+                told = compared(case, mesh, settings, place, theirs)
+                found[f"{name}/{column}"] = told
     (out / f"rank{rank}.json").write_text(json.dumps(found))
     leave()
 

@@ -209,8 +209,8 @@ def test_the_headline_for_real(tmp_path: Path) -> None:
     words = (
         f"deepspeed --master_port {free_port()} --config ssdtrain.yaml model=gpt "
         "offload=ssd offload.min_bytes=0 size.hidden_size=32 size.num_layers=2 "
-        "size.num_heads=2 train.steps=2 train.tensorboard=false "
-        "data.max_bytes=50000 data.cache_directory=cache"
+        "size.num_heads=2 size.sequence_length=16 train.steps=2 "
+        "train.tensorboard=false data.max_bytes=50000 data.cache_directory=cache"
     )
     done = subprocess.run(
         words.split(),

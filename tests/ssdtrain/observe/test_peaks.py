@@ -14,6 +14,7 @@ from ssdtrain.plan.goal import BUDGET_MARGIN, DEVICE_RESERVE, Goal
 from ssdtrain.transfer.device import CpuDevice, MemoryLevel
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.test_device_memory import SETTINGS, Run
+from tests.ssdtrain.virtual_time import VirtualTime
 
 
 def greedy_from(model: nn.Sequential, num_bytes: int) -> Any:
@@ -111,7 +112,7 @@ def test_retries_of_the_allocator_are_seen(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_plan_with_retries_is_followed_by_one_that_leaves_more(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, virtual_time: VirtualTime
 ) -> None:
     whole = Run(monkeypatch).steps(2).highest[-1]
     limit = int(1.04 * whole)
@@ -129,7 +130,7 @@ def test_a_plan_with_retries_is_followed_by_one_that_leaves_more(
     before = run.session.plan
     give_up = time.monotonic() + 60
     while (after := run.session.plan) is before:
-        assert time.monotonic() < give_up  # the search is another process
+        assert time.monotonic() < give_up
         retries[0] += 1
         run.steps(1)
     run.session.close()
@@ -141,7 +142,7 @@ def test_a_plan_with_retries_is_followed_by_one_that_leaves_more(
 
 
 def test_where_retries_go_on_a_plan_leaves_what_the_observed_step_had_cached(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, virtual_time: VirtualTime
 ) -> None:
     whole = Run(monkeypatch).steps(2).highest[-1]
     limit, share = int(1.04 * whole), 0.14
@@ -166,7 +167,7 @@ def test_where_retries_go_on_a_plan_leaves_what_the_observed_step_had_cached(
         used.append(profile.base_bytes + plan.prediction.peak_bytes)
         give_up = time.monotonic() + 60
         while len(used) < 3 and session.plan is plan:
-            assert time.monotonic() < give_up  # the search is another process
+            assert time.monotonic() < give_up
             retries[0] += 1
             run.steps(1)
     session.close()
