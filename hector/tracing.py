@@ -27,7 +27,7 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **named: P.kwargs) -> R:
         nonlocal disabled
-        if "torch._dynamo" not in sys.modules or not _traces():
+        if "torch._dynamo" not in sys.modules or _TRACES() is None:
             return function(*args, **named)
         if disabled is None:
             disabled = cast("Callable[P, R]", torch.compiler.disable(function))
@@ -40,19 +40,21 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def _traces() -> bool:
-    """Whether frames that are called now would be traced; True where a version does not
-    tell. Asking takes a tenth of what the wrapper does."""
-    frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-    callback = getattr(frames, "get_eval_frame_callback", None)
-    return callback is None or callback() is not None
+_FRAMES: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+_SKIPS = all(
+    hasattr(_FRAMES, name) for name in ("_FrameAction", "set_code_exec_strategy")
+)
+_TRACES: Callable[[], Any] = (
+    getattr(_FRAMES, "get_eval_frame_callback", bool) if _SKIPS else bool
+)
+"""None where frames that are called now are not traced. Not Python, which would be
+traced itself; asking takes a tenth of what `torch.compiler.disable` does."""
 
 
 def _skip_frame(code: Any) -> None:
     """Tell PyTorch's frame evaluation to run `call` itself as it is. Where a version
     has no such function the frame is compiled, around a call that is not."""
-    frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-    action = getattr(frames, "_FrameAction", None)
-    if action is not None and hasattr(frames, "set_code_exec_strategy"):
-        strategy = frames._FrameExecStrategy(action.SKIP, action.DEFAULT)
-        frames.set_code_exec_strategy(code, strategy)
+    if _SKIPS:
+        action = _FRAMES._FrameAction
+        strategy = _FRAMES._FrameExecStrategy(action.SKIP, action.DEFAULT)
+        _FRAMES.set_code_exec_strategy(code, strategy)

@@ -145,7 +145,7 @@ class RGCNConv(CompiledConv):
         whole = sides.source.is_floating_point()
         if self.num_blocks is not None and not whole:
             raise ValueError("num_blocks needs features, not node ids")
-        if self.aggr_module is not None and self.aggr not in _GROUPED:
+        if self.aggr not in (*_AGGREGATIONS, *_GROUPED):
             out = self._by_relation(graph, sides, weight)
             return self._with_root(out, sides.target)
         if self.aggr in _GROUPED or (not whole and self.aggr in ("max", "min")):

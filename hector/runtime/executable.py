@@ -248,9 +248,9 @@ class Executable:
                 if node in seen:
                     self._twice.append(i)
                 seen.add(node)
-        bases = [stored(n) for n in self.outputs]
-        self._fresh = len(set(bases)) == len(bases) and all(
-            n.op in FRESH and n not in self.known for n in bases
+        memory = [stored(n) for n in self.outputs]
+        self._fresh = len(set(memory)) == len(memory) and all(
+            n.op in FRESH and n not in self.known for n in memory
         )
         """Whether outputs share no memory with anything on a CPU."""
         self._forward = self._runner(forward, asked)

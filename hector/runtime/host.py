@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hector.arrays import GraphArrays
-from hector.ir.node import Node, Op
+from hector.ir.node import Node, Op, stored, topological
 from hector.ir.types import Domain, Index
 from hector.kept import kept
 from hector.runtime.bags import CHUNK, Edges
@@ -90,6 +90,7 @@ class Host(Reference):
         done: list[Node] = []
         stack = [(n, False) for n in reversed(nodes)]
         placed = set(given)
+        own = {stored(n) for n in nodes}
         while stack:
             node, ready = stack.pop()
             if node in placed:
@@ -99,7 +100,11 @@ class Host(Reference):
                 done.append(node)
                 continue
             if node not in found:
-                found[node] = self._fused(node, given) or self._plain(node)
+                found[node] = (
+                    (self._decided(node) if node not in own else None)
+                    or self._fused(node, given)
+                    or self._plain(node)
+                )
             stack.append((node, True))
             stack.extend((n, False) for n in found[node][0] if n not in placed)
         return self._with_ends(done, found, set(nodes))
@@ -120,14 +125,20 @@ class Host(Reference):
                 ends[i].append(operand)
         return [_Step(n, *found[n], tuple(e)) for n, e in zip(order, ends, strict=True)]
 
+    def _decided(self, node: Node) -> tuple[tuple[Node, ...], Run] | None:
+        """What the graph alone decides, a number a row: made once, and the caller's to
+        read."""
+        if node.type.width > 1 or not _is_decided(node):
+            return None
+        plain = Reference(self.arrays, self.dtype)
+        key = ("decided", node, self.dtype)
+        made = kept(self.arrays.known, key, lambda: plain.run([node], {})[node])
+        return (), lambda _, args: made
+
     def _plain(self, node: Node) -> tuple[tuple[Node, ...], Run]:
         function = UNARY.get(node.op) or BINARY.get(node.op)
         if function is not None:
             return node.inputs, lambda _, args: function(*args)
-        if node.op is Op.CONST:
-            key = ("const", node, self.dtype)
-            made = kept(self.arrays.known, key, lambda: self.evaluate(node, []))
-            return (), lambda _, args: made
         return node.inputs, lambda host, args: host.evaluate(node, args)
 
     def _fused(
@@ -285,6 +296,11 @@ def _made(out: Tensor | None) -> Tensor:
     if out is None:
         raise ValueError("expected a sum of at least one term")
     return out
+
+
+def _is_decided(node: Node) -> bool:
+    leaves = topological([node])
+    return all(n.inputs or n.op in (Op.CONST, Op.GRAPH) for n in leaves)
 
 
 def _shaped(rows: Tensor, shape: tuple[int, ...]) -> Tensor:

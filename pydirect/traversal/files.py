@@ -38,8 +38,8 @@ _READERS_OF_NETWORKX: dict[str, Callable[[IO[bytes], Any], Any]] = {
 _CUT = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 _BLANKS = bytes.maketrans(b",;\t", b"   ")
 _LARGEST = np.iinfo(np.int64).max
-_NODE_BYTES = 24
-"""Of a node while edges are sorted: its count, its offset and the sum of them."""
+_NODE_BYTES = 48
+"""Of a node: while edges are sorted its count and offset, its name, its result."""
 _PROMISE = re.compile(rb"nodes:\s*(\d+)\s+edges:\s*(\d+)", re.IGNORECASE)
 
 Note = Callable[[str], None]
@@ -481,7 +481,7 @@ def _entries(
         )
     index = _of_lists(path, integers("indptr"), integers("indices"))
     if "csc" in str(arrays.get("format")):
-        index = index[::-1]
+        index = index[::-1].copy()
     return "indices", index, arrays.get("data")
 
 

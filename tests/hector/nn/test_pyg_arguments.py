@@ -94,6 +94,16 @@ def test_positional_arguments() -> None:
     same(RGATConv(*args), tg.RGATConv(*args), (x, ends, kinds))
 
 
+def test_a_layer_s_aggregation_may_be_changed() -> None:
+    x, (ends, kinds) = torch.rand(NODES, 6), drawn()
+    conv = RGCNConv(6, 4, RELATIONS, aggr="median")
+    for aggr in ("mean", "median", "std", "sum"):
+        conv.aggr = aggr
+        fresh = RGCNConv(6, 4, RELATIONS, aggr=aggr)
+        fresh.load_state_dict(conv.state_dict(), strict=False)
+        assert torch.equal(conv(x, ends, kinds), fresh(x, ends, kinds))
+
+
 def test_unknown_aggregations_are_refused() -> None:
     with pytest.raises(ValueError, match="nonsense"):
         RGCNConv(6, 4, RELATIONS, aggr="nonsense")

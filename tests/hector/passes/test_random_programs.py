@@ -18,10 +18,11 @@ from hector.graph import HeteroGraph
 from hector.ir.builder import Builder
 from hector.ir.node import Node, Program
 from hector.ir.types import TYPE_DOMAINS, Domain, Index
-from hector.passes import canonicalize, finish
-from hector.passes.autodiff import differentiate
+from hector.passes import finish
 from hector.passes.pipeline import (
     ALL_SETTINGS,
+    Gradients,
+    gradients_of,
     inference_plan,
     optimize_program,
     training_plan,
@@ -66,19 +67,9 @@ def test_settings_and_gradients(made: Made, graph: HeteroGraph) -> None:
     want = reference.run([out_node], inputs)[out_node]
     slope = torch.linspace(-1, 1, max(want.numel(), 1), dtype=torch.float64)
     slope = slope[: want.numel()].view_as(want)
-    auto = torch.autograd.grad(
-        (want * slope).sum(), list(inputs.values()), allow_unused=True
-    )
-    # The CPU's fused operations: values, gradients, and gradients of those.
-    host = Host(arrays, torch.float64)
-    leaves = list(inputs.values())
-    outs = [r.run([out_node], inputs)[out_node] for r in (host, reference)]
-    torch.testing.assert_close(outs[0].detach(), want.detach(), rtol=1e-9, atol=1e-10)
-    firsts = [derivatives((o * slope).sin().sum(), leaves) for o in outs]
-    seconds = [derivatives(sum(g.sin().sum() for g in f), leaves) for f in firsts]
-    for mine, others in (firsts, seconds):
-        for got, other in zip(mine, others, strict=True):
-            torch.testing.assert_close(got, other, rtol=1e-7, atol=1e-8)
+    host, leaves = Host(arrays, torch.float64), list(inputs.values())
+    firsts = derivatives((want * slope).sum(), leaves)
+    seconds = derivatives(sum(g.sin().sum() for g in firsts), leaves)
     wanted = tuple(inputs)
     plain = {n: t.detach() for n, t in inputs.items()}
     for setting in ALL_SETTINGS:
@@ -86,21 +77,36 @@ def test_settings_and_gradients(made: Made, graph: HeteroGraph) -> None:
         (node,) = better.nodes
         got = host.run([node], plain)[node]
         torch.testing.assert_close(got, want.detach(), rtol=1e-9, atol=1e-10)
-        head = b.input("grad:out", node.domain, node.shape)
-        grads = differentiate(b, [(node, head)], wanted)
-        named = Program(outputs=tuple((n.name, g) for n, g in grads.items()))
-        back = rewrite(b, rewrite(b, named, canonicalize.RULES), finish.RULES)
-        found = host.run(back.nodes, {**plain, head: slope})
-        by_name = {name: found[n] for name, n in back}
-        for leaf, expected in zip(wanted, auto, strict=True):
-            value = by_name.get(leaf.name)
-            if value is None:
-                assert expected is None or not expected.any(), leaf.name
-                continue
-            expected = torch.zeros_like(value) if expected is None else expected
-            torch.testing.assert_close(
-                value, expected, rtol=1e-7, atol=1e-9, msg=f"{setting} {leaf.name}"
-            )
+        first = gradients_of(b, better, wanted, (0,))
+        given = {**plain, first.heads[0]: slope}
+        found = compared(host, b, first, given, firsts)
+        twice = gradients_of(b, first.program, wanted, range(len(first.of)))
+        given.update(zip(twice.heads, (g.cos() for g in found), strict=True))
+        compared(host, b, twice, given, seconds)
+
+
+def compared(
+    host: Host,
+    b: Builder,
+    gradients: Gradients,
+    given: dict[Node, Tensor],
+    want: list[Tensor],
+) -> list[Tensor]:
+    """The gradients, which are those of autograd; those that are left out are 0."""
+    back = rewrite(b, gradients.program, finish.RULES)
+    values = host.run(back.nodes, given)
+    found = [values[n] for n in back.nodes]
+    by_name = dict(zip((n.name for n in gradients.of), found, strict=True))
+    leaves = [n for n in given if not n.name.startswith("grad:")]
+    for leaf, expected in zip(leaves, want, strict=True):
+        value = by_name.get(leaf.name)
+        if value is None:
+            assert not expected.any(), leaf.name
+            continue
+        torch.testing.assert_close(
+            value, expected.detach(), rtol=1e-7, atol=1e-8, msg=leaf.name
+        )
+    return found
 
 
 @settings(max_examples=60, deadline=None)

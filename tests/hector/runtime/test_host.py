@@ -177,3 +177,22 @@ def test_results_are_the_caller_s_to_change() -> None:
     first = degrees(g, torch.ones(2, 1))
     first.mul_(7)
     assert degrees(g, torch.ones(2, 1)).tolist() == [1, 2]
+
+
+@hector.compile
+def shares(g: Any, feature: Any) -> Any:
+    for n in g.dst_nodes():
+        n["d"] = 1.0 / (hector.in_degree(n) + 1.0)
+        n["h"] = n.feature * n["d"]
+    return g.ndata["h"], g.ndata["d"], g.ndata["d"]
+
+
+def test_what_the_graph_decides_is_made_once_and_kept_apart() -> None:
+    g = HeteroGraph.from_arrays([0, 1, 1], [1, 0, 1], [0, 0, 0], num_nodes=2)
+    for rows in (torch.ones(2, 1), torch.ones(2, 3), torch.ones(2, 3)):
+        found = shares(g, rows)
+        for out in found:
+            first = out.view(2, -1)[:, 0]
+            assert torch.allclose(first, torch.tensor([1 / 2, 1 / 3]))
+        for out in found:
+            out.mul_(7)

@@ -12,6 +12,8 @@ import pytest
 import scipy.io
 import scipy.sparse
 
+from pydirect.memory.limits import MemoryLimits
+from pydirect.traversal import files
 from pydirect.traversal.files import read_graph
 from ssdtrain.tools.cli import main
 
@@ -250,9 +252,16 @@ def test_numbers_of_every_width(form: Any, tmp_path: Path) -> None:
 
 
 def test_damaged_files_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Cut or overwritten anywhere: an answer, or an error with the file's name."""
+    # A wrong byte may be a node of a large number: this much memory there is.
+    few = MemoryLimits(
+        available_bytes=10**6, cgroup_free_bytes=None, memlock_bytes=None
+    )
+    monkeypatch.setattr(files, "read_limits", lambda: few)
     whole = tmp_path / "whole.npy"
     np.save(whole, ENDS)
     data, path = whole.read_bytes(), tmp_path / "a.npy"
