@@ -2,7 +2,7 @@
 
 Activation peak against model throughput in algorithmic FLOPs (recomputation is not
 counted), over batch sizes and strategies: predicted for a model, or drawn from what
-python -m recipes.bench.planner.rok measured.
+python -m recipes.bench planner.rok measured.
 """
 
 import argparse
