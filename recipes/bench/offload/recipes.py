@@ -35,10 +35,10 @@ OFFLOADING = {
     "plan": "offload-all",
     "min_bytes": 0,
     "window_bytes": 2**20,
-    "max_overhead": 1e3,
+    "max_overhead": 1.0,
 }
 SIZES = ("8192x4@16x1024", "12288x3@16x1024", "6144x24@8x2048", "16384x2@16x1024")
-NO_LIMIT = {**ALONE, "max_overhead": 1e3}
+NO_LIMIT = {**ALONE, "max_overhead": 1.0}
 # A budget decides after two steps and watches five.
 NUM_WARM_STEPS = {"keep": 1, "recipes": NUM_WATCHED_STEPS + 1, "no limit": 1}
 NUM_TIMED_STEPS = 3
