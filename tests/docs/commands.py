@@ -101,6 +101,8 @@ def _script(words: list[str]) -> None:
     name = words[1] if module else words[0]
     if name in ("venv", "pytest", "pip"):
         return
+    if name == "recipes.bench":
+        name = " ".join(words[1:3])  # each benchmark has its own options
     flags = {w.split("=")[0] for w in words[1 + module :] if w.startswith("--")}
     if not module and not (ROOT / name).exists():
         return  # the reader's own script
@@ -115,7 +117,8 @@ def _help(name: str, module: bool) -> str:
     """What `--help` prints, in this process: torch is loaded once for all scripts."""
     printed = io.StringIO()
     argv, path = sys.argv, list(sys.path)
-    sys.argv = [name, "--help"]
+    name, *benchmark = name.split()
+    sys.argv = [name, *benchmark, "--help"]
     sys.path[:0] = [str((ROOT / name).parent), str(ROOT)]
     try:
         with redirect_stdout(printed), warnings.catch_warnings():

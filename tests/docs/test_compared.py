@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-from recipes.bench.models.gains import CHECKPOINTED, OURS, Cell, newest
+from recipes.bench.models.tables import CHECKPOINTED, OURS, Cell, newest
 from tests.docs.pages import ROOT
 
 PAGE = ROOT / "docs" / "compared-with.md"
@@ -57,7 +57,7 @@ def figures(row: dict[str, Any]) -> str:
 
 
 def test_models_beside_checkpointing() -> None:
-    found = newest(RESULTS / "models")
+    found = newest(RESULTS)
     known = {
         (cell.gpu, figures(cell.rows[CHECKPOINTED]), figures(cell.rows[OURS])): cell
         for cell in found

@@ -123,7 +123,7 @@ def test_what_is_looked_for_is_found(tmp_path: Path) -> None:
         "foo --bar",
         "make nonsense",
         "pip install 'ssdtrain[nonsense]'",
-        "python -m recipes.bench.storage.ssd --nonsense",
+        "python -m recipes.bench storage.ssd --nonsense",
     ):
         with pytest.raises((Exception, SystemExit)):
             for words in commands(bad):

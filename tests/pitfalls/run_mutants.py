@@ -42,7 +42,7 @@ COPIED = (
     "ssdtrain",
     "pydirect",
     "hector",
-    "recipes/bench/common",
+    "recipes/bench/harness",
     "recipes/bench/safety",
     "tests/pitfalls",
     "tests/ssdtrain",

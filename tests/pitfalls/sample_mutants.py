@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.bench.common.cells import Cells
+from recipes.bench.harness.cells import Cells
 from tests.pitfalls import run_mutants
 from tests.pitfalls.run_mutants import ROOT, copy_to, preload, run_tests
 

@@ -9,6 +9,7 @@ import pytest
 
 from hector.datasets.generate import TABLE_3_3, scaled
 from hector.datasets.task import generated_task
+from recipes.bench.harness.cli import run as bench
 from recipes.bench.rgnn import accuracy
 from recipes.bench.rgnn.tables import accuracy as table
 
@@ -52,11 +53,11 @@ def test_a_cut_run_goes_on_and_has_a_table(
     monkeypatch.setattr(accuracy, "load", lambda name, data: accuracy.Work(task))
     monkeypatch.setattr(accuracy.train, "__defaults__", (settings,))
     out = tmp_path / "accuracy.json"
-    words = f"--data {tmp_path} --out {out} --sets aifb --models rgcn --seeds".split()
-    accuracy.main([*words, "1"])
+    words = f"rgnn.accuracy --data {tmp_path} --out {out} --sets aifb --models rgcn"
+    bench([*words.split(), "--num-seeds", "1"])
     first = json.loads(out.read_text())
     assert [c["steps"] for c in first["cells"].values()] == [4, 4]
-    accuracy.main([*words, "2"])
+    bench([*words.split(), "--num-seeds", "2"])
     data = json.loads(out.read_text())
     assert len(data["cells"]) == 4
     assert {k: data["cells"][k] for k in first["cells"]} == first["cells"]

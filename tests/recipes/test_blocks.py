@@ -1,13 +1,12 @@
 """Campaigns in blocks: what several processes found is added up once and in full."""
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from recipes.bench.common.cells import Cells
+from recipes.bench.harness.cells import Cells
 from recipes.bench.safety.blocks import add_up, run_campaign, verdict
 
 
@@ -20,8 +19,7 @@ def run_block(block: int) -> dict[str, Any]:
 
 def campaign(path: Path, first: int, num_graphs: int, *add: Path) -> dict[str, Any]:
     cells = Cells(path, 60, {})
-    options = argparse.Namespace(first_block=first, add=add)
-    return run_campaign(cells, options, run_block, num_graphs)
+    return run_campaign(cells, run_block, num_graphs, first_block=first, add=add)
 
 
 def test_a_rerun_goes_on_and_others_are_added(tmp_path: Path) -> None:

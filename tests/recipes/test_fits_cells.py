@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from recipes.bench.harness.cli import run as bench
 from recipes.bench.models.fits_cells import (
     MODES,
     POINTS,
     PREDICTED,
     compared,
-    main,
     orders,
     told,
 )
@@ -32,12 +32,12 @@ def cells(path: Path) -> dict[str, Any]:
 
 def test_cells_run_and_a_rerun_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "cells.json"
-    given = ["--tiny", "--out", str(out), "--only", "llama-3.2-1b/full/4k"]
-    assert main(given) == 0
+    given = ["--tiny", "--out", str(out), "--points", "llama-3.2-1b/full/4k"]
+    assert bench(["models.fits_cells", *given]) == 0
     found = cells(out)
     assert [name.rpartition("/")[2] for name in found] == list(MODES)
     assert all(cell["step_ms"] > 0 for cell in found.values())
-    assert main(given) == 0
+    assert bench(["models.fits_cells", *given]) == 0
     assert cells(out) == found
 
 

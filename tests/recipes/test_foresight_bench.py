@@ -1,8 +1,6 @@
 """What the foresight benchmarks compute from recorded numbers."""
 
-import json
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from recipes.bench.foresight.collectives import sizes
 from recipes.bench.foresight.errors import PREDICTIONS, errors_by_model
 from recipes.bench.foresight.evaluate import Host, cells_of, of_the_host, phases_us
 from recipes.bench.foresight.held_ranks import summary_of
-from recipes.bench.foresight.host_beside import host_bound, judged
 from recipes.bench.foresight.host_left_out import left_out
 from recipes.bench.foresight.plans import (
     errors,
@@ -26,7 +23,7 @@ from recipes.bench.foresight.plans import (
     over_the_plain_step,
 )
 from recipes.bench.foresight.subjects import Subject, TrainingStep
-from recipes.bench.foresight.tables import steps
+from recipes.bench.foresight.tables import last, runs
 from ssdtrain.tools.foresight.capture import capture
 from ssdtrain.tools.foresight.collectives import Collective, load_fabric
 from ssdtrain.tools.foresight.device import load_device
@@ -62,7 +59,7 @@ def step(model: str, batch: int, off_by: float) -> dict[str, Any]:
     }
 
 
-def test_errors_are_told_by_model_and_written_for_every_run(tmp_path: Path) -> None:
+def test_errors_are_told_by_model_and_written_for_every_run() -> None:
     rows = [step("bert", 1, 0.5), step("bert", 2, -0.02), step("gpt", 1, 0.04)]
     found = errors_by_model(rows)
     assert found["bert"]["predicted_us"]["worst"] == 0.5
@@ -76,14 +73,12 @@ def test_errors_are_told_by_model_and_written_for_every_run(tmp_path: Path) -> N
         "cells": {f"{row['model']}/{row['batch']}": row for row in rows},
         **dict.fromkeys((*PREDICTIONS, "peaks"), three),
     }
-    assert steps(tmp_path) == ""
-    (tmp_path / "held3_x.json").write_text(json.dumps(run))
     explored = {**run, "settings": {"shapes": "explore", "device_file": "shipped"}}
-    (tmp_path / "explore_x.json").write_text(json.dumps(explored))
-    text = steps(tmp_path)
+    text = runs(run, explored)
     assert text.count("a minute's calibration") == 1
     assert "| a device, `held3` |" in text and "explore" not in text
     assert "| 1.0 % (2.0, 50.0) |" in text
+    text = last(run, explored)
     assert "| bert | 1 | 1.0 ms | 1.500 | 0.500 | 3.000 | 1.010 |" in text
 
 
@@ -196,28 +191,6 @@ def test_a_host_that_drifts_is_told_from_wrong_host_times() -> None:
     assert slow["beside_us"] == pytest.approx(1.5 * sum(own.values()), rel=0.02)
     more = slow["beside_phases_us"] - same["beside_us"]
     assert more == pytest.approx(own["backward"], rel=0.02)
-
-
-def test_programs_that_are_off_otherwise_than_models_have_a_bias() -> None:
-    """The host is 1.2 times as slow as calibration found it, models 1.5 times more."""
-    phases = dict.fromkeys((phase.value for phase in Phase), 10.0)
-    cells = [
-        {
-            **{"model": model, "batch": 1, "kernels_us": kernels},
-            **{"host_us": 30.0, "measured_us": 1.2 * 1.5 * 30.0},
-            **{"predicted_us": 30.0, "beside_us": 36.0, "host_drift": 1.2},
-            "host_drifts": dict.fromkeys(phases, 1.2),
-            "phases_us": {name: 1.2 * 1.5 * us for name, us in phases.items()},
-            "predicted_phases_us": phases,
-        }
-        for model, kernels in (("bert", 5.0), ("gpt", 5.0), ("vit", 50.0))
-    ]
-    rows = judged(host_bound(cells))
-    assert [row["model"] for row in rows] == ["bert", "gpt"]
-    for row in rows:
-        assert row["bias"] == pytest.approx(1.5)
-        assert set(row["bias_by_phase"].values()) == {1.5}
-        assert row["unbiased_us"] == pytest.approx(row["measured_us"])
 
 
 def test_a_training_step_tells_its_phases() -> None:

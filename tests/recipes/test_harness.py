@@ -3,10 +3,13 @@
 import json
 import time
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
-from recipes.bench.common.cells import NOT_ENDED, Cells
+from recipes.bench.harness import cli
+from recipes.bench.harness.cases import CASES
+from recipes.bench.harness.cells import NOT_ENDED, Cells
 from tests.ranks import SOON_S
 
 
@@ -36,9 +39,9 @@ def test_a_cell_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
         time.sleep(30)
         return {}
 
-    cells.run("slow", cell, 0.05)
+    cells.run("slow", cell, limit_s=0.05)
     assert cells["slow"]["error"].startswith("TimeoutError")
-    cells.run("next", lambda: {"ok": True}, SOON_S)
+    cells.run("next", lambda: {"ok": True}, limit_s=SOON_S)
     assert cells["next"]["ok"] is True
 
 
@@ -59,6 +62,65 @@ def test_what_the_end_of_a_run_cut_off_is_run_again(
 ) -> None:
     """Behind its own limit a cell has failed; behind that of all cells it has not."""
     cells = Cells(tmp_path / "cells.json", budget_s, {})
-    cells.run("one", lambda: time.sleep(30), 0.1)  # type: ignore[arg-type, return-value]
+    cells.run("one", lambda: time.sleep(30), limit_s=0.1)  # type: ignore[arg-type, return-value]
     again = Cells(tmp_path / "cells.json", 60.0, {})
     assert ("one" in again) is (budget_s > 1.0)
+
+
+def test_only_what_is_asked_for_is_run(tmp_path: Path) -> None:
+    cells = Cells(tmp_path / "cells.json", 60.0, {}, only=("one/*", "two/a"))
+    for name in ("one/a", "one/b", "two/a", "two/b"):
+        cells.run(name, lambda: {"ok": True})
+    assert list(on_disk(cells.path)) == ["one/a", "one/b", "two/a"]
+
+
+def test_options_are_a_function_s_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[Any] = []
+
+    def main(
+        bench: cli.Bench,
+        way: Literal["up", "down"] = "up",
+        /,
+        *,
+        sizes: tuple[int, ...] = (1,),
+        limit_gb: float | None = None,
+        again: bool = False,
+    ) -> None:
+        """Do it.
+
+        Args:
+            limit_gb: 100 % of it
+        """
+        if sizes == (0,):
+            raise cli.UsageError("no size")
+        told.append((bench, way, sizes, limit_gb, again))
+
+    module = type("Module", (), {"main": staticmethod(main)})
+    monkeypatch.setattr(cli.importlib, "import_module", lambda name: module)
+    out = tmp_path / "x.json"
+    words = ["x.y", "down", "--out", str(out), "--only", "a*", "--budget-s", "5"]
+    assert cli.run([*words, "--sizes", "2", "3", "--again", "--device", "cpu"]) == 0
+    [(bench, *others)] = told
+    assert (bench.out, bench.budget_s, bench.only) == (out, 5.0, ("a*",))
+    assert bench.device.type == "cpu"
+    assert others == ["down", (2, 3), None, True]
+    for wrong in (["x.y", "left"], ["x.y", "--nonsense"], ["x.y", "--sizes", "0"]):
+        with pytest.raises(SystemExit):
+            cli.run(wrong)
+    assert "no size" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.run(["x.y", "--help"])
+    assert "100 % of it" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_benchmark_says_what_it_can_be_told(
+    case: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.run([case.name, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: python -m recipes.bench {case.name}" in capsys.readouterr().out

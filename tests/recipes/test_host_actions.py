@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from recipes.bench.harness.cli import run as bench
 from recipes.bench.offload import host_actions, tables
 
 ROWS = {
@@ -37,7 +38,7 @@ def test_a_tiny_model_runs_all_three(tmp_path: Path) -> None:
     out = tmp_path / "host_actions.json"
     row = "tiny/full/16/eager/ours"
     words = ["--row", row, "--device", "cpu", "--steps", "1", "--budget-s", "200"]
-    host_actions.main([*words, "--out", str(out)])
+    bench(["offload.host_actions", *words, "--out", str(out)])
     data = json.loads(out.read_text())
     cell = data["cells"][row]
     assert "error" not in cell, cell

@@ -13,10 +13,11 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from recipes.bench.common import gpus
-from recipes.bench.common.cells import Cells
-from recipes.bench.common.forked import answer_of
-from recipes.bench.models import fits, grid, lengths, limit_tables, predictions
+from recipes.bench.harness import processes as gpus
+from recipes.bench.harness.cells import Cells
+from recipes.bench.harness.cli import run as bench
+from recipes.bench.harness.processes import answer_of
+from recipes.bench.models import fits, grid, lengths, predictions, tables
 from recipes.bench.models.real_row import Trainer
 from recipes.bench.models.stock import (
     STOCK,
@@ -94,9 +95,9 @@ def test_fits_runs_all_columns_and_a_rerun_goes_on(tmp_path: Path) -> None:
     words = ["--device", "cpu", "--tiny", "--seconds", "2", "--out", str(out)]
     words += ["--budget-s", "900", "--most-seconds", "300"]  # on a busy machine
     words += ["--cases", "vit-large:2/full/2x1", "qwen3-4b:2/lora/1x8k"]
-    assert fits.main([*words, "--columns", "ours"]) == 0
+    assert bench(["models.fits", *words, "--columns", "ours"]) == 0
     first = json.loads(out.read_text())["cells"]
-    assert fits.main(words) == 0
+    assert bench(["models.fits", *words]) == 0
     cells = json.loads(out.read_text())["cells"]
     assert len(cells) == 6 and not [c for c in cells.values() if "error" in c]
     for name, cell in first.items():
@@ -215,7 +216,7 @@ def test_the_table_of_fits_counts_what_trained() -> None:
         "b/gc": plain,
         "b/ours": {**good, "num_planned": 1},
     }
-    text = limit_tables.fits(data_of(cells, room=1.03))
+    text = tables.fits(data_of(cells, room=1.03))
     assert "`ours` 1 of 1 (1 unfinished), `ours fit` 0 of 1 trained" in text
     lines = text.splitlines()
     told = "OutOfMemoryError: CUDA / out of memory"
@@ -268,7 +269,7 @@ def test_a_grid_has_time_behind_the_steps_that_it_is_compared_with(
     monkeypatch.setattr(grid, "answer_of", answered)
     words = ["--device", "cpu", "--tiny", "--out", str(tmp_path / "grid.json")]
     words += ["--grid", "1", "--budget-s", "1000", "--most-seconds", "30"]
-    assert grid.main([*words, "--cells", *grid.CELLS[:2]]) == 0
+    assert bench(["models.grid", *words, "--names", *grid.CELLS[:2]]) == 0
     assert sorted(limits) == [90.0, 150.0]
 
 
@@ -300,7 +301,7 @@ def test_the_table_of_the_grid_has_a_column_for_each_limit() -> None:
     }
     least = short.replace("by ", "by at least ")
     cells["o:2/full/1x8k@40"] = {"error": least, "num_steps": 0}
-    text = limit_tables.grid(data_of(cells))
+    text = tables.grid(data_of(cells))
     assert "1 failed, 1 fits, 2 refused, 1 unfinished" in text
     assert "`m:2/full/1x8k@80` 1.030 of 100 ms" in text
     lines = text.splitlines()
@@ -319,7 +320,7 @@ def test_lengths_that_change(tmp_path: Path) -> None:
     documents.write_text(json.dumps([30, 12, 5, 60, 22, 17, 9, 40, 33]))
     words = ["--device", "cpu", "--model", "tiny", "--most", "64", "--limit-s", "1"]
     words += ["--documents", str(documents), "--out", str(out)]
-    assert lengths.main(words) == 0
+    assert bench(["models.lengths", *words]) == 0
     data = json.loads(out.read_text())
     assert list(data["cells"]) == ["constant", "drawn", "packed"]
     for name, cell in data["cells"].items():
@@ -328,7 +329,7 @@ def test_lengths_that_change(tmp_path: Path) -> None:
         assert len(cell["peaks_gb"]) == len(cell["steps_ms"])
     assert set(data["cells"]["constant"]["tokens"]) == {64}
     assert min(data["cells"]["drawn"]["tokens"]) >= 16
-    assert "| drawn, " in limit_tables.lengths(data)
+    assert "| drawn, " in tables.lengths(data)
 
 
 def test_traces_that_are_run_alone_have_the_same_budget(
@@ -345,12 +346,12 @@ def test_traces_that_are_run_alone_have_the_same_budget(
             told.append(name)
             return {}
 
-    monkeypatch.setattr(lengths, "Bench", Fake)
+    monkeypatch.setattr(lengths, "Side", Fake)
     path = tmp_path / "lengths.json"
     path.write_text("[10, 20]")
     words = ["--documents", str(path), "--most", "64", "--device", "cpu"]
     words += ["--out", str(tmp_path / "out.json"), "--traces", "packed"]
-    assert lengths.main(words) == 0
+    assert bench(["models.lengths", *words]) == 0
     assert told == [64, "packed"]
 
 
@@ -376,14 +377,14 @@ def test_a_long_step_is_one_beyond_what_its_length_predicts() -> None:
     assert found["over_budget_at"] == [3, 5]
     found["plain_later_s"] = 1.05 * found["plain_s"]
     assert found["peaks_gb"][3:6] == [5.0, 0.0, 7.0]
-    text = limit_tables.lengths(
+    text = tables.lengths(
         data_of({"drawn": found, "packed": {"error": "x"}}, model="m", share=0.5)
     )
     figures = "1.00 | 2.00 | 1 of 12 | 7.00 of 4.00 GB |"
     assert f"| drawn, 8 to 32 | 1.100x | +5.0% | {figures}" in text
     assert "| packed | x | - |" in text
     del found["plain_later_s"]  # as older ones
-    text = limit_tables.lengths(
+    text = tables.lengths(
         data_of({"drawn": found, "packed": {"error": "x"}}, model="m", share=0.5)
     )
     assert f"| drawn, 8 to 32 | 1.100x | - | {figures}" in text
@@ -401,9 +402,9 @@ def test_a_trace_that_takes_too_long_tells_its_peaks(
         return dataclasses.replace(step(trainer, num), peak_bytes=num * 10**8)
 
     monkeypatch.setattr(Trainer, "step", late)
-    bench = lengths.Bench("tiny", {"drawn": [16, 8, 16, 8]}, CPU)
+    side = lengths.Side("tiny", {"drawn": [16, 8, 16, 8]}, CPU)
     with pytest.raises(TimeoutError):
-        bench.trace("drawn", 0.75, 1.0, noted.update)
+        side.trace("drawn", 0.75, 1.0, noted.update)
     assert noted["peaks_gb"] == [1.6, 0.8] and noted["over_budget_at"] == [0]
     assert noted["budget_gb"] == 1.2 and noted["plans_at"] == []
 
@@ -415,7 +416,7 @@ def test_plans_are_followed_one_after_another(tmp_path: Path) -> None:
     out = tmp_path / "predictions.json"
     words = ["--device", "cpu", "--rows", "tiny/full/32", "--steps", "2"]
     words += ["--limit-s", "60", "--budget-s", "900"]  # on a busy machine
-    assert predictions.main([*words, "--out", str(out)]) == 0
+    assert bench(["models.predictions", *words, "--out", str(out)]) == 0
     data = json.loads(out.read_text())
     (cell,) = data["cells"].values()
     assert len(cell["plans"]) == len(predictions.GOALS)
@@ -426,7 +427,7 @@ def test_plans_are_followed_one_after_another(tmp_path: Path) -> None:
     assert len(budgets) == 5
     assert all(plan["predicted_gb"] <= plan["budget_gb"] for plan in budgets)
     own, later = cell["plain_ms"], cell["plain_later_ms"]
-    text = limit_tables.predictions(data)
+    text = tables.predictions(data)
     assert "| tiny/full/32 | 6 | " in text
     assert f"| {later / own - 1:+.1%} |" in text
 
@@ -446,9 +447,10 @@ def test_errors_and_budgets_are_counted() -> None:
     ]
     plans[0] |= {"budget_gb": 2.0, "peak_gb": 2.1}
     plans[1] |= {"budget_gb": 2.0, "peak_gb": 1.9}
-    assert limit_tables.errors_of(plans) == ["4.0%, 6.0%", "0.2%, 0.3%", "1 of 2"]
+    both = data_of({"a": {"plans": dict(zip("xy", plans, strict=True))}})
+    assert "| a | 2 | 4.0%, 6.0% | 0.2%, 0.3% | 1 of 2 |" in tables.predictions(both)
     cells = {"a": {"plans": {"x": plans[0], "y": {"error": "no"}}}, "b": {"error": "e"}}
-    text = limit_tables.predictions(data_of(cells))
+    text = tables.predictions(data_of(cells))
     assert "| a | 1 | 2.0%, 2.0% |" in text and "| b | e | - |" in text
     assert "| all | 1 |" in text
-    assert limit_tables.predictions(data_of({"b": {"error": "e"}})) == ""
+    assert tables.predictions(data_of({"b": {"error": "e"}})) == ""

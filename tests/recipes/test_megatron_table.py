@@ -1,10 +1,9 @@
 """The table of the Megatron benchmark, from a small file."""
 
-from pathlib import Path
 from typing import Any
 
 from recipes.bench.megatron.tables import megatron
-from tests.recipes.written import write
+from tests.recipes.written import data_of
 
 ONE = {"peak_gb": [10.0]}
 CELLS: dict[str, Any] = {
@@ -49,13 +48,8 @@ CELLS: dict[str, Any] = {
 }
 
 
-def test_a_missing_file_is_no_table(tmp_path: Path) -> None:
-    assert megatron(tmp_path) == ""
-
-
-def test_rows_say_ratio_and_peaks(tmp_path: Path) -> None:
-    write(tmp_path / "megatron.json", CELLS)
-    text = megatron(tmp_path)
+def test_rows_say_ratio_and_peaks() -> None:
+    text = megatron(data_of(CELLS))
     assert "| bert/tp2/8x4 | 1.000x, 20.10 GB | 1.005x, 8.00 GB | - | out" in text
     assert "| - | out of memory | - |" in text
     assert "| gpt/tp2/8x4 | 1.000x, 10.00 GB | 1.020x, 5.00 GB | - | - | - |" in text
@@ -66,7 +60,7 @@ def test_rows_say_ratio_and_peaks(tmp_path: Path) -> None:
     assert "all 1 cells" in text
 
 
-def test_a_cell_that_is_unequal_is_named(tmp_path: Path) -> None:
+def test_a_cell_that_is_unequal_is_named() -> None:
     broken = {"law/t5/dp2/256x4": {"host_equal": True, "ssd_equal": False}}
-    write(tmp_path / "megatron.json", {**CELLS, **broken})
-    assert "NOT in ['law/t5/dp2/256x4']" in megatron(tmp_path)
+    text = megatron(data_of({**CELLS, **broken}))
+    assert "NOT in ['law/t5/dp2/256x4']" in text

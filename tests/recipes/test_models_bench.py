@@ -1,12 +1,12 @@
 """The model benchmark's cells on a CPU: the same paths, tiny sizes."""
 
-import argparse
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from recipes.bench.common.blocks import build
+from recipes.bench.harness import blocks
 from recipes.bench.models import evaluation as models
 from recipes.bench.offload import placement, rivals
 
@@ -16,12 +16,10 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("family", ["bert", "gpt", "t5"])
 def test_every_column_trains_alike(family: str) -> None:
     row = models.Row(family, 64, 2, batch=2, sequence=32)
-    options = argparse.Namespace(
-        precision="bf16", optimizer="sgd", steps=5, settle_s=20.0
-    )
+    options: dict[str, Any] = {"precision": "bf16", "optimizer": "sgd", "steps": 5}
     columns = models.columns(row, None)
     cells = {
-        name: models.run_cell(row, columns[name], options, CPU)
+        name: models.run_cell(row, columns[name], CPU, **options, settle_s=20.0)
         for name in ("keep", "offloaded", "recompute")
     }
     first = cells["keep"]["losses"]
@@ -47,24 +45,22 @@ def test_steps_in_which_a_session_settles_are_not_timed(
 ) -> None:
     """Plain steps, and steps that run everything again, come before its first plan."""
     told = iter([True, True, True, False, False, False])
-    model, size = build(64, 1, CPU), placement.Size(64, 1, 2, 16)
-    plain = placement.measure(model, model, size, 3)
-    ours = placement.measure(
-        build(64, 1, CPU), build(64, 1, CPU), size, 3, lambda: next(told)
-    )
+    size = blocks.Size(64, 1, 2, 16)
+    plain = blocks.Steps(size, CPU).measured(3)
+    ours = blocks.Steps(size, CPU).measured(3, lambda: next(told))
     assert (plain["num_warm_up"], ours["num_warm_up"]) == (0, 3)
     assert len(ours["losses"]) == 3
     now = iter([0.0, 1.0, 2.0, 9.0, 9.0])
     clock = SimpleNamespace(monotonic=lambda: next(now))
-    monkeypatch.setattr(placement, "time", clock)
-    settles = placement.settling(SimpleNamespace(is_settled=False), 5.0)
+    monkeypatch.setattr(blocks, "time", clock)
+    settles = blocks.settling(SimpleNamespace(is_settled=False), 5.0)
     assert [settles() for _ in range(3)] == [True, True, False]
-    assert not placement.settling(None, 5.0)()
+    assert not blocks.settling(None, 5.0)()
 
 
 def test_placement_rivals_compute_the_same_losses() -> None:
     """Dressed as layers of transformers the blocks stay what they are."""
-    size = placement.Size(64, 2, 2, 16)
+    size = blocks.Size(64, 2, 2, 16)
     keep = placement.run_column(size, placement.plain, CPU, 3)
     pytest.importorskip("deepspeed")
     other = placement.run_column(size, rivals.deepspeed_offload, CPU, 3)

@@ -1,17 +1,16 @@
 """The tables and the chart of the model benchmark, from a small file."""
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-from recipes.bench.common import results
 from recipes.bench.models import tables as models_table
 from recipes.bench.offload.tables import rivals
-from tests.recipes.written import write as write_cells
+from tests.recipes.written import data_of
 
 
-def write(path: Path, cells: dict[str, object]) -> None:
-    write_cells(path, cells, precision="fp16", optimizer="sgd")
+def data(cells: dict[str, object]) -> dict[str, Any]:
+    return data_of(cells, precision="fp16", optimizer="sgd")
 
 
 def cell(ratio: float, peak: float, equal: bool = True) -> dict[str, object]:
@@ -33,46 +32,34 @@ CELLS = {
 }
 
 
-def test_missing_files_are_no_table(tmp_path: Path) -> None:
-    assert models_table.models(tmp_path) == ""
-    assert rivals(tmp_path) == ""
-
-
-def test_a_row_says_keep_ours_and_the_cut(tmp_path: Path) -> None:
-    write(tmp_path / "models.json", CELLS)
-    text = models_table.models(tmp_path)
+def test_a_row_says_keep_ours_and_the_cut() -> None:
+    text = models_table.models(data(CELLS))
     row = "| bert 8x4 | 100 ms, 20.00 GB | 1.010x, 11.00 GB | 45% | - | - |"
     assert row in text
     assert "equal those of `keep` to the last bit" in text
 
 
-def test_unequal_losses_are_said(tmp_path: Path) -> None:
+def test_unequal_losses_are_said() -> None:
     cells = {**CELLS, "bert 8x4/offloaded": cell(1.0, 0.5, equal=False)}
-    write(tmp_path / "models.json", cells)
-    text = models_table.models(tmp_path)
+    text = models_table.models(data(cells))
     assert "the first step's in none of them" in text
     assert "not run a second time" in text
-    write(
-        tmp_path / "models.json",
-        {**cells, "bert 8x4/keep again": cell(1, 1, equal=False)},
-    )
-    assert "itself differs in bert 8x4" in models_table.models(tmp_path)
+    again = {**cells, "bert 8x4/keep again": cell(1, 1, equal=False)}
+    assert "itself differs in bert 8x4" in models_table.models(data(again))
 
 
-def test_what_did_not_run_is_said(tmp_path: Path) -> None:
-    write(tmp_path / "rivals.json", CELLS)
-    text = rivals(tmp_path)
+def test_what_did_not_run_is_said() -> None:
+    text = rivals(data(CELLS))
     assert "ssd (no drive)" in text
     assert "| offloaded | 1.010x, 11.00 GB |" in text
 
 
-def test_the_chart_is_drawn(tmp_path: Path) -> None:
+def test_the_chart_is_drawn() -> None:
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
-    write(tmp_path / "models.json", CELLS)
     figure = Figure()
-    models_table.chart(figure, results.read(tmp_path / "models.json"))
+    models_table.chart(figure, data(CELLS))
     assert "-45%" in [text.get_text() for text in figure.axes[1].texts]
 
 
@@ -93,14 +80,14 @@ def test_captured_steps_are_told_over_the_plain_graph() -> None:
         "budget": {**row, "graph_plan": {"step_ms": 41.0, "keep_ms": 40.0}},
         "all": {"error": "CaptureError: none"},
     }
-    data = {
+    found = {
         "environment": {"device": "d", "num_devices": 1, "num_cpus": 2, "versions": {}},
         "settings": {"layers": 28, "tokens": 2048, "budget_share": 0.5},
         "cells": cells,
     }
-    text = models_table.graphs(data)
+    text = models_table.graphs(found)
     assert "| default | 1.020x (0.40x of eager) | - | 2.00 GB (50%) |" in text
     assert "| budget | 1.020x (0.40x of eager) | 1.025x | 2.00 GB (50%) |" in text
     assert "| all | CaptureError: none |" in text
     del cells["graph"]
-    assert models_table.graphs(data) == ""
+    assert models_table.graphs(found) == ""

@@ -1,26 +1,16 @@
 """The planner's tables: what they say of known results."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recipes.bench.planner import tables
-
-ENVIRONMENT = {"device": "a GPU", "num_devices": 1, "num_cpus": 2, "versions": {}}
+from tests.recipes.written import data_of
 
 
 @pytest.fixture
 def table() -> Any:
     return tables
-
-
-def written(folder: Path, name: str, cells: dict[str, Any]) -> Path:
-    environment = {**ENVIRONMENT, "command": name}
-    data = {"environment": environment, "settings": {"memory_gb": 40}, "cells": cells}
-    (folder / name).write_text(json.dumps(data))
-    return folder
 
 
 def target(keep: list[float], auto: list[float]) -> dict[str, Any]:
@@ -42,9 +32,9 @@ def target(keep: list[float], auto: list[float]) -> dict[str, Any]:
     ],
 )
 def test_losses_of_the_shared_steps_are_compared(
-    table: Any, tmp_path: Path, keep: list[float], auto: list[float], equal: bool
+    table: Any, keep: list[float], auto: list[float], equal: bool
 ) -> None:
-    text = table.planner(written(tmp_path, "planner.json", target(keep, auto)))
+    text = table.targets(data_of(target(keep, auto)))
     row = next(line for line in text.splitlines() if line.startswith("| 8192x4 |"))
     assert row.endswith(f"1.01x, 7.1 GB | {equal} |")
 
@@ -69,7 +59,7 @@ def test_overheads_are_right_to_a_quarter_or_a_hundredth(table: Any) -> None:
     assert found["widest"] == pytest.approx(1.7)
 
 
-def test_declining_and_bandwidth_are_told(table: Any, tmp_path: Path) -> None:
+def test_declining_and_bandwidth_are_told(table: Any) -> None:
     limited = {
         "gb_per_s": 12.0,
         "measured_write_gb_per_s": 11.9,
@@ -92,15 +82,16 @@ def test_declining_and_bandwidth_are_told(table: Any, tmp_path: Path) -> None:
         "bandwidth/disk, staged": disk,
         "bandwidth/2.0": {"error": "no room"},
     }
-    text = table.planner(written(tmp_path, "planner.json", cells))
-    assert "takes 1.004x a plain step" in text
+    data = data_of(cells)
+    assert "takes 1.004x a plain step" in table.regret(data)
+    text = table.bandwidth(data)
     rows = [line for line in text.splitlines() if "GB/s" in line]
     names = ["the disk", "the disk, staged", "12 GB/s"]
     assert [row.split("|")[1].strip() for row in rows] == names
     assert "| 1.005x | 90 % |" in rows[2]
 
 
-def test_the_rok_says_what_offloading_buys(table: Any, tmp_path: Path) -> None:
+def test_the_rok_says_what_offloading_buys(table: Any) -> None:
     def point(strategy: str, batch: int, peak_gb: float, speed: float) -> Any:
         times = {"forward_ms": 1.0, "backward_ms": 2.0}
         more = {"tokens_per_s": speed, "tflops": speed, "peak_gb": peak_gb}
@@ -115,7 +106,7 @@ def test_the_rok_says_what_offloading_buys(table: Any, tmp_path: Path) -> None:
         point("recompute", 48, 30.0, 80.0),
     ]
     cells = {f"m/{p['strategy']}/{p['batch']}": p for p in points}
-    text = table.rok(written(tmp_path, "rok.json", cells))
+    text = table.rok(data_of(cells, memory_gb=40))
     assert "up to 3.0 times keep's batch" in text
     assert "runs at 0.995x keep's throughput" in text
     assert "at its largest (48) at 1.30x recomputing's at its largest (48)" in text

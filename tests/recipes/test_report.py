@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from recipes.bench.common import merged, report, seeds
-from recipes.bench.common.cells import RESULTS, ROOT, Cells, environment
-from recipes.bench.common.pictures import PICTURES
-from recipes.bench.common.results import find, public, read, write
+from recipes.bench.harness import merge, report
+from recipes.bench.harness.cases import CASES
+from recipes.bench.harness.cells import Cells, environment
+from recipes.bench.harness.cli import run
+from recipes.bench.harness.records import RESULTS, ROOT, find, public, read, write
 from recipes.bench.safety.tables import searches
 from ssdtrain.tools.cli import build_parser
 
@@ -20,51 +21,76 @@ def test_readme_and_pages_are_up_to_date() -> None:
     assert report.stale() == []
 
 
-def test_a_changed_page_and_one_that_nobody_generates_are_seen(
+def test_a_changed_table_is_seen_and_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    docs, readme = tmp_path / "docs/results", tmp_path / "README.md"
-    readme.write_text(report.README.read_text())
-    for name, value in (("ROOT", tmp_path), ("DOCS", docs), ("README", readme)):
-        monkeypatch.setattr(report, name, value)
-    assert "docs/results/gather.md" in report.stale()
-    report.main(["--write"])
-    assert report.stale() == []
-    (docs / "other.md").write_text("typed")
-    readme.write_text(readme.read_text().replace("GraphSAGE", "GraphSage"))
-    assert report.stale() == ["README.md", "docs/results/other.md"]
-    with pytest.raises(SystemExit, match="--write"):
-        report.main(["--check"])
+    pages = [tmp_path / f"{n} {page.name}" for n, page in enumerate(report.pages())]
+    for page, copy in zip(report.pages(), pages, strict=True):
+        copy.write_text(page.read_text())
+    monkeypatch.setattr(report, "pages", lambda: pages)
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    readme = pages[0]
+    text = readme.read_text()
+    readme.write_text(text.replace("GraphSAGE epoch", "GraphSage epoch"))
+    assert report.stale() == [readme.name]
+    assert run(["report"]) == 1
+    assert run(["report", "--write"]) == 0
+    assert readme.read_text() == text
+
+
+TABLE = re.compile(r"<!-- (?:table|lines): (\S+)((?: \S+)*) -->")
+
+
+def test_every_table_of_a_page_has_records() -> None:
+    """And every case what `--list` and `--help` say of it."""
+    found = [
+        (name, record)
+        for page in report.pages()
+        for name, records in TABLE.findall(page.read_text())
+        for record in records.split()
+    ]
+    assert len(found) > 40
+    for name, record in found:
+        assert list(RESULTS.glob(f"{record}.json")), (name, record)
+    for case in CASES:
+        assert find_spec(f"recipes.bench.{case.name}") and case.what, case
 
 
 def test_every_row_of_the_dissertations_says_what_was_done() -> None:
-    """Commands that there are, pages that there are, and a reason where nothing is."""
-    for _, rows in seeds.PARTS:
-        for row in rows:
-            assert row.what and row.shows and row.ours and row.theirs, row
-            if row.command.startswith("python -m "):
-                module = row.command.split()[2]
-                assert find_spec(module) is not None, row.command
-            elif row.command:
-                main_parser = build_parser(row.command.split()[1])
-                args = main_parser.parse_known_args(row.command.split()[1:])[0]
-                assert args.command == row.command.split()[1]
-            for name in re.findall(r"\]\(([\w./-]+)", row.ours):
-                assert (report.DOCS / name).exists(), name
-    named = " ".join(row.what for _, rows in seeds.PARTS for row in rows)
-    for part, last in (("Fig. 3.11", "Table 5.6"), ("Fig. 2.14", "Fig. 4.12")):
-        assert part in named and last.split()[1] in named
+    """Commands that there are, and a reason where nothing is."""
+    text = (ROOT / "docs" / "results" / "seeds.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith(("| Fig", "| Tab"))]
+    assert len(rows) > 40
+    for row in rows:
+        assert all(part.strip() for part in row.strip("|").split(" | ")), row
+    for name in re.findall(r"`python -m recipes.bench ([\w.]+)", text):
+        assert find_spec(f"recipes.bench.{name}") is not None, name
+    for words in re.findall(r"`ssdtrain ([^`]+)`", text):
+        command = words.split()[0]
+        assert build_parser(command).parse_known_args(words.split())[0].command
+    for part in ("Fig. 3.11", "5.6", "Fig. 2.14", "4.12"):
+        assert part in text
+
+
+README = (ROOT / "README.md").read_text()
+HEADLINE = next(m[0] for m in report.BLOCK.finditer(README) if "headline" in m[3])
 
 
 def test_the_headline_has_a_date_and_a_device_in_every_row() -> None:
-    rows = report.headline(RESULTS).splitlines()[2:]
+    rows = report.rendered(HEADLINE).splitlines()[4:-2]
     assert len(rows) >= 5
     for row in rows:
         assert re.search(r"\S+, 20\d\d-\d\d-\d\d \|$", row), row
 
 
-AREAS = sorted({area for page in report.PAGES.values() for area, _ in page.tables})
-FILES = [path for area in AREAS for path in sorted((RESULTS / area).glob("*.json"))]
+USED = {
+    path
+    for page in report.pages()
+    for _, records in TABLE.findall(page.read_text())
+    for record in records.split()
+    for path in RESULTS.glob(f"{record}.json")
+}
+FILES = sorted(USED)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -92,7 +118,7 @@ def test_no_path_of_a_machine_is_published(path: Path) -> None:
 def test_results_hold_no_path_of_this_machine(tmp_path: Path) -> None:
     there = "/usr/lib/python3/site-packages/torch/nn/modules/module.py"
     where = [f'File "{ROOT}/recipes/bench/rgnn/batches.py", line 3', f'File "{there}"']
-    command = f"python -m recipes.bench.rgnn.batches --out {tmp_path}/batches.json"
+    command = f"python -m recipes.bench rgnn.batches --out {tmp_path}/batches.json"
     data = {
         "environment": {"command": command},
         "settings": {"directory": str(tmp_path / "ssd")},
@@ -101,7 +127,7 @@ def test_results_hold_no_path_of_this_machine(tmp_path: Path) -> None:
     write(tmp_path / "batches.json", data)
     found = read(tmp_path / "batches.json")
     module = found["environment"]["command"]
-    assert module == "python -m recipes.bench.rgnn.batches --out batches.json"
+    assert module == "python -m recipes.bench rgnn.batches --out batches.json"
     assert found["settings"] == {"directory": "ssd"}
     cell = found["cells"]["a/b/c"]
     assert cell["text"] == data["cells"]["a/b/c"]["text"]
@@ -114,17 +140,17 @@ def test_results_hold_no_path_of_this_machine(tmp_path: Path) -> None:
     assert "a/b/c" in again
 
 
-def test_a_search_that_found_something_says_so(tmp_path: Path) -> None:
-    assert searches(tmp_path) == ""
+def test_a_search_that_found_something_says_so() -> None:
     env = {"device": "2 CPU cores", "num_devices": 0, "versions": {"torch": "2"}}
     found = {"graphs": 500, "equal": 499, "different": [{"seed": 3}], "features": {}}
     damaged = {"total": 70, "files": {"plan": 30, "wear log": 40}, "bad": ["plan 7"]}
-    for name, cell in (("relational_cpu", found), ("damaged_files", damaged)):
-        data = {"environment": env, "settings": {}, "cells": {"campaign": cell}}
-        write(tmp_path / f"{name}.json", data)
-    lines = searches(tmp_path).splitlines()[2:]
-    assert "499 alike, **1 different**" in lines[0]
-    assert "70 of 2 kinds" in lines[1] and "but for **1**" in lines[1]
+    records = [
+        {"environment": env, "settings": {}, "cells": {"campaign": cell}, "file": name}
+        for name, cell in (("relational_cpu", found), ("damaged_files", damaged))
+    ]
+    text = searches(*records)
+    assert "499 alike, **1 different**" in text
+    assert "70 of 2 kinds" in text and "but for **1**" in text
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
@@ -158,13 +184,12 @@ def test_cells_without_a_name_are_numbered(tmp_path: Path) -> None:
 
 def test_every_picture_can_be_drawn_and_is_shown(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    for picture in PICTURES:
-        picture.write(RESULTS, tmp_path)
+    shown = "".join(page.read_text() for page in report.pages())
+    for picture in report.PICTURES:
+        picture.write(tmp_path)
         recorded = (RESULTS / f"{picture.record}.json").exists()
         assert (tmp_path / picture.file).exists() == recorded
-        if recorded:
-            page = ROOT / "docs" / "results" / f"{picture.page}.md"
-            assert f"../img/{picture.file}" in page.read_text()
+        assert not recorded or f"../img/{picture.file}" in shown
 
 
 def test_results_of_processes_beside_one_another_become_one_file(
@@ -182,13 +207,13 @@ def test_results_of_processes_beside_one_another_become_one_file(
     one = part("one", {"a": good, "b": failed, "c": failed})
     two = part("two", {"b": good, "a": failed, "d": good}, also={"date": "2026-11-27"})
     into = tmp_path / "all.json"
-    assert merged.main(["--into", str(into), str(one), str(two)]) == 0
+    assert run(["merge", "--into", str(into), str(one), str(two)]) == 0
     found = read(into)
     assert found["cells"] == {"a": good, "b": good, "c": failed, "d": good}
     assert found["environment"]["command"] == "run one; run two"
     assert found["environment"]["date"] == "2026-11-27"
     other = part("other", {}, also={"device": "H200"})
     with pytest.raises(SystemExit):
-        merged.main(["--into", str(into), str(one), str(other)])
+        run(["merge", "--into", str(into), str(one), str(other)])
     with pytest.raises(ValueError, match="settings"):
-        merged.merged([read(one), {**read(two), "settings": {"steps": 5}}])
+        merge.merged([read(one), {**read(two), "settings": {"steps": 5}}])

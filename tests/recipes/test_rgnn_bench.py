@@ -13,13 +13,13 @@ import torch
 pytest.importorskip("torch_geometric")
 
 from hector.train import LayerKind
+from recipes.bench.harness.cli import run as bench
 from recipes.bench.rgnn import layers as rgnn
-from recipes.bench.rgnn import plot
 from recipes.bench.rgnn import tables as rgnn_table
 from recipes.bench.rgnn.cells import SETTINGS, Cell, Contender, Phase, Task, plan
 from recipes.bench.rgnn.contenders import Graphs, build
 from recipes.bench.rgnn.measure import OutOfTimeError, category, deadline, measure
-from recipes.bench.rgnn.records import Records
+from recipes.bench.rgnn.records import Records, compare, geometric_mean
 from recipes.bench.rgnn.results import Results
 from tests.ranks import SOON_S
 
@@ -39,11 +39,11 @@ def record(
     return {"key": full, "run": run, **timed}
 
 
-def results_of(*records: dict[str, Any]) -> Records:
+def results_of(*records: dict[str, Any]) -> dict[str, Any]:
     graph = {"entity_compaction_ratio": 0.25, "average_degree": 4.0}
     runs = [{"device": "a", "uuid": "1"}, {"device": "a", "uuid": "2"}]
     graphs = {"g": graph, "h": graph}
-    return Records(file_of(runs, list(records), graphs))
+    return file_of(runs, list(records), graphs)
 
 
 def file_of(
@@ -59,15 +59,15 @@ def file_of(
 
 def test_a_cut_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "r.json"
-    assert rgnn.main([*ARGS, "--out", str(out), "--budget-s", "0"]) == 0
+    assert bench(["rgnn.layers", *ARGS, "--out", str(out), "--budget-s", "0"]) == 0
     assert "0 records, 6 left" in capsys.readouterr().out
-    rgnn.main([*ARGS, "--out", str(out)])
+    bench(["rgnn.layers", *ARGS, "--out", str(out)])
     data = json.loads(out.read_text())
     assert len(data["cells"]) == 6
     assert {r["status"] for r in data["cells"].values()} == {"ok"}
     assert data["graphs"]["mag"]["num_edge_types"] == 4
     times = [r["ms"] for r in data["cells"].values()]
-    rgnn.main([*ARGS, "--out", str(tmp_path / "s.json"), "--from", str(out)])
+    bench(["rgnn.layers", *ARGS, "--out", str(tmp_path / "s.json"), "--from", str(out)])
     again = json.loads((tmp_path / "s.json").read_text())
     assert [r["ms"] for r in again["cells"].values()] == times
     assert len(again["runs"]) == 3
@@ -147,12 +147,12 @@ def test_failures_are_recorded_and_tried_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(rgnn, "build", broken)
-        rgnn.main([*ARGS, "--out", str(out)])
+        bench(["rgnn.layers", *ARGS, "--out", str(out)])
     found = json.loads(out.read_text())["cells"].values()
     assert {(r["status"], r["reason"]) for r in found} == {
         ("failed", "RuntimeError: no kernel")
     }
-    rgnn.main([*ARGS, "--out", str(out)])
+    bench(["rgnn.layers", *ARGS, "--out", str(out)])
     found = json.loads(out.read_text())["cells"].values()
     assert {r["status"] for r in found} == {"ok"}
 
@@ -196,7 +196,7 @@ def test_speedup_is_over_the_best_other_of_the_same_machine() -> None:
         record("hector-none", 1.0),
     )
     key = {"graph": "g", "model": "rgcn", "task": "training", "dtype": "float32"}
-    found = rgnn_table.compare(results, **key)
+    found = compare(Records(results), **key)
     assert (found.speedup, found.num_oom) == (3.0, 1)
     row = rgnn_table.summary(results).splitlines()[2]
     assert row == (
@@ -264,17 +264,17 @@ def test_ablation_choice_widths_and_memory() -> None:
         for w, ms in ((32, 3.0), (64, 4.0), (128, 9.0))
     ]
     results = results_of(plain, compact, *ours, record("hector", 2.5, **hgt))
-    row = rgnn_table.ablation(results).splitlines()[2]
-    assert row == "| g hgt training float32 | 4.000 | 2.00 | - | - | 1.60 |"
+    cell = {**hgt, "graph": "g", "task": "training", "dtype": "float32"}
+    gains = rgnn_table.gains(Records(results), cell)
+    assert gains == {"compaction": 2.0, "chosen": 1.6}
     assert "0 of 1 cells (0 %). Missed: g hgt training float32 1.25x" in (
         rgnn_table.choice(results)
     )
-    told, _, *table = rgnn_table.widths(results).splitlines()
-    assert told == "Twice the width costs less than twice in 1 of 2 steps."
-    assert table[2] == "| g hgt training tf32 | 3.000 | 4.000 | 9.000 | 1.33 | 2.25 |"
+    told = "Twice the width costs less than twice in 1 of 2 steps."
+    assert rgnn_table.widths(results).startswith(told)
     row = rgnn_table.memory(results).splitlines()[2]
     assert row == "| g | 0.25 | 4.0 | - | - | 4 | 0.50 |"
-    assert math.isclose(rgnn_table.geometric_mean([2.0, 8.0]), 4.0)
+    assert math.isclose(geometric_mean([2.0, 8.0]), 4.0)
 
 
 @pytest.mark.parametrize(
@@ -298,27 +298,16 @@ def test_pictures_are_drawn() -> None:
     results = results_of(
         record("hector", 2.0), record("pyg", 9.0), record("hector-none", 2.0)
     )
-    for draw in (plot.speedup, plot.memory, plot.ablation):
-        draw(Figure().subplots(), results)
+    for name in ("speedup", "memory", "ablation"):
+        getattr(rgnn_table, f"{name}_chart")(Figure(), results)
 
 
-def test_the_readme_section(tmp_path: Path) -> None:
-    assert rgnn_table.rgnn(tmp_path) == ""
-    results = results_of(record("hector", 2.0), record("pyg", 9.0))
-    data = file_of(results.runs, list(results.by_key.values()), results.graphs)
-    (tmp_path / "rgnn.json").write_text(json.dumps(data))
+def test_losses_and_accuracies_of_two_layers_stand_beside_one_another() -> None:
     row = {"data": "aifb", "model": "rgcn", "num_epochs": 50, "accuracies": [0.9, 0.8]}
     row |= {"loss_difference": 2e-13, "mean_accuracy": 0.85}
     row |= {"accuracy_same_start": 0.9, "pyg_accuracy_same_start": 0.9}
-    environment = {"device": "2 CPU cores", "num_devices": 0, "versions": {}}
-    about = {"environment": {**environment, "command": "rgnn_parity"}, "settings": {}}
-    path = tmp_path / "rgnn_parity.json"
-    path.write_text(json.dumps({**about, "cells": {"aifb rgcn": row}}))
-    text = rgnn_table.rgnn(tmp_path)
-    assert "| rgcn training float32 | 4.50 | 2.76 |" in text
+    text = rgnn_table.parity({"cells": {"aifb rgcn": row}})
     assert "| aifb rgcn | 50 | 2.0e-13 | 0.9000 | 0.9000 | 0.8500 of 2 |" in text
-    assert "Ablation" not in text
-    assert "2 CPU cores" in text
 
 
 def test_kernels_are_held_against_the_ceilings() -> None:
@@ -326,7 +315,8 @@ def test_kernels_are_held_against_the_ceilings() -> None:
     kernel |= {"gb_per_s": 2000.0, "tflop_per_s": 40.0, "operations": 4e8}
     taken = record("hector", None, what="kernels")
     results = results_of({**taken, "status": "ok", "kernels": [kernel]})
-    results.runs[0]["ceilings"] = {"copy_gb_per_s": 4000.0, "tf32_tflop_per_s": 400.0}
+    ceilings = {"copy_gb_per_s": 4000.0, "tf32_tflop_per_s": 400.0}
+    results["runs"][0]["ceilings"] = ceilings
     row = rgnn_table.kernels(results).splitlines()[2]
     assert row == "| g rgcn forward | `gemm %1` | 10 | 12 | 2000 | 40.0 | 50 |"
 
@@ -370,7 +360,7 @@ def test_a_setting_that_was_chosen_is_not_timed_again_unless_the_host_bounds_it(
     out = tmp_path / "r.json"
     words = [*ARGS[:-8], "main", "ablation", *ARGS[-4:], "--out", str(out)]
     words += ["--contenders", "hector", "hector-none", "hector-both"]
-    rgnn.main([w for w in words if w != "bfloat16"])
+    bench(["rgnn.layers", *(w for w in words if w != "bfloat16")])
     found = json.loads(out.read_text())["cells"].values()
     by_name = {(r["key"]["task"], r["key"]["contender"]): r for r in found}
     assert {r["status"] for r in found} == {"ok"}

@@ -10,20 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from recipes.bench.common import results
-from recipes.bench.common.cells import NOT_ENDED, Cells
+from recipes.bench.harness import records
+from recipes.bench.harness.cells import NOT_ENDED, Cells
+from recipes.bench.harness.cli import Bench, run
 from recipes.bench.rgnn import epochs, mag
 
 TINY = ["--shrink", "20000", "--batches", "3", "--workers", "0"]
 
 
-def given(out: Path, **more: Any) -> argparse.Namespace:
-    fixed = {"shrink": 20_000, "batches": 3, "workers": [0], "kinds": ["rgcn"]}
-    return argparse.Namespace(out=out, budget_s=300.0, **{**fixed, **more})
-
-
 def cells_of(out: Path) -> dict[str, Any]:
-    found: dict[str, Any] = results.read(out)["cells"]
+    found: dict[str, Any] = records.read(out)["cells"]
     return found
 
 
@@ -94,7 +90,8 @@ def test_a_way_that_fails_is_a_cell_and_the_others_have_theirs(
     monkeypatch.setattr(epochs, "loaders", loaders)
     monkeypatch.setattr(torch, "compile", lambda model, **_: model)
     out = tmp_path / "epochs.json"
-    assert epochs.run_cells(given(out), 300.0) == ""
+    own = Bench(out), 300.0, 20_000, 3, ("rgcn",), (0,)
+    assert epochs.run_cells(*own) == ""
     assert started == [("fork", True)], "workers share the graph's memory"
     cells = cells_of(out)
     assert "no sampler" in cells["rgcn/pyg, as they are, 0 workers, rows here"]["error"]
@@ -110,7 +107,9 @@ def test_a_broken_device_ends_the_process_behind_its_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "epochs.json"
-    campaign = epochs.Campaign(given(out), Cells(out, 300.0))
+    campaign = epochs.Campaign(
+        mag.Data(torch.device("cpu"), 20_000, 3), Cells(out, 300.0)
+    )
 
     def broken(device: torch.device) -> float:
         raise torch.AcceleratorError("device-side assert triggered")
@@ -134,13 +133,13 @@ def test_a_new_process_goes_on_behind_one_that_died(
     ends = iter([(None, "the process ended with -11"), ("x broke the device", ""),
                  ("", "")])  # fmt: skip
 
-    def guarded(run: Any, options: Any, left_s: float, **_: Any) -> tuple[Any, str]:
-        cells = Cells(options.out, left_s, epochs.about(options))
+    def guarded(run: Any, own: Bench, left_s: float, *_: Any, **__: Any) -> Any:
+        cells = Cells(own.out, left_s, {**epochs.ABOUT, "shrink": 20_000})
         cells.note(f"cell {len(cells.data['cells'])}", {"draw_ms": 1.0})
         return next(ends)
 
     monkeypatch.setattr(epochs, "guarded", guarded)
-    assert epochs.main([*TINY, "--out", str(out)]) == 0
+    assert run(["rgnn.epochs", *TINY, "--out", str(out)]) == 0
     assert next(ends, None) is None, "all three processes"
     assert cells_of(out)["cell 0"] == {
         "draw_ms": 1.0,
@@ -154,4 +153,4 @@ def test_a_process_that_dies_outside_its_cells_is_not_started_again(
 ) -> None:
     died = (None, "the process ended with 1")
     monkeypatch.setattr(epochs, "guarded", lambda *_, **__: died)
-    assert epochs.main([*TINY, "--out", str(tmp_path / "epochs.json")]) == 1
+    assert run(["rgnn.epochs", *TINY, "--out", str(tmp_path / "epochs.json")]) == 1

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from recipes.bench.harness.cli import run as bench
 from recipes.bench.rgnn import joined, sweeps
 
 
@@ -25,20 +26,20 @@ def test_a_point_is_recorded_once(
     monkeypatch.setitem(sweeps.SIZES, "hidden", (16,))
     out = tmp_path / "sweeps.json"
     words = ["--shrink", "400", "--sweeps", "hidden", "--out", str(out)]
-    assert sweeps.main(words) == 0
+    assert bench(["rgnn.sweeps", *words]) == 0
     cells = json.loads(out.read_text())["cells"]
     assert set(cells) == {"hidden/gcn/16", "hidden/gat/16"}
     for cell in cells.values():
         assert cell["hector"]["ms"] > 0 and cell["width"] == 16
     written = out.read_text()
-    assert sweeps.main(words) == 0
+    assert bench(["rgnn.sweeps", *words]) == 0
     assert json.loads(out.read_text())["cells"] == json.loads(written)["cells"]
 
 
 def test_a_joined_epoch_has_one_loss_wherever_its_rows_lie(tmp_path: Path) -> None:
     out = tmp_path / "joined.json"
     words = ["--shrink", "2000", "--batches", "3", "--share", "0.3"]
-    assert joined.main([*words, "--out", str(out)]) == 0
+    assert bench(["rgnn.joined", *words, "--out", str(out)]) == 0
     cells = json.loads(out.read_text())["cells"]
     assert set(cells) == set(joined.PLACES)
     assert len({tuple(cell["losses"]) for cell in cells.values()}) == 1

@@ -12,7 +12,7 @@ pytest.importorskip("torch_geometric")
 
 from hector.datasets.generate import TABLE_3_3, generate, scaled
 from hector.train import LayerKind
-from recipes.bench.rgnn import layers as rgnn
+from recipes.bench.harness.cli import run as bench
 from recipes.bench.rgnn import turns as rgnn_turns
 from recipes.bench.rgnn.cells import Cell, Contender, Phase, Task, Work
 from recipes.bench.rgnn.contenders import build
@@ -26,7 +26,7 @@ ARGS = (
 
 
 def run(out: Path, *words: str) -> list[dict[str, Any]]:
-    assert rgnn.main([*ARGS, "--out", str(out), *words]) == 0
+    assert bench(["rgnn.layers", *ARGS, "--out", str(out), *words]) == 0
     return list(json.loads(out.read_text())["cells"].values())
 
 

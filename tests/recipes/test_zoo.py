@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from recipes.bench.harness.cli import run as bench
 from recipes.bench.safety import zoo
 from recipes.bench.safety.tables import zoo as table
 
@@ -37,15 +38,14 @@ def test_it_goes_on_and_tries_again(
 
     def run(*words: str) -> list[str]:
         Worker.calls.clear()
-        base = ["zoo", "--out", str(out), "--library", "transformers"]
-        monkeypatch.setattr("sys.argv", [*base, *words])
-        zoo.main()
+        base = ["--out", str(out), "--library", "transformers"]
+        bench(["safety.zoo", *base, *words])
         return sorted(Worker.calls)
 
     assert run("--workers", "2") == names
     assert run() == []
     assert run("--again", "plain fails") == names[1:]
-    assert run("--only", names[0]) == names[:1]
+    assert run("--models", names[0]) == names[:1]
     assert list(json.loads(out.read_text())["cells"]) == names[::-1]
 
 
@@ -56,7 +56,7 @@ def test_a_process_that_ends_is_a_result() -> None:
         assert found["verdict"] == "plain fails"
         assert worker.process is not None
         worker.process.kill()
-        worker.process.wait()
+        worker.process.join()
         assert worker.judge("transformers/bert")["verdict"] == "crash"
     finally:
         worker.stop()

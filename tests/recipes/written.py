@@ -1,8 +1,6 @@
-"""A results file as the benchmarks write it, with given cells."""
+"""Results as the benchmarks write them, with given cells."""
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 ENVIRONMENT = {
@@ -14,7 +12,6 @@ ENVIRONMENT = {
 }
 
 
-def write(path: Path, cells: Mapping[str, Any], **settings: Any) -> None:
-    """Write `cells` with an environment and `settings`."""
-    found = {"environment": ENVIRONMENT, "settings": settings, "cells": cells}
-    path.write_text(json.dumps(found))
+def data_of(cells: Mapping[str, Any], **settings: Any) -> dict[str, Any]:
+    """`cells` with an environment and `settings`."""
+    return {"environment": ENVIRONMENT, "settings": settings, "cells": dict(cells)}

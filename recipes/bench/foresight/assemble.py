@@ -1,6 +1,6 @@
 """From what `collect` measured to a device file, and the measurements to be kept.
 
-    python -m recipes.bench.foresight.assemble --device h100 RESULT.json [MORE.json]
+    python -m recipes.bench foresight.assemble --device h100 RESULT.json [MORE.json]
 
 Writes `ssdtrain/tools/foresight/data/NAME.device.json` (what the product reads) and
 `recipes/bench/results/foresight/kernels_NAME.json` (every kernel time, one row each).
@@ -12,7 +12,6 @@ device's data sheet. Without traces, and without `--host`, host times stay as th
 shipped; with `--family` the models of all others do.
 """
 
-import argparse
 import json
 import statistics
 from collections.abc import Callable, Sequence
@@ -20,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recipes.bench.common import results as results_of
-from recipes.bench.common.report import RESULTS
+from recipes.bench.harness import records as results_of
+from recipes.bench.harness.records import RESULTS
 from ssdtrain.curves import Curve
 from ssdtrain.tools.foresight import calls
 from ssdtrain.tools.foresight.call import Call, Family
@@ -234,58 +233,68 @@ def _without(path: Path, families: Sequence[Family]) -> Device:
     return from_json({**values, "schema_version": VERSION}, str(path))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", nargs="*", type=Path)
-    parser.add_argument("--device", required=True, choices=sorted(SPECS))
-    parser.add_argument("--pool", nargs="*", default=[], metavar="DEVICE")
-    parser.add_argument(
-        "--family", nargs="+", type=Family, choices=list(Family), help="only these"
-    )
-    parser.add_argument("--host", type=Path, help="host times of another result")
-    parser.add_argument("--context-bytes", type=int, default=72_000_000)
-    parser.add_argument("--collectives", type=Path, help="their curves alone")
-    args = parser.parse_args()
-    if args.collectives is not None:
-        write_collectives(json.loads(args.collectives.read_text()), args.device)
+def main(
+    paths: tuple[Path, ...] = (),
+    /,
+    *,
+    device: str,
+    pool: tuple[str, ...] = (),
+    family: tuple[Family, ...] = (),
+    host: Path | None = None,
+    context_bytes: int = 72_000_000,
+    collectives: Path | None = None,
+) -> None:
+    """Write the device's files.
+
+    Args:
+        paths: results of foresight.collect
+        device: one of foresight.specs.SPECS
+        pool: other devices whose times teach, too
+        family: only these
+        host: host times of another result
+        collectives: their curves alone
+    """
+    name = device
+    if collectives is not None:
+        write_collectives(json.loads(collectives.read_text()), name)
         return
-    spec = SPECS[args.device]
-    results = [json.loads(path.read_text()) for path in args.results]
-    times = recorded(args.device)
+    spec = SPECS[name]
+    results = [json.loads(path.read_text()) for path in paths]
+    times = recorded(name)
     for result in results:
-        for family, rows in times_of(result).items():
-            times.setdefault(family, []).extend(rows)
-    pooled = [(recorded(name), SPECS[name]) for name in args.pool]
-    hosts = [json.loads(args.host.read_text())] if args.host else results
+        for kind, rows in times_of(result).items():
+            times.setdefault(kind, []).extend(rows)
+    pooled = [(recorded(each), SPECS[each]) for each in pool]
+    hosts = [json.loads(host.read_text())] if host else results
     has_traces = any("traces" in result for result in hosts)
-    path = DATA / f"{args.device}{SUFFIX}"
-    device = (
-        _without(path, args.family)
-        if args.family
+    path = DATA / f"{name}{SUFFIX}"
+    made = (
+        _without(path, family)
+        if family
         else Device(
             spec=spec,
             host=host_table(hosts) if has_traces else _shipped_host(path),
             host_scale=json.loads(path.read_text())["host_scale"],
             power=POWER,
-            context_bytes=args.context_bytes,
+            context_bytes=context_bytes,
         )
     )
-    forests, laws = dict(device.forests), dict(device.laws)
-    errors = dict(device.errors)
-    for family, rows in times.items():
-        if args.family and family not in args.family:
+    forests, laws = dict(made.forests), dict(made.laws)
+    errors = dict(made.errors)
+    for kind, rows in times.items():
+        if family and kind not in family:
             continue
-        relatives = [(more[family], sheet) for more, sheet in pooled if family in more]
+        relatives = [(more[kind], sheet) for more, sheet in pooled if kind in more]
         found = score(rows, spec, relatives=relatives)
-        errors[family] = round(found["gmae"], 4)
+        errors[kind] = round(found["gmae"], 4)
         law = fit_closed_form(rows, spec, relatives=relatives)
-        forests[family] = fit_forest(rows, spec, law=law, relatives=relatives)
+        forests[kind] = fit_forest(rows, spec, law=law, relatives=relatives)
         if law is not None:
-            laws[family] = law
-        print(family.value, len(rows), {k: round(v, 4) for k, v in found.items()})
+            laws[kind] = law
+        print(kind.value, len(rows), {k: round(v, 4) for k, v in found.items()})
     DATA.mkdir(exist_ok=True)
-    write_device(path, replace(device, forests=forests, laws=laws, errors=errors))
-    path = RESULTS / "foresight" / f"kernels_{args.device}.json"
+    write_device(path, replace(made, forests=forests, laws=laws, errors=errors))
+    path = RESULTS / "foresight" / f"kernels_{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(compact(times), separators=(",", ":"))
     path.write_text(text + "\n")
@@ -296,6 +305,3 @@ def main() -> None:
 POWER = Power(
     limit_watts=650.0, idle_watts=130.0, joules_per_tflop=1.28, joules_per_gb=0.13
 )
-
-if __name__ == "__main__":
-    main()

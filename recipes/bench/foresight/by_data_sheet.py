@@ -1,6 +1,6 @@
 """One device from another's kernels, by its data sheet.
 
-    python -m recipes.bench.foresight.by_data_sheet --source h100 --target h200
+    python -m recipes.bench foresight.by_data_sheet --source h100 --target h200
 
 Models learn from the recorded kernels of `source` alone and predict the recorded ones
 of `target`, by its specification; then the recorded steps of `target`. Writes
@@ -12,17 +12,16 @@ alone: kernels that both devices ran, each predicted from its time on `source` a
 the models say the target's data sheet changes.
 """
 
-import argparse
 import json
 import math
 from dataclasses import replace
 from typing import Any
 
-from recipes.bench.common import results
-from recipes.bench.common.cells import RESULTS
 from recipes.bench.foresight.assemble import recorded
 from recipes.bench.foresight.errors import errors
 from recipes.bench.foresight.evaluate import cells_of, graph_of
+from recipes.bench.harness import records
+from recipes.bench.harness.records import RESULTS
 from ssdtrain.tools.foresight.call import Call
 from ssdtrain.tools.foresight.device import Device, load_device, transferred
 from ssdtrain.tools.foresight.features import row_of
@@ -100,21 +99,19 @@ def steps(device: Device, target: str, kind: str) -> dict[str, Any] | None:
     return errors(rows, "predicted_us", "measured_us")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--source", default="h100", choices=sorted(SPECS))
-    parser.add_argument("--target", default="h200", choices=sorted(SPECS))
-    args = parser.parse_args()
-    device, kernels = learned(args.source, args.target)
+def main(*, source: str = "h100", target: str = "h200") -> None:
+    """Run it.
+
+    Args:
+        source: device whose times are known
+        target: device to predict
+    """
+    device, kernels = learned(source, target)
     found: dict[str, Any] = {
-        "source": args.source,
-        "target": args.target,
+        "source": source,
+        "target": target,
         "kernels": kernels,
-        "steps": {kind: steps(device, args.target, kind) for kind in STEPS},
+        "steps": {kind: steps(device, target, kind) for kind in STEPS},
     }
     print(found["steps"])
-    results.write(RESULTS / "foresight" / "by_data_sheet.json", found)
-
-
-if __name__ == "__main__":
-    main()
+    records.write(RESULTS / "foresight" / "by_data_sheet.json", found)

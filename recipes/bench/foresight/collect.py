@@ -1,9 +1,9 @@
 """Everything that the performance models learn from and are judged by, on a device.
 
-    python -m recipes.bench.foresight.collect steps --out steps.json --budget-s 45
-    python -m recipes.bench.foresight.collect kernels --out kernels.json --budget-s 60
-    python -m recipes.bench.foresight.collect traces --out traces.json --budget-s 20
-    python -m recipes.bench.foresight.collect hosts --out hosts.json --budget-s 40
+    python -m recipes.bench foresight.collect steps --out steps.json --budget-s 45
+    python -m recipes.bench foresight.collect kernels --out kernels.json --budget-s 60
+    python -m recipes.bench foresight.collect traces --out traces.json --budget-s 20
+    python -m recipes.bench foresight.collect hosts --out hosts.json --budget-s 40
 
 `steps`: training steps with peaks (timed alone, then once more under a watch of the
 clock), what each phase takes the host, calibration's programs before every step, which
@@ -16,7 +16,6 @@ process of its own: a profiler that was used once slows every later launch. `--s
 tiny` runs all paths on a CPU.
 """
 
-import argparse
 import gc
 import json
 import statistics
@@ -26,7 +25,7 @@ import traceback
 from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -208,40 +207,38 @@ def hosts(out: Out, kinds: list[str]) -> None:
                 )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=["steps", "kernels", "traces", "hosts"])
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--budget-s", type=float, default=60.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--shapes", nargs="+", default=["explore"], choices=sorted(subjects.SHAPES)
-    )
-    parser.add_argument(
-        "--models", nargs="+", default=[], choices=sorted(subjects.MAKERS)
-    )
-    parser.add_argument(
-        "--at", nargs="+", type=int, default=[0, 2], help="batches that are traced"
-    )
-    args = parser.parse_args()
+def main(
+    part: Literal["steps", "kernels", "traces", "hosts"],
+    /,
+    *,
+    out: Path,
+    budget_s: float = 60.0,
+    seed: int = 0,
+    shapes: tuple[str, ...] = ("explore",),
+    models: tuple[str, ...] = (),
+    at: tuple[int, ...] = (0, 2),
+) -> None:
+    """Measure one part.
+
+    Args:
+        seed: of the kernels that are drawn
+        shapes: some of foresight.subjects.SHAPES
+        models: only these
+        at: batches that are traced
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_default_device(device)
-    out = Out(args.out, args.budget_s)
-    if args.part == "steps":
-        steps(out, args.shapes)
-    elif args.part == "hosts":
-        hosts(out, args.shapes)
-    elif args.part == "traces":
-        found = list(cells(args.shapes, args.models))
-        todo = [c for at in args.at for c in found if c.at == at]
-        out.run("traces", profiled, todo)
+    kept = Out(out, budget_s)
+    if part == "steps":
+        steps(kept, shapes)
+    elif part == "hosts":
+        hosts(kept, shapes)
+    elif part == "traces":
+        found = list(cells(shapes, models))
+        kept.run("traces", profiled, [c for each in at for c in found if c.at == each])
     else:
-        lines = args.out.with_suffix(".jsonl")
-        gather(COUNTS, lines, device, seed=args.seed, budget_s=args.budget_s)
+        lines = out.with_suffix(".jsonl")
+        gather(COUNTS, lines, device, seed=seed, budget_s=budget_s)
         texts = lines.read_text().splitlines()
-        out.content["kernels"] = [json.loads(line) for line in texts]
-    out.save()
-
-
-if __name__ == "__main__":
-    main()
+        kept.content["kernels"] = [json.loads(line) for line in texts]
+    kept.save()

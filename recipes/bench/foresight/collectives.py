@@ -1,6 +1,6 @@
 """Collectives of two or more GPUs of one host, and steps trained over them.
 
-    python -m recipes.bench.foresight.collectives --out ranks.json --budget-s 60
+    python -m recipes.bench foresight.collectives --out ranks.json --budget-s 60
 
 Times of all-reduce, all-gather, reduce-scatter, all-to-all and point to point over
 sizes, in rounds, each in an order of its own: every time is kept, so that what they
@@ -11,7 +11,6 @@ GPUs; `--ranks 2 --shapes tiny` runs the same over gloo on a CPU. `assemble` mak
 curves of the times of collectives, `held_ranks` predicts the steps.
 """
 
-import argparse
 import gc
 import json
 import os
@@ -19,6 +18,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from torch.nn import functional as F
 
 from recipes.bench.foresight import subjects
 from recipes.bench.foresight.tensor_ranks import PLANS, split
+from recipes.bench.harness.cli import UsageError
 from ssdtrain.tools.foresight.graph import write_graph
 from ssdtrain.tools.foresight.steps import capture_step
 
@@ -40,6 +41,20 @@ IN_A_ROW = 10
 SLEEP_CYCLES = 4_000_000
 """Some two milliseconds, in which the host enqueues them all."""
 MICRO_BATCHES = 8
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of a run."""
+
+    out: Path
+    ranks: int
+    budget_s: float
+    links_s: float
+    rounds_of_links: int
+    rounds: int
+    port: int
+    shapes: str
 
 
 class Plan(NamedTuple):
@@ -250,7 +265,7 @@ def _made(plan: Plan, shapes: str, device: torch.device) -> tuple[Any, Any]:
     return step, model
 
 
-def _step(plan: Plan, args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+def _step(plan: Plan, args: Settings, device: torch.device) -> dict[str, Any]:
     """Time a step on every rank, then capture it."""
     shape, batches = subjects.SHAPES[args.shapes][plan.model]
     batch = batches[min(plan.at, len(batches) - 1)]
@@ -302,7 +317,7 @@ def _fixed(step: Any, device: torch.device, number: int = 6) -> float:
     return (time.perf_counter() - began) / number * 1e6
 
 
-def _rank(rank: int, args: argparse.Namespace) -> None:
+def _rank(rank: int, args: Settings) -> None:
     cuda = torch.cuda.is_available()
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", str(args.port))
@@ -346,21 +361,27 @@ def _rank(rank: int, args: argparse.Namespace) -> None:
         dist.destroy_process_group()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
-    parser.add_argument("--budget-s", type=float, default=60.0)
-    parser.add_argument("--links-s", type=float, default=20.0, help="of the budget")
-    parser.add_argument("--rounds-of-links", type=int, default=7)
-    parser.add_argument("--rounds", type=int, default=3, help="of six steps")
-    parser.add_argument("--port", type=int, default=29561)
-    parser.add_argument("--shapes", default="ranks", choices=sorted(subjects.SHAPES))
-    args = parser.parse_args()
-    if args.ranks < 2:
-        raise SystemExit("collectives need two GPUs (or --ranks 2 on a CPU)")
-    mp.spawn(_rank, args=(args,), nprocs=args.ranks)
+def main(
+    *,
+    out: Path,
+    ranks: int = torch.cuda.device_count(),
+    budget_s: float = 60.0,
+    links_s: float = 20.0,
+    rounds_of_links: int = 7,
+    rounds: int = 3,
+    port: int = 29561,
+    shapes: str = "ranks",
+) -> None:
+    """Measure them.
 
-
-if __name__ == "__main__":
-    main()
+    Args:
+        links_s: of the budget
+        rounds: of six steps
+        shapes: of foresight.subjects.SHAPES
+    """
+    if ranks < 2:
+        raise UsageError("collectives need two GPUs (or --ranks 2 on a CPU)")
+    settings = Settings(
+        out, ranks, budget_s, links_s, rounds_of_links, rounds, port, shapes
+    )
+    mp.spawn(_rank, args=(settings,), nprocs=ranks)

@@ -1,6 +1,6 @@
 """Predicted against measured steps, beside kernels alone and a constant.
 
-    python -m recipes.bench.foresight.evaluate --device h100 --kind test RESULT.json
+    python -m recipes.bench foresight.evaluate --device h100 --kind test RESULT.json
 
 Every step is captured on the meta device here and priced by the shipped device; nothing
 of the measured step goes in; a recorded file of such steps is priced again by the
@@ -11,7 +11,6 @@ was then, and `beside_phases` its forward, backward and update each by their own
 is off without these, and not with them, is a host whose speed drifts.
 """
 
-import argparse
 import json
 import math
 import statistics
@@ -22,10 +21,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from recipes.bench.common import results
-from recipes.bench.common.cells import environment
 from recipes.bench.foresight import subjects
 from recipes.bench.foresight.errors import PREDICTIONS, errors, errors_by_model
+from recipes.bench.harness import records
+from recipes.bench.harness.cells import environment
 from ssdtrain.tools.foresight.calibrate import program_graphs, scale_of
 from ssdtrain.tools.foresight.capture import capture
 from ssdtrain.tools.foresight.collectives import FABRIC_FORMAT, Fabric
@@ -189,23 +188,32 @@ def with_constant(rows: list[dict[str, Any]]) -> None:
         row["constant_us"] = row["flops"] / rate
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("result", type=Path)
-    parser.add_argument("--device", required=True)
-    parser.add_argument("--kind", default="test", choices=sorted(subjects.SHAPES))
-    parser.add_argument("--fabric", type=Path)
-    parser.add_argument("--out", type=Path, help="such as results/steps/RUN.json")
-    args = parser.parse_args()
-    result, device = json.loads(args.result.read_text()), load_device(args.device)
-    host = Host.of(device)
-    rows = [predicted(cell, device, host) for cell in cells_of(result, args.kind)]
+def main(
+    path: Path,
+    /,
+    *,
+    device: str,
+    kind: str = "test",
+    fabric: Path | None = None,
+    out: Path | None = None,
+) -> None:
+    """Predict the collected steps.
+
+    Args:
+        path: what foresight.collect wrote
+        device: a shipped one, or a file
+        kind: of shapes, of foresight.subjects.SHAPES
+        out: such as results/steps/RUN.json
+    """
+    result, known = json.loads(path.read_text()), load_device(device)
+    host = Host.of(known)
+    rows = [predicted(cell, known, host) for cell in cells_of(result, kind)]
     with_constant(rows)
-    is_shipped = args.device in shipped()
+    is_shipped = device in shipped()
     found: dict[str, Any] = {
         "environment": measured_on(result),
         "settings": {
-            "shapes": args.kind,
+            "shapes": kind,
             "device_file": "shipped" if is_shipped else "calibrated",
         },
         **{name: errors(rows, name, "measured_us") for name in PREDICTIONS},
@@ -217,11 +225,11 @@ def main() -> None:
         if all(name in row for row in rows):
             found[name] = errors(rows, name, "measured_us")
     found["by_model"] = errors_by_model(rows)
-    if args.fabric:
-        fabric = FABRIC_FORMAT.read(args.fabric)
+    if fabric:
+        curves = FABRIC_FORMAT.read(fabric)
         own = result["collectives"]
         found["ranks"] = [
-            over_ranks(cell, device, fabric, own["ranks"]) for cell in own["steps"]
+            over_ranks(cell, known, curves, own["ranks"]) for cell in own["steps"]
         ]
         found["over_ranks"] = errors(found["ranks"], "predicted_us", "measured_us")
     found["cells"] = {f"{row['model']}/{row['batch']}": row for row in rows}
@@ -240,15 +248,11 @@ def main() -> None:
     for model, own in found["by_model"].items():
         print(model, own)
     print({k: v for k, v in found.items() if k not in ("cells", "ranks", "by_model")})
-    if args.out:
-        results.write(args.out, found)
+    if out:
+        records.write(out, found)
 
 
 def measured_on(result: dict[str, Any]) -> dict[str, Any]:
     """The machine that ran the steps; predictions may have been made on another."""
     found = result.get("environment")
     return dict(found) if found else {**environment(), "device": result["device"]}
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """The roofline rule of fusing two convolutions, against what happens on this CPU.
 
-    python -m recipes.bench.foresight.fusion --budget-s 120
+    python -m recipes.bench foresight.fusion --budget-s 120
 
 Every pair of `ssdtrain.tools.foresight.fusion.PAIRS` runs as inductor compiles it (two
 kernels), and in horizontal strips whose intermediate stays in the cache (fused by
@@ -9,7 +9,6 @@ pairs' convolutions, and a copy that does not fit into the cache. Precision and 
 are of the advice to fuse.
 """
 
-import argparse
 import json
 import statistics
 import time
@@ -20,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recipes.bench.common import results
-from recipes.bench.common.cells import RESULTS
+from recipes.bench.harness import records
+from recipes.bench.harness.records import RESULTS
 from ssdtrain.tools.foresight.fusion import PAIRS, Kind, Pair, advise
 
 STRIPS = (2, 4, 7)
@@ -91,12 +90,10 @@ def measured(pair: Pair) -> dict[str, Any]:
     return row
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--budget-s", type=float, default=120.0)
-    args = parser.parse_args()
+def main(*, budget_s: float = 120.0) -> None:
+    """Run it."""
     torch.set_grad_enabled(False)
-    end = time.monotonic() + args.budget_s
+    end = time.monotonic() + budget_s
     source = torch.randn(COPY_BYTES // 8)
     target = torch.empty_like(source)
     gb_per_s = COPY_BYTES / _ms(lambda: target.copy_(source)) / 1e6
@@ -127,12 +124,8 @@ def main() -> None:
     }
     print(json.dumps(found, indent=1))
     path = RESULTS / "foresight" / "fusion_cpu.json"
-    results.write(path, {**found, "rows": rows})
+    records.write(path, {**found, "rows": rows})
 
 
 def _geomean(values: list[float]) -> float | None:
     return statistics.geometric_mean(values) if values else None
-
-
-if __name__ == "__main__":
-    main()

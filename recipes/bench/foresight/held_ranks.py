@@ -1,7 +1,7 @@
 """Steps of two GPUs at shapes that no model was made on, predicted.
 
-    python -m recipes.bench.foresight.held_ranks
-    python -m recipes.bench.foresight.held_ranks RANKS.json --device mine.json \
+    python -m recipes.bench foresight.held_ranks
+    python -m recipes.bench foresight.held_ranks RANKS.json --device mine.json \
         --own-collectives --out ranks_h100.json
 
 Without a measurement it reads `results/foresight/ranks_held_h200.json`, whose steps
@@ -14,20 +14,19 @@ them those predictions stay as recorded); tensor parallelism, too, from the meta
 place of those shipped.
 """
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from recipes.bench.common import results
-from recipes.bench.common.cells import RESULTS
 from recipes.bench.foresight import tensor_ranks
 from recipes.bench.foresight.assemble import fabric_of
 from recipes.bench.foresight.errors import errors
 from recipes.bench.foresight.evaluate import phases_us
 from recipes.bench.foresight.over_ranks import NUM_RANKS, spread
+from recipes.bench.harness import records
+from recipes.bench.harness.records import RESULTS
 from ssdtrain.tools.foresight.collectives import load_fabric
 from ssdtrain.tools.foresight.device import Device, load_device
 from ssdtrain.tools.foresight.graph import Graph, read_graph
@@ -89,23 +88,30 @@ def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("ranks", nargs="?", type=Path, help="a new measurement")
-    parser.add_argument("--device", default="h200")
-    parser.add_argument("--own-collectives", action="store_true")
-    parser.add_argument("--out", type=Path, default=FILE)
-    args = parser.parse_args()
-    measured = json.loads((args.ranks or FILE).read_text())
-    device, fabric = load_device(args.device), load_fabric("nvlink")
-    if args.own_collectives:
+def main(
+    ranks: Path | None = None,
+    /,
+    *,
+    device: str = "h200",
+    own_collectives: bool = False,
+    out: Path = FILE,
+) -> None:
+    """Predict them.
+
+    Args:
+        ranks: a new measurement
+        own_collectives: their curves are those of the measurement
+    """
+    measured = json.loads((ranks or FILE).read_text())
+    gpu, fabric = load_device(device), load_fabric("nvlink")
+    if own_collectives:
         fabric, _ = fabric_of(measured, "nvlink")
     wires = Wires(fabric=fabric, num_ranks=NUM_RANKS)
-    graphs = None if args.ranks is None else args.ranks.parent
+    graphs = None if ranks is None else ranks.parent
     tensor_ranks.alone()
     rows = []
     for cell in measured["steps"]:
-        row = {**cell, **predicted(cell, device, wires, graphs)}
+        row = {**cell, **predicted(cell, gpu, wires, graphs)}
         row["measured_us"] = row.pop("step_us", cell.get("measured_us"))
         rows.append(row)
         for name in ("predicted_us", "captured_us", "from_meta_us"):
@@ -119,9 +125,6 @@ def main() -> None:
     print(summary)
     kept = {key: measured[key] for key in ("device", "torch") if key in measured}
     summary = {**measured.get("errors", {}), **summary}
-    out = RESULTS / "foresight" / args.out
-    results.write(out, {**kept, "errors": summary, "steps": rows})
-
-
-if __name__ == "__main__":
-    main()
+    records.write(
+        RESULTS / "foresight" / out, {**kept, "errors": summary, "steps": rows}
+    )

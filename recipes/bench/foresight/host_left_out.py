@@ -1,6 +1,6 @@
 """How well a run's own steps tell its host's speed: each left out in turn.
 
-    python -m recipes.bench.foresight.host_left_out
+    python -m recipes.bench foresight.host_left_out
 
 Of every recorded run of steps that nobody had run, those that the host binds are priced
 with the shipped host times. The host's scale for each is the median of measured over
@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recipes.bench.common import results
-from recipes.bench.common.cells import RESULTS
 from recipes.bench.foresight.errors import errors
 from recipes.bench.foresight.evaluate import cells_of, graph_of
+from recipes.bench.harness import records
+from recipes.bench.harness.records import RESULTS
 from ssdtrain.tools.foresight.device import Device, load_device
 from ssdtrain.tools.foresight.price import estimate_step
 
@@ -76,8 +76,4 @@ def main() -> None:
     steps = [row for run in found["runs"].values() for row in run["steps"]]
     found.update(errors(steps, "predicted_us", "measured_us"))
     print({key: value for key, value in found.items() if key != "runs"})
-    results.write(RESULTS / "foresight" / "host_left_out.json", found)
-
-
-if __name__ == "__main__":
-    main()
+    records.write(RESULTS / "foresight" / "host_left_out.json", found)

@@ -1,6 +1,6 @@
 """Steps of two GPUs that were recorded, predicted: what each of two causes is worth.
 
-    python -m recipes.bench.foresight.over_ranks
+    python -m recipes.bench foresight.over_ranks
 
 Reads and writes `results/foresight/ranks_h200.json`. `before`: neither the host's work
 for sharded weights nor what collectives cost the kernels beside them. `host`: the first
@@ -13,10 +13,10 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from recipes.bench.common import results
-from recipes.bench.common.cells import RESULTS
 from recipes.bench.foresight.errors import errors
 from recipes.bench.foresight.evaluate import graph_of
+from recipes.bench.harness import records
+from recipes.bench.harness.records import RESULTS
 from ssdtrain.tools.foresight import parallel
 from ssdtrain.tools.foresight.collectives import Fabric, load_fabric
 from ssdtrain.tools.foresight.device import Device, load_device
@@ -100,8 +100,4 @@ def main() -> None:
         phase.value: views._asdict() for phase, views in parallel.SHARDED_VIEWS.items()
     }
     found["steps"] = rows
-    results.write(FILE, found)
-
-
-if __name__ == "__main__":
-    main()
+    records.write(FILE, found)

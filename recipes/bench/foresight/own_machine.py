@@ -1,6 +1,6 @@
 """Learns this machine's CPU for a minute, then predicts steps that it has never run.
 
-    OMP_NUM_THREADS=1 python -m recipes.bench.foresight.own_machine --times times.jsonl
+    OMP_NUM_THREADS=1 python -m recipes.bench foresight.own_machine --times times.jsonl
 
 Kernels of a random design are timed (a later run goes on with the file), models are
 learned, six kinds of model are captured on the meta device at three batches each and
@@ -10,7 +10,6 @@ they do to its caches and its clock. `kernels` adds up the same kernel times; `c
 takes one rate of FLOPs, the best in hindsight for these very steps.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -20,10 +19,11 @@ from typing import Any
 
 import torch
 
-from recipes.bench.common.cells import RESULTS, environment
 from recipes.bench.foresight import subjects
 from recipes.bench.foresight.errors import errors
 from recipes.bench.foresight.evaluate import with_constant
+from recipes.bench.harness.cells import environment
+from recipes.bench.harness.records import RESULTS
 from ssdtrain.tools.foresight.capture import capture
 from ssdtrain.tools.foresight.device import Device, write_device
 from ssdtrain.tools.foresight.learn import learn
@@ -80,18 +80,25 @@ def measured(name: str, batch: int, shape: dict[str, int]) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--times", type=Path, required=True, help="kernel times")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for more of them")
-    parser.add_argument("--device-out", type=Path, help="keep what was learned")
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
+def main(
+    *,
+    times: Path,
+    seconds: float = 60.0,
+    device_out: Path | None = None,
+    out: Path | None = None,
+) -> None:
+    """Run it.
+
+    Args:
+        times: kernel times
+        seconds: for more of them
+        device_out: keep what was learned
+    """
     torch.manual_seed(0)
     load_before = os.getloadavg()[0]
-    device = learn(Kind.CPU, args.times, seconds=args.seconds)
-    if args.device_out:
-        write_device(args.device_out, device)
+    device = learn(Kind.CPU, times, seconds=seconds)
+    if device_out:
+        write_device(device_out, device)
     cells = [
         (name, batch, shape)
         for name, (shape, batches) in subjects.SHAPES["cpu"].items()
@@ -111,7 +118,7 @@ def main() -> None:
     with_constant(rows)
     spec = device.spec
     ran = environment()
-    ran["command"] = ran["command"].replace(str(args.times), args.times.name)
+    ran["command"] = ran["command"].replace(str(times), times.name)
     found: dict[str, Any] = {
         "environment": ran,
         "load": [load_before, os.getloadavg()[0]],
@@ -123,10 +130,6 @@ def main() -> None:
         "steps": rows,
     }
     print({k: v for k, v in found.items() if k not in ("steps", "environment")})
-    if args.out:
-        path = RESULTS / "foresight" / args.out
+    if out:
+        path = RESULTS / "foresight" / out
         path.write_text(json.dumps(found, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

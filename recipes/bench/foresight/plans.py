@@ -1,6 +1,6 @@
 """Plans' predicted steps with the clock modelled, against recorded steps.
 
-    python -m recipes.bench.foresight.plans [--source REGRET.json --out PLANS.json]
+    python -m recipes.bench foresight.plans [--source REGRET.json --out PLANS.json]
 
 Reads what `planner.regret --only prediction` wrote (`results/planner/planner.json`):
 plans of three models, drawn at random and chosen, each with its predicted and its
@@ -9,7 +9,6 @@ measures in any case; all else of the clock's model is as shipped, or found on t
 the three and judged on the third, in turn.
 """
 
-import argparse
 import itertools
 import json
 import math
@@ -20,8 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from recipes.bench.common import results
-from recipes.bench.common.cells import RESULTS
+from recipes.bench.harness import records
+from recipes.bench.harness.records import RESULTS
 from ssdtrain.tools.foresight.power import Settled
 
 Row = dict[str, Any]
@@ -153,12 +152,16 @@ def of_a_perfect_prediction(plans: Sequence[Row]) -> Row:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--source", type=Path, help="what `planner.regret` wrote")
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    source = args.source or RESULTS / "planner" / "planner.json"
+def main(
+    *,
+    source: Path = RESULTS / "planner" / "planner.json",
+    out: Path = RESULTS / "foresight" / "plans.json",
+) -> None:
+    """Predict them.
+
+    Args:
+        source: what `planner.regret` wrote
+    """
     cells = json.loads(source.read_text())["cells"]
     models = {
         name.removeprefix("prediction/"): cell["plans"]
@@ -194,7 +197,7 @@ def main() -> None:
             ),
         }
     print(json.dumps(found, indent=1))
-    results.write(args.out or RESULTS / "foresight" / "plans.json", found)
+    records.write(out, found)
 
 
 def _summary(plans: Sequence[Row], model: Settled | None) -> Row:
@@ -205,7 +208,3 @@ def _summary(plans: Sequence[Row], model: Settled | None) -> Row:
         "worst_error": round(max(seen), 4),
         "tau": round(kendall_tau(predicted_ms(plans, model), steps), 3),
     }
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """What `fully_shard` and DTensor cost the host, in views' worth of host time.
 
-    OMP_NUM_THREADS=1 python -m recipes.bench.foresight.sharded_host --out FILE.json
+    OMP_NUM_THREADS=1 python -m recipes.bench foresight.sharded_host --out FILE.json
 
 One thread, a process group that does nothing, weights of a few bytes: what is left is
 the host's work. Units of 1 to 16 weights run plain and sharded; what sharding adds in
@@ -15,7 +15,6 @@ DTensors that run (in the update: among the tensors);
 tells how far off that is.
 """
 
-import argparse
 import gc
 import json
 import statistics
@@ -25,7 +24,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -35,10 +34,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from recipes.bench.common import results
-from recipes.bench.common.cells import RESULTS, environment
 from recipes.bench.foresight import subjects
 from recipes.bench.foresight.tensor_ranks import PLANS, alone, split
+from recipes.bench.harness import records
+from recipes.bench.harness.cells import environment
+from recipes.bench.harness.records import RESULTS
 from ssdtrain.tools.foresight.learn import host_table, programs
 from ssdtrain.tools.foresight.spec import Kind
 
@@ -271,30 +271,26 @@ def tensor_parallel(view_us: float) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path)
-    parts = ("fully_shard", "tensor")
-    parser.add_argument("--parts", nargs="+", default=parts, choices=parts)
-    args = parser.parse_args()
+def main(
+    *,
+    out: Path | None = None,
+    parts: tuple[Literal["fully_shard", "tensor"], ...] = ("fully_shard", "tensor"),
+) -> None:
+    """Measure and print; with `--out`, keep it."""
     torch.set_num_threads(1)
     alone()
     tables = [
         host_table(Kind.CPU, programs(torch.device("cpu"))) for _ in range(NUM_TRACES)
     ]
     view_us = statistics.median(table.view_us for table in tables)
-    path = RESULTS / "foresight" / (args.out or Path("sharded_host.json"))
+    path = RESULTS / "foresight" / (out or Path("sharded_host.json"))
     found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    if "fully_shard" in args.parts:
+    if "fully_shard" in parts:
         found |= sharded(view_us)
         found["view_us_of_traces"] = [round(table.view_us, 2) for table in tables]
-    if "tensor" in args.parts:
+    if "tensor" in parts:
         found["tensor_parallel"] = tensor_parallel(view_us)
     print(json.dumps(found, indent=1))
-    if args.out:
-        results.write(path, {**found, "environment": environment()})
+    if out:
+        records.write(path, {**found, "environment": environment()})
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

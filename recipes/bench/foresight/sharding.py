@@ -1,6 +1,6 @@
 """Embedding tables over ranks: what choosing by prediction loses to the best rule.
 
-    python -m recipes.bench.foresight.sharding --tasks 400
+    python -m recipes.bench foresight.sharding --tasks 400
 
 Tasks are drawn with the statistics of the published production sets (Lin 2023, 5.6, and
 Meta's dlrm_datasets of 2021 and 2022): 13 tables a GPU times 0.7 to 1.3, heavy tasks of
@@ -10,7 +10,6 @@ table costs by another law of cache and launch, and every time is off at random.
 the choice: always one rule, and a rule at random. Pure Python, nothing is measured.
 """
 
-import argparse
 import json
 import random
 import statistics
@@ -18,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes.bench.common.cells import RESULTS, environment
+from recipes.bench.harness.cells import environment
+from recipes.bench.harness.records import RESULTS
 from ssdtrain.tools.foresight.collectives import Fabric, load_fabric
 from ssdtrain.tools.foresight.device import Device, load_device
 from ssdtrain.tools.foresight.sharding import Lookups, Table, candidates
@@ -119,17 +119,18 @@ def summary(regrets: list[float]) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tasks", type=int, default=400)
-    parser.add_argument("--device", default="h100")
-    parser.add_argument("--fabric", default="nvlink")
-    parser.add_argument("--out", type=Path, default=Path("sharding.json"))
-    args = parser.parse_args()
-    device, fabric = load_device(args.device), load_fabric(args.fabric)
+def main(
+    *,
+    tasks: int = 400,
+    device: str = "h100",
+    fabric: str = "nvlink",
+    out: Path = Path("sharding.json"),
+) -> None:
+    """Draw the tasks and choose."""
+    gpu, curves = load_device(device), load_fabric(fabric)
     found: dict[str, Any] = {"environment": environment(), "by_noise": {}}
     for noise in NOISES:
-        drawn = [task(number, noise, device, fabric) for number in range(args.tasks)]
+        drawn = [task(number, noise, gpu, curves) for number in range(tasks)]
         rows = [row for row in drawn if row is not None]
         picks = {
             "chosen": [row["regret"] for row in rows],
@@ -143,9 +144,5 @@ def main() -> None:
             "regret": {name: summary(values) for name, values in picks.items()},
         }
         print(noise, json.dumps(found["by_noise"][str(noise)], indent=1))
-    path = RESULTS / "foresight" / args.out
+    path = RESULTS / "foresight" / out
     path.write_text(json.dumps(found, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,8 @@
 """Predicted against measured steps, from the recorded runs of `evaluate`."""
 
-from collections.abc import Sequence
-from pathlib import Path
-
-from recipes.bench.common.results import Data, read
-from recipes.bench.common.text import section
 from recipes.bench.foresight.errors import errors_by_model
+from recipes.bench.harness.records import Data
+from recipes.bench.harness.tables import Column, paragraphs, table
 
 HELD = ("test", "held", "held2", "held3", "held4")
 """Sets of shapes that no model was made on."""
@@ -15,16 +12,38 @@ PREDICTIONS = {
     "constant_us": "one rate, in hindsight",
 }
 DEVICE_FILES = {"shipped": "as shipped", "calibrated": "a minute's calibration"}
+SUMS = {
+    head: lambda own, key=key: _three(own[key])
+    for key, head in {**PREDICTIONS, "peaks": "peak"}.items()
+}
 
 
-def steps(folder: Path) -> str:
-    """Errors of every run, and every step of the last shapes; empty without runs."""
-    found = [read(path) for path in sorted(folder.glob("*.json"))]
-    runs = [run for run in found if _shapes(run) in HELD]
-    runs.sort(key=lambda run: HELD.index(_shapes(run)))
-    last = [run for run in runs if _shapes(run) == _shapes(runs[-1])]
-    parts = [_of_runs(runs), *map(_of_models, last), *map(_of_steps, last)]
-    return "\n\n".join(filter(None, parts))
+def runs(*found: Data) -> str:
+    """Errors of every run."""
+    columns: dict[str, Column] = {
+        "device, shapes": _name,
+        "device file": lambda run: DEVICE_FILES[run["settings"]["device_file"]],
+        "steps": lambda run: str(len(run["cells"])),
+    }
+    return table(_held(found), columns | SUMS)
+
+
+def last(*found: Data) -> str:
+    """Errors by model, and every step, of the runs on the last shapes."""
+    held = _held(found)
+    return paragraphs(
+        *(
+            part
+            for run in held
+            if _shapes(run) == _shapes(held[-1])
+            for part in (_of_models(run), _of_steps(run))
+        )
+    )
+
+
+def _held(found: tuple[Data, ...]) -> list[Data]:
+    held = [run for run in found if _shapes(run) in HELD]
+    return sorted(held, key=lambda run: HELD.index(_shapes(run)))
 
 
 def _shapes(run: Data) -> str:
@@ -36,60 +55,28 @@ def _name(run: Data) -> str:
     return f"{run['environment']['device']}, `{_shapes(run)}`"
 
 
-def _of_runs(runs: Sequence[Data]) -> str:
-    rows = [
-        [
-            _name(run),
-            DEVICE_FILES[run["settings"]["device_file"]],
-            str(len(run["cells"])),
-            *(_three(run[name]) for name in PREDICTIONS),
-            _three(run["peaks"]),
-        ]
-        for run in runs
-    ]
-    return section(
-        "Whole training steps, captured on the meta device, on shapes that no model "
-        "was made on: geometric mean of the relative errors, mean, worst. Those of a "
-        "calibrated device are as they were predicted before the run's steps were "
-        "known; the others were priced again by later code.",
-        ["device, shapes", "device file", "steps", *PREDICTIONS.values(), "peak"],
-        rows,
-    )
-
-
 def _of_models(run: Data) -> str:
     found = errors_by_model(list(run["cells"].values()))
-    rows = [
-        [name, *(_three(own[key]) for key in (*PREDICTIONS, "peaks"))]
-        for name, own in found.items()
-    ]
-    return section(
-        f"By model, {_name(run)}:",
-        ["model", *PREDICTIONS.values(), "peak"],
-        rows,
-    )
+    return f"By model, {_name(run)}:\n\n{table(found, {'model': '{name}'} | SUMS)}"
 
 
 def _of_steps(run: Data) -> str:
     names = list(dict.fromkeys(row["model"] for row in run["cells"].values()))
-    rows = [
-        [
-            row["model"],
-            str(row["batch"]),
-            f"{row['measured_us'] / 1e3:.1f} ms",
-            *(f"{row[name] / row['measured_us']:.3f}" for name in PREDICTIONS),
-            f"{row['predicted_peak_bytes'] / row['peak_bytes']:.3f}",
-        ]
-        for row in sorted(
-            run["cells"].values(),
-            key=lambda row: (names.index(row["model"]), row["batch"]),
-        )
-    ]
-    return section(
-        f"Every step, {_name(run)}; predicted over measured:",
-        ["model", "batch", "measured", *PREDICTIONS.values(), "peak"],
-        rows,
+    rows = sorted(
+        run["cells"].values(), key=lambda row: (names.index(row["model"]), row["batch"])
     )
+    columns: dict[str, Column] = {
+        "model": "{model}",
+        "batch": "{batch}",
+        "measured": lambda row: f"{row['measured_us'] / 1e3:.1f} ms",
+        **{
+            head: lambda row, key=key: f"{row[key] / row['measured_us']:.3f}"
+            for key, head in PREDICTIONS.items()
+        },
+        "peak": lambda row: f"{row['predicted_peak_bytes'] / row['peak_bytes']:.3f}",
+    }
+    told = f"Every step, {_name(run)}; predicted over measured:"
+    return f"{told}\n\n{table(rows, columns)}"
 
 
 def _three(found: dict[str, float]) -> str:

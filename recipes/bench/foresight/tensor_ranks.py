@@ -1,6 +1,6 @@
 """Tensor parallel steps from the meta device: one rank of two that are not there.
 
-    python -m recipes.bench.foresight.tensor_ranks
+    python -m recipes.bench foresight.tensor_ranks
 
 Products of every layer are split in pairs, the first by columns, the second by rows, as
 torch's `parallelize_module` does it. A process group that does nothing stands for the
@@ -25,10 +25,10 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from recipes.bench.common import results
-from recipes.bench.common.cells import RESULTS
 from recipes.bench.foresight import subjects
 from recipes.bench.foresight.errors import errors
+from recipes.bench.harness import records
+from recipes.bench.harness.records import RESULTS
 from ssdtrain.tools.foresight.capture import capture
 from ssdtrain.tools.foresight.collectives import load_fabric
 from ssdtrain.tools.foresight.device import load_device
@@ -104,9 +104,5 @@ def main() -> None:
     summary = errors(rows, "from_meta_us", "measured_us")
     found["errors"]["tensor parallel, from the meta device"] = summary
     print(summary)
-    results.write(FILE, found)
+    records.write(FILE, found)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

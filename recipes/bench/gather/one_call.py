@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """One call of the gather, waited for, as a user makes it: ``unified_table[index]``.
 
-    python -m recipes.bench.gather.one_call --budget-s 60
+    python -m recipes.bench gather.one_call --budget-s 60
 
 Each cell, over `pydirect.unify(x)` (the user's pages) and ``x.to("unified")`` (large
 pages): wall time of one call and one wait, of a call in a burst, what the host takes
@@ -19,8 +19,8 @@ import torch
 
 import pydirect
 from pydirect import gather, memory
-from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.gather.timing import DEVICE, dma_peak_gbps, synchronize
+from recipes.bench.harness.cli import Bench
 
 GIB = 1 << 30
 CELLS = (
@@ -128,25 +128,22 @@ class Table:
         return waited_ms(call, 9 if path is not gather.Path.CPU else 4)[0]
 
 
-def main() -> None:
-    parser = arguments(__doc__, 60.0, "gather/one_call")
-    parser.add_argument("--table-bytes", type=int, default=15 * GIB // 2)
-    parser.add_argument("--divide", type=int, default=1, help="rows of a call by this")
-    given = parser.parse_args()
+def main(bench: Bench, *, table_bytes: int = 15 * GIB // 2, divide: int = 1) -> None:
+    """Run it.
+
+    Args:
+        divide: rows of a call by this
+    """
     pydirect.enable()
-    cells = Cells(given.out, given.budget_s, {"table_bytes": given.table_bytes})
-    peak = round(dma_peak_gbps(min(GIB, given.table_bytes)), 2)
+    cells = bench.cells({"table_bytes": table_bytes})
+    peak = round(dma_peak_gbps(min(GIB, table_bytes)), 2)
     cells.run("link", lambda: {"dma_peak_gb_s": peak})
-    flat = torch.empty(given.table_bytes, dtype=torch.uint8)
-    flat.view(torch.int64).copy_(torch.arange(given.table_bytes // 8))
+    flat = torch.empty(table_bytes, dtype=torch.uint8)
+    flat.view(torch.int64).copy_(torch.arange(table_bytes // 8))
     # Not `.to` of a tensor twice: both tables would be there three times.
     tables = [Table("unify", flat, peak), Table("to", memory.to_table(flat), peak)]
     for row_bytes, num in CELLS:
         for table in tables:
             name = f"{table.name}/{row_bytes}/{num}"
-            run = functools.partial(table.cell, row_bytes, num // given.divide)
+            run = functools.partial(table.cell, row_bytes, num // divide)
             cells.run(name, run)
-
-
-if __name__ == "__main__":
-    main()

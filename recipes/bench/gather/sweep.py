@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """The gather against the link: row size x batch x table size.
 
-    python -m recipes.bench.gather.sweep --budget-s 200
-    python -m recipes.bench.gather.sweep --budget-s 20 --small  # its paths, no GPU
+    python -m recipes.bench gather.sweep --budget-s 200
+    python -m recipes.bench gather.sweep --budget-s 20 --small  # its paths, no GPU
 
 Every cell: the path that the chooser takes, each path by force, torch's index_select on
 an alias (unsorted zero-copy), a crude sorted probe, and CPU gather + DMA with all cores
@@ -12,7 +12,6 @@ Tables are `memory.empty_table` (managed, up to 48 GiB), then pinned memory of 1
 Most telling cells first. A rerun goes on; `gather.tables` prints the file.
 """
 
-import argparse
 import functools
 import itertools
 import math
@@ -25,7 +24,6 @@ import torch
 
 from pydirect import gather, memory
 from pydirect.gather import explain
-from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.gather.methods import (
     Method,
     StockCpu,
@@ -42,6 +40,8 @@ from recipes.bench.gather.timing import (
     indices,
     synchronize,
 )
+from recipes.bench.harness.cells import Cells
+from recipes.bench.harness.cli import Bench
 
 GIB = 1 << 30
 ROWS = (128, 256, 512, 1024, 2052, 4096, 400, 64, 16384)
@@ -133,13 +133,12 @@ def chosen_path(table: torch.Tensor, batch: int, threads: tuple[int, ...]) -> st
 class Run:
     """The order of the cells, and whether there is time for the next."""
 
-    def __init__(self, given: argparse.Namespace) -> None:
-        self.given = given
-        self.unit = (1 << 20) if given.small else GIB
-        self.divide = 1000 if given.small else 1
-        settings = {"small": given.small, "largest_gib": given.largest_gib}
-        self.cells = Cells(given.out, given.budget_s, settings)
-        self.deadline = time.monotonic() + given.budget_s
+    def __init__(self, cells: Cells, budget_s: float, *, small: bool) -> None:
+        self.small = small
+        self.unit = (1 << 20) if small else GIB
+        self.divide = 1000 if small else 1
+        self.cells = cells
+        self.deadline = time.monotonic() + budget_s
         self.peak = 0.0
 
     def start(self) -> None:
@@ -196,7 +195,7 @@ class Run:
     def rest(self, on: Sweep) -> None:
         """Repeats, runs, and the SM budget beside matrix products."""
         table = on.rows(512, TABLES_GIB[0])
-        if not self.given.small:
+        if not self.small:
             self.cells.run("sm budget", lambda: sm_budget(table))
         num = 1_000_000 // self.divide
         if self.has_time(4000 * num):
@@ -223,14 +222,6 @@ class Run:
         self.cells.save()
 
 
-def parse() -> argparse.Namespace:
-    parser = arguments(__doc__, 200.0, "gather/gather")
-    parser.add_argument("--largest-gib", type=int, default=48)
-    parser.add_argument("--pinned-gib", type=int, default=16)
-    parser.add_argument("--small", action="store_true", help="toy sizes, for a CPU")
-    return parser.parse_args()
-
-
 def pinned_part(run: Run, gib: int) -> None:
     """Memory that is pinned where it lies: small pages, what `pin` gives."""
     pinned = run.table("pinned", gib)
@@ -238,7 +229,7 @@ def pinned_part(run: Run, gib: int) -> None:
     run.rest(pinned)
 
 
-def large_part(run: Run, gib: int) -> None:
+def large_part(run: Run, gib: int, pinned_gib: int) -> None:
     """What `empty_table` and `.to("unified")` give, and pinned memory between."""
     large = run.table("table", gib)
     large.stock.reserve(4 * run.unit)
@@ -248,16 +239,20 @@ def large_part(run: Run, gib: int) -> None:
     run.rest(large)
     run.cores(large)
     if run.has_time(10 * GIB):
-        run.attempt("pinned", lambda: pinned_part(run, run.given.pinned_gib))
+        run.attempt("pinned", lambda: pinned_part(run, pinned_gib))
     run.sweep(large, BATCHES[3:], ROWS)
 
 
-def main() -> None:
-    run = Run(parse())
+def main(
+    bench: Bench, *, largest_gib: int = 48, pinned_gib: int = 16, small: bool = False
+) -> None:
+    """Run the cells that are missing.
+
+    Args:
+        small: toy sizes, for a CPU
+    """
+    cells = bench.cells({"small": small, "largest_gib": largest_gib})
+    run = Run(cells, bench.budget_s, small=small)
     run.start()
-    run.attempt("table", lambda: large_part(run, run.given.largest_gib))
+    run.attempt("table", lambda: large_part(run, largest_gib, pinned_gib))
     run.finish()
-
-
-if __name__ == "__main__":
-    main()

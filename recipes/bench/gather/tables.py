@@ -1,26 +1,15 @@
-"""`gather.json` as a page's section, and every cell with the chooser's regret.
+"""`gather.json` as a page's tables and sentences, and the picture of it."""
 
-python -m recipes.bench.gather.tables [folder of gather.json]
-"""
-
-import json
 import statistics
-import sys
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from recipes.bench.common import results
-from recipes.bench.common.cells import RESULTS
-from recipes.bench.common.text import markdown, where
+from recipes.bench.harness.records import Data
+from recipes.bench.harness.tables import Column, paragraphs, table
 
 MILLION = 1_000_000
 # Where a million rows would be 16 GB of output.
 LONG_ROW, FEWER = 16384, 200_000
 PATHS = ("direct", "sorted", "cpu")
-METHODS = (
-    "ours", *PATHS, "alias", "crude sorted", "stock cpu", "stock cpu 4",
-)  # fmt: skip
 LEAST_SHARE_AT_1M = {128: 0.60, 256: 0.80} | dict.fromkeys(
     (512, 1024, 2052, 4096, 16384), 0.93
 )
@@ -30,86 +19,115 @@ READ_ONCE_BELOW = 0.8
 NEAR_BEST, NEAR_CPU, SAME = 1.05, 1.03, 1.03
 ANOTHER_PATH = 0.8
 
-Cell = dict[str, Any]
+
+def gather(data: Data) -> str:
+    """Shares of the peak at 1M rows."""
+    large, pinned = (sweep_cells(data, pinned=kind) for kind in (False, True))
+    tables = sorted({cell["table_gib"] for cell in large})
+    if not tables:
+        return ""
+    middle = 16 if 16 in tables else tables[-1]
+
+    def at(row: int, table_gib: int, cells: list[Data]) -> Data:
+        return find(cells, table_gib, batch_of(row), row)
+
+    columns: dict[str, Column] = {"row bytes": str}
+    for each in tables:
+        columns[f"{each} GiB"] = lambda row, t=each: share_text(at(row, t, large))
+    columns |= {
+        f"unsorted, {middle} GiB": lambda row: digits(
+            at(row, middle, pinned)["share"].get("alias")
+        ),
+        "CPU + DMA": lambda row: digits(
+            at(row, middle, large)["share"].get("stock cpu")
+        ),
+        "CPU + DMA, 4 cores": lambda row: digits(
+            at(row, middle, large)["share"].get("stock cpu 4")
+        ),
+    }
+    return paragraphs(
+        f"The DMA peak of this run is "
+        f"{data['cells']['link']['dma_peak_gb_s']:.1f} GB/s.",
+        table(sorted({c["row_bytes"] for c in large}), columns),
+    )
 
 
-def gather(results_dir: Path | str) -> str:
-    """The page's section; empty where `gather.json` is not in ``results_dir``."""
-    data = results.find(Path(results_dir) / "gather.json")
-    if data is None:
-        return ""
-    cells = sweep_cells(data, pinned=False)
-    if not cells:
-        return ""
-    link = data["cells"]["link"]
-    parts = [
-        "**Gather.** `features[index]` on a table in host memory, random rows, as a "
-        f"share of this run's DMA peak ({link['dma_peak_gb_s']:.1f} GB/s); batches of "
-        "1M rows (of 16 KiB 200,000: the result has to fit), tables of 1 to 48 GiB. "
-        "Where rows repeat and are read once, the share of the peak that crossed the "
-        "link follows in brackets. *Unsorted* is `torch.index_select` on an alias of "
-        "pinned memory, *CPU + DMA* is `index_select` on the CPU into a pinned buffer "
-        "and one copy. Medians of bursts of calls, the ways taking turns.",
-        share_table(data),
-        "Smaller batches, 16 GiB: share of the peak, and times the crude sorted probe "
-        "(sort, `index_select` on the alias of pinned memory, scatter).",
-        batch_table(data),
-        "Rows that start anywhere (Figure 4.7), 1M rows: share of the peak.",
-        shifted_table(data),
-        *(f"- {line}" for line in verdicts(data)),
-        where(data),
+def batches(data: Data) -> str:
+    """Ours by batch, and over the crude sorted probe on pinned memory."""
+    large, pinned = (sweep_cells(data, pinned=kind) for kind in (False, True))
+    sizes = sorted({c["batch"] for c in large if c["table_gib"] == 16} - {MILLION})
+
+    def entry(row: int, batch: int) -> str:
+        ours = find(large, 16, batch, row)
+        crude = find(pinned, 16, batch, row)["ms"].get("crude sorted")
+        text = digits(ours["share"].get("ours"))
+        if crude and "ours" in ours["ms"]:
+            text += f" ({crude / ours['ms']['ours']:.1f}x)"
+        return text
+
+    columns: dict[str, Column] = {"row bytes": str}
+    for batch in sizes:
+        columns[f"{batch:,} rows"] = lambda row, b=batch: entry(row, b)
+    return table(sorted({cell["row_bytes"] for cell in large}), columns)
+
+
+def shifted(data: Data) -> str:
+    """Figure 4.7."""
+    found = [c for n, c in data["cells"].items() if n.startswith("shifted/")]
+    ways = {
+        "ours": "ours",
+        "aligned starts": "start at line",
+        "row starts": "start at row",
+        "`index_select` on an alias": "alias",
+        "CPU + DMA": "stock cpu",
+    }
+    columns: dict[str, Column] = {"row bytes": "{row_bytes}"}
+    columns |= {head: f"{{share[{way}]:.3f}}" for head, way in ways.items()}
+    rows = sorted((c for c in found if "ms" in c), key=lambda c: c["row_bytes"])
+    return table(rows, columns)
+
+
+def verdicts(data: Data) -> str:
+    """One sentence a target: how many cells meet it."""
+    large = sweep_cells(data, pinned=False)
+    every = large + sweep_cells(data, pinned=True)
+    found = [
+        shares_met(large),
+        *chooser_met(every),
+        cpu_ratio(large),
+        four_cores(data),
+        shifts_met(data),
+        budget(data),
     ]
-    return "\n\n".join(join_lists(part for part in parts if part))
+    return "\n".join(f"- {line}" for line in found if line)
 
 
-def one_call(data: Cell) -> str:
+def one_call(data: Data) -> str:
     """`table[index]`, one call and one wait."""
     calls = {name: cell for name, cell in data["cells"].items() if "burst_ms" in cell}
     if not calls:
         return ""
-    sizes = list(dict.fromkeys(name.split("/", 1)[1] for name in calls))
-    rows = []
-    for size in sizes:
-        row_bytes, num = (int(part) for part in size.split("/"))
-        row = [f"{row_bytes} B x {num:,}"]
-        for way in ("unify", "to"):
-            cell = calls.get(f"{way}/{size}")
-            row += (
-                [f"{cell['share']:.2f} ({cell['burst_share']:.2f})", cell["path"]]
-                if cell
-                else ["-", "-"]
-            )
-        rows.append(row)
+    sizes: Data = {name.split("/", 1)[1]: {} for name in calls}
+    columns: dict[str, Column] = {
+        "rows": lambda c: "{} B x {:,}".format(*map(int, c["name"].split("/")))
+    }
+    for way, head in (("unify", "`unify`"), ("to", '`.to("unified")`')):
+        columns[head] = lambda c, w=way: "{share:.2f} ({burst_share:.2f})".format(
+            **calls[f"{w}/{c['name']}"]
+        )
+        columns[f"{head}, path"] = lambda c, w=way: calls[f"{w}/{c['name']}"]["path"]
     regrets = [cell["regret"] for cell in calls.values()]
     near = sum(regret <= NEAR_BEST for regret in regrets)
-    head = ["rows", "`unify`", "path", '`.to("unified")`', "path"]
-    peak = data["cells"]["link"]["dma_peak_gb_s"]
-    return "\n\n".join(
-        [
-            "**One call.** `table[index]` on a unified tensor of "
-            f"{data['settings']['table_bytes'] / 2**30:.1f} GiB, one call and one "
-            f"wait: share of the DMA peak of this run ({peak:.1f} GB/s), in brackets a "
-            "call of a burst.",
-            markdown(head, rows),
-            f"- The chooser is within 5 % of the best path in {near} of "
-            f"{len(regrets)} cells; worst {max(regrets):.2f} of its time.",
-            where(data),
-        ]
+    return paragraphs(
+        f"The table has {data['settings']['table_bytes'] / 2**30:.1f} GiB, the DMA "
+        f"peak of this run is {data['cells']['link']['dma_peak_gb_s']:.1f} GB/s.",
+        table(sizes, columns),
+        f"- The chooser is within 5 % of the best path in {near} of {len(regrets)} "
+        f"cells; worst {max(regrets):.2f} of its time.",
     )
 
 
-def join_lists(parts: Iterable[str]) -> list[str]:
-    """Neighbouring list items become one block."""
-    joined: list[str] = []
-    for part in parts:
-        if joined and part.startswith("- ") and joined[-1].startswith("- "):
-            joined[-1] += "\n" + part
-        else:
-            joined.append(part)
-    return joined
-
-
-def sweep_cells(data: Cell, *, pinned: bool) -> list[Cell]:
+def sweep_cells(data: Data, *, pinned: bool) -> list[Data]:
     """Finished cells of the sweep, on pinned memory or on what `empty_table` gives."""
     return [
         cell
@@ -118,34 +136,13 @@ def sweep_cells(data: Cell, *, pinned: bool) -> list[Cell]:
     ]
 
 
-def find(cells: list[Cell], table: int, batch: int, row: int) -> Cell:
+def find(cells: list[Data], table_gib: int, batch: int, row: int) -> Data:
     """One cell; empty if it was not measured."""
-    wanted = (table, batch, row)
     for cell in cells:
-        if (cell["table_gib"], cell["batch"], cell["row_bytes"]) == wanted:
+        found = cell["table_gib"], cell["batch"], cell["row_bytes"]
+        if found == (table_gib, batch, row):
             return cell
     return {"share": {}, "ms": {}}
-
-
-def share_table(data: Cell) -> str:
-    """Batches of 1M rows."""
-    large, pinned = (sweep_cells(data, pinned=kind) for kind in (False, True))
-    tables = sorted({c["table_gib"] for c in large})
-    middle = 16 if 16 in tables else tables[-1]
-    head = ["row bytes", *(f"{t} GiB" for t in tables)]
-    head += [f"unsorted, {middle} GiB", "CPU + DMA", "CPU + DMA, 4 cores"]
-    rows = []
-    for row in sorted({c["row_bytes"] for c in large}):
-        batch = batch_of(row)
-        beside = find(large, middle, batch, row)["share"]
-        shares = [
-            find(pinned, middle, batch, row)["share"].get("alias"),
-            beside.get("stock cpu"),
-            beside.get("stock cpu 4"),
-        ]
-        ours = [share_text(find(large, t, batch, row)) for t in tables]
-        rows.append([str(row), *ours, *map(digits, shares)])
-    return markdown(head, rows)
 
 
 def batch_of(row_bytes: int) -> int:
@@ -153,7 +150,12 @@ def batch_of(row_bytes: int) -> int:
     return MILLION if row_bytes < LONG_ROW else FEWER
 
 
-def share_text(cell: Cell) -> str:
+def digits(value: float | None) -> str:
+    """A share, or a dash."""
+    return "-" if value is None else f"{value:.3f}"
+
+
+def share_text(cell: Data) -> str:
     """Ours; what crossed the link too, where that is not the same."""
     share, distinct = cell["share"].get("ours"), cell.get("distinct_share", 1.0)
     if share is None or distinct >= READ_ONCE_BELOW:
@@ -163,66 +165,7 @@ def share_text(cell: Cell) -> str:
     return f"{share:.3f} ({share * distinct:.3f})"
 
 
-def batch_table(data: Cell) -> str:
-    """Ours by batch, and over the crude sorted probe on pinned memory."""
-    large, pinned = (sweep_cells(data, pinned=kind) for kind in (False, True))
-    batches = sorted({c["batch"] for c in large if c["table_gib"] == 16} - {MILLION})
-    rows = []
-    for row in sorted({c["row_bytes"] for c in large}):
-        texts = [str(row)]
-        for batch in batches:
-            ours = find(large, 16, batch, row)
-            crude = find(pinned, 16, batch, row)["ms"].get("crude sorted")
-            text = digits(ours["share"].get("ours"))
-            if crude and "ours" in ours["ms"]:
-                text += f" ({crude / ours['ms']['ours']:.1f}x)"
-            texts.append(text)
-        rows.append(texts)
-    return markdown(["row bytes", *(f"{b:,} rows" for b in batches)], rows)
-
-
-def shifted_table(data: Cell) -> str:
-    """Figure 4.7."""
-    found = [c for n, c in data["cells"].items() if n.startswith("shifted/")]
-    found = sorted((c for c in found if "ms" in c), key=lambda c: c["row_bytes"])
-    if not found:
-        return ""
-    columns = {
-        "ours": "ours",
-        "aligned starts": "start at line",
-        "row starts": "start at row",
-        "`index_select` on an alias": "alias",
-        "CPU + DMA": "stock cpu",
-    }
-    rows = [
-        [
-            str(c["row_bytes"]),
-            *(digits(c["share"].get(m)) for m in columns.values()),
-        ]
-        for c in found
-    ]
-    return markdown(["row bytes", *columns], rows)
-
-
-def digits(value: float | None) -> str:
-    """A share, or a dash."""
-    return "-" if value is None else f"{value:.3f}"
-
-
-def verdicts(data: Cell) -> list[str]:
-    """One sentence a target: how many cells meet it."""
-    large = sweep_cells(data, pinned=False)
-    every = large + sweep_cells(data, pinned=True)
-    found = [
-        shares_met(large),
-        *chooser_met(every),
-        cpu_ratio(large),
-        four_cores(data),
-    ]
-    return [line for line in (*found, shifts_met(data), budget(data)) if line]
-
-
-def shares_met(cells: list[Cell]) -> str:
+def shares_met(cells: list[Data]) -> str:
     """The least shares of the peak at 1M rows."""
     met, missed = 0, []
     for cell in cells:
@@ -233,9 +176,8 @@ def shares_met(cells: list[Cell]) -> str:
             continue
         met += share >= least
         if share < least:
-            missed.append(
-                f"{cell['row_bytes']} B of {cell['table_gib']} GiB {share:.3f}"
-            )
+            missed.append("{row_bytes} B of {table_gib} GiB ".format(**cell))
+            missed[-1] += f"{share:.3f}"
     tail = f"; below: {', '.join(missed)}" if missed else ""
     return (
         "Target at 1M rows (128 B 0.60, 256 B 0.80, 512 B and more 0.93): met in "
@@ -243,7 +185,7 @@ def shares_met(cells: list[Cell]) -> str:
     )
 
 
-def regret(cell: Cell) -> float | None:
+def regret(cell: Data) -> float | None:
     """The chosen path's own time over the best path's; None if one is missing.
 
     Where ours ran far faster than the recorded path, it took another: the survey that
@@ -257,7 +199,7 @@ def regret(cell: Cell) -> float | None:
     return float(took / min(ms[path] for path in PATHS))
 
 
-def chooser_met(cells: list[Cell]) -> list[str]:
+def chooser_met(cells: list[Data]) -> list[str]:
     """Against the best path, and against CPU gather + DMA."""
     regrets = [found for cell in cells if (found := regret(cell)) is not None]
     if not regrets:
@@ -278,7 +220,7 @@ def chooser_met(cells: list[Cell]) -> list[str]:
     ]
 
 
-def cpu_ratio(cells: list[Cell]) -> str:
+def cpu_ratio(cells: list[Data]) -> str:
     """At least twice CPU gather + DMA from 256 bytes and 1M rows."""
     times = [
         c["ms"]["stock cpu"] / c["ms"]["ours"]
@@ -296,7 +238,7 @@ def cpu_ratio(cells: list[Cell]) -> str:
     )
 
 
-def four_cores(data: Cell) -> str:
+def four_cores(data: Data) -> str:
     """Figure 4.6's point: ours does not need the CPU. Recordings from before the cells
     of their own have the turns of the sweep."""
     cells = data["cells"]
@@ -318,7 +260,7 @@ def four_cores(data: Cell) -> str:
     )
 
 
-def shifts_met(data: Cell) -> str:
+def shifts_met(data: Data) -> str:
     """Rows of 2048 to 2076 bytes."""
     shares = [
         c["share"]["ours"]
@@ -334,7 +276,7 @@ def shifts_met(data: Cell) -> str:
     )
 
 
-def budget(data: Cell) -> str:
+def budget(data: Data) -> str:
     """What a gather costs matrix products beside it, by multiprocessors."""
     cell = data["cells"].get("sm budget", {})
     if "by_sms" not in cell:
@@ -352,31 +294,25 @@ def budget(data: Cell) -> str:
     )
 
 
-def every_cell(data: Cell) -> str:
-    """Shares and regret, cell by cell."""
-    head = ["memory", "table GiB", "batch", "row bytes", "chosen", "regret", *METHODS]
-    rows = []
-    cells = sweep_cells(data, pinned=False) + sweep_cells(data, pinned=True)
-    for cell in cells:
-        names = ("memory", "table_gib", "batch", "row_bytes", "chosen")
-        shares = [digits(cell["share"].get(method)) for method in METHODS]
-        rows.append([*(str(cell[n]) for n in names), digits(regret(cell)), *shares])
-    return markdown(head, rows)
-
-
-def main() -> None:
-    """The section, every cell, and what else was measured."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS / "gather"
-    print(gather(folder) or f"no sweep in {folder}/gather.json")
-    data = results.find(folder / "gather.json")
-    if data is None:
-        return
-    print("\n" + every_cell(data) + "\n")
-    for name, cell in data["cells"].items():
-        if "chosen" not in cell or "errors" in cell or "error" in cell:
-            print(name, json.dumps(cell))
-    print({k: v for k, v in data.items() if k not in ("cells", "environment")})
-
-
-if __name__ == "__main__":
-    main()
+def chart(figure: Any, data: Data) -> None:
+    """Share of the link's peak by row size, 1M rows of a table of 16 GiB."""
+    axes = figure.subplots()
+    for label, key, pinned in (
+        ("pydirect", "ours", False),
+        ("unsorted, pinned memory", "alias", True),
+        ("CPU gather and copy", "stock cpu", False),
+    ):
+        points = [
+            (cell["row_bytes"], cell["share"][key])
+            for cell in sweep_cells(data, pinned=pinned)
+            if cell["table_gib"] == 16
+            and cell["batch"] == batch_of(cell["row_bytes"])
+            and cell["share"].get(key) is not None
+        ]
+        if points:
+            axes.plot(*zip(*sorted(points), strict=True), marker="o", label=label)
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("row bytes")
+    axes.set_ylabel("share of the DMA peak")
+    axes.set_ylim(0, 1)
+    axes.legend()

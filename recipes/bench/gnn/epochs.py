@@ -6,14 +6,13 @@ background threads, then gathers on the CPU, pins, copies and trains in turn, wh
 what PyG's loader does; `pyg_overlapped` gives it our pipeline; `pydirect` gathers on
 the GPU from host memory, overlapped with training.
 
-    python -m recipes.bench.gnn.epochs --budget-s 150
-    python -m recipes.bench.gnn.epochs --budget-s 60 --small  # without a GPU: shapes
+    python -m recipes.bench gnn.epochs --budget-s 150
+    python -m recipes.bench gnn.epochs --budget-s 60 --small  # without a GPU: shapes
 
 The JSON file is rewritten after every side of every case, a rerun goes on, and a side
 that fails is recorded as such. `gnn_table.py` prints it.
 """
 
-import argparse
 import os
 import time
 from dataclasses import asdict, dataclass, replace
@@ -28,7 +27,6 @@ from pydirect.loader import LoaderConfig
 from pydirect.memory import empty_table, reach
 from pydirect.sampling import Graph, GraphStatistics, generate_graph
 from pydirect.train import FetchMode, NodeClassificationTrainer
-from recipes.bench.common.cells import Cells, arguments
 from recipes.bench.gnn.sides import (
     bars,
     has_gpu,
@@ -37,6 +35,8 @@ from recipes.bench.gnn.sides import (
     plain_loop,
     sync,
 )
+from recipes.bench.harness.cells import Cells
+from recipes.bench.harness.cli import Bench
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +135,24 @@ class Tables:
         return self._memory[: rows * width].view(rows, width)
 
 
+@dataclass(frozen=True)
+class Settings:
+    """Of batches, and how many of them.
+
+    batches: timed, a bar
+    small: toy sizes, for a CPU
+    """
+
+    batches: int = 20
+    warm: int = 4
+    batch_size: int = 1024
+    samplers: int = max(1, min(6, (os.cpu_count() or 1) - 3))
+    max_sms: int = LoaderConfig().max_sms
+    small: bool = False
+
+
 def trainer_of(
-    case: Case, data: NodeDataset, mode: FetchMode, args: argparse.Namespace
+    case: Case, data: NodeDataset, mode: FetchMode, settings: Settings
 ) -> NodeClassificationTrainer:
     """A fresh trainer: same seed, so both sides start from the same weights."""
     kind = getattr(torch_geometric.nn, case.model)
@@ -156,10 +172,10 @@ def trainer_of(
         dataset=data,
         model=model,
         loader=LoaderConfig(
-            batch_size=args.batch_size,
+            batch_size=settings.batch_size,
             fanouts=case.fanouts,
-            num_samplers=args.samplers,
-            max_sms=args.max_sms,
+            num_samplers=settings.samplers,
+            max_sms=settings.max_sms,
         ),
         device_bytes=int(given * 2**30) if given and has_gpu() else None,
         fetch=mode,
@@ -168,26 +184,26 @@ def trainer_of(
 
 
 def side(
-    case: Case, data: NodeDataset, name: str, args: argparse.Namespace
+    case: Case, data: NodeDataset, name: str, settings: Settings
 ) -> dict[str, Any]:
     """One side of a case: its bars, then a run as a user sees it."""
     mode, buffers = SIDES[name]
-    trainer = trainer_of(case, data, mode, args)
+    trainer = trainer_of(case, data, mode, settings)
     found: dict[str, Any] = {
         "case": asdict(case),
         "feature_gib": round(data.features.nbytes / 2**30, 3),
         "memory": reach(data.features).value,
-        "batches_an_epoch": round(len(data.train_nodes) / args.batch_size, 2),
+        "batches_an_epoch": round(len(data.train_nodes) / settings.batch_size, 2),
     }
     peak_bytes(reset=True)
     if name != "pyg_overlapped":
-        found["bars"] = bars(trainer, args.batches, args.warm)
-    found["run"] = overlapped(trainer, buffers, 2 * args.batches, args.warm)
+        found["bars"] = bars(trainer, settings.batches, settings.warm)
+    found["run"] = overlapped(trainer, buffers, 2 * settings.batches, settings.warm)
     found["peak_gib"] = round(peak_bytes() / 2**30, 3)
     return found
 
 
-def listing_4_2(data: NodeDataset, args: argparse.Namespace) -> dict[str, Any]:
+def listing_4_2(data: NodeDataset, settings: Settings) -> dict[str, Any]:
     """The two changed lines of Listing 4.2 on a plain loop, against Listing 4.1; twice,
     since the GPU's atomics make even the same script differ from run to run."""
     case = replace(CASES[0], hidden=64)
@@ -196,14 +212,14 @@ def listing_4_2(data: NodeDataset, args: argparse.Namespace) -> dict[str, Any]:
     pydirect.enable()
     before = pydirect.counters().gathers
     for name in ("listing_4_1", "listing_4_1_again", "listing_4_2"):
-        trainer = trainer_of(case, data, FetchMode.STAGED, args)
+        trainer = trainer_of(case, data, FetchMode.STAGED, settings)
         features = data.features
         if name == "listing_4_2":
             # In place: a copy (`.to("unified")`) would hold the table twice.
             features = pydirect.unify(data.features)
         peak_bytes(reset=True)
         begun = sync()
-        losses, accuracy = plain_loop(trainer, features, device, args.batches)
+        losses, accuracy = plain_loop(trainer, features, device, settings.batches)
         out[name] = {
             "losses": losses,
             "accuracy": accuracy,
@@ -219,19 +235,6 @@ def listing_4_2(data: NodeDataset, args: argparse.Namespace) -> dict[str, Any]:
     return out
 
 
-def parse() -> argparse.Namespace:
-    parser = arguments(__doc__, 150.0, "gnn/gnn")
-    parser.add_argument("--batches", type=int, default=20, help="timed, a bar")
-    parser.add_argument("--warm", type=int, default=4)
-    parser.add_argument("--batch-size", type=int, default=1024)
-    cores = os.cpu_count() or 1
-    parser.add_argument("--samplers", type=int, default=max(1, min(6, cores - 3)))
-    parser.add_argument("--max-sms", type=int, default=LoaderConfig().max_sms)
-    parser.add_argument("--small", action="store_true", help="toy sizes, for a CPU")
-    parser.add_argument("--only", nargs="*", help="names of cases")
-    return parser.parse_args()
-
-
 def shrink(case: Case) -> Case:
     return replace(case, num_nodes=5000, num_edges=40_000, hidden=16)
 
@@ -240,7 +243,7 @@ def run_case(
     cells: Cells,
     tables: Tables,
     case: Case,
-    args: argparse.Namespace,
+    settings: Settings,
     *,
     with_listing: bool,
 ) -> None:
@@ -256,27 +259,26 @@ def run_case(
     if not made:
         return
     for name in SIDES:
-        cells.run(f"{case.name}/{name}", lambda n=name: side(case, made[0], n, args))
+        cells.run(f"{case.name}/{name}", side, case, made[0], name, settings)
         if has_gpu():  # the next case may have all of it
             torch.cuda.set_per_process_memory_fraction(1.0)
     if with_listing:
-        cells.run("listing 4.2", lambda: listing_4_2(made[0], args))
+        cells.run("listing 4.2", lambda: listing_4_2(made[0], settings))
 
 
-def main() -> None:
-    args = parse()
-    cases = [c for c in CASES if not args.only or c.name in args.only]
-    if args.small:
+def main(bench: Bench, settings: Settings) -> None:
+    """Run the cases that are missing; `--only` takes their names."""
+    cases = [c for c in CASES if not bench.only or c.name in bench.only]
+    bench.only = ()  # of cases, not of cells
+    if settings.small:
         cases = [shrink(case) for case in cases]
-        args.batch_size = min(args.batch_size, 64)
-        args.batches, args.warm = 2, 1
-    ignored = ("out", "budget_s", "only")
-    settings = {k: v for k, v in vars(args).items() if k not in ignored}
-    cells = Cells(args.out, args.budget_s, settings)
+        few = min(settings.batch_size, 64)
+        settings = replace(settings, batch_size=few, batches=2, warm=1)
+    cells = bench.cells(asdict(settings))
     cells.data["environment"]["versions"]["torch-geometric"] = (
         torch_geometric.__version__
     )
-    deadline = time.monotonic() + args.budget_s
+    deadline = time.monotonic() + bench.budget_s
     tables = Tables(torch.device("cuda" if has_gpu() else "cpu"))
     longest = 0.0
     for number, case in enumerate(cases):
@@ -286,7 +288,7 @@ def main() -> None:
             continue
         if begun + 1.2 * longest > deadline:
             break
-        run_case(cells, tables, case, args, with_listing=number == 0)
+        run_case(cells, tables, case, settings, with_listing=number == 0)
         if number > 0:
             # The first builds the graph and its memory: the others are shorter.
             longest = max(longest, time.monotonic() - begun)
@@ -294,7 +296,3 @@ def main() -> None:
         c.name for c in cases if f"{c.name}/pydirect" not in cells
     ]
     cells.save()
-
-
-if __name__ == "__main__":
-    main()

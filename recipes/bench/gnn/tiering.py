@@ -1,8 +1,7 @@
-#!/usr/bin/env python
 """Epochs with hot rows in GPU memory against epochs without, on one GPU and on several.
 
-    python -m recipes.bench.gnn.tiering --out OUT.json
-    torchrun --nproc-per-node 2 -m recipes.bench.gnn.tiering --out OUT.json
+    python -m recipes.bench gnn.tiering --out OUT.json
+    torchrun --nproc-per-node 2 -m recipes.bench gnn.tiering --out OUT.json
 
 Row widths and fan-outs of the dissertation's papers100M and MAG240M (Table 4.1), rows
 scaled to the machine. One JSON file; a run adds cells to it: a case, a number of GPUs
@@ -10,13 +9,11 @@ and a share of the rows each GPU holds. The stages are timed alone beside the ep
 and the hit rate beside the best that any choice of as many rows could have had.
 """
 
-import argparse
 import statistics
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -28,8 +25,8 @@ from pydirect.ranks import Ranks
 from pydirect.sampling import Graph, GraphStatistics, generate_graph
 from pydirect.tiering import Score, hit_ratio, score_nodes
 from pydirect.train import NodeClassificationTrainer
-from recipes.bench.common import results
-from recipes.bench.common.cells import environment
+from recipes.bench.harness.cells import Cells
+from recipes.bench.harness.cli import Bench
 
 # The gather's own trials, which this thread has not had.
 _TRIALS = 14
@@ -100,34 +97,41 @@ def model_of(case: Case) -> Callable[..., torch.nn.Module]:
     return make
 
 
-class Bench:
+@dataclass(frozen=True)
+class Settings:
+    """Of the graph, its batches and the cells.
+
+    cases: by number
+    shares: of the rows
+    """
+
+    nodes: int = 6_000_000
+    edges: int = 90_000_000
+    train_nodes: int = 40_000
+    fanouts: tuple[int, ...] = (12, 12, 12)
+    batch_size: int = 1024
+    epochs: int = 3
+    max_sms: int = LoaderConfig().max_sms
+    cases: tuple[int, ...] = (0, 1)
+    shares: tuple[float, ...] = SHARES
+
+
+class Tiers:
     """Cells of one run."""
 
-    def __init__(self, args: argparse.Namespace, ranks: Ranks) -> None:
-        self.args = args
+    def __init__(self, cells: Cells, settings: Settings, ranks: Ranks) -> None:
+        self._cells = cells
+        self.settings = settings
         self.ranks = ranks
-        self.begun = time.monotonic()
-        ignored = ("out", "budget_s")
-        self.data: results.Data = {
-            "environment": environment(),
-            "settings": {k: v for k, v in vars(args).items() if k not in ignored},
-            "cells": {},
-        }
-        if args.out.exists():
-            self.data["cells"] = results.read(args.out)["cells"]
 
     def left_s(self) -> float:
         """Seconds of the budget, as the rank that has least."""
-        left = self.args.budget_s - (time.monotonic() - self.begun)
-        return float(self.ranks.least(int(left * 1000)) / 1000)
+        return float(self.ranks.least(int(self._cells.left_s() * 1000)) / 1000)
 
     def note(self, name: str, **record: Any) -> None:
         """Keep one record; the first rank's."""
-        if not self.ranks.is_first:
-            return
-        self.data["cells"][name] = record
-        results.write(self.args.out, self.data)
-        print(name, record, flush=True)
+        if self.ranks.is_first:
+            self._cells.record(name, record)
 
     def clock(self) -> float:
         """Seconds, when every rank's device has done its work."""
@@ -140,15 +144,15 @@ class Bench:
         self, case: Case, data: NodeDataset, share: float
     ) -> NodeClassificationTrainer:
         """A fresh one, with ``share`` of the rows near on each GPU."""
-        args = self.args
+        settings = self.settings
         return NodeClassificationTrainer(
             dataset=data,
             model=model_of(case),
             loader=LoaderConfig(
-                batch_size=args.batch_size,
-                fanouts=tuple(args.fanouts),
+                batch_size=settings.batch_size,
+                fanouts=settings.fanouts,
                 sampling="device",
-                max_sms=args.max_sms,
+                max_sms=settings.max_sms,
             ),
             fetch="tiered" if share else "direct",
             cache_bytes=int(share * data.features.nbytes),
@@ -161,7 +165,7 @@ class Bench:
         """One cell."""
         trainer = self.trainer(case, data, share)
         seconds = []
-        for epoch in range(1 + self.args.epochs):
+        for epoch in range(1 + self.settings.epochs):
             begun = self.clock()
             trainer.train_epoch(epoch)
             seconds.append(self.clock() - begun)
@@ -218,7 +222,7 @@ class Bench:
                 kind,
                 graph,
                 data.train_nodes,
-                len(self.args.fanouts),
+                len(self.settings.fanouts),
                 device=self.ranks.device,
             )
             found[f"{kind.value}_s"] = round(time.perf_counter() - begun, 3)
@@ -230,38 +234,24 @@ class Bench:
         self.note(f"hit rates/{self.ranks.size} GPU", **found)
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--nodes", type=int, default=6_000_000)
-    parser.add_argument("--edges", type=int, default=90_000_000)
-    parser.add_argument("--train-nodes", type=int, default=40_000)
-    parser.add_argument("--fanouts", type=int, nargs="+", default=[12, 12, 12])
-    parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--max-sms", type=int, default=LoaderConfig().max_sms)
-    parser.add_argument("--cases", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--shares", type=float, nargs="+", default=list(SHARES))
-    parser.add_argument("--budget-s", type=float, default=100.0)
-    parser.add_argument("--out", type=Path, required=True)
-    return parser.parse_args()
-
-
-def main() -> None:
-    """See the module."""
+def main(bench: Bench, settings: Settings) -> None:
+    """Add a case, a number of GPUs, and a share of the rows each holds."""
     warnings.simplefilter("ignore")
-    args = parse()
     ranks = Ranks.join()
-    bench = Bench(args, ranks)
+    kept = asdict(settings)
+    for name in ("cases", "shares"):
+        del kept[name]
+    tiers = Tiers(bench.cells(kept), settings, ranks)
     made = None
     if ranks.is_first:
         statistic = GraphStatistics(
-            num_nodes=args.nodes, num_edges=args.edges, num_classes=20
+            num_nodes=settings.nodes, num_edges=settings.edges, num_classes=20
         )
         made = generate_graph(statistic, seed=0, device=ranks.device)
         if ranks.device.type == "cuda":
             torch.cuda.empty_cache()
-    order = torch.randperm(args.nodes, generator=torch.Generator().manual_seed(1))
-    for number in args.cases:
+    order = torch.randperm(settings.nodes, generator=torch.Generator().manual_seed(1))
+    for number in settings.cases:
         case = CASES[number]
         data = None
         if made is not None:
@@ -269,10 +259,10 @@ def main() -> None:
             data = NodeDataset(
                 name=case.name,
                 graph=graph,
-                features=torch.zeros(args.nodes, case.width, dtype=case.dtype),
+                features=torch.zeros(settings.nodes, case.width, dtype=case.dtype),
                 labels=labels,
                 num_classes=20,
-                train_nodes=order[: args.train_nodes],
+                train_nodes=order[: settings.train_nodes],
                 valid_nodes=order[-1024:],
                 test_nodes=order[-1024:],
             )
@@ -280,14 +270,10 @@ def main() -> None:
         if ranks.device.type == "cuda":
             # Once for all trainers of the case.
             shared = replace(shared, features=pin(shared.features))
-        if number == args.cases[0]:
-            bench.hit_rates(shared.graph, shared, case)
-        for share in args.shares:
-            if bench.left_s() > 0:
-                bench.epochs(case, shared, share)
+        if number == settings.cases[0]:
+            tiers.hit_rates(shared.graph, shared, case)
+        for share in settings.shares:
+            if tiers.left_s() > 0:
+                tiers.epochs(case, shared, share)
         ranks.close()
         del data, shared
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """Megatron-Core on two or four GPUs: the bitwise law, step time, activation peak.
 
-    python -m recipes.bench.megatron.core --budget-s 300
-    python -m recipes.bench.megatron.core --ranks 4 --budget-s 80
+    python -m recipes.bench megatron.core --budget-s 300
+    python -m recipes.bench megatron.core --ranks 4 --budget-s 80
 
 Starts two ranks and, should one die or a cell hang, both again: a cell that was begun
 and has no result is then left out, with what its rank said last. Cells, in this order:
@@ -12,17 +12,16 @@ law alone, in their own layouts.
 On a machine without GPUs the ranks run on gloo with tiny sizes (for trying it out).
 """
 
-import argparse
 import json
 import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
+from typing import Literal
 
-from recipes.bench.common.cells import RESULTS, child_environment, module_command
+from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.processes import child_environment, command_of
 from ssdtrain.train.launch import free_port
 
 MAX_STARTS = 5
@@ -60,7 +59,7 @@ def start(words: list[str], num_ranks: int) -> list[subprocess.Popen[bytes]]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
     }
-    command = module_command("recipes.bench.megatron.ranks", *words)
+    command = command_of("megatron.ranks", *words)
     return [
         subprocess.Popen(
             command,
@@ -93,33 +92,24 @@ def wait(ranks: list[subprocess.Popen[bytes]], until: float) -> list[int | None]
     return codes
 
 
-def main() -> None:
+def main(bench: Bench, *, ranks: Literal[2, 4] = 2) -> None:
     """Start the ranks until they end well or the time is over."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--budget-s", type=float, default=200)
-    parser.add_argument("--ranks", type=int, choices=(2, 4), default=2)
-    parser.add_argument("--out", type=Path, help="results/megatron.json")
-    parser.add_argument("--only", nargs="*", default=[], help="cells that begin so")
-    options = parser.parse_args()
-    name = "megatron.json" if options.ranks == 2 else f"megatron_{options.ranks}.json"
-    options.out = options.out or RESULTS / "megatron" / name
-    until = time.time() + options.budget_s
+    if ranks == 4 and bench.out.name == "megatron.json":
+        bench.out = bench.out.with_name("megatron_4.json")
+    until = time.time() + bench.budget_s
     for _ in range(MAX_STARTS):
         if until - time.time() < LEAST_S:
             break
-        words = ["--until", f"{until - GRACE_S:.1f}", "--out", str(options.out)]
-        words += ["--command", shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])]
-        if options.only:
-            words += ["--only", *options.only]
-        codes = wait(start(words, options.ranks), until - GRACE_S)
+        words = ["--until", f"{until - GRACE_S:.1f}", "--out", str(bench.out)]
+        told = "python -m recipes.bench megatron.core", shlex.join(bench.words)
+        words += ["--command", " ".join(told)]
+        if bench.only:
+            words += ["--only", *bench.only]
+        codes = wait(start(words, ranks), until - GRACE_S)
         print(f"ranks ended with {codes}", flush=True)
         if all(code == 0 for code in codes):
             break
-    if options.out.exists():
-        cells = json.loads(options.out.read_text())["cells"]
+    if bench.out.exists():
+        cells = json.loads(bench.out.read_text())["cells"]
         failed = [name for name, cell in cells.items() if "error" in cell]
         print(f"{len(cells)} cells, failed: {failed}")
-
-
-if __name__ == "__main__":
-    main()

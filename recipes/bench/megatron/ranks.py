@@ -1,6 +1,5 @@
 """One of the ranks of `megatron.core`."""
 
-import argparse
 import gc
 import itertools
 import os
@@ -24,7 +23,7 @@ from recipes.bench.megatron.cells import (
     pipeline_cells,
     tensor_cells,
 )
-from recipes.bench.megatron.shared import PATIENCE, Shared
+from recipes.bench.megatron.shared import PATIENCE, Options, Shared
 from ssdtrain.engines.megatron import innermost
 from ssdtrain.tools.project.cases import TABLE_5_4, bert
 from ssdtrain.tools.project.layer import Split, saved_bytes
@@ -174,6 +173,7 @@ def column(training: Training, name: str) -> dict[str, Any]:
             "d2h_gb_per_s": links.d2h.bytes_per_second / 1e9,
             "h2d_gb_per_s": links.h2d.bytes_per_second / 1e9,
             "copy_slowdown": links.copy_slowdown,
+            "copy_slowdown_error": links.copy_slowdown_error,
             "duplex_slowdown": links.duplex_slowdown,
             "copy_slowdown_is": profile.notes.get("copy_slowdown"),
         }
@@ -314,14 +314,8 @@ def everything(shared: Shared, directory: Path) -> None:
     run_group(shared, "1f1b", pipeline_cells()[1:], pipeline)
 
 
-def main() -> None:
+def main(options: Options) -> None:
     """Join, run, leave."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--until", type=float, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--command", default="", help="to write down")
-    options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
     if GPU:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -340,7 +334,3 @@ def main() -> None:
         everything(shared, directory)
     shutil.rmtree(directory, ignore_errors=True)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,5 @@
 """Cells that the ranks of `megatron.core` run together, and what ends them."""
 
-import argparse
 import datetime
 import json
 import os
@@ -9,11 +8,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from recipes.bench.common.cells import Cells
+from recipes.bench.harness.cells import Cells
 from recipes.bench.megatron.cells import GPU
 
 PATIENCE = datetime.timedelta(seconds=25)
@@ -25,10 +27,24 @@ LEAST_S = 6
 HUNG = 14
 
 
+@dataclass(frozen=True)
+class Options:
+    """What `core` tells its ranks.
+
+    until: seconds since the epoch
+    command: to write down
+    """
+
+    until: float
+    out: Path
+    only: tuple[str, ...] = ()
+    command: str = ""
+
+
 class Shared:
     """Cells that all ranks run together; the first rank keeps the file."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: Options) -> None:
         self.rank = dist.get_rank()
         self._group = dist.new_group(backend="gloo", timeout=PATIENCE)
         self._only = options.only
@@ -70,7 +86,7 @@ class Shared:
             if self._cells is not None
             and name not in self._cells
             and not late
-            and (not self._only or any(map(name.startswith, self._only)))
+            and (not self._only or any(fnmatchcase(name, p) for p in self._only))
         ]
         return self.gather(mine)[0]  # type: ignore[no-any-return]
 

@@ -2,71 +2,56 @@
 
 import itertools
 import statistics
-from pathlib import Path
-from typing import Any
 
-from recipes.bench.common.results import find
-from recipes.bench.common.text import markdown, where
+from recipes.bench.harness.records import Data
+from recipes.bench.harness.tables import Column, paragraphs, table
 
-BUDGET = "ours within a budget"
-BUDGETS = ("ours level", "ours at 40 %")
-WAYS = ("keep", "ours auto", BUDGET, "full recompute")
-FINE = "fine-grained offloading"
-
-
-def megatron(results_dir: Path) -> str:
-    """Step ratios and peaks under Megatron-Core; empty while nothing is recorded."""
-    of_two = find(results_dir / "megatron.json")
-    of_four = find(results_dir / "megatron_4.json")
-    return table(of_two, of_four["cells"] if of_four else {}) if of_two else ""
+WAYS = {
+    "keep": ("keep",),
+    "ours auto": ("ours auto",),
+    "ours within a budget": ("ours level", "ours at 40 %"),
+    "full recompute": ("full recompute",),
+    "fine-grained offloading": ("fine-grained offloading",),
+}
+"""Columns, and the cells that may stand there: the first that was measured."""
 
 
-def table(data: dict[str, Any], of_four: dict[str, Any]) -> str:
-    """The same from the files' content.
+def megatron(*found: Data) -> str:
+    """Step ratios and peaks on two ranks, estimates, and the law on all.
 
-    of_four: cells of four ranks.
+    found: records of two ranks, then of four.
     """
-    cells: dict[str, Any] = data["cells"]
-    parts = [
-        "**Megatron-Core on two GPUs.** bf16, dropout 0.1, sequence 1024, hidden x "
-        "layers. `tp2`: one micro-batch of 16; `1f1b`: 8 micro-batches of 2, first and "
-        "second stage. Step time over `keep`, and activation peak of a rank (of every "
-        "stage); the rank-wise larger one under tensor parallelism. `keep` and ours "
-        "twice, in turns: the median of both. The budget is 40 % of what a rank keeps, "
-        "in a pipeline what the last stage keeps.",
-        placements(cells),
-        estimates(cells),
-        law(cells, 2),
-        law(of_four, 4),
-        where(data),
+    cells = found[0]["cells"]
+    laws = [
+        law(data["cells"], ranks) for data, ranks in zip(found, (2, 4), strict=False)
     ]
-    return "\n\n".join(part for part in parts if part)
+    return paragraphs(placements(cells), estimates(cells), *laws)
 
 
-def placements(cells: dict[str, Any]) -> str:
+def placements(cells: Data) -> str:
     """Every way to place activations, one row a model."""
     models = dict.fromkeys(
         name.rsplit("/", 1)[0]
         for name, cell in cells.items()
         if "step_ms" in cell and not name.startswith("law/")
     )
-    rows = []
-    for model in models:
-        found = [_cell(cells, model, way) for way in (*WAYS, FINE)]
-        rows.append([model, *(entry(cell, found[0]) for cell in found)])
-    return markdown(["", *WAYS, FINE], rows) if rows else ""
+    rows = {model: {way: _cell(cells, model, way) for way in WAYS} for model in models}
+    columns: dict[str, Column] = {
+        way: lambda row, w=way: entry(row[w], row["keep"]) for way in WAYS
+    }
+    return table(rows, {"": "{name}", **columns})
 
 
-def _cell(cells: dict[str, Any], model: str, way: str) -> dict[str, Any]:
-    ways = BUDGETS if way == BUDGET else (way,)
-    return next(filter(None, (both(cells, f"{model}/{each}") for each in ways)), {})
+def _cell(cells: Data, model: str, way: str) -> Data:
+    found = (both(cells, f"{model}/{each}") for each in WAYS[way])
+    return next(filter(None, found), {})
 
 
-def both(cells: dict[str, Any], name: str) -> dict[str, Any]:
+def both(cells: Data, name: str) -> Data:
     """A cell, with its second round if there was one: of the slowest rank."""
-    first: dict[str, Any] = cells.get(name, {})
-    second = cells.get(f"{name} 2", {})
-    rounds = [cell for cell in (first, second) if "step_ms" in cell]
+    first: Data = cells.get(name, {})
+    rounds = [first, cells.get(f"{name} 2", {})]
+    rounds = [cell for cell in rounds if "step_ms" in cell]
     found = dict(first)
     if len(rounds) > 1:
         found["step_ms"] = _slowest([cell["step_times"] for cell in rounds])
@@ -85,48 +70,44 @@ def _slowest(rounds: list[list[list[float]]]) -> float:
     return max(statistics.median(itertools.chain(*own)) for own in ranks)
 
 
-def entry(cell: dict[str, Any], keep: dict[str, Any]) -> str:
+def entry(cell: Data, keep: Data) -> str:
     """Such as 1.004x, 5.1 GB."""
     if "step_ms" not in cell or "step_ms" not in keep:
         words = cell.get("error", "-").split("| rank")[0].strip().splitlines()
-        return words[-1].strip()[-60:]  # a traceback's last line says what is wrong
+        return str(words[-1]).strip()[
+            -60:
+        ]  # a traceback's last line says what is wrong
     peaks = cell["peak_gb"]
     keep = cell.get("beside", keep)  # the file's may be of another run
     close = max(peaks) - min(peaks) < 0.02 * max(peaks)
-    shown = [max(peaks)] if close else peaks
-    text = " / ".join(f"{peak:.2f}" for peak in shown)
+    text = " / ".join(f"{p:.2f}" for p in ([max(peaks)] if close else peaks))
     return f"{cell['step_ms'] / keep['step_ms']:.3f}x, {text} GB"
 
 
-def estimates(cells: dict[str, Any]) -> str:
+def estimates(cells: Data) -> str:
     """Offloaded bytes of BERT's layers against the analytic model."""
-    rows = []
-    for name, cell in cells.items():
-        if name.endswith("/estimate") and "offloaded_gib" in cell:
-            moved, expected = max(cell["offloaded_gib"]), cell["estimate_gib"][0]
-            source = cell["source_gib"][0]
-            ratio = f"{moved / expected:.3f}"
-            row = [f"{moved:.2f}", f"{expected:.2f}", f"{source:.2f}", ratio]
-            rows.append([name.removesuffix("/estimate"), *row])
-    if not rows:
-        return ""
-    head = ["offloaded by the layers", "GiB", "estimate", "source's estimate", "ratio"]
-    return markdown(head, rows)
+    columns: dict[str, Column] = {
+        "offloaded by the layers": lambda c: c["name"].removesuffix("/estimate"),
+        "GiB": lambda c: f"{max(c['offloaded_gib']):.2f}",
+        "estimate": "{estimate_gib[0]:.2f}",
+        "source's estimate": "{source_gib[0]:.2f}",
+        "ratio": lambda c: f"{max(c['offloaded_gib']) / c['estimate_gib'][0]:.3f}",
+    }
+    return table(cells, columns, needs="offloaded_gib")
 
 
-def law(cells: dict[str, Any], num_ranks: int) -> str:
+def law(cells: Data, num_ranks: int) -> str:
     """How many cells of the law held on so many ranks."""
     found = {n: c for n, c in cells.items() if n.startswith("law/")}
-    if not found:
-        return ""
     unequal = [
         name
         for name, cell in found.items()
         if not (cell.get("host_equal") and cell.get("ssd_equal"))
     ]
-    verdict = f"all {len(found)} cells" if not unequal else f"NOT in {unequal}"
-    return (
+    verdict = f"NOT in {unequal}" if unequal else f"all {len(found)} cells"
+    told = (
         f"{num_ranks} GPUs: losses, gradients and weights equal to the run without "
         "ssdtrain to the last bit, targets host and ssd, torch's deterministic "
         f"algorithms: {verdict}."
     )
+    return told if found else ""

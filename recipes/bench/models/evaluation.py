@@ -9,33 +9,31 @@ gradients and optimizer states excluded). All cells run in one process. Under ss
 steps are measured once nothing settles any more, or `--settle-s` are over: the cell
 says which.
 
-    python -m recipes.bench.models.evaluation --budget-s 200   # again to go on
-    python -m recipes.bench.models.evaluation --precision bf16 --optimizer adamw
-    python -m recipes.bench.models.tables --png FILE          # from the results
+    python -m recipes.bench models.evaluation --budget-s 200   # again to go on
+    python -m recipes.bench models.evaluation --precision bf16 --optimizer adamw
+    python -m recipes.bench models.tables --png FILE          # from the results
 """
 
-import argparse
 import contextlib
-import gc
 import itertools
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 import ssdtrain
-from recipes.bench.common.cells import Cells, arguments
-from recipes.bench.offload.placement import SETTLE_S, Clock, settling
+from recipes.bench.harness.blocks import SETTLE_S, Clock, settling
+from recipes.bench.harness.cli import Bench
 from ssdtrain.train.models import model_of
 from ssdtrain.train.models.base import IGNORED_LABEL
 from ssdtrain.train.settings import Checkpointing, ModelSettings
 
 HEAD_SIZE = 128
 SIZES = ((8192, 4), (12288, 3), (16384, 2))
-FAMILIES = ("bert", "gpt", "t5")
 BYTES_VOCABULARY = 384
 LOSS_SCALE = 256.0
 WARMUP_STEPS = 4
@@ -223,25 +221,24 @@ def placed(model: Any, column: Column) -> Iterator[tuple[Any, Any]]:
 
 
 def run_cell(
-    row: Row, column: Column, options: argparse.Namespace, device: torch.device
+    row: Row,
+    column: Column,
+    device: torch.device,
+    *,
+    precision: str,
+    optimizer: str,
+    steps: int,
+    settle_s: float,
 ) -> dict[str, Any]:
     """A fresh model under one column."""
-    model = build(row, column.checkpointing, device, DTYPES[options.precision])
-    try:
-        with placed(model, column) as (session, around):
-            found = measure(
-                *(model, row, around, options.optimizer, options.steps),
-                settling(session, options.settle_s),
-            )
-            if session is not None:
-                found["settled"] = session.is_settled
-            if session is not None and session.last_step is not None:
-                found["report"] = session.last_step.as_dict()
-    finally:
-        del model
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+    model = build(row, column.checkpointing, device, DTYPES[precision])
+    with placed(model, column) as (session, around):
+        settles = settling(session, settle_s)
+        found = measure(model, row, around, optimizer, steps, settles)
+        if session is not None:
+            found["settled"] = session.is_settled
+        if session is not None and session.last_step is not None:
+            found["report"] = session.last_step.as_dict()
     return found
 
 
@@ -250,10 +247,10 @@ def bits(losses: Sequence[float]) -> bytes:
     return struct.pack(f"<{len(losses)}d", *losses)
 
 
-def summarize(cells: Cells) -> None:
+def summarize(cells: dict[str, Any]) -> None:
     """Ratios and losses against the row's `keep`."""
-    for name, cell in cells.data["cells"].items():
-        keep = cells.data["cells"].get(f"{name.split('/')[0]}/keep", {})
+    for name, cell in cells.items():
+        keep = cells.get(f"{name.split('/')[0]}/keep", {})
         if "step_ms" in cell and "step_ms" in keep:
             cell["step_ratio"] = cell["step_ms"] / keep["step_ms"]
             cell["peak_ratio"] = cell["peak_gb"] / (keep["peak_gb"] or 1)
@@ -261,56 +258,47 @@ def summarize(cells: Cells) -> None:
             both = list(zip(cell["losses"], keep["losses"], strict=False))
             own, kept = zip(*both, strict=True)
             cell["losses_equal"] = bits(own) == bits(kept)
-    cells.save()
 
 
-def rows(options: argparse.Namespace) -> list[Row]:
+def rows(*, tiny: bool = False) -> list[Row]:
     """The smallest size of every family, the full model, then the other sizes."""
-    if options.tiny:
-        tiny = [Row(name, 128, 2, batch=2, sequence=64) for name in FAMILIES]
-        return [*tiny, Row("gpt", 128, 3, vocabulary=1024, batch=2, sequence=64)]
+    if tiny:
+        found = [Row(name, 128, 2, batch=2, sequence=64) for name in FAMILIES]
+        return [*found, Row("gpt", 128, 3, vocabulary=1024, batch=2, sequence=64)]
     sizes = [[Row(name, *size) for name in FAMILIES] for size in SIZES]
     return [*sizes[0], FULL, *itertools.chain.from_iterable(sizes[1:])]
 
 
-def main() -> None:
-    """Run the cells that are missing: first everything but the extra columns."""
-    parser = arguments(__doc__, 600, "models/models")
-    parser.add_argument("--steps", type=int, default=7)
-    parser.add_argument("--precision", choices=DTYPES, default="fp16")
-    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd")
-    parser.add_argument("--directory", help="adds the column `ssd`, on this directory")
-    parser.add_argument("--settle-s", type=float, default=SETTLE_S, help="at most")
-    parser.add_argument("--only", nargs="+", help="rows whose name begins so")
-    parser.add_argument("--tiny", action="store_true", help="try the paths on a CPU")
-    options = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    settings = {
-        "precision": options.precision,
-        "optimizer": options.optimizer,
-        "steps": options.steps,
-        "sequence": 1024,
-    }
-    cells = Cells(options.out, options.budget_s, settings)
+def main(
+    bench: Bench,
+    *,
+    steps: int = 7,
+    precision: Literal["fp16", "bf16"] = "fp16",
+    optimizer: Literal["sgd", "adamw"] = "sgd",
+    directory: str | None = None,
+    settle_s: float = SETTLE_S,
+    tiny: bool = False,
+) -> None:
+    """Run the cells that are missing: first everything but the extra columns.
 
-    def run(row: Row, name: str, column: Column) -> None:
-        cells.run(f"{row.name}/{name}", lambda: run_cell(row, column, options, device))
-
-    every = [
-        (row, columns(row, options.directory))
-        for row in rows(options)
-        if not options.only or row.name.startswith(tuple(options.only))
-    ]
+    Args:
+        directory: adds the column `ssd`, on this directory
+        settle_s: at most
+        tiny: try the paths on a CPU
+    """
+    own = {"precision": precision, "optimizer": optimizer, "steps": steps}
+    cells = bench.cells({**own, "sequence": 1024})
+    work = partial(run_cell, device=bench.device, settle_s=settle_s, **own)
+    every = [(row, columns(row, directory)) for row in rows(tiny=tiny)]
     for row, found in every:
         for name in ("keep", "offloaded", "recompute"):
-            run(row, name, found[name])
-    for row, found in every:
+            cells.run(f"{row.name}/{name}", work, row, found[name])
+    for number, (row, found) in enumerate(every):
         # The same run twice says whether the kernels themselves are deterministic.
-        again = {"keep again": found["keep"]} if row in rows(options)[:3] else {}
+        again = {"keep again": found["keep"]} if number < len(FAMILIES) else {}
         for name, column in {**found, **again}.items():
-            run(row, name, column)
-    summarize(cells)
+            cells.run(f"{row.name}/{name}", work, row, column)
+    cells.revise(summarize)
 
 
-if __name__ == "__main__":
-    main()
+FAMILIES = ("bert", "gpt", "t5")

@@ -9,9 +9,9 @@ if it came that far; one that no plan reached in time is unfinished. Only memory
 compared, so two cases run beside one another on each GPU; a fraction of one does not
 see the other.
 
-    python -m recipes.bench.models.fits --budget-s 400
-    python -m recipes.bench.models.fits --cases qwen3-4b:6/full/1x8k --columns ours
-    python -m recipes.bench.models.fits --device cpu --tiny    # every path, no limit
+    python -m recipes.bench models.fits --budget-s 400
+    python -m recipes.bench models.fits --cases qwen3-4b:6/full/1x8k --columns ours
+    python -m recipes.bench models.fits --device cpu --tiny    # every path, no limit
 """
 
 import contextlib
@@ -19,7 +19,6 @@ import gc
 import itertools
 import os
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -29,9 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recipes.bench.common.cells import Cells, arguments
-from recipes.bench.common.forked import answer_of
-from recipes.bench.common.gpus import on_gpus, visible_gpus
+from recipes.bench.harness.cells import Cells
+from recipes.bench.harness.cli import Bench, UsageError
+from recipes.bench.harness.processes import answer_of, on_gpus, visible_gpus
 from recipes.bench.models.stock import Case, build, case_of, inputs_of, smaller
 
 CASES = (
@@ -313,37 +312,43 @@ def is_cut(found: dict[str, Any], cells: Cells) -> bool:
     return found.get("error") == TOO_LONG and cells.left_s() <= 0
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run what is missing."""
-    parser = arguments(__doc__, 400, "models/fits")
-    parser.add_argument("--cases", nargs="+", default=list(CASES))
-    names = [name for name in COLUMNS if name != "gc"]
-    parser.add_argument("--columns", nargs="+", choices=names, default=names)
-    parser.add_argument("--beside", type=int, default=2, help="cases at a time a GPU")
-    parser.add_argument("--seconds", type=float, default=6.0, help="of its steps")
-    parser.add_argument("--most-seconds", type=float, default=20.0, help="to a plan")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="narrow, few tokens")
-    options = parser.parse_args(argv)
-    for name in options.cases:
+def main(
+    bench: Bench,
+    *,
+    cases: tuple[str, ...] = tuple(CASES),
+    columns: tuple[str, ...] = tuple(name for name in COLUMNS if name != "gc"),
+    beside: int = 2,
+    seconds: float = 6.0,
+    most_seconds: float = 20.0,
+    tiny: bool = False,
+) -> int:
+    """Run what is missing.
+
+    Args:
+        beside: cases at a time a GPU
+        seconds: of its steps
+        most_seconds: to a plan
+        tiny: narrow, few tokens
+    """
+    for name in cases:
         try:
             case_of(name)
         except ValueError as error:
-            parser.error(str(error))
-    settings = {"device": options.device, "room": ROOM, "tiny": options.tiny}
-    cells = Cells(options.out, options.budget_s, settings)
+            raise UsageError(str(error)) from error
+    settings = {"device": bench.device.type, "room": ROOM, "tiny": tiny}
+    cells = bench.cells(settings)
     run = Run(
-        device=options.device,
-        tiny=options.tiny,
-        seconds=options.seconds,
-        most_seconds=options.most_seconds,
+        device=bench.device.type,
+        tiny=tiny,
+        seconds=seconds,
+        most_seconds=most_seconds,
         num_planned=MANY_PLANNED_STEPS,
     )
 
     def one(name: str, gpu: str) -> None:
-        run_case(name, options.columns, replace(run, gpu=gpu), cells)
+        run_case(name, columns, replace(run, gpu=gpu), cells)
 
-    on_gpus(options.cases, one, options.beside * gpus_of(run))
+    on_gpus(cases, one, beside * gpus_of(run))
     print(summary(cells.data["cells"]))
     return 0
 
@@ -386,7 +391,3 @@ def summary(cells: dict[str, Any]) -> str:
             f"{sum(is_emptied(cell) for cell in own)} whose cache was emptied at last"
         )
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

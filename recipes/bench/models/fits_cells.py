@@ -1,8 +1,8 @@
 """What `ssdtrain fits` foretells, and then what an H100 measures, cell by cell.
 
-    python -m recipes.bench.models.fits_cells --predict    # no GPU; commit it first
-    python -m recipes.bench.models.fits_cells              # one H100, four minutes
-    python -m recipes.bench.models.fits_cells --tiny --out cells.json    # any machine
+    python -m recipes.bench models.fits_cells --predict    # no GPU; commit it first
+    python -m recipes.bench models.fits_cells              # one H100, four minutes
+    python -m recipes.bench models.fits_cells --tiny --out cells.json    # any machine
 
 A cell is a model of some layers, its tokens, and plain training, checkpointing of every
 layer or selective checkpointing. One model at a time is built from random weights; a
@@ -13,11 +13,9 @@ step is forward, backward and AdamW. The prediction of a cell is read from the f
 import gc
 import json
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +23,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional as F
 
-from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.harness.cells import Cells
+from recipes.bench.harness.cli import Bench, UsageError
 from recipes.bench.models.real_row import selective_contexts
 from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.report.build_public import (
@@ -202,11 +201,11 @@ def measure(cells: Cells, device: torch.device, points: list[str], tiny: bool) -
             continue
         if point.model != built:
             side = None
-            _empty(device)
+            gc.collect()
+            torch.cuda.empty_cache()
             side, built = Side(point, device), point.model
         for mode in missing:
-            cells.run(f"{text}/{mode}", partial(_cell, side, mode, point.tokens))
-            _empty(device)
+            cells.run(f"{text}/{mode}", _cell, side, mode, point.tokens)
 
 
 def _cell(side: Side | None, mode: str, tokens: int) -> dict[str, Any]:
@@ -214,12 +213,6 @@ def _cell(side: Side | None, mode: str, tokens: int) -> dict[str, Any]:
         raise RuntimeError("a model is built before its cells")
     side.set_mode(mode)
     return side.measured(tokens)
-
-
-def _empty(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def compared(
@@ -276,41 +269,34 @@ def told(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Predict, or measure and compare."""
-    parser = arguments(__doc__, 225.0, "models/fits_cells")
-    parser.add_argument("--predict", action="store_true", help="no GPU; write it first")
-    parser.add_argument("--predicted", type=Path, default=PREDICTED)
-    parser.add_argument("--only", default="", help="points whose text has this in it")
-    parser.add_argument("--tiny", action="store_true", help="every path, on a CPU")
-    args = parser.parse_args(argv)
-    points = [text for text in POINTS if args.only in text]
-    if args.predict:
-        found = {}
-        for text in points:
-            found[text] = predicted(point_of(text, tiny=args.tiny))
-            print(text, found[text], flush=True)
+def main(
+    bench: Bench,
+    *,
+    predict: bool = False,
+    predictions: Path = PREDICTED,
+    points: str = "",
+    tiny: bool = False,
+) -> None:
+    """Predict, or measure and compare.
+
+    Args:
+        predict: no GPU; write it first
+        predictions: where they are
+        points: whose text has this in it
+        tiny: every path, on a CPU
+    """
+    wanted = [text for text in POINTS if points in text]
+    if predict:
+        found = {text: predicted(point_of(text, tiny=tiny)) for text in wanted}
         written = {"gpu": GPU, "cells": found}
-        args.predicted.write_text(json.dumps(written, indent=1) + "\n")
-        return 0
-    foretold = json.loads(args.predicted.read_text(encoding="utf-8"))["cells"]
-    if not args.tiny and (lacking := [text for text in points if text not in foretold]):
-        print(
-            f"expected predictions of {lacking}; run --predict first", file=sys.stderr
-        )
-        return 2
-    device = torch.device("cpu" if args.tiny else "cuda")
-    cells = Cells(args.out, args.budget_s, {"tiny": args.tiny})
-    measure(cells, device, points, args.tiny)
+        predictions.write_text(json.dumps(written, indent=1) + "\n")
+        return
+    foretold = json.loads(predictions.read_text(encoding="utf-8"))["cells"]
+    if not tiny and (lacking := [text for text in wanted if text not in foretold]):
+        raise UsageError(f"expected predictions of {lacking}; run --predict first")
+    cells = bench.cells({"tiny": tiny})
+    device = torch.device("cpu") if tiny else bench.device
+    measure(cells, device, wanted, tiny)
     print(told(list(compared(cells.data["cells"], foretold))))
-    missing = [t for t in points for mode in MODES if f"{t}/{mode}" not in cells]
-    print(
-        f"{len(missing)} cells are missing; run it again"
-        if missing
-        else "all cells ran"
-    )
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    missing = [t for t in wanted for mode in MODES if f"{t}/{mode}" not in cells]
+    print(f"{len(missing)} cells are missing" if missing else "all cells ran")

@@ -1,13 +1,12 @@
 """What `ssdtrain fits` foretells, beside what was measured.
 
-    python -m recipes.bench.models.foretold [--out foretold.json] [--most N]
+    python -m recipes.bench models.foretold [--out foretold.json] [--most N]
 
 The measured rows are those of `recipes/bench/results/models/real_models*.json` that
 train on one GPU without a compiler, with everything kept (`keep`) or under
 transformers' checkpointing (`gc`). No GPU is needed.
 """
 
-import argparse
 import json
 import statistics
 from collections.abc import Iterator
@@ -100,14 +99,15 @@ def errors(rows: list[Measured]) -> Iterator[dict[str, Any]]:
         }
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Compare, print and, where asked for, write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", help="write the rows (JSON)")
-    parser.add_argument("--most", type=int, help="only so many rows")
-    args = parser.parse_args(argv)
+def main(*, out: Path | None = None, most: int | None = None) -> None:
+    """Compare, print and, where asked for, write.
+
+    Args:
+        out: write the rows (JSON)
+        most: only so many rows
+    """
     found = []
-    for row in errors(measured()[: args.most]):
+    for row in errors(measured()[:most]):
         found.append(row)
         print(
             f"{row['gpu']} {row['cell']:28} {row['column']:5} "
@@ -118,10 +118,5 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("step_error", "peak_error"):
         off = [abs(row[name]) for row in found]
         print(f"{name}: median {statistics.median(off):.3f}, worst {max(off):.3f}")
-    if args.out:
-        Path(args.out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    if out:
+        out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -14,27 +14,23 @@ minute is slower than at first. Memory that torch would fill with NaN for the sa
 deterministic kernels is not filled, neither in the plain graph nor in the others. No
 profiler may have run in the process: it slows whatever is launched later.
 
-    python -m recipes.bench.models.graphs --layers 28 --tokens 2048
+    python -m recipes.bench models.graphs --layers 28 --tokens 2048
 """
 
 import gc
 import itertools
 import os
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recipes.bench.common.cells import Cells, arguments
-from recipes.bench.models.requests import save_request
+from recipes.bench.harness import cli
 
 HIDDEN, HEADS, GROUPS, HEAD, INSIDE = 2048, 16, 8, 128, 6144
 SETTLED_WITHIN_S = 40.0
@@ -190,7 +186,7 @@ def inputs_of(x: Tensor, number: int) -> Tensor:
     return torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=draw)
 
 
-class Bench:
+class Side:
     """The model, its plain graph, and rows beside it."""
 
     def __init__(
@@ -211,12 +207,8 @@ class Bench:
         self.plain = Captured(self.model, self.x)
         (self.plain_ms,) = ms_of(self.plain.graph.replay, count=count)
 
-    def row(self, name: str, save: Path | None) -> dict[str, Any]:
-        """One graph with ssdtrain in it.
-
-        Args:
-            save: folder for what it was planned by.
-        """
+    def row(self, name: str) -> dict[str, Any]:
+        """One graph with ssdtrain in it."""
         import ssdtrain
 
         model, x, plain = self.model, self.x, self.plain
@@ -226,8 +218,6 @@ class Bench:
             began = time.perf_counter()
             graph_plan, report = told(session.graph_plan), session.last_step
             planned_s = time.perf_counter() - began
-            if save is not None:
-                save_request(session, save, name)
             began = time.perf_counter()
             ours = Captured(model, x)
             capture_s = time.perf_counter() - began
@@ -268,35 +258,26 @@ class Bench:
         return ROWS[name]
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(
+    bench: cli.Bench,
+    *,
+    layers: int = 28,
+    tokens: int = 2048,
+    replays: int = 50,
+    rows: tuple[str, ...] = tuple(ROWS),
+    budget_share: float = BUDGET_SHARE,
+) -> None:
     """Measure and write the results."""
-    parser = arguments(__doc__, 170, "models/graphs")
-    parser.add_argument("--layers", type=int, default=28)
-    parser.add_argument("--tokens", type=int, default=2048)
-    parser.add_argument("--replays", type=int, default=50)
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
-    parser.add_argument("--budget-share", type=float, default=BUDGET_SHARE)
-    told = "folder for what plans were searched in"
-    parser.add_argument("--save", type=Path, help=told)
-    options = parser.parse_args(argv)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
-    settings = {name: getattr(options, name) for name in ("layers", "tokens")}
-    settings["budget_share"] = options.budget_share
+    settings = {"layers": layers, "tokens": tokens, "budget_share": budget_share}
     # Ratios are to the plain graph of the same process.
-    cells = Cells(options.out, options.budget_s, settings, anew=True)
-    bench = Bench(options.layers, options.tokens, options.replays, options.budget_share)
-    plain = {"step_ms": bench.plain_ms, "pool_gb": bench.plain.pool_gb}
-    plain["peak_gb"] = bench.plain.peak_gb
-    cells.run("eager", lambda: {"step_ms": bench.eager_ms})
-    cells.run("graph", lambda: plain)
-    for name in options.rows:
-        run = partial(bench.row, name, options.save)
-        cells.run(name, run, limit_s=SETTLED_WITHIN_S + 25)
+    cells = bench.cells(settings, anew=True)
+    side = Side(layers, tokens, replays, budget_share)
+    plain = {"step_ms": side.plain_ms, "pool_gb": side.plain.pool_gb}
+    cells.run("eager", lambda: {"step_ms": side.eager_ms})
+    cells.run("graph", lambda: {**plain, "peak_gb": side.plain.peak_gb})
+    for name in rows:
+        cells.run(name, side.row, name, limit_s=SETTLED_WITHIN_S + 25)
         torch.cuda.synchronize()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,20 +10,18 @@ A model of fewer layers stands for the whole one: its limit is what its own weig
 gradients and optimizer take, one layer's transients, and its layers' part of the rest.
 The loss is Liger's fused one everywhere. One process a GPU.
 
-    python -m recipes.bench.models.grid --budget-s 100
-    python -m recipes.bench.models.grid --cells qwen3-4b:36/full/1x8k@40 --grid 4
-    python -m recipes.bench.models.grid --device cpu --tiny     # every path, no limit
+    python -m recipes.bench models.grid --budget-s 100
+    python -m recipes.bench models.grid --names qwen3-4b:36/full/1x8k@40 --grid 4
+    python -m recipes.bench models.grid --device cpu --tiny     # every path, no limit
 """
 
 import itertools
 import statistics
-import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
-from recipes.bench.common.cells import Cells, arguments
-from recipes.bench.common.forked import answer_of
-from recipes.bench.common.gpus import on_gpus
+from recipes.bench.harness.cli import Bench, UsageError
+from recipes.bench.harness.processes import answer_of, on_gpus
 from recipes.bench.models import fits
 from recipes.bench.models.predictions import searched
 from recipes.bench.models.real_build import fuse_the_loss
@@ -181,47 +179,47 @@ def summary(cells: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run what is missing."""
-    parser = arguments(__doc__, 100, "models/grid")
-    parser.add_argument("--cells", nargs="+", default=list(CELLS))
-    parser.add_argument("--grid", type=int, default=4, help="of the first cells")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of its steps")
-    parser.add_argument("--most-seconds", type=float, default=30.0, help="to a plan")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="narrow, few tokens")
-    options = parser.parse_args(argv)
-    for name in options.cells:
-        try:
-            split(name)
-        except ValueError as error:
-            parser.error(str(error))
-    settings = {"device": options.device, "tiny": options.tiny, "grid": options.grid}
-    cells = Cells(options.out, options.budget_s, settings)
-    run = Run(device=options.device, tiny=options.tiny)
+def main(
+    bench: Bench,
+    *,
+    names: tuple[str, ...] = CELLS,
+    grid: int = 4,
+    seconds: float = 10.0,
+    most_seconds: float = 30.0,
+    tiny: bool = False,
+) -> None:
+    """Run what is missing.
+
+    Args:
+        grid: of so many cells, the first ones
+        seconds: of its steps
+        most_seconds: to a plan
+        tiny: narrow, few tokens
+    """
+    try:
+        limits = {name: limit_bytes(*split(name)) for name in names}
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    device = bench.device.type
+    cells = bench.cells({"device": device, "tiny": tiny, "grid": grid})
+    run = Run(device=device, tiny=tiny)
 
     def one(name: str, gpu: str) -> None:
-        most_s = min(options.most_seconds, cells.left_s() - fits.START_S)
+        most_s = min(most_seconds, cells.left_s() - fits.START_S)
         if name in cells or most_s < fits.LEAST_SECONDS:
             return
-        on_gpu = run.device == "cuda"
         own = replace(
             run,
-            seconds=min(options.seconds, most_s),
+            seconds=min(seconds, most_s),
             most_seconds=most_s,
-            limit_bytes=limit_bytes(*split(name)) if on_gpu else None,
+            limit_bytes=limits[name] if device == "cuda" else None,
             gpu=gpu,
-            grid=options.cells.index(name) < options.grid,
+            grid=names.index(name) < grid,
         )
         limit_s = min(cells.left_s(), (5 if own.grid else 3) * most_s)
         found = answer_of(measure, (name, own), limit_s, fits.PRELOAD)
         if not fits.is_cut(found, cells):
             cells.record(name, found | {"limit_gb": (own.limit_bytes or 0) / GB})
 
-    on_gpus(options.cells, one, fits.gpus_of(run))
+    on_gpus(names, one, fits.gpus_of(run))
     print(summary(cells.data["cells"]))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,15 +10,14 @@ once more, as a device that has worked for some seconds may be slower. What a st
 should take is the plain step of the same length times the trace's own median ratio.
 Each trace has its share of the time that is left when it begins.
 
-    python -m recipes.bench.models.lengths --documents lengths.json
-    python -m recipes.bench.models.lengths --model tiny --device cpu --most 64 \\
+    python -m recipes.bench models.lengths --documents lengths.json
+    python -m recipes.bench models.lengths --model tiny --device cpu --most 64 \\
         --documents lengths.json
 """
 
 import itertools
 import random
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from typing import Any
 
 import torch
 
-from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.harness import cli
 from recipes.bench.models.real_build import build
 from recipes.bench.models.real_catalogue import row_of
 from recipes.bench.models.real_row import (
@@ -38,7 +37,6 @@ from recipes.bench.models.real_row import (
     document_lengths,
     packed,
 )
-from recipes.bench.models.requests import save_request
 
 NUM_STEPS = {"constant": 12, "drawn": 18, "packed": 18}
 """Of each trace."""
@@ -174,7 +172,7 @@ def compared(
     return found
 
 
-class Bench:
+class Side:
     """The model, its plain times, and sessions on it."""
 
     def __init__(
@@ -201,14 +199,12 @@ class Bench:
         share: float,
         trace_s: float,
         note: Callable[[dict[str, Any]], None],
-        save: Path | None = None,
     ) -> dict[str, Any]:
         """One trace under a session of its own.
 
         Args:
             trace_s: time for all of it.
             note: is told what is known before the session begins.
-            save: folder for what it was planned by.
         """
         import ssdtrain
 
@@ -234,8 +230,6 @@ class Bench:
                 note({"budget_gb": budget_bytes / 1e9, **peaks, **history.figures()})
                 raise
             found = compared(trace, plain_ms, done, budget_bytes)
-            if save is not None:
-                save_request(session, save, name)
             report = session.last_step
             found |= {
                 **history.figures(),
@@ -247,36 +241,31 @@ class Bench:
         return {**plain, **found, "plain_later_s": sum(later_ms) / 1e3}
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure the traces that are missing."""
-    parser = arguments(__doc__, 110, "models/lengths")
-    parser.add_argument("--model", default="qwen3-4b:12")
-    parser.add_argument("--most", type=int, default=8192, help="tokens of a step")
-    parser.add_argument("--share", type=float, default=0.5, help="of the plain peak")
-    parser.add_argument("--limit-s", type=float, default=25.0, help="of a trace")
-    parser.add_argument("--documents", type=Path, required=True)
-    parser.add_argument("--traces", nargs="+", choices=sorted(NUM_STEPS))
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    told = "folder for what plans were searched in"
-    parser.add_argument("--save", type=Path, help=told)
-    options = parser.parse_args(argv)
-    names = ("model", "most", "share", "device")
-    settings = {name: getattr(options, name) for name in names}
+def main(
+    bench: cli.Bench,
+    *,
+    documents: Path,
+    model: str = "qwen3-4b:12",
+    most: int = 8192,
+    share: float = 0.5,
+    limit_s: float = 25.0,
+    traces: tuple[str, ...] = tuple(NUM_STEPS),
+) -> None:
+    """Measure the traces.
+
+    Args:
+        most: tokens of a step
+        share: of the plain peak
+        limit_s: of a trace
+    """
+    settings = {"model": model, "most": most, "share": share}
     # Ratios are to the plain steps of the same process.
-    cells = Cells(options.out, options.budget_s, settings, anew=True)
+    cells = bench.cells({**settings, "device": bench.device.type}, anew=True)
     # A share of the plain peak of the longest step of all: budgets are alike, however
     # many of the traces are run here.
-    traces = traces_of(options.most, document_lengths(options.documents))
-    bench = Bench(options.model, traces, torch.device(options.device))
-    names_of_traces = options.traces or list(traces)
-    for at, name in enumerate(names_of_traces):
-        own_s = max(0.0, cells.left_s()) / (len(names_of_traces) - at)
-        trace_s = min(options.limit_s, own_s)
-        note = partial(cells.note, name)
-        work = partial(bench.trace, name, options.share, trace_s, note, options.save)
-        cells.run(name, work, limit_s=max(1.0, 1.3 * own_s))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    side = Side(model, traces_of(most, document_lengths(documents)), bench.device)
+    for at, name in enumerate(traces):
+        own_s = max(0.0, cells.left_s()) / (len(traces) - at)
+        trace_s, note = min(limit_s, own_s), partial(cells.note, name)
+        limit = max(1.0, 1.3 * own_s)
+        cells.run(name, side.trace, name, share, trace_s, note, limit_s=limit)

@@ -8,25 +8,20 @@ in forward and backward: weights, gradients, optimizer and activations. Plain st
 timed first and last: a device that has worked for some seconds may be slower than in
 those that plans were made by.
 
-    python -m recipes.bench.models.predictions --budget-s 150
-    python -m recipes.bench.models.predictions --rows tiny/full/32 --device cpu
+    python -m recipes.bench models.predictions --budget-s 150
+    python -m recipes.bench models.predictions --rows tiny/full/32 --device cpu
 """
 
-import gc
 import statistics
-import sys
 import time
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.harness.cli import Bench
 from recipes.bench.models.real_build import build
 from recipes.bench.models.real_catalogue import Row, num_tokens, row_of
 from recipes.bench.models.real_row import Step, Trainer
-from recipes.bench.models.requests import save_request
 
 ROWS = (
     "qwen3-1.7b:8/full/2k",
@@ -164,15 +159,12 @@ def peak_of(profile: Any, plan: Any) -> str:
     return f"{mark.phase.value} {item.name} of {item.module}, {others}"
 
 
-def row(
-    own: Row, device: torch.device, count: int, limit_s: float, save: Path | None
-) -> dict[str, Any]:
+def row(own: Row, device: torch.device, count: int, limit_s: float) -> dict[str, Any]:
     """All plans of one model and length.
 
     Args:
         count: timed steps of a plan.
         limit_s: to observe.
-        save: folder for what the plans were searched in.
     """
     import ssdtrain
 
@@ -192,8 +184,6 @@ def row(
     with ssdtrain.offload(model, **more) as session:
         found["num_observed"] = observed(trainer, num, session, limit_s)
         found["settled"] = session.is_settled
-        if save is not None:
-            save_request(session, save, own.name)
         # A CPU's tensors are counted nowhere: then of what the plan says they need.
         most = plain_bytes or session.plan.prediction.keep_peak_bytes
         goals = goals_of(most)
@@ -210,28 +200,23 @@ def row(
     return found
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure the rows that are missing."""
-    parser = arguments(__doc__, 150, "models/predictions")
-    parser.add_argument("--rows", nargs="+", default=list(ROWS))
-    parser.add_argument("--steps", type=int, default=5, help="timed ones of a plan")
-    parser.add_argument("--limit-s", type=float, default=6.0, help="to observe a row")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    told = "folder for what plans were searched in"
-    parser.add_argument("--save", type=Path, help=told)
-    options = parser.parse_args(argv)
-    settings = {"device": options.device, "steps": options.steps, "marks": MARKS}
-    cells = Cells(options.out, options.budget_s, settings)
-    device = torch.device(options.device)
-    for name in options.rows:
+def main(
+    bench: Bench,
+    *,
+    rows: tuple[str, ...] = tuple(ROWS),
+    steps: int = 5,
+    limit_s: float = 6.0,
+) -> None:
+    """Measure the rows that are missing.
+
+    Args:
+        steps: timed ones of a plan
+        limit_s: to observe a row
+    """
+    settings = {"device": bench.device.type, "steps": steps, "marks": MARKS}
+    cells = bench.cells(settings)
+    device = bench.device
+    for name in rows:
         own = row_of(f"{name}/eager/ours")
-        work = partial(row, own, device, options.steps, options.limit_s, options.save)
-        cells.run(name, work, limit_s=8 * options.limit_s + 10)
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        limit = 8 * limit_s + 10
+        cells.run(name, row, own, device, steps, limit_s, limit_s=limit)

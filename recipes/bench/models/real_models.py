@@ -9,33 +9,25 @@ limit; a rerun goes on. `peak` is the most that forward and backward need above 
 level before the step, gradients allocated. With `--share` all GPUs are at work, a model
 and way to run it on each; every row has its share of the cores.
 
-    python -m recipes.bench.models.real_models --list
-    python -m recipes.bench.models.real_models --only 'qwen3-4b/full/8k/eager/*'
-    python -m recipes.bench.models.real_models --rows qwen3-4b:24/full/8k/eager/gc
-    python -m recipes.bench.models.real_models --only '*/512/*'    # the host's time
-    python -m recipes.bench.models.real_models --only '*limit=*' '*/gc'  # does it fit?
+    python -m recipes.bench models.real_models --names
+    python -m recipes.bench models.real_models --only 'qwen3-4b/full/8k/eager/*'
+    python -m recipes.bench models.real_models --rows qwen3-4b:24/full/8k/eager/gc
+    python -m recipes.bench models.real_models --only '*/512/*'    # the host's time
+    python -m recipes.bench models.real_models --only '*limit=*' '*/gc'  # does it fit?
 """
 
-import argparse
-import contextlib
 import math
-import multiprocessing
 import os
-import socket
-import sys
-import time
-import traceback
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import partial
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from recipes.bench.common.cells import RESULTS, Cells
-from recipes.bench.common.gpus import Gpus, visible_gpus
+from recipes.bench.harness.cells import Cells
+from recipes.bench.harness.cli import Bench, UsageError
+from recipes.bench.harness.processes import Gpus, answer_of, visible_gpus
 from recipes.bench.models.real_catalogue import (
     HOST_TOKENS,
     RELATIVE,
@@ -45,17 +37,6 @@ from recipes.bench.models.real_catalogue import (
     row_of,
 )
 from recipes.bench.models.real_row import Run, measure
-
-PRELOAD = [
-    "torch",
-    "transformers.models.qwen3.modeling_qwen3",
-    "transformers.models.qwen3_moe.modeling_qwen3_moe",
-    "transformers.models.mistral.modeling_mistral",
-    "recipes.bench.models.real_row",
-]
-"""Imported once, in the process that every row is forked from. None is ssdtrain, and
-none may touch CUDA (Liger does), which does not survive a fork."""
-POISONED = "CUDA was initialized before the fork"
 
 
 @dataclass(frozen=True)
@@ -81,116 +62,10 @@ ALL = Part()
 
 
 def in_process(row: Row, run: Run, limit_s: float, part: Part = ALL) -> dict[str, Any]:
-    """Measure a row in fresh processes, one a rank.
-
-    Raises:
-        TimeoutError: it took longer. RuntimeError: a process ended without an answer.
-    """
-    # Asked through NVML, whether there is a GPU does not initialize CUDA.
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    until = time.monotonic() + limit_s
-    found = _started("forkserver", row, run, until, part)
-    if found.get("error") == POISONED:
-        print(f"{POISONED}: the row starts from nothing", flush=True)
-        found = _started("spawn", row, run, until, part)
-    return found
-
-
-def _started(
-    method: str, row: Row, run: Run, until: float, part: Part
-) -> dict[str, Any]:
-    context = multiprocessing.get_context(method)
-    if method == "forkserver":
-        context.set_forkserver_preload(PRELOAD)
-    num_ranks = row.mode.num_ranks
-    shared = {
-        "WORLD_SIZE": str(num_ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
-        # One host: no name has to be looked up.
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "lo",
-    }
-    if part.gpus:
-        shared["CUDA_VISIBLE_DEVICES"] = ",".join(part.gpus)
-    ends, processes = [], []
-    for rank in range(num_ranks):
-        here, there = context.Pipe(duplex=False)
-        own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        process = context.Process(target=_rank, args=(row, run, own, part, there))
-        process.start()
-        there.close()
-        ends.append(here)
-        processes.append(process)
-    try:
-        return _answer(row, ends, until)
-    finally:
-        for process in processes:
-            if row.mode.has_mesh or process.exitcode is None:
-                process.join(2)
-            if process.is_alive():
-                process.kill()
-            process.join()
-
-
-def _answer(row: Row, ends: list[Connection], until: float) -> dict[str, Any]:
-    """What rank 0 says, once every rank has spoken or one has failed."""
-    found: dict[str, Any] = {}
-    waiting = list(ends)
-    while waiting:
-        ready = wait(waiting, max(until - time.monotonic(), 0))
-        if not ready:
-            raise TimeoutError(f"{row.name} took too long")
-        for end in ready:
-            assert isinstance(end, Connection)
-            waiting.remove(end)
-            try:
-                said = end.recv()
-            except EOFError:
-                raise RuntimeError(f"{row.name}: a process ended early") from None
-            if "error" in said:
-                return dict(said)
-            if end is ends[0]:
-                found = said
-    return found
-
-
-def _rank(
-    row: Row,
-    run: Run,
-    environment: dict[str, str],
-    part: Part,
-    answer: Connection,
-) -> None:
-    """One rank of one row."""
-    os.environ.update(environment)
-    if part.cores:
-        os.sched_setaffinity(0, part.cores)
-    import torch
-
-    try:
-        poisoned = torch.cuda._is_in_bad_fork()
-        found = {"error": POISONED} if poisoned else measure(row, run)
-    except torch.OutOfMemoryError as error:
-        found = {"error": f"out of memory: {error}"[:300]}
-    except Exception as error:
-        where = traceback.format_exc().splitlines()[-8:]
-        text = f"{type(error).__name__}: {error}"[:500]
-        found = {"error": text, "traceback": where}
-    answer.send(found)
-    answer.close()
-    if row.mode.has_mesh and torch.distributed.is_initialized():
-        with contextlib.suppress(Exception):
-            # Rank 0 holds the store that the others' watchdogs ask.
-            if "error" not in found:
-                torch.distributed.barrier()
-            torch.distributed.destroy_process_group()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Measure a row in fresh processes, one a rank; what goes wrong as `error`."""
+    ranks = row.mode.num_ranks
+    places = {"ranks": ranks, "gpus": part.gpus, "cores": part.cores}
+    return answer_of(measure, (row, run), limit_s, PRELOAD, **places)
 
 
 def given_bytes(row: Row, cells: dict[str, Any]) -> dict[str, int]:
@@ -237,40 +112,6 @@ def over_baseline(cells: dict[str, Any]) -> None:
             cell["host_us_per_saved"] = excess_us / sum(plain["num_saved"].values())
 
 
-def table(cells: dict[str, Any]) -> str:
-    """A line a row."""
-    head = f"{'row':64} {'ms':>8} {'ratio':>6} {'peak':>6} {'pred ms':>8} {'GB':>5}"
-    lines = [f"{head} {'all':>5} {'host':>6} {'us':>6}"]
-    for name, cell in cells.items():
-        if "step_ms" not in cell:
-            lines.append(f"{name:64} {cell.get('error', '?')[:60]}")
-            continue
-        lines.append(
-            f"{name:64} {cell['step_ms']:8.1f} {cell.get('step_ratio', 0):6.3f} "
-            f"{cell['peak_gb']:6.2f} {cell.get('predicted_ms', 0):8.1f} "
-            f"{cell.get('predicted_gb', 0):5.1f} {cell['reserved_gb']:5.1f} "
-            f"{cell.get('host_ms', 0):6.1f} {cell.get('host_us_per_saved', 0):6.1f}"
-        )
-    return "\n".join(lines)
-
-
-def chosen(options: argparse.Namespace) -> list[Row]:
-    """The rows that the command line names.
-
-    Raises:
-        ValueError: a row that cannot be.
-    """
-    rows = [row_of(name) for name in options.rows]
-    if options.only or not rows:
-        wanted = options.only or ["*"]
-        rows += [
-            row
-            for row in catalogue()
-            if any(fnmatchcase(row.name, pattern) for pattern in wanted)
-        ]
-    return rows
-
-
 def by_cell(rows: Sequence[Row]) -> list[list[Row]]:
     """Rows that are relative to one another, in their order; those of most ranks first,
     as they wait for several GPUs."""
@@ -291,7 +132,7 @@ def run_rows(
             print(missing, flush=True)
             continue
         most_s = min(limit_s, cells.left_s())
-        cells.run(row.name, partial(started, row, run, given, most_s, part))
+        cells.run(row.name, started, row, run, given, most_s, part)
         cells.revise(over_baseline)
 
 
@@ -315,53 +156,67 @@ def run_shared(
         list(pool.map(one, by_cell(rows)))
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the rows that are missing."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--list", action="store_true", help="name the rows, run none")
-    parser.add_argument("--only", nargs="+", default=[], help="patterns of row names")
-    parser.add_argument("--rows", nargs="+", default=[], help="rows by name, any")
-    parser.add_argument("--seconds", type=float, default=600, help="for all rows")
-    parser.add_argument("--limit-s", type=float, default=90, help="for one row")
-    parser.add_argument("--steps", type=int, default=5, help="timed ones of a row")
-    parser.add_argument("--host-steps", type=int, default=5, help="0: no host times")
-    told = "then steps are timed, settled or not"
-    parser.add_argument("--warm-up-s", type=float, default=math.inf, help=told)
-    told = "rows of several models at a time, on all GPUs"
-    parser.add_argument("--share", action="store_true", help=told)
-    told = "ask the device's profiler how much of a forward it waits"
-    parser.add_argument("--profiles", action="store_true", help=told)
-    told = "folder for the profiles and plans of ours (`ssdtrain plan --profile`)"
-    parser.add_argument("--save", type=Path, help=told)
-    parser.add_argument("--lengths", type=Path, help="documents of the rows `text`")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS / "models" / "real_models.json"
-    )
-    options = parser.parse_args(argv)
+def main(
+    bench: Bench,
+    *,
+    names: bool = False,
+    rows: tuple[str, ...] = (),
+    limit_s: float = 90,
+    steps: int = 5,
+    host_steps: int = 5,
+    warm_up_s: float = math.inf,
+    share: bool = False,
+    save: Path | None = None,
+    lengths: Path | None = None,
+) -> None:
+    """Run the rows that are missing, of the catalogue those that `--only` names.
+
+    Args:
+        names: print the rows, run none
+        rows: by name, any
+        limit_s: for one row
+        steps: timed ones of a row
+        host_steps: 0: no host times
+        warm_up_s: then steps are timed, settled or not
+        share: rows of several models at a time, on all GPUs
+        save: folder for the profiles and plans of ours (`ssdtrain plan --profile`)
+        lengths: documents of the rows `text`
+    """
     try:
-        rows = chosen(options)
+        chosen = [row_of(name) for name in rows]
     except ValueError as error:
-        parser.error(str(error))
-    if options.list:
-        print(*(row.name for row in rows), sep="\n")
-        return 0
+        raise UsageError(str(error)) from error
+    if bench.only or not rows:
+        wanted = bench.only or ("*",)
+        chosen += [
+            row
+            for row in catalogue()
+            if any(fnmatchcase(row.name, pattern) for pattern in wanted)
+        ]
+    bench.only = ()
+    if names:
+        print(*(row.name for row in chosen), sep="\n")
+        return
+    device = bench.device.type
     run = Run(
-        *(options.steps, options.host_steps, options.lengths, options.device),
-        warm_up_s=options.warm_up_s,
-        profiles=options.profiles,
-        save=options.save,
+        *(steps, host_steps, lengths, device),
+        warm_up_s=warm_up_s,
+        save=save,
     )
-    settings = {"device": options.device, "host_tokens": HOST_TOKENS}
-    cells = Cells(options.out, options.seconds, settings)
-    if options.share:
-        gpus = visible_gpus() if options.device == "cuda" else ["0", "1"]
-        run_shared(rows, run, options.limit_s, cells, gpus)
+    cells = bench.cells({"device": device, "host_tokens": HOST_TOKENS})
+    if share:
+        gpus = visible_gpus() if device == "cuda" else ["0", "1"]
+        run_shared(chosen, run, limit_s, cells, gpus)
     else:
-        run_rows(rows, run, options.limit_s, cells)
-    print(table(cells.data["cells"]))
-    return 0
+        run_rows(chosen, run, limit_s, cells)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+PRELOAD = (
+    "torch",
+    "transformers.models.qwen3.modeling_qwen3",
+    "transformers.models.qwen3_moe.modeling_qwen3_moe",
+    "transformers.models.mistral.modeling_mistral",
+    "recipes.bench.models.real_row",
+)
+"""Imported once, in the process that every row is forked from. None is ssdtrain, and
+none may touch CUDA (Liger does), which does not survive a fork."""

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from recipes.bench.models import idle
 from recipes.bench.models.real_build import build
 from recipes.bench.models.real_catalogue import (
     KIB,
@@ -34,7 +33,6 @@ from recipes.bench.models.real_catalogue import (
     settings_of,
     shape_of,
 )
-from recipes.bench.models.requests import save_request
 
 MOST_WARM_UP_STEPS = 100
 LEAST_WARM_UP_STEPS = 3
@@ -66,8 +64,6 @@ class Run:
     """What the process may reserve on the device."""
     warm_up_s: float = math.inf
     """Steps are timed from then on, settled or not: the row says which."""
-    profiles: bool = False
-    """Whether the profiler is asked, last of all, how much of a forward is waiting."""
     save: Path | None = None
     """Folder for what the rows of ours observed and planned: FILE of `ssdtrain plan
     --profile FILE`, which searches again without a GPU."""
@@ -107,20 +103,9 @@ def measure(row: Row, run: Run) -> dict[str, Any]:
             found["num_saved"] = trainer.num_saved(lengths[0])
         if run.num_host_steps:
             found |= trainer.host_times(lengths[0], run.num_host_steps)
-        if run.profiles and device.type == "cuda":
-            found |= profiled(trainer, lengths[0])
     if not row.is_ours and "ssdtrain" in sys.modules:
         raise RuntimeError("a peer's row imported ssdtrain")
     return found
-
-
-def profiled(trainer: "Trainer", num: int) -> dict[str, Any]:
-    """How much of a forward the device waits; what was measured before is not lost with
-    a profiler that saw other kernels than it should have."""
-    try:
-        return {"forward_idle": trainer.idle_share(num)}
-    except Exception as error:  # whatever it is, it is told
-        return {"profiler_error": f"{type(error).__name__}: {error}"[:300]}
 
 
 def lengths_of(row: Row, run: Run) -> list[int]:
@@ -256,19 +241,6 @@ class Trainer:
             self._clear()
         self._wait()
         return {"host_ms": statistics.median(found), "host_least_ms": min(found)}
-
-    def idle_share(self, num: int) -> float:
-        """The part of a forward in which the device waits."""
-
-        def step(mark: Callable[[], None]) -> None:
-            mark()
-            loss = self.forward(num)
-            mark()
-            loss.backward()
-            self._optimizer.step()
-            self._clear()
-
-        return idle.measured(step)
 
     def num_saved(self, num: int) -> dict[str, int]:
         """Handles that autograd takes in a forward: of parameters, of other tensors."""
@@ -412,7 +384,7 @@ def save_observed(session: Any, folder: Path, row: Row) -> None:
     from ssdtrain.plan.plan import PLAN_FILE
     from ssdtrain.plan.profile import PROFILE_FILE
 
-    save_request(session, folder, row.name)
+    folder.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^\w.=-]+", "_", row.name)
     if session.profile is not None:
         PROFILE_FILE.write(folder / f"{name}.profile.json", session.profile)
@@ -462,8 +434,11 @@ def checkpoint_layers(model: nn.Module, every: int = 1, **settings: Any) -> None
         layer.gradient_checkpointing = number % every == 0
 
 
-def selective_contexts() -> Any:
-    """Selective checkpointing: attention and every second matrix product are saved."""
+def selective_contexts(first: bool = True) -> Any:
+    """Selective checkpointing: attention and every second matrix product are saved.
+
+    first: whether the first product is one of them.
+    """
     from torch.utils.checkpoint import (
         CheckpointPolicy,
         create_selective_checkpoint_contexts,
@@ -484,7 +459,7 @@ def selective_contexts() -> Any:
             return CheckpointPolicy.MUST_SAVE
         if operator in products:
             counts[context.is_recompute] += 1
-            if counts[context.is_recompute] % 2:
+            if counts[context.is_recompute] % 2 == first:
                 return CheckpointPolicy.MUST_SAVE
         return CheckpointPolicy.PREFER_RECOMPUTE
 

@@ -10,23 +10,22 @@ selective checkpointing (attention and every second product stay) as their budge
 `fit` and `overhead` (max_overhead=0.02) are compared with plain steps. The peak is what
 a step needs above the level before it. A rerun goes on.
 
-    python -m recipes.bench.models.unseen --only 't5/*' 'vit/regions'
+    python -m recipes.bench models.unseen --only 't5/*' 'vit/regions'
 """
 
-import gc
 import itertools
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.harness.cli import Bench
+from recipes.bench.models.real_row import selective_contexts
 
 BLOCKS = 6
 STEPS = 4
@@ -329,44 +328,13 @@ def batch_of(case: Case, model: Any, device: torch.device, *, is_tiny: bool) -> 
     return {"input_ids": ids, "labels": ids}
 
 
-def _stays() -> Any:
-    """Attention and every second product stay, as selective checkpointing has it."""
-    from torch.utils.checkpoint import (
-        CheckpointPolicy,
-        create_selective_checkpoint_contexts,
-    )
-
-    aten = torch.ops.aten
-    attention = {
-        aten._scaled_dot_product_flash_attention.default,
-        aten._scaled_dot_product_efficient_attention.default,
-        aten._scaled_dot_product_cudnn_attention.default,
-        aten._scaled_dot_product_flash_attention_for_cpu.default,
-    }
-    products = {aten.mm.default, aten.addmm.default}
-    count: dict[bool, int] = {False: 0, True: 0}
-
-    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
-        stays = operator in attention
-        if operator in products:
-            count[context.is_recompute] += 1
-            stays = count[context.is_recompute] % 2 == 0
-        return (
-            CheckpointPolicy.MUST_SAVE if stays else CheckpointPolicy.PREFER_RECOMPUTE
-        )
-
-    return create_selective_checkpoint_contexts(policy)
-
-
 def set_base(model: Any, base: str) -> None:
     """Let the model's layers be checkpointed: `plain`, `gc`, `second`, `selective`."""
-    from functools import partial
-
     from torch.utils.checkpoint import checkpoint
 
     options: dict[str, Any] = {"use_reentrant": False}
     if base == "selective":
-        options["context_fn"] = _stays
+        options["context_fn"] = partial(selective_contexts, first=False)
     if isinstance(model, DiffusionTransformer):
         model.checkpoint = None if base == "plain" else partial(checkpoint, **options)
         every = 2 if base == "second" else 1
@@ -503,31 +471,14 @@ def measure(case: Case, way: str, *, is_tiny: bool, warm_s: float) -> dict[str, 
     return found
 
 
-def cells_of(only: list[str]) -> Iterator[tuple[str, str]]:
-    """Case and way of each cell that is asked for."""
+def main(bench: Bench, *, warm_s: float = 22, cpu: bool = False) -> None:
+    """Measure what is asked for.
+
+    Args:
+        warm_s: most of a warm-up
+        cpu: tiny models, to try it
+    """
+    cells = bench.cells({"cpu": cpu})
+    cell = partial(measure, is_tiny=cpu, warm_s=warm_s)
     for way, case in itertools.product(WAYS, CASES):
-        if any(fnmatchcase(f"{case}/{way}", each) for each in only):
-            yield case, way
-
-
-def main() -> None:
-    """Measure what is asked for."""
-    parser = arguments(__doc__, 3600, "models/unseen")
-    parser.add_argument("--only", nargs="*", default=["*"], help="such as 't5/=gc'")
-    parser.add_argument("--warm-s", type=float, default=22, help="most of a warm-up")
-    parser.add_argument("--cpu", action="store_true", help="tiny models, to try it")
-    options = parser.parse_args()
-    cells = Cells(options.out, options.budget_s, {"cpu": options.cpu})
-    for case, way in cells_of(options.only):
-
-        def cell(case: str = case, way: str = way) -> dict[str, Any]:
-            return measure(CASES[case], way, is_tiny=options.cpu, warm_s=options.warm_s)
-
-        cells.run(f"{case}/{way}", cell, 240)
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        cells.run(f"{case}/{way}", cell, CASES[case], way, limit_s=240)

@@ -5,25 +5,18 @@ weights, so the update is left out of the time). Two columns, in one process eac
 compiled engine alone, and with `compile.offload_activation`, which moves only what a
 memory budget asks for: `--memory-gb` is that budget, weights and states included.
 
-    python -m recipes.bench.offload.deep_compile
+    python -m recipes.bench offload.deep_compile
 """
 
-import argparse
-import json
+import os
 import statistics
-import subprocess
 from typing import Any
 
 import torch
 
-from recipes.bench.common.blocks import Blocks
-from recipes.bench.common.cells import (
-    Cells,
-    arguments,
-    child_environment,
-    module_command,
-)
-from recipes.bench.offload.placement import Clock
+from recipes.bench.harness.blocks import Blocks, Clock
+from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.processes import answer_of
 
 NUM_STEPS = 11
 """DeepCompile recompiles at step 5."""
@@ -87,65 +80,35 @@ def measure(engine: Any, batch: int, sequence: int, hidden: int) -> dict[str, An
     }
 
 
-def child(options: argparse.Namespace) -> None:
-    """One column in this process; its JSON is the last line."""
-    hidden, num_layers = map(int, options.size.split("x"))
-    engine = engine_of(options.child, hidden, num_layers, options.batch)
-    found = measure(engine, options.batch, options.sequence, hidden)
-    print(json.dumps(found))
+def main(
+    bench: Bench,
+    *,
+    size: str = "8192x4",
+    batch: int = 16,
+    sequence: int = 1024,
+    memory_gb: float = 1.0,
+    limit_s: float = 120,
+) -> None:
+    """Run the columns that are missing.
+
+    Args:
+        size: hidden x layers
+    """
+    own = {"size": size, "batch": batch, "sequence": sequence, "memory_gb": memory_gb}
+    cells = bench.cells(own)
+    for name in COLUMNS:
+        cells.run(name, answer_of, column, (name, *own.values()), limit_s)
 
 
-def run(options: argparse.Namespace, column: str, port: int) -> dict[str, Any]:
-    """A process of one rank; what it said at the end if it failed."""
-    environment = {
-        **child_environment(),
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "DS_DC_OFFLOAD_ACT_BUDGET_GB": str(options.memory_gb),
-    }
+def column(
+    name: str, size: str, batch: int, sequence: int, memory_gb: float
+) -> dict[str, Any]:
+    """One column in this process."""
+    os.environ["DS_DC_OFFLOAD_ACT_BUDGET_GB"] = str(memory_gb)
     if torch.cuda.is_available():
         # DeepSpeed's builder reads numbers alone: not "9.0a", which an image may set.
         major, minor = torch.cuda.get_device_capability()
-        environment["TORCH_CUDA_ARCH_LIST"] = f"{major}.{minor}"
-    command = module_command("recipes.bench.offload.deep_compile", "--child", column)
-    for name in ("size", "batch", "sequence"):
-        command += [f"--{name}", str(getattr(options, name))]
-    done = subprocess.run(
-        command,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=options.limit_s,
-    )
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        return {"error": said[-1][:300] if said else f"exit code {done.returncode}"}
-    notes = [line for line in done.stdout.splitlines() if "offload_activation" in line]
-    return {**json.loads(done.stdout.splitlines()[-1]), "notes": notes[-2:]}
-
-
-def main() -> None:
-    """Run the columns that are missing."""
-    parser = arguments(__doc__, 240, "offload/deep_compile")
-    parser.add_argument("--size", default="8192x4", help="hidden x layers")
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--sequence", type=int, default=1024)
-    parser.add_argument("--memory-gb", type=float, default=1.0)
-    parser.add_argument("--limit-s", type=float, default=120)
-    parser.add_argument("--child", choices=COLUMNS, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child:
-        child(options)
-        return
-    names = ("size", "batch", "sequence", "memory_gb")
-    settings = {name: getattr(options, name) for name in names}
-    cells = Cells(options.out, options.budget_s, settings)
-    for port, column in enumerate(COLUMNS, 29600):
-        cells.run(column, lambda c=column, p=port: run(options, c, p))
-
-
-if __name__ == "__main__":
-    main()
+        os.environ["TORCH_CUDA_ARCH_LIST"] = f"{major}.{minor}"
+    hidden, num_layers = map(int, size.split("x"))
+    engine = engine_of(name, hidden, num_layers, batch)
+    return measure(engine, batch, sequence, hidden)

@@ -1,7 +1,7 @@
 """Host time of a saved tensor by what becomes of it: kept, moved, rebuilt.
 
-    python -m recipes.bench.offload.host_actions
-    python -m recipes.bench.offload.host_actions --row tiny/full/64/eager/ours \\
+    python -m recipes.bench offload.host_actions
+    python -m recipes.bench offload.host_actions --row tiny/full/64/eager/ours \\
         --device cpu
 
 A stock model whose step the host bounds follows three plans in turns: one tensor of
@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 
-from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.harness.cli import Bench
 from recipes.bench.models.real_build import build
 from recipes.bench.models.real_catalogue import Row, num_tokens, row_of
 from recipes.bench.models.real_row import Run, Trainer, around, trl_context
@@ -234,20 +234,12 @@ def measure(row: Row, device: torch.device, num_steps: int) -> dict[str, Any]:
     return found | solved(over_us, rows)
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(
+    bench: Bench,
+    *,
+    row: str = "qwen3-4b/full/64/eager/ours min_bytes=65536",
+    steps: int = 6,
+) -> None:
     """Measure one row that is not in the file yet."""
-    parser = arguments(__doc__, 200, "offload/host_actions")
-    parser.add_argument("--row", default="qwen3-4b/full/64/eager/ours min_bytes=65536")
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    options = parser.parse_args(argv)
-    device = torch.device(options.device)
-    cells = Cells(options.out, options.budget_s, {"steps": ROUNDS * options.steps})
-    cells.run(
-        options.row,
-        partial(measure, row_of(options.row), device, options.steps),
-    )
-
-
-if __name__ == "__main__":
-    main()
+    cells = bench.cells({"steps": ROUNDS * steps})
+    cells.run(row, measure, row_of(row), bench.device, steps)

@@ -3,7 +3,7 @@
 Each cell is one operator, dtype and shape: the time of a plain copy (the floor), of
 torch's kernel, and of each candidate, and whether a candidate gave the same bytes.
 
-    python -m recipes.bench.offload.recipe_kernels
+    python -m recipes.bench offload.recipe_kernels
 """
 
 import statistics
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.harness.cli import Bench
 from ssdtrain.rebuild import kernels, triton_kernels
 from ssdtrain.rebuild.admission import same_bytes
 
@@ -156,81 +156,61 @@ def mask(source: Tensor) -> dict[str, Any]:
     )
 
 
-def random(*shape: int, dtype: torch.dtype) -> Callable[[torch.device], Tensor]:
-    """Normal numbers, made on the device."""
-    return lambda device: 1.5 * torch.randn(shape, device=device, dtype=dtype)
-
-
 def cases(
     rows: int, widths: tuple[int, ...]
 ) -> dict[str, Callable[[torch.device], Any]]:
     """The cells by name."""
-    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
-    tanh = partial(F.gelu, approximate="tanh")
-    first = widths[0]
+    first, names = widths[0], {"bf16": torch.bfloat16, "fp16": torch.float16}
+    names["fp32"] = torch.float32
     found: dict[str, Callable[[torch.device], Any]] = {}
 
     def add(
-        name: str,
-        source: Callable[[torch.device], Tensor],
-        cell: Callable[..., Any],
-        *more: Any,
+        name: str, cell: Callable[..., Any], dtype: str, *more: Any, wide: int = first
     ) -> None:
-        found[name] = lambda device: cell(source(device), *more)
+        long = 1001 if wide == 777 else rows
 
+        def run(device: torch.device) -> Any:
+            shape = (long, wide)
+            source = 1.5 * torch.randn(shape, device=device, dtype=names[dtype])
+            return cell(source, *more)
+
+        found[f"{name} {dtype} {long}x{wide}"] = run
+
+    gelu, silu = (partial(_of, function) for function in (F.gelu, F.silu))
     for width in widths:
-        add(
-            f"layer norm bf16 {rows}x{width}",
-            random(rows, width, dtype=bf16),
-            norm,
-            True,
-        )
+        add("layer norm", norm, "bf16", True, wide=width)
     for width in widths:
-        name = f"gelu bf16 {rows}x{4 * width}"
-        found[name] = lambda device, w=width: activation(
-            F.gelu, random(rows, 4 * w, dtype=bf16)(device)
-        )
-    add(f"dropout mask bf16 {rows}x{first}", random(rows, first, dtype=bf16), mask)
-    add(f"dropout mask fp32 {rows}x{first}", random(rows, first, dtype=fp32), mask)
-    add(f"widen bf16 {rows}x{first}", random(rows, first, dtype=bf16), widening)
-    add(f"widen fp16 {rows}x{first}", random(rows, first, dtype=fp16), widening)
-    for dtype in (bf16, fp16):
+        add("gelu", gelu, "bf16", wide=4 * width)
+    for dtype in ("bf16", "fp32"):
+        add("dropout mask", mask, dtype)
+    for dtype in ("bf16", "fp16"):
+        add("widen", widening, dtype)
+    tanh = partial(F.gelu, approximate="tanh")
+    for kind in (torch.bfloat16, torch.float16):
         for name, function in (("gelu", F.gelu), ("tanh gelu", tanh), ("silu", F.silu)):
-            found[f"{name} {dtype}, every number"] = every_pattern(function, dtype)
-    add(
-        f"silu bf16 {rows}x{first}",
-        random(rows, first, dtype=bf16),
-        lambda x: activation(F.silu, x),
-    )
-    add(
-        f"layer norm, no bias, bf16 {rows}x{first}",
-        random(rows, first, dtype=bf16),
-        norm,
-        False,
-    )
-    add(f"layer norm fp16 {rows}x{first}", random(rows, first, dtype=fp16), norm, True)
-    add(f"layer norm fp32 {rows}x{first}", random(rows, first, dtype=fp32), norm, True)
-    add("layer norm bf16 1001x777", random(1001, 777, dtype=bf16), norm, True)
-    add(f"rms norm bf16 {rows}x{first}", random(rows, first, dtype=bf16), rms_norm)
+            found[f"{name} {kind}, every number"] = every_pattern(function, kind)
+    add("silu", silu, "bf16")
+    add("layer norm, no bias,", norm, "bf16", False)
+    for dtype in ("fp16", "fp32"):
+        add("layer norm", norm, dtype, True)
+    add("layer norm", norm, "bf16", True, wide=777)
+    add("rms norm", rms_norm, "bf16")
     return found
 
 
-def main() -> None:
+def _of(function: Callable[..., Tensor], source: Tensor) -> dict[str, Any]:
+    return activation(function, source)
+
+
+def main(
+    bench: Bench, *, rows: int = ROWS, widths: tuple[int, ...] = (8192, 12288, 6144)
+) -> None:
     """Run the cells that are missing."""
-    parser = arguments(__doc__, 25, "offload/recipe_kernels")
-    parser.add_argument("--rows", type=int, default=ROWS)
-    parser.add_argument("--widths", type=int, nargs="*", default=(8192, 12288, 6144))
-    options = parser.parse_args()
-    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    cells = Cells(options.out, options.budget_s, {"rows": options.rows})
-    for name, cell in cases(options.rows, tuple(options.widths)).items():
-        cells.run(name, partial(cell, device))
-    cells.save()
+    device = bench.device
+    cells = bench.cells({"rows": rows})
+    for name, cell in cases(rows, tuple(widths)).items():
+        cells.run(name, cell, device)
     for name, cell in cells.data["cells"].items():
         print(name, cell.get("error", "")[:200])
         for kind, row in cell.get("rows", {}).items():
             print(f"    {kind:14}", row)
-
-
-if __name__ == "__main__":
-    main()

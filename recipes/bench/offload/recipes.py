@@ -1,16 +1,16 @@
 """What recipes save, what they cost, and whether training stays bitwise the same.
 
-Part 1, GPT blocks in bf16 (forward, backward, SGD): no recipes, and recipes alone. The
-two alternate on one model in one process, so that a drift of the clock frequency falls
-on each; then a fresh pair of models runs the same steps for the bitwise law.
+Part 1, GPT blocks in bf16 (forward, backward, SGD): no recipes, and recipes
+alone. The two alternate on one model in
+one process, so that a drift of the clock frequency falls on each; then a fresh pair of
+models runs the same steps for the bitwise law.
 Part 2, models of transformers: bytes that recipes replace, by recipe and model, and
 the bitwise law over four steps, alone and with everything offloaded.
 
-    python -m recipes.bench.offload.recipes --budget-s 500
+    python -m recipes.bench offload.recipes --budget-s 500
 """
 
 import contextlib
-import gc
 import os
 import statistics
 from collections.abc import Iterator
@@ -21,11 +21,9 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import torch
 
 import ssdtrain
-from recipes.bench.common.blocks import Blocks
-from recipes.bench.common.blocks import build as build_blocks
-from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.harness.blocks import Size, Steps
+from recipes.bench.harness.cli import Bench
 from recipes.bench.models.transformers_models import LARGE, NAMES, SMALL, build, tokens
-from recipes.bench.offload.placement import Clock, step
 from ssdtrain.counters import StepReport
 
 PRECISIONS = ("pure bf16", "bf16 autocast", "fp32")
@@ -73,13 +71,6 @@ def digest(tensors: list[torch.Tensor]) -> list[int]:
     return numbers
 
 
-def free() -> None:
-    """Give memory back between cells."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
 def recipes_of(report: StepReport) -> dict[str, Any]:
     """The part of a report that speaks of recipes."""
     return {
@@ -93,37 +84,21 @@ def recipes_of(report: StepReport) -> dict[str, Any]:
     }
 
 
-def one_step(model: Blocks, x: torch.Tensor, clock: Clock) -> dict[str, Any]:
-    """Forward, backward, SGD; the peak is above the level before the step."""
-    cuda = x.device.type == "cuda"
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
-        base = torch.cuda.memory_allocated()
-    begin = clock.mark()
-    loss = model(x)
-    loss.backward()
-    peak = torch.cuda.max_memory_allocated() - base if cuda else 0
-    x.grad = None
-    step(model)
-    return {"marks": (begin, clock.mark()), "peak": peak, "loss": loss.detach()}
-
-
 def alternate(size: str, device: torch.device, num_rounds: int) -> dict[str, Any]:
     """Step time and peak without recipes, and with them."""
-    model, x = case(size, device)
+    steps = case(size, device)
     columns = {"keep": None, "recipes": ALONE}
-    clock = Clock(device)
     times: dict[str, list[float]] = {name: [] for name in columns}
     peaks = dict.fromkeys(columns, 0)
     reports: dict[str, Any] = {}
     for _ in range(num_rounds):
         for name, settings in columns.items():
-            with session(model, settings) as opened:
+            with session(steps.model, settings) as opened:
                 for _ in range(NUM_WARM_STEPS):
-                    one_step(model, x, clock)
-                done = [one_step(model, x, clock) for _ in range(NUM_TIMED_STEPS)]
-                times[name] += [clock.ms(*each["marks"]) for each in done]
-                peaks[name] = max(peaks[name], *(each["peak"] for each in done))
+                    steps.step()
+                done = [steps.step() for _ in range(NUM_TIMED_STEPS)]
+                times[name] += map(steps.ms, done)
+                peaks[name] = max(peaks[name], *(each.peak_bytes for each in done))
                 if opened is not None and opened.last_step is not None:
                     reports[name] = recipes_of(opened.last_step)
     medians = {name: statistics.median(values) for name, values in times.items()}
@@ -140,30 +115,23 @@ def alternate(size: str, device: torch.device, num_rounds: int) -> dict[str, Any
     }
 
 
-def case(size: str, device: torch.device) -> tuple[Blocks, torch.Tensor]:
+def case(size: str, device: torch.device) -> Steps:
     """A seeded model and its input, from HIDDENxLAYERS@BATCHxSEQUENCE."""
-    (hidden, layers), (batch, sequence) = (
-        map(int, part.split("x")) for part in size.split("@")
-    )
-    model = build_blocks(hidden, layers, device)
-    torch.manual_seed(1)
-    shape = (batch, sequence, hidden)
-    x = torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
-    return model, x
+    parts = [int(each) for part in size.split("@") for each in part.split("x")]
+    return Steps(Size(*parts), device)
 
 
 def blocks_law(size: str, device: torch.device) -> dict[str, Any]:
     """Losses and bytes of the parameters after the same steps on fresh models."""
     outcomes = []
     for settings in (None, ALONE):
-        model, x = case(size, device)
-        with session(model, settings):
-            steps = [one_step(model, x, Clock(device)) for _ in range(NUM_LAW_STEPS)]
-        outcomes.append(
-            ([each["loss"].item() for each in steps], digest(list(model.parameters())))
-        )
-        del model, x, steps
-        free()
+        steps = case(size, device)
+        with session(steps.model, settings):
+            done = [steps.step() for _ in range(NUM_LAW_STEPS)]
+        losses = [each.loss.item() for each in done]
+        outcomes.append((losses, digest(list(steps.model.parameters()))))
+        del steps, done
+        torch.cuda.empty_cache()
     return {"losses": outcomes[0][0], "bitwise_equal": outcomes[0] == outcomes[1]}
 
 
@@ -206,11 +174,10 @@ def model_cell(name: str, precision: str, device: torch.device) -> dict[str, Any
     try:
         plain, _ = train(name, precision, device, None)
         again, _ = train(name, precision, device, None)
-        free()
+        torch.cuda.empty_cache()
         alone, report = train(name, precision, device, {**ALONE, "min_bytes": 1})
-        free()
+        torch.cuda.empty_cache()
         away, offloading = train(name, precision, device, OFFLOADING)
-        free()
     finally:
         torch.use_deterministic_algorithms(False)
         torch.backends.cuda.enable_cudnn_sdp(cudnn_attention)
@@ -225,59 +192,23 @@ def model_cell(name: str, precision: str, device: torch.device) -> dict[str, Any
     }
 
 
-def table(cells: Cells) -> None:
-    """Print what was measured."""
-    for name, cell in cells.data["cells"].items():
-        if "error" in cell:
-            print(f"{name:26} {cell['error'][:90]}")
-        elif "keep" in cell:
-            for column in ("keep", "recipes"):
-                each = cell[column]
-                print(
-                    f"{name:18} {column:9} {each['step_ratio']:.4f}x "
-                    f"{each['peak_gb']:6.2f} GB ({each['peak_gone']:.1%} gone) "
-                    f"recipes {each.get('recompute_ms', 0):.2f} ms"
-                )
-        elif "share" in cell:
-            parts = sorted(cell["recipes"].items(), key=lambda part: -part[1])
-            total = cell["bytes_saved"]
-            shares = ", ".join(f"{key} {size / total:.1%}" for key, size in parts)
-            print(f"{name:26} {cell['share']:.1%} of saved bytes: {shares}")
-            print(f"{'':26} equal: {cell['bitwise_equal']}, offloading: ", end="")
-            print(cell["bitwise_equal_offloading"])
-        else:
-            print(f"{name:26} equal: {cell['bitwise_equal']}")
+def main(
+    bench: Bench,
+    *,
+    sizes: tuple[str, ...] = SIZES,
+    models: tuple[str, ...] = tuple(NAMES),
+    rounds: int = 3,
+) -> None:
+    """Run the cells that are missing.
 
-
-def main() -> None:
-    """Run the cells that are missing."""
-    parser = arguments(__doc__, 500, "offload/recipes")
-    parser.add_argument(
-        "--sizes",
-        nargs="*",
-        default=SIZES,
-        help="HIDDENxLAYERS@BATCHxSEQUENCE",
-    )
-    parser.add_argument("--models", nargs="*", default=list(NAMES))
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
-    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    cells = Cells(options.out, options.budget_s, {"rounds": options.rounds})
-    for size in options.sizes:
-        cells.run(size, lambda s=size: alternate(s, device, options.rounds))
-        free()
-        cells.run(f"{size} law", lambda s=size: blocks_law(s, device))
-        free()
+    Args:
+        sizes: HIDDENxLAYERS@BATCHxSEQUENCE
+    """
+    device = bench.device
+    cells = bench.cells({"rounds": rounds})
+    for size in sizes:
+        cells.run(size, alternate, size, device, rounds)
+        cells.run(f"{size} law", blocks_law, size, device)
     for precision in PRECISIONS:
-        for name in options.models:
-            cells.run(
-                f"{name}, {precision}",
-                lambda n=name, p=precision: model_cell(n, p, device),
-            )
-            free()
-    cells.save()
-    table(cells)
-
-
-if __name__ == "__main__":
-    main()
+        for name in models:
+            cells.run(f"{name}, {precision}", model_cell, name, precision, device)

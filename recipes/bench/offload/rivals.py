@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from recipes.bench.common.blocks import Blocks
+from recipes.bench.harness.blocks import Blocks, Forward
 
-Forward = Callable[[torch.Tensor], torch.Tensor]
 Column = Callable[[Blocks], Any]
 BUDGETS = (0.5,)
 """Fractions of the activations that the compiler's partitioner may keep."""

@@ -1,7 +1,6 @@
-"""One model under one session whose plan is exchanged between steps."""
+"""One model under one session whose plan is exchanged between steps; what results keep
+of a plan and of a profile."""
 
-import gc
-import itertools
 import mmap
 import random
 import statistics
@@ -14,9 +13,8 @@ from typing import Any
 import torch
 
 import ssdtrain
-from recipes.bench.common.blocks import Blocks, build
-from recipes.bench.common.cells import Cells
-from recipes.bench.offload.placement import SETTLE_S, Clock, Size, settling, step
+from recipes.bench.harness.blocks import SETTLE_S, Size, Steps, settling
+from recipes.bench.harness.cells import Cells
 from ssdtrain.cache.regions import Choice
 from ssdtrain.cache.window import CacheLimits
 from ssdtrain.errors import ConfigError
@@ -91,19 +89,11 @@ class Lab:
     """Steps under any plan, measured."""
 
     def __init__(self, size: Size, device: torch.device, **settings: Any) -> None:
-        self.device = device
-        self.cuda = device.type == "cuda"
-        self.clock = Clock(device)
-        self.model: Blocks | None = build(size.hidden, size.num_layers, device)
-        torch.manual_seed(1)
-        shape = (size.batch, size.sequence, size.hidden)
-        self.x = torch.randn(
-            shape, device=device, dtype=torch.bfloat16, requires_grad=True
-        )
+        self.runs: Steps | None = Steps(size, device)
         if size.hidden < 1024:
             settings["min_bytes"] = 1024
         self.session = ssdtrain.offload(
-            self.model,
+            self.runs.model,
             **{"target": "host", "plan": "auto", "max_overhead": 0.01, **settings},
         )
         self.losses: list[float] = []
@@ -121,29 +111,19 @@ class Lab:
 
         A step lasts to the begin of the next, or to the end of the last.
         """
-        if self.model is None:
+        runs = self.runs
+        if runs is None:
             raise RuntimeError("the lab is closed")
-        marks, losses, peaks = [], [], []
+        done, peaks = [], []
         for _ in range(num):
-            base = 0
-            if self.cuda:
-                torch.cuda.reset_peak_memory_stats()
-                base = torch.cuda.memory_allocated()
-            began = time.perf_counter()
-            marks.append(self.clock.mark())
-            loss = self.model(self.x)
-            loss.backward()
-            self.host_ms = (time.perf_counter() - began) * 1e3
-            peaks.append(torch.cuda.max_memory_allocated() - base if self.cuda else 0)
-            self.x.grad = None
-            step(self.model)
-            losses.append(loss.detach())
-            if not self.cuda:
+            done.append(runs.step())
+            peaks.append(done[-1].peak_bytes)
+            if runs.device.type != "cuda":
                 peaks[-1] = int(self.session.steps[-1].saved_peak_bytes)
-        marks.append(self.clock.mark())
-        self.losses.extend(loss.item() for loss in losses)
-        times = [self.clock.ms(a, b) for a, b in itertools.pairwise(marks)]
-        return list(zip(times, peaks, strict=True))
+        self.host_ms = done[-1].host_ms
+        marks = [*(each.marks[0] for each in done), runs.clock.mark()]
+        self.losses.extend(each.loss.item() for each in done)
+        return list(zip(runs.clock.between(marks), peaks, strict=True))
 
     def limit_storage(self, gb_per_s: float, room_bytes: int) -> None:
         """From now on the storage is main memory, at this speed in each direction.
@@ -230,11 +210,8 @@ class Lab:
     def close(self) -> None:
         """Free the model and the session."""
         self.session.close()
-        self.model = None
-        del self.session, self.cache, self.recipes, self.x
-        gc.collect()
-        if self.cuda:
-            torch.cuda.empty_cache()
+        self.runs = None
+        del self.session, self.cache, self.recipes
 
 
 class MappedMemory(MemoryStorage):
@@ -297,4 +274,50 @@ def predicted(timeline: Timeline, orders: Orders) -> dict[str, Any]:
         "predicted_stall_ms": found.stall_ms,
         "predicted_keep_ms": found.keep_ms,
         "predicted_keep_peak_bytes": found.keep_peak_bytes,
+    }
+
+
+def summary(plan: Any) -> dict[str, Any]:
+    """Of a plan with a prediction."""
+    prediction = plan.prediction
+    return {
+        "policy": plan.policy,
+        "bytes": plan.bytes_by_placement(),
+        "step_ms": prediction.step_ms,
+        "peak_gb": prediction.peak_bytes / 1e9,
+        "keep_ms": prediction.keep_ms,
+        "keep_peak_gb": prediction.keep_peak_bytes / 1e9,
+        "stall_ms": prediction.stall_ms,
+        "recompute_ms": prediction.recompute_ms,
+    }
+
+
+def facts(profile: Profile) -> dict[str, Any]:
+    """Of a profile: links, times, recipes."""
+    links = profile.links
+    recipes: dict[str, list[float]] = {}
+    for items in profile.kinds.values():
+        for item in items:
+            if item.recipe is not None:
+                cell = recipes.setdefault(item.recipe, [0, 0.0, 0.0])
+                cell[0] += 1
+                cell[1] += item.num_bytes / 1e9
+                cell[2] += item.recipe_ms
+    return {
+        "d2h_gb_per_s": links.d2h.bytes_per_second / 1e9,
+        "h2d_gb_per_s": links.h2d.bytes_per_second / 1e9,
+        "copy_slowdown": links.copy_slowdown,
+        "copy_slowdown_error": links.copy_slowdown_error,
+        "duplex_slowdown": links.duplex_slowdown,
+        "ssd_gb_per_s": [
+            None if curve is None else curve.bytes_per_second / 1e9
+            for curve in (links.ssd_write, links.ssd_read)
+        ],
+        "ssd_duplex_slowdown": links.ssd_duplex_slowdown,
+        "notes": dict(profile.notes),
+        "num_marks": len(profile.marks),
+        "compute_ms": profile.compute_ms,
+        "head_ms": profile.head_ms,
+        "tail_ms": profile.tail_ms,
+        "recipes (number, GB, ms)": recipes,
     }

@@ -1,35 +1,34 @@
 #!/usr/bin/env python3
 """Activation bytes and step times of plain GPT blocks, to judge `ssdtrain project`.
 
-    python -m recipes.bench.planner.project_device --budget-s 60
-    python -m recipes.bench.planner.project_device --compare project_device.json
+    python -m recipes.bench planner.project_device --budget-s 60
+    python -m recipes.bench planner.project_device --errors project_device.json
 
 No offloading: pre-LN blocks (SDPA, GELU, dropout 0.1) in plain torch, one cell for
 each (hidden, layers). Recorded for each cell: bytes of the distinct storages that
 autograd saves, parameters left out; what the allocator holds at the end of forward;
 times of forward, backward and the SGD update. Backward starts from a given
 gradient, so that no loss adds to either. The file is rewritten after every cell.
-`--compare` prints the model's estimates for a record, and their errors.
+`--errors` prints the model's estimates for a record, and their errors.
 """
 
-import argparse
 import dataclasses
-import json
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from recipes.bench.common import results
-from recipes.bench.common.cells import environment
+from recipes.bench.harness.blocks import Clock
+from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.records import read
 
-CELLS = ((12288, 3), (8192, 4), (16384, 2))
+CELLS = ("12288x3", "8192x4", "16384x2")
 HEAD_SIZE = 128
 DROPOUT = 0.1
 
@@ -82,45 +81,27 @@ def saved_bytes(model: torch.nn.Module) -> Iterator[dict[int, int]]:
         yield found
 
 
-class Clock:
-    """Seconds between marks, in the device's own order where there is a GPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._gpu = device.type == "cuda"
-        self._marks: list[Any] = []
-
-    def mark(self) -> None:
-        """Remember this moment."""
-        if self._gpu:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._marks.append(event)
-        else:
-            self._marks.append(time.perf_counter())
-
-    def intervals_ms(self) -> list[float]:
-        """Milliseconds between consecutive marks."""
-        pairs = list(zip(self._marks, self._marks[1:], strict=False))
-        if self._gpu:
-            torch.cuda.synchronize()
-            return [first.elapsed_time(second) for first, second in pairs]
-        return [(second - first) * 1e3 for first, second in pairs]
-
-
-def measure(cell: tuple[int, int], args: argparse.Namespace) -> dict[str, Any]:
+def measure(
+    hidden: int,
+    layers: int,
+    device: torch.device,
+    *,
+    batch: int,
+    sequence: int,
+    steps: int,
+) -> dict[str, Any]:
     """One cell: bytes saved, allocator level, and the median times."""
-    hidden, layers = cell
-    device = torch.device(args.device)
     gpu = device.type == "cuda"
     torch.manual_seed(0)
     with torch.device(device):
         model = torch.nn.Sequential(*(Block(hidden) for _ in range(layers)))
         model = model.to(torch.bfloat16)
-        shape = (args.batch, args.sequence, hidden)
+        shape = (batch, sequence, hidden)
         x = torch.randn(shape, dtype=torch.bfloat16)
         gradient = torch.randn(shape, dtype=torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     times: list[list[float]] = []
+    clock = Clock(device)
     with saved_bytes(model) as found:
         level = torch.cuda.memory_allocated() if gpu else 0
         out = model(x)
@@ -133,23 +114,22 @@ def measure(cell: tuple[int, int], args: argparse.Namespace) -> dict[str, Any]:
     if gpu:
         torch.cuda.reset_peak_memory_stats()
         level = torch.cuda.memory_allocated()
-    for _ in range(args.steps + 1):
-        clock = Clock(device)
-        clock.mark()
+    for _ in range(steps + 1):
+        marks = [clock.mark()]
         out = model(x)
-        clock.mark()
+        marks.append(clock.mark())
         out.backward(gradient)
-        clock.mark()
+        marks.append(clock.mark())
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
-        clock.mark()
-        times.append(clock.intervals_ms())
+        marks.append(clock.mark())
+        times.append(clock.between(marks))
     medians = [statistics.median(column) for column in zip(*times[1:], strict=True)]
     return {
         "hidden": hidden,
         "layers": layers,
-        "batch": args.batch,
-        "sequence": args.sequence,
+        "batch": batch,
+        "sequence": sequence,
         "saved_bytes": saved,
         "allocated_after_forward_bytes": held,
         "peak_bytes": torch.cuda.max_memory_allocated() - level if gpu else None,
@@ -160,20 +140,18 @@ def measure(cell: tuple[int, int], args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def matmul_tflops(device: str, seconds: float = 3.0) -> dict[str, float]:
+def matmul_tflops(device: torch.device, seconds: float = 3.0) -> dict[str, float]:
     """bf16 8192^3 product (256^3 without a GPU), in TFLOP/s: of the best burst, and
     sustained after some seconds, when power and heat have lowered the clock."""
-    size = 8192 if device == "cuda" else 256
+    size = 8192 if device.type == "cuda" else 256
     a = torch.randn(size, size, device=device).to(torch.bfloat16)
-    runs = []
+    runs, clock = [], Clock(device)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline or len(runs) < 4:
-        clock = Clock(torch.device(device))
-        clock.mark()
+        start = clock.mark()
         for _ in range(20):
             a @ a
-        clock.mark()
-        runs.append(clock.intervals_ms()[0] / 20)
+        runs.append(clock.ms(start, clock.mark()) / 20)
     late = statistics.median(runs[-max(1, len(runs) // 4) :])
     flops = 2 * size**3
     return {"burst": flops / min(runs) / 1e9, "sustained": flops / late / 1e9}
@@ -212,47 +190,29 @@ def compare(record: dict[str, Any], gpu_name: str) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    """Run the cells that fit the time budget, most valuable first."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--budget-s", type=float, default=60.0)
-    parser.add_argument(
-        "--out", default="recipes/bench/results/planner/project_device.json"
-    )
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--sequence", type=int, default=1024)
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--cells", default=" ".join(f"{h},{n}" for h, n in CELLS))
-    default = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", default=default)
-    parser.add_argument("--compare", metavar="RECORD", help="print errors, run nothing")
-    parser.add_argument("--gpu", default="h200-sxm", help="its name in the GPU table")
-    args = parser.parse_args()
-    if args.compare:
-        print(compare(results.read(Path(args.compare)), args.gpu))
-        return 0
-    deadline = time.monotonic() + args.budget_s
-    record: dict[str, Any] = {
-        "environment": environment(),
-        "settings": {},
-        "cells": {},
-        "matmul_tflops": matmul_tflops(args.device),
-        "left_out": [],
-    }
-    for text in args.cells.split():
-        hidden, layers = map(int, text.split(","))
-        if time.monotonic() > deadline:
-            record["left_out"].append([hidden, layers])
-            continue
-        cell = measure((hidden, layers), args)
-        record["cells"][f"{hidden}x{layers}"] = cell
-        if args.device == "cuda":
-            torch.cuda.empty_cache()
-        results.write(Path(args.out), record)
-        print(json.dumps({k: v for k, v in cell.items() if k != "all_ms"}))
-    results.write(Path(args.out), record)
-    return 0
+def main(
+    bench: Bench,
+    *,
+    batch: int = 16,
+    sequence: int = 1024,
+    steps: int = 5,
+    shapes: tuple[str, ...] = CELLS,
+    errors: Path | None = None,
+    gpu: str = "h200-sxm",
+) -> None:
+    """Run the cells that fit the time budget, most valuable first.
 
-
-if __name__ == "__main__":
-    sys.exit(main())
+    Args:
+        shapes: hidden x layers
+        errors: of this record: print them, run nothing
+        gpu: its name in the GPU table
+    """
+    if errors:
+        print(compare(read(errors), gpu))
+        return
+    cells, device = bench.cells(), bench.device
+    cells.fact("matmul_tflops", matmul_tflops(device))
+    for name in shapes:
+        hidden, layers = map(int, name.split("x"))
+        own = {"batch": batch, "sequence": sequence, "steps": steps}
+        cells.run(name, partial(measure, hidden, layers, device, **own))

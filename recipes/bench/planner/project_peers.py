@@ -1,25 +1,22 @@
-#!/usr/bin/env python3
 """`ssdtrain project` beside llm-analysis (PyPI), on the same inputs.
 
     python -m venv /tmp/peer && /tmp/peer/bin/pip install --no-deps llm-analysis==0.2.2
     /tmp/peer/bin/pip install fire
-    python -m recipes.bench.planner.project_peers --peer-python /tmp/peer/bin/python
+    python -m recipes.bench planner.project_peers --peer-python /tmp/peer/bin/python
 
 The peer pins an old transformers, hence its own interpreter: this file runs itself
-there with `--peer` to get the peer's figures. `adjusted` applies to the peer's bytes
+there to get the peer's figures. `adjusted` applies to the peer's bytes
 the three differences that docs/project.md names; what remains is unexplained.
 """
 
-import argparse
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from recipes.bench.common import results
-
 ROOT = Path(__file__).resolve().parents[3]
+RECORD = ROOT / "recipes/bench/results/planner/project_peers.json"
 PEER = "llm-analysis 0.2.2"
 
 
@@ -126,13 +123,10 @@ def adjust(row: dict[str, Any], peer_bytes: float) -> float:
 
 
 def compare(peer_python: str) -> dict[str, Any]:
-    """Run the peer and put both beside each other."""
-    # Here: the peer's Python, which answers `--peer`, has no torch.
-    from recipes.bench.common.cells import environment
-
+    """Run the peer and put both beside each other, by case."""
     rows = inputs()
     done = subprocess.run(
-        [peer_python, "-m", "recipes.bench.planner.project_peers", "--peer"],
+        [peer_python, "-m", "recipes.bench.planner.project_peers"],
         cwd=ROOT,
         input=json.dumps(rows),
         capture_output=True,
@@ -143,11 +137,7 @@ def compare(peer_python: str) -> dict[str, Any]:
     for row, theirs in zip(rows, json.loads(done.stdout.splitlines()[-1]), strict=True):
         row["theirs"] = theirs
         row["adjusted_saved_bytes"] = adjust(row, theirs["layer_saved_bytes"])
-    return {
-        "environment": environment(),
-        "settings": {"peer": PEER},
-        "cells": {row["name"]: row for row in rows},
-    }
+    return {row["name"]: row for row in rows}
 
 
 def markdown(record: dict[str, Any]) -> str:
@@ -164,23 +154,15 @@ def markdown(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    """Compare, or answer as the peer."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peer-python", default=sys.executable)
-    parser.add_argument(
-        "--out", default="recipes/bench/results/planner/project_peers.json"
-    )
-    parser.add_argument("--peer", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.peer:
-        print(json.dumps([ask_peer(row) for row in json.load(sys.stdin)]))
-        return 0
-    record = compare(args.peer_python)
-    results.write(Path(args.out), record)
-    print(markdown(record))
-    return 0
+def main(*, out: Path = RECORD, peer_python: str = sys.executable) -> None:
+    """Compare."""
+    from recipes.bench.harness.cells import Cells
+
+    cells = Cells(out, 600, {"peer": PEER}, anew=True)
+    cells.data["cells"] = compare(peer_python)
+    cells.save()
+    print(markdown(cells.data))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+if __name__ == "__main__":  # under the peer's Python, which has no torch
+    print(json.dumps([ask_peer(row) for row in json.load(sys.stdin)]))

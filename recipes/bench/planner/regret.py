@@ -1,6 +1,6 @@
-"""The planner on a device: targets, frontier, prediction, regret, budgets.
+"""The planner on a device: targets, prediction, regret, budgets.
 
-    python -m recipes.bench.planner.regret --budget-s 250
+    python -m recipes.bench planner.regret --budget-s 250
 
 Cells are run in the order of what matters most and resumed by a second run; each has
 a limit of its own, and writes what it knows as it goes. `--only` also gives an order.
@@ -8,7 +8,7 @@ Profiles are written beside the results, as `profile_NAME.json`.
 `--small` runs all paths on tiny models (a CPU is enough).
 """
 
-import argparse
+import fnmatch
 import multiprocessing
 import random
 import statistics
@@ -16,28 +16,23 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from recipes.bench.common.cells import Cells, arguments
-from recipes.bench.offload.placement import (
-    Size,
-    ours,
-    plain,
-    recompute,
-    run_column,
-    trl,
-)
-from recipes.bench.planner.bandwidth import DISKS, RATES, bandwidth
-from recipes.bench.planner.facts import facts, summary
+from recipes.bench.harness.blocks import Size
+from recipes.bench.harness.cli import Bench
+from recipes.bench.offload.placement import ours, plain, recompute, run_column
 from recipes.bench.planner.lab import (
     Lab,
     Orders,
     Record,
+    facts,
     planned,
     predicted,
     random_orders,
+    summary,
 )
 from ssdtrain.curves import COPY_SLOWDOWN
 from ssdtrain.errors import ConfigError
@@ -51,6 +46,15 @@ from ssdtrain.plan.simulate import Run, keep_all
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.tools.report.references import references
 
+DISKS = ("disk", "disk, staged")
+"""The path that is measured fastest, and through pinned memory: a slow disk then holds
+no device memory."""
+SETTLE_S = 20.0
+"""Half of a cell's limit."""
+MEMORY_BYTES = 16 << 30
+"""Of the storage behind the bandwidth cells."""
+RATES = ("12", "6", "18", "2", "24")
+"""GB/s, each way."""
 TARGETS = {
     "12288x3": (Size(12288, 3, 16, 1024), 0.01),
     "8192x4": (Size(8192, 4, 16, 1024), 0.02),
@@ -58,7 +62,6 @@ TARGETS = {
     "6144x24": (Size(6144, 24, 8, 2048), 0.05),
 }
 SMALL = {"128x2": (Size(128, 2, 2, 64), 0.05)}
-FRONTIER = (0.01, 0.03, 0.1, 0.0)
 CHOSEN = (0.0, 0.02, 0.1, 0.4)
 NUM_STEPS = 5
 WARM_STEPS = 9
@@ -84,7 +87,7 @@ GRID = [
 def target(
     size: Size, overhead: float, device: torch.device, record: Record
 ) -> dict[str, Any]:
-    """`plan="auto"` as a user gets it, then the frontier around it."""
+    """`plan="auto"` as a user gets it."""
     start = time.monotonic()
     lab = Lab(size, device, max_overhead=overhead)
     try:
@@ -127,47 +130,6 @@ def _beside(profile: Profile, overhead: float) -> Iterator[tuple[str, Orders]]:
     if links != profile.links:
         constant = replace(profile, links=links)
         yield "constant slowdown", choose(constant, Goal(max_overhead=overhead)).orders
-
-
-def frontier(size: Size, device: torch.device, record: Record) -> dict[str, Any]:
-    """Fixed policies and chosen plans of one model, predicted and measured."""
-    lab = Lab(size, device)
-    found: dict[str, Any] = {"policies": [], "frontier": []}
-    try:
-        profile = lab.settle()
-        lab.step()
-        lab.hold()
-        _policies(lab, Timeline(profile), found["policies"])
-        record.note(found)
-        _frontier(lab, profile, found["frontier"])
-        return found
-    finally:
-        lab.close()
-
-
-def _frontier(lab: Lab, profile: Profile, points: list[dict[str, Any]]) -> None:
-    """Chosen plans, predicted and measured, added to `points`."""
-    timeline = Timeline(profile)
-    for limit in FRONTIER:
-        start = time.monotonic()
-        plan = choose(profile, Goal(max_overhead=limit))
-        choose_s = time.monotonic() - start
-        points.append(
-            {
-                "max_overhead": limit,
-                "policy": plan.policy,
-                "choose_s": choose_s,
-                **predicted(timeline, plan.orders),
-                **lab.under(plan.orders, 1),
-            }
-        )
-
-
-def _policies(lab: Lab, timeline: Timeline, found: list[dict[str, Any]]) -> None:
-    """Every fixed policy, predicted and measured, added to `found`."""
-    for name, orders in _fixed(timeline):
-        cell = {"policy": name, **predicted(timeline, orders)}
-        found.append({**cell, **lab.under(orders, 1)})
 
 
 def _fixed(timeline: Timeline) -> Iterator[tuple[str, Orders]]:
@@ -306,13 +268,58 @@ Jobs = dict[str, tuple[float, Callable[[Record], dict[str, Any]]]]
 """Cells by name: their limit in seconds, and how they are run."""
 
 
-def jobs(options: argparse.Namespace, device: torch.device) -> Jobs:
+def bandwidth(
+    size: Size, device: torch.device, directory: str, name: str, record: Record
+) -> dict[str, Any]:
+    """The least peak at 1 % overhead behind a storage of this speed."""
+    gb_per_s = None if name in DISKS else float(name)
+    # What stands in for a limited SSD is host memory: nothing reaches it directly.
+    path = {} if name == DISKS[0] else {"gpu_direct": "off"}
+    lab = Lab(size, device, target="ssd", directory=directory, io_threads=16, **path)
+    try:
+        if gb_per_s is not None:
+            lab.limit_storage(gb_per_s, MEMORY_BYTES)
+        profile = lab.settle(SETTLE_S)
+        record.profile(profile)
+        own = lab.steps(8)
+        report = lab.session.last_step
+        forward_backward_ms = profile.compute_ms - profile.tail_ms
+        write = profile.links.ssd_write
+        rate = 0.0 if write is None else write.bytes_per_second / 1e9
+        plan = summary(lab.session.plan)
+        lab.hold()
+        keep = lab.under(keep_all(Timeline(profile)), 6)
+        return {
+            "keep_ms": keep["step_ms"],
+            "gb_per_s": gb_per_s,
+            "measured_write_gb_per_s": rate,
+            "step_ms": statistics.median(ms for ms, _ in own[2:]),
+            "steps_ms": [ms for ms, _ in own],
+            "peak_gb": max(peak for _, peak in own[2:]) / 1e9,
+            "profile": facts(profile),
+            "plan": plan,
+            "offloaded_gb": report.bytes_offloaded / 1e9,
+            "written_gb": report.bytes_written / 1e9,
+            "half_step_gb": rate * forward_backward_ms / 2e3,
+            "report": report.as_dict(),
+        }
+    finally:
+        lab.close()
+
+
+def jobs(
+    device: torch.device,
+    *,
+    small: bool,
+    num_random: int,
+    prediction_s: float,
+    directory: str | None,
+) -> Jobs:
     """All cells, what matters most first."""
-    small = options.small
     sizes = SMALL if small else TARGETS
     labs = SMALL_LABS if small else LABS
     first, second = labs[min(labs)], labs[max(labs)]
-    num_random, num_budgets = (4, 4) if small else (options.random, 50)
+    num_random, num_budgets = (4, 4) if small else (num_random, 50)
     found: Jobs = {}
 
     def column(size: Size, how: Callable[[Any], Any], steps: int) -> Any:
@@ -327,27 +334,17 @@ def jobs(options: argparse.Namespace, device: torch.device) -> Jobs:
 
     for name in list(sizes)[:3]:
         both(name)
-    found |= _predictions(labs, device, num_random, options.prediction_s)
+    found |= _predictions(labs, device, num_random, prediction_s)
     for name in list(sizes)[3:]:
         both(name)
     for name, (size, _) in sizes.items():
         found[f"{name}/full recompute"] = 30, column(size, recompute, 4)
     found["decline"] = 30, lambda _: decline(first, device, 5 if small else 24)
-    for name in list(sizes)[:3]:
-        found[f"{name}/frontier"] = (
-            45,
-            lambda r, size=sizes[name][0]: frontier(size, device, r),
-        )
     found["regret"] = 130, lambda r: regret(first, device, num_budgets, r)
-    for name in sizes:
-        found[f"{name}/trl"] = 30, column(sizes[name][0], trl, 4)
-    if options.directory:
-        where = options.directory
+    if directory:
         for name in (*DISKS, *RATES):
-            found[f"bandwidth/{name}"] = (
-                40,
-                lambda r, name=name: bandwidth(second, device, where, name, r),
-            )
+            behind = partial(bandwidth, second, device, directory, name)
+            found[f"bandwidth/{name}"] = 40, behind
     return found
 
 
@@ -363,31 +360,31 @@ def _predictions(
     }
 
 
-def main() -> None:
-    """Run the cells that are missing."""
-    parser = arguments(__doc__, 250, "planner/planner")
-    parser.add_argument("--small", action="store_true")
-    parser.add_argument(
-        "--random", type=int, default=45, help="random plans of each prediction cell"
-    )
-    parser.add_argument(
-        "--prediction-s", type=float, default=150.0, help="limit of each of them"
-    )
-    parser.add_argument("--only", nargs="+", help="cells whose name begins so")
-    parser.add_argument("--directory", help="an SSD's, for the bandwidth cells")
-    options = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def main(
+    bench: Bench,
+    *,
+    small: bool = False,
+    random_plans: int = 45,
+    prediction_s: float = 150.0,
+    directory: str | None = None,
+) -> None:
+    """Run the cells that are missing; `--only` also gives an order.
+
+    Args:
+        random_plans: of each prediction cell
+        prediction_s: limit of each of them
+        directory: an SSD's, for the bandwidth cells
+    """
     torch.set_num_threads(1)  # the storage's own threads copy in main memory
-    cells = Cells(options.out, options.budget_s, {"small": options.small})
-    found = jobs(options, device)
-    names = list(found)
-    if options.only:
-        names = [n for wanted in options.only for n in found if n.startswith(wanted)]
-    for name in names:
+    cells = bench.cells({"small": small})
+    found = jobs(
+        bench.device,
+        small=small,
+        num_random=random_plans,
+        prediction_s=prediction_s,
+        directory=directory,
+    )
+    wanted = bench.only or ("*",)
+    for name in [name for each in wanted for name in fnmatch.filter(found, each)]:
         limit_s, run = found[name]
-        record = Record(cells, name, limit_s)
-        cells.run(name, lambda run=run, record=record: run(record), limit_s)
-
-
-if __name__ == "__main__":
-    main()
+        cells.run(name, run, Record(cells, name, limit_s), limit_s=limit_s)

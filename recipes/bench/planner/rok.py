@@ -1,18 +1,20 @@
 """The recompute-offload-keep curve (Figure 5.12) and the split of the gain (Table 5.6).
 
-    python -m recipes.bench.planner.rok --budget-s 150
+    python -m recipes.bench planner.rok --budget-s 150
 
 One point for each model, batch size and strategy: activation peak, step time, tokens a
 second and model throughput (algorithmic FLOPs, recomputation not counted). A batch
 whose peak would exceed `--memory-gb` is not tried further for that strategy.
 """
 
+import itertools
 from typing import Any
 
 import torch
 
-from recipes.bench.common.cells import Cells, arguments
-from recipes.bench.offload.placement import Size, ours, plain, recompute, run_column
+from recipes.bench.harness.blocks import Size
+from recipes.bench.harness.cli import Bench
+from recipes.bench.offload.placement import ours, plain, recompute, run_column
 
 MODELS = {"12288x3": (12288, 3), "14336x3": (14336, 3)}
 SMALL = {"128x2": (128, 2)}
@@ -52,39 +54,27 @@ def point(
     }
 
 
-def main() -> None:
-    """Run the points that are missing, the most telling batch sizes first."""
-    parser = arguments(__doc__, 150, "planner/rok")
-    parser.add_argument("--memory-gb", type=float, default=40.0)
-    parser.add_argument("--models", nargs="+", help="only these, such as 12288x3")
-    parser.add_argument("--small", action="store_true")
-    options = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    models = SMALL if options.small else MODELS
-    if options.models:
-        models = {name: models[name] for name in options.models}
-    sequence = 32 if options.small else SEQUENCE
-    batches = BATCHES[:2] if options.small else BATCHES
-    settings = {"sequence": sequence, "memory_gb": options.memory_gb, "dtype": "bf16"}
-    cells = Cells(options.out, options.budget_s, settings)
+def main(bench: Bench, *, memory_gb: float = 40.0, small: bool = False) -> None:
+    """Run the points that are missing, the most telling batch sizes first.
+
+    Args:
+        memory_gb: peaks above it are not tried
+    """
+    device = bench.device
+    models = SMALL if small else MODELS
+    sequence, batches = (32, BATCHES[:2]) if small else (SEQUENCE, BATCHES)
+    settings = {"sequence": sequence, "memory_gb": memory_gb, "dtype": "bf16"}
+    cells = bench.cells(settings)
     peaks: dict[tuple[str, str], list[tuple[int, float]]] = {}
-    for batch in batches:
-        for model, (hidden, layers) in models.items():
-            for strategy in STRATEGIES:
-                seen = peaks.setdefault((model, strategy), [])
-                if any(peak / b * batch > options.memory_gb for b, peak in seen):
-                    continue
-                name = f"{model}/{strategy}/{batch}"
-                size = Size(hidden, layers, batch, sequence)
-                steps = 8 if strategy == "offload" else 5
-                cells.run(
-                    name,
-                    lambda s=size, w=strategy, n=steps: point(s, w, device, n),
-                    CELL_LIMIT_S,
-                )
-                if name in cells and "peak_gb" in cells[name]:
-                    seen.append((batch, cells[name]["peak_gb"]))
-
-
-if __name__ == "__main__":
-    main()
+    for batch, (model, shape), strategy in itertools.product(
+        batches, models.items(), STRATEGIES
+    ):
+        seen = peaks.setdefault((model, strategy), [])
+        if any(peak / b * batch > memory_gb for b, peak in seen):
+            continue
+        name = f"{model}/{strategy}/{batch}"
+        size = Size(*shape, batch, sequence)
+        steps = 8 if strategy == "offload" else 5
+        cells.run(name, point, size, strategy, device, steps, limit_s=CELL_LIMIT_S)
+        if name in cells and "peak_gb" in cells[name]:
+            seen.append((batch, cells[name]["peak_gb"]))

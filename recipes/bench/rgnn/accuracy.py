@@ -1,6 +1,6 @@
 """Test accuracy of mini-batch training beside full-batch training, seed by seed.
 
-    python -m recipes.bench.rgnn.accuracy --data DIR --budget-s 3000
+    python -m recipes.bench rgnn.accuracy --data DIR --budget-s 3000
 
 RGCN, RGAT and HGT, two layers of 16 channels: on AIFB and MUTAG with learned
 embeddings, on a part of ogbn-mag with features. Both ways start from the same weights
@@ -15,13 +15,10 @@ of the papers that it cites, and is of the class of the largest. A field's featu
 its scores with noise; those of papers and authors are noise alone.
 """
 
-import argparse
 import io
 import itertools
 import lzma
-import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -40,7 +37,7 @@ from hector.train import (
     OptimizerConfig,
     RunConfig,
 )
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.harness.cli import Bench
 from recipes.bench.rgnn.cells import KINDS
 
 SETTINGS: dict[str, Any] = {
@@ -237,34 +234,30 @@ def spread(differences: Sequence[float]) -> float:
     return stdev(differences) / len(differences) ** 0.5
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    add = parser.add_argument
-    add("--data", type=Path, required=True, help="holds aifb, mutag, ogbn-mag-0.1")
-    add("--out", type=Path, default=RESULTS / "rgnn" / "accuracy.json")
-    add("--budget-s", type=float, default=3600.0)
-    add("--sets", nargs="+", default=list(SETS), choices=SETS)
-    add("--models", nargs="+", default=[k.value for k in KINDS])
-    add("--seeds", type=int, default=SEEDS)
-    add("--first-seed", type=int, default=FIRST_SEED)
-    args = parser.parse_args(argv)
-    cells = Cells(args.out, args.budget_s, SETTINGS)
-    works = {name: load(name, args.data) for name in args.sets}
-    seeds = range(args.first_seed, args.first_seed + args.seeds)
+def main(
+    bench: Bench,
+    *,
+    data: Path,
+    sets: tuple[str, ...] = tuple(SETS),
+    models: tuple[str, ...] = tuple(kind.value for kind in KINDS),
+    num_seeds: int = SEEDS,
+    first_seed: int = FIRST_SEED,
+) -> None:
+    """Train what is missing.
+
+    Args:
+        data: holds aifb, mutag, ogbn-mag-0.1
+    """
+    cells = bench.cells(SETTINGS)
+    works = {name: load(name, data) for name in sets}
+    seeds = range(first_seed, first_seed + num_seeds)
     # Seed by seed, both ways: a cut run has pairs.
-    for kind, seed in itertools.product(map(LayerKind, args.models), seeds):
+    for kind, seed in itertools.product(map(LayerKind, models), seeds):
         for (name, work), way in itertools.product(works.items(), WAYS):
-            cells.run(
-                f"{name}/{kind.value}/{way}/{seed}",
-                partial(train, work, kind, way, seed),
-            )
+            own = work, kind, way, seed
+            cells.run(f"{name}/{kind.value}/{way}/{seed}", train, *own)
     for c in compared(cells.data["cells"]):
         print(
             f"{c.data} {c.model}: full {c.full:.4f}, batches {c.batches:.4f}, "
             f"{len(c.differences)} seeds, p {c.p:.3f}, corrected {c.corrected:.3f}"
         )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

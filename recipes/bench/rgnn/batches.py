@@ -1,6 +1,6 @@
 """Mini-batches, captured steps and the first call, on this GPU.
 
-    python -m recipes.bench.rgnn.batches --budget-s 90 --out batches.json
+    python -m recipes.bench rgnn.batches --budget-s 90 --out batches.json
 
 - `batch`: two layers on neighbourhoods of 1,024 seeds, drawn once and given to both
   sides; training steps of hector's layers (`HeteroGraph` of the batch made in the step)
@@ -20,7 +20,6 @@ Medians; ratios are PyG's time over hector's of the same run.
 """
 
 import functools
-import json
 import os
 import subprocess
 import sys
@@ -41,7 +40,7 @@ from hector.graph import HeteroGraph, subgraph
 from hector.sampling import NeighborSampler, SampledBatch
 from hector.train import LayerKind, LayerSpec
 from hector.train.model import compiled_layer
-from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.harness.cli import Bench
 from recipes.bench.rgnn.pyg import pyg_conv, wrap
 
 WIDTH, SEEDS, FANOUTS, CLASSES = 64, 1024, (15, 10), 16
@@ -361,49 +360,23 @@ def _first(environment: dict[str, str]) -> float:
     return round(float(done.stdout), 3)
 
 
-def main() -> None:
+def main(bench: Bench) -> None:
     """Cells until the time is over."""
-    parser = arguments(__doc__, 90, "rgnn/batches")
-    parser.add_argument("--only", nargs="+", default=[""], help="first words of cells")
-    options = parser.parse_args()
     about = {"width": WIDTH, "seeds": SEEDS, "fanouts": FANOUTS, "classes": CLASSES}
-    cells = Cells(options.out, options.budget_s, about)
-    kept = cells.data["cells"]
-    deadline = time.monotonic() + options.budget_s
-    work: dict[str, Callable[[], dict[str, Any]]] = {
-        # Before other cells take the device and the cores.
-        "first": first_cell,
-        **{f"batch/{k}": lambda k=k: batch_cell(k, *mag_rows()) for k in KINDS},
-        **{f"epoch/{k}": lambda k=k: epoch_cell(k, *mag_rows()) for k in KINDS},
-        **{
-            f"captured/{k}/{name}": lambda k=k, name=name: captured_cell(k, name)
-            for name in SMALL
-            for k in KINDS
-        },
-    }
-    for name, run in work.items():
-        if time.monotonic() > deadline:
-            break
-        if name.startswith(tuple(options.only)):
-            kept[name] = _tried(run)
-            print(name, json.dumps(kept[name]), flush=True)
-            cells.save()
-    for name, cell in kept.items():
-        what, *rest = name.split("/")
-        if what == "captured" and "ratio" in cell and time.monotonic() < deadline:
-            found = _tried(lambda rest=rest: kernels_cell(*rest))
-            cell |= {f"kernels_{k}" if k == "error" else k: v for k, v in found.items()}
-            print(name, json.dumps(cell), flush=True)
-            cells.save()
-
-
-def _tried(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The cell, or its error."""
-    try:
-        return run()
-    except Exception as wrong:
-        return {"error": f"{type(wrong).__name__}: {wrong}"[:500]}
-
-
-if __name__ == "__main__":
-    main()
+    cells = bench.cells(about)
+    # Before other cells take the device and the cores.
+    cells.run("first", first_cell)
+    for what, run in (("batch", batch_cell), ("epoch", epoch_cell)):
+        for kind in KINDS:
+            cells.run(f"{what}/{kind}", lambda r=run, k=kind: r(k, *mag_rows()))
+    captured = [(kind, name) for name in SMALL for kind in KINDS]
+    for kind, name in captured:
+        cells.run(f"captured/{kind}/{name}", captured_cell, kind, name)
+    for kind, name in captured:
+        cell = cells.data["cells"].get(f"captured/{kind}/{name}", {})
+        if "ratio" in cell and "kernels" not in cell and cells.left_s() > 0:
+            try:
+                found = kernels_cell(kind, name)
+            except Exception as wrong:
+                found = {"kernels_error": f"{type(wrong).__name__}: {wrong}"[:500]}
+            cells.record(f"captured/{kind}/{name}", cell | found)

@@ -1,24 +1,18 @@
 """Checks every generated kernel against the float64 oracle, on this machine's GPU.
 
-    python -m recipes.bench.rgnn.check --budget-s 120 --out hector_check.json
+    python -m recipes.bench rgnn.check --budget-s 120
 
 Each kernel of Wu's three layers (four settings of the two optimizations; forward,
 backward and inference; several widths and dtypes) runs twice on random rows, into
 memory that holds NaN before: results must be near the oracle's and repeat to the bit.
 Then whole layers, gradients included. The work is shared by processes, since most of it
-is compilation. Every failure is recorded and the run goes on; the JSON begins with a
-list of them.
+is compilation.
 """
 
-import argparse
-import json
+import multiprocessing
 import os
-import subprocess
-import sys
-import time
-import traceback
-from collections.abc import Iterator
-from pathlib import Path
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -36,8 +30,7 @@ from hector.runtime.device import (
     dot_precision,
 )
 from hector.runtime.reference import Reference
-from recipes.bench.common import results
-from recipes.bench.common.cells import environment
+from recipes.bench.harness.cli import Bench
 from recipes.bench.rgnn.layer_checks import CHECKS, layer_errors
 from recipes.bench.rgnn.models import MODELS, plans
 
@@ -155,172 +148,76 @@ def scale_of(
     return max(float(value.abs().max()) for value in values if value.numel())
 
 
-class Record:
-    """The result file of one process, rewritten after every check."""
-
-    def __init__(self, path: Path, budget_s: float) -> None:
-        self.path, self.end = path, time.monotonic() + budget_s
-        self.data: dict[str, Any] = {"failures": [], "skipped": [], "checks": []}
-
-    @property
-    def over(self) -> bool:
-        return time.monotonic() > self.end
-
-    def check(self, what: dict[str, Any], limit: float, error: float) -> None:
-        self.data["checks"].append({**what, "relative_error": error})
-        if not error <= limit:
-            self.fail({**what, "problem": "wrong", "relative_error": error})
-        self.write()
-
-    def fail(self, what: dict[str, Any]) -> None:
-        self.data["failures"].append(what)
-        print("FAILED", json.dumps(what)[:1500], flush=True)
-        self.write()
-
-    def error(self, what: dict[str, Any], failed: Exception) -> None:
-        where = traceback.format_exc()[-1500:]
-        text = f"{type(failed).__name__}: {failed}"[:600]
-        self.fail({**what, "problem": text, "trace": where})
-
-    def write(self) -> None:
-        results.write(self.path, self.data)
-
-
-def check_kernels(record: Record, case: Case, arrays: GraphArrays) -> None:
-    """Every distinct kernel of a model at one width, dtype and setting."""
-    name = str(case.dtype).removeprefix("torch.")
-    seen: set[str] = set()
-    for label, plan in plans(case.model, case.width, case.settings):
-        for kernel in plan.kernels:
-            text = str(kernel)
-            if text in seen:
-                continue
-            seen.add(text)
-            what = {"model": case.model, "width": case.width, "dtype": name}
-            what |= {"plan": label, "kernel": text[:1500]}
-            try:
-                record.check(
-                    what, TOLERANCE[case.dtype], error_of(kernel, arrays, case.dtype)
-                )
-            except Exception as failed:
-                record.error(what, failed)
-                _stop_if_lost(failed)
-
-
 def allowed(limit: float, theirs: float) -> float:
     """Relative error that a tensor may have: `limit`, and up to twice that where the
     same operations in PyTorch, rounded in another order, lose as much."""
     return min(max(limit, 1.25 * theirs), 2 * limit)
 
 
-def check_layers(record: Record, name: str, graph: HeteroGraph) -> None:
-    """A whole layer under each setting, outputs and gradients."""
+def main(
+    bench: Bench, *, size: tuple[int, ...] = (300, 4000, 7, 3), jobs: int = 0
+) -> int:
+    """Check what is missing; an error of a unit is that of its first kernel.
+
+    Args:
+        size: nodes, edges, relations, kinds
+        jobs: processes
+    """
+    device, cells = bench.device.type, bench.cells()
+    units: dict[str, Case | str] = {name: name for name in CHECKS}
+    for case in cases():
+        if case.dtype is not torch.bfloat16 or device == "cuda":
+            units[" ".join(map(str, case))] = case
+    context = multiprocessing.get_context("spawn")
+    num = jobs or min(12, len(os.sched_getaffinity(0)))
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with ProcessPoolExecutor(num, context) as pool:
+        wanted = [name for name in units if cells.is_wanted(name)]
+        found = {n: pool.submit(checked, units[n], size, device) for n in wanted}
+        for name, answer in found.items():
+            cells.run(name, answer.result, max(0.0, cells.left_s()))
+        pool.shutdown(wait=False, cancel_futures=True)
+    bad = [n for n, c in cells.data["cells"].items() if "error" in c or c["wrong"]]
+    print(f"{len(cells.data['cells'])} units, bad: {bad}")
+    return int(bool(bad))
+
+
+def kernel_errors(case: Case, arrays: GraphArrays) -> dict[str, float]:
+    """Of every distinct kernel of a model at one width, dtype and setting."""
+    made = plans(case.model, case.width, case.settings)
+    found = {str(kernel): kernel for _, plan in made for kernel in plan.kernels}
+    return {t: error_of(kernel, arrays, case.dtype) for t, kernel in found.items()}
+
+
+def layer_check(name: str, graph: HeteroGraph) -> dict[str, Any]:
+    """A whole layer under each setting, outputs and gradients: of what is allowed, the
+    largest share that was used up."""
+    worst = {}
     for dtype, limit in LAYER_TOLERANCE.items():
         if dtype is torch.bfloat16 and graph.device.type == "cpu":
             continue  # Triton's interpreter multiplies the bits of bfloat16.
         for settings in ALL_SETTINGS:
-            what = {"layer": name, "dtype": str(dtype), "settings": str(settings)}
-            try:
-                errors = layer_errors(name, graph, dtype, settings)
-                # The tensor that uses up most of what it is allowed.
-                mine, theirs = max(errors, key=lambda e: e[0] / allowed(limit, e[1]))
-                what["pytorch_error"] = theirs
-                record.check(what, allowed(limit, theirs), mine)
-            except Exception as failed:
-                record.error(what, failed)
-                _stop_if_lost(failed)
+            errors = layer_errors(name, graph, dtype, settings)
+            shares = [mine / allowed(limit, theirs) for mine, theirs in errors]
+            worst[f"{dtype} {settings}"] = max(shares)
+    return {"shares": worst, "wrong": [n for n, s in worst.items() if not s <= 1]}
 
 
-def _stop_if_lost(failed: Exception) -> None:
-    """After an illegal access nothing more runs in this process."""
-    if "CUDA error" in str(failed) or "illegal memory" in str(failed):
-        raise SystemExit(3)
-
-
-def units() -> Iterator[Case | str]:
-    """What is shared out among processes."""
-    yield from CHECKS
-    yield from cases()
-
-
-def work(args: argparse.Namespace) -> None:
-    """One process's share of the units."""
-    index, count = (int(n) for n in args.part.split("/"))
-    record = Record(args.out, args.budget_s)
-    if args.device == "cuda":
+@cache
+def arrays_of(size: tuple[int, ...], device: str) -> GraphArrays:
+    """Of the graph that a process checks on."""
+    if device == "cuda":
         # Memory that nobody wrote holds NaN.
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = True
-    graph = random_graph(tuple(args.size), args.device)
-    arrays = GraphArrays(graph)
-    for unit in list(units())[index::count]:
-        if record.over:
-            record.data["skipped"].append(str(unit))
-        elif isinstance(unit, str):
-            check_layers(record, unit, graph)
-        elif unit.dtype is not torch.bfloat16 or args.device == "cuda":
-            check_kernels(record, unit, arrays)
-    record.data["done"] = True
-    record.write()
+    return GraphArrays(random_graph(size, device))
 
 
-def share_out(args: argparse.Namespace) -> dict[str, Any]:
-    """Runs the processes and joins what they found."""
-    start = time.monotonic()
-    parts = [args.out.with_suffix(f".part{i}") for i in range(args.jobs)]
-    running = []
-    for i, part in enumerate(parts):
-        part.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "recipes.bench.rgnn.check"]
-        command += ["--part", f"{i}/{args.jobs}", "--out", str(part)]
-        command += ["--budget-s", str(args.budget_s - 15), "--device", args.device]
-        command += ["--size", *map(str, args.size)]
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        running.append(subprocess.Popen(command, env=env))
-    for process in running:
-        try:
-            process.wait(max(args.budget_s - (time.monotonic() - start), 1))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-    found: dict[str, Any] = {"failures": [], "skipped": [], "checks": []}
-    for i, part in enumerate(parts):
-        data = json.loads(part.read_text()) if part.exists() else {}
-        for key, items in found.items():
-            items.extend(data.get(key, []))
-        if not data.get("done"):
-            code = running[i].returncode
-            found["failures"].append({"problem": f"process {i} ended early: {code}"})
-        part.unlink(missing_ok=True)
-    elapsed = round(time.monotonic() - start, 1)
-    worst: dict[str, float] = {}
-    for check in found["checks"]:
-        name = f"{check.get('model', check.get('layer'))} {check['dtype']}"
-        worst[name] = max(worst.get(name, 0.0), check["relative_error"])
-    counts = {k: len(v) for k, v in found.items()}
-    return {"counts": counts, "elapsed_s": elapsed, "worst_errors": worst, **found}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    add = parser.add_argument
-    add("--budget-s", type=float, default=120.0)
-    add("--out", type=Path, default=Path("hector_check.json"))
-    add("--device", default="cuda")
-    add("--size", type=int, nargs=4, default=(300, 4000, 7, 3))
-    add("--jobs", type=int, default=min(12, len(os.sched_getaffinity(0))))
-    add("--part", help="i/n: this process's share; for internal use")
-    args = parser.parse_args()
-    if args.part:
-        work(args)
-        return 0
-    found = {"environment": environment(), **share_out(args)}
-    results.write(args.out, found)
-    for failure in found["failures"]:
-        print("-", {k: v for k, v in failure.items() if k != "trace"})
-    print(found["counts"], "in", found["elapsed_s"], "s")
-    return 1 if found["failures"] else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def checked(unit: Case | str, size: tuple[int, ...], device: str) -> dict[str, Any]:
+    """A layer, or the kernels of a model."""
+    arrays = arrays_of(size, device)
+    if isinstance(unit, str):
+        return layer_check(unit, arrays.graph)
+    errors, limit = kernel_errors(unit, arrays), TOLERANCE[unit.dtype]
+    wrong = [text[:1500] for text, error in errors.items() if not error <= limit]
+    return {"kernels": len(errors), "worst": max(errors.values()), "wrong": wrong}

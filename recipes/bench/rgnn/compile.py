@@ -1,6 +1,6 @@
 """What a first training step compiles, and how long that takes, without a GPU.
 
-    python -m recipes.bench.rgnn.compile --budget-s 120
+    python -m recipes.bench rgnn.compile --budget-s 120
 
 One layer of a width that no kernel was made for on a graph of AIFB's sizes, compiled
 for an H100 or H200 in new processes, imports excluded: with empty caches, with what the
@@ -14,11 +14,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.harness.cli import Bench
 
 ARCH, WIDTH = 90, 72
 KINDS = ("rgcn", "rgat", "hgt")
@@ -75,14 +74,8 @@ def _step(kind: str, environment: dict[str, str]) -> dict[str, Any]:
     return found
 
 
-def main() -> int:
+def main(bench: Bench) -> None:
     """Measure each layer once."""
-    options = arguments(__doc__, 120, "rgnn/compile").parse_args()
-    cells = Cells(options.out, options.budget_s, {"arch": ARCH, "width": WIDTH})
+    cells = bench.cells({"arch": ARCH, "width": WIDTH})
     for kind in KINDS:
-        cells.run(kind, partial(cell, kind))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        cells.run(kind, cell, kind)

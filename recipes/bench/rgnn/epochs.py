@@ -1,6 +1,6 @@
 """Mini-batch epochs with features in host memory, ours against PyG's loaders.
 
-    python -m recipes.bench.rgnn.epochs --budget-s 100 --out epochs.json
+    python -m recipes.bench rgnn.epochs --budget-s 100 --out epochs.json
 
 A graph of ogbn-mag's sizes with its edges both ways, two layers behind a linear one,
 1,024 seeds a batch, fanouts 15 and 10, Adam. Ours is what the trainer does with
@@ -18,13 +18,13 @@ float32 and float64, largest difference over PyG's. The ratio is PyG's best epoc
 ours, for as many batches of one run.
 """
 
-import argparse
 import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -39,9 +39,10 @@ from hector.train.model import compiled_layer
 from hector.train.stages import Ahead
 from pydirect.gather import index_select
 from pydirect.memory import HostTable
-from recipes.bench.common import results
-from recipes.bench.common.cells import NOT_ENDED, Cells, arguments
-from recipes.bench.common.guarded import guarded
+from recipes.bench.harness import records
+from recipes.bench.harness.cells import NOT_ENDED, Cells
+from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.processes import guarded
 from recipes.bench.rgnn.batches import FANOUTS, KINDS
 from recipes.bench.rgnn.mag import (
     SEEDS,
@@ -56,6 +57,8 @@ from recipes.bench.rgnn.mag import (
     wait,
 )
 from recipes.bench.rgnn.pyg import wrap
+
+ABOUT = {"width": WIDTH, "seeds": SEEDS, "fanouts": FANOUTS}
 
 
 def ours(kind: str, graph: HeteroGraph, device: torch.device) -> Model:
@@ -191,11 +194,10 @@ class BrokenDeviceError(RuntimeError):
 class Campaign:
     """Cells of one run, until its time is over."""
 
-    def __init__(self, options: Any, cells: Cells) -> None:
+    def __init__(self, data: Data, cells: Cells) -> None:
         self._cells = cells
         self.kept = cells.data["cells"]
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.data = Data(self.device, options.shrink, options.batches)
+        self.data = data
 
     def take(
         self, name: str, run: Callable[[], dict[str, Any]], limit_s: float
@@ -208,9 +210,9 @@ class Campaign:
         cells = self._cells
         if name not in cells and cells.left_s() > 0:
             cells.note(name, {})
-            cells.run(name, run, limit_s)
+            cells.run(name, run, limit_s=limit_s)
             try:
-                wait(self.device)
+                wait(self.data.device)
             except RuntimeError as wrong:
                 raise BrokenDeviceError(f"{name} broke the device") from wrong
         found: dict[str, Any] = self.kept.get(name, {})
@@ -232,7 +234,7 @@ class Campaign:
         self._cells.save()
         return float(cell.get("epoch_s", "inf"))
 
-    def run(self, kinds: list[str], workers: list[int]) -> None:
+    def run(self, kinds: Sequence[str], workers: Sequence[int]) -> None:
         """All cells: each kind's ratio first, then what may better PyG's."""
         for kind in kinds:
             self.take(f"{kind}/ours", lambda k=kind: our_epochs(k, self.data), 60)
@@ -248,62 +250,40 @@ class Campaign:
                 self.pyg(kind, layers, *ways[0])
 
 
-def run_cells(options: argparse.Namespace, budget_s: float) -> str:
-    """The cells that the file does not hold yet; empty, or what ended them."""
-    # A spawned process spawns in turn: loaders' workers would be sent the graph.
-    multiprocessing.set_start_method("fork", force=True)
-    cells = Cells(options.out, budget_s, about(options))
+def main(
+    bench: Bench,
+    *,
+    shrink: int = 1,
+    batches: int = 96,
+    kinds: tuple[str, ...] = tuple(KINDS),
+    workers: tuple[int, ...] = (),
+    anew: bool = False,
+) -> int:
+    """Cells until the time is over.
+
+    Args:
+        shrink: divide the sizes: a trial on a CPU
+        batches: of an epoch; 3 or more
+        workers: tried on the first kind
+        anew: forget the cells of the file
+    """
+    if anew:
+        bench.cells({**ABOUT, "shrink": shrink}, anew=True).save()
     cores = len(os.sched_getaffinity(0))
-    workers = options.workers or sorted({min(8, cores), max(1, min(16, cores - 2))})
-    try:
-        Campaign(options, cells).run(options.kinds, workers)
-    except BrokenDeviceError as broken:
-        return str(broken)
-    return ""
-
-
-def about(options: argparse.Namespace) -> dict[str, Any]:
-    fixed = {"width": WIDTH, "seeds": SEEDS, "fanouts": FANOUTS}
-    return {**fixed, "shrink": options.shrink}
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Cells until the time is over."""
-    parser = arguments(__doc__, 200, "rgnn/epochs")
-    add = parser.add_argument
-    add("--shrink", type=int, default=1, help="divide the sizes: a trial on a CPU")
-    add("--batches", type=int, default=96, help="of an epoch; 3 or more")
-    add("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
-    add("--workers", nargs="+", type=int, help="tried on the first kind")
-    add("--anew", action="store_true", help="forget the cells of the file")
-    options = parser.parse_args(argv)
-    if options.anew:
-        Cells(options.out, options.budget_s, about(options), anew=True).save()
-    end = time.monotonic() + options.budget_s
+    tried = workers or tuple(sorted({min(8, cores), max(1, min(16, cores - 2))}))
+    end = time.monotonic() + bench.budget_s
     ended = "not begun"
     while ended and (left_s := end - time.monotonic()) > 0:
+        own = bench, left_s, shrink, batches, kinds, tried
         # What a cell may take beyond the end is its own limit's.
-        found, died = guarded(
-            run_cells, options, left_s, limit_s=left_s + 80, method="spawn"
-        )
+        limit_s = left_s + 80
+        found, died = guarded(run_cells, *own, limit_s=limit_s, method="spawn")
         ended = died or found
         if ended:
             print(f"a new process goes on: {ended}", file=sys.stderr, flush=True)
-        if died and not _blamed(options, died):
+        if died and not blamed(bench.out, died):
             return 1
     return 0
-
-
-def _blamed(options: argparse.Namespace, died: str) -> bool:
-    """Whether a cell was under way when its process died; it is not run again."""
-    if not options.out.exists():
-        return False
-    data = results.read(options.out)
-    cut = [c for c in data["cells"].values() if c.get("error") == NOT_ENDED]
-    for cell in cut:
-        cell["error"] = died
-    results.write(options.out, data)
-    return bool(cut)
 
 
 def ratios(kind: str, kept: dict[str, Any]) -> None:
@@ -320,5 +300,33 @@ def ratios(kind: str, kept: dict[str, Any]) -> None:
         kept[f"{kind}/ratio"] = found
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def run_cells(
+    bench: Bench,
+    budget_s: float,
+    shrink: int,
+    batches: int,
+    kinds: tuple[str, ...],
+    workers: tuple[int, ...],
+) -> str:
+    """The cells that the file does not hold yet; empty, or what ended them."""
+    # A spawned process spawns in turn: loaders' workers would be sent the graph.
+    multiprocessing.set_start_method("fork", force=True)
+    bench.budget_s = budget_s
+    data = Data(bench.device, shrink, batches)
+    try:
+        Campaign(data, bench.cells({**ABOUT, "shrink": shrink})).run(kinds, workers)
+    except BrokenDeviceError as broken:
+        return str(broken)
+    return ""
+
+
+def blamed(out: Path, died: str) -> bool:
+    """Whether a cell was under way when its process died; it is not run again."""
+    if not out.exists():
+        return False
+    data = records.read(out)
+    cut = [c for c in data["cells"].values() if c.get("error") == NOT_ENDED]
+    for cell in cut:
+        cell["error"] = died
+    records.write(out, data)
+    return bool(cut)

@@ -1,19 +1,17 @@
 """Fits the cost model's constants to the times that `rgnn.layers` took of our layers.
 
-    python -m recipes.bench.rgnn.fit recipes/bench/results/rgnn/rgnn.json
+    python -m recipes.bench rgnn.fit recipes/bench/results/rgnn/rgnn.json
 
 The plans of every record are rebuilt from the layer and the record's setting; the
 graph's counts come from the results. The constants minimize the mean squared logarithm
 of predicted over measured time within a cell, found by moving one after the other:
 what the model is asked is how settings compare, so an error that all settings of a cell
-share counts a tenth. `--leave-out` chooses for each graph with constants fitted to the
-others.
+share counts a tenth. `--without-each` chooses for each graph with constants fitted to
+the others.
 """
 
-import argparse
 import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,8 +28,9 @@ from hector.ir.types import Domain, Index
 from hector.runtime import executables
 from hector.train import LayerKind, LayerSpec
 from hector.train.model import compiled_layer
-from recipes.bench.common import results as files
-from recipes.bench.rgnn.choice import cell_name
+from recipes.bench.harness import records as files
+from recipes.bench.harness.records import RESULTS
+from recipes.bench.rgnn.records import SETTINGS, cell_name
 
 SETTING = {
     "none": "none",
@@ -246,16 +245,22 @@ def leave_out(taken: Sequence[Sample]) -> None:
         )
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("results", type=Path)
-    parser.add_argument("--leave-out", action="store_true", help="one graph a time")
-    parser.add_argument("--write", action="store_true", help=write_choices.__doc__)
-    args = parser.parse_args(argv)
-    data = files.read(args.results)
-    if args.write:
-        side_by_side = ("hector-none", "hector-compaction")
-        side_by_side += ("hector-reordering", "hector-both")
+def main(
+    results: Path = RESULTS / "rgnn" / "rgnn.json",
+    /,
+    *,
+    without_each: bool = False,
+    write: bool = False,
+) -> int:
+    """Fit, and tell how good the choices are.
+
+    Args:
+        without_each: one graph a time
+        write: what the present model chooses among these times, into the results
+    """
+    data = files.read(results)
+    if write:
+        side_by_side = {f"hector-{setting}" for setting in SETTINGS}
         data["cells"] = {
             name: r
             for name, r in data["cells"].items()
@@ -263,12 +268,12 @@ def main(argv: list[str] | None = None) -> int:
         }
     taken = samples(data)
     if not taken:
-        print("no times of compiled layers in", args.results)
+        print("no times of compiled layers in", results)
         return 1
-    if args.write:
-        write_choices(args.results, taken)
+    if write:
+        write_choices(results, taken)
         return 0
-    if args.leave_out:
+    if without_each:
         leave_out(taken)
         return 0
     before = DeviceModel()
@@ -283,7 +288,3 @@ def main(argv: list[str] | None = None) -> int:
     for name in FIELDS:
         print(f"    {name}: {getattr(before, name):.3g} -> {getattr(after, name):.3g}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
 """An epoch of RGAT with pydirect's rows, by place, against its longest stage.
 
-    python -m recipes.bench.rgnn.joined --budget-s 100 --out joined.json
+    python -m recipes.bench rgnn.joined --budget-s 100 --out joined.json
 
 A graph of ogbn-mag's sizes with its edges both ways, 1,024 seeds a batch, fanouts 15
 and 10: what `ssdtrain train gnn=rgat features.place=... trainer.batch=1024
@@ -9,7 +9,6 @@ alone: draw, gather, step, of the same batches. Losses of all places are compare
 PyG's best epoch of the same sizes is in `epochs`.
 """
 
-import sys
 from collections.abc import Callable
 from statistics import median
 from typing import Any
@@ -28,7 +27,7 @@ from hector.train import (
 from hector.train.mini_batches import MiniBatches
 from hector.train.steps import Steps
 from pydirect.features import FeatureRows
-from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.harness.cli import Bench
 from recipes.bench.rgnn.batches import CLASSES, FANOUTS
 from recipes.bench.rgnn.mag import WIDTH, Data, wait
 
@@ -137,25 +136,24 @@ def cell(data: Data, place: str, share: float) -> dict[str, Any]:
     }
 
 
-def main(argv: list[str] | None = None) -> int:
-    """A cell for each place; 1 if a loss differs between places."""
-    parser = arguments(__doc__, 100, "rgnn/joined")
-    add = parser.add_argument
-    add("--shrink", type=int, default=1, help="divide the sizes: a trial on a CPU")
-    add("--batches", type=int, default=96, help="of an epoch")
-    add("--share", type=float, default=0.1, help="of rows near, in the tiered cell")
-    add("--places", nargs="+", default=list(PLACES), choices=list(PLACES))
-    options = parser.parse_args(argv)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    about = {name: getattr(options, name) for name in ("shrink", "batches", "share")}
-    cells = Cells(options.out, options.budget_s, about)
-    data = Data(device, options.shrink, options.batches)
-    for place in options.places:
-        if place not in cells and cells.left_s() > 0:
-            cells.run(place, lambda p=place: cell(data, p, options.share), 80)
+def main(
+    bench: Bench,
+    *,
+    shrink: int = 1,
+    batches: int = 96,
+    share: float = 0.1,
+    places: tuple[str, ...] = tuple(PLACES),
+) -> int:
+    """A cell for each place; 1 if a loss differs between places.
+
+    Args:
+        shrink: divide the sizes: a trial on a CPU
+        batches: of an epoch
+        share: of rows near, in the tiered cell
+    """
+    cells = bench.cells({"shrink": shrink, "batches": batches, "share": share})
+    data = Data(bench.device, shrink, batches)
+    for place in places:
+        cells.run(place, cell, data, place, share, limit_s=80)
     losses = [c["losses"] for c in cells.data["cells"].values() if "losses" in c]
     return int(any(one != losses[0] for one in losses))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

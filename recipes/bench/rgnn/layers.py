@@ -7,18 +7,17 @@ graph makes it and compiles our kernels, side by side; then everything is timed 
 Results are written after every measurement, so a run can be cut anywhere and gone on
 with; after an error that loses the device the script starts itself again.
 
-    python -m recipes.bench.rgnn.layers --budget-s 250
+    python -m recipes.bench rgnn.layers --budget-s 250
 """
 
-import argparse
 import gc
 import os
 import platform
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,8 @@ from hector.capture import WARM_UP, CapturedStep
 from hector.runtime import executables
 from hector.runtime.bundle import BundleError, add, pack
 from hector.statistics import statistics
+from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.processes import command_of
 from recipes.bench.rgnn.cells import (
     GRAPHS,
     KINDS,
@@ -60,30 +61,41 @@ class LostDeviceError(RuntimeError):
     """After an illegal access nothing more runs in this process."""
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    add = parser.add_argument
-    add("--out", type=Path, default=Path("recipes/bench/results/rgnn/rgnn.json"))
-    add("--from", type=Path, dest="earlier", help="go on from these results")
-    add("--budget-s", type=float, default=250.0, help="stop before this many seconds")
-    add("--limit-s", type=float, default=20.0, help="limit of one measurement")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    add("--scale", type=float, default=1.0, help="nodes and edges over Table 3.3's")
-    add("--phases", nargs="+", default=[p.value for p in Phase])
-    add("--graphs", nargs="+", default=list(GRAPHS))
-    add("--models", nargs="+", default=[k.value for k in KINDS])
-    add("--tasks", nargs="+", default=[t.value for t in Task])
-    add("--contenders", nargs="+", default=[c.value for c in Contender])
-    add("--store", type=Path, help="keep the graphs here")
-    add("--prepare-s", type=float, default=PREPARE_S, help="limit of preparing")
-    add("--again", nargs="*", default=[], help="contenders whose cells are stale")
-    add("--again-dtypes", nargs="+", default=["float32"], help="and in which dtypes")
-    add("--prepare", action="store_true", help="only make graphs and compile")
-    add("--cache-in", type=Path, help="kernels that --cache-out of an earlier run made")
-    add("--cache-out", type=Path, help="write the compiled kernels to this file")
-    add("--prepared-s", type=float, default=0.0, help="for internal use")
-    add("--restarted", action="store_true", help="failures stay; for internal use")
-    return parser.parse_args(argv)
+@dataclass
+class Settings(Bench):
+    """Of a run.
+
+    from_: go on from these results
+    limit_s: of one measurement
+    scale: nodes and edges over Table 3.3's
+    store: keep the graphs here
+    prepare_s: limit of preparing
+    again: contenders whose cells are stale
+    again_dtypes: and in which dtypes
+    prepare: only make graphs and compile
+    cache_in: kernels that --cache-out of an earlier run made
+    cache_out: write the compiled kernels to this file
+    prepared_s: for internal use
+    restarted: failures stay; for internal use
+    """
+
+    from_: Path | None = None
+    limit_s: float = 20.0
+    scale: float = 1.0
+    phases: tuple[str, ...] = tuple(phase.value for phase in Phase)
+    graphs: tuple[str, ...] = tuple(GRAPHS)
+    models: tuple[str, ...] = tuple(kind.value for kind in KINDS)
+    tasks: tuple[str, ...] = tuple(task.value for task in Task)
+    contenders: tuple[str, ...] = tuple(each.value for each in Contender)
+    store: Path = Path()
+    prepare_s: float = PREPARE_S
+    again: tuple[str, ...] = ()
+    again_dtypes: tuple[str, ...] = ("float32",)
+    prepare: bool = False
+    cache_in: Path | None = None
+    cache_out: Path | None = None
+    prepared_s: float = 0.0
+    restarted: bool = False
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -171,15 +183,16 @@ def _check(cell: Cell, graphs: Graphs, layer: Any) -> float | str:
         return "the reference ran out of memory"
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(args: Settings) -> int:
+    """Take what is missing, in a new process wherever a device was lost."""
     began = time.monotonic()
-    args = parse(argv)
-    device = torch.device(args.device)
+    device = args.device
     cap_memory(device)
     with tempfile.TemporaryDirectory(dir=_memory_directory()) as scratch:
-        args.store = args.store or Path(scratch)
+        if args.store == Path():
+            args.store = Path(scratch)
         args.store.mkdir(parents=True, exist_ok=True)
-        words = list(sys.argv[1:] if argv is None else argv)
+        words = list(args.words)
         if args.prepare:
             return prepare(args, device)
         if args.cache_in or args.cache_out:
@@ -201,13 +214,13 @@ def main(argv: list[str] | None = None) -> int:
         except LostDeviceError:
             words = _with(words, "--budget-s", str(args.budget_s))
             words = _with(words, "--store", str(args.store))
-            command = [sys.executable, "-m", "recipes.bench.rgnn.layers", *words]
+            command = command_of("rgnn.layers", *words)
             return subprocess.run([*command, "--restarted"]).returncode
         finally:
             gc.unfreeze()
 
 
-def keep_kernels(args: argparse.Namespace) -> None:
+def keep_kernels(args: Settings) -> None:
     """What was compiled so far, for the next run's --cache-in."""
     if args.cache_out:
         try:
@@ -225,19 +238,13 @@ def _with(words: list[str], option: str, *values: str) -> list[str]:
     return [*words, option, *values]
 
 
-def prepare_all(args: argparse.Namespace, words: list[str]) -> None:
+def prepare_all(args: Settings, words: list[str]) -> None:
     """One process a graph: makes it and compiles what will be timed on it."""
     running = []
     for name in args.graphs:
         mine = _with(words, "--graphs", name)
         mine = _with(mine, "--store", str(args.store))
-        command = [
-            sys.executable,
-            "-m",
-            "recipes.bench.rgnn.layers",
-            *mine,
-            "--prepare",
-        ]
+        command = command_of("rgnn.layers", *mine, "--prepare")
         env = {**os.environ, "OMP_NUM_THREADS": "2"}
         running.append(subprocess.Popen(command, env=env))
     end = time.monotonic() + min(args.prepare_s, args.budget_s / 2)
@@ -249,10 +256,10 @@ def prepare_all(args: argparse.Namespace, words: list[str]) -> None:
             process.wait()
 
 
-def prepare(args: argparse.Namespace, device: torch.device) -> int:
+def prepare(args: Settings, device: torch.device) -> int:
     """Graphs into the store, our kernels into Triton's cache; failures show later."""
     graphs = Graphs(device, args.scale, args.store)
-    results = Results(args.out, args.earlier)
+    results = Results(args.out, args.from_)
     results.forget(args.again, "", args.again_dtypes)
     for name in args.graphs:
         graphs.get(name)
@@ -270,7 +277,7 @@ def prepare(args: argparse.Namespace, device: torch.device) -> int:
     return 0
 
 
-def _staggered(works: list[Work], args: argparse.Namespace) -> list[Work]:
+def _staggered(works: list[Work], args: Settings) -> list[Work]:
     """Each graph's process starts somewhere else in each phase: most kernels have the
     same text for all graphs, and the first process to compile one serves the others."""
     found: list[Work] = []
@@ -281,12 +288,12 @@ def _staggered(works: list[Work], args: argparse.Namespace) -> list[Work]:
     return found
 
 
-def run_all(args: argparse.Namespace, device: torch.device, words: str) -> int:
+def run_all(args: Settings, device: torch.device, words: str) -> int:
     """Take every wanted measurement that is not there yet, while time is left."""
     began = time.monotonic()
     graphs = Graphs(device, args.scale, args.store)
-    results = Results(args.out, args.earlier, keep_failed=args.restarted)
-    command = f"python -m recipes.bench.rgnn.layers {_without_places(words)}"
+    results = Results(args.out, args.from_, keep_failed=args.restarted)
+    command = f"python -m recipes.bench rgnn.layers {_without_places(words)}"
     about = {**machine(device), "command": command, "scale": args.scale}
     times = {"prepared_s": round(args.prepared_s, 1)}
     run = results.start_run({**about, **_ceilings(device), **times})
@@ -339,7 +346,7 @@ def _is_lost(reason: str) -> bool:
     return "CUDA error" in reason or "illegal memory access" in reason
 
 
-def _wanted(work: Work, args: argparse.Namespace) -> bool:
+def _wanted(work: Work, args: Settings) -> bool:
     cell = work.cell
     return (
         cell.model.value in args.models
@@ -365,7 +372,3 @@ def _line(work: Work, values: dict[str, Any]) -> str:
     difference = values.get("difference")
     tail = "" if difference is None else f" difference {difference}"
     return f"{_name(work)} {values['status']} {what[:120]}{tail}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from recipes.bench.common.cells import limited
+from recipes.bench.harness.cells import limited
 
 NUM_TIMED = 20
 NUM_TIMED_FAST = 100

@@ -1,6 +1,6 @@
 """Message passing on homogeneous graphs: GCN, SAGE, GIN and GAT against PyG's layers.
 
-    python -m recipes.bench.rgnn.messages --budget-s 90 --out messages.json
+    python -m recipes.bench rgnn.messages --budget-s 90 --out messages.json
 
 Graphs have the published numbers of nodes and edges (both ways where the original is
 undirected) and ends drawn from a power law, as citations and friendships have; no edge
@@ -12,9 +12,7 @@ Medians of CUDA events; peak memory above what lay there before the step. `ratio
 best way of PyG over hector.
 """
 
-import json
-import sys
-import time
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from hector import message
-from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.harness.cli import Bench
 from recipes.bench.rgnn.measure import release, times_ms
 
 WIDTH, HEADS = 128, 8
@@ -192,26 +190,14 @@ def compared(
     return results
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = arguments(__doc__, 120, "rgnn/messages")
-    add = parser.add_argument
-    add("--shrink", type=int, default=1, help="divide the sizes: a trial on a CPU")
-    add("--graphs", nargs="+", default=list(GRAPHS), choices=list(GRAPHS))
-    options = parser.parse_args(argv)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    about = {"width": WIDTH, "heads": HEADS, "shrink": options.shrink}
-    cells = Cells(options.out, options.budget_s, about)
-    deadline = time.monotonic() + options.budget_s
-    for name in options.graphs:
-        for kind in LAYERS:
-            if time.monotonic() > deadline:
-                break
-            found = cell(kind, name, device, options.shrink)
-            cells.data["cells"][f"{name}/{kind}"] = found
-            print(f"{name}/{kind}", json.dumps(found), flush=True)
-            cells.save()
-    return 0
+def main(
+    bench: Bench, *, shrink: int = 1, graphs: tuple[str, ...] = tuple(GRAPHS)
+) -> None:
+    """Measure what is missing.
 
-
-if __name__ == "__main__":
-    sys.exit(main())
+    Args:
+        shrink: divide the sizes: a trial on a CPU
+    """
+    cells = bench.cells({"width": WIDTH, "heads": HEADS, "shrink": shrink})
+    for name, kind in itertools.product(graphs, LAYERS):
+        cells.run(f"{name}/{kind}", cell, kind, name, bench.device, shrink)

@@ -4,11 +4,9 @@ Two-layer classifiers on AIFB and MUTAG in float64 from PyG's initial weights: t
 largest difference of the per-epoch losses, and the mean test accuracy over seeds.
 Rows that the output file has are kept: a cut run goes on.
 
-    python -m recipes.bench.rgnn.parity --data /data --out results/rgnn_parity.json
+    python -m recipes.bench rgnn.parity --data /data --out results/rgnn_parity.json
 """
 
-import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +25,7 @@ from hector.train import (
     TrainingResult,
 )
 from hector.train.model import LayerFactory, compiled_layer
-from recipes.bench.common import results
-from recipes.bench.common.cells import environment
+from recipes.bench.harness.cli import Bench
 from recipes.bench.rgnn.cells import KINDS
 from recipes.bench.rgnn.pyg import pyg_conv, pyg_layer
 
@@ -64,71 +61,52 @@ def train(
     ).train()
 
 
-def compare(kind: LayerKind, data: DataConfig, args: argparse.Namespace) -> Any:
+def compare(
+    kind: LayerKind, data: DataConfig, device: str, epochs: int, seeds: int
+) -> dict[str, Any]:
     """One row: loss difference of seed 0, accuracies of all seeds of ours."""
-    options = {"num_epochs": args.epochs, "device": args.device}
-    theirs = train(kind, data, pyg_layer, **options)
-    ours = train(kind, data, from_pygs_start, **options)
+    theirs, ours = (
+        train(kind, data, make, num_epochs=epochs, device=device)
+        for make in (pyg_layer, from_pygs_start)
+    )
     pairs = zip(ours.losses, theirs.losses, strict=True)
-    seeds = train(kind, data, compiled_layer, num_seeds=args.seeds, **options)
+    own = {"num_epochs": epochs, "num_seeds": seeds, "device": device}
+    every = train(kind, data, compiled_layer, **own)
     return {
         "data": data.name,
         "model": kind.value,
-        "num_epochs": len(ours.losses),
-        "num_seeds": args.seeds,
-        "device": args.device,
+        **own,
         "loss_difference": max(abs(a - b) for a, b in pairs),
         "first_loss": ours.losses[0],
         "last_loss": ours.losses[-1],
         "pyg_last_loss": theirs.losses[-1],
         "accuracy_same_start": ours.mean_accuracy,
         "pyg_accuracy_same_start": theirs.mean_accuracy,
-        "mean_accuracy": seeds.mean_accuracy,
-        "accuracies": seeds.accuracies,
+        "mean_accuracy": every.mean_accuracy,
+        "accuracies": every.accuracies,
         "epoch_ms": ours.epoch_ms,
         "pyg_epoch_ms": theirs.epoch_ms,
     }
 
 
-def earlier_rows(path: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of an earlier run with the same settings on the same kind of device."""
-    data = results.find(path)
-    same = {"num_epochs": args.epochs, "num_seeds": args.seeds, "device": args.device}
-    rows = data["cells"].values() if data else ()
-    return [r for r in rows if all(r.get(k) == v for k, v in same.items())]
+def main(
+    bench: Bench,
+    *,
+    data: Path,
+    sets: tuple[str, ...] = ("aifb", "mutag"),
+    models: tuple[str, ...] = tuple(kind.value for kind in KINDS),
+    epochs: int = 50,
+    seeds: int = 10,
+) -> None:
+    """Train what is missing.
 
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    add = parser.add_argument
-    add("--data", type=Path, required=True, help="holds directories aifb and mutag")
-    add("--out", type=Path, default=Path("recipes/bench/results/rgnn/rgnn_parity.json"))
-    add("--sets", nargs="+", default=["aifb", "mutag"])
-    add("--models", nargs="+", default=[k.value for k in KINDS])
-    add("--epochs", type=int, default=50)
-    add("--seeds", type=int, default=10)
-    add("--device", default="cpu")
-    args = parser.parse_args(argv)
-    rows = earlier_rows(args.out, args)
-    known = {(r["data"], r["model"]) for r in rows}
-    for name in args.sets:
-        data = DataConfig(name=name, directory=str(args.data / name))
-        for kind in (LayerKind(m) for m in args.models):
-            if (name, kind.value) in known:
-                continue
-            rows.append(compare(kind, data, args))
-            row = rows[-1]
-            print(
-                f"{name} {kind.value}: losses differ by {row['loss_difference']:.2e} "
-                f"over {row['num_epochs']} epochs, mean accuracy "
-                f"{row['mean_accuracy']:.4f} of {args.seeds} seeds",
-                flush=True,
-            )
-            cells = {f"{r['data']} {r['model']}": r for r in rows}
-            about = {"environment": environment(), "settings": {}}
-            results.write(args.out, {**about, "cells": cells})
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    Args:
+        data: holds directories aifb and mutag
+    """
+    device = bench.on or "cpu"
+    cells = bench.cells({"epochs": epochs, "seeds": seeds, "device": device})
+    for name in sets:
+        config = DataConfig(name=name, directory=str(data / name))
+        for kind in map(LayerKind, models):
+            own = kind, config, device, epochs, seeds
+            cells.run(f"{name} {kind.value}", compare, *own)

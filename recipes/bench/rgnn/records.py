@@ -1,12 +1,22 @@
-"""What `rgnn.layers` recorded, found by graph, model, task and contender."""
+"""What `rgnn.layers` recorded, by graph, model, task and contender; what the cost model
+took, against the fixed settings measured in turns with it."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 MODELS = ("rgcn", "rgat", "hgt")
 TASKS = ("inference", "training")
 DTYPES = ("float32", "bfloat16")
+
+SETTINGS = ("none", "compaction", "reordering", "both")
+SETTING_NAMES = {
+    "none": "none",
+    "compact": "compaction",
+    "reorder": "reordering",
+    "compact+reorder": "both",
+}
+"""Contenders by the setting that a record names."""
 
 Record = dict[str, Any]
 Named = tuple[str, dict[str, str]]
@@ -98,3 +108,28 @@ def cells(records: Records, dtypes: tuple[str, ...] = DTYPES) -> list[Named]:
 def geometric_mean(values: Iterable[float]) -> float:
     logs = [math.log(v) for v in values]
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def cell_name(cell: Mapping[str, Any]) -> str:
+    """Such as `fb15k rgcn inference float32`."""
+    return " ".join(cell[part] for part in ("graph", "model", "task", "dtype"))
+
+
+def taken(results: Records, **cell: str) -> dict[str, Any]:
+    """The record of the fixed setting that the cost model took, where there is one;
+    the one under the model's own name was taken minutes earlier, and a host that bounds
+    a step drifts more in minutes than settings differ."""
+    chosen = results.find("hector", **cell) or {}
+    setting = results.modelled.get(cell_name(cell), chosen.get("setting", ""))
+    name = SETTING_NAMES.get(setting)
+    return (results.find(f"hector-{name}", **cell) if name else None) or chosen
+
+
+def over_best(results: Records, **cell: str) -> float | None:
+    """Time of the setting taken over the best one's, of one machine."""
+    mine = taken(results, **cell)
+    if "ms" not in mine:
+        return None
+    found = [results.find(f"hector-{s}", **cell) or {} for s in SETTINGS]
+    known = [r["ms"] for r in found if "ms" in r and results.same(r, mine)]
+    return float(mine["ms"] / min(known)) if len(known) > 1 else None

@@ -4,8 +4,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from recipes.bench.common import results as files
-from recipes.bench.common.cells import environment
+from recipes.bench.harness import records as files
+from recipes.bench.harness.cells import environment
 from recipes.bench.rgnn.cells import Contender, Phase, Work
 from recipes.bench.rgnn.measure import FAST_MS
 

@@ -1,6 +1,6 @@
 """GCN and GAT as widths, nodes and densities grow (Wang, Figures 4.4 to 4.7).
 
-    python -m recipes.bench.rgnn.sweeps --budget-s 100 --out sweeps.json
+    python -m recipes.bench rgnn.sweeps --budget-s 100 --out sweeps.json
 
 `hidden`: widths on PubMed's numbers of nodes and edges; `width`: on a graph of 32,000
 nodes and density 0.08 %; `nodes`: that density with more nodes; `density`: 32,000 nodes
@@ -8,15 +8,13 @@ with more edges. Edges of the last three are Erdos-Renyi's. A cell is one traini
 of one layer, as in `messages`, until neither side has memory for it.
 """
 
-import json
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.harness.cli import Bench
 from recipes.bench.rgnn.messages import GRAPHS, WIDTH, compared, ends
 
 NODES, DENSITY = 32_000, 0.0008
@@ -60,30 +58,24 @@ def points(sweeps: list[str]) -> Iterator[tuple[str, str, float]]:
                 yield sweep, kind, size
 
 
-def main(argv: list[str] | None = None) -> int:
-    """All points until the time is over."""
-    parser = arguments(__doc__, 100, "rgnn/sweeps")
-    add = parser.add_argument
-    add("--shrink", type=int, default=1, help="divide nodes: a trial on a CPU")
-    add("--sweeps", nargs="+", default=list(SIZES), choices=list(SIZES))
-    options = parser.parse_args(argv)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    cells = Cells(options.out, options.budget_s, {"shrink": options.shrink})
-    for sweep, kind, size in points(options.sweeps):
-        name = f"{sweep}/{kind}/{size:g}"
-        if name in cells or cells.left_s() <= 0:
-            continue
-        try:
-            nodes, both, width = subject(sweep, size, options.shrink, device)
-            found: dict[str, Any] = compared(kind, nodes, both, width)
-            found |= {"nodes": nodes, "edges": both[0].numel(), "width": width}
-        except torch.OutOfMemoryError as error:
-            found = {"error": str(error).split(". ")[0]}
-        cells.data["cells"][name] = found
-        print(name, json.dumps(found), flush=True)
-        cells.save()
-    return 0
+def main(
+    bench: Bench, *, shrink: int = 1, sweeps: tuple[str, ...] = tuple(SIZES)
+) -> None:
+    """All points until the time is over.
+
+    Args:
+        shrink: divide nodes: a trial on a CPU
+    """
+    cells = bench.cells({"shrink": shrink})
+    for sweep, kind, size in points(sweeps):
+        own = sweep, kind, size, shrink, bench.device.type
+        cells.run(f"{sweep}/{kind}/{size:g}", point, *own)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def point(
+    sweep: str, kind: str, size: float, shrink: int, device: str
+) -> dict[str, Any]:
+    """One of a sweep."""
+    nodes, both, width = subject(sweep, size, shrink, device)
+    about = {"nodes": nodes, "edges": both[0].numel(), "width": width}
+    return {**compared(kind, nodes, both, width), **about}

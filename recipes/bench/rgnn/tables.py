@@ -1,27 +1,24 @@
-"""Markdown tables out of the results of `rgnn.layers`.
+"""Tables and pictures of the relational benchmarks."""
 
-python -m recipes.bench.rgnn.tables RGNN_JSON    # all of them
-"""
-
-import argparse
 import math
-import sys
+from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-from recipes.bench.common import results as files
-from recipes.bench.common.text import markdown, where
+from recipes.bench.harness.records import Data
+from recipes.bench.harness.tables import Column, paragraphs, table
 from recipes.bench.rgnn.accuracy import LEVEL, SEEDS, compared, spread
 from recipes.bench.rgnn.cells import WIDTHS
-from recipes.bench.rgnn.choice import SETTINGS, over_best, taken, told
 from recipes.bench.rgnn.records import (
+    SETTINGS,
     TASKS,
     Comparison,
     Records,
     cells,
     compare,
     geometric_mean,
+    over_best,
+    taken,
     used_mib,
 )
 
@@ -34,193 +31,186 @@ SEED_MEANS = {
     ("rgat", "training"): 11.3,
     ("hgt", "training"): 8.02,
 }
+CELL: dict[str, Column] = {"cell": "{name}"}
 
 
 def number(value: float | None, digits: int = 2) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"
 
 
-def summary(results: Records) -> str:
+def summary(data: Data) -> str:
     """Geometric mean, worst and best speed-up, out-of-memory counts."""
+    records = Records(data)
     groups: dict[tuple[str, str, str], dict[str, Comparison]] = {}
-    for _, cell in cells(results):
+    for _, cell in cells(records):
         for what in ("time", "captured"):
             kind = cell["dtype"] if what == "time" else f"{cell['dtype']} captured"
             group = groups.setdefault((cell["model"], cell["task"], kind), {})
-            group[cell["graph"]] = compare(results, what=what, **cell)
+            group[cell["graph"]] = compare(records, what=what, **cell)
     rows = []
     for (model, task, dtype), row in groups.items():
-        found = {g: c.speedup for g, c in row.items() if c.speedup is not None}
-        if not found:
-            continue
-        ranked = sorted(found.items(), key=lambda item: item[1])
-        (worst, least), (best, most) = ranked[0], ranked[-1]
-        ours = [c.ours for c in row.values() if c.ours]
-        rows.append(
-            [
-                f"{model} {task} {dtype}",
-                number(geometric_mean(found.values())),
-                number(SEED_MEANS[model, task]),
-                f"{least:.2f} ({worst})",
-                f"{most:.2f} ({best})",
-                str(len(found)),
-                str(sum(r["status"] == "oom" for r in ours)),
-                str(sum(c.num_oom for c in row.values())),
-            ]
+        ranked = sorted(
+            (c.speedup, graph) for graph, c in row.items() if c.speedup is not None
         )
-    header = ["cells", "mean", "Wu", "worst", "best", "graphs", "our OOM"]
-    return markdown([*header, "others' OOM"], rows)
+        if not ranked:
+            continue
+        (least, worst), (most, best) = ranked[0], ranked[-1]
+        rows.append(
+            {
+                "cells": f"{model} {task} {dtype}",
+                "mean": number(geometric_mean(speedup for speedup, _ in ranked)),
+                "Wu": number(SEED_MEANS[model, task]),
+                "worst": f"{least:.2f} ({worst})",
+                "best": f"{most:.2f} ({best})",
+                "graphs": len(ranked),
+                "our OOM": sum(
+                    c.ours["status"] == "oom" for c in row.values() if c.ours
+                ),
+                "others' OOM": sum(c.num_oom for c in row.values()),
+            }
+        )
+    return as_they_are(rows)
 
 
-def details(results: Records) -> str:
+def as_they_are(rows: list[Data]) -> str:
+    """Rows whose keys are the heads."""
+    return table(rows, {head: f"{{{head}}}" for head in rows[0]}) if rows else ""
+
+
+def details(data: Data) -> str:
     """Every cell: our time, the best other and its time, the ratio."""
-    rows = []
-    for name, cell in cells(results):
-        found = compare(results, **cell)
-        if found.ours is None:
-            continue
-        best, status = found.best, found.ours["status"]
-        rows.append(
-            [
-                name,
-                number(found.ours["ms"], 3) if status == "ok" else status,
-                number(best["ms"] if best else None, 3),
-                best["key"]["contender"] if best else "none ran",
-                number(found.speedup),
-            ]
-        )
-    return markdown(["cell", "ours ms", "best other ms", "which", "speed-up"], rows)
+    records = Records(data)
+    found = {name: compare(records, **cell) for name, cell in cells(records)}
+    rows = {n: {"of": c, "ours": c.ours, "best": c.best} for n, c in found.items()}
+    columns: dict[str, Column] = {
+        **CELL,
+        "ours ms": lambda r: (
+            number(r["ours"]["ms"], 3)
+            if r["ours"]["status"] == "ok"
+            else r["ours"]["status"]
+        ),
+        "best other ms": "{best[ms]:.3f}",
+        "which": lambda r: r["best"]["key"]["contender"] if r["best"] else "none ran",
+        "speed-up": lambda r: number(r["of"].speedup),
+    }
+    return table({n: r for n, r in rows.items() if r["ours"]}, columns)
 
 
-def ablation(results: Records) -> str:
-    """Table 3.5: speed-up over no optimization, and what the cost model took."""
-    rows = []
-    for name, cell in cells(results):
-        times = [results.ms(f"hector-{s}", **cell) for s in SETTINGS]
-        if not any(times):
-            continue
-        base = times[0]
-        gains = (*times[1:], taken(results, **cell).get("ms"))
-        texts = [number(base / t if base and t else None) for t in gains]
-        rows.append([name, number(base, 3), *texts])
-    header = ["cell", "none ms", "compaction", "reordering", "both", "chosen"]
-    return markdown(header, rows)
-
-
-def choice(results: Records, tolerance: float = 0.05) -> str:
+def choice(data: Data, tolerance: float = 0.05) -> str:
     """How often the cost model's choice is within `tolerance` of the best setting."""
-    ratios = {name: over_best(results, **cell) for name, cell in cells(results)}
-    return told({n: r for n, r in ratios.items() if r is not None}, tolerance)
+    records = Records(data)
+    found = {name: over_best(records, **cell) for name, cell in cells(records)}
+    ratios = {name: ratio for name, ratio in found.items() if ratio is not None}
+    if not ratios:
+        return ""
+    missed = {n: r for n, r in ratios.items() if r > 1 + tolerance}
+    close = len(ratios) - len(missed)
+    text = (
+        f"The cost model's choice is within {100 * tolerance:.0f} % of the best fixed "
+        f"setting in {close} of {len(ratios)} cells ({100 * close / len(ratios):.0f} "
+        "%)."
+    )
+    words = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in missed.items())
+    return text + (f" Missed: {words}." if missed else "")
 
 
-def memory(results: Records) -> str:
+def compaction(records: Records, graph: str, task: str) -> tuple[float, float] | None:
+    """MiB of HGT without compaction, and the part of it that it takes with."""
+    cell = {"graph": graph, "model": "hgt", "task": task, "dtype": "float32"}
+    plain = used_mib(records.find("hector-none", **cell))
+    compact = used_mib(records.find("hector-compaction", **cell))
+    return (plain, compact / plain) if plain and compact else None
+
+
+def memory(data: Data) -> str:
     """Figure 3.10: memory with compaction over memory without, HGT, against the
     entity compaction ratio. Memory is the peak above what the graph itself holds."""
-    rows = []
-    for graph, about in sorted(
-        results.graphs.items(), key=lambda g: g[1]["entity_compaction_ratio"]
-    ):
-        row = [graph, number(about["entity_compaction_ratio"])]
-        row += [number(about["average_degree"], 1)]
-        for task in TASKS:
-            cell = {"graph": graph, "model": "hgt", "task": task, "dtype": "float32"}
-            plain = used_mib(results.find("hector-none", **cell))
-            compact = used_mib(results.find("hector-compaction", **cell))
-            row += [number(plain, 0)]
-            row += [number(compact / plain if plain and compact else None)]
-        rows.append(row)
-    header = ["graph", "entity compaction ratio", "average degree"]
+    records = Records(data)
+    columns: dict[str, Column] = {
+        "graph": "{name}",
+        "entity compaction ratio": "{entity_compaction_ratio:.2f}",
+        "average degree": "{average_degree:.1f}",
+    }
     for task in TASKS:
-        header += [f"{task} MiB", f"{task} compact / plain"]
-    return markdown(header, rows)
-
-
-def widths(results: Records) -> str:
-    """Figure 3.12: what twice the width costs; products may use TF32."""
-    rows, all_steps = [], []
-    for name, cell in cells(results, ("tf32",)):
-        times = [results.ms("hector", **cell, width=w) for w in WIDTHS]
-        steps = [b / a if a and b else None for a, b in pairwise(times)]
-        if any(times):
-            rows.append([name, *(number(t, 3) for t in times), *map(number, steps)])
-            all_steps += [s for s in steps if s is not None]
-    if not rows:
-        return "not measured yet"
-    header = ["cell", *(f"{w} ms" for w in WIDTHS), "32 to 64", "64 to 128"]
-    below = sum(s < 2 for s in all_steps)
-    told = (
-        f"Twice the width costs less than twice in {below} of {len(all_steps)} steps."
+        for at, (head, digits) in enumerate((("MiB", 0), ("compact / plain", 2))):
+            columns[f"{task} {head}"] = lambda g, t=task, at=at, n=digits: number(
+                compaction(records, g["name"], t)[at],  # type: ignore[index]
+                n,
+            )
+    by_ratio = sorted(
+        records.graphs.items(), key=lambda graph: graph[1]["entity_compaction_ratio"]
     )
-    return f"{told}\n\n{markdown(header, rows)}"
+    return table(dict(by_ratio), columns)
 
 
-def widths_told(results: Records) -> str:
-    """The line above the table of `widths`; empty without any."""
-    told, _, table = widths(results).partition("\n\n")
-    return f"{told} Products may use TF32." if table else ""
+def widths(data: Data) -> str:
+    """Figure 3.12: what twice the width costs; products may use TF32."""
+    records, steps = Records(data), []
+    for _, cell in cells(records, ("tf32",)):
+        times = [records.ms("hector", **cell, width=width) for width in WIDTHS]
+        steps += [b / a for a, b in pairwise(times) if a and b]
+    below = sum(step < 2 for step in steps)
+    told = f"Twice the width costs less than twice in {below} of {len(steps)} steps."
+    return f"{told} Products may use TF32." if steps else ""
 
 
-def mapping(results: Records) -> str:
-    """One program a group against programs that share small groups."""
-    rows = []
-    for name, cell in cells(results, ("float32",)):
-        one, ours = (results.find(c, **cell) for c in ("hector-program", "hector"))
-        if one and ours and "ms" in one and "ms" in ours and results.same(one, ours):
-            ratio = number(one["ms"] / ours["ms"])
-            rows.append([name, number(one["ms"], 3), number(ours["ms"], 3), ratio])
-    return markdown(["cell", "a program a group ms", "shared ms", "ratio"], rows)
-
-
-def breakdown(results: Records) -> str:
+def breakdown(data: Data) -> str:
     """Figure 3.3: microseconds an epoch by part."""
     rows = []
-    for record in results.by_key.values():
-        if record["key"]["what"] != "profile" or "parts_us" not in record:
-            continue
+    for record in Records(data).by_key.values():
         key = record["key"]
-        name = f"{key['graph']} {key['model']} {key['task']} {key['contender']}"
-        parts = record["parts_us"]
-        busy = sum(parts.values())
-        api = record["api_us"]
+        if key["what"] != "profile" or "parts_us" not in record:
+            continue
+        parts, api = record["parts_us"], record["api_us"]
+        whole = api + sum(parts.values())
+        heads = ("matmul", "traversal", "indexing and copying", "other")
         rows.append(
-            [
-                name,
-                *(number(v, 0) for v in parts.values()),
-                number(api, 0),
-                number(100 * api / (api + busy) if api + busy else None, 0),
-                number(record["num_launches"], 0),
-            ]
+            {
+                "cell": "{graph} {model} {task} {contender}".format(**key),
+                **{
+                    head: number(us, 0)
+                    for head, us in zip(heads, parts.values(), strict=True)
+                },
+                "CUDA API": number(api, 0),
+                "API %": number(100 * api / whole if whole else None, 0),
+                "launches": number(record["num_launches"], 0),
+            }
         )
-    header = ["cell", "matmul", "traversal", "indexing and copying", "other"]
-    return markdown([*header, "CUDA API", "API %", "launches"], sorted(rows))
+    return as_they_are(sorted(rows, key=lambda row: row["cell"]))
 
 
-def kernels(results: Records, count: int = 5) -> str:
-    """Our most expensive kernels of each cell against the device's ceilings."""
-    rows = []
-    for record in results.by_key.values():
+def kernels(data: Data, count: int = 5) -> str:
+    """Figure 3.13: our most expensive kernels against the device's ceilings."""
+    records, rows = Records(data), []
+    for record in records.by_key.values():
         key = record["key"]
         if (key["what"], key["contender"]) != ("kernels", "hector"):
             continue
-        limit = results.runs[record["run"]]["ceilings"]
+        limit = records.runs[record["run"]]["ceilings"]
         for k in record.get("kernels", ())[:count]:
-            work = f"{k['gb_per_s']:.0f}", f"{k['tflop_per_s']:.1f}"
             share = 100 * k["gb_per_s"] / limit["copy_gb_per_s"]
             if k["operations"]:
                 rate = 300 * k["tflop_per_s"] / limit["tf32_tflop_per_s"]
                 share = max(share, rate)
-            name = f"{key['graph']} {key['model']} {k['plan']}"
             what = " ".join(k["kernel"].replace("|", "/").split())[:70]
-            times = number(k["us"], 0), number(k["predicted_us"], 0)
-            rows.append([name, f"`{what}`", *times, *work, f"{share:.0f}"])
-    header = ["cell", "kernel", "us", "predicted us", "GB/s", "TFLOP/s"]
-    return markdown([*header, "% of a ceiling"], rows)
+            rows.append(
+                {
+                    "cell": f"{key['graph']} {key['model']} {k['plan']}",
+                    "kernel": f"`{what}`",
+                    "us": number(k["us"], 0),
+                    "predicted us": number(k["predicted_us"], 0),
+                    "GB/s": f"{k['gb_per_s']:.0f}",
+                    "TFLOP/s": f"{k['tflop_per_s']:.1f}",
+                    "% of a ceiling": f"{share:.0f}",
+                }
+            )
+    return as_they_are(rows)
 
 
-def kernels_by_setting(results: Records) -> str:
+def kernels_by_setting(data: Data) -> str:
     """Figure 3.11: microseconds of RGAT's kernels with each fixed setting."""
     rows = []
-    for record in results.by_key.values():
+    for record in Records(data).by_key.values():
         key = record["key"]
         if key["what"] != "kernels" or key["contender"] == "hector":
             continue
@@ -228,273 +218,219 @@ def kernels_by_setting(results: Records) -> str:
         for k in record.get("kernels", ()):
             word = k["kernel"].split()[0]
             parts[word if word in parts else "other"] += k["us"]
+        times = (*parts.values(), sum(parts.values()))
+        heads = ("products", "traversal", "other", "all")
         setting = key["contender"].removeprefix("hector-")
-        name = f"{key['graph']} {key['model']} {key['task']}, {setting}"
-        total = sum(parts.values())
-        rows.append([name, *(number(v, 0) for v in (*parts.values(), total))])
-    return markdown(["cell", "products", "traversal", "other", "all"], sorted(rows))
+        rows.append(
+            {"cell": "{graph} {model} {task}, ".format(**key) + setting}
+            | {head: number(us, 0) for head, us in zip(heads, times, strict=True)}
+        )
+    return as_they_are(sorted(rows, key=lambda row: row["cell"]))
 
 
-SECTIONS = {
-    "Speed-up over the best other": summary,
-    "Ablation (Table 3.5)": ablation,
-    "Cost model": choice,
-    "Small groups share programs": mapping,
-    "Memory against compaction ratio (Figure 3.10)": memory,
-    "Widths (Figure 3.12)": widths,
-    "Breakdown in microseconds (Figure 3.3)": breakdown,
-    "Most expensive kernels": kernels,
-    "Kernels by setting, microseconds (Figure 3.11)": kernels_by_setting,
-    "All cells": details,
-}
-
-
-def machines(results: Records, date: str) -> str:
+def machines(data: Data) -> str:
     """Device and versions of every run that took something."""
-    used = {r["run"] for r in results.by_key.values()}
+    records = Records(data)
     lines = {}
-    for i in sorted(used):
-        run = results.runs[i]
+    for at in sorted({record["run"] for record in records.by_key.values()}):
+        run = records.runs[at]
         versions = ", ".join(
             f"{k} {run[k]}" for k in ("torch", "triton", "torch_geometric") if k in run
         )
+        date = data["environment"].get("date", "")
         lines[f"{run['device']}; {versions}; {date}"] = None
     return "\n".join(lines)
 
 
-ON_THE_PAGE = {
-    "Speed-up over the best other": summary,
-    "Cost model": choice,
-    "Small groups share programs": mapping,
-    "Memory against compaction ratio (Figure 3.10)": memory,
-    "Twice the width (Figure 3.12)": widths_told,
-    "Where a step's time goes, microseconds (Figure 3.3)": breakdown,
-    "Kernels by setting, microseconds (Figure 3.11)": kernels_by_setting,
-}
-
-
-def rgnn(results: Path) -> str:
-    """The page's section, from `rgnn.json` and `rgnn_parity.json` of a directory;
-    empty if neither is there."""
-    parts = []
-    data = files.find(results / "rgnn.json")
-    if data is not None:
-        found = Records(data)
-        parts.append(
-            "**Relational layers.** One layer, 64 channels, one head, loss on random "
-            "labels, 24 GiB: the fastest other of PyG's layers, a sorted per-relation "
-            "product and torch's grouped product, over ours. "
-            "Medians of 20 steps, all in one process. *Captured*: each contender's "
-            "step as one CUDA graph, where it can be one."
-        )
-        sections = {name: build(found) for name, build in ON_THE_PAGE.items()}
-        # A table without rows is a header and a line.
-        filled = {n: t for n, t in sections.items() if t and t.count("\n") != 1}
-        parts += [f"*{name}*\n\n{text}" for name, text in filled.items()]
-        parts.append(machines(found, data["environment"].get("date", "")))
-    data = files.find(results / "rgnn_parity.json")
-    if data is not None:
-        parts.append(parity(data))
-    return "\n\n".join(parts)
-
-
-def parity(data: dict[str, Any]) -> str:
+def parity(data: Data) -> str:
     """Same start, same losses as PyG; accuracies over seeds."""
-    rows = [
-        [
-            f"{r['data']} {r['model']}",
-            str(r["num_epochs"]),
-            f"{r['loss_difference']:.1e}",
-            number(r["accuracy_same_start"], 4),
-            number(r["pyg_accuracy_same_start"], 4),
-            f"{number(r['mean_accuracy'], 4)} of {len(r['accuracies'])}",
-        ]
-        for r in data["cells"].values()
-    ]
-    head = ["", "epochs", "largest loss difference", "accuracy", "PyG's", "mean, seeds"]
-    text = "**Training as PyG's layers train**, float64, from the same initial weights."
-    return f"{text}\n\n{markdown(head, rows)}\n\n{where(data)}"
-
-
-def batches(data: dict[str, Any]) -> str:
-    """Mini-batches, captured steps, and the first call."""
-    cells_, settings = data["cells"], data["settings"]
-    good = {name: c for name, c in cells_.items() if "error" not in c}
-    drawn, captured = [], []
-    for name, c in good.items():
-        kind, *rest = name.split("/")
-        times = [number(c.get(f"{side}_ms"), 3) for side in ("hector", "pyg")]
-        if kind == "batch":
-            row = [*rest, str(c["nodes"]), str(c["edges"]), *times]
-            drawn.append([*row, number(c["ratio"]), f"{c['largest_loss_error']:.1e}"])
-        elif kind == "captured":
-            row = [" ".join(rest), times[0], number(c["captured_ms"], 3), times[1]]
-            row += [number(c["ratio"]), number(c.get("in_a_row_ms"), 3)]
-            row += [number(c.get("kernels"), 0), number(c.get("kernels_ms"), 3)]
-            captured.append(row)
-    parts = []
-    if drawn:
-        text = (
-            f"**Mini-batches**: two layers, {settings['seeds']} seeds, fanouts "
-            f"{' and '.join(map(str, settings['fanouts']))} on ogbn-mag's sizes, "
-            "features on the device, the same neighbourhoods for both; forward and "
-            "backward in ms, without drawing."
-        )
-        head = ["", "nodes", "edges", "ours", "PyG", "ratio", "largest loss error"]
-        parts += [text, markdown(head, drawn)]
-    parts += [
-        "**Captured steps**: forward, backward and Adam on small graphs, in ms; the "
-        "ratio is PyG's time over the captured step's. *In a row*: a captured step of "
-        "twenty that nobody waits for; *kernels*: of a captured step, and the sum of "
-        "their times.",
-        markdown(
-            [
-                "",
-                "ours",
-                "captured",
-                "PyG",
-                "ratio",
-                "in a row",
-                "kernels",
-                "their sum",
-            ],
-            captured,
+    columns: dict[str, Column] = {
+        "": "{data} {model}",
+        "epochs": "{num_epochs}",
+        "largest loss difference": "{loss_difference:.1e}",
+        "accuracy": "{accuracy_same_start:.4f}",
+        "PyG's": "{pyg_accuracy_same_start:.4f}",
+        "mean, seeds": lambda r: (
+            f"{number(r['mean_accuracy'], 4)} of {len(r['accuracies'])}"
         ),
-    ]
-    first = good.get("first")
-    if first is not None:
-        parts.append(
-            f"The first training step of an RGAT layer of a width that no kernel was "
-            f"made for: {first['empty_s']} s with empty caches, {first['kept_s']} s in "
-            "a new process with the caches kept"
-            + (
-                f", {first['shipped_s']} s with a bundle of the kernels."
-                if "shipped_s" in first
-                else "."
-            )
-        )
-    return "\n\n".join([*parts, where(data)])
+    }
+    return table(data["cells"], columns)
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("results", type=Path)
-    args = parser.parse_args(argv)
-    results = Records(files.read(args.results))
-    for title, section in SECTIONS.items():
-        print(f"### {title}\n\n{section(results)}\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
-
-
-def compilation(data: dict[str, Any]) -> str:
-    """What a first step compiles, without a GPU."""
-    about = data["settings"]
-    rows = [
-        [
-            kind,
-            str(c["empty"]["kernels"]),
-            *(number(c[way]["cpu_s"]) for way in ("empty", "kept", "shipped")),
-            number(c["empty"]["cpu_s"] / c["shipped"]["cpu_s"], 0),
-        ]
-        for kind, c in data["cells"].items()
-        if "error" not in c
-    ]
-    text = (
-        f"**Compilation alone**, for compute capability {about['arch'] / 10} on a "
-        f"machine without a GPU: a training step of a layer of {about['width']} "
-        "channels on AIFB's sizes in a new process, imports excluded. Seconds of CPU "
-        "time: with empty caches, with what the first process left, and with empty "
-        "caches and a bundle (`hector kernels add`) of the kernels."
+def batches(data: Data) -> str:
+    """Mini-batches, captured steps, and the first call."""
+    good = {name: c for name, c in data["cells"].items() if "error" not in c}
+    first, settings = good.get("first"), data["settings"]
+    drawn: dict[str, Column] = {
+        "": lambda c: c["name"].split("/")[1],
+        "nodes": "{nodes}",
+        "edges": "{edges}",
+        "ours": "{hector_ms:.3f}",
+        "PyG": "{pyg_ms:.3f}",
+        "ratio": "{ratio:.2f}",
+        "largest loss error": "{largest_loss_error:.1e}",
+    }
+    captured: dict[str, Column] = {
+        "": lambda c: " ".join(c["name"].split("/")[1:]),
+        "ours": "{hector_ms:.3f}",
+        "captured": "{captured_ms:.3f}",
+        "PyG": "{pyg_ms:.3f}",
+        "ratio": "{ratio:.2f}",
+        "in a row": "{in_a_row_ms:.3f}",
+        "kernels": "{kernels:.0f}",
+        "their sum": "{kernels_ms:.3f}",
+    }
+    of_batches = table({n: c for n, c in good.items() if n.startswith("batch/")}, drawn)
+    return paragraphs(
+        of_batches
+        and f"**Mini-batches**: two layers, {settings['seeds']} seeds, fanouts "
+        f"{' and '.join(map(str, settings['fanouts']))} on ogbn-mag's sizes, features "
+        "on the device, the same neighbourhoods for both; forward and backward in ms, "
+        "without drawing.",
+        of_batches,
+        table({n: c for n, c in good.items() if n.startswith("captured/")}, captured),
+        first and _first(first),
     )
-    head = ["", "kernels", "empty", "kept", "shipped", "empty / shipped"]
-    return f"{text}\n\n{markdown(head, rows)}\n\n{where(data)}"
 
 
-def accuracy(data: dict[str, Any]) -> str:
+def _first(cell: Data) -> str:
+    with_bundle = f", {cell.get('shipped_s')} s with a bundle of the kernels."
+    return (
+        "The first training step of an RGAT layer of a width that no kernel was made "
+        f"for: {cell['empty_s']} s with empty caches, {cell['kept_s']} s in a new "
+        "process with the caches kept" + (with_bundle if "shipped_s" in cell else ".")
+    )
+
+
+def compilation(data: Data) -> str:
+    """What a first step compiles, without a GPU."""
+    columns: dict[str, Column] = {
+        "": "{name}",
+        "kernels": "{empty[kernels]}",
+        "empty": "{empty[cpu_s]:.2f}",
+        "kept": "{kept[cpu_s]:.2f}",
+        "shipped": "{shipped[cpu_s]:.2f}",
+        "empty / shipped": lambda c: number(
+            c["empty"]["cpu_s"] / c["shipped"]["cpu_s"], 0
+        ),
+    }
+    return table(data["cells"], columns, needs="empty")
+
+
+def accuracy(data: Data) -> str:
     """Mini-batch training beside full-batch training, of seeds that ran both ways."""
     found = compared(data["cells"])
-    rows = [
-        [
-            f"{c.data} {c.model}",
-            str(len(c.differences)),
-            number(100 * c.full, 1),
-            number(100 * c.batches, 1),
+    columns: dict[str, Column] = {
+        "": lambda c: f"{c.data} {c.model}",
+        "seeds": lambda c: str(len(c.differences)),
+        "full batch": lambda c: number(100 * c.full, 1),
+        "mini-batches": lambda c: number(100 * c.batches, 1),
+        "difference": lambda c: (
             f"{100 * (c.batches - c.full):+.1f}"
-            + (f" ± {100 * spread(c.differences):.1f}" if c.differences[1:] else ""),
-            number(c.p, 3),
-            number(c.corrected, 3),
-        ]
-        for c in found
-    ]
-    text = (
-        "**Accuracy of mini-batch training.** Test accuracy in percent from the "
-        "same initial weights, equally many steps, with seeds that chose no setting; "
-        "fanouts "
-        f"{' and '.join(map(str, data['settings']['fanouts']))} in each relation. "
-        "`mag` is a part of ogbn-mag's graph with made features and labels. p of an "
-        "exact sign-flip test of the seeds' differences, and with Holm's correction "
-        f"over the {len(found)} cells; "
-        f"{sum(c.differs for c in found)} differences are below {LEVEL}."
+            + (f" ± {100 * spread(c.differences):.1f}" if c.differences[1:] else "")
+        ),
+        "p": lambda c: number(c.p, 3),
+        "corrected": lambda c: number(c.corrected, 3),
+    }
+    cut = any(len(c.differences) < SEEDS for c in found)
+    return paragraphs(
+        f"{sum(c.differs for c in found)} of {len(found)} differences are below "
+        f"{LEVEL}.",
+        cut
+        and f"The run was cut before its {SEEDS} seeds: cells of fewer than 9 cannot "
+        "come below that level, whatever they hold.",
+        table(found, columns),
     )
-    if any(len(c.differences) < SEEDS for c in found):
-        text += (
-            f" The run was cut before its {SEEDS} seeds: cells of fewer than 9 cannot "
-            "come below that level, whatever they hold."
-        )
-    head = ["", "seeds", "full batch", "mini-batches", "difference", "p", "corrected"]
-    return f"{text}\n\n{markdown(head, rows)}\n\n{where(data)}"
 
 
-def epochs(data: dict[str, Any]) -> str:
+def epochs(data: Data) -> str:
     """Mini-batch epochs with features in host memory."""
-    cells_, settings = data["cells"], data["settings"]
-    rows = []
+    rows = {}
     for kind in ("rgcn", "rgat", "hgt"):
-        mine = cells_.get(f"{kind}/ours", {})
-        found = cells_.get(f"{kind}/ratio", {})
-        wrong = cells_.get(f"{kind}/losses", {})
-        theirs = {n: c for n, c in cells_.items() if n.startswith(f"{kind}/pyg, ")}
-        best = theirs.get(f"{kind}/pyg, {found.get('best')}", {})
-        rows.append(
-            [
-                kind,
-                str(mine.get("batches", "-")),
-                *(number(mine.get(f"{s}_ms"), 2) for s in ("draw", "gather", "step")),
-                number(mine.get("epoch_s"), 3),
-                number(mine.get("over_longest_stage"), 2),
-                number(best.get("epoch_s"), 3),
-                found.get("best", "-"),
-                number(found.get("ratio"), 2),
-                *(
-                    f"{wrong[t]:.1e}" if t in wrong else "-"
-                    for t in ("float32", "float64")
-                ),
-            ]
+        mine, ratio, wrong = (
+            data["cells"].get(f"{kind}/{part}", {})
+            for part in ("ours", "ratio", "losses")
         )
-    text = (
-        f"**Mini-batch epochs**, features in host memory: two layers behind a linear "
-        f"one, {settings['seeds']} seeds, fanouts "
-        f"{' and '.join(map(str, settings['fanouts']))} on ogbn-mag's sizes, Adam. "
-        "*Draw*, *gather*, *step*: each stage alone, ms a batch; an epoch in seconds, "
-        "over its longest stage, and PyG's best: `NeighborLoader`, torch-sparse's "
-        "sampler. Loss errors: of the same samples through both, relative."
-    )
-    head = [
-        "",
-        "batches",
-        "draw",
-        "gather",
-        "step",
-        "epoch",
-        "over its longest stage",
-        "PyG's",
-        "its best way",
-        "ratio",
-        "loss error, float32",
-        "float64",
-    ]
-    return f"{text}\n\n{markdown(head, rows)}\n\n{where(data)}"
+        theirs = data["cells"].get(f"{kind}/pyg, {ratio.get('best')}", {})
+        rows[kind] = {**mine, "of": ratio, "theirs": theirs, "wrong": wrong}
+    columns: dict[str, Column] = {
+        "": "{name}",
+        "batches": "{batches}",
+        "draw": "{draw_ms:.2f}",
+        "gather": "{gather_ms:.2f}",
+        "step": "{step_ms:.2f}",
+        "epoch": "{epoch_s:.3f}",
+        "over its longest stage": "{over_longest_stage:.2f}",
+        "PyG's": "{theirs[epoch_s]:.3f}",
+        "its best way": "{of[best]}",
+        "ratio": "{of[ratio]:.2f}",
+        "loss error, float32": "{wrong[float32]:.1e}",
+        "float64": "{wrong[float64]:.1e}",
+    }
+    return table(rows, columns)
+
+
+# -- pictures --------------------------------------------------------------------------
+
+
+def memory_chart(figure: Any, data: Data) -> None:
+    """Memory with compaction over without (Figure 3.10)."""
+    axes, records = figure.subplots(), Records(data)
+    for task, marker in zip(TASKS, "os", strict=True):
+        points = []
+        for graph, about in records.graphs.items():
+            if found := compaction(records, graph, task):
+                points.append((about["entity_compaction_ratio"], found[1]))
+                axes.annotate(graph, points[-1], fontsize=7)
+        if points:
+            x, y = zip(*points, strict=True)
+            axes.scatter(x, y, marker=marker, label=f"HGT {task}")
+    axes.plot([0, 1], [0, 1], linewidth=0.5, color="grey")
+    axes.set_xlabel("entity compaction ratio")
+    axes.set_ylabel("memory with compaction / without")
+    if axes.collections:
+        axes.legend()
+
+
+def speedup_chart(figure: Any, data: Data) -> None:
+    """Ours over the best other (Figure 3.9)."""
+    axes, records = figure.subplots(), Records(data)
+    graphs = list(records.graphs)
+    bars = [(m, t) for m in ("rgcn", "rgat", "hgt") for t in TASKS]
+    for index, (model, task) in enumerate(bars):
+        key = {"model": model, "task": task, "dtype": "float32"}
+        heights = [compare(records, graph=g, **key).speedup or 0.0 for g in graphs]
+        at = [i + 0.13 * (index - 2.5) for i in range(len(graphs))]
+        axes.bar(at, heights, width=0.12, label=f"{model} {task}")
+    axes.axhline(1.0, linewidth=0.5, color="grey")
+    axes.set_yscale("log")
+    axes.set_xticks(range(len(graphs)), graphs)
+    axes.set_ylabel("speed-up over the best other (float32)")
+    axes.legend(fontsize=7, ncols=3)
+
+
+def gains(records: Records, cell: Mapping[str, str]) -> dict[str, float]:
+    """Table 3.5: the time of `none` over each setting's, and over the cost model's."""
+    base = records.ms("hector-none", **cell)
+    own = {s: records.ms(f"hector-{s}", **cell) for s in SETTINGS[1:]}
+    own["chosen"] = taken(records, **cell).get("ms")
+    return {name: base / ms for name, ms in own.items() if base and ms}
+
+
+def ablation_chart(figure: Any, data: Data) -> None:
+    """Each setting's gain over neither, and the cost model's (Table 3.5)."""
+    axes, records = figure.subplots(), Records(data)
+    wanted = cells(records, ("float32",))
+    found = [gains(records, cell) for _, cell in wanted]
+    styles = {"compaction": "o", "reordering": "s", "both": "^", "chosen": "kx"}
+    for name, style in styles.items():
+        points = [(at, gain[name]) for at, gain in enumerate(found) if name in gain]
+        if points and name == "chosen":
+            axes.plot(*zip(*points, strict=True), style, label=name)
+        elif points:
+            axes.plot(*zip(*points, strict=True), marker=style, ls="", label=name)
+    axes.axhline(1.0, linewidth=0.5, color="grey")
+    names = [name.removesuffix(" float32") for name, _ in wanted]
+    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=6)
+    axes.set_ylabel("times faster than without")
+    axes.legend(fontsize=7, ncols=4)

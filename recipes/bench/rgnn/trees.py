@@ -1,6 +1,6 @@
 """TreeLSTM training steps: by levels, batched by hand, and node by node.
 
-    python -m recipes.bench.rgnn.trees --out trees.json
+    python -m recipes.bench rgnn.trees --out trees.json
 
 Random binary trees of 20 leaves (39 nodes, as Stanford's sentiment treebank has on
 average), inputs of 300 and hidden rows of 150 columns (Tai et al., section 5.1). The
@@ -9,11 +9,7 @@ trees node by node; its time is scaled to the batch. Medians of CUDA events, for
 backward to all parameters.
 """
 
-import argparse
-import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +18,7 @@ from torch import Tensor
 
 from hector.message import Graph, TreeLSTM, batch
 from hector.message.trees import Levels
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.harness.cli import Bench
 from recipes.bench.rgnn.measure import times_ms
 
 INS, HIDDEN, LEAVES, LOOP = 300, 150, 20, 8
@@ -145,21 +141,9 @@ def cell(size: int, device: torch.device) -> dict[str, Any]:
     return found
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    add = parser.add_argument
-    add("--batches", type=int, nargs="+", default=list(BATCHES))
-    add("--out", type=Path, default=RESULTS / "rgnn" / "trees.json")
-    options = parser.parse_args(argv)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def main(bench: Bench, *, batches: tuple[int, ...] = tuple(BATCHES)) -> None:
+    """Measure what is missing."""
     about = {"in": INS, "hidden": HIDDEN, "leaves": LEAVES, "loop_trees": LOOP}
-    cells = Cells(options.out, 60.0, about)
-    for size in options.batches:
-        cells.data["cells"][f"batch {size}"] = found = cell(size, device)
-        print(size, json.dumps(found), flush=True)
-        cells.save()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    cells = bench.cells(about)
+    for size in batches:
+        cells.run(f"batch {size}", cell, size, bench.device)

@@ -7,32 +7,20 @@ is a finding like any other). It is written before and after every block, so a r
 goes on where the last one was, and every difference can be made again from its seed.
 """
 
-import argparse
 import json
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.harness.cells import Cells
 
 CELL = "campaign"
 Sums = dict[str, Any]
-
-
-def campaign_arguments(
-    text: str | None, name: str | None = None
-) -> argparse.ArgumentParser:
-    """What a campaign in blocks may be told."""
-    parser = arguments(text, 36_000, name)
-    parser.add_argument("--first-block", type=int, default=0)
-    parser.add_argument(
-        "--add", type=Path, nargs="*", default=[], help="results of other processes"
-    )
-    return parser
 
 
 def merge(sums: Sums, found: Sums) -> None:
@@ -82,46 +70,77 @@ def _range(item: tuple[str, int]) -> tuple[int, int]:
 
 def run_campaign(
     cells: Cells,
-    options: argparse.Namespace,
     run_block: Callable[[int], Sums],
-    num_graphs: int,
+    num: int,
+    *,
+    counted: str = "graphs",
+    wrong: tuple[str, ...] = ("different",),
+    first_block: int = 0,
+    add: Sequence[Path] = (),
 ) -> Sums:
-    """Add the other results, then run blocks until the graphs are done or the time is
+    """Add the other results, then run blocks until `num` are counted or the time is
     over.
 
-    run_block: sums of one block, by its number; `graphs` and `different` among them.
+    Args:
+        run_block: sums of one block, by its number.
+        counted: the sum that is to reach `num`.
+        wrong: lists and sums that should stay empty.
+        first_block: others have those before it.
+        add: results of other processes.
     """
-    sums: Sums = cells.data["cells"].setdefault(
-        CELL, {"blocks": 0, "graphs": 0, "different": []}
-    )
-    for path in options.add:
+    start = {"blocks": 0, counted: 0, **{name: [] for name in wrong}}
+    sums: Sums = cells.data["cells"].setdefault(CELL, start)
+    for path in add:
         add_up(sums, path)
         cells.save()
-    first = options.first_block
-    while sums["graphs"] < num_graphs and cells.left_s() > 0:
-        block = first + sums.get("ranges", {}).get(str(first), 0)
-        start = time.monotonic()
+    while sums[counted] < num and cells.left_s() > 0:
+        block = first_block + sums.get("ranges", {}).get(str(first_block), 0)
+        begun = time.monotonic()
         sums["running"] = block
         cells.save()
         found = run_block(block)
         del sums["running"]
         about = {
             "blocks": 1,
-            "seconds": time.monotonic() - start,
-            "ranges": {str(first): 1},
+            "seconds": time.monotonic() - begun,
+            "ranges": {str(first_block): 1},
             "torch": {torch.__version__: 1},
         }
         merge(sums, {**found, **about})
         cells.save()
-        print(
-            f"{sums['graphs']} graphs, {len(sums['different'])} different, "
-            f"{sums['seconds']:.0f} s",
-            flush=True,
-        )
+        told = ", ".join(f"{len(sums[name])} {name}" for name in wrong)
+        print(f"{sums[counted]} {counted}, {told}, {sums['seconds']:.0f} s", flush=True)
     return sums
 
 
-def verdict(sums: Sums, path: Path) -> str | None:
+def seeds_of(
+    block: int,
+    size: int,
+    run: Callable[[int], tuple[list[Any], Counter[str]]],
+    num: int,
+) -> Sums:
+    """Sums of a block of so many seeds, of `num` graphs each: `run` gives what is
+    different and the features of a seed."""
+    different: list[Any] = []
+    features: Counter[str] = Counter()
+    for seed in range(block * size, (block + 1) * size):
+        wrong, met = run(seed)
+        different += wrong
+        features += met
+    graphs = size * num
+    counts = {"graphs": graphs, "equal": graphs - len(different)}
+    return {**counts, "different": different, "features": dict(features)}
+
+
+def judge(sums: Sums, path: Path, wrong: tuple[str, ...] = ("different",)) -> None:
+    """End with an error if something is wrong."""
+    if (what := verdict(sums, path, wrong)) is not None:
+        sys.exit(what)
+
+
+def verdict(
+    sums: Sums, path: Path, wrong: tuple[str, ...] = ("different",)
+) -> str | None:
     """What is wrong; None if nothing is."""
-    wrong = {name: len(sums.get(name, [])) for name in ("different", "unended")}
-    return f"{wrong}: see {path}" if any(wrong.values()) else None
+    found = {name: len(sums.get(name, [])) for name in (*wrong, "unended")}
+    return f"{found}: see {path}" if any(found.values()) else None

@@ -6,24 +6,21 @@ used: a plan trains a step whose gradients are compared byte for byte, a profile
 planned from, a dataset becomes a graph. A block of files runs in a process of its own
 with a time limit, and is written down when it ends, so a rerun goes on.
 
-    OMP_NUM_THREADS=1 python -m recipes.bench.safety.damaged_files --files 10000
+    OMP_NUM_THREADS=1 python -m recipes.bench safety.damaged_files --files 10000
 """
 
-import json
 import logging
 import random
 import resource
-import sys
 import tempfile
-import time
 import traceback
 import warnings
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from recipes.bench.common.cells import Cells, arguments
-from recipes.bench.common.guarded import guarded
+from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.processes import guarded
+from recipes.bench.safety.blocks import Sums, judge, run_campaign
 from recipes.bench.safety.damage import damaged
 from recipes.bench.safety.readers import READERS, Reader
 
@@ -93,28 +90,19 @@ def run_guarded(reader: Reader, first: int, number: int) -> list[dict[str, Any]]
     return [{"reader": reader.name, "seed": first, "what": what}]
 
 
-def main() -> None:
-    """Blocks of all readers in turns, until the files are done or the time is over."""
-    parser = arguments(__doc__, 3_600, "safety/damaged_files")
-    parser.add_argument("--files", type=int, default=10_000)
-    parser.add_argument("--reader", help="this one alone")
-    options = parser.parse_args()
-    readers = [r for r in READERS if options.reader in (None, r.name)]
-    cells = Cells(options.out, options.budget_s, {"block": BLOCK})
-    sums = cells.data["cells"].setdefault("campaign", {"files": {}, "bad": []})
-    deadline = time.monotonic() + options.budget_s
-    done: Counter[str] = Counter(sums["files"])
-    while done.total() < options.files and time.monotonic() < deadline:
-        reader = min(readers, key=lambda r: done[r.name])
-        sums["bad"] += run_guarded(reader, done[reader.name], BLOCK)
-        done[reader.name] += BLOCK
-        sums["files"] = dict(sorted(done.items()))
-        sums["total"] = done.total()
-        cells.save()
-    print(json.dumps({"total": done.total(), "bad": len(sums["bad"])}))
-    if sums["bad"]:
-        sys.exit(f"{len(sums['bad'])} files had no clear error: see {options.out}")
+def main(bench: Bench, *, files: int = 10_000, kind: str | None = None) -> None:
+    """Blocks of all readers in turns, until the files are done or the time is over.
 
+    Args:
+        kind: of file, this one alone
+    """
+    readers = [reader for reader in READERS if kind in (None, reader.name)]
 
-if __name__ == "__main__":
-    main()
+    def block(number: int) -> Sums:
+        turn, at = divmod(number, len(readers))
+        bad = run_guarded(readers[at], turn * BLOCK, BLOCK)
+        return {"files": {readers[at].name: BLOCK}, "total": BLOCK, "bad": bad}
+
+    cells, wrong = bench.cells({"block": BLOCK}), ("bad",)
+    sums = run_campaign(cells, block, files, counted="total", wrong=wrong)
+    judge(sums, bench.out, wrong)

@@ -7,7 +7,7 @@ loss is dropped. Every step must give the gradients of plain autograd, or stop w
 error that says what was lost; then the next one must work. Memory, threads, files,
 slots and staging are written down on the way, always when nothing is in flight.
 
-    OMP_NUM_THREADS=1 python -m recipes.bench.safety.fault_soak --steps 2000
+    OMP_NUM_THREADS=1 python -m recipes.bench safety.fault_soak --steps 2000
 """
 
 import gc
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import ssdtrain
-from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.harness.cli import Bench
 from ssdtrain.errors import ActivationChangedError, ActivationLostError
 from ssdtrain.storage import open as opening
 from tests.ssdtrain.faulty import Fault, FaultKind, FaultyStorage, Operation
@@ -217,20 +217,12 @@ def soak(num_steps: int, budget_s: float, directory: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(bench: Bench, *, steps: int = 2500, directory: Path = Path(".")) -> None:
     """One cell."""
-    parser = arguments(__doc__, 900, "safety/fault_soak")
-    parser.add_argument("--steps", type=int, default=2500)
-    parser.add_argument("--directory", type=Path, default=Path("."))
-    options = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    cells = Cells(options.out, options.budget_s, {"steps": options.steps})
-    with tempfile.TemporaryDirectory(dir=options.directory) as place:
-        directory = Path(place) / "activations"
-        directory.mkdir(mode=0o700)
-        cells.run("soak", lambda: soak(options.steps, options.budget_s, directory))
-
-
-if __name__ == "__main__":
-    main()
+    cells = bench.cells({"steps": steps})
+    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+        place = Path(scratch) / "activations"
+        place.mkdir(mode=0o700)
+        cells.run("soak", soak, steps, bench.budget_s, place)

@@ -8,14 +8,14 @@ dtypes, counts and booleans among them; graphs have hubs, repeated edges, empty
 relations and isolated nodes. Each call is compared twice: with the same call on fresh
 objects, byte for byte, and with loops in float64, to the rounding of the dtype.
 
-    OMP_NUM_THREADS=1 python -m recipes.bench.safety.graph_programs --graphs 20000
+    OMP_NUM_THREADS=1 python -m recipes.bench safety.graph_programs --graphs 20000
 """
 
 import random
-import sys
 import traceback
 from collections import Counter
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,14 +29,9 @@ from hector.message import layers as message_layers
 from hector.message.programs import Programs
 from hector.nn import HGTConv, RGATConv, RGCNConv
 from hector.nn.common import SETTINGS
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.harness.cli import Bench
 from recipes.bench.safety import relational
-from recipes.bench.safety.blocks import (
-    Sums,
-    campaign_arguments,
-    run_campaign,
-    verdict,
-)
+from recipes.bench.safety.blocks import Sums, judge, run_campaign, seeds_of
 from recipes.bench.safety.graph_compare import (
     NOISE,
     Outcome,
@@ -435,8 +430,8 @@ def _user_loop(o: Objects, v: dict[str, Tensor]) -> Any:
     return reduced(att * h, dst, count, REDUCERS["sum"])
 
 
-def run_program(seed: int) -> dict[str, Any]:
-    """The calls of one seed."""
+def run_program(seed: int) -> tuple[list[Any], Counter[str]]:
+    """What is different in the calls of one seed, and their features."""
     program = Program(seed)
     for call in range(CALLS):
         try:
@@ -444,38 +439,29 @@ def run_program(seed: int) -> dict[str, Any]:
         except Exception:  # the loops take everything that is drawn
             what = traceback.format_exc()[-1500:]
         if what is not None:
-            found = {"seed": seed, "call": call, "what": what}
-            return {"different": [found], "features": program.met}
-    return {"different": [], "features": program.met}
+            return [{"seed": seed, "call": call, "what": what}], program.met
+    return [], program.met
 
 
 def run_block(block: int, size: int = BLOCK) -> Sums:
     """One block of programs."""
-    different: list[dict[str, Any]] = []
-    features: Counter[str] = Counter()
-    for seed in range(block * size, (block + 1) * size):
-        found = run_program(seed)
-        different += found["different"]
-        features += found["features"]
-    return {
-        "graphs": size,
-        "equal": size - len(different),
-        "different": different,
-        "features": dict(features),
-    }
+    return seeds_of(block, size, run_program, 1)
 
 
-def main() -> None:
-    """Blocks until the programs are done or the time is over."""
-    parser = campaign_arguments(__doc__)
-    parser.add_argument("--graphs", type=int, default=20_000, help="programs")
-    options = parser.parse_args()
+def main(
+    bench: Bench,
+    *,
+    graphs: int = 20_000,
+    first_block: int = 0,
+    add: tuple[Path, ...] = (),
+) -> None:
+    """Blocks until the programs are done or the time is over.
+
+    Args:
+        graphs: programs
+        add: results of other processes
+    """
     torch.set_num_threads(1)
-    out = options.out or RESULTS / "safety" / "graph_programs_cpu.json"
-    cells = Cells(out, options.budget_s, {"calls": CALLS, "block": BLOCK})
-    sums = run_campaign(cells, options, run_block, options.graphs)
-    sys.exit(verdict(sums, out))
-
-
-if __name__ == "__main__":
-    main()
+    cells = bench.cells({"calls": CALLS, "block": BLOCK})
+    own = {"first_block": first_block, "add": add}
+    judge(run_campaign(cells, run_block, graphs, **own), bench.out)

@@ -7,15 +7,13 @@ rerun goes on: how many graphs gave equal gradients, how many both sides refused
 in-place change of a saved tensor), how often each feature occurred in the former, and
 every difference with its seed.
 
-    OMP_NUM_THREADS=1 python -m recipes.bench.safety.graphs --graphs 100000 --workers 8
+    OMP_NUM_THREADS=1 python -m recipes.bench safety.graphs --graphs 100000 --workers 8
 """
 
 import logging
 import multiprocessing
 import random
-import sys
 import tempfile
-import time
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -23,7 +21,8 @@ from typing import Any
 import torch
 
 import ssdtrain
-from recipes.bench.common.cells import RESULTS, Cells, arguments
+from recipes.bench.harness.cli import Bench
+from recipes.bench.safety.blocks import CELL, judge, run_campaign
 from tests.ssdtrain.graphs import generator
 
 Holder, difference = generator.Holder, generator.difference
@@ -91,16 +90,6 @@ def run_block(block: int, device: str, directory: str) -> dict[str, Any]:
     }
 
 
-def merge(data: dict[str, Any], found: dict[str, Any]) -> None:
-    """Add a block to the sums."""
-    for name in ("equal", "refused"):
-        data[name] = data.get(name, 0) + found[name]
-    data["different"] = data.get("different", []) + found["different"]
-    for name in ("features", "fallbacks", "moved"):
-        sums = Counter(data.get(name, {})) + Counter(found[name])
-        data[name] = dict(sorted(sums.items()))
-
-
 def start() -> None:
     """Let this process run blocks: its threads, log and process group."""
     torch.set_num_threads(1)
@@ -112,47 +101,24 @@ def start() -> None:
     )
 
 
-def timed_block(block: int, device: str) -> tuple[dict[str, Any], float]:
-    """`run_block`, and its seconds."""
-    begin = time.monotonic()
-    with tempfile.TemporaryDirectory() as directory:
-        found = run_block(block, device, directory)
-    return found, time.monotonic() - begin
+def main(bench: Bench, *, graphs: int = 100_000, workers: int = 1) -> None:
+    """Blocks until the graphs are done or the time is over.
 
-
-def main() -> None:
-    """Blocks until the graphs are done or the time is over."""
-    parser = arguments(__doc__, 36_000)
-    parser.add_argument("--graphs", type=int, default=100_000)
-    parser.add_argument("--workers", type=int, default=1, help="processes")
-    options = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    out = options.out or RESULTS / "safety" / f"graphs_{device}.json"
-    cells = Cells(out, options.budget_s, {"device": device, "block": BLOCK})
-    sums = cells.data["cells"].setdefault("campaign", {"blocks": 0})
-    deadline = time.monotonic() + options.budget_s
-    blocks = range(sums["blocks"], -(-options.graphs // BLOCK))
-    with multiprocessing.get_context("spawn").Pool(options.workers, start) as pool:
+    Args:
+        workers: processes
+    """
+    device = bench.device.type
+    bench.out = bench.out.with_name(bench.out.name.replace("_cpu", f"_{device}"))
+    cells = bench.cells({"device": device, "block": BLOCK})
+    done = cells.data["cells"].get(CELL, {}).get("blocks", 0)
+    blocks = range(done, -(-graphs // BLOCK))
+    with multiprocessing.get_context("spawn").Pool(workers, start) as pool:
         # In their order, so that a rerun knows which are done.
-        for found, seconds in pool.imap(partial(timed_block, device=device), blocks):
-            merge(sums, found)
-            sums["blocks"] += 1
-            sums["graphs"] = sums["blocks"] * BLOCK
-            sums["seconds"] = round(sums.get("seconds", 0) + seconds, 1)
-            sums["rarest"] = min(sums["features"].items(), key=lambda pair: pair[1])
-            cells.save()
-            if sums["blocks"] % 10 == 1:
-                print(
-                    f"{sums['graphs']} graphs, {sums['equal']} equal, "
-                    f"{sums['refused']} refused by both, {len(sums['different'])} "
-                    f"different; rarest {sums['rarest']}; {sums['seconds']:.0f} s",
-                    flush=True,
-                )
-            if time.monotonic() > deadline:
-                break
-    if sums["different"]:
-        sys.exit(f"{len(sums['different'])} graphs differ: see {out}")
+        found = pool.imap(partial(block_of, device=device), blocks)
+        judge(run_campaign(cells, lambda _: next(found), graphs), bench.out)
 
 
-if __name__ == "__main__":
-    main()
+def block_of(number: int, device: str) -> dict[str, Any]:
+    """`run_block`, in any process."""
+    with tempfile.TemporaryDirectory() as directory:
+        return {"graphs": BLOCK, **run_block(number, device, directory)}

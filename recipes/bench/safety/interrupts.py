@@ -7,7 +7,7 @@ its handler raised and the program did not hear of it. After every one the next 
 gradients are compared byte for byte with those without ssdtrain, and nothing may be
 held: no record, no pinned buffer, no slot. After the last: no thread and no file.
 
-    OMP_NUM_THREADS=1 python -m recipes.bench.safety.interrupts --signals 1000
+    OMP_NUM_THREADS=1 python -m recipes.bench safety.interrupts --signals 1000
 """
 
 import gc
@@ -32,8 +32,9 @@ import torch
 from torch import Tensor, nn
 
 import ssdtrain
-from recipes.bench.common.cells import Cells, arguments
-from recipes.bench.common.guarded import guarded
+from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.processes import guarded
+from recipes.bench.safety.blocks import judge, run_campaign
 
 BLOCK = 25
 LIMIT_S = 1_500
@@ -244,29 +245,11 @@ def run_guarded(block: int) -> dict[str, Any]:
     return {"signals": 0, "lost": 0, "bad": [{"block": block, "what": what}]}
 
 
-def main() -> None:
+def main(bench: Bench, *, signals: int = 1_000) -> None:
     """Blocks until the signals are sent or the time is over."""
-    parser = arguments(__doc__, 3_600, "safety/interrupts")
-    parser.add_argument("--signals", type=int, default=1_000)
-    options = parser.parse_args()
-    cells = Cells(options.out, options.budget_s, {"block": BLOCK})
-    sums = cells.data["cells"].setdefault("campaign", {"blocks": 0, "signals": 0})
-    deadline = time.monotonic() + options.budget_s
-    while sums["signals"] < options.signals and time.monotonic() < deadline:
-        found = run_guarded(sums["blocks"])
-        sums["blocks"] += 1
-        for name in ("signals", "lost"):
-            sums[name] = sums.get(name, 0) + found[name]
-        sums["bad"] = sums.get("bad", []) + found["bad"]
-        for name in ("where_lost", "hit"):
-            both = Counter(sums.get(name, {})) + Counter(found.get(name, {}))
-            sums[name] = dict(both.most_common())
-        cells.save()
-    print(json.dumps(sums, indent=1))
-    if sums.get("lost") or sums.get("bad"):
-        lost, bad = sums["lost"], len(sums["bad"])
-        sys.exit(f"{lost} signals lost, {bad} bad: see {options.out}")
-
-
-if __name__ == "__main__":
-    main()
+    cells = bench.cells({"block": BLOCK})
+    own = {"counted": "signals", "wrong": ("bad",)}
+    sums = run_campaign(cells, run_guarded, signals, **own)
+    judge(sums, bench.out, ("bad",))
+    if sums["lost"]:
+        sys.exit(f"{sums['lost']} signals lost: see {bench.out}")

@@ -8,7 +8,7 @@ collector, blocks of Python's allocator, and bytes of the C library's. Resident 
 can grow where these do not: a page of the heap that is touched for the first time
 stays.
 
-    OMP_NUM_THREADS=1 python -m recipes.bench.safety.leaks --steps 100000
+    OMP_NUM_THREADS=1 python -m recipes.bench safety.leaks --steps 100000
 """
 
 import ctypes
@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain
-from recipes.bench.common.cells import Cells, arguments
-from recipes.bench.common.guarded import guarded
+from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.processes import guarded
 
 WIDTH = 32
 WARM_STEPS = 1_000
@@ -169,24 +169,22 @@ def run(num_steps: int, budget_s: float, target: str) -> dict[str, Any]:
     return {"error": what} if what else dict(found)
 
 
-def main() -> None:
-    """One run each; exits with an error if memory grows."""
-    parser = arguments(__doc__, 3_600, "safety/leaks")
-    parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=TARGETS)
-    options = parser.parse_args()
-    cells = Cells(options.out, options.budget_s, {"steps": options.steps})
+def main(
+    bench: Bench, *, steps: int = 100_000, targets: tuple[str, ...] = TARGETS
+) -> None:
+    """One run each; exits with an error if memory grows.
+
+    Args:
+        targets: what is watched
+    """
+    cells = bench.cells({"steps": steps})
     grown = []
-    for target in options.targets:
+    for target in targets:
         name = target if target == "plain" else f"{target}, reports unread"
-        cells.run(name, lambda t=target: run(options.steps, cells.left_s(), t))
+        cells.run(name, run, steps, cells.left_s(), target)
         found = cells[name] if name in cells else {}
         print(json.dumps({k: v for k, v in found.items() if k != "levels"}))
         if not found.get("bytes_a_step", float("nan")) < LIMIT_BYTES_A_STEP:
             grown.append(name)
     if grown:
-        sys.exit(f"memory grows, or was not measured: {grown}; see {options.out}")
-
-
-if __name__ == "__main__":
-    main()
+        sys.exit(f"memory grows, or was not measured: {grown}; see {bench.out}")

@@ -4,18 +4,18 @@ Gradients are compared with plain autograd's, byte for byte, for all operators o
 `op_db` in float32 and complex64. Written down: how many samples were equal, how many
 both sides refused, how many are random in themselves, and every difference by name.
 
-    OMP_NUM_THREADS=1 python -m recipes.bench.safety.opinfo
+    OMP_NUM_THREADS=1 python -m recipes.bench safety.opinfo
 """
 
 import logging
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 import ssdtrain
-from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.harness.cli import Bench
 from tests.ssdtrain.graphs import opinfo_samples as opinfo
 
 PARTS = 16
@@ -55,17 +55,14 @@ def run(part: int, recompute: str) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(bench: Bench, *, recompute: Literal["auto", "off"] = "auto") -> None:
     """Run the parts that are missing, and add them up."""
-    parser = arguments(__doc__, 1200, "safety/opinfo")
-    parser.add_argument("--recompute", default="auto", choices=["auto", "off"])
-    options = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    settings = {"recompute": options.recompute, "parts": PARTS}
-    cells = Cells(options.out, options.budget_s, settings)
+    settings = {"recompute": recompute, "parts": PARTS}
+    cells = bench.cells(settings)
     for part in range(PARTS):
-        cells.run(f"part {part}", lambda p=part: run(p, options.recompute))
+        cells.run(f"part {part}", run, part, recompute)
     parts = [c for name, c in cells.data["cells"].items() if name != "total"]
     total: Counter[str] = Counter()
     for cell in parts:
@@ -78,7 +75,3 @@ def main() -> None:
     }
     cells.save()
     print(cells["total"])
-
-
-if __name__ == "__main__":
-    main()

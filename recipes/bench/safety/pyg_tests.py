@@ -1,6 +1,6 @@
 """PyG's own tests of aggregations, explainers and samplers, on hector and pydirect.
 
-    python -m recipes.bench.safety.pyg_tests --source pytorch_geometric --out tests.json
+    python -m recipes.bench safety.pyg_tests --source pytorch_geometric --out tests.json
 
 `--source` is a checkout of PyG, whose tests are run as they are. Before they are
 imported, PyG's names stand for ours: sums, means and extremes are reducers of
@@ -11,7 +11,6 @@ data sets to be downloaded, a GPU or another package is left out.
 """
 
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from torch import Tensor, nn
 
 from hector import message
 from hector.message import functions as fn
-from recipes.bench.common.cells import arguments
 
 FILES = (
     "nn/aggr/test_basic.py",
@@ -193,20 +191,17 @@ def judged(found: dict[str, tuple[str, str]]) -> dict[str, Any]:
     return {"files": files, "share": share, "others": others}
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = arguments(__doc__, 300)
-    parser.add_argument("--source", type=Path, required=True, help="PyG's checkout")
-    options = parser.parse_args(argv)
+def main(*, source: Path, out: Path | None = None) -> None:
+    """Run it.
+
+    Args:
+        source: PyG's checkout
+    """
     plugin = Plugin()
-    root = options.source / "test"
+    root = source / "test"
     paths = [str(root / f) for f in FILES]
     pytest.main(["-q", "-p", "no:cacheprovider", "-W", "ignore", *paths], [plugin])
     result = judged(plugin.found)
     print(json.dumps(result, indent=1))
-    if options.out is not None:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    if out is not None:
+        out.write_text(json.dumps(result, indent=1) + "\n")

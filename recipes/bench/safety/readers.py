@@ -32,8 +32,8 @@ from pydirect.datasets import planetoid
 from pydirect.gather.request import Path as GatherPath
 from pydirect.gather.trials import Trials
 from pydirect.train import read_checkpoint as pydirect_checkpoint
-from recipes.bench.common import results
-from recipes.bench.common.cells import RESULTS
+from recipes.bench.harness import records
+from recipes.bench.harness.records import RESULTS
 from ssdtrain.errors import ConfigError
 from ssdtrain.packaged import packaged_directory
 from ssdtrain.plan.choose import choose
@@ -136,7 +136,7 @@ def _plan_from(path: Path) -> None:
 
 
 def _make_links(directory: Path) -> Path:
-    doctor = results.read(RESULTS / "storage" / "links_h200.json")["cells"]["doctor"]
+    doctor = records.read(RESULTS / "storage" / "links_h200.json")["cells"]["doctor"]
     links = LINK_FILE.from_json(doctor["links"])
     LINK_FILE.write(directory / "links.json", links)
     return directory / "links.json"

@@ -7,17 +7,18 @@ tensors; between calls numbers, parameters and options of the layers change. Out
 gradients are compared with an oracle in float64 that loops over relations and knows no
 graph. Written down after every block of sessions, so a rerun goes on.
 
-    python -m recipes.bench.safety.relational --graphs 100000
-    python -m recipes.bench.safety.relational --graphs 5000 --device cuda
+    python -m recipes.bench safety.relational --graphs 100000
+    python -m recipes.bench safety.relational --graphs 5000 --device cuda
 """
 
 import copy
 import random
-import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +26,8 @@ from torch.nn import functional
 
 from hector.nn import HGTConv, RGATConv, RGCNConv
 from hector.nn.common import SETTINGS
-from recipes.bench.common.cells import RESULTS, Cells
-from recipes.bench.safety.blocks import (
-    Sums,
-    campaign_arguments,
-    run_campaign,
-    verdict,
-)
+from recipes.bench.harness.cli import Bench
+from recipes.bench.safety.blocks import Sums, judge, run_campaign, seeds_of
 
 CALLS = 40
 """Calls of one session, a graph each."""
@@ -429,8 +425,8 @@ def _difference(
     return None
 
 
-def run_session(seed: int, device: str, dtype: torch.dtype) -> dict[str, Any]:
-    """The calls of one seed."""
+def run_session(seed: int, device: str, dtype: torch.dtype) -> tuple[list[Any], Any]:
+    """What is different in the calls of one seed, and their features."""
     session = Session(seed, device, dtype)
     different = []
     for call in range(CALLS):
@@ -440,48 +436,34 @@ def run_session(seed: int, device: str, dtype: torch.dtype) -> dict[str, Any]:
             what = traceback.format_exc()[-1500:]
         if what is not None:
             different.append({"seed": seed, "call": call, "what": what})
-    return {"different": different, "features": session.met}
+    return different, session.met
 
 
-def run_block(block: int, device: str, dtype: torch.dtype) -> Sums:
-    """One block of sessions."""
-    different: list[dict[str, Any]] = []
-    features: Counter[str] = Counter()
-    for seed in range(block * BLOCK, (block + 1) * BLOCK):
-        found = run_session(seed, device, dtype)
-        different += found["different"]
-        features += found["features"]
-    num = BLOCK * CALLS
-    return {
-        "graphs": num,
-        "equal": num - len(different),
-        "different": different,
-        "features": dict(features),
-    }
+def main(
+    bench: Bench,
+    *,
+    graphs: int = 100_000,
+    dtype: Literal["float64", "float32"] | None = None,
+    first_block: int = 0,
+    add: tuple[Path, ...] = (),
+) -> None:
+    """Blocks until the graphs are done or the time is over.
 
-
-def main() -> None:
-    """Blocks until the graphs are done or the time is over."""
-    parser = campaign_arguments(__doc__)
-    parser.add_argument("--graphs", type=int, default=100_000)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", choices=["float64", "float32"])
-    options = parser.parse_args()
-    device = options.device
+    Args:
+        add: results of other processes
+    """
     torch.set_num_threads(1)
-    name = options.dtype or ("float64" if device == "cpu" else "float32")
-    dtype = torch.float64 if name == "float64" else torch.float32
-    out = options.out or RESULTS / "safety" / f"relational_{device}.json"
+    device = bench.on or "cpu"
+    name = dtype or ("float64" if device == "cpu" else "float32")
+    kind = torch.float64 if name == "float64" else torch.float32
+    if bench.out.name == "relational.json":
+        bench.out = bench.out.with_name(f"relational_{device}.json")
     about = {"device": device, "dtype": name, "calls": CALLS, "block": BLOCK}
-    cells = Cells(out, options.budget_s, about)
-    sums = run_campaign(
-        cells,
-        options,
-        lambda block: run_block(block, device, dtype),
-        options.graphs,
-    )
-    sys.exit(verdict(sums, out))
 
+    def block(number: int) -> Sums:
+        run = partial(run_session, device=device, dtype=kind)
+        return seeds_of(number, BLOCK, run, CALLS)
 
-if __name__ == "__main__":
-    main()
+    cells = bench.cells(about)
+    own = {"first_block": first_block, "add": add}
+    judge(run_campaign(cells, block, graphs, **own), bench.out)

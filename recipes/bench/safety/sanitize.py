@@ -16,10 +16,9 @@ written down when it ends, or when the time is over:
   steps without it. `gather memcheck`, `rebuild memcheck`: the kernels of pydirect and
   of recipes. Or that the tool is missing.
 
-    python -m recipes.bench.safety.sanitize --budget-s 55
+    python -m recipes.bench safety.sanitize --budget-s 55
 """
 
-import argparse
 import contextlib
 import os
 import shutil
@@ -31,13 +30,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from recipes.bench.common.cells import (
-    ROOT,
-    Cells,
-    arguments,
-    child_environment,
-    module_command,
-)
+from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.processes import child_environment, command_of
+from recipes.bench.harness.records import ROOT
 
 LAW = "tests/ssdtrain/test_law.py"
 LAW_PARTS = {
@@ -292,7 +287,7 @@ def jobs_of(tool: str | None) -> list[tuple[str, list[str], str, dict[str, str]]
     watched = {**plain, "TORCH_CUDA_SANITIZER": "1"}
     # Every tensor an allocation of its own: its ends are then known to memcheck.
     alone = {**plain, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    me = module_command("recipes.bench.safety.sanitize", "--child")
+    me = command_of("safety.sanitize")
     jobs = [
         ("control", [*me, "control"], TORCH_FAILS, watched),
         ("control to the end", [*me, "control to the end"], CLEAN, watched),
@@ -310,47 +305,37 @@ def jobs_of(tool: str | None) -> list[tuple[str, list[str], str, dict[str, str]]
         for kernels in KERNELS:
             command = [tool, "--error-exitcode", "9", *me, kernels]
             jobs.append((f"{kernels} memcheck", command, CLEAN, alone))
-    pytest = module_command(
-        "pytest", "-q", "-x", "-p", "tests.ssdtrain.races.csan", "-m", "gpu"
-    )
+    pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "gpu"]
+    pytest += ["-p", "tests.ssdtrain.races.csan"]
     for part, cells in LAW_PARTS.items():
         tests = [f"{LAW}::test_bitwise_law{cell}" for cell in cells]
         jobs.append((f"law {part}", [*pytest, *tests], CLEAN, watched))
     return jobs
 
 
-def main() -> None:
-    """Start all cells that are missing; write each down when it ends."""
-    parser = arguments(__doc__, 55, "safety/sanitize")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--only", nargs="+", help="names of cells")
-    options = parser.parse_args()
-    if options.child:
-        child(options.child)
+def main(bench: Bench, kind: str = "", /) -> None:
+    """Start all cells that are missing; write each down when it ends.
+
+    Args:
+        kind: of a cell, which runs in this process
+    """
+    if kind:
+        child(kind)
         return
-    deadline = time.monotonic() + options.budget_s
+    deadline = time.monotonic() + bench.budget_s
     # What is stopped at the deadline is written down behind it.
-    cells = Cells(
-        options.out, options.budget_s + CLOSE_S, {"law": LAW, "parts": LAW_PARTS}
-    )
+    bench.budget_s += CLOSE_S
+    cells = bench.cells({"law": LAW, "parts": LAW_PARTS})
     tool = find_tool()
     if tool is None:
         places = ["PATH", *(f"/{pattern}" for pattern in TOOL_PLACES)]
         missing = {"verdict": "compute-sanitizer is not installed", "looked": places}
         for check in (*CHECKS, *(f"{kernels} memcheck" for kernels in KERNELS)):
             cells.run(check, lambda: dict(missing))
-    running = [
-        Job(*job)
-        for job in jobs_of(tool)
-        if job[0] not in cells and (not options.only or job[0] in options.only)
-    ]
+    running = [Job(*job) for job in jobs_of(tool) if cells.is_wanted(job[0])]
     while running:
         for job in list(running):
             if job.ended or time.monotonic() > deadline:
                 running.remove(job)
                 cells.run(job.name, job.result)
         time.sleep(0.1)
-
-
-if __name__ == "__main__":
-    main()

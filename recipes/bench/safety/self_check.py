@@ -8,23 +8,19 @@ clock that drifts evenly falls on both alike. The host runs ahead within a block
 its jitter is nobody's. `over` is the mean of the pairs' ratios with its 95 % interval
 (Student's t).
 
-    python -m recipes.bench.safety.self_check --plans recipes --seconds 75
+    python -m recipes.bench safety.self_check --plans recipes --seconds 75
 """
 
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from itertools import pairwise
 from typing import Any, NamedTuple
 from unittest import mock
 
-import torch
-
 import ssdtrain
-from recipes.bench.common.blocks import Blocks, build
-from recipes.bench.common.cells import Cells, arguments
-from recipes.bench.offload.placement import Clock, step
+from recipes.bench.harness.blocks import Size, Steps
+from recipes.bench.harness.cli import Bench
 from ssdtrain.api import Session
 from ssdtrain.cache import verify
 from ssdtrain.cache.verify import NoVerifier
@@ -101,12 +97,11 @@ def summary(pairs: Sequence[Pair]) -> dict[str, Any]:
     }
 
 
-class Steps:
+class Checked:
     """Steps of one session."""
 
-    def __init__(self, model: Blocks, x: torch.Tensor, session: Session) -> None:
-        self._model, self._x, self._session = model, x, session
-        self._clock = Clock(x.device)
+    def __init__(self, steps: Steps, session: Session) -> None:
+        self._steps, self._session = steps, session
         self._checks = session.cache.verifier
 
     @contextmanager
@@ -124,18 +119,14 @@ class Steps:
         marks = []
         with nullcontext() if sure else self._unsure():
             for _ in range(BLOCK_STEPS + 1):
-                self._model(self._x).backward()
-                self._x.grad = None
-                step(self._model)
-                marks.append(self._clock.mark())
-        return [self._clock.ms(begin, end) for begin, end in pairwise(marks)]
+                marks.append(self._steps.step().marks[-1])
+        return self._steps.clock.between(marks)
 
     def settle(self) -> float:
         """Until the plan is followed, and the digest's kernels are compiled; what a
         block takes then, in ms."""
         for number in range(SETTLING_STEPS):
-            self._model(self._x).backward()
-            step(self._model)
+            self._steps.step()
             if number > 2 and self._session.is_settled:
                 break
         with mock.patch.object(verify, "SELF_CHECK_PERIOD", 1):
@@ -144,15 +135,13 @@ class Steps:
         return (BLOCK_STEPS + 1) * statistics.fmean(self.block(True))
 
 
-def cost(
-    model: Blocks, x: torch.Tensor, plan: str, num_pairs: int, seconds: float
-) -> dict[str, Any]:
+def cost(steps: Steps, plan: str, num_pairs: int, seconds: float) -> dict[str, Any]:
     """One plan, with and without."""
-    with ssdtrain.offload(model, target="host", **PLANS[plan]) as session:
-        steps = Steps(model, x, session)
-        block_ms = steps.settle()
+    with ssdtrain.offload(steps.model, target="host", **PLANS[plan]) as session:
+        checked = Checked(steps, session)
+        block_ms = checked.settle()
         num_rounds = max(1, int(1e3 * seconds / (num_pairs * 4 * block_ms)))
-        pairs = measure(steps.block, num_pairs, num_rounds)
+        pairs = measure(checked.block, num_pairs, num_rounds)
         reports = session.steps[-4 * num_rounds * num_pairs * BLOCK_STEPS :]
         settled = session.is_settled
     return {
@@ -167,31 +156,24 @@ def cost(
     }
 
 
-def main() -> None:
-    """Run the cells that are missing."""
-    parser = arguments(__doc__, 100, "safety/self_check")
-    parser.add_argument("--size", default="4096x4", help="hidden x layers")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--sequence", type=int, default=1024)
-    parser.add_argument("--pairs", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=75, help="of a plan's pairs")
-    parser.add_argument("--plans", nargs="+", default=["recipes"], choices=PLANS)
-    options = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    names = ("size", "batch", "sequence", "pairs", "seconds")
-    settings = {name: getattr(options, name) for name in names}
-    cells = Cells(options.out, options.budget_s, settings)
-    hidden, num_layers = map(int, options.size.split("x"))
-    model = build(hidden, num_layers, device)
-    torch.manual_seed(1)
-    shape = (options.batch, options.sequence, hidden)
-    x = torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
-    for plan in options.plans:
-        cells.run(
-            f"{options.size}/{plan}",
-            lambda p=plan: cost(model, x, p, options.pairs, options.seconds),
-        )
+def main(
+    bench: Bench,
+    *,
+    size: str = "4096x4",
+    batch: int = 8,
+    sequence: int = 1024,
+    pairs: int = 12,
+    seconds: float = 75,
+    plans: tuple[str, ...] = ("recipes",),
+) -> None:
+    """Run the cells that are missing.
 
-
-if __name__ == "__main__":
-    main()
+    Args:
+        size: hidden x layers
+        seconds: of a plan's pairs
+    """
+    about = {"size": size, "batch": batch, "sequence": sequence, "pairs": pairs}
+    cells = bench.cells({**about, "seconds": seconds})
+    steps = Steps(Size(*map(int, size.split("x")), batch, sequence), bench.device)
+    for plan in plans:
+        cells.run(f"{size}/{plan}", cost, steps, plan, pairs, seconds)

@@ -1,22 +1,20 @@
 """What it costs to notice a graph's tensors changed behind PyTorch, on this GPU.
 
-    python -m recipes.bench.safety.stale_graphs --out stale_graphs.json
+    python -m recipes.bench safety.stale_graphs --out stale_graphs.json
 
 Pairs of forward calls of one RGCN layer, with and without its watch, in turns: host
 time of a call that does not wait, and device time by events. The share is over the call
 without.
 """
 
-import argparse
 import time
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
 from hector.nn import RGCNConv
-from recipes.bench.common.cells import RESULTS, Cells
+from recipes.bench.harness.cli import Bench
 
 NODES, RELATIONS, WIDTH = 100_000, 16, 64
 ROUNDS, CALLS = 12, 20
@@ -64,20 +62,9 @@ def measure(edges: int) -> dict[str, float]:
     return {"edges": edges, **found, "share_device": round(share, 4)}
 
 
-def main() -> None:
+def main(bench: Bench) -> None:
     """A cell a number of edges."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--budget-s", type=float, default=60)
-    default = RESULTS / "safety" / "stale_graphs.json"
-    parser.add_argument("--out", type=Path, default=default)
-    options = parser.parse_args()
     about = {"nodes": NODES, "relations": RELATIONS, "width": WIDTH, "rounds": ROUNDS}
-    cells = Cells(options.out, options.budget_s, about)
+    cells = bench.cells(about)
     for edges in (1_000, 100_000, 1_000_000, 20_000_000):
-        cells.data["cells"][str(edges)] = measure(edges)
-        print(cells.data["cells"][str(edges)], flush=True)
-        cells.save()
-
-
-if __name__ == "__main__":
-    main()
+        cells.run(str(edges), measure, edges)

@@ -10,28 +10,23 @@ in how many plain autograd raised as well, in how many ssdtrain raised alone (it
 and says so), how often each operator and surprise occurred, and every difference with
 its seed.
 
-    OMP_NUM_THREADS=1 python -m recipes.bench.safety.surprises --graphs 200000
+    OMP_NUM_THREADS=1 python -m recipes.bench safety.surprises --graphs 200000
 
 Several processes take ranges of their own (`--first-block`), and their files are added
 up afterwards (`--add`).
 """
 
 import logging
-import sys
 import traceback
 import warnings
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from recipes.bench.common.cells import Cells
-from recipes.bench.safety.blocks import (
-    Sums,
-    campaign_arguments,
-    run_campaign,
-    verdict,
-)
+from recipes.bench.harness.cli import Bench
+from recipes.bench.safety.blocks import Sums, judge, run_campaign
 from tests.ssdtrain.graphs import between, layered, operands, surprises
 from tests.ssdtrain.graphs.surprises import difference, raised_alone
 
@@ -91,18 +86,21 @@ def ending_of(
     return ("raised_by_both" if isinstance(theirs[-1], str) else "equal"), ""
 
 
-def main() -> None:
-    """Blocks until the graphs are done or the time is over."""
-    parser = campaign_arguments(__doc__, "safety/surprises_cpu")
-    parser.add_argument("--graphs", type=int, default=200_000)
-    options = parser.parse_args()
+def main(
+    bench: Bench,
+    *,
+    graphs: int = 200_000,
+    first_block: int = 0,
+    add: tuple[Path, ...] = (),
+) -> None:
+    """Blocks until the graphs are done or the time is over.
+
+    Args:
+        add: results of other processes
+    """
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)  # refusals are counted, and raised ones compared
     warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript
-    cells = Cells(options.out, options.budget_s, {"device": "cpu", "block": BLOCK})
-    sums = run_campaign(cells, options, run_block, options.graphs)
-    sys.exit(verdict(sums, options.out))
-
-
-if __name__ == "__main__":
-    main()
+    cells = bench.cells({"device": "cpu", "block": BLOCK})
+    own = {"first_block": first_block, "add": add}
+    judge(run_campaign(cells, run_block, graphs, **own), bench.out)

@@ -6,7 +6,7 @@ something on a GPU alone, and are left out elsewhere. DeepSpeed's hook moves mar
 checkpoint inputs; here every saved tensor is marked, which is its own engine on all of
 the programs. A program that plain autograd refuses must be refused.
 
-    python -m recipes.bench.safety.survival --budget-s 60
+    python -m recipes.bench safety.survival --budget-s 60
 """
 
 import importlib
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import ssdtrain
-from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.harness.cli import Bench
 from tests.pitfalls import scenarios
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -137,18 +137,12 @@ def judge(make: Callable[[], Any]) -> dict[str, Any]:
     return {"verdicts": verdicts}
 
 
-def main() -> None:
+def main(bench: Bench) -> None:
     """Run the contenders that are missing."""
-    parser = arguments(__doc__, 60, "safety/survival")
-    options = parser.parse_args()
     evidence = {row.scenario.__name__: row.evidence for row in scenarios.ROWS}
-    cells = Cells(options.out, options.budget_s, {"evidence": evidence})
+    cells = bench.cells({"evidence": evidence})
     contenders = dict(CONTENDERS)
     if DEVICE == "cuda":
         contenders |= GPU_CONTENDERS
     for name, make in contenders.items():
-        cells.run(name, lambda m=make: judge(m))
-
-
-if __name__ == "__main__":
-    main()
+        cells.run(name, judge, make)

@@ -1,241 +1,196 @@
-"""What safety costs and what was searched, from `results/*.json`; never typed."""
+"""What safety costs and what was searched."""
 
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 
-from recipes.bench.common.results import Data, find
-from recipes.bench.common.text import markdown, where
+from recipes.bench.harness.records import Data
+from recipes.bench.harness.tables import Column, paragraphs, table, where
 
 TARGET = 1.03
 """Of `verify="checksum"`: step time over `verify="off"`."""
 
-NOTHING = "this proves nothing"
-HOWS = ("off", "checksum", "shadow")
-
 
 def verify(data: Data) -> str:
     """What `verify` costs under each plan."""
-    rows, met = [], []
-    for name, cell in data["cells"].items():
-        if "over_off" not in cell:
-            continue
-        ratios, peaks = cell["over_off"], cell["peak_gb"]
-        met.append(ratios["checksum"] <= TARGET)
-        rows.append(
-            [
-                name,
-                f"{ratios['checksum']:.3f}x",
-                f"{ratios['shadow']:.3f}x" if "shadow" in ratios else "-",
-                *(f"{peaks[how]:.2f}" if how in peaks else "-" for how in HOWS),
-                str(cell["num_verified"]["checksum"]),
-                f"{cell['verified_gb']:.2f}",
-            ]
-        )
-    head = ["hidden x layers, plan", "`checksum` / off", "`shadow` / off"]
-    head += ["peak GB off", "checksum", "shadow", "tensors verified", "GB"]
-    settings = data["settings"]
-    text = (
-        "**What `verify` costs**: GPT blocks, batch "
-        f"{settings['batch']}, sequence {settings['sequence']}; step time over the "
-        f'same plan with `verify="off"`, in turns. Target {TARGET:.2f} for `checksum`: '
-        f"{'met' if all(met) else 'NOT met'}."
-    )
-    return f"{text}\n\n{markdown(head, rows)}\n\n{where(data)}"
+    cells = {n: c for n, c in data["cells"].items() if "over_off" in c}
+    met = all(cell["over_off"]["checksum"] <= TARGET for cell in cells.values())
+    columns: dict[str, Column] = {
+        "hidden x layers, plan": "{name}",
+        "`checksum` / off": "{over_off[checksum]:.3f}x",
+        "`shadow` / off": "{over_off[shadow]:.3f}x",
+        "peak GB off": "{peak_gb[off]:.2f}",
+        "checksum": "{peak_gb[checksum]:.2f}",
+        "shadow": "{peak_gb[shadow]:.2f}",
+        "tensors verified": "{num_verified[checksum]}",
+        "GB": "{verified_gb:.2f}",
+    }
+    told = f"Target {TARGET:.2f} for `checksum`: {'met' if met else 'NOT met'}."
+    return f"{told}\n\n{table(cells, columns)}"
 
 
 def self_check(data: Data) -> str:
     """What the checks that are always on cost."""
-    rows = []
-    for name, cell in data["cells"].items():
-        if "over" not in cell:
-            continue
-        low, high = (f"{100 * (end - 1):+.2f}" for end in cell["interval"])
-        over = f"{100 * (cell['over'] - 1):+.2f} %"
-        rows.append([name, f"{cell['step_ms']:.1f}", over, f"{low} to {high} %"])
-    settings = data["settings"]
-    text = (
-        "**What the checks cost that are always on** (one rebuilt tensor in 64 is "
-        "compared, no recipe passes a changed tensor): GPT blocks, batch "
-        f"{settings['batch']}, sequence {settings['sequence']}; steps with them over "
-        f"steps without, {settings['pairs']} pairs in turns."
-    )
-    head = ["hidden x layers, plan", "step, ms", "cost", "95 % interval"]
-    return f"{text}\n\n{markdown(head, rows)}\n\n{where(data)}" if rows else ""
+    columns: dict[str, Column] = {
+        "hidden x layers, plan": "{name}",
+        "step, ms": "{step_ms:.1f}",
+        "cost": lambda c: f"{100 * (c['over'] - 1):+.2f} %",
+        "95 % interval": lambda c: "{:+.2f} to {:+.2f} %".format(
+            *(100 * (end - 1) for end in c["interval"])
+        ),
+    }
+    return table(data["cells"], columns, needs="over")
 
 
 def sanitize(data: Data) -> str:
     """Each process of the race checks, what it should say and what it did."""
-    rows = [
-        [
-            name,
-            str(cell.get("expects", "-")),
-            _found(cell),
-            str(cell.get("races_reported", "-")),
-            str(cell.get("seconds", "-")),
-        ]
-        for name, cell in data["cells"].items()
-    ]
-    met = sum(row[2] == "as expected" for row in rows)
-    text = (
-        "**Races on a GPU**: the law under torch's stream sanitizer, steps with late "
-        "copies and poisoned blocks, NVIDIA's compute-sanitizer; a wait that is "
-        f"planted out must show. {met} of {len(rows)} processes ended as they should."
+    found = [_found(cell) for cell in data["cells"].values()]
+    columns: dict[str, Column] = {
+        "process": "{name}",
+        "expected": "{expects}",
+        "found": _found,
+        "races reported": "{races_reported}",
+        "s": "{seconds}",
+    }
+    return (
+        f"{found.count('as expected')} of {len(found)} processes ended as they should."
+        f"\n\n{table(data['cells'], columns)}"
     )
-    head = ["process", "expected", "found", "races reported", "s"]
-    return f"{text}\n\n{markdown(head, rows)}\n\n{where(data)}"
 
 
 def _found(cell: Data) -> str:
     """The verdict; what was not as expected with the process's own words, if short."""
     verdict = str(cell.get("verdict", cell.get("error", "-")))
-    said = [line for line in cell.get("tail", "").splitlines() if NOTHING in line]
+    lines = cell.get("tail", "").splitlines()
+    said = [line for line in lines if "this proves nothing" in line]
     return f"{verdict}: {said[-1]}" if said else verdict
 
 
 def mutants(data: Data) -> str:
     """Random breaks of a package, and how many its tests notice."""
-    cells, settings = data["cells"].values(), data["settings"]
-    package = settings["package"]
-    noticed = Counter(cell.get("noticed_by", "error") for cell in cells)
+    settings = data["settings"]
+    noticed = Counter(c.get("noticed_by", "error") for c in data["cells"].values())
     dead = noticed.total() - noticed["nothing"] - noticed["error"]
-    text = (
-        f"**Random breaks of {package}**: {dead} of {noticed.total()} noticed by its "
-        f"tests on a CPU ({noticed['hung']} by hanging), of {settings['number']} drawn "
-        f"with seed {settings['seed']}; files drawn with equal weight."
+    return (
+        f"**Random breaks of {settings['package']}**: {dead} of {noticed.total()} "
+        f"noticed by its tests on a CPU ({noticed['hung']} by hanging), of "
+        f"{settings['number']} drawn with seed {settings['seed']}; files drawn with "
+        "equal weight."
     )
-    return f"{text}\n\n{where(data)}"
 
 
-def searches(results: Path) -> str:
+RELATIONAL = (
+    "hector's layers on {graphs:,} random relational graphs of {num_features} "
+    "features, against loops in float64: {equal:,} alike, **{num_different} "
+    "different**."
+)
+SEARCHES = {
+    "graphs_cpu": "Random graphs: {graphs:,} of {num_features} features; {equal:,} "
+    "equal, {refused:,} refused where plain autograd refuses, **{num_different} "
+    "different**.",
+    "surprises_cpu": "Random models that change their ways after a plan was made: "
+    "{graphs:,} graphs of {models:,} models, each under three plans; {equal:,} runs "
+    "equal, {raised_by_both:,} raised as plain did, {raised_alone:,} raised alone "
+    "(docs/safety.md), **{num_different} different**.",
+    "opinfo_cpu": "torch's operator database: {operators:,} operators, {samples:,} "
+    "samples; {verdicts[equal]:,} equal, {verdicts[refused]:,} refused by both, "
+    "{verdicts[refused by ssdtrain]} by ssdtrain alone (docs/safety.md), "
+    "**{num_different} different**.",
+    "fault_soak_cpu": "Random faults: {num_faults} of {kinds} kinds planted in "
+    "{steps:,} steps; {ends[equal]:,} steps equal, {caught} stopped with an error that "
+    "names the tensor, {others} ended by the program's own errors or dropped, "
+    "**{ends[WRONG]} wrong**; resident memory {levels[0][resident_mib]:.0f} to "
+    "{last[resident_mib]:.0f} MiB, {num_left} files and {num_threads} threads left.",
+    "relational_cpu": RELATIONAL,
+    "relational_cuda": RELATIONAL,
+    "graph_programs_cpu": "Graph programs (writes between calls, modes, dtypes, "
+    "defaults, `torch.compile`): {graphs:,} of {num_features} features, hector's kept "
+    "objects against fresh ones, byte for byte, and against loops in float64: "
+    "{equal:,} equal, **{num_different} different**.",
+    "damaged_files": "Damaged files: {total:,} of {num_kinds} kinds read; each loaded "
+    "or was refused by name, but for **{num_bad}**.",
+    "interrupts": "Ctrl-C at random moments: {signals:,} in {blocks} processes; "
+    "**{lost}** lost, **{num_bad}** times something left over or another gradient in "
+    "the next step.",
+}
+"""What the campaign of each record says."""
+
+
+def searches(*found: Data) -> str:
     """Random searches for what is wrong, one line each."""
-    rows = []
-    for name, line in SEARCHES.items():
-        data = find(results / f"{name}.json")
-        if data is not None:
-            rows.append(f"- {line(data['cells'])} ({where(data)})")
-    if not rows:
-        return ""
-    text = "**Searches for wrong gradients**, byte for byte against plain autograd."
-    return "\n".join([text, "", *rows])
+    lines = []
+    for data in found:
+        name, cells = data["file"], data["cells"]
+        if name == "leaks":
+            told = _leaks(cells)
+        else:
+            cell = next(cells[n] for n in ("campaign", "total", "soak") if n in cells)
+            told = SEARCHES[name].format_map(_counted(cell))
+        lines.append(f"- {told} ({where(data)})")
+    return "\n".join(lines)
 
 
-def _graphs(cells: Data) -> str:
-    cell = cells["campaign"]
-    return (
-        f"Random graphs: {cell['graphs']:,} of {len(cell['features'])} features; "
-        f"{cell['equal']:,} equal, {cell['refused']:,} refused where plain autograd "
-        f"refuses, **{len(cell['different'])} different**."
-    )
+def _counted(cell: Data) -> Data:
+    """What a campaign found, with its lists counted."""
+    ends, verdicts = Counter(cell.get("ends")), Counter(cell.get("verdicts"))
+    raised = ends["lost, and named"] + ends["changed, found by verify"]
+    faults = cell.get("faults", {})
+    return {
+        **cell,
+        "ends": ends,
+        "verdicts": verdicts,
+        "samples": verdicts.total(),
+        "caught": raised,
+        "others": ends.total() - ends["equal"] - ends["WRONG"] - raised,
+        "num_faults": sum(faults.values()),
+        "kinds": len(faults),
+        "last": (cell.get("levels") or [{}])[-1],
+        "num_left": len(cell.get("left_on_disk", ())),
+        "num_threads": len(cell.get("threads_left", ())),
+        "num_features": len(cell.get("features", ())),
+        "num_different": len(cell.get("different", ())),
+        "num_kinds": len(cell.get("files", ())),
+        "num_bad": len(cell.get("bad", ())),
+    }
 
 
-def _surprises(cells: Data) -> str:
-    cell = cells["campaign"]
-    raised = cell["raised_by_both"], cell["raised_alone"]
-    return (
-        f"Random models that change their ways after a plan was made: "
-        f"{cell['graphs']:,} graphs of {cell['models']:,} models, each under three "
-        f"plans; {cell['equal']:,} runs equal, {raised[0]:,} raised as plain did, "
-        f"{raised[1]:,} raised alone (docs/safety.md), "
-        f"**{len(cell['different'])} different**."
-    )
-
-
-def _operators(cells: Data) -> str:
-    cell = cells["total"]
-    verdicts, different = Counter(cell["verdicts"]), len(cell["different"])
-    own = verdicts["refused by ssdtrain"]
-    return (
-        f"torch's operator database: {cell['operators']:,} operators, "
-        f"{verdicts.total():,} samples; {verdicts['equal']:,} equal, "
-        f"{verdicts['refused']:,} refused by both, {own} by ssdtrain alone "
-        f"(docs/safety.md), **{different} different**."
-    )
-
-
-def _faults(cells: Data) -> str:
-    cell = cells["soak"]
-    ends, faults = Counter(cell["ends"]), cell["faults"]
-    caught = ends["lost, and named"] + ends["changed, found by verify"]
-    others = ends.total() - ends["equal"] - ends["WRONG"] - caught
-    first, last = cell["levels"][0], cell["levels"][-1]
-    return (
-        f"Random faults: {sum(faults.values())} of {len(faults)} kinds planted in "
-        f"{cell['steps']:,} steps; {ends['equal']:,} steps equal, {caught} stopped "
-        f"with an error that names the tensor, {others} ended by the program's own "
-        f"errors or dropped, **{ends['WRONG']} wrong**; resident memory "
-        f"{first['resident_mib']:.0f} to {last['resident_mib']:.0f} MiB, "
-        f"{len(cell['left_on_disk'])} files and {len(cell['threads_left'])} threads "
-        "left."
-    )
-
-
-def _relational(cells: Data) -> str:
-    cell = cells["campaign"]
-    return (
-        f"hector's layers on {cell['graphs']:,} random relational graphs of "
-        f"{len(cell['features'])} features, against loops in float64: "
-        f"{cell['equal']:,} alike, **{len(cell['different'])} different**."
-    )
-
-
-def _graph_programs(cells: Data) -> str:
-    cell = cells["campaign"]
-    return (
-        f"Graph programs (writes between calls, modes, dtypes, defaults, "
-        f"`torch.compile`): {cell['graphs']:,} of {len(cell['features'])} features, "
-        f"hector's kept objects against fresh ones, byte for byte, and against loops "
-        f"in float64: {cell['equal']:,} equal, **{len(cell['different'])} different**."
-    )
-
-
-def _damaged(cells: Data) -> str:
-    cell = cells["campaign"]
-    return (
-        f"Damaged files: {cell['total']:,} of {len(cell['files'])} kinds read; each "
-        f"loaded or was refused by name, but for **{len(cell['bad'])}**."
-    )
-
-
-def _interrupts(cells: Data) -> str:
-    cell = cells["campaign"]
-    return (
-        f"Ctrl-C at random moments: {cell['signals']:,} in {cell['blocks']} processes; "
-        f"**{cell['lost']}** lost, **{len(cell['bad'])}** times something left over "
-        "or another gradient in the next step."
+def _leaks(cells: Data) -> str:
+    return " ".join(
+        "Resident memory ({what}) over {steps:,} steps: {bytes_a_step:.1f} bytes a "
+        "step after the first 1,000, {bytes_a_step_second_half:.1f} in the second half "
+        "(target 10); {malloc_kb:+.0f} kB of the C library's memory in use, "
+        "{more_blocks:+,} blocks of Python's.".format(
+            **cell,
+            what="the same steps without ssdtrain" if name == "plain" else name,
+            malloc_kb=cell["more_malloc_bytes"] / 1000,
+        )
+        for name, cell in cells.items()
+        if "more_malloc_bytes" in cell
     )
 
 
 def zoo(data: Data) -> str:
     """How every architecture fares, by library, and why some are not equal."""
-    rows, reasons = [], list[str]()
-    for library in sorted({name.partition("/")[0] for name in data["cells"]}):
-        cells = {
-            name.partition("/")[2]: cell
-            for name, cell in data["cells"].items()
-            if name.startswith(f"{library}/")
-        }
-        said = Counter(_said(cell) for cell in cells.values())
-        ran = len(cells) - said["plain fails"]
-        again = sum(_runs_again(cell) for cell in cells.values())
-        others = [str(said[verdict]) for verdict in ("refused", "different", "crash")]
-        counts = [len(cells), ran, said["equal"], again, *others, said["plain fails"]]
-        rows.append([library, *map(str, counts)])
+    libraries: dict[str, dict[str, Data]] = {}
+    for name, cell in data["cells"].items():
+        library, _, own = name.partition("/")
+        libraries.setdefault(library, {})[own] = cell
+    rows, reasons = [], []
+    for library, cells in sorted(libraries.items()):
+        said = Counter(map(_said, cells.values()))
+        again = sum(map(_runs_again, cells.values()))
+        rows.append({"library": library, "n": len(cells), "said": said, "again": again})
         reasons += _reasons(library, cells)
-    text = (
-        "**Every architecture there is.** A tiny model of every model type of "
-        "transformers, of every module of timm and of the models of diffusers, plain "
-        "and under five imposed plans, ten steps each, `min_bytes=1`: everything to "
-        "host memory; everything with a recipe made again and the rest on the SSD; "
-        "the search's plan for a small budget; all regions; a random plan. Equal: "
-        "all losses, gradients, weights, buffers and random numbers, byte for byte, "
-        "while at least 90 % of what autograd saved moved or was made again, or "
-        "regions ran again."
-    )
-    head = ["library", "types", "plain runs", "equal", "of them with layers run again"]
-    head += ["refused", "different", "crash", "plain fails"]
-    table = markdown(head, rows)
-    return "\n\n".join([text, table, "\n".join(reasons), where(data)])
+    columns: dict[str, Column] = {
+        "library": "{library}",
+        "types": "{n}",
+        "plain runs": lambda row: str(row["n"] - row["said"]["plain fails"]),
+        "equal": "{said[equal]}",
+        "of them with layers run again": "{again}",
+        "refused": "{said[refused]}",
+        "different": "{said[different]}",
+        "crash": "{said[crash]}",
+        "plain fails": "{said[plain fails]}",
+    }
+    return paragraphs(table(rows, columns), "\n".join(reasons))
 
 
 def _said(cell: Data) -> str:
@@ -258,7 +213,8 @@ def _reasons(library: str, cells: Data) -> list[str]:
         if _said(cell) == "equal":
             continue
         if _said(cell) == "plain fails":
-            fails.setdefault(_way(cell["why"]), []).append(name)
+            way = next((w for word, w in WAYS.items() if word in cell["why"]), OTHER)
+            fails.setdefault(way, []).append(name)
             continue
         own = [v for v in cell.get("variants", {}).values() if isinstance(v, dict)]
         whys = [v["why"] for v in own if "why" in v] or [str(cell.get("why", ""))]
@@ -266,14 +222,6 @@ def _reasons(library: str, cells: Data) -> list[str]:
     for way, names in sorted(fails.items(), key=lambda item: -len(item[1])):
         lines.append(f"- {library}, plain fails, {way}: {', '.join(names)}")
     return lines
-
-
-def _way(why: str) -> str:
-    """In which way plain fails; anything else is that no inputs for it were found."""
-    for word, way in WAYS.items():
-        if word in why:
-            return way
-    return "no tiny configuration or inputs for it were found"
 
 
 WAYS = {
@@ -284,94 +232,47 @@ WAYS = {
     "no result of this model has a gradient": "nothing to differentiate",
     'missing the required "forward"': "has no forward",
 }
-
-
-LEAKS = {"plain": "the same steps without ssdtrain"}
-
-
-def _leaks(cells: Data) -> str:
-    lines = []
-    for name, cell in cells.items():
-        if "more_malloc_bytes" not in cell:
-            continue
-        lines.append(
-            f"Resident memory ({LEAKS.get(name, name)}) over {cell['steps']:,} steps: "
-            f"{cell['bytes_a_step']:.1f} bytes a step after the first 1,000, "
-            f"{cell['bytes_a_step_second_half']:.1f} in the second half (target 10); "
-            f"{cell['more_malloc_bytes'] / 1000:+.0f} kB of the C library's memory in "
-            f"use, {cell['more_blocks']:+,} blocks of Python's."
-        )
-    return " ".join(lines)
+OTHER = "no tiny configuration or inputs for it were found"
 
 
 def stale(data: Data) -> str:
     """What each call pays to notice changes of its graph's tensors."""
-    rows = []
-    for c in data["cells"].values():
-        host = c["host_us_with"] - c["host_us_without"]
-        share = f"{100 * c['share_device']:.1f} %"
-        rows.append([f"{c['edges']:,}", f"{host:.0f} us", share])
-    return (
-        "**Changed graphs.** What a forward call of an RGCN layer pays to notice what "
-        "`.data` or another library wrote into its graph's tensors: host time, and the "
-        "share of the call's time on the device.\n\n"
-        + markdown(["edges", "host", "device"], rows)
-        + f"\n\n{where(data)}"
-    )
+    columns: dict[str, Column] = {
+        "edges": "{edges:,}",
+        "host": lambda c: f"{c['host_us_with'] - c['host_us_without']:.0f} us",
+        "device": lambda c: f"{100 * c['share_device']:.1f} %",
+    }
+    return table(data["cells"], columns)
 
 
-SEARCHES: dict[str, Callable[[Data], str]] = {
-    "graphs_cpu": _graphs,
-    "surprises_cpu": _surprises,
-    "opinfo_cpu": _operators,
-    "fault_soak_cpu": _faults,
-    "relational_cpu": _relational,
-    "relational_cuda": _relational,
-    "graph_programs_cpu": _graph_programs,
-    "damaged_files": _damaged,
-    "interrupts": _interrupts,
-    "leaks": _leaks,
-}
-"""Records of random searches, and the line that each becomes."""
-
-
-def survival(results_dir: Path) -> str:
-    """A markdown table; empty if nothing was recorded."""
-    data = find(results_dir / "survival.json")
-    if data is None:
-        return ""
-    cells = data["cells"]
-    evidence = data["settings"]["evidence"]
-    head = ["program", *cells]
-    rows, notes = [], list[str]()
-    for name, source in evidence.items():
-        row = [f"{name.replace('_', ' ')} ({source})"]
-        row += [_short(cell, name, notes) for cell in cells.values()]
-        rows.append(row)
-    sound = [sum(map(_sound, c.get("verdicts", {}).values())) for c in cells.values()]
-    counts = [f"{count} of {len(evidence)}" for count in sound]
-    rows.append(["**sound**", *counts])
-    text = (
-        "**Who survives what.** Programs that have broken activation offloading, and "
-        "their gradients against plain autograd's, byte for byte. `WRONG` is silent: "
-        "no error, other gradients (or a result where plain autograd refuses)."
-    )
+def survival(data: Data) -> str:
+    """Who survives what: a row a program, a column a contender."""
+    evidence, notes = data["settings"]["evidence"], list[str]()
+    columns: dict[str, Column] = {"program": "{program}"}
+    for who, cell in data["cells"].items():
+        columns[who] = lambda row, cell=cell: _short(cell, row["name"], notes)
+    rows = {
+        name: {"program": f"{name.replace('_', ' ')} ({source})"}
+        for name, source in evidence.items()
+    }
+    sound = [
+        sum(
+            verdict in ("equal", "refused")
+            for verdict in c.get("verdicts", {}).values()
+        )
+        for c in data["cells"].values()
+    ]
+    counts = " | ".join(f"{count} of {len(evidence)}" for count in sound)
+    text = table(rows, columns, line="--")
     errors = "\n".join(f"{at}. {note}" for at, note in enumerate(notes, 1))
-    table = markdown(head, rows, "--")
-    return "\n\n".join(part for part in (text, table, errors, where(data)) if part)
+    return paragraphs(f"{text}\n| **sound** | {counts} |", errors)
 
 
-def _sound(verdict: str) -> bool:
-    return verdict in ("equal", "refused")
-
-
-def _short(cell: dict[str, object], name: str, notes: list[str]) -> str:
+def _short(cell: Data, name: str, notes: list[str]) -> str:
     verdicts = cell.get("verdicts")
-    if not isinstance(verdicts, dict):
-        verdict = str(cell.get("error", "-"))
-    else:
-        verdict = str(verdicts.get(name, "-"))
-    if _sound(verdict) or verdict == "-":
+    known = isinstance(verdicts, dict)
+    verdict = str(verdicts.get(name, "-") if known else cell.get("error", "-"))
+    if verdict in ("equal", "refused", "-"):
         return verdict
     if verdict.startswith("WRONG"):
         return "**WRONG**"

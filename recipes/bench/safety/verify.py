@@ -7,7 +7,7 @@ is the median of the pairs' ratios. `shadow`, which keeps a copy of all, comes l
 `digest` is the digest alone, in GB/s of the tensor, beside the fastest possible pass
 over it (a plain sum of its words).
 
-    python -m recipes.bench.safety.verify --size 12288x2 --budget-s 45
+    python -m recipes.bench safety.verify --size 12288x2 --budget-s 45
 """
 
 import statistics
@@ -18,15 +18,12 @@ from typing import Any
 import torch
 
 import ssdtrain
-from recipes.bench.common.blocks import Blocks, build
-from recipes.bench.common.cells import Cells, arguments
-from recipes.bench.offload.placement import Clock, step
+from recipes.bench.harness.blocks import Clock, Size, Steps
+from recipes.bench.harness.cli import Bench
 from ssdtrain.api import Session
 from ssdtrain.cache.digest import Digests, word_bytes
 from ssdtrain.cache.verify import open_verifier
 from ssdtrain.config import Verify
-
-Left = Callable[[], float]
 
 SETTLING_STEPS = 12
 """At most so many until a plan is followed."""
@@ -65,25 +62,14 @@ def digest_speed(device: torch.device, num_mib: int) -> dict[str, Any]:
     }
 
 
-def one_step(model: Blocks, x: torch.Tensor, clock: Clock) -> tuple[float, float]:
-    """Time of forward, backward and update in ms, and the loss."""
-    begin = clock.mark()
-    loss = model(x)
-    loss.backward()
-    x.grad = None
-    step(model)
-    end = clock.mark()
-    return clock.ms(begin, end), loss.item()
-
-
 class Modes:
     """One session whose steps run under the mode that is asked for."""
 
-    def __init__(self, model: Blocks, x: torch.Tensor, session: Session) -> None:
-        self._model, self._x, self._session = model, x, session
-        self._clock = Clock(x.device)
+    def __init__(self, steps: Steps, session: Session) -> None:
+        self._steps, self._session = steps, session
+        counters = session.cache.ledger.counters
         self._verifiers = {
-            mode: open_verifier(mode, x.device, [model], session.cache.ledger.counters)
+            mode: open_verifier(mode, steps.device, [steps.model], counters)
             for mode in Verify
         }
         self.times: dict[Verify, list[float]] = {mode: [] for mode in Verify}
@@ -92,7 +78,7 @@ class Modes:
     def run(self, mode: Verify) -> float:
         """Time of one step in ms."""
         self._session.cache.verifier = self._verifiers[mode]
-        ms, _ = one_step(self._model, self._x, self._clock)
+        ms = self._steps.ms(self._steps.step())
         self._ran.append(mode)
         return ms
 
@@ -150,50 +136,39 @@ class Modes:
 
 
 def cost(
-    model: Blocks, x: torch.Tensor, plan: str, num_pairs: int, left_s: Left
+    steps: Steps, plan: str, num_pairs: int, left_s: Callable[[], float]
 ) -> dict[str, Any]:
     """One plan under all modes."""
-    with ssdtrain.offload(model, target="host", **PLANS[plan]) as session:
-        modes = Modes(model, x, session)
+    with ssdtrain.offload(steps.model, target="host", **PLANS[plan]) as session:
+        modes = Modes(steps, session)
         modes.settle()
         modes.pairs(num_pairs, left_s)
         return modes.result()
 
 
-def main() -> None:
-    """Run the cells that are missing."""
-    parser = arguments(__doc__, 45, "safety/verify")
-    parser.add_argument("--size", default="12288x2", help="hidden x layers")
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--sequence", type=int, default=1024)
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--plans", nargs="+", default=list(PLANS), choices=PLANS)
-    options = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    names = ("size", "batch", "sequence", "pairs")
-    settings = {name: getattr(options, name) for name in names}
-    end = time.monotonic() + options.budget_s
-    cells = Cells(options.out, options.budget_s, settings)
-    num_mib = 768 if device.type == "cuda" else 24
-    cells.run("digest", lambda: digest_speed(device, num_mib))
-    hidden, num_layers = map(int, options.size.split("x"))
-    model = build(hidden, num_layers, device)
-    torch.manual_seed(1)
-    shape = (options.batch, options.sequence, hidden)
-    x = torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
-    for at, plan in enumerate(options.plans, 1):
+def main(
+    bench: Bench,
+    *,
+    size: str = "12288x2",
+    batch: int = 16,
+    sequence: int = 1024,
+    pairs: int = 5,
+    plans: tuple[str, ...] = tuple(PLANS),
+) -> None:
+    """Run the cells that are missing.
+
+    Args:
+        size: hidden x layers
+    """
+    about = {"size": size, "batch": batch, "sequence": sequence, "pairs": pairs}
+    cells, device = bench.cells(about), bench.device
+    cells.run("digest", digest_speed, device, 768 if device.type == "cuda" else 24)
+    steps = Steps(Size(*map(int, size.split("x")), batch, sequence), device)
+    for at, plan in enumerate(plans):
         # Each of the plans that are left gets its share of what is left.
-        now = time.monotonic()
-        until = now + (end - now) / (len(options.plans) + 1 - at)
+        until = time.monotonic() + max(0.0, cells.left_s()) / (len(plans) - at)
 
         def left_s(until: float = until) -> float:
             return until - time.monotonic()
 
-        cells.run(
-            f"{options.size}/{plan}",
-            lambda p=plan, left=left_s: cost(model, x, p, options.pairs, left),
-        )
-
-
-if __name__ == "__main__":
-    main()
+        cells.run(f"{size}/{plan}", cost, steps, plan, pairs, left_s)

@@ -1,6 +1,6 @@
 """Sampled edges a second, by who samples and where the graph lies; GraphSAGE epochs.
 
-    python -m recipes.bench.sampling.rates --out OUT.json
+    python -m recipes.bench sampling.rates --out OUT.json
 
 One JSON file with a cell a measurement, rewritten after each. The graph has the
 statistics of ogbn-products; every system samples the same seeds. The baseline is PyG's
@@ -8,13 +8,12 @@ NeighborSampler in one worker where one of its compiled backends is installed, a
 to be missing where none is; our own CPU threads are measured beside it.
 """
 
-import argparse
 import os
 import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -32,29 +31,36 @@ from pydirect.sampling import (
 )
 from pydirect.sampling.hop import CpuHopper
 from pydirect.train import NodeClassificationTrainer
-from recipes.bench.common import results
-from recipes.bench.common.cells import environment
+from recipes.bench.harness.cells import Cells
+from recipes.bench.harness.cli import Bench
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of a run.
+
+    small: toy sizes, for a CPU
+    """
+
+    fanouts: tuple[int, ...] = (12, 12, 12)
+    train_fanouts: tuple[int, ...] = (15, 10)
+    features: int = 100
+    batch_size: int = 1024
+    batches: int = 20
+    epochs: int = 3
+    small: bool = False
 
 
 class Rates:
     """Measurements of one run."""
 
-    def __init__(
-        self, out: Path, device: torch.device, settings: dict[str, Any]
-    ) -> None:
-        self._out = out
+    def __init__(self, cells: Cells, device: torch.device) -> None:
+        self._cells = cells
         self.device = device
-        self.found: results.Data = {
-            "environment": environment(),
-            "settings": settings,
-            "cells": {},
-        }
 
     def note(self, name: str, **record: Any) -> None:
         """Keep one record."""
-        self.found["cells"][name] = record
-        results.write(self._out, self.found)
-        print(name, record, flush=True)
+        self._cells.record(name, record)
 
     def wait(self) -> float:
         """Wall seconds, after the device's work."""
@@ -81,16 +87,16 @@ class Rates:
         )
 
 
-def rates(run: Rates, graph: Graph, args: argparse.Namespace) -> None:
+def rates(run: Rates, graph: Graph, settings: Settings) -> None:
     """All systems on one graph."""
     generator = torch.Generator().manual_seed(0)
     seeds = [
-        torch.randperm(graph.num_nodes, generator=generator)[: args.batch_size]
-        for _ in range(args.batches)
+        torch.randperm(graph.num_nodes, generator=generator)[: settings.batch_size]
+        for _ in range(settings.batches)
     ]
-    fanouts = tuple(args.fanouts)
+    fanouts = settings.fanouts
     own = NeighborSampler(graph, fanouts)
-    few = max(1, min(3, args.batches))
+    few = max(1, min(3, settings.batches))
     torch.set_num_threads(1)
     run.rate(
         "one CPU thread",
@@ -124,7 +130,7 @@ def rates(run: Rates, graph: Graph, args: argparse.Namespace) -> None:
         run.rate(
             name,
             lambda b, s=sampler: int(s.sample(seeds[b], 0, b).edge_index.shape[1]),
-            args.batches,
+            settings.batches,
             memory=reach(which.neighbors).value,
         )
         same(run, graph, sampler, seeds[0], fanouts, name)
@@ -138,7 +144,7 @@ def rates(run: Rates, graph: Graph, args: argparse.Namespace) -> None:
         run.rate(
             name,
             lambda b, s=sampler: int(s.sample(seeds[b], 0, b).edge_index.shape[1]),
-            args.batches,
+            settings.batches,
         )
 
 
@@ -208,13 +214,13 @@ def pyg_worker(
     )
 
 
-def epochs(run: Rates, graph: Graph, labels: torch.Tensor, args: Any) -> None:
+def epochs(run: Rates, graph: Graph, labels: torch.Tensor, settings: Settings) -> None:
     """GraphSAGE epochs with each sampler, and the stages alone."""
     import torch_geometric
 
     statistic = GraphStatistics()
     num_nodes = graph.num_nodes
-    features = empty_table((num_nodes, args.features), torch.float32)
+    features = empty_table((num_nodes, settings.features), torch.float32)
     fill_features(features, labels, seed=0, device=str(run.device), noise=3.0)
     order = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(1))
     num_train = round(statistic.train_share * num_nodes)
@@ -233,7 +239,7 @@ def epochs(run: Rates, graph: Graph, labels: torch.Tensor, args: Any) -> None:
         return torch_geometric.nn.GraphSAGE(
             in_channels,
             hidden_channels=256,
-            num_layers=len(args.train_fanouts),
+            num_layers=len(settings.train_fanouts),
             out_channels=out_channels,
         )
 
@@ -247,8 +253,8 @@ def epochs(run: Rates, graph: Graph, labels: torch.Tensor, args: Any) -> None:
             dataset=dataset,
             model=model,
             loader=LoaderConfig(
-                batch_size=args.batch_size,
-                fanouts=tuple(args.train_fanouts),
+                batch_size=settings.batch_size,
+                fanouts=settings.train_fanouts,
                 num_samplers=max(1, min(6, (os.cpu_count() or 1) - 3)),
                 sampling=sampling,
                 max_sms=max_sms,
@@ -260,7 +266,7 @@ def epochs(run: Rates, graph: Graph, labels: torch.Tensor, args: Any) -> None:
         )
         trainer.train_epoch(0)
         seconds = []
-        for epoch in range(1, 1 + args.epochs):
+        for epoch in range(1, 1 + settings.epochs):
             begun = run.wait()
             trainer.train_epoch(epoch)
             seconds.append(run.wait() - begun)
@@ -290,30 +296,14 @@ def epochs(run: Rates, graph: Graph, labels: torch.Tensor, args: Any) -> None:
         )
 
 
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fanouts", type=int, nargs="+", default=[12, 12, 12])
-    parser.add_argument("--train-fanouts", type=int, nargs="+", default=[15, 10])
-    parser.add_argument("--features", type=int, default=100)
-    parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--batches", type=int, default=20)
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--small", action="store_true", help="toy sizes, for a CPU")
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
-    gpu = torch.cuda.is_available()
-    device = torch.device("cuda", 0) if gpu else torch.device("cpu")
-    sizes = {"num_nodes": 3000, "num_edges": 30_000} if args.small else {}
+def main(bench: Bench, settings: Settings) -> None:
+    """Measure all anew."""
+    device = bench.device
+    sizes = {"num_nodes": 3000, "num_edges": 30_000} if settings.small else {}
     graph, labels = generate_graph(GraphStatistics(**sizes), seed=0, device=device)
-    if gpu:
+    if device.type == "cuda":
         torch.cuda.empty_cache()
-    settings = {k: v for k, v in vars(args).items() if k != "out"}
-    run = Rates(args.out, device, settings)
+    run = Rates(bench.cells(asdict(settings), anew=True), device)
     run.note("graph", num_nodes=graph.num_nodes, num_edges=graph.num_edges)
-    rates(run, graph, args)
-    epochs(run, graph, labels, args)
-
-
-if __name__ == "__main__":
-    main()
+    rates(run, graph, settings)
+    epochs(run, graph, labels, settings)

@@ -1,6 +1,6 @@
 """Which operators are described, and where DTensor's own strategies agree.
 
-    python -m recipes.bench.search.coverage
+    python -m recipes.bench search.coverage
 
 Core operators are those that torch tags as core. Each strategy of each call of the
 tests' cases is given to DTensor on a mesh of two (fake) workers: it agrees if it takes
@@ -19,7 +19,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.harness.cli import Bench
 from recipes.bench.search.operator_cases import cases
 from ssdtrain.tools.search.calls import bound, call_of, describer_of, name_of
 from ssdtrain.tools.search.describe import describe, is_elementwise
@@ -126,10 +126,9 @@ def compared(seed: int, names: set[str] | None = None) -> dict[str, Counter[str]
     return found
 
 
-def main() -> None:
+def main(bench: Bench) -> None:
     """Compare, and record what was found."""
-    args = arguments(__doc__, 300, "search/coverage").parse_args()
-    cells = Cells(args.out, args.budget_s)
+    cells = bench.cells()
     cells.run("core operators", lambda: {k: len(v) for k, v in kinds().items()})
     cells.run("not described", lambda: {"names": kinds()["not described: run whole"]})
     totals: dict[str, Counter[str]] = {}
@@ -139,8 +138,4 @@ def main() -> None:
     cells.run("DTensor", lambda: dict(sum(totals.values(), Counter())))
     for name, told in sorted(totals.items()):
         if set(told) != {"agrees"}:
-            cells.run(name, lambda t=told: dict(t))
-
-
-if __name__ == "__main__":
-    main()
+            cells.run(name, dict, told)

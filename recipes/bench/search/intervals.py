@@ -1,15 +1,16 @@
 """Interval analysis against brute force, on random descriptions.
 
-python -m recipes.bench.search.intervals --count 5000
+python -m recipes.bench search.intervals --count 5000
 """
 
 import itertools
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.harness.cli import Bench
 from ssdtrain.tools.search.interval import Interval
 from ssdtrain.tools.search.language import Reducer, Tensor, apply, reduce_over, result
 from ssdtrain.tools.search.placement import piece
@@ -96,16 +97,10 @@ def check_descriptions(count: int, seed: int = 0) -> Found:
     return found
 
 
-def main() -> None:
+def main(bench: Bench, *, count: int = 5000) -> None:
     """Compare, and record what was found."""
-    parser = arguments(__doc__, 600, "search/intervals")
-    parser.add_argument("--count", type=int, default=5000)
-    args = parser.parse_args()
-    cells = Cells(args.out, args.budget_s)
+    cells = bench.cells()
     for seed in range(5):
-        name = f"{args.count // 5} descriptions, seed {seed}"
-        cells.run(name, lambda s=seed: vars(check_descriptions(args.count // 5, s)))
-
-
-if __name__ == "__main__":
-    main()
+        name = f"{count // 5} descriptions, seed {seed}"
+        found = partial(check_descriptions, count // 5, seed)
+        cells.run(name, lambda f=found: vars(f()))

@@ -1,11 +1,10 @@
 """Four ranks launch what a search prints: FSDP2, tensor parallel with it, DeepSpeed.
 
-python launch_ranks.py OUT
+torchrun --nproc-per-node 4 -m recipes.bench search.launch_ranks OUT
 """
 
 import json
 import os
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -153,9 +152,8 @@ CASES: Mapping[str, tuple[Callable[[ParallelLayout], list[float]], ParallelLayou
 }
 
 
-def main() -> None:
+def main(out: Path, names: tuple[str, ...] = (), /) -> None:
     """Train the named cases, or all, and write their losses."""
-    out, *names = sys.argv[1:]
     distributed.init_process_group("gloo")
     found = {}
     for name, (train, own) in CASES.items():
@@ -165,10 +163,6 @@ def main() -> None:
         if not losses[-1] < losses[0]:
             raise AssertionError(f"{name}: the loss does not fall: {losses}")
     if distributed.get_rank() == 0:
-        Path(out).write_text(json.dumps(found, indent=1) + "\n")
+        out.write_text(json.dumps(found, indent=1) + "\n")
     distributed.barrier()
     os._exit(0)  # gloo's threads may abort an interpreter that ends
-
-
-if __name__ == "__main__":
-    main()

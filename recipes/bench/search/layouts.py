@@ -1,12 +1,12 @@
 """How long a search of layouts takes: 8B and 70B on 8 to 1,024 GPUs.
 
-python -m recipes.bench.search.layouts
+python -m recipes.bench search.layouts
 """
 
 import time
 from typing import Any
 
-from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.harness.cli import Bench
 from ssdtrain.tools.search.layout_search import Asked, search
 
 MODELS = ("llama-3.1-8b", "llama-3.1-70b")
@@ -37,18 +37,13 @@ def measured(model: str, gpus: int, tokens: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Search, and record what was found."""
-    parser = arguments(__doc__, 600, "search/layouts")
-    parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--gpus", type=int, nargs="*", default=GPUS)
-    args = parser.parse_args()
-    cells = Cells(args.out, args.budget_s, {"tokens": args.tokens})
+def main(bench: Bench, *, tokens: int = 8192, sizes: tuple[int, ...] = GPUS) -> None:
+    """Search, and record what was found.
+
+    Args:
+        sizes: numbers of GPUs
+    """
+    cells = bench.cells({"tokens": tokens})
     for model in MODELS:
-        for gpus in args.gpus:
-            name = f"{model}, {gpus} GPUs"
-            cells.run(name, lambda m=model, g=gpus: measured(m, g, args.tokens))
-
-
-if __name__ == "__main__":
-    main()
+        for gpus in sizes:
+            cells.run(f"{model}, {gpus} GPUs", measured, model, gpus, tokens)

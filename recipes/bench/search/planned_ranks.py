@@ -1,13 +1,12 @@
 """Four ranks train a model as a found plan says; the losses are one process's.
 
-python planned_ranks.py OUT
+torchrun --nproc-per-node 4 -m recipes.bench search.planned_ranks OUT
 """
 
 import contextlib
 import copy
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -212,9 +211,8 @@ def run(name: str, case: Case) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(out: Path, names: tuple[str, ...] = (), /) -> None:
     """Run the named cases, or all, and write what was found."""
-    out, *names = sys.argv[1:]
     distributed.init_process_group("gloo")
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(3)
@@ -223,10 +221,6 @@ def main() -> None:
     }
     found = {name: run(name, case) for name, case in chosen.items()}
     if distributed.get_rank() == 0:
-        Path(out).write_text(json.dumps(found, indent=1) + "\n")
+        out.write_text(json.dumps(found, indent=1) + "\n")
     distributed.barrier()
     os._exit(0)  # gloo's threads may abort an interpreter that ends
-
-
-if __name__ == "__main__":
-    main()

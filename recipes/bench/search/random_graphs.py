@@ -1,6 +1,6 @@
 """Plans of random small graphs, against exhaustive search and beside the baselines.
 
-python -m recipes.bench.search.random_graphs --count 200
+python -m recipes.bench search.random_graphs --count 200
 """
 
 import random
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.harness.cli import Bench
 from ssdtrain.tools.search.baselines import BASELINES
 from ssdtrain.tools.search.calls import call_of
 from ssdtrain.tools.search.describe import describe, is_elementwise
@@ -116,17 +116,12 @@ def compare(seed: int, ways: tuple[int, ...] = (2, 2)) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    """Compare, and record what was found."""
-    parser = arguments(__doc__, 600, "search/random_graphs")
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--ways", default="2,2", help="workers of each axis")
-    args = parser.parse_args()
-    cells = Cells(args.out, args.budget_s, {"ways": args.ways})
-    ways = tuple(map(int, args.ways.split(",")))
-    for seed in range(args.count):
-        cells.run(f"graph {seed}", lambda s=seed: compare(s, ways))
+def main(bench: Bench, *, count: int = 200, ways: str = "2,2") -> None:
+    """Compare, and record what was found.
 
-
-if __name__ == "__main__":
-    main()
+    Args:
+        ways: workers of each axis
+    """
+    cells = bench.cells({"ways": ways})
+    for seed in range(count):
+        cells.run(f"graph {seed}", compare, seed, tuple(map(int, ways.split(","))))

@@ -1,6 +1,6 @@
 """Search time and bytes of large graphs, beside the baselines.
 
-    python -m recipes.bench.search.search_time --budget-s 500
+    python -m recipes.bench search.search_time --budget-s 500
 
 Table 3.1 of the dissertation has 8.3 s for WResNet-152 and 66.6 s for RNN-10.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.harness.cli import Bench
 from recipes.bench.search.models import AttentionBlock, UnrolledLSTM, WideResNet
 from ssdtrain.tools.search.baselines import BASELINES
 from ssdtrain.tools.search.moves import WorkerAxis
@@ -68,23 +68,19 @@ def measured(problem: Problem, name: str, workers: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Search, and record what was found."""
-    parser = arguments(__doc__, 600, "search/search_time")
-    parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--small", action="store_true", help="tiny models")
-    args = parser.parse_args()
-    cells = Cells(args.out, args.budget_s, {"workers": args.workers})
+def main(bench: Bench, *, workers: int = 8, small: bool = False) -> None:
+    """Search, and record what was found.
+
+    Args:
+        small: tiny models
+    """
+    cells = bench.cells({"workers": workers})
     for model_name, build in MODELS.items():
         with torch.device("meta"):
-            model, forward = build(args.small)
+            model, forward = build(small)
             problem = trace(model, forward)
         for name in ("found", *BASELINES):
             cells.run(
                 f"{model_name}, {name}",
-                lambda p=problem, n=name: measured(p, n, args.workers),
+                lambda p=problem, n=name: measured(p, n, workers),
             )
-
-
-if __name__ == "__main__":
-    main()

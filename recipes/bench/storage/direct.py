@@ -1,13 +1,12 @@
 """Training steps past host memory: one directory, two, and tiered, against staging.
 
-    python -m recipes.bench.storage.direct --directory /mnt/nvme0 --out direct.json
+    python -m recipes.bench storage.direct --directory /mnt/nvme0 --out direct.json
 
 Each cell trains the same layers twice, with `gpu_direct="off"` and "auto"; losses are
 compared bit by bit, and the path that was taken is recorded with its reason. A second
 directory beside the first shares its disk: it shows that the path works over several.
 """
 
-import sys
 import time
 from pathlib import Path
 from statistics import median
@@ -17,7 +16,7 @@ import torch
 from torch import nn
 
 import ssdtrain
-from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.harness.cli import Bench
 
 STEPS, SKIPPED = 6, 2
 
@@ -65,29 +64,20 @@ def cell(width: int, settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(bench: Bench, *, directory: Path, width: int = 2048) -> int:
     """All cells."""
-    parser = arguments(__doc__, 100, "storage/direct")
-    parser.add_argument("--directory", type=Path, required=True)
-    parser.add_argument("--width", type=int, default=2048)
-    options = parser.parse_args(argv)
-    cells = Cells(options.out, options.budget_s, {"width": options.width})
-    places = [options.directory / name for name in ("first", "second")]
+    cells = bench.cells({"width": width})
+    places = [directory / name for name in ("first", "second")]
     for place in places:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
     one, two = [str(places[0])], [str(place) for place in places]
-    little = 8 * options.width * options.width * 4
+    little = 8 * width * width * 4
     targets: dict[str, dict[str, Any]] = {
         "ssd, one directory": {"target": "ssd", "directory": one},
         "ssd, two directories": {"target": "ssd", "directory": two},
         "tiered": {"target": "tiered", "directory": one, "host_bytes": little},
     }
     for name, settings in targets.items():
-        if name not in cells and cells.left_s() > 0:
-            cells.run(name, lambda s=settings: cell(options.width, s), 60)
+        cells.run(name, cell, width, settings, limit_s=60)
     kept = cells.data["cells"].values()
     return int(not all(found.get("equal") for found in kept))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,25 +1,24 @@
 """GPU memory to SSD on every path, against a raw loop; and the malloc hook in training.
 
-    python -m recipes.bench.storage.gds --directory /mnt/nvme0 --budget-s 300
+    python -m recipes.bench storage.gds --directory /mnt/nvme0 --budget-s 300
 
 Part `paths`: all paths in alternate rounds, then the automatic choice. Part `hook`:
 training processes with the hook and without, in turns (`hook.py`); it wants a GPU that
 does nothing else. Every finished cell is on disk at once.
 """
 
-import argparse
-import json
 import statistics
-import subprocess
 import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from recipes.bench.common.cells import RESULTS, Cells, child_environment, module_command
+from recipes.bench.harness.cells import Cells
+from recipes.bench.harness.cli import Bench, UsageError
+from recipes.bench.harness.records import RESULTS
 from recipes.bench.storage.hook import hook_part
 from recipes.bench.storage.raw_io import RawFile, aligned_buffers, gb_per_s, scratch
 from ssdtrain.storage import PosixStorage, Storage, malloc_hook
@@ -33,30 +32,6 @@ from ssdtrain.storage.kvikio_shim import (
 from ssdtrain.storage.measure import STAGED_POSIX, StagedPath, as_one, choose_path
 
 MIB = 1024 * 1024
-WAYS = ("raw", "raw-closed", "kvikio", "kvikio-closed")
-
-
-def probe_cufile(directory: Path) -> dict[str, Any]:
-    """Every way to register a file with cuFile, each in a process; its own log."""
-    answers: dict[str, Any] = {}
-    for way in WAYS:
-        log = directory / f"cufile-{way}.log"
-        environment = {
-            **child_environment(),
-            "CUFILE_LOGGING_LEVEL": "INFO",
-            "CUFILE_LOGFILE_PATH": str(log),
-        }
-        command = module_command(
-            "recipes.bench.storage.cufile_probe", way, str(directory)
-        )
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        lines = done.stdout.splitlines()
-        answers[way] = json.loads(lines[-1]) if lines else done.stderr[-600:]
-        for written in directory.glob(f"{log.stem}*"):
-            words = written.read_text(errors="replace").splitlines()
-            answers[f"{way} log"] = [w[-200:] for w in words if "INFO" not in w][-8:]
-            written.unlink()
-    return answers
 
 
 def probe_modes(directory: Path) -> dict[str, Any]:
@@ -200,47 +175,40 @@ def choice_cell(place: Path, cells: list[dict[str, Any]]) -> dict[str, Any]:
 
 def path_parts(record: Cells, place: Path, num_rounds: int) -> None:
     """What the paths reach, and which one is taken by itself."""
-    if availability().modes:
-        record.fact("cufile", probe_cufile(place))
     record.fact("modes", probe_modes(place))
     paths = Paths(place, record_mib=64, depth=4)
     for cell in path_cells(paths, num_rounds, record.left_s):
         record.add(**cell)
     paths.close()
-    makers: list[Callable[[], dict[str, Any]]] = [
-        lambda: choice_cell(place, list(record.data["cells"].values())),
-    ]
-    for make in makers:
-        try:
-            record.add(**make())
-        except Exception:
-            record.add(what="failure", error=traceback.format_exc()[-1500:])
+    cells = list(record.data["cells"].values())
+    record.attempt("choice", lambda: record.add(**choice_cell(place, cells)))
 
 
-def main() -> None:
-    """All cells, within the budget."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--directory", type=Path, default=Path("."))
-    parser.add_argument("--budget-s", type=float, default=300)
-    parser.add_argument("--part", choices=("paths", "hook"), default="paths")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--turns", type=int, default=10, help="of the hook's sides")
-    parser.add_argument("--hook", type=Path, default=None, help="built already")
-    parser.add_argument("--out", type=Path, default=None)
-    options = parser.parse_args()
-    if options.part == "paths" and not torch.cuda.is_available():
-        parser.error("needs a CUDA device")
-    name = "gds" if options.part == "paths" else "malloc_hook"
-    out = options.out or RESULTS / "storage" / f"{name}.json"
-    record = Cells(out, options.budget_s, anew=True)
-    place = scratch(options.directory)
-    if options.part == "paths":
-        path_parts(record, place, options.rounds)
+def main(
+    bench: Bench,
+    part: Literal["paths", "hook"] = "paths",
+    /,
+    *,
+    directory: Path = Path("."),
+    rounds: int = 9,
+    turns: int = 10,
+    built: Path | None = None,
+) -> None:
+    """All cells, within the budget.
+
+    Args:
+        turns: of the hook's sides
+        built: the hook
+    """
+    place = scratch(directory)
+    if part == "paths":
+        if not torch.cuda.is_available():
+            raise UsageError("needs a CUDA device")
+        record = bench.cells(anew=True)
+        path_parts(record, place, rounds)
         record.fact("threads", threading.active_count())
         return
-    hook = options.hook or malloc_hook.LIBRARY.build(place / "malloc_hook.so")
-    hook_part(record, hook, place, options.turns)
-
-
-if __name__ == "__main__":
-    main()
+    if bench.out == RESULTS / "storage" / "gds.json":
+        bench.out = bench.out.with_name("malloc_hook.json")
+    hook = built or malloc_hook.LIBRARY.build(place / "malloc_hook.so")
+    hook_part(bench.cells(anew=True), hook, place, turns)

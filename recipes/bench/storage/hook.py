@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from recipes.bench.common.cells import Cells, child_environment, module_command
+from recipes.bench.harness.cells import Cells
+from recipes.bench.harness.processes import child_environment, command_of
 from ssdtrain.storage import malloc_hook
 
 ALLOCATORS = {
@@ -57,7 +58,7 @@ class Side:
         self._log = log
         with log.open("w") as errors:
             self._process = subprocess.Popen(
-                module_command("recipes.bench.storage.hook_train"),
+                command_of("storage.hook_train"),
                 env=dict(environment),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -122,7 +122,3 @@ def main() -> None:
         report = session.last_step
         moved = 0 if report is None else report.bytes_reloaded
         print(json.dumps({**state(hook, calls_before), "moved_bytes": moved}))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,20 +1,18 @@
 """Copies between a GPU and pinned memory of each NUMA node.
 
-    python -m recipes.bench.storage.numa --out numa.json
+    python -m recipes.bench storage.numa --out numa.json
 
 One process a GPU and node, bound as `ssdtrain train` binds its ranks. `near_over_far`
 is the rate of the GPU's own node over the slowest other one's.
 """
 
-import json
-import subprocess
-import sys
 import time
 from typing import Any
 
 import torch
 
-from recipes.bench.common.cells import Cells, arguments, module_command
+from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.processes import guarded
 from ssdtrain import numa
 from ssdtrain.train.ranks import Ranks
 
@@ -47,12 +45,10 @@ def cell(gpu: int, mib: int) -> dict[str, Any]:
     own = ranks.gpu_node()
     by_node: dict[int, dict[str, float]] = {}
     for node in numa.nodes():
-        words = ["--gpu", str(gpu), "--node", str(node), "--mib", str(mib)]
-        command = module_command("recipes.bench.storage.numa", *words)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        if done.returncode:
-            return {"error": done.stderr[-300:]}
-        by_node[node] = json.loads(done.stdout.splitlines()[-1])
+        made, why = guarded(rates, gpu, node, mib, limit_s=60, method="spawn")
+        if why:
+            return {"error": why}
+        by_node[node] = made
     found: dict[str, Any] = {"node": own, "by_node": by_node}
     others = [values for node, values in by_node.items() if node != own]
     if own in by_node and others:
@@ -63,23 +59,13 @@ def cell(gpu: int, mib: int) -> dict[str, Any]:
     return found
 
 
-def main(argv: list[str] | None = None) -> int:
-    """A cell for each GPU."""
-    parser = arguments(__doc__, 100, "storage/numa")
-    parser.add_argument("--mib", type=int, default=512, help="of a copy")
-    parser.add_argument("--gpu", type=int, help="measure this one here")
-    parser.add_argument("--node", type=int, default=0, help="with --gpu: from there")
-    options = parser.parse_args(argv)
-    if options.gpu is not None:
-        print(json.dumps(rates(options.gpu, options.node, options.mib)))
-        return 0
-    cells = Cells(options.out, options.budget_s, {"mib": options.mib})
+def main(bench: Bench, *, mib: int = 512) -> None:
+    """A cell for each GPU.
+
+    Args:
+        mib: of a copy
+    """
+    cells = bench.cells({"mib": mib})
     cells.fact("nodes", {str(n): len(cpus) for n, cpus in numa.nodes().items()})
     for gpu in range(torch.cuda.device_count()):
-        if f"gpu {gpu}" not in cells and cells.left_s() > 0:
-            cells.run(f"gpu {gpu}", lambda g=gpu: cell(g, options.mib), 90)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        cells.run(f"gpu {gpu}", cell, gpu, mib, limit_s=90)

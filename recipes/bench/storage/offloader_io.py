@@ -1,17 +1,18 @@
 """The whole offloader against the raw loop: device, staging, disk, and back."""
 
-import statistics
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from recipes.bench.storage.raw_io import (
+    Rates,
     RawFile,
     aligned_buffers,
     gb_per_s,
-    median_ratio,
+    told,
 )
 from ssdtrain.counters import Counters, Trace
 from ssdtrain.storage import open_storage
@@ -82,26 +83,17 @@ def offloader_rates(
     target = torch.empty_like(distinct[0])
     raw = RawFile(directory, num_blocks, block)
     buffers = aligned_buffers(depth, block)
-    rates: dict[str, list[float]] = {k: [] for k in ("rw", "rr", "ow", "or")}
+    rates: Rates = defaultdict(list)
     try:
         one_round(offloader, sources, target)
         gb_per_s(raw.write, num_blocks, buffers)
         for _ in range(num_rounds):
-            rates["rw"].append(gb_per_s(raw.write, num_blocks, buffers))
-            rates["rr"].append(gb_per_s(raw.read, num_blocks, buffers))
-            write, read = one_round(offloader, sources, target)
-            rates["ow"].append(write)
-            rates["or"].append(read)
+            for what, call in (("write", raw.write), ("read", raw.read)):
+                rates[f"raw_{what}"].append(gb_per_s(call, num_blocks, buffers))
+            both = one_round(offloader, sources, target)
+            for what, rate in zip(("write", "read"), both, strict=True):
+                rates[f"ours_{what}"].append(rate)
     finally:
         raw.close()
         offloader.close()
-    name = {"rw": "raw_write", "rr": "raw_read", "ow": "ours_write", "or": "ours_read"}
-    return {
-        "what": "offloader",
-        "device": kind,
-        "block_mib": block_mib,
-        "depth": depth,
-        **{f"{name[k]}_gb_per_s": round(statistics.median(rates[k]), 3) for k in rates},
-        "write_ratio": round(median_ratio(rates["ow"], rates["rw"]), 3),
-        "read_ratio": round(median_ratio(rates["or"], rates["rr"]), 3),
-    }
+    return {"what": "offloader", "device": kind, **told(block_mib, depth, rates)}

@@ -10,12 +10,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ssdtrain.storage import Slot, Storage
 
 Call = Callable[[int, torch.Tensor], None]
+Rates = dict[str, list[float]]
+"""GB/s by who moved and which way."""
 
 
 def aligned_buffers(num: int, num_bytes: int) -> list[torch.Tensor]:
@@ -101,9 +104,16 @@ def gb_per_s(call: Call, num_blocks: int, buffers: list[torch.Tensor]) -> float:
     return num_blocks * buffers[0].numel() / seconds / 1e9
 
 
-def median_ratio(ours: list[float], raw: list[float]) -> float:
-    """Median of the ratios of neighbouring rounds: drift of the disk cancels."""
-    return statistics.median(a / b for a, b in zip(ours, raw, strict=True))
+def told(block_mib: int, depth: int, rates: Rates) -> dict[str, Any]:
+    """Medians of the rounds, and of the ratios of neighbouring rounds: drift of the
+    disk cancels."""
+    found: dict[str, Any] = {"block_mib": block_mib, "depth": depth}
+    for key, values in rates.items():
+        found[f"{key}_gb_per_s"] = round(statistics.median(values), 3)
+    for what in ("write", "read"):
+        pairs = zip(rates[f"ours_{what}"], rates[f"raw_{what}"], strict=True)
+        found[f"{what}_ratio"] = round(statistics.median(a / b for a, b in pairs), 3)
+    return found
 
 
 def scratch(directory: Path) -> Path:

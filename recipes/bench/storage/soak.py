@@ -1,6 +1,6 @@
 """Hundreds of gigabytes through the SSD target: does anything grow or slow down?
 
-    python -m recipes.bench.storage.soak --directory /mnt/nvme0 --gb 200 \
+    python -m recipes.bench storage.soak --directory /mnt/nvme0 --gb 200 \
         --budget-s 600
 
 Steps of records of mixed sizes go device > staging > disk and back, compared on the
@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import torch
 
-from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.harness.cli import Bench
 from recipes.bench.storage.offloader_io import store_all
 from recipes.bench.storage.raw_io import scratch
 from ssdtrain.counters import Counters, Trace
@@ -97,16 +97,13 @@ def level(offloader: Offloader, storage: TimedStorage) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(
+    bench: Bench, *, directory: Path = Path("."), gb: float = 200, cells: int = 10
+) -> None:
     """Steps until the bytes are written or the budget is spent."""
-    parser = arguments(__doc__, 600, "storage/soak")
-    parser.add_argument("--directory", type=Path, default=Path("."))
-    parser.add_argument("--gb", type=float, default=200)
-    parser.add_argument("--cells", type=int, default=10)
-    options = parser.parse_args()
-    record = Cells(options.out, options.budget_s, anew=True)
+    record = bench.cells(anew=True)
     kind = "cuda" if torch.cuda.is_available() else "cpu"
-    place = scratch(options.directory)
+    place = scratch(directory)
     device = open_device(torch.device(kind))
     storage = TimedStorage(open_storage([place]))
     meters = Meters(counters=Counters(), trace=Trace(enabled=False))
@@ -115,8 +112,8 @@ def main() -> None:
     draw = random.Random(0)
     content = torch.randint(0, 256, (max(SIZES_MIB) * MIB,), dtype=torch.uint8).to(kind)
     before = _disk_write_bytes()
-    for cell in range(options.cells):
-        goal = options.gb * 1e9 * (cell + 1) / options.cells
+    for cell in range(cells):
+        goal = gb * 1e9 * (cell + 1) / cells
         while storage.stats().written_bytes < goal and record.left_s() > 0:
             sizes = [draw.choice(SIZES_MIB) * MIB for _ in range(NUM_RECORDS)]
             step(offloader, [content[:size] for size in sizes])
@@ -132,7 +129,3 @@ def main() -> None:
 def _disk_write_bytes() -> int:
     text = Path(f"/proc/{os.getpid()}/io").read_text()
     return int(text.split("write_bytes:")[1].split()[0])
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,14 @@
 """SSD bandwidth: a raw O_DIRECT loop, our storage, and the whole offloader, in turn.
 
-    python -m recipes.bench.storage.ssd --directory /mnt/nvme0 --budget-s 90
+    python -m recipes.bench storage.ssd --directory /mnt/nvme0 --budget-s 90
 
 Raw and ours run in alternate rounds at the same block size and depth, with matrix
 products on the GPU meanwhile (if there is one), and are compared round by round.
 """
 
-import statistics
+import itertools
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,15 +17,16 @@ from typing import Any
 
 import torch
 
-from recipes.bench.common.cells import Cells, arguments
+from recipes.bench.harness.cli import Bench
 from recipes.bench.storage.offloader_io import offloader_rates
 from recipes.bench.storage.raw_io import (
     Ours,
+    Rates,
     RawFile,
     aligned_buffers,
     gb_per_s,
-    median_ratio,
     scratch,
+    told,
 )
 from ssdtrain.storage import open_storage
 
@@ -76,7 +78,7 @@ def storage_cell(
     buffers = aligned_buffers(depth, block)
     raw = RawFile(directory, num_blocks, block)
     ours = Ours(open_storage([directory]), num_blocks, block)
-    rates: dict[str, list[float]] = {}
+    rates: Rates = defaultdict(list)
     try:
         for call in (raw.write, ours.write, raw.read, ours.read):
             gb_per_s(call, num_blocks, buffers)  # first touch of fresh extents
@@ -85,52 +87,33 @@ def storage_cell(
             for name, way in pairs if turn % 2 == 0 else pairs[::-1]:
                 for what, call in (("write", way.write), ("read", way.read)):
                     rate = gb_per_s(call, num_blocks, buffers)
-                    rates.setdefault(f"{name}_{what}", []).append(rate)
+                    rates[f"{name}_{what}"].append(rate)
     finally:
         raw.close()
         ours.close()
-    cell: dict[str, Any] = {"what": "storage", "block_mib": block_mib, "depth": depth}
-    for key, values in rates.items():
-        cell[f"{key}_gb_per_s"] = round(statistics.median(values), 3)
-    for what in ("write", "read"):
-        ratio = median_ratio(rates[f"ours_{what}"], rates[f"raw_{what}"])
-        cell[f"{what}_ratio"] = round(ratio, 3)
-    return cell
+    return {"what": "storage", **told(block_mib, depth, rates)}
 
 
-def main() -> None:
+def main(
+    bench: Bench, *, directory: Path = Path("."), rounds: int = 7, total_mib: int = 512
+) -> None:
     """Run as many cells as the budget allows."""
-    parser = arguments(__doc__, 90, "storage/io")
-    parser.add_argument("--directory", type=Path, default=Path("."))
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--total-mib", type=int, default=512)
-    options = parser.parse_args()
-    record = Cells(options.out, options.budget_s, anew=True)
+    record = bench.cells(anew=True)
     device = torch.device("cuda") if torch.cuda.is_available() else None
-    place = scratch(options.directory)
+    place = scratch(directory)
     longest_s = 0.0
     try:
-        for block_mib, depth in CELLS:
-            for kind in ("storage", "offloader"):
-                before = record.left_s()
-                if before < 1.3 * longest_s:
-                    continue
-                with compute(device) as tflops:
-                    if kind == "storage":
-                        cell = storage_cell(
-                            place, block_mib, depth, options.rounds, options.total_mib
-                        )
-                    else:
-                        cell = offloader_rates(
-                            place, block_mib, depth, options.rounds, options.total_mib
-                        )
-                if tflops:
-                    cell["compute_tflops"] = round(tflops[0], 1)
-                record.add(**cell)
-                longest_s = max(longest_s, before - record.left_s())
+        for (block_mib, depth), measure in itertools.product(
+            CELLS, (storage_cell, offloader_rates)
+        ):
+            before = record.left_s()
+            if before < 1.3 * longest_s:
+                continue
+            with compute(device) as tflops:
+                cell = measure(place, block_mib, depth, rounds, total_mib)
+            if tflops:
+                cell["compute_tflops"] = round(tflops[0], 1)
+            record.add(**cell)
+            longest_s = max(longest_s, before - record.left_s())
     finally:
         place.rmdir()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,17 +1,18 @@
 """Time traversals of generated graphs against copying, and check every result.
 
-    python -m recipes.bench.traversal.campaign --kinds GU GK --divisor 8 --out OUT.json
+    python -m recipes.bench traversal.campaign --kinds GU GK --divisor 8 --out OUT.json
 
 One JSON file: the machine, the peak of the copy engine measured in the same run, and
 one cell a graph and system; a run with the same file adds to it. Times are wall times
 of whole traversals, medians over the sources; levels are single steps of a timed trace.
 """
 
-import argparse
+import itertools
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,9 @@ from pydirect.traversal import (
 )
 from pydirect.traversal.on_gpu import GpuVisitor
 from pydirect.traversal.passes import visitor_of
-from recipes.bench.common import results
-from recipes.bench.common.cells import environment
-from recipes.bench.traversal.graphs import KINDS, make, weights_of
+from recipes.bench.harness.cells import Cells
+from recipes.bench.harness.cli import Bench
+from recipes.bench.traversal.graphs import KINDS, Kind, make, weights_of
 from recipes.bench.traversal.rivals import PageCache, Subgraphs
 
 _LARGE_SHARE = 0.1
@@ -65,32 +66,43 @@ def _nothing() -> None:
     """A CPU has done its work when it returns."""
 
 
-def _empty(device: torch.device) -> results.Data:
-    return {
-        "environment": environment(),
-        "settings": {"device": device.type},
-        "cells": {},
-    }
+@dataclass(frozen=True)
+class Settings:
+    """What is measured.
+
+    divisor: of the published sizes
+    sources: of a traversal
+    only_bytes: of compressed lists; no traversal
+    """
+
+    kinds: tuple[str, ...] = tuple(kind.name for kind in KINDS)
+    divisor: int = 16
+    id_bytes: tuple[int, ...] = (8,)
+    memory: tuple[str, ...] = ("table",)
+    sources: int = 5
+    trio: bool = False
+    hot: bool = False
+    rivals: bool = False
+    sssp: bool = False
+    sweep: bool = False
+    compressed: bool = False
+    only_bytes: bool = False
 
 
 class Campaign:
     """Measurements of one run, written after each so that none is lost."""
 
-    def __init__(self, out: Path, sources: int, device: torch.device) -> None:
-        self._out = out
+    def __init__(self, cells: Cells, sources: int, device: torch.device) -> None:
+        self._cells = cells
         self._num_sources = sources
         self.device = device
         self.peak = peak_gb_s(device)
-        self.found = results.read(out) if out.exists() else _empty(device)
-        self.found["cells"]["link"] = {"copy_peak_gb_s": round(self.peak, 2)}
+        cells.data["cells"]["link"] = {"copy_peak_gb_s": round(self.peak, 2)}
 
     def note(self, name: str, head: dict[str, Any], **record: Any) -> None:
         """Keep one record: of a graph, and a system."""
         graph = f"{head['graph']} {head['id_bytes']} B {head['memory']}"
-        self.found["cells"][f"{graph}/{name}"] = {**head, "system": name, **record}
-        results.write(self._out, self.found)
-        shown = {k: v for k, v in record.items() if k != "levels"}
-        print(f"{graph}/{name}", shown, flush=True)
+        self._cells.record(f"{graph}/{name}", {**head, "system": name, **record})
 
     def sources(self, graph: Graph) -> list[int]:
         """Random nodes with edges, the same for all systems."""
@@ -174,14 +186,16 @@ def check(placed: PlacedGraph, level: torch.Tensor, source: int) -> None:
         raise RuntimeError("bfs: a node without a neighbour one level nearer")
 
 
-def compare(campaign: Campaign, graph: Graph, head: dict[str, Any], args: Any) -> None:
+def compare(
+    campaign: Campaign, graph: Graph, head: dict[str, Any], settings: Settings
+) -> None:
     """All systems on one graph."""
     placed = place(graph, campaign.device)
     sources = campaign.sources(graph)
     want = [bfs(placed, s, direction=Direction.FORWARD) for s in sources]
     check(placed, want[0], sources[0])
     for walk in Walk:
-        if walk in (Walk.NAIVE, Walk.MERGED, Walk.ALIGNED) and not args.trio:
+        if walk in (Walk.NAIVE, Walk.MERGED, Walk.ALIGNED) and not settings.trio:
             continue
         placed.walk = walk
         campaign.traverse(
@@ -199,19 +213,19 @@ def compare(campaign: Campaign, graph: Graph, head: dict[str, Any], args: Any) -
         )
         if not torch.equal(bfs(placed, sources[0]), want[0]):
             raise RuntimeError("bfs auto differs")
-    if args.hot:
+    if settings.hot:
         placed.keep_hot(graph.neighbors.nbytes // 4)
         campaign.traverse(
             placed, "bfs auto hot 25 %", lambda s, t: bfs(placed, s, trace=t), head
         )
         placed.keep_hot(0)
     if not graph.symmetric:
-        backwards(campaign, graph, want[0], head, args)
-    if args.compressed:
+        backwards(campaign, graph, want[0], head, settings)
+    if settings.compressed:
         in_fewer_bytes(campaign, graph, want[0], head)
-    if args.rivals:
+    if settings.rivals:
         rivals(campaign, placed, want[0], sources, head)
-    others(campaign, placed, head, args)
+    others(campaign, placed, head, settings)
 
 
 def compressed(
@@ -258,7 +272,7 @@ def in_fewer_bytes(
 
 
 def others(
-    campaign: Campaign, placed: PlacedGraph, head: dict[str, Any], args: Any
+    campaign: Campaign, placed: PlacedGraph, head: dict[str, Any], settings: Settings
 ) -> None:
     """Components, PageRank, shortest paths."""
     graph = placed.graph
@@ -271,7 +285,7 @@ def others(
         lambda _, t: pagerank(placed, max_iterations=3, tolerance=0.0, trace=t),
         head,
     )
-    if args.hot:
+    if settings.hot:
         placed.keep_hot(graph.neighbors.nbytes // 4)
         campaign.traverse(
             placed,
@@ -280,7 +294,7 @@ def others(
             head,
         )
         placed.keep_hot(0)
-    if args.sssp:
+    if settings.sssp:
         weighted = place(weights_of(graph), campaign.device)
         campaign.traverse(
             weighted, "sssp", lambda s, t: sssp(weighted, s, trace=t), head
@@ -292,16 +306,16 @@ def backwards(
     graph: Graph,
     want: torch.Tensor,
     head: dict[str, Any],
-    args: Any,
+    settings: Settings,
 ) -> None:
     """A directed graph with its reverse beside it."""
     kind = next(k for k in KINDS if k.name == head["graph"])
     made = make(
         kind,
-        args.divisor,
+        settings.divisor,
         id_bytes=head["id_bytes"],
         memory="table" if head["memory"] == "managed" else "pinned",
-        device=args.device,
+        device=campaign.device.type,
         reverse=True,
     )
     placed = place(graph, campaign.device, reverse=made)
@@ -386,55 +400,43 @@ def sweep(campaign: Campaign, placed: PlacedGraph, head: dict[str, Any]) -> None
             )
 
 
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kinds", nargs="+", default=[k.name for k in KINDS])
-    parser.add_argument("--divisor", type=int, default=16)
-    parser.add_argument("--id-bytes", type=int, nargs="+", default=[8])
-    parser.add_argument("--memory", nargs="+", default=["table"])
-    parser.add_argument("--sources", type=int, default=5)
-    for flag in ("trio", "hot", "rivals", "sssp", "sweep", "compressed"):
-        parser.add_argument(f"--{flag}", action="store_true")
-    parser.add_argument(
-        "--only-bytes", action="store_true", help="of compressed lists; no traversal"
+def main(bench: Bench, settings: Settings) -> None:
+    """Measure; a run with the same file adds to it."""
+    device = bench.device
+    campaign = Campaign(bench.cells({"device": device.type}), settings.sources, device)
+    for kind, id_bytes, memory in itertools.product(
+        KINDS, settings.id_bytes, settings.memory
+    ):
+        if kind.name in settings.kinds:
+            measure(campaign, settings, kind, id_bytes, memory)
+
+
+def measure(
+    campaign: Campaign, settings: Settings, kind: Kind, id_bytes: int, memory: str
+) -> None:
+    """All that is asked for of one graph."""
+    begun = time.perf_counter()
+    graph = make(
+        kind,
+        settings.divisor,
+        id_bytes=id_bytes,
+        memory=memory,
+        device=campaign.device.type,
     )
-    parser.add_argument("--device", default="cuda", help="cpu: to try the script")
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
-    campaign = Campaign(args.out, args.sources, torch.device(args.device))
-    for kind in KINDS:
-        if kind.name not in args.kinds:
-            continue
-        for id_bytes in args.id_bytes:
-            for memory in args.memory:
-                begun = time.perf_counter()
-                graph = make(
-                    kind,
-                    args.divisor,
-                    id_bytes=id_bytes,
-                    memory=memory,
-                    device=args.device,
-                )
-                head = {
-                    "graph": kind.name,
-                    "num_nodes": graph.num_nodes,
-                    "num_edges": graph.num_edges,
-                    "id_bytes": id_bytes,
-                    "memory": reach(graph.neighbors).value,
-                }
-                made_s = round(time.perf_counter() - begun, 1)
-                campaign.note("made", head, seconds=made_s)
-                if args.sweep:
-                    sweep(campaign, place(graph, campaign.device), head)
-                if args.only_bytes:
-                    compressed(campaign, graph, head)
-                else:
-                    compare(campaign, graph, head, args)
-                del graph
-                if args.device == "cuda":
-                    torch.cuda.empty_cache()
-
-
-if __name__ == "__main__":
-    main()
+    head = {
+        "graph": kind.name,
+        "num_nodes": graph.num_nodes,
+        "num_edges": graph.num_edges,
+        "id_bytes": id_bytes,
+        "memory": reach(graph.neighbors).value,
+    }
+    campaign.note("made", head, seconds=round(time.perf_counter() - begun, 1))
+    if settings.sweep:
+        sweep(campaign, place(graph, campaign.device), head)
+    if settings.only_bytes:
+        compressed(campaign, graph, head)
+    else:
+        compare(campaign, graph, head, settings)
+    del graph
+    if campaign.device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -217,6 +217,8 @@ class _Copied(PlacedGraph):
         self.walk = Walk.LINES
         self.edges = edges
         self.weights = None
+        self.graph = None  # type: ignore[assignment]
+        self.blocks = None  # plain lists
         self.hot = None
         self.shift = 0
         self.offsets = torch.tensor([0, len(edges)], device=edges.device)

@@ -111,7 +111,7 @@ FABRIC_FORMAT = Format(
     schema="ssdtrain-fabric",
     version=1,
     what="a file of collectives' curves",
-    remedy="measure it again with `python -m recipes.bench.foresight.collectives`",
+    remedy="measure it again with `python -m recipes.bench foresight.collectives`",
 )
 """Reads and writes what collectives cost."""
 FABRIC_SUFFIX = ".fabric.json"

@@ -2,7 +2,7 @@
 
 Activation peak against model throughput in algorithmic FLOPs (recomputation is not
 counted), over batch sizes and strategies, as predicted.
-`python -m recipes.bench.planner.rok` measures it.
+`python -m recipes.bench planner.rok` measures it.
 """
 
 import argparse

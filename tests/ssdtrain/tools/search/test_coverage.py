@@ -45,7 +45,7 @@ SAMPLE = {
         "mean cat add view"
     ).split()
 }
-"""All operators: `python -m recipes.bench.search.coverage`."""
+"""All operators: `python -m recipes.bench search.coverage`."""
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ b, i, j = map(Interval.of, "bij")
 
 
 def test_random_descriptions() -> None:
-    """5,000 of them: `python -m recipes.bench.search.intervals`."""
+    """5,000 of them: `python -m recipes.bench search.intervals`."""
     found = check_descriptions(300, seed=1)
     assert found.missed == 0
     assert found.loose == 0

@@ -124,7 +124,7 @@ def test_exhaustive_is_the_least_of_all() -> None:
 
 
 def test_plans_of_random_graphs() -> None:
-    """200 of them: `python -m recipes.bench.search.random_graphs`."""
+    """200 of them: `python -m recipes.bench search.random_graphs`."""
     for seed in range(12):
         found = compare(1000 + seed)
         least = found["exhaustive"]["bytes"]

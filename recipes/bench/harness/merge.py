@@ -1,18 +1,17 @@
-"""One results file of several: of processes that ran beside one another.
+"""One results file of several: of processes that ran at the same time.
 
 A process for each GPU writes a file of its own (`--out`); their cells belong in one.
 All must have been measured with the same settings on devices of one kind by the same
 versions; a cell that two files hold is the last one's, unless that is an error.
 
-    python -m recipes.bench.common.merged --into predictions.json part0.json part1.json
+    python -m recipes.bench merge part0.json part1.json --into predictions.json
 """
 
-import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from recipes.bench.common.results import Data, read, write
+from recipes.bench.harness.cli import UsageError
+from recipes.bench.harness.records import Data, read, write
 
 ALIKE = ("device", "num_devices", "num_cpus", "python", "versions")
 """Of environments that may stand in one file."""
@@ -47,20 +46,15 @@ def merged(parts: Sequence[Data]) -> Data:
     return found
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Read the files and write one."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--into", type=Path, required=True, help="may be one of them")
-    parser.add_argument("parts", type=Path, nargs="+")
-    options = parser.parse_args(argv)
+def main(parts: tuple[Path, ...], /, *, into: Path) -> None:
+    """Read the files and write one.
+
+    Args:
+        into: may be one of them
+    """
     try:
-        found = merged([read(path) for path in options.parts])
+        found = merged([read(path) for path in parts])
     except ValueError as error:
-        parser.error(str(error))
-    write(options.into, found)
-    print(f"{len(found['cells'])} cells in {options.into}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        raise UsageError(str(error)) from error
+    write(into, found)
+    print(f"{len(found['cells'])} cells in {into}")

@@ -13,6 +13,8 @@ Data = dict[str, Any]
 PARTS = ("environment", "settings", "cells")
 ROOT = Path(__file__).resolve().parents[3]
 """The checkout."""
+RESULTS = ROOT / "recipes" / "bench" / "results"
+"""One folder a subject, one file a benchmark."""
 ABSOLUTE = re.compile(r"(?<![\w./~-])/(?:[\w.+@-]+/)+[\w.+@-]*")
 """A path of two parts and more from the root of the file system."""
 OF_EVERY_MACHINE = ("/dev/", "/proc/", "/sys/")
@@ -63,6 +65,13 @@ def read(path: Path) -> Data:
 def find(path: Path) -> Data | None:
     """Read a results file; None if there is none."""
     return read(path) if path.exists() else None
+
+
+def named(pattern: str, results: Path = RESULTS) -> list[Data]:
+    """All records that a pattern such as `models/real_models*` names, in order; each
+    knows its `file`."""
+    paths = sorted(results.glob(f"{pattern}.json"))
+    return [{**read(path), "file": path.stem} for path in paths]
 
 
 def write(path: Path, data: Data) -> None:

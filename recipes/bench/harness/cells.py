@@ -1,6 +1,5 @@
-"""What every benchmark here shares: the record of where it ran, and resumable cells."""
+"""Named results in one JSON file, written after every cell; a rerun goes on."""
 
-import argparse
 import contextlib
 import gc
 import json
@@ -12,16 +11,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from recipes.bench.common import results
+from recipes.bench.harness import records
+from recipes.bench.harness.processes import TOO_LONG
 
-ROOT = results.ROOT
-RESULTS = ROOT / "recipes" / "bench" / "results"
-"""One folder a room, one file a benchmark."""
 NOT_ENDED = "was not ended"
 """Error of a cell whose process was ended while it ran; it is run again."""
 PACKAGES = (
@@ -36,65 +34,26 @@ PACKAGES = (
 )
 
 
-def arguments(
-    text: str | None, budget_s: float, name: str | None = None
-) -> argparse.ArgumentParser:
-    """What every benchmark may be told: `--budget-s`, and `--out` for its results.
-
-    text: of the module; its first line says what is measured. name: room/file of the
-    results; None: `--out` has no default.
-    """
-    parser = argparse.ArgumentParser(description=(text or "").split("\n")[0])
-    parser.add_argument(
-        "--budget-s", type=float, default=budget_s, help="start nothing after that"
-    )
-    default = None if name is None else RESULTS / f"{name}.json"
-    parser.add_argument("--out", type=Path, default=default, help="results file")
-    return parser
-
-
 def environment() -> dict[str, Any]:
     """Device, versions and command of this run."""
     # Here: processes that measure others' ways must not have loaded ssdtrain.
     from ssdtrain.versions import installed
 
     cuda = torch.cuda.is_available()
+    cpus = f"{os.cpu_count()} CPU cores"
     return {
-        "device": torch.cuda.get_device_name()
-        if cuda
-        else f"{os.cpu_count()} CPU cores",
+        "device": torch.cuda.get_device_name() if cuda else cpus,
         "num_devices": torch.cuda.device_count() if cuda else 0,
         "num_cpus": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "versions": {name: found for name in PACKAGES if (found := installed(name))},
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "command": " ".join([_program(), *sys.argv[1:]]),
+        "command": " ".join(["python -m recipes.bench", *sys.argv[1:]]),
     }
 
 
-def _program() -> str:
-    """How this process was started: a module of the checkout, or a file."""
-    path = Path(sys.argv[0])
-    try:
-        inside = path.resolve().relative_to(ROOT).with_suffix("")
-    except ValueError:
-        return path.name
-    return f"python -m {'.'.join(inside.parts)}"
-
-
-def module_command(module: str, *words: str) -> list[str]:
-    """The command of another process that runs a module of the checkout."""
-    return [sys.executable, "-m", module, *words]
-
-
-def child_environment() -> dict[str, str]:
-    """This process's environment, with the checkout where Python looks first."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-
-
 class Cells:
-    """Named results in one JSON file, written after every cell; a rerun goes on."""
+    """Cells of one file."""
 
     def __init__(
         self,
@@ -103,10 +62,17 @@ class Cells:
         settings: dict[str, Any] | None = None,
         *,
         anew: bool = False,
+        only: tuple[str, ...] = (),
     ) -> None:
-        """anew: earlier cells of the file are forgotten."""
+        """Read what is there.
+
+        Args:
+            anew: earlier cells of the file are forgotten.
+            only: patterns of names; other cells are not run.
+        """
         settings = settings or {}
         self.path = path
+        self.only = only
         self._deadline = time.monotonic() + budget_s
         self._notes: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
@@ -116,8 +82,8 @@ class Cells:
             "cells": {},
         }
         if path.exists() and not anew:
-            before = results.read(path)
-            if before["settings"] == results.public(settings):
+            before = records.read(path)
+            if before["settings"] == records.public(settings):
                 self.data["cells"] = {
                     name: cell
                     for name, cell in before["cells"].items()
@@ -134,17 +100,24 @@ class Cells:
     def __contains__(self, name: str) -> bool:
         return name in self.data["cells"]
 
+    def is_wanted(self, name: str) -> bool:
+        """Whether the cell is to be run, is not there yet, and there is time."""
+        asked = not self.only or any(fnmatchcase(name, each) for each in self.only)
+        return asked and name not in self and self.left_s() > 0
+
     def run(
         self,
         name: str,
-        cell: Callable[[], dict[str, Any]],
+        cell: Callable[..., dict[str, Any]],
+        *arguments: Any,
         limit_s: float | None = None,
     ) -> None:
-        """Run a cell unless it is there or the time is over; an error is a result.
+        """Run `cell(*arguments)` if it is wanted; an error is a result.
 
         What the cell noted before an error, or before `limit_s` were over, is kept.
+        Between cells the device's cache is emptied.
         """
-        if name in self or time.monotonic() > self._deadline:
+        if not self.is_wanted(name):
             return
         start = time.monotonic()
         if sys.stderr.isatty():
@@ -153,7 +126,7 @@ class Cells:
         result: dict[str, Any] = {}
         try:
             with limited(limit_s):
-                result = cell()
+                result = cell(*arguments)
         except torch.OutOfMemoryError:
             error = {"error": "out of memory"}
         except Exception as caught:
@@ -162,10 +135,12 @@ class Cells:
                 text = NOT_ENDED  # by the end of this run, not by its own limit
             where = traceback.format_exc().splitlines()[-12:]
             error = {"error": text, "traceback": where}
+        if result.get("error") == TOO_LONG and self.left_s() <= 0:
+            error = {"error": NOT_ENDED}
         noted = self._notes.pop(name, {})
         result = {**noted, **result, **error}
-        if error:
-            gc.collect()  # the frames of the failure held the model
+        gc.collect()  # the frames of a failure hold the model
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
             with contextlib.suppress(RuntimeError):  # a broken device shows below
                 torch.cuda.empty_cache()
         result["cell_s"] = round(time.monotonic() - start, 2)
@@ -187,18 +162,14 @@ class Cells:
     def note(self, name: str, part: dict[str, Any]) -> None:
         """Write what a running cell knows already."""
         self._notes[name] = part
-        partial = {**part, "error": NOT_ENDED}
-        self.data["cells"][name] = partial
+        self.data["cells"][name] = {**part, "error": NOT_ENDED}
         self.save()
         del self.data["cells"][name]
 
     def add(self, **cell: Any) -> None:
         """Write and print a finished cell, named by its `what` and a number."""
         cell = {k: round(v, 6) if isinstance(v, float) else v for k, v in cell.items()}
-        name = f"{cell.get('what', '')} {len(self.data['cells'])}".strip()
-        self.data["cells"][name] = cell
-        self.save()
-        print(json.dumps(cell), flush=True)
+        self.record(f"{cell.get('what', '')} {len(self.data['cells'])}".strip(), cell)
 
     def attempt(self, what: str, work: Callable[[], None], need_s: float = 3.0) -> None:
         """Run a group of `add`s; what fails or has no time left is recorded as such."""
@@ -217,7 +188,7 @@ class Cells:
 
     def save(self) -> None:
         """Write the file in one piece."""
-        results.write(self.path, self.data)
+        records.write(self.path, self.data)
 
 
 @contextlib.contextmanager

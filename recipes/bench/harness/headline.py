@@ -1,23 +1,18 @@
 """The README's rows: one figure a question, with its date and device."""
 
-from collections.abc import Callable
-from pathlib import Path
-
-from recipes.bench.common.results import Data, find
-from recipes.bench.common.text import markdown
-from recipes.bench.gather import tables as gather_tables
-from recipes.bench.gnn import tables as gnn_tables
+from recipes.bench.gather import tables as gather
+from recipes.bench.gnn import tables as gnn
+from recipes.bench.harness.records import Data
+from recipes.bench.harness.tables import markdown
 from recipes.bench.rgnn.records import Records, cells, compare, geometric_mean
-
-REAL = "qwen3-4b/full/8k/eager"
-FITTED = "ours budget=1gc"
-BLOCKS = "12288x3"
 
 
 def real_model(data: Data) -> list[str]:
     """A stock model in the memory that checkpointing takes, beside it."""
-    cells = data["cells"]
-    plain, ours, theirs = (cells[f"{REAL}/{name}"] for name in ("keep", FITTED, "gc"))
+    plain, ours, theirs = (
+        data["cells"][f"qwen3-4b/full/8k/eager/{name}"]
+        for name in ("keep", "ours budget=1gc", "gc")
+    )
     less = 1 - ours["peak_gb"] / plain["peak_gb"]
     return [
         "[Qwen3 4B, stock, 8k tokens, in checkpointing's memory]"
@@ -31,12 +26,11 @@ def real_model(data: Data) -> list[str]:
 
 def blocks(data: Data) -> list[str]:
     """Wide GPT blocks under the planner."""
-    cells = data["cells"]
     plain, ours, theirs = (
-        cells[f"{BLOCKS}/{name}"] for name in ("keep", "auto", "full recompute")
+        data["cells"][f"12288x3/{name}"] for name in ("keep", "auto", "full recompute")
     )
     return [
-        f"[GPT blocks {BLOCKS}, the planner's choice](docs/results/planner.md)",
+        "[GPT blocks 12288x3, the planner's choice](docs/results/planner.md)",
         f"{1 - ours['peak_gb'] / plain['peak_gb']:.0%} less activation memory for "
         f"{ours['step_ms'] / plain['step_ms'] - 1:.1%} of the step",
         "recomputing everything: "
@@ -57,8 +51,7 @@ def right(data: Data) -> list[str]:
 
 def rows_gathered(data: Data) -> list[str]:
     """The gather's share of the link."""
-    cells = gather_tables.sweep_cells(data, pinned=False)
-    cell = gather_tables.find(cells, 16, gather_tables.MILLION, 512)
+    cell = gather.find(gather.sweep_cells(data, pinned=False), 16, gather.MILLION, 512)
     return [
         "[1M rows of 512 bytes gathered from host memory](docs/results/gather.md)",
         f"{cell['share']['ours']:.0%} of the link's peak",
@@ -68,8 +61,8 @@ def rows_gathered(data: Data) -> list[str]:
 
 def epochs(data: Data) -> list[str]:
     """A GNN epoch over PyG's way."""
-    sides = gnn_tables.whole_cases(data["cells"])["feature-bound"]
-    ours, theirs = (gnn_tables.epoch_s(sides[name]) for name in ("pydirect", "pyg"))
+    sides = gnn.whole_cases(data["cells"])["feature-bound"]
+    ours, theirs = (gnn.epoch_s(sides[name]) for name in ("pydirect", "pyg"))
     return [
         "[GraphSAGE epoch, 9 GiB of features in host memory](docs/results/gnn.md)",
         f"{ours:.1f} s",
@@ -92,22 +85,21 @@ def layers(data: Data) -> list[str]:
     ]
 
 
-ROWS: tuple[tuple[str, Callable[[Data], list[str]]], ...] = (
-    ("models/real_models", real_model),
-    ("planner/planner", blocks),
-    ("safety/graphs_cpu", right),
-    ("gather/gather", rows_gathered),
-    ("gnn/gnn", epochs),
-    ("rgnn/rgnn", layers),
-)
+ROWS = {
+    "real_models": real_model,
+    "planner": blocks,
+    "graphs_cpu": right,
+    "gather": rows_gathered,
+    "gnn": epochs,
+    "rgnn": layers,
+}
+"""By record."""
 
 
-def headline(results: Path) -> str:
-    """The table; a row whose results are not recorded is left out."""
+def headline(*found: Data) -> str:
+    """A row a record."""
     rows = []
-    for name, build in ROWS:
-        data = find(results / f"{name}.json")
-        if data is not None:
-            env = data["environment"]
-            rows.append([*build(data), f"{env['device']}, {env['date']}"])
+    for data in found:
+        env = data["environment"]
+        rows.append([*ROWS[data["file"]](data), f"{env['device']}, {env['date']}"])
     return markdown(["", "ssdtrain", "beside it", "measured"], rows, "--")

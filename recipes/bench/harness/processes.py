@@ -1,0 +1,242 @@
+"""Functions and modules in processes of their own, whose death or delay is an answer
+too, and the GPUs of a host that they share."""
+
+import contextlib
+import multiprocessing
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from recipes.bench.harness.records import ROOT
+
+Cell = dict[str, Any]
+POISONED = {"error": "CUDA was initialized before the fork"}
+TOO_LONG = "took too long"
+"""Error of a process that had to be ended."""
+
+
+def answer_of(
+    work: Callable[..., Cell],
+    arguments: tuple[Any, ...],
+    limit_s: float,
+    preload: Sequence[str] = (),
+    *,
+    ranks: int = 1,
+    gpus: Sequence[str] = (),
+    cores: Sequence[int] = (),
+) -> Cell:
+    """What `work` gives on rank 0, or the first error of a rank as `error`.
+
+    The processes are forked from one that has all imports done; where these have
+    initialized CUDA, which does not survive a fork, they start from nothing.
+
+    Args:
+        preload: modules that are imported once, before the first process is forked.
+        ranks: processes; each sees the environment of a rank of one host.
+        gpus: that they see, as `CUDA_VISIBLE_DEVICES` names them; none: all.
+        cores: that they run on; none: all.
+    """
+    # Asked through NVML, whether there is a GPU does not initialize CUDA.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    until = time.monotonic() + limit_s
+    port = _free_port()
+    places = [_environment(rank, ranks, port, gpus) for rank in range(ranks)]
+    given = [(work, arguments, place, tuple(cores)) for place in places]
+    found, why = _answers("forkserver", _tell, given, until, preload)
+    if found == POISONED:
+        print("started from nothing:", POISONED["error"], flush=True)
+        found, why = _answers("spawn", _tell, given, until)
+    return found if not why else {"error": why}
+
+
+def guarded(
+    function: Callable[..., Any], *given: Any, limit_s: float, method: str
+) -> tuple[Any, str]:
+    """What `function(*given)` returned, and why there is nothing otherwise.
+
+    Args:
+        function: at module level.
+        given: its arguments.
+        limit_s: seconds until the process is ended.
+        method: `fork` or `spawn`.
+    """
+    until = time.monotonic() + limit_s
+    return _answers(method, _send, [(function, given)], until)
+
+
+def _answers(  # noqa: C901
+    method: str,
+    target: Callable[..., None],
+    given: Sequence[tuple[Any, ...]],
+    until: float,
+    preload: Sequence[str] = (),
+) -> tuple[Any, str]:
+    """The first process's answer once all have spoken, or the first error of one; why
+    there is none."""
+    context: Any = multiprocessing.get_context(method)
+    if preload:
+        context.set_forkserver_preload(list(preload))
+    ends: list[Connection] = []
+    processes = []
+    for arguments in given:
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=target, args=(there, *arguments))
+        process.start()
+        there.close()
+        ends.append(here)
+        processes.append(process)
+    found, waiting = None, list(ends)
+    try:
+        while waiting:
+            ready = wait(waiting, max(until - time.monotonic(), 0.0))
+            if not ready:
+                return None, TOO_LONG
+            for end in ready:
+                waiting.remove(end)  # type: ignore[arg-type]
+                said = end.recv()  # type: ignore[union-attr, call-arg]
+                if isinstance(said, dict) and "error" in said:
+                    return said, ""
+                found = said if end is ends[0] else found
+    except EOFError:
+        for process in processes:
+            process.join(5)
+        codes = [process.exitcode for process in processes if process.exitcode]
+        return None, f"the process ended early, exit {codes[0] if codes else None}"
+    finally:
+        for end in ends:
+            end.close()
+        for process in processes:
+            # Those that have answered leave their process group first.
+            process.join(0.0 if waiting else 3)
+            if process.is_alive():
+                process.kill()
+            process.join()
+    return found, ""
+
+
+def _send(out: Connection, function: Callable[..., Any], given: Any) -> None:
+    out.send(function(*given))
+
+
+def _tell(
+    answer: Connection,
+    work: Callable[..., Cell],
+    arguments: tuple[Any, ...],
+    environment: dict[str, str],
+    cores: tuple[int, ...],
+) -> None:
+    os.environ.update(environment)
+    if cores:
+        os.sched_setaffinity(0, cores)
+    import torch
+
+    try:
+        found = POISONED if torch.cuda._is_in_bad_fork() else work(*arguments)
+    except torch.OutOfMemoryError as error:
+        found = {"error": f"out of memory: {error}"[:300]}
+    except Exception as error:
+        where = traceback.format_exc().splitlines()[-8:]
+        found = {"error": f"{type(error).__name__}: {error}"[:700], "traceback": where}
+    answer.send(found)
+    answer.close()
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        with contextlib.suppress(Exception):
+            # Rank 0 holds the store that the others' watchdogs ask.
+            if "error" not in found:
+                torch.distributed.barrier()
+            torch.distributed.destroy_process_group()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _environment(
+    rank: int, ranks: int, port: int, gpus: Sequence[str]
+) -> dict[str, str]:
+    found = {
+        "WORLD_SIZE": str(ranks),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        # One host: no name has to be looked up.
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+    }
+    return found | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
+
+
+def command_of(name: str, *words: str) -> list[str]:
+    """The command of another process that runs a benchmark of the checkout."""
+    return [sys.executable, "-m", "recipes.bench", name, *words]
+
+
+def child_environment() -> dict[str, str]:
+    """This process's environment, with the checkout where Python looks first."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def visible_gpus() -> list[str]:
+    """What `CUDA_VISIBLE_DEVICES` calls those that this process sees."""
+    import torch
+
+    told = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    named = [each.strip() for each in told.split(",") if each.strip()]
+    return named or [str(each) for each in range(torch.cuda.device_count())]
+
+
+class Gpus:
+    """Those that several things share, each of which has its own while it runs."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """names: as of `visible_gpus`; one that is named twice does two at a time."""
+        self._num = len(names)
+        self._free = list(names)
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def lent(self, num: int) -> Iterator[list[str]]:
+        """So many, once they are free.
+
+        Raises:
+            ValueError: there are not so many.
+        """
+        if num > self._num:
+            raise ValueError(f"expects {num} GPUs, has {self._num}")
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._free) >= num)
+            taken = [self._free.pop(0) for _ in range(num)]
+        try:
+            yield taken
+        finally:
+            with self._changed:
+                self._free += taken
+                self._changed.notify_all()
+
+
+def on_gpus(
+    names: Sequence[str], work: Callable[[str, str], None], gpus: Sequence[str]
+) -> None:
+    """Call `work` with every name and the GPU that is free for it; "": a CPU.
+
+    gpus: one that is named twice does two things at a time.
+    """
+    shared = Gpus(gpus)
+
+    def one(name: str) -> None:
+        with shared.lent(1) as (gpu,):
+            work(name, gpu)
+
+    with ThreadPoolExecutor(len(gpus)) as pool:
+        list(pool.map(one, names))
