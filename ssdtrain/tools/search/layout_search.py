@@ -7,8 +7,9 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.cluster import DEFAULT, cluster_of
 from ssdtrain.tools.foresight.device import Device, load_device
 from ssdtrain.tools.report.build_public import Loss, Shape, Train, shape_of
+from ssdtrain.tools.report.fits import PLAIN
 from ssdtrain.tools.search.experts import experts_of
-from ssdtrain.tools.search.parallel_layout import PLAIN, Job, layouts
+from ssdtrain.tools.search.parallel_layout import Job, layouts
 from ssdtrain.tools.search.pricing import Key, PricedLayout, Pricer
 from ssdtrain.tools.search.stage_costs import (
     GROUPS,

@@ -175,6 +175,15 @@ def test_context_parallelism_divides_activations_and_no_states() -> None:
     assert found[0].parts_ms["context parallelism"] == 0.0
 
 
+def test_halves_of_two_sequences_are_as_much_as_one() -> None:
+    """No kernel gets larger by context parallelism: it is never chosen for that."""
+    one = priced(data=8, zero=1)
+    halves = priced(data=4, context=2, sequences=2, zero=1)
+    assert halves.parts_ms["compute"] == one.parts_ms["compute"]
+    assert halves.memory_parts["activations"] == one.memory_parts["activations"]
+    assert halves.step_ms > one.step_ms
+
+
 def test_sequence_parallelism_holds_less_and_moves_as_much() -> None:
     whole, divided = (
         priced(data=4, tensor=4, zero=1, divided=divided) for divided in (False, True)
