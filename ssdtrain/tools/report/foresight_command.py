@@ -43,7 +43,6 @@ from ssdtrain.tools.foresight.overheads import Phase
 from ssdtrain.tools.foresight.price import StepEstimate, estimate_step
 from ssdtrain.tools.foresight.ranks import (
     Layout,
-    RanksEstimate,
     Spread,
     estimate_graphs,
     estimate_ranks,
@@ -279,14 +278,9 @@ def _predict(args: argparse.Namespace) -> None:
             f"{len(graphs) or args.ranks} ranks ({how}): step "
             f"{ranks.step_us / 1e3:.2f} ms, the same work on one "
             f"{ranks.alone_us / 1e3:.2f} ms, communication "
-            f"{ranks.communication_us / 1e3:.2f} ms"
-            f"{_peak_of(ranks)}."
+            f"{ranks.communication_us / 1e3:.2f} ms, peak of a rank "
+            f"{bytes_text(ranks.peak_bytes)}."
         )
-
-
-def _peak_of(ranks: RanksEstimate) -> str:
-    peak = ranks.peak_bytes
-    return "" if peak is None else f", peak of one rank {bytes_text(peak)}"
 
 
 def _has_update(graph: Graph) -> bool:

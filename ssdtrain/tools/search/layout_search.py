@@ -1,7 +1,7 @@
 """The search for a layout of a public model: every layout that divides, priced."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.cluster import DEFAULT, cluster_of
@@ -111,7 +111,16 @@ def search(asked: Asked, progress: Callable[[str], None]) -> Ranked:
             one.memory_bytes,
         )
     )
-    return Ranked(job=job, priced=tuple(found), capacity_bytes=capacity)
+    return Ranked(job=job, priced=_distinct(found), capacity_bytes=capacity)
+
+
+def _distinct(found: Sequence[PricedLayout]) -> tuple[PricedLayout, ...]:
+    """Leave out a way that is the same plan as one before it."""
+    first: dict[object, PricedLayout] = {}
+    for one in found:
+        same = replace(one.layout, way=""), one.step_ms, one.memory_bytes
+        first.setdefault(same, one)
+    return tuple(first.values())
 
 
 def job_of(shape: Shape, tokens: int, batch: int, gpus: int) -> Job:
