@@ -188,16 +188,21 @@ def train_step(model: Dlrm, own: Samples) -> float:
     return float(mean) / ranks
 
 
-def samples(plan: TablePlan, number: int, lookups: int, **where: Any) -> Samples:
-    """Draw some, with the default generator."""
-    sparse = torch.stack(
-        [torch.randint(table.rows, (number, lookups)) for table in plan.tables.values()]
-    )
-    device = where.get("device")
+def samples(
+    plan: TablePlan, number: int, lookups: int, *, device: str, dtype: torch.dtype
+) -> Samples:
+    """Draw some, with the CPU's default generator."""
+
+    def drawn(most: int, *size: int) -> Tensor:
+        found = torch.randint(most, size, dtype=torch.long, device="cpu")
+        return found.to(device)
+
+    rows = [drawn(table.rows, number, lookups) for table in plan.tables.values()]
+    dense = torch.randn(number, DENSE_FEATURES, dtype=dtype, device="cpu")
     return Samples(
-        dense=torch.randn(number, DENSE_FEATURES, dtype=where.get("dtype")).to(device),
-        sparse=sparse.to(device),
-        labels=torch.randint(2, (number,)).to(where.get("dtype")).to(device),
+        dense=dense.to(device),
+        sparse=torch.stack(rows),
+        labels=drawn(2, number).to(dtype),
     )
 
 

@@ -173,6 +173,11 @@ def unit_of(path: str) -> str:
     return ""
 
 
+def unit_bytes(graph: Graph, unit_of: Callable[[str], str]) -> dict[str, int]:
+    """Return the bytes of each unit's weights."""
+    return {unit.name: unit.num_bytes for unit in _units(graph, unit_of)}
+
+
 def _backward_start(graph: Graph) -> int:
     """Behind the gradient of the loss itself."""
     return 1 + next(

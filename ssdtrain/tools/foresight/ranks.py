@@ -13,8 +13,15 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.collectives import Collective, Network
 from ssdtrain.tools.foresight.device import Device
 from ssdtrain.tools.foresight.graph import CALLER, Graph, Stream
+from ssdtrain.tools.foresight.memory import estimate_peak
 from ssdtrain.tools.foresight.overheads import Phase
-from ssdtrain.tools.foresight.parallel import data_parallel, fully_sharded, unit_of
+from ssdtrain.tools.foresight.parallel import (
+    data_parallel,
+    fully_sharded,
+    gradients,
+    unit_bytes,
+    unit_of,
+)
 from ssdtrain.tools.foresight.pipeline import ChunkTimes, pipeline_tasks
 from ssdtrain.tools.foresight.price import (
     Priced,
@@ -25,6 +32,9 @@ from ssdtrain.tools.foresight.price import (
 )
 from ssdtrain.tools.foresight.simulate import Task, simulate
 from ssdtrain.tools.foresight.wires import Wires
+
+GATHERED_UNITS = 2
+"""Units whose weights `fully_shard` holds whole at once."""
 
 
 class Spread(str, Enum):
@@ -70,6 +80,8 @@ class RanksEstimate:
     """The same step of one rank, without the others."""
     communication_us: float
     """Of one rank's collectives or sends, hidden or not."""
+    peak_bytes: int | None = None
+    """Device memory of one rank; None: not known (a pipeline's, captured ranks')."""
 
 
 def estimate_ranks(
@@ -90,8 +102,10 @@ def estimate_ranks(
         return _pipeline(graph, alone, fabric, layout)
     if layout.spread is Spread.DDP:
         spread = data_parallel(graph)
+        peak = estimate_peak(spread, device.context_bytes).peak_bytes
     else:
         spread = fully_sharded(graph, layout.num_ranks, unit_of)
+        peak = sharded_peak(graph, layout.num_ranks, device.context_bytes)
     wires = Wires(fabric=fabric, num_ranks=layout.num_ranks)
     [tasks] = _at_their_clocks([price(spread, device, wires)], device, wires)
     slow = _slowed(tasks, layout.slower)
@@ -101,7 +115,40 @@ def estimate_ranks(
         step_us=steady_us(*ranks, wires=wires),
         alone_us=steady_us(alone),
         communication_us=moved,
+        peak_bytes=peak,
     )
+
+
+def sharded_peak(graph: Graph, num_ranks: int, context_bytes: int) -> int:
+    """Return the peak of one rank under FSDP: its share of weights, gradients and
+    optimizer, and whole the root's weights and those of some units.
+
+    Args:
+        graph: with the optimizer's update.
+        num_ranks: that share every weight.
+        context_bytes: what libraries take for good.
+
+    Raises:
+        ConfigError: the graph has no optimizer's update, which names the gradients.
+    """
+    updated = {
+        graph.tensors[number].storage
+        for node in graph.nodes
+        if node.phase is Phase.UPDATE
+        for number in (*node.inputs, *node.outputs)
+    }
+    states = {s for s in updated if graph.storages[s].born == CALLER}
+    divided = states | set(gradients(graph))
+    storages = {
+        number: replace(storage, num_bytes=-(-storage.num_bytes // num_ranks))
+        if number in divided
+        else storage
+        for number, storage in graph.storages.items()
+    }
+    own = estimate_peak(replace(graph, storages=storages), context_bytes).peak_bytes
+    sizes = unit_bytes(graph, unit_of)
+    root = sizes.pop("", 0)
+    return own + root + GATHERED_UNITS * max(sizes.values(), default=0)
 
 
 def estimate_graphs(

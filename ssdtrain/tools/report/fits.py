@@ -23,6 +23,7 @@ from ssdtrain.regions.find import find_regions
 from ssdtrain.tools.foresight.cluster import DEFAULT, cluster_of
 from ssdtrain.tools.foresight.collectives import Collective
 from ssdtrain.tools.foresight.device import Device, load_device
+from ssdtrain.tools.foresight.ranks import GATHERED_UNITS
 from ssdtrain.tools.foresight.recorder import STATES
 from ssdtrain.tools.foresight.spec import links_of
 from ssdtrain.tools.report.build_public import (
@@ -46,8 +47,6 @@ WIDER = 4
 of tokens, also down to this part of them."""
 CONTEXT = 1024
 """Tokens in which the longest context is told."""
-GATHERED_BLOCKS = 2
-"""Layers whose weights FSDP2 holds whole at once."""
 ALIKE = 0.02
 """Steps that differ by less are as fast as one another."""
 PLAIN, CHECKPOINTING, SELECTIVE, OURS = (
@@ -402,7 +401,7 @@ def _sharded(
     layers = [sum(map(num_bytes_of, modules[path].parameters())) for path in paths]
     root = found.weights - sum(layers)
     largest = max(layers, default=0)
-    gathered = root + GATHERED_BLOCKS * largest
+    gathered = root + GATHERED_UNITS * largest
     if found.gradients:
         gathered += root + largest  # until they are reduced
     profile = found.profile

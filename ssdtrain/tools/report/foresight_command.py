@@ -271,7 +271,8 @@ def _predict(args: argparse.Namespace) -> None:
             f"{len(graphs) or args.ranks} ranks ({how}): step "
             f"{ranks.step_us / 1e3:.2f} ms, the same work on one "
             f"{ranks.alone_us / 1e3:.2f} ms, communication "
-            f"{ranks.communication_us / 1e3:.2f} ms."
+            f"{ranks.communication_us / 1e3:.2f} ms, peak of a rank "
+            f"{bytes_text(ranks.peak_bytes)}."
         )
 
 

@@ -3,7 +3,8 @@
 import json
 from collections.abc import Mapping
 
-from ssdtrain.tools.search.parallel_layout import CHECKPOINTING, Job, ParallelLayout
+from ssdtrain.tools.report.fits import CHECKPOINTING, SELECTIVE
+from ssdtrain.tools.search.parallel_layout import Job, ParallelLayout
 from ssdtrain.tools.search.stage_costs import OURS
 
 FSDP2 = '''"""Launch with: torchrun --nproc-per-node=GPUS_OF_A_NODE train.py"""
@@ -99,7 +100,7 @@ def _schedule(layout: ParallelLayout) -> str:
 
 
 def _torchtitan_mode(way: str) -> str:
-    return {"selective": "selective", CHECKPOINTING: "full"}.get(way, "none")
+    return {SELECTIVE: "selective", CHECKPOINTING: "full"}.get(way, "none")
 
 
 def megatron(layout: ParallelLayout, job: Job) -> str:
@@ -136,7 +137,7 @@ def megatron(layout: ParallelLayout, job: Job) -> str:
         flags += ["--use-megatron-fsdp", "--use-distributed-optimizer"]
         flags += [f"--data-parallel-sharding-strategy {sharding}"]
         flags.append("--no-gradient-accumulation-fusion")
-    if layout.way == "selective":
+    if layout.way == SELECTIVE:
         flags.append("--recompute-granularity selective")
     elif layout.way == CHECKPOINTING:
         flags += ["--recompute-granularity full", "--recompute-method uniform"]
@@ -184,7 +185,8 @@ def ssdtrain(layout: ParallelLayout, drives: bool) -> str | None:
     if not layout.way.startswith(OURS):
         return None
     where = 'target="tiered", directory=DIRECTORY' if drives else 'target="host"'
-    return f'ssdtrain.offload(model, device_memory="fit", {where})\n'
+    call = f'session = ssdtrain.offload(model, device_memory="fit", {where})'
+    return f"import ssdtrain\n\n{call}  # before the first step\n"
 
 
 def configurations(

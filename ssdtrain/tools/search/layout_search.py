@@ -1,14 +1,15 @@
 """The search for a layout of a public model: every layout that divides, priced."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.cluster import DEFAULT, cluster_of
 from ssdtrain.tools.foresight.device import Device, load_device
 from ssdtrain.tools.report.build_public import Loss, Shape, Train, shape_of
+from ssdtrain.tools.report.fits import PLAIN
 from ssdtrain.tools.search.experts import experts_of
-from ssdtrain.tools.search.parallel_layout import PLAIN, Job, layouts
+from ssdtrain.tools.search.parallel_layout import Job, layouts
 from ssdtrain.tools.search.pricing import Key, PricedLayout, Pricer
 from ssdtrain.tools.search.stage_costs import (
     GROUPS,
@@ -110,7 +111,16 @@ def search(asked: Asked, progress: Callable[[str], None]) -> Ranked:
             one.memory_bytes,
         )
     )
-    return Ranked(job=job, priced=tuple(found), capacity_bytes=capacity)
+    return Ranked(job=job, priced=_distinct(found), capacity_bytes=capacity)
+
+
+def _distinct(found: Sequence[PricedLayout]) -> tuple[PricedLayout, ...]:
+    """Leave out a way that is the same plan as one before it."""
+    first: dict[object, PricedLayout] = {}
+    for one in found:
+        same = replace(one.layout, way=""), one.step_ms, one.memory_bytes
+        first.setdefault(same, one)
+    return tuple(first.values())
 
 
 def job_of(shape: Shape, tokens: int, batch: int, gpus: int) -> Job:

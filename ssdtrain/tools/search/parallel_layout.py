@@ -11,7 +11,6 @@ from itertools import product
 
 from ssdtrain.tools.search.experts import Experts
 
-PLAIN, CHECKPOINTING = "plain", "checkpointing"
 SHORTEST = 2048
 """Tokens of a sequence that a rank has at least under context parallelism."""
 MOST_CHUNKS = 8

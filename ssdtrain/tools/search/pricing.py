@@ -9,14 +9,11 @@ from dataclasses import dataclass
 
 from ssdtrain.tools.foresight.cluster import Cluster
 from ssdtrain.tools.foresight.collectives import Collective
+from ssdtrain.tools.foresight.ranks import GATHERED_UNITS
 from ssdtrain.tools.foresight.spec import Spec
+from ssdtrain.tools.report.fits import CHECKPOINTING, PLAIN
 from ssdtrain.tools.search.experts import PASSES
-from ssdtrain.tools.search.parallel_layout import (
-    CHECKPOINTING,
-    PLAIN,
-    Job,
-    ParallelLayout,
-)
+from ssdtrain.tools.search.parallel_layout import Job, ParallelLayout
 from ssdtrain.tools.search.stage_costs import StageCosts, Way
 from ssdtrain.tools.search.stores import Resting, Stores
 
@@ -24,8 +21,6 @@ WEIGHT, GRADIENT, OPTIMIZER = 2, 4, 12
 """Bytes of a parameter: bf16, its gradient in fp32, fp32 weights and Adam's moments."""
 UPDATE = 30
 """Bytes of a parameter that Adam's update reads and writes."""
-GATHERED_LAYERS = 2
-"""Layers whose weights ZeRO-3 holds whole at once."""
 REDUCES, EXCHANGES = 4, 4
 """All-reduces of a layer's forward and backward under tensor parallelism, and
 all-to-alls under expert parallelism: half of them in each."""
@@ -83,7 +78,7 @@ class Pricer:
         """Return the step and the memory of a layout."""
         one = _Priced(self, layout)
         parts = one.parts_ms()
-        held = one.way.moved_bytes.of(one.layers) / layout.context
+        held = one.share * one.way.moved_bytes.of(one.layers)
         resting = self.stores.resting(
             layout.flying(self.job.batch) * held, one.count * held
         )
@@ -108,7 +103,12 @@ class _Priced:
     def __init__(self, pricer: Pricer, layout: ParallelLayout) -> None:
         self._job, self._layout, self._cluster = pricer.job, layout, pricer.cluster
         self._bytes_per_ms = pricer.spec.memory_gb_per_s * 1e6
-        self._costs = pricer.costs[layout.tensor, layout.sequences, layout.divided]
+        # Parts of two sequences are as many tokens, and as much attention, as one.
+        sequences = layout.sequences / layout.context
+        captured = max(1, int(sequences))
+        self.share = sequences / captured
+        """Of what was captured, that this rank has."""
+        self._costs = pricer.costs[layout.tensor, captured, layout.divided]
         self.way = self._costs.ways[layout.way]
         self.layers = -(-self._job.layers // layout.pipeline)
         """Of the fullest stage."""
@@ -127,7 +127,7 @@ class _Priced:
     def parts_ms(self) -> dict[str, float]:
         """Return the parts of a step."""
         layout, count = self._layout, self.count
-        compute = self.way.milliseconds.of(self.layers) / layout.context
+        compute = self.share * self.way.milliseconds.of(self.layers)
         tensor, context = self._tensor_ms(), self._context_ms()
         experts = self._experts_ms()
         stage = compute + tensor + context + experts
@@ -250,10 +250,10 @@ class _Priced:
         }
         if layout.zero == 3:
             layer = self._costs.parameters.layer + self._layer_experts
-            parts["weights"] += GATHERED_LAYERS * layer * WEIGHT
+            parts["weights"] += GATHERED_UNITS * layer * WEIGHT
         flying = layout.flying(self._job.batch)
-        stack = flying * self.layers * (held.layer / layout.context + self._copies())
-        return {**parts, "activations": stack + held.ends / layout.context}
+        stack = flying * self.layers * (self.share * held.layer + self._copies())
+        return {**parts, "activations": stack + self.share * held.ends}
 
     def _copies(self) -> float:
         """Bytes of a layer's tokens at its experts, and of what they give."""

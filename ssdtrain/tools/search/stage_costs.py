@@ -28,7 +28,7 @@ from ssdtrain.tools.report.build_public import Shape, public_subject
 from ssdtrain.tools.report.deeper import Repeated, calls_of, deeper
 from ssdtrain.tools.report.estimate import Estimated, estimate
 from ssdtrain.tools.report.fits import Captured, priced_ways
-from ssdtrain.tools.search.experts import WIDE, dense_of
+from ssdtrain.tools.search.experts import WIDE, dense_of, experts_of
 
 HEADS, GROUPS = "num_attention_heads", "num_key_value_heads"
 WORDS, HIDDEN = "vocab_size", "hidden_size"
@@ -136,7 +136,11 @@ def stage_costs(
         found = found._replace(profile=_blocking(found.profile))
     layer = sum(p.numel() for p in model.get_decoder().layers[0].parameters())
     count = sum(p.numel() for p in model.parameters())
-    parameters = PerLayer(layer=layer, ends=count - (period + 2) * layer)
+    ends = count - (period + 2) * layer
+    if (experts := experts_of(shape)) is not None:
+        shared = experts.each / experts.number
+        layer -= shared * experts.parameters(part.values[HIDDEN]) / degree
+    parameters = PerLayer(layer=layer, ends=ends)
     whole = sequences * tokens * part.values[HIDDEN]
     costs = {}
     for divided in (False, True) if degree > 1 else (False,):

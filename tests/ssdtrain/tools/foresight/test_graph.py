@@ -12,6 +12,7 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight import edits
 from ssdtrain.tools.foresight.call import Family
 from ssdtrain.tools.foresight.capture import capture
+from ssdtrain.tools.foresight.cluster import cluster_of
 from ssdtrain.tools.foresight.device import bare_device
 from ssdtrain.tools.foresight.graph import (
     Graph,
@@ -25,6 +26,7 @@ from ssdtrain.tools.foresight.memory import estimate_peak
 from ssdtrain.tools.foresight.overheads import Phase
 from ssdtrain.tools.foresight.parallel import data_parallel, fully_sharded
 from ssdtrain.tools.foresight.price import estimate_step, price, steady_us
+from ssdtrain.tools.foresight.ranks import Layout, Spread, estimate_ranks
 from ssdtrain.tools.foresight.wires import Wires
 
 
@@ -308,3 +310,25 @@ def test_backward_has_the_operators_that_run_without_a_mode() -> None:
     [call] = lower(graph, put).calls
     # Two indices, each of a slice over images and channels.
     assert (call.sizes["rows"], call.sizes["columns"]) == (2, 4 * 8)
+
+
+def test_ranks_hold_their_share_and_networks_are_slower() -> None:
+    graph, device = graph_of(batch=4, width=256), bare_device("h100")
+    cluster = cluster_of("nvlink:8,ib:400G", device.spec)
+    found = {
+        number: estimate_ranks(
+            graph, device, cluster, Layout(spread=Spread.FSDP, num_ranks=number)
+        )
+        for number in (2, 4, 8, 64)
+    }
+    peaks = [one.peak_bytes for one in found.values()]
+    assert None not in peaks and peaks == sorted(peaks, reverse=True)
+    weights = sum(s.num_bytes for s in graph.storages.values() if s.is_parameter)
+    # Weights, gradients and two moments are divided; gathered units are not.
+    saved = found[2].peak_bytes - found[64].peak_bytes
+    assert saved == pytest.approx(4 * weights * (1 / 2 - 1 / 64), rel=0.05)
+    assert found[64].communication_us > 2 * found[8].communication_us
+    alone = estimate_peak(graph).peak_bytes
+    layout = Layout(spread=Spread.DDP, num_ranks=2)
+    spread = estimate_ranks(graph, device, cluster, layout)
+    assert spread.peak_bytes - alone == pytest.approx(weights, rel=0.05)

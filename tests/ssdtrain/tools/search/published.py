@@ -84,7 +84,8 @@ def compared(group: dict[str, Any]) -> list[Compared]:
         tokens, batch = row["tokens"], row["batch"]
         costs = _costs(
             json.dumps(group["model"]),
-            *(layout.tensor, layout.sequences, tokens, group["gpu"]),
+            *(layout.tensor, max(1, layout.sequences // layout.context)),
+            *(tokens, group["gpu"]),
             group.get("is_blocking", False),
         )
         pricer = Pricer(
@@ -118,29 +119,37 @@ def rank_correlation(rows: list[Compared]) -> float:
     )
 
 
+def summary(group: dict[str, Any], rows: list[Compared]) -> str:
+    """Return a line of the table in docs/search.md."""
+    fitting = [row for row in rows if row.priced.fits]
+    chosen = max(fitting or rows, key=lambda row: row.predicted)
+    regret = max(row.measured for row in rows) / chosen.measured - 1
+    ratios = [row.predicted / row.measured for row in rows]
+    among = "-"
+    if len(fitting) > 3:
+        among = f"{rank_correlation(fitting):.2f} of {len(fitting)}"
+    return (
+        f"| {group['name']} | {group['gpus']} | {len(rows)} | "
+        f"{rank_correlation(rows):.2f} | {among} | "
+        f"{100 * regret:.1f} % | {min(ratios):.2f} to {max(ratios):.2f} |"
+    )
+
+
 def main() -> None:
-    """Print every group, or the named ones, as a table."""
-    names = sys.argv[1:]
+    """Print a line for each group, and every layout of the named ones."""
     for group in groups():
-        if names and group["name"] not in names:
-            continue
         rows = compared(group)
-        best = max(rows, key=lambda row: row.predicted)
-        regret = max(row.measured for row in rows) / best.measured - 1
-        ratios = [row.predicted / row.measured for row in rows]
-        print(
-            f"\n{group['name']}: {len(rows)} layouts on {group['gpus']} GPUs, rank "
-            f"correlation {rank_correlation(rows):.2f}, regret {100 * regret:.1f} %, "
-            f"predicted over measured {min(ratios):.2f} to {max(ratios):.2f}"
-        )
+        print(summary(group, rows), flush=True)
+        if group["name"] not in sys.argv[1:]:
+            continue
         for row in sorted(rows, key=lambda one: -one.measured):
-            one = row.priced
-            own = one.layout
+            one, own = row.priced, row.priced.layout
             parts = {k: round(v / 1e3, 1) for k, v in one.parts_ms.items() if v > 99}
             print(
-                f"  d{own.data} t{own.tensor} c{own.context} p{own.pipeline} "
-                f"m{own.sequences} {own.way:13} {row.measured:8.1f} "
-                f"{row.predicted:8.1f} {one.memory_bytes / 1e9:6.1f} GB  {parts}"
+                f"  data {own.data} tensor {own.tensor} context {own.context} stages "
+                f"{own.pipeline} micro {own.sequences} {own.way}: measured "
+                f"{row.measured:.0f}, predicted {row.predicted:.0f} tokens/s and GPU, "
+                f"{one.memory_bytes / 1e9:.0f} GB, {parts}"
             )
 
 

@@ -19,7 +19,7 @@ from ssdtrain.tools.foresight.spec import H100
 from ssdtrain.tools.report.build_public import Loss, Shape, Train, shape_of
 from ssdtrain.tools.search.experts import Experts, dense_of, experts_of
 from ssdtrain.tools.search.launch import configurations
-from ssdtrain.tools.search.layout_search import Asked, Ranked
+from ssdtrain.tools.search.layout_search import Asked, Ranked, search
 from ssdtrain.tools.search.parallel_layout import Job, ParallelLayout, layouts
 from ssdtrain.tools.search.pricing import PricedLayout, Pricer
 from ssdtrain.tools.search.search_command import lines, to_json
@@ -173,6 +173,15 @@ def test_context_parallelism_divides_activations_and_no_states() -> None:
         assert after.parts_ms[moved] > before.parts_ms[moved]
         assert after.parts_ms["compute"] == pytest.approx(before.parts_ms["compute"])
     assert found[0].parts_ms["context parallelism"] == 0.0
+
+
+def test_halves_of_two_sequences_are_as_much_as_one() -> None:
+    """No kernel gets larger by context parallelism: it is never chosen for that."""
+    one = priced(data=8, zero=1)
+    halves = priced(data=4, context=2, sequences=2, zero=1)
+    assert halves.parts_ms["compute"] == one.parts_ms["compute"]
+    assert halves.memory_parts["activations"] == one.memory_parts["activations"]
+    assert halves.step_ms > one.step_ms
 
 
 def test_sequence_parallelism_holds_less_and_moves_as_much() -> None:
@@ -373,6 +382,23 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (tmp_path / "out" / "torchtitan.toml").exists()
     assert main([*words[:3], "7", *words[4:]]) == 2
     assert "no layout divides" in capsys.readouterr().err
+
+
+def test_a_mixture_is_searched(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(dict(mixture("mixtral").values)))
+    asked = Asked(model=str(config), gpus=4, tokens=256, batch=4)
+    found = search(asked, lambda text: None)
+    degrees = {one.layout.expert for one in found.priced}
+    assert degrees == {1, 2, 4}
+    own = [one for one in found.priced if one.layout.tensor == 1]
+    whole = 8 * 8 * 3 * 512 * 1024
+    for one in own:
+        if one.layout.zero == 0 and one.layout.pipeline == 1:
+            dense = one.memory_parts["weights"] / 2 - whole / one.layout.expert
+            assert 0 < dense < whole / 8  # attention, embedding and head
+    flags = configurations(found.best.layout, found.job)["megatron"]
+    assert "--num-experts 8" in flags
 
 
 def test_json_and_text() -> None:
