@@ -22,6 +22,7 @@ import torch
 
 from pydirect.memory.limits import read_limits
 from pydirect.sampling import Graph
+from pydirect.traversal.array_files import LARGEST, Edges, of_arrays
 from pydirect.traversal.convert import from_networkx
 
 _BLOCK_BYTES = 1 << 24
@@ -37,7 +38,6 @@ _READERS_OF_NETWORKX: dict[str, Callable[[IO[bytes], Any], Any]] = {
 }
 _CUT = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 _BLANKS = bytes.maketrans(b",;\t", b"   ")
-_LARGEST = np.iinfo(np.int64).max
 _NODE_BYTES = 48
 """Of a node: while edges are sorted its count and offset, its name, its result."""
 _PROMISE = re.compile(rb"nodes:\s*(\d+)\s+edges:\s*(\d+)", re.IGNORECASE)
@@ -110,7 +110,7 @@ def read_graph(
         if suffix in _READERS_OF_NETWORKX:
             return _of_networkx(path, suffix, file, weighted, undirected)
         if suffix in (".npz", ".npy"):
-            edges, names = _of_arrays(path, file, weighted=weighted), None
+            edges, names = of_arrays(path, file, weighted=weighted), None
         elif suffix == ".mtx":
             edges, names = _Lines(path, file, weighted, None, note).matrix(), None
         else:
@@ -142,15 +142,6 @@ def read_graph(
     )
 
 
-class _Edges(NamedTuple):
-    ends: "np.ndarray[Any, Any]"
-    """int64, shape (2, num_edges)."""
-
-    weights: "np.ndarray[Any, Any] | None"
-    num_nodes: int
-    symmetric: bool = False
-
-
 class _Lines:
     """Lines of a text file: source, target, and perhaps more."""
 
@@ -173,7 +164,7 @@ class _Lines:
         self._line = 0
         """Lines read."""
 
-    def edges(self) -> _Edges:
+    def edges(self) -> Edges:
         """A list of edges, with comments and perhaps a heading."""
         promises: list[tuple[int, int]] = []
         parts = list(self._parts(promises))
@@ -188,9 +179,9 @@ class _Lines:
         if self._weighted and weights is None:
             weights = np.empty(0, dtype=np.int64)
         most = int(index.max(initial=-1)) + 1
-        return _Edges(index, weights, most if self._limit is None else self._limit)
+        return Edges(index, weights, most if self._limit is None else self._limit)
 
-    def matrix(self) -> _Edges:
+    def matrix(self) -> Edges:
         """A Matrix Market file."""
         head = self._next().decode("latin-1").lower().split()
         if head[:2] != ["%%matrixmarket", "matrix"] or len(head) != 5:
@@ -228,7 +219,7 @@ class _Lines:
             )
         if self._weighted and weights is None:
             weights = np.ones(entries, dtype=np.int64)
-        return _Edges(index - 1, weights, rows, symmetry == "symmetric")
+        return Edges(index - 1, weights, rows, symmetry == "symmetric")
 
     def _next(self) -> bytes:
         self._line += 1
@@ -311,7 +302,7 @@ class _Lines:
                 refusal = error
                 continue
             ends = np.stack([part["u"], part["v"]])
-            most = _LARGEST if self._limit is None else self._limit - 1
+            most = LARGEST if self._limit is None else self._limit - 1
             bad = bool(((ends < self._first) | (ends > most)).any())
             if bad or (takes and not bool((part["w"] >= 0).all())):
                 self._blame(lines, begin)
@@ -352,7 +343,7 @@ class _Lines:
             raise self._error(at, "the number of a node", field)
         if int(field) < self._first:
             raise self._error(at, f"nodes numbered from {self._first}", field)
-        if int(field) > _LARGEST:
+        if int(field) > LARGEST:
             raise self._error(at, "a number of at most 63 bits", field)
         if self._limit is not None and int(field) >= self._limit:
             raise self._error(
@@ -386,150 +377,6 @@ def _check_memory(path: Path, num_nodes: int) -> None:
             f"{path}: {num_nodes:,} nodes need {needed:,} bytes of memory, this "
             f"machine has {free:,}: nodes are numbered from 0 to the largest number"
         )
-
-
-def _loaded(path: Path, file: IO[bytes]) -> "dict[str, np.ndarray[Any, Any]]":
-    """
-    Raises:
-        ValueError: numpy cannot read it.
-    """
-    try:
-        found = np.load(file, allow_pickle=False)
-        return {"edge_index": found} if isinstance(found, np.ndarray) else dict(found)
-    # What its parsers raise of damaged headers is of a dozen kinds.
-    except Exception as error:
-        raise ValueError(
-            f"{path}: expects numpy's arrays, got a file that is cut off or damaged "
-            f"({type(error).__name__}: {error})"
-        ) from error
-
-
-def _of_arrays(path: Path, file: IO[bytes], *, weighted: bool) -> _Edges:
-    """
-    Raises:
-        ValueError: damaged, no graph, or a node out of range.
-    """
-    arrays = _loaded(path, file)
-    name, index, values = _entries(path, arrays)
-    if index.ndim != 2 or len(index) != 2:
-        raise ValueError(
-            f"{path}: {name}: expects shape (2, edges), got {list(index.shape)}"
-        )
-    limit = _num_nodes(path, arrays.get("shape", arrays.get("num_nodes")))
-    if limit is None:
-        limit = int(index.max(initial=-1)) + 1
-    bad = np.flatnonzero(((index < 0) | (index >= limit)).any(0))
-    if len(bad):
-        at = int(bad[0])
-        raise ValueError(
-            f"{path}: {name}: expects nodes 0 to {limit - 1}, got "
-            f"{index[:, at].tolist()} at edge {at}"
-        )
-    weights = _weights_of(path, values, index.shape[1:]) if weighted else None
-    return _Edges(index, weights, limit)
-
-
-def _num_nodes(path: Path, shape: Any) -> int | None:
-    """How many nodes the file says there are.
-
-    Raises:
-        ValueError: that is no number, or a matrix is no square.
-    """
-    if shape is None:
-        return None
-    sizes = set(np.atleast_1d(shape).flatten().tolist())
-    if len(sizes) != 1:
-        raise ValueError(f"{path}: shape: expects a square, got {sorted(sizes)}")
-    (size,) = sizes
-    if not isinstance(size, int) or size < 0:
-        raise ValueError(f"{path}: expects a number of nodes, got {size!r}")
-    return size
-
-
-def _entries(
-    path: Path, arrays: "dict[str, np.ndarray[Any, Any]]"
-) -> "tuple[str, np.ndarray[Any, Any], Any]":
-    """What they are called, sources and targets, weights or None.
-
-    Raises:
-        ValueError: none of the known names, or lists out of order.
-    """
-
-    def integers(name: str) -> "np.ndarray[Any, Any]":
-        found = arrays[name]
-        if found.dtype.kind not in "iu":
-            raise ValueError(f"{path}: {name}: expects integers, got {found.dtype}")
-        if found.size and int(found.max()) > _LARGEST:
-            raise ValueError(
-                f"{path}: {name}: expects numbers of at most 63 bits, got {found.max()}"
-            )
-        return found.astype(np.int64)
-
-    if "edge_index" in arrays:
-        weights = arrays.get("edge_weight", arrays.get("weights"))
-        return "edge_index", integers("edge_index"), weights
-    if "row" in arrays and "col" in arrays:
-        ends = integers("row"), integers("col")
-        if ends[0].shape != ends[1].shape:
-            shapes = [list(end.shape) for end in ends]
-            raise ValueError(f"{path}: row, col: expects one length, got {shapes}")
-        return "row, col", np.stack(ends), arrays.get("data")
-    if "indptr" not in arrays or "indices" not in arrays:
-        raise ValueError(
-            f"{path}: expects scipy's arrays (indptr, indices) or edge_index, got "
-            f"{', '.join(arrays) or 'none'}"
-        )
-    index = _of_lists(path, integers("indptr"), integers("indices"))
-    if "csc" in str(arrays.get("format")):
-        index = index[::-1].copy()
-    return "indices", index, arrays.get("data")
-
-
-def _of_lists(
-    path: Path, starts: "np.ndarray[Any, Any]", columns: "np.ndarray[Any, Any]"
-) -> "np.ndarray[Any, Any]":
-    """Rows and columns of compressed rows.
-
-    Raises:
-        ValueError: `starts` do not ascend from 0 to the end of `columns`.
-    """
-    if columns.ndim != 1 or starts.ndim != 1:
-        raise ValueError(
-            f"{path}: indptr: expects two lists, got shapes {list(starts.shape)} and "
-            f"{list(columns.shape)}"
-        )
-    ends = np.append(starts, columns.size)
-    falls = np.flatnonzero(np.diff(ends, prepend=0) < 0)
-    if len(falls) or not len(starts) or starts[0] or starts[-1] != columns.size:
-        at = int(falls[0]) if len(falls) else len(starts) - 1
-        raise ValueError(
-            f"{path}: indptr: expects ascending numbers from 0 to {columns.size}, got "
-            f"{starts[:1].tolist()} first and {ends[at]} at {at}"
-        )
-    return np.stack([np.repeat(np.arange(len(starts) - 1), np.diff(starts)), columns])
-
-
-def _weights_of(
-    path: Path, values: Any, shape: tuple[int, ...]
-) -> "np.ndarray[Any, Any]":
-    """Weights as int64, float32 or float64.
-
-    Raises:
-        ValueError: not a weight of 0 or more for each edge.
-    """
-    if values is None or values.dtype.kind not in "biuf" or values.shape != shape:
-        got = "none" if values is None else f"{values.dtype} {list(values.shape)}"
-        raise ValueError(f"{path}: expects a weight for each edge, got {got}")
-    floating = values.dtype.kind == "f"
-    right = values >= 0
-    bad = np.flatnonzero(~(right if floating else right & (values <= _LARGEST)))
-    if len(bad):
-        at = int(bad[0])
-        raise ValueError(
-            f"{path}: expects weights of 0 or more, got {values[at]} at edge {at}"
-        )
-    wide = np.float64 if values.dtype.itemsize > 4 else np.float32
-    return np.asarray(values, dtype=wide if floating else np.int64)
 
 
 def _of_networkx(
