@@ -6,7 +6,7 @@ same layers repeated, to two depths, give a layer's figures as the difference; t
 are the ends (embedding, head, loss).
 
 Activations are kept in one of several ways: plain, checkpointing, selective
-checkpointing, and ssdtrain's at some prices of a byte (DESIGN 5): at each, every tensor
+checkpointing, and ssdtrain's at some prices of a byte: at each, every tensor
 stays, moves or is made again, whichever costs less.
 """
 
