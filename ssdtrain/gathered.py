@@ -2,7 +2,7 @@
 
 [Note: two faces] A module that is sharded by `fully_shard` holds each parameter as a
 shard (a DTensor) or as the gathered whole, two objects that FSDP2 puts there in turns.
-(tests/ssdtrain/hosts/test_meshes.py)
+(tests/ssdtrain/engines/test_meshes.py)
 """
 
 import sys

@@ -4,7 +4,7 @@ See [Note: captured copies] in transfer/graphs.py. The general path serves them 
 the plan in force: what it keeps stays, what it rebuilds is rebuilt by the recipes that
 earlier steps admitted, and the rest moves inside the graph. Nothing is measured, and
 nothing counts as a step.
-(tests/ssdtrain/hosts/test_graphs.py)
+(tests/ssdtrain/engines/test_graphs.py)
 """
 
 from collections.abc import Callable, Iterator, Sequence

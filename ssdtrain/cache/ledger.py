@@ -7,7 +7,7 @@ own weights in a hook in front of the root's forward, an embedding's and a head'
 within a budget would need that much more than one under checkpointing, which a user
 measures around the call. So the level is taken where such a root is called, before its
 hooks run.
-(tests/ssdtrain/hosts/test_gathered.py)
+(tests/ssdtrain/engines/test_gathered.py)
 """
 
 import statistics

@@ -11,7 +11,7 @@ left out: the wrapper is a graph break, and the forward inside it is compiled.
 Dynamo is told once, of every function in the rooms that the hooks enter, to run it as
 it is. What is not ours (a user's recipe) is reached through the general path, which is
 disabled as a whole, unless Dynamo looks at no frame of this thread (`tracer`).
-(tests/ssdtrain/hosts/test_compile.py)
+(tests/ssdtrain/engines/test_compile.py)
 """
 
 import sys

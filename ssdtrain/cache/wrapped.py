@@ -12,7 +12,7 @@ and none of the bytes. In a region the part is a record and an item as well: the
 observed step runs all regions again, and a plan may choose that some do not.
 A tensor parallel step is bound by its host, so a row that has met a DTensor takes the
 next one apart without a search for classes, and nothing but its constructor builds it.
-(tests/ssdtrain/hosts/test_meshes.py, tests/ssdtrain/cache/test_wrapped.py)
+(tests/ssdtrain/engines/test_meshes.py, tests/ssdtrain/cache/test_wrapped.py)
 
 [Note: parts with recipes]
 `DTensor.from_local` makes no bytes: the part of its result is a view of the plain

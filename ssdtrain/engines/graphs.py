@@ -4,7 +4,7 @@ A stream that was forked in a capture must be joined where the capture ends, and
 that runs in the model knows where that is: a graph may hold a forward, or an iteration.
 So `torch.cuda.CUDAGraph.capture_end` is wrapped, which `torch.cuda.graph` and
 `make_graphed_callables` call on the stream that is captured.
-(tests/ssdtrain/hosts/test_graphs.py)
+(tests/ssdtrain/engines/test_graphs.py)
 """
 
 import functools

@@ -24,7 +24,7 @@ collectives of ranks that run other regions again meet others than their own: ra
 or, worse, compute with what another layer sent. Where that may be (`communicates`),
 a rank waits for a decision as long as a collective would wait for the rank, and who
 did not agree changes nothing any more.
-(tests/ssdtrain/plan/test_agree.py, tests/ssdtrain/hosts/test_meshes.py)
+(tests/ssdtrain/plan/test_agree.py, tests/ssdtrain/engines/test_meshes.py)
 """
 
 import contextlib

@@ -14,7 +14,7 @@ theirs in place, and ours in it passes everything through.
 wrote it. Fused optimizers (`fused=True`, the default of transformers.Trainer) leave the
 version as it was, so torch's hook after every optimizer's step counts as well; it also
 sees the steps of weights that replaced those of before.
-Test: tests/ssdtrain/hosts/test_plain.py.
+Test: tests/ssdtrain/engines/test_plain.py.
 """
 
 import functools

@@ -117,7 +117,7 @@ class Own:
     They may be replaced while a session lives (`load_state_dict(assign=True)`, adapters
     that come later): where an optimizer has none of them, the model is asked again.
     It holds no module: torch's list of hooks, which holds this, is the process's.
-    (tests/ssdtrain/hosts/test_plain.py)
+    (tests/ssdtrain/engines/test_plain.py)
     """
 
     def __init__(self, modules: list[nn.Module]) -> None:

@@ -2,7 +2,7 @@
 
 Loops of others may run another object than the one that was offloaded, on another
 device, or save nothing that could move. Silence would look like success.
-(tests/ssdtrain/hosts/test_watch.py)
+(tests/ssdtrain/engines/test_watch.py)
 """
 
 import functools

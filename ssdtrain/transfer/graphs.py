@@ -16,7 +16,7 @@ waited for a later one of the same direction. Copies in that the plan starts tog
 leave compute at one point and come back to it at one.
 Nothing may be asked of an event of a capture, and nothing that was recorded before it
 may be waited for; a capture begins after a synchronization of the device.
-(tests/ssdtrain/hosts/test_graphs.py)
+(tests/ssdtrain/engines/test_graphs.py)
 """
 
 import ctypes

@@ -266,7 +266,7 @@ STILL_REACHED: dict[str, set[str]] = {
     "tests/ssdtrain/cache/test_life.py": {"_records"},
     "tests/ssdtrain/cache/test_self_check.py": {"_rebuild"},
     "tests/ssdtrain/cache/test_window.py": {"_store"},
-    "tests/ssdtrain/hosts/hinted_ranks.py": {"_cache"},
+    "tests/ssdtrain/engines/hinted_ranks.py": {"_cache"},
     "tests/ssdtrain/megatron/test_host.py": {"_resident"},
     "tests/ssdtrain/races/perturb.py": {"_release"},
     "tests/ssdtrain/rebuild/test_admission.py": {"_check"},

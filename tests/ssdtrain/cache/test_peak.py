@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from ssdtrain.hosts.hints import Hints, Stage
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain
+from ssdtrain.engines.hints import Hints, Stage
 from ssdtrain.observe import plainsteps
 from ssdtrain.observe.room import Room
 from ssdtrain.plan.choose import options

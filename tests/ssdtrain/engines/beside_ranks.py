@@ -28,7 +28,7 @@ from ssdtrain.plan.profile import Profile
 from ssdtrain.transfer.device import CpuDevice
 from tests.ranks import leave
 from tests.ssdtrain.bits import same_bits
-from tests.ssdtrain.hosts.mesh_ranks import (
+from tests.ssdtrain.engines.mesh_ranks import (
     Model,
     batch,
     digest,

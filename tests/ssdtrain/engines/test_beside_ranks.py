@@ -7,7 +7,7 @@ import pytest
 
 from ssdtrain.counters import Fallback
 from tests.ranks import run_ranks
-from tests.ssdtrain.hosts import beside_ranks
+from tests.ssdtrain.engines import beside_ranks
 
 Said = list[dict[str, Any]]
 pytestmark = pytest.mark.slow

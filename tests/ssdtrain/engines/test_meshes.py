@@ -16,7 +16,7 @@ from ssdtrain.counters import Fallback
 from ssdtrain.engines import meshes
 from ssdtrain.errors import AttachError, InPlaceError
 from tests.ranks import run_ranks
-from tests.ssdtrain.hosts import mesh_ranks
+from tests.ssdtrain.engines import mesh_ranks
 
 Results = list[dict[str, Any]]
 

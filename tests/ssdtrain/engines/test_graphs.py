@@ -20,7 +20,7 @@ from ssdtrain.transfer.device import CpuDevice, CpuEvent, GraphEvent
 from ssdtrain.transfer.graphs import GraphCopies
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.plans import all_moved
-from tests.ssdtrain.hosts.blocks import Block
+from tests.ssdtrain.engines.blocks import Block
 from tests.ssdtrain.targets import STAGED, settings_of
 
 WIDTH, ROWS = 32, 64

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import ssdtrain
 from ssdtrain.errors import CaptureError
 from tests.ssdtrain.bits import same_bits
-from tests.ssdtrain.hosts.blocks import Block
+from tests.ssdtrain.engines.blocks import Block
 
 pytestmark = [
     pytest.mark.gpu,
