@@ -83,6 +83,13 @@ CASES = (
         "whole peak, budgets" + _LIGER,
     ),
     Case(
+        "models.trl_steps",
+        *(240, ""),
+        "TRL's own GRPO and SFT trainers at checkpointing's memory: loss and backward, "
+        "generation left out; needs `trl`, `peft`",
+        "--case grpo",
+    ),
+    Case(
         "models.graphs",
         *(170, "150"),
         "a step captured into one CUDA graph, with and without ssdtrain in it; "
@@ -364,6 +371,7 @@ CASES = (
         file="rgnn/rgnn_parity",
     ),
     Case("rgnn.compile", 120, "", "what a first step compiles" + _CPUS),
+    Case("rgnn.dgl", 110, "", "typed batches, DGL's blocks, second derivatives"),
     Case("rgnn.messages", 120, "", "message passing on graphs without types"),
     Case("rgnn.sweeps", 100, "", "the same over hidden sizes, nodes, density, width"),
     Case("rgnn.trees", 100, "", "a TreeLSTM on batched trees"),
