@@ -51,9 +51,6 @@ from ssdtrain.plan.scaled import FIXED_SHARE, Growth
 
 NUM_REGION_STEPS = 4
 """In which all regions run again: [Note: base steps]."""
-NUM_LONG = 3
-"""Likewise of steps that take `LONG_MS` or more."""
-LONG_MS = 1000.0
 HALF = 0.5
 """Of what a step took beyond its prediction: copies are blamed for one, hooks for the
 other."""
@@ -181,14 +178,10 @@ class Measured:
         steps: list[RegionStep] = []
         yield
         yield from self._region_step(steps, with_host=True)
-        first = steps[0]
-        (first_ms,) = self._peers.longest(
-            (first.times().step.step_ms,), "first step of regions", self._step
-        )
-        most = NUM_LONG if first_ms >= LONG_MS else NUM_REGION_STEPS
-        for _ in range(most - 2):
+        for _ in range(NUM_REGION_STEPS - 2):
             yield from self._region_step(steps, with_host=False)
-        own_steps, saved_bytes = steps[1:], observed.saved_bytes
+        first, *own_steps = steps
+        saved_bytes = observed.saved_bytes
         step = fastest(own_steps, saved_bytes)
         for each in own_steps:
             self._backwards.note(each.backward(observed.profile.tail_ms))

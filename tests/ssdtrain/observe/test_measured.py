@@ -15,7 +15,7 @@ from ssdtrain.cache.bypass import Bypass
 from ssdtrain.cache.course import Unobserved
 from ssdtrain.cache.regions import Choice
 from ssdtrain.observe import measured as module
-from ssdtrain.observe.measured import NUM_LONG, NUM_REGION_STEPS, Measured
+from ssdtrain.observe.measured import NUM_REGION_STEPS, Measured
 from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.plainsteps import NUM_STEPS
 from ssdtrain.plan.calibrate import WITHOUT_RERUNS, Corrections, PlainTimes
@@ -126,12 +126,6 @@ def test_the_hosts_time_is_not_that_of_the_step_that_makes_the_tables(
     assert base[0] == (False, False)  # here they are made
     assert base[1] == (True, True)
     assert base[2:] == [(False, True)] * (NUM_REGION_STEPS - 2)
-
-
-def test_long_steps_are_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LONG_MS", 1e3 * STEP_S)
-    found, _ = steps(monkeypatch, fits=False)
-    assert found.count("regions") == NUM_LONG - 1 < NUM_REGION_STEPS - 1
 
 
 @pytest.mark.parametrize(
