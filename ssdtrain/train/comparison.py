@@ -108,7 +108,11 @@ def compare(
             )
     if why_not:
         why_not = f"not compared: {why_not}; run again on a machine that is idle"
-    before, after = (_parts(ranks, on_cpu=on_cpu) for ranks in (without, with_))
+    steps = (step for rank in (*without, *with_) for step in rank.steps)
+    is_told = all(step.queued_ms is not None for step in steps)
+    before, after = (
+        _parts(ranks, on_cpu=on_cpu, is_told=is_told) for ranks in (without, with_)
+    )
     return Comparison(
         without_ms=statistics.median(later(without[0].step_ms)),
         with_ms=statistics.median(later(with_[0].step_ms)),
@@ -131,19 +135,22 @@ def _mean(rank: Tally, name: str) -> float:
     return float(statistics.mean(later([getattr(s, name) for s in rank.steps])))
 
 
-def _parts(ranks: Sequence[Tally], *, on_cpu: bool) -> dict[str, float]:
+def _parts(ranks: Sequence[Tally], *, on_cpu: bool, is_told: bool) -> dict[str, float]:
     """Return the parts in ms, averaged over the ranks, of the one or two steps whose
-    time is the median. See [Note: parts of a step]."""
+    time is the median. See [Note: parts of a step].
+
+    Args:
+        is_told: whether the kernel tells queueing from sleeping.
+    """
     times = ranks[0].step_ms
     counted = later(range(len(times)))
     order = sorted(counted, key=lambda at: times[at])
     middle = order[(len(order) - 1) // 2 : len(order) // 2 + 1]
     found: dict[str, float] = {}
     for rank in ranks:
-        is_told = any(step.queued_ms for step in rank.steps)
         for at in middle:
             parts = _parts_of(rank.steps[at], on_cpu=on_cpu)
-            if not is_told:  # the kernel does not tell queueing from sleeping
+            if not is_told:
                 parts.pop(SLEPT, None)
             for name, ms in parts.items():
                 share = ms / len(ranks) / len(middle)
@@ -154,10 +161,11 @@ def _parts(ranks: Sequence[Tally], *, on_cpu: bool) -> dict[str, float]:
 def _parts_of(step: StepTally, *, on_cpu: bool) -> dict[str, float]:
     if not on_cpu:
         return {COPIES: step.stall_ms, AGAIN: step.recompute_ms}
-    awake_ms = step.worked_ms + step.queued_ms
+    queued_ms = step.queued_ms or 0.0
+    awake_ms = step.worked_ms + queued_ms
     return {
         WORKED: step.worked_ms,
-        QUEUED: step.queued_ms,
+        QUEUED: queued_ms,
         COPIES: step.stall_ms,
         SLEPT: max(0.0, step.step_ms - awake_ms - step.stall_ms),
     }

@@ -12,12 +12,13 @@ SCHEDULED = Path("/proc/thread-self/schedstat")
 
 
 class Spent(NamedTuple):
-    """Between two moments, in ms; 0.0 where the kernel does not say."""
+    """Between two moments, in ms."""
 
     worked_ms: float
     """This thread was on a processor."""
-    queued_ms: float
-    """This thread was ready to run, and no processor was free for it."""
+    queued_ms: float | None
+    """This thread was ready to run, and no processor was free for it; None: the kernel
+    does not say."""
     own_ms: float
     """Processor time of this process, all threads."""
     idle_ms: float
@@ -35,7 +36,15 @@ class Processors:
     def take(self) -> Spent:
         """Return what was spent since the last call, or since the start."""
         last, self._last = self._last, self._now()
-        return Spent(*(now - then for now, then in zip(self._last, last, strict=True)))
+        now, queued_ms = self._last, None
+        if now.queued_ms is not None and last.queued_ms is not None:
+            queued_ms = now.queued_ms - last.queued_ms
+        return Spent(
+            worked_ms=now.worked_ms - last.worked_ms,
+            queued_ms=queued_ms,
+            own_ms=now.own_ms - last.own_ms,
+            idle_ms=now.idle_ms - last.idle_ms,
+        )
 
     def _now(self) -> Spent:
         machine = psutil.cpu_times()
@@ -47,11 +56,11 @@ class Processors:
         )
 
 
-def _queued_ms(scheduled: Path) -> float:
+def _queued_ms(scheduled: Path) -> float | None:
     try:
         return int(scheduled.read_text().split()[1]) / 1e6
     except (OSError, IndexError):
-        return 0.0
+        return None
 
 
 def num_processors() -> int:

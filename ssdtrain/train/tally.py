@@ -44,7 +44,7 @@ class StepTally:
     peak_bytes: Natural
     """Allocated on a GPU, saved tensors on a CPU."""
     worked_ms: Duration = 0.0
-    queued_ms: Duration = 0.0
+    queued_ms: Duration | None = None
     own_ms: Duration = 0.0
     idle_ms: Duration = 0.0
     stall_ms: Duration = 0.0

@@ -183,4 +183,4 @@ def test_processors_count_work_and_idling(tmp_path: Path) -> None:
     told = Processors(scheduled)
     scheduled.write_text("9 4000000 4\n")
     assert told.take().queued_ms == pytest.approx(3.0)
-    assert Processors(tmp_path / "none").take().queued_ms == 0.0
+    assert Processors(tmp_path / "none").take().queued_ms is None

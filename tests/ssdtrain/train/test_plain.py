@@ -119,7 +119,7 @@ def test_a_slower_step_is_explained_by_its_parts(
     result = Trainer(settings).run()
     for tally in seen:
         for step in tally.steps:
-            told_ms = step.worked_ms + step.queued_ms + step.stall_ms
+            told_ms = step.worked_ms + (step.queued_ms or 0.0) + step.stall_ms
             assert told_ms <= 1.05 * step.step_ms + 2.0, step
     assert any(step.stall_ms for step in seen[1].steps)
     before, after = (leg["step_ms"] for leg in result["legs"].values())
