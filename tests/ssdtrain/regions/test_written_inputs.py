@@ -38,3 +38,41 @@ def test_a_written_argument_is_not_read_again(plan: str) -> None:
             session.close()
         found.append(gradients)
     assert all(map(torch.equal, *found))
+
+
+class Later(nn.Module):
+    """Changes its argument in place from a moment on, when its region is trusted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.changes = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.a(x * 1.0))
+        if self.changes:
+            x.mul_(1.5)
+        return x + self.b(y)
+
+
+def test_a_region_that_begins_to_change_its_argument_stops_running_again() -> None:
+    found = []
+    for offloaded in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64), *(Later() for _ in range(3)))
+        session = None
+        if offloaded:
+            session = ssdtrain.offload(
+                model, target="host", plan="keep-all", recompute="regions", min_bytes=0
+            )
+        gradients = []
+        for number in range(6):
+            for layer in model[1:]:
+                layer.changes = number >= 4  # type: ignore[assignment]
+            model(torch.randn(4, 32, 64)).square().mean().backward()
+            gradients += [each.grad.clone() for each in model.parameters()]
+            model.zero_grad()
+        if session is not None:
+            session.close()
+        found.append(gradients)
+    assert all(map(torch.equal, *found))
