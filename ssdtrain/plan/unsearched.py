@@ -16,7 +16,7 @@ from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
-from ssdtrain.plan.regions import Region, spread, with_regions
+from ssdtrain.plan.regions import spread, with_regions
 from ssdtrain.plan.scaled import Growth, UpTo, scaled
 from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.simulate import Run, simulate
@@ -51,29 +51,37 @@ def all_again(profile: Profile, larger: Profile, goal: Goal) -> Plan | None:
         larger: the same with batches that must fit.
         goal: with a memory limit.
     """
-    regions = spread(Timeline(profile))
-    return _fitting(profile, larger, goal, regions, 0) if regions else None
+    return _fitting(*_timelines(profile, larger), goal, 0)
 
 
 def all_again_moving(profile: Profile, larger: Profile, goal: Goal) -> Plan | None:
     """As `all_again`, where what regions read must leave: the first of it, which
     backward asks for last, and no more than is needed."""
-    regions = spread(Timeline(profile))
+    observed, largest = _timelines(profile, larger)
     most = sum(len(_read(profile, kind)) for kind in profile.regions)
     found, low, high = None, 0, 1
     # What leaves last comes back at once: to move all of it may need more than a part.
-    while found is None and regions and low < most:
+    while found is None and low < most:
         high = min(high, most)
-        found = _fitting(profile, larger, goal, regions, high)
+        found = _fitting(observed, largest, goal, high)
         if found is None:
             low, high = high, 2 * high
     while found is not None and high - low > 1:
         number = (low + high) // 2
-        if plan := _fitting(profile, larger, goal, regions, number):
+        if plan := _fitting(observed, largest, goal, number):
             found, high = plan, number
         else:
             low = number
-    return found
+    return None if found is None or _is_too_much(largest, found, goal) else found
+
+
+def _is_too_much(largest: Timeline, plan: Plan, goal: Goal) -> bool:
+    """Return whether what leaves is more than the host has room for, or than may be
+    written: then copies are not made, and steps go beyond the memory limit."""
+    needs, host_bytes = Run(largest, plan.orders).run(), largest.profile.host_bytes
+    if host_bytes is not None and needs.host_peak_bytes > host_bytes:
+        return True
+    return not goal.allows(needs.moved_bytes["ssd_write"], needs.step_ms)
 
 
 def _read(profile: Profile, kind: str) -> set[int]:
@@ -82,19 +90,21 @@ def _read(profile: Profile, kind: str) -> set[int]:
     return {item for run in runs for item in run.inputs}
 
 
+def _timelines(profile: Profile, larger: Profile) -> tuple[Timeline, Timeline]:
+    observed = Timeline(profile)
+    return observed, observed if larger is profile else Timeline(larger)
+
+
 def _fitting(
-    profile: Profile,
-    larger: Profile,
-    goal: Goal,
-    regions: Sequence[Region],
-    num_moved: int,
+    observed: Timeline, largest: Timeline, goal: Goal, num_moved: int
 ) -> Plan | None:
-    """Return the plan that runs these regions again and moves so many of what they
-    read; None: it does not fit."""
-    most_bytes, timeline = goal.most_bytes(larger), Timeline(profile)
-    if most_bytes is None:
+    """Return the plan that runs all regions again and moves so many of what they read;
+    None: there are none, or it does not fit the memory limit."""
+    profile, regions = observed.profile, spread(observed)
+    most_bytes = goal.most_bytes(largest.profile)
+    if most_bytes is None or not regions:
         return None
-    target, left = away(timeline), num_moved
+    target, left = away(observed), num_moved
     placements: dict[str, list[Placement]] = {}
     for kind, items in profile.kinds.items():
         placements[kind] = [Placement.KEEP] * len(items)
@@ -102,13 +112,11 @@ def _fitting(
             if left > 0 and not items[number].held:
                 placements[kind][number], left = target, left - 1
     style = Style(late=Late.WAIT) if num_moved else Style()
-    again = with_regions(timeline, placements, regions)
-    orders = schedule(timeline, again, style)
-    needs = own = simulate(timeline, orders)
-    if larger is not profile:
-        needs = simulate(Timeline(larger), orders)
-    fits = needs.peak_bytes <= most_bytes
-    return Plan(orders=orders, policy="regions", prediction=own) if fits else None
+    orders = schedule(observed, with_regions(observed, placements, regions), style)
+    if Run(largest, orders).run().peak_bytes > most_bytes:
+        return None
+    prediction = simulate(observed, orders)
+    return Plan(orders=orders, policy="regions", prediction=prediction)
 
 
 def unsearched(profile: Profile, goal: Goal, growth: Growth) -> list[UpTo]:

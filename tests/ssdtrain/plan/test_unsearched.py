@@ -164,6 +164,22 @@ def test_what_regions_read_leaves_as_far_as_it_must(share: float) -> None:
     assert fewer.peak_bytes > goal.memory_budget_bytes * (1 - goal.budget_margin)  # type: ignore[operator]
 
 
+def test_what_leaves_has_room_in_host_memory() -> None:
+    """As in a plan that was searched for: else copies would not be made, and the step
+    would go beyond the limit."""
+    profile = layers(gb_per_s=10.0)
+    whole = all_again(profile, profile, Goal(memory_budget_bytes=20 * MB))
+    assert whole is not None and whole.prediction is not None
+    goal = Goal(memory_budget_bytes=int(0.6 * whole.prediction.peak_bytes))
+    plan = all_again_moving(profile, profile, goal)
+    assert plan is not None and plan.prediction is not None
+    needed = plan.prediction.host_peak_bytes
+    enough = replace(profile, host_bytes=needed)
+    assert all_again_moving(enough, enough, goal) == plan
+    short = replace(profile, host_bytes=needed - 1)
+    assert all_again_moving(short, short, goal) is None
+
+
 def test_nothing_leaves_where_that_is_not_enough() -> None:
     profile = layers(gb_per_s=10.0)
     goal = Goal(memory_budget_bytes=MB)
