@@ -163,6 +163,7 @@ def test_no_growth_over_steps(everything: Any, tmp_path: Any) -> None:
         **everything,
         "target": "ssd",
         "directory": str(tmp_path),
+        "io_threads": 2,
     }
     with ssdtrain.offload(model, **settings) as session:
         levels = []
@@ -186,9 +187,9 @@ def test_no_growth_over_steps(everything: Any, tmp_path: Any) -> None:
         assert levels == [levels[0]] * 6, levels
         assert levels[-1][:2] == (0, 0)
         assert levels[-1][3:] == (0, 0)
-        num_threads = threading.active_count()
-        model(batch()).sum().backward()
-        assert threading.active_count() == num_threads
+        # Pools start their threads one by one: writers, readers, and two that copy.
+        ours = [t for t in threading.enumerate() if t.name.startswith("ssdtrain")]
+        assert len(ours) <= 2 * settings["io_threads"] + 2, ours
     assert not list(tmp_path.iterdir())
     assert not [t for t in threading.enumerate() if t.name.startswith("ssdtrain")]
 
