@@ -64,23 +64,25 @@ class HostPrices:
         return self.costs
 
     def price_regions(self, meter: HostMeter | None) -> None:
-        """Take what the calls of regions cost the host in forward."""
+        """Take what the calls of regions cost the host in forward, if there were any."""
         if meter is not None and self.costs is not None:
-            region_ms = meter.costs(HostCosts()).region_ms
+            region_ms = meter.costs(self.costs).region_ms
             self.costs = replace(self.costs, region_ms=region_ms)
 
     def planned(self) -> None:
         """Another plan is followed from now on."""
+        self.take()
         self._num_followed = 0
 
     def sample(self, module_of: Callable[[str, int], str]) -> None:
         """Count the start of a step under a plan, and time the hooks of one in many:
-        its report says in which module the host was waited for.
+        its report says in which module the host was waited for, and its region calls
+        what they cost.
 
         Args:
             module_of: the module of an item of the profile.
         """
-        self.take()
+        self.price_regions(self.take())
         cache = self._cache
         if not self.is_on_gpu or cache.bypass is not None:
             return

@@ -106,11 +106,16 @@ class Measured:
     def disappointed(self, prediction: Prediction, step_ms: float) -> None:
         """Steps of a plan took longer than it said: what it does is dearer than it was
         believed to be. How much of it is due to copies and how much to the host nobody
-        knows, so that both get dearer; the next plan does less of either."""
+        knows, so that both get dearer; the next plan does less of either. Where region
+        calls were believed to cost nothing, it is they."""
         lost_ms = step_ms - prediction.step_ms
         if lost_ms <= 0.0:
             return
-        by, copies_ms = self.corrections, 0.0
+        by, copies_ms, costs = self.corrections, 0.0, self._host.costs
+        if by.host_costs is not None and not by.host_costs.region_ms:
+            if costs is not None and costs.region_ms:
+                self.corrections = replace(by, host_costs=costs)
+                return
         for load in prediction.links.values():
             copies_ms += load.busy_ms
         slowdown = HALF * lost_ms / copies_ms if copies_ms else 0.0

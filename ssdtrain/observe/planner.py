@@ -683,6 +683,7 @@ class Planner:
         if self._peers.observes(self._sees_strays(), self._step):
             self._observe()
             return
+        self._host.sample(self._module_of)
         if not watch.asks(self._times.num_steps):
             return
         own = self._times.ended_ms(watch.num_new)

@@ -77,3 +77,15 @@ def test_one_meter_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert own.prices.costs == HostCosts(region_ms=PROBED_MS)
     own.prices.price_regions(meter)
     assert own.prices.costs == HostCosts(region_ms=SAMPLED_MS)
+
+
+def test_a_step_that_is_timed_prices_region_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = Prices(monkeypatch)
+    own.timed(FIRST_SAMPLE)
+    assert own.prices.costs == HostCosts(region_ms=PROBED_MS)
+    own.prices.planned()  # that step has not ended: it says nothing of the next plan
+    assert own.cache.meter is None
+    assert own.timed(FIRST_SAMPLE + 1) == [FIRST_SAMPLE]
+    assert own.prices.costs == HostCosts(region_ms=SAMPLED_MS)

@@ -160,7 +160,8 @@ def test_reruns_bound_what_forwards_take_the_host(
 
 def empty() -> Any:
     own: Any = None
-    return Measured(own, own, own, own)
+    host: Any = SimpleNamespace(costs=None)
+    return Measured(own, host, own, own)
 
 
 def test_what_another_step_tells_is_forgotten() -> None:
@@ -204,6 +205,21 @@ def test_a_plan_that_disappoints_makes_what_it_does_dearer() -> None:
     measured.disappointed(told(100.0, 0.0), 400.0)
     assert measured.corrections.copy_slowdown == by.copy_slowdown
     assert measured.corrections.host_factor <= 2.0 * by.host_factor
+
+
+def test_region_calls_that_were_believed_free_are_blamed_first() -> None:
+    measured = empty()
+    free, priced = HostCosts(), HostCosts(region_ms=0.3)
+    measured.corrections = Corrections(host_costs=free)
+    measured._host.costs = free
+    measured.disappointed(told(110.0, 0.0), 120.0)
+    assert measured.corrections.host_factor > 1.0  # there are none
+    measured.corrections = Corrections(host_costs=free)
+    measured._host.costs = priced
+    measured.disappointed(told(110.0, 50.0), 120.0)
+    assert measured.corrections == Corrections(host_costs=priced)
+    measured.disappointed(told(110.0, 50.0), 120.0)
+    assert measured.corrections.host_factor == pytest.approx(1.5)
 
 
 def test_a_graphs_device_times_are_measured_where_a_gpu_has_regions() -> None:
