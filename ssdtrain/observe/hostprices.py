@@ -64,7 +64,7 @@ class HostPrices:
         return self.costs
 
     def price_regions(self, meter: HostMeter | None) -> None:
-        """Take what the calls of regions cost the host in forward, if there were any."""
+        """Take what the calls of regions, if any, cost the host in forward."""
         if meter is not None and self.costs is not None:
             region_ms = meter.costs(self.costs).region_ms
             self.costs = replace(self.costs, region_ms=region_ms)
