@@ -328,7 +328,7 @@ class Binding:
         if spec.is_first:
             return first
         is_last = isinstance(row, AgainRow) and row.is_last
-        return HostAgainRow(spec, is_read=is_read, is_last=is_last)
+        return HostAgainRow(spec, orders[spec.item], is_read=is_read, is_last=is_last)
 
     def _row_of_copy(self, copy: Spec | None, orders: Any) -> HostRow | StayRow | None:
         """The row of what a recipe stores; None: it is the general path's."""
@@ -488,7 +488,7 @@ class Binding:
             is_last = spec.item < 0 or closes
             return RegionItemRow(spec, spec.extent_bytes if is_last else 0)
         if not spec.is_plain or spec.item in general:
-            return GeneralRow(spec.item, number)
+            return GeneralRow(spec, number)
         if spec.parameter is not None:
             row = ParameterRow if spec.is_whole else ParameterViewRow
             return row(spec.parameter, spec.num_bytes)
@@ -498,7 +498,7 @@ class Binding:
         if order.release_after <= 0 and spec.item not in self._read:
             opener = self._openers[spec.item]
             freed_bytes = self._specs[opener].num_bytes if closes else 0
-            return KeptItemRow(spec, order.name, opener, freed_bytes)
+            return KeptItemRow(spec, order, opener, freed_bytes)
         if spec.is_first:
             is_shared = self._counts[spec.item] > 1
             return MoveRow(spec, order, number, is_shared=is_shared)
@@ -511,7 +511,7 @@ def _first_light(
 ) -> HostRow | StayRow | None:
     """The row that opens an item which needs no record; None: it needs one there."""
     if order.release_after <= 0:
-        return StayRow(spec, order.name, is_shared=is_shared)
+        return StayRow(spec, order, is_shared=is_shared)
     if order.placement is not Placement.OFFLOAD:
         return None
     return HostRow(spec, order, is_shared=is_shared, is_read=is_read)

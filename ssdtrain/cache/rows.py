@@ -3,7 +3,7 @@
 See [Note: compiled plan] in table.py.
 """
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,112 +21,24 @@ if TYPE_CHECKING:
     from ssdtrain.cache.run import Run
 
 
-class Row(Protocol):
+class Row:
     """One call of `pack`."""
-
-    def pack(self, tensor: Tensor, run: "Run") -> Handle:
-        """The handle for autograd."""
-
-
-class GeneralRow:
-    """Served by the general path: recipes, and tensors that are not plain."""
-
-    __slots__ = ("behind", "item", "number", "used_behind")
-
-    def __init__(self, item: int = -1, number: int = -1) -> None:
-        self.item = item
-        self.number = number
-        self.behind = self.used_behind = NOTHING
-
-    def pack(self, tensor: Tensor, run: "Run") -> Handle:
-        """As the general path does."""
-        return run.pack_generally(tensor, self)
-
-
-class RebuiltRow:
-    """An item that the plan rebuilds, by a recipe that was found and admitted before.
-
-    What safety needs is asked again: [Note: compiled recipes] in rebuild/compiled.py.
-    Where an answer is another one, the general path searches.
-    """
-
-    __slots__ = (
-        *("behind", "by_norm", "compiled", "copy", "is_read", "is_shared", "item"),
-        *("marks", "num_bytes", "number", "used_behind", "whole"),
-    )
-
-    def __init__(
-        self,
-        spec: Spec,
-        compiled: Compiled,
-        number: int,
-        *,
-        copy: "HostRow | StayRow | None",
-        is_shared: bool,
-        is_read: bool,
-    ) -> None:
-        self.behind = self.used_behind = NOTHING
-        self.copy = copy
-        """Of what the recipe stores; None: nothing, or the general path's."""
-        self.num_bytes = spec.num_bytes
-        self.by_norm = spec.by_norm
-        self.item = spec.item
-        self.marks = spec.marks
-        self.compiled = compiled
-        self.is_shared = is_shared
-        """Whether other rows save the same bytes."""
-        self.is_read = is_read
-        """Whether recipes read it."""
-        self.number = number
-        layout = compiled.layout
-        self.whole: View | None = None
-        """Of a tensor that is its own base, in that layout; None: it has gaps."""
-        if layout.is_contiguous:
-            shape = torch.Size(layout.shape)
-            self.whole = View(layout.dtype, shape, layout.stride, 0, False, False)
-
-    def pack(self, tensor: Tensor, run: "Run", wrapper: Tensor | None = None) -> Handle:
-        """A handle that makes it again; the general path's, of the wrapper if it is the
-        part of one, where that must not be."""
-        if tensor.nbytes == self.num_bytes and run.may_move(tensor):
-            return run.rebuild(self, tensor, wrapper)
-        return run.pack_generally(tensor if wrapper is None else wrapper, self)
-
-
-class RebuiltAgainRow:
-    """Another handle of an item that is rebuilt."""
-
-    __slots__ = (
-        *("behind", "by_norm", "is_read", "item"),
-        *("num_bytes", "number", "used_behind"),
-    )
-
-    def __init__(self, spec: Spec, number: int, *, is_read: bool) -> None:
-        self.behind = self.used_behind = NOTHING
-        self.num_bytes = spec.num_bytes
-        self.by_norm = spec.by_norm
-        self.is_read = is_read
-        self.item = spec.item
-        self.number = number
-
-    def pack(self, tensor: Tensor, run: "Run", wrapper: Tensor | None = None) -> Handle:
-        """A handle of the same recipe, if these are its bytes; else as `RebuiltRow`."""
-        if tensor.nbytes == self.num_bytes and run.may_move(tensor):
-            return run.rebuild_again(self, tensor, wrapper)
-        return run.pack_generally(tensor if wrapper is None else wrapper, self)
-
-
-class EndRow:
-    """Behind the last one."""
 
     __slots__ = ()
 
-    def pack(self, tensor: Tensor, run: "Run") -> Handle:
-        """One tensor more than the plan knows."""
+    def pack(self, tensor: Tensor, run: "Run") -> Any:
+        """The handle for autograd. Here: of a tensor that no row of this kind serves,
+        or one that `Run.hooks` serves in place and that is not what the row says."""
         return run.leave_table(tensor)
 
 
-class ParameterRow:
+class EndRow(Row):
+    """Behind the last one: one tensor more than the plan knows."""
+
+    __slots__ = ()
+
+
+class ParameterRow(Row):
     """A parameter.
 
     By its id: a weak reference would forbid `torch.utils.swap_tensors`. Another
@@ -139,12 +51,8 @@ class ParameterRow:
         self.of = id(parameter)
         self.num_bytes = num_bytes
 
-    def pack(self, tensor: Tensor, run: "Run") -> Handle:
-        """Called only where the look in `Run.hooks` failed: it is no such tensor."""
-        return run.leave_table(tensor)
 
-
-class ParameterViewRow:
+class ParameterViewRow(Row):
     """A view of a parameter, such as `weight.t()`. By its id, as `ParameterRow`."""
 
     __slots__ = ("_part", "num_bytes", "of")
@@ -175,7 +83,7 @@ class ParameterViewRow:
         return ParameterViewHandle((parameter, tensor._version, shown))
 
 
-class KeptRow:
+class KeptRow(Row):
     """A tensor below `min_bytes`, one that never moves, or a quiet item."""
 
     __slots__ = ("num_bytes",)
@@ -183,37 +91,114 @@ class KeptRow:
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
 
-    def pack(self, tensor: Tensor, run: "Run") -> Handle:
-        """A parameter, or of another size: see `Run.hooks`."""
-        return run.leave_table(tensor)
 
+class ItemRow(Row):
+    """A tensor of an item of the plan.
 
-class KeptItemRow:
-    """An item that the plan keeps, where it has something to do."""
+    Args:
+        number: of the row in its table.
+        is_read: whether recipes read the item.
+        is_shared: whether other rows save the same bytes.
+    """
 
     __slots__ = (
-        "behind",
-        "freed_bytes",
-        "is_first",
-        "item",
-        "marks",
-        "name",
-        "num_bytes",
-        "opener",
-        "used_behind",
+        *("behind", "by_norm", "is_first", "is_read", "is_shared", "item", "marks"),
+        *("num_bytes", "number", "used_behind"),
     )
 
-    def __init__(self, spec: Spec, name: str, opener: int, freed_bytes: int) -> None:
-        """opener: number of the item's first row.
-        freed_bytes: what that one has booked, if backward uses this handle of the item
-            last; else 0.
-        """
-        self.num_bytes = spec.num_bytes
+    def __init__(
+        self,
+        spec: Spec,
+        number: int = -1,
+        *,
+        is_read: bool = False,
+        is_shared: bool = False,
+    ) -> None:
+        self.behind = self.used_behind = NOTHING
+        self.by_norm = spec.by_norm
+        self.is_first = spec.is_first
+        self.is_read = is_read
+        self.is_shared = is_shared
         self.item = spec.item
         self.marks = spec.marks
-        self.is_first = spec.is_first
-        self.behind = self.used_behind = NOTHING
-        self.name = name
+        self.num_bytes = spec.num_bytes
+        self.number = number
+
+
+class GeneralRow(ItemRow):
+    """Served by the general path: recipes, and tensors that are not plain."""
+
+    __slots__ = ()
+
+    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+        """As the general path does."""
+        return run.pack_generally(tensor, self)
+
+
+class RebuiltRow(ItemRow):
+    """An item that the plan rebuilds, by a recipe that was found and admitted before.
+
+    What safety needs is asked again: [Note: compiled recipes] in rebuild/compiled.py.
+    Where an answer is another one, the general path searches.
+    """
+
+    __slots__ = ("compiled", "copy", "whole")
+
+    def __init__(
+        self,
+        spec: Spec,
+        compiled: Compiled,
+        number: int,
+        *,
+        copy: "HostRow | StayRow | None",
+        is_shared: bool,
+        is_read: bool,
+    ) -> None:
+        super().__init__(spec, number, is_shared=is_shared, is_read=is_read)
+        self.copy = copy
+        """Of what the recipe stores; None: nothing, or the general path's."""
+        self.compiled = compiled
+        layout = compiled.layout
+        self.whole: View | None = None
+        """Of a tensor that is its own base, in that layout; None: it has gaps."""
+        if layout.is_contiguous:
+            shape = torch.Size(layout.shape)
+            self.whole = View(layout.dtype, shape, layout.stride, 0, False, False)
+
+    def pack(self, tensor: Tensor, run: "Run", wrapper: Tensor | None = None) -> Handle:
+        """A handle that makes it again; the general path's, of the wrapper if it is the
+        part of one, where that must not be."""
+        if tensor.nbytes == self.num_bytes and run.may_move(tensor):
+            return run.rebuild(self, tensor, wrapper)
+        return run.pack_generally(tensor if wrapper is None else wrapper, self)
+
+
+class RebuiltAgainRow(ItemRow):
+    """Another handle of an item that is rebuilt."""
+
+    __slots__ = ()
+
+    def pack(self, tensor: Tensor, run: "Run", wrapper: Tensor | None = None) -> Handle:
+        """A handle of the same recipe, if these are its bytes; else as `RebuiltRow`."""
+        if tensor.nbytes == self.num_bytes and run.may_move(tensor):
+            return run.rebuild_again(self, tensor, wrapper)
+        return run.pack_generally(tensor if wrapper is None else wrapper, self)
+
+
+class KeptItemRow(ItemRow):
+    """An item that the plan keeps, where it has something to do.
+
+    Args:
+        opener: number of the item's first row.
+        freed_bytes: what that one has booked, if backward uses this handle of the item
+            last; else 0.
+    """
+
+    __slots__ = ("freed_bytes", "name", "opener")
+
+    def __init__(self, spec: Spec, order: Order, opener: int, freed_bytes: int) -> None:
+        super().__init__(spec)
+        self.name = order.name
         self.opener = opener
         self.freed_bytes = freed_bytes
 
@@ -228,167 +213,108 @@ class KeptItemRow:
         return run.leave_table(tensor)
 
 
-class MoveRow:
-    """An item with a record: one that the plan moves away, or that recipes read."""
+class StoredRow(ItemRow):
+    """An item whose bytes stay where recipes find them, or leave.
 
-    __slots__ = (
-        "behind",
-        "by_norm",
-        "extent_bytes",
-        "is_shared",
-        "item",
-        "marks",
-        "num_bytes",
-        "number",
-        "order",
-        "used_behind",
-    )
+    Args:
+        order: of the item.
+        is_last: whether it is the last of the item's rows: [Note: the last save].
+    """
+
+    __slots__ = ("extent_bytes", "is_last", "name", "order")
 
     def __init__(
-        self, spec: Spec, order: Order, number: int, *, is_shared: bool
+        self,
+        spec: Spec,
+        order: Order,
+        number: int = -1,
+        *,
+        is_read: bool = False,
+        is_shared: bool = False,
+        is_last: bool = False,
     ) -> None:
-        self.behind = self.used_behind = NOTHING
-        self.is_shared = is_shared
-        """Whether other rows save the same bytes: the last of them sends these."""
-        self.number = number
+        super().__init__(spec, number, is_read=is_read, is_shared=is_shared)
         self.extent_bytes = spec.extent_bytes
-        self.num_bytes = spec.num_bytes
-        self.by_norm = spec.by_norm
-        self.item = spec.item
-        self.marks = spec.marks
+        self.is_last = is_last
+        self.name = order.name
         self.order = order
 
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
-        """Identify its bytes, and send them off if the plan says so."""
+        """Take it over, if these may be its bytes."""
         if tensor.nbytes == self.num_bytes and run.may_move(tensor):
-            return run.move(self, tensor)
+            return self.take(tensor, run)
         return run.leave_table(tensor)
 
+    def take(self, tensor: Tensor, run: "Run") -> Handle:
+        """As `pack`, for a tensor that may be served, of whatever size."""
+        raise NotImplementedError
 
-class HostRow:
+
+class MoveRow(StoredRow):
+    """An item with a record: one that the plan moves away, or that recipes read. Where
+    other rows save the same bytes, the last of them sends these."""
+
+    __slots__ = ()
+
+    def take(self, tensor: Tensor, run: "Run") -> Handle:
+        """Identify its bytes, and send them off if the plan says so."""
+        return run.move(self, tensor)
+
+
+class HostRow(StoredRow):
     """An item that the plan moves to host memory, to the same place in every step.
 
     It fills its base without gaps; `MoveRow` serves all others.
     """
 
-    __slots__ = (
-        "behind",
-        "by_norm",
-        "free",
-        "is_read",
-        "is_shared",
-        "item",
-        "marks",
-        "name",
-        "num_bytes",
-        "order",
-        "used_behind",
-    )
+    __slots__ = ("free",)
 
     def __init__(
-        self, spec: Spec, order: Order, *, is_shared: bool, is_read: bool
+        self, spec: Spec, order: Order, *, is_read: bool, is_shared: bool
     ) -> None:
-        self.behind = self.used_behind = NOTHING
-        self.num_bytes = spec.num_bytes
-        self.by_norm = spec.by_norm
-        self.item = spec.item
-        self.marks = spec.marks
-        self.order = order
-        self.name = order.name
-        self.is_shared = is_shared
-        """Whether other rows save the same bytes."""
-        self.is_read = is_read
-        """Whether recipes read them."""
+        super().__init__(spec, order, is_read=is_read, is_shared=is_shared)
         self.free: list[PinnedBuffer] = []
 
-    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+    def take(self, tensor: Tensor, run: "Run") -> Handle:
         """Send it off."""
-        if tensor.nbytes == self.num_bytes and run.may_move(tensor):
-            return run.send(self, tensor)
-        return run.leave_table(tensor)
+        return run.send(self, tensor)
 
 
-class StayRow:
+class StayRow(StoredRow):
     """An item that stays, and that recipes read."""
 
-    __slots__ = (
-        "behind",
-        "by_norm",
-        "is_shared",
-        "item",
-        "marks",
-        "name",
-        "num_bytes",
-        "used_behind",
-    )
+    __slots__ = ()
 
-    def __init__(self, spec: Spec, name: str, *, is_shared: bool) -> None:
-        self.behind = self.used_behind = NOTHING
-        self.num_bytes = spec.num_bytes
-        self.by_norm = spec.by_norm
-        self.item = spec.item
-        self.marks = spec.marks
-        self.name = name
-        self.is_shared = is_shared
-        """Whether other rows save the same bytes."""
-
-    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+    def take(self, tensor: Tensor, run: "Run") -> Handle:
         """Keep it where recipes find it."""
-        if tensor.nbytes == self.num_bytes and run.may_move(tensor):
-            return run.stay(self, tensor)
-        return run.leave_table(tensor)
+        return run.stay(self, tensor)
 
 
-class HostAgainRow:
+class HostAgainRow(StoredRow):
     """Another handle of an item of a `HostRow` or a `StayRow`."""
 
-    __slots__ = ("by_norm", "is_last", "is_read", "item", "num_bytes", "used_behind")
+    __slots__ = ()
 
-    def __init__(self, spec: Spec, *, is_read: bool, is_last: bool) -> None:
-        self.used_behind = NOTHING
-        self.is_last = is_last
-        """Whether it is the last of the item's: [Note: the last save]."""
-        self.num_bytes = spec.num_bytes
-        self.by_norm = spec.by_norm
-        self.item = spec.item
-        self.is_read = is_read
-
-    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+    def take(self, tensor: Tensor, run: "Run") -> Handle:
         """A handle of the same bytes, if these are they."""
-        if tensor.nbytes == self.num_bytes and run.may_move(tensor):
-            return run.send_again(self, tensor)
-        return run.leave_table(tensor)
+        return run.send_again(self, tensor)
 
 
-class AgainRow:
+class AgainRow(StoredRow):
     """Another handle of an item of a `MoveRow`."""
 
-    __slots__ = (
-        *("by_norm", "is_last", "item"),
-        *("num_bytes", "number", "order", "used_behind"),
-    )
+    __slots__ = ()
 
-    def __init__(self, spec: Spec, order: Order, number: int, *, is_last: bool) -> None:
-        self.used_behind = NOTHING
-        self.is_last = is_last
-        """Whether it is the last of the item's: [Note: the last save]."""
-        self.order = order
-        self.num_bytes = spec.num_bytes
-        self.by_norm = spec.by_norm
-        self.item = spec.item
-        self.number = number
-
-    def pack(self, tensor: Tensor, run: "Run") -> Handle:
+    def take(self, tensor: Tensor, run: "Run") -> Handle:
         """A handle of the same record, if these are its bytes."""
-        if tensor.nbytes == self.num_bytes and run.may_move(tensor):
-            return run.move_again(self, tensor)
-        return run.leave_table(tensor)
+        return run.move_again(self, tensor)
 
 
-class RegionRow:
+class RegionRow(Row):
     """A tensor that its region's forward makes again: see [Note: regions].
 
-    It is dropped when the forward has ended, so nothing asks which bytes it is.
+    It is dropped when the forward has ended, so nothing asks which bytes it is. Not
+    served outside of such a forward: see `Run.enter_region`.
     """
 
     __slots__ = ("num_bytes", "own_bytes")
@@ -398,51 +324,28 @@ class RegionRow:
         self.own_bytes = own_bytes
         """Of its record; 0: another row counts them."""
 
-    def pack(self, tensor: Tensor, run: "Run") -> Handle:
-        """Not in a region that runs again: see `Run.enter_region`."""
-        return run.leave_table(tensor)
 
-
-class RegionItemRow:
+class RegionItemRow(ItemRow):
     """As `RegionRow`, where the plan has something to do."""
 
-    __slots__ = (
-        "behind",
-        "is_first",
-        "item",
-        "marks",
-        "num_bytes",
-        "own_bytes",
-        "used_behind",
-    )
+    __slots__ = ("own_bytes",)
 
     def __init__(self, spec: Spec, own_bytes: int) -> None:
-        self.behind = self.used_behind = NOTHING
-        self.num_bytes = spec.num_bytes
+        super().__init__(spec)
         self.own_bytes = own_bytes
-        self.item = spec.item
-        self.is_first = spec.is_first
-        self.marks = spec.marks
-
-    def pack(self, tensor: Tensor, run: "Run") -> Handle:
-        """As `RegionRow`."""
-        return run.leave_table(tensor)
 
 
-class PlacedRow:
-    """A tensor that is stored, and saved in the forward of a region that runs again."""
+class PlacedRow(Row):
+    """A tensor that is stored, and saved in the forward of a region that runs again.
+    Not served outside of such a forward, as `RegionRow`."""
 
     __slots__ = ("inner",)
 
     def __init__(self, inner: Row) -> None:
         self.inner = inner
 
-    def pack(self, tensor: Tensor, run: "Run") -> Handle:
-        """As `RegionRow`."""
-        return run.leave_table(tensor)
 
-
-class WrappedRow:
+class WrappedRow(Row):
     """A tensor around a plain one, which has a row of its own: [Note: wrappers]."""
 
     __slots__ = ("_kind", "inner")

@@ -50,7 +50,7 @@ from ssdtrain.cache.rows import (
 )
 from ssdtrain.cache.savedindex import SealedIndex
 from ssdtrain.cache.savedplaces import PlaceHandle
-from ssdtrain.cache.spec import NOTHING, Behind
+from ssdtrain.cache.spec import NOTHING, Behind, Spec
 from ssdtrain.cache.state import Holding, RecordState
 from ssdtrain.cache.table import Hooks, Pack, RegionPart, Table, Unpack
 from ssdtrain.cache.traced import tracer, untraced
@@ -201,9 +201,8 @@ class Run:
         if own_bytes:
             self._grown_bytes += round(own_bytes * ratio) - own_bytes
         if type(row) is not KeptRow and type(row) is not KeptItemRow:
-            act: Any = RESIZED[type(row)]
             movable = self.may_move(tensor)
-            return act(self, row, tensor) if movable else self.leave_table(tensor)
+            return row.take(tensor, self) if movable else self.leave_table(tensor)
         if self._table.totals[number].num_records:
             self._more[number] = num_bytes - row.num_bytes
         if type(row) is KeptItemRow:
@@ -561,7 +560,7 @@ class Run:
     def _stop(self, behind: int = 0) -> None:
         if self._num_packed is None:
             self._num_packed = len(self._table.rows) - length_hint(self._rows) - behind
-            self.following = repeat(GeneralRow()).__next__
+            self.following = repeat(GENERALLY).__next__
 
     def end(self) -> None:
         """Forward has ended: what was counted by the table alone is booked."""
@@ -673,6 +672,8 @@ class Run:
             self.holding.live_bytes += sign * num_bytes
 
 
+GENERALLY = GeneralRow(Spec(num_bytes=0))
+"""Of all tensors behind the end of a table."""
 SEALED = frozenset({PlaceHandle, SealedIndex, WrappedHandle})
 """Handles that the general path checks, where they have a seal."""
 AT_HAND = (RecordState.BACK, RecordState.KEPT)
@@ -681,10 +682,3 @@ ROUNDING = 1e-3
 """Of a lane's bytes: views do not fill what they are views of."""
 SIZED = frozenset(STORING)
 """Rows that serve a tensor of another size."""
-RESIZED = {
-    MoveRow: Run.move,
-    HostRow: Run.send,
-    StayRow: Run.stay,
-    HostAgainRow: Run.send_again,
-    AgainRow: Run.move_again,
-}
