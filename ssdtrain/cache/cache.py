@@ -40,7 +40,7 @@ from ssdtrain.cache.lanes import Lanes
 from ssdtrain.cache.ledger import HookSpans, Ledger
 from ssdtrain.cache.living import Living
 from ssdtrain.cache.quiet import ForwardHooks
-from ssdtrain.cache.recipes import NoRecipes, Recipes
+from ssdtrain.cache.recipes import Recipes
 from ssdtrain.cache.record import (
     Handle,
     Kept,
@@ -62,7 +62,7 @@ from ssdtrain.cache.sizes import MOST
 from ssdtrain.cache.state import RecordState
 from ssdtrain.cache.tables import Tables
 from ssdtrain.cache.traced import leave_alone, untraced
-from ssdtrain.cache.verify import NoVerifier, Verifier
+from ssdtrain.cache.verify import Verifier
 from ssdtrain.cache.window import CacheLimits, ReleaseWindow
 from ssdtrain.cache.wrapped import (
     FlattenedHandle,
@@ -125,9 +125,9 @@ class TensorCache:
         self._torch_device = self.device.torch_device
         self.ledger = Ledger(self.device, counters)
         self.lanes = Lanes(lambda: counters.of(Count.SAVED))
-        self.recipes: Recipes = NoRecipes()
+        self.recipes = Recipes()
         self.course = Course(rule, lambda reason: self.offloader.fall_back(reason))
-        self.verifier: Verifier = NoVerifier()
+        self.verifier = Verifier()
         self._counters = counters
         self._records = Known()
         self.retired = Retired()

@@ -4,12 +4,11 @@ See `OperandLookup` in rebuild/graph.py.
 """
 
 import weakref
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ssdtrain.cache.course import Course
 from ssdtrain.cache.handles import (
     KeptHandle,
     KeptItemHandle,
@@ -17,7 +16,6 @@ from ssdtrain.cache.handles import (
     ParameterViewHandle,
 )
 from ssdtrain.cache.identity import Probe, View, is_plain
-from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.moved import MovedHandle, MovedNote
 from ssdtrain.cache.record import (
     Handle,
@@ -27,35 +25,22 @@ from ssdtrain.cache.record import (
     RebuiltView,
     Record,
     RecordView,
-    Retired,
 )
-from ssdtrain.cache.regions import Regions
 from ssdtrain.cache.weights import Weights
 from ssdtrain.counters import Fallback
 from ssdtrain.rebuild.expression import Epsilon, Held, Layout
 from ssdtrain.rebuild.graph import Store, notes_of
 from ssdtrain.rebuild.modes import ENTRIES
 from ssdtrain.rebuild.recipes import narrow
-from ssdtrain.transfer.offloader import Offloader
+
+if TYPE_CHECKING:
+    from ssdtrain.cache.cache import TensorCache
 
 HANDLES = frozenset(
     (Handle, KeptHandle, KeptItemHandle, ParameterHandle, ParameterViewHandle)
 )
 """Handles whose tensor a recipe may read, beside those of a table's items. Not those of
 wrappers and of regions."""
-
-
-class Cache(Protocol):
-    """What the keeper needs of the cache."""
-
-    course: Course
-    ledger: Ledger
-    offloader: Offloader
-    regions: Regions
-    retired: Retired
-
-    def pack(self, tensor: Tensor) -> Handle:
-        """Take over a tensor."""
 
 
 class Note(NamedTuple):
@@ -78,7 +63,7 @@ class Note(NamedTuple):
 class CacheKeeper:
     """Finds what recipes may read, and refuses what was changed."""
 
-    def __init__(self, cache: Cache, weights: Weights) -> None:
+    def __init__(self, cache: "TensorCache", weights: Weights) -> None:
         self._cache = cache
         self._weights = weights
         self.met_unsaved = False

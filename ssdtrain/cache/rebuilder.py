@@ -23,19 +23,16 @@ whatever size, and is stored from then on where it is other than its recipe make
 import logging
 import weakref
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ssdtrain.cache.captured import Captures
-from ssdtrain.cache.course import Course
 from ssdtrain.cache.digest import word_bytes
 from ssdtrain.cache.identity import Key, Probe, View, is_plain, view_of
 from ssdtrain.cache.keeper import CacheKeeper, Note
-from ssdtrain.cache.lanes import Lanes
-from ssdtrain.cache.ledger import Ledger
 from ssdtrain.cache.moved import MovedHandle, MovedNote
+from ssdtrain.cache.recipes import Recipes
 from ssdtrain.cache.record import (
     Handle,
     Kept,
@@ -46,9 +43,7 @@ from ssdtrain.cache.record import (
     RebuiltView,
     Record,
     RecordView,
-    Retired,
 )
-from ssdtrain.cache.regions import Regions
 from ssdtrain.cache.verify import LateChecksum
 from ssdtrain.cache.weights import Weights
 from ssdtrain.counters import Fallback
@@ -62,36 +57,19 @@ from ssdtrain.rebuild.finder import Finder, Found
 from ssdtrain.rebuild.frame import epsilon_now
 from ssdtrain.rebuild.graph import AutogradGraph, Store, notes_of
 from ssdtrain.rebuild.modes import ENTRIES
-from ssdtrain.transfer.offloader import Offloader
+
+if TYPE_CHECKING:
+    from ssdtrain.cache.cache import TensorCache
 
 logger = logging.getLogger(__name__)
 
 
-class Cache(Protocol):
-    """What recipes need of the cache they belong to."""
-
-    course: Course
-    ledger: Ledger
-    lanes: Lanes
-    offloader: Offloader
-    retired: Retired
-    regions: Regions
-    captures: Captures
-    nothing: Tensor
-
-    def pack(self, tensor: Tensor) -> Handle:
-        """Take over a tensor."""
-
-    def read(self, handle: Handle) -> Tensor:
-        """Bring a tensor back for a recipe."""
-
-
-class Rebuilder:
+class Rebuilder(Recipes):
     """Recipes of one cache."""
 
     def __init__(
         self,
-        cache: Cache,
+        cache: "TensorCache",
         finder: Finder,
         weights: Weights,
     ) -> None:
@@ -110,22 +88,22 @@ class Rebuilder:
         self._stop_listening = ENTRIES.listen()
 
     def forward_begins(self) -> None:
-        """A forward of the model is about to run."""
+        """As the base class."""
         self._weights.forward_begins()
 
     # -- pack ---------------------------------------------------------------------
 
     def offer(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
-        """A handle that rebuilds the tensor, or None: store it."""
+        """As the base class."""
         rebuilt = self._open(tensor, key)
         return None if rebuilt is None else self._handle_of(rebuilt, tensor, view)
 
     def knows(self, key: Key) -> bool:
-        """Whether these bytes are rebuilt already."""
+        """As the base class."""
         return self._alive.get(key) is not None
 
     def again(self, tensor: Tensor, key: Key, view: View) -> Handle | None:
-        """Another handle of a tensor that is rebuilt already, or None."""
+        """As the base class."""
         rebuilt = self._alive.get(key)
         if rebuilt is None or self.keeper.is_of_another_region(rebuilt):
             return None
@@ -214,10 +192,7 @@ class Rebuilder:
     def ask(
         self, compiled: Compiled, tensor: Tensor, key: Key | None
     ) -> AutogradGraph | None:
-        """Whether a tensor may be made by the recipe that its row knows; None: no.
-
-        key: None: of its own base, if it has the recipe's layout.
-        """
+        """As the base class."""
         base = tensor if tensor._base is None else tensor._base
         if base is not tensor and not is_plain(base):  # `tensor` was looked at
             return None
@@ -236,11 +211,7 @@ class Rebuilder:
         view: View,
         store: Store | None = None,
     ) -> Handle:
-        """A handle of a tensor whose recipe was asked for.
-
-        key: by which others of its bytes find the recipe; None: there are none.
-        store: takes over what the recipe stores; None: the general path does.
-        """
+        """As the base class."""
         self._cache.lanes.current.num_recipes += 1
         operands = compiled.operands(asked, store)
         base, layout = asked.tensor, compiled.layout
@@ -437,13 +408,7 @@ class Rebuilder:
             logger.warning("the %s of %s failed: %s", what, name, repr(error))
 
     def note(self, tensor: Tensor, handle: Handle, *, by_norm: bool = True) -> None:
-        """Remember on the node of the base that this output was saved.
-
-        Args:
-            tensor: that was saved.
-            handle: given for it.
-            by_norm: whether a normalization may be what saves it.
-        """
+        """As the base class: on the node of the tensor's base."""
         if by_norm:
             handle.epsilon = epsilon_now()
         base = tensor if tensor._base is None else tensor._base
@@ -477,11 +442,7 @@ class Rebuilder:
     # -- unpack -------------------------------------------------------------------
 
     def use(self, source: RebuiltView) -> Tensor:
-        """The tensor, rebuilt unless another handle's use has just done it.
-
-        Raises:
-            InPlaceError: it, or an input of its recipe, was changed after it was saved.
-        """
+        """As the base class."""
         rebuilt, view, probe = source
         if probe.counter._version != probe.version:
             probe.check(rebuilt)
@@ -544,11 +505,7 @@ class Rebuilder:
         return tensor
 
     def close(self) -> None:
-        """Look at what is still to be compared; waits for the device.
-
-        Raises:
-            ActivationChangedError: a guarded recipe made other bytes.
-        """
+        """As the base class."""
         self._stop_listening()
         self._guard.settle()
 

@@ -35,7 +35,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -61,46 +61,31 @@ ADVICE = (
 )
 
 
-class Verifier(Protocol):
-    """Stands around the hooks. Off is an object: `NoVerifier`."""
+class Verifier:
+    """Stands around the hooks. This one trusts the cache; `Verified` does not."""
 
-    checks_all: bool
+    checks_all = False
     """Whether every tensor is checked, so that none may go past the general path."""
-    left: int
+    left = sys.maxsize
     """Tensors that are made again before the next one that is checked."""
 
     def around(self, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
         """The hooks to give to autograd."""
+        return pack, unpack
 
     def seal(self, handle: Handle, tensor: Tensor) -> None:
         """Hear of a handle that was given past the hook `pack`."""
 
     def draws(self) -> bool:
         """Whether what comes next is checked."""
-
-    def compare(self, stored: Tensor, computed: Tensor, text: str) -> None:
-        """Compare what was stored with what computing it again gave."""
-
-
-class NoVerifier:
-    """Trusts the cache."""
-
-    checks_all = False
-    left = sys.maxsize
-
-    def around(self, pack: Pack, unpack: Unpack) -> tuple[Pack, Unpack]:
-        """The hooks as they are."""
-        return pack, unpack
-
-    def seal(self, handle: Handle, tensor: Tensor) -> None:
-        """No need."""
-
-    def draws(self) -> bool:
-        """Nothing is."""
         return False
 
     def compare(self, stored: Tensor, computed: Tensor, text: str) -> None:
-        """No need."""
+        """Compare what was stored with what computing it again gave.
+
+        Raises:
+            ActivationChangedError: they differ.
+        """
 
 
 class Look(NamedTuple):
@@ -359,7 +344,7 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
-class Verified:
+class Verified(Verifier):
     """Seals what autograd saves and checks what backward gets."""
 
     def __init__(
