@@ -158,10 +158,9 @@ def test_reruns_bound_what_forwards_take_the_host(
     assert (plain.host_forward_ms == most_ms) == (most_ms < 0.0)
 
 
-def empty() -> Any:
+def empty(host: Any = None) -> Any:
     own: Any = None
-    host: Any = SimpleNamespace(costs=None)
-    return Measured(own, host, own, own)
+    return Measured(own, host or SimpleNamespace(costs=None), own, own)
 
 
 def test_what_another_step_tells_is_forgotten() -> None:
@@ -208,14 +207,14 @@ def test_a_plan_that_disappoints_makes_what_it_does_dearer() -> None:
 
 
 def test_region_calls_that_were_believed_free_are_blamed_first() -> None:
-    measured = empty()
     free, priced = HostCosts(), HostCosts(region_ms=0.3)
+    host = SimpleNamespace(costs=free)
+    measured = empty(host)
     measured.corrections = Corrections(host_costs=free)
-    measured._host.costs = free
     measured.disappointed(told(110.0, 0.0), 120.0)
     assert measured.corrections.host_factor > 1.0  # there are none
     measured.corrections = Corrections(host_costs=free)
-    measured._host.costs = priced
+    host.costs = priced
     measured.disappointed(told(110.0, 50.0), 120.0)
     assert measured.corrections == Corrections(host_costs=priced)
     measured.disappointed(told(110.0, 50.0), 120.0)
