@@ -38,8 +38,8 @@ def is_bare(tensor: Tensor) -> bool:
     if not is_plain(tensor):
         return False
     base = tensor._base
-    if base is not None:
-        return type(base) is Tensor and not base.is_leaf and tensor.grad_fn is not None
+    if base is not None and (type(base) is not Tensor or base.is_leaf):
+        return type(base) is Tensor and not (base.requires_grad or tensor.requires_grad)
     return tensor.grad_fn is not None or (
         type(tensor) is Tensor and not tensor.requires_grad
     )
@@ -133,7 +133,8 @@ class Inputs:
         if key not in self._lane.inputs:
             self._lane.inputs.add(key)
             base = tensor._base
-            num_bytes = (tensor if base is None else base).nbytes
+            whole = base is not None and not base.is_leaf
+            num_bytes = (base if base is not None and whole else tensor).nbytes
             self._holding.live_bytes += num_bytes
             self._cache.ledger.live(num_bytes)
             self._cache.ledger.counters.add_all(

@@ -392,10 +392,11 @@ class RegionCall:
         if self._random_end is not None and drawn is not None:
             if not self._random_end.is_same(drawn):
                 return None
-        if collector.num_taken != self.num_places:
+        num_taken = len(collector.found)
+        if num_taken != self.num_places:
             raise RegionError(
                 f"{self.region.path} saved {self.num_places} tensors in its forward "
-                f"and {collector.num_taken} when it ran again: it does not do the same "
+                f"and {num_taken} when it ran again: it does not do the same "
                 "twice. Set regions to leave it out, or recompute='off'."
             )
         if self.by_index:

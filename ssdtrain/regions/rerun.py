@@ -12,7 +12,6 @@ has set something that it sets back at its end (a flag, a depth), or it has a `t
 """
 
 import dis
-import functools
 import sys
 from collections.abc import Callable
 from types import CodeType
@@ -28,12 +27,14 @@ class _Stop(BaseException):
 
 OURS = frozenset(("torch", "ssdtrain"))
 """Packages whose own code may be left in the middle."""
+MOST_KNOWN = 4096
+"""Pieces of code of which is remembered where a re-run must not end."""
 Taker = Callable[[int, Tensor], None]
 """May keep an alias of the tensor's bytes, but not the tensor: it holds the graph."""
 
 
 class Collector:
-    """The hooks of one re-run: tells each saved tensor by its place in the forward.
+    """Takes what one re-run saves, tensor by tensor, in the order of the forward.
 
     Args:
         take: is given each tensor as well; None: nobody is.
@@ -47,35 +48,40 @@ class Collector:
         self._take = take
         self._num_places = num_places
         self._may_stop = may_stop
-        # Of a backward inside the forward nothing was counted.
-        self._task = torch._C._current_graph_task_id()
-        self.num_taken = 0
         self.found: list[Tensor] = []
         """Aliases of what was saved, without its graph."""
 
-    def pack(self, tensor: Tensor) -> Tensor:
-        """Hand a saved tensor out."""
-        counts = torch._C._current_graph_task_id() == self._task
-        # Asking whether something is a parameter is a call of Python: seldom needed.
-        base = tensor._base
-        plain = type(tensor) is Tensor and (base is None or type(base) is Tensor)
-        if not counts or (not plain and is_parameter(tensor)):
-            return tensor.detach()
-        number, self.num_taken = self.num_taken, self.num_taken + 1
-        alias = tensor.detach()
-        self.found.append(alias)
-        if self._take is not None and number < self._num_places:
-            self._take(number, tensor)
-        if self.num_taken == self._num_places and self._may_stop():
-            if not is_caught(sys._getframe(1)):
-                raise _Stop
-        return alias
+    def _pack(self) -> Callable[[Tensor], Tensor]:
+        """The hook that takes a saved tensor."""
+        take, found, num_places = self._take, self.found, self._num_places
+        add, task_now = found.append, torch._C._current_graph_task_id
+        task = task_now()
+
+        def pack(tensor: Tensor) -> Tensor:
+            alias = tensor.detach()
+            if task_now() != task:  # of a backward inside the forward nothing counts
+                return alias
+            # Asking whether something is a parameter is a call of Python.
+            base = tensor._base
+            plain = type(tensor) is Tensor and (base is None or type(base) is Tensor)
+            if not plain and is_parameter(tensor):
+                return alias
+            add(alias)
+            number = len(found)
+            if take is not None and number <= num_places:
+                take(number - 1, tensor)
+            if number == num_places and self._may_stop():
+                if not is_caught(sys._getframe(1)):
+                    raise _Stop
+            return alias
+
+        return pack
 
     def run(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """Run the forward up to the last place that is needed."""
         hooks = torch.autograd.graph.saved_tensors_hooks
         try:
-            with hooks(self.pack, _as_it_is):
+            with hooks(self._pack(), _as_it_is):
                 forward(*args, **kwargs)
         except _Stop:
             pass
@@ -85,27 +91,45 @@ def is_caught(frame: Any) -> bool:
     """Whether an exception in this frame of Python would meet code of the program's own
     on its way to the forward that runs again; see [Note: the end of a re-run]."""
     while frame is not None and frame.f_code is not Collector.run.__code__:
-        for part in _guarded(frame.f_code):
-            # `nn.Module` has a `try` around every forward, for `Exception` alone.
-            if frame.f_lasti in part and not _is_ours(frame.f_globals):
+        for part in _GUARDED.of(frame):
+            if frame.f_lasti in part:
                 return True
         frame = frame.f_back
     return False
 
 
-def _is_ours(space: dict[str, Any]) -> bool:
-    return str(space.get("__name__")).partition(".")[0] in OURS
+class _Guarded:
+    """Offsets of instructions in a `try` or a `with` of the program's own, of code that
+    was looked at. By identity: to hash code takes longer than to run over a frame."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[CodeType, tuple[range, ...]]] = {}
+
+    def of(self, frame: Any) -> tuple[range, ...]:
+        """Of the code of a frame of Python."""
+        code = frame.f_code
+        known = self._known.get(id(code))
+        if known is not None:
+            return known[1]
+        module = str(frame.f_globals.get("__name__"))
+        # `nn.Module` has a `try` around every forward, for `Exception` alone.
+        found = () if module.partition(".")[0] in OURS else _guarded(code)
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known[id(code)] = code, found
+        return found
 
 
-@functools.lru_cache(maxsize=4096)
 def _guarded(code: CodeType) -> tuple[range, ...]:
-    """Offsets of instructions in a `try` or a `with`."""
     table = getattr(dis, "_parse_exception_table", None)
     if table is not None:
         return tuple(range(each.start, each.end) for each in table(code))
     blocks = ("SETUP_FINALLY", "SETUP_WITH", "SETUP_ASYNC_WITH")  # Python 3.10
     some = any(step.opname in blocks for step in dis.get_instructions(code))
     return (range(len(code.co_code)),) if some else ()
+
+
+_GUARDED = _Guarded()
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:
