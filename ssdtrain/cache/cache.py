@@ -40,7 +40,8 @@ from ssdtrain.cache.lanes import Lanes
 from ssdtrain.cache.ledger import HookSpans, Ledger
 from ssdtrain.cache.living import Living
 from ssdtrain.cache.quiet import ForwardHooks
-from ssdtrain.cache.recipes import NoRecipes, Recipes
+from ssdtrain.cache.rebuilder import Rebuilder
+from ssdtrain.cache.recipes import NoRecipes
 from ssdtrain.cache.record import (
     Handle,
     Kept,
@@ -125,7 +126,7 @@ class TensorCache:
         self._torch_device = self.device.torch_device
         self.ledger = Ledger(self.device, counters)
         self.lanes = Lanes(lambda: counters.of(Count.SAVED))
-        self.recipes: Recipes = NoRecipes()
+        self.recipes: Rebuilder | NoRecipes = NoRecipes()
         self.course = Course(rule, lambda reason: self.offloader.fall_back(reason))
         self.verifier: Verifier = NoVerifier()
         self._counters = counters

@@ -87,7 +87,7 @@ class Cache(Protocol):
 
 
 class Rebuilder:
-    """Recipes of one cache."""
+    """Recipes of one cache, its `recipes`; where they are off: `NoRecipes`."""
 
     def __init__(
         self,
