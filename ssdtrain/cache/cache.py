@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ssdtrain.cache import forked
 from ssdtrain.cache.bypass import Bypass, Unhooked
 from ssdtrain.cache.captured import Captures
-from ssdtrain.cache.collector import Collector
+from ssdtrain.cache.collector import GarbageCollector
 from ssdtrain.cache.course import OUTSIDE_PLAN, Course, Entry
 from ssdtrain.cache.departures import Departures
 from ssdtrain.cache.executor import Executor
@@ -160,7 +160,7 @@ class TensorCache:
             self._time_loads,
         )
         self.departures = Departures(self.moves, self.course, counters)
-        self.collector = Collector()
+        self.collector = GarbageCollector()
         self.is_compiled = False
         """Whether the model's forward runs under a compiler."""
         self._left_alone = False

@@ -40,7 +40,7 @@ class Hold:
     __slots__ = ("__weakref__",)
 
 
-class Collector:
+class GarbageCollector:
     """Holds the collector back for one session."""
 
     _thresholds = count(PATIENT)

@@ -65,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 
 class Rebuilder(Recipes):
-    """Recipes of one cache."""
+    """Recipes of one cache, its `recipes`."""
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ from ssdtrain.regions.before import Before, Seen
 from ssdtrain.regions.conditions import Conditions, RandomState
 from ssdtrain.regions.find import Region
 from ssdtrain.regions.rerun import Collector, is_parameter
-from ssdtrain.regions.weights import Weights
+from ssdtrain.regions.weights import RegionWeights
 
 if TYPE_CHECKING:
     from ssdtrain.cache.regions import Regions
@@ -101,7 +101,7 @@ class RegionCall:
         self._before = Before(region.path, seen)
         self._slow = region.watch.slow()
         """Random states that nobody draws from, while the forward runs."""
-        self._weights = Weights(seen.tensors, seen.placed)
+        self._weights = RegionWeights(seen.tensors, seen.placed)
         self._random = RandomState.now(device)
         self._random_end: RandomState | None = None
         """Where the generators stood behind the forward, if it draws."""

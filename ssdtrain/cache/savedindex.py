@@ -108,7 +108,7 @@ class SealedIndex(Handle):
         return self.index.get()
 
 
-class Layout(NamedTuple):
+class SavedLayout(NamedTuple):
     """What the saved tensors of a call look like. One call of a region is mostly like
     the one before, and then shares it."""
 
@@ -143,7 +143,7 @@ class SavedTensors:
         """Which may be filled by their operator after autograd saved them."""
         self.stored: set[int] = set()
         """Those that autograd gets from elsewhere: a plan stores them."""
-        self.layout = Layout([], set(), [], 0, [])
+        self.layout = SavedLayout([], set(), [], 0, [])
 
     def at_hand(self, index: int) -> Tensor | None:
         """A tensor that is on the device; None: the region must run again."""
@@ -155,7 +155,7 @@ class SavedTensors:
         """Whether one of them is a nested tensor."""
         return any(map(IS_NESTED, self.tensors))
 
-    def look(self, last: Layout | None, arguments: list[Tensor]) -> Layout:
+    def look(self, last: SavedLayout | None, arguments: list[Tensor]) -> SavedLayout:
         """Look at the tensors before they go.
 
         Args:
@@ -170,7 +170,7 @@ class SavedTensors:
             for index in self.stored:
                 own_bytes[index] = 0
             kinds = [] if any(map(is_odd, tensors)) else kinds_of(tensors)
-            last = Layout(looks, self.stored, own_bytes, sum(own_bytes), kinds)
+            last = SavedLayout(looks, self.stored, own_bytes, sum(own_bytes), kinds)
         self.layout = last
         return last
 

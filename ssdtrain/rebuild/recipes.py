@@ -97,9 +97,18 @@ def output(node: Producer) -> int:
 
 
 def made_by(
-    function: Callable[..., Tensor], *operands: NodeRead, **constants: NodeRead
+    function: Callable[..., Tensor], *reads: NodeRead | str, **constants: NodeRead
 ) -> Recipe:
-    """`function(*operands, **constants)`, if every operand can be had."""
+    """`function(*operands, **constants)`, if every operand can be had.
+
+    Args:
+        function: pure, and at module level.
+        reads: the operands, in order; a text is a constant that node and function
+            call alike.
+        constants: all others, by the function's names.
+    """
+    operands = tuple(read for read in reads if not isinstance(read, str))
+    constants |= {read: constant(read) for read in reads if isinstance(read, str)}
 
     def recipe(node: Producer) -> Expression | None:
         found = _read_all(node, operands)
@@ -416,19 +425,22 @@ def safe_softmax_of(source: Tensor, *, dim: int, dtype: torch.dtype) -> Tensor:
 
 
 def _made(
-    function: Callable[..., Tensor], *operands: NodeRead, **constants: NodeRead
+    function: Callable[..., Tensor], *reads: NodeRead | str, **constants: NodeRead
 ) -> OpRule:
-    return OpRule(made_by(function, *operands, **constants))
+    """An operator that costs little more than reading its operands: `made_by`."""
+    return OpRule(made_by(function, *reads, **constants))
 
 
 def _view(function: Callable[..., Tensor], **constants: NodeRead) -> OpRule:
+    """A view of its input."""
     return OpRule(made_by(function, INPUT, **constants), is_view=True)
 
 
 def _weighed(
-    function: Callable[..., Tensor], *operands: NodeRead, **constants: NodeRead
+    function: Callable[..., Tensor], *reads: NodeRead | str, **constants: NodeRead
 ) -> OpRule:
-    return OpRule(made_by(function, *operands, **constants), is_weighed=True)
+    """As `_made`, but used only where a plan weighs it (`is_weighed`)."""
+    return OpRule(made_by(function, *reads, **constants), is_weighed=True)
 
 
 _expensive = partial(OpRule, is_expensive=True, is_weighed=True)
@@ -436,18 +448,20 @@ _reshaped = OpRule(reshaped, is_view=True)
 
 RULES: OpRules = {
     # Activations. Those that save their result read their input at its edge.
-    "GeluBackward0": _made(F.gelu, SELF, approximate=constant("approximate")),
+    "GeluBackward0": _made(F.gelu, SELF, "approximate"),
     "SiluBackward0": _made(F.silu, SELF),
-    "SoftplusBackward0": _made(
-        F.softplus, SELF, beta=constant("beta"), threshold=constant("threshold")
-    ),
-    "HardshrinkBackward0": _made(F.hardshrink, SELF, lambd=constant("lambd")),
-    "SoftshrinkBackward0": _made(F.softshrink, SELF, lambd=constant("lambd")),
+    "SoftplusBackward0": _made(F.softplus, SELF, "beta", "threshold"),
+    "HardshrinkBackward0": _made(F.hardshrink, SELF, "lambd"),
+    "SoftshrinkBackward0": _made(F.softshrink, SELF, "lambd"),
+    # SELU as well: F.elu takes no scales.
+    "EluBackward0": _made(torch.ops.aten.elu, SELF, "alpha", "scale", "input_scale"),
+    "LeakyReluBackward0": _made(F.leaky_relu, SELF, "negative_slope"),
+    "HardswishBackward0": _made(F.hardswish, SELF),
     "GluBackward0": _made(F.glu, SELF, dim=dimension("dim")),
     "TanhBackward0": _made(torch.tanh, INPUT)._replace(result="result"),
     "SigmoidBackward0": _made(torch.sigmoid, INPUT)._replace(result="result"),
     # Gated products, unfused RMS norm, dropout from its noise, scaling, sums.
-    "PowBackward0": _made(torch.pow, SELF, exponent=constant("exponent")),
+    "PowBackward0": _made(torch.pow, SELF, "exponent"),
     "MulBackward0": _made(torch.mul, factor("self", 0), factor("other", 1)),
     "AddBackward0": OpRule(sum_of),
     # Norms and dropout.
@@ -476,12 +490,7 @@ RULES: OpRules = {
     # [Note: matrix products]
     "AddmmBackward0": _expensive(
         made_by(
-            torch.addmm,
-            INPUT,
-            factor("mat1", 1),
-            factor("mat2", 2),
-            beta=constant("beta"),
-            alpha=constant("alpha"),
+            torch.addmm, INPUT, factor("mat1", 1), factor("mat2", 2), "beta", "alpha"
         ),
         reads="mat1",
     ),
@@ -508,12 +517,7 @@ RULES: OpRules = {
     # operators. Nobody saves most of what these read: [Note: unproved tensors] in
     # node.py.
     "SliceBackward0": _weighed(
-        slice_of,
-        INPUT,
-        dim=dimension("dim"),
-        start=constant("start"),
-        end=constant("end"),
-        step=constant("step"),
+        slice_of, INPUT, "start", "end", "step", dim=dimension("dim")
     ),
     "SplitBackward0": _weighed(
         piece_of, INPUT, dim=dimension("dim"), sizes=constant("split_size"), at=output
@@ -523,7 +527,7 @@ RULES: OpRules = {
     ),
     "CatBackward0": OpRule(joined, is_weighed=True),
     "NegBackward0": _weighed(torch.neg, INPUT),
-    "SubBackward0": _weighed(torch.sub, INPUT, edge(1), alpha=constant("alpha")),
+    "SubBackward0": _weighed(torch.sub, INPUT, edge(1), "alpha"),
     "SoftmaxBackward0": _weighed(
         softmax_of, INPUT, dim=dimension("dim"), widens=widens
     )._replace(result="result"),

@@ -26,7 +26,7 @@ class Region:
         self.refusal: str | None = None
         """Why it is no region; None: it is one."""
         self.layout: Any = None
-        """Of what its last call saved: a `Layout`."""
+        """Of what its last call saved: a `SavedLayout`."""
         self._num_strikes = 0
 
     def strike(self, reason: str) -> None:

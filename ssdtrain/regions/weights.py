@@ -22,7 +22,7 @@ def has_place(tensor: Tensor) -> bool:
     return type(tensor) in PLACED and tensor.layout is torch.strided
 
 
-class Weights:
+class RegionWeights:
     """The parameters and buffers that a re-run reads again, as its forward read them.
 
     Args:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import ssdtrain
-from ssdtrain.cache.collector import PATIENT, Collector
+from ssdtrain.cache.collector import PATIENT, GarbageCollector
 from ssdtrain.observe.searching import Searching
 from tests.ssdtrain.cache.plans import every_other_moved
 from tests.ssdtrain.forking import OK, WRONG, in_child
@@ -251,7 +251,7 @@ def test_two_sessions() -> None:
 
 def test_a_session_knows_its_own() -> None:
     """One that has ended takes nothing from another one."""
-    first, second = Collector(), Collector()
+    first, second = GarbageCollector(), GarbageCollector()
     hold = first.hold()
     assert hold is not None
     del hold
@@ -350,7 +350,7 @@ def test_a_loss_that_is_kept_does_not_hold_it_back_for_ever() -> None:
 
 def test_what_is_made_between_two_steps_does_not_grow_old() -> None:
     """Where it has gone behind the block, nothing has looked at it."""
-    collector, looks = Collector(), []
+    collector, looks = GarbageCollector(), []
 
     def look(phase: str, info: dict[str, int]) -> None:
         if phase == "start" and info["generation"]:

@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from ssdtrain.regions.before import Before
 from ssdtrain.regions.inventory import MAX_ITEMS
 from ssdtrain.regions.watch import MAX_LOOKS, Watch
-from ssdtrain.regions.weights import Weights
+from ssdtrain.regions.weights import RegionWeights
 
 WIDTH = 4
 SPACE: dict[str, Any] = {}
@@ -285,7 +285,7 @@ def test_weights_that_were_written_or_replaced(name: str) -> None:
     write, stands = WRITES[name]
     weight = nn.Parameter(torch.zeros(4))
     tensors = [weight, torch.zeros(2)]
-    weights = Weights(tensors, tensors)
+    weights = RegionWeights(tensors, tensors)
     write(weight)
     assert weights.stand() is stands
 
@@ -294,7 +294,7 @@ def test_data_of_gathered_weights_may_come_and_go() -> None:
     weight: Any = nn.Parameter(torch.zeros(4))
     weight.ds_id = 1
     tensors = [weight, torch.zeros(2)]
-    weights = Weights(tensors, tensors)
+    weights = RegionWeights(tensors, tensors)
     data = weakref.ref(weight.data.untyped_storage())
     weight.data = torch.empty(0)
     assert weights.stand()
