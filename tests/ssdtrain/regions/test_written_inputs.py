@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import ssdtrain
+from ssdtrain.errors import InPlaceError
 from tests.ssdtrain.graphs.unusual import Written
 
 
@@ -75,4 +76,52 @@ def test_a_region_that_begins_to_change_its_argument_stops_running_again() -> No
         if session is not None:
             session.close()
         found.append(gradients)
+    assert all(map(torch.equal, *found))
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.table = torch.arange(64.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.table.unsqueeze(0)
+        for block in self.blocks:
+            x = block(x, rows)
+        return x
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor, rows: Tensor) -> Tensor:
+        return x + torch.tanh(self.a(x) * rows.sin())
+
+
+def test_a_view_of_plain_bytes_is_read_again_unless_they_were_changed() -> None:
+    found = []
+    for offloaded in (False, True):
+        torch.manual_seed(0)
+        model = Scaled()
+        session = None
+        if offloaded:
+            session = ssdtrain.offload(
+                model, target="host", plan="keep-all", recompute="regions", min_bytes=0
+            )
+        gradients = []
+        for _ in range(4):
+            model(torch.randn(4, 64)).square().mean().backward()
+            gradients += [each.grad.clone() for each in model.parameters()]
+            model.zero_grad()
+        found.append(gradients)
+        if session is not None:
+            assert session.last_step.bytes_recomputed > 0
+            loss = model(torch.randn(4, 64)).square().mean()
+            model.table.add_(1.0)
+            with pytest.raises(InPlaceError):
+                loss.backward()
+            session.close()
     assert all(map(torch.equal, *found))
