@@ -14,6 +14,8 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.plan.baselines import fixed_policies
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Phase, Profile
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import simulate
@@ -44,7 +46,13 @@ SEARCH_MARKS = 400_000
 """Of the search for a plan: a second or two."""
 WIDER = 4
 """The largest step that fits is looked for up to so many times the size asked for;
-of tokens, also down to this part of them."""
+of tokens, also down to this part of them. Where it lies beyond, larger ones are tried.
+"""
+PROBES, FARTHER = 3, 16
+"""Larger steps that are tried, each up to so many times the largest one before."""
+ROOM = 0.75
+"""Part of a device that weights, gradients and optimizer may take where a number of
+GPUs is proposed."""
 CONTEXT = 1024
 """Tokens in which the longest context is told."""
 ALIKE = 0.02
@@ -107,6 +115,18 @@ class Way:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What ssdtrain's plan does in each step, on one GPU."""
+
+    moved_bytes: int
+    """To host memory, and back for backward."""
+    again_bytes: int
+    """Dropped, and computed again in backward."""
+    host_bytes: int
+    """Pinned host memory that this needs."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Answer:
     """What `ssdtrain fits` prints. Bytes are of one GPU."""
 
@@ -124,6 +144,10 @@ class Answer:
     ways: tuple[Way, ...]
     longest: dict[str, int]
     """The largest `Question.size` that fits, by way; empty: it does not matter."""
+    traffic: Traffic | None
+    """None: there is no plan, because nothing fits."""
+    is_causal: bool
+    """Whether it is a public model that predicts the next token."""
     sentence: str
 
     def way(self, name: str) -> Way | None:
@@ -163,7 +187,7 @@ def fits(question: Question) -> Answer:
     states = captured.profile.base_bytes
     if states > capacity:
         raise ConfigError(_too_large(question, captured, capacity))
-    ways = _ways(captured, capacity)
+    ways, traffic = _ways(captured, capacity)
     peaks = {name: peak for name, (_, peak) in ways.items()}
     rows = tuple(
         Way(
@@ -190,20 +214,26 @@ def fits(question: Question) -> Answer:
         capacity_bytes=capacity,
         ways=rows,
         longest=longest,
+        traffic=traffic,
+        is_causal=shape is not None and shape.is_causal,
         sentence="",
     )
     return replace(answer, sentence=_sentence(answer))
 
 
 def _too_large(question: Question, captured: Captured, capacity: int) -> str:
-    shard = f"--gpus {2 * question.gpus} --fsdp, " if question.gpus < 64 else ""
+    shards = question.gpus if question.fsdp else 1
+    total = shards * (captured.weights + captured.gradients + captured.optimizer)
+    gpus = max(2, question.gpus)
+    while total > ROOM * gpus * capacity:
+        gpus *= 2
     lora = "" if question.train is Train.LORA else "--train lora, "
     return (
         f"{question.model} does not fit: weights {bytes_text(captured.weights)}, "
         f"gradients {bytes_text(captured.gradients)} and optimizer "
         f"{bytes_text(captured.optimizer)} are more than the {bytes_text(capacity)} of "
-        f"one {question.gpu}, before any activation; try {shard}{lora}or a GPU with "
-        "more memory."
+        f"one {question.gpu}, before any activation; try --gpus {gpus} --fsdp, "
+        f"{lora}or a GPU with more memory."
     )
 
 
@@ -230,19 +260,34 @@ def priced_ways(captured: Captured) -> dict[str, tuple[float, int]]:
     return {name: each for name, each in found.items() if each is not None}
 
 
-def _ways(captured: Captured, capacity: int) -> dict[str, tuple[float, int]]:
-    """Return (ms, whole peak in bytes) of each way."""
+def _ways(
+    captured: Captured, capacity: int
+) -> tuple[dict[str, tuple[float, int]], Traffic | None]:
+    """Return (ms, whole peak in bytes) of each way, and what the plan does."""
     found = priced_ways(captured)
     try:
         plan = choose(captured.profile, Goal(device_bytes=capacity), SEARCH_MARKS)
     except ConfigError:
         ms, _ = found.get(CHECKPOINTING, found[PLAIN])
-        return {**found, OURS: (ms, _peaks(captured)[OURS])}
+        return {**found, OURS: (ms, _peaks(captured)[OURS])}, None
     if plan.prediction is None:
         raise ConfigError("a chosen plan carries a prediction")
     ms = _with_links(captured, plan.prediction.step_ms)
     peak = captured.profile.base_bytes + plan.prediction.peak_bytes
-    return {**found, OURS: (ms, peak)}
+    return {**found, OURS: (ms, peak)}, _traffic(plan, plan.prediction.host_peak_bytes)
+
+
+def _traffic(plan: Plan, host_bytes: int) -> Traffic:
+    by = plan.bytes_by_placement()
+
+    def bytes_of(*placements: Placement) -> int:
+        return sum(by.get(each.name.lower(), 0) for each in placements)
+
+    return Traffic(
+        moved_bytes=bytes_of(Placement.OFFLOAD, Placement.OFFLOAD_SSD),
+        again_bytes=bytes_of(Placement.RECOMPUTE, Placement.RERUN),
+        host_bytes=host_bytes,
+    )
 
 
 def _with_links(captured: Captured, ms: float) -> float:
@@ -276,20 +321,37 @@ def _longest(
     sizes = (size, 2 * size, WIDER * size)
     if shape is not None:
         sizes = (size // WIDER, size, WIDER * size)
-    each = [
-        _peaks(captured if one == size else capture(question, shape, device, one))
+    peaks = {
+        one: _peaks(captured if one == size else capture(question, shape, device, one))
         for one in sizes
-    ]
-    if each[0] == each[2]:  # the user's function does not look at it
+    }
+    if peaks[sizes[0]] == peaks[sizes[-1]]:  # the user's function does not look at it
         return {}
-    found = {}
-    for name in each[0]:
-        peaks = [one[name] for one in each]
-        at = 1 if peaks[1] <= capacity else 0
-        slope = max(1.0, (peaks[at + 1] - peaks[at]) / (sizes[at + 1] - sizes[at]))
-        most = max(0, int(sizes[at] + (capacity - peaks[at]) / slope))
-        found[name] = most if shape is None else most // CONTEXT * CONTEXT
-    return {name: found[name] for name in (PLAIN, CHECKPOINTING, OURS) if name in found}
+    names = [name for name in (PLAIN, CHECKPOINTING, OURS) if name in peaks[size]]
+
+    def most_of(name: str) -> int:
+        return _most({one: each[name] for one, each in peaks.items()}, capacity)
+
+    for _ in range(PROBES):
+        farthest, largest = max(map(most_of, names)), max(peaks)
+        if farthest <= largest:
+            break
+        farther = min(farthest, FARTHER * largest)
+        peaks[farther] = _peaks(capture(question, shape, device, farther))
+    found = {name: most_of(name) for name in names}
+    if shape is None:
+        return found
+    return {name: most // CONTEXT * CONTEXT for name, most in found.items()}
+
+
+def _most(peaks: dict[int, int], capacity: int) -> int:
+    """Return the largest size that fits, on the lines between the peaks of some."""
+    sizes = sorted(peaks)
+    fitting = sum(peaks[one] <= capacity for one in sizes)
+    at = min(max(fitting - 1, 0), len(sizes) - 2)
+    low, high = sizes[at], sizes[at + 1]
+    slope = max(1.0, (peaks[high] - peaks[low]) / (high - low))
+    return max(0, int(low + (capacity - peaks[low]) / slope))
 
 
 def capture(
@@ -444,12 +506,14 @@ def _sentence(answer: Answer) -> str:
     again = answer.way(CHECKPOINTING)
     if ours is None or plain is None:
         raise ConfigError("a table has plain training and ssdtrain")
-    line = 'put `ssdtrain.offload(model, device_memory="fit")` into your script'
+    line = "put `session = ssdtrain.offload(model)` before your training loop"
+    option = "--micro-batch" if answer.question.is_own else "--tokens"
     if plain.fits:
-        return "Plain training fits; no memory needs to be saved."
+        most = answer.longest.get(PLAIN, 0)
+        told = f"; ask again with more than {option} {most}" if most else ""
+        return f"Plain training fits; no memory needs to be saved{told}."
     if not ours.fits:
         most = answer.longest.get(OURS)
-        option = "--micro-batch" if answer.question.is_own else "--tokens"
         less = f"{option} {most}" if most else "a smaller step"
         return f"It does not fit; take more GPUs with --fsdp, or {less}."
     if again is None or not again.fits:
