@@ -11,14 +11,8 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.foresight.recorder import STATES
 from ssdtrain.tools.report.build_public import Loss, Train
-from ssdtrain.tools.report.fits import (
-    CONTEXT,
-    OPTIMIZER,
-    PLAIN,
-    Answer,
-    Question,
-    fits,
-)
+from ssdtrain.tools.report.capture import OPTIMIZER, Question
+from ssdtrain.tools.report.fits import CONTEXT, PLAIN, Answer, fits
 from ssdtrain.tools.report.public_models import PUBLIC
 
 EXAMPLES = f"""examples:

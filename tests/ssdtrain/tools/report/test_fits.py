@@ -25,15 +25,9 @@ from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.foresight.spec import links_of
 from ssdtrain.tools.report import build_public
 from ssdtrain.tools.report.build_public import Loss, Shape, Train, shape_of
+from ssdtrain.tools.report.capture import Question, capture
 from ssdtrain.tools.report.estimate import estimate
-from ssdtrain.tools.report.fits import (
-    CHECKPOINTING,
-    OURS,
-    PLAIN,
-    Question,
-    capture,
-    fits,
-)
+from ssdtrain.tools.report.fits import CHECKPOINTING, OURS, PLAIN, fits
 from ssdtrain.tools.report.fits_command import lines, tokens_argument
 
 SMALL = {
