@@ -26,10 +26,12 @@ from ssdtrain.config import (
     with_options,
 )
 from ssdtrain.counters import Counters, Fallback, StepReport, Trace, figures_of
-from ssdtrain.engines import deepspeed, graphs, megatron, meshes, plain, regions
+from ssdtrain.engines import graphs, meshes, regions
 from ssdtrain.engines.hints import Hints, Steps
+from ssdtrain.engines.known import engine_of
 from ssdtrain.engines.patch import Patches, weakly
-from ssdtrain.engines.recognition import device_of, modules_of
+from ssdtrain.engines.plain import Plain
+from ssdtrain.engines.recognition import device_of
 from ssdtrain.engines.watch import HELD, Watch
 from ssdtrain.errors import ConfigError
 from ssdtrain.numerics import settle
@@ -352,7 +354,7 @@ class Session:
         """Bytes written a day, budget and projected lifetime of every SSD in use."""
         return wear_of(self.cache.offloader.storage)
 
-    def _plan(self, settings: OffloadConfig, modules: list[nn.Module]) -> None:
+    def _plan(self, settings: OffloadConfig, engine: Plain) -> None:
         """Start to plan, or to follow a saved plan."""
         if settings.plan == PlanChoice.AUTO.value:
             device = self.cache.device
@@ -361,14 +363,13 @@ class Session:
                 # What the allocator caches must not exceed the limit either.
                 self._patches.also(device.limit_memory(goal.device_bytes))
             fall_back = self.cache.offloader.fall_back
-            host: Any = megatron if megatron.is_megatron(modules) else meshes
-            peers = host.peers(modules, lambda: fall_back(Fallback.PLANNED_ALONE))
+            peers = engine.peers(lambda: fall_back(Fallback.PLANNED_ALONE))
             self._planner = Planner(
                 self.cache,
                 goal,
                 peers,
                 self.trace,
-                modules,
+                engine.modules,
                 _notes_of(settings),
                 _first_regions(settings, self.cache.device),
             )
@@ -382,7 +383,7 @@ class Session:
                 self._patches.also(device.hear_shortages(hear))
                 self._planner.room.open()
             else:
-                self._planner.room.open_for(modules)
+                self._planner.room.open_for(engine.modules)
             self._steps.on_start = self._planner.step_starts
         elif settings.plan not in [choice.value for choice in PlanChoice]:
             self.cache.course.plan = read_plan(settings.plan)
@@ -457,7 +458,8 @@ def offload(
 
 def _attach(model: Any, settings: OffloadConfig) -> Session:
     """See `offload`."""
-    modules = modules_of(model)
+    engine = engine_of(model)
+    modules = engine.modules
     device = open_device(device_of(modules))
     settle(device.torch_device)
     counters, trace = Counters(), Trace(settings.trace)
@@ -480,16 +482,10 @@ def _attach(model: Any, settings: OffloadConfig) -> Session:
     cache.verifier = open_verifier(
         settings.verify, device.torch_device, modules, counters, settings.seed
     )
-    engine = deepspeed.is_engine(model)
-    if engine:
-        progress = deepspeed.progress_of(model)
-    else:
-        progress = plain.progress_of(modules, patches)
-    steps = Steps(cache, progress)
+    steps = Steps(cache, engine.progress(patches))
     session = Session(cache, steps, patches, trace, settings=settings)
-    # An engine moves its parameters about as it likes.
     steps.watch = Watch(
-        [] if engine else modules,
+        [] if engine.moves_weights else modules,
         device.torch_device,
         session.why_nothing_moves,
         lambda: cache.ledger.num_steps > 0 or cache.ledger.step_is_open,
@@ -505,7 +501,7 @@ def _attach(model: Any, settings: OffloadConfig) -> Session:
             _attach_regions(cache, modules, patches, settings)
         if _does_nothing(settings) and not cache.verifier.checks_all:
             cache.bypass = Unhooked()
-        session._plan(settings, modules)
+        session._plan(settings, engine)
         planner = session._planner
         cache.captures.attach(
             modules[0],
@@ -513,13 +509,7 @@ def _attach(model: Any, settings: OffloadConfig) -> Session:
             lambda: None if planner is None else planner.captured_plan(),
             hears_ends=graphs.attach(cache.captures, patches),
         )
-        if engine and deepspeed.is_pipeline(model):
-            deepspeed.attach_pipeline(model, session.hints, patches)
-        elif megatron.is_megatron(modules):
-            megatron.attach(modules, session.hints, patches, cache.keep_storage_of)
-        else:
-            for number, module in enumerate(modules):
-                plain.attach(module, session.hints, patches, f"model{number or ''}")
+        engine.attach(session.hints, patches, cache.keep_storage_of)
     except BaseException:
         session.close()
         raise

@@ -11,9 +11,14 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor, nn
+
 from ssdtrain.engines.hints import Hints, Stage
+from ssdtrain.engines.megatron import Megatron, is_megatron
 from ssdtrain.engines.patch import Patches, check_parameters
+from ssdtrain.engines.plain import Plain
 from ssdtrain.errors import AttachError
+from ssdtrain.plan.agree import Peers
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +29,40 @@ EXPECTED_PARAMETERS = {
     "_exec_forward_pass": "buffer_id",
     "_exec_backward_pass": "buffer_id",
 }
+
+
+class DeepSpeed(Plain):
+    """An engine of DeepSpeed, around any module, Megatron's too."""
+
+    moves_weights = True
+
+    def __init__(self, engine: nn.Module) -> None:
+        self._engine: Any = engine
+        super().__init__([self._engine.module])
+        inner = Megatron if is_megatron(self.modules) else Plain
+        self._inner = inner(self.modules)
+
+    @classmethod
+    def of(cls, model: Any) -> "DeepSpeed | None":
+        """The engine, if it is one."""
+        return cls(model) if is_engine(model) else None
+
+    def progress(self, patches: Patches) -> Callable[[], int]:
+        """The engine's own count."""
+        return progress_of(self._engine)
+
+    def peers(self, alone: Callable[[], None]) -> Peers:
+        """Those of the module inside."""
+        return self._inner.peers(alone)
+
+    def attach(
+        self, hints: Hints, patches: Patches, keep: Callable[[Tensor], None]
+    ) -> None:
+        """Read a pipeline's schedule; under ZeRO the module's forward is all."""
+        if is_pipeline(self._engine):
+            attach_pipeline(self._engine, hints, patches)
+        else:
+            self._inner.attach(hints, patches, keep)
 
 
 def is_engine(model: object) -> bool:

@@ -24,6 +24,7 @@ from ssdtrain.engines import plain
 from ssdtrain.engines.hints import Hints, Stage
 from ssdtrain.engines.patch import Patches, Shared, check_parameters
 from ssdtrain.engines.peers import peers_of
+from ssdtrain.engines.recognition import called_of, given
 from ssdtrain.errors import AttachError
 from ssdtrain.plan.agree import Alone, Peers
 
@@ -86,6 +87,29 @@ def is_megatron(modules: Iterable[object]) -> bool:
         for module in modules
         for cls in type(innermost(module)).__mro__
     )
+
+
+class Megatron(plain.Plain):
+    """Chunks of Megatron-Core, under any of its schedules."""
+
+    @classmethod
+    def of(cls, model: Any) -> "Megatron | None":
+        """The engine of chunks; None: no MegatronModule is among them."""
+        parts = given(model)
+        if not all(isinstance(part, nn.Module) for part in parts):
+            return None
+        modules = [called for part in parts for called in called_of(part)]
+        return cls(modules) if is_megatron(modules) else None
+
+    def peers(self, alone: Callable[[], None]) -> Peers:
+        """The tensor-parallel ranks."""
+        return peers(self.modules, alone)
+
+    def attach(
+        self, hints: Hints, patches: Patches, keep: Callable[[Tensor], None]
+    ) -> None:
+        """See `attach`."""
+        attach(self.modules, hints, patches, keep)
 
 
 def check_schedules(schedules: Any) -> None:

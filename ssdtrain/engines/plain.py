@@ -31,13 +31,53 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from ssdtrain.cache.traced import Untraced, tracer
 from ssdtrain.engines.hints import Hints
-from ssdtrain.engines.meshes import gathers_in_hooks
+from ssdtrain.engines.meshes import gathers_in_hooks, peers
 from ssdtrain.engines.patch import Patches
 from ssdtrain.engines.recognition import AUTOMATIC, Own, lightning_of
 from ssdtrain.errors import AttachError
+from ssdtrain.plan.agree import Peers
 
 MOST_NESTED = 3
 """Containers in containers whose tensors are counted."""
+
+
+class Plain:
+    """Any loop. An engine inherits from it and overrides what its framework knows
+    better; `ENGINES` of engines/known.py lists them."""
+
+    moves_weights = False
+    """Whether it moves parameters about as it likes."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self.modules = modules
+        """Whose saved tensors are looked after."""
+
+    def progress(self, patches: Patches) -> Callable[[], int]:
+        """A number that changes with every optimizer step."""
+        return progress_of(self.modules, patches)
+
+    def peers(self, alone: Callable[[], None]) -> Peers:
+        """The ranks that follow one plan.
+
+        alone: told of every plan that this rank made by itself.
+        """
+        return peers(self.modules, alone)
+
+    def attach(
+        self, hints: Hints, patches: Patches, keep: Callable[[Tensor], None]
+    ) -> None:
+        """Let every forward fill a lane.
+
+        Args:
+            hints: told what the schedule does.
+            patches: what puts everything back.
+            keep: never move the storage of this tensor.
+
+        Raises:
+            AttachError: this model or version must be refused.
+        """
+        for number, module in enumerate(self.modules):
+            attach(module, hints, patches, f"model{number or ''}")
 
 
 def progress_of(modules: list[nn.Module], patches: Patches) -> Callable[[], int]:

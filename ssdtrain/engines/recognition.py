@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from ssdtrain.engines import deepspeed
 from ssdtrain.errors import AttachError
 
 INSTEAD = {
@@ -37,9 +36,7 @@ def modules_of(model: Any) -> list[nn.Module]:
     Raises:
         AttachError: there is none; says what to pass.
     """
-    if deepspeed.is_engine(model):
-        return [model.module]
-    modules = list(model) if isinstance(model, (list, tuple)) else [model]
+    modules = given(model)
     for module in modules:
         if not isinstance(module, nn.Module):
             raise AttachError(
@@ -49,6 +46,11 @@ def modules_of(model: Any) -> list[nn.Module]:
     if not modules:
         raise AttachError("offload() expects at least one module, got an empty list.")
     return [part for module in modules for part in called_of(module)]
+
+
+def given(model: Any) -> list[Any]:
+    """What `offload` was given, as a list."""
+    return list(model) if isinstance(model, (list, tuple)) else [model]
 
 
 def lightning_of(module: nn.Module) -> type | None:

@@ -36,14 +36,8 @@ from ssdtrain.tools.report.build_public import (
     public_subject,
     shape_of,
 )
-from ssdtrain.tools.report.fits import (
-    CHECKPOINTING,
-    PLAIN,
-    SELECTIVE,
-    Question,
-    capture,
-    priced_ways,
-)
+from ssdtrain.tools.report.capture import Question, capture
+from ssdtrain.tools.report.fits import CHECKPOINTING, PLAIN, SELECTIVE, priced_ways
 
 GPU = "h100"
 PREDICTED = Path(__file__).with_name("fits_cells_predicted.json")

@@ -16,13 +16,8 @@ from typing import Any, NamedTuple
 from recipes.bench.models.real_catalogue import shape_of
 from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.report.build_public import Loss, Shape, Train
-from ssdtrain.tools.report.fits import (
-    CHECKPOINTING,
-    PLAIN,
-    Question,
-    capture,
-    priced_ways,
-)
+from ssdtrain.tools.report.capture import Question, capture
+from ssdtrain.tools.report.fits import CHECKPOINTING, PLAIN, priced_ways
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "models"
 COLUMNS = {"keep": PLAIN, "gc": CHECKPOINTING}

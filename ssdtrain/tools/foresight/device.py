@@ -210,14 +210,14 @@ def load_device(name: str | Path) -> Device:
             return transferred(load_device(relative), SPECS[str(name)])
         if not path.is_file():
             raise ConfigError(
-                f"--device expects one of {', '.join(shipped())} or a device file "
-                f"(.json), got {str(name)!r}"
+                f"no device {str(name)!r}: expects one of {', '.join(shipped())}, or a "
+                "device file (.json), which `ssdtrain foresight learn` writes on a GPU"
             )
     try:
         values = load_json(path, _FORMAT.what, _FORMAT.remedy)
     except OSError as error:
         raise ConfigError(
-            f"--device: {path} cannot be read ({error.strerror})"
+            f"device file {path} cannot be read ({error.strerror})"
         ) from error
     return from_json(values, str(path))
 

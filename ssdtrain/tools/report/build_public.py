@@ -24,6 +24,13 @@ T5_TOKENS, DECODED = 512, 448
 """Of a sequence of T5's encoder and decoder, and of Whisper's decoder."""
 FRAMES = 3000
 """Of Whisper's input: 30 s."""
+CLASSES = {
+    "t5": "AutoModelForSeq2SeqLM",
+    "vit": "AutoModelForImageClassification",
+    "whisper": "AutoModelForSpeechSeq2Seq",
+    "bert": "AutoModelForMaskedLM",
+}
+"""Of transformers, by model type; the others predict the next token."""
 LAYERS = "num_hidden_layers"
 LENGTH = "max_position_embeddings"
 
@@ -57,6 +64,11 @@ class Shape:
         """Layers of a stack of one kind; None: it has several."""
         found = self.values.get(LAYERS)
         return found if isinstance(found, int) else None
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether it predicts the next token of one sequence."""
+        return self.values["model_type"] not in CLASSES
 
     @property
     def period(self) -> int:
@@ -148,12 +160,7 @@ def public_subject(shape: Shape, tokens: int) -> Subject:
     if getattr(config, LENGTH, tokens) < tokens:
         setattr(config, LENGTH, tokens)
     kind = shape.values["model_type"]
-    wanted = {
-        "t5": "AutoModelForSeq2SeqLM",
-        "vit": "AutoModelForImageClassification",
-        "whisper": "AutoModelForSpeechSeq2Seq",
-        "bert": "AutoModelForMaskedLM",
-    }.get(kind, "AutoModelForCausalLM")
+    wanted = CLASSES.get(kind, "AutoModelForCausalLM")
     auto = getattr(transformers, wanted)
     try:
         model = auto.from_config(

@@ -8,43 +8,33 @@ that plans are made with.
 
 from dataclasses import dataclass, replace
 
-import torch
-
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.baselines import fixed_policies
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.profile import Phase, Profile
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Plan
+from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.quantities import bytes_text
-from ssdtrain.regions.find import find_regions
-from ssdtrain.tools.foresight.cluster import DEFAULT, cluster_of
-from ssdtrain.tools.foresight.collectives import Collective
-from ssdtrain.tools.foresight.device import Device, load_device
-from ssdtrain.tools.foresight.ranks import GATHERED_UNITS
-from ssdtrain.tools.foresight.recorder import STATES
-from ssdtrain.tools.foresight.spec import links_of
-from ssdtrain.tools.report.build_public import (
-    Loss,
-    Shape,
-    Train,
-    public_subject,
-    shape_of,
-    user_subject,
-)
-from ssdtrain.tools.report.deeper import Repeated, calls_of, deeper
-from ssdtrain.tools.report.estimate import Estimated, estimate, num_bytes_of
-from ssdtrain.tools.report.selective import Stored, selective
-from ssdtrain.tools.report.subject import Subject
+from ssdtrain.tools.foresight.device import load_device
+from ssdtrain.tools.report.build_public import Shape, Train, shape_of
+from ssdtrain.tools.report.capture import Captured, Question, capture
+from ssdtrain.tools.report.selective import selective
 
-OPTIMIZER = "adamw"
 SEARCH_MARKS = 400_000
 """Of the search for a plan: a second or two."""
 WIDER = 4
 """The largest step that fits is looked for up to so many times the size asked for;
-of tokens, also down to this part of them."""
+of tokens, also down to this part of them. Where it lies beyond, larger ones are tried.
+"""
+PROBES, FARTHER = 3, 16
+"""Larger steps that are tried, each up to so many times the largest one before."""
+ROOM = 0.75
+"""Part of a device that weights, gradients and optimizer may take where a number of
+GPUs is proposed."""
 CONTEXT = 1024
 """Tokens in which the longest context is told."""
 ALIKE = 0.02
@@ -58,42 +48,6 @@ PLAIN, CHECKPOINTING, SELECTIVE, OURS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
-    """What is asked."""
-
-    model: str
-    """A short name, a config.json, an id of the local cache, or FILE.py:FUNCTION."""
-    train: Train = Train.FULL
-    tokens: int = 8192
-    """Of one forward and backward on each GPU."""
-    micro_batch: int = 1
-    """What FILE.py:FUNCTION is given; for that alone."""
-    gpu: str = "h100"
-    gpus: int = 1
-    fsdp: bool = False
-    """Weights, gradients and optimizer are sharded over the GPUs."""
-    loss: Loss = Loss.STOCK
-    optimizer: str = OPTIMIZER
-
-    def __post_init__(self) -> None:
-        if self.fsdp and self.gpus < 2:
-            raise ConfigError(f"fsdp expects gpus of 2 or more, got {self.gpus}")
-        if self.optimizer not in STATES:
-            known = ", ".join(sorted(STATES))
-            raise ConfigError(f"optimizer expects one of {known}")
-
-    @property
-    def is_own(self) -> bool:
-        """Whether a user's function builds the model."""
-        return ".py:" in self.model
-
-    @property
-    def size(self) -> int:
-        """Of a step: tokens, or what the user's function is given."""
-        return self.micro_batch if self.is_own else self.tokens
-
-
-@dataclass(frozen=True, kw_only=True)
 class Way:
     """One way to train."""
 
@@ -104,6 +58,18 @@ class Way:
     memory_bytes: int
     """The peak of one GPU, everything included."""
     fits: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """What ssdtrain's plan does in each step, on one GPU."""
+
+    moved_bytes: int
+    """To host memory, and back for backward."""
+    again_bytes: int
+    """Dropped, and computed again in backward."""
+    host_bytes: int
+    """Pinned host memory that this needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,27 +90,15 @@ class Answer:
     ways: tuple[Way, ...]
     longest: dict[str, int]
     """The largest `Question.size` that fits, by way; empty: it does not matter."""
+    traffic: Traffic | None
+    """None: there is no plan, because nothing fits."""
+    is_causal: bool
+    """Whether it is a public model that predicts the next token."""
     sentence: str
 
     def way(self, name: str) -> Way | None:
         """Return a row of the table; None: it is not there."""
         return next((way for way in self.ways if way.name == name), None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Captured:
-    """A profile, and the bytes of one GPU."""
-
-    profile: Profile
-    weights: int
-    gradients: int
-    optimizer: int
-    apart_ms: float = 0.0
-    """Communication that nothing hides."""
-    least_ms: float = 0.0
-    """All communication: no step is shorter."""
-    stored: tuple[Stored, ...] = ()
-    """By region call, what selective checkpointing stores."""
 
 
 def fits(question: Question) -> Answer:
@@ -163,7 +117,7 @@ def fits(question: Question) -> Answer:
     states = captured.profile.base_bytes
     if states > capacity:
         raise ConfigError(_too_large(question, captured, capacity))
-    ways = _ways(captured, capacity)
+    ways, traffic = _ways(captured, capacity)
     peaks = {name: peak for name, (_, peak) in ways.items()}
     rows = tuple(
         Way(
@@ -190,20 +144,26 @@ def fits(question: Question) -> Answer:
         capacity_bytes=capacity,
         ways=rows,
         longest=longest,
+        traffic=traffic,
+        is_causal=shape is not None and shape.is_causal,
         sentence="",
     )
     return replace(answer, sentence=_sentence(answer))
 
 
 def _too_large(question: Question, captured: Captured, capacity: int) -> str:
-    shard = f"--gpus {2 * question.gpus} --fsdp, " if question.gpus < 64 else ""
+    shards = question.gpus if question.fsdp else 1
+    total = shards * (captured.weights + captured.gradients + captured.optimizer)
+    gpus = max(2, question.gpus)
+    while total > ROOM * gpus * capacity:
+        gpus *= 2
     lora = "" if question.train is Train.LORA else "--train lora, "
     return (
         f"{question.model} does not fit: weights {bytes_text(captured.weights)}, "
         f"gradients {bytes_text(captured.gradients)} and optimizer "
         f"{bytes_text(captured.optimizer)} are more than the {bytes_text(capacity)} of "
-        f"one {question.gpu}, before any activation; try {shard}{lora}or a GPU with "
-        "more memory."
+        f"one {question.gpu}, before any activation; try --gpus {gpus} --fsdp, "
+        f"{lora}or a GPU with more memory."
     )
 
 
@@ -230,19 +190,34 @@ def priced_ways(captured: Captured) -> dict[str, tuple[float, int]]:
     return {name: each for name, each in found.items() if each is not None}
 
 
-def _ways(captured: Captured, capacity: int) -> dict[str, tuple[float, int]]:
-    """Return (ms, whole peak in bytes) of each way."""
+def _ways(
+    captured: Captured, capacity: int
+) -> tuple[dict[str, tuple[float, int]], Traffic | None]:
+    """Return (ms, whole peak in bytes) of each way, and what the plan does."""
     found = priced_ways(captured)
     try:
         plan = choose(captured.profile, Goal(device_bytes=capacity), SEARCH_MARKS)
     except ConfigError:
         ms, _ = found.get(CHECKPOINTING, found[PLAIN])
-        return {**found, OURS: (ms, _peaks(captured)[OURS])}
+        return {**found, OURS: (ms, _peaks(captured)[OURS])}, None
     if plan.prediction is None:
         raise ConfigError("a chosen plan carries a prediction")
     ms = _with_links(captured, plan.prediction.step_ms)
     peak = captured.profile.base_bytes + plan.prediction.peak_bytes
-    return {**found, OURS: (ms, peak)}
+    return {**found, OURS: (ms, peak)}, _traffic(plan, plan.prediction.host_peak_bytes)
+
+
+def _traffic(plan: Plan, host_bytes: int) -> Traffic:
+    by = plan.bytes_by_placement()
+
+    def bytes_of(*placements: Placement) -> int:
+        return sum(by.get(each.name.lower(), 0) for each in placements)
+
+    return Traffic(
+        moved_bytes=bytes_of(Placement.OFFLOAD, Placement.OFFLOAD_SSD),
+        again_bytes=bytes_of(Placement.RECOMPUTE, Placement.RERUN),
+        host_bytes=host_bytes,
+    )
 
 
 def _with_links(captured: Captured, ms: float) -> float:
@@ -276,166 +251,37 @@ def _longest(
     sizes = (size, 2 * size, WIDER * size)
     if shape is not None:
         sizes = (size // WIDER, size, WIDER * size)
-    each = [
-        _peaks(captured if one == size else capture(question, shape, device, one))
+    peaks = {
+        one: _peaks(captured if one == size else capture(question, shape, device, one))
         for one in sizes
-    ]
-    if each[0] == each[2]:  # the user's function does not look at it
+    }
+    if peaks[sizes[0]] == peaks[sizes[-1]]:  # the user's function does not look at it
         return {}
-    found = {}
-    for name in each[0]:
-        peaks = [one[name] for one in each]
-        at = 1 if peaks[1] <= capacity else 0
-        slope = max(1.0, (peaks[at + 1] - peaks[at]) / (sizes[at + 1] - sizes[at]))
-        most = max(0, int(sizes[at] + (capacity - peaks[at]) / slope))
-        found[name] = most if shape is None else most // CONTEXT * CONTEXT
-    return {name: found[name] for name in (PLAIN, CHECKPOINTING, OURS) if name in found}
+    names = [name for name in (PLAIN, CHECKPOINTING, OURS) if name in peaks[size]]
 
+    def most_of(name: str) -> int:
+        return _most({one: each[name] for one, each in peaks.items()}, capacity)
 
-def capture(
-    question: Question,
-    shape: Shape | None,
-    device: Device,
-    size: int,
-    *,
-    keeps_gradients: bool = False,
-) -> Captured:
-    """Return the profile of a step, of the sharded one where that is asked for.
-
-    size: tokens of a public model, micro-batch of a user's; see `Question.size`.
-    """
-    keeps_gradients = keeps_gradients or question.fsdp
+    for _ in range(PROBES):
+        farthest, largest = max(map(most_of, names)), max(peaks)
+        if farthest <= largest:
+            break
+        farther = min(farthest, FARTHER * largest)
+        peaks[farther] = _peaks(capture(question, shape, device, farther))
+    found = {name: most_of(name) for name in names}
     if shape is None:
-        with torch.device("meta"):
-            subject = user_subject(question.model, question.train, size)
-        made = _estimated(question, subject, device, keeps_gradients)
-        found = _sizes(question, subject.model, made, device, keeps_gradients)
-        return _sharded(question, found, subject, device)
-    total, period = shape.num_layers, shape.period
-    few = total
-    if total is not None and total > 2 * period + 1:
-        few = period + 2 + (total - period - 2) % period
-    small = shape if few is None or few == total else shape.with_layers(few)
-    with torch.device("meta"):
-        subject = public_subject(small, size)
-        made = _estimated(question, subject, device, keeps_gradients)
-        if small is shape or total is None or few is None:
-            found = _sizes(question, subject.model, made, device, keeps_gradients)
-            return _sharded(question, found, subject, device)
-        whole = public_subject(shape, size)
-    blocks = _block_bytes(subject, made.profile)
-    gradients = sum(blocks[1 : 1 + period])
-    times = (total - few) // period
-    by = Repeated(1, period, times, 0 if keeps_gradients else gradients)
-    longer = _trained(whole.model) / max(1, _trained(subject.model))
-    profile = deeper(made.profile, by)
-    profile = replace(
-        profile,
-        tail_ms=profile.tail_ms * longer,
-        tail_host_ms=profile.tail_host_ms * longer,
-    )
-    stored = tuple(made.stored[each] for each in calls_of(len(made.stored), by))
-    made = Estimated(profile, stored)
-    found = _sizes(question, whole.model, made, device, keeps_gradients)
-    return _sharded(question, found, whole, device)
-
-
-def _estimated(
-    question: Question, subject: Subject, device: Device, keeps_gradients: bool
-) -> Estimated:
-    with torch.device("meta"):
-        return estimate(
-            subject.model,
-            subject.forward,
-            links_of(device.spec),
-            device,
-            optimizer=question.optimizer,
-            keeps_gradients=keeps_gradients,
-        )
-
-
-def _trained(model: torch.nn.Module) -> int:
-    return sum(num_bytes_of(p) for p in model.parameters() if p.requires_grad)
-
-
-def _block_bytes(subject: Subject, profile: Profile) -> list[int]:
-    """Return the bytes of each region's gradients, in the order of the calls."""
-    modules = dict(subject.model.named_modules())
-    [runs] = profile.regions.values()
-    return [_trained(modules[run.module]) for run in runs]
-
-
-def _sizes(
-    question: Question,
-    model: torch.nn.Module,
-    made: Estimated,
-    device: Device,
-    keeps_gradients: bool,
-) -> Captured:
-    """Count what is there before the step."""
-    weights = sum(map(num_bytes_of, model.parameters()))
-    trained = _trained(model)
-    states = trained * STATES[question.optimizer]
-    base = device.context_bytes + weights + states
-    base += trained if keeps_gradients else 0
-    rest = 0 if keeps_gradients else trained
-    return Captured(
-        profile=replace(made.profile, base_bytes=base, rest_bytes=rest),
-        stored=made.stored,
-        weights=weights,
-        gradients=trained,
-        optimizer=states,
-    )
-
-
-def _sharded(
-    question: Question, found: Captured, subject: Subject, device: Device
-) -> Captured:
-    """Return one rank's share under FSDP2: weights, gradients and optimizer are
-    divided, some layers are whole at a time, and collectives run beside compute."""
-    if not question.fsdp:
         return found
-    number = question.gpus
-    modules = dict(subject.model.named_modules())
-    paths = [region.path for region in find_regions(subject.model)]
-    layers = [sum(map(num_bytes_of, modules[path].parameters())) for path in paths]
-    root = found.weights - sum(layers)
-    largest = max(layers, default=0)
-    gathered = root + GATHERED_UNITS * largest
-    if found.gradients:
-        gathered += root + largest  # until they are reduced
-    profile = found.profile
-    marks = tuple(
-        replace(mark, other_bytes=mark.other_bytes + gathered)
-        if mark.phase is Phase.BACKWARD
-        else replace(mark, other_bytes=mark.other_bytes + root + 2 * largest)
-        for mark in profile.marks
-    )
-    fabric = cluster_of(DEFAULT, device.spec)
+    return {name: most // CONTEXT * CONTEXT for name, most in found.items()}
 
-    def ms(kind: Collective, num_bytes: float) -> float:
-        return fabric.microseconds(kind, num_bytes, number) / 1e3
 
-    per_layer = sum(
-        2 * ms(Collective.ALL_GATHER, size)
-        + (ms(Collective.REDUCE_SCATTER, size) if found.gradients else 0.0)
-        for size in layers
-    )
-    return replace(
-        found,
-        profile=replace(
-            profile,
-            marks=marks,
-            base_bytes=device.context_bytes
-            + (profile.base_bytes - device.context_bytes) // number,
-            tail_ms=profile.tail_ms / number,
-        ),
-        weights=found.weights // number,
-        gradients=found.gradients // number,
-        optimizer=found.optimizer // number,
-        apart_ms=ms(Collective.ALL_GATHER, root),
-        least_ms=per_layer,
-    )
+def _most(peaks: dict[int, int], capacity: int) -> int:
+    """Return the largest size that fits, on the lines between the peaks of some."""
+    sizes = sorted(peaks)
+    fitting = sum(peaks[one] <= capacity for one in sizes)
+    at = min(max(fitting - 1, 0), len(sizes) - 2)
+    low, high = sizes[at], sizes[at + 1]
+    slope = max(1.0, (peaks[high] - peaks[low]) / (high - low))
+    return max(0, int(low + (capacity - peaks[low]) / slope))
 
 
 def _sentence(answer: Answer) -> str:
@@ -444,12 +290,14 @@ def _sentence(answer: Answer) -> str:
     again = answer.way(CHECKPOINTING)
     if ours is None or plain is None:
         raise ConfigError("a table has plain training and ssdtrain")
-    line = 'put `ssdtrain.offload(model, device_memory="fit")` into your script'
+    line = "put `session = ssdtrain.offload(model)` before your training loop"
+    option = "--micro-batch" if answer.question.is_own else "--tokens"
     if plain.fits:
-        return "Plain training fits; no memory needs to be saved."
+        most = answer.longest.get(PLAIN, 0)
+        told = f"; ask again with more than {option} {most}" if most else ""
+        return f"Plain training fits; no memory needs to be saved{told}."
     if not ours.fits:
         most = answer.longest.get(OURS)
-        option = "--micro-batch" if answer.question.is_own else "--tokens"
         less = f"{option} {most}" if most else "a smaller step"
         return f"It does not fit; take more GPUs with --fsdp, or {less}."
     if again is None or not again.fits:

@@ -9,8 +9,10 @@ from dataclasses import asdict
 from ssdtrain.arguments import count_argument, show
 from ssdtrain.errors import ConfigError
 from ssdtrain.quantities import bytes_text
+from ssdtrain.tools.foresight.recorder import STATES
 from ssdtrain.tools.report.build_public import Loss, Train
-from ssdtrain.tools.report.fits import CONTEXT, OPTIMIZER, Answer, Question, fits
+from ssdtrain.tools.report.capture import OPTIMIZER, Question
+from ssdtrain.tools.report.fits import CONTEXT, PLAIN, Answer, fits
 from ssdtrain.tools.report.public_models import PUBLIC
 
 EXAMPLES = f"""examples:
@@ -63,9 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what FILE.py:FUNCTION is given (default: 1)",
     )
     parser.add_argument("--gpu", default="h100", help="h100, h200 or a device file")
-    parser.add_argument("--gpus", type=count_argument, default=1, help="of one host")
     parser.add_argument(
-        "--fsdp", action="store_true", help="weights and optimizer are sharded"
+        "--gpus", type=count_argument, default=1, help="8 a host (default: 1)"
+    )
+    parser.add_argument(
+        "--fsdp",
+        action="store_true",
+        help="weights, gradients and optimizer are sharded over --gpus",
     )
     parser.add_argument(
         "--loss",
@@ -73,7 +79,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Loss.STOCK.value,
         help="as transformers computes it (default), or fused as Liger does",
     )
-    parser.add_argument("--optimizer", default=OPTIMIZER, help="default: adamw")
+    parser.add_argument(
+        "--optimizer",
+        default=OPTIMIZER,
+        help=f"one of {', '.join(sorted(STATES))} (default: {OPTIMIZER})",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, no table")
 
 
@@ -111,15 +121,18 @@ def lines(answer: Answer) -> list[str]:
     size = f"{asked.tokens:,} tokens a GPU"
     if asked.is_own:
         size = f"a micro-batch of {asked.micro_batch}"
+    dtype = "" if asked.is_own else "   bf16, as are gradients and optimizer"
+    when = "" if asked.fsdp else "   made while activations go: not on top of them"
+    each = "of each GPU; tokens/s are of all" if asked.gpus > 1 else ""
     found = [
         f"{asked.model}, {asked.train.value} training, {size}, "
         f"{spread}{asked.gpu}{sharded}",
-        "",
-        f"  weights      {bytes_text(answer.weight_bytes):>10}",
-        f"  gradients    {bytes_text(answer.gradient_bytes):>10}",
+        each,
+        f"  weights      {bytes_text(answer.weight_bytes):>10}{dtype}",
+        f"  gradients    {bytes_text(answer.gradient_bytes):>10}{when}",
         f"  optimizer    {bytes_text(answer.optimizer_bytes):>10}",
         f"  activations  {bytes_text(answer.activation_bytes):>10}   at the peak of "
-        "plain training, with gradients made by then",
+        "plain training",
         f"  the GPU has  {bytes_text(answer.capacity_bytes):>10}",
         "",
         f"  {'':14} {'step':>10} {'' if asked.is_own else 'tokens/s':>10} "
@@ -133,10 +146,33 @@ def lines(answer: Answer) -> list[str]:
             f"{bytes_text(way.memory_bytes):>10}{told}"
         )
     if answer.longest:
-        what = "Largest micro-batch" if asked.is_own else "Longest context"
+        what = "Largest micro-batch" if asked.is_own else "Most tokens a step"
+        if answer.is_causal:
+            what = "Longest context"
         told = ", ".join(
             f"{name} {most:,}" if asked.is_own else f"{name} {most // CONTEXT}k"
             for name, most in answer.longest.items()
         )
         found += ["", f"{what} that fits: {told}."]
-    return [*found, "", answer.sentence]
+    return [*found, "", *_advice(answer)]
+
+
+def _advice(answer: Answer) -> list[str]:
+    found = [answer.sentence]
+    asked, plain = answer.question, answer.way(PLAIN)
+    traffic = answer.traffic
+    if plain is None or plain.fits:
+        return found
+    if traffic is not None:
+        a_gpu = " for each GPU" if asked.gpus > 1 else ""
+        found.append(
+            f"Each step moves {bytes_text(traffic.moved_bytes)} to host memory and "
+            f"back, and computes {bytes_text(traffic.again_bytes)} again. Host memory "
+            f"needed{a_gpu}: {bytes_text(traffic.host_bytes)}."
+        )
+    if answer.is_causal and asked.loss is Loss.STOCK:
+        found.append(
+            "All rows have the loss of transformers; --loss fused asks for Liger's, "
+            "which needs less memory."
+        )
+    return found

@@ -25,9 +25,10 @@ from ssdtrain.plan.timeline import Timeline
 from ssdtrain.tools.foresight.device import Device
 from ssdtrain.tools.foresight.spec import links_of
 from ssdtrain.tools.report.build_public import Shape, public_subject
+from ssdtrain.tools.report.capture import Captured
 from ssdtrain.tools.report.deeper import Repeated, calls_of, deeper
 from ssdtrain.tools.report.estimate import Estimated, estimate
-from ssdtrain.tools.report.fits import Captured, priced_ways
+from ssdtrain.tools.report.fits import priced_ways
 from ssdtrain.tools.search.experts import WIDE, dense_of, experts_of
 
 HEADS, GROUPS = "num_attention_heads", "num_key_value_heads"

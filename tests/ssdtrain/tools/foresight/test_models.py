@@ -153,7 +153,7 @@ def test_a_device_survives_json_and_scales() -> None:
     assert to_json(again) == to_json(device)
     with pytest.raises(ConfigError, match="schema"):
         from_json({"schema": "x"})
-    with pytest.raises(ConfigError, match="--device expects"):
+    with pytest.raises(ConfigError, match="no device 'h1000': expects one"):
         load_device("h1000")
 
 

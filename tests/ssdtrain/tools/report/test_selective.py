@@ -12,16 +12,9 @@ from torch.nn import functional as F
 from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.foresight.spec import links_of
 from ssdtrain.tools.report.build_public import Loss, Train, shape_of
+from ssdtrain.tools.report.capture import Captured, Question, capture
 from ssdtrain.tools.report.estimate import estimate
-from ssdtrain.tools.report.fits import (
-    CHECKPOINTING,
-    PLAIN,
-    SELECTIVE,
-    Captured,
-    Question,
-    capture,
-    priced_ways,
-)
+from ssdtrain.tools.report.fits import CHECKPOINTING, PLAIN, SELECTIVE, priced_ways
 from ssdtrain.tools.report.selective import kept_operators
 
 H100 = load_device("h100")
