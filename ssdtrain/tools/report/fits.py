@@ -297,7 +297,7 @@ def _sentence(answer: Answer) -> str:
         told = f"; ask again with more than {option} {most}" if most else ""
         return f"Plain training fits; no memory needs to be saved{told}."
     if not ours.fits:
-        most = answer.longest.get(OURS)
+        most = answer.longest.get(OURS, 0)
         less = f"{option} {most}" if most else "a smaller step"
         return f"It does not fit; take more GPUs with --fsdp, or {less}."
     if again is None or not again.fits:
