@@ -228,7 +228,7 @@ class KeptItemRow:
         return run.leave_table(tensor)
 
 
-class MoveRow:
+class RecordRow:
     """An item with a record: one that the plan moves away, or that recipes read."""
 
     __slots__ = (
@@ -261,14 +261,14 @@ class MoveRow:
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
         """Identify its bytes, and send them off if the plan says so."""
         if tensor.nbytes == self.num_bytes and run.may_move(tensor):
-            return run.move(self, tensor)
+            return run.open_record(self, tensor)
         return run.leave_table(tensor)
 
 
 class HostRow:
     """An item that the plan moves to host memory, to the same place in every step.
 
-    It fills its base without gaps; `MoveRow` serves all others.
+    It fills its base without gaps; `RecordRow` serves all others.
     """
 
     __slots__ = (
@@ -360,8 +360,8 @@ class HostAgainRow:
         return run.leave_table(tensor)
 
 
-class AgainRow:
-    """Another handle of an item of a `MoveRow`."""
+class RecordAgainRow:
+    """Another handle of an item of a `RecordRow`."""
 
     __slots__ = (
         *("by_norm", "is_last", "item"),
@@ -381,7 +381,7 @@ class AgainRow:
     def pack(self, tensor: Tensor, run: "Run") -> Handle:
         """A handle of the same record, if these are its bytes."""
         if tensor.nbytes == self.num_bytes and run.may_move(tensor):
-            return run.move_again(self, tensor)
+            return run.join_record(self, tensor)
         return run.leave_table(tensor)
 
 
@@ -489,20 +489,20 @@ class WrappedRow:
 
 
 COUNTING = (
-    *(GeneralRow, KeptItemRow, MoveRow, HostRow, StayRow),
+    *(GeneralRow, KeptItemRow, RecordRow, HostRow, StayRow),
     *(RebuiltRow, RegionItemRow),
 )
 """Rows that count when they are packed, also for the quiet ones before them."""
-COUNTING_USES = (
-    *(GeneralRow, KeptItemRow, MoveRow, AgainRow, HostRow, StayRow, HostAgainRow),
-    *(RebuiltRow, RebuiltAgainRow, RegionItemRow),
-)
+COUNTING_USES = (*COUNTING, RecordAgainRow, HostAgainRow, RebuiltAgainRow)
 """Rows that count when they are used."""
-STORING = (KeptRow, KeptItemRow, MoveRow, HostRow, StayRow, HostAgainRow, AgainRow)
+STORING = (
+    *(KeptRow, KeptItemRow, StayRow),
+    *(RecordRow, RecordAgainRow, HostRow, HostAgainRow),
+)
 """Rows under which the bytes of a tensor stay, or move."""
 QUIET = (KeptRow, RegionRow)
 """Rows that do not count."""
-BY_NUMBER = (GeneralRow, MoveRow, AgainRow, RebuiltRow, RebuiltAgainRow)
+BY_NUMBER = (GeneralRow, RecordRow, RecordAgainRow, RebuiltRow, RebuiltAgainRow)
 """Rows whose handles know the row by its number."""
 
 
