@@ -33,7 +33,7 @@ MIB = 1024 * 1024
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class Behind(NamedTuple):
+class TargetRow(NamedTuple):
     """What lies behind pinned host memory: what the code must know of a target."""
 
     opener: str
@@ -49,14 +49,14 @@ class Behind(NamedTuple):
     what does not fit there goes on."""
 
 
-_DISKS = Behind("ssdtrain.storage.open:open_disks", is_disk=True)
+_DISKS = TargetRow("ssdtrain.storage.open:open_disks", is_disk=True)
 
 
 class Target(str, Enum):
     """Where offloaded activations rest: the table of targets, a row each. A test
     forbids to name one elsewhere; other code asks its row."""
 
-    HOST = "host", Behind("ssdtrain.storage.open:open_nothing")
+    HOST = "host", TargetRow("ssdtrain.storage.open:open_nothing")
     """Pinned host memory."""
     SSD = "ssd", _DISKS._replace(needs_directory=True, is_staged=True)
     """Files on the SSD behind `directory`, through a pinned staging pool."""
@@ -64,12 +64,12 @@ class Target(str, Enum):
     """Host memory first; what does not fit goes to the SSD."""
 
     _value_: str
-    behind: Behind
+    behind: TargetRow
 
-    def __new__(cls, name: str, behind: Behind) -> "Target":
-        target = str.__new__(cls, name)
-        target._value_, target.behind = name, behind
-        return target
+    def __new__(cls, name: str, behind: TargetRow) -> "Target":
+        self = str.__new__(cls, name)
+        self._value_, self.behind = name, behind
+        return self
 
 
 TargetName = Literal["host", "ssd", "tiered"]

@@ -199,7 +199,7 @@ class Opened(NamedTuple):
 
 
 class Opener(Protocol):
-    """Opens what lies behind host memory: `Behind.opener` in config.py."""
+    """Opens what lies behind host memory: `TargetRow.opener` in config.py."""
 
     def __call__(
         self,
