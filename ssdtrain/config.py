@@ -49,6 +49,7 @@ class TargetRow(NamedTuple):
     what does not fit there goes on."""
 
 
+_NOTHING = TargetRow("ssdtrain.storage.open:open_nothing")
 _DISKS = TargetRow("ssdtrain.storage.open:open_disks", is_disk=True)
 
 
@@ -56,7 +57,7 @@ class Target(str, Enum):
     """Where offloaded activations rest: the table of targets, a row each. A test
     forbids to name one elsewhere; other code asks its row."""
 
-    HOST = "host", TargetRow("ssdtrain.storage.open:open_nothing")
+    HOST = "host", _NOTHING
     """Pinned host memory."""
     SSD = "ssd", _DISKS._replace(needs_directory=True, is_staged=True)
     """Files on the SSD behind `directory`, through a pinned staging pool."""
@@ -66,7 +67,8 @@ class Target(str, Enum):
     _value_: str
     behind: TargetRow
 
-    def __new__(cls, name: str, behind: TargetRow) -> "Target":
+    # The default is for type checkers, which take the look-up `Target("ssd")` for this.
+    def __new__(cls, name: str, behind: TargetRow = _NOTHING) -> "Target":
         self = str.__new__(cls, name)
         self._value_, self.behind = name, behind
         return self
