@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Sequence
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,6 @@ from ssdtrain.cache.verify import open_verifier
 from ssdtrain.cache.weights import Weights
 from ssdtrain.cache.window import CacheLimits
 from ssdtrain.config import (
-    GpuDirect,
     OffloadConfig,
     OffloadOptions,
     PlanChoice,
@@ -49,14 +49,8 @@ from ssdtrain.rebuild.finder import Finder
 from ssdtrain.rebuild.modes import without_modes
 from ssdtrain.rebuild.recipes import rules_of
 from ssdtrain.regions.find import find_regions
-from ssdtrain.storage.open import (
-    Selected,
-    budget_bytes_per_s,
-    open_for_rank,
-    rank_of,
-    wear_of,
-)
-from ssdtrain.storage.wear import Endurance, WearReport
+from ssdtrain.storage.open import Opener, budget_bytes_per_s, rank_of, wear_of
+from ssdtrain.storage.wear import WearReport
 from ssdtrain.summary import (
     NEXT,
     Seen,
@@ -662,7 +656,7 @@ def _memory_of(device: torch.device) -> int:
 
 
 def _ssd_bytes_per_s(settings: OffloadConfig) -> float | None:
-    if settings.write_budget is None or not settings.target.has_disk:
+    if settings.write_budget is None or not settings.target.behind.is_disk:
         return None
     rank = rank_of(os.environ)
     return budget_bytes_per_s(settings.directories, rank, settings.write_budget)
@@ -679,11 +673,15 @@ def _notes_of(settings: OffloadConfig) -> dict[str, str]:
 def _open_offloader(
     settings: OffloadConfig, device: Device, meters: Meters
 ) -> Offloader:
-    storage, direct, why = _open_storage(settings, device, meters.counters)
+    behind = settings.target.behind
+    opener: Opener = resolve_name(behind.opener)
+    storage, direct, why = opener(
+        settings, device.torch_device, meters.counters.fell_back
+    )
     logger.info("ssdtrain: %s", why)
     drain = Drain.NEVER
     if storage is not None:
-        drain = Drain.AT_ONCE if settings.target.is_staged else Drain.WHEN_FULL
+        drain = Drain.AT_ONCE if behind.is_staged else Drain.WHEN_FULL
     ranks = rank_of(os.environ).local_world_size
     asked = resolved(settings.host_bytes, lambda: available_bytes() // ranks)
     cap = host_cap_bytes(asked, settings.target, ranks)
@@ -693,22 +691,3 @@ def _open_offloader(
     if storage is not None and direct:
         return DirectOffloader(device, pool, storage, drain, threads, meters, why)
     return Offloader(device, pool, storage, drain, threads, meters, why)
-
-
-def _open_storage(
-    settings: OffloadConfig, device: Device, counters: Counters
-) -> Selected:
-    """Open what lies behind host memory; a target that finds no use for it has none."""
-    if not (settings.target.has_disk and settings.directories):
-        return Selected(None, False, "host memory")
-    look = settings.gpu_direct is GpuDirect.AUTO and device.torch_device.type == "cuda"
-    endurance = Endurance(
-        budget_bytes=settings.write_budget, rated_bytes=settings.ssd_rated_bytes
-    )
-    return open_for_rank(
-        settings.directories,
-        rank_of(os.environ),
-        device=device.torch_device if look else None,
-        endurance=endurance,
-        on_fallback=counters.fell_back,
-    )

@@ -1,7 +1,7 @@
 """What a user can set: `OffloadConfig`, checked at construction.
 
 Only this file and the Hydra groups in `configs/offload/` know these names; `api`
-passes plain values inwards.
+passes plain values inwards, and the settings whole to what opens a target.
 """
 
 import functools
@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.quantities import (
@@ -33,36 +33,49 @@ MIB = 1024 * 1024
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class Target(str, Enum):
-    """Where offloaded activations rest. What else the code must know of a target is
-    asked here: a test forbids to compare with its members elsewhere."""
+class TargetRow(NamedTuple):
+    """What lies behind pinned host memory: what the code must know of a target."""
 
-    HOST = "host"
+    opener: str
+    """The function that opens it, "module:function": an `Opener` of storage/open.py."""
+    name: str = "SSD"
+    """As reports call it."""
+    is_disk: bool = False
+    """Whether the kernel counts what is written to it, and writes cost endurance."""
+    needs_directory: bool = False
+    """Whether nothing can be offloaded without a `directory`."""
+    is_staged: bool = False
+    """Whether host memory is its staging pool, from which all goes on at once; else
+    what does not fit there goes on."""
+
+
+_NOTHING = TargetRow("ssdtrain.storage.open:open_nothing")
+_DISKS = TargetRow("ssdtrain.storage.open:open_disks", is_disk=True)
+
+
+class Target(str, Enum):
+    """Where offloaded activations rest: the table of targets, a row each. A test
+    forbids to name one elsewhere; other code asks its row."""
+
+    HOST = "host", _NOTHING
     """Pinned host memory."""
-    SSD = "ssd"
+    SSD = "ssd", _DISKS._replace(needs_directory=True, is_staged=True)
     """Files on the SSD behind `directory`, through a pinned staging pool."""
-    TIERED = "tiered"
+    TIERED = "tiered", _DISKS
     """Host memory first; what does not fit goes to the SSD."""
 
-    @property
-    def has_disk(self) -> bool:
-        """Whether bytes go to a disk: the kernel counts them, they cost endurance."""
-        return self is not Target.HOST
+    _value_: str
+    behind: TargetRow
 
-    @property
-    def needs_directory(self) -> bool:
-        """Whether nothing can be offloaded without a `directory`."""
-        return self is Target.SSD
+    # The default is for type checkers, which take the look-up `Target("ssd")` for this.
+    def __new__(cls, name: str, behind: TargetRow = _NOTHING) -> "Target":
+        self = str.__new__(cls, name)
+        self._value_, self.behind = name, behind
+        return self
 
-    @property
-    def is_staged(self) -> bool:
-        """Whether host memory is a staging pool, from which all goes on at once."""
-        return self is Target.SSD
 
-    @property
-    def behind(self) -> str:
-        """What lies behind host memory, as reports call it."""
-        return "SSD"
+TargetName = Literal["host", "ssd", "tiered"]
+"""The same names, for type checkers and editors; a test holds them equal."""
 
 
 class PlanChoice(str, Enum):
@@ -139,7 +152,7 @@ class OffloadOptions(AdvancedOptions, total=False):
     The fields and their meaning are those of `OffloadConfig`; a test holds them equal.
     """
 
-    target: Target | Literal["host", "ssd", "tiered"]
+    target: Target | TargetName
     directory: Place | Sequence[Place] | None
     device_memory: Bytes | Share | Literal["fit"] | None
     memory_budget: Bytes | Share | None
@@ -229,10 +242,10 @@ class OffloadConfig:
         self._coerce_verify()
         self._coerce_regions()
         self._check_plan()
-        if self.target.needs_directory and not self.directories:
+        if self.target.behind.needs_directory and not self.directories:
             raise ConfigError(
                 f"target={self.target.value!r} needs a directory on the "
-                f"{self.target.behind}, got directory=None; set "
+                f"{self.target.behind.name}, got directory=None; set "
                 "directory='/path/on/nvme', or target='host'."
             )
         if self.device_memory is not None and self.plan != PlanChoice.AUTO.value:

@@ -32,19 +32,19 @@ from ssdtrain.cache.rows import (
     COUNTING_USES,
     QUIET,
     STORING,
-    AgainRow,
     EndRow,
     GeneralRow,
     HostAgainRow,
     HostRow,
     KeptItemRow,
     KeptRow,
-    MoveRow,
     ParameterRow,
     ParameterViewRow,
     PlacedRow,
     RebuiltAgainRow,
     RebuiltRow,
+    RecordAgainRow,
+    RecordRow,
     RegionItemRow,
     RegionRow,
     Row,
@@ -251,7 +251,7 @@ class Binding:
                 row = KeptRow(spec.num_bytes)
             elif type(row) is RegionItemRow and number not in loud:
                 row = RegionRow(spec.num_bytes, row.own_bytes)
-            elif type(row) in (MoveRow, AgainRow) and spec.item not in sparse:
+            elif type(row) in (RecordRow, RecordAgainRow) and spec.item not in sparse:
                 row = self._light(
                     spec, row, orders, is_shared=self._counts[spec.item] > 1
                 )
@@ -327,7 +327,7 @@ class Binding:
             return row
         if spec.is_first:
             return first
-        is_last = isinstance(row, AgainRow) and row.is_last
+        is_last = isinstance(row, RecordAgainRow) and row.is_last
         return HostAgainRow(spec, orders[spec.item], is_read=is_read, is_last=is_last)
 
     def _row_of_copy(self, copy: Spec | None, orders: Any) -> HostRow | StayRow | None:
@@ -501,9 +501,9 @@ class Binding:
             return KeptItemRow(spec, order, opener, freed_bytes)
         if spec.is_first:
             is_shared = self._counts[spec.item] > 1
-            return MoveRow(spec, order, number, is_shared=is_shared)
+            return RecordRow(spec, order, number, is_shared=is_shared)
         is_last = self._last[spec.item] == number
-        return AgainRow(spec, order, number, is_last=is_last)
+        return RecordAgainRow(spec, order, number, is_last=is_last)
 
 
 def _first_light(

@@ -250,7 +250,7 @@ class StoredRow(ItemRow):
         raise NotImplementedError
 
 
-class MoveRow(StoredRow):
+class RecordRow(StoredRow):
     """An item with a record: one that the plan moves away, or that recipes read. Where
     other rows save the same bytes, the last of them sends these."""
 
@@ -258,13 +258,13 @@ class MoveRow(StoredRow):
 
     def take(self, tensor: Tensor, run: "Run") -> Handle:
         """Identify its bytes, and send them off if the plan says so."""
-        return run.move(self, tensor)
+        return run.open_record(self, tensor)
 
 
 class HostRow(StoredRow):
     """An item that the plan moves to host memory, to the same place in every step.
 
-    It fills its base without gaps; `MoveRow` serves all others.
+    It fills its base without gaps; `RecordRow` serves all others.
     """
 
     __slots__ = ("free",)
@@ -300,14 +300,14 @@ class HostAgainRow(StoredRow):
         return run.send_again(self, tensor)
 
 
-class AgainRow(StoredRow):
-    """Another handle of an item of a `MoveRow`."""
+class RecordAgainRow(StoredRow):
+    """Another handle of an item of a `RecordRow`."""
 
     __slots__ = ()
 
     def take(self, tensor: Tensor, run: "Run") -> Handle:
         """A handle of the same record, if these are its bytes."""
-        return run.move_again(self, tensor)
+        return run.join_record(self, tensor)
 
 
 class RegionRow(Row):
@@ -392,20 +392,20 @@ class WrappedRow(Row):
 
 
 COUNTING = (
-    *(GeneralRow, KeptItemRow, MoveRow, HostRow, StayRow),
+    *(GeneralRow, KeptItemRow, RecordRow, HostRow, StayRow),
     *(RebuiltRow, RegionItemRow),
 )
 """Rows that count when they are packed, also for the quiet ones before them."""
-COUNTING_USES = (
-    *(GeneralRow, KeptItemRow, MoveRow, AgainRow, HostRow, StayRow, HostAgainRow),
-    *(RebuiltRow, RebuiltAgainRow, RegionItemRow),
-)
+COUNTING_USES = (*COUNTING, RecordAgainRow, HostAgainRow, RebuiltAgainRow)
 """Rows that count when they are used."""
-STORING = (KeptRow, KeptItemRow, MoveRow, HostRow, StayRow, HostAgainRow, AgainRow)
+STORING = (
+    *(KeptRow, KeptItemRow, StayRow),
+    *(RecordRow, RecordAgainRow, HostRow, HostAgainRow),
+)
 """Rows under which the bytes of a tensor stay, or move."""
 QUIET = (KeptRow, RegionRow)
 """Rows that do not count."""
-BY_NUMBER = (GeneralRow, MoveRow, AgainRow, RebuiltRow, RebuiltAgainRow)
+BY_NUMBER = (GeneralRow, RecordRow, RecordAgainRow, RebuiltRow, RebuiltAgainRow)
 """Rows whose handles know the row by its number."""
 
 

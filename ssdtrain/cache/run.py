@@ -33,17 +33,17 @@ from ssdtrain.cache.record import (
 from ssdtrain.cache.rows import (
     BY_NUMBER,
     STORING,
-    AgainRow,
     GeneralRow,
     HostAgainRow,
     HostRow,
     KeptItemRow,
     KeptRow,
-    MoveRow,
     ParameterRow,
     ParameterViewRow,
     RebuiltAgainRow,
     RebuiltRow,
+    RecordAgainRow,
+    RecordRow,
     RegionItemRow,
     Row,
     StayRow,
@@ -304,7 +304,7 @@ class Run:
         if cache.course.mark >= cache.window.next_due:
             cache.moves.release_due()
 
-    def move(self, row: MoveRow, tensor: Tensor) -> Handle:
+    def open_record(self, row: RecordRow, tensor: Tensor) -> Handle:
         """A mark: an item with a record, whose bytes may leave."""
         with self._lock:
             key, view = identify(tensor)
@@ -326,26 +326,28 @@ class Run:
             self._cache.recipes.note(tensor, handle, by_norm=row.by_norm)
             return handle
 
-    def move_again(self, row: "AgainRow | HostAgainRow", tensor: Tensor) -> Handle:
+    def join_record(
+        self, row: "RecordAgainRow | HostAgainRow", tensor: Tensor
+    ) -> Handle:
         """Another tensor in a record that was opened before."""
         with self._lock:
             key, view = identify(tensor)
             record = self._course.record(row.item)
             if record is None or record.key != key:
                 return self.leave_table(tensor)
-            if record.state is RecordState.KEPT and type(row) is AgainRow:
+            if record.state is RecordState.KEPT and type(row) is RecordAgainRow:
                 if row.is_last:
                     self._send_record(record, row)
             else:
                 self._cache.saved_again(record, tensor)
             handle = handle_of(record, view, self._cache.probe_of(tensor))
             by_norm = True
-            if type(row) is AgainRow:
+            if type(row) is RecordAgainRow:
                 handle.number, by_norm = row.number, row.by_norm
             self._cache.recipes.note(tensor, handle, by_norm=by_norm)
             return handle
 
-    def _send_record(self, record: Record, row: AgainRow) -> None:
+    def _send_record(self, record: Record, row: RecordAgainRow) -> None:
         due = self._dues.pop(row.item, None)
         if self._cache.moves.send(record, row.order, due):
             counters = self._cache.ledger.counters
@@ -430,7 +432,8 @@ class Run:
             found = self._moved.get(row.item)
             moved = None if found is None else found()
             if moved is None:
-                return self.move_again(row, tensor)  # it was served by the general path
+                # It was served by the general path.
+                return self.join_record(row, tensor)
             start, end = extent_bytes(tensor)
             inside = moved.start_byte <= start and end <= moved.end_byte
             same = moved.stamp is stamp_of(tensor) and tensor._version == moved.version

@@ -60,7 +60,8 @@ class Holding:
         self.known: tuple[Known, Key] | None = None
         """Where it is found by its key."""
         self.parcel: Any = None
-        """A `Parcel`, or a `Trip` of a table's row."""
+        """Its bytes off the device: a `Transfer`, a `Trip` of a table's row, or a
+        `GraphTransfer`."""
         self.load: Load | Arrival | None = None
         """A copy in that nobody has waited for."""
         self.live_bytes = 0

@@ -10,7 +10,7 @@ from ssdtrain.plan.regions import by_yield, spread, with_regions
 from ssdtrain.plan.schedule import Late, Style
 from ssdtrain.plan.timeline import NEVER, Timeline
 
-STAGED_TARGETS = frozenset(target.value for target in Target if target.is_staged)
+STAGED_TARGETS = frozenset(target.value for target in Target if target.behind.is_staged)
 HOST_SHARE = 0.6
 """Share of the pinned memory that is planned with; the rest is for staging."""
 WINDOW_LARGEST = 2

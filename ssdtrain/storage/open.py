@@ -10,10 +10,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
+from ssdtrain.config import GpuDirect, OffloadConfig
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError
 from ssdtrain.storage.base import ForwardingStorage, Storage
@@ -186,15 +187,66 @@ def _stripe(
     return StripeStorage(members, speeds=filled, on_fallback=on_fallback)
 
 
-class Selected(NamedTuple):
-    """What a rank stores in."""
+class Opened(NamedTuple):
+    """What lies behind a rank's host memory."""
 
     storage: Storage | None
-    """None: this rank has no SSD and works in host memory."""
+    """None: this rank works in host memory alone."""
     takes_device: bool
     """Whether `write` and `read` take CUDA buffers."""
     why: str
     """The path and the reason, one line for the report."""
+
+
+class Opener(Protocol):
+    """Opens what lies behind host memory: `TargetRow.opener` in config.py."""
+
+    def __call__(
+        self,
+        settings: OffloadConfig,
+        device: torch.device,
+        on_fallback: Callable[[Fallback], None],
+    ) -> Opened:
+        """Open it for this rank.
+
+        Args:
+            settings: of the session.
+            device: whose tensors will come.
+            on_fallback: told what is not done the way it was asked for.
+
+        Raises:
+            ConfigError: it cannot be had as the settings ask for it.
+        """
+
+
+def open_nothing(
+    settings: OffloadConfig,
+    device: torch.device,
+    on_fallback: Callable[[Fallback], None],
+) -> Opened:
+    """Bytes stay in host memory; an `Opener`."""
+    return Opened(None, False, "host memory")
+
+
+def open_disks(
+    settings: OffloadConfig,
+    device: torch.device,
+    on_fallback: Callable[[Fallback], None],
+) -> Opened:
+    """Files in `directory`, if there is one; an `Opener`."""
+    if not settings.directories:
+        return open_nothing(settings, device, on_fallback)
+    look = settings.gpu_direct is GpuDirect.AUTO and device.type == "cuda"
+    endurance = Endurance(
+        budget_bytes=settings.write_budget, rated_bytes=settings.ssd_rated_bytes
+    )
+    return open_for_rank(
+        settings.directories,
+        rank_of(),
+        device=device if look else None,
+        endurance=endurance,
+        on_fallback=on_fallback,
+    )
 
 
 def open_for_rank(
@@ -204,7 +256,7 @@ def open_for_rank(
     device: torch.device | None = None,
     endurance: Endurance | None = None,
     on_fallback: Callable[[Fallback], None] = lambda _: None,
-) -> Selected:
+) -> Opened:
     """Open this rank's share of the directories, on the fastest path.
 
     Args:
@@ -222,16 +274,16 @@ def open_for_rank(
     if own.missing and not own.paths:
         on_fallback(Fallback.NO_SSD_ON_RANK)
         places = ", ".join(map(str, own.missing))
-        return Selected(None, False, f"host memory: {places} does not exist")
+        return Opened(None, False, f"host memory: {places} does not exist")
     if device is None:
         storage = open_storage(own.paths, endurance=endurance, on_fallback=on_fallback)
-        return Selected(storage, False, f"{STAGED_POSIX}: {storage.describe()}")
+        return Opened(storage, False, f"{STAGED_POSIX}: {storage.describe()}")
     storage, choice = _open(own.paths, device, endurance, on_fallback)
     if choice.unusable:
         on_fallback(Fallback.NO_GDS)
     num = len(own.paths)
     over = f"; over {num} directories" if num > 1 else ""
-    return Selected(storage, choice.is_direct, choice.explain() + over)
+    return Opened(storage, choice.is_direct, choice.explain() + over)
 
 
 def budget_bytes_per_s(

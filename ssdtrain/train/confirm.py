@@ -14,7 +14,7 @@ def doubt_of_writes(target: Target, results: list[LegResult]) -> str | None:
     offloaded, or all of it was asked for again before it had left (the table says
     which).
     """
-    if not target.has_disk:
+    if not target.behind.is_disk:
         return None
     claimed = [_sum(result, "bytes_written") for result in results]
     if any(claimed):
@@ -23,7 +23,7 @@ def doubt_of_writes(target: Target, results: list[LegResult]) -> str | None:
         return "; ".join(dict.fromkeys(doubt for doubt in found if doubt))
     reloaded = sum(_sum(result, "bytes_reloaded") for result in results)
     fell_back = any(result.own.fallbacks for result in results)
-    if not target.is_staged or not (reloaded or fell_back):
+    if not target.behind.is_staged or not (reloaded or fell_back):
         return None
     return (
         f"offload.target={target.value} wrote nothing to it: the rows marked as "

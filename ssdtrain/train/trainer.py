@@ -310,7 +310,7 @@ def summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str
     if Leg.WITH.value in legs:
         results = legs[Leg.WITH.value]
         target = OffloadConfig.from_mapping(settings.offload).target
-        result["written_to"] = target.behind
+        result["written_to"] = target.behind.name
         result["why_nothing_left"] = _why_nothing_left(settings, results)
         if (doubt := doubt_of_writes(target, results)) is not None:
             result.setdefault("verdict", {})["writes_confirmed"] = not doubt

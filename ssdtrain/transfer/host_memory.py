@@ -47,7 +47,7 @@ def host_cap_bytes(asked_bytes: int | None, target: Target, num_ranks: int = 1) 
             )
         return asked_bytes
     half = max(available_bytes() // (2 * num_ranks), 1)
-    return min(half, STAGING_BYTES) if target.is_staged else half
+    return min(half, STAGING_BYTES) if target.behind.is_staged else half
 
 
 def _read(path: Path) -> int | None:

@@ -12,10 +12,23 @@ PACKAGES = ("ssdtrain", "pydirect", "hector")
 PATH = re.compile(
     rf"`((?:{'|'.join(PACKAGES)}|tests|configs|recipes|launch|docs)/[\w/.-]+)`"
 )
+SHORT = re.compile(r"`([\w/]+\.(?:py|c|cu|toml|yaml))`")
+FOR_CONTRIBUTORS = ("CONTRIBUTING.md", "docs/layout.md")
+"""Pages whose short paths, `storage/base.py`, are the code's own."""
 MEMBER = re.compile(r"`([A-Z]\w+)\.(\w+)")
 NOTE = re.compile(r"\[Note: ([^\]]+)\]")
 NO_NAMES = ("ssdtrain/stall_ms", "...")
 """What looks like one: a metric, an example of a note."""
+
+
+@cache
+def endings() -> set[str]:
+    """All files of the code, its tests and recipes, by whatever ends their paths."""
+    tops = (*PACKAGES, "tests", "recipes", "configs")
+    files = [path for top in tops for path in (ROOT / top).rglob("*.*")]
+    files += ROOT.glob("*.toml")
+    parts = (file.relative_to(ROOT).parts for file in files)
+    return {"/".join(part[at:]) for part in parts for at in range(len(part))}
 
 
 @cache
@@ -64,6 +77,13 @@ def gone(text: str) -> list[str]:
 def test_what_pages_name_is_there() -> None:
     for page in (ROOT / "CONTRIBUTING.md", *pages()):
         assert not gone(page.read_text(encoding="utf-8")), page.name
+
+
+def test_short_paths_are_there() -> None:
+    for page in FOR_CONTRIBUTORS:
+        named = SHORT.findall((ROOT / page).read_text(encoding="utf-8"))
+        assert named and not set(named) - endings(), page
+    assert "storage/base.py" in endings() and "storage/no_such.py" not in endings()
 
 
 def test_what_is_gone_is_found() -> None:

@@ -1,9 +1,10 @@
-"""Pages that list where bytes may go name every choice."""
+"""Pages and help that list where bytes may go name every choice."""
 
 import re
 
 import pytest
 
+import ssdtrain
 from ssdtrain.config import Target
 from tests.docs.pages import ROOT
 
@@ -24,6 +25,7 @@ def test_every_target_has_a_choice() -> None:
 @pytest.mark.parametrize("target", [target.value for target in Target])
 def test_how_to_choose_names_it(target: str) -> None:
     assert target in first_cells("choosing-a-target.md")
+    assert f'"{target}"' in str(ssdtrain.offload.__doc__)
 
 
 def test_the_quickstart_lists_the_choices() -> None:

@@ -12,7 +12,7 @@ from recipes.bench.offload import host_actions, tables
 ROWS = {
     "one a layer": Counter({"KeptRow": 90, "ParameterRow": 8, "HostRow": 2}),
     "all moved": Counter({"KeptRow": 10, "ParameterRow": 8, "HostRow": 82}),
-    "rebuilt": Counter({"KeptRow": 40, "MoveRow": 8, "HostRow": 2, "RebuiltRow": 50}),
+    "rebuilt": Counter({"KeptRow": 40, "RecordRow": 8, "HostRow": 2, "RebuiltRow": 50}),
 }
 
 
@@ -21,7 +21,7 @@ def test_three_plans_tell_three_figures() -> None:
     over_us = {
         name: 40.0 * rows["HostRow"]
         + 100.0 * rows["RebuiltRow"]
-        + 5.0 * (rows["KeptRow"] + rows["ParameterRow"] + rows["MoveRow"])
+        + 5.0 * (rows["KeptRow"] + rows["ParameterRow"] + rows["RecordRow"])
         for name, rows in ROWS.items()
     }
     assert host_actions.solved(over_us, ROWS) == pytest.approx(each)

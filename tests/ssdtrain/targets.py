@@ -6,7 +6,7 @@ from typing import Any
 from ssdtrain.config import Target
 
 TARGETS = tuple(target.value for target in Target)
-STAGED = tuple(target.value for target in Target if target.is_staged)
+STAGED = tuple(target.value for target in Target if target.behind.is_staged)
 
 
 def all_written(directory: Path) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def all_written(directory: Path) -> dict[str, Any]:
 
 def settings_of(target: str, directory: Path) -> dict[str, Any]:
     """What `ssdtrain.offload` is given for a target: a directory if it has a disk."""
-    if not Target(target).has_disk:
+    if not Target(target).behind.is_disk:
         return {"max_overhead": 0.01, "target": target}
     directory.chmod(0o700)
     return {"max_overhead": 0.01, "target": target, "directory": str(directory)}

@@ -52,7 +52,7 @@ MOVED = {"HostRow"}
 REBUILT = {"RebuiltRow"}
 KEPT = {
     *("KeptRow", "KeptItemRow", "ParameterRow", "ParameterViewRow"),
-    *("MoveRow", "StayRow"),
+    *("RecordRow", "StayRow"),
 }
 """Rows of a table by what becomes of their tensors; the others are in their figures."""
 

@@ -73,7 +73,7 @@ def start_with_hook(config: Any, words: list[str], *, told: bool) -> None:
     target = offload.get("target")
     try:
         found = malloc_hook.decide(
-            choice, to_ssd=target is not None and Target(target).has_disk
+            choice, to_ssd=target is not None and Target(target).behind.is_disk
         )
     except BuildError as error:
         raise ConfigError(f"preload=always: {error}") from error

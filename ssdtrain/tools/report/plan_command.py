@@ -63,7 +63,11 @@ to training as `offload.plan=plan.json`.
 """
 
 
-PLANNED = [target.value for target in Target if target.is_staged or not target.has_disk]
+PLANNED = [
+    target.value
+    for target in Target
+    if target.behind.is_staged or not target.behind.is_disk
+]
 """Not those that fill host memory first: how much there is, no file says."""
 
 
@@ -141,7 +145,7 @@ def links_of(args: argparse.Namespace) -> Links:
         ConfigError: the file cannot be used, or lacks a link.
     """
     if args.links is None:
-        if Target(args.target).is_staged:
+        if Target(args.target).behind.is_staged:
             raise ConfigError(
                 f"--target {args.target} needs --links FILE with a drive's curves"
             )

@@ -20,6 +20,7 @@ from ssdtrain.rebuild.node import Producer
 from ssdtrain.rebuild.recipes import REGISTERED
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.faulty import Fault, FaultKind, Operation
+from tests.ssdtrain.targets import STAGED, TARGETS, settings_of
 
 WIDTH = 64
 MODES = ["checksum", "shadow"]
@@ -65,12 +66,11 @@ def moment(request: Any, monkeypatch: pytest.MonkeyPatch) -> Moment:
 
 
 PLACEMENTS = [
-    ("host", "offload-all", "off"),
+    *((target, "offload-all", "off") for target in TARGETS),
     ("host", "offload-all", "auto"),
     ("host", "keep-all", "auto"),
     ("host", "auto", "off"),
     ("ssd", "offload-all", "auto"),
-    ("tiered", "offload-all", "off"),
 ]
 
 
@@ -82,15 +82,13 @@ def test_every_placement_is_verified(
     net = Net()
     expected = step(net)
     settings: dict[str, Any] = {
-        "target": target,
+        **settings_of(target, tmp_path),
         "plan": plan,
         "recompute": recompute,
         "min_bytes": 0,
         "window_bytes": 1,
-        "host_bytes": 1 << 20 if target == "ssd" else 64 << 10,
+        "host_bytes": 1 << 20 if target in STAGED else 64 << 10,
     }
-    if target != "host":
-        settings["directory"] = str(tmp_path)
     with ssdtrain.offload(net, verify=mode, **settings) as session:
         for _ in range(2):
             assert equal(step(net), expected)

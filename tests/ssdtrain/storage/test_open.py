@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from pkgutil import resolve_name
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ssdtrain
+from ssdtrain.config import OffloadConfig, Target, TargetName
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError, StorageFullError
 from ssdtrain.storage import PosixStorage, measure
@@ -20,6 +22,8 @@ from ssdtrain.storage.gds import GdsStorage
 from ssdtrain.storage.kvikio_shim import GdsMode, Refusal
 from ssdtrain.storage.measure import PathChoice, Rates
 from ssdtrain.storage.open import (
+    Opened,
+    Opener,
     Rank,
     budget_bytes_per_s,
     directories_of,
@@ -29,7 +33,7 @@ from ssdtrain.storage.open import (
 )
 from ssdtrain.storage.stripe import StripeStorage
 from ssdtrain.storage.wear import Endurance, MeteredStorage, WearLog, disk_of
-from tests.ssdtrain.targets import all_written
+from tests.ssdtrain.targets import TARGETS, all_written, settings_of
 from tests.ssdtrain.throttle import ThrottledStorage
 
 PAGE = 4096
@@ -40,6 +44,23 @@ Aligned = Callable[..., torch.Tensor]
 @pytest.fixture
 def endurance(tmp_path: Path) -> Endurance:
     return Endurance(budget_bytes=4 * PAGE, log=WearLog(tmp_path / "wear.json"))
+
+
+def test_type_checkers_know_every_target() -> None:
+    assert get_args(TargetName) == TARGETS
+
+
+@pytest.mark.parametrize("target", Target)
+def test_every_target_opens(target: Target, tmp_path: Path) -> None:
+    """What its row names opens what it says lies there."""
+    opener: Opener = resolve_name(target.behind.opener)
+    options = OffloadConfig(**settings_of(target.value, tmp_path))
+    found = opener(options, torch.device("cpu"), lambda _: None)
+    assert isinstance(found, Opened) and found.why
+    row = target.behind
+    assert (found.storage is not None) == (row.is_disk or row.is_staged)
+    if found.storage is not None:
+        found.storage.close()
 
 
 def test_a_rank_without_an_ssd_works_in_host_memory(tmp_path: Path) -> None:
