@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ssdtrain.engines.hints import Hints, Stage
 from ssdtrain.engines.megatron import Megatron, is_megatron
@@ -36,9 +36,10 @@ class DeepSpeed(Plain):
 
     moves_weights = True
 
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-        super().__init__([engine.module])
+    def __init__(self, engine: nn.Module) -> None:
+        self._engine: Any = engine
+        module: Any = engine.module
+        super().__init__([module])
         inner = Megatron if is_megatron(self.modules) else Plain
         self._inner = inner(self.modules)
 
