@@ -20,7 +20,6 @@ Medians; ratios are PyG's time over hector's of the same run.
 """
 
 import functools
-import os
 import subprocess
 import sys
 import tempfile
@@ -38,15 +37,13 @@ from hector.capture import CapturedBatches, CapturedStep
 from hector.datasets.generate import TABLE_3_3, GraphSpec, generate
 from hector.graph import HeteroGraph, subgraph
 from hector.sampling import NeighborSampler, SampledBatch
-from hector.train import LayerKind, LayerSpec
 from hector.train.model import compiled_layer
 from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.timing import wait
+from recipes.bench.rgnn.compile import caches
+from recipes.bench.rgnn.mag import CLASSES, FANOUTS, SEEDS, WIDTH, mag_graph, specs
 from recipes.bench.rgnn.pyg import pyg_conv, wrap
 
-WIDTH, SEEDS, FANOUTS, CLASSES = 64, 1024, (15, 10), 16
-MAG_NODES = (736_389, 1_134_649, 8_740, 59_965)
-MAG_EDGES = ((1, 2, 1_043_998), (1, 0, 7_145_660), (0, 0, 5_416_271), (0, 3, 7_505_078))
-"""ogbn-mag's: source type, target type, edges."""
 KINDS = ("rgcn", "rgat", "hgt")
 SMALL = {
     "aifb": TABLE_3_3["aifb"],
@@ -63,47 +60,16 @@ SMALL = {
 }
 
 
-def mag(device: str = "cuda", shrink: int = 1) -> HeteroGraph:
-    """A graph of ogbn-mag's sizes with its edges both ways, uniform ends."""
-    torch.manual_seed(0)
-    nodes = [max(2, n // shrink) for n in MAG_NODES]
-    first = [sum(nodes[:t]) for t in range(5)]
-    src, dst, kind, names = [], [], [], []
-    for i, (a, b, num) in enumerate(MAG_EDGES):
-        s = torch.randint(nodes[a], (num // shrink,), device=device) + first[a]
-        d = torch.randint(nodes[b], (num // shrink,), device=device) + first[b]
-        for one, two, r in ((s, d, 2 * i), (d, s, 2 * i + 1)):
-            src.append(one)
-            dst.append(two)
-            kind.append(torch.full_like(one, r))
-        names += [(f"n{a}", f"r{2 * i}", f"n{b}"), (f"n{b}", f"r{2 * i + 1}", f"n{a}")]
-    types = torch.arange(4).repeat_interleave(torch.tensor(nodes)).to(device)
-    graph = HeteroGraph.from_arrays(
-        torch.cat(src), torch.cat(dst), torch.cat(kind), node_type=types
-    )
-    return graph.replace(edge_type_names=tuple(names))
-
-
 @functools.cache
 def mag_rows() -> tuple[HeteroGraph, Tensor]:
     """That graph, and features on the device."""
-    graph = mag()
+    graph = mag_graph(torch.device("cuda"))
     return graph, torch.randn(graph.num_nodes, WIDTH, device="cuda")
-
-
-def spec_of(kind: str, last: bool = False) -> LayerSpec:
-    outs = CLASSES if last else WIDTH
-    return LayerSpec(
-        kind=LayerKind(kind), in_channels=WIDTH, out_channels=outs, heads=1,
-        num_bases=None,
-    )  # fmt: skip
 
 
 def two(kind: str, graph: HeteroGraph, make: Callable[..., nn.Module]) -> nn.ModuleList:
     torch.manual_seed(0)
-    return nn.ModuleList(make(spec_of(kind, last), graph) for last in (False, True)).to(
-        graph.device
-    )
+    return nn.ModuleList(make(spec, graph) for spec in specs(kind)).to(graph.device)
 
 
 def step_of(
@@ -129,14 +95,11 @@ def parameters(layers: Any) -> list[nn.Parameter]:
 def milliseconds(step: Callable[[], Any], rounds: int = 8) -> tuple[float, float]:
     """Medians of a step by the clock, and of the host's part of it."""
     whole, host = [], []
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     for _ in range(rounds):
-        wait()
-        begin = time.perf_counter()
+        begin = wait()
         step()
         host.append(1e3 * (time.perf_counter() - begin))
-        wait()
-        whole.append(1e3 * (time.perf_counter() - begin))
+        whole.append(1e3 * (wait() - begin))
     return median(whole), median(host)
 
 
@@ -162,8 +125,7 @@ def batch_cell(
             return step_of(ours, x, made, found.seeds, goal)()
 
         theirs = [
-            wrap(pyg_conv(spec_of(kind, last), graph), found.graph).to(device)
-            for last in (False, True)
+            wrap(pyg_conv(spec, graph), found.graph).to(device) for spec in specs(kind)
         ]
         for mine, other in zip(ours, theirs, strict=True):
             other.conv.load_state_dict(mine.state_dict())
@@ -336,14 +298,7 @@ def first_cell() -> dict[str, Any]:
     """New processes: with empty caches, with what the first left, and with empty caches
     and a bundle of its kernels, which is added beside the graph's making."""
     with tempfile.TemporaryDirectory() as place:
-        here, there = (
-            {
-                **os.environ,
-                "HECTOR_CACHE": f"{place}/{name}/hector",
-                "TRITON_CACHE_DIR": f"{place}/{name}/triton",
-            }
-            for name in ("here", "there")
-        )
+        here, there = caches(place)
         found = {"empty_s": _first(here), "kept_s": _first(here)}
         shipped = Path(there["HECTOR_CACHE"], "kernels", "first.zip")
         shipped.parent.mkdir(parents=True)

@@ -32,8 +32,9 @@ from hector.message import nn as dglnn
 from hector.nn import HGTConv, RGATConv, RGCNConv
 from recipes.bench.harness.cli import Bench
 from recipes.bench.rgnn import batches, messages
+from recipes.bench.rgnn.mag import CLASSES, WIDTH, mag_graph
 
-WIDTH, CLASSES, FANOUT = 64, 16, 10
+FANOUT = 10
 SECOND = ("gcn", "gat", "rgcn", "rgat", "hgt")
 PAPER = "n0"
 GOALS = {"typed": 1.5, "blocks": 1.5, "one type": 1.2, "second": 3.0}
@@ -218,9 +219,9 @@ def main(bench: Bench, *, shrink: int = 1) -> None:
         for kind in messages.LAYERS:
             name = f"one type/{graph}/{kind}"
             cells.run(name, messages.cell, kind, graph, bench.device, shrink)
-    whole = batches.mag(device, shrink)
+    whole = mag_graph(bench.device, shrink)
     cells.run("blocks/sage", blocks_cell, whole, seeds)
-    rows = torch.randn(whole.num_nodes, batches.WIDTH, device=bench.device)
+    rows = torch.randn(whole.num_nodes, WIDTH, device=bench.device)
     for kind in batches.KINDS:
         cells.run(f"typed/{kind}", batches.batch_cell, kind, whole, rows, seeds)
     cells.save()

@@ -26,18 +26,12 @@ from hector.graph import HeteroGraph
 from hector.ir.kernels import Plan, SegmentMapping
 from hector.ir.types import Domain, Index
 from hector.runtime import executables
-from hector.train import LayerKind, LayerSpec
 from hector.train.model import compiled_layer
 from recipes.bench.harness import records as files
 from recipes.bench.harness.records import RESULTS
-from recipes.bench.rgnn.records import SETTINGS, cell_name
+from recipes.bench.rgnn.pyg import layer_spec
+from recipes.bench.rgnn.records import SETTING_NAMES, SETTINGS, cell_name
 
-SETTING = {
-    "none": "none",
-    "compact": "compaction",
-    "reorder": "reordering",
-    "compact+reorder": "both",
-}
 FIELDS = (
     "bytes_per_second",
     "gather_bytes_per_second",
@@ -121,15 +115,9 @@ class Sample:
 def plans_of(graph: HeteroGraph, key: dict[str, Any], setting: str) -> tuple[Plan, ...]:
     """Forward, and in training backward: the same for a graph of any size."""
     width = key["width"]
-    spec = LayerSpec(
-        kind=LayerKind(key["model"]),
-        in_channels=width,
-        out_channels=width,
-        heads=1,
-        num_bases=None,
-    )
+    spec = layer_spec(key["model"], width, width)
     layer = compiled_layer(spec, graph)
-    layer.set_optimization(SETTING[setting])
+    layer.set_optimization(SETTING_NAMES[setting])
     trains = key["task"] == "training"
     x = torch.zeros(graph.num_nodes, width, requires_grad=trains)
     with torch.set_grad_enabled(trains):

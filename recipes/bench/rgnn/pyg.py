@@ -16,6 +16,17 @@ IN_PYG = (LayerKind.RGCN, LayerKind.RGAT, LayerKind.HGT)
 """Layers that PyG has too: tests hold hector's against them."""
 
 
+def layer_spec(kind: LayerKind | str, ins: int, outs: int) -> LayerSpec:
+    """A layer of one head, its weights as they are."""
+    return LayerSpec(
+        kind=LayerKind(kind),
+        in_channels=ins,
+        out_channels=outs,
+        heads=1,
+        num_bases=None,
+    )
+
+
 class PygEdges(nn.Module):
     """RGCNConv, FastRGCNConv or RGATConv on one graph."""
 
