@@ -255,17 +255,6 @@ def test_kernels_are_sorted_into_parts(kernel: str, part: str) -> None:
     assert category(kernel) == part
 
 
-def test_pictures_are_drawn() -> None:
-    pytest.importorskip("matplotlib")
-    from matplotlib.figure import Figure
-
-    results = results_of(
-        record("hector", 2.0), record("pyg", 9.0), record("hector-none", 2.0)
-    )
-    for name in ("speedup", "memory", "ablation"):
-        getattr(rgnn_table, f"{name}_chart")(Figure(), results)
-
-
 def test_losses_and_accuracies_of_two_layers_stand_beside_one_another() -> None:
     row = {"data": "aifb", "model": "rgcn", "num_epochs": 50, "accuracies": [0.9, 0.8]}
     row |= {"loss_difference": 2e-13, "mean_accuracy": 0.85}

@@ -3,26 +3,19 @@
     python -m recipes.bench foresight.collect steps --out steps.json --budget-s 45
     python -m recipes.bench foresight.collect kernels --out kernels.json --budget-s 60
     python -m recipes.bench foresight.collect traces --out traces.json --budget-s 20
-    python -m recipes.bench foresight.collect hosts --out hosts.json --budget-s 40
 
 `steps`: training steps with peaks (timed alone, then once more under a watch of the
 clock), what each phase takes the host, calibration's programs before every step, which
 show a host whose speed drifts; then products and copies at length; `kernels`: the
-random design (resumable); `traces`: host times of operators, device times by shapes;
-`hosts`: the same steps that the host binds over and over, and calibration's programs
-between them, with and without a watch of the clock beside: how much a host's speed
-differs from one second to the next, and what of it is the measurement's. Each part is a
-process of its own: a profiler that was used once slows every later launch. `--shapes
-tiny` runs all paths on a CPU.
+random design (resumable); `traces`: host times of operators, device times by shapes.
+Each part is a process of its own: a profiler that was used once slows every later
+launch. `--shapes tiny` runs all paths on a CPU.
 """
 
 import gc
-import itertools
 import json
-import statistics
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -155,32 +148,9 @@ def at_length() -> list[dict[str, Any]]:
     return runs
 
 
-def hosts(cells: Cells, chosen: Iterable[Cell]) -> None:
-    """Rounds of steps that the host binds, every second one watched."""
-    todo = {c.model: built(c) for c in chosen if c.at == 0}
-    kind = Kind.CUDA if torch.cuda.is_available() else Kind.CPU
-    for number, program in enumerate(programs(kind)):
-        todo[f"program {number}"] = program.step()
-    rows: list[dict[str, Any]] = []
-    while cells.left_s() > 0:
-        watched = bool(len(rows) % 2)
-        with sustained.Watch() if watched else nullcontext():
-            found = {name: step_us(step, seconds=0.25) for name, step in todo.items()}
-        rows.append({"watched": watched, "step_us": found})
-        cells.fact("rounds", rows)
-    for name, watched in itertools.product(todo, (False, True)):
-        us = [r["step_us"][name] for r in rows if r["watched"] is watched]
-        if us:
-            print(
-                f"{name:>10} {'watched' if watched else 'alone':>8} median "
-                f"{statistics.median(us) / 1e3:.2f} ms ({min(us) / 1e3:.2f} to "
-                f"{max(us) / 1e3:.2f}, {len(us)} rounds)"
-            )
-
-
 def main(
     bench: Bench,
-    part: Literal["steps", "kernels", "traces", "hosts"],
+    part: Literal["steps", "kernels", "traces"],
     /,
     *,
     seed: int = 0,
@@ -200,8 +170,6 @@ def main(
     kept = bench.cells({"part": part, "shapes": shapes})
     if part == "steps":
         steps(kept, cells(shapes))
-    elif part == "hosts":
-        hosts(kept, cells(shapes))
     elif part == "traces":
         found = list(cells(shapes, models))
         for cell in (c for each in at for c in found if c.at == each):

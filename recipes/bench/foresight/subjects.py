@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from recipes.bench.harness.timing import wait
 from ssdtrain.tools.foresight.overheads import Phase
 
 Step = Callable[[], Any]
@@ -309,9 +310,7 @@ class TrainingStep:
         """
         rounds: list[list[float]] = []
         for _ in range(num_steps):
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            at = [time.perf_counter()]
+            at = [wait()]
             for part in self._parts():
                 part()
                 at.append(time.perf_counter())

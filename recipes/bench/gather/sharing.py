@@ -7,14 +7,8 @@ from typing import Any
 import torch
 
 from pydirect import gather
-from recipes.bench.gather.timing import (
-    DEVICE,
-    check_rows,
-    indices,
-    once_ms,
-    synchronize,
-    time_ms,
-)
+from recipes.bench.gather.timing import DEVICE, check_rows, indices, once_ms, time_ms
+from recipes.bench.harness.timing import wait
 
 _SURVEY_EVERY = 17
 
@@ -38,7 +32,7 @@ def repeats_and_runs(table: torch.Tensor, num: int) -> dict[str, Any]:
 
             for _ in range(_SURVEY_EVERY if path is None else 0):
                 work(0)
-                synchronize()
+                wait()
             out.fill_(255)
             ms["ours" if path is None else path.value] = round(time_ms(work, 3), 4)
             check_rows(table, index, out)
@@ -85,7 +79,7 @@ def sm_budget(table: torch.Tensor) -> dict[str, Any]:
         main.wait_stream(side)
 
     products()
-    synchronize()
+    wait()
     alone = statistics.median(once_ms(products) for _ in range(3))
     found: dict[str, Any] = {"products_ms": round(alone, 3), "by_sms": {}}
     for sms in (2, 4, 8, 16, 32):

@@ -27,6 +27,7 @@ from pydirect.tiering import Score, hit_ratio, score_nodes
 from pydirect.train import NodeClassificationTrainer
 from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.timing import wait
 
 # The gather's own trials, which this thread has not had.
 _TRIALS = 14
@@ -135,8 +136,7 @@ class Tiers:
 
     def clock(self) -> float:
         """Seconds, when every rank's device has done its work."""
-        if self.ranks.device.type == "cuda":
-            torch.cuda.synchronize(self.ranks.device)
+        wait(self.ranks.device)
         self.ranks.wait()
         return time.perf_counter()
 

@@ -6,15 +6,13 @@ The plans of every record are rebuilt from the layer and the record's setting; t
 graph's counts come from the results. The constants minimize the mean squared logarithm
 of predicted over measured time within a cell, found by moving one after the other:
 what the model is asked is how settings compare, so an error that all settings of a cell
-share counts a tenth. `--without-each` chooses for each graph with constants fitted to
-the others.
+share counts a tenth.
 """
 
 import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -221,29 +219,15 @@ def write_choices(path: Path, taken: Sequence[Sample]) -> None:
     files.write(path, data)
 
 
-def leave_out(taken: Sequence[Sample]) -> None:
-    """Prints how the choices on each graph fare with constants of the others."""
-    for graph in dict.fromkeys(s.key["graph"] for s in taken):
-        others = [s for s in taken if s.key["graph"] != graph]
-        mine = [s for s in taken if s.key["graph"] == graph]
-        fitted = fit(DeviceModel(), partial(error, taken=others), FIELDS)
-        good, count, mean = choices(fitted, mine)
-        print(
-            f"without {graph}: within 5 % in {good} of {count} cells, mean {mean:.3f}"
-        )
-
-
 def main(
     results: Path = RESULTS / "rgnn" / "rgnn.json",
     /,
     *,
-    without_each: bool = False,
     write: bool = False,
 ) -> int:
     """Fit, and tell how good the choices are.
 
     Args:
-        without_each: one graph a time
         write: what the present model chooses among these times, into the results
     """
     data = files.read(results)
@@ -260,9 +244,6 @@ def main(
         return 1
     if write:
         write_choices(results, taken)
-        return 0
-    if without_each:
-        leave_out(taken)
         return 0
     before = DeviceModel()
     after = fit(before, lambda d: error(d, taken), FIELDS)

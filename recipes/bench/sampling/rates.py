@@ -33,6 +33,7 @@ from pydirect.sampling.hop import CpuHopper
 from pydirect.train import NodeClassificationTrainer
 from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.timing import wait
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,7 @@ class Rates:
 
     def wait(self) -> float:
         """Wall seconds, after the device's work."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
+        return wait(self.device)
 
     def rate(
         self, name: str, sample: Callable[[int], int], num_batches: int, **more: Any

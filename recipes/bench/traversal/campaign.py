@@ -33,10 +33,9 @@ from pydirect.traversal import (
     place,
     sssp,
 )
-from pydirect.traversal.on_gpu import GpuVisitor
-from pydirect.traversal.passes import visitor_of
 from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.timing import wait
 from recipes.bench.traversal.graphs import KINDS, Kind, make, weights_of
 from recipes.bench.traversal.rivals import PageCache, Subgraphs
 
@@ -54,16 +53,9 @@ def peak_gb_s(device: torch.device) -> float:
 
 def timed(call: Callable[[], Any]) -> float:
     """Wall seconds of a call and the device's work."""
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else _nothing
-    wait()
-    begun = time.perf_counter()
+    begun = wait()
     call()
-    wait()
-    return time.perf_counter() - begun
-
-
-def _nothing() -> None:
-    """A CPU has done its work when it returns."""
+    return wait() - begun
 
 
 @dataclass(frozen=True)
@@ -84,7 +76,6 @@ class Settings:
     hot: bool = False
     rivals: bool = False
     sssp: bool = False
-    sweep: bool = False
     compressed: bool = False
     only_bytes: bool = False
 
@@ -378,28 +369,6 @@ def _rival(
     )
 
 
-def sweep(campaign: Campaign, placed: PlacedGraph, head: dict[str, Any]) -> None:
-    """How many blocks, and whether each walks its own share."""
-    usual = visitor_of(placed.device)
-    if not isinstance(usual, GpuVisitor):
-        return
-    source = campaign.sources(placed.graph)[0]
-    for num_blocks in (132, 264):
-        for contiguous in (False, True):
-            visitor = usual.reshaped(num_blocks=num_blocks, contiguous=contiguous)
-            trace = Trace(timed=True)
-            for _ in range(2):
-                bfs(placed, source, direction="forward", trace=trace, visitor=visitor)
-            best = max(trace.steps, key=lambda s: s.num_edges)
-            same = [s for s in trace.steps if s.num_edges == best.num_edges]
-            seconds = min(s.seconds for s in same)
-            campaign.note(
-                f"sweep {num_blocks} blocks, contiguous {contiguous}",
-                head,
-                of_peak=round(best.bytes_read / seconds / 1e9 / campaign.peak, 3),
-            )
-
-
 def main(bench: Bench, settings: Settings) -> None:
     """Measure; a run with the same file adds to it."""
     device = bench.device
@@ -431,8 +400,6 @@ def measure(
         "memory": reach(graph.neighbors).value,
     }
     campaign.note("made", head, seconds=round(time.perf_counter() - begun, 1))
-    if settings.sweep:
-        sweep(campaign, place(graph, campaign.device), head)
     if settings.only_bytes:
         compressed(campaign, graph, head)
     else:
