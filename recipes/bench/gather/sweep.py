@@ -30,7 +30,7 @@ from recipes.bench.gather.methods import (
     sweep_methods,
 )
 from recipes.bench.gather.rounds import CORES, Rounds
-from recipes.bench.gather.sharing import repeats_and_runs, sm_budget
+from recipes.bench.gather.sharing import sm_budget
 from recipes.bench.gather.timing import DEVICE, dma_peak_gbps, fill, indices
 from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.cli import Bench
@@ -179,16 +179,6 @@ class Run:
         if row * num <= LARGEST_OUT and self.has_time(row * num):
             self.cells.run(name, work, row, num, gib)
 
-    def rest(self, on: Sweep) -> None:
-        """Repeats, runs, and the SM budget beside matrix products."""
-        table = on.rows(512, TABLES_GIB[0])
-        if not self.small:
-            self.cells.run("sm budget", sm_budget, table)
-        num = 1_000_000 // self.divide
-        if self.has_time(4000 * num):
-            name = f"repeats and runs {on.memory}"
-            self.cells.run(name, repeats_and_runs, table, num)
-
     def has_time(self, num_bytes: int) -> bool:
         """Whether a cell of so many bytes would end inside the budget."""
         return self.cells.left_s() > 1 + num_bytes * 1.2e-9
@@ -198,7 +188,6 @@ def pinned_part(run: Run, gib: int) -> None:
     """Memory that is pinned where it lies: small pages, what `pin` gives."""
     pinned = run.table("pinned", gib)
     run.sweep(pinned, BATCHES[:3], ROWS_PINNED)
-    run.rest(pinned)
 
 
 def large_part(run: Run, gib: int, pinned_gib: int) -> None:
@@ -208,7 +197,8 @@ def large_part(run: Run, gib: int, pinned_gib: int) -> None:
     run.sweep(large, BATCHES[:1], ROWS[:-1])
     run.shifted(large)
     run.sweep(large, BATCHES[1:3], ROWS)
-    run.rest(large)
+    if not run.small:
+        run.cells.run("sm budget", sm_budget, large.rows(512, TABLES_GIB[0]))
     run.cores(large)
     if run.has_time(10 * GIB):
         run.cells.attempt("pinned", lambda: pinned_part(run, pinned_gib))

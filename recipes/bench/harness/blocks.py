@@ -5,13 +5,14 @@ Shapes: B batch, S sequence, H hidden.
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+import ssdtrain
 from recipes.bench.harness.timing import Clock, Peak
 from ssdtrain.tools.report.subject import Block
 
@@ -155,6 +156,16 @@ def update(model: nn.Module) -> None:
     gradients = [p.grad for p in parameters if p.grad is not None]
     torch._foreach_add_(parameters, gradients, alpha=-1e-3)
     torch._foreach_zero_(gradients)
+
+
+@contextlib.contextmanager
+def session_of(model: nn.Module, settings: dict[str, Any] | None) -> Iterator[Any]:
+    """A session, or nothing."""
+    if settings is None:
+        yield None
+        return
+    with ssdtrain.offload(model, **settings) as opened:
+        yield opened
 
 
 def settling(session: Any, limit_s: float) -> Callable[[], bool]:

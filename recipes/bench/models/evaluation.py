@@ -12,18 +12,15 @@ says which.
     python -m recipes.bench models.evaluation --budget-s 200   # again to go on
 """
 
-import contextlib
 import itertools
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 
-import ssdtrain
-from recipes.bench.harness.blocks import SETTLE_S, Step, settling
+from recipes.bench.harness.blocks import SETTLE_S, Step, session_of, settling
 from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.timing import Clock, Peak
 from ssdtrain.train.models import model_of
@@ -61,46 +58,17 @@ FULL = Row("gpt", 4096, 32, vocabulary=50304, batch=8)
 """GPT-3 6.7B (Brown et al. 2020, table 2.1) with GPT-2's vocabulary."""
 
 
-@dataclass(frozen=True)
-class Column:
-    """One way to place what autograd saves."""
-
-    checkpointing: Checkpointing = Checkpointing.NONE
-    settings: dict[str, Any] | None = None
-    """Of `ssdtrain.offload`; None: it stays out."""
-    rival: Callable[[Any], Any] | None = None
-    """Given the stock model, returns the context of every step."""
-
-
-def transformers_offload(model: Any) -> Any:
-    """Full recomputation, the layers' inputs in pinned host memory."""
-    old = model.gradient_checkpointing_enable
-    enable = getattr(model, "activation_checkpointing_enable", old)
-    enable({"use_reentrant": False}, offload=True)
-    return contextlib.nullcontext()
-
-
-def deepspeed_offload(model: Any) -> Any:
-    """Full recomputation, the layers' inputs in host memory on a side stream."""
-    from deepspeed.runtime.activation_checkpointing import offload_activations
-
-    return offload_activations.CheckpointHiddenStatesOffload()
-
-
-def columns(row: Row) -> dict[str, Column]:
-    """The columns of a row; the rivals only where the model is a full one."""
-    alone = {"target": "host", "recompute": "off"}
-    found = {
-        "keep": Column(),
-        "offloaded": Column(settings={"target": "host"}),
-        "recompute": Column(Checkpointing.NON_REENTRANT),
-        "offloaded, no recipes": Column(settings=alone),
-    }
-    if row.vocabulary != BYTES_VOCABULARY:
-        again = Checkpointing.NON_REENTRANT
-        found["transformers offload=True"] = Column(rival=transformers_offload)
-        found["deepspeed hidden states"] = Column(again, rival=deepspeed_offload)
-    return found
+COLUMNS: dict[str, tuple[Checkpointing, dict[str, Any] | None]] = {
+    "keep": (Checkpointing.NONE, None),
+    "offloaded": (Checkpointing.NONE, {"target": "host"}),
+    "recompute": (Checkpointing.NON_REENTRANT, None),
+    "offloaded, no recipes": (
+        Checkpointing.NONE,
+        {"target": "host", "recompute": "off"},
+    ),
+}
+"""Ways to place what autograd saves: settings of `ssdtrain.offload`; None: it stays
+out."""
 
 
 def build(row: Row, how: Checkpointing, device: torch.device) -> Any:
@@ -149,7 +117,6 @@ def batch_of(row: Row, device: torch.device) -> tuple[torch.Tensor, ...]:
 def measure(
     model: Any,
     row: Row,
-    around: Any,
     num_steps: int,
     settles: Callable[[], bool] = bool,
 ) -> dict[str, Any]:
@@ -168,11 +135,10 @@ def measure(
     while num_left:
         num_left -= not settles()
         memory, begin = Peak(device), clock.mark()
-        with around:
-            loss = model(*batch)
-            middle, start = clock.mark(), memory.now
-            (loss * LOSS_SCALE).backward()
-            behind = clock.mark()
+        loss = model(*batch)
+        middle, start = clock.mark(), memory.now
+        (loss * LOSS_SCALE).backward()
+        behind = clock.mark()
         peak = memory.most
         optim.step()
         optim.zero_grad(set_to_none=False)
@@ -192,31 +158,14 @@ def measure(
     }
 
 
-@contextlib.contextmanager
-def placed(model: Any, column: Column) -> Iterator[tuple[Any, Any]]:
-    """The column in force: a session (or None) and the context of every step."""
-    if column.rival is not None:
-        yield None, column.rival(model.model)
-    elif column.settings is None:
-        yield None, contextlib.nullcontext()
-    else:
-        with ssdtrain.offload(model, **column.settings) as session:
-            yield session, contextlib.nullcontext()
-
-
 def run_cell(
-    row: Row,
-    column: Column,
-    device: torch.device,
-    *,
-    steps: int,
-    settle_s: float,
+    row: Row, column: str, device: torch.device, steps: int, settle_s: float
 ) -> dict[str, Any]:
     """A fresh model under one column."""
-    model = build(row, column.checkpointing, device)
-    with placed(model, column) as (session, around):
-        settles = settling(session, settle_s)
-        found = measure(model, row, around, steps, settles)
+    checkpointing, settings = COLUMNS[column]
+    model = build(row, checkpointing, device)
+    with session_of(model, settings) as session:
+        found = measure(model, row, steps, settling(session, settle_s))
         if session is not None:
             found["settled"] = session.is_settled
         if session is not None and session.last_step is not None:
@@ -266,16 +215,15 @@ def main(
     """
     own = {"precision": "fp16", "optimizer": "sgd", "steps": steps}
     cells = bench.cells({**own, "sequence": 1024})
-    work = partial(run_cell, device=bench.device, settle_s=settle_s, steps=steps)
-    every = [(row, columns(row)) for row in rows(tiny=tiny)]
-    for row, found in every:
-        for name in ("keep", "offloaded", "recompute"):
-            cells.run(f"{row.name}/{name}", work, row, found[name])
-    for number, (row, found) in enumerate(every):
-        # The same run twice says whether the kernels themselves are deterministic.
-        again = {"keep again": found["keep"]} if number < len(FAMILIES) else {}
-        for name, column in {**found, **again}.items():
-            cells.run(f"{row.name}/{name}", work, row, column)
+    more, every = (bench.device, steps, settle_s), rows(tiny=tiny)
+    for row, name in itertools.product(every, ("keep", "offloaded", "recompute")):
+        cells.run(f"{row.name}/{name}", run_cell, row, name, *more)
+    for number, row in enumerate(every):
+        for name in COLUMNS:
+            cells.run(f"{row.name}/{name}", run_cell, row, name, *more)
+        if number < len(FAMILIES):
+            # Twice: whether the kernels themselves are deterministic.
+            cells.run(f"{row.name}/keep again", run_cell, row, "keep", *more)
     cells.revise(summarize)
 
 

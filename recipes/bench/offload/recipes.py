@@ -10,18 +10,15 @@ the bitwise law over four steps, alone and with everything offloaded.
     python -m recipes.bench offload.recipes --budget-s 500
 """
 
-import contextlib
 import os
 import statistics
-from collections.abc import Iterator
 from typing import Any
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
 
-import ssdtrain
-from recipes.bench.harness.blocks import Size, Steps
+from recipes.bench.harness.blocks import Size, Steps, session_of
 from recipes.bench.harness.cli import Bench
 from recipes.bench.models.stock import Stock
 from ssdtrain.counters import StepReport
@@ -43,18 +40,6 @@ LARGE = (1024, 4, 16, 32000, 8, 512)
 NUM_WARM_STEPS = 1
 NUM_TIMED_STEPS = 3
 NUM_LAW_STEPS = 4
-
-
-@contextlib.contextmanager
-def session(
-    model: torch.nn.Module, settings: dict[str, Any] | None
-) -> Iterator[ssdtrain.Session | None]:
-    """A session, or nothing."""
-    if settings is None:
-        yield None
-        return
-    with ssdtrain.offload(model, **settings) as opened:
-        yield opened
 
 
 def digest(tensors: list[torch.Tensor]) -> list[int]:
@@ -97,7 +82,7 @@ def alternate(size: str, device: torch.device, num_rounds: int) -> dict[str, Any
     reports: dict[str, Any] = {}
     for _ in range(num_rounds):
         for name, settings in columns.items():
-            with session(steps.model, settings) as opened:
+            with session_of(steps.model, settings) as opened:
                 for _ in range(NUM_WARM_STEPS):
                     steps.step()
                 done = [steps.step() for _ in range(NUM_TIMED_STEPS)]
@@ -130,7 +115,7 @@ def blocks_law(size: str, device: torch.device) -> dict[str, Any]:
     outcomes = []
     for settings in (None, ALONE):
         steps = case(size, device)
-        with session(steps.model, settings):
+        with session_of(steps.model, settings):
             done = [steps.step() for _ in range(NUM_LAW_STEPS)]
         losses = [each.loss.item() for each in done]
         outcomes.append((losses, digest(list(steps.model.parameters()))))
@@ -175,7 +160,7 @@ def train(
     torch.manual_seed(1)
     numbers: list[int] = []
     report = None
-    with session(model, settings) as opened:
+    with session_of(model, settings) as opened:
         for _ in range(NUM_LAW_STEPS):
             ids = torch.randint(1, words, batch).to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=autocast):

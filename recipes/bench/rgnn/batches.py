@@ -5,8 +5,6 @@
 - `batch`: two layers on neighbourhoods of 1,024 seeds, drawn once and given to both
   sides; training steps of hector's layers (`HeteroGraph` of the batch made in the step)
   and of PyG's (edge index and dictionaries made before). Features lie on the device.
-- `epoch`: such batches through `CapturedBatches`: a batch with its drawing, the
-  captured step alone, the host's part of it, drawing alone.
 - `captured`: full-batch steps with Adam (PyTorch's fused one, on all sides: else one
   step of it is a hundred kernels for an HGT) on small graphs of published sizes:
   hector's as they are, as one CUDA graph, and PyG's; of the graph also a step of many
@@ -33,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hector.capture import CapturedBatches, CapturedStep
+from hector.capture import CapturedStep
 from hector.datasets.generate import TABLE_3_3, GraphSpec, generate
 from hector.graph import HeteroGraph, subgraph
 from hector.sampling import NeighborSampler, SampledBatch
@@ -150,70 +148,6 @@ def batch_cell(
     }
 
 
-def epoch_cell(kind: str, graph: HeteroGraph, features: Tensor) -> dict[str, Any]:
-    """Training as `trainer.batch` and `trainer.capture` do it: drawing,
-    features gathered on the device, a captured step with Adam; the losses of its first
-    steps beside those of steps on the batches themselves."""
-    sampler = NeighborSampler(graph, FANOUTS)
-    layers = two(kind, graph, compiled_layer)
-    adam = torch.optim.Adam(parameters(layers), capturable=True, fused=True)
-
-    def step(found: SampledBatch, goal: Tensor, x: Tensor) -> Tensor:
-        for p in parameters(layers):
-            p.grad = None
-        h = layers[1](layers[0](x, found.graph).relu(), found.graph)[found.seeds]
-        loss = functional.cross_entropy(h, goal)
-        loss.backward()
-        adam.step()
-        return loss.detach()
-
-    captured = CapturedBatches(step, graph)
-    begin = {n: p.detach().clone() for n, p in layers.named_parameters()}
-    drawn = [
-        sampler.draw(torch.arange(i * SEEDS, (i + 1) * SEEDS, device="cuda"))
-        for i in range(8)
-    ]
-
-    def one(found: Any) -> Tensor:
-        loss: Tensor = captured(
-            found, found.seeds % CLASSES, rows=[features[found.node_ids]]
-        )
-        return loss
-
-    losses = [float(one(d)) for d in drawn]
-    for name, p in layers.named_parameters():
-        p.data.copy_(begin[name])
-    for state in adam.state.values():
-        for value in state.values():
-            value.zero_()
-    again = []
-    for d in drawn:
-        made = subgraph(graph, d.node_ids, d.edge_ids)
-        found = SampledBatch(made, d.node_ids, d.seeds, d.edge_ids)
-        again.append(float(step(found, d.seeds % CLASSES, features[d.node_ids])))
-    errors = [abs(a - b) / abs(b) for a, b in zip(losses, again, strict=True)]
-    places = iter(range(10_000))
-
-    def whole() -> Tensor:
-        at = next(places) % 600
-        seeds = torch.arange(at * SEEDS, (at + 1) * SEEDS, device="cuda")
-        return one(sampler.draw(seeds))
-
-    for _ in range(16):
-        whole()
-    both, _ = milliseconds(whole, 30)
-    alone, alone_host = milliseconds(lambda: one(drawn[0]), 30)
-    draw = milliseconds(lambda: sampler.draw(torch.arange(SEEDS, device="cuda")), 30)[0]
-    return {
-        "batch_ms": round(both, 3),
-        "step_ms": round(alone, 3),
-        "step_host_ms": round(alone_host, 3),
-        "draw_ms": round(draw, 3),
-        "sizes": len(captured),
-        "largest_loss_error": max(errors),
-    }
-
-
 def small_step(kind: str, name: str, side: str) -> Callable[[], Tensor]:
     """A whole step with Adam: `hector`, `captured` or `pyg`."""
     graph = generate(SMALL[name], seed=0, device="cuda")
@@ -321,9 +255,8 @@ def main(bench: Bench) -> None:
     cells = bench.cells(about)
     # Before other cells take the device and the cores.
     cells.run("first", first_cell)
-    for what, run in (("batch", batch_cell), ("epoch", epoch_cell)):
-        for kind in KINDS:
-            cells.run(f"{what}/{kind}", lambda r=run, k=kind: r(k, *mag_rows()))
+    for kind in KINDS:
+        cells.run(f"batch/{kind}", lambda k=kind: batch_cell(k, *mag_rows()))
     captured = [(kind, name) for name in SMALL for kind in KINDS]
     for kind, name in captured:
         cells.run(f"captured/{kind}/{name}", captured_cell, kind, name)
