@@ -27,7 +27,7 @@ from pydirect.loader import LoaderConfig
 from pydirect.memory import empty_table, reach
 from pydirect.sampling import Graph, GraphStatistics, generate_graph
 from pydirect.train import FetchMode, NodeClassificationTrainer
-from recipes.bench.gnn.sides import bars, overlapped, peak_bytes, plain_loop
+from recipes.bench.gnn.sides import bars, dataset, overlapped, peak_bytes, plain_loop
 from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.timing import wait
@@ -103,24 +103,13 @@ class Tables:
         made = time.monotonic()
         features = self._table(case.num_nodes, case.num_features)
         fill_features(features, labels, seed=0, device=self._device, noise=3.0)
-        order = torch.randperm(
-            case.num_nodes, generator=torch.Generator().manual_seed(1)
-        )
-        num_train = round(statistics.train_share * case.num_nodes)
         self.seconds = {
             "graph_s": round(made - begun, 2),
             "features_s": round(time.monotonic() - made, 2),
         }
-        return NodeDataset(
-            name=case.name,
-            graph=graph,
-            features=features,
-            labels=labels,
-            num_classes=statistics.num_classes,
-            train_nodes=order[:num_train],
-            valid_nodes=order[num_train : num_train + 1024],
-            test_nodes=order[num_train + 1024 : num_train + 2048],
-        )
+        num_train = round(statistics.train_share * case.num_nodes)
+        about = statistics.num_classes, num_train
+        return dataset(case.name, graph, features, labels, *about)
 
     def _table(self, rows: int, width: int) -> torch.Tensor:
         if self._memory.numel() < rows * width:

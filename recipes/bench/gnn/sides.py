@@ -8,9 +8,33 @@ import psutil
 import torch
 
 # The checkout's packages, installed or not.
+from pydirect.datasets import NodeDataset
 from pydirect.loader import MiniBatch
+from pydirect.sampling import Graph
 from pydirect.train import NodeClassificationTrainer
 from recipes.bench.harness.timing import Clock, wait
+
+
+def dataset(
+    name: str,
+    graph: Graph,
+    features: torch.Tensor,
+    labels: torch.Tensor,
+    num_classes: int,
+    num_train: int,
+) -> NodeDataset:
+    """Random nodes to train on; the same ones every time."""
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))
+    return NodeDataset(
+        name=name,
+        graph=graph,
+        features=features,
+        labels=labels,
+        num_classes=num_classes,
+        train_nodes=order[:num_train],
+        valid_nodes=order[num_train : num_train + 1024],
+        test_nodes=order[num_train + 1024 : num_train + 2048],
+    )
 
 
 def bars(trainer: NodeClassificationTrainer, num: int, warm: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,20 @@ def peak_gb_s(device: torch.device) -> float:
     there = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     times = [timed(lambda: there.copy_(host, non_blocking=True)) for _ in range(5)]
     return num_bytes / min(times) / 1e9
+
+
+Traversal = Callable[..., Any]
+"""Of a graph that is placed, from a source, with a trace."""
+
+
+def ranks(placed: PlacedGraph, _: int, *, trace: Trace) -> Any:
+    """Three iterations of PageRank."""
+    return pagerank(placed, max_iterations=3, tolerance=0.0, trace=trace)
+
+
+def components(placed: PlacedGraph, _: int, *, trace: Trace) -> Any:
+    """Of the whole graph."""
+    return connected_components(placed, trace=trace)
 
 
 def timed(call: Callable[[], Any]) -> float:
@@ -106,17 +121,15 @@ class Campaign:
         self,
         placed: PlacedGraph,
         name: str,
-        run: Callable[[Any, Trace], Any],
+        run: Traversal,
         head: dict[str, Any],
-    ) -> float:
-        """Time ``run`` from each source, and its steps once more with a timed trace.
-
-        Returns the median time."""
+    ) -> None:
+        """Time ``run`` from each source, and its steps once more with a timed trace."""
         sources = self.sources(placed.graph)
-        run(sources[0], Trace())
-        times = [timed(lambda s=s: run(s, Trace())) for s in sources]
+        run(placed, sources[0], trace=Trace())
+        times = [timed(partial(run, placed, s, trace=Trace())) for s in sources]
         trace = Trace(timed=True)
-        run(sources[0], trace)
+        run(placed, sources[0], trace=trace)
         levels = []
         for step in trace.steps:
             share = step.num_edges / placed.num_edges
@@ -148,7 +161,6 @@ class Campaign:
             large_of_peak=[v["of_peak"] for v in large],
             levels=levels[:40],
         )
-        return statistics.median(times)
 
 
 def list_bytes(placed: PlacedGraph) -> int:
@@ -189,26 +201,18 @@ def compare(
         if walk in (Walk.NAIVE, Walk.MERGED, Walk.ALIGNED) and not settings.trio:
             continue
         placed.walk = walk
-        campaign.traverse(
-            placed,
-            f"bfs {walk.value}",
-            lambda s, t: bfs(placed, s, direction=Direction.FORWARD, trace=t),
-            head,
-        )
+        forward = partial(bfs, direction=Direction.FORWARD)
+        campaign.traverse(placed, f"bfs {walk.value}", forward, head)
         if not torch.equal(bfs(placed, sources[0], direction="forward"), want[0]):
             raise RuntimeError(f"bfs {walk.value} differs")
     placed.walk = Walk.LINES
     if graph.symmetric:
-        campaign.traverse(
-            placed, "bfs auto", lambda s, t: bfs(placed, s, trace=t), head
-        )
+        campaign.traverse(placed, "bfs auto", bfs, head)
         if not torch.equal(bfs(placed, sources[0]), want[0]):
             raise RuntimeError("bfs auto differs")
     if settings.hot:
         placed.keep_hot(graph.neighbors.nbytes // 4)
-        campaign.traverse(
-            placed, "bfs auto hot 25 %", lambda s, t: bfs(placed, s, trace=t), head
-        )
+        campaign.traverse(placed, "bfs auto hot 25 %", bfs, head)
         placed.keep_hot(0)
     if not graph.symmetric:
         backwards(campaign, graph, want[0], head, settings)
@@ -248,18 +252,9 @@ def in_fewer_bytes(
     for way in ways:
         if not torch.equal(bfs(placed, source, direction=way), want):
             raise RuntimeError(f"bfs {way.value} compressed differs")
-        campaign.traverse(
-            placed,
-            f"bfs {way.value} compressed",
-            lambda s, t, way=way: bfs(placed, s, direction=way, trace=t),
-            head,
-        )
-    campaign.traverse(
-        placed,
-        "pagerank 3 compressed",
-        lambda _, t: pagerank(placed, max_iterations=3, tolerance=0.0, trace=t),
-        head,
-    )
+        run = partial(bfs, direction=way)
+        campaign.traverse(placed, f"bfs {way.value} compressed", run, head)
+    campaign.traverse(placed, "pagerank 3 compressed", ranks, head)
 
 
 def others(
@@ -267,29 +262,15 @@ def others(
 ) -> None:
     """Components, PageRank, shortest paths."""
     graph = placed.graph
-    campaign.traverse(
-        placed, "components", lambda _, t: connected_components(placed, trace=t), head
-    )
-    campaign.traverse(
-        placed,
-        "pagerank 3",
-        lambda _, t: pagerank(placed, max_iterations=3, tolerance=0.0, trace=t),
-        head,
-    )
+    campaign.traverse(placed, "components", components, head)
+    campaign.traverse(placed, "pagerank 3", ranks, head)
     if settings.hot:
         placed.keep_hot(graph.neighbors.nbytes // 4)
-        campaign.traverse(
-            placed,
-            "pagerank 3 hot 25 %",
-            lambda _, t: pagerank(placed, max_iterations=3, tolerance=0.0, trace=t),
-            head,
-        )
+        campaign.traverse(placed, "pagerank 3 hot 25 %", ranks, head)
         placed.keep_hot(0)
     if settings.sssp:
         weighted = place(weights_of(graph), campaign.device)
-        campaign.traverse(
-            weighted, "sssp", lambda s, t: sssp(weighted, s, trace=t), head
-        )
+        campaign.traverse(weighted, "sssp", sssp, head)
 
 
 def backwards(
@@ -313,15 +294,8 @@ def backwards(
     source = campaign.sources(graph)[0]
     if not torch.equal(bfs(placed, source), want):
         raise RuntimeError("bfs with the reverse differs")
-    campaign.traverse(
-        placed, "bfs auto, with reverse", lambda s, t: bfs(placed, s, trace=t), head
-    )
-    campaign.traverse(
-        placed,
-        "pagerank 3, with reverse",
-        lambda _, t: pagerank(placed, max_iterations=3, tolerance=0.0, trace=t),
-        head,
-    )
+    campaign.traverse(placed, "bfs auto, with reverse", bfs, head)
+    campaign.traverse(placed, "pagerank 3, with reverse", ranks, head)
 
 
 def rivals(
@@ -359,7 +333,7 @@ def _rival(
     times, moved = [], []
     for source in sources:
         rival.bytes_moved = 0
-        times.append(timed(lambda s=source: rival.bfs(s)))
+        times.append(timed(partial(rival.bfs, source)))
         moved.append(rival.bytes_moved)
     campaign.note(
         f"bfs {rival.name}",
