@@ -33,6 +33,7 @@ from hector.nn import HGTConv, RGATConv, RGCNConv
 from recipes.bench.harness.cli import Bench
 from recipes.bench.rgnn import batches, messages
 from recipes.bench.rgnn.mag import CLASSES, WIDTH, mag_graph
+from recipes.bench.rgnn.pyg import relations
 
 FANOUT = 10
 SECOND = ("gcn", "gat", "rgcn", "rgat", "hgt")
@@ -45,11 +46,7 @@ def of_message(whole: HeteroGraph) -> message.HeteroGraph:
     """The same nodes and edges, by type."""
     offsets, names = whole.node_type_offsets, whole.node_type_names
     sizes = {n: offsets[i + 1] - offsets[i] for i, n in enumerate(names)}
-    first = dict(zip(names, offsets, strict=False))
-    bounds, edges = whole.etype_offsets, {}
-    for i, (a, r, b) in enumerate(whole.edge_type_metadata()):
-        part = slice(bounds[i], bounds[i + 1])
-        edges[a, r, b] = (whole.src[part] - first[a], whole.dst[part] - first[b])
+    edges = {kind: tuple(ends) for kind, ends in relations(whole).items()}
     return message.HeteroGraph(edges, sizes)
 
 

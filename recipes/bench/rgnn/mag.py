@@ -18,7 +18,7 @@ from torch.nn import functional
 from hector.graph import HeteroGraph
 from hector.train import LayerSpec
 from recipes.bench.harness.timing import wait
-from recipes.bench.rgnn.pyg import layer_spec, pyg_conv
+from recipes.bench.rgnn.pyg import layer_spec, pyg_conv, relations
 
 WIDTH, SEEDS, FANOUTS, CLASSES = 64, 1024, (15, 10), 16
 MAG_NODES = (736_389, 1_134_649, 8_740, 59_965)
@@ -115,15 +115,8 @@ def loaders(kind: str, data: Data, workers: int, in_worker: bool) -> Any:
         for t, name in enumerate(graph.node_type_names):
             whole[name].x = data.rows[first[t] : first[t + 1]]
             whole[name].y = data.goal[first[t] : first[t + 1]]
-        start = dict(zip(graph.node_type_names, first, strict=False))
-        bounds = graph.etype_offsets
-        for i, names in enumerate(graph.edge_type_metadata()):
-            part = slice(bounds[i], bounds[i + 1])
-            ends = (
-                graph.src[part] - start[names[0]],
-                graph.dst[part] - start[names[2]],
-            )
-            whole[names].edge_index = torch.stack(ends).cpu()
+        for names, ends in relations(graph).items():
+            whole[names].edge_index = ends.cpu()
         # Papers have edges of four relations: as many edges of a node in all.
         each = [max(1, f // 4) for f in FANOUTS]
         papers = graph.node_type_names[0]
