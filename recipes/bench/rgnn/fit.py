@@ -132,7 +132,7 @@ def samples(data: dict[str, Any]) -> list[Sample]:
     found = []
     for r in data["cells"].values():
         key = r["key"]
-        if r["status"] != "ok" or "setting" not in r or "taken_from" in r:
+        if r["status"] != "ok" or "setting" not in r:
             continue
         name = key["graph"]
         if name not in small:
@@ -144,9 +144,7 @@ def samples(data: dict[str, Any]) -> list[Sample]:
             built[which] = plans_of(small[name], key, r["setting"])
         counts = Counts(data["graphs"][name])
         seconds = r["ms"] / 1e3
-        # Records that do not say were taken before small groups shared programs.
-        one = r.get("mapping", "program") == "program"
-        mapping = SegmentMapping.PROGRAM if one else None
+        mapping = SegmentMapping.PROGRAM if r["mapping"] == "program" else None
         plans = built[which]
         found.append(Sample(key, r["setting"], seconds, plans, counts, mapping))
     return found
