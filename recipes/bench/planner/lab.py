@@ -326,7 +326,6 @@ def facts(profile: Profile) -> dict[str, Any]:
         "d2h_gb_per_s": links.d2h.bytes_per_second / 1e9,
         "h2d_gb_per_s": links.h2d.bytes_per_second / 1e9,
         "copy_slowdown": links.copy_slowdown,
-        "copy_slowdown_error": links.copy_slowdown_error,
         "duplex_slowdown": links.duplex_slowdown,
         "ssd_gb_per_s": [
             None if curve is None else curve.bytes_per_second / 1e9
