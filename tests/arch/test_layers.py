@@ -254,7 +254,6 @@ STILL_REACHED: dict[str, set[str]] = {
     "tests/pydirect/gather/test_chooser.py": {"_learnt"},
     "tests/pydirect/kernels/test_machine_code.py": {"_library"},
     "tests/ranks.py": {"_stop"},  # Python's own: a server of forks has no public one
-    "tests/recipes/test_rgnn_bench.py": {"_text"},
     "tests/ssdtrain/cache/test_life.py": {"_records"},
     "tests/ssdtrain/cache/test_self_check.py": {"_rebuild"},
     "tests/ssdtrain/cache/test_window.py": {"_store"},

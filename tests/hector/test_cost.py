@@ -14,7 +14,7 @@ from hector.ir.types import Domain, Index
 from hector.passes.lifetimes import constants
 from hector.passes.lower import lower
 from hector.passes.pipeline import Optimizations
-from recipes.bench.rgnn.models import plans
+from tests.hector.layer_models import plans
 
 BOTH = Optimizations(compact=True, reorder=True)
 

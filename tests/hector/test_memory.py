@@ -19,7 +19,7 @@ from hector.passes.pipeline import (
 from hector.runtime import Compiled, Options, graph_arrays
 from hector.runtime.device import DevicePlan, DeviceProgram, ValueTypes
 from hector.runtime.launch import Launch
-from recipes.bench.rgnn.models import MODELS
+from tests.hector.layer_models import MODELS
 
 CARD_BYTES = 24 * 2**30
 RESIDENT_BYTES = 3.4 * 2**30

@@ -86,7 +86,7 @@ def test_options_are_a_function_s_arguments(
         *,
         sizes: tuple[int, ...] = (1,),
         limit_gb: float | None = None,
-        again: bool = False,
+        fast: bool = False,
     ) -> None:
         """Do it.
 
@@ -95,13 +95,13 @@ def test_options_are_a_function_s_arguments(
         """
         if sizes == (0,):
             raise cli.UsageError("no size")
-        told.append((bench, way, sizes, limit_gb, again))
+        told.append((bench, way, sizes, limit_gb, fast))
 
     module = type("Module", (), {"main": staticmethod(main)})
     monkeypatch.setattr(cli.importlib, "import_module", lambda name: module)
     out = tmp_path / "x.json"
     words = ["x.y", "down", "--out", str(out), "--only", "a*", "--budget-s", "5"]
-    assert cli.run([*words, "--sizes", "2", "3", "--again", "--device", "cpu"]) == 0
+    assert cli.run([*words, "--sizes", "2", "3", "--fast", "--device", "cpu"]) == 0
     [(bench, *others)] = told
     assert (bench.out, bench.budget_s, bench.only) == (out, 5.0, ("a*",))
     assert bench.device.type == "cpu"

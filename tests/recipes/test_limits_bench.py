@@ -24,22 +24,16 @@ from recipes.bench.models.stock import (
     Case,
     build,
     case_of,
-    config_of,
     inputs_of,
     smaller,
 )
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.search import Answer
+from tests.recipes.written import data_of
 
 CPU = torch.device("cpu")
-HEAD = {"environment": {"device": "GPU", "num_devices": 1, "num_cpus": 1}}
-
-
-def data_of(cells: dict[str, Any], **settings: Any) -> dict[str, Any]:
-    """A results file."""
-    environment = {**HEAD["environment"], "versions": {}, "date": "today"}
-    return {"environment": environment, "settings": settings, "cells": cells}
+REAL = [name for name in STOCK if not name.startswith("tiny")]
 
 
 # -- cases -----------------------------------------------------------------------------
@@ -63,13 +57,13 @@ def test_a_case_is_its_name() -> None:
 def test_there_are_twenty_cases_and_not_of_one_family() -> None:
     cases = [case_of(name) for name in fits.CASES]
     assert len(set(cases)) == 20
-    assert {case.model for case in cases} >= set(STOCK) - {"bert-large"}
+    assert {case.model for case in cases} >= set(REAL) - {"bert-large"}
     assert {case.stock.inputs for case in cases} == {"tokens", "images", "sound"}
-    widths = {config_of(case, tiny=False).hidden_size for case in cases}
+    widths = {case.config(tiny=False).hidden_size for case in cases}
     assert len(widths) > 6 and min(widths) >= 1024
 
 
-@pytest.mark.parametrize("model", STOCK)
+@pytest.mark.parametrize("model", REAL)
 def test_each_architecture_trains_and_its_layers_are_regions(model: str) -> None:
     """Unmodified; what checkpointing would run again, ours would as well."""
     import ssdtrain

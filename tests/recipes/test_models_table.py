@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from recipes.bench.models import tables as models_table
 from recipes.bench.offload.tables import rivals
 from tests.recipes.written import data_of
@@ -52,15 +50,6 @@ def test_what_did_not_run_is_said() -> None:
     text = rivals(data(CELLS))
     assert "ssd (no drive)" in text
     assert "| offloaded | 1.010x, 11.00 GB |" in text
-
-
-def test_the_chart_is_drawn() -> None:
-    pytest.importorskip("matplotlib")
-    from matplotlib.figure import Figure
-
-    figure = Figure()
-    models_table.chart(figure, data(CELLS))
-    assert "-45%" in [text.get_text() for text in figure.axes[1].texts]
 
 
 def test_captured_steps_are_told_over_the_plain_graph() -> None:

@@ -160,14 +160,6 @@ def test_the_gather_section(bench: Any) -> None:
     assert "8 SMs 10.0 ms alone, +1.3 ms to the products." in text
 
 
-def test_turns_behind_a_cpu_gather_are_called_so(bench: Any) -> None:
-    cell = sweep_cell("managed", 16, MILLION, 128, **{"ours": 2.0, "ours 4": 2.2})
-    text = bench("gather.tables").four_cores(
-        {"cells": {"managed/16": cell, "link": {}}}
-    )
-    assert "right behind a CPU gather" in text and "in 0 of 1 cells" in text
-
-
 def test_rows_read_once_are_not_called_a_faster_link(bench: Any) -> None:
     table = bench("gather.tables")
     cell = sweep_cell("managed", 1, MILLION, 4096, ours=40.96)

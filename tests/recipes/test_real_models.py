@@ -24,8 +24,8 @@ from recipes.bench.models.real_catalogue import (
     catalogue,
     row_of,
     settings_of,
-    shape_of,
 )
+from recipes.bench.models.stock import shape_of
 from recipes.bench.models.tables import real_entry
 from ssdtrain.plan.profile import PROFILE_FILE
 from tests.ranks import own_server
@@ -50,7 +50,7 @@ def test_a_rows_name_says_all_of_it() -> None:
     assert fewer == Row(
         "qwen3-4b:24", Tuned.LORA, "32k", Mode.LAYERS, "ours target=ssd"
     )
-    assert shape_of(fewer.model).layers == 24 and fewer.is_ours
+    assert shape_of(fewer.model).depth == 24 and fewer.is_ours
     assert fewer.baseline == "qwen3-4b:24/lora/32k/compiled/keep"
 
 
@@ -259,7 +259,7 @@ def test_a_mixture_of_experts_is_one() -> None:
     """12 layers of 2048, 32 experts of which a token has 8, chosen at random."""
     shape = shape_of("moe")
     config = shape.config(32)
-    assert (shape.hidden, shape.layers) == (2048, 12)
+    assert (config.hidden_size, shape.depth) == (2048, 12)
     assert (config.num_experts, config.num_experts_per_tok) == (32, 8)
     model = real_build.build(row_of(f"{EXPERTS}/keep"), torch.device("cpu"), 32)
     x = torch.randn(512, 64, dtype=torch.bfloat16)

@@ -44,7 +44,7 @@ def test_it_goes_on_and_tries_again(
 
     assert run("--workers", "2") == names
     assert run() == []
-    assert run("--again", "plain fails") == names[1:]
+    assert run("--verdicts", "plain fails") == names[1:]
     assert run("--models", names[0]) == names[:1]
     assert list(json.loads(out.read_text())["cells"]) == names[::-1]
 

@@ -58,7 +58,7 @@ Times = list[tuple[Call, float]]
 def times_of(result: dict[str, Any]) -> dict[Family, Times]:
     """Kernel times by family, those that failed left out."""
     found: dict[Family, Times] = {}
-    for row in result.get("kernels", []):
+    for row in result["cells"].get("kernels", {}).get("rows", ()):
         values = {k: v for k, v in row.items() if k not in ("us", "index", "error")}
         call = Call.from_dict(values)
         if row["us"] is not None:
@@ -126,22 +126,18 @@ def _call(family: Family, row: dict[str, Any]) -> Call:
 
 def host_table(results: Sequence[dict[str, Any]]) -> HostTable:
     """Pooled over the traced programs, the profiler's cost taken off."""
-    traces = [cell for r in results for cell in r.get("traces", [])]
-    alone = {
-        (cell["model"], cell["batch"]): cell["step_us"]
-        for r in results
-        for cell in r.get("steps", [])
-        if cell["at"] == 0 and not cell.get("behind_profiler")
-    }
+    cells = [cell for r in results for cell in r["cells"].values()]
+    first = [cell for cell in cells if cell.get("at") == 0]
+    alone = {(c["model"], c["batch"]): c["step_us"] for c in first if "step_us" in c}
+    traces = [cell for cell in first if "host" in cell]
     programs = [
         (cell["host"], alone[cell["model"], cell["batch"]])
         for cell in traces
-        if cell["at"] == 0 and (cell["model"], cell["batch"]) in alone
+        if (cell["model"], cell["batch"]) in alone
     ]
     correction = fit_correction(programs)
     print(f"profiler: {correction}")
-    rows = [row for cell in traces if cell["at"] == 0 for row in cell["host"]]
-    return HostTable(rows, correction)
+    return HostTable([row for cell in traces for row in cell["host"]], correction)
 
 
 FITS: dict[str, Callable[[Sequence[Sample]], Curve]] = {
@@ -266,7 +262,7 @@ def main(
             times.setdefault(kind, []).extend(rows)
     pooled = [(recorded(each), SPECS[each]) for each in pool]
     hosts = [json.loads(host.read_text())] if host else results
-    has_traces = any("traces" in result for result in hosts)
+    has_traces = any("host" in cell for r in hosts for cell in r["cells"].values())
     path = DATA / f"{name}{SUFFIX}"
     made = (
         _without(path, family)

@@ -3,33 +3,27 @@
     python -m recipes.bench foresight.collect steps --out steps.json --budget-s 45
     python -m recipes.bench foresight.collect kernels --out kernels.json --budget-s 60
     python -m recipes.bench foresight.collect traces --out traces.json --budget-s 20
-    python -m recipes.bench foresight.collect hosts --out hosts.json --budget-s 40
 
 `steps`: training steps with peaks (timed alone, then once more under a watch of the
 clock), what each phase takes the host, calibration's programs before every step, which
 show a host whose speed drifts; then products and copies at length; `kernels`: the
-random design (resumable); `traces`: host times of operators, device times by shapes;
-`hosts`: the same steps that the host binds over and over, and calibration's programs
-between them, with and without a watch of the clock beside: how much a host's speed
-differs from one second to the next, and what of it is the measurement's. Each part is a
-process of its own: a profiler that was used once slows every later launch. `--shapes
-tiny` runs all paths on a CPU.
+random design (resumable); `traces`: host times of operators, device times by shapes.
+Each part is a process of its own: a profiler that was used once slows every later
+launch. `--shapes tiny` runs all paths on a CPU.
 """
 
 import gc
 import json
-import statistics
-import sys
 import time
-import traceback
-from collections.abc import Collection, Iterator
-from contextlib import nullcontext
-from pathlib import Path
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from recipes.bench.foresight import subjects
+from recipes.bench.harness.cells import Cells
+from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.timing import wait
 from ssdtrain.tools.foresight import sustained
 from ssdtrain.tools.foresight.calibrate import programs
 from ssdtrain.tools.foresight.call import Family
@@ -58,8 +52,13 @@ class Cell(NamedTuple):
     shape: dict[str, int]
     at: int
 
+    @property
+    def name(self) -> str:
+        """Of its row."""
+        return f"{self.kind}/{self.model}/{self.batch}"
 
-def cells(kinds: list[str], models: Collection[str] = ()) -> Iterator[Cell]:
+
+def cells(kinds: Sequence[str], models: Collection[str] = ()) -> Iterator[Cell]:
     """Host-bound ones of the first kind, then all of the second, then the rest.
 
     Args:
@@ -97,12 +96,12 @@ def measured(cell: Cell) -> dict[str, Any]:
     row: dict[str, Any] = {**cell._asdict(), "programs": host_programs()}
     step = built(cell)
     if torch.cuda.is_available():
-        torch.cuda.synchronize()
+        wait()
         torch.cuda.reset_peak_memory_stats()
         row["before_bytes"] = torch.cuda.memory_allocated()
     step()
     if torch.cuda.is_available():
-        torch.cuda.synchronize()
+        wait()
         row["peak_bytes"] = torch.cuda.max_memory_allocated()
     row["step_us"] = step_us(step, num_warm=1, seconds=0.9)
     row["host_us"] = step.host_us()
@@ -132,87 +131,28 @@ def profiled(cell: Cell) -> dict[str, Any]:
     return {**cell._asdict(), "host": summary(seen), "by_shape": by_shape(seen)}
 
 
-class Out:
-    """A result that is on disk after every row."""
-
-    def __init__(self, path: Path, budget_s: float) -> None:
-        self._path = path
-        self._end = time.monotonic() + budget_s
-        self.content: dict[str, Any] = {"torch": torch.__version__, "device": "cpu"}
-        if torch.cuda.is_available():
-            properties = torch.cuda.get_device_properties(0)
-            self.content["device"] = properties.name
-            self.content["num_sms"] = properties.multi_processor_count
-            self.content["l2_bytes"] = properties.L2_cache_size
-
-    @property
-    def left_s(self) -> float:
-        return self._end - time.monotonic()
-
-    def save(self) -> None:
-        self._path.write_text(json.dumps(self.content) + "\n")
-
-    def run(self, name: str, function: Any, todo: Any) -> list[dict[str, Any]]:
-        """One row for each cell while there is time."""
-        rows = self.content[name] = []
-        for cell in todo:
-            if self.left_s < 0:
-                break
-            try:
-                rows.append(function(cell))
-            except Exception as error:
-                print(f"{cell}: {error}", file=sys.stderr)
-                traceback.print_exc()
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            print(f"{self.left_s:.1f} {name} {cell.model} {cell.batch}", flush=True)
-            self.save()
-        return list(rows)
+def steps(cells: Cells, todo: Iterable[Cell]) -> None:
+    """Every model, then products and copies at length."""
+    for cell in todo:
+        cells.run(cell.name, measured, cell)
+    if torch.cuda.is_available():
+        cells.run("sustained", lambda: {"runs": at_length()})
 
 
-def steps(out: Out, kinds: list[str]) -> None:
-    out.run("steps", measured, cells(kinds))
-    if torch.cuda.is_available() and out.left_s > 0:
-        with sustained.Watch() as watch:
-            runs = sustained.products((2048, 3072, 4096, 8192, 12288), 0.8)
-            runs.append(sustained.copies(1 << 30, 0.8))
-        for row in runs:
-            row["clock"] = watch.between(row.pop("from"), row.pop("to"))
-        out.content["sustained"] = runs
-    out.save()
-
-
-def hosts(out: Out, kinds: list[str]) -> None:
-    """Rounds of steps that the host binds, every second one watched."""
-    todo = {c.model: built(c) for c in cells(kinds) if c.at == 0}
-    kind = Kind.CUDA if torch.cuda.is_available() else Kind.CPU
-    for number, program in enumerate(programs(kind)):
-        todo[f"program {number}"] = program.step()
-    rows = out.content["rounds"] = []
-    while out.left_s > 0:
-        watched = bool(len(rows) % 2)
-        with sustained.Watch() if watched else nullcontext():
-            found = {name: step_us(step, seconds=0.25) for name, step in todo.items()}
-        rows.append({"watched": watched, "step_us": found})
-        out.save()
-    for name in todo:
-        for watched in (False, True):
-            us = [r["step_us"][name] for r in rows if r["watched"] is watched]
-            if us:
-                print(
-                    f"{name:>10} {'watched' if watched else 'alone':>8} median "
-                    f"{statistics.median(us) / 1e3:.2f} ms ({min(us) / 1e3:.2f} to "
-                    f"{max(us) / 1e3:.2f}, {len(us)} rounds)"
-                )
+def at_length() -> list[dict[str, Any]]:
+    with sustained.Watch() as watch:
+        runs = sustained.products((2048, 3072, 4096, 8192, 12288), 0.8)
+        runs.append(sustained.copies(1 << 30, 0.8))
+    for row in runs:
+        row["clock"] = watch.between(row.pop("from"), row.pop("to"))
+    return runs
 
 
 def main(
-    part: Literal["steps", "kernels", "traces", "hosts"],
+    bench: Bench,
+    part: Literal["steps", "kernels", "traces"],
     /,
     *,
-    out: Path,
-    budget_s: float = 60.0,
     seed: int = 0,
     shapes: tuple[str, ...] = ("explore",),
     models: tuple[str, ...] = (),
@@ -226,19 +166,16 @@ def main(
         models: only these
         at: batches that are traced
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.set_default_device(device)
-    kept = Out(out, budget_s)
+    torch.set_default_device(bench.device)
+    kept = bench.cells({"part": part, "shapes": shapes})
     if part == "steps":
-        steps(kept, shapes)
-    elif part == "hosts":
-        hosts(kept, shapes)
+        steps(kept, cells(shapes))
     elif part == "traces":
         found = list(cells(shapes, models))
-        kept.run("traces", profiled, [c for each in at for c in found if c.at == each])
+        for cell in (c for each in at for c in found if c.at == each):
+            kept.run(cell.name, profiled, cell)
     else:
-        lines = out.with_suffix(".jsonl")
-        gather(COUNTS, lines, device, seed=seed, budget_s=budget_s)
+        lines = bench.out.with_suffix(".jsonl")
+        gather(COUNTS, lines, bench.device, seed=seed, budget_s=bench.budget_s)
         texts = lines.read_text().splitlines()
-        kept.content["kernels"] = [json.loads(line) for line in texts]
-    kept.save()
+        kept.record("kernels", {"rows": [json.loads(line) for line in texts]})

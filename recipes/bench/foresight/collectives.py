@@ -31,6 +31,7 @@ from torch.nn import functional as F
 from recipes.bench.foresight import subjects
 from recipes.bench.foresight.tensor_ranks import PLANS, split
 from recipes.bench.harness.cli import UsageError
+from recipes.bench.harness.timing import Clock, wait
 from ssdtrain.tools.foresight.graph import write_graph
 from ssdtrain.tools.foresight.steps import capture_step
 
@@ -45,16 +46,21 @@ MICRO_BATCHES = 8
 
 @dataclass(frozen=True)
 class Settings:
-    """Of a run."""
+    """Of a run.
+
+    links_s: of the budget
+    rounds: of six steps
+    shapes: of foresight.subjects.SHAPES
+    """
 
     out: Path
-    ranks: int
-    budget_s: float
-    links_s: float
-    rounds_of_links: int
-    rounds: int
-    port: int
-    shapes: str
+    ranks: int = torch.cuda.device_count()
+    budget_s: float = 60.0
+    links_s: float = 20.0
+    rounds_of_links: int = 7
+    rounds: int = 3
+    port: int = 29561
+    shapes: str = "ranks"
 
 
 class Plan(NamedTuple):
@@ -112,18 +118,15 @@ def _timed(body: Callable[[], Any], device: torch.device) -> float:
             body()
         us = (time.perf_counter() - began) / IN_A_ROW * 1e6
     else:
-        torch.cuda.synchronize()
-        start = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
+        wait()
+        clock = Clock(device)
         dist.barrier()
         torch.cuda._sleep(SLEEP_CYCLES)
         body()  # the ranks meet here: none of them waits for another in what is timed
-        start.record()
+        start = clock.mark()
         for _ in range(IN_A_ROW):
             body()
-        end.record()
-        end.synchronize()
-        us = float(start.elapsed_time(end)) / IN_A_ROW * 1e3
+        us = clock.ms(start, clock.mark()) / IN_A_ROW * 1e3
     slowest = torch.tensor([us], device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return float(slowest.item())
@@ -221,9 +224,7 @@ class _Pipeline:
         """Microseconds until the host has launched a step: the median of some."""
         found = []
         for _ in range(num_steps):
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            began = time.perf_counter()
+            began = wait()
             self()
             found.append((time.perf_counter() - began) * 1e6)
         return {"all": round(statistics.median(found), 1)}
@@ -279,14 +280,14 @@ def _step(plan: Plan, args: Settings, device: torch.device) -> dict[str, Any]:
     }
     if plan.how == "tp":
         row["split"] = PLANS[plan.model]
+    wait()
     if device.type == "cuda":
-        torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     step()
+    wait()
     if device.type == "cuda":
-        torch.cuda.synchronize()
         row["peak_bytes"] = torch.cuda.max_memory_allocated()
-    times = [_fixed(step, device) for _ in range(args.rounds)]
+    times = [_fixed(step) for _ in range(args.rounds)]
     row |= {"step_us": statistics.median(times), "times_us": times}
     row["host_us"] = step.host_us(3)
     graph = capture_step(step, model, num_warm=0)
@@ -304,17 +305,13 @@ def _is_indivisible(plan: Plan, shapes: str) -> bool:
     return plan.model == "llama" and few.get(plan.how, ranks) < ranks
 
 
-def _fixed(step: Any, device: torch.device, number: int = 6) -> float:
+def _fixed(step: Any, number: int = 6) -> float:
     """Every rank takes the same number of steps."""
     dist.barrier()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    began = time.perf_counter()
+    began = wait()
     for _ in range(number):
         step()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return (time.perf_counter() - began) / number * 1e6
+    return (wait() - began) / number * 1e6
 
 
 def _rank(rank: int, args: Settings) -> None:
@@ -361,27 +358,8 @@ def _rank(rank: int, args: Settings) -> None:
         dist.destroy_process_group()
 
 
-def main(
-    *,
-    out: Path,
-    ranks: int = torch.cuda.device_count(),
-    budget_s: float = 60.0,
-    links_s: float = 20.0,
-    rounds_of_links: int = 7,
-    rounds: int = 3,
-    port: int = 29561,
-    shapes: str = "ranks",
-) -> None:
-    """Measure them.
-
-    Args:
-        links_s: of the budget
-        rounds: of six steps
-        shapes: of foresight.subjects.SHAPES
-    """
-    if ranks < 2:
+def main(settings: Settings) -> None:
+    """Measure them."""
+    if settings.ranks < 2:
         raise UsageError("collectives need two GPUs (or --ranks 2 on a CPU)")
-    settings = Settings(
-        out, ranks, budget_s, links_s, rounds_of_links, rounds, port, shapes
-    )
-    mp.spawn(_rank, args=(settings,), nprocs=ranks)
+    mp.spawn(_rank, args=(settings,), nprocs=settings.ranks)

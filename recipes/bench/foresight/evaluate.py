@@ -24,15 +24,12 @@ import torch
 from recipes.bench.foresight import subjects
 from recipes.bench.foresight.errors import PREDICTIONS, errors, errors_by_model
 from recipes.bench.harness import records
-from recipes.bench.harness.cells import environment
 from ssdtrain.tools.foresight.calibrate import program_graphs, scale_of
 from ssdtrain.tools.foresight.capture import capture
-from ssdtrain.tools.foresight.collectives import FABRIC_FORMAT, Fabric
 from ssdtrain.tools.foresight.device import Device, load_device, shipped
 from ssdtrain.tools.foresight.graph import Graph
 from ssdtrain.tools.foresight.memory import estimate_peak
 from ssdtrain.tools.foresight.overheads import Phase
-from ssdtrain.tools.foresight.parallel import data_parallel, fully_sharded, unit_of
 from ssdtrain.tools.foresight.price import NO_WIRES, estimate_step, price, steady
 from ssdtrain.tools.foresight.wires import Wires
 
@@ -47,9 +44,9 @@ def graph_of(cell: dict[str, Any]) -> Graph:
 
 def cells_of(result: dict[str, Any], kind: str) -> list[dict[str, Any]]:
     """Measured steps of a kind, as `collect` gives them or as they were recorded."""
-    if "cells" not in result:
-        rows = result["steps"]
-        return [cell for cell in rows if cell.get("kind", "explore") == kind]
+    rows = list(result["cells"].values())
+    if not any("measured_us" in row for row in rows):
+        return [row for row in rows if row.get("kind") == kind and "step_us" in row]
     kept = ("model", "batch", "peak_bytes")
     return [
         {
@@ -58,7 +55,7 @@ def cells_of(result: dict[str, Any], kind: str) -> list[dict[str, Any]]:
             "step_us": row["measured_us"],
             "clock": row["measured_clock"],
         }
-        for row in result["cells"].values()
+        for row in rows
     ]
 
 
@@ -161,25 +158,6 @@ def phases_us(
     return {name: round(us, 1) for name, us in found.items()}
 
 
-def over_ranks(
-    cell: dict[str, Any], device: Device, fabric: Fabric, num_ranks: int
-) -> dict[str, Any]:
-    """A step of DistributedDataParallel or `fully_shard`."""
-    graph = graph_of(cell)
-    if cell["how"] == "ddp":
-        graph = data_parallel(graph)
-    else:
-        graph = fully_sharded(graph, num_ranks, unit_of)
-    step = estimate_step(graph, device, Wires(fabric=fabric, num_ranks=num_ranks))
-    return {
-        "model": cell["model"],
-        "how": cell["how"],
-        "batch": cell["batch"],
-        "measured_us": cell["step_us"],
-        "predicted_us": step.step_us,
-    }
-
-
 def with_constant(rows: list[dict[str, Any]]) -> None:
     """The constant baseline: one rate, chosen in hindsight."""
     rates = [math.log(row["flops"] / row["measured_us"]) for row in rows]
@@ -194,7 +172,6 @@ def main(
     *,
     device: str,
     kind: str = "test",
-    fabric: Path | None = None,
     out: Path | None = None,
 ) -> None:
     """Predict the collected steps.
@@ -211,7 +188,8 @@ def main(
     with_constant(rows)
     is_shipped = device in shipped()
     found: dict[str, Any] = {
-        "environment": measured_on(result),
+        # Of the steps; predictions may be made on another machine.
+        "environment": result["environment"],
         "settings": {
             "shapes": kind,
             "device_file": "shipped" if is_shipped else "calibrated",
@@ -225,20 +203,13 @@ def main(
         if all(name in row for row in rows):
             found[name] = errors(rows, name, "measured_us")
     found["by_model"] = errors_by_model(rows)
-    if fabric:
-        curves = FABRIC_FORMAT.read(fabric)
-        own = result["collectives"]
-        found["ranks"] = [
-            over_ranks(cell, known, curves, own["ranks"]) for cell in own["steps"]
-        ]
-        found["over_ranks"] = errors(found["ranks"], "predicted_us", "measured_us")
     found["cells"] = {f"{row['model']}/{row['batch']}": row for row in rows}
-    for row in [*rows, *found.get("ranks", [])]:
+    for row in rows:
         ratio = row["predicted_us"] / row["measured_us"]
         peak = row.get("predicted_peak_bytes", 0) / row.get("peak_bytes", 1)
         clock = row.get("measured_clock", {})
         print(
-            f"{row['model']:>10} {row['batch']:>6} {row.get('how', ''):>5} "
+            f"{row['model']:>10} {row['batch']:>6} "
             f"measured {row['measured_us'] / 1e3:8.2f} ms, predicted x{ratio:.3f}, "
             f"kernels x{row.get('kernels_us', 0) / row['measured_us']:.3f}, peak "
             f"x{peak:.3f}, host {row.get('host_us', 0) / 1e3:.1f} ms, drift "
@@ -247,12 +218,6 @@ def main(
         )
     for model, own in found["by_model"].items():
         print(model, own)
-    print({k: v for k, v in found.items() if k not in ("cells", "ranks", "by_model")})
+    print({k: v for k, v in found.items() if k not in ("cells", "by_model")})
     if out:
         records.write(out, found)
-
-
-def measured_on(result: dict[str, Any]) -> dict[str, Any]:
-    """The machine that ran the steps; predictions may have been made on another."""
-    found = result.get("environment")
-    return dict(found) if found else {**environment(), "device": result["device"]}

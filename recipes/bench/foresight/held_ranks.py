@@ -9,7 +9,8 @@ were measured after the models were made, and writes the predictions of the pres
 beside them. RANKS.json is what `collectives` writes, the graphs of all ranks beside it.
 DDP and `fully_shard` are predicted from one rank's graph on the meta device, tensor and
 pipeline parallelism from the graphs of both ranks, captured while they ran (without
-them those predictions stay as recorded); tensor parallelism, too, from the meta device.
+them those predictions stay as recorded); tensor parallelism, too, from the meta device,
+by the usual plan: which layers the recorded run had split was not written down.
 `--own-collectives` takes the times of collectives from the same measurement in the
 place of those shipped.
 """
@@ -64,7 +65,7 @@ def predicted(
         found["phases_us"] = phases_us(graph, device, wires)
     elif own:
         found["predicted_us"] = found["captured_us"]
-    if cell["how"] == "tp" and graphs is not None:
+    if cell["how"] == "tp":
         graph = tensor_ranks.tensor_parallel(cell)
         step = estimate_graphs([graph] * NUM_RANKS, device, wires)
         found["from_meta_us"] = step.step_us

@@ -66,17 +66,17 @@ class Unit(nn.Module):
         return x
 
 
-def times_us(units: int, weights: int, sharded: bool) -> dict[str, float]:
-    """Host microseconds of forward, backward and update: the least of some steps."""
+def units(count: int, weights: int, is_sharded: bool) -> tuple[nn.Module, Any]:
+    """A model of units and its forward."""
     torch.manual_seed(0)
-    model = nn.Sequential(*(Unit(weights) for _ in range(units)))
-    if sharded:
+    model = nn.Sequential(*(Unit(weights) for _ in range(count)))
+    if is_sharded:
         mesh = init_device_mesh("cpu", (2,))
         for unit in model:
             fully_shard(unit, mesh=mesh)
         fully_shard(model, mesh=mesh)
     x = torch.randn(ROWS, WIDTH)
-    return step_us(model, lambda: model(x).sum())
+    return model, lambda: model(x).sum()
 
 
 def step_us(model: nn.Module, forward: Callable[[], Tensor]) -> dict[str, float]:
@@ -98,24 +98,30 @@ def step_us(model: nn.Module, forward: Callable[[], Tensor]) -> dict[str, float]
     return found
 
 
-def least(units: int, weights: int, sharded: bool) -> dict[str, float]:
-    """The least of some rounds: whatever else runs on the machine only adds."""
-    rounds = [times_us(units, weights, sharded) for _ in range(NUM_ROUNDS)]
+def least_of(make: Callable[[], tuple[nn.Module, Any]]) -> dict[str, float]:
+    """The least of some rounds, each of a model of its own: whatever else runs on the
+    machine only adds."""
+    rounds = [step_us(*make()) for _ in range(NUM_ROUNDS)]
     gc.collect()
     return {phase: min(one[phase] for one in rounds) for phase in rounds[0]}
 
 
+def one_more(
+    counts: tuple[int, int], make: Callable[[int], tuple[nn.Module, Any]]
+) -> dict[str, float]:
+    """What one more unit or pair takes."""
+    ends = [least_of(partial(make, count)) for count in counts]
+    more = counts[1] - counts[0]
+    return {k: round((ends[1][k] - ends[0][k]) / more, 2) for k in ends[0]}
+
+
 def slopes(weights: int) -> dict[str, Any]:
     """What one more unit takes, plain and sharded."""
-    few, many = UNITS
-    found: dict[str, Any] = {"weights": weights}
-    for how in ("plain", "sharded"):
-        ends = [least(units, weights, how == "sharded") for units in UNITS]
-        found[how] = {
-            phase: round((ends[1][phase] - ends[0][phase]) / (many - few), 2)
-            for phase in ends[0]
-        }
-    return found
+    made = {
+        how: one_more(UNITS, partial(units, weights=weights, is_sharded=sharded))
+        for how, sharded in (("plain", False), ("sharded", True))
+    }
+    return {"weights": weights, **made}
 
 
 class Pair(nn.Module):
@@ -171,29 +177,16 @@ def pairs(count: int, bias: bool, is_split: bool) -> tuple[nn.Module, Any]:
     return model, lambda: model(x).sum()
 
 
-def least_of(make: Callable[[], tuple[nn.Module, Any]]) -> dict[str, float]:
-    """The least of some rounds, each of a model of its own."""
-    rounds = [step_us(*make()) for _ in range(NUM_ROUNDS)]
-    gc.collect()
-    return {phase: min(one[phase] for one in rounds) for phase in rounds[0]}
-
-
 def of_pairs(bias: bool) -> dict[str, Any]:
     """What one more pair takes whole and split, and its operators on DTensors."""
-    few, many = PAIRS
-    found: dict[str, Any] = {"bias": bias}
-    for is_split in (False, True):
-        ends = [least_of(partial(pairs, count, bias, is_split)) for count in PAIRS]
-        found["split" if is_split else "whole"] = {
-            phase: round((ends[1][phase] - ends[0][phase]) / (many - few), 2)
-            for phase in ends[0]
-        }
-    counts = [wrapped(*pairs(count, bias, True)) for count in PAIRS]
-    found["wrapped"] = {
-        phase: (counts[1][phase] - counts[0][phase]) / (many - few)
-        for phase in counts[0]
-    }
-    return found
+    whole, parts = (
+        one_more(PAIRS, partial(pairs, bias=bias, is_split=split))
+        for split in (False, True)
+    )
+    few, many = (wrapped(*pairs(count, bias, True)) for count in PAIRS)
+    more = PAIRS[1] - PAIRS[0]
+    counts = {phase: (many[phase] - few[phase]) / more for phase in few}
+    return {"bias": bias, "whole": whole, "split": parts, "wrapped": counts}
 
 
 def of_model(name: str, views: dict[str, float], view_us: float) -> dict[str, Any]:
@@ -223,12 +216,8 @@ def of_model(name: str, views: dict[str, float], view_us: float) -> dict[str, An
 
 def line(points: list[tuple[float, float]]) -> tuple[float, float]:
     """Least squares: value at 0, and slope."""
-    x = sum(p[0] for p in points) / len(points)
-    y = sum(p[1] for p in points) / len(points)
-    slope = sum((a - x) * (b - y) for a, b in points) / sum(
-        (a - x) ** 2 for a, _ in points
-    )
-    return y - slope * x, slope
+    slope, value = statistics.linear_regression(*zip(*points, strict=True))
+    return value, slope
 
 
 def sharded(view_us: float) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from recipes.bench.harness.timing import wait
 from ssdtrain.tools.foresight.overheads import Phase
 
 Step = Callable[[], Any]
@@ -37,6 +38,20 @@ def _finished(model: nn.Module, dtype: torch.dtype = torch.bfloat16) -> nn.Modul
     return model.to(dtype).train()
 
 
+def _language(
+    model: nn.Module, words: int, size: tuple[int, int], **more: Any
+) -> Subject:
+    """A model of transformers that gives logits of each token."""
+    model = _finished(model)
+    ids, labels = _ids(words, *size), _ids(words, *size)
+
+    def forward() -> Tensor:
+        logits = model(input_ids=ids, **more).logits
+        return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
+
+    return Subject(model, forward, "adamw")
+
+
 def bert(batch: int, *, hidden: int, layers: int, sequence: int) -> Subject:
     from transformers import BertConfig, BertForMaskedLM
 
@@ -46,14 +61,7 @@ def bert(batch: int, *, hidden: int, layers: int, sequence: int) -> Subject:
         num_attention_heads=hidden // 64,
         intermediate_size=4 * hidden,
     )
-    model = _finished(BertForMaskedLM(config))
-    ids, labels = _ids(30522, batch, sequence), _ids(30522, batch, sequence)
-
-    def forward() -> Tensor:
-        logits = model(input_ids=ids).logits
-        return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
-
-    return Subject(model, forward, "adamw")
+    return _language(BertForMaskedLM(config), 30522, (batch, sequence))
 
 
 def gpt(batch: int, *, hidden: int, layers: int, sequence: int) -> Subject:
@@ -62,14 +70,8 @@ def gpt(batch: int, *, hidden: int, layers: int, sequence: int) -> Subject:
     config = GPT2Config(
         n_embd=hidden, n_layer=layers, n_head=hidden // 64, n_positions=sequence
     )
-    model = _finished(GPT2LMHeadModel(config))
-    ids, labels = _ids(50257, batch, sequence), _ids(50257, batch, sequence)
-
-    def forward() -> Tensor:
-        logits = model(input_ids=ids, use_cache=False).logits
-        return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
-
-    return Subject(model, forward, "adamw")
+    size = batch, sequence
+    return _language(GPT2LMHeadModel(config), 50257, size, use_cache=False)
 
 
 def llama(batch: int, *, hidden: int, layers: int, sequence: int) -> Subject:
@@ -84,14 +86,8 @@ def llama(batch: int, *, hidden: int, layers: int, sequence: int) -> Subject:
         vocab_size=32000,
         max_position_embeddings=sequence,
     )
-    model = _finished(LlamaForCausalLM(config))
-    ids, labels = _ids(32000, batch, sequence), _ids(32000, batch, sequence)
-
-    def forward() -> Tensor:
-        logits = model(input_ids=ids, use_cache=False).logits
-        return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten())
-
-    return Subject(model, forward, "adamw")
+    size = batch, sequence
+    return _language(LlamaForCausalLM(config), 32000, size, use_cache=False)
 
 
 def vit(batch: int, *, hidden: int, layers: int, sequence: int) -> Subject:
@@ -314,9 +310,7 @@ class TrainingStep:
         """
         rounds: list[list[float]] = []
         for _ in range(num_steps):
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            at = [time.perf_counter()]
+            at = [wait()]
             for part in self._parts():
                 part()
                 at.append(time.perf_counter())

@@ -1,16 +1,11 @@
 """Tensor parallel steps from the meta device: one rank of two that are not there.
 
-    python -m recipes.bench foresight.tensor_ranks
-
 Products of every layer are split in pairs, the first by columns, the second by rows, as
 torch's `parallelize_module` does it. A process group that does nothing stands for the
 other ranks: the captured graph has one rank's products, its collectives, and what its
-host does for operators on DTensors. Writes what the present code says of the recorded
-tensor parallel steps into `results/foresight/ranks_held_h200.json`; which layers their
-run had split was not written down, so that the plans here are an assumption.
+host does for operators on DTensors.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,17 +21,9 @@ from torch.distributed.tensor.parallel import (
 )
 
 from recipes.bench.foresight import subjects
-from recipes.bench.foresight.errors import errors
-from recipes.bench.harness import records
-from recipes.bench.harness.records import RESULTS
 from ssdtrain.tools.foresight.capture import capture
-from ssdtrain.tools.foresight.collectives import load_fabric
-from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.foresight.graph import Graph
-from ssdtrain.tools.foresight.ranks import estimate_graphs
-from ssdtrain.tools.foresight.wires import Wires
 
-FILE = RESULTS / "foresight" / "ranks_held_h200.json"
 NUM_RANKS = 2
 PLANS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "pair": (("up",), ("down",)),
@@ -86,23 +73,3 @@ def tensor_parallel(cell: dict[str, Any]) -> Graph:
         for layer in subjects.layers(name, subject.model):
             split(layer, PLANS[name])
         return capture(subject.model, subject.forward, optimizer=subject.optimizer)
-
-
-def main() -> None:
-    found = json.loads(FILE.read_text())
-    device = load_device("h200")
-    wires = Wires(fabric=load_fabric("nvlink"), num_ranks=NUM_RANKS)
-    alone()
-    rows = [row for row in found["steps"] if row["how"] == "tp"]
-    for row in rows:
-        graph = tensor_parallel(row)
-        row["from_meta_us"] = estimate_graphs(
-            [graph] * NUM_RANKS, device, wires
-        ).step_us
-        ratio = row["from_meta_us"] / row["measured_us"]
-        print(f"{row['model']:>6} x{ratio:.3f}")
-    summary = errors(rows, "from_meta_us", "measured_us")
-    found["errors"]["tensor parallel, from the meta device"] = summary
-    print(summary)
-    records.write(FILE, found)
-    dist.destroy_process_group()

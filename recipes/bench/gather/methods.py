@@ -12,7 +12,8 @@ from pydirect import gather, memory
 from pydirect.gather.front import front_of
 from pydirect.gather.request import as_request
 from pydirect.kernels.gather import Start
-from recipes.bench.gather.timing import DEVICE, synchronize
+from recipes.bench.gather.timing import DEVICE
+from recipes.bench.harness.timing import wait
 
 Work = Callable[[torch.Tensor, torch.Tensor], None]
 STAGING_BYTES = 4 << 30
@@ -82,7 +83,7 @@ class StockCpu:
             staged = self._buffer(rows * row_bytes).view(rows, row_bytes)
             for start in range(0, index.numel(), rows):
                 if start:
-                    synchronize()  # the copy of the piece before
+                    wait()  # the copy of the piece before
                 part = index[start : start + rows]
                 there = staged[: part.numel()]
                 torch.index_select(table.view(word), 0, part, out=there.view(word))

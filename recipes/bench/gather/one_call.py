@@ -19,8 +19,9 @@ import torch
 
 import pydirect
 from pydirect import gather, memory
-from recipes.bench.gather.timing import DEVICE, dma_peak_gbps, synchronize
+from recipes.bench.gather.timing import DEVICE, dma_peak_gbps
 from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.timing import wait
 
 GIB = 1 << 30
 CELLS = (
@@ -47,12 +48,10 @@ def waited_ms(call: Call, repeats: int) -> tuple[float, float]:
     """Median milliseconds of a call and its wait, and of issuing it."""
     took, issued = [], []
     for turn in range(repeats):
-        synchronize()
-        began = time.perf_counter()
+        began = wait()
         call(turn)
         middle = time.perf_counter()
-        synchronize()
-        took.append((time.perf_counter() - began) * 1e3)
+        took.append((wait() - began) * 1e3)
         issued.append((middle - began) * 1e3)
     return statistics.median(took), statistics.median(issued)
 
@@ -61,12 +60,10 @@ def burst_ms(call: Call) -> float:
     """Median milliseconds of a call among `BURST` that are waited for together."""
     took = []
     for _ in range(3):
-        synchronize()
-        began = time.perf_counter()
+        began = wait()
         for turn in range(BURST):
             call(turn)
-        synchronize()
-        took.append((time.perf_counter() - began) * 1e3 / BURST)
+        took.append((wait() - began) * 1e3 / BURST)
     return statistics.median(took)
 
 
@@ -96,7 +93,7 @@ class Table:
 
         for turn in range(SETTLING):
             call(turn)
-            synchronize()
+            wait()
         ms, issued = waited_ms(call, CALLS)
         among = burst_ms(call)
         told = pydirect.explain(host, sets[0])

@@ -14,13 +14,8 @@ from typing import Any
 import torch
 
 from recipes.bench.gather.methods import Method
-from recipes.bench.gather.timing import (
-    DEVICE,
-    check_rows,
-    indices,
-    once_ms,
-    synchronize,
-)
+from recipes.bench.gather.timing import DEVICE, check_rows, indices, once_ms
+from recipes.bench.harness.timing import wait
 
 # Those that this process may use: more threads than that would be slow.
 CORES = len(os.sched_getaffinity(0))
@@ -84,12 +79,12 @@ class Rounds:
         """Whether the rows are right; the only turn of a way that takes long."""
         work, index = contender.method.work, self._sets(contender)[0]
         self.out.fill_(255)
-        synchronize()
+        wait()
         if contender.turns > 1:
             work(index, self.out)
         else:
             work(index[:WARM_ROWS], self.out[:WARM_ROWS])
-            synchronize()
+            wait()
             contender.ms.append(once_ms(functools.partial(work, index, self.out)))
             contender.turns = 0
         check_rows(self.table, index.to(DEVICE), self.out)
@@ -100,7 +95,7 @@ class Rounds:
         work, sets = contender.method.work, self._sets(contender)
         # Threads of the CPU and caches of the interpreter wake up outside the time.
         work(sets[0][:warm_rows], self.out[:warm_rows])
-        synchronize()
+        wait()
 
         def burst() -> None:
             for k in range(contender.calls):

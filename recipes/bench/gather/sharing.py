@@ -1,4 +1,4 @@
-"""Gathers that share: indices that repeat or run on, and the GPU with training."""
+"""A gather that shares the GPU with training."""
 
 import functools
 import statistics
@@ -7,54 +7,8 @@ from typing import Any
 import torch
 
 from pydirect import gather
-from recipes.bench.gather.timing import (
-    DEVICE,
-    check_rows,
-    indices,
-    once_ms,
-    synchronize,
-    time_ms,
-)
-
-_SURVEY_EVERY = 17
-
-
-def repeats_and_runs(table: torch.Tensor, num: int) -> dict[str, Any]:
-    """Milliseconds by path for indices that repeat (power law) and run on (slices)."""
-    length = max(1, num // 50)
-    uniform = torch.rand(num, device=DEVICE).clamp_min(1e-7)
-    hot = ((uniform**-2.0).clamp_max(1e12).long() * 7919) % table.shape[0]
-    starts = torch.randint(0, table.shape[0] - length, (num // length, 1))
-    slices = (starts + torch.arange(length)).flatten().to(DEVICE)
-    found: dict[str, Any] = {"row_bytes": table.shape[1], "batch": num}
-    for name, index in (("power law", hot), ("slices", slices)):
-        out = torch.empty(len(index), table.shape[1], dtype=torch.uint8, device=DEVICE)
-        ms = {}
-        for path in (None, *gather.Path):
-            if path is gather.Path.DMA and name != "slices":
-                continue  # a copy for each row: seconds
-
-            work = functools.partial(_select, table, index, out, path)
-
-            for _ in range(_SURVEY_EVERY if path is None else 0):
-                work(0)
-                synchronize()
-            out.fill_(255)
-            ms["ours" if path is None else path.value] = round(time_ms(work, 3), 4)
-            check_rows(table, index, out)
-        distinct = index.unique().numel() / len(index)
-        found[name] = {"distinct_share": round(distinct, 4), "ms": ms}
-    return found
-
-
-def _select(
-    table: torch.Tensor,
-    index: torch.Tensor,
-    out: torch.Tensor,
-    path: gather.Path | None,
-    _: int,
-) -> None:
-    gather.index_select(table, index, out=out, path=path)
+from recipes.bench.gather.timing import indices, once_ms, time_ms
+from recipes.bench.harness.timing import wait
 
 
 def sm_budget(table: torch.Tensor) -> dict[str, Any]:
@@ -85,7 +39,7 @@ def sm_budget(table: torch.Tensor) -> dict[str, Any]:
         main.wait_stream(side)
 
     products()
-    synchronize()
+    wait()
     alone = statistics.median(once_ms(products) for _ in range(3))
     found: dict[str, Any] = {"products_ms": round(alone, 3), "by_sms": {}}
     for sms in (2, 4, 8, 16, 32):

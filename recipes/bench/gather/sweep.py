@@ -12,11 +12,9 @@ Tables are `memory.empty_table` (managed, up to 48 GiB), then pinned memory of 1
 Most telling cells first. A rerun goes on; `gather.tables` prints the file.
 """
 
-import functools
 import itertools
 import math
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -32,16 +30,11 @@ from recipes.bench.gather.methods import (
     sweep_methods,
 )
 from recipes.bench.gather.rounds import CORES, Rounds
-from recipes.bench.gather.sharing import repeats_and_runs, sm_budget
-from recipes.bench.gather.timing import (
-    DEVICE,
-    dma_peak_gbps,
-    fill,
-    indices,
-    synchronize,
-)
+from recipes.bench.gather.sharing import sm_budget
+from recipes.bench.gather.timing import DEVICE, dma_peak_gbps, fill, indices
 from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.timing import wait
 
 GIB = 1 << 30
 ROWS = (128, 256, 512, 1024, 2052, 4096, 400, 64, 16384)
@@ -123,7 +116,7 @@ def chosen_path(table: torch.Tensor, batch: int, threads: tuple[int, ...]) -> st
             (index,) = indices(batch, table.shape[0], 1)
             before = gather.stats().calls
             gather.index_select(table, index)
-            synchronize()
+            wait()
             if turn >= 2 and DEVICE == "cuda" and explain(table, index).settled:
                 break
     after = gather.stats().calls
@@ -133,16 +126,12 @@ def chosen_path(table: torch.Tensor, batch: int, threads: tuple[int, ...]) -> st
 class Run:
     """The order of the cells, and whether there is time for the next."""
 
-    def __init__(self, cells: Cells, budget_s: float, *, small: bool) -> None:
+    def __init__(self, cells: Cells, *, small: bool) -> None:
+        """The DMA peak is of every run: the cells' shares are of it."""
         self.small = small
         self.unit = (1 << 20) if small else GIB
         self.divide = 1000 if small else 1
         self.cells = cells
-        self.deadline = time.monotonic() + budget_s
-        self.peak = 0.0
-
-    def start(self) -> None:
-        """The DMA peak: of every run, the cells' shares are of it."""
         self.peak = round(dma_peak_gbps((1 << 30) // self.divide), 2)
         facts = {"dma_peak_gb_s": self.peak, "cpu_cores": CORES}
         self.cells.run("link", lambda: facts)
@@ -169,64 +158,36 @@ class Run:
         sizes = [size for size in TABLES_GIB if size <= gib]
         for batch, table_gib, row in itertools.product(batches, sizes, rows):
             name = f"{on.memory}/{table_gib}/{batch}/{row}"
-            num = batch // self.divide
-            if row * num <= LARGEST_OUT and self.has_time(row * num):
-                self.cells.run(name, functools.partial(on.cell, row, num, table_gib))
+            self.cell(name, on.cell, row, batch, table_gib)
 
     def shifted(self, on: Sweep) -> None:
         """Figure 4.7's rows."""
-        num = 1_000_000 // self.divide
         for row in ROWS_SHIFTED:
-            if self.has_time(row * num):
-                self.cells.run(
-                    f"shifted/{row}",
-                    functools.partial(on.shifted, row, num, TABLES_GIB[0]),
-                )
+            self.cell(f"shifted/{row}", on.shifted, row, 1_000_000, TABLES_GIB[0])
 
     def cores(self, on: Sweep) -> None:
         """Whether ours needs the CPU's cores."""
+        gib = TABLES_GIB[0]
         for batch, row in itertools.product(BATCHES[:3], ROWS):
-            num = batch // self.divide
-            if row * num <= LARGEST_OUT and self.has_time(row * num):
-                name = f"cores/{TABLES_GIB[0]}/{batch}/{row}"
-                work = functools.partial(on.cores, row, num, TABLES_GIB[0])
-                self.cells.run(name, work)
+            self.cell(f"cores/{gib}/{batch}/{row}", on.cores, row, batch, gib)
 
-    def rest(self, on: Sweep) -> None:
-        """Repeats, runs, and the SM budget beside matrix products."""
-        table = on.rows(512, TABLES_GIB[0])
-        if not self.small:
-            self.cells.run("sm budget", lambda: sm_budget(table))
-        num = 1_000_000 // self.divide
-        if self.has_time(4000 * num):
-            name = f"repeats and runs {on.memory}"
-            self.cells.run(name, lambda: repeats_and_runs(table, num))
+    def cell(
+        self, name: str, work: Callable[..., Any], row: int, batch: int, gib: int
+    ) -> None:
+        """One, if its output is not too large and it would end inside the budget."""
+        num = batch // self.divide
+        if row * num <= LARGEST_OUT and self.has_time(row * num):
+            self.cells.run(name, work, row, num, gib)
 
     def has_time(self, num_bytes: int) -> bool:
         """Whether a cell of so many bytes would end inside the budget."""
-        need_s = 1 + num_bytes * 1.2e-9
-        return bool(time.monotonic() + need_s < self.deadline)
-
-    def attempt(self, what: str, part: Callable[[], None]) -> None:
-        """A part of the run; what goes wrong outside its cells is written down."""
-        try:
-            part()
-        except Exception:
-            self.cells.data[f"error in {what}"] = traceback.format_exc()[-2000:]
-            self.cells.save()
-            traceback.print_exc()
-
-    def finish(self) -> None:
-        """What is left of the budget."""
-        self.cells.data["left_s"] = round(self.deadline - time.monotonic(), 1)
-        self.cells.save()
+        return self.cells.left_s() > 1 + num_bytes * 1.2e-9
 
 
 def pinned_part(run: Run, gib: int) -> None:
     """Memory that is pinned where it lies: small pages, what `pin` gives."""
     pinned = run.table("pinned", gib)
     run.sweep(pinned, BATCHES[:3], ROWS_PINNED)
-    run.rest(pinned)
 
 
 def large_part(run: Run, gib: int, pinned_gib: int) -> None:
@@ -236,10 +197,11 @@ def large_part(run: Run, gib: int, pinned_gib: int) -> None:
     run.sweep(large, BATCHES[:1], ROWS[:-1])
     run.shifted(large)
     run.sweep(large, BATCHES[1:3], ROWS)
-    run.rest(large)
+    if not run.small:
+        run.cells.run("sm budget", sm_budget, large.rows(512, TABLES_GIB[0]))
     run.cores(large)
     if run.has_time(10 * GIB):
-        run.attempt("pinned", lambda: pinned_part(run, pinned_gib))
+        run.cells.attempt("pinned", lambda: pinned_part(run, pinned_gib))
     run.sweep(large, BATCHES[3:], ROWS)
 
 
@@ -252,7 +214,5 @@ def main(
         small: toy sizes, for a CPU
     """
     cells = bench.cells({"small": small, "largest_gib": largest_gib})
-    run = Run(cells, bench.budget_s, small=small)
-    run.start()
-    run.attempt("table", lambda: large_part(run, largest_gib, pinned_gib))
-    run.finish()
+    run = Run(cells, small=small)
+    cells.attempt("table", lambda: large_part(run, largest_gib, pinned_gib))

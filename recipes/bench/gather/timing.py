@@ -7,14 +7,11 @@ from collections.abc import Callable
 
 import torch
 
+from recipes.bench.harness.timing import Clock, wait
+
 SLOW_S = 0.02
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def synchronize() -> None:
-    """Wait for the GPU, if there is one."""
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
+once_ms = Clock(torch.device(DEVICE)).once
 
 
 def time_ms(work: Callable[[int], object], repeats: int = 5) -> float:
@@ -23,27 +20,11 @@ def time_ms(work: Callable[[int], object], repeats: int = 5) -> float:
     repeats less."""
     began = time.perf_counter()
     work(0)
-    synchronize()
-    if time.perf_counter() - began > SLOW_S:
+    if wait() - began > SLOW_S:
         repeats = min(repeats, 2)
     return statistics.median(
         once_ms(functools.partial(work, k + 1)) for k in range(repeats)
     )
-
-
-def once_ms(work: Callable[[], object]) -> float:
-    """Milliseconds of one run by device events (by the clock without a GPU)."""
-    if DEVICE == "cpu":
-        began = time.perf_counter()
-        work()
-        return (time.perf_counter() - began) * 1e3
-    start = torch.cuda.Event(enable_timing=True)
-    end = torch.cuda.Event(enable_timing=True)
-    start.record()
-    work()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end))
 
 
 def dma_peak_gbps(num_bytes: int = 1 << 30) -> float:
@@ -64,7 +45,7 @@ def fill(table: torch.Tensor) -> None:
     for k, start in enumerate(range(0, words.numel(), size)):
         part = words[start : start + size]
         part.copy_((block + k)[: part.numel()], non_blocking=True)
-    synchronize()
+    wait()
 
 
 def indices(num: int, num_rows: int, count: int = 6) -> list[torch.Tensor]:

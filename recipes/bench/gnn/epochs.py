@@ -27,16 +27,10 @@ from pydirect.loader import LoaderConfig
 from pydirect.memory import empty_table, reach
 from pydirect.sampling import Graph, GraphStatistics, generate_graph
 from pydirect.train import FetchMode, NodeClassificationTrainer
-from recipes.bench.gnn.sides import (
-    bars,
-    has_gpu,
-    overlapped,
-    peak_bytes,
-    plain_loop,
-    sync,
-)
+from recipes.bench.gnn.sides import bars, dataset, overlapped, peak_bytes, plain_loop
 from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.timing import wait
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,24 +103,13 @@ class Tables:
         made = time.monotonic()
         features = self._table(case.num_nodes, case.num_features)
         fill_features(features, labels, seed=0, device=self._device, noise=3.0)
-        order = torch.randperm(
-            case.num_nodes, generator=torch.Generator().manual_seed(1)
-        )
-        num_train = round(statistics.train_share * case.num_nodes)
         self.seconds = {
             "graph_s": round(made - begun, 2),
             "features_s": round(time.monotonic() - made, 2),
         }
-        return NodeDataset(
-            name=case.name,
-            graph=graph,
-            features=features,
-            labels=labels,
-            num_classes=statistics.num_classes,
-            train_nodes=order[:num_train],
-            valid_nodes=order[num_train : num_train + 1024],
-            test_nodes=order[num_train + 1024 : num_train + 2048],
-        )
+        num_train = round(statistics.train_share * case.num_nodes)
+        about = statistics.num_classes, num_train
+        return dataset(case.name, graph, features, labels, *about)
 
     def _table(self, rows: int, width: int) -> torch.Tensor:
         if self._memory.numel() < rows * width:
@@ -156,7 +139,7 @@ def trainer_of(
 ) -> NodeClassificationTrainer:
     """A fresh trainer: same seed, so both sides start from the same weights."""
     kind = getattr(torch_geometric.nn, case.model)
-    given = case.memory_given_gib
+    given, cuda = case.memory_given_gib, torch.cuda.is_available()
     extra = {"heads": 4} if case.model == "GAT" else {}
 
     def model(in_channels: int, out_channels: int) -> torch.nn.Module:
@@ -177,7 +160,7 @@ def trainer_of(
             num_samplers=settings.samplers,
             max_sms=settings.max_sms,
         ),
-        device_bytes=int(given * 2**30) if given and has_gpu() else None,
+        device_bytes=int(given * 2**30) if given and cuda else None,
         fetch=mode,
         progress=False,
     )
@@ -207,7 +190,7 @@ def listing_4_2(data: NodeDataset, settings: Settings) -> dict[str, Any]:
     """The two changed lines of Listing 4.2 on a plain loop, against Listing 4.1; twice,
     since the GPU's atomics make even the same script differ from run to run."""
     case = replace(CASES[0], hidden=64)
-    device = torch.device("cuda" if has_gpu() else "cpu")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     out: dict[str, Any] = {"feature_gib": round(data.features.nbytes / 2**30, 3)}
     pydirect.enable()
     before = pydirect.counters().gathers
@@ -218,12 +201,12 @@ def listing_4_2(data: NodeDataset, settings: Settings) -> dict[str, Any]:
             # In place: a copy (`.to("unified")`) would hold the table twice.
             features = pydirect.unify(data.features)
         peak_bytes(reset=True)
-        begun = sync()
+        begun = wait()
         losses, accuracy = plain_loop(trainer, features, device, settings.batches)
         out[name] = {
             "losses": losses,
             "accuracy": accuracy,
-            "seconds": round(sync() - begun, 4),
+            "seconds": round(wait() - begun, 4),
             "peak_gib": round(peak_bytes() / 2**30, 3),
         }
     out["gathers"] = pydirect.counters().gathers - before
@@ -260,7 +243,7 @@ def run_case(
         return
     for name in SIDES:
         cells.run(f"{case.name}/{name}", side, case, made[0], name, settings)
-        if has_gpu():  # the next case may have all of it
+        if torch.cuda.is_available():  # the next case may have all of it
             torch.cuda.set_per_process_memory_fraction(1.0)
     if with_listing:
         cells.run("listing 4.2", lambda: listing_4_2(made[0], settings))
@@ -279,7 +262,7 @@ def main(bench: Bench, settings: Settings) -> None:
         torch_geometric.__version__
     )
     deadline = time.monotonic() + bench.budget_s
-    tables = Tables(torch.device("cuda" if has_gpu() else "cpu"))
+    tables = Tables(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     longest = 0.0
     for number, case in enumerate(cases):
         names = [f"{case.name}/{name}" for name in SIDES]

@@ -1,6 +1,5 @@
 """How `gnn.epochs` measures one side: bars part by part, and whole overlapped runs."""
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -9,14 +8,33 @@ import psutil
 import torch
 
 # The checkout's packages, installed or not.
+from pydirect.datasets import NodeDataset
 from pydirect.loader import MiniBatch
+from pydirect.sampling import Graph
 from pydirect.train import NodeClassificationTrainer
+from recipes.bench.harness.timing import Clock, wait
 
 
-def sync() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
+def dataset(
+    name: str,
+    graph: Graph,
+    features: torch.Tensor,
+    labels: torch.Tensor,
+    num_classes: int,
+    num_train: int,
+) -> NodeDataset:
+    """Random nodes to train on; the same ones every time."""
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))
+    return NodeDataset(
+        name=name,
+        graph=graph,
+        features=features,
+        labels=labels,
+        num_classes=num_classes,
+        train_nodes=order[:num_train],
+        valid_nodes=order[num_train : num_train + 1024],
+        test_nodes=order[num_train + 1024 : num_train + 2048],
+    )
 
 
 def bars(trainer: NodeClassificationTrainer, num: int, warm: int) -> dict[str, Any]:
@@ -24,19 +42,19 @@ def bars(trainer: NodeClassificationTrainer, num: int, warm: int) -> dict[str, A
     all sampling threads), copy (features, edges and labels on the GPU) and train."""
     loader = trainer.batches
     loader.epoch = 0
-    begun = sync()
+    begun = wait()
     sampled = loader.sampled()
     batches = [batch for _, batch in zip(range(num + warm), sampled, strict=False)]
     sampled.close()
-    spent = {"other_s": (sync() - begun) * num / len(batches)}
+    spent = {"other_s": (wait() - begun) * num / len(batches)}
     spent |= {"copy_s": 0.0, "train_s": 0.0}
     losses, nodes = [], 0
     for number, batch in enumerate(batches):
-        got = sync()
+        got = wait()
         there = loader.fetch(batch)
-        fetched = sync()
+        fetched = wait()
         loss = trainer.step(there)
-        done = sync()
+        done = wait()
         losses.append(float(loss.detach()))
         if number >= warm:
             spent["copy_s"] += fetched - got
@@ -59,41 +77,29 @@ def overlapped(
     trainer.loader = replace(trainer.loader, num_buffers=buffers)
     loader = trainer._loader(trainer.dataset.train_nodes, shuffle=True)
     process = psutil.Process()
-    marks: list[tuple[Any, Any]] = []
+    clock = Clock(trainer.target)
+    marks: list[Any] = []
     wall, cpu = 0.0, 0.0
     for number, batch in enumerate(loader):
         if number == warm:
-            wall, cpu = sync(), cpu_seconds(process)
+            wall, cpu = wait(), cpu_seconds(process)
         if number >= warm:
-            marks.append(timed_step(trainer, batch))
-        else:
-            trainer.step(batch)
+            marks.append(clock.mark())
+        trainer.step(batch)
+        if number >= warm:
+            marks.append(clock.mark())
         if number + 1 == warm + num:
             break
-    wall = sync() - wall
+    wall = wait() - wall
     cpu = cpu_seconds(process) - cpu
-    busy = sum(a.elapsed_time(b) for a, b in marks) / 1e3 if has_gpu() else None
+    steps = [clock.ms(*pair) for pair in zip(marks[::2], marks[1::2], strict=True)]
+    busy = sum(steps) / 1e3 if torch.cuda.is_available() else None
     return {
         "wall_s": round(wall, 5),
-        "batches": len(marks),
+        "batches": len(steps),
         "cpu_percent": round(100 * cpu / wall, 1),
         "gpu_idle_share": None if busy is None else round(max(0, 1 - busy / wall), 4),
     }
-
-
-def has_gpu() -> bool:
-    return torch.cuda.is_available()
-
-
-def timed_step(trainer: NodeClassificationTrainer, batch: MiniBatch) -> tuple[Any, Any]:
-    if not has_gpu():
-        trainer.step(batch)
-        return None, None
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    trainer.step(batch)
-    end.record()
-    return begin, end
 
 
 def cpu_seconds(process: psutil.Process) -> float:
@@ -103,7 +109,7 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 def peak_bytes(*, reset: bool = False) -> int:
     """Peak of PyTorch's CUDA allocator since the last reset; 0 without a GPU."""
-    if not has_gpu():
+    if not torch.cuda.is_available():
         return 0
     torch.cuda.synchronize()
     if reset:

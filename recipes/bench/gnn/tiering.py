@@ -25,8 +25,10 @@ from pydirect.ranks import Ranks
 from pydirect.sampling import Graph, GraphStatistics, generate_graph
 from pydirect.tiering import Score, hit_ratio, score_nodes
 from pydirect.train import NodeClassificationTrainer
+from recipes.bench.gnn.sides import dataset
 from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.timing import wait
 
 # The gather's own trials, which this thread has not had.
 _TRIALS = 14
@@ -135,8 +137,7 @@ class Tiers:
 
     def clock(self) -> float:
         """Seconds, when every rank's device has done its work."""
-        if self.ranks.device.type == "cuda":
-            torch.cuda.synchronize(self.ranks.device)
+        wait(self.ranks.device)
         self.ranks.wait()
         return time.perf_counter()
 
@@ -250,22 +251,14 @@ def main(bench: Bench, settings: Settings) -> None:
         made = generate_graph(statistic, seed=0, device=ranks.device)
         if ranks.device.type == "cuda":
             torch.cuda.empty_cache()
-    order = torch.randperm(settings.nodes, generator=torch.Generator().manual_seed(1))
     for number in settings.cases:
         case = CASES[number]
         data = None
         if made is not None:
             graph, labels = made
-            data = NodeDataset(
-                name=case.name,
-                graph=graph,
-                features=torch.zeros(settings.nodes, case.width, dtype=case.dtype),
-                labels=labels,
-                num_classes=20,
-                train_nodes=order[: settings.train_nodes],
-                valid_nodes=order[-1024:],
-                test_nodes=order[-1024:],
-            )
+            features = torch.zeros(settings.nodes, case.width, dtype=case.dtype)
+            about = 20, settings.train_nodes
+            data = dataset(case.name, graph, features, labels, *about)
         shared = share_dataset(ranks, data)
         if ranks.device.type == "cuda":
             # Once for all trainers of the case.

@@ -4,16 +4,16 @@ Shapes: B batch, S sequence, H hidden.
 """
 
 import contextlib
-import itertools
-import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+import ssdtrain
+from recipes.bench.harness.timing import Clock, Peak
 from ssdtrain.tools.report.subject import Block
 
 SETTLE_S = 40.0
@@ -71,42 +71,6 @@ def input_of(size: Size, device: torch.device) -> Tensor:
     return torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
 
 
-class Clock:
-    """Marks on the device's own time line (wall time without a GPU)."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-
-    def mark(self) -> Any:
-        """A point in time, in compute order."""
-        if not self._cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def ms(self, start: Any, end: Any) -> float:
-        """Between two marks, in ms."""
-        if not self._cuda:
-            return float(end - start) * 1e3
-        end.synchronize()
-        return float(start.elapsed_time(end))
-
-    def between(self, marks: Sequence[Any]) -> list[float]:
-        """Of each two marks in a row, in ms."""
-        return [self.ms(start, end) for start, end in itertools.pairwise(marks)]
-
-    def times(self, steps: Sequence[Sequence[Any]]) -> dict[str, float]:
-        """Medians, each step marked at begin, behind forward, behind backward, end."""
-        times = [self.between(marks) for marks in steps]
-        forward_ms, backward_ms, _ = map(statistics.median, zip(*times, strict=True))
-        return {
-            "step_ms": statistics.median(sum(parts) for parts in times),
-            "forward_ms": forward_ms,
-            "backward_ms": backward_ms,
-        }
-
-
 class Step(NamedTuple):
     """One step: its marks, bytes above the level before it, and its loss."""
 
@@ -135,21 +99,17 @@ class Steps:
         """One step, of the model itself or of what stands for it."""
         forward = forward or self.model
         around = getattr(forward, "around", contextlib.nullcontext())
-        base = 0
-        cuda = self.device.type == "cuda"
-        if cuda:
-            torch.cuda.reset_peak_memory_stats()
-            base = torch.cuda.memory_allocated()
+        memory = Peak(self.device)
         began = time.perf_counter()
         begin = self.clock.mark()
         with around:
             loss = forward(self.x)
             middle = self.clock.mark()
-            start = torch.cuda.memory_allocated() - base if cuda else 0
+            start = memory.now
             loss.backward()
             behind = self.clock.mark()
         host_ms = (time.perf_counter() - began) * 1e3
-        peak = torch.cuda.max_memory_allocated() - base if cuda else 0
+        peak = memory.most
         self.x.grad = None
         update(self.model)
         marks = (begin, middle, behind, self.clock.mark())
@@ -196,6 +156,16 @@ def update(model: nn.Module) -> None:
     gradients = [p.grad for p in parameters if p.grad is not None]
     torch._foreach_add_(parameters, gradients, alpha=-1e-3)
     torch._foreach_zero_(gradients)
+
+
+@contextlib.contextmanager
+def session_of(model: nn.Module, settings: dict[str, Any] | None) -> Iterator[Any]:
+    """A session, or nothing."""
+    if settings is None:
+        yield None
+        return
+    with ssdtrain.offload(model, **settings) as opened:
+        yield opened
 
 
 def settling(session: Any, limit_s: float) -> Callable[[], bool]:

@@ -63,12 +63,14 @@ class Cells:
         *,
         anew: bool = False,
         only: tuple[str, ...] = (),
+        again: tuple[str, ...] = (),
     ) -> None:
         """Read what is there.
 
         Args:
             anew: earlier cells of the file are forgotten.
             only: patterns of names; other cells are not run.
+            again: patterns of names; earlier cells of these are forgotten.
         """
         settings = settings or {}
         self.path = path
@@ -84,11 +86,12 @@ class Cells:
         if path.exists() and not anew:
             before = records.read(path)
             if before["settings"] == records.public(settings):
-                self.data["cells"] = {
+                cells = {
                     name: cell
                     for name, cell in before["cells"].items()
-                    if cell.get("error") != NOT_ENDED
+                    if cell.get("error") != NOT_ENDED and not _matches(name, again)
                 }
+                self.data = {**before, **self.data, "cells": cells}
 
     def left_s(self) -> float:
         """Seconds of the budget that are left."""
@@ -102,7 +105,7 @@ class Cells:
 
     def is_wanted(self, name: str) -> bool:
         """Whether the cell is to be run, is not there yet, and there is time."""
-        asked = not self.only or any(fnmatchcase(name, each) for each in self.only)
+        asked = not self.only or _matches(name, self.only)
         return asked and name not in self and self.left_s() > 0
 
     def run(
@@ -189,6 +192,10 @@ class Cells:
     def save(self) -> None:
         """Write the file in one piece."""
         records.write(self.path, self.data)
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
 """The command line of all benchmarks, read from the signatures of their `main`.
 
 `NAME` is a module below `recipes.bench`. A `main` that asks for a `Bench` has the
-options of all: `--out`, `--budget-s`, `--only`, `--device`. Its keywords are options of
-its own, what its docstring says below `Args:` their help; positional-only ones are
-arguments; fields of a dataclass are options as well.
+options of all: `--out`, `--budget-s`, `--only`, `--again`, `--device`. Its keywords are
+options of its own, what its docstring says below `Args:` their help; positional-only
+ones are arguments; fields of a dataclass are options as well.
 """
 
 import argparse
@@ -36,6 +36,8 @@ class Bench:
     """Start nothing after that."""
     only: tuple[str, ...] = ()
     """Patterns of cells' names."""
+    again: tuple[str, ...] = ()
+    """Patterns of cells' names: these are measured again."""
     on: str | None = None
     """Device; without it the GPU, or a CPU where there is none."""
     words: tuple[str, ...] = ()
@@ -45,7 +47,8 @@ class Bench:
         self, settings: dict[str, Any] | None = None, *, anew: bool = False
     ) -> Cells:
         """The cells of the results file, as `Cells` says."""
-        return Cells(self.out, self.budget_s, settings, anew=anew, only=self.only)
+        more = {"only": self.only, "again": self.again}
+        return Cells(self.out, self.budget_s, settings, anew=anew, **more)
 
     @property
     def device(self) -> torch.device:
@@ -146,6 +149,7 @@ def _add_common(parser: argparse.ArgumentParser, name: str) -> None:
     told = "start nothing after that"
     add("--budget-s", type=float, default=case.budget_s, help=told)
     add("--only", nargs="+", default=(), help="patterns of cells' names")
+    add("--again", nargs="+", default=(), help="forget these cells (patterns)")
     add("--device", dest="on", help="such as cpu")
 
 

@@ -2,32 +2,27 @@
 recomputed and offloaded (chapter 5.4.2, Figure 5.11), and one full model whose
 vocabulary is large.
 
-The stock `transformers` models on random tokens, sequence 1024 (T5: on both sides),
-head size 128, batch 16. A step is forward, backward and the optimizer. Peak is the most
+The stock `transformers` models in fp16 on random tokens, sequence 1024 (T5: on both
+sides), head size 128, batch 16. A step is forward, backward and SGD. Peak is the most
 bytes allocated in forward and backward above the level before the step (weights,
 gradients and optimizer states excluded). All cells run in one process. Under ssdtrain
 steps are measured once nothing settles any more, or `--settle-s` are over: the cell
 says which.
 
     python -m recipes.bench models.evaluation --budget-s 200   # again to go on
-    python -m recipes.bench models.evaluation --precision bf16 --optimizer adamw
-    python -m recipes.bench models.tables --png FILE          # from the results
 """
 
-import contextlib
 import itertools
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import nn
 
-import ssdtrain
-from recipes.bench.harness.blocks import SETTLE_S, Clock, settling
+from recipes.bench.harness.blocks import SETTLE_S, Step, session_of, settling
 from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.timing import Clock, Peak
 from ssdtrain.train.models import model_of
 from ssdtrain.train.models.base import IGNORED_LABEL
 from ssdtrain.train.settings import Checkpointing, ModelSettings
@@ -36,9 +31,9 @@ HEAD_SIZE = 128
 SIZES = ((8192, 4), (12288, 3), (16384, 2))
 BYTES_VOCABULARY = 384
 LOSS_SCALE = 256.0
+DTYPE = torch.float16
 WARMUP_STEPS = 4
 """Steps before the measured ones, behind those in which a session settles."""
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -63,51 +58,20 @@ FULL = Row("gpt", 4096, 32, vocabulary=50304, batch=8)
 """GPT-3 6.7B (Brown et al. 2020, table 2.1) with GPT-2's vocabulary."""
 
 
-@dataclass(frozen=True)
-class Column:
-    """One way to place what autograd saves."""
-
-    checkpointing: Checkpointing = Checkpointing.NONE
-    settings: dict[str, Any] | None = None
-    """Of `ssdtrain.offload`; None: it stays out."""
-    rival: Callable[[Any], Any] | None = None
-    """Given the stock model, returns the context of every step."""
-
-
-def transformers_offload(model: Any) -> Any:
-    """Full recomputation, the layers' inputs in pinned host memory."""
-    old = model.gradient_checkpointing_enable
-    enable = getattr(model, "activation_checkpointing_enable", old)
-    enable({"use_reentrant": False}, offload=True)
-    return contextlib.nullcontext()
+COLUMNS: dict[str, tuple[Checkpointing, dict[str, Any] | None]] = {
+    "keep": (Checkpointing.NONE, None),
+    "offloaded": (Checkpointing.NONE, {"target": "host"}),
+    "recompute": (Checkpointing.NON_REENTRANT, None),
+    "offloaded, no recipes": (
+        Checkpointing.NONE,
+        {"target": "host", "recompute": "off"},
+    ),
+}
+"""Ways to place what autograd saves: settings of `ssdtrain.offload`; None: it stays
+out."""
 
 
-def deepspeed_offload(model: Any) -> Any:
-    """Full recomputation, the layers' inputs in host memory on a side stream."""
-    from deepspeed.runtime.activation_checkpointing import offload_activations
-
-    return offload_activations.CheckpointHiddenStatesOffload()
-
-
-def columns(row: Row, directory: str | None) -> dict[str, Column]:
-    """The columns of a row; the rivals only where the model is a full one."""
-    alone = {"target": "host", "recompute": "off"}
-    found = {
-        "keep": Column(),
-        "offloaded": Column(settings={"target": "host"}),
-        "recompute": Column(Checkpointing.NON_REENTRANT),
-        "offloaded, no recipes": Column(settings=alone),
-    }
-    if directory is not None:
-        found["ssd"] = Column(settings={"target": "ssd", "directory": directory})
-    if row.vocabulary != BYTES_VOCABULARY:
-        again = Checkpointing.NON_REENTRANT
-        found["transformers offload=True"] = Column(rival=transformers_offload)
-        found["deepspeed hidden states"] = Column(again, rival=deepspeed_offload)
-    return found
-
-
-def build(row: Row, how: Checkpointing, device: torch.device, dtype: Any) -> Any:
+def build(row: Row, how: Checkpointing, device: torch.device) -> Any:
     """The seeded stock model and its loss in training mode, gradients allocated."""
     settings = ModelSettings(
         family=row.family,  # type: ignore[arg-type]
@@ -119,13 +83,13 @@ def build(row: Row, how: Checkpointing, device: torch.device, dtype: Any) -> Any
     )
     before = torch.get_default_dtype()
     torch.manual_seed(0)
-    torch.set_default_dtype(dtype)
+    torch.set_default_dtype(DTYPE)
     try:
         with device:
             whole = model_of(settings, row.vocabulary).whole().train()
     finally:
         torch.set_default_dtype(before)
-    whole = whole.to(device, dtype)
+    whole = whole.to(device, DTYPE)
     for parameter in whole.parameters():
         parameter.grad = torch.zeros_like(parameter)
     return whole
@@ -150,91 +114,58 @@ def batch_of(row: Row, device: torch.device) -> tuple[torch.Tensor, ...]:
     return tuple(tensor.to(device) for tensor in (*inputs, labels))
 
 
-def optimizer_of(name: str, model: nn.Module) -> torch.optim.Optimizer:
-    """SGD as the source, or AdamW."""
-    if name == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=1e-4 / LOSS_SCALE)
-    return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-
-
 def measure(
     model: Any,
     row: Row,
-    around: Any,
-    optimizer: str,
     num_steps: int,
     settles: Callable[[], bool] = bool,
 ) -> dict[str, Any]:
     """Median times in ms, peaks in GB, losses.
 
     Args:
-        settles: as `placement.measure` says.
+        settles: as `blocks.Steps.measured` says.
     """
     device = next(model.parameters()).device
-    cuda, clock = device.type == "cuda", Clock(device)
-    batch, optim = batch_of(row, device), optimizer_of(optimizer, model)
-    marks, losses, peaks, starts = [], [], [], []
+    clock = Clock(device)
+    batch = batch_of(row, device)
+    optim = torch.optim.SGD(model.parameters(), lr=1e-4 / LOSS_SCALE)
+    done: list[Step] = []
     torch.manual_seed(2)
     num_left = num_steps
     while num_left:
         num_left -= not settles()
-        if cuda:
-            torch.cuda.reset_peak_memory_stats()
-        base = torch.cuda.memory_allocated() if cuda else 0
-        begin = clock.mark()
-        with around:
-            loss = model(*batch)
-            middle = clock.mark()
-            starts.append(torch.cuda.memory_allocated() - base if cuda else 0)
-            (loss * LOSS_SCALE).backward()
-            behind = clock.mark()
-        peaks.append(torch.cuda.max_memory_allocated() - base if cuda else 0)
+        memory, begin = Peak(device), clock.mark()
+        loss = model(*batch)
+        middle, start = clock.mark(), memory.now
+        (loss * LOSS_SCALE).backward()
+        behind = clock.mark()
+        peak = memory.most
         optim.step()
         optim.zero_grad(set_to_none=False)
-        marks.append((begin, middle, behind, clock.mark()))
-        losses.append(loss.detach())
+        marks = (begin, middle, behind, clock.mark())
+        done.append(Step(marks, start, peak, loss.detach(), 0.0))
         del loss
-    first = len(marks) - num_steps + WARMUP_STEPS
+    first = len(done) - num_steps + WARMUP_STEPS
     return {
-        **clock.times(marks[first:]),
-        "peak_gb": max(peaks[first:]) / 1e9,
-        "peak_of_first_steps_gb": max(peaks[:first]) / 1e9,
-        "backward_start_gb": max(starts[first:]) / 1e9,
+        **clock.times([step.marks for step in done[first:]]),
+        "peak_gb": max(step.peak_bytes for step in done[first:]) / 1e9,
+        "peak_of_first_steps_gb": max(step.peak_bytes for step in done[:first]) / 1e9,
+        "backward_start_gb": max(step.start_bytes for step in done[first:]) / 1e9,
         "num_warm_up": first,
-        "weights_gb": sum(p.numel() * p.element_size() for p in model.parameters())
-        / 1e9,
+        "weights_gb": sum(p.nbytes for p in model.parameters()) / 1e9,
         # Of steps that every column has.
-        "losses": [loss.item() for loss in losses[:num_steps]],
+        "losses": [step.loss.item() for step in done[:num_steps]],
     }
 
 
-@contextlib.contextmanager
-def placed(model: Any, column: Column) -> Iterator[tuple[Any, Any]]:
-    """The column in force: a session (or None) and the context of every step."""
-    if column.rival is not None:
-        yield None, column.rival(model.model)
-    elif column.settings is None:
-        yield None, contextlib.nullcontext()
-    else:
-        with ssdtrain.offload(model, **column.settings) as session:
-            yield session, contextlib.nullcontext()
-
-
 def run_cell(
-    row: Row,
-    column: Column,
-    device: torch.device,
-    *,
-    precision: str,
-    optimizer: str,
-    steps: int,
-    settle_s: float,
+    row: Row, column: str, device: torch.device, steps: int, settle_s: float
 ) -> dict[str, Any]:
     """A fresh model under one column."""
-    model = build(row, column.checkpointing, device, DTYPES[precision])
-    with placed(model, column) as (session, around):
-        settles = settling(session, settle_s)
-        found = measure(model, row, around, optimizer, steps, settles)
+    checkpointing, settings = COLUMNS[column]
+    model = build(row, checkpointing, device)
+    with session_of(model, settings) as session:
+        found = measure(model, row, steps, settling(session, settle_s))
         if session is not None:
             found["settled"] = session.is_settled
         if session is not None and session.last_step is not None:
@@ -273,31 +204,26 @@ def main(
     bench: Bench,
     *,
     steps: int = 7,
-    precision: Literal["fp16", "bf16"] = "fp16",
-    optimizer: Literal["sgd", "adamw"] = "sgd",
-    directory: str | None = None,
     settle_s: float = SETTLE_S,
     tiny: bool = False,
 ) -> None:
     """Run the cells that are missing: first everything but the extra columns.
 
     Args:
-        directory: adds the column `ssd`, on this directory
         settle_s: at most
         tiny: try the paths on a CPU
     """
-    own = {"precision": precision, "optimizer": optimizer, "steps": steps}
+    own = {"precision": "fp16", "optimizer": "sgd", "steps": steps}
     cells = bench.cells({**own, "sequence": 1024})
-    work = partial(run_cell, device=bench.device, settle_s=settle_s, **own)
-    every = [(row, columns(row, directory)) for row in rows(tiny=tiny)]
-    for row, found in every:
-        for name in ("keep", "offloaded", "recompute"):
-            cells.run(f"{row.name}/{name}", work, row, found[name])
-    for number, (row, found) in enumerate(every):
-        # The same run twice says whether the kernels themselves are deterministic.
-        again = {"keep again": found["keep"]} if number < len(FAMILIES) else {}
-        for name, column in {**found, **again}.items():
-            cells.run(f"{row.name}/{name}", work, row, column)
+    more, every = (bench.device, steps, settle_s), rows(tiny=tiny)
+    for row, name in itertools.product(every, ("keep", "offloaded", "recompute")):
+        cells.run(f"{row.name}/{name}", run_cell, row, name, *more)
+    for number, row in enumerate(every):
+        for name in COLUMNS:
+            cells.run(f"{row.name}/{name}", run_cell, row, name, *more)
+        if number < len(FAMILIES):
+            # Twice: whether the kernels themselves are deterministic.
+            cells.run(f"{row.name}/keep again", run_cell, row, "keep", *more)
     cells.revise(summarize)
 
 

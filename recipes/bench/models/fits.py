@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.cli import Bench, UsageError
 from recipes.bench.harness.processes import answer_of, on_gpus, visible_gpus
+from recipes.bench.harness.timing import Clock
 from recipes.bench.models.stock import Case, build, case_of, inputs_of, smaller
 
 CASES = (
@@ -149,9 +150,9 @@ class Loop:
         trained = [p for p in self.model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)
         self._inputs = inputs_of(case, self.model, self.device)
-        self.memory = Memory(self.device)
+        self.memory, self._clock = Memory(self.device), Clock(self.device)
         self.losses: list[Tensor] = []
-        self.marks: list[Any] = [self._mark()]
+        self.marks: list[Any] = [self._clock.mark()]
 
     def step(self) -> None:
         """One of them; nothing in it waits for the device."""
@@ -160,24 +161,12 @@ class Loop:
         self._optimizer.step()
         self._optimizer.zero_grad()
         self.losses.append(loss.detach())
-        self.marks.append(self._mark())
+        self.marks.append(self._clock.mark())
         self.memory.look()
 
     def steps_ms(self) -> list[float]:
         """Of all steps."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-            pairs = zip(self.marks, self.marks[1:], strict=False)
-            return [one.elapsed_time(other) for one, other in pairs]
-        pairs = zip(self.marks, self.marks[1:], strict=False)
-        return [1e3 * (other - one) for one, other in pairs]
-
-    def _mark(self) -> Any:
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        return self._clock.between(self.marks)
 
 
 def checkpointed(model: nn.Module) -> None:

@@ -13,7 +13,6 @@ step is forward, backward and AdamW. The prediction of a cell is read from the f
 import gc
 import json
 import statistics
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import combinations
@@ -25,6 +24,7 @@ from torch.nn import functional as F
 
 from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.cli import Bench, UsageError
+from recipes.bench.harness.timing import wait
 from recipes.bench.models.real_row import selective_contexts
 from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.report.build_public import (
@@ -145,11 +145,11 @@ class Side:
         for number in range(NUM_WARM + NUM_TIMED):
             if number == NUM_WARM and self._device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()
-            start = self._now()
+            start = wait(self._device)
             loss_of().backward()
             self._optimizer.step()
             self._optimizer.zero_grad()
-            times.append(1e3 * (self._now() - start))
+            times.append(1e3 * (wait(self._device) - start))
         peak = 0
         if self._device.type == "cuda":
             peak = torch.cuda.max_memory_allocated()
@@ -157,11 +157,6 @@ class Side:
             "step_ms": round(statistics.median(times[NUM_WARM:]), 2),
             "peak_bytes": peak,
         }
-
-    def _now(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
 
     def _loss_of(self, tokens: int) -> Callable[[], Any]:
         """As `public_subject`, on data that is not all alike."""

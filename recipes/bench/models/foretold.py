@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from recipes.bench.models.real_catalogue import shape_of
+from recipes.bench.models.stock import num_tokens, shape_of
 from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.report.build_public import Loss, Shape, Train
 from ssdtrain.tools.report.capture import Question, capture
@@ -59,17 +59,17 @@ def measured(results: Path = RESULTS) -> list[Measured]:
 def _is_compared(cell: str) -> bool:
     model, _, tokens, mode = cell.split("/")
     plain = mode == "eager" and tokens.rstrip("k").isdigit()
-    return plain and shape_of(model).architecture in DENSE
+    return plain and shape_of(model).fused in DENSE
 
 
 def foretold(gpu: str, cell: str) -> dict[str, tuple[float, int]]:
     """Return (ms, whole peak in bytes) of plain training and of checkpointing."""
     model, tuned, text, _ = cell.split("/")
-    tokens = int(text.rstrip("k")) * (1024 if text.endswith("k") else 1)
+    tokens, stock = num_tokens(text), shape_of(model)
     question = Question(
         model=model, train=Train(tuned), tokens=tokens, gpu=gpu, loss=Loss.FUSED
     )
-    values = shape_of(model).config(tokens).to_dict()
+    values = stock.config(tokens, depth=stock.depth).to_dict()
     shape = Shape(values, question.train, question.loss)
     # The measured loops set gradients to zero in place.
     device = load_device(gpu)

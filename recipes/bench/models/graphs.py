@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from recipes.bench.harness import cli
+from recipes.bench.harness.timing import Clock, wait
 
 HIDDEN, HEADS, GROUPS, HEAD, INSIDE = 2048, 16, 8, 128, 6144
 SETTLED_WITHIN_S = 40.0
@@ -134,18 +135,14 @@ def eager(model: nn.Module, x: Tensor) -> None:
 def ms_of(*runs: Callable[[], None], count: int) -> list[float]:
     """Median device time of a call of each, in turns: first to last, last to first."""
     found: list[list[tuple[Any, Any]]] = [[] for _ in runs]
+    clock = Clock(torch.device("cuda"))
     for turn in range(count):
         for number in range(len(runs))[:: -1 if turn % 2 else 1]:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
+            start = clock.mark()
             runs[number]()
-            end.record()
-            found[number].append((start, end))
-    torch.cuda.synchronize()
-    return [
-        statistics.median(start.elapsed_time(end) for start, end in own)
-        for own in found
-    ]
+            found[number].append((start, clock.mark()))
+    wait()
+    return [statistics.median(clock.ms(*marks) for marks in own) for own in found]
 
 
 def told(plan: Any) -> dict[str, Any] | None:

@@ -24,8 +24,7 @@ from recipes.bench.harness.cli import Bench, UsageError
 from recipes.bench.harness.processes import answer_of, on_gpus
 from recipes.bench.models import fits
 from recipes.bench.models.predictions import searched
-from recipes.bench.models.real_build import fuse_the_loss
-from recipes.bench.models.stock import Case, case_of
+from recipes.bench.models.stock import Case, case_of, fuse_the_loss
 
 LAYERS = {"8k": 12, "16k": 12, "32k": 6, "64k": 3}
 """By tokens: steps of half a second or so."""

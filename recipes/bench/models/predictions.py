@@ -20,8 +20,9 @@ import torch
 
 from recipes.bench.harness.cli import Bench
 from recipes.bench.models.real_build import build
-from recipes.bench.models.real_catalogue import Row, num_tokens, row_of
+from recipes.bench.models.real_catalogue import Row, row_of
 from recipes.bench.models.real_row import Step, Trainer
+from recipes.bench.models.stock import num_tokens
 
 ROWS = (
     "qwen3-1.7b:8/full/2k",

@@ -1,30 +1,25 @@
 """The models of `real_models`, built, spread and compiled as their rows say."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
-from recipes.bench.models.real_catalogue import Mode, Row, Tuned, shape_of
+from recipes.bench.models.real_catalogue import Mode, Row, Tuned
+from recipes.bench.models.stock import fuse_the_loss, shape_of, with_lora
 
 
 def build(row: Row, device: torch.device, most_tokens: int) -> nn.Module:
     """The model on its device, ready to be trained, random weights of a fixed seed."""
-    from transformers import AutoModelForCausalLM
-
     shape = shape_of(row.model)
     if device.type == "cuda":
-        fuse_the_loss(shape.architecture)
+        fuse_the_loss(shape.fused)
     dtype = torch.float32 if row.mode.is_sharded else torch.bfloat16
-    with device:
-        model = AutoModelForCausalLM.from_config(
-            shape.config(most_tokens), dtype=dtype, attn_implementation="sdpa"
-        )
-    model.train()
+    config = shape.config(most_tokens, depth=shape.depth)
+    model: Any = shape.model(config, device, dtype=dtype, attn_implementation="sdpa")
     layers = model.model.layers
     if row.tuned is Tuned.LORA:
-        from peft import LoraConfig, get_peft_model
-
-        config = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
-        model = get_peft_model(model, config, autocast_adapter_dtype=False)
+        model = with_lora(model)
     if row.mode is Mode.LAYERS:
         for layer in layers:
             layer.compile()
@@ -33,14 +28,6 @@ def build(row: Row, device: torch.device, most_tokens: int) -> nn.Module:
     elif row.mode.is_divided:
         divide(layers, device)
     return model  # type: ignore[no-any-return]
-
-
-def fuse_the_loss(architecture: str) -> None:
-    """Liger's fused linear cross-entropy, and nothing else of Liger."""
-    from liger_kernel import transformers as liger
-
-    apply = getattr(liger, f"apply_liger_kernel_to_{architecture}")
-    apply(rope=False, rms_norm=False, swiglu=False, fused_linear_cross_entropy=True)
 
 
 def shard(model: nn.Module, layers: nn.ModuleList) -> None:

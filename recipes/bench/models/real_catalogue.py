@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-KIB = 1024
+from recipes.bench.models.stock import num_tokens, shape_of
+
 COLUMNS = (
     "keep",
     "gc",
@@ -85,91 +86,6 @@ class Tuned(str, Enum):
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A model of transformers, built from its configuration with random weights."""
-
-    architecture: str
-    """`qwen3`, `qwen3_moe` or `mistral`."""
-    hidden: int
-    layers: int
-    intermediate: int
-    heads: int
-    key_value_heads: int
-    head_dim: int
-    vocabulary: int
-    tied: bool
-    experts: int = 0
-    """Of every layer, each `intermediate` wide; 0: one MLP."""
-    chosen: int = 0
-    """Experts that a token goes to."""
-
-    def config(self, most_tokens: int) -> Any:
-        """The configuration object of transformers."""
-        from transformers import MistralConfig, Qwen3Config, Qwen3MoeConfig
-
-        kinds: dict[str, tuple[Any, dict[str, Any]]] = {
-            "qwen3": (Qwen3Config, {}),
-            "qwen3_moe": (
-                Qwen3MoeConfig,
-                {
-                    "num_experts": self.experts,
-                    "num_experts_per_tok": self.chosen,
-                    "moe_intermediate_size": self.intermediate,
-                    "norm_topk_prob": True,
-                },
-            ),
-            "mistral": (MistralConfig, {"sliding_window": None}),
-        }
-        kind, own = kinds[self.architecture]
-        return kind(
-            hidden_size=self.hidden,
-            num_hidden_layers=self.layers,
-            intermediate_size=self.intermediate,
-            num_attention_heads=self.heads,
-            num_key_value_heads=self.key_value_heads,
-            head_dim=self.head_dim,
-            vocab_size=self.vocabulary,
-            tie_word_embeddings=self.tied,
-            max_position_embeddings=max(most_tokens, 32 * KIB),
-            use_cache=False,
-            # Random tokens meet the ids of padding, beginning and end otherwise.
-            pad_token_id=None,
-            bos_token_id=None,
-            eos_token_id=None,
-            **own,
-        )
-
-
-SHAPES = {
-    "tiny": Shape("qwen3", 64, 3, 128, 4, 2, 16, 211, True),
-    "tiny-mistral": Shape("mistral", 64, 3, 128, 4, 2, 16, 211, False),
-    "tiny-moe": Shape("qwen3_moe", 64, 3, 32, 4, 2, 16, 211, True, 8, 2),
-    "qwen3-1.7b": Shape("qwen3", 2048, 28, 6144, 16, 8, 128, 151936, True),
-    "qwen3-4b": Shape("qwen3", 2560, 36, 9728, 32, 8, 128, 151936, True),
-    "qwen3-8b": Shape("qwen3", 4096, 36, 12288, 32, 8, 128, 151936, False),
-    "mistral-7b": Shape("mistral", 4096, 32, 14336, 32, 8, 128, 32768, False),
-    "moe": Shape("qwen3_moe", 2048, 12, 768, 16, 8, 128, 151936, True, 32, 8),
-}
-"""By name. `qwen3-4b:24` is the same with 24 layers."""
-
-
-def shape_of(model: str) -> Shape:
-    """The shape that a row names.
-
-    Raises:
-        ValueError: no such model, or a number of layers that is none.
-    """
-    name, _, layers = model.partition(":")
-    if name not in SHAPES or (layers and not layers.isdigit()):
-        raise ValueError(
-            f"expects one of {sorted(SHAPES)}, with ':layers' behind it for fewer "
-            f"layers, got {model!r}"
-        )
-    shape = SHAPES[name]
-    return replace(shape, layers=int(layers)) if layers else shape
-
-
-@dataclass(frozen=True)
 class Row:
     """One process: a model, what is trained, tokens a step, how, and a column.
 
@@ -224,18 +140,6 @@ def row_of(name: str) -> Row:
 
 PEERS = (*COLUMNS[:6], "partitioner 0.3")
 """Columns without ssdtrain; `partitioner 0.3` is the compiler's memory budget."""
-
-
-def num_tokens(text: str) -> int:
-    """Such as 8192 for `8k`.
-
-    Raises:
-        ValueError: not a length.
-    """
-    digits = text.removesuffix("k")
-    if not digits.isdigit():
-        raise ValueError(f"expects tokens such as 512 or 8k, got {text!r}")
-    return int(digits) * (KIB if text.endswith("k") else 1)
 
 
 def relative_of(column: str) -> dict[str, tuple[float, str]]:

@@ -25,14 +25,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from recipes.bench.harness.timing import Clock, Peak, wait
 from recipes.bench.models.real_build import build
 from recipes.bench.models.real_catalogue import (
-    KIB,
     Row,
-    num_tokens,
     settings_of,
-    shape_of,
 )
+from recipes.bench.models.stock import KIB, num_tokens, shape_of
 
 MOST_WARM_UP_STEPS = 100
 LEAST_WARM_UP_STEPS = 3
@@ -162,6 +161,7 @@ class Step:
     """One step: marks on the device's time line, its loss, and what it needed."""
 
     num_tokens: int
+    clock: Clock
     began: Any
     ended: Any
     loss: Tensor
@@ -173,10 +173,7 @@ class Step:
     @property
     def ms(self) -> float:
         """Waits for the device."""
-        if isinstance(self.began, float):
-            return float(self.ended - self.began) * 1e3
-        self.ended.synchronize()
-        return float(self.began.elapsed_time(self.ended))
+        return self.clock.ms(self.began, self.ended)
 
 
 class Trainer:
@@ -185,10 +182,10 @@ class Trainer:
     def __init__(self, row: Row, model: nn.Module, device: torch.device) -> None:
         self.model = model
         self.around_forward: Callable[[], Any] = contextlib.nullcontext
-        self.layers = shape_of(row.model).layers
+        self.layers = shape_of(row.model).depth
         self.loss_kind = "liger" if device.type == "cuda" else "transformers"
-        self._device = device
-        self._vocabulary = shape_of(row.model).vocabulary
+        self._device, self._clock = device, Clock(device)
+        self._vocabulary = shape_of(row.model).settings["vocab_size"]
         trained = [p for p in model.parameters() if p.requires_grad]
         # A fused step takes tensors of one kind.
         on_mesh = [p for p in trained if isinstance(p, DTensor)]
@@ -208,21 +205,18 @@ class Trainer:
 
     def step(self, num: int) -> "Step":
         """A step; nothing waits for the device, as in a loop that logs now and then."""
-        cuda = self._device.type == "cuda"
-        base = 0
-        if cuda:
-            torch.cuda.reset_peak_memory_stats()
-            base = torch.cuda.memory_allocated()
-        began = self._mark()
+        cuda, memory = self._device.type == "cuda", Peak(self._device)
+        began = self._clock.mark()
         loss = self.forward(num)
         loss.backward()
-        peak = torch.cuda.max_memory_allocated() - base if cuda else 0
+        peak = memory.most
         self._optimizer.step()
         self._clear()
         return Step(
             num_tokens=num,
+            clock=self._clock,
             began=began,
-            ended=self._mark(),
+            ended=self._clock.mark(),
             loss=loss.detach(),
             peak_bytes=peak,
             allocated_bytes=torch.cuda.max_memory_allocated() if cuda else 0,
@@ -233,13 +227,12 @@ class Trainer:
         """Host time until forward and backward are enqueued, ms: median and least."""
         found = []
         for _ in range(num_steps):
-            self._wait()
-            began = time.perf_counter()
+            began = wait(self._device)
             self.forward(num).backward()
             found.append((time.perf_counter() - began) * 1e3)
             self._optimizer.step()
             self._clear()
-        self._wait()
+        wait(self._device)
         return {"host_ms": statistics.median(found), "host_least_ms": min(found)}
 
     def num_saved(self, num: int) -> dict[str, int]:
@@ -269,18 +262,6 @@ class Trainer:
         with torch.no_grad():
             parts = [g.to_local() if isinstance(g, DTensor) else g for g in grads]
             torch._foreach_zero_(parts)
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
-
-    def _mark(self) -> Any:
-        """A point on the device's time line (the host's without a GPU)."""
-        if self._device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
 
 
 def warmed(

@@ -1,6 +1,6 @@
 """Stock models of many architectures: real widths, a few layers, random weights.
 
-Decoders, a mixture of experts, encoders and decoders, images and sound, each built from
+Decoders, mixtures of experts, encoders and decoders, images and sound, each built from
 its configuration in transformers and trained by the loop that users write. From 16k
 tokens on, and only there, the loss of decoders is Liger's fused one: logits would be
 most of the memory.
@@ -13,20 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recipes.bench.models.real_build import fuse_the_loss
-from recipes.bench.models.real_catalogue import KIB, num_tokens
-
+KIB = 1024
 FUSED_FROM = 16 * KIB
 """Tokens of a step."""
 NUM_FRAMES = 3000
 """Of half a minute of sound, as Whisper hears it."""
+LAYERS = ("num_hidden_layers",)
+BOTH_LAYERS = ("encoder_layers", "decoder_layers")
 TINY = {
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model"), 64),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "hidden"), 64),
     **dict.fromkeys(("intermediate_size", "d_ff"), 128),
     **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 128),
-    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads"), 4),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "heads"), 4),
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
     **dict.fromkeys(("head_dim", "d_kv"), 16),
+    **dict.fromkeys((*LAYERS, *BOTH_LAYERS, "layers"), 3),
+    **dict.fromkeys(("num_layers", "num_decoder_layers"), 3),
     "num_key_value_heads": 2,
     "num_experts": 4,
     "num_experts_per_tok": 2,
@@ -34,28 +36,128 @@ TINY = {
     "vocab_size": 211,
     "image_size": 32,
 }
-"""Instead of the real widths, for a run without a GPU."""
+"""Instead of the real sizes, for a run without a GPU."""
+
+
+def shrunk(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The same architecture, as small as it can be."""
+    return {
+        name: shrunk(value) if isinstance(value, dict) else TINY.get(name, value)
+        for name, value in settings.items()
+    }
 
 
 @dataclass(frozen=True)
 class Stock:
-    """An architecture at its real width.
+    """An architecture of transformers.
 
-    kind: of the classes in transformers. layers: names of the numbers of layers.
+    kind: of its classes. layers: names of the numbers of layers. depth: how many the
+    published model has.
     """
 
     kind: str
     settings: Mapping[str, Any]
     head: str = "ForCausalLM"
-    layers: tuple[str, ...] = ("num_hidden_layers",)
+    layers: tuple[str, ...] = LAYERS
     inputs: str = "tokens"
-    """`tokens`, `images` or `sound`."""
+    """`tokens`, `images`, `sound`, `waves`, `pairs` (images with texts) or `both`
+    (images before tokens)."""
     fused: str = ""
     """Liger's name of it."""
+    depth: int = 0
+
+    def config(
+        self, length: int = 0, *, tiny: bool = False, depth: int | None = None
+    ) -> Any:
+        """The configuration object of transformers.
+
+        Args:
+            length: most tokens; 0: as the architecture has it.
+            depth: layers, if not those of the settings.
+        """
+        import transformers
+
+        settings = shrunk(self.settings) if tiny else dict(self.settings)
+        if depth is not None:
+            settings |= dict.fromkeys(self.layers, depth)
+        if self.inputs in ("tokens", "sound"):
+            # As transformers' Trainer sets it. No random token is one of padding.
+            pad = settings.get("decoder_start_token_id")
+            free = {"use_cache": False, "bos_token_id": None, "eos_token_id": None}
+            settings = {"pad_token_id": pad, **settings, **free}
+        if length and "n_positions" not in settings and "hidden_size" in settings:
+            least = 32 * KIB if self.fused else KIB
+            settings["max_position_embeddings"] = max(length, least)
+        return getattr(transformers, f"{self.kind}Config")(**settings)
+
+    def model(self, config: Any, device: torch.device, **more: Any) -> nn.Module:
+        """In training mode, with random weights of one seed."""
+        import transformers
+
+        kind = getattr(transformers, f"{self.kind}{self.head}")
+        torch.manual_seed(0)
+        with device:
+            model = kind._from_config(config, **{"dtype": torch.bfloat16, **more})
+        return model.train()  # type: ignore[no-any-return]
+
+    def batch(
+        self, config: Any, rows: int, length: int, device: torch.device
+    ) -> dict[str, Tensor]:
+        """Arguments of a forward that gives a loss; the same ones every time."""
+        draw = torch.Generator(device).manual_seed(1)
+
+        def noise(*shape: int) -> Tensor:
+            made = torch.randn(shape, generator=draw, device=device)
+            return made.bfloat16()
+
+        def tokens(most: int, *shape: int, least: int = 3) -> Tensor:
+            return torch.randint(least, most, shape, generator=draw, device=device)
+
+        def images(of: Any) -> Tensor:
+            return noise(rows, 3, of.image_size, of.image_size)
+
+        if self.inputs == "images":
+            labels = tokens(config.num_labels, rows, least=0)
+            return {"pixel_values": images(config), "labels": labels}
+        if self.inputs == "waves":
+            labels = tokens(config.num_labels, rows, least=0)
+            return {"input_values": noise(rows, length), "labels": labels}
+        if self.inputs == "pairs":
+            ids = tokens(config.text_config.vocab_size, rows, length)
+            return {"pixel_values": images(config.vision_config), "input_ids": ids}
+        if self.inputs == "both":
+            vision = config.vision_config
+            num = (vision.image_size // vision.patch_size) ** 2
+            ids = tokens(config.text_config.vocab_size, rows, length + num)
+            ids[:, :num] = config.image_token_id
+            both = {"input_ids": ids, "labels": ids}
+            return {"pixel_values": images(vision), **both}
+        ids = tokens(config.vocab_size, rows, length)
+        if self.inputs == "sound":
+            heard = noise(rows, config.num_mel_bins, NUM_FRAMES)
+            return {"input_features": heard, "labels": ids}
+        return {"input_ids": ids, "labels": ids}
 
 
-def _decoder(
+def fuse_the_loss(architecture: str) -> None:
+    """Liger's fused linear cross-entropy, and nothing else of Liger."""
+    from liger_kernel import transformers as liger
+
+    apply = getattr(liger, f"apply_liger_kernel_to_{architecture}")
+    apply(rope=False, rms_norm=False, swiglu=False, fused_linear_cross_entropy=True)
+
+
+def with_lora(model: nn.Module) -> nn.Module:
+    """peft, rank 16, on all linear layers; its weights in the model's dtype."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
+    return get_peft_model(model, config, autocast_adapter_dtype=False)  # type: ignore[arg-type]
+
+
+def decoder(
     kind: str,
+    depth: int,
     hidden: int,
     inside: int,
     heads: tuple[int, int, int],
@@ -74,36 +176,48 @@ def _decoder(
         "tie_word_embeddings": tied,
         **others,
     }
-    return Stock(kind, settings, fused=kind.lower())
+    fused = {"Qwen3Moe": "qwen3_moe"}.get(kind, kind.lower())
+    return Stock(kind, settings, fused=fused, depth=depth)
 
 
+def encoder(hidden: int, heads: int, **others: Any) -> dict[str, Any]:
+    """Settings of one."""
+    sizes = {"hidden_size": hidden, "intermediate_size": 4 * hidden}
+    return {**sizes, "num_attention_heads": heads, **others}
+
+
+def experts(number: int, width: int) -> dict[str, Any]:
+    """Of every layer, and how wide one is; a quarter are chosen."""
+    return {
+        "num_experts": number,
+        "num_experts_per_tok": number // 4,
+        "moe_intermediate_size": width,
+        "norm_topk_prob": True,
+    }
+
+
+QWEN, WIDE = (32, 8, 128), 151936
 STOCK = {
-    "qwen3-1.7b": _decoder("Qwen3", 2048, 6144, (16, 8, 128), 151936, True),
-    "qwen3-4b": _decoder("Qwen3", 2560, 9728, (32, 8, 128), 151936, True),
-    "qwen3-8b": _decoder("Qwen3", 4096, 12288, (32, 8, 128), 151936),
-    "mistral-7b": _decoder(
-        *("Mistral", 4096, 14336, (32, 8, 128), 32768), sliding_window=None
+    "tiny": decoder("Qwen3", 3, 64, 128, (4, 2, 16), 211, True),
+    "tiny-mistral": decoder(
+        *("Mistral", 3, 64, 128, (4, 2, 16), 211), sliding_window=None
     ),
-    "llama-1b": _decoder("Llama", 2048, 8192, (32, 8, 64), 128256, True),
-    "llama-8b": _decoder("Llama", 4096, 14336, (32, 8, 128), 128256),
-    "gemma2-2b": _decoder("Gemma2", 2304, 9216, (8, 4, 256), 256000, True),
-    "phi3-mini": _decoder("Phi3", 3072, 8192, (32, 32, 96), 32064),
-    "olmo2-7b": _decoder("Olmo2", 4096, 11008, (32, 32, 128), 100352),
-    "moe": Stock(
-        "Qwen3Moe",
-        {
-            "hidden_size": 2048,
-            "intermediate_size": 6144,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "vocab_size": 151936,
-            "num_experts": 32,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 768,
-            "tie_word_embeddings": True,
-        },
-        fused="qwen3_moe",
+    "tiny-moe": decoder(
+        *("Qwen3Moe", 3, 64, 32, (4, 2, 16), 211, True), **experts(8, 32)
+    ),
+    "qwen3-1.7b": decoder("Qwen3", 28, 2048, 6144, (16, 8, 128), WIDE, True),
+    "qwen3-4b": decoder("Qwen3", 36, 2560, 9728, QWEN, WIDE, True),
+    "qwen3-8b": decoder("Qwen3", 36, 4096, 12288, QWEN, WIDE),
+    "mistral-7b": decoder(
+        *("Mistral", 32, 4096, 14336, QWEN, 32768), sliding_window=None
+    ),
+    "llama-1b": decoder("Llama", 16, 2048, 8192, (32, 8, 64), 128256, True),
+    "llama-8b": decoder("Llama", 32, 4096, 14336, QWEN, 128256),
+    "gemma2-2b": decoder("Gemma2", 26, 2304, 9216, (8, 4, 256), 256000, True),
+    "phi3-mini": decoder("Phi3", 32, 3072, 8192, (32, 32, 96), 32064),
+    "olmo2-7b": decoder("Olmo2", 32, 4096, 11008, (32, 32, 128), 100352),
+    "moe": decoder(
+        *("Qwen3Moe", 12, 2048, 6144, (16, 8, 128), WIDE, True), **experts(32, 768)
     ),
     "gpt2-large": Stock(
         "GPT2",
@@ -111,57 +225,63 @@ STOCK = {
         "LMHeadModel",
         ("n_layer",),
     ),
-    "bert-large": Stock(
-        "Bert",
-        {
-            "hidden_size": 1024,
-            "intermediate_size": 4096,
-            "num_attention_heads": 16,
-            "vocab_size": 30522,
-        },
-        "ForMaskedLM",
-    ),
+    "bert-large": Stock("Bert", encoder(1024, 16, vocab_size=30522), "ForMaskedLM"),
     "t5-large": Stock(
         "T5",
         {
-            "d_model": 1024,
-            "d_ff": 2816,
-            "d_kv": 64,
-            "num_heads": 16,
+            **{"d_model": 1024, "d_ff": 2816, "d_kv": 64, "num_heads": 16},
+            **{"feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0},
             "vocab_size": 32128,
-            "feed_forward_proj": "gated-gelu",
-            "decoder_start_token_id": 0,
         },
         "ForConditionalGeneration",
         ("num_layers", "num_decoder_layers"),
     ),
     "vit-large": Stock(
         "ViT",
-        {
-            "hidden_size": 1024,
-            "intermediate_size": 4096,
-            "num_attention_heads": 16,
-            "image_size": 224,
-        },
+        encoder(1024, 16, image_size=224),
         "ForImageClassification",
         inputs="images",
     ),
     "whisper-large": Stock(
         "Whisper",
         {
-            "d_model": 1280,
-            "encoder_ffn_dim": 5120,
-            "decoder_ffn_dim": 5120,
-            "encoder_attention_heads": 20,
-            "decoder_attention_heads": 20,
-            "vocab_size": 51866,
-            "decoder_start_token_id": 0,
+            **{"d_model": 1280, "vocab_size": 51866, "decoder_start_token_id": 0},
+            **{"encoder_ffn_dim": 5120, "decoder_ffn_dim": 5120},
+            **{"encoder_attention_heads": 20, "decoder_attention_heads": 20},
         },
         "ForConditionalGeneration",
-        ("encoder_layers", "decoder_layers"),
+        BOTH_LAYERS,
         "sound",
     ),
 }
+
+
+def shape_of(model: str) -> Stock:
+    """The model that a name such as `qwen3-4b:24` means: so many layers.
+
+    Raises:
+        ValueError: no such model, or a number of layers that is none.
+    """
+    name, _, layers = model.partition(":")
+    if name not in STOCK or (layers and not layers.isdigit()):
+        raise ValueError(
+            f"expects one of {sorted(STOCK)}, with ':layers' behind it for fewer "
+            f"layers, got {model!r}"
+        )
+    stock = STOCK[name]
+    return replace(stock, depth=int(layers)) if layers else stock
+
+
+def num_tokens(text: str) -> int:
+    """Such as 8192 for `8k`.
+
+    Raises:
+        ValueError: not a length.
+    """
+    digits = text.removesuffix("k")
+    if not digits.isdigit():
+        raise ValueError(f"expects tokens such as 512 or 8k, got {text!r}")
+    return int(digits) * (KIB if text.endswith("k") else 1)
 
 
 @dataclass(frozen=True)
@@ -191,6 +311,10 @@ class Case:
         """Whether its loss is Liger's."""
         return bool(self.stock.fused) and self.num_tokens >= FUSED_FROM
 
+    def config(self, tiny: bool) -> Any:
+        """The configuration object of transformers."""
+        return self.stock.config(self.length, tiny=tiny, depth=self.layers)
+
 
 def case_of(name: str) -> Case:
     """Such as `qwen3-4b:6/full/1x8k`: model, layers, what is trained, batch x length.
@@ -216,62 +340,14 @@ def smaller(case: Case) -> Case:
     return replace(case, layers=few, batch=min(case.batch, 2), length=short)
 
 
-def config_of(case: Case, tiny: bool) -> Any:
-    """The configuration object of transformers."""
-    import transformers
-
-    stock = case.stock
-    settings = dict(stock.settings)
-    if tiny:
-        settings = {name: TINY.get(name, each) for name, each in settings.items()}
-    settings.update(dict.fromkeys(stock.layers, case.layers))
-    if stock.inputs != "images":
-        # As transformers' Trainer sets it. No random token is one of padding.
-        settings |= {"use_cache": False, "bos_token_id": None, "eos_token_id": None}
-        settings["pad_token_id"] = settings.get("decoder_start_token_id")
-    if "n_positions" not in settings and "hidden_size" in settings:
-        settings["max_position_embeddings"] = max(case.length, KIB)
-    return getattr(transformers, f"{stock.kind}Config")(**settings)
-
-
 def build(case: Case, device: torch.device, tiny: bool = False) -> nn.Module:
     """The model on its device, in training mode."""
-    import transformers
-
-    stock, config = case.stock, config_of(case, tiny)
     if case.is_fused and device.type == "cuda":
-        fuse_the_loss(stock.fused)
-    kind = getattr(transformers, f"{stock.kind}{stock.head}")
-    torch.manual_seed(0)
-    with device:
-        model: nn.Module = kind._from_config(config, dtype=torch.bfloat16)
-    model.train()
-    if case.tuned == "lora":
-        from peft import LoraConfig, get_peft_model
-
-        lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
-        model = get_peft_model(model, lora, autocast_adapter_dtype=False)  # type: ignore[arg-type]
-    return model
+        fuse_the_loss(case.stock.fused)
+    model = case.stock.model(case.config(tiny), device)
+    return with_lora(model) if case.tuned == "lora" else model
 
 
 def inputs_of(case: Case, model: nn.Module, device: torch.device) -> dict[str, Tensor]:
-    """The arguments of a forward that gives a loss; the same ones every time."""
-    config: Any = model.config
-    draw = torch.Generator(device).manual_seed(1)
-
-    def noise(*shape: int) -> Tensor:
-        made = torch.randn(shape, generator=draw, device=device)
-        return made.bfloat16()
-
-    def tokens(most: int, *shape: int) -> Tensor:
-        return torch.randint(1, most, shape, generator=draw, device=device)
-
-    if case.stock.inputs == "images":
-        side = config.image_size
-        labels = tokens(config.num_labels, case.batch)
-        return {"pixel_values": noise(case.batch, 3, side, side), "labels": labels}
-    ids = tokens(config.vocab_size, case.batch, case.length)
-    if case.stock.inputs == "sound":
-        heard = noise(case.batch, config.num_mel_bins, NUM_FRAMES)
-        return {"input_features": heard, "labels": ids}
-    return {"input_ids": ids, "labels": ids}
+    """The arguments of a forward; the same ones every time."""
+    return case.stock.batch(model.config, case.batch, case.length, device)

@@ -301,15 +301,7 @@ def models(data: Data) -> str:
             c.get("offloaded, no recipes")
         ),
     }
-    usual = {"keep", "offloaded", "recompute", "offloaded, no recipes", "keep again"}
-    others = [
-        f"{column} {ratio_and_peak(cell)}"
-        for cells in rows.values()
-        for column, cell in cells.items()
-        if column not in usual
-    ]
-    rivals = f"The whole model under others: {'; '.join(others)}." if others else ""
-    return paragraphs(equality(rows), table(rows, columns), rivals)
+    return paragraphs(equality(rows), table(rows, columns))
 
 
 def equality(rows: Rows) -> str:

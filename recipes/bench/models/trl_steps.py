@@ -17,13 +17,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from recipes.bench.harness.cli import Bench, UsageError
 from recipes.bench.harness.processes import child_environment, command_of
+from recipes.bench.harness.timing import wait
 from ssdtrain.tools.report.build_public import PUBLIC
 
 WORDS = 256
@@ -96,13 +96,13 @@ def timed(kind: type[Any], length: int) -> Any:
 
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             """As the trainer's own."""
-            self.begun = _now()
+            self.begun = wait()
             return super().compute_loss(*args, **kwargs)
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
             """As the trainer's own."""
             loss = super().training_step(*args, **kwargs)
-            self.spans.append((self.begun, _now()))
+            self.spans.append((self.begun, wait()))
             return loss
 
         def _generate_single_turn(self, prompt_ids: Any, *_: Any, **__: Any) -> Any:
@@ -110,12 +110,6 @@ def timed(kind: type[Any], length: int) -> Any:
             return drawn.tolist(), None
 
     return Timed
-
-
-def _now() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def trainer_of(case: str, callbacks: list[Any], *, steps: int, tiny: bool) -> Any:

@@ -25,33 +25,41 @@ import torch
 from torch import Tensor, nn
 
 from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.timing import Peak, wait
 from recipes.bench.models.real_row import selective_contexts
+from recipes.bench.models.stock import Stock, encoder, shrunk
 
 BLOCKS = 6
 STEPS = 4
 """Of a block, behind one that is not timed."""
 T_95 = {4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860}
 """Student's t, one-sided, by degrees of freedom + 1 less one."""
-Batch = dict[str, Tensor]
+Batch = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Case:
-    """An architecture at the size that is measured.
+    """An architecture at its size; without a stock one `DiffusionTransformer`."""
 
-    kind: of its classes in transformers. inputs: `tokens`, `images`, `sound`,
-    `pairs` (images with texts) or `latents`.
-    """
-
-    kind: str
-    head: str
-    config: dict[str, Any]
-    inputs: str = "tokens"
+    stock: Stock | None
     batch: int = 8
     length: int = 1024
 
 
-def _decoder(hidden: int, inside: int, layers: int, heads: int, kv: int) -> Any:
+def _encoder(hidden: int, layers: int, heads: int, **others: Any) -> dict[str, Any]:
+    return encoder(hidden, heads, num_hidden_layers=layers, **others)
+
+
+def _decoder(
+    kind: str, layers: int, *sizes: Any, batch: int = 4, **others: Any
+) -> Case:
+    settings = _text(layers, *sizes, **others)
+    return Case(Stock(kind, settings), batch)
+
+
+def _text(
+    layers: int, hidden: int, inside: int, heads: int, kv: int, **others: Any
+) -> dict[str, Any]:
     return {
         "hidden_size": hidden,
         "intermediate_size": inside,
@@ -60,150 +68,114 @@ def _decoder(hidden: int, inside: int, layers: int, heads: int, kv: int) -> Any:
         "num_key_value_heads": kv,
         "vocab_size": 32000,
         "tie_word_embeddings": True,
+        **others,
     }
 
 
-def _encoder(hidden: int, layers: int, heads: int) -> Any:
-    return {
-        "hidden_size": hidden,
-        "intermediate_size": 4 * hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-    }
+def _seq2seq(kind: str, layers: int, *given: Any, **others: Any) -> Case:
+    *inputs, batch, length = given
+    names = ("encoder_layers", "decoder_layers")
+    settings = dict.fromkeys(names, layers) | others
+    stock = Stock(kind, settings, "ForConditionalGeneration", names, *inputs)
+    return Case(stock, batch, length)
 
 
+_IMAGES = {"head": "ForImageClassification", "inputs": "images"}
 CASES = {
-    "t5": Case(
-        *("T5", "ForConditionalGeneration"),
-        {
-            **{"d_model": 1024, "d_ff": 2816, "d_kv": 64, "num_heads": 16},
-            **{"num_layers": 16, "num_decoder_layers": 16, "vocab_size": 32128},
-            **{"feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0},
-        },
-        length=512,
+    "t5": _seq2seq(
+        *("T5", 16, 8, 512),
+        **{"d_model": 1024, "d_ff": 2816, "d_kv": 64, "num_heads": 16},
+        **{"num_layers": 16, "num_decoder_layers": 16, "vocab_size": 32128},
+        **{"feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0},
     ),
     "vit": Case(
-        *("ViT", "ForImageClassification"),
-        {**_encoder(1408, 40, 16), "image_size": 224, "num_labels": 1000},
-        *("images", 48),
+        Stock(
+            "ViT",
+            _encoder(1408, 40, 16, image_size=224, num_labels=1000),
+            **_IMAGES,
+        ),
+        48,
     ),
-    "whisper": Case(
-        *("Whisper", "ForConditionalGeneration"),
-        {
-            **{"d_model": 1280, "encoder_layers": 24, "decoder_layers": 24},
-            **{"encoder_ffn_dim": 5120, "decoder_ffn_dim": 5120},
-            **{"encoder_attention_heads": 20, "decoder_attention_heads": 20},
-            **{"vocab_size": 51866, "decoder_start_token_id": 0},
-        },
-        *("sound", 4, 256),
+    "whisper": _seq2seq(
+        *("Whisper", 24, "sound", 4, 256),
+        **{"d_model": 1280, "encoder_ffn_dim": 5120, "decoder_ffn_dim": 5120},
+        **{"encoder_attention_heads": 20, "decoder_attention_heads": 20},
+        **{"vocab_size": 51866, "decoder_start_token_id": 0},
     ),
     "bert": Case(
-        "Bert",
-        "ForMaskedLM",
-        {**_encoder(1536, 24, 24), "vocab_size": 30522},
+        Stock("Bert", _encoder(1536, 24, 24, vocab_size=30522), "ForMaskedLM"),
         length=512,
     ),
     "clip": Case(
-        *("CLIP", "Model"),
-        {
-            "text_config": _encoder(1024, 24, 16),
-            "vision_config": {**_encoder(1280, 32, 16), "patch_size": 14},
-            "projection_dim": 1024,
-        },
-        *("pairs", 32, 77),
+        Stock(
+            "CLIP",
+            {
+                "text_config": _encoder(1024, 24, 16),
+                "vision_config": _encoder(1280, 32, 16, patch_size=14, image_size=224),
+                "projection_dim": 1024,
+            },
+            "Model",
+            inputs="pairs",
+        ),
+        *(32, 77),
     ),
-    "olmoe": Case(
-        *("Olmoe", "ForCausalLM"),
-        {
-            **_decoder(2048, 1024, 10, 16, 16),
-            **{"num_experts": 16, "num_experts_per_tok": 4},
-        },
-        batch=4,
+    "olmoe": _decoder(
+        *("Olmoe", 10, 2048, 1024, 16, 16), num_experts=16, num_experts_per_tok=4
     ),
-    "gemma2": Case(
-        *("Gemma2", "ForCausalLM"),
-        {**_decoder(2304, 9216, 14, 8, 4), "head_dim": 256},
-        batch=4,
-    ),
-    "neox": Case(
-        *("GPTNeoX", "ForCausalLM"),
-        {**_encoder(2048, 20, 16), "vocab_size": 32000},
-        batch=4,
-    ),
-    "phi3": Case(*("Phi3", "ForCausalLM"), _decoder(3072, 8192, 12, 32, 32), batch=4),
-    "dit": Case(
-        "DiT", "", {"hidden": 2048, "layers": 28, "heads": 16}, "latents", 4, 4096
-    ),
+    "gemma2": _decoder("Gemma2", 14, 2304, 9216, 8, 4, head_dim=256),
+    "neox": Case(Stock("GPTNeoX", _encoder(2048, 20, 16, vocab_size=32000)), 4),
+    "phi3": _decoder("Phi3", 12, 3072, 8192, 32, 32),
+    "dit": Case(None, 4, 4096),
     # Not looked at while plans were tuned.
-    "bart": Case(
-        *("Bart", "ForConditionalGeneration"),
-        {
-            **{"d_model": 1024, "encoder_layers": 16, "decoder_layers": 16},
-            **{"encoder_attention_heads": 16, "decoder_attention_heads": 16},
-            "vocab_size": 50265,
-        },
-        length=512,
+    "bart": _seq2seq(
+        *("Bart", 16, 8, 512),
+        **{"d_model": 1024, "vocab_size": 50265},
+        **{"encoder_attention_heads": 16, "decoder_attention_heads": 16},
+        **{"pad_token_id": 1, "decoder_start_token_id": 2},
     ),
     "dinov2": Case(
-        *("Dinov2", "ForImageClassification"),
-        {
-            **_encoder(1024, 24, 16),
-            "image_size": 224,
-            "patch_size": 14,
-            "num_labels": 100,
-        },
-        *("images", 64),
+        Stock(
+            "Dinov2",
+            _encoder(1024, 24, 16, image_size=224, patch_size=14, num_labels=100),
+            **_IMAGES,
+        ),
+        64,
     ),
     "mamba": Case(
-        *("Mamba", "ForCausalLM"),
-        {**{"hidden_size": 1024, "num_hidden_layers": 12, "vocab_size": 32000}},
-        *("tokens", 4, 256),
+        Stock(
+            "Mamba", {"hidden_size": 1024, "num_hidden_layers": 12, "vocab_size": 32000}
+        ),
+        *(4, 256),
     ),
     "llava": Case(
-        *("Llava", "ForConditionalGeneration"),
-        {
-            "vision_config": {
-                **_encoder(1024, 12, 16),
-                **{"model_type": "clip_vision_model", "patch_size": 14},
+        Stock(
+            "Llava",
+            {
+                "vision_config": _encoder(
+                    *(1024, 12, 16), model_type="clip_vision_model", patch_size=14
+                ),
+                "text_config": _text(14, 2048, 8192, 16, 8, model_type="llama"),
+                "image_token_index": 2,  # no random token is this one
             },
-            "text_config": {**_decoder(2048, 8192, 14, 16, 8), "model_type": "llama"},
-            "image_token_index": 31999,
-        },
-        *("images and tokens", 4, 1024),
+            "ForConditionalGeneration",
+            inputs="both",
+        ),
+        *(4, 1024),
     ),
-    "mixtral": Case(
-        *("Mixtral", "ForCausalLM"),
-        {**_decoder(2048, 3584, 8, 16, 8), "num_local_experts": 8},
-        batch=4,
-    ),
+    "mixtral": _decoder("Mixtral", 8, 2048, 3584, 16, 8, num_local_experts=8),
     "wav2vec2": Case(
-        *("Wav2Vec2", "ForSequenceClassification"),
-        {**_encoder(1024, 24, 16), "num_labels": 10},
-        *("waves", 8, 160000),
+        Stock(
+            "Wav2Vec2",
+            _encoder(1024, 24, 16, num_labels=10),
+            "ForSequenceClassification",
+            inputs="waves",
+        ),
+        *(8, 160000),
     ),
 }
+DIFFUSION = {"hidden": 2048, "layers": 28, "heads": 16}
 WAYS = ("regions", "=gc", "=second", "=selective", "fit", "overhead")
 BASES = {"regions": "gc", "=gc": "gc", "=second": "second", "=selective": "selective"}
-TINY = {
-    **dict.fromkeys(("hidden_size", "d_model", "hidden"), 64),
-    **dict.fromkeys(("intermediate_size", "d_ff"), 128),
-    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 128),
-    **dict.fromkeys(("num_attention_heads", "num_heads", "heads"), 4),
-    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
-    **dict.fromkeys(("num_key_value_heads", "head_dim"), 4),
-    **dict.fromkeys(("num_hidden_layers", "num_layers", "num_decoder_layers"), 3),
-    **dict.fromkeys(("encoder_layers", "decoder_layers", "layers"), 3),
-    "d_kv": 16,
-}
-"""Instead of the real sizes, for a run without a GPU."""
-
-
-def tiny(settings: dict[str, Any]) -> dict[str, Any]:
-    """The same architecture, small."""
-    return {
-        name: tiny(value) if isinstance(value, dict) else TINY.get(name, value)
-        for name, value in settings.items()
-    }
 
 
 class DiffusionBlock(nn.Module):
@@ -257,75 +229,28 @@ class DiffusionTransformer(nn.Module):
         return x.float().square().mean()
 
 
-def build(case: Case, device: torch.device, *, is_tiny: bool) -> nn.Module:
-    """The model, in training mode, with random weights of one seed."""
-    settings = tiny(case.config) if is_tiny else case.config
+def built(
+    case: Case, device: torch.device, *, is_tiny: bool
+) -> tuple[nn.Module, Batch]:
+    """The model, in training mode, with random weights of one seed; a batch."""
+    rows = 2 if is_tiny else case.batch
+    if case.stock is not None:
+        waves = case.stock.inputs == "waves"
+        length = min(case.length, 16000 if waves else 32) if is_tiny else case.length
+        config = case.stock.config(tiny=is_tiny)
+        model = case.stock.model(config, device)
+        batch: Batch = case.stock.batch(config, rows, length, device)
+        if case.stock.inputs == "pairs":
+            batch["return_loss"] = True
+        return model, batch
     torch.manual_seed(0)
-    if case.kind == "DiT":
-        with device:
-            return DiffusionTransformer(**settings).train()
-    import transformers
-
-    settings = dict(settings)
-    if case.inputs in ("tokens", "sound"):
-        settings |= {"use_cache": False, "bos_token_id": None, "eos_token_id": None}
-        settings["pad_token_id"] = settings.get("decoder_start_token_id")
-    if case.kind == "Bart":
-        settings |= {"pad_token_id": 1, "decoder_start_token_id": 2}
-    config = getattr(transformers, f"{case.kind}Config")(**settings)
-    kind = getattr(transformers, f"{case.kind}{case.head}")
+    settings = shrunk(DIFFUSION) if is_tiny else DIFFUSION
     with device:
-        model: nn.Module = kind._from_config(config, dtype=torch.bfloat16)
-    return model.train()
-
-
-def batch_of(case: Case, model: Any, device: torch.device, *, is_tiny: bool) -> Batch:
-    """Arguments of a forward; the same ones at every step."""
+        model = DiffusionTransformer(**settings).train()
     draw = torch.Generator(device).manual_seed(1)
-    batch = 2 if is_tiny else case.batch
-    length = min(case.length, 32) if is_tiny else case.length
-
-    def noise(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-        return torch.randn(shape, generator=draw, device=device).to(dtype)
-
-    def tokens(most: int, *shape: int) -> Tensor:
-        return torch.randint(3, most, shape, generator=draw, device=device)
-
-    if case.inputs == "latents":
-        width = model.layers[0].up.in_features
-        return {
-            "latents": noise(batch, length, width, dtype=torch.float32),
-            "time": noise(batch, width, dtype=torch.float32),
-        }
-    config = model.config
-    if case.inputs == "images":
-        side = config.image_size
-        labels = tokens(config.num_labels, batch)
-        return {"pixel_values": noise(batch, 3, side, side), "labels": labels}
-    if case.inputs == "waves":
-        waves = noise(batch, 16000 if is_tiny else length)
-        return {"input_values": waves, "labels": tokens(config.num_labels, batch)}
-    if case.inputs == "pairs":
-        side = config.vision_config.image_size
-        ids = tokens(config.text_config.vocab_size, batch, min(length, 77))
-        return {"pixel_values": noise(batch, 3, side, side), "input_ids": ids}
-    if case.inputs == "images and tokens":
-        vision = config.vision_config
-        num = (vision.image_size // vision.patch_size) ** 2
-        ids = tokens(31000, batch, length + num)
-        ids[:, :num] = config.image_token_id
-        side = vision.image_size
-        return {
-            "pixel_values": noise(batch, 3, side, side),
-            **{"input_ids": ids, "labels": ids},
-        }
-    ids = tokens(config.vocab_size, batch, length)
-    if case.inputs == "sound":
-        return {
-            "input_features": noise(batch, config.num_mel_bins, 3000),
-            "labels": ids,
-        }
-    return {"input_ids": ids, "labels": ids}
+    length, width = 32 if is_tiny else case.length, settings["hidden"]
+    made = partial(torch.randn, generator=draw, device=device)
+    return model, {"latents": made(rows, length, width), "time": made(rows, width)}
 
 
 def set_base(model: Any, base: str) -> None:
@@ -358,10 +283,7 @@ class Side:
 
     def __init__(self, case: Case, device: torch.device, *, is_tiny: bool) -> None:
         self.device = device
-        self.model = build(case, device, is_tiny=is_tiny)
-        self.batch = batch_of(case, self.model, device, is_tiny=is_tiny)
-        if case.inputs == "pairs":
-            self.batch["return_loss"] = True  # type: ignore[assignment]
+        self.model, self.batch = built(case, device, is_tiny=is_tiny)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), 1e-5, fused=device.type == "cuda"
         )
@@ -370,23 +292,17 @@ class Side:
 
     def step(self) -> tuple[float, int]:
         """ms and peak bytes above the level before."""
-        is_cuda = self.device.type == "cuda"
-        level = 0
-        if is_cuda:
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            level = torch.cuda.memory_allocated()
+        wait(self.device)
+        memory = Peak(self.device)
         start = time.perf_counter()
         found = self.model(**self.batch)
         self.host_ms = (time.perf_counter() - start) * 1e3
         loss = found if isinstance(found, Tensor) else found.loss
         loss.backward()
-        peak = torch.cuda.max_memory_allocated() - level if is_cuda else 0
+        peak = memory.most
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=False)
-        if is_cuda:
-            torch.cuda.synchronize()
-        return (time.perf_counter() - start) * 1e3, peak
+        return (wait(self.device) - start) * 1e3, peak
 
 
 def settings_of(way: str, base_bytes: int, device: torch.device) -> dict[str, Any]:

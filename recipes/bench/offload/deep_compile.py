@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from recipes.bench.harness.blocks import Blocks, Clock
+from recipes.bench.harness.blocks import Blocks
 from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.processes import answer_of
+from recipes.bench.harness.timing import Clock, Peak
 
 NUM_STEPS = 11
 """DeepCompile recompiles at step 5."""
@@ -54,20 +55,17 @@ def engine_of(column: str, hidden: int, num_layers: int, batch: int) -> Any:
 def measure(engine: Any, batch: int, sequence: int, hidden: int) -> dict[str, Any]:
     """Median time of forward and backward in ms, their peak in GB, losses."""
     device = engine.device
-    clock, cuda = Clock(device), device.type == "cuda"
+    clock = Clock(device)
     torch.manual_seed(1)
     shape = (batch, sequence, hidden)
     x = torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
     times, peaks, losses = [], [], []
     for _ in range(NUM_STEPS):
-        if cuda:
-            torch.cuda.reset_peak_memory_stats()
-        base = torch.cuda.memory_allocated() if cuda else 0
-        begin = clock.mark()
+        memory, begin = Peak(device), clock.mark()
         loss = engine(x)
         engine.backward(loss)
         times.append((begin, clock.mark()))
-        peaks.append(torch.cuda.max_memory_allocated() - base if cuda else 0)
+        peaks.append(memory.most)
         engine.step()
         x.grad = None
         losses.append(loss.item())

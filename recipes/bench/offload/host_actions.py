@@ -37,8 +37,9 @@ import torch
 
 from recipes.bench.harness.cli import Bench
 from recipes.bench.models.real_build import build
-from recipes.bench.models.real_catalogue import Row, num_tokens, row_of
+from recipes.bench.models.real_catalogue import Row, row_of
 from recipes.bench.models.real_row import Run, Trainer, around, trl_context
+from recipes.bench.models.stock import num_tokens
 from recipes.bench.offload.bare import BareHooks
 
 SETTLED = 5

@@ -15,6 +15,7 @@ measured here.
 import contextlib
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,13 +24,14 @@ import ssdtrain
 from recipes.bench.harness.blocks import (
     SETTLE_S,
     Blocks,
-    Clock,
     Forward,
     Size,
     Steps,
     settling,
 )
 from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.timing import Clock
+from recipes.bench.models.real_row import trl_context
 from recipes.bench.offload import rivals as others
 
 BESIDE_RIVALS = ("keep", "full recompute", "trl", "ours recipes + auto")
@@ -66,13 +68,10 @@ def save_on_cpu(model: Blocks) -> Iterator[Forward]:
 @contextlib.contextmanager
 def trl(model: Blocks) -> Iterator[Forward]:
     """TRL's OffloadActivations (torchtune's lineage), its defaults."""
-    from accelerate import PartialState
-    from trl.models.activation_offloading import OffloadActivations
-
-    PartialState()  # TRL's logger asks for it
+    context = trl_context()
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        with OffloadActivations():
+        with context():
             return model(x)
 
     yield forward
@@ -90,14 +89,10 @@ def ours(**settings: Any) -> Callable[[Blocks], Any]:
     return column
 
 
-def columns(size: Size, grid: tuple[str, ...]) -> dict[str, Callable[[Blocks], Any]]:
-    """Every way to place activations, the baseline first.
-
-    `grid` adds columns "window:prefetch", each in multiples of the largest tensor.
-    """
+def columns() -> dict[str, Callable[[Blocks], Any]]:
+    """Every way to place activations, the baseline first, the slowest last."""
     host = {"target": "host", "recompute": "off"}
-    largest = 2 * size.batch * size.sequence * 4 * size.hidden
-    found = {
+    return {
         "keep": plain,
         "ours keep-all": ours(**host, plan="keep-all"),
         "ours offload-all": ours(**host, plan="offload-all"),
@@ -107,17 +102,8 @@ def columns(size: Size, grid: tuple[str, ...]) -> dict[str, Callable[[Blocks], A
         "ours recipes": ours(target="host", plan="keep-all"),
         "ours recipes + offload-all": ours(target="host", plan="offload-all"),
         "ours recipes + auto": ours(target="host", plan="auto"),
+        "save_on_cpu": save_on_cpu,
     }
-    found["save_on_cpu"] = save_on_cpu  # the slowest last
-    for point in grid:
-        window, prefetch = (int(float(part) * largest) for part in point.split(":"))
-        found[f"ours offload-all {point}"] = ours(
-            **host,
-            plan="offload-all",
-            window_bytes=window,
-            prefetch_bytes=prefetch,
-        )
-    return found
 
 
 def link(device: torch.device, num_bytes: int) -> dict[str, Any]:
@@ -127,11 +113,8 @@ def link(device: torch.device, num_bytes: int) -> dict[str, Any]:
     there = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     result = {}
     for name, source, target in (("d2h", there, host), ("h2d", host, there)):
-        times = []
-        for _ in range(6):
-            start = clock.mark()
-            target.copy_(source, non_blocking=True)
-            times.append(clock.ms(start, clock.mark()))
+        copy = partial(target.copy_, source, non_blocking=True)
+        times = [clock.once(copy) for _ in range(6)]
         result[f"{name}_gb_per_s"] = num_bytes / 1e6 / statistics.median(times[1:])
     return result
 
@@ -182,29 +165,24 @@ def main(
     batch: int = 16,
     sequence: int = 1024,
     steps: int = 7,
-    ways: tuple[str, ...] = (),
     settle_s: float = SETTLE_S,
-    grid: tuple[str, ...] = (),
     rivals: bool = False,
 ) -> None:
     """Run the cells that are missing.
 
     Args:
-        ways: only these columns
         settle_s: at most
-        grid: window:prefetch
         rivals: ours against rivals
     """
     device = bench.device
     cells = bench.cells({"batch": batch, "sequence": sequence, "dtype": "bf16"})
     cells.run("link", link, device, 2**30 if device.type == "cuda" else 2**24)
-    only = (*BESIDE_RIVALS, *others.columns()) if rivals else ways
+    found = columns()
+    if rivals:
+        found = {name: found[name] for name in BESIDE_RIVALS} | others.columns()
     for text in sizes:
         size = Size(*map(int, text.split("x")), batch, sequence)
-        found = columns(size, grid)
-        for name, column in {**found, **others.columns()}.items():
-            wanted = name in only if only else name in found
-            if wanted or name.split()[-1] in grid:
-                own = size, column, device, steps, settle_s
-                cells.run(f"{size.name}/{name}", run_column, *own)
+        for name, column in found.items():
+            own = size, column, device, steps, settle_s
+            cells.run(f"{size.name}/{name}", run_column, *own)
     cells.revise(summarize)

@@ -10,20 +10,17 @@ the bitwise law over four steps, alone and with everything offloaded.
     python -m recipes.bench offload.recipes --budget-s 500
 """
 
-import contextlib
 import os
 import statistics
-from collections.abc import Iterator
 from typing import Any
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
 
-import ssdtrain
-from recipes.bench.harness.blocks import Size, Steps
+from recipes.bench.harness.blocks import Size, Steps, session_of
 from recipes.bench.harness.cli import Bench
-from recipes.bench.models.transformers_models import LARGE, NAMES, SMALL, build, tokens
+from recipes.bench.models.stock import Stock
 from ssdtrain.counters import StepReport
 
 PRECISIONS = ("pure bf16", "bf16 autocast", "fp32")
@@ -36,21 +33,13 @@ OFFLOADING = {
     "window_bytes": 2**20,
 }
 SIZES = ("8192x4@16x1024", "12288x3@16x1024", "6144x24@8x2048", "16384x2@16x1024")
+NAMES = ("gpt2", "bert", "t5", "llama")
+SMALL = (256, 2, 4, 512, 4, 64)
+LARGE = (1024, 4, 16, 32000, 8, 512)
+"""Width, layers, heads, words, batch and sequence of these models."""
 NUM_WARM_STEPS = 1
 NUM_TIMED_STEPS = 3
 NUM_LAW_STEPS = 4
-
-
-@contextlib.contextmanager
-def session(
-    model: torch.nn.Module, settings: dict[str, Any] | None
-) -> Iterator[ssdtrain.Session | None]:
-    """A session, or nothing."""
-    if settings is None:
-        yield None
-        return
-    with ssdtrain.offload(model, **settings) as opened:
-        yield opened
 
 
 def digest(tensors: list[torch.Tensor]) -> list[int]:
@@ -93,7 +82,7 @@ def alternate(size: str, device: torch.device, num_rounds: int) -> dict[str, Any
     reports: dict[str, Any] = {}
     for _ in range(num_rounds):
         for name, settings in columns.items():
-            with session(steps.model, settings) as opened:
+            with session_of(steps.model, settings) as opened:
                 for _ in range(NUM_WARM_STEPS):
                     steps.step()
                 done = [steps.step() for _ in range(NUM_TIMED_STEPS)]
@@ -126,7 +115,7 @@ def blocks_law(size: str, device: torch.device) -> dict[str, Any]:
     outcomes = []
     for settings in (None, ALONE):
         steps = case(size, device)
-        with session(steps.model, settings):
+        with session_of(steps.model, settings):
             done = [steps.step() for _ in range(NUM_LAW_STEPS)]
         losses = [each.loss.item() for each in done]
         outcomes.append((losses, digest(list(steps.model.parameters()))))
@@ -135,12 +124,35 @@ def blocks_law(size: str, device: torch.device) -> dict[str, Any]:
     return {"losses": outcomes[0][0], "bitwise_equal": outcomes[0] == outcomes[1]}
 
 
+def stock_of(name: str, hidden: int, heads: int, words: int, length: int) -> Stock:
+    """A model of transformers with its own dropout rates."""
+    wide = {"hidden_size": hidden, "num_attention_heads": heads, "vocab_size": words}
+    own: dict[str, Any]
+    if name == "gpt2":
+        own = {"n_embd": hidden, "n_head": heads, "n_positions": length}
+        own |= {"vocab_size": words, "loss_type": "ForCausalLMLoss"}
+        return Stock("GPT2", own, "LMHeadModel", ("n_layer",))
+    if name == "bert":
+        own = {"max_position_embeddings": length, "loss_type": "ForMaskedLMLoss"}
+        own |= {"intermediate_size": 4 * hidden}
+        return Stock("Bert", wide | own, "ForMaskedLM")
+    if name == "llama":
+        own = {"num_key_value_heads": max(1, heads // 2)}
+        return Stock("Llama", wide | own | {"intermediate_size": hidden * 8 // 48 * 16})
+    own = {"d_model": hidden, "d_kv": hidden // heads, "d_ff": 4 * hidden}
+    own |= {"num_heads": heads, "vocab_size": words, "decoder_start_token_id": 0}
+    own |= {"feed_forward_proj": "gated-gelu"}
+    return Stock("T5", own, "ForConditionalGeneration", ("num_layers",))
+
+
 def train(
     name: str, precision: str, device: torch.device, settings: dict[str, Any] | None
 ) -> tuple[list[int], StepReport | None]:
     """Four steps of a transformers model; digests of all that must be equal."""
-    shape = LARGE if device.type == "cuda" else SMALL
-    model = build(name, shape).to(device)
+    hidden, depth, heads, words, *batch = LARGE if device.type == "cuda" else SMALL
+    stock = stock_of(name, hidden, heads, words, batch[1])
+    config = stock.config(depth=depth)
+    model = stock.model(config, torch.device("cpu"), dtype=torch.float32).to(device)
     if precision == "pure bf16":
         model = model.to(torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -148,9 +160,9 @@ def train(
     torch.manual_seed(1)
     numbers: list[int] = []
     report = None
-    with session(model, settings) as opened:
+    with session_of(model, settings) as opened:
         for _ in range(NUM_LAW_STEPS):
-            ids = tokens(shape).to(device)
+            ids = torch.randint(1, words, batch).to(device)
             with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
                 loss = model(input_ids=ids, labels=ids).loss
             loss.backward()

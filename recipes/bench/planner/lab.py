@@ -2,8 +2,10 @@
 of a plan and of a profile."""
 
 import mmap
+import os
 import random
 import statistics
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,8 +31,7 @@ from ssdtrain.plan.schedule import Style, schedule
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.storage.base import Slot
-from tests.ssdtrain.memory_storage import MemoryStorage
-from tests.ssdtrain.throttle import ThrottledStorage
+from ssdtrain.storage.posix import NamelessFile, PosixStorage
 
 Orders = Mapping[str, Sequence[Order]]
 NUM_TIMED = 3
@@ -131,11 +132,8 @@ class Lab:
         For speeds that no single file in memory reaches: its lock serves one writer.
         """
         torch.set_num_threads(MEMORY_THREADS)
-        memory = MappedMemory(room_bytes)
         before = self.cache.offloader.storage
-        self.cache.offloader.storage = ThrottledStorage(
-            memory, write_gb_per_s=gb_per_s, read_gb_per_s=gb_per_s
-        )
+        self.cache.offloader.storage = LimitedMemory(room_bytes, gb_per_s)
         if before is not None:
             before.close()
 
@@ -214,24 +212,45 @@ class Lab:
         del self.session, self.cache, self.recipes
 
 
-class MappedMemory(MemoryStorage):
-    """Main memory that any number of threads write at once."""
+class LimitedMemory(PosixStorage):
+    """Main memory that any number of threads write at once, at no more than a rate.
 
-    def __init__(self, room_bytes: int) -> None:
-        super().__init__(extent_bytes=room_bytes, capacity_bytes=room_bytes)
+    Transfers of one direction follow one another on it; the time that a thread needs to
+    wake is made up for, or the rate of a single one would be lower.
+    """
+
+    SLACK_S = 4e-3
+
+    def __init__(self, room_bytes: int, gb_per_s: float) -> None:
+        super().__init__("memory", extent_bytes=room_bytes, capacity_bytes=room_bytes)
         self.free(self.allocate(1))  # the file has its length, and its pages
         room = mmap.mmap(self.fileno(), 0)
         self._memory = torch.frombuffer(room, dtype=torch.uint8)
         with ThreadPoolExecutor() as pool:  # its first writes should not be slow
             list(pool.map(torch.Tensor.zero_, self._memory.split(TOUCH_BYTES)))
+        self._rate = 1e9 * gb_per_s
+        self._booking = threading.Lock()
+        self._free_at_s = {"write": 0.0, "read": 0.0}
+
+    def open_file(self) -> NamelessFile:
+        """A file that no disk has."""
+        return NamelessFile(os.memfd_create("ssdtrain"))
 
     def write(self, slot: Slot, buffer: torch.Tensor) -> None:
         """Copy the whole buffer in."""
-        self._memory[slot.offset :][: buffer.numel()].copy_(buffer)
+        self._copy("write", self._memory[slot.offset :][: buffer.numel()], buffer)
 
     def read(self, slot: Slot, buffer: torch.Tensor) -> None:
         """Copy the whole buffer out."""
-        buffer.copy_(self._memory[slot.offset :][: buffer.numel()])
+        self._copy("read", buffer, self._memory[slot.offset :][: buffer.numel()])
+
+    def _copy(self, way: str, target: torch.Tensor, source: torch.Tensor) -> None:
+        now = time.monotonic()
+        with self._booking:
+            start = max(self._free_at_s[way], now - self.SLACK_S)
+            done_at_s = self._free_at_s[way] = start + target.numel() / self._rate
+        target.copy_(source)
+        time.sleep(max(0.0, done_at_s - time.monotonic()))
 
 
 def random_orders(timeline: Timeline, seed: int) -> dict[str, tuple[Order, ...]]:
@@ -307,7 +326,6 @@ def facts(profile: Profile) -> dict[str, Any]:
         "d2h_gb_per_s": links.d2h.bytes_per_second / 1e9,
         "h2d_gb_per_s": links.h2d.bytes_per_second / 1e9,
         "copy_slowdown": links.copy_slowdown,
-        "copy_slowdown_error": links.copy_slowdown_error,
         "duplex_slowdown": links.duplex_slowdown,
         "ssd_gb_per_s": [
             None if curve is None else curve.bytes_per_second / 1e9

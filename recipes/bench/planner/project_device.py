@@ -24,9 +24,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from recipes.bench.harness.blocks import Clock
 from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.records import read
+from recipes.bench.harness.timing import Clock, Peak
 
 CELLS = ("12288x3", "8192x4", "16384x2")
 HEAD_SIZE = 128
@@ -111,9 +111,7 @@ def measure(
     optimizer.step()
     optimizer.zero_grad(set_to_none=False)
     del out
-    if gpu:
-        torch.cuda.reset_peak_memory_stats()
-        level = torch.cuda.memory_allocated()
+    memory = Peak(device)
     for _ in range(steps + 1):
         marks = [clock.mark()]
         out = model(x)
@@ -132,7 +130,7 @@ def measure(
         "sequence": sequence,
         "saved_bytes": saved,
         "allocated_after_forward_bytes": held,
-        "peak_bytes": torch.cuda.max_memory_allocated() - level if gpu else None,
+        "peak_bytes": memory.most if gpu else None,
         "forward_ms": medians[0],
         "backward_ms": medians[1],
         "update_ms": medians[2],

@@ -5,7 +5,8 @@
 Cells are run in the order of what matters most and resumed by a second run; each has
 a limit of its own, and writes what it knows as it goes. `--only` also gives an order.
 Profiles are written beside the results, as `profile_NAME.json`.
-`--small` runs all paths on tiny models (a CPU is enough).
+The bandwidth cells are run by `--only 'bandwidth/*' --directory SSD`, and want 50 GB of
+memory that can be pinned. `--small` runs all paths on tiny models (a CPU is enough).
 """
 
 import fnmatch

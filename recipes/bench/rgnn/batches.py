@@ -5,8 +5,6 @@
 - `batch`: two layers on neighbourhoods of 1,024 seeds, drawn once and given to both
   sides; training steps of hector's layers (`HeteroGraph` of the batch made in the step)
   and of PyG's (edge index and dictionaries made before). Features lie on the device.
-- `epoch`: such batches through `CapturedBatches`: a batch with its drawing, the
-  captured step alone, the host's part of it, drawing alone.
 - `captured`: full-batch steps with Adam (PyTorch's fused one, on all sides: else one
   step of it is a hundred kernels for an HGT) on small graphs of published sizes:
   hector's as they are, as one CUDA graph, and PyG's; of the graph also a step of many
@@ -20,7 +18,6 @@ Medians; ratios are PyG's time over hector's of the same run.
 """
 
 import functools
-import os
 import subprocess
 import sys
 import tempfile
@@ -34,19 +31,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hector.capture import CapturedBatches, CapturedStep
+from hector.capture import CapturedStep
 from hector.datasets.generate import TABLE_3_3, GraphSpec, generate
 from hector.graph import HeteroGraph, subgraph
 from hector.sampling import NeighborSampler, SampledBatch
-from hector.train import LayerKind, LayerSpec
 from hector.train.model import compiled_layer
 from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.timing import wait
+from recipes.bench.rgnn.compile import caches
+from recipes.bench.rgnn.mag import CLASSES, FANOUTS, SEEDS, WIDTH, mag_graph, specs
 from recipes.bench.rgnn.pyg import pyg_conv, wrap
 
-WIDTH, SEEDS, FANOUTS, CLASSES = 64, 1024, (15, 10), 16
-MAG_NODES = (736_389, 1_134_649, 8_740, 59_965)
-MAG_EDGES = ((1, 2, 1_043_998), (1, 0, 7_145_660), (0, 0, 5_416_271), (0, 3, 7_505_078))
-"""ogbn-mag's: source type, target type, edges."""
 KINDS = ("rgcn", "rgat", "hgt")
 SMALL = {
     "aifb": TABLE_3_3["aifb"],
@@ -63,47 +58,16 @@ SMALL = {
 }
 
 
-def mag(device: str = "cuda", shrink: int = 1) -> HeteroGraph:
-    """A graph of ogbn-mag's sizes with its edges both ways, uniform ends."""
-    torch.manual_seed(0)
-    nodes = [max(2, n // shrink) for n in MAG_NODES]
-    first = [sum(nodes[:t]) for t in range(5)]
-    src, dst, kind, names = [], [], [], []
-    for i, (a, b, num) in enumerate(MAG_EDGES):
-        s = torch.randint(nodes[a], (num // shrink,), device=device) + first[a]
-        d = torch.randint(nodes[b], (num // shrink,), device=device) + first[b]
-        for one, two, r in ((s, d, 2 * i), (d, s, 2 * i + 1)):
-            src.append(one)
-            dst.append(two)
-            kind.append(torch.full_like(one, r))
-        names += [(f"n{a}", f"r{2 * i}", f"n{b}"), (f"n{b}", f"r{2 * i + 1}", f"n{a}")]
-    types = torch.arange(4).repeat_interleave(torch.tensor(nodes)).to(device)
-    graph = HeteroGraph.from_arrays(
-        torch.cat(src), torch.cat(dst), torch.cat(kind), node_type=types
-    )
-    return graph.replace(edge_type_names=tuple(names))
-
-
 @functools.cache
 def mag_rows() -> tuple[HeteroGraph, Tensor]:
     """That graph, and features on the device."""
-    graph = mag()
+    graph = mag_graph(torch.device("cuda"))
     return graph, torch.randn(graph.num_nodes, WIDTH, device="cuda")
-
-
-def spec_of(kind: str, last: bool = False) -> LayerSpec:
-    outs = CLASSES if last else WIDTH
-    return LayerSpec(
-        kind=LayerKind(kind), in_channels=WIDTH, out_channels=outs, heads=1,
-        num_bases=None,
-    )  # fmt: skip
 
 
 def two(kind: str, graph: HeteroGraph, make: Callable[..., nn.Module]) -> nn.ModuleList:
     torch.manual_seed(0)
-    return nn.ModuleList(make(spec_of(kind, last), graph) for last in (False, True)).to(
-        graph.device
-    )
+    return nn.ModuleList(make(spec, graph) for spec in specs(kind)).to(graph.device)
 
 
 def step_of(
@@ -129,14 +93,11 @@ def parameters(layers: Any) -> list[nn.Parameter]:
 def milliseconds(step: Callable[[], Any], rounds: int = 8) -> tuple[float, float]:
     """Medians of a step by the clock, and of the host's part of it."""
     whole, host = [], []
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     for _ in range(rounds):
-        wait()
-        begin = time.perf_counter()
+        begin = wait()
         step()
         host.append(1e3 * (time.perf_counter() - begin))
-        wait()
-        whole.append(1e3 * (time.perf_counter() - begin))
+        whole.append(1e3 * (wait() - begin))
     return median(whole), median(host)
 
 
@@ -162,8 +123,7 @@ def batch_cell(
             return step_of(ours, x, made, found.seeds, goal)()
 
         theirs = [
-            wrap(pyg_conv(spec_of(kind, last), graph), found.graph).to(device)
-            for last in (False, True)
+            wrap(pyg_conv(spec, graph), found.graph).to(device) for spec in specs(kind)
         ]
         for mine, other in zip(ours, theirs, strict=True):
             other.conv.load_state_dict(mine.state_dict())
@@ -184,70 +144,6 @@ def batch_cell(
         **found_ms,
         "draw_ms": round(draw, 3),
         "ratio": round(found_ms["pyg_ms"] / found_ms["hector_ms"], 2),
-        "largest_loss_error": max(errors),
-    }
-
-
-def epoch_cell(kind: str, graph: HeteroGraph, features: Tensor) -> dict[str, Any]:
-    """Training as `trainer.batch` and `trainer.capture` do it: drawing,
-    features gathered on the device, a captured step with Adam; the losses of its first
-    steps beside those of steps on the batches themselves."""
-    sampler = NeighborSampler(graph, FANOUTS)
-    layers = two(kind, graph, compiled_layer)
-    adam = torch.optim.Adam(parameters(layers), capturable=True, fused=True)
-
-    def step(found: SampledBatch, goal: Tensor, x: Tensor) -> Tensor:
-        for p in parameters(layers):
-            p.grad = None
-        h = layers[1](layers[0](x, found.graph).relu(), found.graph)[found.seeds]
-        loss = functional.cross_entropy(h, goal)
-        loss.backward()
-        adam.step()
-        return loss.detach()
-
-    captured = CapturedBatches(step, graph)
-    begin = {n: p.detach().clone() for n, p in layers.named_parameters()}
-    drawn = [
-        sampler.draw(torch.arange(i * SEEDS, (i + 1) * SEEDS, device="cuda"))
-        for i in range(8)
-    ]
-
-    def one(found: Any) -> Tensor:
-        loss: Tensor = captured(
-            found, found.seeds % CLASSES, rows=[features[found.node_ids]]
-        )
-        return loss
-
-    losses = [float(one(d)) for d in drawn]
-    for name, p in layers.named_parameters():
-        p.data.copy_(begin[name])
-    for state in adam.state.values():
-        for value in state.values():
-            value.zero_()
-    again = []
-    for d in drawn:
-        made = subgraph(graph, d.node_ids, d.edge_ids)
-        found = SampledBatch(made, d.node_ids, d.seeds, d.edge_ids)
-        again.append(float(step(found, d.seeds % CLASSES, features[d.node_ids])))
-    errors = [abs(a - b) / abs(b) for a, b in zip(losses, again, strict=True)]
-    places = iter(range(10_000))
-
-    def whole() -> Tensor:
-        at = next(places) % 600
-        seeds = torch.arange(at * SEEDS, (at + 1) * SEEDS, device="cuda")
-        return one(sampler.draw(seeds))
-
-    for _ in range(16):
-        whole()
-    both, _ = milliseconds(whole, 30)
-    alone, alone_host = milliseconds(lambda: one(drawn[0]), 30)
-    draw = milliseconds(lambda: sampler.draw(torch.arange(SEEDS, device="cuda")), 30)[0]
-    return {
-        "batch_ms": round(both, 3),
-        "step_ms": round(alone, 3),
-        "step_host_ms": round(alone_host, 3),
-        "draw_ms": round(draw, 3),
-        "sizes": len(captured),
         "largest_loss_error": max(errors),
     }
 
@@ -336,14 +232,7 @@ def first_cell() -> dict[str, Any]:
     """New processes: with empty caches, with what the first left, and with empty caches
     and a bundle of its kernels, which is added beside the graph's making."""
     with tempfile.TemporaryDirectory() as place:
-        here, there = (
-            {
-                **os.environ,
-                "HECTOR_CACHE": f"{place}/{name}/hector",
-                "TRITON_CACHE_DIR": f"{place}/{name}/triton",
-            }
-            for name in ("here", "there")
-        )
+        here, there = caches(place)
         found = {"empty_s": _first(here), "kept_s": _first(here)}
         shipped = Path(there["HECTOR_CACHE"], "kernels", "first.zip")
         shipped.parent.mkdir(parents=True)
@@ -366,9 +255,8 @@ def main(bench: Bench) -> None:
     cells = bench.cells(about)
     # Before other cells take the device and the cores.
     cells.run("first", first_cell)
-    for what, run in (("batch", batch_cell), ("epoch", epoch_cell)):
-        for kind in KINDS:
-            cells.run(f"{what}/{kind}", lambda r=run, k=kind: r(k, *mag_rows()))
+    for kind in KINDS:
+        cells.run(f"batch/{kind}", lambda k=kind: batch_cell(k, *mag_rows()))
     captured = [(kind, name) for name in SMALL for kind in KINDS]
     for kind, name in captured:
         cells.run(f"captured/{kind}/{name}", captured_cell, kind, name)

@@ -1,7 +1,7 @@
 """What `rgnn.layers` measures: cells, contenders, and the order of the work."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -85,8 +85,6 @@ SETTINGS = (
     Contender.HECTOR_REORDERING,
     Contender.HECTOR_BOTH,
 )
-
-
 OWN_RECORDS = (Phase.PROFILE, Phase.KERNELS, Phase.CAPTURED)
 """Phases that measure something else than the time of a step as it is called."""
 
@@ -104,10 +102,6 @@ class Cell:
     width: int = 64
     """Input and output channels; one head."""
 
-    def key(self) -> dict[str, Any]:
-        """Plain JSON values that identify the cell."""
-        return {k: getattr(v, "value", v) for k, v in asdict(self).items()}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
@@ -119,8 +113,20 @@ class Work:
 
     def key(self) -> dict[str, Any]:
         """Plain JSON values that identify the measurement in the results."""
+        cell = {k: getattr(v, "value", v) for k, v in asdict(self.cell).items()}
         what = self.phase.value if self.phase in OWN_RECORDS else "time"
-        return {**self.cell.key(), "contender": self.contender.value, "what": what}
+        return {**cell, "contender": self.contender.value, "what": what}
+
+    @property
+    def name(self) -> str:
+        """Of its cell in the results."""
+        return name_of(self.key())
+
+
+def name_of(key: dict[str, Any]) -> str:
+    """The name of the cell with this key."""
+    parts = ("graph", "model", "task", "dtype", "width", "contender", "what")
+    return "/".join(str(key[part]) for part in parts)
 
 
 def baselines(model: LayerKind, dtype: str) -> list[Contender]:
@@ -132,8 +138,9 @@ def baselines(model: LayerKind, dtype: str) -> list[Contender]:
     return found
 
 
-def plan(phases: list[Phase], graphs: list[str]) -> list[Work]:
+def plan(phases: Iterable[Phase], graphs: Iterable[str]) -> list[Work]:
     """All measurements in the order they are worth taking."""
+    graphs = list(graphs)
     return [
         Work(phase=phase, cell=cell, contender=contender)
         for phase in phases
@@ -145,42 +152,26 @@ def plan(phases: list[Phase], graphs: list[str]) -> list[Work]:
 _Row = tuple[Cell, Contender]
 
 
-def _cells(graph: str, models: Sequence[LayerKind], dtypes: list[str]) -> list[Cell]:
+def _cells(
+    graph: str,
+    models: Sequence[LayerKind] = KINDS,
+    dtype: str = "float32",
+    tasks: Iterable[Task] = Task,
+) -> list[Cell]:
     return [
         Cell(graph=graph, model=model, task=task, dtype=dtype)
         for model in models
-        for dtype in dtypes
-        for task in Task
+        for task in tasks
     ]
 
 
-def _against(graph: str, dtype: str) -> list[_Row]:
-    return [
-        (cell, contender)
-        for cell in _cells(graph, KINDS, [dtype])
-        for contender in (Contender.HECTOR, *baselines(cell.model, cell.dtype))
-    ]
+def _each(cells: Iterable[Cell], *contenders: Contender) -> Iterator[_Row]:
+    return ((cell, contender) for cell in cells for contender in contenders)
 
 
-def _main(graph: str) -> list[_Row]:
-    return _against(graph, "float32")
-
-
-def _bfloat16(graph: str) -> list[_Row]:
-    return [row for row in _against(graph, "bfloat16") if _leads(*row)]
-
-
-def _captured(graph: str) -> list[_Row]:
-    return [
-        (cell, contender)
-        for cell in _cells(graph, [LayerKind.RGAT], ["bfloat16"])
-        for contender in (Contender.HECTOR, Contender.SORTED_GROUPED, Contender.PYG)
-        if cell.task is Task.TRAINING
-    ]
-
-
-def _bfloat16_rest(graph: str) -> list[_Row]:
-    return [row for row in _against(graph, "bfloat16") if not _leads(*row)]
+def _against(graph: str, dtype: str) -> Iterator[_Row]:
+    for cell in _cells(graph, dtype=dtype):
+        yield from _each([cell], Contender.HECTOR, *baselines(cell.model, dtype))
 
 
 def _leads(cell: Cell, contender: Contender) -> bool:
@@ -191,73 +182,63 @@ def _leads(cell: Cell, contender: Contender) -> bool:
     return contender is not Contender.SORTED_LOOP
 
 
-def _ablation(graph: str) -> list[_Row]:
-    cells = _cells(graph, KINDS, ["float32"])
+def _captured(graph: str) -> Iterator[_Row]:
+    cells = _cells(graph, [LayerKind.RGAT], "bfloat16", [Task.TRAINING])
+    return _each(cells, Contender.HECTOR, Contender.SORTED_GROUPED, Contender.PYG)
+
+
+def _ablation(graph: str) -> Iterator[_Row]:
     # Table 3.5 first: the attention layers.
-    cells.sort(key=lambda c: c.model is LayerKind.RGCN)
-    return [(cell, setting) for cell in cells for setting in SETTINGS]
+    return _each(_cells(graph, [*KINDS[1:], KINDS[0]]), *SETTINGS)
 
 
-def _mapping(graph: str) -> list[_Row]:
-    if graph not in MAPPING_GRAPHS:
-        return []
-    ours = (Contender.HECTOR, Contender.HECTOR_PROGRAM)
-    cells = _cells(graph, KINDS, ["float32"])
-    return [(cell, contender) for cell in cells for contender in ours]
+def _mapping(graph: str) -> Iterator[_Row]:
+    cells = _cells(graph) if graph in MAPPING_GRAPHS else []
+    return _each(cells, Contender.HECTOR, Contender.HECTOR_PROGRAM)
 
 
-def _kernels(graph: str) -> list[_Row]:
-    rows: list[_Row] = []
+def _kernels(graph: str) -> Iterator[_Row]:
     if graph in KERNEL_GRAPHS:
-        kinds = [LayerKind.RGAT, LayerKind.HGT, LayerKind.RGCN]
-        cells = _cells(graph, kinds, ["float32"])
-        rows += [(c, Contender.HECTOR) for c in cells if c.task is Task.TRAINING]
+        kinds = [*KINDS[1:], KINDS[0]]
+        yield from _each(_cells(graph, kinds, tasks=[Task.TRAINING]), Contender.HECTOR)
     if graph in SETTING_GRAPHS:
-        cells = _cells(graph, [LayerKind.RGAT], ["float32"])
-        inference = [c for c in cells if c.task is Task.INFERENCE]
-        rows += [(c, setting) for c in inference for setting in SETTINGS]
-    return rows
+        cells = _cells(graph, [LayerKind.RGAT], tasks=[Task.INFERENCE])
+        yield from _each(cells, *SETTINGS)
 
 
-def _compile(graph: str) -> list[_Row]:
-    rows = []
-    for cell in _cells(graph, KINDS, ["float32"]):
-        rows.append((cell, Contender.PYG_COMPILED))
+def _compile(graph: str) -> Iterator[_Row]:
+    for cell in _cells(graph):
+        yield cell, Contender.PYG_COMPILED
         if cell.model is LayerKind.RGCN:
-            rows.append((cell, Contender.PYG_FAST_COMPILED))
-    return rows
+            yield cell, Contender.PYG_FAST_COMPILED
 
 
-def _widths(graph: str) -> list[_Row]:
-    return [
-        (
-            Cell(graph=graph, model=c.model, task=c.task, dtype=c.dtype, width=width),
-            Contender.HECTOR,
-        )
-        for c in _cells(graph, KINDS, ["tf32"])
-        for width in WIDTHS
-    ]
+def _widths(graph: str) -> Iterator[_Row]:
+    cells = _cells(graph, dtype="tf32")
+    return _each(
+        (replace(cell, width=width) for cell in cells for width in WIDTHS),
+        Contender.HECTOR,
+    )
 
 
-def _profile(graph: str) -> list[_Row]:
-    if graph not in PROFILED_GRAPHS:
-        return []
-    return [
-        (cell, contender)
-        for cell in _cells(graph, KINDS, ["float32"])
-        for contender in (Contender.HECTOR, Contender.PYG)
-    ]
+def _profile(graph: str) -> Iterator[_Row]:
+    cells = _cells(graph) if graph in PROFILED_GRAPHS else []
+    return _each(cells, Contender.HECTOR, Contender.PYG)
 
 
-_PHASES = {
-    Phase.MAIN: _main,
-    Phase.BFLOAT16: _bfloat16,
+_PHASES: dict[Phase, Callable[[str], Iterable[_Row]]] = {
+    Phase.MAIN: lambda graph: _against(graph, "float32"),
+    Phase.BFLOAT16: lambda graph: (
+        row for row in _against(graph, "bfloat16") if _leads(*row)
+    ),
     Phase.CAPTURED: _captured,
     Phase.MAPPING: _mapping,
     Phase.ABLATION: _ablation,
     Phase.KERNELS: _kernels,
     Phase.PROFILE: _profile,
     Phase.WIDTHS: _widths,
-    Phase.BFLOAT16_REST: _bfloat16_rest,
+    Phase.BFLOAT16_REST: lambda graph: (
+        row for row in _against(graph, "bfloat16") if not _leads(*row)
+    ),
     Phase.COMPILE: _compile,
 }

@@ -48,17 +48,22 @@ print(json.dumps({
 """
 
 
+def caches(place: str) -> list[dict[str, str]]:
+    """Environments of two processes, each with empty caches of its own."""
+    return [
+        {
+            **os.environ,
+            "HECTOR_CACHE": f"{place}/{name}/hector",
+            "TRITON_CACHE_DIR": f"{place}/{name}/triton",
+        }
+        for name in ("here", "there")
+    ]
+
+
 def cell(kind: str) -> dict[str, Any]:
     """The three ways of one layer."""
     with tempfile.TemporaryDirectory() as place:
-        here, there = (
-            {
-                **os.environ,
-                "HECTOR_CACHE": f"{place}/{name}/hector",
-                "TRITON_CACHE_DIR": f"{place}/{name}/triton",
-            }
-            for name in ("here", "there")
-        )
+        here, there = caches(place)
         found = {"empty": _step(kind, here), "kept": _step(kind, here)}
         bundle = Path(place, "kernels.zip")
         command = [sys.executable, "-m", "hector", "kernels"]

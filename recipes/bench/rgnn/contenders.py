@@ -14,8 +14,8 @@ from hector.graph import HeteroGraph
 from hector.ir.kernels import SegmentMapping
 from hector.train import LayerKind, LayerSpec
 from hector.train.model import compiled_layer
-from recipes.bench.rgnn.cells import Cell, Contender, Task
-from recipes.bench.rgnn.pyg import pyg_conv, wrap
+from recipes.bench.rgnn.cells import SETTINGS, Cell, Contender, Task
+from recipes.bench.rgnn.pyg import layer_spec, pyg_conv, wrap
 from recipes.bench.rgnn.sorted_product import (
     SortedHGT,
     SortedRGAT,
@@ -34,12 +34,6 @@ DTYPES = {
     "float32": torch.float32,
     "tf32": torch.float32,
     "bfloat16": torch.bfloat16,
-}
-SETTING = {
-    Contender.HECTOR_NONE: "none",
-    Contender.HECTOR_COMPACTION: "compaction",
-    Contender.HECTOR_REORDERING: "reordering",
-    Contender.HECTOR_BOTH: "both",
 }
 
 
@@ -86,13 +80,7 @@ def build(cell: Cell, contender: Contender, graph: HeteroGraph, seed: int = 0) -
     """The contender's layer with the parameters that `seed` gives PyG's layer."""
     device, dtype = graph.device, DTYPES[cell.dtype]
     torch.backends.cuda.matmul.allow_tf32 = cell.dtype == "tf32"
-    spec = LayerSpec(
-        kind=cell.model,
-        in_channels=cell.width,
-        out_channels=cell.width,
-        heads=1,
-        num_bases=None,
-    )
+    spec = layer_spec(cell.model, cell.width, cell.width)
     torch.manual_seed(seed)
     fast = contender in (Contender.PYG_FAST, Contender.PYG_FAST_COMPILED)
     conv = pyg_conv(spec, graph, fast=fast)
@@ -131,8 +119,8 @@ def _module(
 
 def with_setting(layer: nn.Module, contender: Contender) -> nn.Module:
     """Fix the two optimizations; HECTOR leaves the choice to the cost model."""
-    if contender in SETTING:
-        layer.set_optimization(SETTING[contender])
+    if contender in SETTINGS:
+        layer.set_optimization(contender.value.removeprefix("hector-"))
     if contender is Contender.HECTOR_PROGRAM:
         layer.set_options(mapping=SegmentMapping.PROGRAM)
     return layer

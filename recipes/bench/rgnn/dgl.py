@@ -32,8 +32,10 @@ from hector.message import nn as dglnn
 from hector.nn import HGTConv, RGATConv, RGCNConv
 from recipes.bench.harness.cli import Bench
 from recipes.bench.rgnn import batches, messages
+from recipes.bench.rgnn.mag import CLASSES, WIDTH, mag_graph
+from recipes.bench.rgnn.pyg import relations
 
-WIDTH, CLASSES, FANOUT = 64, 16, 10
+FANOUT = 10
 SECOND = ("gcn", "gat", "rgcn", "rgat", "hgt")
 PAPER = "n0"
 GOALS = {"typed": 1.5, "blocks": 1.5, "one type": 1.2, "second": 3.0}
@@ -44,11 +46,7 @@ def of_message(whole: HeteroGraph) -> message.HeteroGraph:
     """The same nodes and edges, by type."""
     offsets, names = whole.node_type_offsets, whole.node_type_names
     sizes = {n: offsets[i + 1] - offsets[i] for i, n in enumerate(names)}
-    first = dict(zip(names, offsets, strict=False))
-    bounds, edges = whole.etype_offsets, {}
-    for i, (a, r, b) in enumerate(whole.edge_type_metadata()):
-        part = slice(bounds[i], bounds[i + 1])
-        edges[a, r, b] = (whole.src[part] - first[a], whole.dst[part] - first[b])
+    edges = {kind: tuple(ends) for kind, ends in relations(whole).items()}
     return message.HeteroGraph(edges, sizes)
 
 
@@ -218,9 +216,9 @@ def main(bench: Bench, *, shrink: int = 1) -> None:
         for kind in messages.LAYERS:
             name = f"one type/{graph}/{kind}"
             cells.run(name, messages.cell, kind, graph, bench.device, shrink)
-    whole = batches.mag(device, shrink)
+    whole = mag_graph(bench.device, shrink)
     cells.run("blocks/sage", blocks_cell, whole, seeds)
-    rows = torch.randn(whole.num_nodes, batches.WIDTH, device=bench.device)
+    rows = torch.randn(whole.num_nodes, WIDTH, device=bench.device)
     for kind in batches.KINDS:
         cells.run(f"typed/{kind}", batches.batch_cell, kind, whole, rows, seeds)
     cells.save()

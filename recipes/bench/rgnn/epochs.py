@@ -43,8 +43,10 @@ from recipes.bench.harness import records
 from recipes.bench.harness.cells import NOT_ENDED, Cells
 from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.processes import guarded
-from recipes.bench.rgnn.batches import FANOUTS, KINDS
+from recipes.bench.harness.timing import wait
+from recipes.bench.rgnn.batches import KINDS
 from recipes.bench.rgnn.mag import (
+    FANOUTS,
     SEEDS,
     WIDTH,
     Data,
@@ -54,7 +56,6 @@ from recipes.bench.rgnn.mag import (
     pyg_way,
     pygs,
     specs,
-    wait,
 )
 from recipes.bench.rgnn.pyg import wrap
 
@@ -257,7 +258,6 @@ def main(
     batches: int = 96,
     kinds: tuple[str, ...] = tuple(KINDS),
     workers: tuple[int, ...] = (),
-    anew: bool = False,
 ) -> int:
     """Cells until the time is over.
 
@@ -265,10 +265,9 @@ def main(
         shrink: divide the sizes: a trial on a CPU
         batches: of an epoch; 3 or more
         workers: tried on the first kind
-        anew: forget the cells of the file
     """
-    if anew:
-        bench.cells({**ABOUT, "shrink": shrink}, anew=True).save()
+    bench.cells({**ABOUT, "shrink": shrink}).save()
+    bench.again = ()  # forgotten; of what follows nothing is
     cores = len(os.sched_getaffinity(0))
     tried = workers or tuple(sorted({min(8, cores), max(1, min(16, cores - 2))}))
     end = time.monotonic() + bench.budget_s

@@ -6,15 +6,13 @@ The plans of every record are rebuilt from the layer and the record's setting; t
 graph's counts come from the results. The constants minimize the mean squared logarithm
 of predicted over measured time within a cell, found by moving one after the other:
 what the model is asked is how settings compare, so an error that all settings of a cell
-share counts a tenth. `--without-each` chooses for each graph with constants fitted to
-the others.
+share counts a tenth.
 """
 
 import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +24,12 @@ from hector.graph import HeteroGraph
 from hector.ir.kernels import Plan, SegmentMapping
 from hector.ir.types import Domain, Index
 from hector.runtime import executables
-from hector.train import LayerKind, LayerSpec
 from hector.train.model import compiled_layer
 from recipes.bench.harness import records as files
 from recipes.bench.harness.records import RESULTS
-from recipes.bench.rgnn.records import SETTINGS, cell_name
+from recipes.bench.rgnn.pyg import layer_spec
+from recipes.bench.rgnn.records import SETTING_NAMES, SETTINGS, cell_name
 
-SETTING = {
-    "none": "none",
-    "compact": "compaction",
-    "reorder": "reordering",
-    "compact+reorder": "both",
-}
 FIELDS = (
     "bytes_per_second",
     "gather_bytes_per_second",
@@ -121,15 +113,9 @@ class Sample:
 def plans_of(graph: HeteroGraph, key: dict[str, Any], setting: str) -> tuple[Plan, ...]:
     """Forward, and in training backward: the same for a graph of any size."""
     width = key["width"]
-    spec = LayerSpec(
-        kind=LayerKind(key["model"]),
-        in_channels=width,
-        out_channels=width,
-        heads=1,
-        num_bases=None,
-    )
+    spec = layer_spec(key["model"], width, width)
     layer = compiled_layer(spec, graph)
-    layer.set_optimization(SETTING[setting])
+    layer.set_optimization(SETTING_NAMES[setting])
     trains = key["task"] == "training"
     x = torch.zeros(graph.num_nodes, width, requires_grad=trains)
     with torch.set_grad_enabled(trains):
@@ -146,7 +132,7 @@ def samples(data: dict[str, Any]) -> list[Sample]:
     found = []
     for r in data["cells"].values():
         key = r["key"]
-        if r["status"] != "ok" or "setting" not in r or "taken_from" in r:
+        if r["status"] != "ok" or "setting" not in r:
             continue
         name = key["graph"]
         if name not in small:
@@ -158,9 +144,7 @@ def samples(data: dict[str, Any]) -> list[Sample]:
             built[which] = plans_of(small[name], key, r["setting"])
         counts = Counts(data["graphs"][name])
         seconds = r["ms"] / 1e3
-        # Records that do not say were taken before small groups shared programs.
-        one = r.get("mapping", "program") == "program"
-        mapping = SegmentMapping.PROGRAM if one else None
+        mapping = SegmentMapping.PROGRAM if r["mapping"] == "program" else None
         plans = built[which]
         found.append(Sample(key, r["setting"], seconds, plans, counts, mapping))
     return found
@@ -233,29 +217,15 @@ def write_choices(path: Path, taken: Sequence[Sample]) -> None:
     files.write(path, data)
 
 
-def leave_out(taken: Sequence[Sample]) -> None:
-    """Prints how the choices on each graph fare with constants of the others."""
-    for graph in dict.fromkeys(s.key["graph"] for s in taken):
-        others = [s for s in taken if s.key["graph"] != graph]
-        mine = [s for s in taken if s.key["graph"] == graph]
-        fitted = fit(DeviceModel(), partial(error, taken=others), FIELDS)
-        good, count, mean = choices(fitted, mine)
-        print(
-            f"without {graph}: within 5 % in {good} of {count} cells, mean {mean:.3f}"
-        )
-
-
 def main(
     results: Path = RESULTS / "rgnn" / "rgnn.json",
     /,
     *,
-    without_each: bool = False,
     write: bool = False,
 ) -> int:
     """Fit, and tell how good the choices are.
 
     Args:
-        without_each: one graph a time
         write: what the present model chooses among these times, into the results
     """
     data = files.read(results)
@@ -272,9 +242,6 @@ def main(
         return 1
     if write:
         write_choices(results, taken)
-        return 0
-    if without_each:
-        leave_out(taken)
         return 0
     before = DeviceModel()
     after = fit(before, lambda d: error(d, taken), FIELDS)

@@ -28,8 +28,8 @@ from hector.train.mini_batches import MiniBatches
 from hector.train.steps import Steps
 from pydirect.features import FeatureRows
 from recipes.bench.harness.cli import Bench
-from recipes.bench.rgnn.batches import CLASSES, FANOUTS
-from recipes.bench.rgnn.mag import WIDTH, Data, wait
+from recipes.bench.harness.timing import wait
+from recipes.bench.rgnn.mag import CLASSES, FANOUTS, WIDTH, Data
 
 PLACES = ("direct", "tiered", "device")
 EPOCHS, STAGE_BATCHES = 4, 24

@@ -11,6 +11,7 @@ from hector.cost import CostModel, DeviceModel
 from hector.emit.schedules import default_schedule
 from hector.graph import HeteroGraph
 from hector.ir.kernels import Fallback, Kernel, ParameterOp, Plan
+from hector.ir.node import Node, Op
 from hector.runtime import executables, graph_arrays
 from hector.runtime.device import (
     DevicePlan,
@@ -18,9 +19,27 @@ from hector.runtime.device import (
     ValueTypes,
     dot_precision,
 )
-from recipes.bench.rgnn.check import operands
+from recipes.bench.harness.timing import times_ms
 
 NUM_TIMED = 10
+
+
+def operands(
+    kernel: Kernel, arrays: GraphArrays, types: ValueTypes
+) -> dict[Node, torch.Tensor]:
+    """Random values of moderate size; positive where something divides by them."""
+    found = {}
+    device = arrays.graph.device
+    gen = torch.Generator(device=device).manual_seed(1)
+    for n in kernel.operands:
+        if n.op in (Op.GRAPH, Op.CONST):
+            continue
+        shape = (arrays.rows(n.domain), *n.shape)
+        value = torch.randn(shape, generator=gen, device=device)
+        if n.op is Op.AGG and n.type.width <= 16:
+            value = value.abs() + 0.5
+        found[n] = (value * 0.5).to(types.of(n))
+    return found
 
 
 def kernel_times(graph: HeteroGraph) -> dict[str, Any]:
@@ -67,8 +86,6 @@ def _one(kernel: Kernel, arrays: GraphArrays, dtype: torch.dtype) -> dict[str, A
 
 def seconds_of(run: Callable[[], object], device: torch.device) -> float:
     """Median of NUM_TIMED runs."""
-    from recipes.bench.rgnn.measure import times_ms
-
     run()
     return median(times_ms(run, device, NUM_TIMED)) / 1e3
 

@@ -16,50 +16,57 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hector.graph import HeteroGraph
-from hector.train import LayerKind, LayerSpec
-from recipes.bench.rgnn.batches import CLASSES, FANOUTS, MAG_EDGES, MAG_NODES
-from recipes.bench.rgnn.pyg import pyg_conv
+from hector.train import LayerSpec
+from recipes.bench.harness.timing import wait
+from recipes.bench.rgnn.pyg import layer_spec, pyg_conv, relations
 
-WIDTH, SEEDS = 64, 1024
+WIDTH, SEEDS, FANOUTS, CLASSES = 64, 1024, (15, 10), 16
+MAG_NODES = (736_389, 1_134_649, 8_740, 59_965)
+MAG_EDGES = ((1, 2, 1_043_998), (1, 0, 7_145_660), (0, 0, 5_416_271), (0, 3, 7_505_078))
+"""ogbn-mag's: source type, target type, edges."""
+
+
+def mag_graph(device: torch.device, shrink: int = 1) -> HeteroGraph:
+    """A graph of ogbn-mag's sizes with its edges both ways, uniform ends; `shrink`
+    divides the published sizes: a trial on a CPU."""
+    nodes = [max(n // shrink, 64) for n in MAG_NODES]
+    gen = torch.Generator(device).manual_seed(0)
+    first = [sum(nodes[:t]) for t in range(5)]
+    src, dst, kind, names = [], [], [], []
+    for i, (a, b, num) in enumerate(MAG_EDGES):
+        size = (max(num // shrink, 64),)
+        ends = [
+            torch.randint(nodes[t], size, generator=gen, device=device) + first[t]
+            for t in (a, b)
+        ]
+        for turn in range(2):
+            src.append(ends[turn])
+            dst.append(ends[1 - turn])
+            kind.append(torch.full(size, 2 * i + turn, device=device))
+        names += [(f"n{a}", f"r{2 * i}", f"n{b}"), (f"n{b}", f"r{2 * i + 1}", f"n{a}")]
+    types = torch.arange(4).repeat_interleave(torch.tensor(nodes)).to(device)
+    graph = HeteroGraph.from_arrays(
+        torch.cat(src), torch.cat(dst), torch.cat(kind), node_type=types
+    )
+    return graph.replace(edge_type_names=tuple(names))
 
 
 class Data:
     """The graph, and rows in host memory."""
 
     def __init__(self, device: torch.device, shrink: int, num_batches: int) -> None:
-        """`shrink` divides the published sizes: a trial on a CPU."""
         self.device, self.num_batches = device, num_batches
         self.seeds = max(8, SEEDS // shrink)
-        nodes = [max(n // shrink, 64) for n in MAG_NODES]
-        gen = torch.Generator(device).manual_seed(0)
-        first = [sum(nodes[:t]) for t in range(5)]
-        src, dst, kind, names = [], [], [], []
-        for i, (a, b, num) in enumerate(MAG_EDGES):
-            size = (max(num // shrink, 64),)
-            ends = [
-                torch.randint(nodes[t], size, generator=gen, device=device) + first[t]
-                for t in (a, b)
-            ]
-            for turn in range(2):
-                src.append(ends[turn])
-                dst.append(ends[1 - turn])
-                kind.append(torch.full(size, 2 * i + turn, device=device))
-            names += [
-                (f"n{a}", f"r{2 * i}", f"n{b}"),
-                (f"n{b}", f"r{2 * i + 1}", f"n{a}"),
-            ]
-        types = torch.arange(4).repeat_interleave(torch.tensor(nodes)).to(device)
-        self.graph = HeteroGraph.from_arrays(
-            torch.cat(src), torch.cat(dst), torch.cat(kind), node_type=types
-        ).replace(edge_type_names=tuple(names))
+        self.graph = mag_graph(device, shrink)
         order = torch.argsort(self.graph.dst, stable=True)
         self.edges = torch.stack((self.graph.src[order], self.graph.dst[order])).cpu()
         """By destination: PyG's loaders need not sort them."""
         self.kinds = self.graph.edge_type[order].cpu()
-        made = torch.Generator().manual_seed(0)
-        self.rows = torch.randn(first[-1], WIDTH, generator=made)
-        self.goal = torch.arange(first[-1]) % CLASSES
-        self.train = torch.randperm(nodes[0], generator=made)
+        made, num = torch.Generator().manual_seed(0), self.graph.num_nodes
+        self.rows = torch.randn(num, WIDTH, generator=made)
+        self.goal = torch.arange(num) % CLASSES
+        papers = self.graph.node_type_offsets[1]
+        self.train = torch.randperm(papers, generator=made)
         self.train = self.train[: self.seeds * num_batches]
 
     def epochs(self, number: int) -> list[Tensor]:
@@ -84,22 +91,7 @@ class Model(nn.Module):
 
 
 def specs(kind: str) -> list[LayerSpec]:
-    return [
-        LayerSpec(
-            kind=LayerKind(kind),
-            in_channels=WIDTH,
-            out_channels=CLASSES if last else WIDTH,
-            heads=1,
-            num_bases=None,
-        )
-        for last in (False, True)
-    ]
-
-
-def wait(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
+    return [layer_spec(kind, WIDTH, outs) for outs in (WIDTH, CLASSES)]
 
 
 def loaders(kind: str, data: Data, workers: int, in_worker: bool) -> Any:
@@ -123,15 +115,8 @@ def loaders(kind: str, data: Data, workers: int, in_worker: bool) -> Any:
         for t, name in enumerate(graph.node_type_names):
             whole[name].x = data.rows[first[t] : first[t + 1]]
             whole[name].y = data.goal[first[t] : first[t + 1]]
-        start = dict(zip(graph.node_type_names, first, strict=False))
-        bounds = graph.etype_offsets
-        for i, names in enumerate(graph.edge_type_metadata()):
-            part = slice(bounds[i], bounds[i + 1])
-            ends = (
-                graph.src[part] - start[names[0]],
-                graph.dst[part] - start[names[2]],
-            )
-            whole[names].edge_index = torch.stack(ends).cpu()
+        for names, ends in relations(graph).items():
+            whole[names].edge_index = ends.cpu()
         # Papers have edges of four relations: as many edges of a node in all.
         each = [max(1, f // 4) for f in FANOUTS]
         papers = graph.node_type_names[0]

@@ -11,18 +11,13 @@ from typing import Any
 import torch
 
 from recipes.bench.harness.cells import limited
+from recipes.bench.harness.timing import times_ms, wait
 
-NUM_TIMED = 20
-NUM_TIMED_FAST = 100
-FAST_MS = 5.0
-"""Steps that the host bounds scatter: the same program differed by 1.25 in medians of
-20, so steps faster than this are timed NUM_TIMED_FAST times."""
-NUM_TIMED_SLOW = 10
-SLOW_MS = 80.0
-"""Steps slower than this are timed NUM_TIMED_SLOW times: Wu's minimum."""
-NUM_TIMED_VERY_SLOW = 5
-VERY_SLOW_MS = 200.0
-"""Baselines on large graphs: medians of NUM_TIMED_VERY_SLOW."""
+NUM_TIMED = ((5.0, 100), (80.0, 20), (200.0, 10), (float("inf"), 5))
+"""Timed steps by the ms that one takes, at most. Steps that the host bounds scatter:
+the same program differed by 1.25 in medians of 20. Ten are Wu's minimum; the slowest
+are baselines on large graphs."""
+FAST_MS = NUM_TIMED[0][0]
 NUM_TIMED_LOST = 3
 LOST = 8.0
 """A contender this many times slower than a known other is timed NUM_TIMED_LOST times:
@@ -59,11 +54,7 @@ def release(device: torch.device) -> None:
 def _num_timed(guess_ms: float, other_ms: float | None) -> int:
     if other_ms is not None and guess_ms > LOST * other_ms:
         return NUM_TIMED_LOST
-    if guess_ms > VERY_SLOW_MS:
-        return NUM_TIMED_VERY_SLOW
-    if guess_ms < FAST_MS:
-        return NUM_TIMED_FAST
-    return NUM_TIMED_SLOW if guess_ms > SLOW_MS else NUM_TIMED
+    return next(count for most_ms, count in NUM_TIMED if guess_ms <= most_ms)
 
 
 def measure(
@@ -84,7 +75,7 @@ def measure(
     try:
         began = time.perf_counter()
         step()
-        _wait(device)
+        wait(device)
         first_ms = 1e3 * (time.perf_counter() - began)
         step()
         clear()
@@ -109,33 +100,6 @@ def measure(
         "peak_bytes": peak,
         "resident_bytes": resident,
     }
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def times_ms(
-    step: Callable[[], object], device: torch.device, count: int
-) -> list[float]:
-    """Time of each of `count` steps: by CUDA events, by the clock on a CPU."""
-    if device.type != "cuda":
-        times = []
-        for _ in range(count):
-            began = time.perf_counter()
-            step()
-            times.append(1e3 * (time.perf_counter() - began))
-        return times
-    starts = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
-    ends = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
-    torch.cuda.synchronize(device)
-    for start, end in zip(starts, ends, strict=True):
-        start.record()
-        step()
-        end.record()
-    torch.cuda.synchronize(device)
-    return [a.elapsed_time(b) for a, b in zip(starts, ends, strict=True)]
 
 
 # Figure 3.3's parts, by kernel name; the first match counts.

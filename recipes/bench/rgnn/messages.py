@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from hector import message
 from recipes.bench.harness.cli import Bench
-from recipes.bench.rgnn.measure import release, times_ms
+from recipes.bench.harness.timing import Peak, times_ms, wait
+from recipes.bench.rgnn.measure import release
 
 WIDTH, HEADS = 128, 8
 GRAPHS = {
@@ -108,14 +109,10 @@ def timed(
     step()
     for p in parameters:
         p.grad = None
-    cuda = device.type == "cuda"
-    before = 0
-    if cuda:
-        torch.cuda.synchronize()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
+    wait(device)
+    memory = Peak(device)
     guess = times_ms(step, device, 2)[1]
-    peak = torch.cuda.max_memory_allocated() - before if cuda else 0
+    peak = memory.most
     times = sorted(times_ms(step, device, 30 if guess < 5 else 8 if guess < 60 else 3))
     return {"ms": round(times[len(times) // 2], 4), "peak_mb": round(peak / 2**20, 1)}
 

@@ -16,6 +16,28 @@ IN_PYG = (LayerKind.RGCN, LayerKind.RGAT, LayerKind.HGT)
 """Layers that PyG has too: tests hold hector's against them."""
 
 
+def layer_spec(kind: LayerKind | str, ins: int, outs: int) -> LayerSpec:
+    """A layer of one head, its weights as they are."""
+    return LayerSpec(
+        kind=LayerKind(kind),
+        in_channels=ins,
+        out_channels=outs,
+        heads=1,
+        num_bases=None,
+    )
+
+
+def relations(graph: HeteroGraph) -> dict[tuple[str, str, str], Tensor]:
+    """Ends [2, n] of each relation's edges, nodes numbered within their types."""
+    first = dict(zip(graph.node_type_names, graph.node_type_offsets, strict=False))
+    bounds, found = graph.etype_offsets, {}
+    for i, (a, name, b) in enumerate(graph.edge_type_metadata()):
+        part = slice(bounds[i], bounds[i + 1])
+        ends = [graph.src[part] - first[a], graph.dst[part] - first[b]]
+        found[a, name, b] = torch.stack(ends)
+    return found
+
+
 class PygEdges(nn.Module):
     """RGCNConv, FastRGCNConv or RGATConv on one graph."""
 
@@ -38,13 +60,7 @@ class PygTypes(nn.Module):
         self.conv = conv
         self.names = graph.node_type_names
         self.sizes = graph.node_type_ptr.diff().tolist()
-        first = dict(zip(self.names, graph.node_type_offsets, strict=False))
-        bounds = graph.etype_offsets
-        self.edges = {}
-        for i, (a, relation, b) in enumerate(graph.edge_type_metadata()):
-            part = slice(bounds[i], bounds[i + 1])
-            ends = [graph.src[part] - first[a], graph.dst[part] - first[b]]
-            self.edges[a, relation, b] = torch.stack(ends)
+        self.edges = relations(graph)
 
     def forward(self, x: Tensor, graph: HeteroGraph) -> Tensor:
         parts = dict(zip(self.names, x.split(self.sizes), strict=True))

@@ -19,7 +19,7 @@ from torch import Tensor
 from hector.message import Graph, TreeLSTM, batch
 from hector.message.trees import Levels
 from recipes.bench.harness.cli import Bench
-from recipes.bench.rgnn.measure import times_ms
+from recipes.bench.harness.timing import times_ms
 
 INS, HIDDEN, LEAVES, LOOP = 300, 150, 20, 8
 BATCHES = (256, 1024)

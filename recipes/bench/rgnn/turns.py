@@ -7,16 +7,16 @@ alone, before.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from recipes.bench.harness.cells import Cells
+from recipes.bench.harness.timing import times_ms
 from recipes.bench.rgnn.cells import SETTINGS, Cell, Phase, Work
 from recipes.bench.rgnn.contenders import Layer, step_of
-from recipes.bench.rgnn.measure import FAST_MS, OutOfTimeError, deadline, times_ms
-from recipes.bench.rgnn.results import Results
+from recipes.bench.rgnn.measure import FAST_MS, OutOfTimeError, deadline
 
 NUM_ROUNDS = 20
 STEPS_A_ROUND = 5
@@ -34,24 +34,29 @@ def times_in_turns(
     return found
 
 
-@dataclass
-class Turns:
-    """The settings of the cell at hand that were measured alone, ready to step."""
+class Waiting(NamedTuple):
+    """A setting that was measured alone, ready to step."""
 
-    device: torch.device
-    cell: Cell | None = None
-    works: list[Work] = field(default_factory=list)
-    values: list[dict[str, Any]] = field(default_factory=list)
-    layers: list[Layer] = field(default_factory=list)
+    work: Work
+    layer: Layer
+
+
+class Turns:
+    """The settings of the cell at hand."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.cell: Cell | None = None
+        self.waiting: list[Waiting] = []
 
     @property
     def held_bytes(self) -> int:
         """Device memory of the layers that wait for their turn."""
         if self.device.type != "cuda":
             return 0
-        tensors = [t for x in self.layers for t in (x.x, x.labels)]
-        tensors += [t for x in self.layers for t in x.module.parameters()]
-        return sum(t.numel() * t.element_size() for t in tensors)
+        layers = [each.layer for each in self.waiting]
+        tensors = [t for x in layers for t in (x.x, x.labels, *x.module.parameters())]
+        return sum(t.nbytes for t in tensors)
 
     def take(self, work: Work, values: dict[str, Any], layer: Layer) -> None:
         """A measurement of one contender: the memory of those that wait is not its
@@ -63,28 +68,26 @@ class Turns:
             return
         if values["status"] == "ok" and values["ms"] < FAST_MS:
             layer.clear()
-            self.works.append(work)
-            self.values.append(values)
-            self.layers.append(layer)
+            self.waiting.append(Waiting(work, layer))
 
-    def finish(self, results: Results, run: int, limit_s: float) -> None:
+    def finish(self, cells: Cells, limit_s: float) -> None:
         """Times in turns, into the records of the cell; those taken alone stay if
         there is no time."""
-        works, values, layers = self.works, self.values, self.layers
-        self.works, self.values, self.layers = [], [], []
-        if len(works) < 2 or limit_s <= 0:
+        waiting, self.waiting = self.waiting, []
+        if len(waiting) < 2 or limit_s <= 0:
             return
-        steps = [step_of(x, w.cell.task) for x, w in zip(layers, works, strict=True)]
+        steps = [step_of(each.layer, each.work.cell.task) for each in waiting]
         try:
             with deadline(limit_s):
                 times = times_in_turns(steps, self.device)
         except (OutOfTimeError, torch.OutOfMemoryError) as error:
-            print("no turns:", works[0].key(), type(error).__name__, flush=True)
+            print("no turns:", waiting[0].work.name, type(error).__name__, flush=True)
             return
-        for work, known, mine in zip(works, values, times, strict=True):
-            known["ms"], known["num_timed"] = median(mine), len(mine)
-            known["ms_least"], known["ms_most"] = min(mine), max(mine)
-            results.add(work, run, known)
+        for each, mine in zip(waiting, times, strict=True):
+            known = {"ms": median(mine), "num_timed": len(mine)}
+            known |= {"ms_least": min(mine), "ms_most": max(mine)}
+            name = each.work.name
+            cells.record(name, {**cells[name], **known})
 
     def begin(self, cell: Cell) -> bool:
         """Whether `cell` is another one than that of the settings that wait."""

@@ -5,8 +5,8 @@ import math
 import random
 import warnings
 from collections import Counter
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,18 +70,20 @@ def outcome(
             leaves += [o.graph.ndata["h"], o.graph.edata["w"]]
         else:
             leaves += list(o.convs[name].parameters())
-    around = {
-        "train": torch.enable_grad,
-        "no_grad": torch.no_grad,
-        "inference_mode": torch.inference_mode,
-    }[mode]
-    with around(), warnings.catch_warnings():
+    around = {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
+    with around.get(mode, torch.enable_grad)(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = call(o, inputs)
+        return results(lambda: call(o, inputs), leaves, mode == "train")
+
+
+def results(call: Callable[[], Any], leaves: list[Tensor], trains: bool) -> Outcome:
+    """What a call returns, and the gradients of leaves under fixed slopes."""
+    with contextlib.nullcontext() if trains else torch.no_grad():
+        found = call()
     outputs = list(found.values()) if isinstance(found, dict) else found
     outputs = outputs if isinstance(outputs, list) else [outputs]
     made: list[Tensor | None] = [t.detach().clone() for t in outputs]
-    if mode != "train" or not any(t.requires_grad for t in outputs):
+    if not trains or not any(t.requires_grad for t in outputs):
         return Outcome(made, [None] * len(leaves))
     loss = sum((t * slopes(t)).sum().double() for t in outputs if t.requires_grad)
     grads = torch.autograd.grad(loss, leaves, allow_unused=True)  # type: ignore[arg-type]
@@ -91,7 +93,7 @@ def outcome(
 def slopes(t: Tensor) -> Tensor:
     """Numbers that every dtype has, of the shape of `t`."""
     numbers = torch.arange(t.numel(), device="cpu") % 7 - 3
-    return (numbers.to(t.dtype) / 2).view_as(t)
+    return (numbers.to(t.dtype) / 2).view_as(t).to(t.device)
 
 
 def same(a: Tensor | None, b: Tensor | None) -> bool:

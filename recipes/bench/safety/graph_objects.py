@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from hector.message import Graph
 from hector.message import functions as fn
-from recipes.bench.safety import relational
-from recipes.bench.safety.graph_loops import REDUCERS, reduced
+from recipes.bench.safety.graph_loops import REDUCERS, grouped, reduced, softmax
 
 Call = Callable[["Objects", dict[str, Tensor]], Any]
 
@@ -113,7 +112,7 @@ class Passing:
     def loop(self, o: Objects, _: dict[str, Tensor]) -> list[Tensor]:
         dst, count = o.indices[1], o.graph.num_nodes()
         if self.kind == "softmax":
-            return [relational.softmax(o.graph.edata["w"], dst, count)]
+            return [softmax(o.graph.edata["w"], dst, count)]
         m, dst, _ = self.messages(o)
         made = reduced(m, dst, count, REDUCERS[self.how])
         if self.kind == "pull":
@@ -146,7 +145,7 @@ class Passing:
             # Columns are apart, and a message has one destination.
             (slope,) = torch.autograd.grad(made.sum() + 0 * m.sum(), m)
         total = torch.zeros_like(made).index_add(0, dst, 2 * slope.abs() * error)
-        worst = relational.grouped(error, dst, count, "max")
+        worst = grouped(error, dst, count, "max")
         found = (total + worst).detach()
         return [found, error] if self.kind == "edges" else [found]
 

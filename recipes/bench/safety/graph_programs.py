@@ -30,7 +30,6 @@ from hector.message.programs import Programs
 from hector.nn import HGTConv, RGATConv, RGCNConv
 from hector.nn.common import SETTINGS
 from recipes.bench.harness.cli import Bench
-from recipes.bench.safety import relational
 from recipes.bench.safety.blocks import Sums, judge, run_campaign, seeds_of
 from recipes.bench.safety.graph_compare import (
     NOISE,
@@ -41,9 +40,17 @@ from recipes.bench.safety.graph_compare import (
     same,
     surroundings,
 )
-from recipes.bench.safety.graph_loops import REDUCERS, message_layer, reduced, rgcn
+from recipes.bench.safety.graph_loops import (
+    EDGE_TYPES,
+    REDUCERS,
+    hgt,
+    message_layer,
+    reduced,
+    rgat,
+    rgcn,
+    softmax,
+)
 from recipes.bench.safety.graph_objects import Call, Objects, Passing, ties
-from recipes.bench.safety.relational import EDGE_TYPES
 
 BLOCK = 100
 CALLS = 4
@@ -270,7 +277,7 @@ class Program:
                 .requires_grad_()
             )
             return self.compare(_user, _user_loop, inputs, ())
-        oracle: Any = rgcn if choice == "rgcn" else partial(relational.rgat, attr=None)
+        oracle: Any = rgcn if choice == "rgcn" else partial(rgat, attr=None)
         return self.compare(
             lambda o, v: o.convs[choice](v["x"], o.ends, o.kinds),
             lambda o, v: oracle(o.convs[choice], v["x"], o.ends, o.kinds),
@@ -300,7 +307,7 @@ class Program:
         if self.draw.random() < 0.6:
             return self.compare(
                 lambda o, v: o.convs["hgt"](v, o.dicts),
-                lambda o, v: relational.hgt(o.convs["hgt"], v, o.dicts),
+                lambda o, v: hgt(o.convs["hgt"], v, o.dicts),
                 inputs,
                 ("hgt",),
             )
@@ -316,7 +323,7 @@ class Program:
 
         return self.compare(
             joined,
-            lambda o, v: relational.hgt(o.convs["hgt"], v, o.dicts),
+            lambda o, v: hgt(o.convs["hgt"], v, o.dicts),
             inputs,
             ("hgt",),
         )
@@ -426,7 +433,7 @@ def _user_loop(o: Objects, v: dict[str, Tensor]) -> Any:
     (src, dst), count, relations = o.ends, v["x"].shape[0], v["w"].shape[0]
     h = torch.einsum("ei,eio->eo", v["x"][src], v["w"][o.kinds])
     score = (h * v["x"][dst]).sum(1, keepdim=True)
-    att = relational.softmax(score, dst * relations + o.kinds, count * relations)
+    att = softmax(score, dst * relations + o.kinds, count * relations)
     return reduced(att * h, dst, count, REDUCERS["sum"])
 
 

@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import psutil
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 import ssdtrain
 from recipes.bench.harness.cli import Bench
@@ -40,20 +39,12 @@ SPARE_S = 120.0
 TARGETS = ("ssd", "host", "plain")
 
 
-class Net(nn.Module):
+def small() -> nn.Module:
     """A norm, a product, a GELU and dropout: recipes, a generator, and bytes to move.
     Small, so that many steps take little time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.linear = nn.Linear(WIDTH, WIDTH)
-        self.drop = nn.Dropout(0.1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[n, WIDTH] to a scalar."""
-        x = self.linear(self.norm(x))
-        return self.drop(F.gelu(x)).square().mean()
+    return nn.Sequential(
+        nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.1)
+    )
 
 
 class _Mallinfo(ctypes.Structure):
@@ -114,7 +105,7 @@ def train(num_steps: int, budget_s: float, target: str) -> dict[str, Any]:
     logging.disable(logging.WARNING)
     torch.manual_seed(0)
     deadline = time.monotonic() + budget_s
-    net = Net()
+    net = small()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
     levels: list[Level] = []
     gc.collect()
@@ -129,7 +120,8 @@ def train(num_steps: int, budget_s: float, target: str) -> dict[str, Any]:
             stack.enter_context(session)
         for number in range(num_steps + 1):
             rows = 16 if number % 97 else 24
-            net(torch.randn(rows, WIDTH, requires_grad=True)).backward()
+            x = torch.randn(rows, WIDTH, requires_grad=True)
+            net(x).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
             if number % EVERY == 0:

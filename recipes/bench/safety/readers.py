@@ -68,31 +68,22 @@ class Reader:
     """What an error may name instead of the file."""
 
 
-class Net(nn.Module):
-    """Small, with something to move and something to rebuild."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.layers = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
-        for parameter in self.parameters():
-            parameter.data = torch.randn(parameter.shape, generator=generator)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, 8] to a scalar."""
-        return self.layers(x).square().sum()
+def small() -> nn.Module:
+    """With something to move and something to rebuild."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
 
 
 def _step(net: nn.Module) -> list[torch.Tensor]:
     net.zero_grad()
-    net(torch.linspace(-1, 1, 32).reshape(4, 8)).backward()
+    net(torch.linspace(-1, 1, 32).reshape(4, 8)).square().sum().backward()
     return [p.grad.clone() for p in net.parameters() if p.grad is not None]
 
 
 @cache
 def _observed() -> tuple[Any, Any, tuple[torch.Tensor, ...]]:
     """A profile, its plan, and the gradients of a step without ssdtrain."""
-    net = Net()
+    net = small()
     plain = tuple(_step(net))
     with ssdtrain.offload(net, target="host", min_bytes=0, max_overhead=1.0) as session:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
@@ -112,7 +103,7 @@ def _make_plan(directory: Path) -> Path:
 
 
 def _train_by(path: Path) -> None:
-    net = Net()
+    net = small()
     expected = _observed()[2]
     with ssdtrain.offload(
         net, target="host", min_bytes=0, plan=str(path), host_bytes=1 << 24
@@ -247,9 +238,9 @@ def _tokenize(path: Path) -> None:
 
 
 def _state() -> dict[str, Any]:
-    net = Net()
+    net = small()
     optimizer = torch.optim.AdamW(net.parameters())
-    net(torch.ones(2, 8)).backward()
+    net(torch.ones(2, 8)).square().sum().backward()
     optimizer.step()
     return {"step": 3, "model": net.state_dict(), "optimizer": optimizer.state_dict()}
 
@@ -260,7 +251,7 @@ def _make_checkpoint(directory: Path) -> Path:
 
 
 def _resume(path: Path) -> None:
-    net = Net()
+    net = small()
     optimizer = torch.optim.AdamW(net.parameters())
     state = read_checkpoint(path, CPU, ("step", "model", "optimizer"))
     with fitting(path):
@@ -277,7 +268,7 @@ def _make_pydirect(directory: Path) -> Path:
 
 
 def _resume_pydirect(path: Path) -> None:
-    net = Net()
+    net = small()
     pydirect_checkpoint(path, CPU, net, torch.optim.AdamW(net.parameters()))
 
 
@@ -300,7 +291,7 @@ def _make_hector(directory: Path) -> Path:
 
 
 def _resume_hector(path: Path) -> None:
-    net = Net()
+    net = small()
     found = hector_checkpoint.load(path, {"model.layers": 2}, CPU)
     with hector_checkpoint.fitting(path):
         net.load_state_dict(found.model)

@@ -86,20 +86,39 @@ def rebuild_child() -> None:
     import torch
     from torch.nn import functional as F
 
-    from recipes.bench.offload import recipe_kernels as bench
+    from ssdtrain.rebuild import kernels, triton_kernels
+    from ssdtrain.rebuild.admission import same_bytes
 
-    source = torch.randn(301, 1030, device="cuda", dtype=torch.bfloat16)
-    rows = {
-        "norm": bench.norm(source, True)["rows"]["fused"],
-        "norm, no bias": bench.norm(source.float(), False)["rows"]["unfused"],
-        "rms norm": bench.rms_norm(source)["rows"]["fused"],
-        "gelu": bench.activation(F.gelu, source)["rows"]["table"],
-        "widen": bench.widening(source)["rows"]["widen"],
-        # torch draws in vectors of 8 where 8 divides the size.
-        "mask": bench.mask(source[:, :1024])["rows"]["vectors of 8"],
+    x = torch.randn(301, 1030, device="cuda", dtype=torch.bfloat16)
+    weight, bias = (torch.randn_like(x[0]) for _ in range(2))
+    width, normalize = x.shape[-1:], triton_kernels.normalize_rows
+    _, *moments = torch.native_layer_norm(x, width, weight, bias, 1e-5)
+    _, deviation = torch._fused_rms_norm(x, width, weight, 1e-5)
+    norm = triton_kernels.Statistics(*moments)
+    rms = triton_kernels.Statistics(None, deviation)
+    table = kernels.tabulate(F.gelu, x.dtype, x.device)
+    even = x[:, :1024].contiguous()  # torch draws in vectors of 8 where 8 divides it
+    torch.cuda.manual_seed(1)  # small, as models use: it fits into 32 bits
+    state = torch.cuda.get_rng_state(x.device)
+    drop = triton_kernels.DropoutDraw(0.1, 8)
+    pairs = {
+        "norm": (
+            F.layer_norm(x, width, weight, bias, 1e-5),
+            normalize(x, norm, weight, bias, fused=True),
+        ),
+        "rms norm": (
+            F.rms_norm(x, width, weight, 1e-5),
+            normalize(x, rms, weight, None, fused=False),
+        ),
+        "gelu": (F.gelu(x), triton_kernels.look_up(x, table)),
+        "widen": (x.float(), triton_kernels.widen_halves(x)),
+        "mask": (
+            torch.native_dropout(even, drop.rate, True)[1],
+            triton_kernels.draw_dropped(tuple(even.shape), state, drop, x.device),
+        ),
     }
-    unequal = [name for name, row in rows.items() if not row.get("equal")]
-    print(f"{len(unequal)} of {len(rows)} kernels differ: {unequal}")
+    unequal = [name for name, pair in pairs.items() if not same_bytes(*pair)]
+    print(f"{len(unequal)} of {len(pairs)} kernels differ: {unequal}")
     sys.exit(3 if unequal else 0)
 
 

@@ -15,6 +15,7 @@ import torch
 
 from hector.nn import RGCNConv
 from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.timing import Clock, wait
 
 NODES, RELATIONS, WIDTH = 100_000, 16, 64
 ROUNDS, CALLS = 12, 20
@@ -22,16 +23,13 @@ ROUNDS, CALLS = 12, 20
 
 def once(conv: RGCNConv, arguments: tuple[Any, ...]) -> tuple[float, float]:
     """Microseconds of a call on the host and on the device."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    start.record()
-    begin = time.perf_counter()
+    clock = Clock(torch.device("cuda"))
+    wait()
+    start, begin = clock.mark(), time.perf_counter()
     for _ in range(CALLS):
         conv(*arguments)
     host = time.perf_counter() - begin
-    end.record()
-    torch.cuda.synchronize()
-    return host / CALLS * 1e6, start.elapsed_time(end) / CALLS * 1e3
+    return host / CALLS * 1e6, clock.ms(start, clock.mark()) / CALLS * 1e3
 
 
 def measure(edges: int) -> dict[str, float]:

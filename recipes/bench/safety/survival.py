@@ -18,6 +18,7 @@ import torch
 
 import ssdtrain
 from recipes.bench.harness.cli import Bench
+from recipes.bench.models.real_row import trl_context
 from tests.pitfalls import scenarios
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -71,11 +72,7 @@ class Trl(Plain):
 
     def __init__(self) -> None:
         super().__init__()
-        from accelerate import PartialState
-        from trl.models.activation_offloading import OffloadActivations
-
-        PartialState()  # TRL's logger asks for it
-        self.context = OffloadActivations()
+        self.context = trl_context()()
 
     def around_forward(self) -> AbstractContextManager[Any]:
         """As its trainer does."""

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 import ssdtrain
-from recipes.bench.harness.blocks import Clock, Size, Steps
+from recipes.bench.harness.blocks import Size, Steps
 from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.timing import Clock
 from ssdtrain.api import Session
 from ssdtrain.cache.digest import Digests, word_bytes
 from ssdtrain.cache.verify import open_verifier
@@ -43,11 +44,7 @@ def digest_speed(device: torch.device, num_mib: int) -> dict[str, Any]:
     words = fused.view(-1).view(torch.int64)
 
     def gb_per_s(call: Callable[[], Any], num_bytes: int) -> float:
-        times = []
-        for _ in range(8):
-            start = clock.mark()
-            call()
-            times.append(clock.ms(start, clock.mark()))
+        times = [clock.once(call) for _ in range(8)]
         return round(num_bytes / 1e6 / statistics.median(times[2:]), 1)
 
     query = fused[:, 0]

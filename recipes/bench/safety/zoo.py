@@ -12,9 +12,9 @@ weights and buffers after every step, and what random generators draw next.
     OMP_NUM_THREADS=1 ENV/bin/python -m recipes.bench safety.zoo --workers 2
 
 `PROJECT` is the project's own environment, which has transformers alone; there,
-`--library transformers`. `--again "plain fails"` tries those again that a change of the
-tiny models may have helped. Models run one after the other in a process that is started
-anew when it ends or takes too long.
+`--library transformers`. `--verdicts "plain fails"` tries those again that a change of
+the tiny models may have helped. Models run one after the other in a process that is
+started anew when it ends or takes too long.
 """
 
 import importlib
@@ -113,20 +113,20 @@ def main(
     workers: int = 1,
     library: tuple[str, ...] = LIBRARIES,
     models: tuple[str, ...] = (),
-    again: tuple[str, ...] = (),
+    verdicts: tuple[str, ...] = (),
 ) -> None:
     """The models that are missing, until the time is over.
 
     Args:
         workers: processes
         models: LIBRARY/NAME: these, also if they are there
-        again: verdicts to find again
+        verdicts: those that are found again
     """
     declare()
     cells = bench.cells({"device": "cpu"})
     names = models or [name for each in library for name in names_of(each)]
     for name in names:
-        if name in cells and (models or cells[name].get("verdict") in again):
+        if name in cells and (models or cells[name].get("verdict") in verdicts):
             cells.data["cells"].pop(name)
     left = iter([name for name in names if name not in cells])
     lock = threading.Lock()

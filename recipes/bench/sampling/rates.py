@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from pydirect.datasets import NodeDataset, fill_features
+from pydirect.datasets import fill_features
 from pydirect.loader import LoaderConfig, Sampling
 from pydirect.memory import empty_table, reach, to_table
 from pydirect.sampling import (
@@ -31,8 +31,10 @@ from pydirect.sampling import (
 )
 from pydirect.sampling.hop import CpuHopper
 from pydirect.train import NodeClassificationTrainer
+from recipes.bench.gnn.sides import dataset
 from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.timing import wait
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,7 @@ class Rates:
 
     def wait(self) -> float:
         """Wall seconds, after the device's work."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
+        return wait(self.device)
 
     def rate(
         self, name: str, sample: Callable[[int], int], num_batches: int, **more: Any
@@ -222,18 +222,8 @@ def epochs(run: Rates, graph: Graph, labels: torch.Tensor, settings: Settings) -
     num_nodes = graph.num_nodes
     features = empty_table((num_nodes, settings.features), torch.float32)
     fill_features(features, labels, seed=0, device=str(run.device), noise=3.0)
-    order = torch.randperm(num_nodes, generator=torch.Generator().manual_seed(1))
-    num_train = round(statistic.train_share * num_nodes)
-    dataset = NodeDataset(
-        name="products",
-        graph=graph,
-        features=features,
-        labels=labels,
-        num_classes=statistic.num_classes,
-        train_nodes=order[:num_train],
-        valid_nodes=order[num_train : num_train + 1024],
-        test_nodes=order[num_train : num_train + 1024],
-    )
+    about = statistic.num_classes, round(statistic.train_share * num_nodes)
+    data = dataset("products", graph, features, labels, *about)
 
     def model(in_channels: int, out_channels: int) -> torch.nn.Module:
         return torch_geometric.nn.GraphSAGE(
@@ -250,7 +240,7 @@ def epochs(run: Rates, graph: Graph, labels: torch.Tensor, settings: Settings) -
     ways += [(Sampling.DEVICE, False, sms, 2), (Sampling.THREADS, False, sms, 2)]
     for sampling, capture, max_sms, buffers in ways:
         trainer = NodeClassificationTrainer(
-            dataset=dataset,
+            dataset=data,
             model=model,
             loader=LoaderConfig(
                 batch_size=settings.batch_size,

@@ -197,7 +197,6 @@ class Match:
             self.ends[s.name] for s in self.sides if s.hooked and s.name in self.ends
         ]
         if hooked:
-            cell["calls_in_timed_steps"] = hooked[-1]["calls_in_timed_steps"]
             cell |= {key: hooked[-1][key] for key in SAID}
         if self.error is not None:
             cell["error"] = self.error

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 import ssdtrain
+from recipes.bench.harness.timing import wait
 from ssdtrain.storage import malloc_hook
 
 NUM_WARM_UPS = 4
@@ -106,9 +107,7 @@ def main() -> None:
         for _ in range(num_steps):
             begin = time.perf_counter()
             losses.append(step(model))  # `item` waits for the device's forward
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            times.append(1e3 * (time.perf_counter() - begin))
+            times.append(1e3 * (wait(device) - begin))
         return {"losses": losses, "ms": times}
 
     with ssdtrain.offload(model, target="host", host_bytes=room, **settings) as session:

@@ -6,13 +6,13 @@ One process a GPU and node, bound as `ssdtrain train` binds its ranks. `near_ove
 is the rate of the GPU's own node over the slowest other one's.
 """
 
-import time
 from typing import Any
 
 import torch
 
 from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.processes import guarded
+from recipes.bench.harness.timing import wait
 from ssdtrain import numa
 from ssdtrain.train.ranks import Ranks
 
@@ -30,11 +30,9 @@ def rates(gpu: int, node: int, mib: int) -> dict[str, float]:
     for way, target, source in zip(WAYS, (here, there), (there, here), strict=True):
         best = 0.0
         for _ in range(6):
-            torch.cuda.synchronize(device)
-            begun = time.perf_counter()
+            begun = wait(device)
             target.copy_(source, non_blocking=True)
-            torch.cuda.synchronize(device)
-            best = max(best, mib * MIB / (time.perf_counter() - begun) / 1e9)
+            best = max(best, mib * MIB / (wait(device) - begun) / 1e9)
         found[f"{way}_gb_per_s"] = round(best, 2)
     return found
 

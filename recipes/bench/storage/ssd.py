@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.timing import Clock
 from recipes.bench.storage.offloader_io import offloader_rates
 from recipes.bench.storage.raw_io import (
     Ours,
@@ -47,18 +48,14 @@ def compute(device: torch.device | None) -> Iterator[list[float]]:
     a = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
 
     def work() -> None:
-        begin = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
-        begin.record()
-        num = 0
+        clock = Clock(device)
+        begin, num = clock.mark(), 0
         while not stop.is_set():
             for _ in range(4):
                 torch.mm(a, a)
             num += 4
             torch.cuda.current_stream().synchronize()
-        end.record()
-        end.synchronize()
-        rate.append(num * 2 * 8192**3 / begin.elapsed_time(end) / 1e9)
+        rate.append(num * 2 * 8192**3 / clock.ms(begin, clock.mark()) / 1e9)
 
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(work)

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,9 @@ from pydirect.traversal import (
     place,
     sssp,
 )
-from pydirect.traversal.on_gpu import GpuVisitor
-from pydirect.traversal.passes import visitor_of
 from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.timing import wait
 from recipes.bench.traversal.graphs import KINDS, Kind, make, weights_of
 from recipes.bench.traversal.rivals import PageCache, Subgraphs
 
@@ -52,18 +52,25 @@ def peak_gb_s(device: torch.device) -> float:
     return num_bytes / min(times) / 1e9
 
 
+Traversal = Callable[..., Any]
+"""Of a graph that is placed, from a source, with a trace."""
+
+
+def ranks(placed: PlacedGraph, _: int, *, trace: Trace) -> Any:
+    """Three iterations of PageRank."""
+    return pagerank(placed, max_iterations=3, tolerance=0.0, trace=trace)
+
+
+def components(placed: PlacedGraph, _: int, *, trace: Trace) -> Any:
+    """Of the whole graph."""
+    return connected_components(placed, trace=trace)
+
+
 def timed(call: Callable[[], Any]) -> float:
     """Wall seconds of a call and the device's work."""
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else _nothing
-    wait()
-    begun = time.perf_counter()
+    begun = wait()
     call()
-    wait()
-    return time.perf_counter() - begun
-
-
-def _nothing() -> None:
-    """A CPU has done its work when it returns."""
+    return wait() - begun
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,6 @@ class Settings:
     hot: bool = False
     rivals: bool = False
     sssp: bool = False
-    sweep: bool = False
     compressed: bool = False
     only_bytes: bool = False
 
@@ -115,17 +121,15 @@ class Campaign:
         self,
         placed: PlacedGraph,
         name: str,
-        run: Callable[[Any, Trace], Any],
+        run: Traversal,
         head: dict[str, Any],
-    ) -> float:
-        """Time ``run`` from each source, and its steps once more with a timed trace.
-
-        Returns the median time."""
+    ) -> None:
+        """Time ``run`` from each source, and its steps once more with a timed trace."""
         sources = self.sources(placed.graph)
-        run(sources[0], Trace())
-        times = [timed(lambda s=s: run(s, Trace())) for s in sources]
+        run(placed, sources[0], trace=Trace())
+        times = [timed(partial(run, placed, s, trace=Trace())) for s in sources]
         trace = Trace(timed=True)
-        run(sources[0], trace)
+        run(placed, sources[0], trace=trace)
         levels = []
         for step in trace.steps:
             share = step.num_edges / placed.num_edges
@@ -157,7 +161,6 @@ class Campaign:
             large_of_peak=[v["of_peak"] for v in large],
             levels=levels[:40],
         )
-        return statistics.median(times)
 
 
 def list_bytes(placed: PlacedGraph) -> int:
@@ -198,26 +201,18 @@ def compare(
         if walk in (Walk.NAIVE, Walk.MERGED, Walk.ALIGNED) and not settings.trio:
             continue
         placed.walk = walk
-        campaign.traverse(
-            placed,
-            f"bfs {walk.value}",
-            lambda s, t: bfs(placed, s, direction=Direction.FORWARD, trace=t),
-            head,
-        )
+        forward = partial(bfs, direction=Direction.FORWARD)
+        campaign.traverse(placed, f"bfs {walk.value}", forward, head)
         if not torch.equal(bfs(placed, sources[0], direction="forward"), want[0]):
             raise RuntimeError(f"bfs {walk.value} differs")
     placed.walk = Walk.LINES
     if graph.symmetric:
-        campaign.traverse(
-            placed, "bfs auto", lambda s, t: bfs(placed, s, trace=t), head
-        )
+        campaign.traverse(placed, "bfs auto", bfs, head)
         if not torch.equal(bfs(placed, sources[0]), want[0]):
             raise RuntimeError("bfs auto differs")
     if settings.hot:
         placed.keep_hot(graph.neighbors.nbytes // 4)
-        campaign.traverse(
-            placed, "bfs auto hot 25 %", lambda s, t: bfs(placed, s, trace=t), head
-        )
+        campaign.traverse(placed, "bfs auto hot 25 %", bfs, head)
         placed.keep_hot(0)
     if not graph.symmetric:
         backwards(campaign, graph, want[0], head, settings)
@@ -257,18 +252,9 @@ def in_fewer_bytes(
     for way in ways:
         if not torch.equal(bfs(placed, source, direction=way), want):
             raise RuntimeError(f"bfs {way.value} compressed differs")
-        campaign.traverse(
-            placed,
-            f"bfs {way.value} compressed",
-            lambda s, t, way=way: bfs(placed, s, direction=way, trace=t),
-            head,
-        )
-    campaign.traverse(
-        placed,
-        "pagerank 3 compressed",
-        lambda _, t: pagerank(placed, max_iterations=3, tolerance=0.0, trace=t),
-        head,
-    )
+        run = partial(bfs, direction=way)
+        campaign.traverse(placed, f"bfs {way.value} compressed", run, head)
+    campaign.traverse(placed, "pagerank 3 compressed", ranks, head)
 
 
 def others(
@@ -276,29 +262,15 @@ def others(
 ) -> None:
     """Components, PageRank, shortest paths."""
     graph = placed.graph
-    campaign.traverse(
-        placed, "components", lambda _, t: connected_components(placed, trace=t), head
-    )
-    campaign.traverse(
-        placed,
-        "pagerank 3",
-        lambda _, t: pagerank(placed, max_iterations=3, tolerance=0.0, trace=t),
-        head,
-    )
+    campaign.traverse(placed, "components", components, head)
+    campaign.traverse(placed, "pagerank 3", ranks, head)
     if settings.hot:
         placed.keep_hot(graph.neighbors.nbytes // 4)
-        campaign.traverse(
-            placed,
-            "pagerank 3 hot 25 %",
-            lambda _, t: pagerank(placed, max_iterations=3, tolerance=0.0, trace=t),
-            head,
-        )
+        campaign.traverse(placed, "pagerank 3 hot 25 %", ranks, head)
         placed.keep_hot(0)
     if settings.sssp:
         weighted = place(weights_of(graph), campaign.device)
-        campaign.traverse(
-            weighted, "sssp", lambda s, t: sssp(weighted, s, trace=t), head
-        )
+        campaign.traverse(weighted, "sssp", sssp, head)
 
 
 def backwards(
@@ -322,15 +294,8 @@ def backwards(
     source = campaign.sources(graph)[0]
     if not torch.equal(bfs(placed, source), want):
         raise RuntimeError("bfs with the reverse differs")
-    campaign.traverse(
-        placed, "bfs auto, with reverse", lambda s, t: bfs(placed, s, trace=t), head
-    )
-    campaign.traverse(
-        placed,
-        "pagerank 3, with reverse",
-        lambda _, t: pagerank(placed, max_iterations=3, tolerance=0.0, trace=t),
-        head,
-    )
+    campaign.traverse(placed, "bfs auto, with reverse", bfs, head)
+    campaign.traverse(placed, "pagerank 3, with reverse", ranks, head)
 
 
 def rivals(
@@ -368,7 +333,7 @@ def _rival(
     times, moved = [], []
     for source in sources:
         rival.bytes_moved = 0
-        times.append(timed(lambda s=source: rival.bfs(s)))
+        times.append(timed(partial(rival.bfs, source)))
         moved.append(rival.bytes_moved)
     campaign.note(
         f"bfs {rival.name}",
@@ -376,28 +341,6 @@ def _rival(
         seconds=round(statistics.median(times), 5),
         bytes=int(statistics.median(moved)),
     )
-
-
-def sweep(campaign: Campaign, placed: PlacedGraph, head: dict[str, Any]) -> None:
-    """How many blocks, and whether each walks its own share."""
-    usual = visitor_of(placed.device)
-    if not isinstance(usual, GpuVisitor):
-        return
-    source = campaign.sources(placed.graph)[0]
-    for num_blocks in (132, 264):
-        for contiguous in (False, True):
-            visitor = usual.reshaped(num_blocks=num_blocks, contiguous=contiguous)
-            trace = Trace(timed=True)
-            for _ in range(2):
-                bfs(placed, source, direction="forward", trace=trace, visitor=visitor)
-            best = max(trace.steps, key=lambda s: s.num_edges)
-            same = [s for s in trace.steps if s.num_edges == best.num_edges]
-            seconds = min(s.seconds for s in same)
-            campaign.note(
-                f"sweep {num_blocks} blocks, contiguous {contiguous}",
-                head,
-                of_peak=round(best.bytes_read / seconds / 1e9 / campaign.peak, 3),
-            )
 
 
 def main(bench: Bench, settings: Settings) -> None:
@@ -431,8 +374,6 @@ def measure(
         "memory": reach(graph.neighbors).value,
     }
     campaign.note("made", head, seconds=round(time.perf_counter() - begun, 1))
-    if settings.sweep:
-        sweep(campaign, place(graph, campaign.device), head)
     if settings.only_bytes:
         compressed(campaign, graph, head)
     else:

@@ -24,8 +24,8 @@ from hector.runtime.bound import BoundPlan
 from hector.runtime.device import DevicePlan, DeviceProgram, ValueTypes
 from hector.runtime.launch import Launch
 from hector.runtime.reference import Reference
-from recipes.bench.rgnn.check import random_graph
-from recipes.bench.rgnn.models import plans
+from tests.hector.emit.oracle import random_graph
+from tests.hector.layer_models import plans
 
 if torch.cuda.is_available():
     pytest.skip(

@@ -43,9 +43,10 @@ from hector.passes.pipeline import (
 )
 from hector.runtime.device import DevicePlan, DeviceProgram, ValueTypes
 from hector.runtime.reference import Reference
-from recipes.bench.rgnn.check import TOLERANCE, error_of, operands, random_graph
-from recipes.bench.rgnn.layer_checks import layer_error, second_error
-from recipes.bench.rgnn.models import plans
+from recipes.bench.rgnn.kernels import operands
+from tests.hector.emit.layer_checks import CHECKS, layer_error, second_error
+from tests.hector.emit.oracle import TOLERANCE, error_of, random_graph
+from tests.hector.layer_models import plans
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from random_programs import Made, graphs, programs
@@ -85,9 +86,11 @@ def test_widths(chosen: Optimizations, width: int) -> None:
 
 
 @pytest.mark.parametrize("chosen", [ALL_SETTINGS[0], BOTH], ids=str)
-@pytest.mark.parametrize("name", ["rgcn", "hgt"])
+@pytest.mark.parametrize("name", CHECKS if DEVICE == "cuda" else ["rgcn", "hgt"])
 def test_layers_with_gradients(name: str, chosen: Optimizations) -> None:
-    assert layer_error(name, SMALL, torch.float32, chosen) <= 1e-5
+    """All on a GPU; in the interpreter each takes seconds."""
+    limit = 1e-5 if name in ("rgcn", "hgt") else 2e-4
+    assert layer_error(name, SMALL, torch.float32, chosen) <= limit
 
 
 def test_a_layer_in_low_precision() -> None:

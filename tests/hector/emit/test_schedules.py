@@ -21,7 +21,7 @@ from hector.ir.kernels import (
 from hector.ir.types import Domain, Index
 from hector.passes.pipeline import Optimizations
 from hector.runtime.tune import schedules_for
-from recipes.bench.rgnn.models import plans
+from tests.hector.layer_models import plans
 
 TF32 = DotPrecision(dtype="tl.float32", input_precision="tf32")
 HALF = DotPrecision(dtype="tl.bfloat16", input_precision="")

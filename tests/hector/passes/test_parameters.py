@@ -10,7 +10,7 @@ from hector.passes.lifetimes import late_sums
 from hector.passes.lower import lower
 from hector.passes.parameters import generated
 from hector.passes.pipeline import ALL_SETTINGS, Optimizations
-from recipes.bench.rgnn.models import MODELS, plans
+from tests.hector.layer_models import MODELS, plans
 
 BOTH = Optimizations(compact=True, reorder=True)
 

@@ -23,8 +23,8 @@ from hector.ir.types import Domain, Index, RowType
 from hector.passes.pipeline import ALL_SETTINGS
 from hector.runtime import executables, uses_triton
 from hector.statistics import statistics
-from recipes.bench.rgnn.models import MODELS, plans
 from recipes.hector_layers import comp_gcn, gat, relational_gatv2
+from tests.hector.layer_models import MODELS, plans
 
 
 def small(seed: int = 0, ratio: float = 0.5, edges: int = 120) -> HeteroGraph:

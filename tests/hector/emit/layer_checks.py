@@ -126,41 +126,31 @@ def run(
     return [out.detach(), *grads]
 
 
-def layer_errors(
-    name: str, graph: HeteroGraph, dtype: torch.dtype, settings: Optimizations
-) -> list[tuple[float, float]]:
-    """(relative error, PyTorch's own in the same dtype) of the output and of every
-    gradient, against float64.
-
-    PyTorch's is 0 in fp32. In 16 bits it tells what rounding alone does: where a leaky
-    relu's argument is nearly 0, its sign and so the slope is rounding's.
-    """
-    options = {"backend": Backend.TRITON, "optimizations": settings}
-    got = run(name, graph, dtype, options, dtype)
-    plain = {"backend": Backend.REFERENCE, "optimizations": Optimizations()}
-    exact = run(name, graph, torch.float64, plain, dtype)
-    theirs = run(name, graph, dtype, plain, dtype) if dtype.itemsize < 4 else exact
-    return [
-        (_relative(mine, want), _relative(other, want))
-        for mine, other, want in zip(got, theirs, exact, strict=True)
-    ]
-
-
 def layer_error(
     name: str, graph: HeteroGraph, dtype: torch.dtype, settings: Optimizations
 ) -> float:
-    """Largest relative error over the output and all gradients."""
-    return max(mine for mine, _ in layer_errors(name, graph, dtype, settings))
+    """Largest relative error over the output and all gradients, against float64."""
+    return _error(name, graph, dtype, settings, second=False)
 
 
 def second_error(
     name: str, graph: HeteroGraph, dtype: torch.dtype, settings: Optimizations
 ) -> float:
     """Largest relative error over the gradients of the features' squared gradient."""
+    return _error(name, graph, dtype, settings, second=True)
+
+
+def _error(
+    name: str,
+    graph: HeteroGraph,
+    dtype: torch.dtype,
+    settings: Optimizations,
+    second: bool,
+) -> float:
     options = {"backend": Backend.TRITON, "optimizations": settings}
-    got = run(name, graph, dtype, options, dtype, second=True)
+    got = run(name, graph, dtype, options, dtype, second)
     plain = {"backend": Backend.REFERENCE, "optimizations": Optimizations()}
-    exact = run(name, graph, torch.float64, plain, dtype, second=True)
+    exact = run(name, graph, torch.float64, plain, dtype, second)
     return max(_relative(a, b) for a, b in zip(got, exact, strict=True))
 
 

@@ -1,0 +1,91 @@
+"""A generated kernel against the float64 oracle, on random rows."""
+
+import torch
+
+from hector.arrays import GraphArrays
+from hector.emit.schedules import default_schedule
+from hector.graph import HeteroGraph
+from hector.ir.kernels import Kernel, Plan
+from hector.ir.node import Node, Op
+from hector.runtime.device import (
+    DevicePlan,
+    DeviceProgram,
+    ValueTypes,
+    dot_precision,
+)
+from hector.runtime.reference import Reference
+from recipes.bench.rgnn.kernels import operands
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+"""Largest error over the largest value of the result."""
+
+
+def random_graph(size: tuple[int, ...], device: str) -> HeteroGraph:
+    """Skewed endpoints and relations; two relations have no edges, the last tenth of
+    the nodes is isolated."""
+    nodes, edges, relations, kinds = size
+    gen = torch.Generator().manual_seed(0)
+
+    def skewed(n: int, power: float) -> torch.Tensor:
+        return (torch.rand(edges, generator=gen) ** power * n).long().clamp_(max=n - 1)
+
+    used = max(nodes * 9 // 10, 1)
+    return HeteroGraph.from_arrays(
+        skewed(used, 1.5),
+        skewed(used, 1.5),
+        1 + skewed(relations, 2.0),
+        node_type=torch.arange(nodes) * kinds // nodes,
+        num_edge_types=relations + 2,
+    ).to(device)
+
+
+def error_of(
+    kernel: Kernel,
+    arrays: GraphArrays,
+    dtype: torch.dtype,
+    given: dict[Node, torch.Tensor] | None = None,
+) -> float:
+    """Largest relative error of one kernel against the float64 oracle, on `given`
+    operands or on random ones.
+
+    Raises RuntimeError if a second run gives other bits: kernels have no atomics, so
+    that would be a race.
+    """
+    types = ValueTypes(dtype)
+    bound = operands(kernel, arrays, types) if given is None else given
+    plan = Plan(kernels=(kernel,), outputs=kernel.outputs)
+    schedule = default_schedule(kernel, arrays, precision=dot_precision(dtype))
+    ready = DevicePlan(DeviceProgram(plan, types, [schedule]), arrays)
+    got, again = ready.run(bound), ready.run(bound)
+    oracle = Reference(arrays, torch.float64)
+    leaves = {n: t.double() for n, t in bound.items()}
+    exact = oracle.run(kernel.outputs, leaves)
+    worst = 0.0
+    for node, want in exact.items():
+        if not want.numel():
+            continue
+        # No tolerance: torch.equal, but for NaN, which is told apart below.
+        same = torch.allclose(got[node], again[node], rtol=0, atol=0, equal_nan=True)
+        if not same:
+            raise RuntimeError(f"a second run gives other bits for {node!r}")
+        if not bool(torch.isfinite(got[node]).all()):
+            return float("inf")
+        gap = float((got[node].double() - want).abs().max())
+        worst = max(worst, gap / (scale_of(node, want, oracle, leaves) + 1e-30))
+    return worst
+
+
+def scale_of(
+    node: Node, want: torch.Tensor, oracle: Reference, leaves: dict[Node, torch.Tensor]
+) -> float:
+    """What an error is relative to: the result, and of a sum its terms, of sums among
+    them theirs, which may cancel to nothing but their own rounding."""
+    terms, sums = list[Node](), [node]
+    while sums:
+        one = sums.pop()
+        if one.op in (Op.ADD, Op.SUB, Op.AGG) and one not in leaves:
+            inputs = [n for n in one.inputs if n.op not in (Op.GRAPH, Op.CONST)]
+            terms += inputs
+            sums += inputs
+    values = [want, *oracle.run(terms, leaves).values()]
+    return max(float(value.abs().max()) for value in values if value.numel())
