@@ -174,8 +174,9 @@ class Chunks:
 
     def _gpt(self, stage: int | None) -> nn.Module:
         count = get_num_layers_to_build(self._config, stage)
+        spec = get_gpt_layer_local_spec(self._config.num_moe_experts)
         model: nn.Module = GPTModel(
-            transformer_layer_spec=self._block(get_gpt_layer_local_spec(), count),
+            transformer_layer_spec=self._block(spec, count),
             position_embedding_type="learned_absolute",
             vp_stage=stage,
             **self._common(),

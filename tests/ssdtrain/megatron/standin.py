@@ -86,6 +86,7 @@ def cpu_for_cuda() -> Iterator[None]:
         (torch.cuda, "current_device", lambda: CPU),
         (torch.cuda, "synchronize", lambda *_: None),
         (torch.cuda, "current_stream", lambda *_: OnlyStream()),
+        (torch.cuda, "Stream", OnlyStream),
         (torch.cuda, "stream", lambda *_: contextlib.nullcontext()),
         (torch.cuda, "get_rng_state", get_state),
         (torch.cuda, "set_rng_state", set_state),
