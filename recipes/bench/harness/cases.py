@@ -295,6 +295,13 @@ CASES = (
     Case("search.planned_ranks", what="planned programs on four ranks" + _CPUS),
     Case("search.launch_ranks", what="searched layouts on four ranks" + _CPUS),
     Case(
+        "megatron.scale",
+        *(1500, ""),
+        "two, four or eight GPUs: all host links at once, FSDP2, FSDP2 x TP and "
+        "Megatron's layouts (plain, checkpointing, ours in its memory, `fit`, the "
+        "law), collectives, tiering with peers; `--tiny` on CPUs",
+    ),
+    Case(
         "megatron.core",
         *(270, "270"),
         "two GPUs, NCCL: law, tensor and pipeline parallel against Megatron's own "
