@@ -132,9 +132,12 @@ def test_a_unit_inside_a_layer_may_keep_its_weights() -> None:
         found = []
         for settings in (None, {**AT_ONCE, "recompute": "regions"}):
             torch.manual_seed(0)
-            layer = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), nn.GELU())
-            net = nn.Sequential(layer, nn.Linear(16, 16))
-            for part in (layer[1], layer, net):
+            layers = [
+                nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), nn.GELU())
+                for _ in range(2)
+            ]
+            net = nn.Sequential(*layers)
+            for part in (*(layer[1] for layer in layers), *layers, net):
                 fully_shard(part, mesh=mesh, reshard_after_forward=part is net)
             session = None if settings is None else ssdtrain.offload(net, **settings)
             net(torch.ones(4, 16)).square().sum().backward()
