@@ -181,7 +181,6 @@ def ours(
             "d2h_gb_per_s": links.d2h.bytes_per_second / 1e9,
             "h2d_gb_per_s": links.h2d.bytes_per_second / 1e9,
             "copy_slowdown": links.copy_slowdown,
-            "copy_slowdown_error": links.copy_slowdown_error,
             "duplex_slowdown": links.duplex_slowdown,
             "copy_slowdown_is": profile.notes.get("copy_slowdown"),
         }

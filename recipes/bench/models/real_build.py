@@ -48,6 +48,7 @@ def spread(
 ) -> None:
     """Over all ranks, in pairs where layers are divided and sharded."""
     import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
 
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
@@ -55,7 +56,7 @@ def spread(
     divided = min(ranks, 2) if mode.is_sharded and mode.is_divided else ranks
     divided = divided if mode.is_divided else 1
     shape = (ranks // divided, divided)
-    mesh = dist.init_device_mesh(device.type, shape, mesh_dim_names=("dp", "tp"))
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("dp", "tp"))
     if mode.is_divided:
         divide(layers, mesh["tp"])
     if mode.is_sharded:

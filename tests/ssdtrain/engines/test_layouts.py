@@ -3,6 +3,7 @@ checkpointing."""
 
 import json
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """What all ranks said, of all layouts."""
     out = tmp_path_factory.mktemp("layouts")
     # megatron-core warns of Apex and Transformer Engine at import.
-    command = [layout_ranks.__file__, out, *NAMES]
+    command: list[str | Path] = [layout_ranks.__file__, out, *NAMES]
     run_ranks(command, out, RANKS, PYTHONWARNINGS="ignore")
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
 
