@@ -299,11 +299,12 @@ def gathers() -> Iterator[list[int]]:
 
 def train(
     layout: Layout, way: Way | None, *, checkpoints: bool = False, num_steps: int
-) -> tuple[list[Tensor], dict[str, Any]]:
-    """Losses and gradients of all steps and the weights behind them; what was done."""
+) -> tuple[list[list[Tensor]], dict[str, Any]]:
+    """Losses and gradients of each step and the weights behind it; what was done."""
     torch.manual_seed(0)
     loop, told = layout.make(), dict[str, Any]()
-    found: list[Tensor] = []
+    weights = [p for module in loop.modules for p in module.parameters()]
+    found: list[list[Tensor]] = []
     if checkpoints:
         loop.modules[0].checkpoints = True  # type: ignore[assignment]
     with contextlib.ExitStack() as stack:
@@ -316,32 +317,27 @@ def train(
                 if step == NUM_OBSERVED and session.profile is not None:
                     session.follow(moved_and_again(session))
             torch.manual_seed(step)
-            found += loop.step(step)
+            found.append([*loop.step(step), *map(whole, weights)])
             counts.append(0)
         if session is not None:
             told = session.last_step.as_dict()  # type: ignore[union-attr]
             told["policy"] = session.plan and session.plan.policy
             told["refused"] = session.cache.regions.reasons
     told["gathers"] = counts[:-1]
-    weights = [p for module in loop.modules for p in module.parameters()]
-    return found + [whole(p) for p in weights], told
+    return found, told
 
 
 def compared(layout: Layout) -> dict[str, Any]:
     """All ways of a layout."""
     longest = max(way.num_steps for way in layout.ways.values())
-    plain: dict[int, Any] = {}
-    found: dict[str, Any] = {}
-    for num_steps in sorted({way.num_steps for way in layout.ways.values()}):
-        plain[num_steps] = train(layout, None, num_steps=num_steps)
+    theirs, plain = train(layout, None, num_steps=longest)
+    found: dict[str, Any] = {"plain": plain}
     if layout.ways is SEARCHED:
-        _, told = train(layout, None, checkpoints=True, num_steps=longest)
+        _, told = train(layout, None, checkpoints=True, num_steps=NUM_STEPS)
         found["checkpointing"] = told
-    found["plain"] = plain[longest][1]
     for name, way in layout.ways.items():
         ours, told = train(layout, way, num_steps=way.num_steps)
-        theirs, _ = plain[way.num_steps]
-        equal = len(ours) == len(theirs) and same_bits(ours, theirs)
+        equal = same_bits(ours, theirs[: way.num_steps])
         found[name] = {"equal": equal, **told}
     return found
 
