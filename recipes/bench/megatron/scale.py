@@ -8,7 +8,7 @@ A cell is measured in fresh processes, one a rank, under a limit of its own. A r
 goes on; cells of other numbers of ranks come into the same file. A layout is trained
 plain, with checkpointing (`gc`), by ssdtrain within what checkpointing needed (`=gc`)
 and with `device_memory="fit"`; `law` says whether losses, gradients and weights are
-those without ssdtrain, byte for byte. Beside the layouts: all host links at once, the
+those without ssdtrain, byte for byte. Also measured: all host links at once, the
 curves of collectives for foresight, and pydirect's tiering with the peers' memory.
 """
 

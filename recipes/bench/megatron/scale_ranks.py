@@ -220,7 +220,7 @@ def row_law(row: Row, tiny: bool, peaks: tuple[float, ...]) -> Data:
 
 
 def bits(trainer: real_row.Trainer, length: int) -> list[str]:
-    """Digests of a step's loss, of its gradients, and of the weights behind it."""
+    """Digests of a step's loss, of its gradients, and of the updated weights."""
     loss = trainer.forward(length)
     loss.backward()
     parameters = list(trainer.model.parameters())
