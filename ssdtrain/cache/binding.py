@@ -534,6 +534,9 @@ def is_dense_in(tensor: Tensor, view: View, record_bytes: int) -> bool:
     """Whether a view fills its record's bytes from the first to the last, once."""
     if view.offset_bytes or view.is_conj or view.is_neg:
         return False
+    base = tensor if tensor._base is None else tensor._base
+    if tensor.nbytes != base.nbytes:  # a part of a batch: which bytes it is, a key says
+        return False
     if tensor.nbytes != record_bytes or tensor.storage_offset() * tensor.itemsize % 16:
         return False
     return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))

@@ -12,7 +12,8 @@ from torch import distributed
 
 
 def num_collectives() -> int | None:
-    """Count those of all process groups so far; None where a backend does not count."""
+    """Count those of all groups of several ranks so far; None where a backend does not
+    count."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return 0
     groups: Iterable[Any] = distributed.distributed_c10d._world.pg_map
@@ -21,7 +22,9 @@ def num_collectives() -> int | None:
         each for each in groups if isinstance(each, distributed.ProcessGroup)
     ]
     try:
-        numbers: list[int] = [each._get_sequence_number_for_group() for each in own]
+        numbers: list[int] = [
+            each._get_sequence_number_for_group() for each in own if each.size() > 1
+        ]
     except (AttributeError, RuntimeError):  # a backend of somebody else's
         return None
     return sum(numbers)

@@ -368,8 +368,10 @@ class Planner:
     def _must_rest(self) -> bool:
         """Rest where ranks with plans of their own would meet in each other's
         collectives: [Note: one step for all] in engines/peers.py. Return whether."""
-        seen = self._seen
-        if self._peers.agree or seen is None or not seen.communicates:
+        seen, peers = self._seen, self._peers
+        if seen is None or not seen.communicates:
+            return False
+        if peers.agree and not peers.is_alone:  # alone: nobody knows whom they meet
             return False
         logger.warning(
             "ssdtrain: no plan; modules that run again communicate, and the ranks do "

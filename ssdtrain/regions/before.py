@@ -61,6 +61,7 @@ class Parts(NamedTuple):
         own = vars(module)
         buffers, parameters = dict(module._buffers), dict(module._parameters)
         tensors = (*parameters.items(), *buffers.items())
+        marks = {n: marks_of(each, asked) for n, each in tensors if has_own(each)}
         return cls(
             module,
             dict(own),
@@ -70,7 +71,7 @@ class Parts(NamedTuple):
             versions_of(buffers.values()),
             {name: contents_of(own.get(name)) for name in names},
             tuple([p is not None and p.requires_grad for p in parameters.values()]),
-            {name: marks_of(each, asked) for name, each in tensors if has_own(each)},
+            {name: own_marks for name, own_marks in marks.items() if own_marks},
         )
 
 

@@ -27,7 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ssdtrain.regions.before import STANDARD, Before, Parts, Seen
+from ssdtrain.gathered import gathered_inside
+from ssdtrain.regions.before import STANDARD, Before, Parts, Seen, faced
 from ssdtrain.regions.deep import PLAIN
 from ssdtrain.regions.inventory import HOOKS_OF_ALL
 from ssdtrain.regions.reads import Call, Reads, functions_of
@@ -225,7 +226,10 @@ def _interesting(module: nn.Module) -> Iterator[str]:
 def _change_of_modules(before: Seen, behind: Seen) -> str | None:
     if len(behind.parts) != len(before.parts):
         return "a module came or went"
+    gathered = gathered_inside([part.module for part in before.parts])
     for old, new in zip(before.parts, behind.parts, strict=True):
+        if id(old.module) in gathered:  # and may stay so until backward has ended
+            old = old._replace(parameters=faced(old.parameters, new.parameters))
         reason = _difference_of_parts(old, new)
         if reason is not None:
             return reason

@@ -62,6 +62,10 @@ class Cell:
     padded: bool = False
     more: dict[str, Any] = field(default_factory=dict)
     """Fields of TransformerConfig."""
+    split: Parallel | None = None
+    """Instead of what is known of the layout's name."""
+    experts: int = 1
+    """Ranks that share a layer's experts."""
 
     @property
     def name(self) -> str:
@@ -73,7 +77,11 @@ class Cell:
     @property
     def parallel(self) -> Parallel:
         """The layout's settings."""
-        return {**LAYOUTS, **LAYOUTS_OF_4}[self.layout]
+        return self.split or {**LAYOUTS, **LAYOUTS_OF_4}[self.layout]
+
+    def resized(self, size: Size) -> "Cell":
+        """The same of another size."""
+        return dataclasses.replace(self, size=size)
 
     def offloading(self) -> "Cell":
         """The same with Megatron's fine-grained activation offloading."""

@@ -159,6 +159,13 @@ def column(training: Training, name: str) -> dict[str, Any]:
         kept = kept_bytes(training)
         share = int(KEPT_SHARE * min(kept)) if name in SHARE else kept[-1]
         settings["memory_budget"] = share or 1 << 40  # of a CPU none is known
+    return ours(training, settings, num_steps)
+
+
+def ours(
+    training: Training, settings: dict[str, Any], num_steps: int
+) -> dict[str, Any]:
+    """Steps under ssdtrain, once it has settled: what was predicted, and reported."""
     with ssdtrain.offload(training.chunks, **settings) as session:
         result = measure(training, 2, num_steps, settling(session))
         report, plan, profile = session.last_step, session.plan, session.profile
@@ -170,10 +177,10 @@ def column(training: Training, name: str) -> dict[str, Any]:
             "step_ratio": predicted.step_ms / predicted.keep_ms,
             "peak_gone": 1 - predicted.peak_bytes / predicted.keep_peak_bytes,
             "step_predicted": predicted.step_ms,
+            "peak_predicted_gb": predicted.peak_bytes / 1e9,
             "d2h_gb_per_s": links.d2h.bytes_per_second / 1e9,
             "h2d_gb_per_s": links.h2d.bytes_per_second / 1e9,
             "copy_slowdown": links.copy_slowdown,
-            "copy_slowdown_error": links.copy_slowdown_error,
             "duplex_slowdown": links.duplex_slowdown,
             "copy_slowdown_is": profile.notes.get("copy_slowdown"),
         }
@@ -264,15 +271,17 @@ def run_group(shared: Shared, layout: str, cells: list[Cell], work: Any) -> None
         parallel.stop()
 
 
-def run_law(shared: Shared, cell: Cell, directory: Path) -> None:
-    """One cell of the law, with torch's deterministic algorithms."""
+def exact_law(cell: Cell, directory: Path) -> dict[str, Any]:
+    """The law with torch's deterministic algorithms."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     # cuDNN's attention differs from itself.
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.utils.deterministic.fill_uninitialized_memory = False
-    shared.run(f"law/{cell.name}", lambda: law(cell, directory))
-    torch.use_deterministic_algorithms(False)
-    torch.backends.cuda.enable_cudnn_sdp(True)
+    try:
+        return law(cell, directory)
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 def everything(shared: Shared, directory: Path) -> None:
@@ -285,7 +294,9 @@ def everything(shared: Shared, directory: Path) -> None:
             shared,
             layout,
             laws,
-            lambda shared, cell: run_law(shared, cell, directory),
+            lambda shared, cell: shared.run(
+                f"law/{cell.name}", lambda: exact_law(cell, directory)
+            ),
         )
     if dist.get_world_size() > 2:
         return

@@ -4,7 +4,7 @@ import itertools
 import statistics
 
 from recipes.bench.harness.records import Data
-from recipes.bench.harness.tables import Column, paragraphs, table
+from recipes.bench.harness.tables import Column, grouped, paragraphs, table
 
 WAYS = {
     "keep": ("keep",),
@@ -111,3 +111,75 @@ def law(cells: Data, num_ranks: int) -> str:
         f"algorithms: {verdict}."
     )
     return told if found else ""
+
+
+def scale(*found: Data) -> str:
+    """What several GPUs showed: layouts, predictions, host links, tiering."""
+    cells = found[0]["cells"]
+    layouts = grouped(cells)
+    shown = {name: ways for name, ways in layouts.items() if "plain" in ways}
+    columns: dict[str, Column] = {
+        "": "{name}",
+        "plain": lambda row: f"{row['plain']['step_ms']:.0f} ms, {peak(row['plain'])}",
+        "checkpointing": lambda row: over(row["gc"], row["plain"]),
+        "ours in its memory": lambda row: over(row["=gc"], row["plain"]),
+        "over checkpointing": lambda row: ratio(row["=gc"], row["gc"]),
+        "`fit`": lambda row: over(row["fit"], row["plain"]),
+        "predicted step, peak": lambda row: errors(row["=gc"]),
+        "byte for byte": lambda row: "yes" if is_equal(row["law"]) else "NO",
+    }
+    links = {n: c for n, c in cells.items() if n.endswith("/links") and "out" in c}
+    gained = {n: c for n, c in cells.items() if "speedup" in c}
+    return paragraphs(
+        table(shown, columns),
+        table(links, {"host links at once over one alone": "{name}", **LINKS}),
+        table(gained, {"tiering with peers over none": "{name}", "": times}),
+    )
+
+
+def shares(way: str) -> Column:
+    """The least of all ranks' rates over what `doctor` says of one alone."""
+    return lambda cell: f"{min(rank['share'] for rank in cell[way]):.2f}"
+
+
+WAYS_OF_LINKS = ("out", "in", "both", "out beside all-reduce", "in beside all-reduce")
+LINKS: dict[str, Column] = {way: shares(way) for way in WAYS_OF_LINKS}
+
+
+def times(cell: Data) -> str:
+    """Such as 1.62x."""
+    return f"{cell['speedup']:.2f}x"
+
+
+def peak(cell: Data) -> str:
+    """Of the rank that needs most, such as 8.2 GB."""
+    return f"{max(cell['peak_gb']):.1f} GB"
+
+
+def ratio(cell: Data, base: Data) -> str:
+    """Such as 0.981x."""
+    return f"{cell['step_ms'] / base['step_ms']:.3f}x"
+
+
+def over(cell: Data, base: Data) -> str:
+    """Such as 1.263x, 8.2 GB."""
+    return f"{ratio(cell, base)}, {peak(cell)}"
+
+
+def errors(cell: Data) -> str:
+    """Measured over predicted, in percent, of step and peak; the worst rank's."""
+    plans = cell.get("plan") or [
+        {"step_predicted": cell["predicted_ms"], "peak_predicted_gb": most}
+        for most in cell["predicted_gb"]
+    ]
+    steps = [cell["step_ms"] / plan["step_predicted"] - 1 for plan in plans]
+    peaks = [
+        own / plan["peak_predicted_gb"] - 1
+        for own, plan in zip(cell["peak_gb"], plans, strict=True)
+    ]
+    return f"{max(steps, key=abs):+.1%}, {max(peaks, key=abs):+.1%}"
+
+
+def is_equal(cell: Data) -> bool:
+    """Whether the law held on all ranks."""
+    return bool(cell.get("equal") or (cell["host_equal"] and cell["ssd_equal"]))

@@ -23,30 +23,44 @@ def build(row: Row, device: torch.device, most_tokens: int) -> nn.Module:
     if row.mode is Mode.LAYERS:
         for layer in layers:
             layer.compile()
-    elif row.mode.is_sharded:
-        shard(model, layers)
-    elif row.mode.is_divided:
-        divide(layers, device)
+    if row.mode.has_mesh:
+        spread(model, layers, row.mode, device)
     return model  # type: ignore[no-any-return]
 
 
-def shard(model: nn.Module, layers: nn.ModuleList) -> None:
-    """FSDP2 by layer: bf16 compute, fp32 masters and reductions."""
+def spread(
+    model: nn.Module, layers: nn.ModuleList, mode: Mode, device: torch.device
+) -> None:
+    """Over all ranks, in pairs where layers are divided and sharded."""
     import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    ranks = dist.get_world_size()
+    divided = min(ranks, 2) if mode.is_sharded and mode.is_divided else ranks
+    divided = divided if mode.is_divided else 1
+    shape = (ranks // divided, divided)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("dp", "tp"))
+    if mode.is_divided:
+        divide(layers, mesh["tp"])
+    if mode.is_sharded:
+        shard(model, layers, mesh["dp"])
+
+
+def shard(model: nn.Module, layers: nn.ModuleList, mesh: Any) -> None:
+    """FSDP2 by layer: bf16 compute, fp32 masters and reductions."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    on_gpu = next(model.parameters()).is_cuda
-    dist.init_process_group("nccl" if on_gpu else "gloo")
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     for layer in layers:
-        fully_shard(layer, mp_policy=policy)
-    fully_shard(model, mp_policy=policy)
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
 
 
-def divide(layers: nn.ModuleList, device: torch.device) -> None:
+def divide(layers: nn.ModuleList, mesh: Any) -> None:
     """Tensor parallel layers, sequence parallel norms; what is around the layers sees
     whole tensors."""
-    import torch.distributed as dist
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -57,8 +71,6 @@ def divide(layers: nn.ModuleList, device: torch.device) -> None:
         parallelize_module,
     )
 
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))
     parts, whole = Shard(1), Replicate()
     products = {
         f"self_attn.{name}_proj": ColwiseParallel() for name in ("q", "k", "v")

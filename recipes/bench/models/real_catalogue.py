@@ -52,6 +52,8 @@ class Mode(str, Enum):
     reductions run, and nothing crosses a link between GPUs."""
     TENSOR = "tp"
     """Tensor parallel layers with sequence parallel norms, two ranks."""
+    FSDP2_TENSOR = "fsdp2-tp"
+    """FSDP2 over pairs of ranks that divide each layer, four ranks and more."""
     TENSOR_ONE = "tp-1"
     """The same on a mesh of one rank: DTensor runs and is what autograd saves; nothing
     is divided, no collective sends."""
@@ -59,17 +61,19 @@ class Mode(str, Enum):
     @property
     def num_ranks(self) -> int:
         """Processes of a row."""
+        if self is Mode.FSDP2_TENSOR:
+            return 4
         return 2 if self in (Mode.FSDP2, Mode.TENSOR) else 1
 
     @property
     def is_sharded(self) -> bool:
         """Whether FSDP2 holds the model's weights."""
-        return self in (Mode.FSDP2, Mode.FSDP2_ONE)
+        return self in (Mode.FSDP2, Mode.FSDP2_ONE, Mode.FSDP2_TENSOR)
 
     @property
     def is_divided(self) -> bool:
         """Whether a layer's products are tensor parallel."""
-        return self in (Mode.TENSOR, Mode.TENSOR_ONE)
+        return self in (Mode.TENSOR, Mode.TENSOR_ONE, Mode.FSDP2_TENSOR)
 
     @property
     def has_mesh(self) -> bool:

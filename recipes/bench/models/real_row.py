@@ -69,6 +69,15 @@ class Run:
 
 
 def measure(row: Row, run: Run) -> dict[str, Any]:
+    """Train under the row's column, in a process that has not loaded ssdtrain for the
+    columns of others, and say what it took."""
+    found = trained(row, run)
+    if not row.is_ours and "ssdtrain" in sys.modules:
+        raise RuntimeError("a peer's row imported ssdtrain")
+    return found
+
+
+def trained(row: Row, run: Run) -> dict[str, Any]:
     """Train under the row's column and say what it took."""
     device = torch.device(run.device, int(os.environ.get("LOCAL_RANK", "0")))
     if device.type == "cuda":
@@ -102,8 +111,6 @@ def measure(row: Row, run: Run) -> dict[str, Any]:
             found["num_saved"] = trainer.num_saved(lengths[0])
         if run.num_host_steps:
             found |= trainer.host_times(lengths[0], run.num_host_steps)
-    if not row.is_ours and "ssdtrain" in sys.modules:
-        raise RuntimeError("a peer's row imported ssdtrain")
     return found
 
 
@@ -187,10 +194,12 @@ class Trainer:
         self._device, self._clock = device, Clock(device)
         self._vocabulary = shape_of(row.model).settings["vocab_size"]
         trained = [p for p in model.parameters() if p.requires_grad]
-        # A fused step takes tensors of one kind.
-        on_mesh = [p for p in trained if isinstance(p, DTensor)]
-        plain = [p for p in trained if not isinstance(p, DTensor)]
-        groups = [{"params": own} for own in (plain, on_mesh) if own]
+        # A fused step takes tensors of one kind, on one mesh.
+        by_mesh: dict[Any, list[nn.Parameter]] = {}
+        for parameter in trained:
+            mesh = getattr(parameter, "device_mesh", None)
+            by_mesh.setdefault(mesh, []).append(parameter)
+        groups = [{"params": own} for own in by_mesh.values()]
         self._optimizer = torch.optim.AdamW(groups, lr=1e-5, fused=True)
 
     def forward(self, num: int) -> Tensor:
@@ -210,8 +219,7 @@ class Trainer:
         loss = self.forward(num)
         loss.backward()
         peak = memory.most
-        self._optimizer.step()
-        self._clear()
+        self.update()
         return Step(
             num_tokens=num,
             clock=self._clock,
@@ -223,6 +231,11 @@ class Trainer:
             reserved_bytes=torch.cuda.max_memory_reserved() if cuda else 0,
         )
 
+    def update(self) -> None:
+        """Take the gradients, and zero them."""
+        self._optimizer.step()
+        self._clear()
+
     def host_times(self, num: int, num_steps: int) -> dict[str, float]:
         """Host time until forward and backward are enqueued, ms: median and least."""
         found = []
@@ -230,8 +243,7 @@ class Trainer:
             began = wait(self._device)
             self.forward(num).backward()
             found.append((time.perf_counter() - began) * 1e3)
-            self._optimizer.step()
-            self._clear()
+            self.update()
         wait(self._device)
         return {"host_ms": statistics.median(found), "host_least_ms": min(found)}
 

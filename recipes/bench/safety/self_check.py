@@ -23,7 +23,7 @@ from recipes.bench.harness.blocks import Size, Steps
 from recipes.bench.harness.cli import Bench
 from ssdtrain.api import Session
 from ssdtrain.cache import verify
-from ssdtrain.cache.verify import NoVerifier
+from ssdtrain.cache.verify import Verifier
 from ssdtrain.rebuild import finder
 from ssdtrain.rebuild.frame import CallerFrame
 
@@ -106,7 +106,7 @@ class Checked:
 
     @contextmanager
     def _unsure(self) -> Iterator[None]:
-        self._session.cache.verifier = NoVerifier()
+        self._session.cache.verifier = Verifier()
         try:
             with mock.patch.object(finder, "CallerFrame", Unproved):
                 yield

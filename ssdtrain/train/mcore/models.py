@@ -19,6 +19,7 @@ from megatron.core.models.T5.t5_spec import (
     encoder_model_with_local_spec,
 )
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
     get_num_layers_to_build,
@@ -32,6 +33,8 @@ from ssdtrain.train.mcore.parallel import Parallel
 from ssdtrain.train.settings import Family, ModelSettings
 
 MLP_RATIO = 4
+GEMM = "te_general_gemm"
+"""What megatron-core's routers take from Transformer Engine, if that is there."""
 
 
 def check(settings: ModelSettings, parallel: Parallel) -> None:
@@ -174,8 +177,12 @@ class Chunks:
 
     def _gpt(self, stage: int | None) -> nn.Module:
         count = get_num_layers_to_build(self._config, stage)
+        experts = self._config.num_moe_experts
+        if experts is not None and not hasattr(moe_utils, GEMM):
+            setattr(moe_utils, GEMM, None)  # 0.19 asks whether it is None
+        spec = get_gpt_layer_local_spec(experts)
         model: nn.Module = GPTModel(
-            transformer_layer_spec=self._block(get_gpt_layer_local_spec(), count),
+            transformer_layer_spec=self._block(spec, count),
             position_embedding_type="learned_absolute",
             vp_stage=stage,
             **self._common(),

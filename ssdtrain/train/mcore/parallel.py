@@ -65,10 +65,14 @@ class Parallel:
         return self.virtual_pipeline or 1
 
 
-def start(parallel: Parallel, seed: int, timeout_minutes: int = 30) -> None:
+def start(
+    parallel: Parallel, seed: int, timeout_minutes: int = 30, experts: int = 1
+) -> None:
     """Join the process group (torchrun's environment) and make Megatron's groups.
 
-    timeout_minutes: a rank that is waited for longer is taken to be dead.
+    Args:
+        timeout_minutes: a rank that is waited for longer is taken to be dead.
+        experts: ranks that share a layer's experts; they are data-parallel ones.
 
     Raises:
         ConfigError: the ranks do not divide.
@@ -82,6 +86,7 @@ def start(parallel: Parallel, seed: int, timeout_minutes: int = 30) -> None:
         tensor_model_parallel_size=parallel.tensor,
         pipeline_model_parallel_size=parallel.pipeline,
         virtual_pipeline_model_parallel_size=parallel.virtual_pipeline,
+        expert_model_parallel_size=experts,
         distributed_timeout_minutes=timeout_minutes,
     )
     seed_everything(seed)

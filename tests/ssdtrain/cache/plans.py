@@ -3,8 +3,12 @@
 from dataclasses import replace
 
 import ssdtrain
+from ssdtrain.plan.choose import options
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
+from ssdtrain.plan.regions import spread, with_regions
+from ssdtrain.plan.schedule import Style, schedule
+from ssdtrain.plan.timeline import Timeline
 
 
 def all_moved(session: ssdtrain.Session) -> Plan:
@@ -129,3 +133,20 @@ def rows_of(session: ssdtrain.Session) -> list[str]:
     assert session.cache.is_idle
     tables = session.cache.tables.tables.values()
     return [type(row).__name__ for table in tables for row in table.rows]
+
+
+def moved_and_again(session: ssdtrain.Session) -> Plan:
+    """Every second region runs again, what recipes can make is made outside of them,
+    and everything else moves."""
+    profile = session.profile
+    assert profile is not None
+    timeline = Timeline(profile)
+    ways = (Placement.RECOMPUTE, Placement.OFFLOAD, Placement.KEEP)
+    placed = {
+        kind: [next(w for w in ways if w in options(timeline, item)) for item in items]
+        for kind, items in profile.kinds.items()
+    }
+    again = [region for region in spread(timeline) if region[1] % 2 == 0]
+    placements = with_regions(timeline, placed, again)
+    orders = schedule(timeline, placements, Style(window_bytes=1))
+    return Plan(orders=orders, policy="moved and again")

@@ -316,6 +316,22 @@ def test_programs_that_change_under_a_table(step: Step, moved: bool) -> None:
     compare(step, moved, num_steps=12)
 
 
+@pytest.mark.parametrize("num_parts", [2, 8])
+@pytest.mark.parametrize("moved", [True, False])
+def test_slices_of_a_batch_stay_in_their_table(num_parts: int, moved: bool) -> None:
+    """Micro-batches, as torch.distributed.pipelining cuts them."""
+
+    def sliced(net: nn.Module, number: int) -> Tensor:
+        *parts, last = batch(number, num_parts * ROWS).chunk(num_parts)
+        for part in parts:
+            net(part).square().mean().backward()
+        return net(last).square().mean()
+
+    last = compare(sliced, moved).last_step
+    assert last is not None and not last.fallbacks
+    assert (last.bytes_offloaded > 0.9 * last.bytes_saved) == moved
+
+
 def test_a_lane_that_leaves_its_table_is_counted() -> None:
     session = compare(one_more, inside=True)
     counts = [report.fallbacks.get(MISMATCH, 0) for report in session.steps]

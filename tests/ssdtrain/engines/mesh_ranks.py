@@ -30,6 +30,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import ssdtrain
 from ssdtrain.cache.cache import TensorCache
@@ -72,12 +73,16 @@ class Model(nn.Module):
         self.head = nn.Linear(WIDTH, WIDTH)
         self.spare = nn.Linear(WIDTH, WIDTH) if spare else None
         self.asks_for_spare = False
+        self.checkpoints = False
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, ROWS, WIDTH) to the same."""
         x = self.first(x)
         for layer in self.layers:
-            x = layer(x)
+            if self.checkpoints:
+                x = checkpoint(layer, x, use_reentrant=False)
+            else:
+                x = layer(x)
         if self.spare is not None and self.asks_for_spare:
             x = self.spare(x)
         return self.head(self.norm(x))

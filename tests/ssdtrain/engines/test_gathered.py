@@ -11,9 +11,17 @@ from torch import nn
 import ssdtrain
 from ssdtrain.engines.meshes import copies_tables
 from ssdtrain.transfer.device import CpuDevice, MemoryLevel
+from tests.ssdtrain.bits import same_bits
 
 WEIGHTS, GATHERED = 1_000_000, 500_000
 """Bytes of this rank's parts, and of the root's own weights when they are whole."""
+
+AT_ONCE: dict[str, Any] = {
+    "target": "host",
+    "min_bytes": 0,
+    "plan": "offload-all",
+    "window_bytes": 1,
+}
 
 if not dist.is_available():
     pytest.skip("no torch.distributed", allow_module_level=True)
@@ -109,3 +117,36 @@ def test_a_forward_without_gradients_tells_of_no_step(
         model(torch.ones(4, 16)).sum().backward()
         start, _ = ledger.levels
     assert start is not None and start.allocated_bytes == WEIGHTS
+
+
+def test_a_unit_inside_a_layer_may_keep_its_weights() -> None:
+    """As torchtitan leaves experts under pipelines. Checkpointing runs such a layer
+    again, and so do we: the weights that are there behind its forward are the same."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        found = []
+        for settings in (None, {**AT_ONCE, "recompute": "regions"}):
+            torch.manual_seed(0)
+            layers = [
+                nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), nn.GELU())
+                for _ in range(2)
+            ]
+            net = nn.Sequential(*layers)
+            for part in (*(layer[1] for layer in layers), *layers, net):
+                fully_shard(part, mesh=mesh, reshard_after_forward=part is net)
+            session = None if settings is None else ssdtrain.offload(net, **settings)
+            net(torch.ones(4, 16)).square().sum().backward()
+            found.append([p.grad for p in net.parameters()])
+            if session is not None:
+                report = session.last_step
+                assert report is not None and report.recipes.get("region", 0) > 0
+                assert not session.regions_refused
+                session.close()
+        assert same_bits(*found)
+    finally:
+        dist.destroy_process_group()

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from standin import CPU, cpu_for_cuda
 from torch import Tensor, nn
 
 import ssdtrain
@@ -26,6 +25,7 @@ from ssdtrain.train.data.batches import Batch
 from ssdtrain.train.settings import Family, ModelSettings
 from tests.ranks import leave
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.megatron.standin import CPU, cpu_for_cuda
 
 WIDTH, LENGTH, ROWS, VOCABULARY = 32, 16, 2, 64
 NUM_STEPS = 2
@@ -55,10 +55,14 @@ class Cell(NamedTuple):
     """A pass with forward_only between the steps."""
     agreed: bool = False
     """Also under `plan="auto"`, whose plan both ranks tell."""
+    layers: int = 0
+    """0: as many as two ranks need."""
 
     @property
     def num_layers(self) -> int:
         """One a chunk of an interleaved model, two of each kind elsewhere."""
+        if self.layers:
+            return self.layers
         return 4 if "virtual_pipeline" in self.parallel else 2
 
     @property

@@ -62,7 +62,10 @@ class OnlyStream:
 
     def wait(self, *_: Any, **__: Any) -> None: ...
 
-    wait_stream = wait_event = synchronize = record_event = wait
+    wait_stream = wait_event = synchronize = wait
+
+    def record_event(self, *_: Any) -> "OnlyStream":
+        return self
 
 
 def nullcontext(**_: Any) -> Any:
@@ -73,6 +76,10 @@ def get_state(*_: Any, **__: Any) -> torch.Tensor:
     return torch.get_rng_state()
 
 
+def on_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+
 def set_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
     torch.set_rng_state(state)
 
@@ -81,11 +88,14 @@ def set_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
 def cpu_for_cuda() -> Iterator[None]:
     """As long as this lasts, Megatron trains on the CPU."""
     from megatron.core.tensor_parallel import random
+    from megatron.core.transformer.moe import token_dispatcher
 
     replaced = [
+        (token_dispatcher, "maybe_move_tensor_to_cpu", on_cpu),
         (torch.cuda, "current_device", lambda: CPU),
         (torch.cuda, "synchronize", lambda *_: None),
         (torch.cuda, "current_stream", lambda *_: OnlyStream()),
+        (torch.cuda, "Stream", OnlyStream),
         (torch.cuda, "stream", lambda *_: contextlib.nullcontext()),
         (torch.cuda, "get_rng_state", get_state),
         (torch.cuda, "set_rng_state", set_state),

@@ -119,6 +119,22 @@ def test_all_ranks_hear_that_no_plan_fits(monkeypatch: pytest.MonkeyPatch) -> No
         ranks.close()
 
 
+def test_a_rank_that_does_not_know_whom_its_regions_meet_makes_no_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Collectives of a group that no mesh and no wrapper tells of."""
+    monkeypatch.setattr(Profile, "communicates", property(lambda profile: True))
+    ranks = Ranks(monkeypatch)
+    try:
+        assert all(peers.is_alone for peers in ranks.peers)
+        for _ in range(NUM_STEPS):
+            ranks.train()
+        assert not ranks.searches
+        assert all(session.plan is None for session in ranks.sessions)
+    finally:
+        ranks.close()
+
+
 def test_ranks_that_do_not_agree_change_nothing_where_regions_meet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -127,7 +143,7 @@ def test_ranks_that_do_not_agree_change_nothing_where_regions_meet(
     ranks = Ranks(monkeypatch)
     try:
         for peers in ranks.peers:
-            peers.agree = False
+            peers.agree = peers.is_alone = False
         for _ in range(NUM_STEPS):
             ranks.train()
         assert not ranks.searches

@@ -1,0 +1,293 @@
+"""What the ranks of `megatron.scale` run."""
+
+import contextlib
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import ssdtrain
+from recipes.bench.foresight import collectives
+from recipes.bench.gnn import tiering
+from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.records import Data, read
+from recipes.bench.megatron import ranks as megatron
+from recipes.bench.megatron.cells import DTYPE, GPU, Cell, Size, Training
+from recipes.bench.megatron.shared import merge
+from recipes.bench.models import real_row
+from recipes.bench.models.real_build import build
+from recipes.bench.models.real_catalogue import Row, num_tokens
+from recipes.bench.models.unseen import settings_of
+from ssdtrain.tools.machine.copies import (
+    MIB,
+    CopyBudget,
+    measure_gpu_copies,
+    measure_host_copy,
+)
+from ssdtrain.train.mcore import parallel
+from ssdtrain.train.mcore.parallel import Parallel
+from ssdtrain.train.settings import Family
+
+PATIENCE = timedelta(seconds=120)
+"""What a rank waits for another: one of them searches, or pins memory."""
+WARM_UP_S = 60.0
+EXPERTS = {
+    **{"num_moe_experts": 8, "moe_router_topk": 2, "add_bias_linear": False},
+    "moe_token_dispatcher_type": "alltoall",
+}
+AT_ONCE: Data = {
+    **{"target": "host", "plan": "offload-all", "recompute": "regions"},
+    **{"window_bytes": 1, "min_bytes": 0},
+}
+"""A plan that moves and reruns in the first step."""
+
+
+@contextlib.contextmanager
+def joined(cell: Cell | None = None) -> Iterator[torch.device]:
+    """All ranks, and the cell's groups of Megatron."""
+    around: Any = contextlib.nullcontext()
+    device = torch.device("cpu")
+    if GPU:
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    elif cell is not None:
+        from tests.ssdtrain.megatron.standin import cpu_for_cuda
+
+        around = cpu_for_cuda()
+    dist.init_process_group("nccl" if GPU else "gloo", timeout=PATIENCE)
+    with around:
+        if cell is not None:
+            parallel.start(cell.parallel, 1, timeout_minutes=2, experts=cell.experts)
+        yield device
+        if cell is not None:
+            parallel.stop()
+
+
+def of_all(own: Data) -> Data:
+    """One result of what all ranks found."""
+    every: list[Data] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(every, own)
+    return merge(every)
+
+
+def host_links(tiny: bool) -> Data:
+    """GB/s of every rank's host link, one way: what doctor says of it alone, and with
+    all of them at work. `share` is the second over the first."""
+    num_bytes, rounds = (MIB, 2) if tiny else (256 * MIB, 40)
+    with joined() as device:
+        budget = CopyBudget(
+            max_seconds=1.5, sizes_bytes=(num_bytes // 4, num_bytes // 2, num_bytes)
+        )
+        for turn in range(dist.get_world_size()):
+            if turn == dist.get_rank():
+                told = (
+                    measure_gpu_copies(device.index, budget)
+                    if GPU
+                    else [measure_host_copy(budget)] * 3
+                )
+            dist.barrier()
+        alone = [link.curve.gb_per_s(num_bytes) for link in told]
+        found: Data = {}
+        copier = Copier(device, num_bytes)
+        for name, there, back, reduces, doctor in (
+            ("out", True, False, False, alone[0]),
+            ("in", False, True, False, alone[1]),
+            ("both", True, True, False, alone[2]),
+            ("out beside all-reduce", True, False, True, alone[0]),
+            ("in beside all-reduce", False, True, True, alone[1]),
+        ):
+            rate = copier.rate(rounds, out=there, back=back, reduces=reduces)
+            found[name] = {"doctor": doctor, "at once": rate, "share": rate / doctor}
+        return of_all(found)
+
+
+class Copier:
+    """Copies between this rank's GPU and pinned memory."""
+
+    def __init__(self, device: torch.device, num_bytes: int) -> None:
+        kind = {"dtype": torch.uint8}
+        self._host = torch.zeros(2, num_bytes, pin_memory=GPU, **kind)  # type: ignore[call-overload]
+        self._near = torch.zeros(2, num_bytes, device=device, **kind)  # type: ignore[call-overload]
+        self._summed = torch.zeros(num_bytes // 2, device=device, dtype=DTYPE)
+        self._streams = [torch.cuda.Stream() for _ in range(2)] if GPU else [None] * 2
+
+    def rate(self, rounds: int, *, out: bool, back: bool, reduces: bool) -> float:
+        """GB/s one way, of so many copies that begin on all ranks at once."""
+        self._wait()
+        dist.barrier()
+        began = time.perf_counter()
+        for _ in range(rounds):
+            if out:
+                self._copy(0, self._host, self._near)
+            if back:
+                self._copy(1, self._near, self._host)
+            if reduces:
+                dist.all_reduce(self._summed)
+        for stream in filter(None, self._streams):
+            stream.synchronize()
+        seconds = time.perf_counter() - began
+        self._wait()
+        return rounds * self._host[0].nbytes / seconds / 1e9
+
+    def _copy(self, way: int, there: Tensor, here: Tensor) -> None:
+        stream = self._streams[way]
+        with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
+            there[way].copy_(here[way], non_blocking=True)
+
+    def _wait(self) -> None:
+        if GPU:
+            torch.cuda.synchronize()
+
+
+def curves(tiny: bool) -> Data:
+    """Times of collectives over sizes, for foresight's curves."""
+    largest = collectives.TINY_LARGEST if tiny else collectives.LARGEST
+    rounds, seconds = (1, 2.0) if tiny else (7, 40.0)
+    with joined() as device:
+        end = time.monotonic() + seconds
+        return {"links": collectives.links(device, largest, rounds, end)}
+
+
+def tiers(tiny: bool) -> Data:
+    """Epochs with hot rows in the memory of all GPUs, over epochs without."""
+    settings = tiering.Settings(cases=(0,), shares=(0.0, 0.25))
+    if tiny:
+        settings = replace(
+            replace(settings, nodes=2000, edges=20000, train_nodes=64),
+            **{"batch_size": 32, "fanouts": (2, 2, 2), "epochs": 1},
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder) / "tiers.json")
+        tiering.main(bench, settings)
+        dist.barrier()
+        if dist.get_rank():  # the first one writes them
+            return {}
+        cells = read(bench.out)["cells"]
+    times = {name: cell["epoch_s"] for name, cell in cells.items() if "epoch_s" in cell}
+    without = next(each for name, each in times.items() if name.endswith("/0.0"))
+    return {"cells": cells, "speedup": without / min(times.values())}
+
+
+def train_row(row: Row, tiny: bool, peaks: tuple[float, ...]) -> Data:
+    """A row of `real_models` on all ranks.
+
+    peaks: GB above the level before the step, that ours has to stay within.
+    """
+    run = run_of(tiny)
+    budget = int(peaks[0] * 1e9) or 1 << 20 if peaks else None
+    found = real_row.trained(row, replace(run, budget_bytes=budget))
+    names = ("step_ms", "peak_gb", "settled", "predicted_ms", "predicted_gb")
+    return of_all({name: found[name] for name in names if name in found})
+
+
+def run_of(tiny: bool) -> real_row.Run:
+    """What rows share."""
+    device, warm_up_s = ("cpu", 2.0) if tiny else ("cuda", WARM_UP_S)
+    return real_row.Run(3 if tiny else 6, 0, device=device, warm_up_s=warm_up_s)
+
+
+def row_law(row: Row, tiny: bool, peaks: tuple[float, ...]) -> Data:
+    """Three steps with and without ssdtrain, compared on every rank."""
+    device = torch.device(run_of(tiny).device, int(os.environ["LOCAL_RANK"]))
+    if GPU:
+        torch.cuda.set_device(device)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it differs from itself
+    length, digests = num_tokens(row.tokens), []
+    reports: list[Data] = []
+    for ours in (False, True):
+        torch.manual_seed(0)
+        model = build(row, device, length)
+        trainer = real_row.Trainer(row, model, device)
+        session = ssdtrain.offload(model, **AT_ONCE) if ours else None
+        digests.append([each for _ in range(3) for each in bits(trainer, length)])
+        if session is not None:
+            reports = [report.as_dict() for report in session.steps]
+            session.close()
+    report = reports[-1]
+    moved, again = report["bytes_offloaded"], report["bytes_recomputed"]
+    equal = digests[0] == digests[1]
+    return of_all({"equal": equal, "moves": moved > 0, "reruns": again > 0})
+
+
+def bits(trainer: real_row.Trainer, length: int) -> list[str]:
+    """Digests of a step's loss, of its gradients, and of the updated weights."""
+    loss = trainer.forward(length)
+    loss.backward()
+    parameters = list(trainer.model.parameters())
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    found = [digest([loss]), digest(gradients)]
+    trainer.update()
+    return [*found, digest(parameters)]
+
+
+def digest(tensors: Iterable[Any]) -> str:
+    """Of the bytes of this rank's parts."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        found.update(
+            part.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy()
+        )
+    return found.hexdigest()
+
+
+def train_megatron(name: str, tiny: bool, way: str, peaks: tuple[float, ...]) -> Data:
+    """One way to train a Megatron model. peaks: of checkpointing, by rank."""
+    ranks = int(os.environ["WORLD_SIZE"])
+    cell = megatrons(ranks, tiny)[name]
+    if way == "law":
+        cell = law_size(cell, ranks)
+    with joined(cell):
+        if way == "law":
+            with tempfile.TemporaryDirectory() as folder:
+                return of_all(megatron.exact_law(cell, Path(folder)))
+        training = Training(cell)
+        num_steps = 5
+        if way == "plain":
+            return of_all(megatron.measure(training, 2, num_steps))
+        if way == "gc":
+            with training.recomputing():
+                return of_all(megatron.measure(training, 2, num_steps))
+        own_bytes = int(peaks[dist.get_rank()] * 1e9) if peaks else 0
+        settings = settings_of(way, own_bytes or 1 << 40, torch.device("cpu"))
+        return of_all(megatron.ours(training, {**megatron.HOST, **settings}, num_steps))
+
+
+def megatrons(ranks: int, tiny: bool) -> dict[str, Cell]:
+    """Megatron's layouts of so many ranks, by name."""
+    wide, deep = Size(8192, 4, 16), Size(8192, 2 * ranks, 2, 1024, 2 * ranks)
+    mixed = Size(4096, 4, 8)
+    if tiny:
+        own: Data = {"heads": 2 * ranks, "vocabulary": 128}
+        wide = mixed = Size(256, 2, 2, 32, **own)
+        deep = Size(256, 2 * ranks, 2, 32, 2 * ranks, **own)
+    gpt = Family.GPT
+    cut = Parallel(pipeline=ranks)
+    woven = Parallel(pipeline=ranks, virtual_pipeline=2)
+    shared = {**EXPERTS, "expert_model_parallel_size": ranks}
+    return {
+        "tp": Cell(gpt, wide, "tp", split=Parallel(tensor=ranks)),
+        "tp sequence": Cell(
+            gpt, wide, "tp", split=Parallel(tensor=ranks, sequence=True)
+        ),
+        "pp": Cell(gpt, deep, "pp", split=cut),
+        "pp interleaved": Cell(gpt, deep, "pp", split=woven),
+        "ep": Cell(gpt, mixed, "ep", more=shared, split=Parallel(), experts=ranks),
+    }
+
+
+def law_size(cell: Cell, ranks: int) -> Cell:
+    """The same layout, of a model that is quick to compare."""
+    layers = cell.size.layers if cell.layout == "pp" else 2
+    size = Size(256, layers, 2, 64, 2 * ranks, heads=2 * ranks, vocabulary=512)
+    return cell.resized(size)
