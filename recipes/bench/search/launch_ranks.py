@@ -148,6 +148,10 @@ CASES: Mapping[str, tuple[Callable[[ParallelLayout], list[float]], ParallelLayou
     ),
     "FSDP2": (by_fsdp2, layout(data=4, zero=2)),
     "FSDP2 and tensor parallelism": (by_fsdp2, layout(data=2, tensor=2, zero=3)),
+    "FSDP2 and sequence parallelism": (
+        by_fsdp2,
+        layout(data=2, tensor=2, zero=3, divided=True),
+    ),
     "DeepSpeed pipeline": (by_deepspeed, layout(data=2, pipeline=2, zero=1)),
 }
 
