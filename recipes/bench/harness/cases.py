@@ -295,6 +295,18 @@ CASES = (
     Case("search.planned_ranks", what="planned programs on four ranks" + _CPUS),
     Case("search.launch_ranks", what="searched layouts on four ranks" + _CPUS),
     Case(
+        "search.table_regret",
+        *(580, ""),
+        "embedding tables on two GPUs: 24 tasks, each under every rule's placement and "
+        "twelve random ones; a rerun goes on",
+    ),
+    Case(
+        "search.layout_regret",
+        *(580, ""),
+        "layouts of four models on two GPUs: predicted and measured step and peak, "
+        "rank correlation, regret; a rerun goes on",
+    ),
+    Case(
         "megatron.core",
         *(270, "270"),
         "two GPUs, NCCL: law, tensor and pipeline parallel against Megatron's own "

@@ -152,13 +152,13 @@ class PlacedTables(nn.Module):
     def forward(self, sparse: Sequence[Tensor]) -> Tensor:
         """Of each table (own samples, lookups) to (own samples, sum of the widths)."""
         mine = torch.cat(list(sparse), 1)
-        everyone = mine.new_empty(self._ranks * mine.shape[0], mine.shape[1])
-        distributed.all_gather_into_tensor(everyone, mine)
-        rows = everyone.split([own.shape[1] for own in sparse], 1)
+        everyone = [torch.empty_like(mine) for _ in range(self._ranks)]
+        distributed.all_gather(everyone, mine)
+        rows = torch.cat(everyone).split([own.shape[1] for own in sparse], 1)
         tables = [self.local(at).detach() for at in self._own]
         first = next(self.parameters())
         anchor = torch.zeros(
-            len(everyone), 0, dtype=first.dtype, device=mine.device, requires_grad=True
+            len(rows[0]), 0, dtype=first.dtype, device=mine.device, requires_grad=True
         )
         pool: Callable[..., Tensor] = _Pooled.apply
         rate = LEARNING_RATE / self._ranks

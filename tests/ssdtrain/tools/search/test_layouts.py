@@ -380,6 +380,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     shown = capsys.readouterr().out
     assert "tokens/s" in shown and "-- torchtitan --" in shown
     assert (tmp_path / "out" / "torchtitan.toml").exists()
+    assert (tmp_path / "out" / "front.png").read_bytes().startswith(b"\x89PNG")
     assert main([*words[:3], "7", *words[4:]]) == 2
     assert "no layout divides" in capsys.readouterr().err
 
@@ -399,6 +400,21 @@ def test_a_mixture_is_searched(tmp_path: Path) -> None:
             assert 0 < dense < whole / 8  # attention, embedding and head
     flags = configurations(found.best.layout, found.job)["megatron"]
     assert "--num-experts 8" in flags
+
+
+def test_the_front() -> None:
+    """No layout of it is beaten in both, and every other one is."""
+    made = [priced(data=16 // t, tensor=t, zero=z) for t in (1, 2, 8) for z in (0, 3)]
+    found = Ranked(job=JOB, priced=tuple(made), capacity_bytes=80e9)
+    front = found.front
+    for one, other in pairwise(front):
+        assert one.memory_bytes < other.memory_bytes and one.step_ms > other.step_ms
+    for one in set(map(id, made)) - set(map(id, front)):
+        [own] = [each for each in made if id(each) == one]
+        assert any(
+            each.memory_bytes <= own.memory_bytes and each.step_ms <= own.step_ms
+            for each in front
+        )
 
 
 def test_json_and_text() -> None:
