@@ -2,10 +2,11 @@
 
     python -m recipes.bench foresight.fusion --budget-s 120
 
-Every pair of `fusion_rule.PAIRS` runs as inductor compiles it (two kernels), and in horizontal strips whose intermediate stays in the cache (fused by
-tiling, the best of some strip counts). Ceilings are measured here: the best rate of the
-pairs' convolutions, and a copy that does not fit into the cache. Precision and recall
-are of the advice to fuse.
+Every pair of `fusion_rule.PAIRS` runs as inductor compiles it (two kernels), and in
+horizontal strips whose intermediate stays in the cache (fused by tiling, the best of
+some strip counts). Ceilings are measured here: the best rate of the pairs'
+convolutions, and a copy that does not fit into the cache. Precision and recall are
+of the advice to fuse.
 """
 
 import json
