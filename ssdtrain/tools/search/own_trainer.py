@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ssdtrain.config import Target
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.prices import Priced, Prices
 from ssdtrain.plan.schedule import schedule
@@ -49,7 +50,9 @@ def settings_of(
         model["checkpointing"] = "non-reentrant"
     offload: Any = "none"
     if layout.way.startswith(OURS):
-        offload = {"target": "tiered" if drives else "host"}
+        # Host memory comes first in either case.
+        first = (t for t in Target if t.has_disk is drives and not t.is_staged)
+        offload = {"target": next(first).value}
         if plan is None:
             offload |= {"device_memory": "fit", "max_overhead": None}
         else:
@@ -119,7 +122,8 @@ def plan_of(
     )
     with torch.device("meta"):
         model = Gpt(settings, job.words).whole().to(torch.bfloat16).train()
-        ids = torch.zeros(layout.sequences, job.tokens, dtype=torch.long)
+        size = layout.sequences, job.tokens
+        ids = torch.zeros(size, dtype=torch.long, device="meta")
         found = estimate(model, lambda: model(ids, ids), links_of(device.spec), device)
     timeline = Timeline(found.profile)
     level = PRICES[int(layout.way.removeprefix(OURS)) - 1]

@@ -324,18 +324,20 @@ def test_what_launches_a_layout() -> None:
     full = configurations(
         layout(data=2, tensor=4, pipeline=2, zero=1, divided=True), JOB
     )
-    assert set(full) == {"torchtitan", "megatron"}
+    assert set(full) == {"torchtitan", "megatron", "ssdtrain train"}
     assert "tensor_parallel_degree = 4" in full["torchtitan"]
     assert "local_batch_size = 32" in full["torchtitan"]
     assert "--pipeline-model-parallel-size 2" in full["megatron"]
     assert "--sequence-parallel" in full["megatron"]
     whole = configurations(layout(data=4, tensor=4), JOB)
-    assert set(whole) == {"megatron"}  # nobody else has it without sequence parallelism
+    own = {"megatron", "ssdtrain train"}
+    assert set(whole) == own  # nobody else has it without sequence parallelism
     assert "--sequence-parallel" not in whole["megatron"]
     stages = json.loads(configurations(layout(data=8, pipeline=2), JOB)["deepspeed"])
     assert stages["gradient_accumulation_steps"] == 8
     sharded = configurations(layout(data=16, zero=3), JOB)
-    assert set(sharded) == {"torchtitan", "megatron", "deepspeed", "fsdp2"}
+    own |= {"torchtitan", "deepspeed", "fsdp2"}
+    assert set(sharded) == own
     compile(sharded["fsdp2"], "fsdp2.py", "exec")
 
 
