@@ -75,7 +75,7 @@ MIXTURE = {
     "vocab_size": 32000,
 }
 SUBJECTS = {
-    "4B": Subject(PUBLIC["qwen3-4b"], 1, 8192),
+    "4B": Subject(PUBLIC["qwen3-4b"], 1, 4096),
     "T5": Subject(PUBLIC["t5-large"], 16, 1024, False),
     "ViT": Subject(PUBLIC["vit-huge"], 64, 257, False),
     "MoE": Subject(MIXTURE, 1, 4096),

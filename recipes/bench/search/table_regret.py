@@ -156,6 +156,8 @@ def measured(number: int, others: int, on: str, small: bool) -> dict[str, Any]:
             _fill(placed)
             times[name].append(step_us(Dlrm(placed, width, **where), own, device))
             del placed
+            if on == "cuda":
+                torch.cuda.empty_cache()
     row = summary(
         {name: statistics.median(us) for name, us in times.items()},
         {name: lookups.step_us(seen, each, ranks) for name, each in found.items()},
