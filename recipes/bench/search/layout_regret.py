@@ -33,8 +33,8 @@ from ssdtrain.tools.report.public_models import PUBLIC
 from ssdtrain.tools.search.launch import configurations
 from ssdtrain.tools.search.layout_search import job_of, keyed_costs
 from ssdtrain.tools.search.parallel_layout import Job, ParallelLayout
-from ssdtrain.tools.search.pricing import PricedLayout, Pricer
-from ssdtrain.tools.search.stage_costs import OURS, whole_costs
+from ssdtrain.tools.search.pricing import Key, PricedLayout, Pricer
+from ssdtrain.tools.search.stage_costs import OURS, StageCosts, whole_costs
 from ssdtrain.tools.search.stores import Stores
 from ssdtrain.train.models.base import enable_checkpointing
 from ssdtrain.train.settings import Checkpointing
@@ -132,7 +132,8 @@ def predicted(name: str, small: bool, gpu: str) -> dict[str, PricedLayout]:
     """The prices of a model's layouts."""
     subject = (SMALL if small else SUBJECTS)[name]
     device = load_device(gpu)
-    layers, sequences, costs = 0, subject.sequences, {}
+    layers, sequences = 0, subject.sequences
+    costs: dict[Key, StageCosts] = {}
     if subject.is_decoder:
         job = job_for(subject)
         for degree in {one.tensor for one in layouts_of(subject).values()}:

@@ -164,8 +164,11 @@ def programs(device: torch.device) -> list[Step]:
         ids = torch.randint(0, 64, (2, 16))
         words, dense = _Words(32).train(), _Dense(16).train()
         x = torch.randn(4, 16)
-    each = (words, lambda: words(ids)), (dense, lambda: dense(x))
-    return [Program(*one, "adamw").step() for one in each]
+    each = [
+        Program(words, lambda: words(ids), "adamw"),
+        Program(dense, lambda: dense(x), "adamw"),
+    ]
+    return [one.step() for one in each]
 
 
 def host_table(kind: Kind, steps: Sequence[Step]) -> HostTable:

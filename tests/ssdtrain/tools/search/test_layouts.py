@@ -411,8 +411,7 @@ def test_the_front() -> None:
     front = found.front
     for one, other in pairwise(front):
         assert one.memory_bytes < other.memory_bytes and one.step_ms > other.step_ms
-    for one in set(map(id, made)) - set(map(id, front)):
-        [own] = [each for each in made if id(each) == one]
+    for own in made:
         assert any(
             each.memory_bytes <= own.memory_bytes and each.step_ms <= own.step_ms
             for each in front
