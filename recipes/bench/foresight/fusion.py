@@ -2,11 +2,11 @@
 
     python -m recipes.bench foresight.fusion --budget-s 120
 
-Every pair of `ssdtrain.tools.foresight.fusion.PAIRS` runs as inductor compiles it (two
-kernels), and in horizontal strips whose intermediate stays in the cache (fused by
-tiling, the best of some strip counts). Ceilings are measured here: the best rate of the
-pairs' convolutions, and a copy that does not fit into the cache. Precision and recall
-are of the advice to fuse.
+Every pair of `fusion_rule.PAIRS` runs as inductor compiles it (two kernels), and in
+horizontal strips whose intermediate stays in the cache (fused by tiling, the best of
+some strip counts). Ceilings are measured here: the best rate of the pairs'
+convolutions, and a copy that does not fit into the cache. Precision and recall are
+of the advice to fuse.
 """
 
 import json
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from recipes.bench.foresight.fusion_rule import PAIRS, Kind, Pair, advise
 from recipes.bench.harness import records
 from recipes.bench.harness.records import RESULTS
-from ssdtrain.tools.foresight.fusion import PAIRS, Kind, Pair, advise
 
 STRIPS = (2, 4, 7)
 COPY_BYTES = 1 << 28

@@ -116,6 +116,8 @@ CASES = (
     Case("search.layouts", seconds="CPU"),
     Case("search.planned_ranks", seconds="CPU"),
     Case("search.launch_ranks", seconds="CPU"),
+    Case("search.table_regret", 580),
+    Case("search.layout_regret", 580),
     Case("megatron.scale", 1500),
     Case("megatron.core", 270, "270", file="megatron/megatron"),
     Case("gather.sweep", 200, "250", words="--budget-s 250", file="gather/gather"),

@@ -185,7 +185,7 @@ class Lab:
         self, window_bytes: int, prefetch_bytes: int, fraction: float, recipes: bool
     ) -> dict[str, Any]:
         """A point of the grid: no plan, the policy's own numbers."""
-        from ssdtrain.cache.recipes import NoRecipes
+        from ssdtrain.cache.recipes import Recipes
 
         before = self.cache.limits, self.cache.course.rule
         rest_bytes = round((1 - fraction) * self.cache.ledger.saved_bytes)
@@ -196,7 +196,7 @@ class Lab:
         )
         rule = FirstPart(rest_bytes=rest_bytes) if fraction else KEEP_ALL
         self.cache.course.rule = rule
-        self.cache.recipes = self.recipes if recipes else NoRecipes()
+        self.cache.recipes = self.recipes if recipes else Recipes()
         try:
             self.step()  # the lane learns its new size
             return self.under(None)

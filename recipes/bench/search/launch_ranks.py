@@ -3,17 +3,17 @@
 torchrun --nproc-per-node 4 -m recipes.bench search.launch_ranks OUT
 """
 
+import copy
 import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.nn import functional as F
 
 from ssdtrain.tools.search.launch import configurations
 from ssdtrain.tools.search.parallel_layout import Job, ParallelLayout
@@ -26,50 +26,6 @@ def layout(**more: Any) -> ParallelLayout:
     """A layout of four ranks."""
     plain = {"data": 1, "tensor": 1, "pipeline": 1, "zero": 0, "sequences": 2}
     return ParallelLayout(**{**plain, "way": "plain", **more})
-
-
-class Output(NamedTuple):
-    """What a decoder gives."""
-
-    loss: Tensor
-
-
-class Decoder(nn.Module):
-    """Layers with the names of transformers' decoders, and no attention."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = nn.Module()
-        self.model.embed_tokens = nn.Embedding(64, 32)
-        self.model.layers = nn.ModuleList(Layer() for _ in range(JOB.layers))
-        self.lm_head = nn.Linear(32, 64, bias=False)
-
-    def forward(self, input_ids: Tensor, labels: Tensor) -> "Output":
-        """(B, S) to a loss, as transformers gives it."""
-        x = self.model.embed_tokens(input_ids)
-        for layer in self.model.layers:
-            x = layer(x)
-        logits = self.lm_head(x).flatten(0, 1)
-        return Output(loss=F.cross_entropy(logits, labels.flatten()))
-
-
-class Layer(nn.Module):
-    """A gated product in the place of attention, and one of the feed-forward part."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.self_attn, self.mlp = nn.Module(), nn.Module()
-        for name in ("q_proj", "k_proj", "v_proj"):
-            self.self_attn.add_module(name, nn.Linear(32, 32))
-        self.self_attn.o_proj = nn.Linear(32, 32)
-        self.mlp.gate_proj, self.mlp.up_proj = nn.Linear(32, 64), nn.Linear(32, 64)
-        self.mlp.down_proj = nn.Linear(64, 32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, S, H) to the same."""
-        own, mlp = self.self_attn, self.mlp
-        x = x + own.o_proj(own.q_proj(x) * own.k_proj(x).tanh() + own.v_proj(x))
-        return x + mlp.down_proj(F.silu(mlp.gate_proj(x)) * mlp.up_proj(x))
 
 
 def llama() -> nn.Module:
@@ -87,19 +43,28 @@ def llama() -> nn.Module:
     return LlamaForCausalLM(config)
 
 
-def by_fsdp2(
-    own: ParallelLayout, build: Callable[[], nn.Module] = llama
-) -> list[float]:
-    """Train a decoder as the printed module splits it."""
+def by_fsdp2(own: ParallelLayout) -> list[float]:
+    """Train a Llama as the printed module splits it, in float64: its losses have to be
+    those of the whole model."""
     names: dict[str, Any] = {}
-    exec(configurations(own, JOB)["fsdp2"], names)
+    text = configurations(own, JOB)["fsdp2"]
+    for dtype in ("bfloat16", "float32"):
+        text = text.replace(f"torch.{dtype}", "torch.float64")
+    exec(text, names)
     torch.manual_seed(0)
-    model = build()
-    mesh = names["parallelize"](model, "cpu")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    torch.manual_seed(mesh.get_local_rank("data"))
+    whole = llama().double()
+    model = copy.deepcopy(whole)
+    names["parallelize"](model, "cpu")
     shape = names["MICRO_BATCHES"], names["MICRO_BATCH"], names["TOKENS"]
     ids = torch.randint(0, 64, shape)
+    losses = trained(model, ids)
+    torch.testing.assert_close(losses, trained(whole, ids), rtol=1e-10, atol=0.0)
+    return losses
+
+
+def trained(model: nn.Module, ids: Tensor) -> list[float]:
+    """Losses of some steps, each of all micro-batches."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     losses = []
     for _ in range(STEPS):
         for words in ids:
@@ -142,12 +107,12 @@ def by_deepspeed(own: ParallelLayout) -> list[float]:
 
 
 CASES: Mapping[str, tuple[Callable[[ParallelLayout], list[float]], ParallelLayout]] = {
-    "a decoder of its own": (
-        lambda own: by_fsdp2(own, Decoder),
-        layout(data=2, tensor=2, zero=3),
-    ),
     "FSDP2": (by_fsdp2, layout(data=4, zero=2)),
     "FSDP2 and tensor parallelism": (by_fsdp2, layout(data=2, tensor=2, zero=3)),
+    "FSDP2 and sequence parallelism": (
+        by_fsdp2,
+        layout(data=2, tensor=2, zero=3, divided=True),
+    ),
     "DeepSpeed pipeline": (by_deepspeed, layout(data=2, pipeline=2, zero=1)),
 }
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recipes.bench.harness.cli import Bench
-from ssdtrain.tools.search.baselines import BASELINES
+from recipes.bench.search.baselines import BASELINES
 from ssdtrain.tools.search.calls import call_of
 from ssdtrain.tools.search.describe import describe, is_elementwise
 from ssdtrain.tools.search.moves import WorkerAxis

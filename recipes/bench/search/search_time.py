@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from recipes.bench.harness.cli import Bench
+from recipes.bench.search.baselines import BASELINES
 from recipes.bench.search.models import AttentionBlock, UnrolledLSTM, WideResNet
-from ssdtrain.tools.search.baselines import BASELINES
 from ssdtrain.tools.search.moves import WorkerAxis
 from ssdtrain.tools.search.problem import Problem
 from ssdtrain.tools.search.search import factors_of, partition

@@ -4,10 +4,12 @@
 
 Every rank has its own samples, its own copy of the dense part, and the tables that the
 plan gives it. It looks up their rows for all samples; an all-to-all brings each
-sample's rows to its rank, and another one the gradients back (Lin 2023, 5.2).
+sample's rows to its rank, and another one the gradients back (Lin 2023, 5.2). They are
+added to the rows at once, as torchrec's fused kernels do: a table has no gradient.
 """
 
 import argparse
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,10 +32,38 @@ class Samples:
 
     dense: Tensor
     """(samples, features)."""
-    sparse: Tensor
-    """(tables, samples, lookups): rows."""
+    sparse: Sequence[Tensor]
+    """Of each table (samples, lookups): rows."""
     labels: Tensor
     """(samples,): 0 or 1."""
+
+
+class _Pooled(torch.autograd.Function):
+    """Sums of rows of a rank's tables; backward changes the rows by their gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: Tensor,
+        rows: Sequence[Tensor],
+        tables: Sequence[Tensor],
+        rate: float,
+    ) -> Tensor:
+        """anchor: (samples, 0), which needs a gradient, so that backward is run."""
+        ctx.rows, ctx.tables, ctx.rate = rows, tables, rate
+        bags = zip(rows, tables, strict=True)
+        pooled = [nn.functional.embedding_bag(*bag, mode="sum") for bag in bags]
+        return torch.cat([anchor, *pooled], 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """Change the tables."""
+        widths = [0, *(table.shape[1] for table in ctx.tables)]
+        _, *parts = grads[0].split(widths, 1)
+        for rows, table, part in zip(ctx.rows, ctx.tables, parts, strict=True):
+            values = part.repeat_interleave(rows.shape[1], 0)
+            table.index_add_(0, rows.flatten(), values, alpha=-ctx.rate)
+        return None, None, None, None
 
 
 class _Exchange(torch.autograd.Function):
@@ -96,7 +126,6 @@ class PlacedTables(nn.Module):
         self._own = [at for at, t in enumerate(plan.tables.values()) if t.rank == rank]
         self._widths = [0] * self._ranks
         self._order: list[list[int]] = [[] for _ in range(self._ranks)]
-        meshes = [DeviceMesh(device, [each]) for each in range(self._ranks)]
         self._of = list(plan.tables.values())
         for at, (name, table) in enumerate(plan.tables.items()):
             self._widths[table.rank] += table.width
@@ -106,7 +135,7 @@ class PlacedTables(nn.Module):
             local = torch.empty(rows, table.width, device=device, dtype=dtype)
             whole = DTensor.from_local(
                 local,
-                meshes[table.rank],
+                _mesh(device, table.rank),
                 [Replicate() for _ in table.placements],
                 run_check=False,
                 shape=torch.Size((table.rows, table.width)),
@@ -115,21 +144,25 @@ class PlacedTables(nn.Module):
             self.register_parameter(name, nn.Parameter(whole))
 
     def local(self, at: int) -> Tensor:
-        """Return a table that this rank has, as autograd follows it."""
+        """Return what this rank has of a table."""
         whole: Any = list(self.parameters())[at]
         found: Tensor = whole.to_local()
         return found
 
-    def forward(self, sparse: Tensor) -> Tensor:
-        """(tables, own samples, lookups) to (own samples, sum of the widths)."""
-        everyone = [torch.empty_like(sparse) for _ in range(self._ranks)]
-        distributed.all_gather(everyone, sparse.contiguous())
-        rows = torch.cat(everyone, dim=1)
-        pooled = [
-            nn.functional.embedding_bag(rows[at], self.local(at), mode="sum")
-            for at in self._own
-        ]
-        own = torch.cat(pooled, 1) if pooled else self._nothing(rows.shape[1])
+    def forward(self, sparse: Sequence[Tensor]) -> Tensor:
+        """Of each table (own samples, lookups) to (own samples, sum of the widths)."""
+        mine = torch.cat(list(sparse), 1)
+        everyone = [torch.empty_like(mine) for _ in range(self._ranks)]
+        distributed.all_gather(everyone, mine)
+        rows = torch.cat(everyone).split([own.shape[1] for own in sparse], 1)
+        tables = [self.local(at).detach() for at in self._own]
+        first = next(self.parameters())
+        anchor = torch.zeros(
+            len(rows[0]), 0, dtype=first.dtype, device=mine.device, requires_grad=True
+        )
+        pool: Callable[..., Tensor] = _Pooled.apply
+        rate = LEARNING_RATE / self._ranks
+        own = pool(anchor, [rows[at] for at in self._own], tables, rate)
         exchange: Callable[..., tuple[Tensor, ...]] = _Exchange.apply
         exchanged = exchange(own, self._widths, None)
         parts: dict[int, Tensor] = {}
@@ -138,12 +171,10 @@ class PlacedTables(nn.Module):
             parts |= zip(order, found.split(widths, 1), strict=True)
         return torch.cat([parts[at] for at in range(len(parts))], 1)
 
-    def _nothing(self, samples: int) -> Tensor:
-        """A rank without tables takes part in the exchange all the same."""
-        first = next(self.parameters())
-        return torch.zeros(
-            samples, 0, dtype=first.dtype, device=first.device, requires_grad=True
-        )
+
+@functools.cache
+def _mesh(device: str, rank: int) -> DeviceMesh:
+    return DeviceMesh(device, [rank])
 
 
 class Dlrm(nn.Module):
@@ -172,24 +203,23 @@ def train_step(model: Dlrm, own: Samples) -> float:
     loss = model(own)
     loss.backward()
     with torch.no_grad():
-        for name, weight in model.named_parameters():
-            grad = weight.grad
-            if grad is None:
-                continue
-            if isinstance(grad, DTensor):
-                grad = grad.to_local()
-            elif not name.startswith("tables."):
-                distributed.all_reduce(grad)
-            local = weight.to_local() if isinstance(weight, DTensor) else weight
-            local.sub_(grad, alpha=LEARNING_RATE / ranks)
-            weight.grad = None
+        for weight in model.parameters():
+            if weight.grad is not None:  # of the dense part
+                distributed.all_reduce(weight.grad)
+                weight.sub_(weight.grad, alpha=LEARNING_RATE / ranks)
+                weight.grad = None
     mean = loss.detach().clone()
     distributed.all_reduce(mean)
     return float(mean) / ranks
 
 
 def samples(
-    plan: TablePlan, number: int, lookups: int, *, device: str, dtype: torch.dtype
+    plan: TablePlan,
+    number: int,
+    lookups: int,
+    *,
+    device: str,
+    dtype: torch.dtype,
 ) -> Samples:
     """Draw some, with the CPU's default generator."""
 
@@ -201,7 +231,7 @@ def samples(
     dense = torch.randn(number, DENSE_FEATURES, dtype=dtype, device="cpu")
     return Samples(
         dense=dense.to(device),
-        sparse=torch.stack(rows),
+        sparse=rows,
         labels=drawn(2, number).to(dtype),
     )
 

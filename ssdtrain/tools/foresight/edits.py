@@ -1,4 +1,4 @@
-"""Edits of execution graphs: other sizes or types, other nodes, copies, recomputation.
+"""Edits of execution graphs: other sizes, other nodes, branches, fused kernels.
 
 What several ranks add is in `parallel.py`. Every edit gives a new graph; none needs the
 model again. Lifetimes of storages follow the edited order.
@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.tools.foresight.call import ELEMENT_BYTES
 from ssdtrain.tools.foresight.graph import (
     CALLER,
     Graph,
@@ -18,7 +17,6 @@ from ssdtrain.tools.foresight.graph import (
     TensorInfo,
 )
 from ssdtrain.tools.foresight.lowering import FUSED, is_pointwise
-from ssdtrain.tools.foresight.overheads import Phase
 
 
 def resized(first: Graph, second: Graph, sizes: tuple[int, int], size: int) -> Graph:
@@ -71,25 +69,6 @@ def resized(first: Graph, second: Graph, sizes: tuple[int, int], size: int) -> G
             storages[a.storage] = replace(old, num_bytes=new)
     notes = {**first.notes, "resized": f"{sizes} to {size}"}
     return replace(first, tensors=tensors, storages=storages, notes=notes)
-
-
-def with_dtype(graph: Graph, before: str, after: str) -> Graph:
-    """Every tensor of one element type in another."""
-    if before not in ELEMENT_BYTES or after not in ELEMENT_BYTES:
-        raise ConfigError(f"element types: expects {', '.join(ELEMENT_BYTES)}")
-    changed = {t.storage for t in graph.tensors.values() if t.dtype == before}
-    factor = ELEMENT_BYTES[after] / ELEMENT_BYTES[before]
-    tensors = {
-        number: replace(t, dtype=after) if t.dtype == before else t
-        for number, t in graph.tensors.items()
-    }
-    storages = {
-        number: replace(s, num_bytes=round(s.num_bytes * factor))
-        if number in changed
-        else s
-        for number, s in graph.storages.items()
-    }
-    return replace(graph, tensors=tensors, storages=storages)
 
 
 def replaced(
@@ -267,191 +246,3 @@ def _chains(graph: Graph) -> list[tuple[int, int]]:
     if count > 1:
         found.append((start, end))
     return found
-
-
-def split_product(graph: Graph, index: int, parts: int) -> Graph:
-    """One matrix product as `parts` products of its rows."""
-    if not 0 <= index < len(graph.nodes) or parts < 1:
-        raise ConfigError(
-            f"splitting expects one of {len(graph.nodes)} nodes and 1 part or more, "
-            f"got node {index} and {parts} parts"
-        )
-    node = graph.nodes[index]
-    shape = graph.tensors[node.outputs[0]].shape if node.outputs else ()
-    if not node.name.endswith("mm") or shape[-2] % parts:
-        raise ConfigError(
-            f"splitting expects a matrix product with rows in multiples of {parts}, "
-            f"got {node.name} of {shape}"
-        )
-    out = graph.tensors[node.outputs[0]]
-    a = node.inputs[-2]
-    tensors = dict(graph.tensors)
-    pieces = []
-    for _ in range(parts):
-        first, result = len(tensors), len(tensors) + 1
-        while first in tensors or result in tensors:
-            first, result = first + 1, result + 1
-        tensors[first] = _rows_part(graph.tensors[a], parts)
-        tensors[result] = _rows_part(out, parts)
-        inputs = (*node.inputs[:-2], first, node.inputs[-1])
-        pieces.append(replace(node, inputs=inputs, outputs=(result,)))
-    nodes = (*graph.nodes[:index], *pieces, *graph.nodes[index + 1 :])
-    return replace(graph, tensors=tensors).with_nodes(nodes)
-
-
-def _rows_part(tensor: TensorInfo, parts: int) -> TensorInfo:
-    shape = list(tensor.shape)
-    shape[-2] //= parts
-    return replace(tensor, shape=tuple(shape))
-
-
-def _first_backward(graph: Graph, storage: int) -> int:
-    for index, node in enumerate(graph.nodes):
-        if node.phase is Phase.BACKWARD and _mentions(graph, node, storage):
-            return index
-    raise ConfigError(f"backward never reads storage {storage}")
-
-
-def _last_forward(graph: Graph, storage: int) -> int:
-    found = [
-        index
-        for index, node in enumerate(graph.nodes)
-        if node.phase is Phase.FORWARD and _mentions(graph, node, storage)
-    ]
-    if not found:
-        raise ConfigError(f"forward never mentions storage {storage}")
-    return found[-1]
-
-
-def _mentions(graph: Graph, node: Node, storage: int) -> bool:
-    return any(
-        graph.tensors[n].storage == storage for n in (*node.inputs, *node.outputs)
-    )
-
-
-def _with_storage(graph: Graph, storage: int) -> tuple[Graph, int, dict[int, int]]:
-    """A second storage like one that is there; its tensors by those of the first."""
-    new = max(graph.storages) + 1
-    storages = {**graph.storages, new: replace(graph.storages[storage], born=0, dies=0)}
-    tensors = dict(graph.tensors)
-    twins: dict[int, int] = {}
-    for number, tensor in graph.tensors.items():
-        if tensor.storage == storage:
-            twins[number] = max(tensors) + 1
-            tensors[twins[number]] = replace(tensor, storage=new)
-    return replace(graph, tensors=tensors, storages=storages), new, twins
-
-
-def _with_host_copy(graph: Graph) -> tuple[Graph, int]:
-    """A tensor that takes no device memory: what a copy out leaves on the host."""
-    storage, number = max(graph.storages) + 1, max(graph.tensors) + 1
-    info = TensorInfo(shape=(0,), dtype="int8", stride=(1,), storage=storage)
-    storages = {**graph.storages, storage: Storage(num_bytes=0, born=0, dies=0)}
-    tensors = {**graph.tensors, number: info}
-    return replace(graph, tensors=tensors, storages=storages), number
-
-
-def _swapped(node: Node, twins: dict[int, int]) -> Node:
-    return replace(
-        node,
-        inputs=tuple(twins.get(n, n) for n in node.inputs),
-        outputs=tuple(twins.get(n, n) for n in node.outputs),
-    )
-
-
-def moved(graph: Graph, storage: int, *, lead: int = 0) -> Graph:
-    """A saved tensor copied out behind its last use in forward, and back before its
-    first in backward.
-
-    Args:
-        graph: of a whole step.
-        storage: what is moved.
-        lead: how many nodes ahead of that use the copy back is launched.
-
-    Raises:
-        ConfigError: forward or backward does not touch the storage, it outlives the
-            step (moving it frees nothing), or `lead` is below 0.
-    """
-    if lead < 0:
-        raise ConfigError(f"lead: expects 0 or more nodes, got {lead}")
-    if storage in graph.storages and graph.storages[storage].dies == CALLER:
-        raise ConfigError(f"storage {storage} outlives the step: moving frees nothing")
-    out_at = _last_forward(graph, storage) + 1
-    back_at = _first_backward(graph, storage)
-    size = graph.storages[storage].num_bytes
-    graph, _new, twins = _with_storage(graph, storage)
-    some = next(iter(twins))
-    graph, outside = _with_host_copy(graph)
-    out = Node(
-        name="copy_out",
-        phase=Phase.FORWARD,
-        inputs=(some,),
-        outputs=(outside,),
-        stream=Stream.COPY_OUT,
-        attr={"num_bytes": size},
-    )
-    back = Node(
-        name="copy_in",
-        phase=Phase.BACKWARD,
-        inputs=(outside,),
-        outputs=(twins[some],),
-        stream=Stream.COPY_IN,
-        attr={"num_bytes": size},
-    )
-    at = max(out_at, back_at - lead)
-    nodes = (
-        *graph.nodes[:out_at],
-        out,
-        *graph.nodes[out_at:at],
-        back,
-        *(_swapped(node, twins) for node in graph.nodes[at:]),
-    )
-    return graph.with_nodes(nodes)
-
-
-def recomputed(graph: Graph, storage: int) -> Graph:
-    """A saved tensor rebuilt before its first use in backward by the node that made
-    it, whose inputs then live until there.
-
-    Raises:
-        ConfigError: backward does not read the storage, no operator made it, or another
-            one has changed it since.
-    """
-    back_at = _first_backward(graph, storage)
-    maker = graph.storages[storage].born
-    if maker == CALLER:
-        raise ConfigError(f"storage {storage} was there before the step")
-    for node in graph.nodes[maker + 1 : back_at]:
-        if not node.is_view and storage in {
-            graph.tensors[t].storage for t in node.outputs
-        }:
-            raise ConfigError(
-                f"storage {storage} is changed by {node.name} behind "
-                f"{graph.nodes[maker].name}, which made it: one of them alone does not "
-                "rebuild it"
-            )
-    graph, _new, twins = _with_storage(graph, storage)
-    again = replace(_swapped(graph.nodes[maker], twins), phase=Phase.BACKWARD)
-    nodes = (
-        *graph.nodes[:back_at],
-        again,
-        *(_swapped(node, twins) for node in graph.nodes[back_at:]),
-    )
-    return graph.with_nodes(nodes)
-
-
-def saved_storages(graph: Graph) -> list[int]:
-    """Storages that forward makes and backward reads, largest first."""
-    made = {
-        number
-        for number, s in graph.storages.items()
-        if s.born != CALLER and graph.nodes[s.born].phase is Phase.FORWARD
-    }
-    read = {
-        graph.tensors[n].storage
-        for node in graph.nodes
-        if node.phase is Phase.BACKWARD
-        for n in node.inputs
-    }
-    found = made & read
-    return sorted(found, key=lambda s: -graph.storages[s].num_bytes)

@@ -14,15 +14,15 @@ that cost nothing beside their kernel, which is a timed one.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ssdtrain.errors import ConfigError
+from ssdtrain.tools.foresight.calibrate import Program
 from ssdtrain.tools.foresight.call import Call, Family
 from ssdtrain.tools.foresight.device import Device
 from ssdtrain.tools.foresight.fit import (
@@ -164,18 +164,11 @@ def programs(device: torch.device) -> list[Step]:
         ids = torch.randint(0, 64, (2, 16))
         words, dense = _Words(32).train(), _Dense(16).train()
         x = torch.randn(4, 16)
-    return [_step(words, lambda: words(ids)), _step(dense, lambda: dense(x))]
-
-
-def _step(model: nn.Module, forward: Callable[[], Any]) -> Step:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        forward().backward()
-        optimizer.step()
-
-    return step
+    each = [
+        Program(words, lambda: words(ids), "adamw"),
+        Program(dense, lambda: dense(x), "adamw"),
+    ]
+    return [one.step() for one in each]
 
 
 def host_table(kind: Kind, steps: Sequence[Step]) -> HostTable:

@@ -34,7 +34,6 @@ from ssdtrain.tools.foresight.device import (
     write_device,
 )
 from ssdtrain.tools.foresight.fit import fit_closed_form, fit_forest, score
-from ssdtrain.tools.foresight.fusion import advise, pairs_in
 from ssdtrain.tools.foresight.gather import gather, read_times
 from ssdtrain.tools.foresight.graph import Graph, Stream, read_graph, write_graph
 from ssdtrain.tools.foresight.learn import learn, own_device
@@ -80,9 +79,6 @@ EXAMPLES = """actions and examples:
              which rank holds which embedding table (JSON list of rows, width, lookups
              a sample and distinct_share or reuse_factors); --save writes a plan that
              torchrec, DTensor and python -m ssdtrain.tools.foresight.dlrm take
-  fuse       ssdtrain foresight fuse --model my.py:build --device own.json
-             pairs of convolutions of a step, and how much one kernel for both could
-             gain at most, by the roofline of the device; no decision
   fit        ssdtrain foresight fit --times times.jsonl --device h100 --save new.json
              train kernel models on gathered times (needs scikit-learn)
 
@@ -336,30 +332,6 @@ def _shard(args: argparse.Namespace) -> None:
         TABLE_PLAN_FILE.write(args.save, plan)
 
 
-def _fuse(args: argparse.Namespace) -> None:
-    device = load_device(args.device)
-    graphs = [read_graph(path) for path in args.graph or ()]
-    graph = graphs[0] if graphs else _graph(args, device.spec.kind)
-    found = pairs_in(graph)
-    if not found:
-        raise ConfigError(
-            "no pair of square convolutions one behind the other (3x3 or 5x5, then 1x1 "
-            "or 3x3, of as many channels) is in the step's forward."
-        )
-    gflops = device.reached * device.spec.tflops["fp32"] * 1e3
-    for pair in found:
-        advice = advise(pair, gflops, device.spec.memory_gb_per_s)
-        print(
-            f"{pair.name} ({pair.kind.value}, {pair.channels} channels, side "
-            f"{pair.side}): at most {advice.gain:.2f} times as fast"
-            f"{'' if advice.may_pay else ', no gain'}"
-        )
-    print(
-        "A bound, for one kernel that reaches the device's ceilings; ssdtrain has "
-        "none. Of 33 pairs that were measured it named 8, and one of them was faster."
-    )
-
-
 def _print(device: Device, step: StepEstimate, peak_bytes: int) -> None:
     table = Table(title=f"one step on {device.spec.name}, by kernel model")
     for head in ("family", "ms", "share", "error of a kernel"):
@@ -483,7 +455,6 @@ _ACTIONS: dict[str, Callable[[argparse.Namespace], None]] = {
     "gather": _gather,
     "learn": _learn,
     "shard": _shard,
-    "fuse": _fuse,
     "calibrate": _calibrate,
     "fit": _fit,
 }

@@ -135,6 +135,40 @@ def write_memory(
     picture.savefig(path, dpi=120)
 
 
+def write_cloud(
+    groups: Mapping[str, Sequence[tuple[float, float]]],
+    front: Line,
+    limit: float,
+    path: Path,
+    *,
+    title: str,
+    x_name: str,
+    y_name: str,
+) -> None:
+    """Draw points, the line of the best of them, and a limit of the horizontal axis,
+    into a PNG, or whatever `path` ends in.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    picture, axes = _figure((8, 4.5))
+    for name, points in groups.items():
+        axes.plot(*_columns(points), ".", label=name, alpha=0.5)
+    axes.plot(*_columns(front.points), color="black", label=front.name)
+    axes.axvline(limit, color="black", linestyle=":", linewidth=1)
+    axes.set_xlabel(x_name)
+    axes.set_ylabel(y_name)
+    axes.legend(loc="upper right")
+    picture.suptitle(title)
+    picture.savefig(path, dpi=120)
+
+
+def _columns(
+    points: Sequence[tuple[float, float]],
+) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
 def _draw(
     axes: Any,
     lines: Sequence[Line],
@@ -145,7 +179,7 @@ def _draw(
     dots: Sequence[Dot] = (),
 ) -> None:
     for number, line in enumerate(lines):
-        xs, ys = [x for x, _ in line.points], [y for _, y in line.points]
+        xs, ys = _columns(line.points)
         style = "default" if line.level is None else "steps-post"
         axes.plot(xs, ys, color=f"C{number}", label=line.name, drawstyle=style)
         if line.level is not None:

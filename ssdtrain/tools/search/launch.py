@@ -2,8 +2,12 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
+
+from omegaconf import OmegaConf
 
 from ssdtrain.tools.report.fits import CHECKPOINTING, SELECTIVE
+from ssdtrain.tools.search.own_trainer import settings_of
 from ssdtrain.tools.search.parallel_layout import Job, ParallelLayout
 from ssdtrain.tools.search.stage_costs import OURS
 
@@ -11,39 +15,72 @@ FSDP2 = '''"""Launch with: torchrun --nproc-per-node=GPUS_OF_A_NODE train.py"""
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    PrepareModuleInput,
     RowwiseParallel,
+    SequenceParallel,
     parallelize_module,
 )
+
+DATA, TENSOR, SEQUENCE_PARALLEL = {data}, {tensor}, {divided}
+MICRO_BATCH, MICRO_BATCHES, TOKENS = {sequences}, {count}, {tokens}
+CHECKPOINTING = {again}  # model.gradient_checkpointing_enable()
+
+
+def of_layer(layer):
+    """What tensor parallelism does to a layer of a decoder of transformers."""
+    result = {{"output_layouts": Replicate()}}
+    if SEQUENCE_PARALLEL:
+        result = {{"output_layouts": Shard(1), "use_local_output": False}}
+    plan = {{f"self_attn.{{name}}_proj": ColwiseParallel() for name in "qkv"}}
+    plan |= {{f"mlp.{{name}}_proj": ColwiseParallel() for name in ("gate", "up")}}
+    plan["self_attn.o_proj"] = RowwiseParallel(**result)
+    plan["mlp.down_proj"] = RowwiseParallel(**result)
+    for name in ("q_norm", "k_norm"):  # of each head
+        if hasattr(layer.self_attn, name):
+            own = SequenceParallel(sequence_dim=2, use_local_output=True)
+            plan[f"self_attn.{{name}}"] = own
+    if SEQUENCE_PARALLEL:
+        rows, whole = {{"hidden_states": Shard(1)}}, {{"hidden_states": Replicate()}}
+        plan["self_attn"] = PrepareModuleInput(
+            input_kwarg_layouts=rows, desired_input_kwarg_layouts=whole
+        )
+        plan["mlp"] = PrepareModuleInput(
+            input_layouts=Shard(1), desired_input_layouts=Replicate()
+        )
+        norms = [name for name, _ in layer.named_children() if "norm" in name]
+        plan |= {{name: SequenceParallel() for name in norms}}
+    return plan
 
 
 def parallelize(model, device_type="cuda"):
     """Split a decoder of transformers; every rank calls it before its optimizer."""
     mesh = init_device_mesh(
-        device_type, ({data}, {tensor}), mesh_dim_names=("data", "tensor")
+        device_type, (DATA, TENSOR), mesh_dim_names=("data", "tensor")
     )
-    columns = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
     precision = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16, reduce_dtype=torch.float32
     )
+    if SEQUENCE_PARALLEL:
+        tied = model.lm_head.weight is model.model.embed_tokens.weight
+        words = RowwiseParallel(
+            input_layouts=Replicate(), output_layouts=Shard(1), use_local_output=False
+        )
+        head = ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())
+        ends = {{"model.embed_tokens": words, "model.norm": SequenceParallel()}}
+        parallelize_module(model, mesh["tensor"], {{**ends, "lm_head": head}})
+        if tied:
+            model.lm_head.weight = model.model.embed_tokens.weight
     for layer in model.model.layers:
-        if {tensor} > 1:
-            plan = {{"self_attn.o_proj": RowwiseParallel(),
-                     "mlp.down_proj": RowwiseParallel()}}
-            for name in columns:
-                part = "self_attn" if name[1] == "_" else "mlp"
-                plan[f"{{part}}.{{name}}"] = ColwiseParallel()
-            parallelize_module(layer, mesh["tensor"], plan)
+        if TENSOR > 1:
+            parallelize_module(layer, mesh["tensor"], of_layer(layer))
         fully_shard(layer, mesh=mesh["data"], mp_policy=precision,
                     reshard_after_forward={reshard})
     fully_shard(model, mesh=mesh["data"], mp_policy=precision,
                 reshard_after_forward={reshard})
     return mesh
-
-
-MICRO_BATCH, MICRO_BATCHES, TOKENS = {sequences}, {count}, {tokens}
-CHECKPOINTING = {again}  # model.gradient_checkpointing_enable()
 '''
 
 
@@ -162,11 +199,12 @@ def deepspeed(layout: ParallelLayout, job: Job) -> str | None:
 def fsdp2(layout: ParallelLayout, job: Job) -> str | None:
     """Return Python for FSDP2 and tensor parallelism; None: it has no such layout."""
     others = layout.pipeline * layout.context * layout.expert
-    if others > 1 or layout.zero < 2 or layout.divided:
+    if others > 1 or layout.zero < 2:
         return None
     return FSDP2.format(
         data=layout.data,
         tensor=layout.tensor,
+        divided=layout.divided,
         reshard=layout.zero == 3,
         sequences=layout.sequences,
         count=layout.micro_batches(job.batch),
@@ -189,8 +227,20 @@ def ssdtrain(layout: ParallelLayout, drives: bool) -> str | None:
     return f"import ssdtrain\n\n{call}  # before the first step\n"
 
 
+def trainer(
+    layout: ParallelLayout, job: Job, drives: bool, plan: Path | None
+) -> str | None:
+    """Return the YAML of `ssdtrain train`; None: it has no such layout."""
+    settings = settings_of(layout, job, drives=drives, plan=plan)
+    return None if settings is None else OmegaConf.to_yaml(OmegaConf.create(settings))
+
+
 def configurations(
-    layout: ParallelLayout, job: Job, *, drives: bool = False
+    layout: ParallelLayout,
+    job: Job,
+    *,
+    drives: bool = False,
+    plan: Path | None = None,
 ) -> Mapping[str, str]:
     """Return what launches a layout, by framework; those that cannot are left out.
 
@@ -198,6 +248,7 @@ def configurations(
         layout: what is launched.
         job: what is trained.
         drives: whether activations go to SSDs.
+        plan: of `own_trainer.plan_of`, in a file; None: ranks make their own.
     """
     found = {
         "torchtitan": torchtitan(layout, job),
@@ -205,5 +256,6 @@ def configurations(
         "deepspeed": deepspeed(layout, job),
         "fsdp2": fsdp2(layout, job),
         "ssdtrain": ssdtrain(layout, drives),
+        "ssdtrain train": trainer(layout, job, drives, plan),
     }
     return {name: text for name, text in found.items() if text is not None}

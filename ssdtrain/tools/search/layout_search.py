@@ -15,6 +15,7 @@ from ssdtrain.tools.search.stage_costs import (
     GROUPS,
     HEADS,
     HIDDEN,
+    WORDS,
     StageCosts,
     stage_costs,
     tensor_degrees,
@@ -56,6 +57,16 @@ class Ranked:
     def best(self) -> PricedLayout | None:
         """The fastest layout that fits."""
         return next((one for one in self.priced if one.fits), None)
+
+    @property
+    def front(self) -> tuple[PricedLayout, ...]:
+        """Layouts that no other one beats in both step and memory, the least memory
+        first; those that do not fit as well."""
+        found: list[PricedLayout] = []
+        for one in sorted(self.priced, key=lambda one: (one.memory_bytes, one.step_ms)):
+            if not found or one.step_ms < found[-1].step_ms:
+                found.append(one)
+        return tuple(found)
 
     def tokens_per_s(self, one: PricedLayout) -> float:
         """Return tokens a second of all GPUs."""
@@ -141,6 +152,8 @@ def job_of(shape: Shape, tokens: int, batch: int, gpus: int) -> Job:
         batch=batch,
         gpus=gpus,
         keys=2 * width * values.get(GROUPS, values[HEADS]),
+        heads=values[HEADS],
+        words=values[WORDS],
         experts=experts_of(shape),
     )
 

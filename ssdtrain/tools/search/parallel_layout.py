@@ -29,6 +29,9 @@ class Job:
     gpus: int
     keys: int = 0
     """Elements of a token's keys and values in a layer."""
+    heads: int = 1
+    words: int = 0
+    """Of the vocabulary."""
     experts: Experts | None = None
 
 

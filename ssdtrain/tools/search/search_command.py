@@ -4,18 +4,22 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from ssdtrain.arguments import count_argument, positive_argument, show
 from ssdtrain.errors import ConfigError
+from ssdtrain.plan.plan import PLAN_FILE
 from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.foresight.cluster import DEFAULT
+from ssdtrain.tools.foresight.device import Device, load_device
 from ssdtrain.tools.report.build_public import Loss
 from ssdtrain.tools.report.fits_command import tokens_argument
+from ssdtrain.tools.report.pictures import Line, write_cloud
 from ssdtrain.tools.search.launch import configurations
 from ssdtrain.tools.search.layout_search import Asked, Ranked, search
+from ssdtrain.tools.search.own_trainer import plan_of
 from ssdtrain.tools.search.pricing import PricedLayout
 from ssdtrain.tools.search.stores import HOST, LEAST_YEARS
 
@@ -26,12 +30,15 @@ EXAMPLES = """examples:
   ssdtrain search path/to/config.json --gpus 16 --tokens 4k --batch 256 --save DIR
 """
 SHOWN = 8
+SLOWEST = 2.5
+"""Layouts that take so many times the fastest one's step are not in the picture."""
 FILES = {
     "torchtitan": "torchtitan.toml",
     "megatron": "megatron_flags.txt",
     "deepspeed": "deepspeed.json",
     "fsdp2": "fsdp2.py",
     "ssdtrain": "ssdtrain.py",
+    "ssdtrain train": "train.yaml",
 }
 
 
@@ -74,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="as transformers computes it (default), or fused as Liger does",
     )
     parser.add_argument(
-        "--save", type=Path, metavar="DIR", help="launch configurations"
+        "--save", type=Path, metavar="DIR", help="launch configurations, a picture"
     )
     parser.add_argument("--json", action="store_true", help="print JSON, no table")
 
@@ -101,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         found = search(asked, progress)
         if args.save is not None:
-            save(found, args.save)
+            save(found, load_device(args.gpu), args.save)
     except (ConfigError, OSError) as error:
         print(f"ssdtrain search: {error}", file=sys.stderr)
         return 2
@@ -112,13 +119,51 @@ def run(args: argparse.Namespace) -> int:
     return 0 if found.best is not None else 1
 
 
-def save(found: Ranked, directory: Path) -> None:
-    """Write what launches the best layout, a file for each framework."""
-    if found.best is None:
+def save(found: Ranked, device: Device, directory: Path) -> None:
+    """Write what launches the best layout, a file for each framework, the plan of
+    `ssdtrain train`, and a picture of all layouts."""
+    best = found.best
+    if best is None:
         return
     directory.mkdir(parents=True, exist_ok=True)
-    for name, text in _launch(found, found.best).items():
+    path = directory.resolve() / "plan.json"
+    plan = plan_of(best.layout, found.job, device, drives=_uses_drives(best))
+    if plan is not None:
+        PLAN_FILE.write(path, plan)
+    for name, text in _launch(found, best, None if plan is None else path).items():
         (directory / FILES[name]).write_text(text, encoding="utf-8")
+    try:
+        write_front(found, directory / "front.png")
+    except ImportError as error:
+        print(f"ssdtrain search: no front.png: {error}", file=sys.stderr)
+
+
+def write_front(found: Ranked, path: Path) -> None:
+    """Draw step and memory of all layouts that are near the fastest one that fits.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    limit = found.capacity_bytes / 1e9
+    most_ms = SLOWEST * min(one.step_ms for one in found.priced if one.fits)
+
+    def points(layouts: Iterable[PricedLayout]) -> list[tuple[float, float]]:
+        each = ((one.memory_bytes / 1e9, one.step_ms / 1e3) for one in layouts)
+        return [(x, y) for x, y in each if x < 2 * limit and y < most_ms / 1e3]
+
+    groups: dict[str, list[PricedLayout]] = {}
+    for one in found.priced:
+        groups.setdefault(one.layout.way.partition(" ")[0], []).append(one)
+    write_cloud(
+        {name: points(group) for name, group in groups.items()},
+        Line("front", points(found.front)),
+        limit,
+        path,
+        title=f"{found.job.gpus} GPUs, {found.job.batch} sequences of "
+        f"{found.job.tokens:,} tokens a step",
+        x_name="memory of the fullest GPU (GB); dotted: what it has",
+        y_name="step (s)",
+    )
 
 
 def to_json(found: Ranked) -> dict[str, object]:
@@ -174,9 +219,15 @@ def lines(asked: Asked, found: Ranked) -> list[str]:
     return told
 
 
-def _launch(found: Ranked, best: PricedLayout) -> Mapping[str, str]:
-    drives = best.resting.ssd_bytes > 0
-    return configurations(best.layout, found.job, drives=drives)
+def _launch(
+    found: Ranked, best: PricedLayout, plan: Path | None = None
+) -> Mapping[str, str]:
+    drives = _uses_drives(best)
+    return configurations(best.layout, found.job, drives=drives, plan=plan)
+
+
+def _uses_drives(one: PricedLayout) -> bool:
+    return one.resting.ssd_bytes > 0
 
 
 def _row(found: Ranked, one: PricedLayout) -> str:

@@ -5,6 +5,7 @@ python table_ranks.py PLAN OUT
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ class WholeTables(nn.Module):
         super().__init__()
         self.all = nn.ParameterList(rows(plan, at) for at in range(len(plan.tables)))
 
-    def forward(self, sparse: Tensor) -> Tensor:
-        """(tables, samples, lookups) to (samples, sum of the widths)."""
+    def forward(self, sparse: Sequence[Tensor]) -> Tensor:
+        """Of each table (samples, lookups) to (samples, sum of the widths)."""
         found = [
             nn.functional.embedding_bag(own, table, mode="sum")
             for own, table in zip(sparse, self.all, strict=True)
@@ -66,7 +67,7 @@ def alone(plan: TablePlan) -> tuple[list[float], list[Tensor]]:
     both = [drawn(plan, rank) for rank in range(plan.num_ranks)]
     own = Samples(
         dense=torch.cat([each.dense for each in both]),
-        sparse=torch.cat([each.sparse for each in both], 1),
+        sparse=[torch.cat(own) for own in zip(*(b.sparse for b in both), strict=True)],
         labels=torch.cat([each.labels for each in both]),
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)

@@ -218,35 +218,3 @@ def test_project_prices_layers_by_kernels(
     assert json.dumps(row).count("kernels") >= 1
     assert main(["project", *sizes, "--kernels", "h100", "--tflops", "400"]) == 2
     assert "exclude one another" in capsys.readouterr().err
-
-
-CONVOLUTIONS = """
-import torch
-from torch import nn
-
-def build(micro_batch):
-    model = nn.Sequential(
-        nn.Conv2d(32, 32, 3, padding=1, groups=32), nn.ReLU(),
-        nn.Conv2d(32, 64, 1), nn.ReLU(),
-        nn.Conv2d(64, 64, 3, padding=1), nn.Conv2d(64, 64, 3, padding=1),
-    )
-    x = torch.randn(micro_batch, 32, 56, 56)
-    return model, lambda: model(x).square().mean()
-"""
-
-
-def test_the_fusion_rule_reads_a_step(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "net.py").write_text(CONVOLUTIONS)
-    command = ["foresight", "fuse", "--model", f"{tmp_path}/net.py:build"]
-    assert main([*command, "--device", "h100"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    # 1x1 before 3x3 is no pair that the rule knows.
-    assert [line.partition(" (")[0] for line in lines[:2]] == ["0 + 2", "4 + 5"]
-    assert "depthwise 3x3, 1x1, 32 channels, side 56" in lines[0]
-    assert "at most" in lines[0] and not lines[0].endswith("no gain")
-    assert lines[1].endswith("at most 1.00 times as fast, no gain")
-    assert " ".join(lines[2:]).startswith("A bound, for one kernel that reaches")
-    assert main(["foresight", "fuse", "--model", "blocks:64x1"]) == 2
-    assert "no pair" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import statistics
 
 import pytest
 
+from recipes.bench.foresight.fusion_rule import PAIRS, Kind, Pair, advise
 from ssdtrain.curves import Curve
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.collectives import (
@@ -18,7 +19,6 @@ from ssdtrain.tools.foresight.collectives import (
     straight_fabric,
 )
 from ssdtrain.tools.foresight.device import bare_device
-from ssdtrain.tools.foresight.fusion import PAIRS, Kind, Pair, advise
 from ssdtrain.tools.foresight.sharding import (
     Lookups,
     Table,

@@ -17,7 +17,7 @@ from ssdtrain.tools.foresight.collectives import (
     bus_bytes,
     straight_fabric,
 )
-from ssdtrain.tools.foresight.graph import CALLER, Graph, from_json, to_json
+from ssdtrain.tools.foresight.graph import Graph, from_json, to_json
 from ssdtrain.tools.foresight.pipeline import ChunkTimes, pipeline_tasks
 from ssdtrain.tools.foresight.ranks import Layout
 from ssdtrain.tools.foresight.simulate import Task, simulate
@@ -46,25 +46,11 @@ GRAPH = graph_of()
 CHUNK = ChunkTimes(forward_us=1.0, backward_us=1.0)
 
 
-def made_by(name: str) -> int:
-    """The storage of the first node of that name."""
-    node = next(n for n in GRAPH.nodes if n.name == name)
-    return GRAPH.tensors[node.outputs[0]].storage
-
-
-PARAMETER = next(n for n, s in GRAPH.storages.items() if s.dies == CALLER)
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: edits.recomputed(GRAPH, made_by("aten::addmm")), r"by aten::relu_ be"),
-        (lambda: edits.moved(GRAPH, PARAMETER), r"outlives the step: moving frees no"),
-        (lambda: edits.moved(GRAPH, made_by("aten::addmm"), lead=-1), r"lead: .* -1"),
         (lambda: edits.fused(GRAPH, -3, -1), r"nodes of 0 to \d+, got -3 to -1"),
         (lambda: edits.fused(GRAPH, 0, 999), r"nodes of 0 to \d+, got 0 to 999"),
-        (lambda: edits.split_product(GRAPH, 1, 0), r"1 part or more, got node 1 and 0"),
-        (lambda: edits.split_product(GRAPH, 999, 2), r"got node 999 and 2 parts"),
         (lambda: bus_bytes(Collective.SEND, math.nan, 2), r"0 or more bytes, got nan"),
         (lambda: all_to_all_bytes([], 4, 4), r"1 or more ranks, got none"),
         (lambda: straight_fabric(1.0, 0.0), r"bandwidth above 0, got 1.0 us and 0.0"),

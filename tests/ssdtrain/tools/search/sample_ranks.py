@@ -14,7 +14,7 @@ from recipes.bench.search import launch_ranks, planned_ranks
 from tests.ranks import leave
 
 PLANNED = ("mlp", "halo")
-LAUNCHED = "a decoder of its own"
+LAUNCHED = "FSDP2 and sequence parallelism"
 
 
 def main() -> None:

@@ -324,18 +324,20 @@ def test_what_launches_a_layout() -> None:
     full = configurations(
         layout(data=2, tensor=4, pipeline=2, zero=1, divided=True), JOB
     )
-    assert set(full) == {"torchtitan", "megatron"}
+    assert set(full) == {"torchtitan", "megatron", "ssdtrain train"}
     assert "tensor_parallel_degree = 4" in full["torchtitan"]
     assert "local_batch_size = 32" in full["torchtitan"]
     assert "--pipeline-model-parallel-size 2" in full["megatron"]
     assert "--sequence-parallel" in full["megatron"]
     whole = configurations(layout(data=4, tensor=4), JOB)
-    assert set(whole) == {"megatron"}  # nobody else has it without sequence parallelism
+    own = {"megatron", "ssdtrain train"}
+    assert set(whole) == own  # nobody else has it without sequence parallelism
     assert "--sequence-parallel" not in whole["megatron"]
     stages = json.loads(configurations(layout(data=8, pipeline=2), JOB)["deepspeed"])
     assert stages["gradient_accumulation_steps"] == 8
     sharded = configurations(layout(data=16, zero=3), JOB)
-    assert set(sharded) == {"torchtitan", "megatron", "deepspeed", "fsdp2"}
+    own |= {"torchtitan", "deepspeed", "fsdp2"}
+    assert set(sharded) == own
     compile(sharded["fsdp2"], "fsdp2.py", "exec")
 
 
@@ -380,6 +382,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     shown = capsys.readouterr().out
     assert "tokens/s" in shown and "-- torchtitan --" in shown
     assert (tmp_path / "out" / "torchtitan.toml").exists()
+    assert (tmp_path / "out" / "front.png").read_bytes().startswith(b"\x89PNG")
     assert main([*words[:3], "7", *words[4:]]) == 2
     assert "no layout divides" in capsys.readouterr().err
 
@@ -399,6 +402,20 @@ def test_a_mixture_is_searched(tmp_path: Path) -> None:
             assert 0 < dense < whole / 8  # attention, embedding and head
     flags = configurations(found.best.layout, found.job)["megatron"]
     assert "--num-experts 8" in flags
+
+
+def test_the_front() -> None:
+    """No layout of it is beaten in both, and every other one is."""
+    made = [priced(data=16 // t, tensor=t, zero=z) for t in (1, 2, 8) for z in (0, 3)]
+    found = Ranked(job=JOB, priced=tuple(made), capacity_bytes=80e9)
+    front = found.front
+    for one, other in pairwise(front):
+        assert one.memory_bytes < other.memory_bytes and one.step_ms > other.step_ms
+    for own in made:
+        assert any(
+            each.memory_bytes <= own.memory_bytes and each.step_ms <= own.step_ms
+            for each in front
+        )
 
 
 def test_json_and_text() -> None:

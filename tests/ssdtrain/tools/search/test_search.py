@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from recipes.bench.search.baselines import BASELINES
 from recipes.bench.search.models import UnrolledLSTM
 from recipes.bench.search.random_graphs import Maker, compare, random_problem
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.collectives import Collective, straight_fabric
-from ssdtrain.tools.search.baselines import BASELINES
 from ssdtrain.tools.search.coarsen import coarsen
 from ssdtrain.tools.search.elimination import Factor, minimize
 from ssdtrain.tools.search.language import Reducer

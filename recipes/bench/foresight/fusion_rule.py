@@ -8,7 +8,7 @@ both are bound by arithmetic, it does not.
 [Note: no decision] The rule speaks of two kernels and of one that all reach the
 device's ceilings. Of 33 pairs in strips on a CPU (recipes.bench.foresight.fusion) it
 named 8, of which one was faster, and missed two of three that were: following it costs
-10 % more than knowing. So it is printed as a bound, and decides nothing.
+10 % more than knowing. So it decides nothing, and no command asks it.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.tools.foresight.graph import Graph, Node
-from ssdtrain.tools.foresight.lowering import is_pointwise
-from ssdtrain.tools.foresight.overheads import Phase
 
 ELEMENT = 4
 # Predicted gain from which fusing may pay: see [Note: no decision].
@@ -117,64 +114,6 @@ def advise(pair: Pair, gflops: float, gb_per_s: float) -> Advice:
         separate_intensity=pair.flops / pair.separate_bytes,
         fused_intensity=pair.flops / pair.fused_bytes,
         gain=apart / fused,
-    )
-
-
-CONVOLUTION = "aten::convolution"
-BETWEEN = ("aten::native_batch_norm", "aten::_native_batch_norm_legit")
-"""Operators between two convolutions that a fused kernel takes along, beside
-element-wise ones."""
-TAPS = {
-    (True, 3, 1): Kind.DEPTHWISE_POINTWISE,
-    (True, 5, 1): Kind.DEPTHWISE5_POINTWISE,
-    (False, 3, 1): Kind.FULL_POINTWISE,
-    (False, 3, 3): Kind.FULL_FULL,
-}
-"""Kinds by (first is depthwise, side of its filters, side of the second's)."""
-
-
-def pairs_in(graph: Graph) -> tuple[Pair, ...]:
-    """The pairs of a captured step's forward that the rule knows, named by modules.
-
-    Two convolutions of square images are a pair where the second reads what the first
-    made, with nothing between but element-wise operators and normalizations over the
-    batch.
-    """
-    made_by: dict[int, Node] = {}
-    found = []
-    for node in graph.nodes:
-        if node.phase is not Phase.FORWARD or not node.outputs:
-            continue
-        read = [graph.tensors[number].storage for number in node.inputs[:1]]
-        source = made_by.get(read[0]) if read else None
-        out = graph.tensors[node.outputs[0]].storage
-        if node.name == CONVOLUTION:
-            pair = None if source is None else _pair(graph, source, node)
-            found += [] if pair is None else [pair]
-            made_by[out] = node
-        elif source is not None and (is_pointwise(node) or node.name in BETWEEN):
-            made_by[out] = source
-    return tuple(found)
-
-
-def _pair(graph: Graph, first: Node, second: Node) -> Pair | None:
-    image, weight = (graph.tensors[n].shape for n in first.inputs[:2])
-    last = graph.tensors[second.inputs[1]].shape
-    out = graph.tensors[first.outputs[0]].shape
-    after = graph.tensors[second.outputs[0]].shape
-    depthwise = weight[1] == 1 < image[1]
-    kind = TAPS.get((depthwise, weight[2], last[2]))
-    is_square = image[2] == image[3] and weight[2] == weight[3] and last[2] == last[3]
-    same = weight[0] == image[1] == last[1] and after[2:] == out[2:]
-    if kind is None or not is_square or not same:
-        return None
-    return Pair(
-        name=f"{first.module} + {second.module}",
-        kind=kind,
-        side=image[2],
-        channels=image[1],
-        filters=last[0],
-        stride=image[2] // out[2],
     )
 
 

@@ -1,0 +1,306 @@
+"""Layouts of four models on two GPUs: predicted and measured.
+
+    python -m recipes.bench search.layout_regret --budget-s 580
+
+Each layout is a pair of processes: the model in fp32 under FSDP2 (and tensor
+parallelism, for the decoder without experts, by the code that the search prints), bf16
+in compute, AdamW. Under `ssdtrain` a session has the activation bytes of the predicted
+plan as its budget. At the end of each model: how the measured order follows the
+predicted one, what the predicted best loses, the errors of peaks. A rerun goes on. On a
+CPU (gloo): `--device cpu --small`.
+"""
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import distributed
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import ssdtrain
+from recipes.bench.harness.cells import Cells
+from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.processes import answer_of
+from ssdtrain.regions.find import find_regions
+from ssdtrain.tools.foresight.cluster import cluster_of
+from ssdtrain.tools.foresight.device import load_device
+from ssdtrain.tools.report.build_public import Loss, Shape, Train, public_subject
+from ssdtrain.tools.report.fits import CHECKPOINTING, PLAIN
+from ssdtrain.tools.report.public_models import PUBLIC
+from ssdtrain.tools.search.launch import configurations
+from ssdtrain.tools.search.layout_search import job_of, keyed_costs
+from ssdtrain.tools.search.parallel_layout import Job, ParallelLayout
+from ssdtrain.tools.search.pricing import Key, PricedLayout, Pricer
+from ssdtrain.tools.search.stage_costs import OURS, StageCosts, whole_costs
+from ssdtrain.tools.search.stores import Stores
+from ssdtrain.train.models.base import enable_checkpointing
+from ssdtrain.train.settings import Checkpointing
+
+GPUS = 2
+WARM, STEPS = 8, 6
+"""Steps before those that are timed: a session has its plan by then."""
+LIMIT_S = 150.0
+PRELOAD = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel")
+
+
+class Subject(NamedTuple):
+    """A model that is measured."""
+
+    values: Mapping[str, Any]
+    """Of its configuration."""
+    sequences: int
+    """Of a micro-batch."""
+    tokens: int
+    """Of a sequence."""
+    is_decoder: bool = True
+
+    @property
+    def shape(self) -> Shape:
+        """As the search knows it."""
+        return Shape(self.values, Train.FULL, Loss.STOCK)
+
+
+MIXTURE = {
+    "model_type": "mixtral",
+    "hidden_size": 2048,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "vocab_size": 32000,
+}
+SUBJECTS = {
+    "4B": Subject(PUBLIC["qwen3-4b"], 1, 4096),
+    "T5": Subject(PUBLIC["t5-large"], 16, 1024, False),
+    "ViT": Subject(PUBLIC["vit-huge"], 64, 257, False),
+    "MoE": Subject(MIXTURE, 1, 4096),
+}
+NARROW = {"hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 128}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+WORDS = {"vocab_size": 256}
+SMALL = {
+    "4B": Subject({**PUBLIC["qwen3-4b"], **NARROW, **HEADS, **WORDS}, 2, 64),
+    "T5": Subject(
+        {"model_type": "t5", "d_model": 64, "d_ff": 128, "num_layers": 2, **WORDS},
+        *(1, 1024, False),
+    ),
+    "ViT": Subject(
+        {"model_type": "vit", **NARROW, "num_attention_heads": 4, "image_size": 32},
+        *(4, 5, False),
+    ),
+    "MoE": Subject({**MIXTURE, **NARROW, **HEADS, **WORDS}, 2, 64),
+}
+
+
+def layouts_of(subject: Subject) -> dict[str, ParallelLayout]:
+    """Those that are compared, by name."""
+    ways = PLAIN, CHECKPOINTING, f"{OURS} 3"
+    found = {
+        f"ZeRO-{zero}, {way}": _layout(subject, way, data=GPUS, zero=zero)
+        for zero in (2, 3)
+        for way in ways
+    }
+    if subject.is_decoder and "num_local_experts" not in subject.values:
+        for way in (PLAIN, CHECKPOINTING):
+            for name, divided in (("tensor", False), ("sequence", True)):
+                own = {"data": 1, "tensor": GPUS, "zero": 3, "divided": divided}
+                found[f"{name}, {way}"] = _layout(subject, way, **own)
+    return found
+
+
+def _layout(subject: Subject, way: str, **more: Any) -> ParallelLayout:
+    plain = {"tensor": 1, "pipeline": 1, "sequences": subject.sequences}
+    return ParallelLayout(**{**plain, "way": way, **more})
+
+
+def job_for(subject: Subject, layers: int = 0) -> Job:
+    """What is trained: one micro-batch of each of two data-parallel ranks."""
+    batch = GPUS * subject.sequences
+    if subject.is_decoder:
+        return job_of(subject.shape, subject.tokens, batch, GPUS)
+    tokens = subject.tokens
+    return Job(layers=layers, hidden=0, tokens=tokens, batch=batch, gpus=GPUS)
+
+
+@functools.cache
+def predicted(name: str, small: bool, gpu: str) -> dict[str, PricedLayout]:
+    """The prices of a model's layouts."""
+    subject = (SMALL if small else SUBJECTS)[name]
+    device = load_device(gpu)
+    layers, sequences = 0, subject.sequences
+    costs: dict[Key, StageCosts] = {}
+    if subject.is_decoder:
+        job = job_for(subject)
+        for degree in {one.tensor for one in layouts_of(subject).values()}:
+            costs |= keyed_costs(subject.shape, job, degree, sequences, device)
+    else:
+        shape, tokens = subject.shape, subject.tokens
+        layers, whole = whole_costs(shape, sequences, tokens, device)
+        costs = {(1, sequences, False): whole}
+    pricer = Pricer(
+        job=job_for(subject, layers),
+        spec=device.spec,
+        cluster=cluster_of(f"nvlink:{GPUS}", device.spec),
+        capacity_bytes=device.spec.memory_bytes - device.context_bytes,
+        stores=Stores(host_bytes=1e12),
+        costs=costs,
+    )
+    return {at: pricer.price(own) for at, own in layouts_of(subject).items()}
+
+
+def built(
+    subject: Subject, own: ParallelLayout, on: str, rank: int
+) -> tuple[Any, Callable[[], Any]]:
+    """The model as the layout splits it, and its loss."""
+    torch.manual_seed(0)
+    with torch.device(on):
+        model, forward = public_subject(
+            subject.shape, subject.sequences * subject.tokens
+        )
+        model.float()
+        torch.manual_seed(rank if own.data > 1 else 0)
+        if subject.is_decoder:
+            size = (subject.sequences, subject.tokens)
+            ids = torch.randint(subject.values["vocab_size"], size)
+            forward = functools.partial(_loss, model, ids)
+    if own.way == CHECKPOINTING:
+        enable_checkpointing(model, Checkpointing.NON_REENTRANT)
+    if subject.is_decoder:
+        names: dict[str, Any] = {}
+        exec(configurations(own, job_for(subject))["fsdp2"], names)
+        names["parallelize"](model, on)
+    else:
+        shard(model, own.zero == 3)
+    return model, forward
+
+
+def measured(
+    name: str, at: str, small: bool, on: str, budget: int, steps: Sequence[int]
+) -> dict[str, Any]:
+    """Step and peak of one layout, on every rank."""
+    distributed.init_process_group("nccl" if on == "cuda" else "gloo")
+    rank = distributed.get_rank()
+    if on == "cuda":
+        torch.cuda.set_device(rank)
+    subject = (SMALL if small else SUBJECTS)[name]
+    own = layouts_of(subject)[at]
+    model, forward = built(subject, own, on, rank)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    session = None
+    if own.way.startswith(OURS):
+        least = 1 if small else 1 << 20
+        session = ssdtrain.offload(
+            model, target="host", memory_budget=budget, min_bytes=least
+        )
+    count = own.micro_batches(job_for(subject).batch)
+
+    def step() -> None:
+        for _ in range(count):
+            forward().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    warm, number = steps
+    for _ in range(warm):
+        step()
+    _wait(on)
+    if on == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    began = time.perf_counter()
+    for _ in range(number):
+        step()
+    _wait(on)
+    ms = (time.perf_counter() - began) / number * 1e3
+    peak = torch.cuda.max_memory_allocated() if on == "cuda" else 0
+    row = {"ms": ms, "bytes": peak}
+    if session is not None:
+        session.close()
+    return row
+
+
+def _loss(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = model(input_ids=ids, labels=ids).loss
+    return loss
+
+
+def _wait(on: str) -> None:
+    if on == "cuda":
+        torch.cuda.synchronize()
+    distributed.barrier()
+
+
+def shard(model: Any, reshard: bool) -> None:
+    """FSDP2 over the layers of any model."""
+    precision = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+    )
+    for region in find_regions(model):
+        fully_shard(region.module, mp_policy=precision, reshard_after_forward=reshard)
+    fully_shard(model, mp_policy=precision, reshard_after_forward=reshard)
+
+
+def correlation(one: Sequence[float], other: Sequence[float]) -> float:
+    """Spearman's, of values that all differ."""
+
+    def ranks(values: Sequence[float]) -> list[float]:
+        order = sorted(values)
+        return [float(order.index(value)) for value in values]
+
+    return statistics.correlation(ranks(one), ranks(other))
+
+
+def summary(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """How predictions of one model hold."""
+    ms = {name: row["ms"] for name, row in rows.items()}
+    told = {name: row["predicted_ms"] for name, row in rows.items()}
+    chosen, best = min(told, key=told.__getitem__), min(ms, key=ms.__getitem__)
+    peaks = [r["predicted_bytes"] / r["bytes"] - 1 for r in rows.values() if r["bytes"]]
+    return {
+        "layouts": len(rows),
+        "rank_correlation": correlation(list(told.values()), list(ms.values())),
+        "regret": ms[chosen] / ms[best] - 1,
+        "worst_peak_error": max(map(abs, peaks), default=0.0),
+    }
+
+
+def main(bench: Bench, *, gpu: str = "h100", small: bool = False) -> int:
+    """Measure all layouts; 1 if one failed or is missing.
+
+    Args:
+        gpu: whose prices are compared, h100 or h200
+        small: tiny models
+    """
+    cells = bench.cells({"gpu": gpu, "small": small})
+    missing = 0
+    for name, subject in (SMALL if small else SUBJECTS).items():
+        rows = {}
+        for at in layouts_of(subject):
+            cell = f"{name}: {at}"
+            cells.run(cell, _cell, name, at, small, gpu, bench.device.type)
+            found = _found(cells, cell)
+            missing += found is None
+            if found is not None:
+                rows[at] = found
+        if len(rows) > 2:
+            cells.fact(name, summary(rows))
+            print(name, cells.data[name])
+    return int(missing > 0)
+
+
+def _found(cells: Cells, name: str) -> dict[str, Any] | None:
+    return cells[name] if name in cells and "error" not in cells[name] else None
+
+
+def _cell(name: str, at: str, small: bool, gpu: str, on: str) -> dict[str, Any]:
+    price = predicted(name, small, gpu)[at]
+    budget = int(price.memory_parts["activations"])
+    steps = (3, 2) if small else (WARM, STEPS)
+    given = name, at, small, on, budget, steps
+    row = answer_of(measured, given, LIMIT_S, PRELOAD, ranks=GPUS)
+    told = {"predicted_ms": price.step_ms, "predicted_bytes": price.memory_bytes}
+    return {**row, **told, "parts_ms": dict(price.parts_ms)}
