@@ -1,7 +1,6 @@
 """`plan="auto"` and saved plans under real training steps."""
 
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,9 +34,9 @@ from ssdtrain.rebuild.clock import Span
 from ssdtrain.rebuild.recipes import narrow
 from ssdtrain.storage.base import ForwardingStorage, Slot
 from ssdtrain.transfer.device import CpuDevice
-from tests.ranks import LONGEST_S
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.memory_storage import MemoryStorage
+from tests.ssdtrain.observe.searches import await_what_runs_beside
 from tests.ssdtrain.throttle import Link
 from tests.ssdtrain.virtual_time import VirtualTime
 
@@ -455,13 +454,12 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[Search]:
 
 
 def await_search(searches: list[Search], at: int) -> Hook:
-    """Before this step: it takes as long as it takes. All answers are there then."""
+    """Before this step and all behind it: it takes as long as it takes."""
 
     def wait(step: int, session: ssdtrain.Session) -> None:
-        end = time.monotonic() + LONGEST_S
-        while step == at and not (searches[-1].folder / "0.json").exists():
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        if step >= at:
+            assert searches
+            await_what_runs_beside(searches, session)
 
     return wait
 

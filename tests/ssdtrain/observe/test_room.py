@@ -20,6 +20,8 @@ from tests.ssdtrain.cache.metered import Meter
 from tests.ssdtrain.cache.test_device_memory import SETTINGS, Run
 from tests.ssdtrain.plan.profiles import drawn
 
+pytestmark = pytest.mark.usefixtures("virtual_time")
+
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A number for every time that a device was trimmed."""

@@ -210,7 +210,7 @@ def test_learn_then_predict(
     monkeypatch.setattr(learn, "ROUNDS", 1)
     times, own = tmp_path / "times.jsonl", tmp_path / "own.json"
     words = ["foresight", "learn", "--on", "cpu", "--times", str(times)]
-    assert main([*words, "--save", str(own), "--seconds", "30"]) == 0
+    assert main([*words, "--save", str(own), "--seconds", "1000"]) == 0
     told = capsys.readouterr().out
     assert "memory: error" in told and "cross-validated" in told
     assert "norm: 5 kernels, too few for a model" in told and "--seconds" in told

@@ -2,11 +2,7 @@
 
 import argparse
 import json
-import os
 import re
-import resource
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -272,30 +268,3 @@ def small(micro_batch):
     Path("my.py").write_text(MODEL + more)
     with pytest.raises(ConfigError, match=told):
         fits(Question(model=text))
-
-
-LIMIT_S = 20.0
-
-
-def processor_s(command: list[str]) -> float:
-    """Of a command that answers: other programs may have the machine's cores."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    environment = {k: v for k, v in os.environ.items() if "BYTECODE" not in k}
-    done = subprocess.run(
-        [sys.executable, "-m", "ssdtrain", *command],
-        env={**environment, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.returncode == 0 and "tokens/s" in done.stdout, done.stderr
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-def test_an_answer_takes_less_than_twenty_seconds() -> None:
-    """A first run compiles bytecode, and a busy machine's processors are slower."""
-    command = ["fits", "qwen3-8b", "--train", "lora", "--tokens", "32k"]
-    took = []
-    while len(took) < 3 and min(took, default=LIMIT_S) >= LIMIT_S:
-        took.append(processor_s([*command, "--gpu", "h200"]))
-    assert min(took) < LIMIT_S, took
