@@ -65,15 +65,3 @@ def test_who_runs_without_hooks_or_beside_no_device_times_nothing(
     unhooked.cache.bypass = object()
     for own in (unhooked, Prices(monkeypatch, "cpu")):
         assert not own.timed(2 * SAMPLED_STEPS)
-
-
-def test_one_meter_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Prices(monkeypatch)
-    meter: Any = own.prices.listen()
-    assert own.cache.meter is meter
-    assert own.prices.take() is meter and own.cache.meter is None
-    assert own.prices.take() is None
-    own.prices.price_regions(None)
-    assert own.prices.costs == HostCosts(region_ms=PROBED_MS)
-    own.prices.price_regions(meter)
-    assert own.prices.costs == HostCosts(region_ms=SAMPLED_MS)

@@ -19,18 +19,15 @@ from ssdtrain.engines import meshes
 from ssdtrain.errors import ConfigError
 from ssdtrain.observe import observation, searching, trials
 from ssdtrain.observe.links import fitted_drive
-from ssdtrain.observe.observer import prices
 from ssdtrain.plan.agree import Alone
 from ssdtrain.plan.choose import SEARCH_MARKS, choose, options
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import PLAN_FILE, Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.search import Request, Search
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
-from ssdtrain.rebuild.clock import Span
 from ssdtrain.rebuild.recipes import narrow
 from ssdtrain.storage.base import ForwardingStorage, Slot
 from ssdtrain.transfer.device import CpuDevice
@@ -180,17 +177,6 @@ def test_the_first_steps_need_no_more_than_full_offloading() -> None:
     for step in range(2):
         assert ours[step].saved_peak_bytes <= full[step].saved_peak_bytes
     assert ours[2].saved_peak_bytes <= full[2].saved_peak_bytes
-
-
-def test_a_first_run_is_no_price() -> None:
-    """Four like masks, one compiled its kernel; the places' least of two lanes."""
-    masks = [
-        Span("mask", ("a", n), 100, ms) for n, ms in enumerate([0.3, 42, 0.2, 0.3])
-    ]
-    lanes = [Span("norm", "b", 100, 9.0), Span("norm", "b", 100, 0.5)]
-    found = prices([*masks, *lanes, Span("norm", "c", 200, 8.0)])
-    assert [found["a", n] for n in range(4)] == [0.3, 0.3, 0.2, 0.3]
-    assert (found["b"], found["c"]) == (0.5, 8.0)
 
 
 @pytest.mark.parametrize(("cold_bytes", "num_steps"), [(1 << 30, 2), (0, 3)])
@@ -493,15 +479,3 @@ def test_the_search_tells_that_no_plan_reaches_the_goal(searches: list[Search]) 
     settings = {**SETTINGS, "memory_budget_bytes": 1000}
     with pytest.raises(ConfigError, match="least reachable peak"):
         train(settings, num_steps=8, hook=await_search(searches, 4))
-
-
-def test_placements_of_a_plan_are_what_is_reported() -> None:
-    _, reports, (plan, profile) = train(SETTINGS)
-    moved = sum(
-        item.num_bytes
-        for item, order in zip(
-            profile.kinds["model/0"], plan.orders["model/0"], strict=True
-        )
-        if order.placement is Placement.OFFLOAD
-    )
-    assert reports[-1].bytes_offloaded == moved
