@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from ssdtrain.tools.foresight import bodies, calibrate, calls, design, gather
-from ssdtrain.tools.foresight.calibrate import family_scales, host_scale, programs
-from ssdtrain.tools.foresight.call import Call, Family
-from ssdtrain.tools.foresight.capture import capture
+from ssdtrain.tools.foresight.calibrate import host_scale, programs
+from ssdtrain.tools.foresight.call import Family
 from ssdtrain.tools.foresight.device import bare_device
 from ssdtrain.tools.foresight.spec import Kind
 from ssdtrain.tools.foresight.tracing import composites, traced
@@ -75,15 +74,6 @@ def test_every_element_wise_variant_runs(variant: str, shape: tuple[int, int]) -
         body()
 
 
-@pytest.mark.parametrize("rows, columns", [(512, 61), (768, 1883), (16, 64), (2, 2)])
-def test_a_permutation_copies_at_any_width(rows: int, columns: int) -> None:
-    call = calls.memory("permute", rows=rows, columns=columns, dtype="fp32")
-    _, found = bodies.bodies_of(call, bodies.Pool(CPU))
-    first, second = found[0](), found[0]()
-    assert isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)
-    assert first.data_ptr() != second.data_ptr()
-
-
 def test_a_time_that_no_kernel_takes_is_no_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,17 +99,6 @@ def test_lookups_report_the_rows_they_really_hit() -> None:
     assert 0 < drawn.sizes["distinct_rows"] < call.sizes["rows"]
 
 
-def test_scales_are_medians_of_measured_over_predicted() -> None:
-    device = bare_device("h100")
-    drawn = [design.draw(Family.MEMORY, i) for i in range(20)]
-    times = [(c, 1.25 * device.kernel_us(c)) for c in drawn]
-    few = [(design.draw(Family.NORM, 0), 1.0)]
-    scales = family_scales(device, [*times, *few])
-    assert scales == {Family.MEMORY: pytest.approx(1.25)}
-    call: Call = drawn[0]
-    assert device.kernel_us(call) > 0
-
-
 def test_the_host_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole steps of three programs, in turn; one round in which the machine is busy,
     and one program that is priced wrong, change nothing."""
@@ -142,20 +121,6 @@ def test_the_host_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert host_scale(bare_device("h100"), seconds=0.0) == 4.0
     assert len(asked) == 9
-
-
-def test_the_host_s_programs_have_what_models_have() -> None:
-    """An optimizer's update of every weight, lookups, sums into rows, attention."""
-    with torch.device("meta"):
-        found = {
-            node.name
-            for each in programs(Kind.CUDA)
-            for node in capture(
-                each.model, each.forward, optimizer=each.optimizer
-            ).nodes
-        }
-    assert {"aten::embedding", "aten::index_add", "aten::native_layer_norm"} <= found
-    assert {"aten::_fused_adamw_", "aten::_fused_sgd_", "aten::bmm"} <= found
 
 
 def test_a_trace_names_what_a_dispatch_mode_sees() -> None:

@@ -145,23 +145,6 @@ def test_resizing_is_capturing_at_that_size() -> None:
         edits.resized(first, graph_of(24, optimizer=None), (8, 24), 40)
 
 
-def test_another_dtype_halves_storages() -> None:
-    graph = graph_of()
-    half = edits.with_dtype(graph, "fp32", "bf16")
-    assert half.parameter_bytes * 2 == graph.parameter_bytes
-    assert products(half) == products(graph)
-
-
-def test_a_split_product_does_the_same_work() -> None:
-    graph = graph_of()
-    at = next(i for i, n in enumerate(graph.nodes) if n.name == "aten::addmm")
-    split = edits.split_product(graph, at, 4)
-    assert len(split.nodes) == len(graph.nodes) + 3
-    assert sum(products(split)) == sum(products(graph))
-    with pytest.raises(ConfigError, match="multiples of 5"):
-        edits.split_product(graph, at, 5)
-
-
 def test_fusing_drops_what_lies_between() -> None:
     with torch.device("meta"):
         model = nn.Linear(64, 64)

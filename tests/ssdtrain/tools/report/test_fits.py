@@ -17,10 +17,8 @@ from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.tools.cli import main
 from ssdtrain.tools.foresight.device import load_device
-from ssdtrain.tools.foresight.spec import links_of
 from ssdtrain.tools.report import build_public
 from ssdtrain.tools.report.build_public import Loss, Shape, Train, shape_of
-from ssdtrain.tools.report.estimate import estimate
 from ssdtrain.tools.report.fits import (
     CHECKPOINTING,
     OURS,
@@ -131,16 +129,6 @@ def test_the_local_cache_is_read(
     assert shape_of("Me/Mine", Train.FULL, Loss.STOCK).num_layers == 9
 
 
-def test_layers_of_several_kinds_repeat_as_a_period() -> None:
-    shape = Shape(
-        {**SMALL, "model_type": "gemma2", "num_hidden_layers": 10},
-        Train.FULL,
-        Loss.STOCK,
-    )
-    assert shape.period == 2
-    assert len(shape.with_layers(4).values["layer_types"]) == 4
-
-
 def test_every_short_name_can_be_built() -> None:
     """Gemma 2 has no fused attention in transformers."""
     for name in build_public.PUBLIC:
@@ -149,17 +137,6 @@ def test_every_short_name_can_be_built() -> None:
         with torch.device("meta"):
             subject = build_public.public_subject(few, 1024)
         assert sum(p.numel() for p in subject.model.parameters()) > 10**7
-
-
-def test_a_convolution_over_sound_is_priced_as_its_products() -> None:
-    """Not as one over images of its length on either side."""
-    with torch.device("meta"):
-        sound = torch.zeros(1, 128, 3000, dtype=torch.bfloat16)
-        model = torch.nn.Conv1d(128, 1280, 3, padding=1, dtype=torch.bfloat16)
-        made = estimate(
-            model, lambda: model(sound * 1), links_of(H100.spec), H100, min_bytes=1
-        )
-    assert made.profile.head_ms + made.profile.forward_ms < 1.0
 
 
 def test_the_fused_loss_makes_its_gradients_in_forward() -> None:
