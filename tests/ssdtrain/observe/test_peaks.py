@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ssdtrain.cache.ledger import Ledger
 from ssdtrain.counters import Counters
 from ssdtrain.observe.peaks import PeakWatch, RetryWatch
-from ssdtrain.plan.goal import BUDGET_MARGIN, DEVICE_RESERVE, Goal
+from ssdtrain.plan.goal import DEVICE_RESERVE, Goal
 from ssdtrain.transfer.device import CpuDevice, MemoryLevel
 from tests.ranks import LONGEST_S
 from tests.ssdtrain.bits import same_bits
@@ -55,19 +55,6 @@ def test_a_step_beyond_the_limit_is_planned_anew(
     assert after.prediction.peak_bytes < before.prediction.peak_bytes
     assert not resets or run.highest[-1] <= limit
     assert same_bits(run.seen, Run(monkeypatch).steps(12).seen)
-
-
-def test_what_is_beyond() -> None:
-    """Half of what plans leave free may be used up."""
-    goal = Goal(memory_budget_bytes=10_000)
-    most = int(10_000 * (1 - BUDGET_MARGIN))
-    assert goal.beyond(500 + most + 90, 500) == 0
-    assert goal.beyond(500 + most + 100, 500) == 100
-    goal = Goal(device_bytes=10_000)
-    most = int(10_000 * (1 - DEVICE_RESERVE))
-    assert goal.beyond(most + 150, 500) == 0
-    assert goal.beyond(most + 160, 500) == 160
-    assert Goal().beyond(10**12, 0) == 0
 
 
 def test_which_steps_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
