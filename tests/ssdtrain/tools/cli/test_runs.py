@@ -277,7 +277,7 @@ def test_a_sweep_compares_its_runs(tmp_path: Path, train: Train) -> None:
     found = json.loads((sweep / "sweep.json").read_text())
     assert [one["overrides"] for one in found] == ["offload=host", "offload=none"]
     assert found[0]["last_loss"] == found[1]["last_loss"]
-    assert 0 < found[0]["peak_bytes"] <= found[1]["peak_bytes"]
+    assert found[0]["peak_bytes"] < found[1]["peak_bytes"]
     assert {p.name for p in sweep.iterdir()} == {"0", "1", "sweep.json"}
     assert "offload=none" in done.stdout
     assert f"in pictures: ssdtrain report runs/{sweep.name}\n" in done.stdout
