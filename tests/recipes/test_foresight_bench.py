@@ -1,12 +1,12 @@
 """What the foresight benchmarks compute from recorded numbers."""
 
-import time
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from recipes.bench.foresight import subjects
 from recipes.bench.foresight.assemble import fabric_of
 from recipes.bench.foresight.collect import cells
 from recipes.bench.foresight.collectives import sizes
@@ -30,6 +30,7 @@ from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.foresight.overheads import Phase
 from ssdtrain.tools.foresight.power import Settled
 from ssdtrain.tools.foresight.price import estimate_step
+from tests.ssdtrain.virtual_time import VirtualTime
 
 
 def test_a_step_is_judged_by_the_others_of_its_run() -> None:
@@ -193,12 +194,13 @@ def test_a_host_that_drifts_is_told_from_wrong_host_times() -> None:
     assert more == pytest.approx(own["backward"], rel=0.02)
 
 
-def test_a_training_step_tells_its_phases() -> None:
-    model = nn.Linear(4, 1)
+def test_a_training_step_tells_its_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, clock = nn.Linear(4, 1), VirtualTime(tick_s=1e-3)
+    monkeypatch.setattr(subjects, "time", clock)
     slept: list[float] = []
 
     def forward() -> Tensor:
-        time.sleep(0.1)
+        clock.sleep(0.1)
         slept.append(0.1)
         return model(torch.ones(1, 4)).sum()
 

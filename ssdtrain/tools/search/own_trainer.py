@@ -51,7 +51,11 @@ def settings_of(
     offload: Any = "none"
     if layout.way.startswith(OURS):
         # Host memory comes first in either case.
-        first = (t for t in Target if t.has_disk is drives and not t.is_staged)
+        first = (
+            target
+            for target in Target
+            if target.behind.is_disk is drives and not target.behind.is_staged
+        )
         offload = {"target": next(first).value}
         if plan is None:
             offload |= {"device_memory": "fit", "max_overhead": None}

@@ -21,12 +21,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import ssdtrain
+from ssdtrain.observe import searching
 from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.observation import Observation
 from ssdtrain.observe.planner import Planner
 from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.search import Request, Search
 from ssdtrain.transfer.device import CpuDevice
-from tests.ranks import leave
+from tests.ranks import LONGEST_S, leave
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.engines.mesh_ranks import (
     Model,
@@ -37,8 +39,11 @@ from tests.ssdtrain.engines.mesh_ranks import (
     slow_down,
     whole,
 )
+from tests.ssdtrain.observe.searches import await_what_runs_beside
 
 MOST_STEPS, STEPS_BEHIND = 300, 4
+STEPS_BESIDE = 60
+"""Then a search that has not ended is waited for: the machine may be busy."""
 SLOW_MS = 5.0
 COLD_S = 0.35
 """How much longer one rank takes behind an observed step: longer than ranks wait for
@@ -108,6 +113,16 @@ def all_say(yes: bool) -> bool:
 
 STARTED: list[Planner] = []
 """Whose step started last."""
+SEARCHES: list[Search] = []
+"""Of this rank."""
+
+
+class Known(Search):
+    """Can be waited for."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
+        SEARCHES.append(self)
 
 
 @contextlib.contextmanager
@@ -144,6 +159,8 @@ def train(case: Case, mesh: DeviceMesh, rank: int, place: int) -> dict[str, Any]
     with behind(COLD_S * late), ssdtrain.offload(model, **case.settings) as session:
         left = STEPS_BEHIND
         for step in range(MOST_STEPS):
+            if step >= STEPS_BESIDE:
+                await_what_runs_beside(SEARCHES, session)
             found += one_step(model, optimizer, step, place)
             (planner,) = STARTED
             events.append((planner.stage.name, planner.num_plans, digest(session.plan)))
@@ -178,9 +195,10 @@ def main(out: Path, names: list[str]) -> None:
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
     CpuDevice.runs_beside = True
+    setattr(searching, "Search", Known)  # noqa: B010
     setattr(MemoryGoal, "fits_plain", fits_plain)  # noqa: B010
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=LONGEST_S))
     mesh = init_device_mesh("cpu", (2,))
     found = {}
     for name, case in cases().items():

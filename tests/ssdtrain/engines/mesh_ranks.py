@@ -36,7 +36,7 @@ import ssdtrain
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.run import Run
 from ssdtrain.plan.plan import Plan
-from tests.ranks import leave
+from tests.ranks import LONGEST_S, leave
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.plans import (
     all_moved,
@@ -44,6 +44,7 @@ from tests.ssdtrain.cache.plans import (
     misnamed,
     none_again,
 )
+from tests.ssdtrain.written import written_before_backward
 
 WIDTH, ROWS, LAYERS, NUM_STEPS = 16, 8, 2, 6
 
@@ -389,7 +390,8 @@ def compared(
     data_rank: int,
     theirs: list[Tensor],
 ) -> dict[str, Any]:
-    ours, spy = train(case, mesh, column, data_rank)
+    with written_before_backward():
+        ours, spy = train(case, mesh, column, data_rank)
     equal = len(ours) == len(theirs) and same_bits(ours, theirs)
     return {
         "equal": equal,
@@ -413,7 +415,7 @@ def main(rank: int, world: int, out: Path, names: list[str], kind: str) -> None:
         store=dist.FileStore(str(out / "store"), world),
         rank=rank,
         world_size=world,
-        timeout=timedelta(seconds=120),
+        timeout=timedelta(seconds=LONGEST_S),
     )
     shape = (world // 2, 2)
     square = init_device_mesh(kind, shape, mesh_dim_names=("dp", "tp"))

@@ -342,7 +342,8 @@ def test_the_trainer_runs_it_from_the_configs_and_resumes(tmp_path: Path) -> Non
     assert result["ok"]
     assert result["verdict"]["losses_equal"] and result["verdict"]["weights_equal"]
     leg = result["legs"]["with ssdtrain"]
-    assert leg["totals"]["bytes_written"] > 0
+    # A disk under load may write nothing before backward asks for it.
+    assert leg["totals"]["bytes_offloaded"] > 0
     resumed = train(
         tmp_path,
         f"run_directory={tmp_path}/resumed",

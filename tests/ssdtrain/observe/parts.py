@@ -1,6 +1,5 @@
 """What parts of the planner see of a cache, made by hand."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,11 +100,3 @@ def promise(
         **more,
     )
     return Plan(orders={}, policy="promised", prediction=prediction)
-
-
-def number_of(wanted: Callable[[], bool], most: int) -> int:
-    """How often something is asked until it says yes."""
-    for number in range(1, most + 1):
-        if wanted():
-            return number
-    raise AssertionError(f"not in {most}")

@@ -74,13 +74,3 @@ def test_ranks_follow_it_when_all_of_them_are_ready() -> None:
     own.take(plan)
     own.drop()
     assert own.due(5, is_now=True) is None
-
-
-def test_a_taken_plan_may_be_priced_anew() -> None:
-    own, _, _ = adoption()
-    other = promise(90.0).prediction
-    own.reprice(other)
-    assert own.taken is None
-    own.take(promise(100.0))
-    own.reprice(other)
-    assert own.taken is not None and own.taken.prediction == other

@@ -1,6 +1,5 @@
 """Ranks whose plans are searched for beside training: one searches, all follow."""
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from ssdtrain.plan.agree import Alone
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.search import Search
 from ssdtrain.transfer.device import CpuDevice
-from tests.ranks import LONGEST_S
+from tests.ssdtrain.observe.searches import await_what_runs_beside
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
@@ -77,12 +76,7 @@ class Ranks:
 
     def train(self, ranks: Sequence[int] = (0, 1)) -> None:
         """A step of each; a request is sent at once, its answer is waited for."""
-        end = time.monotonic() + LONGEST_S
-        for search in self.searches:
-            last = search.folder / "0.json"
-            while not (last.exists() or search.is_over):
-                assert time.monotonic() < end
-                time.sleep(0.01)
+        await_what_runs_beside(self.searches, *self.sessions)
         for rank in ranks:
             self._models[rank](torch.ones(16, 32)).sum().backward()
             self._optimizers[rank].step()

@@ -26,7 +26,6 @@ from ssdtrain.plan.calibrate import (
     WITHOUT_RERUNS,
     Corrections,
     PlainTimes,
-    RegionTime,
     rebuild_key,
 )
 from ssdtrain.plan.choose import choose
@@ -82,36 +81,6 @@ def train(net: Sums, steps: int) -> list[list[torch.Tensor]]:
         found.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
         optimizer.step()
     return found
-
-
-class Scripted(Clock):
-    """A clock that goes on when it is told to, and its device."""
-
-    runs_beside = False
-
-    def __init__(self) -> None:
-        super().__init__(torch.device("cpu"))
-        self.at_ms = 0.0
-        self.holds: list[float] = []
-
-    def now(self) -> float:
-        return self.at_ms
-
-    def ms_between(self, start: float, end: float) -> float:
-        return end - start
-
-    def run(self, ms: float) -> None:
-        self.at_ms += ms
-
-    def hold(self, ms: float) -> None:
-        self.holds.append(ms)
-        self.at_ms += 1000.0
-
-    def span(self, recipe: str, place: Any, num_bytes: int, ms: float) -> None:
-        begun = self.begin()
-        assert begun is not None
-        self.run(ms)
-        self.end(begun, recipe, place, num_bytes)
 
 
 class Beside(Clock):
@@ -222,98 +191,6 @@ def test_a_slow_host_leads_to_the_same_graph(virtual_time: Any) -> None:
         unheld.append(choose(profile, goal).orders)
     assert plans[0] == plans[1] == plans[2]
     assert unheld[1] == unheld[2]
-
-
-def test_what_the_host_came_late_to_is_not_known(virtual_time: Any) -> None:
-    """An interruption is no device's time: the forward takes as much more than its
-    re-run as the others. Where nothing was held nothing is known."""
-    times = held(virtual_time, 2.0, interrupted=1).held_regions["model/0"]
-    for time in times:
-        assert time.forward_ms == pytest.approx(FORWARD_MS)
-    clock: Any = Beside(virtual_time, 4.0)
-    step(clock, regions := HeldRegions(clock, clock))
-    never = told(regions)
-    assert never.rebuild_ms == {} and never.held_head_ms == 0.0
-    assert set(never.held_regions["model/0"]) == {
-        RegionTime(forward_ms=0.0, backward_ms=0.0)
-    }
-    profile = captured(layers(1.5), hosted(2.0, never))
-    assert profile.compute_ms == pytest.approx(layers(1.5).compute_ms)
-    assert UNHELD in profile.notes
-
-
-def test_what_lies_between_reruns_is_a_regions_backward() -> None:
-    """Without the rebuilds in it, and without the holds."""
-    clock: Any = Scripted()
-    held = HeldRegions(clock, clock, dict.fromkeys(range(99), 5.0))
-    held.start()
-    for number in (1, 0):
-        clock.run(0.5)
-        clock.span(REGION, ("model/0", REGION, number), 0, 2.0 + number)
-        clock.run(1.0)
-        clock.span("silu", number, 64, 0.25 + number)
-        clock.run(3.0)
-    clock.cut()
-    held.stop()
-    assert told(held).held_regions == {
-        "model/0": (
-            RegionTime(forward_ms=2.0, backward_ms=0.0),
-            RegionTime(forward_ms=3.0, backward_ms=4.5),
-        )
-    }
-    assert told(held, 0.125).rebuild_ms == {rebuild_key("silu", 64): 0.625}
-    assert len(clock.holds) == 8
-    assert set(clock.holds) == {5.0}
-    clock.span("silu", 0, 64, 1.0)
-    assert len(clock.holds) == 8
-
-
-def test_what_lies_between_beginnings_is_a_regions_forward() -> None:
-    """The launches of eager re-runs hide behind what the device still has to do, those
-    of forwards do not; and a re-run ends earlier."""
-    clock: Any = Scripted()
-    held = HeldRegions(clock, clock, dict.fromkeys(range(99), 5.0))
-    held.start()
-    held.lane(LaneCourse(0, NO_WAY), "model/0")
-    for number in range(3):
-        held.region(0, number, "")
-        clock.run(4.0 + number)
-    for number in (2, 1, 0):
-        clock.span(REGION, ("model/0", REGION, number), 0, 2.0)
-        clock.run(6.0)
-    clock.cut()
-    times = told(held).held_regions["model/0"]
-    # Behind the last one is what is no region's: as much more than its re-run as usual.
-    assert [time.forward_ms for time in times] == [4.0, 5.0, 4.5]
-    times = told(held, 0.5).held_regions["model/0"]  # what two looks take by themselves
-    assert [time.forward_ms for time in times[:2]] == [3.5, 4.5]
-    assert times[2].backward_ms == 5.5
-    assert len(clock.holds) == 10
-
-
-def test_a_forward_between_two_backwards_is_no_part_of_either() -> None:
-    """Two micro-batches of a step: the first region's backward ends before it."""
-    clock: Any = Scripted()
-    held = HeldRegions(clock, clock, dict.fromkeys(range(99), 5.0))
-    held.start()
-    for _ in range(2):
-        clock.run(100.0)
-        for number in (1, 0):
-            clock.span(REGION, ("model/0", REGION, number), 0, 2.0)
-            clock.run(3.0)
-    clock.cut()
-    first, second = told(held).held_regions["model/0"]
-    assert (first.backward_ms, second.backward_ms) == (0.0, 3.0)
-
-
-def test_a_rerun_in_another_tells_nothing() -> None:
-    clock: Any = Scripted()
-    held = HeldRegions(clock, clock, dict.fromkeys(range(99), 5.0))
-    held.start()
-    clock.begin()
-    clock.span(REGION, ("model/0", REGION, 0), 0, 1.0)
-    clock.cut()
-    assert told(held).held_regions == {} and held.holds_ms() == []
 
 
 @pytest.mark.parametrize("budget", [None, 1 << 30])

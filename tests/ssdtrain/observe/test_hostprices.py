@@ -67,18 +67,6 @@ def test_who_runs_without_hooks_or_beside_no_device_times_nothing(
         assert not own.timed(2 * SAMPLED_STEPS)
 
 
-def test_one_meter_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Prices(monkeypatch)
-    meter: Any = own.prices.listen()
-    assert own.cache.meter is meter
-    assert own.prices.take() is meter and own.cache.meter is None
-    assert own.prices.take() is None
-    own.prices.price_regions(None)
-    assert own.prices.costs == HostCosts(region_ms=PROBED_MS)
-    own.prices.price_regions(meter)
-    assert own.prices.costs == HostCosts(region_ms=SAMPLED_MS)
-
-
 def test_a_step_that_is_timed_prices_region_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

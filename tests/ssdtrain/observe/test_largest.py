@@ -104,20 +104,6 @@ def test_what_does_not_grow_makes_no_lane_smaller_than_it_is() -> None:
     assert made.planned_ratio == pytest.approx(2.0 * HEADROOM)
 
 
-@pytest.mark.parametrize(("num_bytes", "grows"), [(1009, False), (1011, True)])
-def test_a_hundredth_more_is_no_larger_batch(num_bytes: int, grows: bool) -> None:
-    """As steps differ that save the same tensors; and none needs headroom."""
-    made, cache = largest()
-    cache.lanes.largest = {"model/0": saved(1000)}
-    made.step_ended()
-    made.observed()
-    cache.lanes.largest = {"model/0": saved(num_bytes)}
-    made.step_ended()
-    assert made.has_grown() is grows
-    made.plan_for_it()
-    assert (made.planned_ratio > 1.0) is grows
-
-
 def test_sizes_are_told_by_arguments_over_the_observed_ones() -> None:
     """Of lanes before it as well."""
     made, cache = largest()

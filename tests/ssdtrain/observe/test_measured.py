@@ -1,6 +1,5 @@
 """The steps between an observed one and the first plan, and what they leave behind."""
 
-import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +13,10 @@ from ssdtrain.cache import bypass
 from ssdtrain.cache.bypass import Bypass
 from ssdtrain.cache.course import Unobserved
 from ssdtrain.cache.regions import Choice
-from ssdtrain.observe import measured as module
 from ssdtrain.observe.measured import NUM_REGION_STEPS, Measured
 from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.plainsteps import NUM_STEPS
-from ssdtrain.plan.calibrate import WITHOUT_RERUNS, Corrections, PlainTimes
+from ssdtrain.plan.calibrate import Corrections
 from ssdtrain.plan.plan import LinkLoad, Prediction
 from ssdtrain.plan.profile import HostCosts
 from ssdtrain.transfer.device import CpuDevice
@@ -141,44 +139,9 @@ def test_a_session_that_is_closed_among_them_leaves_nothing(
     assert is_clean(cache)
 
 
-@pytest.mark.parametrize("most_ms", [-1e9, math.inf])
-def test_reruns_bound_what_forwards_take_the_host(
-    monkeypatch: pytest.MonkeyPatch, most_ms: float
-) -> None:
-    monkeypatch.setattr(module, "most_host_ms", lambda *told: most_ms)
-    told: list[PlainTimes] = []
-
-    def noting(*times: float) -> PlainTimes:
-        told.append(PlainTimes(*times))
-        return told[-1]
-
-    monkeypatch.setattr(module, "PlainTimes", noting)
-    steps(monkeypatch, fits=False)
-    (plain,) = told
-    assert (plain.host_forward_ms == most_ms) == (most_ms < 0.0)
-
-
 def empty(host: Any = None) -> Any:
     own: Any = None
     return Measured(own, host or SimpleNamespace(costs=None), own, own)
-
-
-def test_what_another_step_tells_is_forgotten() -> None:
-    measured = empty()
-    assert measured.lacks_regions
-    measured.corrections = Corrections(
-        held_regions={"a": ()}, host_costs=HostCosts(), copy_slowdown=0.5
-    )
-    measured.plain = PlainTimes(1.0, 1.0, 1.0, 0.0)
-    measured.observed_anew(is_other=False)
-    assert measured.corrections.held_regions == {"a": ()}
-    assert not measured.lacks_regions
-    assert measured.corrections.host_costs is None, "the new profile has its own"
-    measured.observed_anew(is_other=True)
-    assert measured.corrections == Corrections(copy_slowdown=0.5)
-    measured.corrections = Corrections(note=WITHOUT_RERUNS)
-    assert measured.lacks_regions
-    measured.stop()
 
 
 def told(step_ms: float, copies_ms: float) -> Prediction:
@@ -219,16 +182,3 @@ def test_region_calls_that_were_believed_free_are_blamed_first() -> None:
     assert measured.corrections == Corrections(host_costs=priced)
     measured.disappointed(told(110.0, 50.0), 120.0)
     assert measured.corrections.host_factor == pytest.approx(1.5)
-
-
-def test_a_graphs_device_times_are_measured_where_a_gpu_has_regions() -> None:
-    own: Any = None
-    host, peers = SimpleNamespace(is_on_gpu=True), SimpleNamespace(is_alone=True)
-    measured = Measured(own, host, own, peers)  # type: ignore[arg-type]
-    profile: Any = SimpleNamespace(regions={"model/0": ()})
-    assert measured.may_hold(profile)
-    assert not measured.may_hold(SimpleNamespace(regions={}))  # type: ignore[arg-type]
-    peers.is_alone = False
-    assert not measured.may_hold(profile)
-    peers.is_alone, host.is_on_gpu = True, False
-    assert not measured.may_hold(profile)

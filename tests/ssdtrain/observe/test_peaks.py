@@ -1,6 +1,5 @@
 """Steps that need more than their plan said: see [Note: measured peaks]."""
 
-import time
 from typing import Any
 
 import pytest
@@ -10,11 +9,13 @@ from torch import Tensor, nn
 from ssdtrain.cache.ledger import Ledger
 from ssdtrain.counters import Counters
 from ssdtrain.observe.peaks import PeakWatch, RetryWatch
-from ssdtrain.plan.goal import BUDGET_MARGIN, DEVICE_RESERVE, Goal
+from ssdtrain.plan.goal import DEVICE_RESERVE, Goal
 from ssdtrain.transfer.device import CpuDevice, MemoryLevel
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.test_device_memory import SETTINGS, Run
-from tests.ssdtrain.virtual_time import VirtualTime
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
+MOST_STEPS = 200
 
 
 def greedy_from(model: nn.Sequential, num_bytes: int) -> Any:
@@ -40,7 +41,7 @@ def test_a_step_beyond_the_limit_is_planned_anew(
         return run
 
     whole = Run(monkeypatch).steps(2).highest[-1]
-    limit = int(0.75 * whole)
+    limit = int(0.8 * whole)
     run = run_of(device_memory=limit, **SETTINGS).steps(4)
     assert run.session is not None and run.session.plan is not None
     before = run.session.plan
@@ -53,19 +54,6 @@ def test_a_step_beyond_the_limit_is_planned_anew(
     assert after.prediction.peak_bytes < before.prediction.peak_bytes
     assert not resets or run.highest[-1] <= limit
     assert same_bits(run.seen, Run(monkeypatch).steps(12).seen)
-
-
-def test_what_is_beyond() -> None:
-    """Half of what plans leave free may be used up."""
-    goal = Goal(memory_budget_bytes=10_000)
-    most = int(10_000 * (1 - BUDGET_MARGIN))
-    assert goal.beyond(500 + most + 90, 500) == 0
-    assert goal.beyond(500 + most + 100, 500) == 100
-    goal = Goal(device_bytes=10_000)
-    most = int(10_000 * (1 - DEVICE_RESERVE))
-    assert goal.beyond(most + 150, 500) == 0
-    assert goal.beyond(most + 160, 500) == 160
-    assert Goal().beyond(10**12, 0) == 0
 
 
 def test_which_steps_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +100,7 @@ def test_retries_of_the_allocator_are_seen(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_plan_with_retries_is_followed_by_one_that_leaves_more(
-    monkeypatch: pytest.MonkeyPatch, virtual_time: VirtualTime
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = Run(monkeypatch).steps(2).highest[-1]
     limit = int(1.04 * whole)
@@ -128,9 +116,8 @@ def test_a_plan_with_retries_is_followed_by_one_that_leaves_more(
     run.steps(8)
     assert run.session is not None and run.session.plan is not None
     before = run.session.plan
-    give_up = time.monotonic() + 60
     while (after := run.session.plan) is before:
-        assert time.monotonic() < give_up
+        assert len(run.highest) < MOST_STEPS
         retries[0] += 1
         run.steps(1)
     run.session.close()
@@ -142,7 +129,7 @@ def test_a_plan_with_retries_is_followed_by_one_that_leaves_more(
 
 
 def test_where_retries_go_on_a_plan_leaves_what_the_observed_step_had_cached(
-    monkeypatch: pytest.MonkeyPatch, virtual_time: VirtualTime
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = Run(monkeypatch).steps(2).highest[-1]
     limit, share = int(1.04 * whole), 0.14
@@ -165,9 +152,8 @@ def test_where_retries_go_on_a_plan_leaves_what_the_observed_step_had_cached(
         plan, profile = session.plan, session.profile
         assert plan is not None and plan.prediction and profile is not None
         used.append(profile.base_bytes + plan.prediction.peak_bytes)
-        give_up = time.monotonic() + 60
         while len(used) < 3 and session.plan is plan:
-            assert time.monotonic() < give_up
+            assert len(run.highest) < MOST_STEPS
             retries[0] += 1
             run.steps(1)
     session.close()

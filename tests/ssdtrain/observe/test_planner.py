@@ -1,7 +1,6 @@
 """`plan="auto"` and saved plans under real training steps."""
 
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,24 +19,21 @@ from ssdtrain.engines import meshes
 from ssdtrain.errors import ConfigError
 from ssdtrain.observe import observation, searching, trials
 from ssdtrain.observe.links import fitted_drive
-from ssdtrain.observe.observer import prices
 from ssdtrain.plan.agree import Alone
 from ssdtrain.plan.choose import SEARCH_MARKS, choose, options
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import PLAN_FILE, Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.search import Request, Search
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
-from ssdtrain.rebuild.clock import Span
 from ssdtrain.rebuild.recipes import narrow
 from ssdtrain.storage.base import ForwardingStorage, Slot
 from ssdtrain.transfer.device import CpuDevice
-from tests.ranks import LONGEST_S
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.memory_storage import MemoryStorage
+from tests.ssdtrain.observe.searches import await_what_runs_beside
 from tests.ssdtrain.throttle import Link
 from tests.ssdtrain.virtual_time import VirtualTime
 
@@ -181,17 +177,6 @@ def test_the_first_steps_need_no_more_than_full_offloading() -> None:
     for step in range(2):
         assert ours[step].saved_peak_bytes <= full[step].saved_peak_bytes
     assert ours[2].saved_peak_bytes <= full[2].saved_peak_bytes
-
-
-def test_a_first_run_is_no_price() -> None:
-    """Four like masks, one compiled its kernel; the places' least of two lanes."""
-    masks = [
-        Span("mask", ("a", n), 100, ms) for n, ms in enumerate([0.3, 42, 0.2, 0.3])
-    ]
-    lanes = [Span("norm", "b", 100, 9.0), Span("norm", "b", 100, 0.5)]
-    found = prices([*masks, *lanes, Span("norm", "c", 200, 8.0)])
-    assert [found["a", n] for n in range(4)] == [0.3, 0.3, 0.2, 0.3]
-    assert (found["b"], found["c"]) == (0.5, 8.0)
 
 
 @pytest.mark.parametrize(("cold_bytes", "num_steps"), [(1 << 30, 2), (0, 3)])
@@ -455,13 +440,12 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[Search]:
 
 
 def await_search(searches: list[Search], at: int) -> Hook:
-    """Before this step: it takes as long as it takes. All answers are there then."""
+    """Before this step and all behind it: it takes as long as it takes."""
 
     def wait(step: int, session: ssdtrain.Session) -> None:
-        end = time.monotonic() + LONGEST_S
-        while step == at and not (searches[-1].folder / "0.json").exists():
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        if step >= at:
+            assert searches
+            await_what_runs_beside(searches, session)
 
     return wait
 
@@ -495,15 +479,3 @@ def test_the_search_tells_that_no_plan_reaches_the_goal(searches: list[Search]) 
     settings = {**SETTINGS, "memory_budget_bytes": 1000}
     with pytest.raises(ConfigError, match="least reachable peak"):
         train(settings, num_steps=8, hook=await_search(searches, 4))
-
-
-def test_placements_of_a_plan_are_what_is_reported() -> None:
-    _, reports, (plan, profile) = train(SETTINGS)
-    moved = sum(
-        item.num_bytes
-        for item, order in zip(
-            profile.kinds["model/0"], plan.orders["model/0"], strict=True
-        )
-        if order.placement is Placement.OFFLOAD
-    )
-    assert reports[-1].bytes_offloaded == moved

@@ -10,15 +10,13 @@ from torch import nn
 
 import ssdtrain
 from ssdtrain.observe.room import Room
-from ssdtrain.plan.choose import choose
-from ssdtrain.plan.goal import DEVICE_RESERVE, MOST_TORN, Goal
-from ssdtrain.plan.simulate import Run as Simulated
-from ssdtrain.plan.simulate import keep_all
-from ssdtrain.plan.timeline import Timeline
+from ssdtrain.plan.goal import DEVICE_RESERVE, Goal
 from ssdtrain.transfer.device import TRIMMED_SHARE, CpuDevice, MemoryLevel
 from tests.ssdtrain.cache.metered import Meter
 from tests.ssdtrain.cache.test_device_memory import SETTINGS, Run
 from tests.ssdtrain.plan.profiles import drawn
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -69,31 +67,6 @@ def test_a_session_trims_before_the_first_step_and_with_each_plan(
     net(torch.randn(16, 32)).sum().backward()
     other.step()
     assert len(trimmed) == before  # closed
-
-
-def test_a_plan_leaves_torn_blocks_free_where_it_can() -> None:
-    profile = replace(drawn(3, 8), base_bytes=0, rest_bytes=0)
-    timeline = Timeline(profile)
-    keep_bytes = Simulated(timeline, keep_all(timeline)).run().peak_bytes
-    limit = int(keep_bytes / (1 - DEVICE_RESERVE)) + 100
-    goal = Goal(device_bytes=limit)
-    whole = choose(profile, goal)
-    assert whole.prediction and whole.prediction.peak_bytes == keep_bytes
-    torn = int(0.1 * limit)
-    less = choose(profile, replace(goal, torn_bytes=torn))
-    assert less.prediction and less.prediction.peak_bytes <= limit - torn
-    # Where no plan can, it is no error: the least peak within the limit.
-    tight = Goal(device_bytes=int(0.6 * limit), torn_bytes=limit)
-    least = choose(profile, tight).prediction
-    assert least is not None and tight.easy_bytes(profile) is not None
-    assert least.peak_bytes < 0.6 * limit * (1 - DEVICE_RESERVE)
-    # Nor without a limit: a longer step is better than none.
-    free = replace(goal, device_bytes=None, capacity_bytes=limit, torn_bytes=torn)
-    found = choose(profile, free).prediction
-    assert found is not None and found.peak_bytes <= limit - torn
-    everything = replace(goal, torn_bytes=10 * limit)
-    most = 1 - MOST_TORN - DEVICE_RESERVE
-    assert everything.easy_bytes(profile) == pytest.approx(most * limit)
 
 
 def test_what_is_easy() -> None:

@@ -55,34 +55,6 @@ def answered(own: Searching, *, has_plan: bool = False) -> Answer:
     raise AssertionError("no answer")
 
 
-def test_where_nothing_runs_beside_training_the_answer_is_there() -> None:
-    own = on(beside=False)
-    answer = own.begin(REQUEST, QUICK_MARKS)
-    assert answer is not None and answer.plan is not None
-    assert not own.is_under_way and own.answer(has_plan=True) is None
-
-
-def test_a_search_beside_training_answers_once() -> None:
-    own = on()
-    assert own.begin(REQUEST, QUICK_MARKS) is None
-    assert own.is_under_way
-    assert answered(own).plan is not None and not own.is_under_way
-    own.step_starts()
-    own.clear()
-
-
-def test_one_rank_searches_and_the_others_read_what_it_offers() -> None:
-    told: list[str] = []
-    leader, other = on(Ranks(told, leads=True)), on(Ranks(told, leads=False))
-    for each in (leader, other):
-        assert each.begin(REQUEST, QUICK_MARKS) is None
-    assert leader.is_under_way and not other.is_under_way
-    found = answered(leader)
-    assert answered(other).plan == found.plan
-    assert not leader.is_under_way and len(told) == 1
-    leader.clear()
-
-
 class Failing(Search):
     """Its process never says anything."""
 

@@ -7,7 +7,6 @@ from ssdtrain.curves import Curve, Links
 from ssdtrain.plan.profile import Item, Mark, Phase, Profile
 
 MB = 1_000_000
-RECIPE_MS = 0.5
 
 
 def curve(gb_per_s: float) -> Curve:

@@ -15,8 +15,7 @@ from ssdtrain.engines.peers import StorePeers
 from ssdtrain.plan.agree import Alone, slowest
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.plan import Prediction
-from ssdtrain.plan.profile import Mark, Part, Phase, Profile, RegionRun
+from ssdtrain.plan.profile import Part, Profile, RegionRun
 from tests.ranks import SOON_S
 from tests.ssdtrain.plan import profiles as made
 
@@ -333,64 +332,3 @@ def test_who_planned_alone_observes_alone() -> None:
     assert own.observes(True, 5)
     assert own.leads
     assert own.all_agree(True, "plain", 5)
-
-
-NUM_MICRO_BATCHES = 4
-
-
-def stage(num_ahead: int, gap_ms: float, gb_per_s: float) -> Profile:
-    """A stage under 1F1B: `num_ahead` forwards, then forwards and backwards in turn.
-
-    gap_ms: what it waits for its neighbour before every backward.
-    """
-    one = chain(8, gb_per_s=gb_per_s)
-    forward = [m for m in one.marks if m.phase is Phase.FORWARD]
-    backward = [m for m in one.marks if m.phase is Phase.BACKWARD]
-    marks: list[Mark] = []
-    for turn in range(NUM_MICRO_BATCHES + num_ahead):
-        if turn < NUM_MICRO_BATCHES:
-            marks += [replace(m, lane=turn) for m in forward]
-        if turn >= num_ahead:
-            marks[-1] = replace(marks[-1], ms=marks[-1].ms + gap_ms)
-            marks += [replace(m, lane=turn - num_ahead) for m in backward]
-    lanes = one.lanes * NUM_MICRO_BATCHES
-    return replace(one, lanes=lanes, marks=tuple(marks))
-
-
-def planned(profile: Profile) -> Prediction:
-    """A step under its plan."""
-    prediction = choose(profile, Goal(max_overhead=0.01)).prediction
-    assert prediction is not None
-    assert prediction.step_ms <= 1.01 * prediction.keep_ms
-    return prediction
-
-
-def moved_bytes(profile: Profile) -> int:
-    """Of a step under its plan."""
-    return planned(profile).links["d2h"].num_bytes
-
-
-def test_the_first_stage_moves_more_than_the_last() -> None:
-    first, last = stage(1, 4.0, 0.6), stage(0, 0.0, 0.6)
-    keep = [choose(p, Goal()).prediction for p in (first, last)]
-    assert keep[0] is not None and keep[1] is not None
-    assert keep[0].keep_peak_bytes > keep[1].keep_peak_bytes
-    assert moved_bytes(first) > moved_bytes(last)
-    # What the cut is for: stage 0 needs no more than stage 1 without any plan.
-    assert keep[0].peak_bytes <= keep[1].keep_peak_bytes
-
-
-def test_gaps_in_a_stage_are_used_for_transfers() -> None:
-    """In the same memory its step is longer by less."""
-    lost = []
-    for gap_ms in (8.0, 0.0):
-        goal = Goal(memory_budget_bytes=20 * made.MB)
-        found = choose(stage(3, gap_ms, 0.3), goal).prediction
-        assert found is not None and found.peak_bytes <= 20 * made.MB
-        lost.append(found.step_ms - found.keep_ms)
-    assert lost[0] < 0.9 * lost[1]
-
-
-def test_a_link_that_two_ranks_share_moves_less() -> None:
-    alone = stage(1, 4.0, 0.3)
-    assert moved_bytes(with_links(alone, 0.15)) < moved_bytes(alone)

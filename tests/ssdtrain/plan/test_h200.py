@@ -13,17 +13,10 @@ from pathlib import Path
 import pytest
 
 from ssdtrain.curves import COPY_SLOWDOWN, Links
-from ssdtrain.plan.baselines import fixed_policies
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.profile import PROFILE_FILE, Item, Phase, Profile
-from ssdtrain.plan.schedule import schedule
-from ssdtrain.plan.simulate import simulate
-from ssdtrain.plan.timeline import Timeline
-from ssdtrain.tools.foresight.device import rated_device
+from ssdtrain.plan.profile import PROFILE_FILE, Item, Profile
 from ssdtrain.tools.report.plan_command import read_link_curves
-from ssdtrain.tools.report.references import references
-from ssdtrain.tools.report.subject import build_of, estimated
 
 RESULTS = Path(__file__).resolve().parents[3] / "recipes" / "bench" / "results"
 RECORDED = Path(__file__).parent / "recorded"
@@ -54,62 +47,6 @@ def links(tmp_path: Path) -> Links:
 def price(item: Item) -> float:
     """ms of a rebuild for each GB."""
     return RECIPE_MS_PER_GB.get(item.recipe or "", DEAREST_MS_PER_GB)
-
-
-def profile_of(size: str, links: Links) -> Profile:
-    """Batch 16, sequence 1024, bf16."""
-    keep = recorded(f"{size}/keep")
-    build = build_of(f"blocks:{size}", 1024)
-    made = estimated(build, 16, links, rated_device(600.0, 3500.0), 1 << 20)
-    forward_ms = made.forward_ms
-    backward_ms = made.compute_ms - forward_ms
-    by_phase = {
-        Phase.FORWARD: keep["forward_ms"] / forward_ms,
-        Phase.BACKWARD: keep["backward_ms"] / backward_ms,
-    }
-    kinds = {
-        kind: tuple(
-            replace(item, recipe_ms=price(item) * item.num_bytes / 1e9)
-            for item in items
-        )
-        for kind, items in made.kinds.items()
-    }
-    return replace(
-        made,
-        kinds=kinds,
-        marks=tuple(replace(m, ms=m.ms * by_phase[m.phase]) for m in made.marks),
-        head_ms=made.head_ms * by_phase[Phase.FORWARD],
-        tail_ms=keep["step_ms"] - keep["forward_ms"] - keep["backward_ms"],
-    )
-
-
-@pytest.mark.parametrize("size", TARGETS)
-def test_the_targets_are_reached_on_paper(size: str, links: Links) -> None:
-    overhead, most_gb = TARGETS[size]
-    profile = profile_of(size, links)
-    found = choose(profile, Goal(max_overhead=overhead)).prediction
-    assert found is not None
-    keep = recorded(f"{size}/keep")
-    assert found.keep_ms == pytest.approx(keep["step_ms"], rel=1e-6)
-    own_input = 16 * 1024 * int(size.split("x")[0]) * 2  # the estimate's input is new
-    keep_peak = found.keep_peak_bytes - own_input
-    assert keep_peak == pytest.approx(1e9 * keep["peak_gb"], rel=0.001)
-    assert found.overhead <= overhead
-    assert found.peak_bytes <= 0.97 * 1e9 * most_gb
-    timeline = Timeline(profile)
-    full = references(timeline)[0]
-    rebuilt = 1e9 * recorded(f"{size}/full recompute")["peak_gb"]
-    assert full.peak_bytes == pytest.approx(rebuilt, rel=0.1)
-    again = {policy.name: policy for policy in fixed_policies(timeline)}["regions"]
-    orders = schedule(timeline, again.placements, again.style)
-    peak_bytes = simulate(timeline, orders).peak_bytes - own_input
-    assert peak_bytes == pytest.approx(rebuilt, rel=0.002)
-    assert found.peak_bytes < full.peak_bytes
-
-
-def test_a_link_file_tells_what_both_directions_cost(links: Links) -> None:
-    assert links.copy_slowdown == COPY_SLOWDOWN
-    assert links.duplex_slowdown == pytest.approx(0.08, abs=0.01)
 
 
 OBSERVED = {"12288x3": 843.6238, "8192x4": 521.6455, "16384x2": 994.2361}

@@ -8,21 +8,18 @@ import pytest
 from ssdtrain.plan.calibrate import (
     Corrections,
     PlainTimes,
-    calibrated,
     corrected,
-    with_host_in_step,
 )
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Wait
-from ssdtrain.plan.profile import HostCost, HostCosts, Profile, RegionRun
-from ssdtrain.plan.scaled import scaled
+from ssdtrain.plan.profile import HostCost, HostCosts, Profile
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import Run, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.words import explain
-from tests.ssdtrain.plan.profiles import MB, chain
+from tests.ssdtrain.plan.profiles import chain
 
 COSTS = HostCosts(
     keep=HostCost(pack_ms=0.002, use_ms=0.001),
@@ -65,67 +62,6 @@ def test_what_a_bound_host_does_is_added_to_the_step() -> None:
     assert found.host_wait_ms > found.stall_ms
 
 
-def test_a_host_that_is_ahead_has_time() -> None:
-    found = moved(hosted(0.3), {0, 1, 2})
-    assert found.step_ms == pytest.approx(found.keep_ms)
-    assert found.host_wait_ms == 0.0
-
-
-def test_keeping_everything_takes_no_hooks() -> None:
-    profile = hosted(1.0, num_handles=10)
-    timeline = Timeline(profile)
-    assert Run(timeline, keep_all(timeline)).run().step_ms == pytest.approx(
-        profile.compute_ms
-    )
-    found = moved(profile, {0})
-    handles_ms = 10 * len(profile.marks) * 0.0015
-    assert found.step_ms == pytest.approx(found.keep_ms + 0.5 + 11 * 0.003 + handles_ms)
-
-
-def in_layers(plain: Profile) -> Profile:
-    """Two items a layer, each of which may run again."""
-    items = tuple(
-        replace(item, region=number // 2)
-        for number, item in enumerate(plain.kinds["model/0"])
-    )
-    return replace(
-        plain, kinds={"model/0": items}, regions={"model/0": (RegionRun(ms=1.0),) * 6}
-    )
-
-
-def test_a_layer_that_a_recipe_reads_keeps_its_hooks() -> None:
-    profile = in_layers(hosted(1.0))
-    items = list(profile.kinds["model/0"])
-    items[5] = replace(items[5], recipe="gelu", recipe_ms=0.1, inputs=(2,))
-    timeline = Timeline(replace(profile, kinds={"model/0": tuple(items)}))
-    placements = [Placement.KEEP] * len(items)
-    placements[5] = Placement.RECOMPUTE
-    run = Run(timeline, schedule(timeline, {"model/0": placements}))
-    # Beside its own and the input's those in which backward begins and ends.
-    hooked = [number in {2, 1, 5, 0} for number in timeline.run_of_mark]
-    assert run.hooked_marks() == hooked and not all(hooked)
-
-
-def test_a_layer_in_which_nothing_happens_costs_the_host_nothing() -> None:
-    profile = in_layers(hosted(1.0, num_handles=10))
-    # It leaves and comes back in layer 0, and backward begins in layer 5.
-    loud = {0, 5}
-    timeline = Timeline(profile)
-    placements = [Placement.OFFLOAD, *[Placement.KEEP] * 11]
-    orders = schedule(timeline, {"model/0": placements})
-    run = Run(timeline, orders)
-    hooked = [number in loud for number in timeline.run_of_mark]
-    assert run.hooked_marks() == hooked
-    handles_ms = 10 * sum(hooked) * 0.0015
-    found = simulate(timeline, orders)
-    assert found.step_ms == pytest.approx(found.keep_ms + 0.5 + 3 * 0.003 + handles_ms)
-    # A batch of another length keeps its hooks.
-    assert not scaled(profile, 2.0).has_quiet_calls
-    every = moved(replace(profile, has_quiet_calls=False), {0})
-    all_ms = 10 * len(hooked) * 0.0015
-    assert every.step_ms == pytest.approx(every.keep_ms + 0.5 + 11 * 0.003 + all_ms)
-
-
 def test_the_default_plan_keeps_its_promise_on_a_bound_host() -> None:
     plan = choose(hosted(1.0), Goal(max_overhead=0.01))
     assert plan.keeps_all
@@ -134,38 +70,6 @@ def test_the_default_plan_keeps_its_promise_on_a_bound_host() -> None:
     some = choose(hosted(1.0), Goal(max_overhead=0.05))
     assert some.prediction.overhead <= 0.05
     assert some.prediction.peak_bytes < plan.prediction.peak_bytes
-
-
-def test_few_large_tensors_leave_a_bound_host_before_many_small_ones() -> None:
-    profile = hosted(1.0, num=24)
-    items = tuple(
-        replace(item, num_bytes=8 * MB if n % 6 == 0 else MB // 8)
-        for n, item in enumerate(profile.kinds["model/0"])
-    )
-    plan = choose(replace(profile, kinds={"model/0": items}), Goal(max_overhead=0.03))
-    away = {n for n, o in enumerate(plan.orders["model/0"]) if o.release_after}
-    assert {0, 6, 12} <= away
-    assert plan.prediction.overhead <= 0.03
-
-
-def test_a_lead_is_used_up_once() -> None:
-    """Ahead by a millisecond at the start, but no step is shorter than the host's."""
-    profile = with_host_in_step(replace(hosted(1.0), host_lead_ms=1.0))
-    found = moved(profile, {0, 1})
-    own_ms = 2 * 0.5 + 10 * 0.003
-    assert found.step_ms == pytest.approx(found.keep_ms + own_ms)
-
-
-def test_the_host_is_no_later_than_the_device() -> None:
-    late = hosted(3.0)
-    found = with_host_in_step(late)
-    timeline = Timeline(found)
-    run = Run(timeline, keep_all(timeline)).run()
-    assert run.step_ms == pytest.approx(late.compute_ms)
-    assert run.host_wait_ms == pytest.approx(0.0, abs=1e-9)
-    assert found.host_ms == pytest.approx(late.compute_ms - late.tail_ms)
-    early = hosted(0.5)
-    assert with_host_in_step(early) == early
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -205,17 +109,6 @@ def test_keeping_everything_takes_what_was_measured(seed: int) -> None:
         run = Run(timeline, keep_all(timeline)).run()
         assert run.step_ms == pytest.approx(timeline.profile.compute_ms)
         assert run.host_wait_ms == pytest.approx(0.0, abs=1e-6)
-
-
-def test_a_plain_host_that_is_faster_counts() -> None:
-    plain = PlainTimes(
-        step_ms=39.0, forward_ms=12.0, host_forward_ms=6.0, host_lead_ms=2.0
-    )
-    found = calibrated(hosted(1.0), plain)
-    assert found.host_ms == pytest.approx(18.0)
-    assert found.host_lead_ms == 2.0
-    slower = plain._replace(host_forward_ms=20.0)  # it waited for the device
-    assert calibrated(hosted(1.0), slower).host_ms == pytest.approx(36.0)
 
 
 def test_the_report_names_the_host() -> None:

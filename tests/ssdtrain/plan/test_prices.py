@@ -6,7 +6,7 @@ from pathlib import Path
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.prices import HOST_PARTS, LINK_PARTS, Priced, Prices
+from ssdtrain.plan.prices import Priced, Prices
 from ssdtrain.plan.profile import PROFILE_FILE, HostCost, HostCosts, Profile
 from ssdtrain.plan.timeline import Timeline
 from tests.ssdtrain.plan import profiles as made
@@ -50,82 +50,6 @@ def test_nothing_happens_for_nothing_and_all_that_can_for_enough() -> None:
     alone = prices_of(profile, with_runs=False)
     assert Placement.RERUN not in alone.placements(last)[KIND]
     assert bytes_of(profile, alone, last, Placement.RECOMPUTE) > 0
-
-
-def test_layers_turn_one_by_one() -> None:
-    """Although all twelve cost about the same."""
-    profile = PROFILE_FILE.read(RECORDED)
-    prices, items = prices_of(profile), profile.kinds[KIND]
-    found = set()
-    for level in range(prices.ends.level):
-        placed = prices.placements(Priced(level, 0, 0))[KIND]
-        again = {
-            item.region
-            for item, to in zip(items, placed, strict=True)
-            if to is Placement.RERUN
-        }
-        found.add(len(again))
-    assert len(found & {*range(1, 12)}) >= 9
-
-
-def test_what_costs_least_for_a_byte_is_rebuilt_first() -> None:
-    step = made.chain(6, gb_per_s=1e-3)
-    items = tuple(
-        replace(item, recipe="gelu", recipe_ms=0.1 * (1 + at % 3), inputs=())
-        for at, item in enumerate(step.kinds[KIND])
-    )
-    profile = replace(step, kinds={KIND: items})
-    prices = prices_of(profile)
-    rebuilt: list[int] = []
-    for level in range(prices.ends.level + 1):
-        placed = prices.placements(Priced(level, 0, 0))[KIND]
-        now = [at for at, to in enumerate(placed) if to is Placement.RECOMPUTE]
-        rebuilt += sorted(set(now) - set(rebuilt), key=lambda at: at % 3)
-    assert [at % 3 for at in rebuilt] == [0, 0, 1, 1, 2, 2]
-
-
-def test_the_link_is_given_what_it_has_time_for() -> None:
-    """Two of ten leave in 10 ms at 5 ms each; the last one has no time to."""
-    profile = made.chain(10, gb_per_s=0.2)
-    prices = prices_of(profile)
-    at = Priced(prices.ends.level, 0, LINK_PARTS.index(1.0))
-    placed = prices.placements(at)[KIND]
-    assert placed.count(Placement.OFFLOAD) == 2
-    assert placed[-1] is Placement.KEEP
-
-
-def test_where_the_host_is_dear_what_is_small_stays() -> None:
-    profile = busy(PROFILE_FILE.read(RECORDED))
-    prices = prices_of(profile)
-
-    def first_bytes(host: float) -> int:
-        """Of the first that leaves when the price of a byte rises."""
-        for level in range(1, prices.ends.level, 8):
-            placed = prices.placements(Priced(level, HOST_PARTS.index(host), 0))[KIND]
-            if Placement.OFFLOAD in placed:
-                return profile.kinds[KIND][placed.index(Placement.OFFLOAD)].num_bytes
-        raise AssertionError("nothing leaves")
-
-    assert first_bytes(0.5) > first_bytes(0.0)
-
-
-def test_kinds_of_lanes_and_links_to_an_ssd() -> None:
-    """Whatever has items and a lane; a kind without a lane keeps."""
-    for seed in range(5):
-        profile = made.drawn(seed, 6, num_lanes=1 + seed % 3)
-        write = made.curve(2.0)
-        links = replace(profile.links, ssd_write=write, ssd_read=write)
-        staged = replace(profile, links=links, notes={"target": "ssd"})
-        unused = {**profile.kinds, "model/9": profile.kinds[KIND]}
-        for case in (profile, staged, replace(profile, kinds=unused)):
-            prices = prices_of(case)
-            for level in range(0, prices.ends.level, 31):
-                placed = prices.placements(Priced(level, 0, 0))
-                assert {k: len(v) for k, v in placed.items()} == {
-                    kind: len(items) for kind, items in case.kinds.items()
-                }
-                wrong = Placement.OFFLOAD if case is staged else Placement.OFFLOAD_SSD
-                assert wrong not in placed[KIND]
 
 
 def test_a_search_saves_more_than_it_did() -> None:

@@ -10,12 +10,11 @@ from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
-from ssdtrain.plan.profile import PROFILE_FILE, HostCosts, Part, Profile, RegionRun
-from ssdtrain.plan.regions import by_yield, running, spread, with_regions
+from ssdtrain.plan.profile import PROFILE_FILE, Part, Profile, RegionRun
+from ssdtrain.plan.regions import spread, with_regions
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
-from ssdtrain.plan.words import explain
 from tests.ssdtrain.plan.profiles import MB, chain
 
 NUM_REGIONS = 4
@@ -85,29 +84,10 @@ def test_a_rerun_costs_its_time_and_frees_all_but_its_input() -> None:
     assert found.keep_peak_bytes == none.peak_bytes
 
 
-def test_the_call_of_a_region_costs_a_bound_host_its_time() -> None:
-    profile = layers()
-    marks = tuple(replace(mark, host_ms=mark.ms) for mark in profile.marks)
-    free = replace(profile, marks=marks)
-    dear = replace(free, host_costs=HostCosts(region_ms=0.5))
-    for count in range(NUM_REGIONS + 1):
-        chosen = [(KIND, number) for number in range(count)]
-        (before, _), (found, _) = predicted(free, chosen), predicted(dear, chosen)
-        assert found.step_ms == pytest.approx(before.step_ms + 0.5 * count)
-
-
 def test_what_a_rerun_needs_is_in_the_peak() -> None:
     every = [(KIND, n) for n in range(NUM_REGIONS)]
     found, _ = predicted(layers(other_bytes=50 * MB), every)
     assert found.peak_bytes == (4 + 50) * MB
-
-
-def test_those_that_are_chosen_lie_evenly() -> None:
-    timeline = Timeline(layers())
-    order = spread(timeline)
-    assert sorted(order) == [(KIND, number) for number in range(NUM_REGIONS)]
-    two = sorted(number for _, number in order[:2])
-    assert two[1] - two[0] >= 2
 
 
 def test_the_search_takes_as_many_as_the_budget_asks_for() -> None:
@@ -134,22 +114,6 @@ def with_attention(
     return replace(profile, regions={KIND: runs})
 
 
-def test_stored_attention_takes_its_time_off_the_rerun() -> None:
-    profile = with_attention()
-    timeline = Timeline(profile)
-    keep = {KIND: [Placement.KEEP] * (3 * NUM_REGIONS)}
-    every = spread(timeline)
-    for count in range(NUM_REGIONS + 1):
-        storing = by_yield(timeline)[:count]
-        placed = with_regions(timeline, keep, every, storing)
-        found = simulate(timeline, schedule(timeline, placed))
-        assert found.recompute_ms == 2.0 * NUM_REGIONS - 1.5 * count
-        # All are alive when the last region runs again, which makes no second one.
-        is_last = (KIND, NUM_REGIONS - 1) in storing
-        assert found.peak_bytes == (NUM_REGIONS + count + 3 - is_last) * MB
-        assert running(timeline, placed) == frozenset(every)
-
-
 def test_moved_attention_is_back_when_its_region_runs_again() -> None:
     profile = with_attention()
     timeline = Timeline(profile)
@@ -160,22 +124,6 @@ def test_moved_attention_is_back_when_its_region_runs_again() -> None:
     first = layout.residency.first
     for run, at in layout.run_marks.items():
         assert first[3 * run + 1] == at
-
-
-def test_the_search_stores_attention_where_bytes_pay() -> None:
-    """Where all regions run again: as much as there is room for."""
-    profile = replace(with_attention(), notes={"recompute": "regions"})
-    for megabytes, count in ((7.2, 1), (8.2, 2), (9.2, 3), (10.2, 4), (20, 4)):
-        goal = Goal(max_overhead=0.0, memory_budget_bytes=int(megabytes * MB))
-        plan = choose(profile, goal)
-        assert plan.regions_of(KIND) == frozenset(range(NUM_REGIONS))
-        own = [order for order in plan.orders[KIND] if order.region >= 0]
-        stored = [each for each in own if each.placement is not Placement.RERUN]
-        assert plan.prediction is not None and len(stored) == count
-        assert plan.prediction.recompute_ms == 2.0 * NUM_REGIONS - 1.5 * count
-        assert f"{count} attentions are stored ({count}.00 MB)" in explain(
-            profile, plan
-        )
 
 
 def test_a_part_of_another_region_is_refused() -> None:

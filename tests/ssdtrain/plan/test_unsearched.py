@@ -10,11 +10,8 @@ from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.profile import PROFILE_FILE, Mark, Phase, Profile
 from ssdtrain.plan.regions import spread, with_regions
 from ssdtrain.plan.scaled import (
-    FIXED_SHARE,
-    MOST_SHARE,
     Growth,
     StepTime,
-    fixed_share,
     scaled,
 )
 from ssdtrain.plan.schedule import Late, Style, schedule
@@ -89,15 +86,6 @@ def at_size(orders: object, timeline: Timeline) -> dict[str, tuple[object, ...]]
 def always(profile: Profile) -> Profile:
     """With regions that run again in any plan."""
     return replace(profile, notes={**profile.notes, "recompute": "regions"})
-
-
-def test_what_keeps_everything_costs_nothing() -> None:
-    profile = layers()
-    plan = keeping_all(profile)
-    assert not runs_always(profile) and plan.keeps_all and plan.policy == "keep-all"
-    assert plan.prediction is not None and plan.prediction.overhead == 0.0
-    assert plan.prediction.step_ms == profile.compute_ms
-    assert plan.prediction.peak_bytes == plan.prediction.keep_peak_bytes
 
 
 def test_regions_that_always_run_again_do_so_where_everything_stays() -> None:
@@ -199,13 +187,6 @@ def test_nothing_where_nothing_fits(recorded: Profile) -> None:
     assert not unsearched(recorded, Goal(), Growth())  # no limit: no need
 
 
-def test_without_regions_only_what_keeps_everything() -> None:
-    profile = chain(10)
-    found = unsearched(profile, Goal(memory_budget_bytes=20 * MB), Growth())
-    assert [each.plan.policy for each in found] == ["keep-all"]
-    assert found[0].ratio == pytest.approx(2.0 * (1 - 0.019), rel=0.1)
-
-
 def test_what_does_not_grow_stays_as_it_is() -> None:
     """A gradient of the head's weights that a fused loss saves for backward."""
     profile = chain(4)
@@ -223,52 +204,9 @@ def test_what_does_not_grow_stays_as_it_is() -> None:
     )
 
 
-MEASURED = {2379: 117, 4169: 144, 5365: 184, 6827: 233, 8192: 257}
-"""ms by tokens, of 12 layers of a 4B model on an H200."""
-
-
-def test_times_grow_as_they_were_measured() -> None:
-    """From the shortest batch and longest; nearer where steps have told."""
-    steps = [StepTime(tokens, ms) for tokens, ms in MEASURED.items()]
-    for observed in (2379, 8192):
-        told = fixed_share(steps, observed)
-        assert told is not None
-        for share, off in ((FIXED_SHARE, 0.25), (told, 0.18)):
-            growth = Growth(fixed_share=share)
-            for tokens, ms in MEASURED.items():
-                found = MEASURED[observed] * growth.times_longer(tokens / observed)
-                assert found == pytest.approx(ms, rel=off), (observed, tokens)
-
-
 def line(*sizes: int) -> list[StepTime]:
     """Steps of which 40 ms do not grow, and 0.02 ms a byte does."""
     return [StepTime(size, 40.0 + 0.02 * size) for size in sizes]
-
-
-def test_two_sizes_tell_what_does_not_grow() -> None:
-    assert fixed_share(line(2000, 3000), 2000) == pytest.approx(0.5)
-    assert fixed_share(line(2000, 3000), 6000) == pytest.approx(0.25)
-
-
-@pytest.mark.parametrize("at", range(5))
-@pytest.mark.parametrize("factor", [0.7, 1.4, 5.0])
-def test_a_step_that_was_disturbed_tells_nothing(at: int, factor: float) -> None:
-    """One of five; and those of a size of its own are no better than two alike."""
-    steps = line(2000, 3000, 4500, 7000, 9000)
-    steps[at] = steps[at]._replace(ms=factor * steps[at].ms)
-    assert fixed_share(steps, 2000) == pytest.approx(0.5, abs=0.1)
-    alike = [*steps, *line(2001, 2002, 2003)]
-    assert fixed_share(alike, 2000) == pytest.approx(0.5, abs=0.1)
-
-
-def test_sizes_that_hardly_differ_tell_nothing() -> None:
-    assert fixed_share([], 100) is None
-    assert fixed_share(line(2000, 2000, 2300), 2000) is None
-    # Where all take as long, or what is longer less, something else bounds them.
-    assert fixed_share([StepTime(1, 9.0), StepTime(2, 9.0)], 1) == MOST_SHARE
-    assert fixed_share([StepTime(1, 9.0), StepTime(2, 8.0)], 1) == MOST_SHARE
-    # What grows with the square has no part that does not.
-    assert fixed_share([StepTime(1, 1.0), StepTime(2, 4.0)], 2) == 0.0
 
 
 def test_a_smaller_batch_has_no_smaller_gradients() -> None:

@@ -3,10 +3,8 @@
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from ssdtrain.config import Target
 from ssdtrain.tools.report.table import caption
@@ -15,8 +13,8 @@ from ssdtrain.train.loop import Leg, LegResult
 from ssdtrain.train.settings import RunSettings
 from ssdtrain.train.tally import Tally
 from ssdtrain.train.trainer import Trainer
-from ssdtrain.transfer.offloader import Offloader
 from tests.ssdtrain.train.legs import leg_result
+from tests.ssdtrain.written import written_before_backward
 
 MEMORY = Path("/dev/shm")
 
@@ -51,26 +49,6 @@ def test_each_reason(results: list[LegResult], told: str) -> None:
     assert doubt_of_writes(Target.HOST, results) is None
 
 
-@pytest.fixture
-def all_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Backward begins when everything has left: it asks for nothing before."""
-    offloaders: list[Offloader] = []
-    start, backward = Offloader.__init__, torch.Tensor.backward
-
-    def starting(self: Offloader, *given: Any, **named: Any) -> None:
-        start(self, *given, **named)
-        offloaders.append(self)
-
-    def waiting(self: torch.Tensor, *given: Any, **named: Any) -> None:
-        for offloader in offloaders:
-            offloader.wait_io()
-        backward(self, *given, **named)
-
-    monkeypatch.setattr(Offloader, "__init__", starting)
-    monkeypatch.setattr(torch.Tensor, "backward", waiting)
-
-
-@pytest.mark.usefixtures("all_written")
 def test_memory_is_no_drive(tiny: Callable[..., RunSettings]) -> None:
     if not MEMORY.is_dir():
         pytest.skip("no /dev/shm here")
@@ -82,7 +60,8 @@ def test_memory_is_no_drive(tiny: Callable[..., RunSettings]) -> None:
             "plan": "offload-all",
         }
         settings = tiny(train={"steps": 1}, offload=offload)
-        with pytest.warns(UserWarning, match="it is main memory, not an SSD"):
+        told = pytest.warns(UserWarning, match="it is main memory, not an SSD")
+        with told, written_before_backward():
             result = Trainer(settings).run()
     assert not result["ok"]
     assert caption(result).startswith(

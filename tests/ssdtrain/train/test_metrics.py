@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from rich.text import Text
 
 from ssdtrain.train.metrics import JsonLines, Terminal
 
@@ -56,11 +55,6 @@ def test_a_file_gets_a_line_every_ten_seconds_and_the_last() -> None:
     lines = shown(101, 1.0)
     assert 10 <= len(lines) <= 13
     assert "step 101/101" in lines[-1] and "ETA 0:00" in lines[-1]
-
-
-def test_the_remaining_time_follows_the_clock() -> None:
-    """Not the step's own time: evaluation and checkpoints take time as well."""
-    assert "ETA 3:00" in shown(10, 30.0)[4]  # behind step 4, 6 to go
 
 
 def test_a_terminal_keeps_no_line() -> None:
@@ -112,11 +106,6 @@ def test_a_signals_line_stands_above_the_live_one(width: int) -> None:
     assert [line for line in screen(out.getvalue()) if line] == ["SIGINT: finishing"]
 
 
-def test_a_signals_line_is_plain_where_nothing_is_live() -> None:
-    terminal = Terminal(Console(file=io.StringIO()), 2, 1000)
-    assert terminal.beside("SIGINT\n") == "SIGINT\n"
-
-
 def test_each_leg_and_phase_begins_with_a_line() -> None:
     """Nobody waits ten seconds to learn that the second run has begun, or follows."""
     out = io.StringIO()
@@ -130,19 +119,6 @@ def test_each_leg_and_phase_begins_with_a_line() -> None:
     terminal.close()
     steps = [line.split("step ")[1][0] for line in out.getvalue().splitlines()]
     assert steps == ["1", "1", "3"]
-
-
-def test_a_narrow_terminal_breaks_between_two_figures() -> None:
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=60)
-    terminal = Terminal(console, 20_000, 1000)
-    terminal.write("with ssdtrain", 0, VALUES)
-    terminal.close()
-    lines = Text.from_ansi(out.getvalue()).plain.splitlines()
-    assert all(len(line) <= 60 for line in lines)
-    joined = "\n".join(lines)
-    for part in ("2,000 tokens/s", "peak 3.0 MB", "ETA 2:46:39"):
-        assert part in joined
 
 
 def test_lines_of_a_resumed_run_come_behind(tmp_path: Path) -> None:

@@ -36,21 +36,6 @@ def test_masked_batches(size: int, length: int, seed: int) -> None:
     assert (mask.diff(dim=1) <= 0).all()  # padding is at the end
 
 
-def test_masked_fractions() -> None:
-    text = windows(200, 400, 0)
-    objective = MaskedObjective(400, VOCABULARY)
-    batch = objective.batch(text, np.random.default_rng(0))
-    ids, mask = batch.inputs
-    predicted = batch.labels != IGNORED_LABEL
-    share = predicted.sum() / mask.sum()
-    hidden = (ids[predicted] == VOCABULARY.mask_id).float().mean()
-    same = (ids[predicted] == batch.labels[predicted]).float().mean()
-    assert abs(share - 0.15) < 0.005
-    assert abs(hidden - 0.80) < 0.02
-    assert abs(same - 0.10) < 0.02
-    assert 0.04 < (mask[:, -1] == 0).float().mean() < 0.16
-
-
 def rebuilt(source: list[int], target: list[int]) -> list[int]:
     """Put every span of the target back where its sentinel stands."""
     first = VOCABULARY.first_sentinel_id
@@ -81,11 +66,6 @@ def test_spans_put_back_give_the_text(length: int, seed: int) -> None:
     for row in range(2):
         again = rebuilt(source[row].tolist(), batch.labels[row].tolist())
         assert again == text[row].tolist()
-
-
-def test_span_lengths_are_those_of_the_paper() -> None:
-    objective = SpanObjective(512, VOCABULARY)
-    assert (objective.window, objective.target_length) == (568, 114)
 
 
 def test_no_room_for_a_span_is_refused() -> None:

@@ -1,6 +1,7 @@
 """The law for every family on every DeepSpeed host, on two real ranks (gloo): losses
 and weights are equal bit by bit, bytes were moved, and less was alive."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ pytest.importorskip("deepspeed")
 
 HERE = Path(__file__).parent
 FAMILIES = ("gpt", "bert", "t5")
-HOSTS = ("pipeline", "zero1", "zero2", "zero3")
 Cells = dict[str, list[dict[str, Any]]]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -31,8 +31,13 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Cells:
 
 
 @pytest.mark.parametrize("target", ["ssd", "tiered"])
-@pytest.mark.parametrize("host", HOSTS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "host"),
+    [
+        *itertools.product(FAMILIES, ("pipeline", "zero3")),
+        *(("bert", "zero1"), ("t5", "zero2")),
+    ],
+)
 def test_law(cells: Cells, family: str, host: str, target: str) -> None:
     pairs = zip(
         cells[f"{family} {host} none"], cells[f"{family} {host} {target}"], strict=True

@@ -53,8 +53,9 @@ def record(run: Path) -> dict[str, Any]:
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    text = (run / "metrics.jsonl").read_text()
+    whole, _, _ = text.rpartition("\n")  # behind it one may just be written
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def losses(run: Path) -> dict[int, float]:
@@ -282,17 +283,15 @@ def test_a_sweep_compares_its_runs(tmp_path: Path, train: Train) -> None:
     assert f"in pictures: ssdtrain report runs/{sweep.name}\n" in done.stdout
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_sweep_that_is_stopped_waits_for_its_run(signum: int, tmp_path: Path) -> None:
+def test_a_sweep_that_is_stopped_waits_for_its_run(tmp_path: Path) -> None:
     """It killed the run a quarter of a second later, without a checkpoint."""
     words = ("-m", *TINY, "train.seed=0,1", *LONG)
-    code, error, path = stopped(tmp_path, signum, *words, run="*-sweep/0")
-    assert code == 128 + signum
-    name = signal.Signals(signum).name
+    code, error, path = stopped(tmp_path, signal.SIGTERM, *words, run="*-sweep/0")
+    assert code == 128 + signal.SIGTERM
     first, line, last = (o for o in error.splitlines() if o.startswith("ssdtrain"))
-    assert first.startswith(f"ssdtrain: {name}: finishing the step")
+    assert first.startswith("ssdtrain: SIGTERM: finishing the step")
     run = path.relative_to(tmp_path)
-    assert f"stopped by {name}" in line and f"ssdtrain train resume={run}" in line
+    assert "stopped by SIGTERM" in line and f"ssdtrain train resume={run}" in line
     assert last == (
         f"ssdtrain: 0 of 2 runs of the sweep have ended; they are in {run.parent}"
     )

@@ -1,14 +1,12 @@
 """The table that compares the runs of a sweep."""
 
 import io
-import json
 import re
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from ssdtrain.tools.cli.sweep import figures_of, table_of
+from ssdtrain.tools.cli.sweep import table_of
 
 
 def printed(found: list[dict[str, Any]], width: int) -> list[list[str]]:
@@ -27,12 +25,6 @@ RUN = {
     "last_peak_bytes": 113_630_000,
     "bytes_offloaded": 121_760_000,
 }
-
-
-def test_runs_are_told_apart_on_a_narrow_terminal() -> None:
-    words = "offload=host,data.files=[/gpt]"
-    found = [{"overrides": words, "status": 0, "last_loss": 4.4, "step_ms": 3837.9}]
-    assert words in "".join(row[0] for row in printed(found, 40))
 
 
 def test_headings_and_figures_are_whole_on_eighty_columns() -> None:
@@ -61,13 +53,3 @@ def test_runs_that_fail_are_told_in_words() -> None:
     title, *_, good, bad, refused = printed(found, 100)
     assert title == ["3 runs"]
     assert (good[1], bad[1], refused[1]) == ("ok", "FAILED", "refused")
-
-
-def test_graph_runs_show_their_own_figures(tmp_path: Path) -> None:
-    result = {"model.layer": "rgcn", "run.seed": 0, "device": "cpu", "epoch_ms": 89.434}
-    result |= {"mean_accuracy": 0.3714, "accuracies": [0.3714], "trainer.epochs": 5}
-    (tmp_path / "result.json").write_text(json.dumps(result))
-    figures = figures_of(tmp_path)
-    assert figures == {"epoch_ms": 89.434, "mean_accuracy": 0.3714}
-    *_, row = printed([{"overrides": "gnn=rgcn", "status": 0, **figures}], 80)
-    assert row == ["gnn=rgcn", "89.43 ms", "37.14 %"]

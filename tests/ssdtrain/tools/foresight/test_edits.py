@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.tools.foresight.bodies import draw_indices
 from ssdtrain.tools.foresight.capture import capture
 from ssdtrain.tools.foresight.edits import (
     inserted,
@@ -17,8 +16,7 @@ from ssdtrain.tools.foresight.edits import (
 )
 from ssdtrain.tools.foresight.graph import Graph, Node, Storage, Stream, TensorInfo
 from ssdtrain.tools.foresight.lowering import lower
-from ssdtrain.tools.foresight.reuse import BINS, distinct_share, reuse_factors
-from ssdtrain.tools.foresight.sharding import Table
+from ssdtrain.tools.foresight.reuse import BINS, distinct_share
 from ssdtrain.tools.foresight.simulate import Task, simulate
 
 
@@ -99,27 +97,6 @@ def test_kernels_of_both_queues_overlap() -> None:
         return simulate([tasks]).step_us
 
     assert step(Stream.SIDE) < 120 < 205 < step(Stream.COMPUTE)
-
-
-@pytest.mark.parametrize("skew", [0.0, 0.6, 1.0, 1.4])
-def test_bins_know_how_many_rows_differ(skew: float) -> None:
-    index = draw_indices(50_000, 20_000, skew, torch.device("cpu"))
-    factors = reuse_factors(index)
-    assert len(factors) == BINS and abs(sum(factors) - 1) < 1e-9
-    exact = index.unique().numel() / index.numel()
-    assert distinct_share(factors) == pytest.approx(exact, rel=0.1)
-    table = Table(rows=20_000, width=8, lookups=1.0, reuse_factors=factors)
-    assert table.distinct_share == distinct_share(factors)
-
-
-def test_bins_by_hand() -> None:
-    index = torch.tensor([3, 3, 3, 1, 9, 9])
-    assert reuse_factors(index)[:3] == pytest.approx((1 / 6, 5 / 6, 0.0))
-    assert reuse_factors(index[:0])[0] == 1.0
-    assert distinct_share(reuse_factors(torch.arange(10))) == pytest.approx(1.0)
-    for wrong in ((1.0,), (0.5,) * BINS, (2.0, -1.0, *[0.0] * (BINS - 2))):
-        with pytest.raises(ConfigError, match="expects 17 shares of 0 or more"):
-            distinct_share(wrong)
 
 
 def test_a_node_may_bring_them() -> None:

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from ssdtrain.tools.foresight import bodies, calibrate, calls, design, gather
-from ssdtrain.tools.foresight.calibrate import family_scales, host_scale, programs
-from ssdtrain.tools.foresight.call import Call, Family
-from ssdtrain.tools.foresight.capture import capture
+from ssdtrain.tools.foresight.calibrate import host_scale, programs
+from ssdtrain.tools.foresight.call import Family
 from ssdtrain.tools.foresight.device import bare_device
 from ssdtrain.tools.foresight.spec import Kind
 from ssdtrain.tools.foresight.tracing import composites, traced
+from tests.ssdtrain.virtual_time import VirtualTime
 
 CPU = torch.device("cpu")
 
@@ -40,13 +40,16 @@ def test_a_gather_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert times[0][0] == drawn
 
 
-def test_a_budget_cuts_all_families_alike(tmp_path: Path) -> None:
+def test_a_budget_cuts_all_families_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "times.jsonl"
+    monkeypatch.setattr(gather, "time", VirtualTime(tick_s=0.01))
     gather.gather({Family.MEMORY: 400, Family.NORM: 200}, path, CPU, budget_s=0.4)
     # Those that failed were tried as well.
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     found = [row["family"] for row in rows]
-    assert 0 < len(found) < 600
+    assert 3 < len(found) < 50
     memory, norm = (found.count(one.value) for one in (Family.MEMORY, Family.NORM))
     assert abs(memory - 2 * norm) <= 3
 
@@ -69,15 +72,6 @@ def test_every_element_wise_variant_runs(variant: str, shape: tuple[int, int]) -
     _, found = bodies.bodies_of(call, bodies.Pool(CPU))
     for body in found:
         body()
-
-
-@pytest.mark.parametrize("rows, columns", [(512, 61), (768, 1883), (16, 64), (2, 2)])
-def test_a_permutation_copies_at_any_width(rows: int, columns: int) -> None:
-    call = calls.memory("permute", rows=rows, columns=columns, dtype="fp32")
-    _, found = bodies.bodies_of(call, bodies.Pool(CPU))
-    first, second = found[0](), found[0]()
-    assert isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)
-    assert first.data_ptr() != second.data_ptr()
 
 
 def test_a_time_that_no_kernel_takes_is_no_time(
@@ -105,17 +99,6 @@ def test_lookups_report_the_rows_they_really_hit() -> None:
     assert 0 < drawn.sizes["distinct_rows"] < call.sizes["rows"]
 
 
-def test_scales_are_medians_of_measured_over_predicted() -> None:
-    device = bare_device("h100")
-    drawn = [design.draw(Family.MEMORY, i) for i in range(20)]
-    times = [(c, 1.25 * device.kernel_us(c)) for c in drawn]
-    few = [(design.draw(Family.NORM, 0), 1.0)]
-    scales = family_scales(device, [*times, *few])
-    assert scales == {Family.MEMORY: pytest.approx(1.25)}
-    call: Call = drawn[0]
-    assert device.kernel_us(call) > 0
-
-
 def test_the_host_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole steps of three programs, in turn; one round in which the machine is busy,
     and one program that is priced wrong, change nothing."""
@@ -138,20 +121,6 @@ def test_the_host_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert host_scale(bare_device("h100"), seconds=0.0) == 4.0
     assert len(asked) == 9
-
-
-def test_the_host_s_programs_have_what_models_have() -> None:
-    """An optimizer's update of every weight, lookups, sums into rows, attention."""
-    with torch.device("meta"):
-        found = {
-            node.name
-            for each in programs(Kind.CUDA)
-            for node in capture(
-                each.model, each.forward, optimizer=each.optimizer
-            ).nodes
-        }
-    assert {"aten::embedding", "aten::index_add", "aten::native_layer_norm"} <= found
-    assert {"aten::_fused_adamw_", "aten::_fused_sgd_", "aten::bmm"} <= found
 
 
 def test_a_trace_names_what_a_dispatch_mode_sees() -> None:

@@ -11,13 +11,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ssdtrain.errors import ConfigError
 from ssdtrain.tools.cli import main
-from ssdtrain.tools.foresight import bodies, calls, design, fit, learn
+from ssdtrain.tools.foresight import bodies, design, fit, learn
 from ssdtrain.tools.foresight.call import Call, Family
 from ssdtrain.tools.foresight.capture import capture
 from ssdtrain.tools.foresight.device import Device, from_json, load_device, to_json
-from ssdtrain.tools.foresight.fit import NUM_FOLDS, folds_of, score
 from ssdtrain.tools.foresight.gather import read_times
 from ssdtrain.tools.foresight.host import HostTable
 from ssdtrain.tools.foresight.overheads import Phase
@@ -140,29 +138,6 @@ def test_cpus_are_timed_in_fp32_and_small() -> None:
             assert CPU.allow(call)
 
 
-def test_ceilings_are_the_highest_rates_that_were_measured() -> None:
-    product = calls.product(m=100, n=100, k=100, dtype="fp32")
-    large = calls.memory("add", rows=10_000, columns=1000, dtype="fp32")
-    cached = calls.memory("add", rows=10, columns=1000, dtype="fp32")
-    times = [(product, 50.0), (product, 40.0), (large, 6000.0), (cached, 0.1)]
-    spec = learn.own_spec(Kind.CPU, times)
-    assert spec.tflops == {"fp32": pytest.approx(2e6 / 40.0 / 1e6)}
-    assert spec.memory_gb_per_s == pytest.approx(120e6 / 6000.0 / 1e3)
-    assert spec.kind is Kind.CPU and spec.memory_bytes > 0
-    with pytest.raises(ConfigError, match="gather for longer"):
-        learn.own_spec(Kind.CPU, times[2:])
-
-
-def test_every_time_is_held_out_once() -> None:
-    times = made_up_times(Family.MEMORY, 22)
-    folds = folds_of(times, NUM_FOLDS)
-    held = [id(pair) for _, test in folds for pair in test]
-    assert sorted(held) == sorted(map(id, times))
-    for train, test in folds:
-        assert len(train) + len(test) == 22
-        assert not {id(pair) for pair in train} & {id(pair) for pair in test}
-
-
 def test_an_assembled_machine_has_error_bars_and_survives_json() -> None:
     pytest.importorskip("sklearn")
     times = [
@@ -180,22 +155,6 @@ def test_an_assembled_machine_has_error_bars_and_survives_json() -> None:
         assert again.kernel_us(call) == device.kernel_us(call)
 
 
-def test_the_spread_of_the_folds_is_small_where_noise_is() -> None:
-    pytest.importorskip("sklearn")
-    found = score(made_up_times(Family.MEMORY, 120), MADE_UP)
-    assert found["held_out"] == 120
-    assert found["spread"] < found["gmae"] < 0.1
-
-
-def test_the_host_s_own_table_knows_views_from_kernels() -> None:
-    table = learn.host_table(Kind.CPU, learn.programs(torch.device("cpu")))
-    product = table.cost(Phase.FORWARD, "aten::addmm")
-    assert (product.t5, product.num_launches) == (0, 1)  # its time is a kernel's
-    view = table.cost(Phase.FORWARD, "aten::view")
-    assert view.t5 > 0 and view.num_launches == 0
-    assert table.knows("aten::_fused_adamw_")
-
-
 def test_learn_then_predict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,7 +169,7 @@ def test_learn_then_predict(
     monkeypatch.setattr(learn, "ROUNDS", 1)
     times, own = tmp_path / "times.jsonl", tmp_path / "own.json"
     words = ["foresight", "learn", "--on", "cpu", "--times", str(times)]
-    assert main([*words, "--save", str(own), "--seconds", "30"]) == 0
+    assert main([*words, "--save", str(own), "--seconds", "1000"]) == 0
     told = capsys.readouterr().out
     assert "memory: error" in told and "cross-validated" in told
     assert "norm: 5 kernels, too few for a model" in told and "--seconds" in told

@@ -18,11 +18,9 @@ from ssdtrain.tools.foresight.device import (
     SUFFIX,
     Device,
     load_device,
-    rated_device,
     shipped,
     transferred,
 )
-from ssdtrain.tools.foresight.layers import layer_times
 from ssdtrain.tools.foresight.price import estimate_step
 from ssdtrain.tools.foresight.spec import SPECS, links_of
 from ssdtrain.tools.foresight.table_plan import TABLE_PLAN_FILE
@@ -81,17 +79,6 @@ def test_an_h200_from_an_h100_by_its_data_sheet(
     h200 = transferred(device, SPECS["h200"])
     profile = estimated(build_of(model, sequence), batch, LINKS, h200, 1)
     assert profile.compute_ms == pytest.approx(measured_ms, rel=0.1)
-
-
-def test_a_small_model_is_bound_by_the_host(device: Device) -> None:
-    build = build_of("blocks:128x2", 64)
-    line = Timeline(estimated(build, 1, LINKS, device, 1))
-    found = simulate(line, keep_all(line))
-    assert found.step_ms == pytest.approx(line.profile.host_ms)
-    assert found.step_ms > 2 * line.profile.compute_ms
-    assert found.host_wait_ms == pytest.approx(found.step_ms - line.profile.compute_ms)
-    rates = estimated(build, 1, LINKS, rated_device(600.0, 3500.0), 1)
-    assert rates.host_ms == 0.0
 
 
 @pytest.mark.parametrize("model", ["blocks:128x2", "blocks:4096x2"])
@@ -205,16 +192,3 @@ def test_words_that_cannot_work_are_status_2(
         words = ["gather", "--on", "cuda", "--times", str(tmp_path / "t")]
         assert main(["foresight", *words]) == 2
         assert "CUDA device" in capsys.readouterr().err
-
-
-def test_project_prices_layers_by_kernels(
-    device: Device, capsys: pytest.CaptureFixture[str]
-) -> None:
-    times = layer_times(device, micro_batch=1, sequence=2048, hidden=8192, heads=64)
-    assert 1.8 < times.step_per_forward - 1 < 2.5
-    sizes = ["--gpu", "h100-sxm", "--hidden", "8192", "--layers", "4", "--gpus", "1"]
-    assert main(["project", *sizes, "--kernels", "h100", "--json"]) == 0
-    row = json.loads(capsys.readouterr().out)["rows"][0]
-    assert json.dumps(row).count("kernels") >= 1
-    assert main(["project", *sizes, "--kernels", "h100", "--tflops", "400"]) == 2
-    assert "exclude one another" in capsys.readouterr().err

@@ -1,21 +1,16 @@
 """Collectives, shardings and fusion: identities and regret on simulated machines."""
 
-import json
-import math
 import random
 import statistics
 
 import pytest
 
-from recipes.bench.foresight.fusion_rule import PAIRS, Kind, Pair, advise
 from ssdtrain.curves import Curve
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.collectives import (
-    FABRIC_FORMAT,
     Collective,
     Fabric,
     all_to_all_bytes,
-    bus_bytes,
     straight_fabric,
 )
 from ssdtrain.tools.foresight.device import bare_device
@@ -27,26 +22,6 @@ from ssdtrain.tools.foresight.sharding import (
     greedy,
     naive,
 )
-
-
-def test_an_all_reduce_sends_twice_what_a_gather_does() -> None:
-    message = 8e6
-    for num_ranks in (2, 4, 8):
-        gathered = bus_bytes(Collective.ALL_GATHER, message, num_ranks)
-        assert bus_bytes(Collective.ALL_REDUCE, message, num_ranks) == 2 * gathered
-        assert gathered == message * (num_ranks - 1) / num_ranks
-    assert bus_bytes(Collective.SEND, message, 2) == message
-
-
-def test_one_rank_sends_nothing() -> None:
-    fabric = straight_fabric(10.0, 300.0)
-    assert fabric.microseconds(Collective.ALL_REDUCE, 1e9, 1) == 0.0
-    assert fabric.microseconds(Collective.ALL_REDUCE, 3e8, 2) == pytest.approx(1010.0)
-    values = json.loads(json.dumps(FABRIC_FORMAT.to_json(fabric)))
-    assert FABRIC_FORMAT.from_json(values) == fabric
-    empty = Fabric(curves={})
-    with pytest.raises(ConfigError, match="no curve of send"):
-        empty.microseconds(Collective.SEND, 1.0, 2)
 
 
 def test_the_message_of_the_source_s_example() -> None:
@@ -134,23 +109,3 @@ def test_a_fitted_curve_serves_as_a_link() -> None:
     assert fabric.microseconds(Collective.SEND, 1e9, 2) == pytest.approx(
         1e4 + 10, rel=1e-6
     )
-
-
-def test_fusion_pays_where_memory_binds() -> None:
-    assert len(PAIRS) == 33
-    depthwise = next(p for p in PAIRS if p.name == "mv2_1")
-    full = next(p for p in PAIRS if p.name == "res_2x")
-    assert advise(depthwise, gflops=400, gb_per_s=35).may_pay
-    assert not advise(full, gflops=400, gb_per_s=35).may_pay
-    for pair in PAIRS:
-        advice = advise(pair, gflops=400, gb_per_s=35)
-        assert advice.fused_intensity > advice.separate_intensity
-        assert 1.0 <= advice.gain <= pair.separate_bytes / pair.fused_bytes
-    with pytest.raises(ConfigError, match="more than 0"):
-        advise(full, 0, 1)
-
-
-def test_flops_of_a_pair() -> None:
-    pair = Pair(name="x", kind=Kind.DEPTHWISE_POINTWISE, side=8, channels=4, filters=16)
-    assert pair.flops == 2 * 64 * 4 * 9 + 2 * 64 * 4 * 16
-    assert math.isclose(pair.separate_bytes - pair.fused_bytes, 2 * 4 * 4 * 64)

@@ -7,32 +7,9 @@ import pytest
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.graph import Stream
 from ssdtrain.tools.foresight.pipeline import ChunkTimes, pipeline_tasks, schedule
-from ssdtrain.tools.foresight.price import steady_us
 from ssdtrain.tools.foresight.simulate import KERNEL_GAP_US, Task, simulate
 
 COMM = Stream.COMMUNICATION
-
-
-def kernels(number: int, host_us: float, device_us: float) -> list[Task]:
-    return [Task(name="k", host_us=host_us, device_us=device_us)] * number
-
-
-def test_a_host_bound_step_is_its_host_time() -> None:
-    assert steady_us(kernels(50, 10.0, 3.0)) == pytest.approx(500.0)
-
-
-def test_a_device_bound_step_is_its_kernels() -> None:
-    assert steady_us(kernels(50, 3.0, 20.0)) == pytest.approx(50 * (20 + KERNEL_GAP_US))
-
-
-def test_the_first_step_waits_for_its_first_launch() -> None:
-    times = simulate([kernels(10, 5.0, 30.0)])
-    assert times.step_us == pytest.approx(5 + 10 * 30 + 9 * KERNEL_GAP_US)
-
-
-def test_a_host_that_waits_for_the_device_serializes() -> None:
-    task = Task(name="item", host_us=5.0, device_us=7.0, host_waits=True)
-    assert steady_us([task] * 4) == pytest.approx(4 * 12.0)
 
 
 def reduced(late_us: float, dependent: bool) -> list[Task]:
@@ -57,17 +34,6 @@ def test_compute_that_does_not_need_a_collective_overlaps_it() -> None:
     assert times.step_us == pytest.approx(100 + KERNEL_GAP_US + 60)
     late = simulate([reduced(0.0, False), reduced(500.0, False)])
     assert late.ranks[0].step_us == pytest.approx(640.0)  # its reduce, not its compute
-
-
-def test_copies_in_both_directions_and_the_ssd_are_queues_of_their_own() -> None:
-    streams = (Stream.COPY_OUT, Stream.COPY_IN, Stream.SSD_WRITE, Stream.COMPUTE)
-    tasks = [Task(name=s.value, device_us=100.0, stream=s) for s in streams]
-    assert simulate([tasks]).step_us == pytest.approx(100.0)
-    chain = [
-        Task(name=s.value, device_us=100.0, stream=s, after=(i - 1,) if i else ())
-        for i, s in enumerate(streams)
-    ]
-    assert simulate([chain]).step_us == pytest.approx(400.0)
 
 
 def test_ranks_that_disagree_on_the_order_of_collectives_are_told_so() -> None:
@@ -123,15 +89,6 @@ def test_every_micro_batch_runs_once_in_each_direction_on_each_chunk() -> None:
     for rank in range(4):
         order = schedule(rank, 4, 8, 3)
         assert len(order) == len(set(order)) == 2 * 8 * 3
-
-
-def test_a_slow_stage_sets_the_pace_of_1f1b() -> None:
-    even, slow = (
-        ChunkTimes(forward_us=10, backward_us=20),
-        ChunkTimes(forward_us=20, backward_us=40),
-    )
-    times = simulate(pipeline_tasks([[even], [slow], [even], [even]], 64))
-    assert times.step_us == pytest.approx(64 * 60, rel=0.05)
 
 
 def test_interleaving_refuses_a_remainder() -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,9 +11,7 @@ import torch
 from ssdtrain.arguments import size_argument
 from ssdtrain.tools.machine import command
 from ssdtrain.tools.machine.doctor import judge_links
-from ssdtrain.tools.machine.findings import Level
-from ssdtrain.tools.machine.links import LINK_FILE, LinkFile, LinkKind
-from ssdtrain.tools.machine.render import plot_links
+from ssdtrain.tools.machine.links import LINK_FILE, LinkKind
 from tests.ssdtrain.tools.machine.made import link
 
 
@@ -102,19 +99,6 @@ def test_sizes(text: str, expected: int) -> None:
     assert size_argument(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "G", "1X", "-5", "0M"])
-def test_sizes_that_are_none(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="expects"):
-        size_argument(text)
-
-
-def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        doctor("--help")
-    assert stopped.value.code == 0
-    assert "--directory /mnt/nvme0 --save links.json" in capsys.readouterr().out
-
-
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
 
 
@@ -133,17 +117,3 @@ def test_findings_about_links() -> None:
     )
     assert any("tiered" in f.advice for f in judge_links(tiers))
     assert list(judge_links(())) == []
-
-
-def test_a_curve_that_misses_what_was_measured_is_named(tmp_path: Path) -> None:
-    """91 % off was shown as a number in a column, and drawn as a line."""
-    fine = link(LinkKind.D2H, 55.0, SIZES)
-    poor = replace(fine, curve=replace(fine.curve, fit_error=0.91))
-    found = [f for f in judge_links((fine, poor)) if f.level is Level.WARNING]
-    assert len(found) == 1
-    assert "misses a measured time by 91%" in found[0].text
-    assert "measure again" in found[0].advice
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "links.svg"
-    plot_links(LinkFile(created_utc="", links=(poor,), machine={}), str(path))
-    assert "misses by up to 91%" in path.read_text()

@@ -5,7 +5,6 @@ import torch
 
 from ssdtrain.tools.machine.copies import (
     CopyBudget,
-    Walk,
     measure_gpu_copies,
     measure_host_copy,
     measure_peer_copy,
@@ -22,14 +21,6 @@ def test_host_copy() -> None:
     assert [s.size_bytes for s in link.samples] == list(SIZES)
     # Between a floppy disk and ten times the fastest memory bus.
     assert 0.05 < link.curve.gb_per_s(1 << 23) < 5000
-
-
-def test_no_copy_finds_its_bytes_in_a_cache() -> None:
-    """Each is of other bytes than those before it, until the buffer has been passed."""
-    walk = Walk(100)
-    pieces = [walk.piece(30) for _ in range(4)]
-    assert [(p.start, p.stop) for p in pieces] == [(0, 30), (30, 60), (60, 90), (0, 30)]
-    assert walk.piece(100) == slice(0, 100) and walk.piece(10) == slice(0, 10)
 
 
 def test_a_budget_needs_three_sizes() -> None:

@@ -1,7 +1,6 @@
 """Disks, limits and versions: read from prepared files, judged in words."""
 
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -158,18 +157,3 @@ def test_findings_about_the_autoload(
     found = replace(software.inspect_software(), asked=asked, autoload=autoload)
     [finding] = [f for f in software.judge(found) if f.subject == "autoload"]
     assert finding.level is level and said in finding.text
-
-
-def test_the_compiler_is_the_one_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", "no-such-compiler")
-    assert software.inspect_software().compiler is None
-    monkeypatch.setenv("CC", sys.executable)
-    assert software.inspect_software().compiler == sys.executable
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("2.13.0+cpu", (2, 13, 0)), ("0.20.0rc1", (0, 20, 0)), ("dev", ())],
-)
-def test_numbers_of_a_version(text: str, expected: tuple[int, ...]) -> None:
-    assert software.numbers(text) == expected

@@ -99,13 +99,6 @@ def test_the_recorded_doctor_run_can_be_read() -> None:
         assert link.curve.fit_error < 0.3
 
 
-def test_best_picks_the_faster_depth() -> None:
-    slow, fast = link(LinkKind.SSD_READ, 1, 1e9), link(LinkKind.SSD_READ, 8, 3e9)
-    links = LinkFile(created_utc="x", links=(slow, fast))
-    assert links.best(LinkKind.SSD_READ, 1 << 26) is fast
-    assert links.best(LinkKind.PEER, 1 << 26) is None
-
-
 @settings(deadline=None, max_examples=12)
 @given(
     startup=st.floats(1e-6, 1e-3),

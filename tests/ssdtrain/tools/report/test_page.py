@@ -17,7 +17,6 @@ from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import PLAN_FILE
 from ssdtrain.plan.profile import PROFILE_FILE
 from ssdtrain.tools.cli import main
-from ssdtrain.tools.report.frontier import frontier
 from ssdtrain.tools.report.page import page, read_run
 from ssdtrain.tools.report.table import rows
 from ssdtrain.tools.report.trace import write_trace
@@ -156,28 +155,6 @@ def test_a_graph_run_has_figures_with_units(graph_run: Path) -> None:
     assert "<h3>Time of each epoch</h3>" in text and "<th>ranks</th>" not in text
 
 
-def test_a_graph_run_stands_beside_a_language_model(run: Path, graph_run: Path) -> None:
-    text = page([read_run(run), read_run(graph_run)])
-    assert "<td>mean accuracy</td><td class='number'>-</td>" in text
-
-
-def test_slow_steps_are_explained(tmp_path: Path) -> None:
-    """Observed steps; and on a CPU the one that searched for a plan."""
-    run = a_run(tmp_path / "one", device="cpu")
-    phases = ["observing"] * 2 + ["following"] * 3 + ["observing", "following"]
-    lines = [
-        {"leg": leg, "step": n, "loss": 1.0, "step_ms": 9.0, "phase": phase}
-        for leg, own in (("without ssdtrain", [""] * 7), ("with ssdtrain", phases))
-        for n, phase in enumerate(own)
-    ]
-    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    told = "With ssdtrain, steps 1 to 2, 6 were observed"
-    search = "and step 3, step 7 began with the search for a plan"
-    assert f"{told}, {search}" in page([read_run(run)])
-    on_gpu = page([read_run(run)._replace(result=a_result(device="NVIDIA H100"))])
-    assert f"{told}: they take longer" in on_gpu and search not in on_gpu
-
-
 def test_a_failed_verdict_is_red(tmp_path: Path) -> None:
     verdict = {"losses_equal": False, "weights_equal": True}
     text = page([read_run(a_run(tmp_path / "bad", verdict=verdict))])
@@ -190,17 +167,6 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
     assert "id='compared'" in text
     assert "one:\nname: one\ntwo:\nname: two" in text  # what differs, and no more
     assert "one, with ssdtrain" in text and "two, with ssdtrain" in text
-
-
-def test_a_zero_beside_another_runs_figure_says_why(tmp_path: Path) -> None:
-    """A sweep over targets: nothing is written where the target is host memory."""
-    host, ssd = (a_run(tmp_path / name) for name in ("host", "ssd"))
-    result = json.loads((host / "result.json").read_text())
-    result["legs"]["with ssdtrain"]["totals"]["bytes_written"] = 0
-    (host / "result.json").write_text(json.dumps(result))
-    table = page([read_run(host), read_run(ssd)]).split("id='compared'")[1]
-    [row] = re.findall(r"<tr><td>written to SSD</td>(.*?)</tr>", table)[:1]
-    assert re.findall(r">([^<]+)</td>", row) == ["0 B (host memory)", "2.60 kB"]
 
 
 def test_long_courses_are_thinned_without_losing_the_peak(run: Path) -> None:
@@ -280,14 +246,6 @@ def test_a_planned_run_shows_its_frontier_and_its_time_line(run: Path) -> None:
     assert plan.prediction is not None
     worst = plan.prediction.stalls[0] if plan.prediction.stalls else None
     assert (f"{worst.ms:.2f} ms" if worst else "Nowhere, by the plan.") in text
-
-
-def test_a_frontier_falls_where_steps_get_longer() -> None:
-    found = frontier(PROFILE_FILE.read(RECORDED), 3)
-    peaks = [point.peak_bytes for point in found]
-    assert len(found) > 2 and peaks == sorted(peaks, reverse=True)
-    costs = [point.overhead for point in found]
-    assert costs == sorted(costs) and costs[0] <= 1e-9
 
 
 def test_a_damaged_plan_is_named(run: Path) -> None:

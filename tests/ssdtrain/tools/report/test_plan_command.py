@@ -8,19 +8,16 @@ import torch
 from torch import nn
 
 import ssdtrain
-from ssdtrain.curves import Curve
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import read_plan
 from ssdtrain.plan.profile import Phase
-from ssdtrain.plan.words import ModuleRow
 from ssdtrain.tools.cli import main
 from ssdtrain.tools.foresight.device import rated_device, write_device
 from ssdtrain.tools.foresight.spec import H200, links_of
 from ssdtrain.tools.machine.links import LINK_FILE, LinkFile, LinkKind
 from ssdtrain.tools.report.estimate import estimate
-from ssdtrain.tools.report.plan_command import by_layer
 from ssdtrain.tools.report.subject import Blocks, build_of, estimated
 from tests.ssdtrain.tools.machine.made import link
 
@@ -104,21 +101,6 @@ def test_plan_observes_and_the_plan_can_be_trained_with(
         assert session.plan == read_plan(saved)
 
 
-def test_many_layers_share_a_row() -> None:
-    """A hundred rows tell less than five; a few stay as they are."""
-
-    def made(num_layers: int) -> list[ModuleRow]:
-        parts = [f"blocks.{n}.{part}" for n in range(num_layers) for part in ("0", "b")]
-        return [ModuleRow(name, 1, 10, 0, 2, 0, 0.5) for name in (*parts, "h1.x")]
-
-    assert by_layer(made(3)) == made(3)
-    assert by_layer(made(32)) == [
-        ModuleRow("blocks.*.*", 32, 320, 0, 64, 0, 16.0),
-        ModuleRow("blocks.*.b", 32, 320, 0, 64, 0, 16.0),
-        ModuleRow("h1.x", 1, 10, 0, 2, 0, 0.5),
-    ]
-
-
 def test_a_model_of_the_user(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,24 +180,6 @@ def test_input_that_cannot_work(
 ) -> None:
     assert main(command) == 2
     assert says in capsys.readouterr().err
-
-
-def test_links_of_a_drive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kinds = (LinkKind.D2H, LinkKind.H2D, LinkKind.SSD_WRITE, LinkKind.SSD_READ)
-    links = link_file(tmp_path / "links.json", *kinds)
-    command = ["plan", *SMALL, "--no-gpu", "--links", links, "--target", "ssd"]
-    own = ["--max-overhead", "10%", "--json"]
-    assert main([*command, *own]) == 0
-    orders = json.loads(capsys.readouterr().out)["orders"]["model/0"]
-    assert "offload_ssd" in {order["placement"] for order in orders}
-
-
-def test_blocks_are_those_of_the_benchmark() -> None:
-    with torch.device("meta"):
-        assert sum(p.numel() for p in Blocks(64, 2).parameters()) == 2 * (
-            12 * 64**2 + 13 * 64
-        )
-    assert isinstance(links_of(H200).d2h, Curve)
 
 
 def test_a_leaf_of_the_caller_is_in_no_estimate() -> None:

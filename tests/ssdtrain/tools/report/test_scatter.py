@@ -8,7 +8,7 @@ import pytest
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.tools.report.references import references
-from ssdtrain.tools.report.scatter import HEIGHT, WIDTH, lines, plot, spots
+from ssdtrain.tools.report.scatter import spots
 from tests.ssdtrain.plan.profiles import MB, chain, with_links
 
 PRODUCERS = ("input", "ScaledDotProductFlashAttentionBackward0", "MmBackward0", "Gelu")
@@ -79,14 +79,3 @@ def test_the_frontier_falls() -> None:
         "every second layer recomputed",
         "selective recompute",
     }
-
-
-def test_it_is_drawn() -> None:
-    points = spots(blocks(4))
-    drawn = plot(points)
-    assert len(drawn) == HEIGHT + 2
-    body = "".join(line.partition("|")[2] for line in drawn[:HEIGHT])
-    assert 2 <= body.count("o") + body.count("x") <= len(points)
-    assert all(len(line) <= WIDTH + 13 for line in drawn)
-    assert any("every second layer" in line for line in lines(points))
-    assert lines([]) == []

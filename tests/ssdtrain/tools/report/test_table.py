@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import pytest
 from rich.console import Console
 
-from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.report.table import render, rows
 
 
@@ -74,11 +72,6 @@ def test_rows_hold_the_figures() -> None:
     assert table["kept: a write failed"].with_ == "3"
 
 
-def test_the_place_of_the_writes_has_its_name() -> None:
-    table = {row.name: row for row in rows(a_result(written_to="tape"))}
-    assert table["written to tape"].with_ == "2.60 kB"
-
-
 def test_a_bad_verdict_is_shouted() -> None:
     bad = a_result(verdict={"losses_equal": False, "weights_equal": True})
     text = shown(bad)
@@ -104,14 +97,6 @@ def test_a_missing_counter_is_said() -> None:
     counters[0]["process_bytes"] = None
     [row] = (row for row in rows(result) if row.name == "written to SSD")
     assert row.note == "the system has no counter for this process"
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "text"),
-    [(None, "-"), (0, "0 B"), (999, "999 B"), (1500, "1.50 kB"), (2.5e9, "2.50 GB")],
-)
-def test_bytes_text(num_bytes: float | None, text: str) -> None:
-    assert bytes_text(num_bytes) == text
 
 
 def test_steps_that_differ_too_much_have_no_ratio() -> None:

@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 import tomllib
 
-from ssdtrain.errors import ConfigError
 from ssdtrain.tools.cli import main
 from ssdtrain.tools.foresight.cluster import cluster_of
-from ssdtrain.tools.foresight.collectives import Collective
 from ssdtrain.tools.foresight.pipeline import ChunkTimes, pipeline_tasks
 from ssdtrain.tools.foresight.simulate import simulate
 from ssdtrain.tools.foresight.spec import H100
-from ssdtrain.tools.report.build_public import Loss, Shape, Train, shape_of
-from ssdtrain.tools.search.experts import Experts, dense_of, experts_of
+from ssdtrain.tools.report.build_public import Loss, Shape, Train
+from ssdtrain.tools.search.experts import Experts
 from ssdtrain.tools.search.launch import configurations
 from ssdtrain.tools.search.layout_search import Asked, Ranked, search
 from ssdtrain.tools.search.parallel_layout import Job, ParallelLayout, layouts
@@ -27,8 +25,6 @@ from ssdtrain.tools.search.stage_costs import (
     PerLayer,
     StageCosts,
     Way,
-    part_of,
-    tensor_degrees,
 )
 from ssdtrain.tools.search.stores import Stores, stores_of
 
@@ -108,27 +104,6 @@ def test_all_layouts_use_all_gpus(job: Job) -> None:
     assert degrees == ({1} if job is JOB else {1, 2, 4, 8})
 
 
-def test_memory_is_divided() -> None:
-    """Weights 2, gradients 4 and optimizer 12 bytes, each from its level on."""
-    found = [priced(data=16, zero=zero) for zero in range(4)]
-    held = [one.memory_bytes for one in found]
-    parameters = 32 * 2e8 + 1e9
-    saved = [before - after for before, after in pairwise(held)]
-    gathered = 2 * 2e8 * 2
-    expected = [parameters * size * 15 / 16 for size in (12, 4, 2)]
-    expected[2] -= gathered
-    assert saved == pytest.approx(expected)
-    assert [found[zero].fits for zero in (0, 3)] == [False, True]
-
-
-def test_a_pipeline_holds_micro_batches_and_waits() -> None:
-    one = priced(data=4, pipeline=4, zero=1)
-    assert one.parts_ms["compute"] == pytest.approx(16 * (8 * 30 + 50))
-    assert one.parts_ms["pipeline bubble"] >= 3 * (8 * 30 + 50)
-    states = (8 * 2e8 + 1e9) * (2 + 4 + 12 / 4)
-    assert one.memory_bytes == pytest.approx(states + 4 * 8 * 1e9 + 4e9)
-
-
 @pytest.mark.parametrize(("stages", "chunks"), [(2, 1), (4, 1), (2, 2), (4, 2), (4, 4)])
 def test_a_pipeline_takes_what_its_schedule_takes(stages: int, chunks: int) -> None:
     """The bubble and the micro-batches in flight are those of foresight's simulation,
@@ -152,64 +127,6 @@ def test_a_pipeline_takes_what_its_schedule_takes(stages: int, chunks: int) -> N
     assert one.flying(JOB.batch) == most / chunks
 
 
-def test_chunks_shorten_the_bubble_and_hold_more() -> None:
-    found = [priced(data=4, pipeline=4, chunks=chunks) for chunks in (1, 2, 4)]
-    for before, after in pairwise(found):
-        assert after.parts_ms["pipeline bubble"] < before.parts_ms["pipeline bubble"]
-    for after in found[1:]:
-        assert after.memory_bytes > found[0].memory_bytes
-
-
-def test_context_parallelism_divides_activations_and_no_states() -> None:
-    found = [
-        priced(data=16 // context, context=context, zero=1) for context in (1, 2, 4)
-    ]
-    for before, after in pairwise(found):
-        parts = before.memory_parts, after.memory_parts
-        assert parts[1]["activations"] == pytest.approx(parts[0]["activations"] / 2)
-        for name in ("weights", "gradients", "optimizer"):
-            assert parts[1][name] == parts[0][name]  # 16 ranks share them in any case
-        moved = "context parallelism"
-        assert after.parts_ms[moved] > before.parts_ms[moved]
-        assert after.parts_ms["compute"] == pytest.approx(before.parts_ms["compute"])
-    assert found[0].parts_ms["context parallelism"] == 0.0
-
-
-def test_halves_of_two_sequences_are_as_much_as_one() -> None:
-    """No kernel gets larger by context parallelism: it is never chosen for that."""
-    one = priced(data=8, zero=1)
-    halves = priced(data=4, context=2, sequences=2, zero=1)
-    assert halves.parts_ms["compute"] == one.parts_ms["compute"]
-    assert halves.memory_parts["activations"] == one.memory_parts["activations"]
-    assert halves.step_ms > one.step_ms
-
-
-def test_sequence_parallelism_holds_less_and_moves_as_much() -> None:
-    whole, divided = (
-        priced(data=4, tensor=4, zero=1, divided=divided) for divided in (False, True)
-    )
-    assert divided.memory_parts["activations"] < whole.memory_parts["activations"]
-    assert divided.parts_ms == whole.parts_ms
-
-
-def test_expert_parallelism_divides_experts() -> None:
-    found = [priced(MIXED, data=16, zero=1, expert=expert) for expert in (1, 2, 4, 8)]
-    whole = 32 * 8 * 3 * 4096 * 14336
-    for expert, one in zip((1, 2, 4, 8), found, strict=True):
-        dense = 32 * 2e8 + 1e9
-        weights = 2 * (dense + whole / expert)
-        assert one.memory_parts["weights"] == pytest.approx(weights)
-        shares = dense / 16 + whole / expert / (16 / expert)
-        assert one.memory_parts["optimizer"] == pytest.approx(12 * shares)
-    for before, after in pairwise(found):
-        assert after.memory_bytes < before.memory_bytes
-    sent = [priced(MIXED, data=16, expert=e).parts_ms["experts"] for e in (4, 8, 16)]
-    assert sent[2] > sent[1]  # beyond a node
-    dense = priced(data=16, zero=1)
-    assert dense.parts_ms["experts"] == 0.0
-    assert found[0].parts_ms["compute"] == dense.parts_ms["compute"]
-
-
 def test_moved_activations_fill_host_memory_and_then_the_ssd() -> None:
     one = layout(data=4, pipeline=4, zero=1, way="ssdtrain 1")
     held = 4 * 8 * 0.75e9
@@ -229,22 +146,6 @@ def test_moved_activations_fill_host_memory_and_then_the_ssd() -> None:
     plain = pricer(stores=drives).price(replace(one, way="plain"))
     assert plain.memory_bytes > both.memory_bytes
     assert plain.resting.host_bytes == plain.resting.ssd_bytes == 0.0
-
-
-def test_drives_that_wear_out_or_are_slow_count() -> None:
-    one = layout(data=4, pipeline=4, zero=1, way="ssdtrain 1")
-    many, few = (stores_of("8GB", f"d7-p5620:{n}", 3.0, 8) for n in (64, 1))
-    fast, slow = (pricer(stores=each).price(one) for each in (many, few))
-    assert slow.years < fast.years
-    assert slow.parts_ms["SSD"] > fast.parts_ms["SSD"] == 0.0
-    assert slow.step_ms == pytest.approx(few.write_ms(slow.resting))
-    forever = replace(many, least_years=2 * fast.years)
-    assert not pricer(stores=forever).price(one).fits
-    assert pricer(stores=replace(many, least_years=fast.years / 2)).price(one).fits
-    with pytest.raises(ConfigError, match="--ssd expects"):
-        stores_of("1TB", "d7-p5620", 3.0, 8)
-    with pytest.raises(ConfigError, match="no SSD is called"):
-        stores_of("1TB", "floppy:8", 3.0, 8)
 
 
 def test_more_of_everything_that_is_divided_never_holds_more() -> None:
@@ -269,36 +170,6 @@ def test_more_of_everything_that_is_divided_never_holds_more() -> None:
     assert compared > 100
 
 
-def test_links_between_nodes_are_slower() -> None:
-    cluster = cluster_of("nvlink:8,ib:400G", H100)
-    kind, size = Collective.ALL_GATHER, 1e9
-    near = cluster.microseconds(kind, size, 8)
-    far = cluster.microseconds(kind, size, 16)
-    apart = cluster.microseconds(kind, size, 2, stride=8)
-    assert near < far < apart
-    # What goes to everybody is not on a neighbour already.
-    exchange = Collective.ALL_TO_ALL
-    within = cluster.microseconds(exchange, size, 8)
-    between = cluster.microseconds(exchange, size, 2, stride=8)
-    assert cluster.microseconds(exchange, size, 16) == pytest.approx(within + between)
-    assert cluster.send_us(1e8, 1) < cluster.send_us(1e8, 8)
-    with pytest.raises(ConfigError, match="links between nodes"):
-        cluster_of("nvlink:8", H100).microseconds(kind, size, 16)
-    for text in ("nvlink", "nvlink:8,ib", "a:1,b:2G,c:3G", "nvlink:0"):
-        with pytest.raises(ConfigError, match="--fabric expects"):
-            cluster_of(text, H100)
-
-
-def test_parts_of_a_decoder() -> None:
-    shape = shape_of("llama-3.1-8b", Train.FULL, Loss.STOCK)
-    assert tensor_degrees(shape, 8) == [1, 2, 4, 8]
-    part = part_of(shape, 8).values
-    assert part["num_attention_heads"] == 4 and part["num_key_value_heads"] == 1
-    assert part["head_dim"] == 128 and part["hidden_size"] == 4096
-    with pytest.raises(ConfigError, match="search of layouts expects"):
-        tensor_degrees(shape_of("t5-large", Train.FULL, Loss.STOCK), 8)
-
-
 def mixture(kind: str) -> Shape:
     values = {**SMALL, "model_type": kind, "num_experts_per_tok": 2}
     if kind == "mixtral":
@@ -306,18 +177,6 @@ def mixture(kind: str) -> Shape:
     else:
         more = {"num_experts": 8, "moe_intermediate_size": 256}
     return Shape({**values, **more}, Train.FULL, Loss.STOCK)
-
-
-@pytest.mark.parametrize(("kind", "width"), [("mixtral", 1024), ("qwen3_moe", 256)])
-def test_a_mixture_computes_as_a_dense_model(kind: str, width: int) -> None:
-    shape = mixture(kind)
-    experts = experts_of(shape)
-    assert experts == Experts(number=8, each=2, width=width)
-    dense = dense_of(shape)
-    assert dense.values["intermediate_size"] == 2 * width
-    assert experts_of(dense) is None and dense_of(dense) is dense
-    assert experts.parameters(512) == 8 * 3 * 512 * width
-    assert tensor_degrees(shape, 8) == [1, 2, 4]
 
 
 def test_what_launches_a_layout() -> None:

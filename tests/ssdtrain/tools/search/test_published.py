@@ -20,8 +20,6 @@ CHECKED = (
     "187B",
     "Llama 3.1 405B, table 6",
     "Llama 13B, 8k",
-    "Llama 30B, 8k",
-    "Llama 65B, 2k",
 )
 
 

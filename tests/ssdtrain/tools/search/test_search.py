@@ -7,14 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from recipes.bench.search.baselines import BASELINES
-from recipes.bench.search.models import UnrolledLSTM
 from recipes.bench.search.random_graphs import Maker, compare, random_problem
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.collectives import Collective, straight_fabric
-from ssdtrain.tools.search.coarsen import coarsen
 from ssdtrain.tools.search.elimination import Factor, minimize
 from ssdtrain.tools.search.language import Reducer
 from ssdtrain.tools.search.moves import WorkerAxis, cost, moves
@@ -24,10 +21,8 @@ from ssdtrain.tools.search.search import (
     Partition,
     Space,
     exhaustive,
-    factors_of,
     partition,
 )
-from ssdtrain.tools.search.trace import trace
 
 TWO = (WorkerAxis(2), WorkerAxis(2))
 ROWS, COLUMNS = Cut(0), Cut(1)
@@ -138,35 +133,3 @@ def test_a_plan_names_what_it_costs() -> None:
     found = partition(problem, TWO)
     assert Space(problem, TWO).price(found) == found.cost
     assert set(found.placements) == set(problem.tensors)
-
-
-def test_columns_and_then_rows() -> None:
-    """What Megatron does with two layers is what is found for them."""
-    with torch.device("meta"):
-        model = nn.Sequential(nn.Linear(512, 2048), nn.ReLU(), nn.Linear(2048, 512))
-        x = torch.empty(64, 512)
-        problem = trace(model, lambda: model(x).square().mean())
-    found = partition(problem, [WorkerAxis(2)])
-    first, second = (found.placements[problem.weights[f"{n}.weight"]] for n in (0, 2))
-    assert (first, second) == ((Cut(0),), (Cut(1),))
-
-
-def test_steps_of_a_loop_are_one() -> None:
-    def count(steps: int) -> int:
-        with torch.device("meta"):
-            model = UnrolledLSTM(1, 8, 8)
-            x = torch.empty(steps, 8, 8)
-            problem = trace(model, lambda: model(x).square().mean())
-        return len(set(coarsen(problem).alike.values()))
-
-    assert count(12) == count(8)
-
-
-def test_primes_of_workers() -> None:
-    assert factors_of(12) == [3, 2, 2]
-    with pytest.raises(ConfigError, match="2 or more workers"):
-        factors_of(1)
-    with pytest.raises(ConfigError, match="one axis or more"):
-        partition(random_problem(random.Random(1)), [])
-    with pytest.raises(ConfigError, match="2 or more workers"):
-        WorkerAxis(1)
