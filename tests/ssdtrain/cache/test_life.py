@@ -1,7 +1,6 @@
 """Lifetimes: nothing is lost while a handle lives, nothing stays when it dies."""
 
 import gc
-import threading
 import weakref
 from typing import Any
 
@@ -16,6 +15,7 @@ from ssdtrain.engines import hints
 from ssdtrain.errors import SessionClosedError
 from ssdtrain.plan.plan import PLAN_FILE
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.eventually import session_threads
 
 
 def mlp(num_layers: int = 4, width: int = 64) -> nn.Sequential:
@@ -157,7 +157,7 @@ def test_close_restores_every_attribute(everything: Any) -> None:
 
 
 def test_no_growth_over_steps(everything: Any, tmp_path: Any) -> None:
-    model = mlp(num_layers=12)
+    model, before = mlp(num_layers=12), session_threads()
     settings = {
         "max_overhead": 0.01,
         **everything,
@@ -188,10 +188,9 @@ def test_no_growth_over_steps(everything: Any, tmp_path: Any) -> None:
         assert levels[-1][:2] == (0, 0)
         assert levels[-1][3:] == (0, 0)
         # Pools start their threads one by one: writers, readers, and two that copy.
-        ours = [t for t in threading.enumerate() if t.name.startswith("ssdtrain")]
-        assert len(ours) <= 2 * settings["io_threads"] + 2, ours
+        assert len(session_threads() - before) <= 2 * settings["io_threads"] + 2
     assert not list(tmp_path.iterdir())
-    assert not [t for t in threading.enumerate() if t.name.startswith("ssdtrain")]
+    assert session_threads() <= before
 
 
 @pytest.mark.parametrize("plan", ["keep-all", "offload-all", "saved"])

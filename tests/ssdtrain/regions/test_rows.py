@@ -1,10 +1,8 @@
 """Planned regions are served by rows of the compiled plan."""
 
 import copy
-import sys
 from collections import Counter
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -34,6 +32,7 @@ from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.timeline import Timeline
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.steps import train
+from tests.ssdtrain.calls import calls_of
 from tests.ssdtrain.unseen import Owner
 
 WIDTH, ROWS = 32, 16
@@ -248,23 +247,6 @@ def test_programs_that_use_their_blocks_otherwise(kind: type[Net]) -> None:
     assert not rows[GeneralRow] and rows[HostRow], rows
 
 
-def num_calls(step: Callable[[], Any]) -> int:
-    """Functions of Python's or C's that a step calls in this thread."""
-    count = 0
-
-    def count_calls(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(count_calls)
-    try:
-        step()
-    finally:
-        sys.setprofile(before)
-    return count
-
-
 def test_rows_cost_less_than_the_general_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls of both hooks and of the region's own, without those of the model."""
     model = Net(dropout=0.0)
@@ -282,12 +264,12 @@ def test_rows_cost_less_than_the_general_path(monkeypatch: pytest.MonkeyPatch) -
             optimizer.zero_grad()
             if number == NUM_OBSERVED:
                 planned(session, Placement.OFFLOAD)
-        found.append(num_calls(step))
+        found.append(calls_of(step)[1])
         optimizer.step()
         with monkeypatch.context() as patch:
             patch.setattr(Tables, "hooks_of", lambda own, cache, lane, plan, all: all)
-            found.append(num_calls(step))
-    plain = num_calls(step)
+            found.append(calls_of(step)[1])
+    plain = calls_of(step)[1]
     fast, general = (each - plain for each in found)
     assert 0 < fast < 0.55 * general, (fast, general)
 
@@ -313,7 +295,7 @@ def test_a_region_calls_no_more_than_a_checkpoint_of_torchs() -> None:
         net(x).square().mean().backward()
 
     step(theirs)
-    plain, others = num_calls(lambda: step(model)), num_calls(lambda: step(theirs))
+    plain, others = calls_of(lambda: step(model))[1], calls_of(lambda: step(theirs))[1]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with ssdtrain.offload(model, **SETTINGS, recompute="regions") as session:
         for number in range(NUM_COMPILED + 2):
@@ -322,7 +304,7 @@ def test_a_region_calls_no_more_than_a_checkpoint_of_torchs() -> None:
             optimizer.zero_grad()
             if number == NUM_OBSERVED:
                 planned(session)
-        ours = num_calls(lambda: step(model))
+        ours = calls_of(lambda: step(model))[1]
     assert plain < ours < others, (plain, ours, others)
 
 

@@ -5,7 +5,6 @@ error that names what was lost. Never zeros, never a leak.
 """
 
 import gc
-import threading
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from ssdtrain.errors import ActivationLostError
 from ssdtrain.observe import planner, trials
 from ssdtrain.observe.memorygoal import MemoryGoal
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.eventually import session_threads, until
 from tests.ssdtrain.faulty import Fault, FaultKind, Operation
 from tests.ssdtrain.virtual_time import VirtualTime
 
@@ -62,7 +62,7 @@ def test_failed_writes_lose_nothing(
     fallback: Fallback,
     count: int,
 ) -> None:
-    net = model()
+    net, before = model(), session_threads()
     expected = one_step(net)
     fault = Fault(operation=operation, kind=kind, at=1, count=count)
     with faulty(net, fault, host_bytes=64 << 20) as session:
@@ -77,7 +77,7 @@ def test_failed_writes_lose_nothing(
         assert offloader.pool.used_bytes == 0
         offloader.wait_io()
         assert offloader.storage.stats().used_bytes == 0
-    assert not [t for t in threading.enumerate() if t.name.startswith("ssdtrain")]
+    assert session_threads() <= before
 
 
 def test_full_disk_and_full_staging_keep_tensors_on_the_device(faulty: Any) -> None:
@@ -123,8 +123,9 @@ def test_failed_read_stops_with_what_was_lost(faulty: Any, kind: FaultKind) -> N
         found = one_step(net)
         assert same_bits(found, expected)
         assert session.cache.is_idle
-        settle(session)  # a worker may be giving the last buffer back
-        assert session.cache.offloader.pool.used_bytes == 0
+        pool = session.cache.offloader.pool
+        # A worker may be giving the last buffer back.
+        until(lambda: pool.used_bytes == 0)
 
 
 def test_stalled_disk_stalls_but_loses_nothing(
