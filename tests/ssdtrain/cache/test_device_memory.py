@@ -20,7 +20,7 @@ from tests.ssdtrain.cache.metered import Meter
 from tests.ssdtrain.cache.test_peak import ROWS, WIDTH, Block
 
 SETTINGS: dict[str, Any] = {"max_overhead": 0.01, "target": "host", "min_bytes": 0}
-pytestmark = pytest.mark.usefixtures("virtual_time")
+pytestmark = pytest.mark.usefixtures("quick_links")
 
 
 class Run:

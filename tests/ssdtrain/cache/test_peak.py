@@ -276,6 +276,7 @@ def test_observing_a_step_leaves_no_memory_behind(
     assert window.num_bytes == window.lingering_bytes == 0
 
 
+@pytest.mark.usefixtures("quick_links")
 def test_a_plain_step_is_measured_where_it_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,7 +1,6 @@
 """Batches of another size follow the plan of the observed one."""
 
 import random
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,10 +17,11 @@ from ssdtrain.observe.largest import HEADROOM
 from ssdtrain.observe.strays import Strays
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
-from ssdtrain.plan.search import Answer, Request, Search, answers
+from ssdtrain.plan.search import Answer, Request, answers
 from ssdtrain.transfer.device import CpuDevice, MemoryLevel
-from tests.ranks import LONGEST_S
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.cache.heldsearch import Searches
+from tests.ssdtrain.eventually import until
 
 WIDTH, ROWS, HEADS = 16, 32, 2
 SETTINGS: dict[str, Any] = {"max_overhead": 0.01, "target": "host", "min_bytes": 0}
@@ -452,7 +452,7 @@ def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuDevice, "memory", lambda device: MemoryLevel(0, 0, 0, 0))
 
 
-@pytest.mark.usefixtures("roomy")
+@pytest.mark.usefixtures("roomy", "virtual_time")
 def test_a_budget_holds_in_every_step() -> None:
     """The observed batch is the shortest but one and would fit if all were kept. Those
     behind it, before its plan and under it, do not."""
@@ -532,11 +532,8 @@ class Beside:
     """Trains where plans are searched for beside training, as on a GPU."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, budget_bytes: int) -> None:
-        self.searches: list[Search] = []
-        self.given_up: list[Search] = []
-        """Before they had found anything."""
         monkeypatch.setattr(CpuDevice, "runs_beside", True)
-        monkeypatch.setattr(searching, "Search", self._search)
+        self.searches = Searches(monkeypatch)
         self.planners: list[planner.Planner] = []
         build = planner.Planner.__init__
 
@@ -551,19 +548,6 @@ class Beside:
         settings = {**SETTINGS, "memory_budget_bytes": budget_bytes, "window_bytes": 1}
         self.session = ssdtrain.offload(self._model, **settings)
 
-    def _search(self, request: Request) -> Search:
-        search = Search(request)
-        stop = search.stop
-
-        def stopped() -> None:
-            if not search.is_over:
-                self.given_up.append(search)
-            stop()
-
-        search.stop = stopped  # type: ignore[method-assign]
-        self.searches.append(search)
-        return search
-
     def step(self, rows: int) -> ssdtrain.StepReport:
         """One step, of a batch of so many rows."""
         self._model(torch.randn(rows, WIDTH)).square().mean().backward()
@@ -575,11 +559,11 @@ class Beside:
 
     def settle(self, rows: int) -> None:
         """Steps until no plan is searched for."""
-        end = time.monotonic() + LONGEST_S
-        while self.session.plan is None or not self.session.is_settled:
-            assert time.monotonic() < end
-            self.step(rows)
-            time.sleep(0.01)
+        session = self.session
+        until(
+            lambda: session.plan is not None and session.is_settled,
+            lambda: self.step(rows),
+        )
 
 
 def budget_of(rows: int, share: float) -> int:
@@ -597,16 +581,19 @@ def test_batches_that_grow_wait_for_a_plan_and_get_it(
     budget = budget_of(3 * ROWS, 0.6)
     beside = Beside(monkeypatch, budget)
     beside.settle(ROWS)
-    num_searches = len(beside.searches)
+    num_searches = len(beside.searches.begun)
+    beside.searches.are_held = True
     for rows in range(2 * ROWS, 3 * ROWS, 4):  # a tenth more each time
         report = beside.step(rows)
         assert Fallback.PLAN_OUTGROWN.value in report.fallbacks
         assert report.saved_peak_bytes <= budget
+    beside.searches.are_held = False
     beside.settle(3 * ROWS)
     report = beside.step(3 * ROWS)
     assert not UNPLANNED & set(report.fallbacks) and report.num_resized
     assert report.saved_peak_bytes <= budget
-    assert not beside.given_up and len(beside.searches) <= num_searches + 3
+    assert not beside.searches.given_up
+    assert len(beside.searches.begun) <= num_searches + 3
     beside.session.close()
 
 

@@ -195,6 +195,7 @@ def test_bitwise_law(
         assert last.bytes_offloaded > 0
 
 
+@pytest.mark.usefixtures("quick_links")
 @pytest.mark.parametrize("checkpointing", ["none", "non-reentrant"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16 autocast"])
 @pytest.mark.parametrize("name", MODELS)

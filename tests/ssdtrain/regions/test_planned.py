@@ -56,7 +56,7 @@ NUM_STEPS = 2 + NUM_REGION_STEPS + 2
 
 
 @pytest.fixture
-def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
+def meter(monkeypatch: pytest.MonkeyPatch, virtual_time: VirtualTime) -> Meter:
     found = Meter()
     found.install(monkeypatch)
     monkeypatch.setattr(in_cache, "modes_stand", lambda: False)
@@ -126,6 +126,7 @@ def test_the_first_steps_need_what_checkpointing_with_moved_inputs_needs(
     assert peaks["auto"] <= 1.02 * peaks["regions"]
 
 
+@pytest.mark.usefixtures("virtual_time")
 def test_a_budget_that_moves_cannot_meet_is_met_by_regions() -> None:
     """On a link that is no use."""
     torch.manual_seed(0)
@@ -389,7 +390,7 @@ def counting_steps(
 
 
 @pytest.fixture
-def limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def limited(monkeypatch: pytest.MonkeyPatch, virtual_time: VirtualTime) -> None:
     """Memory has an end: all regions run again in the first steps. Links are so slow
     that no plan moves a tensor in time."""
     monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1)

@@ -153,9 +153,10 @@ def share_kept(session: ssdtrain.Session) -> float:
     return sums.get("keep", 0) / sum(sums.values())
 
 
-def test_auto_keeps_what_a_slow_disk_cannot_take(faulty: Any) -> None:
-    """In real time: sleeps of the disk, a hundred times as long as the step. What is
-    judged is where the bytes are, not how long a step took."""
+def test_auto_keeps_what_a_slow_disk_cannot_take(
+    faulty: Any, virtual_time: VirtualTime
+) -> None:
+    """What is judged is where the bytes are, not how long a step took."""
     net = model()
     expected = one_step(net)
     slow = Fault(
@@ -174,7 +175,7 @@ def test_auto_keeps_what_a_slow_disk_cannot_take(faulty: Any) -> None:
 
 @pytest.mark.parametrize("at", [80, 480], ids=["tried", "followed"])
 def test_auto_gives_up_a_disk_that_becomes_slow(
-    faulty: Any, monkeypatch: pytest.MonkeyPatch, at: int
+    faulty: Any, monkeypatch: pytest.MonkeyPatch, virtual_time: VirtualTime, at: int
 ) -> None:
     """While its plan is tried, or long after: where everything fits, it is kept."""
     monkeypatch.setattr(MemoryGoal, "fits_plain", lambda memory, profile: True)
