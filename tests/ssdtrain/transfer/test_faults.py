@@ -153,10 +153,9 @@ def share_kept(session: ssdtrain.Session) -> float:
     return sums.get("keep", 0) / sum(sums.values())
 
 
-def test_auto_keeps_what_a_slow_disk_cannot_take(
-    faulty: Any, virtual_time: VirtualTime
-) -> None:
-    """What is judged is where the bytes are, not how long a step took."""
+def test_auto_keeps_what_a_slow_disk_cannot_take(faulty: Any) -> None:
+    """In real time: sleeps of the disk, a hundred times as long as the step. What is
+    judged is where the bytes are, not how long a step took."""
     net = model()
     expected = one_step(net)
     slow = Fault(
