@@ -2,42 +2,26 @@
 
 import contextlib
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import ssdtrain
 from ssdtrain.errors import ActivationChangedError
-from ssdtrain.transfer.device import CpuDevice, CpuEvent
+from ssdtrain.transfer.device import CpuDevice, CpuEvent, Event
 
 sys.path.insert(0, str(Path(__file__).parent))
 from perturb import missing_event, num_holders, patched, perturbed, poisoned
 
-from tests.ranks import SOON_S
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.mlp import WIDTH, gradients_of, mlp
 from tests.ssdtrain.targets import TARGETS
 
-WIDTH = 64
 SEEDS = range(2)
-
-
-def model() -> nn.Sequential:
-    torch.manual_seed(0)
-    pairs = [(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(4)]
-    return nn.Sequential(*[layer for pair in pairs for layer in pair])
-
-
-def step(net: nn.Module) -> list[Tensor]:
-    torch.manual_seed(1)
-    x = torch.randn(32, WIDTH, requires_grad=True)
-    net.zero_grad()
-    net(x).square().sum().backward()
-    return [x.grad, *(p.grad.clone() for p in net.parameters())]
 
 
 def settings_of(target: str, everything: Any, tmp_path: Path) -> dict[str, Any]:
@@ -58,8 +42,8 @@ def settings_of(target: str, everything: Any, tmp_path: Path) -> dict[str, Any]:
 def test_no_schedule_changes_a_byte(
     target: str, seed: int, everything: Any, tmp_path: Path
 ) -> None:
-    net = model()
-    expected = step(net)
+    net = mlp()
+    expected = gradients_of(net)
     settings = settings_of(target, everything, tmp_path)
     with (
         perturbed(seed) as delays,
@@ -67,7 +51,7 @@ def test_no_schedule_changes_a_byte(
         ssdtrain.offload(net, **settings) as session,
     ):
         for _ in range(3):
-            found = step(net)
+            found = gradients_of(net)
             assert same_bits(found, expected)
         assert session.cache.is_idle
     assert delays.num > 20
@@ -77,24 +61,23 @@ def test_no_schedule_changes_a_byte(
 @contextlib.contextmanager
 def late_loads() -> Iterator[None]:
     """No copy in begins before the block ends."""
-    go, copy_in = threading.Event(), CpuDevice.copy_in
+    end, copy_in = CpuEvent(), CpuDevice.copy_in
 
-    def late(self: CpuDevice, *args: Any) -> CpuEvent:
-        self._load.submit(go.wait, SOON_S)
-        return copy_in(self, *args)
+    def late(self: CpuDevice, buffer: Tensor, target: Tensor, after: Any) -> Event:
+        return copy_in(self, buffer, target, [*after, end])
 
     with patched(CpuDevice, "copy_in", late):
         try:
             yield
         finally:
-            go.set()
+            end.reach()
 
 
 @pytest.mark.parametrize("verify", ["off", "checksum"])
 def test_a_missing_event_is_caught(verify: str, everything: Any) -> None:
     """Poison shows it in gradients; verify stops the backward that meets it."""
-    net = model()
-    expected = step(net)
+    net = mlp()
+    expected = gradients_of(net)
     with (
         poisoned(),
         missing_event(),
@@ -102,11 +85,11 @@ def test_a_missing_event_is_caught(verify: str, everything: Any) -> None:
     ):
         if verify == "off":
             with late_loads():
-                found = step(net)
+                found = gradients_of(net)
             assert not same_bits(found, expected)
         else:
             with late_loads(), pytest.raises(ActivationChangedError):
-                step(net)
+                gradients_of(net)
 
 
 def test_the_count_of_holders_is_what_we_think() -> None:
