@@ -45,7 +45,6 @@ class Block(nn.Module):
         self.num_calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """(ROWS, WIDTH) to the same."""
         if self.writes:
             self.num_calls += 1
         for norm, up in zip(self.norms, self.ups, strict=True):
@@ -64,7 +63,6 @@ class Net(nn.Module):
         self._run = run
 
     def forward(self, x: Tensor) -> Tensor:
-        """(ROWS, WIDTH) to a loss."""
         x = self.first(x)
         for block in self.blocks:
             x = block(x) if self._run is None else self._run(block, x)
@@ -224,7 +222,6 @@ class Chain(nn.Module):
         self._run = run
 
     def forward(self, x: Tensor) -> Tensor:
-        """(ROWS, WIDTH) to a loss."""
         loss = torch.zeros(())
         for layer in self.layers:
             x, penalty = layer(x) if self._run is None else self._run(layer, x)
