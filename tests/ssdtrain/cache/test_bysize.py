@@ -46,7 +46,6 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(rows, WIDTH) to the same."""
         return x + self.down(torch.tanh(self.up(self.norm(x))))
 
 
@@ -60,7 +59,6 @@ class Net(nn.Module):
         self.rows: list[Tensor] = []
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        """(rows, WIDTH), here or left in `rows`, to a loss."""
         x = batch["x"] if self._tells else self.rows.pop()
         for layer in self.layers:
             x = layer(x)
