@@ -161,7 +161,7 @@ def test_auto_keeps_what_a_slow_disk_cannot_take(faulty: Any) -> None:
 
 @pytest.mark.parametrize("at", [80, 480], ids=["tried", "followed"])
 def test_auto_gives_up_a_disk_that_becomes_slow(
-    faulty: Any, monkeypatch: pytest.MonkeyPatch, virtual_time: VirtualTime, at: int
+    faulty: Any, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     """While its plan is tried, or long after: where everything fits, it is kept."""
     monkeypatch.setattr(MemoryGoal, "fits_plain", lambda memory, profile: True)
