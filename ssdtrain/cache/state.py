@@ -1,5 +1,5 @@
 """Where saved bytes are: the states, what leads from one to the next, what is booked.
-(tests/ssdtrain/cache/test_state.py, test_booked.py)
+(tests/ssdtrain/cache/test_booked.py)
 """
 
 from enum import Enum, auto

@@ -23,8 +23,7 @@ show at all. A plan that keeps everything installs no hooks, and a call of a lay
 which a plan does nothing runs without them ([Note: quiet calls] in cache/quiet.py): so
 a plan that does all it does in a few layers costs the host less than one that does as
 much, a little in each.
-(tests/ssdtrain/plan/test_simulate.py, test_host.py,
-tests/ssdtrain/cache/test_quiet_simulated.py)
+(tests/ssdtrain/plan/test_simulate.py, test_host.py)
 """
 
 from collections import deque

@@ -22,7 +22,7 @@ A fused normalization's node keeps no epsilon, its module's attribute need not b
 it was called with, and comparing bytes does not tell 1e-12 from 1e-8. But while the
 operator saves its input, `torch.nn.functional.layer_norm` or `rms_norm` is running and
 has the epsilon in its frame. One that was called past them has no recipe.
-(tests/ssdtrain/rebuild/test_norms.py)
+(tests/ssdtrain/rebuild/test_attacks.py)
 """
 
 import sys

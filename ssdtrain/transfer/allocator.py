@@ -14,7 +14,7 @@ NCCL may register the allocator's segments; it refuses those that grow. A captur
 graph has addresses that must stay. A drive may write from device memory that was
 registered by `cudaMalloc`'s addresses. The last session that asked puts it back: a
 tensor that is shared with another process afterwards lies where it would without us.
-(tests/ssdtrain/transfer/test_segments.py)
+(tests/ssdtrain/transfer/test_allocator.py)
 
 [Note: one segment]
 A captured graph has a pool of its own, which begins empty and stays as large as it
@@ -24,7 +24,7 @@ plan frees in pieces of 24 MiB serves no backward of attention that wants 144 Mi
 once, and another segment is taken for it: 7 % more than was ever allocated. So what a
 plan needs at most is taken as one piece when the captured forward begins. It is given
 back to the pool, which cuts all later tensors from it and joins what is freed.
-(tests/ssdtrain/transfer/test_arena.py)
+(tests/ssdtrain/transfer/test_allocator.py)
 """
 
 import itertools
@@ -197,7 +197,7 @@ class Shortages:
     Torch calls an observer after the last try, in whichever thread asked for memory,
     and never takes it off. So one is attached for the process, once somebody wants to
     hear, and it asks who still does. What a listener raises takes the place of torch's
-    own error, in a backward as well. (tests/ssdtrain/transfer/test_shortages.py)
+    own error, in a backward as well. (tests/ssdtrain/transfer/test_allocator.py)
     """
 
     def __init__(self, attach: Callable[[Observer], None] = attach_observer) -> None:

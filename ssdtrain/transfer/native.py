@@ -21,7 +21,7 @@ piece, and when a stream waits, the engine turns to whoever else is there: 0.5 t
 a step were left.
 For the rest nothing changes: what waits for the stream that was asked to copy waits for
 all pieces.
-(tests/ssdtrain/transfer/test_pieces.py)
+(tests/ssdtrain/transfer/test_native.py)
 """
 
 import ctypes

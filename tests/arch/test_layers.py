@@ -261,12 +261,6 @@ STILL_REACHED: dict[str, set[str]] = {
     "tests/ssdtrain/megatron/test_host.py": {"_resident"},
     "tests/ssdtrain/races/perturb.py": {"_release"},
     "tests/ssdtrain/rebuild/test_admission.py": {"_check"},
-    "tests/ssdtrain/rebuild/test_behaviour.py": {
-        "_alive",
-        "_latest",
-        "_profiles",
-        "_rebuild",
-    },
     "tests/ssdtrain/rebuild/test_kernels.py": {"_tables"},
     "tests/ssdtrain/transfer/test_direct.py": {"_writers"},
     "tests/ssdtrain/transfer/test_fork.py": {"_changed", "_lock", "_mode", "_weights"},

@@ -1,6 +1,7 @@
 """Shared by the ssdtrain tests: a module around any function, and sessions on it."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import ssdtrain
+from ssdtrain.observe import observation
 from ssdtrain.storage import open as opening
 from tests.ssdtrain.faulty import Fault, FaultyStorage
+from tests.ssdtrain.plan.profiles import curve
 from tests.ssdtrain.virtual_time import virtual_time
 
 __all__ = ["virtual_time"]
@@ -40,6 +43,16 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def quick_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moves are in time for plans, however long operators and copies take here."""
+    ways = dict.fromkeys(("d2h", "h2d", "ssd_write", "ssd_read"), curve(1e6))
+    fitted = observation.fitted_links
+    monkeypatch.setattr(
+        observation, "fitted_links", lambda *told: replace(fitted(*told), **ways)
+    )
 
 
 class Around(nn.Module):

@@ -9,7 +9,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-LIMIT_S = 30
+LIMIT_S = 120
+"""Reached by what hangs alone, however busy the machine."""
 OK, WRONG, RAISED = 0, 3, 4
 
 
@@ -19,8 +20,8 @@ def end_soon() -> None:
     signal.alarm(LIMIT_S)
 
 
-def in_child(run: Callable[[], int], fork: Callable[[], int] = os.fork) -> int:
-    """The exit code of a fork that calls `run`; killed if it takes too long."""
+def started(run: Callable[[], int], fork: Callable[[], int] = os.fork) -> int:
+    """The number of a fork that calls `run`; killed if it takes too long."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         child = fork()
@@ -32,7 +33,17 @@ def in_child(run: Callable[[], int], fork: Callable[[], int] = os.fork) -> int:
         except BaseException:
             traceback.print_exc()
         os._exit(code)
+    return child
+
+
+def ended(child: int) -> int:
+    """Its exit code."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def in_child(run: Callable[[], int], fork: Callable[[], int] = os.fork) -> int:
+    """The exit code of a fork that calls `run`."""
+    return ended(started(run, fork))
 
 
 @contextlib.contextmanager

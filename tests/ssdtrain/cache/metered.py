@@ -1,6 +1,12 @@
-"""A CPU with an allocator to ask, as a GPU has: counts what operators allocate."""
+"""A CPU with an allocator to ask, as a GPU has: counts what operators allocate.
+
+Its copies end at once: what a late one carries would be alive for longer, and how late
+a thread is depends on the machine.
+"""
 
 import ctypes
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -14,6 +20,25 @@ from ssdtrain.cache.keeper import CacheKeeper
 from ssdtrain.rebuild import modes
 from ssdtrain.transfer import offloader, pinned
 from ssdtrain.transfer.device import CpuDevice, MemoryLevel
+from ssdtrain.transfer.workers import Workers
+
+COPYING = ("ssdtrain-store", "ssdtrain-load")
+"""Threads of a `CpuDevice`."""
+
+
+def copy_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the calling thread make the copies of every `CpuDevice`."""
+    submit = Workers.submit
+
+    def act(own: Workers, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        if own._thread_name_prefix not in COPYING:
+            return submit(own, function, *args)
+        done: Future[Any] = Future()
+        with modes.without_modes():
+            done.set_result(function(*args))
+        return done
+
+    monkeypatch.setattr(Workers, "submit", act)
 
 
 class Meter(TorchDispatchMode):
@@ -68,7 +93,8 @@ class Meter(TorchDispatchMode):
         return torch.frombuffer(view, dtype=torch.uint8)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Let every `CpuDevice` answer from this meter."""
+        """Let every `CpuDevice` answer from this meter, and copy at once."""
+        copy_at_once(monkeypatch)
         for module in (pinned, offloader):
             monkeypatch.setattr(module, "page_aligned", self.page_aligned)
         monkeypatch.setattr(

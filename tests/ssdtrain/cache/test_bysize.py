@@ -1,8 +1,6 @@
 """Batches of other sizes follow plans of their own."""
 
 import random
-import time
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,8 +18,9 @@ from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.scaled import UpTo
 from ssdtrain.plan.search import Answer, Request
 from ssdtrain.transfer.device import CpuDevice, MemoryLevel
-from tests.ranks import LONGEST_S
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.cache.heldsearch import Searches
+from tests.ssdtrain.eventually import until
 from tests.ssdtrain.observe import parts
 from tests.ssdtrain.plan.profiles import MB, chain
 
@@ -47,7 +46,6 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(rows, WIDTH) to the same."""
         return x + self.down(torch.tanh(self.up(self.norm(x))))
 
 
@@ -61,7 +59,6 @@ class Net(nn.Module):
         self.rows: list[Tensor] = []
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        """(rows, WIDTH), here or left in `rows`, to a loss."""
         x = batch["x"] if self._tells else self.rows.pop()
         for layer in self.layers:
             x = layer(x)
@@ -132,7 +129,7 @@ def share_gone(report: StepReport) -> float:
     return 1.0 - report.bytes_kept / report.bytes_saved
 
 
-@pytest.mark.usefixtures("roomy")
+@pytest.mark.usefixtures("roomy", "virtual_time")
 def test_smaller_batches_keep_more() -> None:
     """Within the budget, bitwise; what fits as it is keeps everything."""
     first = 24  # a plan is tried before
@@ -160,7 +157,7 @@ def test_smaller_batches_keep_more() -> None:
     assert ours.session.cache.offloader.pool.used_bytes == 0
 
 
-@pytest.mark.usefixtures("roomy")
+@pytest.mark.usefixtures("roomy", "virtual_time")
 def test_places_in_pinned_memory_are_shared() -> None:
     """What leaves under several plans has one place for all of them."""
     ours = Training(None)
@@ -178,7 +175,7 @@ def test_places_in_pinned_memory_are_shared() -> None:
     assert ours.session.cache.offloader.pool.used_bytes == 0
 
 
-@pytest.mark.usefixtures("roomy")
+@pytest.mark.usefixtures("roomy", "virtual_time")
 def test_arguments_that_tell_nothing_are_asked_once() -> None:
     """A lane that is larger than they told leaves its plan, and the budget holds."""
     lengths = [ROWS, ROWS // 2, ROWS // 2, *[ROWS // 2 + n for n in range(5)]]
@@ -195,7 +192,7 @@ def test_arguments_that_tell_nothing_are_asked_once() -> None:
     assert not ours.num_beside[-1]
 
 
-@pytest.mark.usefixtures("roomy")
+@pytest.mark.usefixtures("roomy", "virtual_time")
 def test_a_lane_that_is_larger_than_arguments_told_leaves_its_plan() -> None:
     ours = Training(None)
     budget = ours.step(ROWS).saved_peak_bytes // 2
@@ -229,15 +226,6 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuDevice, "memory", lambda device: MemoryLevel(0, 0, 0, 0))
 
 
-def until(is_over: Callable[[], bool], step: Callable[[], object]) -> None:
-    """Steps until something has come from another process."""
-    end = time.monotonic() + LONGEST_S
-    while not is_over():
-        assert time.monotonic() < end
-        step()
-        time.sleep(0.01)
-
-
 def test_before_there_is_a_plan_batches_follow_what_needs_no_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -247,6 +235,8 @@ def test_before_there_is_a_plan_batches_follow_what_needs_no_search(
     ours = Training(None)
     budget = int(0.6 * ours.step(ROWS).saved_peak_bytes)
     ours.session.close()
+    searches = Searches(monkeypatch)
+    searches.are_held = True
     plain, ours = Training(None), Training(within(budget))
     draw, lengths = random.Random(1), []
     searching: dict[int, list[StepReport]] = {}
@@ -260,6 +250,10 @@ def test_before_there_is_a_plan_batches_follow_what_needs_no_search(
         if plan is not None and plan.policy == "regions" and len(lengths) > 7:
             searching.setdefault(rows, []).append(report)
 
+    for _ in range(60):
+        step()
+    assert not ours.session.is_settled
+    searches.are_held = False
     until(lambda: ours.session.is_settled, step)
     for _ in range(8):
         step()

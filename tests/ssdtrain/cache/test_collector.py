@@ -135,15 +135,6 @@ def raise_it() -> None:
     raise KeyError
 
 
-def test_a_graph_that_dies_without_backward() -> None:
-    model = net()
-    with ssdtrain.offload(model, **MOVED):
-        loss = loss_of(model)
-        assert gc.get_threshold() != FOUND
-        del loss
-        assert gc.get_threshold() == FOUND
-
-
 def test_a_forward_that_raises() -> None:
     model = net(raise_it)
     with ssdtrain.offload(model, **MOVED):
@@ -204,13 +195,6 @@ def test_what_the_program_sets_meanwhile_stays() -> None:
     assert gc.get_threshold() == (60, 6, 6)
 
 
-def test_one_threshold_that_the_program_sets_meanwhile_stays() -> None:
-    model = net(lambda: gc.set_threshold(60))
-    with ssdtrain.offload(model, **MOVED):
-        loss_of(model).backward()
-    assert gc.get_threshold() == (60, *FOUND[1:])
-
-
 @pytest.mark.parametrize(
     "found", [(0, 10, 10), (50, 100_000, 10), (50, 10, 0), (50, 0, 10)]
 )
@@ -233,20 +217,6 @@ def test_nothing_is_set_where_the_program_has_switched_it_off() -> None:
         loss_of(model).backward()
     assert [*seen, gc.get_threshold()] == [FOUND, FOUND]
     assert not gc.isenabled()
-
-
-def test_two_sessions() -> None:
-    first, second = net(), net()
-    with ssdtrain.offload(first, **MOVED), ssdtrain.offload(second, **MOVED):
-        losses = loss_of(first), loss_of(second)
-        losses[0].backward()
-        losses[1].backward()
-        assert gc.get_threshold() == FOUND
-        losses = loss_of(first), loss_of(second)
-        losses[1].backward()
-        assert gc.get_threshold() != FOUND
-        losses[0].backward()
-        assert gc.get_threshold() == FOUND
 
 
 def test_a_session_knows_its_own() -> None:

@@ -237,8 +237,9 @@ def test_lanes_under_a_plan_tell_nothing_of_what_grows() -> None:
     went beyond the budget."""
     course = Counted()
     course.save(own := lane(), rows(ROWS, 8)), course.save(own, rows(ROWS))
-    course.plan = Plan(orders={KIND: (of(rows(ROWS)),)}, policy="given")
-    course.save(lane(), rows(ROWS))
+    both = of(rows(ROWS, 4)), of(rows(ROWS))
+    course.plan = Plan(orders={KIND: both}, policy="given")
+    course.save(own := lane(), rows(ROWS, 4)), course.save(own, rows(ROWS))
     course.plan = None
     assert not course.met.fixed
     course.save(own := lane(), rows(ROWS, 8)), course.save(own, rows(ROWS))

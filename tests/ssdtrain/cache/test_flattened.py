@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map_only
 import ssdtrain
 from ssdtrain.errors import InPlaceError
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.cache.metered import copy_at_once
 from tests.ssdtrain.cache.steps import train
 
 
@@ -145,12 +146,17 @@ PART = 16 * 48 * 4
 @pytest.mark.parametrize("nested", [False, True], ids=["flat", "nested"])
 @pytest.mark.parametrize("on_pair", [saved_twice, a_view, in_a_row])
 @pytest.mark.parametrize("planned", [False, True], ids=["all", "planned"])
+@pytest.mark.usefixtures("quick_links")
 def test_equal_bits_and_moved(
     on_pair: Callable[[Tensor], Tensor],
     nested: bool,
     planned: bool,
     everything: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if planned:  # how late a copy is depends on the machine
+        copy_at_once(monkeypatch)
+
     def made() -> Net:
         torch.manual_seed(7)
         return Net(on_pair, nested=nested)
@@ -166,7 +172,7 @@ def test_equal_bits_and_moved(
     last = reports[-1]
     assert last.fallbacks == {} and last.bytes_saved > 2 * (2 + nested) * PART
     if planned:
-        assert reports[0].saved_peak_bytes > BUDGET[nested] >= last.saved_peak_bytes
+        assert last.bytes_saved > BUDGET[nested] >= last.saved_peak_bytes
     else:
         assert last.bytes_kept <= PART  # what the loss needs at once
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ssdtrain.cache.identity import identify, is_plain, raw_bytes
+from ssdtrain.cache.identity import identify, raw_bytes
 from tests.ssdtrain.bits import same_bits
 
 Run = Callable[..., Any]
@@ -66,33 +66,6 @@ def test_unsafe_chunks_are_different_records(gradients: Run, everything: Any) ->
     assert report.num_records >= 2
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda z: z.t(),
-        lambda z: z[1:, ::2],
-        lambda z: z[:, :1].expand(8, 6),
-        lambda z: z.reshape(-1).as_strided((4, 4), (2, 1), 3),
-        lambda z: z.unfold(0, 3, 2),
-        lambda z: z.diagonal(),
-        lambda z: torch.view_as_real(torch.complex(z, z)),
-        lambda z: torch.complex(z, z).conj(),
-        lambda z: torch.complex(z, z).conj().imag,
-        lambda z: z.flip(0),
-        lambda z: z[2:2],
-    ],
-)
-def test_views_come_back_exactly(
-    view: Callable[[Tensor], Tensor], gradients: Run, everything: Any
-) -> None:
-    def function(_: nn.Module, x: Tensor) -> Tensor:
-        v = view(x * 1.5)
-        return (v * v * v).abs().sum()
-
-    x = torch.randn(8, 6, requires_grad=True)
-    same(function, [x], gradients, everything)
-
-
 def test_views_of_one_base_share_one_record(gradients: Run, everything: Any) -> None:
     def function(_: nn.Module, x: Tensor) -> Tensor:
         y = x.exp()
@@ -112,29 +85,3 @@ def test_raw_bytes_cover_the_base() -> None:
     assert (key.start_byte, key.end_byte) == (0, 400)
     assert view.offset_bytes == 40
     assert same_bits(view.rebuild(raw_bytes(part, key).clone()), part)
-
-
-def test_raw_bytes_cover_a_part_of_a_data_set() -> None:
-    base = torch.arange(100, dtype=torch.float32)
-    part = base[10:20]
-    key, view = identify(part)
-    assert (key.start_byte, key.end_byte, view.offset_bytes) == (32, 80, 8)
-    assert same_bits(view.rebuild(raw_bytes(part, key).clone()), part)
-    most = base[10:40]
-    assert identify(most)[0].end_byte == 400
-
-
-def test_key_survives_the_wrapper() -> None:
-    """The stamp is on the storage, not on the Python tensor."""
-    x = torch.randn(10)
-    first, _ = identify(x)
-    second, _ = identify(x.detach())
-    assert first == second
-    assert identify(torch.randn(10))[0] != first
-
-
-def test_what_is_not_plain() -> None:
-    assert is_plain(torch.ones(2))
-    assert is_plain(nn.Parameter(torch.ones(2)))
-    assert not is_plain(torch.eye(2).to_sparse())
-    assert not is_plain(torch.ones(2, device="meta"))

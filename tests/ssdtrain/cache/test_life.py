@@ -1,7 +1,6 @@
 """Lifetimes: nothing is lost while a handle lives, nothing stays when it dies."""
 
 import gc
-import threading
 import weakref
 from typing import Any
 
@@ -16,51 +15,8 @@ from ssdtrain.engines import hints
 from ssdtrain.errors import SessionClosedError
 from ssdtrain.plan.plan import PLAN_FILE
 from tests.ssdtrain.bits import same_bits
-
-
-def mlp(num_layers: int = 4, width: int = 64) -> nn.Sequential:
-    torch.manual_seed(0)
-    layers = [[nn.Linear(width, width), nn.GELU()] for _ in range(num_layers)]
-    return nn.Sequential(*[layer for pair in layers for layer in pair])
-
-
-def batch(width: int = 64) -> torch.Tensor:
-    torch.manual_seed(1)
-    return torch.randn(32, width, requires_grad=True)
-
-
-def test_retain_graph_gives_the_same_gradients_twice(everything: Any) -> None:
-    model, x = mlp(), batch()
-    expected = torch.autograd.grad(model(x).sum(), [x])[0]
-    with ssdtrain.offload(model, **everything):
-        loss = model(x).sum()
-        for retain in (True, True, False):
-            assert same_bits(
-                torch.autograd.grad(loss, [x], retain_graph=retain)[0], expected
-            )
-
-
-def test_several_forwards_before_their_backwards(everything: Any) -> None:
-    model, x = mlp(), batch()
-    expected = [torch.autograd.grad((model(x * n)).sum(), [x])[0] for n in (1, 2, 3)]
-    with ssdtrain.offload(model, **everything) as session:
-        losses = [model(x * n).sum() for n in (1, 2, 3)]
-        for at in (1, 0, 2):  # in any order
-            found = torch.autograd.grad(losses[at], [x])[0]
-            assert same_bits(found, expected[at])
-        assert session.cache.is_idle
-
-
-def test_double_backward(everything: Any) -> None:
-    model, x = mlp(), batch()
-
-    def second_order() -> torch.Tensor:
-        first = torch.autograd.grad(model(x).square().sum(), [x], create_graph=True)[0]
-        return torch.autograd.grad(first.square().sum(), [x])[0]
-
-    expected = second_order()
-    with ssdtrain.offload(model, **everything):
-        assert same_bits(second_order(), expected)
+from tests.ssdtrain.eventually import session_threads
+from tests.ssdtrain.mlp import batch, mlp
 
 
 def test_dropped_graph_frees_everything(everything: Any) -> None:
@@ -157,7 +113,7 @@ def test_close_restores_every_attribute(everything: Any) -> None:
 
 
 def test_no_growth_over_steps(everything: Any, tmp_path: Any) -> None:
-    model = mlp(num_layers=12)
+    model, before = mlp(num_layers=12), session_threads()
     settings = {
         "max_overhead": 0.01,
         **everything,
@@ -188,10 +144,9 @@ def test_no_growth_over_steps(everything: Any, tmp_path: Any) -> None:
         assert levels[-1][:2] == (0, 0)
         assert levels[-1][3:] == (0, 0)
         # Pools start their threads one by one: writers, readers, and two that copy.
-        ours = [t for t in threading.enumerate() if t.name.startswith("ssdtrain")]
-        assert len(ours) <= 2 * settings["io_threads"] + 2, ours
+        assert len(session_threads() - before) <= 2 * settings["io_threads"] + 2
     assert not list(tmp_path.iterdir())
-    assert not [t for t in threading.enumerate() if t.name.startswith("ssdtrain")]
+    assert session_threads() <= before
 
 
 @pytest.mark.parametrize("plan", ["keep-all", "offload-all", "saved"])
@@ -227,20 +182,6 @@ def test_steps_leave_no_objects(
             counts.append(len(gc.get_objects()))
         assert len(session.steps) == 4
     assert counts[2] - counts[1] < num_steps // 2, counts
-
-
-def test_two_sessions_live_side_by_side(everything: Any) -> None:
-    first, second, x = mlp(), mlp(num_layers=2), batch()
-    expected = torch.autograd.grad(second(first(x)).sum(), [x])[0]
-    with (
-        ssdtrain.offload(first, **everything) as one,
-        ssdtrain.offload(second, **everything) as two,
-    ):
-        found = torch.autograd.grad(second(first(x)).sum(), [x])[0]
-        assert same_bits(found, expected)
-        assert one.last_step is not None
-        assert two.last_step is not None
-        assert one.last_step.num_records > two.last_step.num_records
 
 
 def test_saved_bytes_at_backward_start_are_the_window_and_the_kept(

@@ -41,7 +41,6 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(ROWS, WIDTH) to the same."""
         x = x + self.dropout(self.proj(self.attention(x)))
         return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
 
@@ -56,7 +55,6 @@ class Holding(Block):
     """The same; its locals hold what they name until it returns."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(ROWS, WIDTH) to the same."""
         norm1 = self.norm1(x)
         q, k, v = self.qkv(norm1).view(1, ROWS, 3, 2, -1).permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -78,7 +76,6 @@ class Blocks(nn.Module):
         self.blocks = nn.ModuleList(block() for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(ROWS, WIDTH) to the same."""
         embedded = y = self.first(x)
         for block in self.blocks:
             y = block(y)
@@ -94,7 +91,6 @@ class Broadcast(nn.Module):
         self.scale = nn.Parameter(torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(ROWS, WIDTH) to the same."""
         many = torch.stack([x.sin(), x.cos()])
         return self.scale * (many * x.tanh()).mean(0)
 
@@ -103,7 +99,6 @@ class Start(nn.Module):
     """Saves nothing. The leaf behind it is autograd's until its gradient is there."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of any shape."""
         return -x
 
 
@@ -217,7 +212,7 @@ def test_the_peak_of_any_plan_is_predicted(
             step(model, x, meter)
         assert session.profile is not None
         timeline = Timeline(session.profile)
-        for number in range(12):
+        for number in range(6):
             placements = {
                 kind: [draw.choice(options(timeline, item)) for item in items]
                 for kind, items in session.profile.kinds.items()
@@ -276,6 +271,7 @@ def test_observing_a_step_leaves_no_memory_behind(
     assert window.num_bytes == window.lingering_bytes == 0
 
 
+@pytest.mark.usefixtures("quick_links")
 def test_a_plain_step_is_measured_where_it_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -342,7 +338,6 @@ class Gated(nn.Module):
         self.down = Adapted(8 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(ROWS, WIDTH) to the same."""
         return x + self.down(F.silu(self.gate(x)) * self.up(x))
 
 
@@ -376,7 +371,6 @@ class Table(nn.Module):
         self.register_buffer("ids", torch.arange(ROWS))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(ROWS, WIDTH) to the same."""
         return x + F.embedding(self.ids, self.weight)
 
 

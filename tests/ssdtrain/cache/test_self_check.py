@@ -50,13 +50,6 @@ def test_one_in_so_many_is_compared() -> None:
     assert 0.7 < verified * PERIOD / rebuilt < 1.4
 
 
-def test_without_recipes_nothing_is_compared() -> None:
-    net = Net()
-    with ssdtrain.offload(net, recompute="off", **SETTINGS) as session:
-        steps(net, session, 20)
-        assert not sum(step.num_verified for step in session.steps)
-
-
 @pytest.mark.parametrize("place", range(DEPTH - 1))
 def test_a_wrong_recipe_is_found_wherever_it_is(
     place: int, monkeypatch: pytest.MonkeyPatch

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain
-from ssdtrain.cache.rows import HostRow, KeptItemRow
 from ssdtrain.errors import InPlaceError
 from ssdtrain.plan.plan import Plan
 from tests.ssdtrain.bits import same_bits
-from tests.ssdtrain.cache.plans import all_moved, nearly_all_kept, rows_of
+from tests.ssdtrain.cache.plans import all_moved, nearly_all_kept
 from tests.ssdtrain.cache.steps import Step, train
 
 WIDTH, ROWS, NUM_BLOCKS = 32, 64, 3
@@ -146,19 +145,6 @@ def all_moved_steps(net: nn.Module, session: Any, num_steps: int) -> Iterator[An
     return steps
 
 
-def test_rows_are_what_their_tensors_are() -> None:
-    net = model()
-    with ssdtrain.offload(net, **{**SETTINGS, "max_overhead": 0.0}) as session:
-        steps = all_moved_steps(net, session, 9)
-        next(steps)
-        names = rows_of(session)
-        assert names.count("ParameterRow") >= 2 * NUM_BLOCKS
-        assert names.count("ParameterViewRow") >= 2 * NUM_BLOCKS
-        assert names.count(HostRow.__name__) >= 4 * NUM_BLOCKS
-        assert names[-1] == "EndRow"
-        assert KeptItemRow.__name__ not in names
-
-
 def longer(net: nn.Module, number: int) -> Tensor:
     return net(batch(number, ROWS if number % 3 else 2 * ROWS)).square().mean()
 
@@ -203,28 +189,6 @@ def changed_twice(net: nn.Module, number: int) -> Tensor:
         other = torch.zeros_like(y)
         other.add_(1)
     return (z.square() * other).mean()
-
-
-def two_backwards(net: nn.Module, number: int) -> Tensor:
-    loss = net(batch(number)).square().mean()
-    loss.backward(retain_graph=True)
-    return loss
-
-
-def dropped_graph(net: nn.Module, number: int) -> Tensor:
-    net(batch(number + 50)).square().mean()  # nobody asks for its gradients
-    return net(batch(number)).square().mean()
-
-
-def accumulated(net: nn.Module, number: int) -> Tensor:
-    net(batch(number + 50)).square().mean().backward()
-    return net(batch(number)).square().mean()
-
-
-def interleaved(net: nn.Module, number: int) -> Tensor:
-    one, two = net(batch(number)), net(batch(number + 50))
-    one.square().mean().backward()
-    return two.square().mean()
 
 
 def penalized(net: nn.Module, number: int) -> Tensor:
@@ -298,22 +262,6 @@ INSIDE = [
 @pytest.mark.parametrize("moved", [True, False])
 def test_forwards_that_change_under_a_table(step: Step, moved: bool) -> None:
     compare(step, moved, num_steps=12, inside=True)
-
-
-@pytest.mark.parametrize(
-    "step",
-    [
-        longer,
-        two_backwards,
-        dropped_graph,
-        accumulated,
-        interleaved,
-        penalized,
-    ],
-)
-@pytest.mark.parametrize("moved", [True, False])
-def test_programs_that_change_under_a_table(step: Step, moved: bool) -> None:
-    compare(step, moved, num_steps=12)
 
 
 @pytest.mark.parametrize("num_parts", [2, 8])

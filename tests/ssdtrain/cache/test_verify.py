@@ -20,9 +20,9 @@ from ssdtrain.rebuild.node import Producer
 from ssdtrain.rebuild.recipes import REGISTERED
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.faulty import Fault, FaultKind, Operation
+from tests.ssdtrain.mlp import WIDTH, gradients_of
 from tests.ssdtrain.targets import STAGED, TARGETS, settings_of
 
-WIDTH = 64
 MODES = ["checksum", "shadow"]
 
 
@@ -39,18 +39,6 @@ class Net(nn.Module):
         for layer in self.layers:
             x = x + layer(x)
         return (x * x.mean(0, keepdim=True).expand_as(x)).sum()
-
-
-def step(net: nn.Module) -> list[Tensor]:
-    torch.manual_seed(1)
-    x = torch.randn(32, WIDTH, requires_grad=True)
-    net.zero_grad()
-    net(x).backward()
-    return [x.grad, *(p.grad.clone() for p in net.parameters())]
-
-
-def equal(ours: list[Tensor], theirs: list[Tensor]) -> bool:
-    return same_bits(ours, theirs)
 
 
 @pytest.fixture(params=list(Moment))
@@ -80,7 +68,7 @@ def test_every_placement_is_verified(
     mode: str, target: str, plan: str, recompute: str, tmp_path: Path
 ) -> None:
     net = Net()
-    expected = step(net)
+    expected = gradients_of(net)
     settings: dict[str, Any] = {
         **settings_of(target, tmp_path),
         "plan": plan,
@@ -91,20 +79,12 @@ def test_every_placement_is_verified(
     }
     with ssdtrain.offload(net, verify=mode, **settings) as session:
         for _ in range(2):
-            assert equal(step(net), expected)
+            assert same_bits(gradients_of(net), expected)
         report = session.last_step
     assert report is not None
     assert report.num_verified >= report.num_records
     assert report.bytes_verified >= report.bytes_saved
     assert (report.bytes_recomputed > 0) == (recompute == "auto")
-
-
-def test_off_leaves_no_trace(everything: Any) -> None:
-    net = Net()
-    with ssdtrain.offload(net, **everything) as session:
-        step(net)
-        assert session.last_step is not None
-        assert session.last_step.num_verified == 0
 
 
 SILENT = [
@@ -183,7 +163,7 @@ def test_bugs_of_the_cache_are_caught(
         ssdtrain.offload(net, verify=mode, **{**everything, "plan": plan}),
         pytest.raises(ActivationChangedError),
     ):
-        step(net)
+        gradients_of(net)
 
 
 class Twice(nn.Module):
@@ -258,16 +238,6 @@ def test_a_look_outside_backward_is_checked_at_once(
         y = net(torch.randn(4, 8, requires_grad=True))
         with pytest.raises(ActivationChangedError, match="outside backward"):
             _ = y.grad_fn._saved_self
-
-
-def test_seals_die_with_their_handles(moment: Moment, everything: Any) -> None:
-    net = Net()
-    with ssdtrain.offload(net, verify="shadow", **everything) as session:
-        step(net)
-        loss = net(torch.randn(32, WIDTH, requires_grad=True))
-        del loss
-        gc.collect()
-        assert session.cache.is_idle
 
 
 @pytest.mark.parametrize("mode", MODES)

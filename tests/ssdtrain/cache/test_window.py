@@ -99,37 +99,6 @@ def test_a_dead_record_is_let_go_when_its_copy_has_ended(offloads: Offloads) -> 
     assert window.num_bytes == 0
 
 
-def test_a_forwarded_record_is_not_counted_twice(offloads: Offloads) -> None:
-    window, records, parcels = filled(offloads, 1)
-    records[0].state = RecordState.KEPT
-    window.linger(parcels[0])
-    assert window.lingering_bytes == 0, "the record itself counts as alive"
-    parcels[0].copied.reach()
-    window.let_go()
-    assert window.num_bytes == 0
-    assert records[0].state is RecordState.KEPT
-
-
-def test_released_before_it_could_linger(offloads: Offloads) -> None:
-    window, _, parcels = filled(offloads, 1)
-    parcels[0].copied.reach()
-    window.release_oldest()
-    window.linger(parcels[0])
-    window.let_go()
-    assert window.num_bytes == window.lingering_bytes == 0
-
-
-def test_a_copy_that_failed_is_counted(offloads: Offloads) -> None:
-    window, records, parcels = filled(offloads, 1)
-    records.clear()
-    parcels[0].copied.error = OSError("no")
-    parcels[0].copied.reach()
-    window.linger(parcels[0])
-    window.let_go()
-    assert offloads.fallbacks == [Fallback.KEPT_WRITE_FAILED]
-    assert window.num_bytes == 0
-
-
 def test_the_end_of_backward_waits_in_order_and_not_on_the_host(
     offloads: Offloads, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,6 @@
 """A kept DTensor costs the host little: tensor parallel steps are bound by it."""
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from torch import distributed as dist
 
 from ssdtrain.cache.rows import KeptRow, WrappedRow
 from ssdtrain.errors import InPlaceError
+from tests.ssdtrain.calls import calls_of
 from tests.ssdtrain.one_rank import one_rank
 
 MOST_CALLS = {"pack": 8, "get": 3}
@@ -44,28 +44,12 @@ def saved(mesh: Any) -> Any:
     return DTensor.from_local(local, mesh, [Shard(1)], run_check=False)
 
 
-def calls_of(function: Callable[[], Any]) -> tuple[Any, int]:
-    """What it returns, and the calls of Python functions that it makes."""
-    num_calls = 0
-
-    def profiled(frame: Any, event: str, argument: Any) -> None:
-        nonlocal num_calls
-        num_calls += event == "call"
-
-    sys.setprofile(profiled)
-    try:
-        found = function()
-    finally:
-        sys.setprofile(None)
-    return found, num_calls - 1  # its own
-
-
 def test_a_kept_wrapper_takes_few_calls(saved: Any) -> None:
     run: Any = NoRun()
     row = WrappedRow(KeptRow(saved._local_tensor.nbytes))
     row.pack(saved, run)
-    handle, num_packed = calls_of(lambda: row.pack(saved, run))
-    found, num_used = calls_of(lambda: handle.get())
+    handle, num_packed = calls_of(lambda: row.pack(saved, run), ("call",))
+    found, num_used = calls_of(lambda: handle.get(), ("call",))
     assert num_packed <= MOST_CALLS["pack"] and num_used <= MOST_CALLS["get"]
     assert type(found) is type(saved) and found.placements == saved.placements
     assert found.device_mesh is saved.device_mesh

@@ -119,7 +119,6 @@ class _Model(nn.Module):
         self.around = [around]
 
     def forward(self, x: Tensor) -> Tensor:
-        """(ROWS, WIDTH) to the same."""
         with self.around[0]():
             for layer in self.layers:
                 x = layer(x)

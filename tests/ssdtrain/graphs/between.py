@@ -37,7 +37,6 @@ class RmsNorm(nn.Module):
         self.weight = nn.Parameter(weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(rows, width) to the same."""
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
         return self.weight * wide.to(x.dtype)

@@ -106,7 +106,6 @@ class Layer(nn.Module):
         return self.script.surprised(name)
 
     def forward(self, x: Tensor, other: Tensor, *, factor: float) -> Any:
-        """(ROWS, WIDTH) each to two of the same."""
         draw = random.Random(self.script.seed + 5)
         first = self.linears[0](F.rms_norm(x, (WIDTH,))) * (
             self.scale * factor * FACTORS["all"]
@@ -334,7 +333,6 @@ class Model(nn.Module):
         self.script.kind = kind
 
     def forward(self, x: Tensor) -> Tensor:
-        """(ROWS, WIDTH) to a scalar."""
         late = random.Random(self.script.seed + self.number)
         live = [self.first(x)]
         layers = list(self.layers)

@@ -69,7 +69,6 @@ class Model(nn.Module):
         return happens
 
     def forward(self, x: Tensor) -> Tensor:
-        """(rows, WIDTH) to a scalar."""
         draw = random.Random(self.seed + 1 + 1000 * self.kind)
         late = random.Random(self.seed + self.number)
         self.live = live = [self.linears[0](x)]

@@ -110,7 +110,6 @@ class Model(nn.Module):
         return happens
 
     def forward(self, x: Tensor) -> Tensor:
-        """(ROWS, WIDTH) to a scalar."""
         draw = random.Random(self.seed + 1 + 1000 * self.kind)
         live = [self.linears[0](x)]
         late = random.Random(self.seed + self.number)

@@ -12,7 +12,7 @@ import ssdtrain
 sys.path.insert(0, str(Path(__file__).parent))
 from generator import Holder, difference, outcome
 
-NUM_GRAPHS = 300
+NUM_GRAPHS = 200
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def theirs() -> list[dict[str, Any]]:
     features: Counter[str] = Counter()
     holder = Holder()
     found = [outcome(holder, seed, features) for seed in range(NUM_GRAPHS)]
-    assert min(features.values()) > 9, features
+    assert min(features.values()) > 5, features
     return found
 
 

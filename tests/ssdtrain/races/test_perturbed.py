@@ -1,38 +1,27 @@
 """Races: any schedule of the workers gives the same bytes, and a missing edge shows."""
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import ssdtrain
 from ssdtrain.errors import ActivationChangedError
+from ssdtrain.transfer.device import CpuDevice, CpuEvent, Event
 
 sys.path.insert(0, str(Path(__file__).parent))
-from perturb import missing_event, num_holders, perturbed, poisoned
+from perturb import missing_event, num_holders, patched, perturbed, poisoned
 
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.mlp import WIDTH, gradients_of, mlp
 from tests.ssdtrain.targets import TARGETS
 
-WIDTH = 64
 SEEDS = range(2)
-
-
-def model() -> nn.Sequential:
-    torch.manual_seed(0)
-    pairs = [(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(4)]
-    return nn.Sequential(*[layer for pair in pairs for layer in pair])
-
-
-def step(net: nn.Module) -> list[Tensor]:
-    torch.manual_seed(1)
-    x = torch.randn(32, WIDTH, requires_grad=True)
-    net.zero_grad()
-    net(x).square().sum().backward()
-    return [x.grad, *(p.grad.clone() for p in net.parameters())]
 
 
 def settings_of(target: str, everything: Any, tmp_path: Path) -> dict[str, Any]:
@@ -53,8 +42,8 @@ def settings_of(target: str, everything: Any, tmp_path: Path) -> dict[str, Any]:
 def test_no_schedule_changes_a_byte(
     target: str, seed: int, everything: Any, tmp_path: Path
 ) -> None:
-    net = model()
-    expected = step(net)
+    net = mlp()
+    expected = gradients_of(net)
     settings = settings_of(target, everything, tmp_path)
     with (
         perturbed(seed) as delays,
@@ -62,35 +51,45 @@ def test_no_schedule_changes_a_byte(
         ssdtrain.offload(net, **settings) as session,
     ):
         for _ in range(3):
-            found = step(net)
+            found = gradients_of(net)
             assert same_bits(found, expected)
         assert session.cache.is_idle
     assert delays.num > 20
     assert sum(poison) > 0, "nothing was released, so nothing was poisoned"
 
 
+@contextlib.contextmanager
+def late_loads() -> Iterator[None]:
+    """No copy in begins before the block ends."""
+    end, copy_in = CpuEvent(), CpuDevice.copy_in
+
+    def late(self: CpuDevice, buffer: Tensor, target: Tensor, after: Any) -> Event:
+        return copy_in(self, buffer, target, [*after, end])
+
+    with patched(CpuDevice, "copy_in", late):
+        try:
+            yield
+        finally:
+            end.reach()
+
+
 @pytest.mark.parametrize("verify", ["off", "checksum"])
 def test_a_missing_event_is_caught(verify: str, everything: Any) -> None:
-    """Perturbation finds it by gradients; verify stops the backward that meets it."""
-    net = model()
-    expected = step(net)
-    wrong = 0
-    for seed in range(3):
-        with (
-            perturbed(seed),
-            poisoned(),
-            missing_event(),
-            ssdtrain.offload(net, verify=verify, **everything),
-        ):
-            try:
-                found = step(net)
-            except ActivationChangedError:
-                wrong += 1
-                continue
-            same = [same_bits(a, b) for a, b in zip(found, expected, strict=True)]
-            assert verify == "off" or all(same), "verify let wrong bytes through"
-            wrong += not all(same)
-    assert wrong
+    """Poison shows it in gradients; verify stops the backward that meets it."""
+    net = mlp()
+    expected = gradients_of(net)
+    with (
+        poisoned(),
+        missing_event(),
+        ssdtrain.offload(net, verify=verify, **everything),
+    ):
+        if verify == "off":
+            with late_loads():
+                found = gradients_of(net)
+            assert not same_bits(found, expected)
+        else:
+            with late_loads(), pytest.raises(ActivationChangedError):
+                gradients_of(net)
 
 
 def test_the_count_of_holders_is_what_we_think() -> None:

@@ -14,7 +14,7 @@ from ssdtrain.cache import rebuilder
 from ssdtrain.cache.rebuilder import Rebuilder
 from ssdtrain.errors import ConfigError
 from ssdtrain.rebuild import admission
-from ssdtrain.rebuild.admission import Classes, is_dense, raw, same_bytes
+from ssdtrain.rebuild.admission import is_dense, raw, same_bytes
 from ssdtrain.rebuild.expression import Layout
 
 
@@ -48,16 +48,6 @@ def test_a_class_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
         net.double()
         net(torch.randn(4, 8).double()).backward()
         assert len(checks) == 3
-
-
-def test_classes_are_remembered_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "MAX_CLASSES", 3)
-    classes = Classes()
-    classes["a"], classes["b"] = True, False
-    assert classes == {"a": True, "b": False}
-    for name in "cdef":
-        classes[name] = True
-    assert "b" not in classes and len(classes) <= 3
 
 
 def test_bytes_and_not_values() -> None:

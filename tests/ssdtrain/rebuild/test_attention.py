@@ -8,9 +8,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain
-from ssdtrain import api
-from ssdtrain.rebuild.finder import Finder
-from ssdtrain.rebuild.recipes import RULES, rules_of
 from tests.ssdtrain.bits import same_bits
 
 BATCH, HEADS, SEQUENCE, SIZE = 2, 2, 16, 64
@@ -45,21 +42,6 @@ def gradients(net: Net, x: Tensor, num_steps: int) -> list[Tensor]:
         net(x).backward()
         found += [p.grad.clone() for p in net.parameters() if p.grad is not None]
     return [*found, torch.rand(3, device=x.device)]
-
-
-def test_attention_is_rebuilt_once_for_both_uses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    net, x = Net(0.0), torch.randn(BATCH, SEQUENCE, WIDTH)
-    theirs = gradients(net, x, 2)
-    operators = {**rules_of(weighed=False), ON_CPU: RULES[ON_CPU]}
-    monkeypatch.setattr(api, "Finder", lambda *args, **kwargs: Finder(operators))
-    with ssdtrain.offload(net, target="host", plan="keep-all", min_bytes=0) as session:
-        ours = gradients(net, x, 2)
-    report = session.steps[0]
-    assert report.recipes[ON_CPU] == 2 * x.nbytes
-    assert not report.fallbacks
-    assert same_bits(ours, theirs)
 
 
 @pytest.mark.gpu

@@ -43,7 +43,6 @@ class Widened(nn.Module):
         self.first = nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(4, 8) to a scalar."""
         with torch.autocast("cpu", torch.bfloat16):
             y = self.first(x)
         return y.float().square().sum()

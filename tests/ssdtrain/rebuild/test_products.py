@@ -253,16 +253,6 @@ def half_turned(x: Tensor) -> Tensor:
     return torch.cat((-second, first), dim=-1)
 
 
-@pytest.mark.parametrize("settings", [KEEP, AWAY], ids=["alone", "offloading"])
-def test_rotary_embeddings_are_rebuilt(settings: dict[str, Any]) -> None:
-    x = source(2, ROWS, WIDTH)
-    theirs, _ = run(Rotary, x, None)
-    ours, report = run(Rotary, x, settings)
-    assert same(ours, theirs)
-    assert report is not None
-    assert report.recipes["AddBackward0"] > 0
-
-
 @pytest.mark.parametrize("make", [Rotary, Lora, lambda: Gated(frozen=True)])
 def test_chains_are_bitwise(make: Callable[[], nn.Module]) -> None:
     x = source(2, ROWS, WIDTH)

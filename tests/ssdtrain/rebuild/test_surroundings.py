@@ -121,7 +121,6 @@ class Net(nn.Module):
         """Around the sum, the GELU and a custom function alone."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(ROWS, WIDTH) to a scalar."""
         for part in self.parts:
             x = part(x)
         with self.context or nullcontext():
@@ -262,7 +261,6 @@ class Products(nn.Module):
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(256, 256) to a scalar."""
         for block in self.blocks:
             x = x + block(x)
         return x.square().mean()
@@ -315,7 +313,6 @@ class Teacher(nn.Module):
         return self.last(self.drop(F.gelu(self.first(x))))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(ROWS, WIDTH) to the same."""
         with torch.inference_mode():
             self.body(x)
         y = self.body(x)

@@ -15,10 +15,6 @@ from ssdtrain.cache.tables import Tables
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import InPlaceError
 from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.plan import Plan
-from ssdtrain.plan.regions import spread, with_regions
-from ssdtrain.plan.schedule import schedule
-from ssdtrain.plan.timeline import Timeline
 from ssdtrain.rebuild.graph import notes_of
 from ssdtrain.transfer.device import CpuDevice
 from tests.ranks import run_ranks
@@ -29,9 +25,12 @@ from tests.ssdtrain.cache.steps import train
 if not dist.is_available():
     pytest.skip("no torch.distributed", allow_module_level=True)
 
+from ssdtrain.cache.weights import COPIED_BYTES
 from ssdtrain.cache.wrapped import as_made
 from tests.ssdtrain.one_rank import one_rank
 from tests.ssdtrain.rebuild import wrapped_ranks
+from tests.ssdtrain.rebuild.sharded import BATCH, NARROW, WIDE
+from tests.ssdtrain.regions.plans import recipes_beside, some_again
 
 WRITTEN = {"target": "host", "min_bytes": 1, "plan": "keep-all"}
 FIRST_TABLE = 6
@@ -71,6 +70,19 @@ def is_right(name: str, found: dict[str, Any]) -> None:
 def test_two_ranks(ranks: list[dict[str, Any]], name: str) -> None:
     for rank in ranks:
         is_right(name, rank[name])
+
+
+def test_no_recipe_reads_a_large_weight_that_is_gathered(
+    ranks: list[dict[str, Any]],
+) -> None:
+    """It would read freed memory, or make FSDP2 gather it once more."""
+    assert NARROW * WIDE * 4 <= COPIED_BYTES < WIDE * WIDE * 4
+    for rank in ranks:
+        for recipes in rank["sharded"]:
+            # Blocks behind the first one rebuild one product from a copy of its weight;
+            # the wide one is stored, and what reads it is made from that.
+            assert recipes["MmBackward0"] == 2 * BATCH * WIDE * 4
+            assert recipes["SiluBackward0"] == 6 * BATCH * WIDE * 4
 
 
 @pytest.mark.parametrize("name", wrapped_ranks.cases(1))
@@ -166,25 +178,13 @@ def test_layers_that_run_again_beside_recipes(
         for number, found in enumerate(train(net, step(mesh), num_steps)):
             assert same_bits(local(found), local(plain[number])), number
             if number == followed:
-                session.follow(partly_again(session, others, num_again))
+                plan = some_again(session, recipes_beside(others), num_again)
+                session.follow(plan)
         last = session.steps[-1]
     assert Fallback.PLAN_MISMATCH not in last.fallbacks
     assert bool(last.recipes.get("region")) == (num_again > 0)
     made = last.recipes.get("MulBackward0", 0)
     assert made == 4096 * (wrapped_ranks.LAYERS - num_again)
-
-
-def partly_again(session: ssdtrain.Session, others: Placement, num_again: int) -> Plan:
-    """So many layers run again; in the others recipes make what they can."""
-    assert session.profile is not None
-    timeline = Timeline(session.profile)
-    placements = {
-        kind: [Placement.RECOMPUTE if item.recipe else others for item in items]
-        for kind, items in timeline.profile.kinds.items()
-    }
-    chosen = spread(timeline)[:num_again]
-    orders = schedule(timeline, with_regions(timeline, placements, chosen))
-    return Plan(orders=orders, policy="partly again")
 
 
 def local(tensors: Iterable[Tensor]) -> list[Tensor]:

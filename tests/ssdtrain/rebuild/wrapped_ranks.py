@@ -27,6 +27,7 @@ from ssdtrain.cache.rows import RebuiltRow, WrappedRow
 from tests.ranks import leave
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.plans import all_moved, every_other_moved, rebuilding
+from tests.ssdtrain.rebuild.sharded import recipes_of_wide
 
 WIDTH, ROWS, LAYERS, NUM_STEPS = 16, 8, 2, 12
 SETTINGS: dict[str, Any] = {"target": "host", "min_bytes": 1, "max_overhead": 0.0}
@@ -48,7 +49,6 @@ class Gated(nn.Module):
         self.mesh: Any = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, sequence, WIDTH) to the same."""
         if self.gelu:
             made = F.gelu(self.up(x), approximate="tanh")
         else:
@@ -72,7 +72,6 @@ class Net(nn.Module):
             layer.mesh = mesh
 
     def forward(self, x: Tensor) -> Tensor:
-        """This rank's part of a sequence to the same."""
         for layer in self.layers:
             x = layer(x)
         return x
@@ -386,7 +385,7 @@ def main() -> None:
         timeout=timedelta(seconds=120),
     )
     mesh = init_device_mesh("cpu", (world,))
-    found = {}
+    found: dict[str, Any] = {"sharded": recipes_of_wide(rank)}
     for name, (settings, how) in cases(world).items():
         found[name] = compared(mesh, settings, **how)
     (out / f"rank{rank}.json").write_text(json.dumps(found))

@@ -22,14 +22,12 @@ from ssdtrain.cache.attention import Spare
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ActivationChangedError, RegionError
 from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.plan import Plan
-from ssdtrain.plan.regions import by_yield, spread, with_regions
-from ssdtrain.plan.schedule import schedule
-from ssdtrain.plan.timeline import Timeline
+from ssdtrain.plan.profile import Item
 from ssdtrain.regions import attention
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.steps import train
 from tests.ssdtrain.graphs.layers import Doubled
+from tests.ssdtrain.regions.plans import some_again
 
 WIDTH, HEADS, LENGTH = 32, 4, 24
 SETTINGS: dict[str, Any] = {
@@ -102,15 +100,11 @@ def planned(
 ) -> None:
     """Follow a plan in which all regions run again, and the results of attention in so
     many of them are placed so."""
-    assert session.profile is not None
-    timeline = Timeline(session.profile)
-    placements = {
-        kind: [stored if item.region >= 0 else Placement.KEEP for item in items]
-        for kind, items in timeline.profile.kinds.items()
-    }
-    every, storing = spread(timeline), by_yield(timeline)[:num_storing]
-    orders = schedule(timeline, with_regions(timeline, placements, every, storing))
-    session.follow(Plan(orders=orders, policy="stored attention"))
+
+    def place(item: Item) -> Placement:
+        return stored if item.region >= 0 else Placement.KEEP
+
+    session.follow(some_again(session, place, num_storing=num_storing))
 
 
 @contextmanager
@@ -370,16 +364,6 @@ def test_eager_attention_has_nothing_to_store(monkeypatch: pytest.MonkeyPatch) -
     assert not any(run.parts for run in session.profile.regions["model/0"])
 
 
-def test_other_lengths_are_taken_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    def loss_of(model: nn.Module, number: int) -> Tensor:
-        loss: Tensor = model(batch(number, LENGTH - number)).square().mean()
-        return loss
-
-    told, session = run_both(Net(), monkeypatch, loss_of, stored=Placement.OFFLOAD)
-    assert told == ["taken"] * 3
-    assert not any(step.fallbacks for step in session.steps[-3:]), session.steps
-
-
 class Scaled(Block):
     """Its scores' scale is set from outside."""
 
@@ -403,17 +387,6 @@ def test_other_arguments_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> N
     reason = Fallback.ATTENTION_COMPUTED.value
     counts = [step.fallbacks.get(reason, 0) for step in session.steps]
     assert counts[-3:] == [0, 3, 0]
-
-
-def test_backward_may_come_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    def loss_of(model: nn.Module, number: int) -> Tensor:
-        loss = mean(model, number)
-        loss.backward(retain_graph=True)
-        return loss
-
-    told, session = run_both(Net(num_blocks=2), monkeypatch, loss_of)
-    assert told == ["taken"] * 4
-    assert session.cache.is_idle
 
 
 def test_nothing_is_left_of_a_rerun() -> None:

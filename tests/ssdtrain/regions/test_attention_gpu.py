@@ -114,10 +114,3 @@ def test_stored_attention_is_taken_and_bits_are_plain_trainings(
     around = nullcontext() if chosen is None else sdpa_kernel(chosen)
     length = ONE_TILE if kernel in UNORDERED else LENGTH
     taken("cuda", torch.bfloat16, around, stored, monkeypatch, length)
-
-
-@pytest.mark.parametrize("stored", [Placement.KEEP, Placement.OFFLOAD])
-def test_the_same_model_on_a_cpu(
-    stored: Placement, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken("cpu", torch.float32, nullcontext(), stored, monkeypatch)

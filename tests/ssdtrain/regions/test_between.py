@@ -49,7 +49,6 @@ class Block(nn.Module):
         self.table, self.list, self.options = {"x": 1.0}, [1.0], Options()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(ROWS, WIDTH) to the same."""
         y = self.up(self.square(self.norm(x))) * (self.scale * SCALES["all"])
         y = F.silu(y) if self.gated else F.gelu(y)
         y = y * (self.gain * COUNTS.scale) + BIAS["of"]
@@ -60,7 +59,6 @@ class Block(nn.Module):
 
 class Twice(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        """Of a weight."""
         return x * 2
 
 

@@ -9,17 +9,14 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-import ssdtrain
 from tests.ssdtrain.bits import same_bits
-from tests.ssdtrain.regions.settings import SETTINGS
+from tests.ssdtrain.regions.reading import train
 
-WIDTH, NUM_STEPS = 8, 3
 LIBRARY = "a_library_of_tests"
 CODE = """
 import threading
@@ -62,13 +59,7 @@ class Context:
     current: float | None = None
 
 
-class Slots:
-    __slots__ = ("scale",)
-
-
-SCALE, STACK, TABLE = [1.0], list[float](), {"a": {"b": 1.0}}
-QUEUE, ARRAY, SLOTS = deque([1.0], maxlen=2), np.ones(1), Slots()
-SLOTS.scale = 1.0  # type: ignore[attr-defined]
+STACK, QUEUE = list[float](), deque([1.0], maxlen=2)
 LEVEL = ContextVar("LEVEL", default=1.0)
 GELU, TANH = F.gelu, torch.tanh
 VARIABLE = "A_CONTEXT_OF_TESTS"
@@ -141,21 +132,6 @@ CASES: dict[str, Case] = {
         lambda: QUEUE.append(0.5),
         lambda: QUEUE.pop(),
     ),
-    "nested": (
-        lambda s, x: x * TABLE["a"]["b"],
-        lambda: TABLE["a"].update(b=0.5),
-        lambda: TABLE["a"].update(b=1.0),
-    ),
-    "slots": (
-        lambda s, x: x * getattr(SLOTS, "scale", 1.0),
-        lambda: setattr(SLOTS, "scale", 0.5),
-        lambda: delattr(SLOTS, "scale"),
-    ),
-    "array": (
-        lambda s, x: x * float(ARRAY[0]),
-        lambda: ARRAY.__setitem__(0, 0.5),
-        lambda: ARRAY.__setitem__(0, 1.0),
-    ),
     "environment": (
         lambda s, x: x * float(os.environ.get(VARIABLE, "1")),
         lambda: os.environ.update({VARIABLE: "0.5"}),
@@ -217,91 +193,27 @@ REFUSED: dict[str, Case] = {
 }
 
 
-class Block(nn.Module):
-    """Reads a context."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(rows, WIDTH) to the same."""
-        return x + self.down(self.reads(torch.tanh(self.up(x))))
-
-    reads: Callable[[Tensor], Tensor]
-
-
-class Model(nn.Module):
-    """Sets it for its layers, and sets it back."""
-
-    def __init__(self, kind: type, begin: Callable[[], Any], end: Any) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(kind() for _ in range(2))
-        self.begin, self.end = [begin], [end]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(rows, WIDTH) to the same."""
-        self.begin[0]()
-        try:
-            for layer in self.layers:
-                x = layer(x)
-            return x
-        finally:
-            self.end[0]()
-
-
-def train(
-    case: Case, around: bool, offloaded: bool
-) -> tuple[list[Tensor], dict[str, str]]:
-    """Gradients of every step, and why layers did not run again."""
-    read, begin, end = case
-    torch.manual_seed(0)
-    kind = type("Reading", (Block,), {"reads": read, "__module__": __name__})
-    nothing: Callable[[], Any] = lambda: None  # noqa: E731
-    net = Model(kind, *((nothing, nothing) if around else (begin, end)))
-    session = ssdtrain.offload(net, **SETTINGS) if offloaded else None
-    found = []
-    try:
-        for number in range(NUM_STEPS):
-            torch.manual_seed(number)
-            x = torch.randn(4, WIDTH, device="cpu", dtype=torch.float32)
-            if around:
-                begin()
-            try:
-                y = net(x)
-            finally:
-                if around:
-                    end()
-            y.square().mean().backward()
-            for parameter in net.parameters():
-                assert parameter.grad is not None
-                found.append(parameter.grad.clone())
-                parameter.grad = None
-        return found, {} if session is None else session.regions_refused
-    finally:
-        if session is not None:
-            session.close()
-
-
 @pytest.fixture(autouse=True)
 def imported(library: None) -> None:
     __import__(LIBRARY)
 
 
-@pytest.mark.parametrize("around", [False, True], ids=["inside", "around"])
+@pytest.mark.parametrize("where", ["inside", "around"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_context_is_there_again(name: str, around: bool) -> None:
-    theirs, _ = train(CASES[name], around, False)
+def test_a_context_is_there_again(name: str, where: str) -> None:
+    read, *sets = CASES[name]
+    theirs, _ = train(read, False, **{where: sets})
     sys.modules.pop(f"{LIBRARY}.later", None)
-    ours, refused = train(CASES[name], around, True)
+    ours, refused = train(read, True, **{where: sets})
     assert same_bits(ours, theirs)
     assert not refused or name == "imported later"
 
 
-@pytest.mark.parametrize("around", [False, True], ids=["inside", "around"])
+@pytest.mark.parametrize("where", ["inside", "around"])
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_threads_own_context_makes_no_region(name: str, around: bool) -> None:
-    ours, refused = train(REFUSED[name], around, True)
-    assert same_bits(ours, train(REFUSED[name], around, False)[0])
+def test_a_threads_own_context_makes_no_region(name: str, where: str) -> None:
+    read, *sets = REFUSED[name]
+    ours, refused = train(read, True, **{where: sets})
+    assert same_bits(ours, train(read, False, **{where: sets})[0])
     assert all("thread of a backward" in each for each in refused.values())
     assert sorted(refused) == ["layers.0", "layers.1"]

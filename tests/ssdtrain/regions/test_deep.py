@@ -8,7 +8,7 @@ import random
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
@@ -20,12 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import ssdtrain
 from ssdtrain.errors import RegionError
 from tests.ssdtrain.bits import same_bits
-from tests.ssdtrain.regions.settings import SETTINGS
+from tests.ssdtrain.regions.reading import WIDTH, Read, nothing, train
 
-WIDTH, ROWS, NUM_STEPS = 8, 4, 4
 LEVEL = ContextVar("LEVEL", default=1.0)
 
 
@@ -128,70 +126,23 @@ def reset() -> None:
     os.environ.pop(VARIABLE, None)
 
 
-class Block(nn.Module):
-    """Has something, and reads it."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.thing = make()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(ROWS, WIDTH) to the same."""
-        return x + self.down(F.gelu(self.reads(self.up(x))))
-
-    reads: Callable[[Tensor], Tensor]
-    """Of `thing`, or of others."""
-
-
-def train(
-    make: Callable[[], Any],
-    read: Callable[[Any, Tensor], Tensor],
-    change: Callable[[Any], Any] | None,
-    offloaded: bool,
-    **others: Any,
-) -> tuple[list[Tensor], dict[str, str]]:
-    """Gradients of every step, and why regions were refused.
-
-    Args:
-        make: gives a block's attribute.
-        read: what the block does with it.
-        change: to it, between the third forward and its backward.
-        others: more attributes.
-    """
+@pytest.fixture(autouse=True)
+def own_state() -> Iterator[None]:
+    """What is everybody's is as it was, before and behind a test."""
     reset()
-    torch.manual_seed(0)
-    kind = type("Reading", (Block,), {"reads": read, "__module__": __name__})
-    net = nn.Sequential(kind(make), kind(make), nn.Linear(WIDTH, WIDTH))
-    for name, value in others.items():
-        for block in net[:2]:
-            setattr(block, name, value)
-    session = ssdtrain.offload(net, **SETTINGS) if offloaded else None
-    found = []
-    try:
-        for number in range(NUM_STEPS):
-            torch.manual_seed(number)
-            loss = net(torch.randn(ROWS, WIDTH)).square().sum()
-            if number == 2 and change is not None:
-                for block in net[:2]:
-                    change(block.thing)
-            loss.backward()
-            for parameter in net.parameters():
-                assert parameter.grad is not None
-                found.append(parameter.grad.clone())
-                parameter.grad = None
-        return found, {} if session is None else session.regions_refused
-    finally:
-        reset()
-        if session is not None:
-            session.close()
+    yield
+    reset()
+
+
+def both(read: Read, **how: Any) -> tuple[list[Tensor], dict[str, str], list[Tensor]]:
+    """Gradients with a session, why regions were refused, and gradients without."""
+    ours, refused = train(read, True, **how)
+    reset()
+    theirs, _ = train(read, False, **how)
+    return ours, refused, theirs
 
 
 Case = tuple[Callable[[], Any], Callable[[Any, Tensor], Tensor], Callable[[Any], Any]]
-
-
-def _nothing() -> None:
-    """Reads no attribute."""
 
 
 def _halve(values: Any, key: Any) -> None:
@@ -240,57 +191,57 @@ CHANGED: dict[str, Case] = {
         lambda thing: _write(thing[0].bias),
     ),
     "class as a namespace": (
-        _nothing,
+        nothing,
         lambda s, x: x * Config.scale,
         lambda _: setattr(Config, "scale", 0.5),
     ),
     "class of an object": (
-        _nothing,
+        nothing,
         lambda s, x: x * HOLDER.scale,
         lambda _: setattr(Holder, "scale", 0.5),
     ),
     "bound method": (
-        _nothing,
+        nothing,
         lambda s, x: BOUND(x),
         lambda _: setattr(HOLDER, "own", 0.5),
     ),
     "partial function": (
-        _nothing,
+        nothing,
         lambda s, x: PARTIAL(x),
         lambda _: _halve(PARTIAL.keywords, "by"),
     ),
     "attribute of a function": (
-        _nothing,
+        nothing,
         lambda s, x: gained(x),
         lambda _: setattr(gained, "gain", 0.5),
     ),
     "default": (
-        _nothing,
+        nothing,
         lambda s, x: of_default(x),
         lambda _: _halve(of_default.__defaults__[0], "a"),  # type: ignore[index]
     ),
     "keyword's default": (
-        _nothing,
+        nothing,
         lambda s, x: of_keyword(x),
         lambda _: _halve(of_keyword.__kwdefaults__["options"], "a"),
     ),
     "module of Python": (
-        _nothing,
+        nothing,
         lambda s, x: imported(x),
         lambda _: setattr(SETTINGS_FILE, "scale", 0.5),
     ),
     "global array": (
-        _nothing,
+        nothing,
         lambda s, x: x * float(ARRAY[0]),
         lambda _: _halve(ARRAY, 0),
     ),
     "nested global": (
-        _nothing,
+        nothing,
         lambda s, x: x * NESTED["a"]["b"],
         lambda _: _halve(NESTED["a"], "b"),
     ),
     "environment": (
-        _nothing,
+        nothing,
         lambda s, x: x * float(os.environ.get(VARIABLE, "1")),
         lambda _: os.environ.update({VARIABLE: "0.5"}),
     ),
@@ -322,17 +273,17 @@ GOES_ON: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Tensor], str
         "is a generator of its own",
     ),
     "global generator": (
-        _nothing,
+        nothing,
         lambda s, x: x * torch.rand(WIDTH, generator=GENERATOR),
         "is a generator of its own",
     ),
     "global random state": (
-        _nothing,
+        nothing,
         lambda s, x: x * STATE.random(),
         "is a random state of its own",
     ),
     "context variable": (
-        _nothing,
+        nothing,
         lambda s, x: x * LEVEL.get(),
         "may be another in the thread of a backward",
     ),
@@ -346,7 +297,7 @@ GOES_ON: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Tensor], str
         lambda s, x: x * float(s.thing[0]),
         "whose changes nobody counts",
     ),
-    "default that grows": (_nothing, lambda s, x: counted(x), "global counted changed"),
+    "default that grows": (nothing, lambda s, x: counted(x), "global counted changed"),
 }
 
 
@@ -358,12 +309,12 @@ _BY_OTHERS: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Tensor]]]
         lambda s, x: s.thing(x),
     ),
     "function in a list": (lambda: [by_others], lambda s, x: s.thing[0](x)),
-    "function in a global": (_nothing, lambda s, x: FUNCTIONS["by"](x)),
+    "function in a global": (nothing, lambda s, x: FUNCTIONS["by"](x)),
     "object": (Doer, lambda s, x: s.thing(x)),
     "bound method": (lambda: Doer().__call__, lambda s, x: s.thing(x)),
     "property": (Doer, lambda s, x: x * s.thing.scale),
     "class": (lambda: Doer, lambda s, x: s.thing.static(x)),
-    "new object": (_nothing, lambda s, x: Doer()(x)),
+    "new object": (nothing, lambda s, x: Doer()(x)),
 }
 CHANGED |= {
     f"global of a {name}": (*case, lambda _: _halve(OTHERS, "x"))
@@ -378,30 +329,27 @@ WRITTEN = ("tensor in a tuple", "module that is registered nowhere")
 @pytest.mark.parametrize("name", CHANGED)
 def test_what_changes_deep_inside_is_put_back_for_the_rerun(name: str) -> None:
     make, read, change = CHANGED[name]
-    theirs, _ = train(make, read, change, False)
     if name in WRITTEN:
         with pytest.raises(RegionError, match="inside its attribute thing"):
-            train(make, read, change, True)
+            train(read, True, make=make, change=change)
         return
-    ours, refused = train(make, read, change, True)
-    assert not refused
-    assert same_bits(ours, theirs)
+    ours, refused, theirs = both(read, make=make, change=change)
+    assert not refused and same_bits(ours, theirs)
 
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_stays_runs_again(name: str) -> None:
     make, read, _ = CHANGED[name]
-    ours, refused = train(make, read, None, True)
-    assert not refused
-    assert same_bits(ours, train(make, read, None, False)[0])
+    ours, refused, theirs = both(read, make=make)
+    assert not refused and same_bits(ours, theirs)
 
 
 @pytest.mark.parametrize("name", GOES_ON)
 def test_what_goes_on_from_where_it_stands_runs_once(name: str) -> None:
     make, read, text = GOES_ON[name]
-    ours, refused = train(make, read, None, True)
-    assert same_bits(ours, train(make, read, None, False)[0])
-    assert sorted(refused) == ["0", "1"]
+    ours, refused, theirs = both(read, make=make)
+    assert same_bits(ours, theirs)
+    assert sorted(refused) == ["layers.0", "layers.1"]
     assert all(text in reason for reason in refused.values())
 
 
@@ -417,18 +365,12 @@ def test_proxies_are_not_what_they_lead_to() -> None:
         by = block.thing["a"] + block.inner[0]["a"] + GLOBAL_PROXY.own
         return x * float(by)
 
-    def make() -> Any:
-        return weakref.proxy(counts)
-
-    kind = {"inner": [weakref.proxy(counts)]}
-    ours, refused = train(make, read, None, True, **kind)
-    assert not refused
-    assert same_bits(ours, train(make, read, None, False, **kind)[0])
+    inner = [weakref.proxy(counts)]
+    ours, refused, theirs = both(read, make=lambda: weakref.proxy(counts), inner=inner)
+    assert not refused and same_bits(ours, theirs)
 
 
 def test_draws_that_leave_no_trace_are_drawn_again() -> None:
     """`fork_rng` sets the generator back, and so the forward seems to draw nothing."""
-    draw: Callable[[Any], Any] = lambda _: torch.rand(3)  # noqa: E731
-    ours, refused = train(_nothing, lambda s, x: forked(x), draw, True)
-    assert not refused
-    assert same_bits(ours, train(_nothing, lambda s, x: forked(x), draw, False)[0])
+    ours, refused, theirs = both(lambda s, x: forked(x), change=lambda _: torch.rand(3))
+    assert not refused and same_bits(ours, theirs)

@@ -16,6 +16,7 @@ from ssdtrain.cache import digest
 from ssdtrain.observe import links
 from ssdtrain.transfer.device import CpuDevice
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.cache.metered import copy_at_once
 from tests.ssdtrain.graphs.between import RmsNorm
 
 WIDTH, ROWS, NUM_LAYERS = 64, 256, 6
@@ -44,7 +45,6 @@ class Block(nn.Module):
         self.num_calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """(ROWS, WIDTH) to the same."""
         if self.writes:
             self.num_calls += 1
         for norm, up in zip(self.norms, self.ups, strict=True):
@@ -63,7 +63,6 @@ class Net(nn.Module):
         self._run = run
 
     def forward(self, x: Tensor) -> Tensor:
-        """(ROWS, WIDTH) to a loss."""
         x = self.first(x)
         for block in self.blocks:
             x = block(x) if self._run is None else self._run(block, x)
@@ -115,7 +114,9 @@ def most_alive(step: Callable[[], None]) -> int:
 
 @pytest.fixture(autouse=True)
 def limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory is limited, so all regions run again before the first plan."""
+    """Memory is limited, so all regions run again before the first plan. What a copy
+    that is late carries would be alive for longer: none is."""
+    copy_at_once(monkeypatch)
     monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 40)
     # Between two steps; on a device these 16 MB are small beside all else.
     monkeypatch.setattr(links, "PROBE_BYTES", 4096)
@@ -221,7 +222,6 @@ class Chain(nn.Module):
         self._run = run
 
     def forward(self, x: Tensor) -> Tensor:
-        """(ROWS, WIDTH) to a loss."""
         loss = torch.zeros(())
         for layer in self.layers:
             x, penalty = layer(x) if self._run is None else self._run(layer, x)

@@ -2,8 +2,6 @@
 
 import copy
 import random
-import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,20 +11,17 @@ from torch import Tensor, nn
 import ssdtrain
 from ssdtrain.cache import regions as in_cache
 from ssdtrain.counters import Fallback
-from ssdtrain.observe import hostprices, observation
-from ssdtrain.observe import planner as observe_planner
-from ssdtrain.observe.hosttime import BESIDE, HostMeter
+from ssdtrain.observe import observation
 from ssdtrain.observe.measured import NUM_REGION_STEPS
-from ssdtrain.plan.calibrate import Corrections, PlainTimes, corrected
 from ssdtrain.plan.choose import options
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import PLAN_FILE, Plan
-from ssdtrain.plan.profile import PROFILE_FILE, HostCosts, Profile
+from ssdtrain.plan.profile import PROFILE_FILE
 from ssdtrain.plan.regions import spread, with_regions
 from ssdtrain.plan.schedule import Style, schedule
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
-from ssdtrain.regions import attention, watch
+from ssdtrain.regions import attention
 from ssdtrain.transfer.device import CpuDevice
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.metered import Meter
@@ -56,7 +51,7 @@ NUM_STEPS = 2 + NUM_REGION_STEPS + 2
 
 
 @pytest.fixture
-def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
+def meter(monkeypatch: pytest.MonkeyPatch, virtual_time: VirtualTime) -> Meter:
     found = Meter()
     found.install(monkeypatch)
     monkeypatch.setattr(in_cache, "modes_stand", lambda: False)
@@ -126,6 +121,7 @@ def test_the_first_steps_need_what_checkpointing_with_moved_inputs_needs(
     assert peaks["auto"] <= 1.02 * peaks["regions"]
 
 
+@pytest.mark.usefixtures("virtual_time")
 def test_a_budget_that_moves_cannot_meet_is_met_by_regions() -> None:
     """On a link that is no use."""
     torch.manual_seed(0)
@@ -166,7 +162,6 @@ class Rotary(nn.Module):
         self.speeds = nn.Parameter(torch.rand(WIDTH))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(ROWS, WIDTH) to the same."""
         x, table = self.first(x), torch.arange(ROWS).unsqueeze(1) * self.speeds
         for block in self.blocks:
             x = block(x, tables=(table.cos(), table.sin()))
@@ -177,7 +172,6 @@ class Turned(Block):
     """Its first tensor is not its input, and the tables are saved as views."""
 
     def forward(self, x: Tensor, tables: Any = None) -> Tensor:  # type: ignore[override]
-        """(ROWS, WIDTH) to the same."""
         q = self.proj(torch.sigmoid(x))
         cos, sin = (each.unsqueeze(0) for each in tables)
         return super().forward((q * cos + q.flip(-1) * sin).squeeze(0))
@@ -212,140 +206,6 @@ def test_shared_inputs_keep_their_place_in_a_plan(share: float, meter: Meter) ->
         assert not any(
             Fallback.PLAN_MISMATCH.value in report.fallbacks for report in session.steps
         )
-
-
-class Slowly(torch.autograd.Function):
-    """Takes so long, in virtual time; longer in a step that is observed."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, pace: "Pace") -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.pace = pace
-        pace.pass_time(FORWARD_S)
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        ctx.pace.pass_time(BACKWARD_S)
-        return gradient * x.cos(), None
-
-
-class Pace:
-    """How long operators take."""
-
-    def __init__(self, clock: VirtualTime) -> None:
-        self.clock = clock
-        self.cache: Any = None
-        self.factor = 1.0
-        """Of this machine's time now."""
-
-    def pass_time(self, seconds: float) -> None:
-        observed = self.cache is not None and self.cache.course.observer.listens
-        self.clock.sleep(seconds * (3.0 if observed else 1.0) * self.factor)
-
-
-FORWARD_S, BACKWARD_S = 1.0, 2.0
-
-
-class Slow(nn.Module):
-    """Four slow operators. They save behind their forward, so a re-run needs all."""
-
-    def __init__(self, pace: Pace) -> None:
-        super().__init__()
-        self.part = nn.Identity()
-        self.weight = nn.Parameter(torch.ones(WIDTH))
-        self._pace = weakref.ref(pace)  # nobody compares its insides
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x * self.weight
-        for _ in range(4):
-            x = Slowly.apply(x, self._pace())
-        return x
-
-
-def test_the_programs_host_time_is_told_from_that_of_regions(
-    virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A look at a module that takes long is ssdtrain's own, and is a price of plans."""
-    look_s, num_blocks = 0.25, 3
-    looked = watch.Watch.look
-
-    def slowly(own: watch.Watch) -> Any:
-        virtual_time.sleep(look_s)
-        return looked(own)
-
-    monkeypatch.setattr(watch.Watch, "look", slowly)
-    meters: list[HostMeter] = []
-    told: list[Corrections] = []
-
-    def meter(*args: Any, **settings: Any) -> HostMeter:
-        settings["now"] = virtual_time.monotonic_ns
-        meters.append(HostMeter(*args, **settings))
-        return meters[-1]
-
-    def correcting(profile: Profile, by: Corrections) -> Profile:
-        told.append(by)
-        return corrected(profile, by)
-
-    monkeypatch.setattr(hostprices, "HostMeter", meter)
-    monkeypatch.setattr(observe_planner, "corrected", correcting)
-    assert slow_steps(virtual_time, [1.0] * NUM_STEPS, num_blocks) is not None
-    own_ms = 1e3 * num_blocks * 4 * FORWARD_S
-    plain = PlainTimes(*told[-1].plain)
-    assert plain.host_forward_ms == pytest.approx(own_ms, rel=0.02)
-    region_ms = [each.costs(HostCosts()).region_ms for each in meters]
-    assert len(region_ms) == 2, "the observed step, and the first of regions"
-    assert region_ms == pytest.approx([BESIDE * 1e3 * look_s] * len(region_ms), rel=0.1)
-
-
-def kept_ms(profile: Profile | None, chosen: Sequence[tuple[str, int]] = ()) -> float:
-    """What a step is predicted to take that keeps everything but these regions."""
-    assert profile is not None and "without_reruns_ms" in profile.notes
-    timeline = Timeline(profile)
-    keep = {
-        kind: [Placement.KEEP for _ in items] for kind, items in profile.kinds.items()
-    }
-    orders = schedule(timeline, with_regions(timeline, keep, chosen))
-    return simulate(timeline, orders).step_ms
-
-
-def slow_steps(
-    clock: VirtualTime, factors: Sequence[float], num_blocks: int
-) -> Profile | None:
-    """Train, each step so many times as slow as usual; return the profile."""
-    pace = Pace(clock)
-    model = nn.Sequential(START, *(Slow(pace) for _ in range(num_blocks)))
-    x = torch.randn(ROWS, WIDTH)
-    settings = {**SETTINGS, "recompute": "regions", "max_overhead": 1.0}
-    with ssdtrain.offload(model, **settings) as session:
-        pace.cache = session.cache
-        for factor in factors:
-            pace.factor = factor
-            model(x).square().mean().backward()
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    assert parameter.grad is not None
-                    parameter.sub_(0.1 * parameter.grad)
-                    parameter.grad = None
-        return session.profile
-
-
-@pytest.mark.parametrize("late", [None, *range(2, 2 + NUM_REGION_STEPS)])
-def test_keep_is_predicted_from_steps_that_run_all_regions_again(
-    late: int | None, virtual_time: VirtualTime
-) -> None:
-    """Nothing was ever seen to be kept, and the observed step was three times slow. One
-    of those that count may have been disturbed."""
-    num_blocks = 5
-    factors = [1.5 if number == late else 1.0 for number in range(NUM_STEPS)]
-    profile = slow_steps(virtual_time, factors, num_blocks)
-    assert profile is not None
-    keep_ms = 1e3 * num_blocks * 4 * (FORWARD_S + BACKWARD_S)
-    assert kept_ms(profile) == pytest.approx(keep_ms, rel=0.01)
-    again_ms = 1e3 * num_blocks * 4 * FORWARD_S
-    found = kept_ms(profile, spread(Timeline(profile)))
-    assert found == pytest.approx(keep_ms + again_ms, rel=0.01)
 
 
 class Counting(nn.Module):
@@ -389,7 +249,7 @@ def counting_steps(
 
 
 @pytest.fixture
-def limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def limited(monkeypatch: pytest.MonkeyPatch, virtual_time: VirtualTime) -> None:
     """Memory has an end: all regions run again in the first steps. Links are so slow
     that no plan moves a tensor in time."""
     monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1)
@@ -432,7 +292,6 @@ class Reader(nn.Module):
         self.own, self.shared = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor, states: Tensor) -> Tensor:
-        """Two of (ROWS, WIDTH) to one."""
         return x + torch.tanh(self.own(x) + self.shared(states))
 
 
@@ -445,7 +304,6 @@ class Readers(nn.Module):
         self.layers = nn.ModuleList(Reader() for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(ROWS, WIDTH) to a loss."""
         x = self.first(x)
         states = self.norm(x)
         for layer in self.layers:

@@ -243,18 +243,6 @@ def test_tensor_keywords_structures_and_several_outputs() -> None:
     assert remade(session) > 0
 
 
-def test_one_module_called_several_times() -> None:
-    class Shared(Stack):
-        def forward(self, x: Tensor) -> Tensor:
-            for _ in range(2):
-                for block in self.blocks:
-                    x = block(x)
-            return self.head(x).square().mean()
-
-    (session,) = check(Shared())
-    assert remade(session) > 0
-
-
 def test_regions_inside_regions_are_the_outermost() -> None:
     class Outer(nn.Module):
         def __init__(self) -> None:
@@ -300,40 +288,6 @@ def test_checkpoints_of_the_user(inside: bool, reentrant: bool) -> None:
     assert (remade(session) > 0) == inside
 
 
-def test_inputs_without_gradient_and_frozen_parts() -> None:
-    model = Stack()
-    for p in model.blocks[0].parameters():
-        p.requires_grad_(False)
-    model.blocks[1].up.weight.requires_grad_(False)
-    (session,) = check(model)
-    assert remade(session) > 0
-
-
-def test_accumulation_and_forwards_before_backwards() -> None:
-    def run(own: nn.Module, x: Tensor) -> list[Tensor]:
-        losses = [own(x), own(x + 1), own(x - 1)]
-        for loss in losses:
-            loss.backward()
-        return [p.grad for p in own.parameters()]  # type: ignore[misc]
-
-    (session,) = check(Stack(kind=lambda: Block(0.1)), run)
-    assert remade(session) > 0
-
-
-@pytest.mark.parametrize("plan", ["keep-all", "offload-all"])
-def test_several_backwards_of_one_graph(plan: str) -> None:
-    def run(own: nn.Module, x: Tensor) -> list[Tensor]:
-        loss = own(x)
-        loss.backward(retain_graph=True)
-        loss.backward(retain_graph=True)
-        parts = list(own.parameters())[:2]
-        partly = torch.autograd.grad(loss, parts)
-        return [*partly, *(p.grad for p in own.parameters())]  # type: ignore[misc]
-
-    (session,) = check(Stack(kind=lambda: Block(0.1)), run, plan=plan)
-    assert remade(session) > 0
-
-
 def test_what_a_backward_does_not_ask_for_goes_with_it() -> None:
     model = Stack()
     with offloaded(model) as session:
@@ -343,18 +297,6 @@ def test_what_a_backward_does_not_ask_for_goes_with_it() -> None:
         assert session.live_bytes <= before
         loss.backward()
     assert session.live_bytes == 0
-
-
-def test_backward_is_differentiated() -> None:
-    def run(own: nn.Module, x: Tensor) -> list[Tensor]:
-        x = x.requires_grad_()
-        loss = own(x)
-        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
-        (loss + slope.square().sum()).backward()
-        return [slope.detach(), *(p.grad for p in own.parameters())]  # type: ignore[misc]
-
-    (session,) = check(Stack(), run)
-    assert remade(session) > 0
 
 
 def test_a_backward_inside_the_forward_of_a_region() -> None:
@@ -448,22 +390,6 @@ def test_a_setting_names_regions() -> None:
 # -- what changes between forward and backward ----------------------------------------
 
 
-def test_what_changes_after_it_was_saved_is_noticed() -> None:
-    class Late(Stack):
-        def forward(self, x: Tensor) -> Tensor:
-            y = torch.sin(self.blocks[0](x))
-            out = self.blocks[1](y)
-            self.seen = y
-            return self.head(out).square().mean()
-
-    model = Late()
-    with offloaded(model):
-        loss = model(torch.randn(BATCH, WIDTH))
-        model.seen.detach().add_(1.0)
-        with pytest.raises(InPlaceError):
-            loss.backward()
-
-
 def test_a_weight_that_is_written_is_noticed() -> None:
     model = Stack()
     with offloaded(model):
@@ -491,18 +417,6 @@ def test_an_optimizer_steps_between_two_backwards(fused: bool) -> None:
 
     (session,) = check(Stack(), run)
     assert remade(session) > 0
-
-
-def test_eval_between_forward_and_backward() -> None:
-    def run(own: nn.Module, x: Tensor) -> list[Tensor]:
-        own.train()
-        loss = own(x)
-        own.eval()
-        loss.backward()
-        assert not own.blocks[0].dropout.training  # type: ignore[union-attr, index]
-        return [p.grad for p in own.parameters()]  # type: ignore[misc]
-
-    check(Stack(kind=lambda: Block(0.3)), run)
 
 
 def test_a_forward_that_does_something_else_is_noticed() -> None:

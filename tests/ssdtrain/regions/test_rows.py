@@ -1,10 +1,8 @@
 """Planned regions are served by rows of the compiled plan."""
 
 import copy
-import sys
 from collections import Counter
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -25,15 +23,15 @@ from ssdtrain.cache.rows import (
     RegionRow,
 )
 from ssdtrain.cache.tables import Tables
-from ssdtrain.counters import Fallback
-from ssdtrain.errors import ActivationChangedError, InPlaceError
+from ssdtrain.errors import ActivationChangedError
 from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.plan import Plan
-from ssdtrain.plan.regions import spread, with_regions
-from ssdtrain.plan.schedule import schedule
+from ssdtrain.plan.profile import Item
+from ssdtrain.plan.regions import spread
 from ssdtrain.plan.timeline import Timeline
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.steps import train
+from tests.ssdtrain.calls import calls_of
+from tests.ssdtrain.regions.plans import recipes_beside, some_again
 from tests.ssdtrain.unseen import Owner
 
 WIDTH, ROWS = 32, 16
@@ -94,16 +92,13 @@ def planned(
     """Follow a plan: this share of the regions runs again, and their inputs and what
     no region makes are placed so."""
     assert session.profile is not None
-    timeline = Timeline(session.profile)
-    placements = {
-        kind: [Placement.KEEP if item.region >= 0 else inputs for item in items]
-        for kind, items in timeline.profile.kinds.items()
-    }
-    every = spread(timeline)
-    chosen = every[: round(share * len(every))]
-    assert chosen
-    orders = schedule(timeline, with_regions(timeline, placements, chosen))
-    session.follow(Plan(orders=orders, policy="some regions"))
+    num_again = round(share * len(spread(Timeline(session.profile))))
+    assert num_again
+
+    def place(item: Item) -> Placement:
+        return Placement.KEEP if item.region >= 0 else inputs
+
+    session.follow(some_again(session, place, num_again))
 
 
 NUM_OBSERVED, NUM_COMPILED = 5, 7
@@ -248,23 +243,6 @@ def test_programs_that_use_their_blocks_otherwise(kind: type[Net]) -> None:
     assert not rows[GeneralRow] and rows[HostRow], rows
 
 
-def num_calls(step: Callable[[], Any]) -> int:
-    """Functions of Python's or C's that a step calls in this thread."""
-    count = 0
-
-    def count_calls(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(count_calls)
-    try:
-        step()
-    finally:
-        sys.setprofile(before)
-    return count
-
-
 def test_rows_cost_less_than_the_general_path(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls of both hooks and of the region's own, without those of the model."""
     model = Net(dropout=0.0)
@@ -282,12 +260,12 @@ def test_rows_cost_less_than_the_general_path(monkeypatch: pytest.MonkeyPatch) -
             optimizer.zero_grad()
             if number == NUM_OBSERVED:
                 planned(session, Placement.OFFLOAD)
-        found.append(num_calls(step))
+        found.append(calls_of(step)[1])
         optimizer.step()
         with monkeypatch.context() as patch:
             patch.setattr(Tables, "hooks_of", lambda own, cache, lane, plan, all: all)
-            found.append(num_calls(step))
-    plain = num_calls(step)
+            found.append(calls_of(step)[1])
+    plain = calls_of(step)[1]
     fast, general = (each - plain for each in found)
     assert 0 < fast < 0.55 * general, (fast, general)
 
@@ -313,7 +291,7 @@ def test_a_region_calls_no_more_than_a_checkpoint_of_torchs() -> None:
         net(x).square().mean().backward()
 
     step(theirs)
-    plain, others = num_calls(lambda: step(model)), num_calls(lambda: step(theirs))
+    plain, others = calls_of(lambda: step(model))[1], calls_of(lambda: step(theirs))[1]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with ssdtrain.offload(model, **SETTINGS, recompute="regions") as session:
         for number in range(NUM_COMPILED + 2):
@@ -322,7 +300,7 @@ def test_a_region_calls_no_more_than_a_checkpoint_of_torchs() -> None:
             optimizer.zero_grad()
             if number == NUM_OBSERVED:
                 planned(session)
-        ours = num_calls(lambda: step(model))
+        ours = calls_of(lambda: step(model))[1]
     assert plain < ours < others, (plain, ours, others)
 
 
@@ -355,19 +333,6 @@ def test_marks_are_the_general_paths(
     assert abs(first - last) < 0.01 * last
 
 
-def test_batches_of_other_sizes() -> None:
-    sizes = [ROWS] * 8 + [ROWS // 2, 3 * ROWS, ROWS, ROWS // 4]
-
-    def loss_of(model: nn.Module, number: int) -> Tensor:
-        return mean(model, number, sizes[number])
-
-    for inputs in (Placement.KEEP, Placement.OFFLOAD):
-        session = run_both(Net(), loss_of, len(sizes), inputs=inputs)
-        mismatch = Fallback.PLAN_MISMATCH.value
-        assert not any(mismatch in report.fallbacks for report in session.steps)
-        assert session.last_step is not None and session.last_step.num_resized > 0
-
-
 class Twice(Block):
     """Two operators save what a recipe rebuilds."""
 
@@ -394,16 +359,7 @@ def test_what_recipes_rebuild_in_batches_of_other_sizes(
         for number, found in enumerate(train(model, loss_of, len(sizes))):
             assert same_bits(found, plain[number]), number
             if number == NUM_OBSERVED:
-                assert session.profile is not None
-                timeline = Timeline(session.profile)
-                recipe, keep = Placement.RECOMPUTE, Placement.KEEP
-                placements = {
-                    kind: [recipe if item.recipe else keep for item in items]
-                    for kind, items in timeline.profile.kinds.items()
-                }
-                again = with_regions(timeline, placements, spread(timeline)[:2])
-                orders = schedule(timeline, again)
-                session.follow(Plan(orders=orders, policy="recipes"))
+                session.follow(some_again(session, recipes_beside(Placement.KEEP), 2))
             if number == NUM_COMPILED + 1:
                 (table,) = session.cache.tables.tables.values()
                 placed = [row.inner for row in table.rows if type(row) is PlacedRow]
@@ -424,9 +380,9 @@ class Normed(nn.Module):
         return result
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5])
+@pytest.mark.parametrize("num_again", [0, 2])
 def test_regions_hide_no_recipe_of_a_norm(
-    monkeypatch: pytest.MonkeyPatch, share: float
+    monkeypatch: pytest.MonkeyPatch, num_again: int
 ) -> None:
     """What is observed while all regions run again has the recipes of a step without
     regions, and a plan may use them in those that do not run again."""
@@ -448,19 +404,8 @@ def test_regions_hide_no_recipe_of_a_norm(
             for number, found in enumerate(train(ours, loss_of, 12)):
                 assert same_bits(found, next(plain)), number
                 if number == NUM_OBSERVED and choice is Choice.ALL:
-                    assert session.profile is not None
-                    timeline = Timeline(session.profile)
-                    recipe, keep = Placement.RECOMPUTE, Placement.KEEP
-                    placements = {
-                        kind: [recipe if item.recipe else keep for item in items]
-                        for kind, items in timeline.profile.kinds.items()
-                    }
-                    every = spread(timeline)
-                    again = every[: round(share * len(every))]
-                    orders = schedule(
-                        timeline, with_regions(timeline, placements, again)
-                    )
-                    session.follow(Plan(orders=orders, policy="recipes"))
+                    recipes_of = recipes_beside(Placement.KEEP)
+                    session.follow(some_again(session, recipes_of, num_again))
             profile, last = session.profile, session.last_step
             assert profile is not None and last is not None
             (items,) = profile.kinds.values()
@@ -471,25 +416,6 @@ def test_regions_hide_no_recipe_of_a_norm(
                 assert sum(last.recipes.values()) > 0 and not last.fallbacks
     assert recipes[Choice.ALL] == recipes[Choice.NONE]
     assert sum(made is not None for _, made in recipes[Choice.ALL]) >= 2 * 4
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        lambda hidden: hidden.exp(),
-        lambda hidden: hidden.double().sin().float(),
-        lambda hidden: hidden[:, :WIDTH].repeat(1, 2) * hidden,
-    ],
-    ids=["another", "double", "more"],
-)
-def test_another_program_leaves_the_plan(how: Callable[[Tensor], Tensor]) -> None:
-    def loss_of(model: Any, number: int) -> Tensor:
-        model.blocks[1].how = how if number in (8, 10) else None
-        return mean(model, number)
-
-    session = run_both(Net(), loss_of, 12)
-    mismatch = Fallback.PLAN_MISMATCH.value
-    assert any(mismatch in report.fallbacks for report in session.steps)
 
 
 def test_a_parameter_where_a_tensor_was() -> None:
@@ -508,92 +434,6 @@ def test_a_parameter_where_a_tensor_was() -> None:
         return loss
 
     run_both(Other(), loss_of, 12)
-
-
-def test_several_backwards_and_parts_of_a_graph() -> None:
-    def loss_of(model: Any, number: int) -> Tensor:
-        loss = mean(model, number)
-        if number >= NUM_COMPILED:
-            loss.backward(retain_graph=True)
-            middle = model.blocks[2].up.weight
-            (part,) = torch.autograd.grad(loss, [middle], retain_graph=True)
-            middle.grad += part
-        return loss
-
-    for inputs in (Placement.KEEP, Placement.OFFLOAD):
-        run_both(Net(), loss_of, inputs=inputs)
-
-
-def test_an_exception_in_a_region_and_a_graph_that_is_dropped() -> None:
-    def stop(hidden: Tensor) -> Tensor:
-        raise ArithmeticError
-
-    def loss_of(model: Any, number: int) -> Tensor:
-        if number == 8:
-            model.blocks[2].how = stop
-            with pytest.raises(ArithmeticError):
-                mean(model, number)
-            model.blocks[2].how = None
-        if number == 9:
-            mean(model, number)
-        return mean(model, number)
-
-    session = run_both(Net(), loss_of, 12)
-    assert session.last_step is not None and not session.last_step.fallbacks
-
-
-def settled(model: Net, inputs: Placement = Placement.KEEP) -> ssdtrain.Session:
-    session = ssdtrain.offload(model, **SETTINGS, recompute="regions")
-    for number, _ in enumerate(train(model, mean, NUM_COMPILED + 2)):
-        if number == NUM_OBSERVED:
-            planned(session, inputs)
-    return session
-
-
-@pytest.mark.parametrize("inside", [True, False])
-def test_what_is_changed_after_it_was_saved_is_noticed(inside: bool) -> None:
-    """In the region, whose re-run would change it again, or by somebody outside."""
-    seen: list[Tensor] = []
-
-    def kept(tensor: Tensor) -> Tensor:
-        seen.append(tensor)
-        return tensor
-
-    def loss_of(model: Any, number: int) -> Tensor:
-        if number <= NUM_COMPILED + 1:
-            model.blocks[1].how = lambda hidden: hidden.exp()
-        elif inside:
-            model.blocks[1].how = lambda hidden: hidden.exp().add_(1.0)
-        else:
-            model.blocks[1].how = lambda hidden: kept(hidden.exp())
-        return mean(model, number)
-
-    model = Net(dropout=0.0)
-    with ssdtrain.offload(model, **SETTINGS, recompute="regions") as session:
-        for number, _ in enumerate(train(model, loss_of, NUM_COMPILED + 2)):
-            if number == NUM_OBSERVED:
-                planned(session)
-        loss = loss_of(model, NUM_COMPILED + 2)
-        for tensor in seen:
-            tensor.detach().mul_(2.0)
-        with pytest.raises(InPlaceError, match="modified by an inplace operation"):
-            loss.backward()
-
-
-def test_so_is_what_is_changed_in_the_first_step() -> None:
-    seen: list[Tensor] = []
-
-    def kept(hidden: Tensor) -> Tensor:
-        seen.append(hidden.exp())
-        return seen[-1]
-
-    model = Net(dropout=0.0)
-    model.blocks[1].how = kept
-    with ssdtrain.offload(model, **SETTINGS, recompute="regions"):
-        loss = mean(model, 0)
-        seen[0].detach().mul_(2.0)
-        with pytest.raises(InPlaceError, match="modified by an inplace operation"):
-            loss.backward()
 
 
 def test_one_in_many_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,6 @@ class Gpt(nn.Module):
         self.dropout = nn.Dropout(0.1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(LENGTH, WIDTH) to the same."""
         x = x + self.dropout(self.out(self.attention(self.norm1(x))))
         return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
 
@@ -69,7 +68,6 @@ class Llama(Gpt):
         self.gate = nn.Linear(WIDTH, 4 * WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(LENGTH, WIDTH) to the same."""
         x = x + self.out(self.attention(self.norm1(x)))
         y = self.norm2(x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
@@ -79,7 +77,6 @@ class Holding(Gpt):
     """Its locals hold what they name until it returns."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(LENGTH, WIDTH) to the same."""
         norm1 = self.norm1(x)
         attended = self.attention(norm1)
         middle = x + self.out(attended)
@@ -120,7 +117,6 @@ class Net(nn.Module):
         self._run = run
 
     def forward(self, x: Tensor) -> Tensor:
-        """(LENGTH, WIDTH) to a loss."""
         x = self.first(x)
         for layer in self.layers:
             x = self._run(layer, x)

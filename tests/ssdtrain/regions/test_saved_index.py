@@ -25,7 +25,6 @@ class Block(nn.Module):
         self.act = act
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (batch, 8)."""
         hidden = torch.tanh(self.up(x))
         if self.act is not None:
             hidden = self.act(hidden)
@@ -197,22 +196,6 @@ def test_noise_that_is_drawn_after_it_was_saved_is_refused() -> None:
         loss = model(torch.randn(4, 8)).mean()
         with pytest.raises(InPlaceError, match="rrelu"):
             loss.backward()
-
-
-def test_two_backwards_of_one_forward() -> None:
-    def gradients(model: nn.Module) -> list[Tensor]:
-        x = torch.ones(4, 8, requires_grad=True)
-        loss = model(x).square().mean()
-        loss.backward(retain_graph=True)
-        loss.backward()
-        assert x.grad is not None
-        return [x.grad, *(p.grad for p in model.parameters() if p.grad is not None)]
-
-    expected = gradients(net())
-    model = net()
-    with ssdtrain.offload(model, **SETTINGS):
-        settle(model)
-        assert all(map(torch.equal, gradients(model), expected))
 
 
 def test_what_nobody_asks_for_goes_when_backward_ends() -> None:

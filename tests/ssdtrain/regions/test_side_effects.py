@@ -18,13 +18,12 @@ from torch.nn.modules.module import (
 import ssdtrain
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import RegionError
-from ssdtrain.regions.before import Before
-from ssdtrain.regions.watch import Watch, writes_elsewhere
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.unseen import Owner
 
 WIDTH, BATCH, STEPS = 16, 8, 5
 SEEN: list[Any] = []
+SETTINGS: dict[str, Any] = {"recompute": "regions", "plan": "keep-all", "min_bytes": 0}
 COUNT = 0
 
 
@@ -254,9 +253,7 @@ def trained(kind: type[Block], regions: bool) -> tuple[Any, ...]:
     model, reports, found = Stack(kind), [], []
     session = None
     if regions:
-        session = ssdtrain.offload(
-            model, recompute="regions", plan="keep-all", min_bytes=0
-        )
+        session = ssdtrain.offload(model, **SETTINGS)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(STEPS):
         loss = model(torch.randn(BATCH, WIDTH))
@@ -329,9 +326,7 @@ def test_hooks_inside_would_run_twice() -> None:
     model, calls = Stack(Block), []
     model.blocks[0].part.register_forward_hook(lambda *_: calls.append(1))
     model.blocks[1].register_forward_hook(lambda *_: calls.append(2))  # around it
-    with ssdtrain.offload(
-        model, recompute="regions", plan="keep-all", min_bytes=0
-    ) as session:
+    with ssdtrain.offload(model, **SETTINGS) as session:
         model(torch.randn(BATCH, WIDTH)).backward()
         assert session.regions_refused == {
             "blocks.0": "a forward hook of part would run twice"
@@ -346,9 +341,7 @@ def test_hooks_of_all_modules_would_run_twice(register: Any) -> None:
     model, calls = Stack(Block), []
     handle = register(lambda *_: calls.append(1))
     try:
-        with ssdtrain.offload(
-            model, recompute="regions", plan="keep-all", min_bytes=0
-        ) as session:
+        with ssdtrain.offload(model, **SETTINGS) as session:
             model(torch.randn(BATCH, WIDTH)).backward()
             told = "a forward hook of all modules would run twice"
             assert session.regions_refused == {"blocks.0": told, "blocks.1": told}
@@ -376,9 +369,7 @@ def test_a_cache_among_the_arguments() -> None:
             return x.square().mean()
 
     model = WithCache(Cached)
-    with ssdtrain.offload(
-        model, recompute="regions", plan="keep-all", min_bytes=0
-    ) as session:
+    with ssdtrain.offload(model, **SETTINGS) as session:
         model(torch.randn(BATCH, WIDTH)).backward()
         assert "Cache" in session.regions_refused["blocks.0"]
 
@@ -428,7 +419,7 @@ def test_a_thread_that_draws_from_the_same_generator(times: int) -> None:
     torch.manual_seed(1)
     twin(x).backward()
     torch.manual_seed(1)
-    with ssdtrain.offload(model, recompute="regions", plan="keep-all", min_bytes=0):
+    with ssdtrain.offload(model, **SETTINGS):
         Dropped.other = staticmethod(draw)
         try:
             loss = model(x)
@@ -444,36 +435,6 @@ def test_a_thread_that_draws_from_the_same_generator(times: int) -> None:
         assert same_bits(ours.grad, theirs.grad)
 
 
-def test_code_that_writes_elsewhere_is_found_in_bytecode() -> None:
-    calls: list[int] = []
-
-    def closes(self: Any, x: Tensor) -> Tensor:
-        calls.append(1)
-        return x
-
-    def nested(self: Any, x: Tensor) -> Tensor:
-        return (lambda y: SEEN.append(y) or y)(x)
-
-    def reads(self: Any, x: Tensor) -> Tensor:
-        own = [1]
-        own.append(len(calls))
-        return x + own[0] + len(SEEN)
-
-    assert writes_elsewhere(closes) == "calls"
-    assert writes_elsewhere(nested) == "SEEN"
-    assert writes_elsewhere(reads) is None
-
-
-def test_a_watch_of_an_untouched_module_sees_nothing() -> None:
-    layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True)
-    watch = Watch(layer)
-    for _ in range(4):
-        seen, slow = watch.look(), watch.slow()
-        layer(torch.randn(2, 3, WIDTH))
-        assert watch.change(Before("", seen), slow) is None and seen.refusal is None
-    assert watch.standing_refusal() is None
-
-
 def test_tensors_of_inference_mode_count_no_changes() -> None:
     model, twin = Stack(Block), Stack(Block)
     twin.load_state_dict(model.state_dict())
@@ -482,9 +443,7 @@ def test_tensors_of_inference_mode_count_no_changes() -> None:
     model.blocks[0].register_buffer("table", table, persistent=False)
     model.blocks[1].part.table = {"x": table}
     x = torch.randn(BATCH, WIDTH)
-    with ssdtrain.offload(
-        model, recompute="regions", plan="keep-all", min_bytes=0
-    ) as session:
+    with ssdtrain.offload(model, **SETTINGS) as session:
         model(x).backward()
         told = "table is an inference tensor, which counts no changes"
         assert session.regions_refused == {"blocks.0": told, "blocks.1": told}
@@ -501,9 +460,7 @@ def test_modules_with_states_that_nobody_sees(package: str) -> None:
     Foreign.__module__ = f"{package}.layers"
     model = Stack(Block)
     model.blocks[0].part = Foreign(WIDTH, WIDTH)
-    with ssdtrain.offload(
-        model, recompute="regions", plan="keep-all", min_bytes=0
-    ) as session:
+    with ssdtrain.offload(model, **SETTINGS) as session:
         model(torch.randn(BATCH, WIDTH)).backward()
         assert list(session.regions_refused) == ["blocks.0"]
         assert "Foreign" in session.regions_refused["blocks.0"]

@@ -15,13 +15,11 @@ from ssdtrain.cache import verify
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ActivationChangedError
 from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Item
-from ssdtrain.plan.regions import spread, with_regions
-from ssdtrain.plan.schedule import schedule
-from ssdtrain.plan.timeline import Timeline
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.steps import train
+from tests.ssdtrain.one_rank import one_rank
+from tests.ssdtrain.regions.plans import some_again
 from tests.ssdtrain.unseen import Owner
 
 if not dist.is_available():
@@ -41,12 +39,8 @@ NUM_OBSERVED = 5
 @pytest.fixture(scope="module", autouse=True)
 def mesh() -> Iterator[Any]:
     """One rank."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
+    with one_rank() as mesh:
+        yield mesh
 
 
 class Block(nn.Module):
@@ -136,19 +130,6 @@ def test_a_part_has_the_name_of_its_wrapper(mesh: Any) -> None:
         assert {"SigmoidBackward0", "TanhBackward0", "MulBackward0"} <= set(names)
 
 
-def placed(session: ssdtrain.Session, placement: Placement, num_rerun: int) -> Plan:
-    """So many regions run again; all else is placed so."""
-    assert session.profile is not None
-    timeline = Timeline(session.profile)
-    placements = {
-        kind: [placement for _ in items]
-        for kind, items in timeline.profile.kinds.items()
-    }
-    chosen = spread(timeline)[:num_rerun]
-    orders = schedule(timeline, with_regions(timeline, placements, chosen))
-    return Plan(orders=orders, policy="some regions")
-
-
 @pytest.mark.parametrize("num_rerun", range(BLOCKS + 1))
 @pytest.mark.parametrize("placement", [Placement.KEEP, Placement.OFFLOAD])
 def test_plans_of_wrappers_in_regions_are_followed(
@@ -160,7 +141,7 @@ def test_plans_of_wrappers_in_regions_are_followed(
         for number, found in enumerate(train(model, loss_of, num_steps)):
             assert same_bits(found, plain[number]), number
             if number == NUM_OBSERVED:
-                session.follow(placed(session, placement, num_rerun))
+                session.follow(some_again(session, lambda _: placement, num_rerun))
         for step in session.steps[NUM_OBSERVED:]:
             assert Fallback.PLAN_MISMATCH not in step.fallbacks
         last = session.steps[-1]
@@ -180,7 +161,8 @@ def test_a_wrapper_that_is_changed_and_saved_again_is_another_record(
         for number, found in enumerate(train(model, loss_of, num_steps)):
             assert same_bits(found, plain[number]), number
             if number == NUM_OBSERVED:
-                session.follow(placed(session, Placement.OFFLOAD, num_rerun))
+                moved = some_again(session, lambda _: Placement.OFFLOAD, num_rerun)
+                session.follow(moved)
 
 
 def test_a_wrapper_that_is_made_otherwise_is_told(
@@ -195,7 +177,7 @@ def test_a_wrapper_that_is_made_otherwise_is_told(
     with ssdtrain.offload(model, **SETTINGS, recompute="regions") as session:
         for number, _ in enumerate(train(model, loss_of, NUM_OBSERVED + 3)):
             if number == NUM_OBSERVED:
-                session.follow(placed(session, Placement.KEEP, BLOCKS))
+                session.follow(some_again(session, lambda _: Placement.KEEP))
         last = session.last_step
         assert last is not None and last.num_verified > 3 * BLOCKS
         loss = loss_of(model, 0)

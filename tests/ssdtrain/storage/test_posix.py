@@ -1,13 +1,13 @@
 """Real files: nameless, private, direct, full, short, closed under way."""
 
+import contextlib
+import ctypes
 import errno
 import gc
 import os
 import resource
+import signal
 import stat
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,29 +20,21 @@ from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError, StorageFullError
 from ssdtrain.storage import PosixStorage, open_storage, posix
 from ssdtrain.storage import open as opening
-from tests.ranks import LONGEST_S, SOON_S
+from tests.ranks import SOON_S
+from tests.ssdtrain.forking import OK, in_child
 
 MIB = 1024 * 1024
 PAGE = 4096
 Aligned = Callable[..., torch.Tensor]
 
 
-def run_python(code: str, *command: str) -> subprocess.CompletedProcess[str]:
-    root = Path(__file__).resolve().parents[3]
-    header = """
-        import mmap, torch
-        from ssdtrain.errors import StorageFullError
-        from ssdtrain.storage import PosixStorage
-        def aligned(n):
-            return torch.frombuffer(mmap.mmap(-1, n), dtype=torch.uint8)
-    """
-    return subprocess.run(
-        [*command, sys.executable, "-c", textwrap.dedent(header) + code],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=LONGEST_S,
-    )
+def open_below(directory: Path) -> list[str]:
+    """Files of a directory, with or without a name, that this process has open."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # somebody has closed it
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return [path for path in found if path.startswith(f"{directory}/")]
 
 
 def test_nothing_has_a_name_and_nobody_else_reads(directory: Path) -> None:
@@ -78,14 +70,14 @@ def test_without_o_tmpfile_the_name_is_removed_at_once(
     store.close()
 
 
-def test_a_killed_process_leaves_nothing(directory: Path) -> None:
-    code = f"""
-import os, signal
-store = PosixStorage({str(directory)!r})
-store.write(store.allocate(4096), aligned(4096))
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    assert run_python(code).returncode == -9
+def test_a_killed_process_leaves_nothing(directory: Path, aligned: Aligned) -> None:
+    def child() -> int:
+        store = PosixStorage(directory)
+        store.write(store.allocate(PAGE), aligned(PAGE))
+        os.kill(os.getpid(), signal.SIGKILL)
+        return OK
+
+    assert in_child(child) == -signal.SIGKILL
     assert list(directory.rglob("*")) == []
 
 
@@ -140,56 +132,67 @@ def test_buffered_where_direct_is_refused(
     store.close()
 
 
-def test_a_file_size_limit_is_a_short_write_then_an_error(directory: Path) -> None:
+def test_a_file_size_limit_is_a_short_write_then_an_error(
+    directory: Path, aligned: Aligned
+) -> None:
     """RLIMIT_FSIZE gives a true short write; the rest then fails with EFBIG."""
-    code = f"""
-import resource
-store = PosixStorage({str(directory)!r}, extent_bytes=1 << 20)
-slot = store.allocate(1 << 20)
-resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
-try:
-    store.write(slot, aligned(1 << 20))
-except StorageFullError:
-    raise SystemExit("a limit is not a full disk")
-except OSError as error:
-    print(error)
-    print(store.stats().written_bytes)
-"""
-    done = run_python(code)
-    assert "failed after" in done.stdout and "of 1048576 bytes" in done.stdout, done
-    assert done.stdout.splitlines()[-1] == "0"
+
+    def child() -> int:
+        store = PosixStorage(directory, extent_bytes=MIB)
+        slot = store.allocate(MIB)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+        with pytest.raises(OSError, match=f"failed after .* of {MIB} bytes") as told:
+            store.write(slot, aligned(MIB))
+        assert not isinstance(told.value, StorageFullError)
+        assert store.stats().written_bytes == 0
+        return OK
+
+    assert in_child(child) == OK
 
 
-def test_a_full_disk_is_storage_full(directory: Path) -> None:
-    """A 4 MB tmpfs in a namespace of its own: allocation fails, data stays."""
-    if subprocess.run(["unshare", "-Um", "true"], capture_output=True).returncode:
-        pytest.skip("user namespaces are not permitted here")
-    code = f"""
-import ctypes
-libc = ctypes.CDLL(None, use_errno=True)
-if libc.mount(b"tmpfs", {str(directory)!r}.encode(), b"tmpfs", 0, b"size=4m"):
-    raise SystemExit(77)
-store = PosixStorage({str(directory)!r}, extent_bytes=64 << 20)
-slots, sent = [], []
-try:
-    while True:
-        slots.append(store.allocate(1 << 20))
-        sent.append(aligned(1 << 20).fill_(len(slots)))
-        store.write(slots[-1], sent[-1])
-except StorageFullError as error:
-    print(len(slots), error)
-for slot, expected in zip(slots, sent):
-    back = aligned(1 << 20)
-    store.read(slot, back)
-    assert torch.equal(back, expected)
-store.free(slots[0])
-assert store.allocate(1 << 20) == slots[0]
-"""
-    done = run_python(code, "unshare", "--map-root-user", "--mount")
-    if done.returncode == 77:
-        pytest.skip("tmpfs cannot be mounted here")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("4 [Errno 28] no room for 1048576 bytes")
+NO_NAMESPACE = 77
+NEW_USER, NEW_MOUNTS = 0x10000000, 0x00020000
+"""For `unshare`."""
+
+
+def mount_tmpfs(directory: Path, options: bytes) -> bool:
+    """In namespaces of this process alone, which must have one thread; False where they
+    are not permitted."""
+    libc, user, group = ctypes.CDLL(None), os.getuid(), os.getgid()
+    if libc.unshare(NEW_USER | NEW_MOUNTS):
+        return False
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+    Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+    return not libc.mount(b"tmpfs", str(directory).encode(), b"tmpfs", 0, options)
+
+
+def test_a_full_disk_is_storage_full(directory: Path, aligned: Aligned) -> None:
+    """A tmpfs of 4 MB: allocation fails, data stays."""
+
+    def child() -> int:
+        if not mount_tmpfs(directory, b"size=4m"):
+            return NO_NAMESPACE
+        store = PosixStorage(directory, extent_bytes=64 * MIB)
+        slots, sent = [], []
+        with pytest.raises(StorageFullError, match=f"no room for {MIB} bytes"):
+            while True:
+                slots.append(store.allocate(MIB))
+                sent.append(aligned(MIB).fill_(len(slots)))
+                store.write(slots[-1], sent[-1])
+        assert len(slots) == 4
+        for slot, expected in zip(slots, sent, strict=True):
+            back = aligned(MIB)
+            store.read(slot, back)
+            assert torch.equal(back, expected)
+        store.free(slots[0])
+        assert store.allocate(MIB) == slots[0]
+        return OK
+
+    code = in_child(child)
+    if code == NO_NAMESPACE:
+        pytest.skip("namespaces with mounts are not permitted here")
+    assert code == OK
 
 
 def test_sparse_where_preallocation_is_unknown(
@@ -253,7 +256,7 @@ def test_close_waits_for_the_transfer_under_way(
     real = os.pwritev
     entered, go_on = threading.Event(), threading.Event()
     store = PosixStorage(directory, extent_bytes=MIB)
-    slot, fd = store.allocate(PAGE), store.fileno()
+    slot = store.allocate(PAGE)
 
     def slow(*args: object) -> int:
         entered.set()
@@ -265,21 +268,19 @@ def test_close_waits_for_the_transfer_under_way(
     writer.start()
     entered.wait(SOON_S)
     store.close()
-    os.fstat(fd)  # still open
+    assert open_below(directory)
     go_on.set()
     writer.join()
-    with pytest.raises(OSError):
-        os.fstat(fd)
+    assert not open_below(directory)
     assert store.stats().written_bytes == PAGE
 
 
 def test_a_dropped_storage_closes_its_files(directory: Path) -> None:
     store = PosixStorage(directory)
-    fd = store.fileno()
+    assert open_below(directory)
     del store
     gc.collect()
-    with pytest.raises(OSError):
-        os.fstat(fd)
+    assert not open_below(directory)
 
 
 def test_one_bad_directory_leaves_no_file_open(
@@ -288,10 +289,9 @@ def test_one_bad_directory_leaves_no_file_open(
     missing = tmp_path / "missing"
     missing.mkdir(mode=0o700)
     monkeypatch.setattr(opening, "_checked", lambda names: (missing.rmdir(), names)[1])
-    before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
         open_storage([directory, missing])
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert not open_below(directory)
     assert list(directory.iterdir()) == []
 
 
@@ -311,27 +311,25 @@ def test_no_inodes_is_a_clear_error(
         return real(path, *arguments, **named)
 
     monkeypatch.setattr(os, call, refuse)
-    open_before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ConfigError, match=r"other' takes no file .*; free inodes"):
         open_storage([directory, other])
     net = torch.nn.Linear(4, 4)
     with pytest.raises(ConfigError, match="set directory to another disk"):
         ssdtrain.offload(net, max_overhead=0.01, target="ssd", directory=str(other))
     assert "forward" not in vars(net)
-    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert not open_below(directory)
     assert list(directory.iterdir()) == [other] and not list(other.iterdir())
 
 
-def test_no_descriptor_is_a_clear_error(directory: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
-    try:
-        with pytest.raises(ConfigError, match=r"ulimit -n"):
-            PosixStorage(directory)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+def test_no_descriptor_is_a_clear_error(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **named: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(ConfigError, match=r"ulimit -n"):
+        PosixStorage(directory)
     assert not list(directory.iterdir())
 
 

@@ -1,6 +1,5 @@
 """Property tests of the slot table against a model: a set of intervals."""
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,18 +64,6 @@ def test_slots_are_disjoint_and_sums_right(program: list[tuple[str, int]]) -> No
         assert table.take(table.end_bytes) == Slot(0, 0, table.end_bytes)
 
 
-@settings(deadline=None, max_examples=40)
-@given(PROGRAMS)
-def test_repeating_a_step_grows_nothing(program: list[tuple[str, int]]) -> None:
-    table = SlotTable()
-    held = []
-    for _ in range(3):
-        for slot in run(table, program):
-            table.give(slot)
-        held.append(table.end_bytes)
-    assert held[0] == held[1] == held[2]
-
-
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.integers(1, 20), min_size=1, max_size=60),
@@ -113,12 +100,3 @@ def test_growth_uses_the_free_tail() -> None:
     assert table.take(4 * PAGE) is not None
     assert table.missing_bytes(6 * PAGE) == 0
     assert table.missing_bytes(9 * PAGE) == 3 * PAGE
-
-
-def test_a_slot_is_given_once() -> None:
-    table = of_length(PAGE)
-    slot = table.take(PAGE)
-    assert slot is not None
-    table.give(slot)
-    with pytest.raises(ValueError, match="not taken"):
-        table.give(slot)

@@ -47,11 +47,6 @@ def test_shares_follow_the_speeds(speeds: list[float], pages: list[int]) -> None
     stripe.close()
 
 
-def test_equal_members_alternate() -> None:
-    stripe = StripeStorage([memory(), memory(), memory()])
-    assert [stripe.allocate(PAGE).file for _ in range(6)] == [0, 1, 2, 0, 1, 2]
-
-
 def test_speeds_are_learned_from_transfers(
     aligned: Aligned, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,8 +3,6 @@
 import ctypes
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,8 +24,8 @@ from ssdtrain.storage.wear import (
     parse_smart,
     read_smart,
 )
-from tests.ranks import LONGEST_S, reaped
 from tests.ssdtrain.faulty import Fault, FaultKind, FaultyStorage, Operation
+from tests.ssdtrain.forking import OK, ended, started
 from tests.ssdtrain.memory_storage import MemoryStorage
 
 PAGE = 4096
@@ -103,17 +101,15 @@ def test_bytes_by_disk_and_day(
 
 def test_processes_add_up(tmp_path: Path) -> None:
     path = tmp_path / "wear.json"
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from ssdtrain.storage.wear import WearLog\n"
-        "for _ in range(60): WearLog(Path(sys.argv[1])).add('nvme0n1', 7)\n"
-    )
-    command = [sys.executable, "-c", code, str(path)]
-    root = Path(__file__).parents[3]
-    running = [subprocess.Popen(command, cwd=root) for _ in range(2)]
-    with reaped(*running):
-        assert [process.wait(LONGEST_S) for process in running] == [0, 0]
-    assert sum(WearLog(path).days("nvme0n1").values()) == 2 * 60 * 7
+
+    def child() -> int:
+        for _ in range(20):
+            WearLog(path).add("nvme0n1", 7)
+        return OK
+
+    children = [started(child) for _ in range(2)]
+    assert [ended(each) for each in children] == [OK, OK]
+    assert sum(WearLog(path).days("nvme0n1").values()) == 2 * 20 * 7
     assert oct(path.with_suffix(".lock").stat().st_mode & 0o777) == "0o600"
 
 

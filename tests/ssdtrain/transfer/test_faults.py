@@ -5,7 +5,6 @@ error that names what was lost. Never zeros, never a leak.
 """
 
 import gc
-import threading
 from typing import Any
 
 import pytest
@@ -18,25 +17,13 @@ from ssdtrain.errors import ActivationLostError
 from ssdtrain.observe import planner, trials
 from ssdtrain.observe.memorygoal import MemoryGoal
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.eventually import session_threads, until
 from tests.ssdtrain.faulty import Fault, FaultKind, Operation
+from tests.ssdtrain.mlp import WIDTH, gradients_of, mlp
 from tests.ssdtrain.virtual_time import VirtualTime
 
 ALWAYS = 10**9
-WIDTH, NUM_LAYERS = 64, 8
-
-
-def model() -> nn.Sequential:
-    torch.manual_seed(0)
-    pairs = [(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(NUM_LAYERS)]
-    return nn.Sequential(*[layer for pair in pairs for layer in pair])
-
-
-def one_step(net: nn.Module) -> list[torch.Tensor]:
-    torch.manual_seed(1)
-    x = torch.randn(32, WIDTH, requires_grad=True)
-    net.zero_grad()
-    net(x).square().sum().backward()
-    return [x.grad, *(p.grad.clone() for p in net.parameters())]
+NUM_LAYERS = 8
 
 
 def settle(session: ssdtrain.Session) -> None:
@@ -62,12 +49,12 @@ def test_failed_writes_lose_nothing(
     fallback: Fallback,
     count: int,
 ) -> None:
-    net = model()
-    expected = one_step(net)
+    net, before = mlp(NUM_LAYERS), session_threads()
+    expected = gradients_of(net)
     fault = Fault(operation=operation, kind=kind, at=1, count=count)
     with faulty(net, fault, host_bytes=64 << 20) as session:
         for _ in range(3):
-            found = one_step(net)
+            found = gradients_of(net)
             assert same_bits(found, expected)
             settle(session)
         total = sum(step.fallbacks.get(fallback.value, 0) for step in session.steps)
@@ -77,19 +64,19 @@ def test_failed_writes_lose_nothing(
         assert offloader.pool.used_bytes == 0
         offloader.wait_io()
         assert offloader.storage.stats().used_bytes == 0
-    assert not [t for t in threading.enumerate() if t.name.startswith("ssdtrain")]
+    assert session_threads() <= before
 
 
 def test_full_disk_and_full_staging_keep_tensors_on_the_device(faulty: Any) -> None:
     """Once staging is full of bytes that no disk takes, the rest is kept."""
-    net = model()
-    expected = one_step(net)
+    net = mlp(NUM_LAYERS)
+    expected = gradients_of(net)
     full = Fault(
         operation=Operation.ALLOCATE, kind=FaultKind.NO_SPACE, at=0, count=ALWAYS
     )
     with faulty(net, full, host_bytes=64 << 10) as session:
         for _ in range(3):
-            found = one_step(net)
+            found = gradients_of(net)
             assert same_bits(found, expected)
         report = session.last_step
         assert report is not None
@@ -111,8 +98,8 @@ def text_of_lost_step(net: nn.Module, session: ssdtrain.Session) -> str:
     "kind", [FaultKind.IO_ERROR, FaultKind.SHORT, FaultKind.WORKER_DEATH]
 )
 def test_failed_read_stops_with_what_was_lost(faulty: Any, kind: FaultKind) -> None:
-    net = model()
-    expected = one_step(net)
+    net = mlp(NUM_LAYERS)
+    expected = gradients_of(net)
     fault = Fault(operation=Operation.READ, kind=kind, at=0)
     with faulty(net, fault) as session:
         text = text_of_lost_step(net, session)
@@ -120,24 +107,25 @@ def test_failed_read_stops_with_what_was_lost(faulty: Any, kind: FaultKind) -> N
             assert part in text
         gc.collect()
         # The session is usable again.
-        found = one_step(net)
+        found = gradients_of(net)
         assert same_bits(found, expected)
         assert session.cache.is_idle
-        settle(session)  # a worker may be giving the last buffer back
-        assert session.cache.offloader.pool.used_bytes == 0
+        pool = session.cache.offloader.pool
+        # A worker may be giving the last buffer back.
+        until(lambda: pool.used_bytes == 0)
 
 
 def test_stalled_disk_stalls_but_loses_nothing(
     faulty: Any, virtual_time: VirtualTime
 ) -> None:
-    net = model()
-    expected = one_step(net)
+    net = mlp(NUM_LAYERS)
+    expected = gradients_of(net)
     stalls = [
         Fault(operation=operation, kind=FaultKind.STALL, at=1, seconds=30.0)
         for operation in (Operation.WRITE, Operation.READ)
     ]
     with faulty(net, *stalls) as session:
-        found = one_step(net)
+        found = gradients_of(net)
         settle(session)
         assert virtual_time.monotonic() >= 30.0
         assert same_bits(found, expected)
@@ -155,8 +143,8 @@ def share_kept(session: ssdtrain.Session) -> float:
 def test_auto_keeps_what_a_slow_disk_cannot_take(faulty: Any) -> None:
     """In real time: sleeps of the disk, a hundred times as long as the step. What is
     judged is where the bytes are, not how long a step took."""
-    net = model()
-    expected = one_step(net)
+    net = mlp(NUM_LAYERS)
+    expected = gradients_of(net)
     slow = Fault(
         operation=Operation.WRITE, kind=FaultKind.STALL, at=0, count=ALWAYS, seconds=0.3
     )
@@ -164,7 +152,7 @@ def test_auto_keeps_what_a_slow_disk_cannot_take(faulty: Any) -> None:
     with faulty(net, slow, plan="auto", host_bytes=4 * record) as session:
         for _ in range(4):  # warm-up, observed, planned
             settle(session)
-            found = one_step(net)
+            found = gradients_of(net)
             assert same_bits(found, expected)
             session.hints.step_end()
         # 16 records through four threads of this disk would take 1.2 seconds.
@@ -180,8 +168,8 @@ def test_auto_gives_up_a_disk_that_becomes_slow(
     monkeypatch.setattr(planner, "FIRST_LOOK", 20)
     # A tiny model's copies take longer than its compute.
     monkeypatch.setattr(trials, "ERROR", 20.0)
-    net = model()
-    expected = one_step(net)
+    net = mlp(NUM_LAYERS)
+    expected = gradients_of(net)
     slow = Fault(
         operation=Operation.WRITE,
         kind=FaultKind.STALL,
@@ -194,21 +182,21 @@ def test_auto_gives_up_a_disk_that_becomes_slow(
     moved = []
     with faulty(net, slow, **settings) as session:
         for _ in range(100):
-            assert same_bits(one_step(net), expected)
+            assert same_bits(gradients_of(net), expected)
             moved.append(session.last_step.bytes_offloaded)
             if session.plan is not None and session.plan.keeps_all:
                 break
         assert any(moved) and session.plan.keeps_all
-        one_step(net)
+        gradients_of(net)
         assert not session.last_step.bytes_offloaded
 
 
 def test_unpinnable_memory_is_counted(everything: Any) -> None:
-    net = model()
-    expected = one_step(net)
+    net = mlp(NUM_LAYERS)
+    expected = gradients_of(net)
     with ssdtrain.offload(net, **everything) as session:
         session.cache.device.pin = lambda buffer: False
-        found = one_step(net)
+        found = gradients_of(net)
         assert same_bits(found, expected)
         report = session.last_step
         assert report is not None

@@ -33,6 +33,7 @@ from tests.ssdtrain.forking import (
     held_by_a_thread,
     in_child,
 )
+from tests.ssdtrain.mlp import mlp
 from tests.ssdtrain.targets import TARGETS, settings_of
 
 PAGE = 4096
@@ -123,12 +124,6 @@ def test_a_child_stores_and_loads_nothing() -> None:
     offloader.close()
 
 
-def model() -> nn.Sequential:
-    torch.manual_seed(0)
-    pairs = [(nn.Linear(64, 64), nn.GELU()) for _ in range(6)]
-    return nn.Sequential(*[layer for pair in pairs for layer in pair])
-
-
 def step(net: nn.Module) -> list[torch.Tensor]:
     x = torch.linspace(-1, 1, 32 * 64).reshape(32, 64).requires_grad_()
     net.zero_grad()
@@ -142,7 +137,7 @@ def step(net: nn.Module) -> list[torch.Tensor]:
 def test_a_child_trains_without_us_and_the_parent_with_us(
     num_steps: int, target: str, plan: str, tmp_path: Path, everything: Any
 ) -> None:
-    net = model()
+    net = mlp(6)
     expected = step(net)
     settings = {**everything, **settings_of(target, tmp_path), "plan": plan}
 
@@ -166,7 +161,7 @@ def test_a_child_trains_without_us_and_the_parent_with_us(
 def test_what_was_moved_before_the_fork_is_an_error_in_the_child(
     everything: Any,
 ) -> None:
-    net = model()
+    net = mlp(6)
     expected = step(net)
     with ssdtrain.offload(net, **everything) as session:
         net.zero_grad()
@@ -214,7 +209,7 @@ LOCKS: dict[str, Callable[[ssdtrain.Session], Any]] = {
 def training(tmp_path: Path) -> Iterator[tuple[nn.Sequential, ssdtrain.Session]]:
     """A session on the SSD with recipes and self-checks, some steps old."""
     tmp_path.chmod(0o700)
-    net = model()
+    net = mlp(6)
     settings: Any = {
         "max_overhead": 0.01,
         "target": "ssd",
@@ -290,7 +285,7 @@ class Forks(nn.Module):
 def test_a_fork_inside_a_forward(
     lock: str, plan: str, fork: Callable[[], int], everything: Any
 ) -> None:
-    net = model()
+    net = mlp(6)
     expected = step(net)
     settings = {**everything, "plan": plan, "recompute": "auto", "max_overhead": 1.0}
     with ssdtrain.offload(net, **settings) as session:

@@ -5,7 +5,6 @@ import gc
 import os
 import random
 import threading
-import time
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ from ssdtrain.transfer.pinned import (
     PinnedPool,
 )
 from tests.ranks import LONGEST_S
+from tests.ssdtrain.eventually import until
 
 
 class Device(CpuDevice):
@@ -41,10 +41,7 @@ class Device(CpuDevice):
 
 def prepared(pool: PinnedPool, sizes: list[int], soon: list[int] | None = None) -> None:
     pool.prepare(sizes, soon or [])
-    end = time.monotonic() + LONGEST_S
-    while not pool.is_prepared:
-        assert time.monotonic() < end
-        time.sleep(0.001)
+    until(lambda: pool.is_prepared)
 
 
 def test_what_is_prepared_is_taken_without_pinning() -> None:

@@ -15,6 +15,7 @@ from ssdtrain.storage import open as opening
 from ssdtrain.storage.stripe import StripeStorage
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.faulty import Fault, FaultKind, FaultyStorage, Operation
+from tests.ssdtrain.mlp import mlp
 
 NUM_STEPS = 4
 
@@ -32,12 +33,6 @@ def losses(model: nn.Module, session: ssdtrain.Session | None) -> list[torch.Ten
         optimizer.zero_grad()
         seen.append(loss.detach().clone())
     return [*seen, *(p.detach().clone() for p in model.parameters())]
-
-
-def model() -> nn.Module:
-    torch.manual_seed(0)
-    layers = [nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6)]
-    return nn.Sequential(*layers)
 
 
 @pytest.mark.parametrize("dies_at", [0, 7, 20])
@@ -63,8 +58,8 @@ def test_training_goes_on_when_a_member_dies(
         return stripes[0]
 
     monkeypatch.setattr(opening, "open_storage", open_stripe)
-    expected = losses(model(), None)
-    net = model()
+    expected = losses(mlp(6), None)
+    net = mlp(6)
     directories = tuple(map(str, places))
     settings = {
         "max_overhead": 0.01,

@@ -1,8 +1,6 @@
 """What goes wrong in the user's code, or beside a storage, from pack to unpack."""
 
 import gc
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +11,8 @@ from torch import Tensor, nn
 import ssdtrain
 from ssdtrain.counters import Fallback
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
-from tests.ranks import SOON_S
 from tests.ssdtrain.bits import same_bits
+from tests.ssdtrain.eventually import session_threads, until
 
 WIDTH = 64
 KEPT = Fallback.KEPT_WRITE_FAILED.value
@@ -76,17 +74,9 @@ def check_clean(session: ssdtrain.Session) -> None:
     offloader = session.cache.offloader
     offloader.wait_io()
     # A read under way when its record was dropped gives its buffer back as it ends.
-    deadline = time.monotonic() + SOON_S
-    while offloader.pool.used_bytes and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert offloader.pool.used_bytes == 0
+    until(lambda: offloader.pool.used_bytes == 0)
     storage = offloader.storage
     assert storage is None or storage.stats().used_bytes == 0
-
-
-def foreign_threads() -> set[threading.Thread]:
-    """All threads but the session's."""
-    return {t for t in threading.enumerate() if not t.name.startswith("ssdtrain")}
 
 
 @pytest.mark.parametrize("target", ["host", "ssd"])
@@ -99,7 +89,7 @@ def test_an_exception_between_pack_and_unpack(
     settings = {"max_overhead": 0.01, **everything, "target": target, "io_threads": 2}
     if target == "ssd":
         settings["directory"] = str(tmp_path)
-    before = foreign_threads()
+    before = session_threads()
     # Pools start their threads one by one: writers, readers, and two that copy.
     most = 2 * settings["io_threads"] + 2
     with ssdtrain.offload(net, **settings) as session:
@@ -110,10 +100,9 @@ def test_an_exception_between_pack_and_unpack(
             net.fails = ""
             assert equal(step(net), expected)
             check_clean(session)
-            assert foreign_threads() <= before
-            assert threading.active_count() - len(foreign_threads()) <= most
+            assert len(session_threads() - before) <= most
     assert not list(tmp_path.iterdir())
-    assert not [t for t in threading.enumerate() if t.name.startswith("ssdtrain")]
+    assert session_threads() <= before
 
 
 def test_an_out_of_memory_retry(everything: Any) -> None:
@@ -149,7 +138,7 @@ def test_a_copy_out_that_fails_keeps_its_tensor(
         return real(self, *args)
 
     monkeypatch.setattr(CpuDevice, "copy_out", copy)
-    net = Net()
+    net, before = Net(), session_threads()
     expected = step(net)
     settings = {"max_overhead": 0.01, **everything, "target": target}
     if target == "ssd":
@@ -160,4 +149,4 @@ def test_a_copy_out_that_fails_keeps_its_tensor(
             assert equal(step(net), expected)
             check_clean(session)
         assert sum(s.fallbacks.get(KEPT, 0) for s in session.steps) > 0
-    assert not [t for t in threading.enumerate() if t.name.startswith("ssdtrain")]
+    assert session_threads() <= before
