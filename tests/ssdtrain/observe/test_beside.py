@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import ssdtrain
-from ssdtrain.engines import meshes
+from ssdtrain.engines import plain
 from ssdtrain.errors import ConfigError
 from ssdtrain.observe import planner, searching
 from ssdtrain.plan.agree import Alone
@@ -59,7 +59,7 @@ class Ranks:
         for leads in (True, False):
             peers = Rank(self.answers, leads=leads)
             self.peers.append(peers)
-            monkeypatch.setattr(meshes, "peers", lambda modules, alone, own=peers: own)
+            monkeypatch.setattr(plain, "peers", lambda modules, alone, own=peers: own)
             torch.manual_seed(0)
             parts = [nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(4)]
             model = nn.Sequential(*parts)

@@ -15,7 +15,7 @@ import ssdtrain
 from ssdtrain.cache.rebuilder import Rebuilder
 from ssdtrain.counters import Fallback
 from ssdtrain.counters import Span as TraceSpan
-from ssdtrain.engines import meshes
+from ssdtrain.engines import plain
 from ssdtrain.errors import ConfigError
 from ssdtrain.observe import observation, searching, trials
 from ssdtrain.observe.links import fitted_drive
@@ -166,7 +166,7 @@ def test_ranks_plan_for_the_least_device(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("ssdtrain.plan.search.choose", chosen)
     monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 21)
-    monkeypatch.setattr(meshes, "peers", lambda modules, alone: Smaller())
+    monkeypatch.setattr(plain, "peers", lambda modules, alone: Smaller())
     train(SETTINGS)
     assert set(seen) == {1 << 20}
 
