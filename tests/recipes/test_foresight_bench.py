@@ -24,6 +24,7 @@ from recipes.bench.foresight.plans import (
 )
 from recipes.bench.foresight.subjects import Subject, TrainingStep
 from recipes.bench.foresight.tables import last, runs
+from recipes.bench.harness import timing
 from ssdtrain.tools.foresight.capture import capture
 from ssdtrain.tools.foresight.collectives import Collective, load_fabric
 from ssdtrain.tools.foresight.device import load_device
@@ -196,7 +197,8 @@ def test_a_host_that_drifts_is_told_from_wrong_host_times() -> None:
 
 def test_a_training_step_tells_its_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     model, clock = nn.Linear(4, 1), VirtualTime(tick_s=1e-3)
-    monkeypatch.setattr(subjects, "time", clock)
+    for module in (subjects, timing):
+        monkeypatch.setattr(module, "time", clock)
     slept: list[float] = []
 
     def forward() -> Tensor:

@@ -169,7 +169,7 @@ def test_rok_predicts_and_draws(
         (["plan", "--profile", "absent.json"], "--profile absent.json: No such file"),
         (["foresight", "predict", "--graph", "a", "b"], "--graph a: No such file"),
         (["foresight", "shard", "--tables", "a"], "--tables a: No such file"),
-        (["foresight", "predict", "--device", "/a"], "got '/a'"),
+        (["foresight", "predict", "--device", "/a"], "no device '/a'"),
         (["project", "--plot", "/proc/x.png"], "/proc/x.png: No such file"),
         (["plan", "--profile", "p", "--sweep", "micro_batch"], "needs --model"),
         (["rok"], "--model expects blocks:4096x32"),
