@@ -225,7 +225,7 @@ def test_a_users_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("text", "told"),
     [
         ("my.py", "name its function, such as my.py:build"),
-        ("my.py:biuld", "my.py has no function 'biuld'"),
+        ("my.py:builds_nothing", "my.py has no function 'builds_nothing'"),
         ("none.py:build", "none.py:build: there is no file"),
         ("my.py:nothing", "my.py:nothing expects a function of one argument"),
         ("my.py:Net", "my.py:Net expects a function of one argument"),
