@@ -133,8 +133,8 @@ class Inputs:
         if key not in self._lane.inputs:
             self._lane.inputs.add(key)
             base = tensor._base
-            whole = base is not None and not base.is_leaf
-            num_bytes = (base if base is not None and whole else tensor).nbytes
+            # A view holds all that its operator made; of data it is a part alone.
+            num_bytes = (tensor if base is None or base.is_leaf else base).nbytes
             self._holding.live_bytes += num_bytes
             self._cache.ledger.live(num_bytes)
             self._cache.ledger.counters.add_all(

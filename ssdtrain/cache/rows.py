@@ -246,7 +246,8 @@ class StoredRow(ItemRow):
         return run.leave_table(tensor)
 
     def take(self, tensor: Tensor, run: "Run") -> Handle:
-        """As `pack`, for a tensor that may be served, of whatever size."""
+        """As `pack`, for a tensor that may be served, of whatever size; each kind's
+        own."""
         raise NotImplementedError
 
 
