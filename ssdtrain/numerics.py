@@ -25,15 +25,14 @@ _SMALLEST = 2.2250738585072014e-308
 _C: Any = torch._C
 
 
-def _deterministic() -> tuple[bool, bool]:
-    return (
-        _C._get_deterministic_algorithms(),
-        _C._get_deterministic_algorithms_warn_only(),
-    )
+def _set_deterministic(value: bool) -> None:
+    warns = _C._get_deterministic_algorithms_warn_only()
+    torch.use_deterministic_algorithms(value, warn_only=warns)
 
 
-def _set_deterministic(value: tuple[bool, bool]) -> None:
-    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+def _set_warning(value: bool) -> None:
+    is_on = _C._get_deterministic_algorithms()
+    torch.use_deterministic_algorithms(is_on, warn_only=value)
 
 
 def _precision() -> str | None:
@@ -88,7 +87,8 @@ def _precisions(*places: tuple[str, str]) -> tuple[Setting, ...]:
 
 SETTINGS: tuple[Setting, ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
-    (_deterministic, _set_deterministic),
+    (_C._get_deterministic_algorithms, _set_deterministic),
+    (_C._get_deterministic_algorithms_warn_only, _set_warning),
     (_precision, _set_precision),
     *_precisions(("generic", "all")),
 )

@@ -135,6 +135,8 @@ class StoredAttention:
             if tensor is not None:
                 # An alias that becomes a part of the re-run's graph.
                 stored[number] = tensor.detach()
+        if not stored:
+            return Watched((), stored)
         spots = [
             spot
             for spot in self._known.of(num_places)
@@ -157,7 +159,7 @@ class StoredAttention:
             lane, region: their numbers, for the observer.
         """
         observer = self._cache.course.observer
-        if not (observer.listens and self._items):
+        if not self._items:
             return
         self._known.learn(num_places, [each.spot for each in seen.learnt])
         for learnt in seen.learnt:

@@ -74,7 +74,6 @@ from ssdtrain.cache.wrapped import (
 )
 from ssdtrain.counters import Count, Counters, Fallback
 from ssdtrain.forks import Owner
-from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.rule import Rule
 from ssdtrain.rebuild.modes import may_meddle, unseen, without_modes
 from ssdtrain.transfer.copies import Trip, copies_of, discard
@@ -528,11 +527,6 @@ class TensorCache:
             and not self.verifier.checks_all
             and (call.lane.run is not None or course.of(call.lane).orders is None)
         )
-
-    def keeps_inputs(self, call: RegionCall) -> bool:
-        """Whether a region's arguments stay, and nobody asks which items they are."""
-        keeps = self.course.rule.placement is Placement.KEEP
-        return keeps and self.lanes.current.run is None and self.needs_no_record(call)
 
     def looks_for_no_recipe(self) -> bool:
         """Whether what runs now is in a region that runs again, or in a backward, and

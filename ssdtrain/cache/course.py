@@ -142,21 +142,6 @@ class Unobserved(Observer):
     """For steps that nobody observes."""
 
 
-class InsideUse:
-    """See `Course.inside_use`."""
-
-    __slots__ = ("_before", "_course")
-
-    def __init__(self, course: "Course") -> None:
-        self._course = course
-
-    def __enter__(self) -> None:
-        self._before, self._course.is_using = self._course.is_using, True
-
-    def __exit__(self, *error: object) -> None:
-        self._course.is_using = self._before
-
-
 class Course:
     """The marks of one cache."""
 
@@ -451,10 +436,6 @@ class Course:
             return False
         placement = course.orders[order.owner].placement
         return placement is not Placement.RECOMPUTE or self.serving != order.owner
-
-    def inside_use(self) -> "InsideUse":
-        """A block in which what is asked for is no mark."""
-        return InsideUse(self)
 
     def rebuilds(self, rebuilt: Rebuilt) -> None:
         """A recipe takes the place of an item."""

@@ -4,7 +4,7 @@ See [Note: regions] in regioncall.py.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -45,14 +45,15 @@ def is_bare(tensor: Tensor) -> bool:
     )
 
 
-class Input(NamedTuple):
-    """A tensor among the arguments."""
+NO_ARGUMENTS = Arguments(0, (), [])
 
-    handle: Any
-    requires_grad: bool
-    is_parameter: bool
-    is_part: bool
-    """Whether it is a view of a parameter: what is saved of it has no place."""
+
+class Input(tuple[Any, bool, bool, bool]):
+    """A tensor among the arguments: its handle, whether it requires a gradient, whether
+    it is a parameter, and whether it is a view of one: what is saved of that has no
+    place. A tuple: made without a call of Python."""
+
+    __slots__ = ()
 
 
 class Inputs:
@@ -73,7 +74,7 @@ class Inputs:
         self._number = number
         self._holding = holding
         self._leaves: list[Any] = []
-        self._arguments = Arguments(0, (), [])
+        self._arguments = NO_ARGUMENTS
         self._versions: list[tuple[Tensor, int]] = []
         """The tensors, while the forward runs, and their versions before it."""
         self._contents: list[Tensor | None] = []
@@ -110,8 +111,9 @@ class Inputs:
             # Torch asks in Python whether something is a parameter.
             is_parameter = type(leaf) is not Tensor and isinstance(leaf, nn.Parameter)
             handle = self._kept(leaf) if keeps and is_bare(leaf) else pack(leaf)
-            is_part = not is_parameter and views_parameter(leaf)
-            own = Input(handle, leaf.requires_grad, is_parameter, is_part)
+            viewed = not is_parameter and leaf._base is not None
+            is_part = viewed and views_parameter(leaf)
+            own = Input((handle, leaf.requires_grad, is_parameter, is_part))
             stored[key] = own
             self._leaves.append(own)
             if self._cache.course.observer.listens:
@@ -171,7 +173,10 @@ class Inputs:
 
     def are_unchanged(self) -> bool:
         """Whether no version says that the forward wrote to one."""
-        return all(tensor._version == version for tensor, version in self._versions)
+        for tensor, version in self._versions:
+            if tensor._version != version:
+                return False
+        return True
 
     def are_same_bytes(self, digests: Digests) -> bool:
         """Whether their bytes are the same, as far as digests were taken."""
@@ -200,13 +205,14 @@ class Inputs:
                 continue
             key = id(leaf)
             if key not in made:
-                kept = type(leaf.handle) is KeptHandle
-                tensor = leaf.handle.get() if kept else unpack(leaf.handle)
-                if not leaf.is_parameter:
+                handle, requires_grad, is_parameter, is_part = leaf
+                kept = type(handle) is KeptHandle
+                tensor = handle.get() if kept else unpack(handle)
+                if not is_parameter:
                     tensor = tensor.detach()
-                    if leaf.is_part:
-                        tensor = as_part(tensor, leaf.requires_grad)
-                    elif leaf.requires_grad:
+                    if is_part:
+                        tensor = as_part(tensor, requires_grad)
+                    elif requires_grad:
                         tensor.requires_grad_()
                 made[key] = tensor
             values[at] = made[key]

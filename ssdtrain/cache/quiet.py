@@ -70,14 +70,15 @@ class ForwardHooks(saved_tensors_hooks):
     """
 
     def __init__(self, pack: Any, unpack: Any) -> None:
-        super().__init__(pack, unpack)
+        # As torch's own, without a call more.
+        self.pack_hook, self.unpack_hook = pack, unpack
         self._are_off = False
         self.are_alone = False
         """Whether no others are below."""
 
     def __enter__(self) -> None:
-        self.are_alone = _top() is None
-        super().__enter__()
+        self.are_alone = _top(True) is None
+        _push(self.pack_hook, self.unpack_hook)
 
     def take_off(self) -> None:
         """Take them off torch's stack, on top of which they are, alone."""
@@ -94,7 +95,7 @@ class ForwardHooks(saved_tensors_hooks):
     def _pop_above(self) -> list[Any]:
         """Take off what is above ours; all, if ours are not there."""
         above = []
-        while (top := _top()) is not None and top[0] is not self.pack_hook:
+        while (top := _top(True)) is not None and top[0] is not self.pack_hook:
             _pop()
             above.append(top)
         return above
@@ -102,8 +103,12 @@ class ForwardHooks(saved_tensors_hooks):
     def __exit__(self, *error: object) -> None:
         if self._are_off:
             return
+        top = _top(True)
+        if top is not None and top[0] is self.pack_hook:
+            _pop()
+            return
         above = self._pop_above()
-        if _top() is None:
+        if _top(True) is None:
             # Somebody has closed others, from below, and that took ours.
             above = above[1:]
         else:
@@ -113,10 +118,7 @@ class ForwardHooks(saved_tensors_hooks):
 
 _pop = torch._C._autograd._pop_saved_tensors_default_hooks
 _push = torch._C._autograd._push_saved_tensors_default_hooks
-
-
-def _top() -> Any:
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+_top = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 def _push_again(hooks: list[Any]) -> None:

@@ -15,6 +15,7 @@ A call inside a checkpoint of the user's saves nothing through our hooks, and is
 
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +33,10 @@ from ssdtrain.cache.state import Holding
 from ssdtrain.cache.table import RegionPart
 from ssdtrain.counters import Count, Fallback
 from ssdtrain.errors import InPlaceError, RegionError
+from ssdtrain.plan.placement import Placement
 from ssdtrain.rebuild.modes import may_meddle, without_modes
 from ssdtrain.regions.arguments import Arguments
+from ssdtrain.regions.attention import Watched
 from ssdtrain.regions.before import Before, Seen
 from ssdtrain.regions.conditions import Conditions, RandomState
 from ssdtrain.regions.find import Region
@@ -72,6 +75,7 @@ class RegionCall:
         """Whether its tensors are in `saved`, and not among the places."""
         self.saved = SavedTensors()
         """See [Note: saved by index]."""
+        self._has_digests = False
         self.parameter_bytes = 0
         """Of parameters that it saved by index."""
         self.sealed = -1
@@ -87,19 +91,20 @@ class RegionCall:
         self._regions = regions
         self._cache = regions.cache
         self._forward = forward
-        self._attention = StoredAttention(self._cache, region.attention, region.path)
+        self._attention: StoredAttention | None = None
+        """Made when something of it may be stored."""
         self._unpack: Callable[[Any], Tensor] = regions.unpack
         self._task: int | None = None
         self.dropped_bytes = 0
         self.holding = Holding(lane)
         self.inputs = Inputs(self._cache, lane, number, self.holding)
-        self.places = SavedPlaces(self, self._cache, self.inputs, self._attention)
-        """Of a call whose tensors are not saved by index."""
+        self._places: SavedPlaces | None = None
+        """Made for the first tensor that is not saved by index."""
         device = self._cache.device.torch_device
         self._device = device
         self._conditions = Conditions.now(device)
         self._before = Before(region.path, seen)
-        self._slow = region.watch.slow()
+        self._slow = region.watch.slow() if region.watch.is_thorough else []
         """Random states that nobody draws from, while the forward runs."""
         self._weights = RegionWeights(seen.tensors, seen.placed)
         self._random = RandomState.now(device)
@@ -108,12 +113,20 @@ class RegionCall:
 
     # -- forward ------------------------------------------------------------------
 
-    def store(self, leaves: list[Any], arguments: Arguments, pack: Any) -> None:
-        """Store the arguments."""
+    def store(
+        self, leaves: list[Any], arguments: Arguments, pack: Any, *, by_index: bool
+    ) -> None:
+        """Store the arguments.
+
+        Args:
+            by_index: whether nobody asks for a record of what the call saves.
+        """
         cache = self._cache
         looks = not self.region.watch.is_trusted and not cache.captures.is_forward
         digests = self._regions.digests if looks else None
-        keeps = cache.keeps_inputs(self)
+        self._has_digests = looks
+        stay = cache.course.rule.placement is Placement.KEEP
+        keeps = by_index and stay and self.lane.run is None
         self.inputs.store(leaves, arguments, pack, digests, keeps=keeps)
 
     def save(self, tensor: Tensor) -> Any:
@@ -142,7 +155,7 @@ class RegionCall:
             elif index in part.stored:
                 handle = run.store_in_region(*part.stored[index], tensor)
             if handle is not None:
-                self._attention.stored(index, handle)
+                self.attention.stored(index, handle)
                 self.saved.stored.add(index)
                 if index == self.sealed:  # nothing makes it again: the next one
                     self.seal_at(index + 1)
@@ -168,9 +181,25 @@ class RegionCall:
         return self.places.stored(tensor, handle)
 
     @property
+    def places(self) -> SavedPlaces:
+        """What is not saved by index."""
+        if self._places is None:
+            self._places = SavedPlaces(self, self._cache, self.inputs, self.attention)
+        return self._places
+
+    @property
+    def attention(self) -> StoredAttention:
+        """Its attention calls."""
+        if self._attention is None:
+            known, path = self.region.attention, self.region.path
+            self._attention = StoredAttention(self._cache, known, path)
+        return self._attention
+
+    @property
     def num_places(self) -> int:
         """Tensors saved so far that are no parameters."""
-        return len(self.saved.versions) or len(self.places)
+        places = self._places
+        return len(self.saved.versions) or (0 if places is None else len(places))
 
     def end(self) -> None:
         """The forward has ended: let go of what it saved, if it can run again."""
@@ -193,13 +222,13 @@ class RegionCall:
     def _look_at_saved(self) -> None:
         saved, region = self.saved, self.region
         self._cache.verifier.left = max(0, self.sealed - len(saved.tensors))
-        if saved.any_nested():
+        region.layout = layout = saved.look(region.layout, self.inputs)
+        if not layout.kinds:  # some are more than bytes
             for tensor in saved.tensors:
                 self.inputs.note_lengths(tensor)
-        region.layout = saved.look(region.layout, self.inputs.tensors)
         if self.part is not None:
-            self.run.leave_region(self.part, saved.layout.looks)
-        self._book(saved.layout.num_bytes)
+            self.run.leave_region(self.part, layout.looks)
+        self._book(layout.num_bytes)
 
     def abort(self) -> None:
         """The forward raised: what it saved is stored, and goes with its graph."""
@@ -214,10 +243,11 @@ class RegionCall:
             return change
         if not self.inputs.are_unchanged():
             return "it changes one of its inputs in place"
-        if not self.inputs.are_same_bytes(self._regions.digests):
-            # For good: a call that is trusted is not looked at so closely.
-            self.region.refusal = "it writes to an input, past its version"
-            return self.region.refusal
+        if self._has_digests:
+            if not self.inputs.are_same_bytes(self._regions.digests):
+                # For good: a call that is trusted is not looked at so closely.
+                self.region.refusal = "it writes to an input, past its version"
+                return self.region.refusal
         if not self._weights.unwritten():
             return "it writes to one of its parameters"
         if self.inputs.makes_lengths:
@@ -225,12 +255,16 @@ class RegionCall:
         return None
 
     def _settle(self) -> None:
-        self.dropped_bytes += self.places.settle(self._cache.nothing)
-        held_bytes = self.places.held_bytes
+        held_bytes = 0
+        if self._places is not None:
+            self.dropped_bytes += self._places.settle(self._cache.nothing)
+            held_bytes = self._places.held_bytes
         if self.by_index:
             self._settle_saved()
             held_bytes += self.saved.layout.num_bytes
         booked = {Count.SAVED: held_bytes}
+        if self.by_index and self.part is None:  # else its table tells them
+            booked[Count.PARAMETERS] = self.parameter_bytes
         if not self.drops:
             booked[Count.KEPT] = held_bytes
         self._cache.ledger.counters.add_all(booked)
@@ -245,8 +279,6 @@ class RegionCall:
 
     def _settle_saved(self) -> None:
         cache, saved = self._cache, self.saved
-        if self.part is None:  # else its table tells them
-            cache.ledger.counters.add(Count.PARAMETERS, self.parameter_bytes)
         if not self.drops:
             saved.keep()
             return
@@ -280,13 +312,14 @@ class RegionCall:
         """
         row = None if self.part is None else self.part.using.get(index)
         if row is None:
-            return self._use(index)
+            return self.use_unplanned(index)
         at = self.run.begin_use(row)
-        tensor = self._use(index)
+        tensor = self.use_unplanned(index)
         self.run.end_use(at)
         return tensor
 
-    def _use(self, index: int) -> Tensor:
+    def use_unplanned(self, index: int) -> Tensor:
+        """As `use`, of a call of which no plan says anything."""
         saved = self.saved
         probes = saved.probes
         if not probes:
@@ -312,7 +345,8 @@ class RegionCall:
             saved.made[index] = None
             num_bytes = saved.layout.own_bytes[index]
             if num_bytes:  # its operator frees it before the next one asks
-                self._book(-num_bytes)
+                self.holding.live_bytes -= num_bytes
+                self._cache.ledger.live(-num_bytes)
         return made
 
     @property
@@ -329,8 +363,12 @@ class RegionCall:
         with self._cache.lock:
             self._cache.enter_backward(self.lane)
             self._check()
-            with self._cache.course.inside_use():  # its inputs' uses are no marks
+            course = self._cache.course
+            before, course.is_using = course.is_using, True
+            try:
                 found = self._collected()
+            finally:
+                course.is_using = before  # its inputs' uses are no marks
             self._hand_out(found)
             self._forget_later()
 
@@ -345,11 +383,8 @@ class RegionCall:
             "a torch.Generator of its own, or set recompute='off'."
         )
 
-    def _weights_stand(self) -> bool:
-        return self._weights.stand()
-
     def _check(self) -> None:
-        if self.lost_weights or not self._weights_stand():
+        if self.lost_weights or not self._weights.stand():
             raise InPlaceError(
                 f"a parameter or buffer of {self.region.path} was changed between "
                 "its forward and its backward, and its forward would run again "
@@ -361,52 +396,86 @@ class RegionCall:
         """What the forward saves; None if somebody else drew meanwhile."""
         found: list[Tensor] = []
         args, kwargs = self.inputs.values(self._unpack)
-        attention = self._attention.watched(self.num_places)
-        course = self._cache.course
-        course.observer.runs_again()
-        clock = self._cache.ledger.clock
-        take: Any = attention.hears
+        num_places = self.num_places
+        watched: Watched | None = None
+        if self._attention is not None:
+            watched = self._attention.watched(num_places)
+        take: Any = None if watched is None else watched.hears
         if not self.by_index:
-            take = partial(self.places.take, found, attention.hears)
-        collector = Collector(take, self.num_places, may_stop=self._may_stop)
-        # Also where nothing is known to be drawn: `torch.random.fork_rng()` hides it.
-        before = RandomState.now(self._device)
-        self._random.restore(self._device)
-        try:
-            place = self.lane.kind, REGION, self.number
-            # An optimizer's step may run under a mode.
-            with (
-                without_modes(),
-                self._before.restored(self.region.watch.hooks),
-                self._conditions.restored(),
-                clock.measure(REGION, place, 0),
-                attention.standing(),
-            ):
-                collector.run(self._forward, args, kwargs)
-        except torch.OutOfMemoryError as error:
-            raise self._regions.shortage(self, error) from error
-        finally:
-            drawn = None if self._random_end is None else RandomState.now(self._device)
-            before.restore(self._device)
-        course.observer.ran_again(course.of(self.lane).number, self.number)
-        if self._random_end is not None and drawn is not None:
-            if not self._random_end.is_same(drawn):
-                return None
+            take = partial(self.places.take, found, take)
+        collector = Collector(take, num_places, may_stop=self._may_stop)
+        if not self._has_run(collector, args, kwargs, watched):
+            return None
         num_taken = len(collector.found)
-        if num_taken != self.num_places:
+        if num_taken != num_places:
             raise RegionError(
-                f"{self.region.path} saved {self.num_places} tensors in its forward "
+                f"{self.region.path} saved {num_places} tensors in its forward "
                 f"and {num_taken} when it ran again: it does not do the same "
                 "twice. Set regions to leave it out, or recompute='off'."
             )
         if self.by_index:
             found = collector.found
             self._compare(found)
-        for reason in attention.reasons:
+        if watched is not None and self._is_lost(watched):
+            return None
+        return found
+
+    def _has_run(
+        self, collector: Collector, args: Any, kwargs: Any, watched: Watched | None
+    ) -> bool:
+        """Run the forward again; whether it drew what it drew before."""
+        course = self._cache.course
+        course.observer.runs_again()
+        # Also where nothing is known to be drawn: `torch.random.fork_rng()` hides it.
+        before, expected = RandomState.now(self._device), self._random_end
+        self._random.restore(self._device)
+        try:
+            # An optimizer's step may run under a mode.
+            around = [without_modes(), self._before.restored(self.region.watch.hooks)]
+            if watched is not None:
+                around.append(watched.standing())
+            # Most are none, and to enter one is a call of Python.
+            around = [each for each in around if type(each) is not nullcontext]
+            self._run_within(around, collector, args, kwargs)
+        except torch.OutOfMemoryError as error:
+            raise self._regions.shortage(self, error) from error
+        finally:
+            drawn = None if expected is None else RandomState.now(self._device)
+            before.restore(self._device)
+        if course.observer.listens:
+            course.observer.ran_again(course.of(self.lane).number, self.number)
+        return expected is None or drawn is None or expected.is_same(drawn)
+
+    def _is_lost(self, watched: Watched) -> bool:
+        """Learn of its attention; whether the re-run must be done again without it."""
+        attention, course = self.attention, self._cache.course
+        for reason in watched.reasons:
             self._regions.computes(self.region, reason)
-        lane = course.of(self.lane).number
-        self._attention.learn(attention, lane, self.number, len(self.places))
-        return None if self._attention.is_lost(attention) else found
+        if course.observer.listens:
+            lane = course.of(self.lane).number
+            attention.learn(watched, lane, self.number, self.num_places)
+        return attention.is_lost(watched)
+
+    def _run_within(
+        self,
+        around: list[AbstractContextManager[None]],
+        collector: Collector,
+        args: Any,
+        kwargs: Any,
+    ) -> None:
+        """Run the forward again within these contexts, and under its conditions."""
+        if around:
+            with around[0]:
+                self._run_within(around[1:], collector, args, kwargs)
+            return
+        clock = self._cache.ledger.clock
+        with self._conditions.restored():
+            start = clock.begin()
+            try:
+                collector.run(self._forward, args, kwargs)
+            finally:
+                if start is not None:
+                    clock.end(start, REGION, (self.lane.kind, REGION, self.number), 0)
 
     def _compare(self, found: list[Tensor]) -> None:
         """Compare what the re-run saved with what the forward did, by its looks."""
@@ -432,7 +501,8 @@ class RegionCall:
     def _hand_out(self, found: list[Tensor]) -> None:
         saved = self.saved
         made_bytes = saved.hand_out(found) if self.by_index else 0
-        made_bytes += self.places.hand_out(found)
+        if self._places is not None:
+            made_bytes += self._places.hand_out(found)
         if made_bytes:
             self._book(made_bytes)
 
@@ -462,7 +532,8 @@ class RegionCall:
         with self._cache.lock:
             if self.is_pinned:
                 return
-            self.places.forget()
+            if self._places is not None:
+                self._places.forget()
             self.handed_over(self.saved.forget())
             self._cache.collect()
 
@@ -481,7 +552,7 @@ class RegionCall:
 
         Where they have changed already nothing can: a backward would raise.
         """
-        if not self.drops or self.is_pinned or not self._weights_stand():
+        if not self.drops or self.is_pinned or not self._weights.stand():
             return
         with self._cache.lock:
             self.is_pinned = True
@@ -491,5 +562,6 @@ class RegionCall:
                 self.is_pinned = False
                 raise
             self.drops = False
-            for record in self.places.records.values():
-                record.pin()
+            if self._places is not None:
+                for record in self._places.records.values():
+                    record.pin()

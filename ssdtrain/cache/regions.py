@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from ssdtrain.cache.course import OUTSIDE_PLAN
@@ -24,8 +25,10 @@ from ssdtrain.cache.savedindex import hooks_of
 from ssdtrain.cache.scope import OWNER
 from ssdtrain.cache.traced import untraced
 from ssdtrain.counters import Fallback
-from ssdtrain.regions.arguments import flatten, may_change
-from ssdtrain.regions.conditions import caches_parametrizations, modes_stand
+from ssdtrain.rebuild.modes import ASKED
+from ssdtrain.regions.arguments import Arguments, flatten, may_change
+from ssdtrain.regions.conditions import modes_stand
+from ssdtrain.regions.deep import PLAIN
 from ssdtrain.regions.find import Region
 
 if TYPE_CHECKING:
@@ -111,24 +114,33 @@ class Regions:
         if reason is not None:
             self.refuse(region, reason)
             return None
-        with self.cache.lock:
-            course = self.cache.course
-            course.observer.region(course.of(lane).number, number, region.path)
-            call = RegionCall(self, region, number, forward, lane, seen)
-            course.storing = number
-            try:
-                call.store(leaves, arguments, self.pack)
-            finally:
-                course.storing = OUTSIDE_PLAN
-            self._alive.add(call)
-            self.cache.retired.watch(call, call.holding)
-            lane.num_live += 1
-            self.current = call
-            self.cache.course.region = number
-            self._save_by_index(call)
+        call = RegionCall(self, region, number, forward, lane, seen)
+        self._enter(call, leaves, arguments)
         if meter is not None:
             meter.region_began(since_ns)
         return call
+
+    def _enter(self, call: RegionCall, leaves: list[Any], arguments: Arguments) -> None:
+        """Store the arguments, and let the call have what its forward saves."""
+        cache, lane, number = self.cache, call.lane, call.number
+        with cache.lock:
+            course = cache.course
+            if course.observer.listens:
+                told = course.of(lane).number, number, call.region.path
+                course.observer.region(*told)
+            by_index = cache.needs_no_record(call)
+            course.storing = number
+            try:
+                call.store(leaves, arguments, self.pack, by_index=by_index)
+            finally:
+                course.storing = OUTSIDE_PLAN
+            self._alive.add(call)
+            cache.retired.watch(call, call.holding)
+            lane.num_live += 1
+            self.current = call
+            course.region = number
+            if by_index:
+                self._save_by_index(call)
 
     def _around(
         self, lane: Lane, number: int, arguments: Iterable[Any]
@@ -148,7 +160,9 @@ class Regions:
         meter = self.cache.meter
         since_ns = 0 if meter is None else meter.outside_ns()
         with self.cache.lock:
-            self._leave()
+            self.take_off()
+            self.current = None
+            self.cache.course.region = OUTSIDE_PLAN
             call.end()
             if call.drops and call.dropped_bytes:
                 counters = self.cache.ledger.counters
@@ -160,7 +174,9 @@ class Regions:
 
     def abort(self, call: RegionCall) -> None:
         """Its forward raised."""
-        self._leave()
+        self.take_off()
+        self.current = None
+        self.cache.course.region = OUTSIDE_PLAN
         call.abort()
 
     def shortage(
@@ -188,10 +204,8 @@ class Regions:
         )
 
     def _save_by_index(self, call: RegionCall) -> None:
-        """Put hooks of the call's own on top, if nobody asks for more than an index.
-        See [Note: saved by index]."""
-        if not self.cache.needs_no_record(call):
-            return
+        """Put hooks of the call's own on top: nobody asks for more than an index. See
+        [Note: saved by index]."""
         if call.lane.run is not None:
             call.part = call.lane.run.enter_region(call.number)
             if call.part is None:
@@ -214,13 +228,8 @@ class Regions:
         if hooks is not None:
             hooks.__exit__()
 
-    def _leave(self) -> None:
-        self.take_off()
-        self.current = None
-        self.cache.course.region = OUTSIDE_PLAN
-
     def _is_chosen(self, lane: Lane, number: int) -> bool:
-        course = self.cache.course.of(lane)
+        course = lane.course or self.cache.course.of(lane)
         if self.choice is Choice.PLANNED or course.orders is not None:
             return course.runs_all or number in course.chosen
         return True
@@ -233,23 +242,16 @@ class Regions:
             region.refusal = region.watch.standing_refusal()
             if region.refusal is not None:
                 return region.refusal
-        if modes_stand():
+        dispatching, overriding, _ = ASKED
+        if (dispatching() or overriding()) and modes_stand():
             return "a function or dispatch mode would not see its re-run"
         if forward_ad._current_level >= 0:
             return "a re-run in backward has no tangents of forward-mode AD"
-        if caches_parametrizations():
+        if parametrize._cache_enabled:
             return (
                 "parametrize.cached() holds what its weights are, and not in backward"
             )
-        for leaf in leaves:
-            if may_change(leaf):
-                if isinstance(leaf, Tensor):
-                    return "attributes of its argument are not stored with it"
-                return (
-                    f"its argument of type {type(leaf).__name__} may change (a KV "
-                    "cache? set use_cache=False)"
-                )
-        return None
+        return _changing(leaves)
 
     def refuse_compiled(self, region: Region) -> None:
         """Its frames are compiled for a caller, and a re-run would be eager."""
@@ -291,3 +293,19 @@ class Regions:
             else:
                 continue
             self._alive.discard(call)
+
+
+def _changing(leaves: Iterable[Any]) -> str | None:
+    """Why an argument could be another when its call runs again; None: none could."""
+    for leaf in leaves:
+        kind = type(leaf)
+        if kind in PLAIN or (kind is Tensor and not leaf.__dict__):
+            continue
+        if may_change(leaf):
+            if isinstance(leaf, Tensor):
+                return "attributes of its argument are not stored with it"
+            return (
+                f"its argument of type {kind.__name__} may change (a KV cache? set "
+                "use_cache=False)"
+            )
+    return None

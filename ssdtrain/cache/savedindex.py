@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ssdtrain.cache.handles import KeptHandle, ParameterHandle, ParameterViewHandle
 from ssdtrain.cache.identity import is_plain, stamp_of
+from ssdtrain.cache.inputs import Inputs
 from ssdtrain.cache.record import Handle
 from ssdtrain.cache.wrapped import counter_of
 from ssdtrain.errors import ForkedError
@@ -38,7 +39,6 @@ IS_ZERO = _TENSOR._is_zerotensor
 DTYPE, LEAF = attrgetter("dtype"), attrgetter("is_leaf")
 KIND = attrgetter("layout", "device", "is_nested", "is_quantized")
 DEVICE = attrgetter("device")
-IS_NESTED = attrgetter("is_nested")
 
 
 class FromRegion(NamedTuple):
@@ -123,6 +123,9 @@ class SavedLayout(NamedTuple):
     """Type and device of each, if all are bytes of one storage; else empty."""
 
 
+NO_LAYOUT = SavedLayout([], set(), [], 0, [])
+
+
 class SavedTensors:
     """The tensors that one region call saved, and what is known of them."""
 
@@ -143,7 +146,7 @@ class SavedTensors:
         """Which may be filled by their operator after autograd saved them."""
         self.stored: set[int] = set()
         """Those that autograd gets from elsewhere: a plan stores them."""
-        self.layout = SavedLayout([], set(), [], 0, [])
+        self.layout = NO_LAYOUT
 
     def at_hand(self, index: int) -> Tensor | None:
         """A tensor that is on the device; None: the region must run again."""
@@ -151,22 +154,18 @@ class SavedTensors:
             return self.made[index]
         return self.tensors[index].detach()
 
-    def any_nested(self) -> bool:
-        """Whether one of them is a nested tensor."""
-        return any(map(IS_NESTED, self.tensors))
-
-    def look(self, last: SavedLayout | None, arguments: list[Tensor]) -> SavedLayout:
+    def look(self, last: SavedLayout | None, inputs: Inputs) -> SavedLayout:
         """Look at the tensors before they go.
 
         Args:
             last: layout of the region's call before.
-            arguments: what its forward was given: their bytes are not its own.
+            inputs: what its forward was given: their bytes are not its own.
         """
         tensors = self.tensors
         self.leaves = [*map(LEAF, tensors)]
         looks = looks_of(tensors)
         if last is None or last.looks != looks or last.stored != self.stored:
-            own_bytes = _own_bytes(tensors, arguments)
+            own_bytes = _own_bytes(tensors, inputs.tensors)
             for index in self.stored:
                 own_bytes[index] = 0
             kinds = [] if any(map(is_odd, tensors)) else kinds_of(tensors)
@@ -307,6 +306,7 @@ def hooks_of(  # noqa: C901 (in place: no calls)
     """
     saved, special = call.saved, call.special
     tensors, versions = saved.tensors, saved.versions
+    use = call.use_unplanned if call.part is None else call.use
     add, note = tensors.append, versions.append
     task = torch._C._current_graph_task_id
     dispatching, overriding, inferring = modes.ASKED
@@ -337,7 +337,7 @@ def hooks_of(  # noqa: C901 (in place: no calls)
         kind = type(handle)
         if kind is SavedIndex:
             if not (dispatching() or overriding() or inferring()):
-                return handle[0].use(handle[1])  # type: ignore[no-any-return]
+                return use(handle[1])
         elif kind is ParameterHandle or kind is KeptHandle:
             tensor: Tensor = handle[0]
             if tensor._version == handle[1]:

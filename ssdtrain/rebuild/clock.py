@@ -76,10 +76,6 @@ class Clock:
         if self.after_rebuild is not None:
             self.after_rebuild()
 
-    def measure(self, recipe: str, place: Hashable, num_bytes: int) -> "TimedRebuild":
-        """Around one rebuild: `begin` and `end`."""
-        return TimedRebuild(self, recipe, place, num_bytes)
-
     def _times_all(self) -> bool:
         """Whether every rebuild of the running step is timed."""
         return not self._cuda or is_timed_step(self._num_cuts) or self.keep_spans
@@ -132,20 +128,3 @@ class Clock:
             return (end - start) / 1e6  # type: ignore[no-any-return]
         end.synchronize()
         return float(start.elapsed_time(end))
-
-
-class TimedRebuild:
-    """Around one rebuild: `Clock.begin` and `Clock.end`."""
-
-    __slots__ = ("_clock", "_start", "_what")
-
-    def __init__(self, clock: Clock, *what: Any) -> None:
-        self._clock = clock
-        self._what = what
-
-    def __enter__(self) -> None:
-        self._start = self._clock.begin()
-
-    def __exit__(self, *error: object) -> None:
-        if self._start is not None:
-            self._clock.end(self._start, *self._what)

@@ -43,9 +43,12 @@ class Arguments(NamedTuple):
 
     def of(self, leaves: list[Any]) -> tuple[list[Any], dict[str, Any]]:
         """The arguments and keywords of these values."""
+        num_args = self.num_args
+        if self.parts.count(None) == len(self.parts):  # each is one value
+            keywords = zip(self.names, leaves[num_args:], strict=True)
+            return leaves[:num_args], dict(keywords)
         rest = iter(leaves)
         found = [_made(part, rest) for part in self.parts]
-        num_args = self.num_args
         keywords = zip(self.names, found[num_args:], strict=True)
         return found[:num_args], dict(keywords)
 
@@ -76,7 +79,9 @@ def flatten(
             own, spec = tree_flatten(value)
             leaves += own
             parts.append(spec)
-    return leaves, Arguments(len(args), tuple(kwargs), parts)
+    # Not by its name: a call of Python more.
+    given = len(args), tuple(kwargs), parts
+    return leaves, tuple.__new__(Arguments, given)
 
 
 def may_change(leaf: Any) -> bool:

@@ -147,8 +147,14 @@ class Seen:
 
     def stands(self) -> bool:
         """Whether everything is the same now; if not, it may still be equal."""
-        found = self._look()
-        return found is not None and found.is_same(self._fingerprint)
+        # In place, as `_look`: it is asked three times a call of a region.
+        inventory = self._inventory
+        if inventory.is_blind:
+            return False
+        try:
+            return inventory.fingerprint().is_same(self._fingerprint)
+        except ValueError:  # something is gone
+            return False
 
     def now(self, *, versions: bool = True) -> Fingerprint | None:
         """What is there now, without what FSDP2 takes out and puts back; None: it

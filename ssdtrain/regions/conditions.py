@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils import parametrize
 from torch.utils._device import DeviceContext
 
 from ssdtrain.numerics import Numerics, numerics, put, restored
@@ -140,9 +139,9 @@ class RandomState(NamedTuple):
 
     def restore(self, device: torch.device) -> None:
         """Draw from here on."""
-        torch.set_rng_state(self.cpu)
+        torch.default_generator.set_state(self.cpu)
         if self.cuda is not None:
-            torch.cuda.set_rng_state(self.cuda, device)
+            torch.cuda.default_generators[device.index or 0].set_state(self.cuda)
 
 
 def default_device() -> torch.device | None:
@@ -161,8 +160,3 @@ def modes_stand() -> bool:
         return True
     num = torch._C._len_torch_function_stack()
     return num > (default_device() is not None)
-
-
-def caches_parametrizations() -> bool:
-    """Whether `torch.nn.utils.parametrize.cached()` stands."""
-    return bool(parametrize._cache_enabled)

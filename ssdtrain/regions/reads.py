@@ -220,7 +220,10 @@ class Reads:
     def came(self) -> str | None:
         """A module that has been imported since the code was looked at, and that it
         reads; None: there is none."""
-        return next((name for name in self._late if name in sys.modules), None)
+        for name in self._late:
+            if name in sys.modules:
+                return name
+        return None
 
     def values(self) -> list[Any]:
         """As they are now."""

@@ -64,6 +64,10 @@ class Watch:
         self._num_looks = 0
         """How often something was another at the start of a call."""
         self._num_clean = 0
+        self.is_trusted = False
+        """Whether a call has been found clean."""
+        self.is_thorough = True
+        """Whether random states of Python and NumPy are compared, which is slow."""
         self._kinds: set[type] = set()
         self._given: list[Call] = []
         own = vars(module).get("forward")
@@ -114,6 +118,7 @@ class Watch:
         if kinds != self._kinds or given != self._given:
             self._kinds, self._given = kinds, given
             self._reads = Reads(kinds, given)
+            self._judge()
         names = [list(_interesting(each)) for each in modules]
         return Seen(modules, names, self._reads, self.hooks(modules))
 
@@ -137,20 +142,8 @@ class Watch:
         paths = (path for path, each in self._module.named_modules() if each is wanted)
         return next(paths, type(wanted).__name__)
 
-    @property
-    def is_trusted(self) -> bool:
-        """Whether a call has been found clean."""
-        return self._num_clean > 0
-
-    @property
-    def is_thorough(self) -> bool:
-        """Whether random states of Python and NumPy are compared, which is slow."""
-        return self._num_clean < NUM_THOROUGH or self._reads.may_draw
-
     def slow(self) -> list[Any]:
-        """Random states of Python and NumPy, where they are looked at."""
-        if not self.is_thorough:
-            return []
+        """Random states of Python and NumPy."""
         numpy = sys.modules.get("numpy")
         drawn = () if numpy is None else (numpy.random.get_state()[1:4],)
         return [random.getstate(), *drawn]
@@ -160,7 +153,7 @@ class Watch:
 
         Args:
             before: what was there when it began; it is told whether all stands.
-            slow: what `slow` gave then.
+            slow: what `slow` gave then; empty: nobody asked.
         """
         reason = None
         before.is_steady = before.seen.stands()
@@ -170,11 +163,17 @@ class Watch:
         if reason is None and self._reads.came is not None:
             reason = f"it imported {self._reads.came}"
             self._kinds, self._last = set(), _nothing  # look at its code again
-        if reason is None and not all(map(_is_same, slow, self.slow())):
+        if reason is None and slow and not all(map(_is_same, slow, self.slow())):
             reason = "a random state of Python or NumPy"
         if reason is None:
             self._num_clean += 1
+            if self.is_thorough:
+                self._judge()
         return reason
+
+    def _judge(self) -> None:
+        self.is_trusted = self._num_clean > 0
+        self.is_thorough = self._num_clean < NUM_THOROUGH or self._reads.may_draw
 
 
 def _nothing() -> None:
