@@ -6,7 +6,7 @@ expects leaves the plan: it is counted, and goes on under the rule.
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -29,6 +29,7 @@ from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.profile import Phase
 from ssdtrain.plan.rule import Rule
 
+T = TypeVar("T")
 OUTSIDE_PLAN = -1
 ALIKE = 1.5
 """By how much a small tensor's change of size may differ from its lane's."""
@@ -436,6 +437,14 @@ class Course:
             return False
         placement = course.orders[order.owner].placement
         return placement is not Placement.RECOMPUTE or self.serving != order.owner
+
+    def inside_use(self, work: Callable[[], T]) -> T:
+        """Do this; what is asked for meanwhile is no mark."""
+        before, self.is_using = self.is_using, True
+        try:
+            return work()
+        finally:
+            self.is_using = before
 
     def rebuilds(self, rebuilt: Rebuilt) -> None:
         """A recipe takes the place of an item."""

@@ -113,20 +113,14 @@ class RegionCall:
 
     # -- forward ------------------------------------------------------------------
 
-    def store(
-        self, leaves: list[Any], arguments: Arguments, pack: Any, *, by_index: bool
-    ) -> None:
-        """Store the arguments.
-
-        Args:
-            by_index: whether nobody asks for a record of what the call saves.
-        """
+    def store(self, leaves: list[Any], arguments: Arguments, pack: Any) -> None:
+        """Store the arguments."""
         cache = self._cache
         looks = not self.region.watch.is_trusted and not cache.captures.is_forward
         digests = self._regions.digests if looks else None
         self._has_digests = looks
-        stay = cache.course.rule.placement is Placement.KEEP
-        keeps = by_index and stay and self.lane.run is None
+        keeps = cache.course.rule.placement is Placement.KEEP and self.lane.run is None
+        keeps = keeps and cache.needs_no_record(self)
         self.inputs.store(leaves, arguments, pack, digests, keeps=keeps)
 
     def save(self, tensor: Tensor) -> Any:
@@ -363,12 +357,8 @@ class RegionCall:
         with self._cache.lock:
             self._cache.enter_backward(self.lane)
             self._check()
-            course = self._cache.course
-            before, course.is_using = course.is_using, True
-            try:
-                found = self._collected()
-            finally:
-                course.is_using = before  # its inputs' uses are no marks
+            # Its inputs' uses are no marks.
+            found = self._cache.course.inside_use(self._collected)
             self._hand_out(found)
             self._forget_later()
 

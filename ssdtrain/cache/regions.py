@@ -128,10 +128,9 @@ class Regions:
             if course.observer.listens:
                 told = course.of(lane).number, number, call.region.path
                 course.observer.region(*told)
-            by_index = cache.needs_no_record(call)
             course.storing = number
             try:
-                call.store(leaves, arguments, self.pack, by_index=by_index)
+                call.store(leaves, arguments, self.pack)
             finally:
                 course.storing = OUTSIDE_PLAN
             self._alive.add(call)
@@ -139,7 +138,7 @@ class Regions:
             lane.num_live += 1
             self.current = call
             course.region = number
-            if by_index:
+            if cache.needs_no_record(call):  # a lane may have left its table just now
                 self._save_by_index(call)
 
     def _around(

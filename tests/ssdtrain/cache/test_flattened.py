@@ -137,8 +137,9 @@ def step(net: nn.Module, number: int) -> Tensor:
     return loss
 
 
-BUDGET = {False: 14_000, True: 20_000}
-"""Bytes, by whether pairs hold pairs: some 7,000 less than is saved."""
+BUDGET = {False: 17_000, True: 23_000}
+"""Bytes, by whether pairs hold pairs: some 4,000 less than is saved, which also a plan
+of a slow machine can move."""
 PART = 16 * 48 * 4
 """Bytes of an inner tensor."""
 
