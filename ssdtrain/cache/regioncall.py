@@ -390,6 +390,8 @@ class RegionCall:
         watched: Watched | None = None
         if self._attention is not None:
             watched = self._attention.watched(num_places)
+            if watched.hears is None:
+                watched = None
         take: Any = None if watched is None else watched.hears
         if not self.by_index:
             take = partial(self.places.take, found, take)
