@@ -91,6 +91,18 @@ class MemoryGoal:
         if self.goal.goal.is_by_memory:
             self._peaks.planned()
 
+    def show_peak(self) -> None:
+        """Start the allocator's maximum again: the observed step needed more than the
+        next ones, whose own is asked for."""
+        self._cache.device.reset_peak()
+
+    def needed_bytes(self) -> int | None:
+        """What the last step needed at most above its start; None: nobody can tell."""
+        start, end = self._cache.ledger.levels
+        if start is None or end is None:
+            return None
+        return end.max_allocated_bytes - start.allocated_bytes
+
     def over_bytes(self, goal: Goal) -> int:
         """Count the start of a step; by how much the step before went beyond the memory
         limit of this goal."""

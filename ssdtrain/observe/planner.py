@@ -19,6 +19,9 @@ the step in which all regions run again and the rest stays, which needs what
 checkpointing needs and takes what it takes: the first plan in force, and the one that
 comes back where none is faster. Where that is too much for the limit, the first of what
 regions read leaves, as much as must: copies of so little are over long before backward.
+An observed step holds what backward asked for until its operator's gradients are
+summed, a re-run does not: so that base may need less than was told, and where all
+regions again fit by as much, they are the base after all.
 (tests/ssdtrain/observe/test_tries.py)
 """
 
@@ -177,6 +180,8 @@ class Planner:
         """A plan that was tried before, and is timed again; what the best one took
         until now."""
         self._next_look = FIRST_LOOK
+        self._spared_bytes = 0
+        """By how much steps of all regions again need less than they are told to."""
         self._is_given = False
         """Whether the plan that is taken next is one of an earlier run."""
         self._wants_graph = False
@@ -351,7 +356,7 @@ class Planner:
             logger.info("ssdtrain: no plan; this model's steps cannot be observed")
             self._rest(Stage.RESTING)
             return
-        self._attempts = 0
+        self._attempts = self._spared_bytes = 0
         self._seen = profile
         if self._must_rest():
             return
@@ -413,12 +418,16 @@ class Planner:
     def _run_all_again(self) -> None:
         """Follow the plan that runs all regions again, if that fits."""
         plan = self._all_again()
-        if plan is None:
-            return
+        if plan is not None:
+            self._follow_base(plan)
+
+    def _follow_base(self, plan: Plan) -> None:
         self.plan = plan
         self._largest.planned()
         self._hand_over(plan)
         self._memory.planned()
+        if not plan.moves_nothing:
+            self._memory.show_peak()
         self.num_plans += 1
         logger.info("ssdtrain: plan %d: %s", self.num_plans, plan.policy)
 
@@ -433,7 +442,8 @@ class Planner:
         goal = near = self._goal.goal.grown(self._largest.planned_ratio)
         if self._peers.is_alone:
             # What it needs is nearly known, and a step beyond is seen.
-            near = replace(goal, budget_margin=-TOLERANCE)
+            spare_bytes = goal.spare_bytes - self._spared_bytes
+            near = replace(goal, budget_margin=-TOLERANCE, spare_bytes=spare_bytes)
         plan = all_again(profile, larger, near)
         return plan or all_again_moving(profile, larger, goal)
 
@@ -463,12 +473,32 @@ class Planner:
         if self._stage is Stage.HELD:
             self._follow_best()
             return
+        if self._needs_less():
+            return
         regions_ms, plan, seen = self._measured.regions_ms, self.plan, self._seen
         if plan is not None and seen is not None and regions_ms is not None:
             timeline = Timeline(corrected(seen, self._measured.corrections))
             self.plan = replace(plan, prediction=simulate(timeline, plan.orders))
             self._trials.follow(Tried(self.plan, regions_ms))
         self._plan()
+
+    def _needs_less(self) -> bool:
+        """Whether steps of a base that moves what regions read have needed so much less
+        than was told that no such move is needed: that is measured from now on."""
+        plan, seen, needed = self.plan, self._seen, self._memory.needed_bytes()
+        if plan is None or seen is None or needed is None or plan.moves_nothing:
+            return False
+        told = plan.prediction
+        if self._spared_bytes or told is None or not self._peers.is_alone:
+            return False
+        self._spared_bytes = max(0, told.peak_bytes - needed)
+        base = self._all_again() if self._spared_bytes else None
+        if base is None or not base.moves_nothing:
+            return False
+        self._follow_base(base)
+        observed = Observed(seen, self._observation.saved_bytes)
+        self._measured.begin(observed, without_hooks=False)
+        return self._measured.next_step(self._step)
 
     def _hold(self) -> bool:
         """Have the next steps held, if a CUDA graph is wanted; whether they are."""

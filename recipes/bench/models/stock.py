@@ -98,7 +98,8 @@ class Stock:
         torch.manual_seed(0)
         with device:
             model = kind._from_config(config, **{"dtype": torch.bfloat16, **more})
-        return model.train()  # type: ignore[no-any-return]
+        # Some make a parameter without asking for the device.
+        return model.to(device).train()  # type: ignore[no-any-return]
 
     def batch(
         self, config: Any, rows: int, length: int, device: torch.device

@@ -1,6 +1,7 @@
 """Plans that are tried in training, in virtual time."""
 
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,10 @@ from torch import Tensor, nn
 
 import ssdtrain
 from ssdtrain.cache.bypass import Unhooked
-from ssdtrain.observe import observation
+from ssdtrain.observe import observation, planner
+from ssdtrain.observe.memorygoal import MemoryGoal
+from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.unsearched import all_again, all_again_moving
 from ssdtrain.transfer.device import CpuDevice
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.plan.profiles import links
@@ -130,6 +134,52 @@ def test_the_base_moves_what_must_leave(
     assert plan.policy == "regions" and not plan.moves_nothing
     assert reports[-1].bytes_offloaded > 0
     assert times[-1] <= 1.1 * 6 * 4 * 4 * FORWARD_S
+    assert all(report.saved_peak_bytes <= budget for report in reports[3:])
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_base_that_needs_less_than_was_told_moves_nothing(
+    is_seen: bool, virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the observed step needed hides what a step of re-runs needs; the clock says
+    that nothing else is faster."""
+    theirs, _, _, reports, _ = run(virtual_time, None, num_steps=20)
+    budget = reports[-1].saved_peak_bytes // 2
+    hidden = budget // 2
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr(observation, "fitted_links", lambda *measured: links(1e6))
+    waits, told = CpuDevice.wait, list[int]()
+
+    def wait(device: CpuDevice, *events: Any, **settings: Any) -> None:
+        virtual_time.sleep(1.0)
+        waits(device, *events, **settings)
+
+    monkeypatch.setattr(CpuDevice, "wait", wait)
+
+    def shy(seen: Any, larger: Any, goal: Goal) -> Any:
+        most = replace(goal, spare_bytes=goal.spare_bytes + hidden)
+        return all_again(seen, larger, most)
+
+    def moving(seen: Any, larger: Any, goal: Goal) -> Any:
+        most = replace(goal, spare_bytes=goal.spare_bytes + hidden)
+        found = all_again_moving(seen, larger, most)
+        assert found is not None and found.prediction is not None
+        told.append(found.prediction.peak_bytes)
+        return found
+
+    monkeypatch.setattr(planner, "all_again", shy)
+    monkeypatch.setattr(planner, "all_again_moving", moving)
+    monkeypatch.setattr(
+        MemoryGoal,
+        "needed_bytes",
+        lambda goal: told[-1] - hidden if is_seen else None,
+    )
+    ours, times, plan, reports, is_settled = run(virtual_time, budget)
+    assert same_bits(ours[:20], theirs)
+    assert is_settled and plan is not None and plan.policy == "regions"
+    assert plan.moves_nothing == is_seen
+    if is_seen:
+        assert times[-1] <= 1.01 * 6 * 4 * 4 * FORWARD_S
     assert all(report.saved_peak_bytes <= budget for report in reports[3:])
 
 
