@@ -105,6 +105,10 @@ class Observer:
     def region(self, lane: int, number: int, module: str) -> None:
         """A region call begins."""
 
+    def small(self, lane: int, number: int, num_bytes: int) -> None:
+        """That region call has saved so many bytes that are no item, and its re-run
+        makes them again."""
+
     def refused(self) -> None:
         """A region call has ended, and will not run again."""
 

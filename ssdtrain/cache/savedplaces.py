@@ -192,6 +192,9 @@ class SavedPlaces:
         """Dtypes of narrow copies, by the place of what they are copies of."""
         self._copied: tuple[weakref.ref[Record], torch.dtype] | None = None
         """The copy that was made for the next place."""
+        self._small_bytes: int | None = None
+        """How many more bytes of small tensors stay in an observed call; None: nobody
+        has asked."""
         self._booked: set[tuple[Stamp, int]] | None = None
         """Storages whose bytes are booked, by version; None before the first one."""
 
@@ -260,18 +263,28 @@ class SavedPlaces:
         Args:
             keep: makes a handle under which the tensor stays. Statistics of an
                 attention do, where the plan stores its output; in the observed step
-                all do, since a norm's recipe reads its own.
+                others do, since a norm's recipe reads its own, as far as they are no
+                more than the call's arguments: a scan saves a state for each token.
         """
         number, call = len(self._places), self.call
         course = self._cache.course
         storing = course.of(call.lane).storing
         if call.number in storing and self._attention.expects(number):
             return self.stored(tensor, keep(tensor))
-        if course.observer.listens:
+        if not course.observer.listens:
+            return self.hold(tensor)
+        if self._small_bytes is None:
+            given = sum(each.nbytes for each in self._inputs.tensors)
+            self._small_bytes = max(self._cache.limits.least_bytes, given)
+        self._small_bytes -= tensor.nbytes
+        if self._small_bytes >= 0:
             self._attention.small(number)
             self._places.append(place_of(tensor, None))
             return keep(tensor)
-        return self.hold(tensor)
+        course.observer.small(course.of(call.lane).number, call.number, tensor.nbytes)
+        handle = PlaceHandle(call, tensor, 0)  # no tensor of a plan's: beside them
+        self._places.append(place_of(tensor, weakref.ref(handle)))
+        return handle
 
     def _new_bytes(self, tensor: Tensor) -> int:
         """Book what it adds to the tensors that are alive."""

@@ -88,6 +88,7 @@ class _Region:
     inputs: list[int] = field(default_factory=list)
     host_ns: int = 0
     other_bytes: int = 0
+    small_bytes: int = 0
     communicates: bool = False
     attention: dict[tuple[int, ...], tuple[Any, Any]] = field(default_factory=dict)
     """Moments around each attention, by its items."""
@@ -207,6 +208,10 @@ class Recording(Observer):
     def region(self, lane: int, number: int, module: str) -> None:
         """Record the start of a region call."""
         self._lanes[lane].regions[number] = _Region(module)
+
+    def small(self, lane: int, number: int, num_bytes: int) -> None:
+        """Add what a region call has saved that is no item, and goes."""
+        self._lanes[lane].regions[number].small_bytes += num_bytes
 
     def refused(self) -> None:
         """Note that a region call has side effects."""
@@ -520,6 +525,7 @@ class Recording(Observer):
                     ms=costs.get((lane.kind, REGION, number), 0.0),
                     host_ms=region.host_ns / 1e6 if self._is_gpu else 0.0,
                     other_bytes=region.other_bytes or lane.bytes_of(number),
+                    small_bytes=region.small_bytes,
                     communicates=region.communicates,
                     parts=tuple(
                         Part(items=items, ms=attention_ms[lane.kind, items])

@@ -773,10 +773,13 @@ class Planner:
 
     def _goal_of(self, plan: Plan) -> Goal:
         """Return what the memory of its steps is judged by: a plan that moves nothing
-        may use a budget to its end."""
+        may use a budget to its end, and a little more, as small as its handles are: it
+        needs what checkpointing needs, and a budget may be just that."""
         goal = self._goal.goal
-        if plan.moves_nothing and self._peers.is_alone:
-            return replace(goal, budget_margin=0.0)
+        budget = goal.memory_budget_bytes
+        if plan.moves_nothing and self._peers.is_alone and budget is not None:
+            most_bytes = int((1 + TOLERANCE / 2) * budget)
+            return replace(goal, budget_margin=0.0, memory_budget_bytes=most_bytes)
         return goal
 
     def _is_exceeded(self, plan: Plan) -> bool:

@@ -181,6 +181,7 @@ def _region(runs: tuple[RegionRun, ...]) -> RegionRun:
         ms=max(run.ms for run in runs),
         host_ms=max(run.host_ms for run in runs),
         other_bytes=max(run.other_bytes for run in runs),
+        small_bytes=max(run.small_bytes for run in runs),
         parts=tuple(_parts(runs)),
         communicates=any(run.communicates for run in runs),
     )

@@ -94,6 +94,9 @@ class RegionRun:
     other_bytes: Natural = 0
     """Most device memory meanwhile, above the step's start and beside the saved tensors
     that were alive before: what it saves, temporaries and gradients."""
+    small_bytes: Natural = 0
+    """Saved by it in tensors that are no items: on the device from its forward to its
+    backward where it does not run again. `other_bytes`, also of marks, has them."""
     parts: tuple[Part, ...] = ()
     """What it need not compute again."""
     communicates: bool = False

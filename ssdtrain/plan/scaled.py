@@ -112,6 +112,7 @@ def scaled(profile: Profile, ratio: float, growth: Growth | None = None) -> Prof
                 run,
                 ms=run.ms * longer,
                 other_bytes=round(run.other_bytes * others),
+                small_bytes=round(run.small_bytes * others),
                 parts=tuple(replace(part, ms=part.ms * longer) for part in run.parts),
             )
             for run in runs

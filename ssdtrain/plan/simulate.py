@@ -115,6 +115,7 @@ class Run:
             self._is_hooked = self.hooked_marks()
             self._handled_ms = [handle_ms * count for count in timeline.num_handles]
         self._region_ms = self._region_calls(costs.region_ms)
+        self._other_bytes = timeline.other_with_small(self._layout.run_marks)
         self._live: dict[int, int] = {}
         self._live_bytes = 0
         self._framed: dict[int, int] = {}
@@ -189,7 +190,7 @@ class Run:
         let_go_at, leaving = self._let_go_at, self._leaving
         # What most marks have none of is asked for here: there are a million of them.
         marks = zip(
-            *(line.item_of_mark, line.is_pack, line.other_bytes, line.length_ms),
+            *(line.item_of_mark, line.is_pack, self._other_bytes, line.length_ms),
             *(self._freed_at, self._used_at, self._ended_at, self._loads_at),
             strict=False,  # what goes behind the last mark nobody sees
         )

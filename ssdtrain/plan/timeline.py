@@ -1,6 +1,6 @@
 """A profile, indexed once for many simulations."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 from ssdtrain.plan.placement import Placement, Placements
@@ -136,6 +136,7 @@ class Timeline:
         begins."""
         self.made = [n for n, item in enumerate(self.items) if item.made_ms]
         """Items that forward makes for a recipe's sake."""
+        self._has_small = any(run.small_bytes for run in self.runs)
         self._resting: dict[tuple[str, int, Placement], Order] = {}
         self._layout: Layout | None = None
         """Of the placements that were asked for last."""
@@ -215,6 +216,24 @@ class Timeline:
                 run_marks,
             )
         return known
+
+    def other_with_small(self, run_marks: Container[int]) -> list[int]:
+        """Return `other_bytes` with what region calls that do not run again keep beside
+        their items.
+
+        Args:
+            run_marks: the calls that do.
+        """
+        if not self._has_small:
+            return self.other_bytes
+        found = self.other_bytes.copy()
+        for run, call in enumerate(self.runs):
+            firsts = [self._first_use[item] for item in self.members[run]]
+            uses = [mark for mark in firsts if mark != NEVER]
+            if call.small_bytes and run not in run_marks and uses:
+                for mark in range(self.forward_end[run], min(uses)):
+                    found[mark] += call.small_bytes
+        return found
 
     def _run_marks(self, placed: Sequence[Placement]) -> dict[int, int]:
         found: dict[int, int] = {}
