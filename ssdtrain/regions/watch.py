@@ -37,7 +37,8 @@ NUM_THOROUGH = 2
 """Calls without side effects in which slow states were compared, too."""
 MAX_LOOKS = 4
 """Looks by name after which what was seen is not kept from one step to the next."""
-OURS = "ssdtrain."
+KNOWN = ("ssdtrain.", "torch.distributed", "transformers.utils.output_capturing")
+"""Where hooks come from that may run twice."""
 WRITES = frozenset(
     """
     append appendleft extend insert add update pop popleft popitem remove discard clear
@@ -202,11 +203,12 @@ def _functions_among(modules: Iterable[nn.Module]) -> Iterator[Call]:
 
 
 def _is_known(hook: Any) -> bool:
-    """Ours, and those of torch's own sharding, which expect to run again."""
+    """Ours, those of torch's own sharding, which expect to run again, and those of
+    transformers that collect attentions: nobody collects in backward."""
     inner = getattr(hook, "func", hook)
     inner = getattr(inner, "__wrapped__", inner)
     home = str(getattr(inner, "__module__", ""))
-    return home.startswith((OURS, "torch.distributed"))
+    return home.startswith(KNOWN)
 
 
 def _interesting(module: nn.Module) -> Iterator[str]:
