@@ -124,7 +124,7 @@ def scale(*found: Data) -> str:
         "checkpointing": lambda row: over(row["gc"], row["plain"]),
         "ours in its memory": lambda row: over(row["=gc"], row["plain"]),
         "over checkpointing": lambda row: ratio(row["=gc"], row["gc"]),
-        "`fit`": lambda row: over(row["fit"], row["plain"]),
+        "`fit`": lambda row: over(row["fit"], beside(row)),
         "predicted step, peak": lambda row: errors(row["=gc"]),
         "byte for byte": lambda row: "yes" if is_equal(row["law"]) else "NO",
     }
@@ -159,6 +159,11 @@ def peak(cell: Data) -> str:
 def ratio(cell: Data, base: Data) -> str:
     """Such as 0.981x."""
     return f"{cell['step_ms'] / base['step_ms']:.3f}x"
+
+
+def beside(row: Data) -> Data:
+    """Plain steps: where there are such, those of the process of `fit`."""
+    return {"step_ms": row["fit"].get("beside_ms", row["plain"]["step_ms"])}
 
 
 def over(cell: Data, base: Data) -> str:

@@ -41,12 +41,20 @@ from ssdtrain.train.models.base import enable_checkpointing
 from ssdtrain.train.settings import Checkpointing
 
 GPUS = 2
-WARM, STEPS = 3, 6
+WARM, STEPS = 3, 5
 """Steps before those that are timed, and these."""
-SETTLE_S = 20.0
+SETTLE_S = 12.0
 """A session may take so long until then."""
 LIMIT_S = 150.0
-PRELOAD = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel")
+PRELOAD = (
+    *("torch.distributed.fsdp", "torch.distributed.tensor.parallel"),
+    "recipes.bench.search.layout_regret",
+    *(
+        f"transformers.models.{kind}.modeling_{kind}"
+        for kind in ("qwen3", "t5", "vit", "mixtral")
+    ),
+)
+"""Imported once, in the process that all ranks are forked from."""
 
 
 class Subject(NamedTuple):
