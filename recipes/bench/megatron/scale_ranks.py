@@ -213,7 +213,7 @@ def row_law(row: Row, tiny: bool, peaks: tuple[float, ...]) -> Data:
         model = build(row, device, length)
         trainer = real_row.Trainer(row, model, device)
         session = ssdtrain.offload(model, **AT_ONCE) if ours else None
-        found = {}
+        found: dict[str, Tensor] = {}
         for step in range(3):
             found |= {f"{step} {k}": v for k, v in results(trainer, length).items()}
         if session is not None:
@@ -254,7 +254,8 @@ def results(trainer: real_row.Trainer, length: int) -> dict[str, Tensor]:
 def bits(tensor: Any) -> Tensor:
     """A copy of the bytes of this rank's part."""
     part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part.detach().clone().view(-1).view(torch.uint8)
+    found: Tensor = part.detach().clone().view(-1).view(torch.uint8)
+    return found
 
 
 def train_megatron(name: str, tiny: bool, way: str, peaks: tuple[float, ...]) -> Data:
