@@ -35,6 +35,9 @@ def test_how_predictions_of_layouts_hold() -> None:
     found = layout_regret.summary(rows)
     assert found["regret"] == pytest.approx(0.1)
     assert found["rank_correlation"] == pytest.approx(0.5)
+    assert layout_regret.correlation([1.0, 1.0, 2.0], [3.0, 4.0, 5.0]) == pytest.approx(
+        3**0.5 / 2
+    )
     assert found["worst_peak_error"] == pytest.approx(0.03)
 
 

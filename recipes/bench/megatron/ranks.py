@@ -114,7 +114,7 @@ def measure(
     Args:
         settles: asked before each step whether it comes before all those.
     """
-    times, peaks, losses = [], [], []
+    times, before, peaks, losses = [], [], [], []
     first: int | None = None
     for step in itertools.count():
         if first is None and not settles():
@@ -134,12 +134,16 @@ def measure(
         training.sgd(0.0)  # the same weights for every column
         if GPU:
             torch.cuda.synchronize()
-        if first is not None and step >= first:
-            times.append((time.perf_counter() - start) * 1e3)
+        step_ms = (time.perf_counter() - start) * 1e3
+        if first is None or step < first:
+            before.append(round(step_ms, 1))
+        else:
+            times.append(step_ms)
             peaks.append(peak if GPU else 0)
     return {
         "step_ms": statistics.median(times),
         "step_times": times,
+        "before_times": before,
         "peak_gb": max(peaks) / 1e9,
         # Of a step that every column has, with the same seed and weights.
         "losses": losses[min(3, len(losses) - 1)].tolist(),
@@ -172,6 +176,7 @@ def ours(
         result["settled"] = session.is_settled
     if plan is not None and plan.prediction is not None and profile is not None:
         predicted, links = plan.prediction, profile.links
+        result["explain"] = session.explain().splitlines()
         result["plan"] = {
             "policy": plan.policy,
             "step_ratio": predicted.step_ms / predicted.keep_ms,

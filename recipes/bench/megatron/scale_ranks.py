@@ -1,11 +1,10 @@
 """What the ranks of `megatron.scale` run."""
 
 import contextlib
-import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -84,9 +83,8 @@ def host_links(tiny: bool) -> Data:
     all of them at work. `share` is the second over the first."""
     num_bytes, rounds = (MIB, 2) if tiny else (256 * MIB, 40)
     with joined() as device:
-        budget = CopyBudget(
-            max_seconds=1.5, sizes_bytes=(num_bytes // 4, num_bytes // 2, num_bytes)
-        )
+        sizes = tuple(num_bytes >> shift for shift in range(0, 17, 2))
+        budget = CopyBudget(max_seconds=3.0, sizes_bytes=sizes)
         for turn in range(dist.get_world_size()):
             if turn == dist.get_rank():
                 told = (
@@ -122,19 +120,20 @@ class Copier:
 
     def rate(self, rounds: int, *, out: bool, back: bool, reduces: bool) -> float:
         """GB/s one way, of so many copies that begin on all ranks at once."""
-        self._wait()
-        dist.barrier()
-        began = time.perf_counter()
-        for _ in range(rounds):
-            if out:
-                self._copy(0, self._host, self._near)
-            if back:
-                self._copy(1, self._near, self._host)
-            if reduces:
-                dist.all_reduce(self._summed)
-        for stream in filter(None, self._streams):
-            stream.synchronize()
-        seconds = time.perf_counter() - began
+        for number in (1, rounds):  # the first all-reduce connects the ranks
+            self._wait()
+            dist.barrier()
+            began = time.perf_counter()
+            for _ in range(number):
+                if out:
+                    self._copy(0, self._host, self._near)
+                if back:
+                    self._copy(1, self._near, self._host)
+                if reduces:
+                    dist.all_reduce(self._summed)
+            for stream in filter(None, self._streams):
+                stream.synchronize()
+            seconds = time.perf_counter() - began
         self._wait()
         return rounds * self._host[0].nbytes / seconds / 1e9
 
@@ -196,49 +195,67 @@ def run_of(tiny: bool) -> real_row.Run:
 
 
 def row_law(row: Row, tiny: bool, peaks: tuple[float, ...]) -> Data:
-    """Three steps with and without ssdtrain, compared on every rank."""
+    """Three steps with and without ssdtrain, compared on every rank. Where they differ:
+    in what, and whether another run without ssdtrain differs from the first."""
     device = torch.device(run_of(tiny).device, int(os.environ["LOCAL_RANK"]))
     if GPU:
         torch.cuda.set_device(device)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    exact_products()
+    # To warn alone would leave flash attention's gradients as they are.
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cuda.enable_cudnn_sdp(False)  # it differs from itself
-    length, digests = num_tokens(row.tokens), []
-    reports: list[Data] = []
-    for ours in (False, True):
+    length = num_tokens(row.tokens)
+    report: Data = {}
+
+    def steps(ours: bool) -> dict[str, Tensor]:
         torch.manual_seed(0)
         model = build(row, device, length)
         trainer = real_row.Trainer(row, model, device)
         session = ssdtrain.offload(model, **AT_ONCE) if ours else None
-        digests.append([each for _ in range(3) for each in bits(trainer, length)])
+        found: dict[str, Tensor] = {}
+        for step in range(3):
+            found |= {f"{step} {k}": v for k, v in results(trainer, length).items()}
         if session is not None:
-            reports = [report.as_dict() for report in session.steps]
+            report.update(session.steps[-1].as_dict())
             session.close()
-    report = reports[-1]
+        return found
+
+    def differing(other: dict[str, Tensor]) -> list[str]:
+        return [name for name in theirs if not torch.equal(theirs[name], other[name])]
+
+    theirs = steps(False)
+    differs = differing(steps(True))
     moved, again = report["bytes_offloaded"], report["bytes_recomputed"]
-    equal = digests[0] == digests[1]
-    return of_all({"equal": equal, "moves": moved > 0, "reruns": again > 0})
+    found = {"equal": not differs, "moves": moved > 0, "reruns": again > 0}
+    equal = of_all(found)
+    if not equal["equal"]:
+        own = {"differs": differs[:4], "differs_itself": differing(steps(False))[:4]}
+        equal |= of_all(own)
+    return equal
 
 
-def bits(trainer: real_row.Trainer, length: int) -> list[str]:
-    """Digests of a step's loss, of its gradients, and of the updated weights."""
+def exact_products() -> None:
+    """cuBLAS's products, where several streams multiply: asked before the first."""
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+
+
+def results(trainer: real_row.Trainer, length: int) -> dict[str, Tensor]:
+    """Bytes of a step's loss, of its gradients, and of the updated weights."""
     loss = trainer.forward(length)
     loss.backward()
-    parameters = list(trainer.model.parameters())
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    found = [digest([loss]), digest(gradients)]
+    named = dict(trainer.model.named_parameters())
+    found = {"loss": bits(loss)}
+    found |= {f"grad {n}": bits(p.grad) for n, p in named.items() if p.grad is not None}
     trainer.update()
-    return [*found, digest(parameters)]
+    return found | {name: bits(p) for name, p in named.items()}
 
 
-def digest(tensors: Iterable[Any]) -> str:
-    """Of the bytes of this rank's parts."""
-    found = hashlib.sha256()
-    for tensor in tensors:
-        part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        found.update(
-            part.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy()
-        )
-    return found.hexdigest()
+def bits(tensor: Any) -> Tensor:
+    """A copy of the bytes of this rank's part."""
+    part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    found: Tensor = part.detach().clone().view(-1).view(torch.uint8)
+    return found
 
 
 def train_megatron(name: str, tiny: bool, way: str, peaks: tuple[float, ...]) -> Data:
@@ -247,6 +264,7 @@ def train_megatron(name: str, tiny: bool, way: str, peaks: tuple[float, ...]) ->
     cell = megatrons(ranks, tiny)[name]
     if way == "law":
         cell = law_size(cell, ranks)
+        exact_products()
     with joined(cell):
         if way == "law":
             with tempfile.TemporaryDirectory() as folder:
@@ -260,7 +278,10 @@ def train_megatron(name: str, tiny: bool, way: str, peaks: tuple[float, ...]) ->
                 return of_all(megatron.measure(training, 2, num_steps))
         own_bytes = int(peaks[dist.get_rank()] * 1e9) if peaks else 0
         settings = settings_of(way, own_bytes or 1 << 40, torch.device("cpu"))
-        return of_all(megatron.ours(training, {**megatron.HOST, **settings}, num_steps))
+        found = megatron.ours(training, {**megatron.HOST, **settings}, num_steps)
+        if way == "fit":  # within a percent of what the same process takes without it
+            found["beside_ms"] = megatron.measure(training, 2, num_steps)["step_ms"]
+        return of_all(found)
 
 
 def megatrons(ranks: int, tiny: bool) -> dict[str, Cell]:

@@ -2,6 +2,7 @@
 
 import itertools
 import statistics
+from collections.abc import Callable
 
 from recipes.bench.harness.records import Data
 from recipes.bench.harness.tables import Column, grouped, paragraphs, table
@@ -121,12 +122,14 @@ def scale(*found: Data) -> str:
     columns: dict[str, Column] = {
         "": "{name}",
         "plain": lambda row: f"{row['plain']['step_ms']:.0f} ms, {peak(row['plain'])}",
-        "checkpointing": lambda row: over(row["gc"], row["plain"]),
-        "ours in its memory": lambda row: over(row["=gc"], row["plain"]),
-        "over checkpointing": lambda row: ratio(row["=gc"], row["gc"]),
-        "`fit`": lambda row: over(row["fit"], row["plain"]),
-        "predicted step, peak": lambda row: errors(row["=gc"]),
-        "byte for byte": lambda row: "yes" if is_equal(row["law"]) else "NO",
+        "checkpointing": known("gc", lambda row: over(row["gc"], row["plain"])),
+        "ours in its memory": known("=gc", lambda row: over(row["=gc"], row["plain"])),
+        "over checkpointing": known("=gc", lambda row: ratio(row["=gc"], row["gc"])),
+        "`fit`": known("fit", lambda row: over(row["fit"], beside(row))),
+        "predicted step, peak": known("=gc", lambda row: errors(row["=gc"])),
+        "byte for byte": known(
+            "law", lambda row: "yes" if is_equal(row["law"]) else "NO"
+        ),
     }
     links = {n: c for n, c in cells.items() if n.endswith("/links") and "out" in c}
     gained = {n: c for n, c in cells.items() if "speedup" in c}
@@ -135,6 +138,11 @@ def scale(*found: Data) -> str:
         table(links, {"host links at once over one alone": "{name}", **LINKS}),
         table(gained, {"tiering with peers over none": "{name}", "": times}),
     )
+
+
+def known(way: str, told: Callable[[Data], str]) -> Column:
+    """What is told of a layout; a dash where that way of it was not measured."""
+    return lambda row: told(row) if "error" not in row.get(way, {"error": ""}) else "-"
 
 
 def shares(way: str) -> Column:
@@ -159,6 +167,11 @@ def peak(cell: Data) -> str:
 def ratio(cell: Data, base: Data) -> str:
     """Such as 0.981x."""
     return f"{cell['step_ms'] / base['step_ms']:.3f}x"
+
+
+def beside(row: Data) -> Data:
+    """Plain steps: where there are such, those of the process of `fit`."""
+    return {"step_ms": row["fit"].get("beside_ms", row["plain"]["step_ms"])}
 
 
 def over(cell: Data, base: Data) -> str:

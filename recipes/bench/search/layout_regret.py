@@ -11,6 +11,7 @@ CPU (gloo): `--device cpu --small`.
 """
 
 import functools
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,10 +41,20 @@ from ssdtrain.train.models.base import enable_checkpointing
 from ssdtrain.train.settings import Checkpointing
 
 GPUS = 2
-WARM, STEPS = 8, 6
-"""Steps before those that are timed: a session has its plan by then."""
+WARM, STEPS = 3, 5
+"""Steps before those that are timed, and these."""
+SETTLE_S = 12.0
+"""A session may take so long until then."""
 LIMIT_S = 150.0
-PRELOAD = ("torch.distributed.fsdp", "torch.distributed.tensor.parallel")
+PRELOAD = (
+    *("torch.distributed.fsdp", "torch.distributed.tensor.parallel"),
+    "recipes.bench.search.layout_regret",
+    *(
+        f"transformers.models.{kind}.modeling_{kind}"
+        for kind in ("qwen3", "t5", "vit", "mixtral")
+    ),
+)
+"""Imported once, in the process that all ranks are forked from."""
 
 
 class Subject(NamedTuple):
@@ -83,10 +94,11 @@ SUBJECTS = {
 NARROW = {"hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 128}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 WORDS = {"vocab_size": 256}
+DEPTHS = {"num_layers": 2, "num_decoder_layers": 2, "num_heads": 4, "d_kv": 16}
 SMALL = {
     "4B": Subject({**PUBLIC["qwen3-4b"], **NARROW, **HEADS, **WORDS}, 2, 64),
     "T5": Subject(
-        {"model_type": "t5", "d_model": 64, "d_ff": 128, "num_layers": 2, **WORDS},
+        {**PUBLIC["t5-large"], "d_model": 64, "d_ff": 128, **DEPTHS, **WORDS},
         *(1, 1024, False),
     ),
     "ViT": Subject(
@@ -180,7 +192,7 @@ def built(
 
 
 def measured(
-    name: str, at: str, small: bool, on: str, budget: int, steps: Sequence[int]
+    name: str, at: str, small: bool, on: str, budget: int, settle_s: float
 ) -> dict[str, Any]:
     """Step and peak of one layout, on every rank."""
     distributed.init_process_group("nccl" if on == "cuda" else "gloo")
@@ -205,20 +217,24 @@ def measured(
         optimizer.step()
         optimizer.zero_grad()
 
-    warm, number = steps
-    for _ in range(warm):
+    until = time.monotonic() + settle_s
+    for taken in itertools.count():
+        settles = session is not None and not session.is_settled
+        if not _any(taken < WARM or (settles and time.monotonic() < until)):
+            break
         step()
     _wait(on)
     if on == "cuda":
         torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
-    for _ in range(number):
+    for _ in range(STEPS):
         step()
     _wait(on)
-    ms = (time.perf_counter() - began) / number * 1e3
+    ms = (time.perf_counter() - began) / STEPS * 1e3
     peak = torch.cuda.max_memory_allocated() if on == "cuda" else 0
-    row = {"ms": ms, "bytes": peak}
+    row = {"ms": ms, "bytes": peak, "steps_before": taken}
     if session is not None:
+        row["settled"] = session.is_settled
         session.close()
     return row
 
@@ -226,6 +242,13 @@ def measured(
 def _loss(model: Any, ids: torch.Tensor) -> torch.Tensor:
     loss: torch.Tensor = model(input_ids=ids, labels=ids).loss
     return loss
+
+
+def _any(own: bool) -> bool:
+    """Whether one rank says so: all take the same steps."""
+    every = [False] * distributed.get_world_size()
+    distributed.all_gather_object(every, own)
+    return any(every)
 
 
 def _wait(on: str) -> None:
@@ -245,11 +268,11 @@ def shard(model: Any, reshard: bool) -> None:
 
 
 def correlation(one: Sequence[float], other: Sequence[float]) -> float:
-    """Spearman's, of values that all differ."""
+    """Spearman's; equal values share the mean of their ranks."""
 
     def ranks(values: Sequence[float]) -> list[float]:
         order = sorted(values)
-        return [float(order.index(value)) for value in values]
+        return [order.index(v) + (order.count(v) - 1) / 2 for v in values]
 
     return statistics.correlation(ranks(one), ranks(other))
 
@@ -281,7 +304,8 @@ def main(bench: Bench, *, gpu: str = "h100", small: bool = False) -> int:
         rows = {}
         for at in layouts_of(subject):
             cell = f"{name}: {at}"
-            cells.run(cell, _cell, name, at, small, gpu, bench.device.type)
+            limit_s = min(LIMIT_S, cells.left_s())
+            cells.run(cell, _cell, name, at, small, gpu, bench.device.type, limit_s)
             found = _found(cells, cell)
             missing += found is None
             if found is not None:
@@ -296,11 +320,12 @@ def _found(cells: Cells, name: str) -> dict[str, Any] | None:
     return cells[name] if name in cells and "error" not in cells[name] else None
 
 
-def _cell(name: str, at: str, small: bool, gpu: str, on: str) -> dict[str, Any]:
+def _cell(
+    name: str, at: str, small: bool, gpu: str, on: str, limit_s: float
+) -> dict[str, Any]:
     price = predicted(name, small, gpu)[at]
     budget = int(price.memory_parts["activations"])
-    steps = (3, 2) if small else (WARM, STEPS)
-    given = name, at, small, on, budget, steps
-    row = answer_of(measured, given, LIMIT_S, PRELOAD, ranks=GPUS)
+    given = name, at, small, on, budget, 1.0 if small else SETTLE_S
+    row = answer_of(measured, given, limit_s, PRELOAD, ranks=GPUS)
     told = {"predicted_ms": price.step_ms, "predicted_bytes": price.memory_bytes}
     return {**row, **told, "parts_ms": dict(price.parts_ms)}
