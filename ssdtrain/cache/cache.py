@@ -529,9 +529,11 @@ class TensorCache:
         )
 
     def looks_for_no_recipe(self) -> bool:
-        """Whether what runs now is in a region that runs again, or in a backward, and
-        nobody asks how it is made."""
+        """Whether what runs now is in a region that runs again, in a backward, or in a
+        forward without hooks, and nobody asks how it is made."""
         if torch._C._current_graph_task_id() != -1:
+            return True
+        if self.bypass is not None and self.regions.pack is None:
             return True
         return self.regions.current is not None and not self.course.observer.listens
 

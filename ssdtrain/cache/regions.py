@@ -89,7 +89,7 @@ class Regions:
         Returns:
             The call, if it will run again; else what is to be around it, if anything.
         """
-        if self.choice is Choice.NONE or self.current is not None:
+        if self.choice is Choice.NONE or self.current is not None or self.pack is None:
             return None
         if self.cache.owner.is_elsewhere:
             return None

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 
 from ssdtrain.errors import ConfigError
@@ -124,7 +125,7 @@ class Plan:
             if order.placement is Placement.RERUN
         )
 
-    @property
+    @cached_property
     def keeps_all(self) -> bool:
         """Whether nothing moves and nothing is rebuilt: no hooks are needed."""
         return all(
@@ -133,7 +134,7 @@ class Plan:
             for order in orders
         )
 
-    @property
+    @cached_property
     def moves_nothing(self) -> bool:
         """Whether nothing leaves the device."""
         return not any(
