@@ -11,7 +11,7 @@ after autograd saved them; and a probe of each version. Then the bytes go.
 (tests/ssdtrain/regions/test_saved_index.py)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -306,7 +306,8 @@ def hooks_of(  # noqa: C901 (in place: no calls)
     """
     saved, special = call.saved, call.special
     tensors, versions = saved.tensors, saved.versions
-    use = call.use_unplanned if call.part is None else call.use
+    planned: Mapping[int, Any] = {} if call.part is None else call.part.using
+    use, use_planned = call.use_unplanned, call.use
     add, note = tensors.append, versions.append
     task = torch._C._current_graph_task_id
     dispatching, overriding, inferring = modes.ASKED
@@ -337,7 +338,8 @@ def hooks_of(  # noqa: C901 (in place: no calls)
         kind = type(handle)
         if kind is SavedIndex:
             if not (dispatching() or overriding() or inferring()):
-                return use(handle[1])
+                index = handle[1]
+                return use_planned(index) if index in planned else use(index)
         elif kind is ParameterHandle or kind is KeptHandle:
             tensor: Tensor = handle[0]
             if tensor._version == handle[1]:

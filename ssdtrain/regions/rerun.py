@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
 
 
 class _Stop(BaseException):
@@ -61,9 +62,11 @@ class Collector:
             alias = tensor.detach()
             if task_now() != task:  # of a backward inside the forward nothing counts
                 return alias
-            # Asking whether something is a parameter is a call of Python.
-            base = tensor._base
-            plain = type(tensor) is Tensor and (base is None or type(base) is Tensor)
+            # Asking whether something is a parameter is two calls of Python.
+            kind, base = type(tensor), tensor._base
+            if kind is Parameter or type(base) is Parameter:
+                return alias
+            plain = kind is Tensor and (base is None or type(base) is Tensor)
             if not plain and is_parameter(tensor):
                 return alias
             add(alias)
