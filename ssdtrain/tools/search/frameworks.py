@@ -38,7 +38,7 @@ Parts = dict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weights:
+class RankWeights:
     """Parameters of one rank."""
 
     shared: Sequence[tuple[float, int]]

@@ -16,7 +16,7 @@ from ssdtrain.tools.search.frameworks import (
     GRADIENT,
     WEIGHT,
     Framework,
-    Weights,
+    RankWeights,
     framework_of,
 )
 from ssdtrain.tools.search.parallel_layout import Job, ParallelLayout
@@ -251,7 +251,7 @@ class _Priced:
         if self._framework is Framework.FSDP2:  # every rank has all words' logits
             ends = self._whole.ways[layout.way].activation_bytes.ends
         parameters = self._costs.parameters
-        weights = Weights(
+        weights = RankWeights(
             shared=[(size, ranks) for size, ranks, _ in self._sharded()],
             layer=parameters.layer + self._layer_experts,
             root=parameters.ends,

@@ -5,7 +5,7 @@ import pytest
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.cluster import cluster_of
 from ssdtrain.tools.foresight.spec import H200
-from ssdtrain.tools.search.frameworks import BUCKET, Framework, Weights
+from ssdtrain.tools.search.frameworks import BUCKET, Framework, RankWeights
 from ssdtrain.tools.search.layout_search import Asked, search
 from ssdtrain.tools.search.parallel_layout import Job, ParallelLayout
 from ssdtrain.tools.search.pricing import PricedLayout, Pricer
@@ -70,7 +70,7 @@ def test_what_deepspeed_holds() -> None:
     as it ends and in the update."""
 
     def held(zero: int, accumulates: bool) -> list[float]:
-        weights = Weights(
+        weights = RankWeights(
             shared=[(1e12, 1)], layer=0.0, root=0.0, zero=zero, accumulates=accumulates
         )
         return [
@@ -89,7 +89,7 @@ def test_more_of_zero_never_holds_more(framework: Framework, zero: int) -> None:
     """Of many weights over many ranks, at either instant."""
 
     def held(zero: int) -> list[float]:
-        own = Weights(
+        own = RankWeights(
             shared=[(7e10, 64)], layer=8e8, root=1e9, zero=zero, accumulates=True
         )
         return [sum(one.values()) for one in own.held(framework)]
