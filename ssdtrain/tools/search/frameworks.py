@@ -73,9 +73,10 @@ class RankWeights:
         # `zero_grad()` drops gradients, so the first micro-batch's come in backward.
         gradients = self._bytes(GRADIENT, 2)
         before = gradients if self.accumulates else 0.0
-        # The last unit, whole: its weights and gradients, and these in fp32 for the
-        # reduction; backward reshards all others.
-        reduced = max(self.root, self.layer) * (2 * WEIGHT + GRADIENT)
+        # Backward reshards unit by unit. Of the last one there are weights, gradients
+        # and, at most, a tied embedding's second gradient and the sum of both; or,
+        # later, gradients in fp32 for the reduction.
+        reduced = max(self.root, self.layer) * 4 * WEIGHT
         optimizer = self._bytes(OPTIMIZER, 1)
         return [
             {"optimizer": optimizer, "gathered": gathered, "gradients": before},
