@@ -8,7 +8,9 @@ from ssdtrain.tools.foresight.cluster import DEFAULT, cluster_of
 from ssdtrain.tools.foresight.device import Device, load_device
 from ssdtrain.tools.report.build_public import Loss, Shape, Train, shape_of
 from ssdtrain.tools.report.fits import PLAIN
+from ssdtrain.tools.search import launch
 from ssdtrain.tools.search.experts import experts_of
+from ssdtrain.tools.search.frameworks import Framework
 from ssdtrain.tools.search.parallel_layout import Job, layouts
 from ssdtrain.tools.search.pricing import Key, PricedLayout, Pricer
 from ssdtrain.tools.search.stage_costs import (
@@ -24,6 +26,11 @@ from ssdtrain.tools.search.stores import HOST, LEAST_YEARS, stores_of
 
 SEQUENCES = (1, 2, 4)
 """Of a micro-batch."""
+LAUNCHES = {
+    Framework.FSDP2: launch.fsdp2,
+    Framework.DEEPSPEED: launch.deepspeed,
+    Framework.MEGATRON: launch.megatron,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +50,8 @@ class Asked:
     ssd: str | None = None
     """Drives of a node, as NAME:NUMBER."""
     ssd_years: float = LEAST_YEARS
+    framework: Framework | None = None
+    """That has to launch it; None: any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,9 +121,17 @@ def search(asked: Asked, progress: Callable[[str], None]) -> Ranked:
         capacity_bytes=capacity,
         stores=stores,
         costs=costs,
+        framework=asked.framework,
     )
     ways = list(next(iter(costs.values())).ways)
-    found = [pricer.price(one) for one in layouts(job, degrees, sequences, ways)]
+    own = asked.framework
+    found = [
+        pricer.price(one)
+        for one in layouts(job, degrees, sequences, ways)
+        if own is None or LAUNCHES[own](one, job) is not None
+    ]
+    if own is not None and not found:
+        raise ConfigError(f"{own.value} launches no layout of {asked.gpus} GPUs")
     found.sort(
         key=lambda one: (
             not one.fits,

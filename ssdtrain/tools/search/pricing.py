@@ -9,16 +9,20 @@ from dataclasses import dataclass
 
 from ssdtrain.tools.foresight.cluster import Cluster
 from ssdtrain.tools.foresight.collectives import Collective
-from ssdtrain.tools.foresight.ranks import GATHERED_UNITS
 from ssdtrain.tools.foresight.spec import Spec
 from ssdtrain.tools.report.fits import CHECKPOINTING, PLAIN
 from ssdtrain.tools.search.experts import PASSES
+from ssdtrain.tools.search.frameworks import (
+    GRADIENT,
+    WEIGHT,
+    Framework,
+    RankWeights,
+    framework_of,
+)
 from ssdtrain.tools.search.parallel_layout import Job, ParallelLayout
 from ssdtrain.tools.search.stage_costs import StageCosts, Way
 from ssdtrain.tools.search.stores import Resting, Stores
 
-WEIGHT, GRADIENT, OPTIMIZER = 2, 4, 12
-"""Bytes of a parameter: bf16, its gradient in fp32, fp32 weights and Adam's moments."""
 UPDATE = 30
 """Bytes of a parameter that Adam's update reads and writes."""
 REDUCES, EXCHANGES = 4, 4
@@ -73,6 +77,8 @@ class Pricer:
     capacity_bytes: float
     stores: Stores
     costs: Mapping[Key, StageCosts]
+    framework: Framework | None = None
+    """Whose memory layouts have; None: `framework_of`."""
 
     def price(self, layout: ParallelLayout) -> PricedLayout:
         """Return the step and the memory of a layout."""
@@ -102,6 +108,7 @@ class _Priced:
 
     def __init__(self, pricer: Pricer, layout: ParallelLayout) -> None:
         self._job, self._layout, self._cluster = pricer.job, layout, pricer.cluster
+        self._framework = pricer.framework or framework_of(layout)
         self._bytes_per_ms = pricer.spec.memory_gb_per_s * 1e6
         # Parts of two sequences are as many tokens, and as much attention, as one.
         sequences = layout.sequences / layout.context
@@ -110,6 +117,8 @@ class _Priced:
         """Of what was captured, that this rank has."""
         self._costs = pricer.costs[layout.tensor, captured, layout.divided]
         self.way = self._costs.ways[layout.way]
+        self._whole = pricer.costs.get((1, captured, False), self._costs)
+        """What a rank has without tensor parallelism."""
         self.layers = -(-self._job.layers // layout.pipeline)
         """Of the fullest stage."""
         self.count = layout.micro_batches(self._job.batch)
@@ -238,22 +247,24 @@ class _Priced:
     def memory_parts(self) -> dict[str, float]:
         """Return the peak of the first stage, which holds the most micro-batches."""
         layout, held = self._layout, self.way.activation_bytes
-        names = ("optimizer", "gradients", "weights")
-        parts = {
-            name: sum(
-                size * each / (ranks if layout.zero >= level else 1)
-                for size, ranks, _ in self._sharded()
-            )
-            for level, (name, each) in enumerate(
-                zip(names, (OPTIMIZER, GRADIENT, WEIGHT), strict=True), 1
-            )
-        }
-        if layout.zero == 3:
-            layer = self._costs.parameters.layer + self._layer_experts
-            parts["weights"] += GATHERED_UNITS * layer * WEIGHT
+        ends = held.ends
+        if self._framework is Framework.FSDP2:  # every rank has all words' logits
+            ends = self._whole.ways[layout.way].activation_bytes.ends
+        parameters = self._costs.parameters
+        weights = RankWeights(
+            shared=[(size, ranks) for size, ranks, _ in self._sharded()],
+            layer=parameters.layer + self._layer_experts,
+            root=parameters.ends,
+            zero=layout.zero,
+            accumulates=self.count > 1,
+        )
+        first, *later = weights.held(self._framework)
         flying = layout.flying(self._job.batch)
         stack = flying * self.layers * (self.share * held.layer + self._copies())
-        return {**parts, "activations": stack + self.share * held.ends}
+        parts = {**first, "activations": stack + self.share * ends}
+        whole = sum(parts.values())
+        most = max((sum(one.values()) for one in later), default=whole)
+        return {**parts, "end of step": max(0.0, most - whole)}
 
     def _copies(self) -> float:
         """Bytes of a layer's tokens at its experts, and of what they give."""

@@ -17,6 +17,7 @@ from ssdtrain.tools.foresight.device import Device, load_device
 from ssdtrain.tools.report.build_public import Loss
 from ssdtrain.tools.report.fits_command import tokens_argument
 from ssdtrain.tools.report.pictures import Line, write_cloud
+from ssdtrain.tools.search.frameworks import Framework
 from ssdtrain.tools.search.launch import configurations
 from ssdtrain.tools.search.layout_search import Asked, Ranked, search
 from ssdtrain.tools.search.own_trainer import plan_of
@@ -81,6 +82,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="as transformers computes it (default), or fused as Liger does",
     )
     parser.add_argument(
+        "--framework",
+        choices=[one.value for one in Framework],
+        help="that has to launch it, whose memory is counted (default: any)",
+    )
+    parser.add_argument(
         "--save", type=Path, metavar="DIR", help="launch configurations, a picture"
     )
     parser.add_argument("--json", action="store_true", help="print JSON, no table")
@@ -104,6 +110,7 @@ def run(args: argparse.Namespace) -> int:
         host=args.host,
         ssd=args.ssd,
         ssd_years=args.ssd_years,
+        framework=args.framework and Framework(args.framework),
     )
     try:
         found = search(asked, progress)

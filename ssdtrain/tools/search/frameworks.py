@@ -1,0 +1,119 @@
+"""What a rank holds besides activations, by the framework that runs the layout.
+
+The peak of memory is that of activations, or comes when they are gone: at the end of
+backward, with all gradients, or in the update. Between them one grows evenly as the
+other shrinks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from ssdtrain.tools.foresight.ranks import GATHERED_UNITS
+from ssdtrain.tools.search.parallel_layout import ParallelLayout
+
+WEIGHT, GRADIENT, OPTIMIZER = 2, 4, 12
+"""Bytes of a parameter: bf16, its gradient in fp32, fp32 weights and Adam's moments."""
+BUCKET, LIVE = 500_000_000, 1_000_000_000
+"""Elements: DeepSpeed's defaults of `reduce_bucket_size` and of
+`stage3_max_live_parameters`."""
+
+
+class Framework(str, Enum):
+    """Whose code runs a step."""
+
+    FSDP2 = "fsdp2"
+    DEEPSPEED = "deepspeed"
+    MEGATRON = "megatron"
+
+
+def framework_of(layout: ParallelLayout) -> Framework:
+    """Return whose memory a layout has if none is named: FSDP2's (torchtitan's) from
+    ZeRO-2 on, where it needs the least."""
+    return Framework.FSDP2 if layout.zero > 1 else Framework.MEGATRON
+
+
+Parts = dict[str, float]
+"""Bytes, by what takes them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankWeights:
+    """Parameters of one rank."""
+
+    shared: Sequence[tuple[float, int]]
+    """(parameters, ranks that have the same ones)."""
+    layer: float
+    root: float
+    """In no layer: embedding, last norm, head."""
+    zero: int
+    accumulates: bool
+    """Over several micro-batches."""
+
+    def held(self, framework: Framework) -> list[Parts]:
+        """Return what the framework holds of them: at the peak of activations first,
+        then at instants without activations."""
+        hold = {
+            Framework.FSDP2: self._fsdp2,
+            Framework.DEEPSPEED: self._deepspeed,
+            Framework.MEGATRON: self._megatron,
+        }
+        return hold[framework]()
+
+    def _bytes(self, each: int, level: int) -> float:
+        """Of all parameters; from a level of ZeRO on, of this rank's share."""
+        divides = self.zero >= level
+        return sum(size * each / (n if divides else 1) for size, n in self.shared)
+
+    def _fsdp2(self) -> list[Parts]:
+        units = self.root + GATHERED_UNITS * self.layer
+        # The fp32 shard is the only lasting copy: bf16 is what was gathered of it, all
+        # layers after a forward that reshards none (ZeRO-2).
+        gathered = units * WEIGHT if self.zero > 2 else self._bytes(WEIGHT, 3)
+        # `zero_grad()` drops gradients, so the first micro-batch's come in backward.
+        gradients = self._bytes(GRADIENT, 2)
+        before = gradients if self.accumulates else 0.0
+        # Backward reshards unit by unit. Of the last one there are weights, gradients
+        # and, at most, a tied embedding's second gradient and the sum of both; or,
+        # later, gradients in fp32 for the reduction.
+        reduced = max(self.root, self.layer) * 4 * WEIGHT
+        optimizer = self._bytes(OPTIMIZER, 1)
+        return [
+            {"optimizer": optimizer, "gathered": gathered, "gradients": before},
+            {"optimizer": optimizer, "reduced": reduced, "gradients": gradients},
+        ]
+
+    def _deepspeed(self) -> list[Parts]:
+        # bf16 weights are a copy of their own beside the fp32 partition.
+        weights = self._bytes(WEIGHT, 3)
+        # ZeRO-3 keeps whole what comes again soon, beside its share: at most.
+        whole = min(LIVE * WEIGHT, self._bytes(WEIGHT, 4)) if self.zero > 2 else 0.0
+        # Gradients accumulate in bf16; ZeRO-3 has its partition from the start.
+        gradients = self._bytes(WEIGHT, 2)
+        before = gradients if self.accumulates or self.zero > 2 else 0.0
+        # Made at the first gradient, two of them for `overlap_comm`, and dropped before
+        # the update; ZeRO-3 has one for good.
+        buckets = (0, 2, 2, 1)[self.zero] * BUCKET * WEIGHT
+        lasting = {"optimizer": self._bytes(OPTIMIZER, 1), "weights": weights}
+        # The update has the partition's gradients, a flat copy (ZeRO-3's are flat) and
+        # that in fp32.
+        update = self._bytes(2 * WEIGHT + GRADIENT, 1)
+        if self.zero > 2:
+            update += buckets - self._bytes(WEIGHT, 1)
+        backward = {**lasting, "gradients": gradients, "buckets": buckets}
+        return [
+            {**backward, "gathered": whole, "gradients": before},
+            backward,
+            {**lasting, "update": update},
+        ]
+
+    def _megatron(self) -> list[Parts]:
+        # Its buffers of bf16 weights and fp32 gradients are made once, for all steps.
+        lasting = {
+            "optimizer": self._bytes(OPTIMIZER, 1),
+            "gradients": self._bytes(GRADIENT, 2),
+            "weights": self._bytes(WEIGHT, 3),
+        }
+        if self.zero > 2:
+            lasting["gathered"] = GATHERED_UNITS * self.layer * WEIGHT
+        return [lasting]
