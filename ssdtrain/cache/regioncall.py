@@ -38,7 +38,11 @@ from ssdtrain.rebuild.modes import may_meddle, without_modes
 from ssdtrain.regions.arguments import Arguments
 from ssdtrain.regions.attention import Watched
 from ssdtrain.regions.before import Before, Seen
-from ssdtrain.regions.conditions import Conditions, RandomState
+from ssdtrain.regions.conditions import (
+    Conditions,
+    RandomState,
+    without_collector,
+)
 from ssdtrain.regions.find import Region
 from ssdtrain.regions.rerun import Collector, is_parameter
 from ssdtrain.regions.weights import RegionWeights
@@ -424,6 +428,7 @@ class RegionCall:
         try:
             # An optimizer's step may run under a mode.
             around = [without_modes(), self._before.restored(self.region.watch.hooks)]
+            around.append(without_collector())
             if watched is not None:
                 around.append(watched.standing())
             # Most are none, and to enter one is a call of Python.

@@ -27,6 +27,7 @@ from ssdtrain.cache.traced import untraced
 from ssdtrain.counters import Fallback
 from ssdtrain.rebuild.modes import ASKED
 from ssdtrain.regions.arguments import Arguments, flatten, may_change
+from ssdtrain.regions.before import Seen
 from ssdtrain.regions.conditions import modes_stand
 from ssdtrain.regions.deep import PLAIN
 from ssdtrain.regions.find import Region
@@ -114,16 +115,24 @@ class Regions:
         if reason is not None:
             self.refuse(region, reason)
             return None
-        call = RegionCall(self, region, number, forward, lane, seen)
-        self._enter(call, leaves, arguments)
+        call = self._call(region, number, forward, seen, leaves, arguments)
         if meter is not None:
             meter.region_began(since_ns)
         return call
 
-    def _enter(self, call: RegionCall, leaves: list[Any], arguments: Arguments) -> None:
-        """Store the arguments, and let the call have what its forward saves."""
-        cache, lane, number = self.cache, call.lane, call.number
-        with cache.lock:
+    def _call(
+        self,
+        region: Region,
+        number: int,
+        forward: Any,
+        seen: Seen,
+        leaves: list[Any],
+        arguments: Arguments,
+    ) -> RegionCall:
+        """A call that has its arguments stored, and is given what its forward saves."""
+        cache, lane = self.cache, self.cache.lanes.current
+        with cache.lock:  # another thread's re-run has set what a call notes of here
+            call = RegionCall(self, region, number, forward, lane, seen)
             course = cache.course
             if course.observer.listens:
                 told = course.of(lane).number, number, call.region.path
@@ -140,6 +149,7 @@ class Regions:
             course.region = number
             if cache.needs_no_record(call):  # a lane may have left its table just now
                 self._save_by_index(call)
+        return call
 
     def _around(
         self, lane: Lane, number: int, arguments: Iterable[Any]
@@ -159,9 +169,7 @@ class Regions:
         meter = self.cache.meter
         since_ns = 0 if meter is None else meter.outside_ns()
         with self.cache.lock:
-            self.take_off()
-            self.current = None
-            self.cache.course.region = OUTSIDE_PLAN
+            self._leave()
             call.end()
             if call.drops and call.dropped_bytes:
                 counters = self.cache.ledger.counters
@@ -173,10 +181,13 @@ class Regions:
 
     def abort(self, call: RegionCall) -> None:
         """Its forward raised."""
+        self._leave()
+        call.abort()
+
+    def _leave(self) -> None:
         self.take_off()
         self.current = None
         self.cache.course.region = OUTSIDE_PLAN
-        call.abort()
 
     def shortage(
         self, call: RegionCall, error: torch.OutOfMemoryError

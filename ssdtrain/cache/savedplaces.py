@@ -195,6 +195,8 @@ class SavedPlaces:
         self._small_bytes: int | None = None
         """How many more bytes of small tensors stay in an observed call; None: nobody
         has asked."""
+        self._beside_bytes = 0
+        """Of those beyond that."""
         self._booked: set[tuple[Stamp, int]] | None = None
         """Storages whose bytes are booked, by version; None before the first one."""
 
@@ -249,7 +251,9 @@ class SavedPlaces:
         """The next place, for plain bytes or a wrapper of such; nobody but its handle
         knows of it."""
         part = bytes_of(tensor)
-        num_bytes = self._new_bytes(part) if is_plain(part) else 0
+        return self._handle(tensor, self._new_bytes(part) if is_plain(part) else 0)
+
+    def _handle(self, tensor: Tensor, num_bytes: int) -> Handle:
         handle = PlaceHandle(self.call, tensor, num_bytes)
         if not is_plain(tensor):
             handle.counter = counter_of(tensor)
@@ -281,10 +285,8 @@ class SavedPlaces:
             self._attention.small(number)
             self._places.append(place_of(tensor, None))
             return keep(tensor)
-        course.observer.small(course.of(call.lane).number, call.number, tensor.nbytes)
-        handle = PlaceHandle(call, tensor, 0)  # no tensor of a plan's: beside them
-        self._places.append(place_of(tensor, weakref.ref(handle)))
-        return handle
+        self._beside_bytes += tensor.nbytes
+        return self._handle(tensor, 0)
 
     def _new_bytes(self, tensor: Tensor) -> int:
         """Book what it adds to the tensors that are alive."""
@@ -318,10 +320,26 @@ class SavedPlaces:
             else:
                 record.region = None
                 self._cache.place_again(record)
+        stays = drops and self._count_small()
         for handle in self._handles() if drops else ():
-            handle.drop(nothing)
+            if handle.num_bytes or not stays:
+                handle.drop(nothing)
         self._booked = None
         return dropped_bytes
+
+    def _count_small(self) -> bool:
+        """Whether what is no tensor of a plan's stays: in an observed call without any
+        that is, which no plan can choose. Else it goes, and counts where the region
+        does not run again."""
+        course, call = self._cache.course, self.call
+        if not course.observer.listens or not self._beside_bytes:
+            return False
+        if not len(self.records):
+            return True
+        course.observer.small(
+            course.of(call.lane).number, call.number, self._beside_bytes
+        )
+        return False
 
     def _handles(self) -> list[PlaceHandle]:
         """Those that autograd still has."""

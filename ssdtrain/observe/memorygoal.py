@@ -97,9 +97,11 @@ class MemoryGoal:
         self._cache.device.reset_peak()
 
     def needed_bytes(self) -> int | None:
-        """What the last step needed at most above its start; None: nobody can tell."""
+        """What steps needed at most above their start since then; None: nobody can
+        tell, or they were not of the size that was observed."""
         start, end = self._cache.ledger.levels
-        if start is None or end is None:
+        course = self._cache.course
+        if start is None or end is None or course.num_strayed or course.num_outgrown:
             return None
         return end.max_allocated_bytes - start.allocated_bytes
 

@@ -74,6 +74,7 @@ from ssdtrain.plan.search import Answer, Request
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.unsearched import (
+    ALL_AGAIN,
     all_again,
     all_again_moving,
     keeping_all,
@@ -491,6 +492,8 @@ class Planner:
         told = plan.prediction
         if self._spared_bytes or told is None or not self._peers.is_alone:
             return False
+        if len(seen.lanes) > 1:  # the maximum is that of the first backward
+            return False
         self._spared_bytes = max(0, told.peak_bytes - needed)
         base = self._all_again() if self._spared_bytes else None
         if base is None or not base.moves_nothing:
@@ -773,14 +776,15 @@ class Planner:
 
     def _goal_of(self, plan: Plan) -> Goal:
         """Return what the memory of its steps is judged by: a plan that moves nothing
-        may use a budget to its end, and a little more, as small as its handles are: it
-        needs what checkpointing needs, and a budget may be just that."""
+        may use a budget to its end. All regions again need what checkpointing needs,
+        which may be the budget, and a little more for their handles."""
         goal = self._goal.goal
-        budget = goal.memory_budget_bytes
-        if plan.moves_nothing and self._peers.is_alone and budget is not None:
-            most_bytes = int((1 + TOLERANCE / 2) * budget)
-            return replace(goal, budget_margin=0.0, memory_budget_bytes=most_bytes)
-        return goal
+        if not plan.moves_nothing or not self._peers.is_alone:
+            return goal
+        if plan.policy == ALL_AGAIN and goal.memory_budget_bytes is not None:
+            most_bytes = int((1 + TOLERANCE / 2) * goal.memory_budget_bytes)
+            goal = replace(goal, memory_budget_bytes=most_bytes)
+        return replace(goal, budget_margin=0.0)
 
     def _is_exceeded(self, plan: Plan) -> bool:
         """Whether the step before went beyond the memory limit: then the next plan
@@ -789,6 +793,7 @@ class Planner:
         if not over_bytes or not self._goal.can_be:
             return False
         logger.info("ssdtrain: the plan takes %d bytes more", over_bytes)
+        self._spared_bytes = 0
         goal, best = self._goal.goal, self._trials.best
         self._goal.tighten(replace(goal, spare_bytes=goal.spare_bytes + over_bytes))
         self._smaller.stop()

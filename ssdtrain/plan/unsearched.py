@@ -28,6 +28,10 @@ MOST_RATIO = 4.0
 """Batches are no larger or smaller than this, over the observed one."""
 
 
+ALL_AGAIN = "regions"
+"""Name of the plan that runs all regions again."""
+
+
 def runs_always(profile: Profile) -> bool:
     """Return whether all regions run again in any plan."""
     return profile.notes.get("recompute") == "regions"
@@ -116,7 +120,7 @@ def _fitting(
     if Run(largest, orders).run().peak_bytes > most_bytes:
         return None
     prediction = simulate(observed, orders)
-    return Plan(orders=orders, policy="regions", prediction=prediction)
+    return Plan(orders=orders, policy=ALL_AGAIN, prediction=prediction)
 
 
 def unsearched(profile: Profile, goal: Goal, growth: Growth) -> list[UpTo]:

@@ -10,8 +10,10 @@ the forward's.
 (tests/ssdtrain/regions/test_regions.py)
 """
 
-from contextlib import ExitStack
-from typing import NamedTuple
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -151,6 +153,36 @@ def default_device() -> torch.device | None:
         return None
     mode = torch._C._get_function_stack_at(0)
     return mode.device if isinstance(mode, DeviceContext) else None
+
+
+COLLECTING = "transformers.utils.output_capturing"
+"""Its hooks on the layers of a model append to what a variable of the context holds,
+from the model's forward on: also of a backward in it."""
+
+
+def without_collector() -> AbstractContextManager[None]:
+    """Around a re-run: nothing is collected in it."""
+    collector: Any = getattr(sys.modules.get(COLLECTING), "_active_collector", None)
+    if collector is None or collector.get() is None:
+        return nullcontext()
+    return _collecting_nothing(collector)
+
+
+@contextmanager
+def _collecting_nothing(collector: Any) -> Iterator[None]:
+    before = collector.get()
+    if getattr(collector, "compiling", False):  # then it is a global variable
+        collector.global_var = None
+        try:
+            yield
+        finally:
+            collector.global_var = before
+        return
+    token = collector.set(None)
+    try:
+        yield
+    finally:
+        collector.reset(token)
 
 
 def modes_stand() -> bool:

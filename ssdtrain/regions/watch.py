@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from ssdtrain.gathered import gathered_inside
 from ssdtrain.regions.before import STANDARD, Before, Parts, Seen, faced
+from ssdtrain.regions.conditions import COLLECTING
 from ssdtrain.regions.deep import PLAIN
 from ssdtrain.regions.inventory import HOOKS_OF_ALL
 from ssdtrain.regions.reads import Call, Reads, functions_of
@@ -37,7 +38,7 @@ NUM_THOROUGH = 2
 """Calls without side effects in which slow states were compared, too."""
 MAX_LOOKS = 4
 """Looks by name after which what was seen is not kept from one step to the next."""
-KNOWN = ("ssdtrain.", "torch.distributed", "transformers.utils.output_capturing")
+KNOWN = ("ssdtrain.", "torch.distributed", COLLECTING)
 """Where hooks come from that may run twice."""
 WRITES = frozenset(
     """
@@ -204,7 +205,7 @@ def _functions_among(modules: Iterable[nn.Module]) -> Iterator[Call]:
 
 def _is_known(hook: Any) -> bool:
     """Ours, those of torch's own sharding, which expect to run again, and those of
-    transformers that collect attentions: nobody collects in backward."""
+    transformers that collect outputs, which a re-run goes without."""
     inner = getattr(hook, "func", hook)
     inner = getattr(inner, "__wrapped__", inner)
     home = str(getattr(inner, "__module__", ""))

@@ -1,10 +1,11 @@
-"""Hooks inside a layer with which transformers collects attentions and hidden states."""
+"""Hooks inside a layer with which transformers collects attentions."""
 
 import copy
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import ssdtrain
 from tests.ssdtrain.bits import same_bits
@@ -48,4 +49,48 @@ def test_hooks_that_collect_outputs_do_nothing_in_a_re_run(asks: bool) -> None:
             assert same_bits(step(ours), step(plain))
         assert session.last_step is not None
         assert session.last_step.recipes["region"] > 0
+        assert session.cache.regions.reasons == {}
+
+
+def test_a_re_run_inside_the_forward_collects_nothing() -> None:
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    config = transformers.LlamaConfig(
+        vocab_size=17,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        use_cache=False,
+        attn_implementation="eager",
+    )
+    torch.manual_seed(0)
+    plain = transformers.LlamaModel(config)
+    given: list[Tensor] = []
+    norm = plain.norm.forward
+
+    def penalized(x: Tensor) -> Tensor:
+        (found,) = torch.autograd.grad(x.square().sum(), given[-1], retain_graph=True)
+        return norm(x) + found.sum()  # type: ignore[no-any-return]
+
+    plain.norm.forward = penalized
+    ids = torch.arange(16).view(2, 8) % 17
+
+    def step() -> list[Any]:
+        plain.zero_grad()
+        given[:] = [plain.embed_tokens(ids).detach().requires_grad_()]
+        found = plain(inputs_embeds=given[-1], output_attentions=True)
+        loss = found.last_hidden_state.square().mean()
+        loss = loss + sum(each.square().sum() for each in found.attentions)
+        loss.backward()
+        gradients = [p.grad for p in plain.parameters() if p.grad is not None]
+        return [len(found.attentions), loss.detach(), *(g.clone() for g in gradients)]
+
+    number, *expected = step()
+    with ssdtrain.offload(
+        plain, plan="keep-all", recompute="regions", min_bytes=64
+    ) as session:
+        for _ in range(3):
+            found, *values = step()
+            assert found == number == 2 and same_bits(values, expected)
         assert session.cache.regions.reasons == {}
