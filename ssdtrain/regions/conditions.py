@@ -170,13 +170,13 @@ def without_collector() -> AbstractContextManager[None]:
 
 @contextmanager
 def _collecting_nothing(collector: Any) -> Iterator[None]:
-    before = collector.get()
     if getattr(collector, "compiling", False):  # then it is a global variable
-        collector.global_var = None
+        own = vars(collector)
+        before, own["global_var"] = own["global_var"], None
         try:
             yield
         finally:
-            collector.global_var = before
+            own["global_var"] = before
         return
     token = collector.set(None)
     try:
