@@ -74,6 +74,7 @@ OPTIONS = {
         "model",
         "--batch",
         "--fabric",
+        "--framework",
         "--gpu",
         "--gpus",
         "--host",
