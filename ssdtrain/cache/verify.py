@@ -53,9 +53,7 @@ from ssdtrain.forks import ForkedLock, Owner
 
 Pack = Callable[[Tensor], Handle]
 Unpack = Callable[[Handle], Tensor]
-SELF_CHECK_PERIOD = 1024
-"""A seal costs the host of a GPU a quarter of a millisecond, as a region's call does; a
-model of 32 layers that run again saves 1,300 tensors a step."""
+SELF_CHECK_PERIOD = 256
 ADVICE = (
     "Its gradients would be silently wrong, so backward stops: restart from the last "
     "checkpoint. Check the storage and the host memory; if both are sound, report "

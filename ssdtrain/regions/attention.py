@@ -24,7 +24,7 @@ test_attention_compiled.py)
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -286,12 +286,9 @@ class Watched:
         """What is to hear of saved tensors; None: nothing is expected."""
         return self.placed if self._windows else None
 
-    def standing(self) -> AbstractContextManager[None]:
-        """Around the re-run."""
-        return self._standing() if self._windows else nullcontext()
-
     @contextmanager
-    def _standing(self) -> Iterator[None]:
+    def standing(self) -> Iterator[None]:
+        """Around the re-run."""
         self._open()
         try:
             yield

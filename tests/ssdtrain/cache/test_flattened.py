@@ -137,9 +137,9 @@ def step(net: nn.Module, number: int) -> Tensor:
     return loss
 
 
-BUDGET = {False: 17_000, True: 23_000}
-"""Bytes, by whether pairs hold pairs: some 4,000 less than is saved, which also a plan
-of a slow machine can move."""
+BUDGET = {False: 16_000, True: 20_000}
+"""Bytes, by whether pairs hold pairs: less than is saved, by as much as a plan can move
+on a slow machine, too."""
 PART = 16 * 48 * 4
 """Bytes of an inner tensor."""
 

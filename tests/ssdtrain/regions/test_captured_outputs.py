@@ -10,19 +10,20 @@ from torch import Tensor
 import ssdtrain
 from tests.ssdtrain.bits import same_bits
 
+SIZES: dict[str, Any] = {
+    "vocab_size": 17,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "attn_implementation": "eager",
+}
+
 
 @pytest.mark.parametrize("asks", [False, True])
 def test_hooks_that_collect_outputs_do_nothing_in_a_re_run(asks: bool) -> None:
     """They stay once anybody has asked, and collect in the model's forward alone."""
     transformers = pytest.importorskip("transformers", minversion="5.0")
-    config = transformers.BertConfig(
-        vocab_size=17,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        attn_implementation="eager",
-    )
+    config = transformers.BertConfig(num_hidden_layers=3, **SIZES)
     torch.manual_seed(0)
     plain = transformers.BertModel(config).train()
     ids = torch.arange(24).view(2, 12) % 17
@@ -54,16 +55,7 @@ def test_hooks_that_collect_outputs_do_nothing_in_a_re_run(asks: bool) -> None:
 
 def test_a_re_run_inside_the_forward_collects_nothing() -> None:
     transformers = pytest.importorskip("transformers", minversion="5.0")
-    config = transformers.LlamaConfig(
-        vocab_size=17,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        use_cache=False,
-        attn_implementation="eager",
-    )
+    config = transformers.LlamaConfig(num_hidden_layers=2, use_cache=False, **SIZES)
     torch.manual_seed(0)
     plain = transformers.LlamaModel(config)
     given: list[Tensor] = []
@@ -71,7 +63,8 @@ def test_a_re_run_inside_the_forward_collects_nothing() -> None:
 
     def penalized(x: Tensor) -> Tensor:
         (found,) = torch.autograd.grad(x.square().sum(), given[-1], retain_graph=True)
-        return norm(x) + found.sum()  # type: ignore[no-any-return]
+        made: Tensor = norm(x)
+        return made + found.sum()
 
     plain.norm.forward = penalized
     ids = torch.arange(16).view(2, 8) % 17
