@@ -29,11 +29,11 @@ from recipes.bench.harness.timing import Peak, wait
 from recipes.bench.models.real_row import selective_contexts
 from recipes.bench.models.stock import Stock, encoder, shrunk
 
-BLOCKS = 6
-STEPS = 4
+BLOCKS = 10
+STEPS = 3
 """Of a block, behind one that is not timed."""
-T_95 = {4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860}
-"""Student's t, one-sided, by degrees of freedom + 1 less one."""
+T_95 = {1: 6.314, 2: 2.920, 3: 2.353, 5: 2.015, 9: 1.833, 15: 1.753}
+"""Student's t, one-sided, by degrees of freedom."""
 Batch = dict[str, Any]
 
 
@@ -339,7 +339,7 @@ def ratio_of(pairs: list[tuple[float, float]]) -> dict[str, float]:
     ratios = [ours / base for base, ours in pairs]
     mean, width = statistics.mean(ratios), 0.0
     if len(ratios) > 1:
-        t = T_95.get(len(ratios) - 1, 2.0)
+        t = T_95.get(len(ratios) - 1, 2.1)
         width = t * statistics.stdev(ratios) / len(ratios) ** 0.5
     return {"ratio": round(mean, 4), "upper": round(mean + width, 4)}
 
