@@ -89,6 +89,7 @@ NUM_WARM_UPS = 1
 MAX_ATTEMPTS = 3
 """Observations in a row that may fail before the policy is left alone."""
 TOLERANCE = 0.01
+MOST_DOUBT = 0.03
 """By which the plan that runs all regions again may seem to need more than the budget:
 what is beside its saved tensors was measured in a step that held more of them."""
 FIRST_LOOK = 100
@@ -183,6 +184,8 @@ class Planner:
         self._next_look = FIRST_LOOK
         self._spared_bytes = 0
         """By how much steps of all regions again need less than they are told to."""
+        self._refusal = ""
+        """Why no plan can be made, while all regions again are tried nevertheless."""
         self._is_given = False
         """Whether the plan that is taken next is one of an earlier run."""
         self._wants_graph = False
@@ -448,6 +451,24 @@ class Planner:
         plan = all_again(profile, larger, near)
         return plan or all_again_moving(profile, larger, goal)
 
+    def _try_all_again(self) -> bool:
+        """Measure all regions again though no plan seems to fit the budget; False: they
+        seem to need far more. Checkpointing needs no more than they do, and what it
+        needs is often the budget."""
+        seen, goal = self._seen, self._goal.goal
+        if seen is None or not self._peers.is_alone or goal.memory_budget_bytes is None:
+            return False
+        profile = corrected(seen, self._measured.corrections)
+        near = replace(goal, budget_margin=-MOST_DOUBT)
+        plan = all_again(profile, self._larger(profile), near)
+        if plan is None:
+            return False
+        self._rest(Stage.BASE)
+        self._follow_base(plan)
+        observed = Observed(seen, self._observation.saved_bytes)
+        self._measured.begin(observed, without_hooks=False)
+        return self._measured.next_step(self._step)
+
     def _larger(self, profile: Profile) -> Profile:
         """Return the profile of the largest batches, which are planned for."""
         ratio, seen = self._largest.planned_ratio, self._seen
@@ -474,6 +495,7 @@ class Planner:
         if self._stage is Stage.HELD:
             self._follow_best()
             return
+        self._refusal = ""
         if self._needs_less():
             return
         regions_ms, plan, seen = self._measured.regions_ms, self.plan, self._seen
@@ -629,6 +651,9 @@ class Planner:
             self._largest.plan_for_observed()
             self._begin_search(SEARCH_MARKS)
         elif answer.error and self.plan is None:
+            if self._try_all_again():
+                self._refusal = answer.error
+                return
             self._searching.clear()  # training ends here
             raise ConfigError(answer.error)
         elif answer.error:
@@ -788,8 +813,14 @@ class Planner:
 
     def _is_exceeded(self, plan: Plan) -> bool:
         """Whether the step before went beyond the memory limit: then the next plan
-        leaves more room. Until there is one, what was followed before is."""
+        leaves more room. Until there is one, what was followed before is.
+
+        Raises:
+            ConfigError: the plan was the last that might have fitted.
+        """
         over_bytes = self._memory.over_bytes(self._goal_of(plan))
+        if over_bytes and self._refusal:
+            raise ConfigError(self._refusal)
         if not over_bytes or not self._goal.can_be:
             return False
         logger.info("ssdtrain: the plan takes %d bytes more", over_bytes)

@@ -69,10 +69,15 @@ def _members_of_lists(root: nn.Module) -> Iterator[nn.Module]:
             continue
         members = list(module.children())
         kinds = Counter(map(type, members))
+        # The first layer of a stack is often of a kind of its own.
+        is_stack = _is_list(module) and 2 * max(kinds.values(), default=0) > len(
+            members
+        )
         for member in members:
             # A module without modules saves little more than its input.
             has_parts = next(member.children(), None) is not None
-            if kinds[type(member)] > 1 and has_parts and not _is_list(member):
+            is_like = kinds[type(member)] > 1 or is_stack
+            if is_like and has_parts and not _is_list(member):
                 yield member
 
 

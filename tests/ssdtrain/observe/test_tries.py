@@ -10,9 +10,12 @@ from torch import Tensor, nn
 
 import ssdtrain
 from ssdtrain.cache.bypass import Unhooked
+from ssdtrain.errors import ConfigError
 from ssdtrain.observe import observation, planner
 from ssdtrain.observe.memorygoal import MemoryGoal
+from ssdtrain.observe.searching import Searching
 from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.search import Answer
 from ssdtrain.plan.unsearched import all_again, all_again_moving
 from ssdtrain.transfer.device import CpuDevice
 from tests.ssdtrain.bits import same_bits
@@ -56,7 +59,9 @@ class Block(nn.Module):
         return x
 
 
-def run(clock: VirtualTime, budget: int | None, num_steps: int = 60) -> Any:
+def run(
+    clock: VirtualTime, budget: int | None, num_steps: int = 60, **others: Any
+) -> Any:
     torch.manual_seed(0)
     start = nn.Linear(WIDTH, WIDTH)
     model = nn.Sequential(start, *(Block(clock) for _ in range(6)))
@@ -70,6 +75,7 @@ def run(clock: VirtualTime, budget: int | None, num_steps: int = 60) -> Any:
         settings.update(plan="keep-all", recompute="off", verify="checksum")
     else:
         settings.update(memory_budget_bytes=budget)
+    settings |= others
     found, times, x = [], [], torch.randn(ROWS, WIDTH)
     with ssdtrain.offload(model, **settings) as session:
         for _ in range(num_steps):
@@ -181,6 +187,28 @@ def test_a_base_that_needs_less_than_was_told_moves_nothing(
     if is_seen:
         assert times[-1] <= 1.01 * 6 * 4 * 4 * FORWARD_S
     assert all(report.saved_peak_bytes <= budget for report in reports[3:])
+
+
+@pytest.mark.parametrize("over_bytes", [0, 1000])
+def test_all_regions_are_tried_before_a_budget_is_refused(
+    over_bytes: int, virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are told to need a little more than the budget; what they need decides."""
+    again = {"plan": "keep-all", "recompute": "regions", "verify": "checksum"}
+    theirs, _, _, reports, _ = run(virtual_time, None, num_steps=20, **again)
+    budget = int(reports[-1].saved_peak_bytes / 1.02)
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr(MemoryGoal, "over_bytes", lambda memory, goal: over_bytes)
+    monkeypatch.setattr(planner, "all_again_moving", lambda *given: None)
+    none = Answer(error="the budget cannot be reached")
+    monkeypatch.setattr(Searching, "begin", lambda *given: none)
+    if over_bytes:
+        with pytest.raises(ConfigError, match=none.error):
+            run(virtual_time, budget)
+        return
+    ours, _, plan, _, is_settled = run(virtual_time, budget)
+    assert same_bits(ours[:20], theirs)
+    assert is_settled and plan.policy == "regions" and plan.moves_nothing
 
 
 @pytest.mark.parametrize("goal", [{}, {"memory_budget": "1GB"}])

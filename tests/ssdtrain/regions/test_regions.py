@@ -263,6 +263,20 @@ def test_regions_inside_regions_are_the_outermost() -> None:
     assert RUNS.count == 2 * 6
 
 
+def test_the_first_of_a_stack_may_be_of_another_kind() -> None:
+    """As in Wav2Vec2's convolutions."""
+
+    class First(Block):
+        pass
+
+    kinds = [First, Block, Block]
+    model = Stack(kind=lambda: kinds.pop(0)())
+    with offloaded(model):
+        RUNS.count = 0
+        model(torch.randn(BATCH, WIDTH)).backward()
+    assert RUNS.count == 2 * 3
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
 def test_checkpoints_of_the_user(inside: bool, reentrant: bool) -> None:
