@@ -89,7 +89,7 @@ NUM_WARM_UPS = 1
 MAX_ATTEMPTS = 3
 """Observations in a row that may fail before the policy is left alone."""
 TOLERANCE = 0.01
-MOST_DOUBT = 0.03
+MOST_DOUBT = 0.1
 """By which the plan that runs all regions again may seem to need more than the budget:
 what is beside its saved tensors was measured in a step that held more of them."""
 FIRST_LOOK = 100
@@ -781,8 +781,14 @@ class Planner:
             self._begin_search(SEARCH_MARKS)
             return
         self._follow_best()
-        if verdict is Verdict.STAYS and self._trials.second is None:
+        if verdict is not Verdict.STAYS or not is_by_memory:
+            return
+        second = self._trials.second
+        if second is None:
             self._offer_all_again(tried)
+        else:  # it was timed in the first steps of a run, which may take longer
+            self._again = Tried(second.plan, tried.ms)
+            self._begin_try(second.plan)
 
     def _offer_all_again(self, tried: Tried) -> None:
         """Try all regions again beside a plan that was compared with nothing."""

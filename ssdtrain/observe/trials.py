@@ -10,6 +10,8 @@ said makes copies and hooks dearer, and another one is searched for with these p
 `MOST_TRIES` in all. Of the first steps under a plan none counts: tables and memory are
 made in them. Of the others a step that is disturbed is longer, never shorter, so the
 lower middle counts.
+The one that it takes the place of is timed once more at once: the first steps of a run
+may be slow for reasons that are gone by now.
 Machines change: a drive whose cache is full writes slower. So the plan that is followed
 is compared again now and then, with the next best one, or under a limit in time with
 steps that keep everything, where those fit.

@@ -109,6 +109,7 @@ class Seen:
         self.placed = [each for each in self.tensors if has_place(each)]
         """Those of them that have bytes of their own."""
         self._fingerprint = self._inventory.fingerprint()
+        self._glance = self._inventory.glance()
         self.inside = self.now()
         self.unversioned = self.now(versions=False)
 
@@ -151,10 +152,16 @@ class Seen:
         inventory = self._inventory
         if inventory.is_blind:
             return False
+        seen, now = self._glance, inventory.glance()
+        if seen is not None and now is not None and now.is_same(seen):
+            return True
         try:
-            return inventory.fingerprint().is_same(self._fingerprint)
+            stands = inventory.fingerprint().is_same(self._fingerprint)
         except ValueError:  # something is gone
             return False
+        if stands:
+            self._glance = now
+        return stands
 
     def now(self, *, versions: bool = True) -> Fingerprint | None:
         """What is there now, without what FSDP2 takes out and puts back; None: it

@@ -76,6 +76,11 @@ class Inventory:
         """Likewise, of hooks."""
         self._returning: list[dict[Any, Any]] = []
         """Likewise, of what may be replaced and put back."""
+        self._empty: list[dict[Any, Any]] = []
+        """Of these four, those that were empty; and those whose order may change
+        without their version, which is never told."""
+        self._filled: list[dict[Any, Any]] = []
+        """The others."""
         self._lists: list[Any] = []
         self._large: list[Any] = []
         self._tensors: list[Tensor] = []
@@ -132,19 +137,19 @@ class Inventory:
         Args:
             comes_back: whether what is in it may be replaced and put back.
         """
-        if not self._is_new(value):
-            return
-        if comes_back:
-            self._returning.append(value)
-        elif type(value) is dict:
-            self._written.append(value)
-        else:  # the order may change, and the version does not tell
-            self._dicts.append(value)
+        told = self._written if type(value) is dict else self._dicts
+        self._dictionary(value, self._returning if comes_back else told)
 
     def hooks(self, value: dict[Any, Any]) -> None:
         """Hooks of a module, or of all."""
-        if self._is_new(value):
-            self._hooks.append(value)
+        self._dictionary(value, self._hooks)
+
+    def _dictionary(self, value: dict[Any, Any], kind: list[dict[Any, Any]]) -> None:
+        if not self._is_new(value):
+            return
+        kind.append(value)
+        is_told = len(value) > 0 and type(value) is dict
+        (self._filled if is_told else self._empty).append(value)
 
     def class_of(self, kind: type) -> None:
         """The attributes of a class."""
@@ -235,32 +240,52 @@ class Inventory:
         Raises:
             ValueError: a variable has no value any more.
         """
-        dicts, lists = self._dicts, self._lists
+        dicts = self._dicts
         if returning:
             dicts = dicts + self._hooks + self._returning
-        sizes = [*map(len, dicts)]
-        numbers: list[Any] = [
-            *sizes,
-            *map(len, lists),
-            *map(REQUIRES_GRAD, self._parameters),
-            *[len(each) > MAX_ITEMS for each in self._large],
-        ]
+        numbers: list[Any] = [*map(len, dicts)]
+        filled = [*compress(dicts, numbers)]  # most are empty: hooks
+        objects = [*chain.from_iterable([*filled, *map(dict.values, filled)])]
         if versions:
             numbers += map(dict_version, self._written)
             numbers += map(VERSION, self._tensors)
-        filled = [*compress(dicts, sizes)]  # most are empty: hooks
-        objects = [
-            *map(OWN, self._owners, repeat("__dict__")),
-            *chain.from_iterable([*filled, *map(dict.values, filled), *lists]),
-            *map(dict.get, self._spaces, self._names),
-            *map(CONTENT, self._cells),
-            *map(DEFAULTS, self._functions),
-            *map(KEYWORD_DEFAULTS, self._functions),
-        ]
         for own in map(OWN, self._marked, repeat("__dict__")):
             for name in own:  # most have none
                 if name in self._asked:
                     objects += (name, own[name])
+        return self._with_others(numbers, objects)
+
+    def glance(self) -> Fingerprint | None:
+        """All of it with `versions`, told by versions alone: it differs wherever the
+        fingerprint does, and elsewhere. It takes less time. None: it cannot be told."""
+        if any(self._empty):
+            return None
+        numbers: list[Any] = [
+            *map(dict_version, self._filled),
+            *map(VERSION, self._tensors),
+        ]
+        objects = [*map(OWN, self._marked, repeat("__dict__"))]
+        numbers += map(dict_version, objects)
+        try:
+            return self._with_others(numbers, objects)
+        except ValueError:  # a variable has no value any more
+            return None
+
+    def _with_others(self, numbers: list[Any], objects: list[Any]) -> Fingerprint:
+        """With what is no dictionary."""
+        lists, functions = self._lists, self._functions
+        numbers += map(REQUIRES_GRAD, self._parameters)
+        objects += map(OWN, self._owners, repeat("__dict__"))
+        objects += map(dict.get, self._spaces, self._names)
+        objects += map(CONTENT, self._cells)
+        if lists:
+            numbers += map(len, lists)
+            objects += chain.from_iterable(lists)
+        if functions:
+            objects += map(DEFAULTS, functions)
+            objects += map(KEYWORD_DEFAULTS, functions)
+        if self._large:
+            numbers += [len(each) > MAX_ITEMS for each in self._large]
         for value, contents in self._computed:
             for each in contents(value):
                 # Bytes of an array are others in each look.

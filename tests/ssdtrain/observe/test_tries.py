@@ -14,6 +14,7 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.observe import observation, planner
 from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.searching import Searching
+from ssdtrain.observe.trials import Stopwatch
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.search import Answer
 from ssdtrain.plan.unsearched import all_again, all_again_moving
@@ -115,6 +116,33 @@ def test_no_plan_stays_slower_than_all_regions_again(
     assert (plan.policy == "regions") == (wait_s > 0.0)
     assert times[-1] <= 1.01 * all_again_s
     assert all(report.saved_peak_bytes <= budget for report in reports[10:])
+
+
+def test_a_base_that_was_slow_at_first_is_timed_again(
+    virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until another plan is tried everything takes three times as long."""
+    _, _, _, reports, _ = run(virtual_time, None, num_steps=20)
+    budget = reports[-1].saved_peak_bytes // 2
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr(observation, "fitted_links", lambda *measured: links(1e6))
+    waits, sleeps, factor = CpuDevice.wait, virtual_time.sleep, [3.0]
+
+    def wait(device: CpuDevice, *events: Any, **settings: Any) -> None:
+        sleeps(4.0)
+        waits(device, *events, **settings)
+
+    class Timed(Stopwatch):
+        def __init__(self, expected_ms: float) -> None:
+            super().__init__(expected_ms)
+            factor[0] = 1.0
+
+    monkeypatch.setattr(CpuDevice, "wait", wait)
+    monkeypatch.setattr(planner, "Stopwatch", Timed)
+    monkeypatch.setattr(virtual_time, "sleep", lambda s: sleeps(factor[0] * s))
+    _, times, plan, _, is_settled = run(virtual_time, budget)
+    assert is_settled and plan is not None and plan.policy == "regions"
+    assert times[-1] <= 1.01 * 6 * 4 * 4 * FORWARD_S
 
 
 @pytest.mark.parametrize("share", [0.35, 0.25])
