@@ -26,7 +26,7 @@ from ssdtrain.cache.scope import OWNER
 from ssdtrain.cache.traced import untraced
 from ssdtrain.counters import Fallback
 from ssdtrain.rebuild.modes import ASKED
-from ssdtrain.regions.arguments import Arguments, flatten, may_change
+from ssdtrain.regions.arguments import Arguments, empty_caches, flatten, may_change
 from ssdtrain.regions.before import Seen
 from ssdtrain.regions.conditions import modes_stand
 from ssdtrain.regions.deep import PLAIN
@@ -62,6 +62,7 @@ class Regions:
         """Those of the region's call that runs, if it has its own."""
         self.reasons: dict[str, str] = {}
         """Why modules are no regions, by path."""
+        self._told_caches = False
         self._alive = Living[RegionCall]()
         self._digests: Digests | None = None
         self._looked_at: set[Region] = set()
@@ -77,6 +78,19 @@ class Regions:
         """A forward of the model is about to run under these hooks."""
         self.pack, self.unpack = hooks.pack_hook, hooks.unpack_hook
         self._hooks = hooks
+
+    def without_caches(self, region: Region, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The keywords of a call, in every forward under hooks: see `empty_caches`."""
+        names = [] if self.pack is None else empty_caches(region.module, kwargs)
+        if not names:
+            return kwargs
+        if not self._told_caches:
+            self._told_caches = True
+            logger.warning(
+                "ssdtrain: layers get no KV cache in training, as under their own "
+                "checkpointing; set use_cache=False in the model's configuration"
+            )
+        return {**kwargs, **dict.fromkeys(names)}
 
     def forward_ends(self) -> None:
         """It is over; the hooks may go with the graph."""
@@ -278,7 +292,9 @@ class Regions:
         if lane.run is None:  # a table is left by its rows
             course.leave(course.of(lane))
         if region.path not in self.reasons:
-            logger.info("ssdtrain: %s does not run again: %s", region.path, reason)
+            level = logging.INFO if self.reasons else logging.WARNING
+            told = "ssdtrain: %s does not run again: %s"
+            logger.log(level, told, region.path, reason)
         self.reasons[region.path] = reason
         self.cache.offloader.fall_back(Fallback.NO_REGION)
 

@@ -92,6 +92,8 @@ TOLERANCE = 0.01
 MOST_DOUBT = 0.1
 """By which the plan that runs all regions again may seem to need more than the budget:
 what is beside its saved tensors was measured in a step that held more of them."""
+MOST_OTHERS = 2
+"""Plans for a kind of step that no later step was of."""
 FIRST_LOOK = 100
 """Steps under the best plan before the next best one is timed again, once more after
 twice as many, and so on."""
@@ -184,6 +186,10 @@ class Planner:
         self._next_look = FIRST_LOOK
         self._spared_bytes = 0
         """By how much steps of all regions again need less than they are told to."""
+        self._observed_at, self._num_others = 0, 0
+        """When steps last saved other tensors, and how often in short."""
+        self._rests_within: Goal | None = None
+        """What steps are judged by in which all regions run again without a plan."""
         self._refusal = ""
         """Why no plan can be made, while all regions again are tried nevertheless."""
         self._is_given = False
@@ -265,6 +271,7 @@ class Planner:
             Stage.SEARCHING: self._await_plan,
             Stage.TRYING: self._try,
             Stage.FOLLOWING: self._follow,
+            Stage.RESTING: self._check_rest,
         }
         if self._stage in acts:
             acts[self._stage]()
@@ -314,6 +321,37 @@ class Planner:
         self._stop_search()
         self._stage = Stage.OBSERVING
         self._record()
+
+    def _observe_others(self) -> None:
+        """Steps save other tensors than the plan expects: observe one of them. Where
+        that was of no use, as layers are skipped at random, all regions run again and
+        the rest stays: that needs no plan, and at most what all layers need."""
+        is_new = self._step - self._observed_at > FIRST_LOOK
+        self._num_others = 1 if is_new else self._num_others + 1
+        self._observed_at = self._step
+        seen, may = self._seen, self._goal.goal.is_by_memory and self._peers.is_alone
+        if self._num_others < MOST_OTHERS or not may or seen is None:
+            logger.info("ssdtrain: steps save other tensors: observing")
+            self._observe()
+        elif any(seen.regions.values()):
+            logger.info("ssdtrain: no two steps are alike: all regions run again")
+            self.close()
+            self.plan = self._cache.course.plan = None
+            self._rest(Stage.RESTING)
+            self._cache.regions.choice = Choice.ALL
+            self._cache.course.rule = Rule(Placement.KEEP, spares_held=True)
+            self._rests_within = self._goal_within(is_all=True)
+            self._memory.planned()
+        else:
+            self._observe()
+
+    def _check_rest(self) -> None:
+        """Let what regions read leave if steps without a plan need too much."""
+        goal = self._rests_within
+        if goal is not None and self._memory.over_bytes(goal):
+            logger.info("ssdtrain: steps need too much: what regions read leaves")
+            self._rests_within = None
+            self._cache.course.rule = Rule(Placement.OFFLOAD, spares_held=True)
 
     def _record(self) -> None:
         cache = self._cache
@@ -627,7 +665,7 @@ class Planner:
         if self.plan is not None and self._is_exceeded(self.plan):
             return
         if self._peers.observes(self._sees_strays(), self._step):
-            self._observe()
+            self._observe_others()
 
     def _take_found(self) -> None:
         """Take what was found, and follow it when this rank and all others may."""
@@ -741,7 +779,7 @@ class Planner:
         if self._is_exceeded(plan) or self._makes_room():
             return
         if self._peers.observes(self._sees_strays(), self._step):
-            self._observe()
+            self._observe_others()
             return
         self._host.sample(self._module_of)
         if not watch.asks(self._times.num_steps):
@@ -809,10 +847,13 @@ class Planner:
         """Return what the memory of its steps is judged by: a plan that moves nothing
         may use a budget to its end. All regions again need what checkpointing needs,
         which may be the budget, and a little more for their handles."""
-        goal = self._goal.goal
         if not plan.moves_nothing or not self._peers.is_alone:
-            return goal
-        if plan.policy == ALL_AGAIN and goal.memory_budget_bytes is not None:
+            return self._goal.goal
+        return self._goal_within(is_all=plan.policy == ALL_AGAIN)
+
+    def _goal_within(self, *, is_all: bool) -> Goal:
+        goal = self._goal.goal
+        if is_all and goal.memory_budget_bytes is not None:
             most_bytes = int((1 + TOLERANCE / 2) * goal.memory_budget_bytes)
             goal = replace(goal, memory_budget_bytes=most_bytes)
         return replace(goal, budget_margin=0.0)
@@ -906,8 +947,7 @@ class Planner:
         if self._adoption.taken is None:  # pinned memory is made for one at a time
             self._smaller.step(may_begin=not self._searching.is_under_way)
         if self._peers.observes(self._sees_strays(), self._step):
-            logger.info("ssdtrain: steps save other tensors: observing")
-            self._observe()
+            self._observe_others()
             return
         self._host.sample(self._module_of)
         self._look_again()
