@@ -38,6 +38,12 @@ def sources() -> dict[Path, str]:
 
 
 @cache
+def code() -> str:
+    """All of it, its white space as single spaces."""
+    return " ".join(" ".join(sources().values()).split())
+
+
+@cache
 def members() -> dict[str, set[str]]:
     """Of all classes of one name: what they define or set on `self`."""
     found: dict[str, set[str]] = {}
@@ -68,9 +74,8 @@ def gone(text: str) -> list[str]:
         for owner, name in MEMBER.findall(text)
         if owner in known and name not in known[owner]
     ]
-    code = " ".join(" ".join(sources().values()).split())
     notes = (" ".join(note.split()) for note in NOTE.findall(text))
-    missing += [note for note in notes if f"[Note: {note}]" not in code]
+    missing += [note for note in notes if f"[Note: {note}]" not in code()]
     return [name for name in missing if name not in NO_NAMES]
 
 

@@ -26,6 +26,7 @@ from ssdtrain.tools.foresight.graph import write_graph
 from ssdtrain.tools.foresight.steps import capture_step
 from tests.ranks import leave
 
+WAYS = "ddp", "fsdp"
 WIDTH, BATCH, LAYERS, NUM_RANKS, NUM_STEPS = 256, 8, 3, 2, 3
 BUCKET_MB = 1
 HOST_US, GAP_US, BYTE_US, ELEMENT_US = 2.0, 1.0, 3e-4, 1e-3
@@ -204,10 +205,8 @@ def spread(how: str, model: Model) -> Any:
     return wrapped
 
 
-def main() -> None:
-    how, out = sys.argv[1], Path(sys.argv[2])
-    rank = int(os.environ["RANK"])
-    dist.init_process_group("gloo", rank=rank, world_size=NUM_RANKS)
+def train(how: str, out: Path, rank: int) -> None:
+    """Write what this rank saw of a step, and the graph of one."""
     torch.manual_seed(0)
     model = spread(how, Model())
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -230,6 +229,13 @@ def main() -> None:
 
     write_graph(out.with_suffix(f".graph{rank}.json"), capture_step(step, model))
     out.with_suffix(f".{rank}.json").write_text(json.dumps(found))
+
+
+def main() -> None:
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", rank=rank, world_size=NUM_RANKS)
+    for how in WAYS:
+        train(how, Path(sys.argv[1]) / how, rank)
     leave()
 
 

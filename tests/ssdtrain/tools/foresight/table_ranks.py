@@ -1,6 +1,6 @@
-"""Two ranks train a DLRM with a plan's tables; rank 0 trains it alone as well.
+"""Two ranks train a DLRM with the tables of each plan; and each trains it alone.
 
-python table_ranks.py PLAN OUT
+python table_ranks.py OUT PLAN...
 """
 
 import json
@@ -81,10 +81,8 @@ def alone(plan: TablePlan) -> tuple[list[float], list[Tensor]]:
     return losses, [table.detach() for table in model.tables.all]
 
 
-def main() -> None:
-    plan = TABLE_PLAN_FILE.read(sys.argv[1])
-    distributed.init_process_group("gloo")
-    rank = distributed.get_rank()
+def trained(plan: TablePlan, rank: int) -> list[dict[str, Any]]:
+    """What every rank found."""
     tables = PlacedTables(plan, **WHERE)
     with torch.no_grad():
         for at, table in enumerate(plan.tables.values()):
@@ -104,8 +102,15 @@ def main() -> None:
     found["worst"] = max(differences, default=0.0)
     every: list[Any] = [None] * plan.num_ranks
     distributed.all_gather_object(every, found)
+    return every
+
+
+def main() -> None:
+    distributed.init_process_group("gloo")
+    rank = distributed.get_rank()
+    found = [trained(TABLE_PLAN_FILE.read(path), rank) for path in sys.argv[2:]]
     if rank == 0:
-        Path(sys.argv[2]).write_text(json.dumps(every))
+        Path(sys.argv[1]).write_text(json.dumps(found))
     leave()
 
 

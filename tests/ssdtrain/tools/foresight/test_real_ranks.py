@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,14 +27,12 @@ from tests.ranks import run_ranks
 from tests.ssdtrain.tools.foresight import real_ranks as real
 
 
-def ran(how: str, directory: Path) -> list[dict[str, Any]]:
-    """What every real rank saw."""
-    out = directory / "rank"
-    run_ranks([real.__file__, how, out], directory, real.NUM_RANKS)
-    return [
-        json.loads(out.with_suffix(f".{rank}.json").read_text())
-        for rank in range(real.NUM_RANKS)
-    ]
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What every real rank saw and captured, both ways."""
+    found = tmp_path_factory.mktemp("ranks")
+    run_ranks([real.__file__, found], found, real.NUM_RANKS)
+    return found
 
 
 def graph_of(how: str) -> Graph:
@@ -79,10 +76,10 @@ def length_us(graph: Graph, node: Node, rank: int) -> float:
     return real.kernel_us(node.name, elements, rank)
 
 
-def check_captured(directory: Path, spread: Graph) -> None:
+def check_captured(out: Path, spread: Graph) -> None:
     """What both ranks captured of the step as it ran, against the graph that was spread
     from one rank's: collectives in their order, products, and a price together."""
-    graphs = [read_graph(directory / f"rank.graph{rank}.json") for rank in range(2)]
+    graphs = [read_graph(out.with_suffix(f".graph{rank}.json")) for rank in range(2)]
     wanted = [
         (n.attr["collective"], n.attr["num_bytes"])
         for n in spread.nodes
@@ -103,12 +100,16 @@ def check_captured(directory: Path, spread: Graph) -> None:
     assert together.step_us == pytest.approx(together.alone_us)  # nobody is late
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp"])
-def test_simulated_ranks_are_real_ones(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", real.WAYS)
+def test_simulated_ranks_are_real_ones(how: str, directory: Path) -> None:
     """Every operator of a real step, with its waits for a slower rank, in virtual time:
     the graph that was captured without ranks says the same."""
     assert real.GAP_US == KERNEL_GAP_US
-    seen = ran(how, tmp_path)
+    out = directory / how
+    seen = [
+        json.loads(out.with_suffix(f".{rank}.json").read_text())
+        for rank in range(real.NUM_RANKS)
+    ]
     graph = graph_of(how)
     collectives = [
         [node.attr["collective"], node.attr["num_bytes"]]
@@ -120,7 +121,7 @@ def test_simulated_ranks_are_real_ones(how: str, tmp_path: Path) -> None:
     found = simulate([tasks_of(graph, rank) for rank in range(real.NUM_RANKS)])
     for rank, one in zip(found.ranks, seen, strict=True):
         assert rank.step_us == pytest.approx(one["step_us"], rel=1e-9)
-    check_captured(tmp_path, graph)
+    check_captured(out, graph)
     alone = simulate([tasks_of(graph, 1)]).step_us
     assert found.ranks[0].step_us > 1.2 * simulate([tasks_of(graph, 0)]).step_us
     assert found.step_us >= alone

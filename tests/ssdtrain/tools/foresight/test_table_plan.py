@@ -50,28 +50,25 @@ def test_what_cannot_be_placed_is_refused(tmp_path: Path) -> None:
         TABLE_PLAN_FILE.from_json({**values, "num_ranks": 1})
 
 
-@pytest.mark.parametrize("is_spread", [True, False])
-def test_two_ranks_train_with_a_plan(tmp_path: Path, is_spread: bool) -> None:
-    """The losses and the tables are those of one process, to float64's rounding."""
-    path, out = tmp_path / "plan.json", tmp_path / "out.json"
-    if is_spread:
-        tables = [
-            {"rows": t.rows, "width": t.width, "lookups": t.lookups} for t in TABLES
-        ]
-        given = tmp_path / "tables.json"
-        given.write_text(json.dumps(tables))
-        words = ["foresight", "shard", "--tables", str(given), "--ranks", "2"]
-        assert main([*words, "--micro-batch", "12", "--save", str(path)]) == 0
-    else:  # the second rank has none
-        plan = table_plan("one", TABLES, (0, 0, 0, 0), 2, "cpu")
-        TABLE_PLAN_FILE.write(path, plan)
-    run_ranks([HERE / "table_ranks.py", path, out], tmp_path, num_ranks=2)
-    found = json.loads(out.read_text())
-    plan = TABLE_PLAN_FILE.read(path)
-    for rank, own in enumerate(found):
-        assert own["losses"] == pytest.approx(own["alone"], rel=1e-13)
-        assert own["losses"][-1] < own["losses"][0]
-        assert own["worst"] < 1e-13
-        sizes = [t.rows * t.width for t in plan.tables.values() if t.rank == rank]
-        assert own["held"] == sum(sizes)
-    assert found[0]["held"] > 0 and (found[1]["held"] > 0) == is_spread
+def test_two_ranks_train_with_a_plan(tmp_path: Path) -> None:
+    """The losses and the tables are those of one process, to float64's rounding: spread
+    by the command, and all on the first rank."""
+    spread, one = tmp_path / "spread.json", tmp_path / "one.json"
+    tables = [{"rows": t.rows, "width": t.width, "lookups": t.lookups} for t in TABLES]
+    given = tmp_path / "tables.json"
+    given.write_text(json.dumps(tables))
+    words = ["foresight", "shard", "--tables", str(given), "--ranks", "2"]
+    assert main([*words, "--micro-batch", "12", "--save", str(spread)]) == 0
+    TABLE_PLAN_FILE.write(one, table_plan("one", TABLES, (0, 0, 0, 0), 2, "cpu"))
+    out = tmp_path / "out.json"
+    run_ranks([HERE / "table_ranks.py", out, spread, one], tmp_path, num_ranks=2)
+    both = json.loads(out.read_text())
+    for path, found in zip((spread, one), both, strict=True):
+        plan = TABLE_PLAN_FILE.read(path)
+        for rank, own in enumerate(found):
+            assert own["losses"] == pytest.approx(own["alone"], rel=1e-13)
+            assert own["losses"][-1] < own["losses"][0]
+            assert own["worst"] < 1e-13
+            sizes = [t.rows * t.width for t in plan.tables.values() if t.rank == rank]
+            assert own["held"] == sum(sizes)
+        assert found[0]["held"] > 0 and (found[1]["held"] > 0) == (path == spread)
