@@ -336,10 +336,9 @@ class Planner:
         elif any(seen.regions.values()):
             logger.info("ssdtrain: no two steps are alike: all regions run again")
             self.close()
-            self.plan = self._cache.course.plan = None
+            self.plan = None
             self._rest(Stage.RESTING)
-            self._cache.regions.choice = Choice.ALL
-            self._cache.course.rule = Rule(Placement.KEEP, spares_held=True)
+            self._unplanned(Choice.ALL, Rule(Placement.KEEP, spares_held=True))
             self._rests_within = self._goal_within(is_all=True)
             self._memory.planned()
         else:
@@ -351,15 +350,17 @@ class Planner:
         if goal is not None and self._memory.over_bytes(goal):
             logger.info("ssdtrain: steps need too much: what regions read leaves")
             self._rests_within = None
-            self._cache.course.rule = Rule(Placement.OFFLOAD, spares_held=True)
+            self._unplanned(Choice.ALL, Rule(Placement.OFFLOAD, spares_held=True))
 
     def _record(self) -> None:
-        cache = self._cache
-        cache.course.rule = Rule(spares_held=True)
-        cache.regions.choice = self._first_regions
-        cache.course.plan = None
-        cache.bypass = None
+        self._unplanned(self._first_regions, Rule(spares_held=True))
         self._observation.begin()
+
+    def _unplanned(self, choice: Choice, rule: Rule) -> None:
+        """Steps have hooks and no plan."""
+        cache = self._cache
+        cache.course.rule, cache.course.plan = rule, None
+        cache.regions.choice, cache.bypass = choice, None
 
     def _check_memory(self) -> None:
         """Check by the first step's memory that a plan fits, and the next step, which
