@@ -123,12 +123,13 @@ def test_a_gradient_that_cancels() -> None:
     check_program(Made(b, program), graph)
 
 
-def test_a_sum_of_sums_that_cancel() -> None:
-    """Its error is that of the inner sum's terms."""
+@pytest.mark.parametrize("op", ["add", "mul"])
+def test_sums_that_cancel_inside(op: str) -> None:
+    """The error is that of the inner sum's terms."""
     b = Builder()
     e = b.input("e", Domain.EDGE, (2, 3))
     total = b.agg(e, Index.SRC)
-    program = Program(outputs=(("out", b.add(total, total)),))
+    program = Program(outputs=(("out", getattr(b, op)(total, total)),))
     loops = torch.zeros(14, dtype=torch.long)
     graph = HeteroGraph.from_arrays(loops, loops, loops).to(DEVICE)
     values = torch.randn(14, 2, 3, generator=torch.Generator().manual_seed(0))

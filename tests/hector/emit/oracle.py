@@ -79,13 +79,23 @@ def scale_of(
     node: Node, want: torch.Tensor, oracle: Reference, leaves: dict[Node, torch.Tensor]
 ) -> float:
     """What an error is relative to: the result, and of a sum its terms, of sums among
-    them theirs, which may cancel to nothing but their own rounding."""
-    terms, sums = list[Node](), [node]
+    them theirs, which may cancel to nothing but their own rounding; of a product with
+    a sum that times the other factor."""
+
+    def most(one: Node) -> float:
+        values = want if one is node else oracle.run([one], leaves)[one]
+        return float(values.abs().max()) if values.numel() else 0.0
+
+    found, sums = [most(node)], [(node, 1.0)]
     while sums:
-        one = sums.pop()
-        if one.op in (Op.ADD, Op.SUB, Op.AGG) and one not in leaves:
-            inputs = [n for n in one.inputs if n.op not in (Op.GRAPH, Op.CONST)]
-            terms += inputs
-            sums += inputs
-    values = [want, *oracle.run(terms, leaves).values()]
-    return max(float(value.abs().max()) for value in values if value.numel())
+        one, factor = sums.pop()
+        if one in leaves:
+            continue
+        inputs = [n for n in one.inputs if n.op not in (Op.GRAPH, Op.CONST)]
+        if one.op in (Op.ADD, Op.SUB, Op.AGG):
+            found += [factor * most(each) for each in inputs]
+            sums += [(each, factor) for each in inputs]
+        elif one.op is Op.MUL and len(inputs) == 2:
+            left, right = inputs
+            sums += [(left, factor * most(right)), (right, factor * most(left))]
+    return max(found)
