@@ -5,6 +5,7 @@ a thread is depends on the machine.
 """
 
 import ctypes
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -47,7 +48,8 @@ class Meter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
-        self._host: list[tuple[int, int]] = []
+        self._host: dict[int, int] = {}
+        """Where host memory begins, while it lives, and its bytes."""
         self.peak_bytes = 0
 
     @property
@@ -65,7 +67,7 @@ class Meter(TorchDispatchMode):
         """Count a tensor's storage, unless it is the host's."""
         storage = tensor.untyped_storage()
         at = storage.data_ptr()
-        if any(start <= at < end for start, end in self._host):
+        if any(start <= at < start + size for start, size in [*self._host.items()]):
             return
         number = storage._cdata
         known = self._storages.get(number)
@@ -88,7 +90,8 @@ class Meter(TorchDispatchMode):
         memory = (ctypes.c_uint8 * (num_bytes + pinned.GRAIN_BYTES))()
         skip = -ctypes.addressof(memory) % pinned.GRAIN_BYTES
         start = ctypes.addressof(memory) + skip
-        self._host.append((start, start + num_bytes))
+        self._host[start] = num_bytes
+        weakref.finalize(memory, self._host.pop, start).atexit = False
         view = (ctypes.c_uint8 * num_bytes).from_buffer(memory, skip)
         return torch.frombuffer(view, dtype=torch.uint8)
 
