@@ -225,7 +225,9 @@ class Course:
         key = kind, sized.key
         known = self._ways.get(key)
         if known is None or known.orders is not orders:
-            known = self._ways[key] = Way(orders)
+            own = {kind: orders or ()}
+            known = Way(orders, self.met.growth(own).sums(kind, own[kind]))
+            self._ways[key] = known
         return known
 
     def enter(self, lane: Lane, tensor: Tensor, key: Key, name: str) -> Entry:
@@ -330,8 +332,9 @@ class Course:
         self.resized_bytes += num_bytes
 
     def is_too_large(self, course: LaneCourse, ratio: float) -> bool:
-        """Whether the lane's plan has no room for one of so many times its size."""
-        return ratio > course.most_ratio * (1 + SLACK)
+        """Whether the lane's plan has no room for one whose first item is so many times
+        larger."""
+        return ratio > course.most_first * (1 + SLACK)
 
     def outgrow(self, course: LaneCourse, ratio: float) -> None:
         """A lane that is too large for its plan goes on under the rule."""

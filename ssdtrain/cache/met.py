@@ -10,9 +10,14 @@ changing place has had is none of a fixed one.
 (tests/ssdtrain/cache/test_course.py)
 """
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ssdtrain.cache.sizes import is_same_item, num_changed
+from ssdtrain.cache.sizes import SLACK, elements_of, is_same_item, num_changed
+from ssdtrain.plan.plan import Order
+from ssdtrain.plan.profile import Item
+from ssdtrain.plan.scaled import Growth
 
 # Sequence lengths that change at every step must not make this grow without end.
 MAX_NAMES = 4096
@@ -36,6 +41,9 @@ class MetNames:
     def __init__(self) -> None:
         self.fixed: set[str] = set()
         """Items that had the same size in lanes of different sizes."""
+        self.squares: set[tuple[str, int]] = set()
+        """Kind of lane and number of the items that grow with the square of what their
+        lane's first one grows by, as an attention's scores do."""
         self._small: set[str] = set()
         """What was too small in observed steps."""
         self._places: dict[tuple[str, int], _Place] = {}
@@ -72,6 +80,10 @@ class MetNames:
                 self._places[key] = _Place(name, frozenset((first_bytes,)), 1)
             return
         if place.name != name:
+            if place.name and len(place.first_bytes) == 1:
+                (before,) = place.first_bytes
+                if _is_square(first_bytes / before, place.name, name):
+                    self.squares.add(key)
             for each in (place.name, name):
                 self.fixed.discard(each)
                 if len(self._changing) < MAX_NAMES:
@@ -86,6 +98,21 @@ class MetNames:
         is_fixed = len(sizes) > 1 and num_lanes >= LEAST_LANES
         if is_fixed and knows_all and name not in self._changing:
             self.fixed.add(name)
+
+    def growth(self, kinds: Mapping[str, Sequence[Item | Order]]) -> Growth:
+        """Return how these items grow with their lane."""
+        names = {item.name for items in kinds.values() for item in items}
+        squares: dict[str, tuple[int, ...]] = {}
+        for kind, number in sorted(self.squares):
+            if kind in kinds:
+                squares[kind] = *squares.get(kind, ()), number
+        return Growth(fixed=tuple(sorted(names & self.fixed)), squares=squares)
+
+
+def _is_square(ratio: float, name: str, other: str) -> bool:
+    """Whether the second one of two tensors of a place is larger by the square."""
+    own = elements_of(other) / max(1, elements_of(name))
+    return ratio != 1.0 and math.isclose(own, ratio * ratio, rel_tol=SLACK)
 
 
 def name_of(node: Any, shape: tuple[int, ...]) -> str:

@@ -37,6 +37,7 @@ from ssdtrain.errors import RegionError
 from ssdtrain.gathered import is_gathered
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, batches
+from ssdtrain.plan.scaled import BytesByGrowth
 from ssdtrain.rebuild.compiled import Compiled
 from ssdtrain.rebuild.expression import Epsilon, Expression, Layout
 from ssdtrain.transfer.transfers import Load, Transfer
@@ -128,11 +129,18 @@ class LaneProfile:
     """Of each item: [Note: the last save] in departures.py."""
 
 
+NO_GROWTH = BytesByGrowth()
+
+
 class Way:
     """What the orders of a kind of lane say of all its lanes; made once a plan."""
 
-    def __init__(self, orders: Sequence[Order] | None) -> None:
+    def __init__(
+        self, orders: Sequence[Order] | None, by_growth: BytesByGrowth = NO_GROWTH
+    ) -> None:
         self.orders = orders
+        self.by_growth = by_growth
+        """Of the lane's bytes, by how they grow."""
         self.chosen = frozenset(
             order.region for order in orders or () if order.placement is Placement.RERUN
         )
@@ -166,6 +174,8 @@ class LaneCourse:
         """Of the lane in its step."""
         self.most_ratio = most_ratio
         """A lane that is larger than the plan's by more than this leaves it."""
+        self.most_first = way.by_growth.even_ratio(most_ratio)
+        """Likewise one whose first item is."""
         self.orders = way.orders
         """None: not planned."""
         self.num_items = 0

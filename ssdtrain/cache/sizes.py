@@ -25,11 +25,13 @@ planner hears of its size, and the next plan has room for it. The first one has 
 for all lanes that came before it, and no step before it runs without hooks: nobody
 would see that it is larger than the observed one. How large a lane is its first tensor
 tells, which is compared with that room; where all that it saves has grown by more, that
-does. What a profile scales is all but the items that had one size in lanes of
-different sizes (`MetNames.fixed`).
+does. What a profile scales evenly is all but the items that had one size in lanes of
+different sizes (`MetNames.fixed`), and those that grew with the square of the first
+one (`MetNames.squares`): scaled evenly, a plan that keeps them needs more than it may.
 (tests/ssdtrain/cache/test_sizes.py)
 """
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -82,6 +84,11 @@ def num_changed(name: str, other: str) -> int:
     """Return how many dimensions differ, of two names with as many."""
     both = (_dims(each.partition(" [")[2]) for each in (name, other))
     return sum(one != another for one, another in zip(*both, strict=True))
+
+
+def elements_of(name: str) -> int:
+    """Return how many elements a tensor of this name has."""
+    return math.prod(_dims(name.partition(" [")[2]))
 
 
 def _dims(sizes: str) -> tuple[int, ...]:

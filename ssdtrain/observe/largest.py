@@ -7,6 +7,7 @@ observed one's of its kind.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.cache.lanes import LaneSize, larger_of
@@ -87,9 +88,9 @@ class LargestBatch:
             seen: that step.
             fixed_share: part of its times that does not.
         """
-        names = {item.name for items in seen.kinds.values() for item in items}
-        fixed = tuple(sorted(names & self._cache.course.met.fixed))
-        return Growth(fixed=fixed, fixed_share=fixed_share)
+        return replace(
+            self._cache.course.met.growth(seen.kinds), fixed_share=fixed_share
+        )
 
     def restart(self) -> None:
         """The next step is observed: what plans are for is not known any more."""

@@ -1,14 +1,15 @@
 """A profile at another batch size: numbers scale, places stay."""
 
+import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import NamedTuple
 
-from ssdtrain.jsonfile import Duration
-from ssdtrain.plan.plan import Plan
-from ssdtrain.plan.profile import Profile
+from ssdtrain.jsonfile import Duration, Natural
+from ssdtrain.plan.plan import Order, Plan
+from ssdtrain.plan.profile import Item, Profile
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
 
@@ -24,18 +25,53 @@ MOST_SHARE = 0.9
 """What hardly grows was bound by something else, such as the host."""
 
 
+class BytesByGrowth(NamedTuple):
+    """Bytes by how they grow."""
+
+    fixed: int = 0
+    even: int = 0
+    square: int = 0
+
+    def even_ratio(self, ratio: float) -> float:
+        """Return by how much what grows evenly does, where that or all together grows
+        by this ratio, whichever is more."""
+        more = ratio * sum(self) - self.fixed
+        if not self.square or more <= 0.0 or math.isinf(ratio):
+            return ratio
+        root = math.sqrt(self.even**2 + 4.0 * self.square * more)
+        return min(ratio, (root - self.even) / (2.0 * self.square))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Growth:
     """What is known of a step of another size than that everything grows evenly."""
 
     fixed: tuple[str, ...] = ()
     """Names of items that have one size at any size of the batch."""
+    squares: Mapping[str, tuple[Natural, ...]] = field(default_factory=dict)
+    """By kind of lane, the items that grow with the square, as an attention's scores
+    do with the length of its sequence."""
     fixed_share: Duration = FIXED_SHARE
     """Part of the observed step's times that does not grow."""
 
     def bytes_of(self, name: str, num_bytes: int, ratio: float) -> int:
         """Return the size of an item of a batch that is larger by this ratio."""
         return num_bytes if name in self.fixed else round(num_bytes * ratio)
+
+    def exponents(self, kind: str, items: Sequence[Item | Order]) -> list[int]:
+        """Return with which power of what grows evenly each item grows."""
+        squares = set(self.squares.get(kind, ()))
+        return [
+            0 if item.name in self.fixed else 1 + (number in squares)
+            for number, item in enumerate(items)
+        ]
+
+    def sums(self, kind: str, items: Sequence[Item | Order]) -> BytesByGrowth:
+        """Add up what these items have."""
+        sums = [0, 0, 0]
+        for item, exponent in zip(items, self.exponents(kind, items), strict=True):
+            sums[exponent] += item.num_bytes
+        return BytesByGrowth(*sums)
 
     def times_longer(self, ratio: float) -> float:
         """Return how much longer operators take of a batch that is larger by this
@@ -90,22 +126,27 @@ def scaled(profile: Profile, ratio: float, growth: Growth | None = None) -> Prof
     """
     growth = growth or Growth()
     others, longer = max(1.0, ratio), growth.times_longer(ratio)
+    ratios = {}
+    for kind, items in profile.kinds.items():
+        even = growth.sums(kind, items).even_ratio(ratio)
+        ratios[kind] = [even**each for each in growth.exponents(kind, items)]
     kinds = {
         kind: tuple(
             replace(
                 item,
-                num_bytes=growth.bytes_of(item.name, item.num_bytes, ratio),
+                num_bytes=round(item.num_bytes * own),
                 recipe_ms=item.recipe_ms * longer,
                 made_ms=item.made_ms * longer,
             )
-            for item in items
+            for item, own in zip(items, ratios[kind], strict=True)
         )
         for kind, items in profile.kinds.items()
     }
-    marks = tuple(
-        replace(mark, ms=mark.ms * longer, other_bytes=round(mark.other_bytes * others))
-        for mark in profile.marks
-    )
+    marks = []
+    for mark in profile.marks:
+        more = max(others, ratios[profile.lanes[mark.lane]][mark.item])
+        other_bytes = round(mark.other_bytes * more)
+        marks.append(replace(mark, ms=mark.ms * longer, other_bytes=other_bytes))
     regions = {
         kind: tuple(
             replace(
@@ -122,7 +163,7 @@ def scaled(profile: Profile, ratio: float, growth: Growth | None = None) -> Prof
     return replace(
         profile,
         kinds=kinds,
-        marks=marks,
+        marks=tuple(marks),
         regions=regions,
         has_quiet_calls=profile.has_quiet_calls and ratio == 1.0,
     )

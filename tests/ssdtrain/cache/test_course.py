@@ -209,6 +209,17 @@ def test_items_of_one_size_in_lanes_of_different_sizes_are_known() -> None:
     assert course.met.fixed == {"input [100x64]"}
 
 
+def test_items_that_grow_with_the_square_are_known() -> None:
+    """An attention's scores, from the second length on; not what grows as the first
+    item does, nor what is as large by chance."""
+    course = Counted()
+    for num in (ROWS, ROWS // 2):
+        course.save(own := lane(), rows(num, 4))
+        course.save(own, rows(num, 2 * num)), course.save(own, rows(2 * num, 3))
+        assert bool(course.met.squares) is (num != ROWS)
+    assert course.met.squares == {(KIND, 1)}
+
+
 def test_sizes_that_are_equal_by_chance_are_none_that_stay() -> None:
     """A router gives some expert of a longer batch as many rows as one of a shorter
     batch: taken for fixed, a plan that keeps everything once was followed up to 1.4

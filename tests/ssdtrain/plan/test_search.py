@@ -1,6 +1,7 @@
 """The search beside training finds what one on the thread finds, for less time."""
 
 import json
+import math
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from ssdtrain.plan.choose import QUICK_MARKS, choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import Plan, PredictedStall, Prediction
 from ssdtrain.plan.profile import PROFILE_FILE, HostCost, HostCosts, Profile
-from ssdtrain.plan.scaled import Growth, as_observed, scaled
+from ssdtrain.plan.scaled import BytesByGrowth, Growth, as_observed, scaled
 from ssdtrain.plan.search import (
     GAIN,
     Answer,
@@ -95,6 +96,25 @@ def test_what_was_measured_since_counts() -> None:
     larger = choose(scaled(right, 1.25), goal, 5_000)
     assert found.plan == as_observed(larger, right)
     assert right.host_costs == costs and right.notes["plain_step_ms"] == "300.000"
+
+
+def test_what_grows_with_the_square_does_where_the_profile_is_scaled() -> None:
+    """By what all together grow by, unless it is the first item that grows by more."""
+    profile = PROFILE_FILE.read(LONG)
+    kind, items = next(iter(profile.kinds.items()))
+    growth = Growth(fixed=(items[0].name,), squares={kind: (1, 3)})
+    exponents = growth.exponents(kind, items)
+    assert exponents[1] == exponents[3] == 2 and 0 in exponents and 1 in exponents
+    sums = growth.sums(kind, items)
+    for ratio in (0.25, 2.0, 3.0):
+        even = sums.even_ratio(ratio)
+        larger = scaled(profile, ratio, growth).kinds[kind]
+        for old, new, exponent in zip(items, larger, exponents, strict=True):
+            assert new.num_bytes == round(old.num_bytes * even**exponent)
+        together = sum(item.num_bytes for item in larger) / sum(sums)
+        assert max(together, even) == pytest.approx(ratio, rel=1e-6)
+    assert BytesByGrowth(2, 8, 0).even_ratio(3.0) == 3.0
+    assert BytesByGrowth(1, 1, 1).even_ratio(math.inf) == math.inf
 
 
 def test_plans_for_smaller_batches_come_behind_the_others() -> None:
