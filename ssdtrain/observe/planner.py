@@ -89,9 +89,10 @@ NUM_WARM_UPS = 1
 MAX_ATTEMPTS = 3
 """Observations in a row that may fail before the policy is left alone."""
 TOLERANCE = 0.01
-MOST_DOUBT = 0.1
 """By which the plan that runs all regions again may seem to need more than the budget:
 what is beside its saved tensors was measured in a step that held more of them."""
+MOST_DOUBT = 0.1
+"""Likewise, where no other plan fits: then it is measured before it is refused."""
 MOST_OTHERS = 2
 """Plans for a kind of step that no later step was of."""
 FIRST_LOOK = 100
@@ -335,10 +336,12 @@ class Planner:
             self._observe()
         elif any(seen.regions.values()):
             logger.info("ssdtrain: no two steps are alike: all regions run again")
+            plan = self._all_again()
+            stays = plan is not None and plan.moves_nothing
             self.close()
             self.plan = None
             self._rest(Stage.RESTING)
-            self._unplanned(Choice.ALL, Rule(Placement.KEEP, spares_held=True))
+            self._rest_again(Placement.KEEP if stays else Placement.OFFLOAD)
             self._rests_within = self._goal_within(is_all=True)
             self._memory.planned()
         else:
@@ -350,7 +353,10 @@ class Planner:
         if goal is not None and self._memory.over_bytes(goal):
             logger.info("ssdtrain: steps need too much: what regions read leaves")
             self._rests_within = None
-            self._unplanned(Choice.ALL, Rule(Placement.OFFLOAD, spares_held=True))
+            self._rest_again(Placement.OFFLOAD)
+
+    def _rest_again(self, placement: Placement) -> None:
+        self._unplanned(Choice.ALL, Rule(placement, spares_held=True))
 
     def _record(self) -> None:
         self._unplanned(self._first_regions, Rule(spares_held=True))
