@@ -94,7 +94,7 @@ what is beside its saved tensors was measured in a step that held more of them."
 MOST_DOUBT = 0.1
 """Likewise, where no other plan fits: then it is measured before it is refused."""
 MOST_OTHERS = 2
-"""Plans for a kind of step that no later step was of."""
+"""Plans in a row that may serve no steps."""
 FIRST_LOOK = 100
 """Steps under the best plan before the next best one is timed again, once more after
 twice as many, and so on."""
@@ -187,8 +187,8 @@ class Planner:
         self._next_look = FIRST_LOOK
         self._spared_bytes = 0
         """By how much steps of all regions again need less than they are told to."""
-        self._observed_at, self._num_others = 0, 0
-        """When steps last saved other tensors, and how often in short."""
+        self._num_others = 0
+        """How often in a row steps saved other tensors than a plan that served none."""
         self._rests_within: Goal | None = None
         """What steps are judged by in which all regions run again without a plan."""
         self._refusal = ""
@@ -327,9 +327,7 @@ class Planner:
         """Steps save other tensors than the plan expects: observe one of them. Where
         that was of no use, as layers are skipped at random, all regions run again and
         the rest stays: that needs no plan, and at most what all layers need."""
-        is_new = self._step - self._observed_at > FIRST_LOOK
-        self._num_others = 1 if is_new else self._num_others + 1
-        self._observed_at = self._step
+        self._num_others = 1 if self._strays.has_served else self._num_others + 1
         seen, may = self._seen, self._goal.goal.is_by_memory and self._peers.is_alone
         if self._num_others < MOST_OTHERS or not may or seen is None:
             logger.info("ssdtrain: steps save other tensors: observing")

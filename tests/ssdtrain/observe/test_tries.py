@@ -259,6 +259,30 @@ def test_layers_that_are_skipped_at_random_run_again(
         assert own[-10:] == pytest.approx(times[-10:])
 
 
+class Phases(nn.Sequential):
+    """Adds a layer now and then, as progressive growing does."""
+
+    num_calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        skipped = max(0, 2 - self.num_calls // 40)
+        self.num_calls += 1
+        for layer in self[: len(self) - skipped]:
+            x = layer(x)
+        return x
+
+
+def test_steps_that_change_now_and_then_are_planned_for(
+    virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, _, reports, _ = run(virtual_time, None, num_steps=20)
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr(observation, "fitted_links", lambda *measured: links(1e6))
+    budget = reports[-1].saved_peak_bytes // 2
+    *_, plan, _, is_settled = run(virtual_time, budget, num_steps=120, kind=Phases)
+    assert is_settled and plan is not None
+
+
 @pytest.mark.parametrize("over_bytes", [0, 1000])
 def test_all_regions_are_tried_before_a_budget_is_refused(
     over_bytes: int, virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch
