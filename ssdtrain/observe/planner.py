@@ -478,6 +478,12 @@ class Planner:
         self.num_plans += 1
         logger.info("ssdtrain: plan %d: %s", self.num_plans, plan.policy)
 
+    def _measure_base(self, plan: Plan, seen: Profile) -> bool:
+        self._follow_base(plan)
+        observed = Observed(seen, self._observation.saved_bytes)
+        self._measured.begin(observed, without_hooks=False)
+        return self._measured.next_step(self._step)
+
     def _all_again(self) -> Plan | None:
         """Return the plan that runs all regions again, and moves no more of what they
         read than it must; None: it does not fit."""
@@ -507,10 +513,7 @@ class Planner:
         if plan is None:
             return False
         self._rest(Stage.BASE)
-        self._follow_base(plan)
-        observed = Observed(seen, self._observation.saved_bytes)
-        self._measured.begin(observed, without_hooks=False)
-        return self._measured.next_step(self._step)
+        return self._measure_base(plan, seen)
 
     def _larger(self, profile: Profile) -> Profile:
         """Return the profile of the largest batches, which are planned for."""
@@ -563,10 +566,7 @@ class Planner:
         base = self._all_again() if self._spared_bytes else None
         if base is None or not base.moves_nothing:
             return False
-        self._follow_base(base)
-        observed = Observed(seen, self._observation.saved_bytes)
-        self._measured.begin(observed, without_hooks=False)
-        return self._measured.next_step(self._step)
+        return self._measure_base(base, seen)
 
     def _hold(self) -> bool:
         """Have the next steps held, if a CUDA graph is wanted; whether they are."""
