@@ -170,8 +170,12 @@ class TensorCache:
 
     # -- the door -----------------------------------------------------------------
 
-    def hooks(self) -> AbstractContextManager[None]:
-        """Saved-tensor hooks for one forward."""
+    def hooks(self, *, gives_caches: bool = False) -> AbstractContextManager[None]:
+        """Saved-tensor hooks for one forward.
+
+        Args:
+            gives_caches: whether its caller wants the KV cache.
+        """
         hold = self.collector.hold()
         pack, unpack = self.verifier.around(self.pack, self.unpack)
         if not self.verifier.checks_all:
@@ -186,7 +190,7 @@ class TensorCache:
             pack, unpack = untraced(pack), untraced(unpack)
         pack = owned(pack, self, hold)
         hooks = ForwardHooks(pack, unpack)
-        self.regions.hooks_are(hooks)
+        self.regions.hooks_are(hooks, gives_caches=gives_caches)
         return hooks
 
     def forward_ends(self) -> None:

@@ -5,6 +5,7 @@ See [Note: regions] in regioncall.py.
 """
 
 import logging
+import weakref
 from collections.abc import Iterable
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
@@ -25,12 +26,14 @@ from ssdtrain.cache.savedindex import hooks_of
 from ssdtrain.cache.scope import OWNER
 from ssdtrain.cache.traced import untraced
 from ssdtrain.counters import Fallback
+from ssdtrain.errors import RegionError
 from ssdtrain.rebuild.modes import ASKED
-from ssdtrain.regions.arguments import Arguments, empty_caches, flatten, may_change
+from ssdtrain.regions.arguments import Arguments, flatten, may_change
 from ssdtrain.regions.before import Seen
 from ssdtrain.regions.conditions import modes_stand
 from ssdtrain.regions.deep import PLAIN
 from ssdtrain.regions.find import Region
+from ssdtrain.regions.kvcaches import empty_caches, with_own
 
 if TYPE_CHECKING:
     from ssdtrain.cache.cache import TensorCache
@@ -62,7 +65,10 @@ class Regions:
         """Those of the region's call that runs, if it has its own."""
         self.reasons: dict[str, str] = {}
         """Why modules are no regions, by path."""
-        self._told_caches = False
+        self._gives_caches = False
+        """Whether the caller of the forward that runs wants the model's KV cache."""
+        self._withheld: dict[Region, weakref.ref[Any]] = {}
+        """The KV caches that layers were called with last, and did not fill."""
         self._alive = Living[RegionCall]()
         self._digests: Digests | None = None
         self._looked_at: set[Region] = set()
@@ -74,23 +80,39 @@ class Regions:
             self._digests = Digests(self.cache.device.torch_device)
         return self._digests
 
-    def hooks_are(self, hooks: ForwardHooks) -> None:
+    def hooks_are(self, hooks: ForwardHooks, *, gives_caches: bool) -> None:
         """A forward of the model is about to run under these hooks."""
+        self._gives_caches = gives_caches
         self.pack, self.unpack = hooks.pack_hook, hooks.unpack_hook
         self._hooks = hooks
 
-    def without_caches(self, region: Region, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The keywords of a call, in every forward under hooks: see `empty_caches`."""
-        names = [] if self.pack is None else empty_caches(region.module, kwargs)
-        if not names:
-            return kwargs
-        if not self._told_caches:
-            self._told_caches = True
+    def without_caches(
+        self, region: Region, forward: Any, kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
+        """A region's forward and the keywords of a call of it, in every forward under
+        hooks: see [Note: KV caches] in kvcaches.py.
+
+        Raises:
+            RegionError: an empty cache comes back.
+        """
+        caches = {} if self.pack is None else empty_caches(region.module, kwargs)
+        for cache in caches.values():
+            if region in self._withheld and self._withheld[region]() is cache:
+                raise RegionError(
+                    f"{region.path} is given a KV cache that stayed empty when it ran "
+                    "before. Call the model with use_cache=True where you use its "
+                    "cache, and with use_cache=False elsewhere."
+                )
+        if not caches or self._gives_caches:
+            return forward, kwargs
+        if not self._withheld:
             logger.warning(
-                "ssdtrain: layers get no KV cache in training, as under their own "
+                "ssdtrain: layers fill no KV cache in training, as under their own "
                 "checkpointing; set use_cache=False in the model's configuration"
             )
-        return {**kwargs, **dict.fromkeys(names)}
+        for cache in caches.values():
+            self._withheld[region] = weakref.ref(cache)
+        return with_own(forward, caches), {**kwargs, **dict.fromkeys(caches)}
 
     def forward_ends(self) -> None:
         """It is over; the hooks may go with the graph."""

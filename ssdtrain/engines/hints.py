@@ -157,11 +157,13 @@ class Hints:
         micro_batch: int | None = None,
         chunk: str | None = None,
         num_elements: int = 0,
+        asks_for_cache: bool = False,
     ) -> Iterator[None]:
         """Around one forward of one micro-batch: saved tensors join its lane.
 
         num_elements: of its arguments, which tells of a batch's size before its first
         tensor is saved; 0: unknown.
+        asks_for_cache: whether the caller wants the KV cache of a transformers' model.
 
         Inert when gradients are off, inside backward (recomputation), inside another
         such block, of another thread as well, in a forked child, and (counted) under a
@@ -180,7 +182,7 @@ class Hints:
             yield
             return
         try:
-            with self._begun(micro_batch, chunk, num_elements):
+            with self._begun(micro_batch, chunk, num_elements, asks_for_cache):
                 yield
         finally:
             self._inside = None
@@ -195,7 +197,11 @@ class Hints:
 
     @contextmanager
     def _begun(
-        self, micro_batch: int | None, chunk: str | None, num_elements: int
+        self,
+        micro_batch: int | None,
+        chunk: str | None,
+        num_elements: int,
+        asks: bool,
     ) -> Iterator[None]:
         """Around the one forward that runs."""
         transformed = is_transformed()
@@ -229,7 +235,7 @@ class Hints:
         self._lanes[(chunk, micro_batch)] = lane
         self._cache.recipes.forward_begins()
         try:
-            with self._cache.timed(), self._cache.hooks():
+            with self._cache.timed(), self._cache.hooks(gives_caches=asks):
                 yield
         finally:
             self._cache.forward_ends()

@@ -21,6 +21,7 @@ import functools
 import inspect
 from collections import UserDict
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -36,6 +37,7 @@ from ssdtrain.engines.patch import Patches
 from ssdtrain.engines.recognition import AUTOMATIC, Own, lightning_of
 from ssdtrain.errors import AttachError
 from ssdtrain.plan.agree import Peers
+from ssdtrain.regions.kvcaches import asks_for_cache
 
 MOST_NESTED = 3
 """Containers in containers whose tensors are counted."""
@@ -147,7 +149,11 @@ def _wrap(
         if tracer():
             hints.is_compiled()
         size = num_elements((*args, *kwargs.values()))
-        with Untraced(lambda: hints.forward(chunk=chunk, num_elements=size)):
+        asks = asks_for_cache(args, kwargs)
+        around = partial(
+            hints.forward, chunk=chunk, num_elements=size, asks_for_cache=asks
+        )
+        with Untraced(around):
             return inner(*args, **kwargs)
 
     look_like(forward, getattr(root, name))

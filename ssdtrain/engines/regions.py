@@ -56,7 +56,7 @@ def _wrap(region: Region, regions: Regions, patches: Patches) -> None:
             undo()
             return inner(*args, **kwargs)
         # From here on no compiler looks at the frames of this thread.
-        kwargs = regions.without_caches(region, kwargs)
+        inner, kwargs = regions.without_caches(region, inner, kwargs)
         call = regions.begin(region, inner, args, kwargs)
         if call is None:
             return inner(*args, **kwargs)

@@ -89,11 +89,12 @@ NUM_WARM_UPS = 1
 MAX_ATTEMPTS = 3
 """Observations in a row that may fail before the policy is left alone."""
 TOLERANCE = 0.01
-MOST_DOUBT = 0.1
 """By which the plan that runs all regions again may seem to need more than the budget:
 what is beside its saved tensors was measured in a step that held more of them."""
+MOST_DOUBT = 0.1
+"""Likewise, where no other plan fits: then it is measured before it is refused."""
 MOST_OTHERS = 2
-"""Plans for a kind of step that no later step was of."""
+"""Plans in a row that may serve no steps."""
 FIRST_LOOK = 100
 """Steps under the best plan before the next best one is timed again, once more after
 twice as many, and so on."""
@@ -186,8 +187,8 @@ class Planner:
         self._next_look = FIRST_LOOK
         self._spared_bytes = 0
         """By how much steps of all regions again need less than they are told to."""
-        self._observed_at, self._num_others = 0, 0
-        """When steps last saved other tensors, and how often in short."""
+        self._num_others = 0
+        """How often in a row steps saved other tensors than a plan that served none."""
         self._rests_within: Goal | None = None
         """What steps are judged by in which all regions run again without a plan."""
         self._refusal = ""
@@ -326,19 +327,19 @@ class Planner:
         """Steps save other tensors than the plan expects: observe one of them. Where
         that was of no use, as layers are skipped at random, all regions run again and
         the rest stays: that needs no plan, and at most what all layers need."""
-        is_new = self._step - self._observed_at > FIRST_LOOK
-        self._num_others = 1 if is_new else self._num_others + 1
-        self._observed_at = self._step
+        self._num_others = 1 if self._strays.has_served else self._num_others + 1
         seen, may = self._seen, self._goal.goal.is_by_memory and self._peers.is_alone
         if self._num_others < MOST_OTHERS or not may or seen is None:
             logger.info("ssdtrain: steps save other tensors: observing")
             self._observe()
         elif any(seen.regions.values()):
             logger.info("ssdtrain: no two steps are alike: all regions run again")
+            plan = self._all_again()
+            stays = plan is not None and plan.moves_nothing
             self.close()
             self.plan = None
             self._rest(Stage.RESTING)
-            self._unplanned(Choice.ALL, Rule(Placement.KEEP, spares_held=True))
+            self._rest_again(Placement.KEEP if stays else Placement.OFFLOAD)
             self._rests_within = self._goal_within(is_all=True)
             self._memory.planned()
         else:
@@ -350,7 +351,10 @@ class Planner:
         if goal is not None and self._memory.over_bytes(goal):
             logger.info("ssdtrain: steps need too much: what regions read leaves")
             self._rests_within = None
-            self._unplanned(Choice.ALL, Rule(Placement.OFFLOAD, spares_held=True))
+            self._rest_again(Placement.OFFLOAD)
+
+    def _rest_again(self, placement: Placement) -> None:
+        self._unplanned(Choice.ALL, Rule(placement, spares_held=True))
 
     def _record(self) -> None:
         self._unplanned(self._first_regions, Rule(spares_held=True))
@@ -474,6 +478,12 @@ class Planner:
         self.num_plans += 1
         logger.info("ssdtrain: plan %d: %s", self.num_plans, plan.policy)
 
+    def _measure_base(self, plan: Plan, seen: Profile) -> bool:
+        self._follow_base(plan)
+        observed = Observed(seen, self._observation.saved_bytes)
+        self._measured.begin(observed, without_hooks=False)
+        return self._measured.next_step(self._step)
+
     def _all_again(self) -> Plan | None:
         """Return the plan that runs all regions again, and moves no more of what they
         read than it must; None: it does not fit."""
@@ -503,10 +513,7 @@ class Planner:
         if plan is None:
             return False
         self._rest(Stage.BASE)
-        self._follow_base(plan)
-        observed = Observed(seen, self._observation.saved_bytes)
-        self._measured.begin(observed, without_hooks=False)
-        return self._measured.next_step(self._step)
+        return self._measure_base(plan, seen)
 
     def _larger(self, profile: Profile) -> Profile:
         """Return the profile of the largest batches, which are planned for."""
@@ -559,10 +566,7 @@ class Planner:
         base = self._all_again() if self._spared_bytes else None
         if base is None or not base.moves_nothing:
             return False
-        self._follow_base(base)
-        observed = Observed(seen, self._observation.saved_bytes)
-        self._measured.begin(observed, without_hooks=False)
-        return self._measured.next_step(self._step)
+        return self._measure_base(base, seen)
 
     def _hold(self) -> bool:
         """Have the next steps held, if a CUDA graph is wanted; whether they are."""

@@ -4,6 +4,8 @@
 """
 
 FIRST_PAUSE_STEPS = 4
+SERVED_STEPS = 10
+"""In a row, behind which a plan was of use."""
 
 
 class Strays:
@@ -11,13 +13,16 @@ class Strays:
     shape, not one odd batch; after each time the next one comes twice as late."""
 
     def __init__(self) -> None:
-        self._in_a_row = 0
+        self.has_served = False
+        """Whether steps in a row were as the plan in force expects."""
+        self._in_a_row = self._num_alike = 0
         self._pause = FIRST_PAUSE_STEPS
         self._wait = 0
 
     def planned(self) -> None:
         """Another plan is in force."""
-        self._in_a_row = 0
+        self._in_a_row = self._num_alike = 0
+        self.has_served = False
 
     def step(self, num_strayed: int) -> bool:
         """Count a step; return whether to observe the next one.
@@ -27,6 +32,8 @@ class Strays:
         """
         self._wait = max(0, self._wait - 1)
         self._in_a_row = self._in_a_row + 1 if num_strayed else 0
+        self._num_alike = 0 if num_strayed else self._num_alike + 1
+        self.has_served |= self._num_alike == SERVED_STEPS
         if self._in_a_row < 2 or self._wait:
             return False
         self._wait = self._pause

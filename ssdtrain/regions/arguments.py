@@ -84,34 +84,6 @@ def flatten(
     return leaves, tuple.__new__(Arguments, given)
 
 
-CACHES = ("past_key_values", "layer_past")
-"""Keywords of transformers' layers."""
-
-
-def empty_caches(module: nn.Module, kwargs: dict[str, Any]) -> list[str]:
-    """Keywords that give a layer of transformers a KV cache with nothing in it, in
-    training: nobody reads it, and the layer's own checkpointing takes it away, as a
-    forward that runs twice would write to it twice."""
-    given = [name for name in CACHES if kwargs.get(name) is not None]
-    if not (given and module.training and hasattr(module, "gradient_checkpointing")):
-        return []
-    if getattr(module, "_can_checkpoint_with_cache", False):
-        return []
-    return [name for name in given if _is_empty(kwargs[name])]
-
-
-def _is_empty(cache: Any) -> bool:
-    parts: list[Any] = [cache]
-    if hasattr(cache, "self_attention_cache"):
-        parts = [cache.self_attention_cache, cache.cross_attention_cache]
-    layers = [getattr(part, "layers", None) for part in parts]
-    return all(
-        isinstance(each, list)
-        and not any(getattr(layer, "is_initialized", True) for layer in each)
-        for each in layers
-    )
-
-
 def may_change(leaf: Any) -> bool:
     """Whether an argument could be another when its call runs again."""
     if type(leaf) is Tensor:

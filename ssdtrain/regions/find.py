@@ -70,9 +70,8 @@ def _members_of_lists(root: nn.Module) -> Iterator[nn.Module]:
         members = list(module.children())
         kinds = Counter(map(type, members))
         # The first layer of a stack is often of a kind of its own.
-        is_stack = _is_list(module) and 2 * max(kinds.values(), default=0) > len(
-            members
-        )
+        most = max(kinds.values(), default=0)
+        is_stack = isinstance(module, nn.ModuleList) and 1 < most > len(members) / 2
         for member in members:
             # A module without modules saves little more than its input.
             has_parts = next(member.children(), None) is not None

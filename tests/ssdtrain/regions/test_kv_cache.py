@@ -1,4 +1,5 @@
-"""Layers that are given an empty KV cache in training run again."""
+"""Layers that are given an empty KV cache in training run again: [Note: KV caches] in
+ssdtrain/regions/kvcaches.py."""
 
 import logging
 from typing import Any
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import ssdtrain
+from ssdtrain.errors import RegionError
 from tests.ssdtrain.bits import same_bits
 
 SIZES: dict[str, Any] = {
@@ -44,6 +46,10 @@ def built(kind: str) -> nn.Module:
     return model.train()  # type: ignore[no-any-return]
 
 
+def offloaded(model: nn.Module) -> Any:
+    return ssdtrain.offload(model, plan="keep-all", recompute="regions", min_bytes=0)
+
+
 def step(model: nn.Module) -> list[Tensor]:
     model.zero_grad()
     torch.manual_seed(1)
@@ -61,9 +67,7 @@ def test_an_empty_cache_is_no_obstacle(
     theirs = step(model)
     with (
         caplog.at_level(logging.WARNING),
-        ssdtrain.offload(
-            model, plan="keep-all", recompute="regions", min_bytes=0
-        ) as session,
+        offloaded(model) as session,
     ):
         for _ in range(3):
             assert same_bits(step(model), theirs)
@@ -74,26 +78,110 @@ def test_an_empty_cache_is_no_obstacle(
     assert same_bits(step(model), theirs)
 
 
-def test_a_cache_with_a_prefix_is_kept() -> None:
-    """As prefix tuning gives: it is part of what the model computes."""
-    import transformers
+class Prefixed(nn.Module):
+    """As prefix tuning: what a cache holds is part of what the model computes."""
 
-    model = built("Llama")
-    draw = torch.Generator().manual_seed(3)
-    states = [torch.randn(2, 2, 4, 8, generator=draw) for _ in range(2)]
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = built("Llama")
+        draw = torch.Generator().manual_seed(3)
+        self.states = [torch.randn(2, 2, 4, 8, generator=draw) for _ in range(2)]
 
-    def one() -> list[Tensor]:
-        model.zero_grad()
-        cache = transformers.DynamicCache()
+    def forward(self, **given: Any) -> Any:
+        import transformers
+
+        cache = transformers.StaticCache(self.inner.config, max_cache_len=16)
         for layer in range(2):
-            cache.update(*states, layer)
-        ids = torch.randint(3, 64, (2, 8), generator=torch.Generator().manual_seed(2))
-        loss = model(input_ids=ids, labels=ids, past_key_values=cache).loss
+            cache.update(*self.states, layer)
+        return self.inner(**given, past_key_values=cache)
+
+
+def test_a_cache_with_a_prefix_is_kept() -> None:
+    model = Prefixed()
+    theirs = step(model)
+    assert not torch.equal(theirs[0], step(model.inner)[0])
+    with offloaded(model):
+        for _ in range(3):
+            assert same_bits(step(model), theirs)
+
+
+class Layer(nn.Module):
+    """As those of state space models, it computes otherwise without a cache."""
+
+    gradient_checkpointing = False
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.part, self.index = nn.Linear(8, 8), index
+
+    def forward(self, x: Tensor, past_key_values: Any = None) -> Tensor:
+        x = self.part(x)
+        if past_key_values is not None:
+            _, x = past_key_values.update(x.cos(), x.sin(), self.index)
+        return x.tanh()
+
+
+class Cached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(index) for index in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        import transformers
+
+        cache = transformers.DynamicCache()
+        for layer in self.layers:
+            x = layer(x, past_key_values=cache)
+        return x
+
+
+def test_a_layer_computes_what_it_does_with_a_cache() -> None:
+    torch.manual_seed(0)
+    model, x = Cached(), torch.randn(1, 2, 4, 8)
+
+    def one() -> list[Any]:
+        model.zero_grad()
+        loss = model(x).square().sum()
         loss.backward()
         return [loss.detach(), *(p.grad for p in model.parameters())]
 
     theirs = one()
-    assert not torch.equal(theirs[0], step(model)[0])
-    with ssdtrain.offload(model, plan="keep-all", recompute="regions", min_bytes=0):
+    with offloaded(model) as session:
         for _ in range(3):
             assert same_bits(one(), theirs)
+        assert session.last_step is not None
+        assert session.last_step.recipes["region"] > 0
+
+
+@pytest.mark.parametrize("way", ["asked for", "given"])
+def test_a_cache_that_the_caller_has_is_filled(way: str) -> None:
+    """Its second chunk reads what the first one has written, and so does the loss."""
+    import transformers
+
+    model = built("Llama")
+    ids = torch.randint(3, 64, (2, 8), generator=torch.Generator().manual_seed(2))
+
+    def one() -> list[Any]:
+        model.zero_grad()
+        cache = transformers.DynamicCache()
+        asked = way == "asked for"
+        given = {"use_cache": True} if asked else {"past_key_values": cache}
+        first = model(input_ids=ids, labels=ids, **given)
+        cache = first.past_key_values
+        second = model(input_ids=ids, labels=ids, past_key_values=cache)
+        loss = first.loss + second.loss + cache.layers[0].keys.square().mean()
+        loss.backward()
+        return [loss.detach(), *(p.grad for p in model.parameters())]
+
+    theirs = one()
+    with offloaded(model):
+        for _ in range(3):
+            assert same_bits(one(), theirs)
+
+
+def test_a_cache_that_stayed_empty_and_comes_back_is_an_error() -> None:
+    model, ids = built("Llama"), torch.ones(2, 8, dtype=torch.long)
+    with offloaded(model):
+        first = model(input_ids=ids, labels=ids)
+        with pytest.raises(RegionError, match="use_cache=True"):
+            model(input_ids=ids, past_key_values=first.past_key_values)

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ssdtrain
 from ssdtrain.errors import ConfigError, InPlaceError, RegionError
+from ssdtrain.regions.find import find_regions
 from tests.ssdtrain.bits import same_bits
 
 WIDTH, BATCH = 32, 8
@@ -275,6 +276,15 @@ def test_the_first_of_a_stack_may_be_of_another_kind() -> None:
         RUNS.count = 0
         model(torch.randn(BATCH, WIDTH)).backward()
     assert RUNS.count == 2 * 3
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_one_model_in_a_list_is_no_region(is_named: bool) -> None:
+    """Its layers are."""
+    stack = Stack()
+    around = nn.ModuleDict({"one": stack}) if is_named else nn.ModuleList([stack])
+    found = find_regions(nn.Sequential(around))
+    assert [region.module for region in found] == list(stack.blocks)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
