@@ -255,14 +255,6 @@ def test_kernels_are_sorted_into_parts(kernel: str, part: str) -> None:
     assert category(kernel) == part
 
 
-def test_losses_and_accuracies_of_two_layers_stand_beside_one_another() -> None:
-    row = {"data": "aifb", "model": "rgcn", "num_epochs": 50, "accuracies": [0.9, 0.8]}
-    row |= {"loss_difference": 2e-13, "mean_accuracy": 0.85}
-    row |= {"accuracy_same_start": 0.9, "pyg_accuracy_same_start": 0.9}
-    text = rgnn_table.parity({"cells": {"aifb rgcn": row}})
-    assert "| aifb rgcn | 50 | 2.0e-13 | 0.9000 | 0.9000 | 0.8500 of 2 |" in text
-
-
 def test_kernels_are_held_against_the_ceilings() -> None:
     kernel = {"plan": "forward", "kernel": "gemm %1", "us": 10.0, "predicted_us": 12.0}
     kernel |= {"gb_per_s": 2000.0, "tflop_per_s": 40.0, "operations": 4e8}

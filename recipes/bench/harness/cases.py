@@ -36,19 +36,10 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("models.fits_cells", 225, "240"),
     Case("models.foretold", seconds="CPU"),
     Case("models.unseen", 3600),
     Case("models.real_models", seconds="600"),
-    Case("models.fits", 400, "400"),
-    Case("models.grid", 100, "400", words="--budget-s 400"),
-    Case("models.lengths", 110, "80", words="--documents FILE"),
-    Case("models.predictions", 150, "150"),
     Case("models.trl_steps", 240, words="--case grpo"),
-    Case("models.graphs", 170, "150"),
-    Case(
-        "models.evaluation", seconds="230", words="--budget-s 200", file="models/models"
-    ),
     Case("offload.placement", seconds="320", words="--budget-s 310"),
     Case("offload.deep_compile", 240, "130", words="--budget-s 120"),
     Case("offload.recipes", 500, "320", words="--budget-s 300"),
@@ -110,12 +101,6 @@ CASES = (
     Case("foresight.over_ranks", seconds="CPU"),
     Case("foresight.by_data_sheet", seconds="CPU"),
     Case("search.random_graphs", seconds="CPU"),
-    Case("search.search_time", seconds="CPU"),
-    Case("search.intervals", seconds="CPU"),
-    Case("search.coverage", 300, "CPU"),
-    Case("search.layouts", seconds="CPU"),
-    Case("search.planned_ranks", seconds="CPU"),
-    Case("search.launch_ranks", seconds="CPU"),
     Case("search.table_regret", 580),
     Case("search.layout_regret", 580),
     Case("megatron.scale", 1500),
@@ -127,17 +112,9 @@ CASES = (
     Case("sampling.rates"),
     Case("traversal.campaign", file="traversal/traversal"),
     Case("rgnn.batches", 90, "95"),
-    Case("rgnn.epochs", 200, "220"),
-    Case("rgnn.accuracy", 3600, "1300", words="--data DIR --budget-s 7200"),
     Case("rgnn.layers", 250, "250", file="rgnn/rgnn"),
-    Case("rgnn.fit", seconds="CPU"),
-    Case("rgnn.graphs", seconds="CPU", words="--data DIR", file="rgnn/rgnn_graphs"),
-    Case("rgnn.parity", seconds="CPU", words="--data DIR", file="rgnn/rgnn_parity"),
-    Case("rgnn.compile", 120, "CPU"),
     Case("rgnn.dgl", 110),
     Case("rgnn.messages", 120),
-    Case("rgnn.sweeps", 100),
-    Case("rgnn.trees", 100),
     Case("rgnn.joined", 100),
 )
 

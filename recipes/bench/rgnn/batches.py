@@ -18,6 +18,7 @@ Medians; ratios are PyG's time over hector's of the same run.
 """
 
 import functools
+import os
 import subprocess
 import sys
 import tempfile
@@ -38,7 +39,6 @@ from hector.sampling import NeighborSampler, SampledBatch
 from hector.train.model import compiled_layer
 from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.timing import wait
-from recipes.bench.rgnn.compile import caches
 from recipes.bench.rgnn.mag import CLASSES, FANOUTS, SEEDS, WIDTH, mag_graph, specs
 from recipes.bench.rgnn.pyg import pyg_conv, wrap
 
@@ -232,7 +232,14 @@ def first_cell() -> dict[str, Any]:
     """New processes: with empty caches, with what the first left, and with empty caches
     and a bundle of its kernels, which is added beside the graph's making."""
     with tempfile.TemporaryDirectory() as place:
-        here, there = caches(place)
+        here, there = (
+            {
+                **os.environ,
+                "HECTOR_CACHE": f"{place}/{name}/hector",
+                "TRITON_CACHE_DIR": f"{place}/{name}/triton",
+            }
+            for name in ("here", "there")
+        )
         found = {"empty_s": _first(here), "kept_s": _first(here)}
         shipped = Path(there["HECTOR_CACHE"], "kernels", "first.zip")
         shipped.parent.mkdir(parents=True)

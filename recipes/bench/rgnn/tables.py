@@ -7,7 +7,6 @@ from typing import Any
 
 from recipes.bench.harness.records import Data
 from recipes.bench.harness.tables import Column, paragraphs, table
-from recipes.bench.rgnn.accuracy import LEVEL, SEEDS, compared, spread
 from recipes.bench.rgnn.cells import WIDTHS
 from recipes.bench.rgnn.records import (
     SETTINGS,
@@ -242,21 +241,6 @@ def machines(data: Data) -> str:
     return "\n".join(lines)
 
 
-def parity(data: Data) -> str:
-    """Same start, same losses as PyG; accuracies over seeds."""
-    columns: dict[str, Column] = {
-        "": "{data} {model}",
-        "epochs": "{num_epochs}",
-        "largest loss difference": "{loss_difference:.1e}",
-        "accuracy": "{accuracy_same_start:.4f}",
-        "PyG's": "{pyg_accuracy_same_start:.4f}",
-        "mean, seeds": lambda r: (
-            f"{number(r['mean_accuracy'], 4)} of {len(r['accuracies'])}"
-        ),
-    }
-    return table(data["cells"], columns)
-
-
 def batches(data: Data) -> str:
     """Mini-batches, captured steps, and the first call."""
     good = {name: c for name, c in data["cells"].items() if "error" not in c}
@@ -300,74 +284,6 @@ def _first(cell: Data) -> str:
         f"for: {cell['empty_s']} s with empty caches, {cell['kept_s']} s in a new "
         "process with the caches kept" + (with_bundle if "shipped_s" in cell else ".")
     )
-
-
-def compilation(data: Data) -> str:
-    """What a first step compiles, without a GPU."""
-    columns: dict[str, Column] = {
-        "": "{name}",
-        "kernels": "{empty[kernels]}",
-        "empty": "{empty[cpu_s]:.2f}",
-        "kept": "{kept[cpu_s]:.2f}",
-        "shipped": "{shipped[cpu_s]:.2f}",
-        "empty / shipped": lambda c: number(
-            c["empty"]["cpu_s"] / c["shipped"]["cpu_s"], 0
-        ),
-    }
-    return table(data["cells"], columns, needs="empty")
-
-
-def accuracy(data: Data) -> str:
-    """Mini-batch training beside full-batch training, of seeds that ran both ways."""
-    found = compared(data["cells"])
-    columns: dict[str, Column] = {
-        "": lambda c: f"{c.data} {c.model}",
-        "seeds": lambda c: str(len(c.differences)),
-        "full batch": lambda c: number(100 * c.full, 1),
-        "mini-batches": lambda c: number(100 * c.batches, 1),
-        "difference": lambda c: (
-            f"{100 * (c.batches - c.full):+.1f}"
-            + (f" ± {100 * spread(c.differences):.1f}" if c.differences[1:] else "")
-        ),
-        "p": lambda c: number(c.p, 3),
-        "corrected": lambda c: number(c.corrected, 3),
-    }
-    cut = any(len(c.differences) < SEEDS for c in found)
-    return paragraphs(
-        f"{sum(c.differs for c in found)} of {len(found)} differences are below "
-        f"{LEVEL}.",
-        cut
-        and f"The run was cut before its {SEEDS} seeds: cells of fewer than 9 cannot "
-        "come below that level, whatever they hold.",
-        table(found, columns),
-    )
-
-
-def epochs(data: Data) -> str:
-    """Mini-batch epochs with features in host memory."""
-    rows = {}
-    for kind in ("rgcn", "rgat", "hgt"):
-        mine, ratio, wrong = (
-            data["cells"].get(f"{kind}/{part}", {})
-            for part in ("ours", "ratio", "losses")
-        )
-        theirs = data["cells"].get(f"{kind}/pyg, {ratio.get('best')}", {})
-        rows[kind] = {**mine, "of": ratio, "theirs": theirs, "wrong": wrong}
-    columns: dict[str, Column] = {
-        "": "{name}",
-        "batches": "{batches}",
-        "draw": "{draw_ms:.2f}",
-        "gather": "{gather_ms:.2f}",
-        "step": "{step_ms:.2f}",
-        "epoch": "{epoch_s:.3f}",
-        "over its longest stage": "{over_longest_stage:.2f}",
-        "PyG's": "{theirs[epoch_s]:.3f}",
-        "its best way": "{of[best]}",
-        "ratio": "{of[ratio]:.2f}",
-        "loss error, float32": "{wrong[float32]:.1e}",
-        "float64": "{wrong[float64]:.1e}",
-    }
-    return table(rows, columns)
 
 
 # -- pictures --------------------------------------------------------------------------
