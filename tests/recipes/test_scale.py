@@ -22,9 +22,10 @@ pytestmark = [
 LAYOUTS: dict[str, tuple[str, ...]] = {
     "fsdp2 x tp 4b": ("law", "gc", "plain", "=gc", "fit"),
     "megatron pp": ("law", "gc", "=gc"),
+    "megatron ep": ("law",),
 }
 WANTED = (
-    *("links", "collectives", "tiering"),
+    *("links", "collectives", "tiering", "bert 8192/estimate"),
     *(f"{layout}/{way}" for layout, ways in LAYOUTS.items() for way in ways),
 )
 
@@ -50,6 +51,7 @@ def test_every_kind_of_cell_runs_on_two_ranks(tmp_path: Path) -> None:
     assert cells["2 ranks/fsdp2 x tp 4b/law"]["equal"]
     assert cells["2 ranks/fsdp2 x tp 4b/law"]["reruns"]
     assert cells["2 ranks/megatron pp/law"]["host_equal"]
+    assert min(cells["2 ranks/bert 8192/estimate"]["offloaded_gib"]) > 0
     assert all(len(cells["2 ranks/links"][way]) == 2 for way in ("out", "in", "both"))
     assert cells["2 ranks/tiering"]["speedup"] > 0
     assert len(cells["2 ranks/collectives"]["links"]) > 20

@@ -104,7 +104,6 @@ CASES = (
     Case("search.table_regret", 580),
     Case("search.layout_regret", 580),
     Case("megatron.scale", 1500),
-    Case("megatron.core", 270, "270", file="megatron/megatron"),
     Case("gather.sweep", 200, "250", words="--budget-s 250", file="gather/gather"),
     Case("gather.one_call", 60, "75"),
     Case("gnn.tiering", 60, "70"),
