@@ -42,10 +42,8 @@ def summary(data: Data) -> str:
     records = Records(data)
     groups: dict[tuple[str, str, str], dict[str, Comparison]] = {}
     for _, cell in cells(records):
-        for what in ("time", "captured"):
-            kind = cell["dtype"] if what == "time" else f"{cell['dtype']} captured"
-            group = groups.setdefault((cell["model"], cell["task"], kind), {})
-            group[cell["graph"]] = compare(records, what=what, **cell)
+        group = groups.setdefault((cell["model"], cell["task"], cell["dtype"]), {})
+        group[cell["graph"]] = compare(records, **cell)
     rows = []
     for (model, task, dtype), row in groups.items():
         ranked = sorted(
@@ -204,27 +202,6 @@ def kernels(data: Data, count: int = 5) -> str:
                 }
             )
     return as_they_are(rows)
-
-
-def kernels_by_setting(data: Data) -> str:
-    """Figure 3.11: microseconds of RGAT's kernels with each fixed setting."""
-    rows = []
-    for record in Records(data).by_key.values():
-        key = record["key"]
-        if key["what"] != "kernels" or key["contender"] == "hector":
-            continue
-        parts = dict.fromkeys(("gemm", "traversal", "other"), 0.0)
-        for k in record.get("kernels", ()):
-            word = k["kernel"].split()[0]
-            parts[word if word in parts else "other"] += k["us"]
-        times = (*parts.values(), sum(parts.values()))
-        heads = ("products", "traversal", "other", "all")
-        setting = key["contender"].removeprefix("hector-")
-        rows.append(
-            {"cell": "{graph} {model} {task}, ".format(**key) + setting}
-            | {head: number(us, 0) for head, us in zip(heads, times, strict=True)}
-        )
-    return as_they_are(sorted(rows, key=lambda row: row["cell"]))
 
 
 def machines(data: Data) -> str:
