@@ -30,7 +30,6 @@ def test_what_several_gpus_showed() -> None:
             "estimate_gib": [11.0, 11.0],
             "source_gib": [11.13, 11.13],
         },
-        "4 ranks/tiering": {"speedup": 1.6, "cells": {}},
     }
     lines = scale(data_of(cells)).splitlines()
     row = "| 4 ranks/megatron tp4 | 100 ms, 9.0 GB | 1.300x, 2.0 GB | 1.240x, 2.0 GB |"
@@ -38,4 +37,3 @@ def test_what_several_gpus_showed() -> None:
     assert "| 4 ranks/fsdp2 4b | 50 ms, 3.0 GB | - | - | - | - | - | NO |" in lines
     assert "| 4 ranks/links | 0.85 | 0.85 | 0.85 | 0.85 | 0.85 |" in lines
     assert "| 4 ranks/bert 8 | 11.20 | 11.00 | 11.13 | 1.018 |" in lines
-    assert "| 4 ranks/tiering | 1.60x |" in lines

@@ -15,10 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import ssdtrain
-from recipes.bench.foresight import collectives
-from recipes.bench.gnn import tiering
-from recipes.bench.harness.cli import Bench
-from recipes.bench.harness.records import Data, read
+from recipes.bench.harness.records import Data
 from recipes.bench.megatron import training as megatron
 from recipes.bench.megatron.training import DTYPE, GPU, Cell, Size, Training
 from recipes.bench.models import real_row
@@ -153,35 +150,6 @@ class Copier:
     def _wait(self) -> None:
         if GPU:
             torch.cuda.synchronize()
-
-
-def curves(tiny: bool) -> Data:
-    """Times of collectives over sizes, for foresight's curves."""
-    largest = collectives.TINY_LARGEST if tiny else collectives.LARGEST
-    rounds, seconds = (1, 2.0) if tiny else (7, 40.0)
-    with joined() as device:
-        end = time.monotonic() + seconds
-        return {"links": collectives.links(device, largest, rounds, end)}
-
-
-def tiers(tiny: bool) -> Data:
-    """Epochs with hot rows in the memory of all GPUs, over epochs without."""
-    settings = tiering.Settings(cases=(0,), shares=(0.0, 0.25))
-    if tiny:
-        settings = replace(
-            replace(settings, nodes=2000, edges=20000, train_nodes=64),
-            **{"batch_size": 32, "fanouts": (2, 2, 2), "epochs": 1},
-        )
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder) / "tiers.json")
-        tiering.main(bench, settings)
-        dist.barrier()
-        if dist.get_rank():  # the first one writes them
-            return {}
-        cells = read(bench.out)["cells"]
-    times = {name: cell["epoch_s"] for name, cell in cells.items() if "epoch_s" in cell}
-    without = next(each for name, each in times.items() if name.endswith("/0.0"))
-    return {"cells": cells, "speedup": without / min(times.values())}
 
 
 def train_row(row: Row, tiny: bool, peaks: tuple[float, ...]) -> Data:

@@ -19,7 +19,7 @@ def estimates(cells: Data) -> str:
 
 
 def scale(*found: Data) -> str:
-    """What several GPUs showed: layouts, predictions, host links, tiering."""
+    """What several GPUs showed: layouts, predictions, host links."""
     cells = found[0]["cells"]
     layouts = grouped(cells)
     shown = {name: ways for name, ways in layouts.items() if "plain" in ways}
@@ -36,12 +36,10 @@ def scale(*found: Data) -> str:
         ),
     }
     links = {n: c for n, c in cells.items() if n.endswith("/links") and "out" in c}
-    gained = {n: c for n, c in cells.items() if "speedup" in c}
     return paragraphs(
         table(shown, columns),
         estimates(cells),
         table(links, {"host links at once over one alone": "{name}", **LINKS}),
-        table(gained, {"tiering with peers over none": "{name}", "": times}),
     )
 
 
@@ -57,11 +55,6 @@ def shares(way: str) -> Column:
 
 WAYS_OF_LINKS = ("out", "in", "both", "out beside all-reduce", "in beside all-reduce")
 LINKS: dict[str, Column] = {way: shares(way) for way in WAYS_OF_LINKS}
-
-
-def times(cell: Data) -> str:
-    """Such as 1.62x."""
-    return f"{cell['speedup']:.2f}x"
 
 
 def peak(cell: Data) -> str:

@@ -15,6 +15,7 @@ import platform
 import tempfile
 import time
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ from recipes.bench.rgnn.measure import (
     profile,
     release,
 )
-from recipes.bench.rgnn.turns import Turns
+from recipes.bench.rgnn.turns import take_turns
 
 
 @dataclass
@@ -96,7 +97,7 @@ def machine(device: torch.device) -> dict[str, Any]:
     return found
 
 
-def take(work: Work, graphs: Graphs, cells: Cells, turns: Turns, limit_s: float) -> Any:
+def take(work: Work, graphs: Graphs, cells: Cells, limit_s: float) -> Any:
     """One measurement; a failure is recorded in words and never hidden."""
     device = graphs.device
     try:
@@ -112,7 +113,6 @@ def take(work: Work, graphs: Graphs, cells: Cells, turns: Turns, limit_s: float)
                 return kernel_times(graph)
             best = None if work.contender.ours else best_other_ms(work, cells)
             values = measure(step, layer.clear, device, best)
-            turns.take(work, values, layer)
             if work.contender.ours and values["status"] == "ok":
                 report = executables(graph)[-1].report
                 values["setting"] = str(report.optimizations)
@@ -185,28 +185,27 @@ def run_all(args: Settings, graphs: Graphs) -> int:
     release(device)
     run = len(cells.data["runs"])
     cells.data["runs"].append(about)
-    skipped, turns, status = 0, Turns(device), 0
-    for work in args.wanted():
-        if work.name in cells:
-            continue
-        if turns.begin(work.cell):
-            turns.finish(cells, min(cells.left_s() - 2, args.limit_s))
-        limit_s = min(cells.left_s() - 2, args.limit_s)
-        if limit_s < 3:
-            skipped += 1
-            continue
-        started = time.monotonic()
-        values = take(work, graphs, cells, turns, limit_s)
-        # All of it: building, the first call, timing, the check.
-        values["took_s"] = round(time.monotonic() - started, 3)
-        name = work.cell.graph
-        if values["status"] == "ok" and name not in cells.data["graphs"]:
-            cells.data["graphs"][name] = vars(statistics(graphs.get(name)))
-        cells.record(work.name, {"key": work.key(), "run": run, **values})
-        if values["status"] == "lost":
-            status = 1
-            break
-    turns.finish(cells, min(cells.left_s(), args.limit_s))
+    missing = [work for work in args.wanted() if work.name not in cells]
+    skipped, lost = 0, False
+    for (phase, _), works in groupby(missing, key=lambda work: (work.phase, work.cell)):
+        taken = []
+        for work in works:
+            limit_s = min(cells.left_s() - 2, args.limit_s)
+            if limit_s < 3 or lost:
+                skipped += 1
+                continue
+            started = time.monotonic()
+            values = take(work, graphs, cells, limit_s)
+            # All of it: building, the first call, timing, the check.
+            values["took_s"] = round(time.monotonic() - started, 3)
+            name = work.cell.graph
+            if values["status"] == "ok" and name not in cells.data["graphs"]:
+                cells.data["graphs"][name] = vars(statistics(graphs.get(name)))
+            cells.record(work.name, {"key": work.key(), "run": run, **values})
+            lost = values["status"] == "lost"
+            taken.append(work)
+        if phase is Phase.ABLATION and not lost:
+            take_turns(taken, graphs, cells, min(cells.left_s(), args.limit_s))
     print(f"{len(cells.data['cells'])} records, {skipped} left for another run")
     cells.save()
-    return status
+    return int(lost)
