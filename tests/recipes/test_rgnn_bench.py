@@ -235,17 +235,6 @@ def test_kernels_are_sorted_into_parts(kernel: str, part: str) -> None:
     assert category(kernel) == part
 
 
-def test_kernels_are_held_against_the_ceilings() -> None:
-    kernel = {"plan": "forward", "kernel": "gemm %1", "us": 10.0, "predicted_us": 12.0}
-    kernel |= {"gb_per_s": 2000.0, "tflop_per_s": 40.0, "operations": 4e8}
-    taken = record("hector", None, what="kernels")
-    results = results_of({**taken, "status": "ok", "kernels": [kernel]})
-    ceilings = {"copy_gb_per_s": 4000.0, "tf32_tflop_per_s": 400.0}
-    results["runs"][0]["ceilings"] = ceilings
-    row = rgnn_table.kernels(results).splitlines()[2]
-    assert row == "| g rgcn forward | `gemm %1` | 10 | 12 | 2000 | 40.0 | 50 |"
-
-
 def test_a_choice_is_compared_with_settings_measured_beside_it() -> None:
     """The host was slow when the main cells ran: 9 ms for what then took 4."""
     fixed = [record("hector-none", 5.0), record("hector-both", 4.0)]

@@ -13,7 +13,6 @@ KINDS = (LayerKind.RGCN, LayerKind.RGAT, LayerKind.HGT)
 # Most telling first: Wu's case study, the small graphs, then by edges.
 GRAPHS = ("fb15k", "aifb", "mutag", "bgs", "biokg", "am", "mag", "wikikg2")
 PROFILED_GRAPHS = ("mutag",)
-KERNEL_GRAPHS = ("am", "biokg", "mag")
 WIDTHS = (32, 64, 128)
 
 
@@ -34,8 +33,6 @@ class Phase(str, Enum):
     """The same in bfloat16."""
     ABLATION = "ablation"
     """Ours with each fixed setting of the two optimizations (Table 3.5)."""
-    KERNELS = "kernels"
-    """Bytes, operations and time of each of our kernels, against the ceilings."""
     PROFILE = "profile"
     """Where the time goes, ours and PyG (Figure 3.3)."""
     WIDTHS = "widths"
@@ -66,8 +63,6 @@ SETTINGS = (
     Contender.HECTOR_REORDERING,
     Contender.HECTOR_BOTH,
 )
-OWN_RECORDS = (Phase.PROFILE, Phase.KERNELS)
-"""Phases that measure something else than the time of a step as it is called."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +90,7 @@ class Work:
     def key(self) -> dict[str, Any]:
         """Plain JSON values that identify the measurement in the results."""
         cell = {k: getattr(v, "value", v) for k, v in asdict(self.cell).items()}
-        what = self.phase.value if self.phase in OWN_RECORDS else "time"
+        what = "profile" if self.phase is Phase.PROFILE else "time"
         return {**cell, "contender": self.contender.value, "what": what}
 
     @property
@@ -160,11 +155,6 @@ def _ablation(graph: str) -> Iterator[_Row]:
     return _each(_cells(graph, [*KINDS[1:], KINDS[0]]), *SETTINGS)
 
 
-def _kernels(graph: str) -> Iterator[_Row]:
-    kinds = [*KINDS[1:], KINDS[0]] if graph in KERNEL_GRAPHS else []
-    return _each(_cells(graph, kinds, tasks=[Task.TRAINING]), Contender.HECTOR)
-
-
 def _widths(graph: str) -> Iterator[_Row]:
     cells = _cells(graph, dtype="tf32")
     return _each(
@@ -182,7 +172,6 @@ _PHASES: dict[Phase, Callable[[str], Iterable[_Row]]] = {
     Phase.MAIN: lambda graph: _against(graph, "float32"),
     Phase.BFLOAT16: lambda graph: _against(graph, "bfloat16"),
     Phase.ABLATION: _ablation,
-    Phase.KERNELS: _kernels,
     Phase.PROFILE: _profile,
     Phase.WIDTHS: _widths,
 }

@@ -37,7 +37,6 @@ from recipes.bench.rgnn.cells import (
     plan,
 )
 from recipes.bench.rgnn.contenders import Graphs, build, difference, step_of
-from recipes.bench.rgnn.kernels import ceilings, kernel_times
 from recipes.bench.rgnn.measure import (
     CARD_BYTES,
     OutOfTimeError,
@@ -108,9 +107,6 @@ def take(work: Work, graphs: Graphs, cells: Cells, limit_s: float) -> Any:
             step = step_of(layer, work.cell.task)
             if work.phase is Phase.PROFILE:
                 return profile(step)
-            if work.phase is Phase.KERNELS:
-                step()
-                return kernel_times(graph)
             best = None if work.contender.ours else best_other_ms(work, cells)
             values = measure(step, layer.clear, device, best)
             if work.contender.ours and values["status"] == "ok":
@@ -180,7 +176,7 @@ def opened(args: Settings) -> Cells:
 def run_all(args: Settings, graphs: Graphs) -> int:
     """Take every wanted measurement that is not there yet, while time is left."""
     cells, device = opened(args), graphs.device
-    about = {**machine(device), "scale": args.scale, "ceilings": ceilings(device)}
+    about = {**machine(device), "scale": args.scale}
     about["command"] = cells.data["environment"]["command"]
     release(device)
     run = len(cells.data["runs"])

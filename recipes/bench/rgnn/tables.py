@@ -176,34 +176,6 @@ def breakdown(data: Data) -> str:
     return as_they_are(sorted(rows, key=lambda row: row["cell"]))
 
 
-def kernels(data: Data, count: int = 5) -> str:
-    """Figure 3.13: our most expensive kernels against the device's ceilings."""
-    records, rows = Records(data), []
-    for record in records.by_key.values():
-        key = record["key"]
-        if (key["what"], key["contender"]) != ("kernels", "hector"):
-            continue
-        limit = records.runs[record["run"]]["ceilings"]
-        for k in record.get("kernels", ())[:count]:
-            share = 100 * k["gb_per_s"] / limit["copy_gb_per_s"]
-            if k["operations"]:
-                rate = 300 * k["tflop_per_s"] / limit["tf32_tflop_per_s"]
-                share = max(share, rate)
-            what = " ".join(k["kernel"].replace("|", "/").split())[:70]
-            rows.append(
-                {
-                    "cell": f"{key['graph']} {key['model']} {k['plan']}",
-                    "kernel": f"`{what}`",
-                    "us": number(k["us"], 0),
-                    "predicted us": number(k["predicted_us"], 0),
-                    "GB/s": f"{k['gb_per_s']:.0f}",
-                    "TFLOP/s": f"{k['tflop_per_s']:.1f}",
-                    "% of a ceiling": f"{share:.0f}",
-                }
-            )
-    return as_they_are(rows)
-
-
 def machines(data: Data) -> str:
     """Device and versions of every run that took something."""
     records = Records(data)
@@ -237,9 +209,6 @@ def batches(data: Data) -> str:
         "captured": "{captured_ms:.3f}",
         "PyG": "{pyg_ms:.3f}",
         "ratio": "{ratio:.2f}",
-        "in a row": "{in_a_row_ms:.3f}",
-        "kernels": "{kernels:.0f}",
-        "their sum": "{kernels_ms:.3f}",
     }
     of_batches = table({n: c for n, c in good.items() if n.startswith("batch/")}, drawn)
     return paragraphs(
