@@ -48,7 +48,7 @@ of two settings with as many launches, the one with less work wins."""
 @dataclass(frozen=True, kw_only=True)
 class DeviceModel:
     """What a device does in a second; the defaults are an H200's, fitted to measured
-    steps by `recipes/bench/rgnn/fit.py`: what irregular kernels reach. The host's times
+    steps (`recipes/bench/rgnn/layers.py`): what irregular kernels reach. Host times
     are counted launch by launch."""
 
     bytes_per_second: float = 3.35e12

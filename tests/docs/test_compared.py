@@ -80,19 +80,16 @@ def test_models_beside_checkpointing() -> None:
 
 
 def test_megatron_and_survivors() -> None:
-    name = "gpt/tp2/8192x4"
-    measured = cells("megatron/megatron.json")
-    plain = [measured[f"{name}/keep"]["step_ms"], measured[f"{name}/keep 2"]["step_ms"]]
-    keep_ms = sum(plain) / 2
-    rows = {row[0]: row[1:] for row in table(f"megatron {name}")}
-    ours = [measured[f"{name}/ours at 40 %{again}"] for again in ("", " 2")]
-    again_ms = measured[f"{name}/full recompute"]["step_ms"]
-    own_ms = sum(cell["step_ms"] for cell in ours) / 2
-    expected = {"full recompute": again_ms}
-    expected["**ssdtrain**, limit of 40 %"] = own_ms
-    for way, ms in expected.items():
-        percent = int(rows[way][0].removesuffix(" %"))
-        assert abs(100 * (ms / keep_ms - 1) - percent) < 2.0, way
+    measured = cells("megatron/scale.json")
+    tp = {way: measured[f"2 ranks/megatron tp/{way}"] for way in ("plain", "gc", "=gc")}
+    rows = {row[0]: row[1:] for row in table("megatron tp")}
+    told = {"plain": "plain", "full recompute": "gc"}
+    told["**ssdtrain**, in that memory"] = "=gc"
+    assert list(rows) == list(told)
+    for way, (over, peak) in rows.items():
+        cell, plain_ms = tp[told[way]], tp["plain"]["step_ms"]
+        assert over in ("-", f"{100 * (cell['step_ms'] / plain_ms - 1):.0f} %")
+        assert peak == f"{max(cell['peak_gb']):.1f} GB"
     survived = {row[0]: row[1] for row in table("survivors")}
     page = (ROOT / "docs" / "results" / "safety.md").read_text()
     sound = re.findall(r"\d+ of 19", next(x for x in page.splitlines() if "sound" in x))

@@ -1,6 +1,7 @@
 """Cells of the benchmarks: an error is a result, and nothing known is lost."""
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +11,7 @@ import pytest
 from recipes.bench.harness import cli
 from recipes.bench.harness.cases import CASES
 from recipes.bench.harness.cells import NOT_ENDED, Cells
+from recipes.bench.harness.processes import answer_of
 from tests.ranks import SOON_S
 
 
@@ -72,6 +74,18 @@ def test_only_what_is_asked_for_is_run(tmp_path: Path) -> None:
     for name in ("one/a", "one/b", "two/a", "two/b"):
         cells.run(name, lambda: {"ok": True})
     assert list(on_disk(cells.path)) == ["one/a", "one/b", "two/a"]
+
+
+def leaves(code: int) -> dict[str, Any]:
+    """Ends its process."""
+    os._exit(code)
+
+
+def test_a_process_that_ends_or_takes_too_long_is_a_result() -> None:
+    assert answer_of(leaves, (3,), 60) == {"error": "the process ended early, exit 3"}
+    found = answer_of(len, ("ab", 1), 60)  # type: ignore[arg-type]
+    assert "TypeError" in found["error"] and found["traceback"]
+    assert answer_of(leaves, (3,), 0.0) == {"error": "took too long"}
 
 
 def test_options_are_a_function_s_arguments(

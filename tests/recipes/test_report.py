@@ -4,11 +4,10 @@ import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from recipes.bench.harness import merge, report
+from recipes.bench.harness import report
 from recipes.bench.harness.cases import CASES
 from recipes.bench.harness.cells import Cells, environment
 from recipes.bench.harness.cli import run
@@ -190,30 +189,3 @@ def test_every_picture_can_be_drawn_and_is_shown(tmp_path: Path) -> None:
         recorded = (RESULTS / f"{picture.record}.json").exists()
         assert (tmp_path / picture.file).exists() == recorded
         assert not recorded or f"../img/{picture.file}" in shown
-
-
-def test_results_of_processes_beside_one_another_become_one_file(
-    tmp_path: Path,
-) -> None:
-    environment = {"device": "H100", "num_devices": 1, "date": "2026-11-26"}
-
-    def part(name: str, cells: dict[str, Any], **others: Any) -> Path:
-        path = tmp_path / f"{name}.json"
-        own = {**environment, "command": f"run {name}", **others.pop("also", {})}
-        write(path, {"environment": own, "settings": {"steps": 4}, "cells": cells})
-        return path
-
-    failed, good = {"error": "took too long"}, {"step_ms": 1.0}
-    one = part("one", {"a": good, "b": failed, "c": failed})
-    two = part("two", {"b": good, "a": failed, "d": good}, also={"date": "2026-11-27"})
-    into = tmp_path / "all.json"
-    assert run(["merge", "--into", str(into), str(one), str(two)]) == 0
-    found = read(into)
-    assert found["cells"] == {"a": good, "b": good, "c": failed, "d": good}
-    assert found["environment"]["command"] == "run one; run two"
-    assert found["environment"]["date"] == "2026-11-27"
-    other = part("other", {}, also={"device": "H200"})
-    with pytest.raises(SystemExit):
-        run(["merge", "--into", str(into), str(one), str(other)])
-    with pytest.raises(ValueError, match="settings"):
-        merge.merged([read(one), {**read(two), "settings": {"steps": 5}}])

@@ -17,7 +17,6 @@ from recipes.bench.harness.cli import run as bench
 from recipes.bench.rgnn import layers as rgnn
 from recipes.bench.rgnn import tables as rgnn_table
 from recipes.bench.rgnn.cells import (
-    SETTINGS,
     Cell,
     Contender,
     Phase,
@@ -32,7 +31,7 @@ from tests.ranks import SOON_S
 
 ARGS = (
     "--device cpu --scale 0.0001 --graphs mag --models rgcn --phases main "
-    "bfloat16 bfloat16-rest --contenders sorted-loop sorted-grouped --budget-s 600 "
+    "bfloat16 --contenders sorted-loop sorted-grouped --budget-s 600 "
     "--limit-s 300"
 ).split()
 
@@ -168,25 +167,6 @@ def test_speedup_is_over_the_best_other_of_the_same_machine() -> None:
     )
 
 
-def test_captured_steps_are_compared_with_captured_steps() -> None:
-    works = plan([Phase.CAPTURED], ["aifb"])
-    assert {w.key()["what"] for w in works} == {"captured"}
-    assert {w.key()["model"] for w in works} == {"rgat"}
-    records = [
-        record("hector", 2.0),
-        record("pyg", 5.0),
-        record("hector", 1.0),
-        record("pyg", 4.0),
-    ]
-    for one in records[2:]:
-        one["key"]["what"] = "captured"
-    rows = rgnn_table.summary(results_of(*records)).splitlines()[2:]
-    assert [row.split("|")[1:3] for row in rows] == [
-        [" rgcn training float32 ", " 2.50 "],
-        [" rgcn training float32 captured ", " 4.00 "],
-    ]
-
-
 def test_summary_counts_our_own_failures() -> None:
     results = results_of(
         record("hector", 2.0),
@@ -253,37 +233,6 @@ def test_ablation_choice_widths_and_memory() -> None:
 )
 def test_kernels_are_sorted_into_parts(kernel: str, part: str) -> None:
     assert category(kernel) == part
-
-
-def test_losses_and_accuracies_of_two_layers_stand_beside_one_another() -> None:
-    row = {"data": "aifb", "model": "rgcn", "num_epochs": 50, "accuracies": [0.9, 0.8]}
-    row |= {"loss_difference": 2e-13, "mean_accuracy": 0.85}
-    row |= {"accuracy_same_start": 0.9, "pyg_accuracy_same_start": 0.9}
-    text = rgnn_table.parity({"cells": {"aifb rgcn": row}})
-    assert "| aifb rgcn | 50 | 2.0e-13 | 0.9000 | 0.9000 | 0.8500 of 2 |" in text
-
-
-def test_kernels_are_held_against_the_ceilings() -> None:
-    kernel = {"plan": "forward", "kernel": "gemm %1", "us": 10.0, "predicted_us": 12.0}
-    kernel |= {"gb_per_s": 2000.0, "tflop_per_s": 40.0, "operations": 4e8}
-    taken = record("hector", None, what="kernels")
-    results = results_of({**taken, "status": "ok", "kernels": [kernel]})
-    ceilings = {"copy_gb_per_s": 4000.0, "tf32_tflop_per_s": 400.0}
-    results["runs"][0]["ceilings"] = ceilings
-    row = rgnn_table.kernels(results).splitlines()[2]
-    assert row == "| g rgcn forward | `gemm %1` | 10 | 12 | 2000 | 40.0 | 50 |"
-
-
-def test_kernels_of_each_setting_are_added_up() -> None:
-    texts = {"gemm %1": 10.0, "traversal for g": 4.0, "outer %2": 1.5}
-    kernels = [{"plan": "forward", "kernel": k, "us": us} for k, us in texts.items()]
-    taken = record("hector-both", None, what="kernels")
-    chosen = record("hector", None, what="kernels")
-    results = results_of(*({**r, "kernels": kernels} for r in (taken, chosen)))
-    [row] = rgnn_table.kernels_by_setting(results).splitlines()[2:]
-    assert row == "| g rgcn training, both | 10 | 4 | 2 | 16 |"
-    rows = plan([Phase.KERNELS], ["fb15k"])
-    assert {work.contender for work in rows} == set(SETTINGS)
 
 
 def test_a_choice_is_compared_with_settings_measured_beside_it() -> None:

@@ -1,7 +1,6 @@
 """Settings of a cell are measured in turns."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,9 @@ import torch
 
 pytest.importorskip("torch_geometric")
 
-from hector.datasets.generate import TABLE_3_3, generate, scaled
-from hector.train import LayerKind
 from recipes.bench.harness.cli import run as bench
 from recipes.bench.rgnn import turns as rgnn_turns
-from recipes.bench.rgnn.cells import Cell, Contender, Phase, Task, Work
-from recipes.bench.rgnn.contenders import build
-from recipes.bench.rgnn.turns import Turns, times_in_turns
+from recipes.bench.rgnn.turns import times_in_turns
 
 CPU = torch.device("cpu")
 ARGS = (
@@ -59,7 +54,7 @@ def test_fast_settings_are_timed_in_turns(
     for r in records:
         assert r["status"] == "ok" and r["num_timed"] == 2 * 2
         assert r["ms_least"] <= r["ms"] <= r["ms_most"]
-        assert {"setting", "mapping", "first_ms", "took_s", "peak_bytes"} <= set(r)
+        assert {"setting", "first_ms", "took_s", "peak_bytes"} <= set(r)
     # Taken again, they are again taken together; what is there stays.
     again = run(tmp_path / "r.json", "--again", "*/hector-none/*", "*/hector-both/*")
     assert together == [4, 4, 2, 2]
@@ -86,25 +81,3 @@ def test_without_time_the_first_times_stay(
     monkeypatch.setattr(rgnn_turns, "times_in_turns", slow)
     records = run(tmp_path / "r.json")
     assert len(records) == 8 and all("ms" in r for r in records)
-
-
-def test_the_memory_of_those_that_wait_is_not_counted() -> None:
-    """Input, labels and parameters of a layer, in bytes."""
-    cell = Cell(
-        graph="mag", model=LayerKind.RGCN, task=Task.TRAINING, dtype="float32", width=8
-    )
-    graph = generate(scaled(TABLE_3_3["mag"], 0.0005))
-    layer = build(cell, Contender.HECTOR_NONE, graph)
-    work = Work(phase=Phase.ABLATION, cell=cell, contender=Contender.HECTOR_NONE)
-    turns = Turns(CPU)
-    first = {"status": "ok", "ms": 1.0, "peak_bytes": None}
-    turns.take(work, first, layer)
-    assert turns.held_bytes == 0
-    turns.device = torch.device("cuda")
-    held = 4 * 8 * graph.num_nodes + 8 * graph.num_nodes
-    held += sum(4 * p.numel() for p in layer.module.parameters())
-    second = {"status": "ok", "ms": 9.0, "peak_bytes": 10**9, "resident_bytes": 10**8}
-    turns.take(replace(work, contender=Contender.HECTOR_BOTH), second, layer)
-    assert second["peak_bytes"] == 10**9 - held
-    assert second["resident_bytes"] == 10**8 - held
-    assert len(turns.waiting) == 1

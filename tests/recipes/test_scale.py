@@ -15,16 +15,17 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of megatron-core, on import
     pytest.mark.slow,
     pytest.mark.skipif(
-        not (find_spec("megatron") and find_spec("torch_geometric")),
-        reason="no megatron-core or no PyG",
+        not find_spec("megatron"),
+        reason="no megatron-core",
     ),
 ]
 LAYOUTS: dict[str, tuple[str, ...]] = {
     "fsdp2 x tp 4b": ("law", "gc", "plain", "=gc", "fit"),
     "megatron pp": ("law", "gc", "=gc"),
+    "megatron ep": ("law",),
 }
 WANTED = (
-    *("links", "collectives", "tiering"),
+    *("links", "bert 8192/estimate"),
     *(f"{layout}/{way}" for layout, ways in LAYOUTS.items() for way in ways),
 )
 
@@ -50,9 +51,8 @@ def test_every_kind_of_cell_runs_on_two_ranks(tmp_path: Path) -> None:
     assert cells["2 ranks/fsdp2 x tp 4b/law"]["equal"]
     assert cells["2 ranks/fsdp2 x tp 4b/law"]["reruns"]
     assert cells["2 ranks/megatron pp/law"]["host_equal"]
+    assert min(cells["2 ranks/bert 8192/estimate"]["offloaded_gib"]) > 0
     assert all(len(cells["2 ranks/links"][way]) == 2 for way in ("out", "in", "both"))
-    assert cells["2 ranks/tiering"]["speedup"] > 0
-    assert len(cells["2 ranks/collectives"]["links"]) > 20
     before = out.read_bytes()
     assert run([*words, "--only", *names]) == 0
     assert out.read_bytes() == before, "a rerun goes on"

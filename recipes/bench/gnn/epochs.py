@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Figure 4.8: GNN training epochs, PyG's way of fetching features against pydirect.
 
 Both sides run the same sampler, the same model and the same seeds. `pyg` samples in
@@ -10,7 +9,7 @@ the GPU from host memory, overlapped with training.
     python -m recipes.bench gnn.epochs --budget-s 60 --small  # without a GPU: shapes
 
 The JSON file is rewritten after every side of every case, a rerun goes on, and a side
-that fails is recorded as such. `gnn_table.py` prints it.
+that fails is recorded as such.
 """
 
 import os
@@ -21,16 +20,15 @@ from typing import Any
 import torch
 import torch_geometric
 
-import pydirect
 from pydirect.datasets import NodeDataset, fill_features
 from pydirect.loader import LoaderConfig
 from pydirect.memory import empty_table, reach
 from pydirect.sampling import Graph, GraphStatistics, generate_graph
 from pydirect.train import FetchMode, NodeClassificationTrainer
-from recipes.bench.gnn.sides import bars, dataset, overlapped, peak_bytes, plain_loop
-from recipes.bench.harness.cells import Cells
+from recipes.bench.gnn.sides import bars, dataset, overlapped
 from recipes.bench.harness.cli import Bench
-from recipes.bench.harness.timing import wait
+from recipes.bench.harness.records import Data
+from recipes.bench.harness.timing import Peak
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,75 +176,18 @@ def side(
         "memory": reach(data.features).value,
         "batches_an_epoch": round(len(data.train_nodes) / settings.batch_size, 2),
     }
-    peak_bytes(reset=True)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    memory = Peak(trainer.target)
     if name != "pyg_overlapped":
         found["bars"] = bars(trainer, settings.batches, settings.warm)
     found["run"] = overlapped(trainer, buffers, 2 * settings.batches, settings.warm)
-    found["peak_gib"] = round(peak_bytes() / 2**30, 3)
+    found["peak_gib"] = round((memory.base + memory.most) / 2**30, 3)
     return found
-
-
-def listing_4_2(data: NodeDataset, settings: Settings) -> dict[str, Any]:
-    """The two changed lines of Listing 4.2 on a plain loop, against Listing 4.1; twice,
-    since the GPU's atomics make even the same script differ from run to run."""
-    case = replace(CASES[0], hidden=64)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    out: dict[str, Any] = {"feature_gib": round(data.features.nbytes / 2**30, 3)}
-    pydirect.enable()
-    before = pydirect.counters().gathers
-    for name in ("listing_4_1", "listing_4_1_again", "listing_4_2"):
-        trainer = trainer_of(case, data, FetchMode.STAGED, settings)
-        features = data.features
-        if name == "listing_4_2":
-            # In place: a copy (`.to("unified")`) would hold the table twice.
-            features = pydirect.unify(data.features)
-        peak_bytes(reset=True)
-        begun = wait()
-        losses, accuracy = plain_loop(trainer, features, device, settings.batches)
-        out[name] = {
-            "losses": losses,
-            "accuracy": accuracy,
-            "seconds": round(wait() - begun, 4),
-            "peak_gib": round(peak_bytes() / 2**30, 3),
-        }
-    out["gathers"] = pydirect.counters().gathers - before
-    for name in ("listing_4_1_again", "listing_4_2"):
-        pairs = zip(out["listing_4_1"]["losses"], out[name]["losses"], strict=True)
-        out[name]["largest_loss_difference"] = max(
-            abs(a - b) / abs(b) for a, b in pairs
-        )
-    return out
 
 
 def shrink(case: Case) -> Case:
     return replace(case, num_nodes=5000, num_edges=40_000, hidden=16)
-
-
-def run_case(
-    cells: Cells,
-    tables: Tables,
-    case: Case,
-    settings: Settings,
-    *,
-    with_listing: bool,
-) -> None:
-    """All sides of one case; what goes wrong with its data is a cell too."""
-    made: list[NodeDataset] = []
-
-    def prepare() -> dict[str, Any]:
-        made.append(tables.dataset(case))
-        return dict(tables.seconds)
-
-    cells.data["cells"].pop(f"{case.name}/data", None)
-    cells.run(f"{case.name}/data", prepare)
-    if not made:
-        return
-    for name in SIDES:
-        cells.run(f"{case.name}/{name}", side, case, made[0], name, settings)
-        if torch.cuda.is_available():  # the next case may have all of it
-            torch.cuda.set_per_process_memory_fraction(1.0)
-    if with_listing:
-        cells.run("listing 4.2", lambda: listing_4_2(made[0], settings))
 
 
 def main(bench: Bench, settings: Settings) -> None:
@@ -261,21 +202,21 @@ def main(bench: Bench, settings: Settings) -> None:
     cells.data["environment"]["versions"]["torch-geometric"] = (
         torch_geometric.__version__
     )
-    deadline = time.monotonic() + bench.budget_s
     tables = Tables(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    longest = 0.0
-    for number, case in enumerate(cases):
-        names = [f"{case.name}/{name}" for name in SIDES]
-        begun = time.monotonic()
-        if all(name in cells for name in names):
+    for case in cases:
+        missing = [name for name in SIDES if cells.is_wanted(f"{case.name}/{name}")]
+        if not missing:
             continue
-        if begun + 1.2 * longest > deadline:
-            break
-        run_case(cells, tables, case, settings, with_listing=number == 0)
-        if number > 0:
-            # The first builds the graph and its memory: the others are shorter.
-            longest = max(longest, time.monotonic() - begun)
-    cells.data["left_out"] = [
-        c.name for c in cases if f"{c.name}/pydirect" not in cells
-    ]
-    cells.save()
+        made: list[NodeDataset] = []
+
+        def prepare(case: Case = case, made: list[NodeDataset] = made) -> Data:
+            made.append(tables.dataset(case))
+            return dict(tables.seconds)
+
+        # What goes wrong with its data is a cell too.
+        cells.data["cells"].pop(f"{case.name}/data", None)
+        cells.run(f"{case.name}/data", prepare)
+        for name in missing if made else ():
+            cells.run(f"{case.name}/{name}", side, case, made[0], name, settings)
+            if torch.cuda.is_available():  # the next one may have all of it
+                torch.cuda.set_per_process_memory_fraction(1.0)

@@ -1,18 +1,21 @@
-"""How `gnn.epochs` measures one side: bars part by part, and whole overlapped runs."""
+"""How a trainer is measured: part by part, in whole overlapped runs, and in epochs."""
 
-from collections.abc import Iterator
+import statistics
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import psutil
 import torch
 
-# The checkout's packages, installed or not.
 from pydirect.datasets import NodeDataset
-from pydirect.loader import MiniBatch
 from pydirect.sampling import Graph
 from pydirect.train import NodeClassificationTrainer
 from recipes.bench.harness.timing import Clock, wait
+
+STAGE_BATCHES = 12
+TRIALS = 14
+"""The gather's own, which the calling thread has not had."""
 
 
 def dataset(
@@ -107,53 +110,40 @@ def cpu_seconds(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def peak_bytes(*, reset: bool = False) -> int:
-    """Peak of PyTorch's CUDA allocator since the last reset; 0 without a GPU."""
-    if not torch.cuda.is_available():
-        return 0
-    torch.cuda.synchronize()
-    if reset:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    return torch.cuda.max_memory_allocated()
+def epochs(
+    trainer: NodeClassificationTrainer, num_epochs: int, clock: Callable[[], float]
+) -> dict[str, Any]:
+    """Seconds of an epoch, and of drawing, copying and training alone, scaled to one.
 
-
-def plain_loop(
-    trainer: NodeClassificationTrainer,
-    features: torch.Tensor,
-    device: torch.device,
-    num: int,
-) -> tuple[list[float], float]:
-    """A script without a loader: losses of ``num`` batches, then the accuracy of the
-    model on four more."""
-    losses = []
-    for there in plain_batches(trainer, features, device, num):
-        losses.append(float(trainer.step(there).detach()))
-    trainer.network.eval()
-    right, seen = 0, 0
-    with torch.no_grad():
-        for there in plain_batches(trainer, features, device, 4):
-            right += int((trainer.scores(there).argmax(1) == there.y).sum())
-            seen += there.num_seeds
-    return losses, right / seen
-
-
-def plain_batches(
-    trainer: NodeClassificationTrainer,
-    features: torch.Tensor,
-    device: torch.device,
-    num: int,
-) -> Iterator[MiniBatch]:
-    """``features[node_ids]`` and whatever a copy of it to the GPU then costs."""
-    sampled = trainer.batches.sampled()
-    for _, batch in zip(range(num), sampled, strict=False):
-        seeds = batch.node_ids[: batch.num_seeds]
-        yield MiniBatch(
-            x=features[batch.node_ids].to(device),
-            y=trainer.dataset.labels[seeds].to(device),
-            edge_index=batch.edge_index.to(device),
-            num_seeds=batch.num_seeds,
-            num_nodes_per_hop=batch.num_nodes_per_hop,
-            num_edges_per_hop=batch.num_edges_per_hop,
-        )
-    sampled.close()
+    clock: seconds, once all work is done.
+    """
+    seconds = []
+    for epoch in range(1 + num_epochs):
+        begun = clock()
+        trainer.train_epoch(epoch)
+        seconds.append(clock() - begun)
+    loader = trainer.batches
+    begun = clock()
+    drawn = [b for _, b in zip(range(STAGE_BATCHES), loader.sampled(), strict=False)]
+    drew = clock()
+    for turn in range(TRIALS):
+        there = loader.fetch(drawn[turn % len(drawn)], 0)
+    start = clock()
+    for batch in drawn:
+        there = loader.fetch(batch, 0)
+    copied = clock()
+    trainer.step(there)
+    warm = clock()
+    for _ in drawn:
+        trainer.step(there)
+    trained = clock()
+    scale = len(loader) / len(drawn)
+    return {
+        "epoch_s": round(statistics.median(seconds[1:]), 4),
+        "epochs_s": [round(s, 4) for s in seconds],
+        "batches": len(loader),
+        "drawing_alone_s": round((drew - begun) * scale, 4),
+        "copying_alone_s": round((copied - start) * scale, 4),
+        "training_alone_s": round((trained - warm) * scale, 4),
+        "rows_a_batch": int(there.x.shape[0]),
+    }

@@ -94,33 +94,13 @@ def verdicts(cells: Data, cases: Cases) -> list[str]:
         f"{', '.join(speedups)}.",
         f"Losses of both sides differ by {worst:.1e} at most (relative).",
     ]
-    listing = cells.get("listing 4.2", {})
-    return [*lines, _listing(listing)] if "listing_4_2" in listing else lines
+    return lines
 
 
 def loss_difference(sides: dict[str, Data]) -> float:
     """The largest relative difference of the first losses."""
     ours, theirs = (sides[s]["bars"]["first_losses"] for s in ("pydirect", "pyg"))
     return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
-
-
-def _listing(listing: Data) -> str:
-    """The two-line change on a plain script."""
-    stock, changed = listing["listing_4_1"], listing["listing_4_2"]
-    again = ""
-    if "listing_4_1_again" in listing:
-        again = (
-            " (the unchanged script, run twice: "
-            f"{listing['listing_4_1_again']['largest_loss_difference']:.1e}), accuracy "
-            f"{stock['accuracy']:.4f} and {changed['accuracy']:.4f}"
-        )
-    return (
-        "The two changed lines of Listing 4.2 on a plain loop: "
-        f"{stock['seconds'] / changed['seconds']:.2f}x, losses within "
-        f"{changed['largest_loss_difference']:.1e}{again}; GPU peak "
-        f"{changed['peak_gib']:.2f} GiB beside {listing['feature_gib']:.2f} GiB of "
-        f"features, {listing['gathers']} gathers."
-    )
 
 
 def tiering(*found: Data) -> str:

@@ -9,7 +9,6 @@ and a share of the rows each GPU holds. The stages are timed alone beside the ep
 and the hit rate beside the best that any choice of as many rows could have had.
 """
 
-import statistics
 import time
 import warnings
 from collections.abc import Callable
@@ -25,17 +24,15 @@ from pydirect.ranks import Ranks
 from pydirect.sampling import Graph, GraphStatistics, generate_graph
 from pydirect.tiering import Score, hit_ratio, score_nodes
 from pydirect.train import NodeClassificationTrainer
-from recipes.bench.gnn.sides import dataset
+from recipes.bench.gnn.sides import dataset, epochs
 from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.timing import wait
 
-# The gather's own trials, which this thread has not had.
-_TRIALS = 14
 SHARES = (0.0, 0.05, 0.10, 0.25)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Case:
     """Rows and a model."""
 
@@ -43,26 +40,14 @@ class Case:
     width: int
     dtype: torch.dtype
     hidden: int
-    projected: bool
+    projected: bool = False
     """A first linear layer in the rows' own precision: wide rows are narrowed before
     neighbours are added up."""
 
 
 CASES = (
-    Case(
-        name="papers100M, 128 x fp32",
-        width=128,
-        dtype=torch.float32,
-        hidden=32,
-        projected=False,
-    ),
-    Case(
-        name="MAG240M, 768 x fp16",
-        width=768,
-        dtype=torch.float16,
-        hidden=128,
-        projected=True,
-    ),
+    Case("papers100M, 128 x fp32", 128, torch.float32, hidden=32),
+    Case("MAG240M, 768 x fp16", 768, torch.float16, hidden=128, projected=True),
 )
 
 
@@ -165,49 +150,13 @@ class Tiers:
     def epochs(self, case: Case, data: NodeDataset, share: float) -> None:
         """One cell."""
         trainer = self.trainer(case, data, share)
-        seconds = []
-        for epoch in range(1 + self.settings.epochs):
-            begun = self.clock()
-            trainer.train_epoch(epoch)
-            seconds.append(self.clock() - begun)
-        record: dict[str, Any] = {
-            "epoch_s": round(statistics.median(seconds[1:]), 4),
-            "epochs_s": [round(s, 4) for s in seconds],
-            "batches": len(trainer.batches),
-            **self.stages(trainer),
-        }
+        record = epochs(trainer, self.settings.epochs, self.clock)
         if share:
             table = trainer.tiered_table
             record["near_rows"] = table.num_near
             record["spread_rows"] = table.plan.spread_rows
             record["hit_rate"] = round(table.hit_ratio(), 4)
         self.note(f"{case.name}/{self.ranks.size} GPU/{share}", **record)
-
-    def stages(self, trainer: NodeClassificationTrainer) -> dict[str, Any]:
-        """Drawing, copying and training, each alone, scaled to an epoch."""
-        loader = trainer.batches
-        begun = self.clock()
-        drawn = [b for _, b in zip(range(6), loader.sampled(), strict=False)]
-        drew = self.clock()
-        scale = len(loader) / len(drawn)
-        for turn in range(_TRIALS):
-            there = loader.fetch(drawn[turn % len(drawn)])
-        start = self.clock()
-        for batch in drawn:
-            there = loader.fetch(batch)
-        copied = self.clock()
-        trainer.step(there)
-        warm = self.clock()
-        for _ in drawn:
-            trainer.step(there)
-        trained = self.clock()
-        return {
-            "drawing_alone_s": round((drew - begun) * scale, 4),
-            "copying_alone_s": round((copied - start) * scale, 4),
-            "training_alone_s": round((trained - warm) * scale, 4),
-            "rows_a_batch": int(there.x.shape[0]),
-            "mb_a_batch": round(there.x.nbytes / 1e6, 1),
-        }
 
     def hit_rates(self, graph: Graph, data: NodeDataset, case: Case) -> None:
         """The scores' hit rates, and the best there are, over one epoch's accesses."""

@@ -23,7 +23,7 @@ from recipes.bench.harness.cases import CASES, Case
 from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.records import RESULTS
 
-NO_CASES = {"report": "harness.report", "merge": "harness.merge"}
+NO_CASES = {"report": "harness.report"}
 
 
 @dataclass
@@ -66,7 +66,7 @@ def run(words: Sequence[str]) -> int:
     if not words or words[0] in ("--list", "--help", "-h"):
         for case in CASES:
             print(f"{case.name:28} {case.seconds:>5} {case.what}")
-        print(f"{'report, merge':34} pages of results; one results file of several")
+        print(f"{'report':34} pages of results")
         return 0
     name, *rest = words
     main = importlib.import_module(f"recipes.bench.{NO_CASES.get(name, name)}").main

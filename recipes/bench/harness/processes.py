@@ -1,16 +1,14 @@
 """Functions and modules in processes of their own, whose death or delay is an answer
-too, and the GPUs of a host that they share."""
+too."""
 
 import contextlib
 import multiprocessing
 import os
 import socket
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -29,8 +27,6 @@ def answer_of(
     preload: Sequence[str] = (),
     *,
     ranks: int = 1,
-    gpus: Sequence[str] = (),
-    cores: Sequence[int] = (),
 ) -> Cell:
     """What `work` gives on rank 0, or the first error of a rank as `error`.
 
@@ -40,15 +36,12 @@ def answer_of(
     Args:
         preload: modules that are imported once, before the first process is forked.
         ranks: processes; each sees the environment of a rank of one host.
-        gpus: that they see, as `CUDA_VISIBLE_DEVICES` names them; none: all.
-        cores: that they run on; none: all.
     """
     # Asked through NVML, whether there is a GPU does not initialize CUDA.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     until = time.monotonic() + limit_s
     port = _free_port()
-    places = [_environment(rank, ranks, port, gpus) for rank in range(ranks)]
-    given = [(work, arguments, place, tuple(cores)) for place in places]
+    given = [(work, arguments, _place(rank, ranks, port)) for rank in range(ranks)]
     found, why = _answers("forkserver", _tell, given, until, preload)
     if found == POISONED:
         print("started from nothing:", POISONED["error"], flush=True)
@@ -129,12 +122,9 @@ def _tell(
     answer: Connection,
     work: Callable[..., Cell],
     arguments: tuple[Any, ...],
-    environment: dict[str, str],
-    cores: tuple[int, ...],
+    place: dict[str, str],
 ) -> None:
-    os.environ.update(environment)
-    if cores:
-        os.sched_setaffinity(0, cores)
+    os.environ.update(place)
     import torch
 
     try:
@@ -160,20 +150,18 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _environment(
-    rank: int, ranks: int, port: int, gpus: Sequence[str]
-) -> dict[str, str]:
-    found = {
+def _place(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """The environment of a rank of one host."""
+    return {
         "WORLD_SIZE": str(ranks),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        # One host: no name has to be looked up.
+        # No name has to be looked up.
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
     }
-    return found | ({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {})
 
 
 def command_of(name: str, *words: str) -> list[str]:
@@ -185,58 +173,3 @@ def child_environment() -> dict[str, str]:
     """This process's environment, with the checkout where Python looks first."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-
-
-def visible_gpus() -> list[str]:
-    """What `CUDA_VISIBLE_DEVICES` calls those that this process sees."""
-    import torch
-
-    told = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    named = [each.strip() for each in told.split(",") if each.strip()]
-    return named or [str(each) for each in range(torch.cuda.device_count())]
-
-
-class Gpus:
-    """Those that several things share, each of which has its own while it runs."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        """names: as of `visible_gpus`; one that is named twice does two at a time."""
-        self._num = len(names)
-        self._free = list(names)
-        self._changed = threading.Condition()
-
-    @contextlib.contextmanager
-    def lent(self, num: int) -> Iterator[list[str]]:
-        """So many, once they are free.
-
-        Raises:
-            ValueError: there are not so many.
-        """
-        if num > self._num:
-            raise ValueError(f"expects {num} GPUs, has {self._num}")
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._free) >= num)
-            taken = [self._free.pop(0) for _ in range(num)]
-        try:
-            yield taken
-        finally:
-            with self._changed:
-                self._free += taken
-                self._changed.notify_all()
-
-
-def on_gpus(
-    names: Sequence[str], work: Callable[[str, str], None], gpus: Sequence[str]
-) -> None:
-    """Call `work` with every name and the GPU that is free for it; "": a CPU.
-
-    gpus: one that is named twice does two things at a time.
-    """
-    shared = Gpus(gpus)
-
-    def one(name: str) -> None:
-        with shared.lent(1) as (gpu,):
-            work(name, gpu)
-
-    with ThreadPoolExecutor(len(gpus)) as pool:
-        list(pool.map(one, names))

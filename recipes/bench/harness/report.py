@@ -90,7 +90,6 @@ class Picture(NamedTuple):
 
 PICTURES = (
     Picture("results-real-models.svg", "models/real_models", "models", "frontier", 14),
-    Picture("results-models.svg", "models/models", "models", "chart", 12),
     Picture("results-placement.svg", "offload/placement", "offload", "frontier", 12),
     Picture("results-gather.svg", "gather/gather", "gather", "chart"),
     Picture("results-relational-speedup.svg", "rgnn/rgnn", "rgnn", "speedup_chart"),

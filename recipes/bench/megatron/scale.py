@@ -8,8 +8,9 @@ A cell is measured in fresh processes, one a rank, under a limit of its own. A r
 goes on; cells of other numbers of ranks come into the same file. A layout is trained
 plain, with checkpointing (`gc`), by ssdtrain within what checkpointing needed (`=gc`)
 and with `device_memory="fit"`; `law` says whether losses, gradients and weights are
-those without ssdtrain, byte for byte. Also measured: all host links at once, the
-curves of collectives for foresight, and pydirect's tiering with the peers' memory.
+those without ssdtrain, byte for byte. Also measured: all host links at once, and what
+BERT's layers offload over an estimate (Table 5.4: `--only '*estimate'`). Collectives
+are `foresight.collectives`', tiering over several GPUs is `gnn.tiering`'s.
 """
 
 from collections.abc import Iterator
@@ -82,8 +83,10 @@ def jobs(ranks: int, tiny: bool) -> Iterator[Job]:
             given = (name, tiny, way)
             told = f"megatron {name}/{way}"
             yield Job(told, "train_megatron", given, 150, takes_peaks=True)
-    yield Job("collectives", "curves", (tiny,), 120)
-    yield Job("tiering", "tiers", (tiny,), 240)
+    for width in (8192, 12288, 16384):
+        given = (f"bert {width}", tiny, "estimate")
+        told = f"bert {width}/estimate"
+        yield Job(told, "train_megatron", given, 90, takes_peaks=True)
 
 
 def on_rank(work: str, given: tuple[Any, ...]) -> Data:

@@ -15,13 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import ssdtrain
-from recipes.bench.foresight import collectives
-from recipes.bench.gnn import tiering
-from recipes.bench.harness.cli import Bench
-from recipes.bench.harness.records import Data, read
-from recipes.bench.megatron import ranks as megatron
-from recipes.bench.megatron.cells import DTYPE, GPU, Cell, Size, Training
-from recipes.bench.megatron.shared import merge
+from recipes.bench.harness.records import Data
+from recipes.bench.megatron import training as megatron
+from recipes.bench.megatron.training import DTYPE, GPU, Cell, Size, Training
 from recipes.bench.models import real_row
 from recipes.bench.models.real_build import build
 from recipes.bench.models.real_catalogue import Row, num_tokens
@@ -43,6 +39,8 @@ EXPERTS = {
     **{"num_moe_experts": 8, "moe_router_topk": 2, "add_bias_linear": False},
     "moe_token_dispatcher_type": "alltoall",
 }
+WIDTHS = ((8192, 4), (12288, 3), (16384, 2))
+"""Of Table 5.4, and their layers."""
 AT_ONCE: Data = {
     **{"target": "host", "plan": "offload-all", "recompute": "regions"},
     **{"window_bytes": 1, "min_bytes": 0},
@@ -65,17 +63,24 @@ def joined(cell: Cell | None = None) -> Iterator[torch.device]:
     dist.init_process_group("nccl" if GPU else "gloo", timeout=PATIENCE)
     with around:
         if cell is not None:
-            parallel.start(cell.parallel, 1, timeout_minutes=2, experts=cell.experts)
+            parallel.start(cell.split, 1, timeout_minutes=2, experts=cell.experts)
         yield device
         if cell is not None:
             parallel.stop()
 
 
 def of_all(own: Data) -> Data:
-    """One result of what all ranks found."""
+    """One result of what all ranks found: the slowest time, whether all are equal, and
+    the rest of each."""
     every: list[Data] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(every, own)
-    return merge(every)
+    merged: Data = {}
+    for name, value in every[0].items():
+        values = [one.get(name) for one in every]
+        merged[name] = all(values) if isinstance(value, bool) else values
+        if name.endswith("_ms"):
+            merged[name] = max(values)  # type: ignore[type-var]
+    return merged
 
 
 def host_links(tiny: bool) -> Data:
@@ -145,35 +150,6 @@ class Copier:
     def _wait(self) -> None:
         if GPU:
             torch.cuda.synchronize()
-
-
-def curves(tiny: bool) -> Data:
-    """Times of collectives over sizes, for foresight's curves."""
-    largest = collectives.TINY_LARGEST if tiny else collectives.LARGEST
-    rounds, seconds = (1, 2.0) if tiny else (7, 40.0)
-    with joined() as device:
-        end = time.monotonic() + seconds
-        return {"links": collectives.links(device, largest, rounds, end)}
-
-
-def tiers(tiny: bool) -> Data:
-    """Epochs with hot rows in the memory of all GPUs, over epochs without."""
-    settings = tiering.Settings(cases=(0,), shares=(0.0, 0.25))
-    if tiny:
-        settings = replace(
-            replace(settings, nodes=2000, edges=20000, train_nodes=64),
-            **{"batch_size": 32, "fanouts": (2, 2, 2), "epochs": 1},
-        )
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder) / "tiers.json")
-        tiering.main(bench, settings)
-        dist.barrier()
-        if dist.get_rank():  # the first one writes them
-            return {}
-        cells = read(bench.out)["cells"]
-    times = {name: cell["epoch_s"] for name, cell in cells.items() if "epoch_s" in cell}
-    without = next(each for name, each in times.items() if name.endswith("/0.0"))
-    return {"cells": cells, "speedup": without / min(times.values())}
 
 
 def train_row(row: Row, tiny: bool, peaks: tuple[float, ...]) -> Data:
@@ -263,12 +239,14 @@ def train_megatron(name: str, tiny: bool, way: str, peaks: tuple[float, ...]) ->
     ranks = int(os.environ["WORLD_SIZE"])
     cell = megatrons(ranks, tiny)[name]
     if way == "law":
-        cell = law_size(cell, ranks)
+        cell = cell.small(ranks)
         exact_products()
     with joined(cell):
         if way == "law":
             with tempfile.TemporaryDirectory() as folder:
-                return of_all(megatron.exact_law(cell, Path(folder)))
+                return of_all(megatron.law(cell, Path(folder)))
+        if way == "estimate":
+            return of_all(megatron.estimate(cell))
         training = Training(cell)
         num_steps = 5
         if way == "plain":
@@ -285,30 +263,25 @@ def train_megatron(name: str, tiny: bool, way: str, peaks: tuple[float, ...]) ->
 
 
 def megatrons(ranks: int, tiny: bool) -> dict[str, Cell]:
-    """Megatron's layouts of so many ranks, by name."""
+    """Megatron's layouts of so many ranks, by name; `bert WIDTH` are of Table 5.4."""
     wide, deep = Size(8192, 4, 16), Size(8192, 2 * ranks, 2, 1024, 2 * ranks)
     mixed = Size(4096, 4, 8)
     if tiny:
         own: Data = {"heads": 2 * ranks, "vocabulary": 128}
         wide = mixed = Size(256, 2, 2, 32, **own)
         deep = Size(256, 2 * ranks, 2, 32, 2 * ranks, **own)
-    gpt = Family.GPT
-    cut = Parallel(pipeline=ranks)
+    tensor, cut = Parallel(tensor=ranks), Parallel(pipeline=ranks)
     woven = Parallel(pipeline=ranks, virtual_pipeline=2)
     shared = {**EXPERTS, "expert_model_parallel_size": ranks}
+    berts = {hidden: Size(hidden, layers, 16) for hidden, layers in WIDTHS}
     return {
-        "tp": Cell(gpt, wide, "tp", split=Parallel(tensor=ranks)),
-        "tp sequence": Cell(
-            gpt, wide, "tp", split=Parallel(tensor=ranks, sequence=True)
-        ),
-        "pp": Cell(gpt, deep, "pp", split=cut),
-        "pp interleaved": Cell(gpt, deep, "pp", split=woven),
-        "ep": Cell(gpt, mixed, "ep", more=shared, split=Parallel(), experts=ranks),
+        "tp": Cell(wide, tensor),
+        "tp sequence": Cell(wide, Parallel(tensor=ranks, sequence=True)),
+        "pp": Cell(deep, cut),
+        "pp interleaved": Cell(deep, woven),
+        "ep": Cell(mixed, Parallel(), more=shared, experts=ranks),
+        **{
+            f"bert {hidden}": Cell(wide if tiny else size, tensor, Family.BERT)
+            for hidden, size in berts.items()
+        },
     }
-
-
-def law_size(cell: Cell, ranks: int) -> Cell:
-    """The same layout, of a model that is quick to compare."""
-    layers = cell.size.layers if cell.layout == "pp" else 2
-    size = Size(256, layers, 2, 64, 2 * ranks, heads=2 * ranks, vocabulary=512)
-    return cell.resized(size)

@@ -1,88 +1,9 @@
-"""The table of `megatron.core`'s results."""
+"""The table of `megatron.scale`'s results."""
 
-import itertools
-import statistics
 from collections.abc import Callable
 
 from recipes.bench.harness.records import Data
 from recipes.bench.harness.tables import Column, grouped, paragraphs, table
-
-WAYS = {
-    "keep": ("keep",),
-    "ours auto": ("ours auto",),
-    "ours within a budget": ("ours level", "ours at 40 %"),
-    "full recompute": ("full recompute",),
-    "fine-grained offloading": ("fine-grained offloading",),
-}
-"""Columns, and the cells that may stand there: the first that was measured."""
-
-
-def megatron(*found: Data) -> str:
-    """Step ratios and peaks on two ranks, estimates, and the law on all.
-
-    found: records of two ranks, then of four.
-    """
-    cells = found[0]["cells"]
-    laws = [
-        law(data["cells"], ranks) for data, ranks in zip(found, (2, 4), strict=False)
-    ]
-    return paragraphs(placements(cells), estimates(cells), *laws)
-
-
-def placements(cells: Data) -> str:
-    """Every way to place activations, one row a model."""
-    models = dict.fromkeys(
-        name.rsplit("/", 1)[0]
-        for name, cell in cells.items()
-        if "step_ms" in cell and not name.startswith("law/")
-    )
-    rows = {model: {way: _cell(cells, model, way) for way in WAYS} for model in models}
-    columns: dict[str, Column] = {
-        way: lambda row, w=way: entry(row[w], row["keep"]) for way in WAYS
-    }
-    return table(rows, {"": "{name}", **columns})
-
-
-def _cell(cells: Data, model: str, way: str) -> Data:
-    found = (both(cells, f"{model}/{each}") for each in WAYS[way])
-    return next(filter(None, found), {})
-
-
-def both(cells: Data, name: str) -> Data:
-    """A cell, with its second round if there was one: of the slowest rank."""
-    first: Data = cells.get(name, {})
-    rounds = [first, cells.get(f"{name} 2", {})]
-    rounds = [cell for cell in rounds if "step_ms" in cell]
-    found = dict(first)
-    if len(rounds) > 1:
-        found["step_ms"] = _slowest([cell["step_times"] for cell in rounds])
-        peaks = zip(*(cell["peak_gb"] for cell in rounds), strict=True)
-        found["peak_gb"] = [max(each) for each in peaks]
-    besides = [cell["beside"] for cell in rounds if "beside" in cell]
-    if besides:
-        times = [[rank["step_times"] for rank in beside] for beside in besides]
-        found["beside"] = {"step_ms": _slowest(times)}
-    return found
-
-
-def _slowest(rounds: list[list[list[float]]]) -> float:
-    """Median step of the slowest rank, from the times of all ranks in every round."""
-    ranks = zip(*rounds, strict=True)
-    return max(statistics.median(itertools.chain(*own)) for own in ranks)
-
-
-def entry(cell: Data, keep: Data) -> str:
-    """Such as 1.004x, 5.1 GB."""
-    if "step_ms" not in cell or "step_ms" not in keep:
-        words = cell.get("error", "-").split("| rank")[0].strip().splitlines()
-        return str(words[-1]).strip()[
-            -60:
-        ]  # a traceback's last line says what is wrong
-    peaks = cell["peak_gb"]
-    keep = cell.get("beside", keep)  # the file's may be of another run
-    close = max(peaks) - min(peaks) < 0.02 * max(peaks)
-    text = " / ".join(f"{p:.2f}" for p in ([max(peaks)] if close else peaks))
-    return f"{cell['step_ms'] / keep['step_ms']:.3f}x, {text} GB"
 
 
 def estimates(cells: Data) -> str:
@@ -97,25 +18,8 @@ def estimates(cells: Data) -> str:
     return table(cells, columns, needs="offloaded_gib")
 
 
-def law(cells: Data, num_ranks: int) -> str:
-    """How many cells of the law held on so many ranks."""
-    found = {n: c for n, c in cells.items() if n.startswith("law/")}
-    unequal = [
-        name
-        for name, cell in found.items()
-        if not (cell.get("host_equal") and cell.get("ssd_equal"))
-    ]
-    verdict = f"NOT in {unequal}" if unequal else f"all {len(found)} cells"
-    told = (
-        f"{num_ranks} GPUs: losses, gradients and weights equal to the run without "
-        "ssdtrain to the last bit, targets host and ssd, torch's deterministic "
-        f"algorithms: {verdict}."
-    )
-    return told if found else ""
-
-
 def scale(*found: Data) -> str:
-    """What several GPUs showed: layouts, predictions, host links, tiering."""
+    """What several GPUs showed: layouts, predictions, host links."""
     cells = found[0]["cells"]
     layouts = grouped(cells)
     shown = {name: ways for name, ways in layouts.items() if "plain" in ways}
@@ -132,11 +36,10 @@ def scale(*found: Data) -> str:
         ),
     }
     links = {n: c for n, c in cells.items() if n.endswith("/links") and "out" in c}
-    gained = {n: c for n, c in cells.items() if "speedup" in c}
     return paragraphs(
         table(shown, columns),
+        estimates(cells),
         table(links, {"host links at once over one alone": "{name}", **LINKS}),
-        table(gained, {"tiering with peers over none": "{name}", "": times}),
     )
 
 
@@ -152,11 +55,6 @@ def shares(way: str) -> Column:
 
 WAYS_OF_LINKS = ("out", "in", "both", "out beside all-reduce", "in beside all-reduce")
 LINKS: dict[str, Column] = {way: shares(way) for way in WAYS_OF_LINKS}
-
-
-def times(cell: Data) -> str:
-    """Such as 1.62x."""
-    return f"{cell['speedup']:.2f}x"
 
 
 def peak(cell: Data) -> str:

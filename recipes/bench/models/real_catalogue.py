@@ -20,14 +20,12 @@ COLUMNS = (
     "ours budget=0.4keep",
     "ours budget=2gc",
     "ours budget=1gc",
-    "ours limit=1.03gc",
 )
 """Columns of the default catalogue. Any `ours name=value ...` is a column too: settings
-of `ssdtrain.offload`, and two that are relative to another row of the same cell.
-`budget=0.4keep` is a byte budget of 0.4 times keep's activation peak; `limit=1.03gc`
-lets the process reserve 1.03 times what `gc` reserved and no more."""
-RELATIVE = {"budget": "peak_gb", "limit": "reserved_gb"}
-"""What a relative setting is a multiple of."""
+of `ssdtrain.offload`, and `budget=0.4keep`: a byte budget of 0.4 times the activation
+peak of the row `keep` (or `gc`) of the same cell."""
+PEERS = COLUMNS[:6]
+"""Columns without ssdtrain."""
 HOST_COLUMNS = (
     "keep",
     "ours plan=keep-all recompute=off",
@@ -47,16 +45,10 @@ class Mode(str, Enum):
     """Every layer under `torch.compile`."""
     FSDP2 = "fsdp2"
     """`fully_shard` on every layer, two ranks, fp32 master weights."""
-    FSDP2_ONE = "fsdp2-1"
-    """The same on a mesh of one rank: all of FSDP2's hooks, casts, gathers (copies) and
-    reductions run, and nothing crosses a link between GPUs."""
     TENSOR = "tp"
     """Tensor parallel layers with sequence parallel norms, two ranks."""
     FSDP2_TENSOR = "fsdp2-tp"
     """FSDP2 over pairs of ranks that divide each layer, four ranks and more."""
-    TENSOR_ONE = "tp-1"
-    """The same on a mesh of one rank: DTensor runs and is what autograd saves; nothing
-    is divided, no collective sends."""
 
     @property
     def num_ranks(self) -> int:
@@ -68,12 +60,12 @@ class Mode(str, Enum):
     @property
     def is_sharded(self) -> bool:
         """Whether FSDP2 holds the model's weights."""
-        return self in (Mode.FSDP2, Mode.FSDP2_ONE, Mode.FSDP2_TENSOR)
+        return self in (Mode.FSDP2, Mode.FSDP2_TENSOR)
 
     @property
     def is_divided(self) -> bool:
         """Whether a layer's products are tensor parallel."""
-        return self in (Mode.TENSOR, Mode.TENSOR_ONE, Mode.FSDP2_TENSOR)
+        return self in (Mode.TENSOR, Mode.FSDP2_TENSOR)
 
     @property
     def has_mesh(self) -> bool:
@@ -91,11 +83,8 @@ class Tuned(str, Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """One process: a model, what is trained, tokens a step, how, and a column.
-
-    tokens: such as `8k`, `512`; `2k-8k` draws a length for every step, `text` takes
-    the lengths from a file.
-    """
+    """One process: a model, what is trained, tokens a step (such as `8k`), how, and a
+    column."""
 
     model: str
     tuned: Tuned
@@ -135,32 +124,26 @@ def row_of(name: str) -> Row:
         raise ValueError(f"expects model/tuned/tokens/mode/column, got {name!r}")
     model, tuned, tokens, mode, column = parts
     shape_of(model)
-    num_tokens(tokens.split("-")[-1]) if tokens != "text" else 0
+    num_tokens(tokens)
     if column.split()[0] != "ours" and column not in PEERS:
         raise ValueError(f"expects `ours ...` or one of {PEERS}, got {column!r}")
-    relative_of(column)
+    budget_of(column)
     return Row(model, Tuned(tuned), tokens, Mode(mode), column)
 
 
-PEERS = (*COLUMNS[:6], "partitioner 0.3")
-"""Columns without ssdtrain; `partitioner 0.3` is the compiler's memory budget."""
-
-
-def relative_of(column: str) -> dict[str, tuple[float, str]]:
-    """Relative settings of a column: how many times which other column's figure.
+def budget_of(column: str) -> tuple[float, str] | None:
+    """How many times the peak of which other column a budget is; None: there is none.
 
     Raises:
         ValueError: not a number and a column, such as `0.4keep`.
     """
-    found = {}
     for part in column.split()[1:]:
-        name, _, value = part.partition("=")
-        if name in RELATIVE:
-            match = re.fullmatch(r"([0-9.]+)(keep|gc)", value)
+        if part.startswith("budget="):
+            match = re.fullmatch(r"budget=([0-9.]+)(keep|gc)", part)
             if match is None:
-                raise ValueError(f"expects such as {name}=0.4keep, got {part!r}")
-            found[name] = float(match[1]), match[2]
-    return found
+                raise ValueError(f"expects such as budget=0.4keep, got {part!r}")
+            return float(match[1]), match[2]
+    return None
 
 
 def settings_of(column: str) -> dict[str, Any]:
@@ -168,7 +151,7 @@ def settings_of(column: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for part in column.split()[1:]:
         name, _, value = part.partition("=")
-        if name in RELATIVE:
+        if name == "budget":
             continue
         try:
             number = float(value)
@@ -192,8 +175,6 @@ def catalogue() -> Iterator[Row]:
         ("moe", Tuned.FULL, "16k", Mode.EAGER),
         ("qwen3-4b", Tuned.FULL, "8k", Mode.FSDP2),
         ("qwen3-4b", Tuned.FULL, "16k", Mode.TENSOR),
-        ("qwen3-4b", Tuned.FULL, "2k-8k", Mode.EAGER),
-        ("qwen3-4b", Tuned.FULL, "text", Mode.EAGER),
         ("qwen3-8b", Tuned.LORA, "128k", Mode.EAGER),
     ]
     for column in HOST_COLUMNS:
@@ -201,5 +182,3 @@ def catalogue() -> Iterator[Row]:
     for model, tuned, tokens, mode in cells:
         for column in COLUMNS:
             yield Row(model, tuned, tokens, mode, column)
-        if mode is Mode.LAYERS:
-            yield Row(model, tuned, tokens, mode, "partitioner 0.3")

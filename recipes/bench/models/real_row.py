@@ -7,18 +7,13 @@ the activation peak is what forward and backward need above the level before the
 import contextlib
 import functools
 import gc
-import json
 import math
 import os
-import random
-import re
 import statistics
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,41 +26,25 @@ from recipes.bench.models.real_catalogue import (
     Row,
     settings_of,
 )
-from recipes.bench.models.stock import KIB, num_tokens, shape_of
+from recipes.bench.models.stock import checkpoint, num_tokens, shape_of
 
 MOST_WARM_UP_STEPS = 100
 LEAST_WARM_UP_STEPS = 3
-NUM_HOST_STEPS = 5
-NUM_LENGTHS = 30
-"""Steps of a row whose length changes."""
-SETTLED_AFTER = 5
-"""No step behind this one may be a long one."""
-CHARACTERS_A_TOKEN = 4
 
 
 @dataclass(frozen=True)
 class Run:
-    """What all rows of a run share.
-
-    num_steps: timed steps. num_host_steps: steps behind them whose host time is taken,
-    each of which waits for the device. lengths: a file of document lengths for rows
-    `text`: a JSON list of tokens, or a text whose documents are separated by empty
-    lines.
-    """
+    """What all rows of a run share."""
 
     num_steps: int = 5
-    num_host_steps: int = NUM_HOST_STEPS
-    lengths: Path | None = None
+    """Timed ones."""
+    num_host_steps: int = 5
+    """Behind them: their host time is taken, and each waits for the device."""
     device: str = "cuda"
     budget_bytes: int | None = None
     """For activations: of a row that asks for a share of another's."""
-    limit_bytes: int | None = None
-    """What the process may reserve on the device."""
     warm_up_s: float = math.inf
     """Steps are timed from then on, settled or not: the row says which."""
-    save: Path | None = None
-    """Folder for what the rows of ours observed and planned: FILE of `ssdtrain plan
-    --profile FILE`, which searches again without a GPU."""
 
 
 def measure(row: Row, run: Run) -> dict[str, Any]:
@@ -80,94 +59,34 @@ def measure(row: Row, run: Run) -> dict[str, Any]:
 def trained(row: Row, run: Run) -> dict[str, Any]:
     """Train under the row's column and say what it took."""
     device = torch.device(run.device, int(os.environ.get("LOCAL_RANK", "0")))
+    free_gb = 0.0
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        if run.limit_bytes is not None:
-            all_bytes = torch.cuda.mem_get_info()[1]
-            torch.cuda.set_per_process_memory_fraction(run.limit_bytes / all_bytes)
+        free_gb = torch.cuda.mem_get_info()[0] / 1e9
     torch.manual_seed(0)
-    began = time.perf_counter()
-    lengths = lengths_of(row, run)
-    free_gb = torch.cuda.mem_get_info()[0] / 1e9 if device.type == "cuda" else 0.0
-    model = build(row, device, max(lengths))
-    trainer = Trainer(row, model, device)
+    began, num = time.perf_counter(), num_tokens(row.tokens)
+    trainer = Trainer(row, build(row, device, num), device)
     found: dict[str, Any] = {"loss": trainer.loss_kind, "num_layers": trainer.layers}
     found["free_gb"] = free_gb  # before the row took anything
     with around(row, run, trainer) as session:
         found["build_s"] = round(time.perf_counter() - began, 2)
         # The first step allocates gradients and optimizer states.
-        warm_up = [trainer.step(lengths[0])]
-        if len(set(lengths)) > 1:
-            timed = [trainer.step(length) for length in lengths]
-        else:
-            until, goes_on = began + run.warm_up_s, as_the_first(row)
-            warm_up += warmed(trainer, lengths[0], session, until, goes_on)
-            timed = [trainer.step(lengths[0]) for _ in range(run.num_steps)]
-        found |= summary(warm_up, timed, lengths)
-        found |= of_session(session)
-        if run.save is not None and session is not None and is_first_rank():
-            save_observed(session, run.save, row)
+        warm_up = [trainer.step(num)]
+        until, goes_on = began + run.warm_up_s, as_the_first(row)
+        warm_up += warmed(trainer, num, session, until, goes_on)
+        timed = [trainer.step(num) for _ in range(run.num_steps)]
+        found |= summary(warm_up, timed) | of_session(session)
         if row.column == "keep" and not row.mode.has_mesh:
-            found["num_saved"] = trainer.num_saved(lengths[0])
+            found["num_saved"] = trainer.num_saved(num)
         if run.num_host_steps:
-            found |= trainer.host_times(lengths[0], run.num_host_steps)
+            found |= trainer.host_times(num, run.num_host_steps)
     return found
-
-
-def lengths_of(row: Row, run: Run) -> list[int]:
-    """Tokens of every timed step; equal ones unless the row asks for others.
-
-    Raises:
-        ValueError: a row `text` without a file of lengths, or an empty one.
-    """
-    draw = random.Random(0)
-    if row.tokens == "text":
-        if run.lengths is None:
-            raise ValueError("a row `text` expects lengths; set --lengths FILE")
-        return packed(document_lengths(run.lengths), 8 * KIB, NUM_LENGTHS)
-    low, _, high = row.tokens.partition("-")
-    if not high:
-        return [num_tokens(low)] * run.num_steps
-    bounds = num_tokens(low), num_tokens(high)
-    return [draw.randint(*bounds) for _ in range(NUM_LENGTHS)]
-
-
-def document_lengths(path: Path) -> list[int]:
-    """Tokens of the documents of a JSON list, or of a text at four characters each.
-
-    Raises:
-        ValueError: no document.
-    """
-    text = path.read_text(errors="replace")
-    if path.suffix == ".json":
-        found = [int(length) for length in json.loads(text)]
-    else:
-        parts = (part.strip() for part in text.split("\n\n"))
-        found = [len(part) // CHARACTERS_A_TOKEN + 1 for part in parts if part]
-    if not found:
-        raise ValueError(f"expects lengths of documents, got none in {path}")
-    return found
-
-
-def packed(documents: list[int], most: int, num_steps: int) -> list[int]:
-    """Tokens of steps that take whole documents, in order, while they fit."""
-    steps, open_step = [], 0
-    for number in range(num_steps * most):
-        length = min(documents[number % len(documents)], most)
-        if open_step + length > most:
-            steps.append(open_step)
-            open_step = 0
-            if len(steps) == num_steps:
-                break
-        open_step += length
-    return steps
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """One step: marks on the device's time line, its loss, and what it needed."""
 
-    num_tokens: int
     clock: Clock
     began: Any
     ended: Any
@@ -221,7 +140,6 @@ class Trainer:
         peak = memory.most
         self.update()
         return Step(
-            num_tokens=num,
             clock=self._clock,
             began=began,
             ended=self._clock.mark(),
@@ -260,12 +178,6 @@ class Trainer:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda held: held):
             self.forward(num)
         return counts
-
-    @property
-    def allocated_bytes(self) -> int:
-        """On the device now; 0 on a CPU."""
-        cuda = self._device.type == "cuda"
-        return torch.cuda.memory_allocated() if cuda else 0
 
     def _clear(self) -> None:
         """Zero gradients where they are: of a mesh this rank's parts, for torch zeroes
@@ -322,31 +234,18 @@ def as_the_first(row: Row) -> Callable[[bool], bool]:
     return asked
 
 
-def summary(
-    warm_up: list[Step], timed: list[Step], lengths: list[int]
-) -> dict[str, Any]:
+def summary(warm_up: list[Step], timed: list[Step]) -> dict[str, Any]:
     """The row's figures out of its steps."""
     every = warm_up + timed
-    changing = len(set(lengths)) > 1
-    # What the first steps of a changing length cost is in `steps_ms`.
-    counted = timed[SETTLED_AFTER:] if changing else timed
-    ms = [step.ms for step in counted]
-    late = [step.ms / step.num_tokens for step in every[SETTLED_AFTER:]]
-    found: dict[str, Any] = {
-        "step_ms": statistics.median(ms),
-        "tokens_per_s": sum(step.num_tokens for step in counted) / sum(ms) * 1e3,
-        "peak_gb": max(step.peak_bytes for step in counted) / 1e9,
+    return {
+        "step_ms": statistics.median(step.ms for step in timed),
+        "peak_gb": max(step.peak_bytes for step in timed) / 1e9,
         "allocated_gb": max(step.allocated_bytes for step in every[1:]) / 1e9,
         "reserved_gb": max(step.reserved_bytes for step in every[1:]) / 1e9,
         "num_warm_up": len(warm_up),
         "losses": [step.loss.item() for step in every],
         "steps_ms": [round(step.ms, 2) for step in every],
-        "tokens": [step.num_tokens for step in every],
     }
-    if late:
-        # Per token: what a step of its length predicts.
-        found["longest_late"] = max(late) / statistics.median(late)
-    return found
 
 
 def of_session(session: Any) -> dict[str, Any]:
@@ -365,24 +264,6 @@ def of_session(session: Any) -> dict[str, Any]:
         found["believed_keep_ms"] = prediction.keep_ms
         found["explain"] = session.explain().splitlines()
     return found
-
-
-def is_first_rank() -> bool:
-    """Whether no other rank's files would be written over."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def save_observed(session: Any, folder: Path, row: Row) -> None:
-    """Write the session's profile and plan, where it has them."""
-    from ssdtrain.plan.plan import PLAN_FILE
-    from ssdtrain.plan.profile import PROFILE_FILE
-
-    folder.mkdir(parents=True, exist_ok=True)
-    name = re.sub(r"[^\w.=-]+", "_", row.name)
-    if session.profile is not None:
-        PROFILE_FILE.write(folder / f"{name}.profile.json", session.profile)
-    if session.plan is not None:
-        PLAN_FILE.write(folder / f"{name}.plan.json", session.plan)
 
 
 @contextlib.contextmanager
@@ -406,23 +287,13 @@ def around(row: Row, run: Run, trainer: Trainer) -> Iterator[Any]:
         checkpoint_layers(model, context_fn=selective_contexts)
     if "trl" in column:
         trainer.around_forward = trl_context()
-    with contextlib.ExitStack() as stack:
-        if column.startswith("partitioner"):
-            import torch._functorch.config as functorch
-
-            budget = float(column.split()[1])
-            stack.enter_context(functorch.patch(activation_memory_budget=budget))
-        yield None
+    yield None
 
 
 def checkpoint_layers(model: nn.Module, every: int = 1, **settings: Any) -> None:
     """transformers' own checkpointing, non-reentrant, on every n-th layer."""
     stock: Any = model.get_base_model() if hasattr(model, "peft_config") else model
-    old = stock.gradient_checkpointing_enable
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        enable = getattr(stock, "activation_checkpointing_enable", old)
-        enable({"use_reentrant": False, **settings})
+    checkpoint(stock, {"use_reentrant": False, **settings})
     for number, layer in enumerate(stock.model.layers):
         layer.gradient_checkpointing = number % every == 0
 

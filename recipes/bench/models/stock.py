@@ -1,9 +1,6 @@
 """Stock models of many architectures: real widths, a few layers, random weights.
 
-Decoders, mixtures of experts, encoders and decoders, images and sound, each built from
-its configuration in transformers and trained by the loop that users write. From 16k
-tokens on, and only there, the loss of decoders is Liger's fused one: logits would be
-most of the memory.
+Each is built from its configuration in transformers.
 """
 
 from collections.abc import Mapping
@@ -14,12 +11,9 @@ import torch
 from torch import Tensor, nn
 
 KIB = 1024
-FUSED_FROM = 16 * KIB
-"""Tokens of a step."""
 NUM_FRAMES = 3000
 """Of half a minute of sound, as Whisper hears it."""
 LAYERS = ("num_hidden_layers",)
-BOTH_LAYERS = ("encoder_layers", "decoder_layers")
 TINY = {
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "hidden"), 64),
     **dict.fromkeys(("intermediate_size", "d_ff"), 128),
@@ -27,7 +21,7 @@ TINY = {
     **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "heads"), 4),
     **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 4),
     **dict.fromkeys(("head_dim", "d_kv"), 16),
-    **dict.fromkeys((*LAYERS, *BOTH_LAYERS, "layers"), 3),
+    **dict.fromkeys((*LAYERS, "encoder_layers", "decoder_layers", "layers"), 3),
     **dict.fromkeys(("num_layers", "num_decoder_layers"), 3),
     "num_key_value_heads": 2,
     "num_experts": 4,
@@ -148,6 +142,17 @@ def fuse_the_loss(architecture: str) -> None:
     apply(rope=False, rms_norm=False, swiglu=False, fused_linear_cross_entropy=True)
 
 
+def checkpoint(model: Any, options: Mapping[str, Any] | None) -> None:
+    """transformers' own checkpointing of every layer; None: no more."""
+    name = "activation_checkpointing"
+    if not hasattr(model, f"{name}_enable"):
+        name = "gradient_checkpointing"
+    if options is None:
+        getattr(model, f"{name}_disable")()
+    else:
+        getattr(model, f"{name}_enable")(dict(options))
+
+
 def with_lora(model: nn.Module) -> nn.Module:
     """peft, rank 16, on all linear layers; its weights in the model's dtype."""
     from peft import LoraConfig, get_peft_model
@@ -213,46 +218,9 @@ STOCK = {
         *("Mistral", 32, 4096, 14336, QWEN, 32768), sliding_window=None
     ),
     "llama-1b": decoder("Llama", 16, 2048, 8192, (32, 8, 64), 128256, True),
-    "llama-8b": decoder("Llama", 32, 4096, 14336, QWEN, 128256),
-    "gemma2-2b": decoder("Gemma2", 26, 2304, 9216, (8, 4, 256), 256000, True),
-    "phi3-mini": decoder("Phi3", 32, 3072, 8192, (32, 32, 96), 32064),
     "olmo2-7b": decoder("Olmo2", 32, 4096, 11008, (32, 32, 128), 100352),
     "moe": decoder(
         *("Qwen3Moe", 12, 2048, 6144, (16, 8, 128), WIDE, True), **experts(32, 768)
-    ),
-    "gpt2-large": Stock(
-        "GPT2",
-        {"n_embd": 1280, "n_head": 20, "n_positions": KIB, "vocab_size": 50257},
-        "LMHeadModel",
-        ("n_layer",),
-    ),
-    "bert-large": Stock("Bert", encoder(1024, 16, vocab_size=30522), "ForMaskedLM"),
-    "t5-large": Stock(
-        "T5",
-        {
-            **{"d_model": 1024, "d_ff": 2816, "d_kv": 64, "num_heads": 16},
-            **{"feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0},
-            "vocab_size": 32128,
-        },
-        "ForConditionalGeneration",
-        ("num_layers", "num_decoder_layers"),
-    ),
-    "vit-large": Stock(
-        "ViT",
-        encoder(1024, 16, image_size=224),
-        "ForImageClassification",
-        inputs="images",
-    ),
-    "whisper-large": Stock(
-        "Whisper",
-        {
-            **{"d_model": 1280, "vocab_size": 51866, "decoder_start_token_id": 0},
-            **{"encoder_ffn_dim": 5120, "decoder_ffn_dim": 5120},
-            **{"encoder_attention_heads": 20, "decoder_attention_heads": 20},
-        },
-        "ForConditionalGeneration",
-        BOTH_LAYERS,
-        "sound",
     ),
 }
 
@@ -283,72 +251,3 @@ def num_tokens(text: str) -> int:
     if not digits.isdigit():
         raise ValueError(f"expects tokens such as 512 or 8k, got {text!r}")
     return int(digits) * (KIB if text.endswith("k") else 1)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model, how much of it is trained, and a batch."""
-
-    model: str
-    layers: int
-    tuned: str
-    """`full` or `lora`."""
-    batch: int
-    length: int
-    """Tokens of a sequence; of images nothing, of sound those of its text."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Of a step."""
-        return self.batch * self.length
-
-    @property
-    def stock(self) -> Stock:
-        """The architecture."""
-        return STOCK[self.model]
-
-    @property
-    def is_fused(self) -> bool:
-        """Whether its loss is Liger's."""
-        return bool(self.stock.fused) and self.num_tokens >= FUSED_FROM
-
-    def config(self, tiny: bool) -> Any:
-        """The configuration object of transformers."""
-        return self.stock.config(self.length, tiny=tiny, depth=self.layers)
-
-
-def case_of(name: str) -> Case:
-    """Such as `qwen3-4b:6/full/1x8k`: model, layers, what is trained, batch x length.
-
-    Raises:
-        ValueError: there is none of that name; says what is expected.
-    """
-    model, tuned, shape = [*name.split("/"), "", ""][:3]
-    kind, _, layers = model.partition(":")
-    batch, _, length = shape.partition("x")
-    is_known = kind in STOCK and tuned in ("full", "lora")
-    if not is_known or not (layers.isdigit() and batch.isdigit()):
-        raise ValueError(
-            f"expects MODEL:LAYERS/full|lora/BATCHxLENGTH with one of {list(STOCK)}, "
-            f"got {name!r}"
-        )
-    return Case(kind, int(layers), tuned, int(batch), num_tokens(length))
-
-
-def smaller(case: Case) -> Case:
-    """The same, as small as it can be."""
-    few, short = min(case.layers, 3), min(case.length, 32)
-    return replace(case, layers=few, batch=min(case.batch, 2), length=short)
-
-
-def build(case: Case, device: torch.device, tiny: bool = False) -> nn.Module:
-    """The model on its device, in training mode."""
-    if case.is_fused and device.type == "cuda":
-        fuse_the_loss(case.stock.fused)
-    model = case.stock.model(case.config(tiny), device)
-    return with_lora(model) if case.tuned == "lora" else model
-
-
-def inputs_of(case: Case, model: nn.Module, device: torch.device) -> dict[str, Tensor]:
-    """The arguments of a forward; the same ones every time."""
-    return case.stock.batch(model.config, case.batch, case.length, device)

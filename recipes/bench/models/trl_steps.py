@@ -11,18 +11,15 @@ the second one with `OffloadCallback`, whose `device_memory` is what the first o
 reserved. A step is timed from the call of `compute_loss` to the end of its backward.
 """
 
-import contextlib
-import json
+import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from recipes.bench.harness.cli import Bench, UsageError
-from recipes.bench.harness.processes import child_environment, command_of
+from recipes.bench.harness.processes import answer_of
 from recipes.bench.harness.timing import wait
 from ssdtrain.tools.report.build_public import PUBLIC
 
@@ -173,7 +170,7 @@ def random_reward(completions: list[str], **_: Any) -> list[float]:
     return torch.rand(len(completions)).tolist()
 
 
-def measure(case: str, limit_bytes: int | None, *, steps: int, tiny: bool) -> Any:
+def measure(case: str, limit_bytes: int | None, steps: int, tiny: bool) -> Any:
     """Train in this process; without a limit as TRL does by default."""
     callbacks = []
     if limit_bytes is not None:
@@ -183,8 +180,7 @@ def measure(case: str, limit_bytes: int | None, *, steps: int, tiny: bool) -> An
         if tiny:  # nothing to fit into
             callbacks = [OffloadCallback(plan="offload-all", min_bytes=0)]
     trainer = trainer_of(case, callbacks, steps=steps, tiny=tiny)
-    with contextlib.redirect_stdout(sys.stderr):
-        trainer.train()
+    trainer.train()
     times = [1e3 * (end - begin) for begin, end in trainer.spans]
     found: dict[str, Any] = {
         "step_ms": round(statistics.median(times[-NUM_LAST:]), 2),
@@ -207,8 +203,7 @@ def main(
     case: Literal["grpo", "sft"],
     steps: int = 26,
     tiny: bool = False,
-    column: str = "",
-    limit_bytes: int | None = None,
+    limit_s: float = 900,
 ) -> None:
     """Measure both columns of a case, each in a process of its own.
 
@@ -216,18 +211,14 @@ def main(
         case: what to train
         steps: of training
         tiny: a small model, without a GPU
-        column: measure here, and print it as JSON
-        limit_bytes: of device memory, for that
+        limit_s: of a column
     """
-    if column:
-        print(json.dumps(measure(case, limit_bytes, steps=steps, tiny=tiny)))
-        return
+    os.environ["HF_HUB_OFFLINE"] = "1"
     cells = bench.cells({"tiny": tiny})
-    words = ["--case", case, "--steps", str(steps), *(["--tiny"] if tiny else [])]
     limit: int | None = None
     for each in COLUMNS:
         name = f"{case}/{each}"
-        cells.run(name, _child, [*words, "--column", each], limit)
+        cells.run(name, answer_of, measure, (case, limit, steps, tiny), limit_s)
         if name not in cells or "step_ms" not in cells[name]:
             raise UsageError(
                 f"{name} was not measured: {cells.data['cells'].get(name)}"
@@ -241,16 +232,3 @@ def main(
         f"{base.get('allocated_gb', 0):.2f} GB"
     )
     print(ours["summary"])
-
-
-def _child(words: list[str], limit_bytes: int | None) -> dict[str, Any]:
-    limit = [] if limit_bytes is None else ["--limit-bytes", str(limit_bytes)]
-    done = subprocess.run(
-        command_of("models.trl_steps", *words, *limit),
-        env={**child_environment(), "HF_HUB_OFFLINE": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found

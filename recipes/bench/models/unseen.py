@@ -28,6 +28,7 @@ from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.timing import Peak, wait
 from recipes.bench.models.real_row import selective_contexts
 from recipes.bench.models.stock import Stock, encoder, shrunk
+from recipes.bench.models.stock import checkpoint as enable
 
 BLOCKS = 10
 STEPS = 3
@@ -265,10 +266,7 @@ def set_base(model: Any, base: str) -> None:
         every = 2 if base == "second" else 1
         model.which = set(range(0, len(model.layers), every))
         return
-    if base == "plain":
-        model.gradient_checkpointing_disable()
-        return
-    model.gradient_checkpointing_enable(options)
+    enable(model, None if base == "plain" else options)
     if base == "second":
         layers = [m for m in model.modules() if hasattr(m, "gradient_checkpointing")]
         layers = [
@@ -366,7 +364,7 @@ def measure(case: Case, way: str, *, is_tiny: bool, warm_s: float) -> dict[str, 
     base_side, our_side = sides
     set_base(base_side.model, base)
     base_side.step()  # kernels are chosen, and need more memory
-    base_bytes = max(base_side.step()[1] for _ in range(2)) or 1 << 20
+    base_bytes = max(base_side.step()[1] for _ in range(2)) or 1 << 24
     settings = settings_of(way, base_bytes, device)
     least = {"min_bytes": 0} if is_tiny else {}
     with ssdtrain.offload(our_side.model, **settings, **least) as session:

@@ -7,9 +7,7 @@
   and of PyG's (edge index and dictionaries made before). Features lie on the device.
 - `captured`: full-batch steps with Adam (PyTorch's fused one, on all sides: else one
   step of it is a hundred kernels for an HGT) on small graphs of published sizes:
-  hector's as they are, as one CUDA graph, and PyG's; of the graph also a step of many
-  in a row and, behind all other cells (a profiler slows what is launched after it), its
-  kernels and the sum of their times.
+  hector's as they are, as one CUDA graph, and PyG's.
 - `first`: seconds of the first training step in a new process with empty caches and a
   width that no kernel was made for, imports excluded; again with the caches kept; and
   with empty caches and a bundle of the kernels.
@@ -18,6 +16,8 @@ Medians; ratios are PyG's time over hector's of the same run.
 """
 
 import functools
+import itertools
+import os
 import subprocess
 import sys
 import tempfile
@@ -38,7 +38,6 @@ from hector.sampling import NeighborSampler, SampledBatch
 from hector.train.model import compiled_layer
 from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.timing import wait
-from recipes.bench.rgnn.compile import caches
 from recipes.bench.rgnn.mag import CLASSES, FANOUTS, SEEDS, WIDTH, mag_graph, specs
 from recipes.bench.rgnn.pyg import pyg_conv, wrap
 
@@ -180,35 +179,8 @@ def captured_cell(kind: str, name: str) -> dict[str, Any]:
         losses = [float(run()) for _ in range(6)]
         found[f"{side}_ms"], found[f"{side}_host_ms"] = milliseconds(run, 15)
         found[f"{side}_loss"] = losses[-1]
-        if side == "captured":
-            in_a_row = milliseconds(lambda run=run: several(run), 5)[0]
-            found["in_a_row_ms"] = in_a_row / IN_A_ROW
     found["ratio"] = round(found["pyg_ms"] / found["captured_ms"], 2)
     return {k: round(v, 5) for k, v in found.items()}
-
-
-IN_A_ROW = 20
-
-
-def several(replay: Callable[[], Any]) -> None:
-    for _ in range(IN_A_ROW):
-        replay()
-
-
-def kernels_cell(kind: str, name: str) -> dict[str, Any]:
-    """The kernels of a captured step."""
-    from torch.profiler import ProfilerActivity, profile
-
-    replay = small_step(kind, name, "captured")
-    for _ in range(6):
-        replay()
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        several(replay)
-        torch.cuda.synchronize()
-    events = [e for e in seen.events() or [] if e.device_time > 0]
-    kernels_ms = sum(e.device_time for e in events) / IN_A_ROW / 1e3
-    return {"kernels": len(events) / IN_A_ROW, "kernels_ms": round(kernels_ms, 5)}
 
 
 FIRST = """
@@ -232,7 +204,14 @@ def first_cell() -> dict[str, Any]:
     """New processes: with empty caches, with what the first left, and with empty caches
     and a bundle of its kernels, which is added beside the graph's making."""
     with tempfile.TemporaryDirectory() as place:
-        here, there = caches(place)
+        here, there = (
+            {
+                **os.environ,
+                "HECTOR_CACHE": f"{place}/{name}/hector",
+                "TRITON_CACHE_DIR": f"{place}/{name}/triton",
+            }
+            for name in ("here", "there")
+        )
         found = {"empty_s": _first(here), "kept_s": _first(here)}
         shipped = Path(there["HECTOR_CACHE"], "kernels", "first.zip")
         shipped.parent.mkdir(parents=True)
@@ -257,14 +236,5 @@ def main(bench: Bench) -> None:
     cells.run("first", first_cell)
     for kind in KINDS:
         cells.run(f"batch/{kind}", lambda k=kind: batch_cell(k, *mag_rows()))
-    captured = [(kind, name) for name in SMALL for kind in KINDS]
-    for kind, name in captured:
+    for name, kind in itertools.product(SMALL, KINDS):
         cells.run(f"captured/{kind}/{name}", captured_cell, kind, name)
-    for kind, name in captured:
-        cell = cells.data["cells"].get(f"captured/{kind}/{name}", {})
-        if "ratio" in cell and "kernels" not in cell and cells.left_s() > 0:
-            try:
-                found = kernels_cell(kind, name)
-            except Exception as wrong:
-                found = {"kernels_error": f"{type(wrong).__name__}: {wrong}"[:500]}
-            cells.record(f"captured/{kind}/{name}", cell | found)

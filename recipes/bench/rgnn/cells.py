@@ -13,11 +13,7 @@ KINDS = (LayerKind.RGCN, LayerKind.RGAT, LayerKind.HGT)
 # Most telling first: Wu's case study, the small graphs, then by edges.
 GRAPHS = ("fb15k", "aifb", "mutag", "bgs", "biokg", "am", "mag", "wikikg2")
 PROFILED_GRAPHS = ("mutag",)
-KERNEL_GRAPHS = ("am", "biokg", "mag")
-SETTING_GRAPHS = ("am", "fb15k")
-"""Of Figure 3.11."""
 WIDTHS = (32, 64, 128)
-MAPPING_GRAPHS = ("am", "mag", "wikikg2", "bgs")
 
 
 class Task(str, Enum):
@@ -34,24 +30,13 @@ class Phase(str, Enum):
     MAIN = "main"
     """Ours, chosen by the cost model, against the eager baselines, in float32."""
     BFLOAT16 = "bfloat16"
-    """The same in bfloat16, against the baselines that are fastest there."""
-    CAPTURED = "captured"
-    """Relational attention in bfloat16, trained, each contender's step as one CUDA
-    graph: on small graphs the host bounds all of them."""
-    MAPPING = "mapping"
-    """Ours with one program a group, against programs that share small groups."""
+    """The same in bfloat16."""
     ABLATION = "ablation"
     """Ours with each fixed setting of the two optimizations (Table 3.5)."""
-    KERNELS = "kernels"
-    """Bytes, operations and time of each of our kernels, against the ceilings."""
     PROFILE = "profile"
     """Where the time goes, ours and PyG (Figure 3.3)."""
     WIDTHS = "widths"
     """Ours at 32, 64 and 128 where products may use TF32 (Figure 3.12)."""
-    BFLOAT16_REST = "bfloat16-rest"
-    """The other baselines in bfloat16, which lost wherever both ran."""
-    COMPILE = "compile"
-    """PyG under torch.compile."""
 
 
 class Contender(str, Enum):
@@ -62,21 +47,14 @@ class Contender(str, Enum):
     HECTOR_COMPACTION = "hector-compaction"
     HECTOR_REORDERING = "hector-reordering"
     HECTOR_BOTH = "hector-both"
-    HECTOR_PROGRAM = "hector-program"
     SORTED_LOOP = "sorted-loop"
     SORTED_GROUPED = "sorted-grouped"
     PYG = "pyg"
     PYG_FAST = "pyg-fast"
-    PYG_COMPILED = "pyg-compiled"
-    PYG_FAST_COMPILED = "pyg-fast-compiled"
 
     @property
     def ours(self) -> bool:
         return self.value.startswith("hector")
-
-    @property
-    def compiled(self) -> bool:
-        return self.value.endswith("-compiled")
 
 
 SETTINGS = (
@@ -85,8 +63,6 @@ SETTINGS = (
     Contender.HECTOR_REORDERING,
     Contender.HECTOR_BOTH,
 )
-OWN_RECORDS = (Phase.PROFILE, Phase.KERNELS, Phase.CAPTURED)
-"""Phases that measure something else than the time of a step as it is called."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +90,7 @@ class Work:
     def key(self) -> dict[str, Any]:
         """Plain JSON values that identify the measurement in the results."""
         cell = {k: getattr(v, "value", v) for k, v in asdict(self.cell).items()}
-        what = self.phase.value if self.phase in OWN_RECORDS else "time"
+        what = "profile" if self.phase is Phase.PROFILE else "time"
         return {**cell, "contender": self.contender.value, "what": what}
 
     @property
@@ -174,43 +150,9 @@ def _against(graph: str, dtype: str) -> Iterator[_Row]:
         yield from _each([cell], Contender.HECTOR, *baselines(cell.model, dtype))
 
 
-def _leads(cell: Cell, contender: Contender) -> bool:
-    """Ours, and what was or may be fastest of the others in bfloat16: one grouped
-    product for all relations, and PyG's layers without a loop over relations."""
-    if contender is Contender.PYG:
-        return cell.model is LayerKind.RGAT
-    return contender is not Contender.SORTED_LOOP
-
-
-def _captured(graph: str) -> Iterator[_Row]:
-    cells = _cells(graph, [LayerKind.RGAT], "bfloat16", [Task.TRAINING])
-    return _each(cells, Contender.HECTOR, Contender.SORTED_GROUPED, Contender.PYG)
-
-
 def _ablation(graph: str) -> Iterator[_Row]:
     # Table 3.5 first: the attention layers.
     return _each(_cells(graph, [*KINDS[1:], KINDS[0]]), *SETTINGS)
-
-
-def _mapping(graph: str) -> Iterator[_Row]:
-    cells = _cells(graph) if graph in MAPPING_GRAPHS else []
-    return _each(cells, Contender.HECTOR, Contender.HECTOR_PROGRAM)
-
-
-def _kernels(graph: str) -> Iterator[_Row]:
-    if graph in KERNEL_GRAPHS:
-        kinds = [*KINDS[1:], KINDS[0]]
-        yield from _each(_cells(graph, kinds, tasks=[Task.TRAINING]), Contender.HECTOR)
-    if graph in SETTING_GRAPHS:
-        cells = _cells(graph, [LayerKind.RGAT], tasks=[Task.INFERENCE])
-        yield from _each(cells, *SETTINGS)
-
-
-def _compile(graph: str) -> Iterator[_Row]:
-    for cell in _cells(graph):
-        yield cell, Contender.PYG_COMPILED
-        if cell.model is LayerKind.RGCN:
-            yield cell, Contender.PYG_FAST_COMPILED
 
 
 def _widths(graph: str) -> Iterator[_Row]:
@@ -228,17 +170,8 @@ def _profile(graph: str) -> Iterator[_Row]:
 
 _PHASES: dict[Phase, Callable[[str], Iterable[_Row]]] = {
     Phase.MAIN: lambda graph: _against(graph, "float32"),
-    Phase.BFLOAT16: lambda graph: (
-        row for row in _against(graph, "bfloat16") if _leads(*row)
-    ),
-    Phase.CAPTURED: _captured,
-    Phase.MAPPING: _mapping,
+    Phase.BFLOAT16: lambda graph: _against(graph, "bfloat16"),
     Phase.ABLATION: _ablation,
-    Phase.KERNELS: _kernels,
     Phase.PROFILE: _profile,
     Phase.WIDTHS: _widths,
-    Phase.BFLOAT16_REST: lambda graph: (
-        row for row in _against(graph, "bfloat16") if not _leads(*row)
-    ),
-    Phase.COMPILE: _compile,
 }

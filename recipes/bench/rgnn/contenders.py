@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from hector.datasets.generate import TABLE_3_3, generate, scaled
 from hector.graph import HeteroGraph
-from hector.ir.kernels import SegmentMapping
 from hector.train import LayerKind, LayerSpec
 from hector.train.model import compiled_layer
 from recipes.bench.rgnn.cells import SETTINGS, Cell, Contender, Task
@@ -82,8 +81,7 @@ def build(cell: Cell, contender: Contender, graph: HeteroGraph, seed: int = 0) -
     torch.backends.cuda.matmul.allow_tf32 = cell.dtype == "tf32"
     spec = layer_spec(cell.model, cell.width, cell.width)
     torch.manual_seed(seed)
-    fast = contender in (Contender.PYG_FAST, Contender.PYG_FAST_COMPILED)
-    conv = pyg_conv(spec, graph, fast=fast)
+    conv = pyg_conv(spec, graph, fast=contender is Contender.PYG_FAST)
     gen = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in conv.named_parameters():
@@ -113,16 +111,13 @@ def _module(
         grouped = contender is Contender.SORTED_GROUPED
         linear = grouped_linear if grouped else loop_linear
         return SORTED[spec.kind](conv, graph, linear)
-    module = wrap(conv, graph)
-    return torch.compile(module) if contender.compiled else module
+    return wrap(conv, graph)
 
 
 def with_setting(layer: nn.Module, contender: Contender) -> nn.Module:
     """Fix the two optimizations; HECTOR leaves the choice to the cost model."""
     if contender in SETTINGS:
         layer.set_optimization(contender.value.removeprefix("hector-"))
-    if contender is Contender.HECTOR_PROGRAM:
-        layer.set_options(mapping=SegmentMapping.PROGRAM)
     return layer
 
 

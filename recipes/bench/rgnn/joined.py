@@ -6,7 +6,6 @@ A graph of ogbn-mag's sizes with its edges both ways, 1,024 seeds a batch, fanou
 and 10: what `ssdtrain train gnn=rgat features.place=... trainer.batch=1024
 trainer.capture=true` does in an epoch, without the test on the whole graph. Stages
 alone: draw, gather, step, of the same batches. Losses of all places are compared.
-PyG's best epoch of the same sizes is in `epochs`.
 """
 
 from collections.abc import Callable
@@ -29,35 +28,45 @@ from hector.train.steps import Steps
 from pydirect.features import FeatureRows
 from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.timing import wait
-from recipes.bench.rgnn.mag import CLASSES, FANOUTS, WIDTH, Data
+from recipes.bench.rgnn.mag import CLASSES, FANOUTS, SEEDS, WIDTH, mag_graph
 
 PLACES = ("direct", "tiered", "device")
 EPOCHS, STAGE_BATCHES = 4, 24
 
 
+def task_of(device: torch.device, shrink: int, num_batches: int) -> NodeClassification:
+    """Papers of a graph of ogbn-mag's sizes; so many batches of them are trained on."""
+    graph = mag_graph(device, shrink)
+    seeds = max(8, SEEDS // shrink) * num_batches
+    papers = graph.node_type_offsets[1]
+    drawn = torch.randperm(papers, generator=torch.Generator().manual_seed(0))
+    nodes = drawn[:seeds].to(device)
+    return NodeClassification(
+        name="mag",
+        graph=graph,
+        num_classes=CLASSES,
+        train_nodes=nodes,
+        train_labels=nodes % CLASSES,
+        test_nodes=nodes[:1],
+        test_labels=nodes[:1] % CLASSES,
+    )
+
+
 class Joined:
     """One model and its rows, from the trainer's own parts."""
 
-    def __init__(self, data: Data, place: str, share: float, capture: bool) -> None:
+    def __init__(
+        self, task: NodeClassification, place: str, share: float, seeds: int
+    ) -> None:
         """share: of the rows, in GPU memory where the place is tiered."""
-        nodes = data.train.to(data.device)
-        goal = data.goal.to(data.device)
-        self.device, self.seeds = data.device, data.seeds
-        self.task = NodeClassification(
-            name="mag",
-            graph=data.graph,
-            num_classes=CLASSES,
-            train_nodes=nodes,
-            train_labels=goal[nodes],
-            test_nodes=nodes[:1],
-            test_labels=goal[nodes[:1]],
-        )
-        cache = int(share * data.graph.num_nodes * WIDTH * 4)
+        self.task, self.seeds, self.device = task, seeds, task.graph.device
+        cuda = capture = self.device.type == "cuda"
+        cache = int(share * task.graph.num_nodes * WIDTH * 4)
         trainer = NodeClassificationTrainer(
             model=ModelConfig(layer="rgat", hidden_channels=WIDTH),
             data=self.task,
             optimizer=OptimizerConfig(),
-            run=RunConfig(device=data.device.type, progress=False),
+            run=RunConfig(device=self.device.type, progress=False),
             batch=self.seeds,
             fanouts=FANOUTS,
             capture=capture,
@@ -69,9 +78,8 @@ class Joined:
             ),
         )
         self.model = trainer.build_model(self.task, 0)
-        cuda = data.device.type == "cuda"
         adam = torch.optim.Adam(
-            self.model.parameters(), capturable=capture and cuda, fused=cuda or None
+            self.model.parameters(), capturable=cuda, fused=cuda or None
         )
         self.steps = Steps(self.model, adam, self.task)
         self.sampler = NeighborSampler(self.task.graph, FANOUTS)
@@ -118,9 +126,11 @@ class Joined:
         return {"draw_ms": draw_ms, "gather_ms": gather_ms, "step_ms": step_ms}
 
 
-def cell(data: Data, place: str, share: float) -> dict[str, Any]:
+def cell(
+    task: NodeClassification, place: str, share: float, seeds: int
+) -> dict[str, Any]:
     """Epochs and stages of a place."""
-    joined = Joined(data, place, share, capture=data.device.type == "cuda")
+    joined = Joined(task, place, share, seeds)
     runs = [joined.epoch(number) for number in range(EPOCHS)]
     epoch_s = median(seconds for seconds, _ in runs[1:])
     stages = joined.stages()
@@ -152,8 +162,8 @@ def main(
         share: of rows near, in the tiered cell
     """
     cells = bench.cells({"shrink": shrink, "batches": batches, "share": share})
-    data = Data(bench.device, shrink, batches)
+    task, seeds = task_of(bench.device, shrink, batches), max(8, SEEDS // shrink)
     for place in places:
-        cells.run(place, cell, data, place, share, limit_s=80)
+        cells.run(place, cell, task, place, share, seeds, limit_s=80)
     losses = [c["losses"] for c in cells.data["cells"].values() if "losses" in c]
     return int(any(one != losses[0] for one in losses))

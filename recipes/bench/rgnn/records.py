@@ -29,7 +29,7 @@ class Records:
         self.graphs: dict[str, dict[str, Any]] = data["graphs"]
         self.runs = data["runs"]
         self.modelled: dict[str, str] = data.get("modelled", {})
-        """What the present cost model takes, by cell (`rgnn.fit --write`)."""
+        """What the present cost model takes, by cell where that is another setting."""
         self.by_key = {
             tuple(sorted(r["key"].items())): r for r in data["cells"].values()
         }

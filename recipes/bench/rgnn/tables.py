@@ -7,7 +7,6 @@ from typing import Any
 
 from recipes.bench.harness.records import Data
 from recipes.bench.harness.tables import Column, paragraphs, table
-from recipes.bench.rgnn.accuracy import LEVEL, SEEDS, compared, spread
 from recipes.bench.rgnn.cells import WIDTHS
 from recipes.bench.rgnn.records import (
     SETTINGS,
@@ -43,10 +42,8 @@ def summary(data: Data) -> str:
     records = Records(data)
     groups: dict[tuple[str, str, str], dict[str, Comparison]] = {}
     for _, cell in cells(records):
-        for what in ("time", "captured"):
-            kind = cell["dtype"] if what == "time" else f"{cell['dtype']} captured"
-            group = groups.setdefault((cell["model"], cell["task"], kind), {})
-            group[cell["graph"]] = compare(records, what=what, **cell)
+        group = groups.setdefault((cell["model"], cell["task"], cell["dtype"]), {})
+        group[cell["graph"]] = compare(records, **cell)
     rows = []
     for (model, task, dtype), row in groups.items():
         ranked = sorted(
@@ -179,55 +176,6 @@ def breakdown(data: Data) -> str:
     return as_they_are(sorted(rows, key=lambda row: row["cell"]))
 
 
-def kernels(data: Data, count: int = 5) -> str:
-    """Figure 3.13: our most expensive kernels against the device's ceilings."""
-    records, rows = Records(data), []
-    for record in records.by_key.values():
-        key = record["key"]
-        if (key["what"], key["contender"]) != ("kernels", "hector"):
-            continue
-        limit = records.runs[record["run"]]["ceilings"]
-        for k in record.get("kernels", ())[:count]:
-            share = 100 * k["gb_per_s"] / limit["copy_gb_per_s"]
-            if k["operations"]:
-                rate = 300 * k["tflop_per_s"] / limit["tf32_tflop_per_s"]
-                share = max(share, rate)
-            what = " ".join(k["kernel"].replace("|", "/").split())[:70]
-            rows.append(
-                {
-                    "cell": f"{key['graph']} {key['model']} {k['plan']}",
-                    "kernel": f"`{what}`",
-                    "us": number(k["us"], 0),
-                    "predicted us": number(k["predicted_us"], 0),
-                    "GB/s": f"{k['gb_per_s']:.0f}",
-                    "TFLOP/s": f"{k['tflop_per_s']:.1f}",
-                    "% of a ceiling": f"{share:.0f}",
-                }
-            )
-    return as_they_are(rows)
-
-
-def kernels_by_setting(data: Data) -> str:
-    """Figure 3.11: microseconds of RGAT's kernels with each fixed setting."""
-    rows = []
-    for record in Records(data).by_key.values():
-        key = record["key"]
-        if key["what"] != "kernels" or key["contender"] == "hector":
-            continue
-        parts = dict.fromkeys(("gemm", "traversal", "other"), 0.0)
-        for k in record.get("kernels", ()):
-            word = k["kernel"].split()[0]
-            parts[word if word in parts else "other"] += k["us"]
-        times = (*parts.values(), sum(parts.values()))
-        heads = ("products", "traversal", "other", "all")
-        setting = key["contender"].removeprefix("hector-")
-        rows.append(
-            {"cell": "{graph} {model} {task}, ".format(**key) + setting}
-            | {head: number(us, 0) for head, us in zip(heads, times, strict=True)}
-        )
-    return as_they_are(sorted(rows, key=lambda row: row["cell"]))
-
-
 def machines(data: Data) -> str:
     """Device and versions of every run that took something."""
     records = Records(data)
@@ -240,21 +188,6 @@ def machines(data: Data) -> str:
         date = data["environment"].get("date", "")
         lines[f"{run['device']}; {versions}; {date}"] = None
     return "\n".join(lines)
-
-
-def parity(data: Data) -> str:
-    """Same start, same losses as PyG; accuracies over seeds."""
-    columns: dict[str, Column] = {
-        "": "{data} {model}",
-        "epochs": "{num_epochs}",
-        "largest loss difference": "{loss_difference:.1e}",
-        "accuracy": "{accuracy_same_start:.4f}",
-        "PyG's": "{pyg_accuracy_same_start:.4f}",
-        "mean, seeds": lambda r: (
-            f"{number(r['mean_accuracy'], 4)} of {len(r['accuracies'])}"
-        ),
-    }
-    return table(data["cells"], columns)
 
 
 def batches(data: Data) -> str:
@@ -276,9 +209,6 @@ def batches(data: Data) -> str:
         "captured": "{captured_ms:.3f}",
         "PyG": "{pyg_ms:.3f}",
         "ratio": "{ratio:.2f}",
-        "in a row": "{in_a_row_ms:.3f}",
-        "kernels": "{kernels:.0f}",
-        "their sum": "{kernels_ms:.3f}",
     }
     of_batches = table({n: c for n, c in good.items() if n.startswith("batch/")}, drawn)
     return paragraphs(
@@ -300,74 +230,6 @@ def _first(cell: Data) -> str:
         f"for: {cell['empty_s']} s with empty caches, {cell['kept_s']} s in a new "
         "process with the caches kept" + (with_bundle if "shipped_s" in cell else ".")
     )
-
-
-def compilation(data: Data) -> str:
-    """What a first step compiles, without a GPU."""
-    columns: dict[str, Column] = {
-        "": "{name}",
-        "kernels": "{empty[kernels]}",
-        "empty": "{empty[cpu_s]:.2f}",
-        "kept": "{kept[cpu_s]:.2f}",
-        "shipped": "{shipped[cpu_s]:.2f}",
-        "empty / shipped": lambda c: number(
-            c["empty"]["cpu_s"] / c["shipped"]["cpu_s"], 0
-        ),
-    }
-    return table(data["cells"], columns, needs="empty")
-
-
-def accuracy(data: Data) -> str:
-    """Mini-batch training beside full-batch training, of seeds that ran both ways."""
-    found = compared(data["cells"])
-    columns: dict[str, Column] = {
-        "": lambda c: f"{c.data} {c.model}",
-        "seeds": lambda c: str(len(c.differences)),
-        "full batch": lambda c: number(100 * c.full, 1),
-        "mini-batches": lambda c: number(100 * c.batches, 1),
-        "difference": lambda c: (
-            f"{100 * (c.batches - c.full):+.1f}"
-            + (f" ± {100 * spread(c.differences):.1f}" if c.differences[1:] else "")
-        ),
-        "p": lambda c: number(c.p, 3),
-        "corrected": lambda c: number(c.corrected, 3),
-    }
-    cut = any(len(c.differences) < SEEDS for c in found)
-    return paragraphs(
-        f"{sum(c.differs for c in found)} of {len(found)} differences are below "
-        f"{LEVEL}.",
-        cut
-        and f"The run was cut before its {SEEDS} seeds: cells of fewer than 9 cannot "
-        "come below that level, whatever they hold.",
-        table(found, columns),
-    )
-
-
-def epochs(data: Data) -> str:
-    """Mini-batch epochs with features in host memory."""
-    rows = {}
-    for kind in ("rgcn", "rgat", "hgt"):
-        mine, ratio, wrong = (
-            data["cells"].get(f"{kind}/{part}", {})
-            for part in ("ours", "ratio", "losses")
-        )
-        theirs = data["cells"].get(f"{kind}/pyg, {ratio.get('best')}", {})
-        rows[kind] = {**mine, "of": ratio, "theirs": theirs, "wrong": wrong}
-    columns: dict[str, Column] = {
-        "": "{name}",
-        "batches": "{batches}",
-        "draw": "{draw_ms:.2f}",
-        "gather": "{gather_ms:.2f}",
-        "step": "{step_ms:.2f}",
-        "epoch": "{epoch_s:.3f}",
-        "over its longest stage": "{over_longest_stage:.2f}",
-        "PyG's": "{theirs[epoch_s]:.3f}",
-        "its best way": "{of[best]}",
-        "ratio": "{of[ratio]:.2f}",
-        "loss error, float32": "{wrong[float32]:.1e}",
-        "float64": "{wrong[float64]:.1e}",
-    }
-    return table(rows, columns)
 
 
 # -- pictures --------------------------------------------------------------------------

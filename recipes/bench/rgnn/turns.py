@@ -8,15 +8,14 @@ alone, before.
 
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any, NamedTuple
 
 import torch
 
 from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.timing import times_ms
-from recipes.bench.rgnn.cells import SETTINGS, Cell, Phase, Work
-from recipes.bench.rgnn.contenders import Layer, step_of
-from recipes.bench.rgnn.measure import FAST_MS, OutOfTimeError, deadline
+from recipes.bench.rgnn.cells import Work
+from recipes.bench.rgnn.contenders import Graphs, build, step_of
+from recipes.bench.rgnn.measure import FAST_MS, OutOfTimeError, deadline, release
 
 NUM_ROUNDS = 20
 STEPS_A_ROUND = 5
@@ -34,62 +33,27 @@ def times_in_turns(
     return found
 
 
-class Waiting(NamedTuple):
-    """A setting that was measured alone, ready to step."""
-
-    work: Work
-    layer: Layer
-
-
-class Turns:
-    """The settings of the cell at hand."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.cell: Cell | None = None
-        self.waiting: list[Waiting] = []
-
-    @property
-    def held_bytes(self) -> int:
-        """Device memory of the layers that wait for their turn."""
-        if self.device.type != "cuda":
-            return 0
-        layers = [each.layer for each in self.waiting]
-        tensors = [t for x in layers for t in (x.x, x.labels, *x.module.parameters())]
-        return sum(t.nbytes for t in tensors)
-
-    def take(self, work: Work, values: dict[str, Any], layer: Layer) -> None:
-        """A measurement of one contender: the memory of those that wait is not its
-        own, and if it is one of several fast settings, it waits, too."""
-        for name in ("peak_bytes", "resident_bytes"):
-            if values.get(name) is not None:
-                values[name] -= self.held_bytes
-        if work.phase is not Phase.ABLATION or work.contender not in SETTINGS:
-            return
-        if values["status"] == "ok" and values["ms"] < FAST_MS:
-            layer.clear()
-            self.waiting.append(Waiting(work, layer))
-
-    def finish(self, cells: Cells, limit_s: float) -> None:
-        """Times in turns, into the records of the cell; those taken alone stay if
-        there is no time."""
-        waiting, self.waiting = self.waiting, []
-        if len(waiting) < 2 or limit_s <= 0:
-            return
-        steps = [step_of(each.layer, each.work.cell.task) for each in waiting]
-        try:
-            with deadline(limit_s):
-                times = times_in_turns(steps, self.device)
-        except (OutOfTimeError, torch.OutOfMemoryError) as error:
-            print("no turns:", waiting[0].work.name, type(error).__name__, flush=True)
-            return
-        for each, mine in zip(waiting, times, strict=True):
-            known = {"ms": median(mine), "num_timed": len(mine)}
-            known |= {"ms_least": min(mine), "ms_most": max(mine)}
-            name = each.work.name
-            cells.record(name, {**cells[name], **known})
-
-    def begin(self, cell: Cell) -> bool:
-        """Whether `cell` is another one than that of the settings that wait."""
-        other, self.cell = self.cell != cell, cell
-        return other
+def take_turns(
+    works: Sequence[Work], graphs: Graphs, cells: Cells, limit_s: float
+) -> None:
+    """Time settings of one cell that were measured alone, and are fast, once more in
+    turns; the times taken alone stay if there is no time for it."""
+    fast = [work for work in works if cells[work.name].get("ms", FAST_MS) < FAST_MS]
+    if len(fast) < 2 or limit_s <= 0:
+        return
+    release(graphs.device)
+    graph = graphs.get(fast[0].cell.graph)
+    try:
+        with deadline(limit_s):
+            layers = [build(work.cell, work.contender, graph) for work in fast]
+            steps = [step_of(layer, fast[0].cell.task) for layer in layers]
+            for step in steps:
+                step()
+            times = times_in_turns(steps, graphs.device)
+    except (OutOfTimeError, torch.OutOfMemoryError) as error:
+        print("no turns:", fast[0].name, type(error).__name__, flush=True)
+        return
+    for work, mine in zip(fast, times, strict=True):
+        known = {"ms": median(mine), "num_timed": len(mine)}
+        known |= {"ms_least": min(mine), "ms_most": max(mine)}
+        cells.record(work.name, {**cells[work.name], **known})

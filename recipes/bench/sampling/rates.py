@@ -31,7 +31,7 @@ from pydirect.sampling import (
 )
 from pydirect.sampling.hop import CpuHopper
 from pydirect.train import NodeClassificationTrainer
-from recipes.bench.gnn.sides import dataset
+from recipes.bench.gnn.sides import dataset, epochs
 from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.timing import wait
@@ -214,7 +214,9 @@ def pyg_worker(
     )
 
 
-def epochs(run: Rates, graph: Graph, labels: torch.Tensor, settings: Settings) -> None:
+def all_epochs(
+    run: Rates, graph: Graph, labels: torch.Tensor, settings: Settings
+) -> None:
     """GraphSAGE epochs with each sampler, and the stages alone."""
     import torch_geometric
 
@@ -254,35 +256,11 @@ def epochs(run: Rates, graph: Graph, labels: torch.Tensor, settings: Settings) -
             progress=False,
             device=str(run.device),
         )
-        trainer.train_epoch(0)
-        seconds = []
-        for epoch in range(1, 1 + settings.epochs):
-            begun = run.wait()
-            trainer.train_epoch(epoch)
-            seconds.append(run.wait() - begun)
-        begun = run.wait()
-        batches = [
-            b for _, b in zip(range(40), trainer.batches.sampled(), strict=False)
-        ]
-        sampled = run.wait()
-        fetched = [trainer.batches.fetch(b, 0) for b in batches]
-        moved = run.wait()
-        for batch in fetched[:1]:
-            trainer.step(batch)
-        warm = run.wait()
-        for _ in batches:
-            trainer.step(fetched[-1])
-        trained = run.wait()
-        scale = len(trainer.batches) / len(batches)
         run.note(
             f"epoch, {sampling.value}{', captured' if capture else ''}"
             f"{'' if max_sms == sms else f', SMs {max_sms}'}"
             f"{'' if buffers == 2 else f', {buffers} buffers'}",
-            seconds=round(statistics.median(seconds), 4),
-            sampling_alone_s=round((sampled - begun) * scale, 4),
-            fetching_alone_s=round((moved - sampled) * scale, 4),
-            training_alone_s=round((trained - warm) * scale, 4),
-            batches=len(trainer.batches),
+            **epochs(trainer, settings.epochs, run.wait),
         )
 
 
@@ -296,4 +274,4 @@ def main(bench: Bench, settings: Settings) -> None:
     run = Rates(bench.cells(asdict(settings), anew=True), device)
     run.note("graph", num_nodes=graph.num_nodes, num_edges=graph.num_edges)
     rates(run, graph, settings)
-    epochs(run, graph, labels, settings)
+    all_epochs(run, graph, labels, settings)

@@ -23,9 +23,9 @@ def sampling(data: Data) -> str:
     epochs: dict[str, Column] = {}
     epochs["sampling"] = lambda c: c["name"].removeprefix("epoch, ")
     for head, key in (
-        ("epoch", "seconds"),
-        ("drawing alone", "sampling_alone_s"),
-        ("fetching", "fetching_alone_s"),
+        ("epoch", "epoch_s"),
+        ("drawing alone", "drawing_alone_s"),
+        ("fetching", "copying_alone_s"),
         ("training", "training_alone_s"),
     ):
         epochs[head] = f"{{{key}:.2f}}"

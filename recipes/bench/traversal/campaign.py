@@ -1,4 +1,4 @@
-"""Time traversals of generated graphs against copying, and check every result.
+"""Time traversals of generated graphs against the link, and check every result.
 
     python -m recipes.bench traversal.campaign --kinds GU GK --divisor 8 --out OUT.json
 
@@ -9,12 +9,10 @@ of whole traversals, medians over the sources; levels are single steps of a time
 
 import itertools
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,7 +36,6 @@ from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.timing import wait
 from recipes.bench.traversal.graphs import KINDS, Kind, make, weights_of
-from recipes.bench.traversal.rivals import PageCache, Subgraphs
 
 _LARGE_SHARE = 0.1
 
@@ -88,8 +85,6 @@ class Settings:
     memory: tuple[str, ...] = ("table",)
     sources: int = 5
     trio: bool = False
-    hot: bool = False
-    rivals: bool = False
     sssp: bool = False
     compressed: bool = False
     only_bytes: bool = False
@@ -194,32 +189,26 @@ def compare(
 ) -> None:
     """All systems on one graph."""
     placed = place(graph, campaign.device)
-    sources = campaign.sources(graph)
-    want = [bfs(placed, s, direction=Direction.FORWARD) for s in sources]
-    check(placed, want[0], sources[0])
+    source = campaign.sources(graph)[0]
+    want = bfs(placed, source, direction=Direction.FORWARD)
+    check(placed, want, source)
     for walk in Walk:
         if walk in (Walk.NAIVE, Walk.MERGED, Walk.ALIGNED) and not settings.trio:
             continue
         placed.walk = walk
         forward = partial(bfs, direction=Direction.FORWARD)
         campaign.traverse(placed, f"bfs {walk.value}", forward, head)
-        if not torch.equal(bfs(placed, sources[0], direction="forward"), want[0]):
+        if not torch.equal(bfs(placed, source, direction="forward"), want):
             raise RuntimeError(f"bfs {walk.value} differs")
     placed.walk = Walk.LINES
     if graph.symmetric:
         campaign.traverse(placed, "bfs auto", bfs, head)
-        if not torch.equal(bfs(placed, sources[0]), want[0]):
+        if not torch.equal(bfs(placed, source), want):
             raise RuntimeError("bfs auto differs")
-    if settings.hot:
-        placed.keep_hot(graph.neighbors.nbytes // 4)
-        campaign.traverse(placed, "bfs auto hot 25 %", bfs, head)
-        placed.keep_hot(0)
     if not graph.symmetric:
-        backwards(campaign, graph, want[0], head, settings)
+        backwards(campaign, graph, want, head, settings)
     if settings.compressed:
-        in_fewer_bytes(campaign, graph, want[0], head)
-    if settings.rivals:
-        rivals(campaign, placed, want[0], sources, head)
+        in_fewer_bytes(campaign, graph, want, head)
     others(campaign, placed, head, settings)
 
 
@@ -264,10 +253,6 @@ def others(
     graph = placed.graph
     campaign.traverse(placed, "components", components, head)
     campaign.traverse(placed, "pagerank 3", ranks, head)
-    if settings.hot:
-        placed.keep_hot(graph.neighbors.nbytes // 4)
-        campaign.traverse(placed, "pagerank 3 hot 25 %", ranks, head)
-        placed.keep_hot(0)
     if settings.sssp:
         weighted = place(weights_of(graph), campaign.device)
         campaign.traverse(weighted, "sssp", sssp, head)
@@ -296,51 +281,6 @@ def backwards(
         raise RuntimeError("bfs with the reverse differs")
     campaign.traverse(placed, "bfs auto, with reverse", bfs, head)
     campaign.traverse(placed, "pagerank 3, with reverse", ranks, head)
-
-
-def rivals(
-    campaign: Campaign,
-    placed: PlacedGraph,
-    want: torch.Tensor,
-    sources: list[int],
-    head: dict[str, Any],
-) -> None:
-    """Breadth-first search by copying: pages, and compacted lists."""
-    if not placed.shift:
-        cache = PageCache(placed)
-        _rival(campaign, cache, want, sources, head)
-        del cache
-    if placed.device.type == "cuda":
-        torch.cuda.empty_cache()
-    with tempfile.TemporaryDirectory() as directory:
-        try:
-            copies = Subgraphs(placed.graph, Path(directory), placed.device)
-        except RuntimeError as error:
-            campaign.note("bfs subgraph copy", head, missing=str(error))
-            return
-        _rival(campaign, copies, want, sources, head)
-
-
-def _rival(
-    campaign: Campaign,
-    rival: PageCache | Subgraphs,
-    want: torch.Tensor,
-    sources: list[int],
-    head: dict[str, Any],
-) -> None:
-    if not torch.equal(rival.bfs(sources[0]), want):
-        raise RuntimeError(f"{rival.name} differs")
-    times, moved = [], []
-    for source in sources:
-        rival.bytes_moved = 0
-        times.append(timed(partial(rival.bfs, source)))
-        moved.append(rival.bytes_moved)
-    campaign.note(
-        f"bfs {rival.name}",
-        head,
-        seconds=round(statistics.median(times), 5),
-        bytes=int(statistics.median(moved)),
-    )
 
 
 def main(bench: Bench, settings: Settings) -> None:

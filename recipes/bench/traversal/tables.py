@@ -22,8 +22,6 @@ def traversal(*found: Data) -> str:
             f"{share:.2f}" for share in s["bfs lines"]["large_of_peak"]
         ),
         "search, ms (read)": lambda s: _with_read(_best(s)),
-        "times page cache": _with_pages,
-        "times subgraph copy": lambda s: _times(s.get("bfs subgraph copy"), _best(s)),
         "components, ms (read)": lambda s: _with_read(s.get("components")),
         "PageRank, of the peak": _ranks,
         "shortest paths, ms": lambda s: _ms(s.get("sssp")),
@@ -48,19 +46,9 @@ def _best(systems: dict[str, Data]) -> Data:
     return next(systems[name] for name in OURS if name in systems)
 
 
-def _with_pages(systems: dict[str, Data]) -> str:
-    pages, hot = systems.get("bfs page cache"), systems.get("bfs auto hot 25 %")
-    more = f" ({_times(pages, hot)})" if pages and hot else ""
-    return _times(pages, _best(systems)) + more
-
-
 def _ranks(systems: dict[str, Data]) -> str:
     ranks = systems.get("pagerank 3, with reverse", systems.get("pagerank 3"))
     return f"{min(ranks['large_of_peak']):.2f}" if ranks else "-"
-
-
-def _times(other: Data | None, ours: Data) -> str:
-    return f"{other['seconds'] / ours['seconds']:.1f}" if other else "-"
 
 
 def _ms(cell: Data | None) -> str:

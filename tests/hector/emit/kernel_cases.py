@@ -43,9 +43,8 @@ from hector.passes.pipeline import (
 )
 from hector.runtime.device import DevicePlan, DeviceProgram, ValueTypes
 from hector.runtime.reference import Reference
-from recipes.bench.rgnn.kernels import operands
 from tests.hector.emit.layer_checks import CHECKS, layer_error, second_error
-from tests.hector.emit.oracle import TOLERANCE, error_of, random_graph
+from tests.hector.emit.oracle import TOLERANCE, error_of, operands, random_graph
 from tests.hector.layer_models import plans
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -14,10 +14,27 @@ from hector.runtime.device import (
     dot_precision,
 )
 from hector.runtime.reference import Reference
-from recipes.bench.rgnn.kernels import operands
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
 """Largest error over the largest value of the result."""
+
+
+def operands(
+    kernel: Kernel, arrays: GraphArrays, types: ValueTypes
+) -> dict[Node, torch.Tensor]:
+    """Random values of moderate size; positive where something divides by them."""
+    found = {}
+    device = arrays.graph.device
+    gen = torch.Generator(device=device).manual_seed(1)
+    for n in kernel.operands:
+        if n.op in (Op.GRAPH, Op.CONST):
+            continue
+        shape = (arrays.rows(n.domain), *n.shape)
+        value = torch.randn(shape, generator=gen, device=device)
+        if n.op is Op.AGG and n.type.width <= 16:
+            value = value.abs() + 0.5
+        found[n] = (value * 0.5).to(types.of(n))
+    return found
 
 
 def random_graph(size: tuple[int, ...], device: str) -> HeteroGraph:

@@ -14,24 +14,17 @@ import torch
 from torch import Tensor
 
 import ssdtrain
-from recipes.bench.models.stock import build, case_of, inputs_of, smaller
+from recipes.bench.models import unseen
+from recipes.bench.models.stock import STOCK, with_lora
 from tests.ssdtrain.bits import same_bits
 
 pytest.importorskip("accelerate")
 
 CASES = (
-    "llama-1b:2/full/2x16",
-    "qwen3-1.7b:2/full/2x16",
-    "mistral-7b:2/lora/2x16",
-    "gemma2-2b:2/full/2x16",
-    "phi3-mini:2/full/2x16",
-    "olmo2-7b:2/full/2x16",
-    "moe:2/full/2x16",
-    "gpt2-large:2/full/2x16",
-    "bert-large:2/full/2x16",
-    "t5-large:2/full/2x16",
-    "vit-large:2/full/2x1",
+    *("llama-1b", "qwen3-1.7b", "mistral-7b/lora", "gemma2", "phi3", "olmo2-7b"),
+    *("moe", "neox", "bert", "t5", "vit"),
 )
+KNOWN = {name: case.stock for name, case in unseen.CASES.items()} | STOCK
 MOVES: dict[str, Any] = {
     "plan": "offload-all",
     "recompute": "full",
@@ -49,14 +42,18 @@ def trained(name: str, settings: dict[str, Any] | None, *, checkpoints: bool) ->
     """What a run logs, its weights, and ours' reports."""
     from transformers import Trainer, TrainingArguments
 
-    case, device = smaller(case_of(name)), torch.device("cpu")
-    model = build(case, device, tiny=True)
+    kind, _, tuned = name.partition("/")
+    stock, device = KNOWN[kind], torch.device("cpu")
+    assert stock is not None
+    depth = 2 if stock.layers == ("num_hidden_layers",) else None
+    model = stock.model(stock.config(16, tiny=True, depth=depth), device)
+    model = with_lora(model) if tuned else model
     if checkpoints:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # its name in the next one
             model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
     rows: list[dict[str, Tensor]] = []
-    given = inputs_of(case, model, device)
+    given = stock.batch(model.config, 2, 16, device)
     for number in range(NUM_ROWS):
         rows.append({key: each[number % len(each)] for key, each in given.items()})
     arguments = TrainingArguments(
@@ -99,7 +96,7 @@ def test_the_trainer_is_equal_bit_by_bit(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if "/lora/" in name:
+    if "/lora" in name:
         pytest.importorskip("peft")
     theirs, _ = trained(name, None, checkpoints=False)
     assert len(set(theirs[0])) > NUM_STEPS, json.dumps(theirs[0])  # it does train

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from recipes.bench.search.operator_cases import cases
 from ssdtrain.tools.search.calls import OperatorCall, bound, call_of
 from ssdtrain.tools.search.describe import describe
 from ssdtrain.tools.search.language import Reducer
 from ssdtrain.tools.search.partial_run import run_part
 from ssdtrain.tools.search.placement import Copied, Cut, Unreduced, piece
 from ssdtrain.tools.search.strategies import Strategy, strategies
+from tests.ssdtrain.tools.search.operator_cases import cases
 
 COMBINE = {
     Reducer.SUM: lambda parts: sum(parts[1:], parts[0]),

@@ -19,8 +19,6 @@ HERE = Path(__file__).parent
 
 
 def test_four_ranks(tmp_path: Path) -> None:
-    """More models and layouts: planned_ranks.py and launch_ranks.py of
-    recipes/bench/search."""
     out = tmp_path / "out.json"
     run_ranks([HERE / "sample_ranks.py", out], tmp_path, num_ranks=4)
     found = json.loads(out.read_text())
