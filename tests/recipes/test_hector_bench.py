@@ -11,7 +11,6 @@ from recipes.bench.safety import graph_programs, relational
 from recipes.bench.safety.graph_compare import Outcome, close, differs
 from recipes.bench.safety.graph_loops import REDUCERS, reduced
 from recipes.bench.safety.graph_objects import Passing
-from recipes.bench.safety.tables import stale
 from tests.recipes.written import ENVIRONMENT
 
 
@@ -102,7 +101,3 @@ def test_tables() -> None:
     assert "| rgcn | 10 | 20 | 1.000 | 3.000 | 3.00 | 1.0e-07 |" in text
     assert "| hgt aifb | 1.000 | 0.500 | 3.000 | 6.00 |" in text
     assert "2.5 s with empty caches, 0.4 s" in text and "mutag" not in text
-    times = {"host_us_with": 88.0, "host_us_without": 76.0, "share_device": 0.03}
-    cell = {"edges": 1000, **times}
-    text = stale({"cells": {"1000": cell}, "settings": {}, "environment": ENVIRONMENT})
-    assert "| 1,000 | 12 us | 3.0 % |" in text

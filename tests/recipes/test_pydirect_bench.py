@@ -289,26 +289,3 @@ def test_gnn_runs_resumes_and_records_failures(
     run(["gnn.epochs", *words])
     assert json.loads(out.read_text())["cells"].keys() == cells.keys()
     assert "paper width" in bench("gnn.tables").gnn(records.read(out))
-
-
-def test_one_call_is_clocked_and_its_rows_are_checked(
-    bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    one_call = bench("gather.one_call")
-    monkeypatch.setattr(one_call, "CELLS", ((128, 300), (400, 100)))
-    out = tmp_path / "one_call.json"
-    arguments = ["--table-bytes", str(MIB), "--out", str(out)]
-    run(["gather.one_call", *arguments])
-    cells = json.loads(out.read_text())["cells"]
-    names = {
-        f"{kind}/{cell}" for kind in ("unify", "to") for cell in ("128/300", "400/100")
-    }
-    assert set(cells) == {"link", *names}
-    for name in names:
-        cell = cells[name]
-        assert cell["ms"] >= cell["issue_ms"] > 0 and cell["regret"] >= 1.0
-        assert set(cell["forced_ms"]) == {"direct", "sorted", "cpu"}
-    monkeypatch.setattr(torch, "equal", lambda *rows: False)
-    table = one_call.Table("unify", torch.zeros(MIB, dtype=torch.uint8), 1.0)
-    with pytest.raises(RuntimeError, match="wrong rows: 128 bytes, 9 rows"):
-        table.cell(128, 9)

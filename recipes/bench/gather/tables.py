@@ -102,31 +102,6 @@ def verdicts(data: Data) -> str:
     return "\n".join(f"- {line}" for line in found if line)
 
 
-def one_call(data: Data) -> str:
-    """`table[index]`, one call and one wait."""
-    calls = {name: cell for name, cell in data["cells"].items() if "burst_ms" in cell}
-    if not calls:
-        return ""
-    sizes: Data = {name.split("/", 1)[1]: {} for name in calls}
-    columns: dict[str, Column] = {
-        "rows": lambda c: "{} B x {:,}".format(*map(int, c["name"].split("/")))
-    }
-    for way, head in (("unify", "`unify`"), ("to", '`.to("unified")`')):
-        columns[head] = lambda c, w=way: "{share:.2f} ({burst_share:.2f})".format(
-            **calls[f"{w}/{c['name']}"]
-        )
-        columns[f"{head}, path"] = lambda c, w=way: calls[f"{w}/{c['name']}"]["path"]
-    regrets = [cell["regret"] for cell in calls.values()]
-    near = sum(regret <= NEAR_BEST for regret in regrets)
-    return paragraphs(
-        f"The table has {data['settings']['table_bytes'] / 2**30:.1f} GiB, the DMA "
-        f"peak of this run is {data['cells']['link']['dma_peak_gb_s']:.1f} GB/s.",
-        table(sizes, columns),
-        f"- The chooser is within 5 % of the best path in {near} of {len(regrets)} "
-        f"cells; worst {max(regrets):.2f} of its time.",
-    )
-
-
 def sweep_cells(data: Data, *, pinned: bool) -> list[Data]:
     """Finished cells of the sweep, on pinned memory or on what `empty_table` gives."""
     return [

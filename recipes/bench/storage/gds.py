@@ -1,27 +1,20 @@
-"""GPU memory to SSD on every path, against a raw loop; and the malloc hook in training.
+"""GPU memory to SSD on every path, against a raw loop, and the automatic choice.
 
-    python -m recipes.bench storage.gds --directory /mnt/nvme0 --budget-s 300
-
-Part `paths`: all paths in alternate rounds, then the automatic choice. Part `hook`:
-training processes with the hook and without, in turns (`hook.py`); it wants a GPU that
-does nothing else. Every finished cell is on disk at once.
+python -m recipes.bench storage.gds --directory /mnt/nvme0 --budget-s 300
 """
 
 import statistics
-import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.cli import Bench, UsageError
-from recipes.bench.harness.records import RESULTS
-from recipes.bench.storage.hook import hook_part
 from recipes.bench.storage.raw_io import RawFile, aligned_buffers, gb_per_s, scratch
-from ssdtrain.storage import PosixStorage, Storage, malloc_hook
+from ssdtrain.storage import PosixStorage, Storage
 from ssdtrain.storage.gds import GdsStorage
 from ssdtrain.storage.kvikio_shim import (
     KvikioFile,
@@ -184,31 +177,9 @@ def path_parts(record: Cells, place: Path, num_rounds: int) -> None:
     record.attempt("choice", lambda: record.add(**choice_cell(place, cells)))
 
 
-def main(
-    bench: Bench,
-    part: Literal["paths", "hook"] = "paths",
-    /,
-    *,
-    directory: Path = Path("."),
-    rounds: int = 9,
-    turns: int = 10,
-    built: Path | None = None,
-) -> None:
-    """All cells, within the budget.
-
-    Args:
-        turns: of the hook's sides
-        built: the hook
-    """
-    place = scratch(directory)
-    if part == "paths":
-        if not torch.cuda.is_available():
-            raise UsageError("needs a CUDA device")
-        record = bench.cells(anew=True)
-        path_parts(record, place, rounds)
-        record.fact("threads", threading.active_count())
-        return
-    if bench.out == RESULTS / "storage" / "gds.json":
-        bench.out = bench.out.with_name("malloc_hook.json")
-    hook = built or malloc_hook.LIBRARY.build(place / "malloc_hook.so")
-    hook_part(bench.cells(anew=True), hook, place, turns)
+def main(bench: Bench, *, directory: Path = Path("."), rounds: int = 9) -> None:
+    """All cells, within the budget."""
+    if not torch.cuda.is_available():
+        raise UsageError("needs a CUDA device")
+    record = bench.cells(anew=True)
+    path_parts(record, scratch(directory), rounds)

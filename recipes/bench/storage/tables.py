@@ -54,44 +54,6 @@ def _chosen(cell: Data, path: Data) -> str:
     )
 
 
-def malloc_hook(data: Data) -> str:
-    """What the hook saw of PyTorch's allocators, and what it cost."""
-    cells = data["cells"].values()
-    columns: dict[str, Column] = {
-        "allocator": lambda c: c["allocator"] + _registering(c["counters"]),
-        "segments": lambda c: str(c["segments"] or "-"),
-        "not seen": lambda c: _unseen(c["coverage"]),
-        "registered": "{counters[registered]}",
-        "calls in timed steps": "{calls_in_timed_steps}",
-        "step with / without": lambda c: (
-            f"{c['step_ratio']:.4f}x" if "step_ratio" in c else "not timed"
-        ),
-        "without / without": "{ratio_without_hook:.4f}x",
-        "losses equal": lambda c: "yes" if c["losses_equal"] else "NO",
-    }
-    good = [cell for cell in cells if "error" not in cell and "counters" in cell]
-    failed = [
-        f"- {cell['allocator']}: {cell['error'].splitlines()[0]}"
-        for cell in cells
-        if "error" in cell
-    ]
-    return paragraphs(table(good, columns), "\n".join(failed))
-
-
-def _registering(counters: Data) -> str:
-    """What an allocator's calls were timed with, if it is not the default."""
-    asked = counters["malloc_async_calls"]
-    return ", registered" if asked and counters["registered"] == asked else ""
-
-
-def _unseen(coverage: Data | None) -> str:
-    """Segments that the hook does not know, and why."""
-    if coverage is None:
-        return "-"
-    whys = [w for w in ("expandable", "small", "unexplained") if coverage[f"num_{w}"]]
-    return ", ".join(f"{coverage[f'num_{why}']} {why}" for why in whys) or "none"
-
-
 def soak(data: Data) -> str:
     """What must not grow while hundreds of gigabytes go to the SSD and back."""
     columns: dict[str, Column] = {
