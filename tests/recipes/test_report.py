@@ -146,10 +146,10 @@ def test_a_search_that_found_something_says_so() -> None:
     stopped = {"signals": 70, "blocks": 3, "lost": 0, "bad": ["block 7"]}
     records = [
         {"environment": env, "settings": {}, "cells": {"campaign": cell}, "file": name}
-        for name, cell in (("relational_cpu", found), ("interrupts", stopped))
+        for name, cell in (("graph_programs_cpu", found), ("interrupts", stopped))
     ]
     text = searches(*records)
-    assert "499 alike, **1 different**" in text
+    assert "499 equal, **1 different**" in text
     assert "70 in 3 processes" in text and "**1** times" in text
 
 

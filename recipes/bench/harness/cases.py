@@ -75,7 +75,6 @@ CASES = (
     Case("safety.zoo", 14_400, "CPU", words="--workers 2", file="safety/zoo_cpu"),
     Case("safety.interrupts", 3600, "CPU", words="--signals 1000"),
     Case("safety.leaks", 3600, "CPU", words="--steps 100000"),
-    Case("safety.relational", 36_000, "210", words="--graphs 100000"),
     Case("safety.graph_programs", 36_000, "CPU", file="safety/graph_programs_cpu"),
     Case(
         "storage.ssd",

@@ -14,8 +14,6 @@ objects, byte for byte, and with loops in float64, to the rounding of the dtype.
 import random
 import traceback
 from collections import Counter
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +28,7 @@ from hector.message.programs import Programs
 from hector.nn import HGTConv, RGATConv, RGCNConv
 from hector.nn.common import SETTINGS
 from recipes.bench.harness.cli import Bench
-from recipes.bench.safety.blocks import Sums, judge, run_campaign, seeds_of
+from recipes.bench.safety.blocks import Sums, run_campaign
 from recipes.bench.safety.graph_compare import (
     NOISE,
     Outcome,
@@ -136,12 +134,16 @@ class Program:
                 r,
                 aggr=d.choice([*REDUCERS]),
                 root_weight=d.random() < 0.7,
+                bias=d.random() < 0.7,
                 **d.choice([{}, {}, {"num_bases": 2}, {"num_blocks": 2}]),
             ),
             "rgat": RGATConv(
                 WIDTH,
                 d.choice([1, 3]),
                 r,
+                num_bases=d.choice([None, 2]),
+                edge_dim=d.choice([None, 3]),
+                bias=d.random() < 0.7,
                 heads=d.choice([1, 2]),
                 concat=d.random() < 0.6,
                 attention_mechanism=d.choice(["across-relation", "within-relation"]),
@@ -277,10 +279,15 @@ class Program:
                 .requires_grad_()
             )
             return self.compare(_user, _user_loop, inputs, ())
-        oracle: Any = rgcn if choice == "rgcn" else partial(rgat, attr=None)
+        conv: Any = self.objects.convs[choice]
+        additive = "additive-self-attention"
+        if choice == "rgat" and conv.edge_dim and conv.attention_mode == additive:
+            inputs["attr"] = self.rows(self.edges, conv.edge_dim)
+            self.met["edge attributes"] += 1
+        oracle = {"rgcn": rgcn, "rgat": rgat}[choice]
         return self.compare(
-            lambda o, v: o.convs[choice](v["x"], o.ends, o.kinds),
-            lambda o, v: oracle(o.convs[choice], v["x"], o.ends, o.kinds),
+            lambda o, v: o.convs[choice](v["x"], o.ends, o.kinds, *_attr(v)),
+            lambda o, v: oracle(o.convs[choice], v["x"], o.ends, o.kinds, *_attr(v)),
             inputs,
             (choice,),
             tied=choice == "rgcn"
@@ -422,6 +429,10 @@ class Program:
         return outcome(loop, o, values, read, mode)
 
 
+def _attr(inputs: dict[str, Tensor]) -> list[Tensor]:
+    return [inputs["attr"]] if "attr" in inputs else []
+
+
 def _user(o: Objects, v: dict[str, Tensor]) -> Any:
     graph = HeteroGraph.from_pyg(
         o.ends, o.kinds, num_nodes=v["x"].shape[0], num_relations=v["w"].shape[0]
@@ -452,23 +463,22 @@ def run_program(seed: int) -> tuple[list[Any], Counter[str]]:
 
 def run_block(block: int, size: int = BLOCK) -> Sums:
     """One block of programs."""
-    return seeds_of(block, size, run_program, 1)
+    different: list[Any] = []
+    features: Counter[str] = Counter()
+    for seed in range(block * size, (block + 1) * size):
+        wrong, met = run_program(seed)
+        different += wrong
+        features += met
+    counts = {"graphs": size, "equal": size - len(different)}
+    return {**counts, "different": different, "features": dict(features)}
 
 
-def main(
-    bench: Bench,
-    *,
-    graphs: int = 20_000,
-    first_block: int = 0,
-    add: tuple[Path, ...] = (),
-) -> None:
+def main(bench: Bench, *, graphs: int = 20_000, workers: int = 1) -> None:
     """Blocks until the programs are done or the time is over.
 
     Args:
         graphs: programs
-        add: results of other processes
+        workers: processes
     """
-    torch.set_num_threads(1)
     cells = bench.cells({"calls": CALLS, "block": BLOCK})
-    own = {"first_block": first_block, "add": add}
-    judge(run_campaign(cells, run_block, graphs, **own), bench.out)
+    run_campaign(cells, run_block, graphs, workers=workers)

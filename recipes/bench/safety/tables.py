@@ -64,11 +64,6 @@ def mutants(data: Data) -> str:
     )
 
 
-RELATIONAL = (
-    "hector's layers on {graphs:,} random relational graphs of {num_features} "
-    "features, against loops in float64: {equal:,} alike, **{num_different} "
-    "different**."
-)
 SEARCHES = {
     "graphs_cpu": "Random graphs: {graphs:,} of {num_features} features; {equal:,} "
     "equal, {refused:,} refused where plain autograd refuses, **{num_different} "
@@ -86,8 +81,6 @@ SEARCHES = {
     "names the tensor, {others} ended by the program's own errors or dropped, "
     "**{ends[WRONG]} wrong**; resident memory {levels[0][resident_mib]:.0f} to "
     "{last[resident_mib]:.0f} MiB, {num_left} files and {num_threads} threads left.",
-    "relational_cpu": RELATIONAL,
-    "relational_cuda": RELATIONAL,
     "graph_programs_cpu": "Graph programs (writes between calls, modes, dtypes, "
     "defaults, `torch.compile`): {graphs:,} of {num_features} features, hector's kept "
     "objects against fresh ones, byte for byte, and against loops in float64: "
