@@ -45,7 +45,7 @@ def test_a_product_of_rounded_messages_is_as_exact_as_its_condition() -> None:
 
 
 def test_graph_programs_beyond_the_range_of_a_dtype() -> None:
-    """Values that the dtype has not: infinity of their sign is right, others are not."""
+    """Infinity of the exact value's sign is right, others are not."""
     different, features = graph_programs.run_program(3829)
     assert different == [] and features["beyond the range"]
     exact = torch.tensor([-1e39], dtype=torch.float64)
