@@ -1,6 +1,6 @@
 """The ways to gather that `gather.sweep` compares, and how they are timed.
 
-A method is ``work(index, out)``: ``out = table[index]`` on the GPU; tables are of bytes.
+A method is ``work(index, out)``: ``out = table[index]`` on the GPU, in bytes.
 A machine drifts, and a gather of 0.1 ms is near what launching it takes. So the ways
 take turns, round after round; a turn is a burst of calls back to back, as in training,
 of 2 ms or more; and what counts is the median of the turns.

@@ -83,7 +83,7 @@ SEARCHES = {
     "{last[resident_mib]:.0f} MiB, {num_left} files and {num_threads} threads left.",
     "graph_programs_cpu": "Graph programs (writes between calls, modes, dtypes, "
     "defaults, `torch.compile`): {graphs:,} of {num_features} features, hector's kept "
-    "objects against fresh ones, byte for byte, and against loops in float64: "
+    "objects against fresh ones, byte for byte, and in float64 against loops: "
     "{equal:,} equal, **{num_different} different**.",
     "interrupts": "Ctrl-C at random moments: {signals:,} in {blocks} processes; "
     "**{lost}** lost, **{num_bad}** times something left over or another gradient in "
