@@ -83,8 +83,6 @@ CASES = (
         words="--directory DIR --budget-s 60",
         file="storage/io",
     ),
-    Case("storage.gds", 300, "140", words="--directory DIR --budget-s 130"),
-    Case("storage.soak", seconds="160", words="--directory DIR --gb 200"),
     Case("foresight.collectives", 60),
     Case("foresight.kernels", seconds="CPU", words="--name h100"),
     Case("foresight.steps", 60),
