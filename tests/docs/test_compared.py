@@ -41,11 +41,9 @@ def test_blocks_beside_other_tools() -> None:
         assert over in ("-", f"{100 * (cell['step_ratio'] - 1):.0f} %")
         assert peak == f"{cell['peak_gb']:.1f} GB"
     waits = cells("offload/placement.json")["8192x4/save_on_cpu"]
-    compiled = cells("offload/deep_compile.json")["deepcompile, offload_activation"]
     text = PAGE.read_text()
     assert f"{waits['step_ratio']:.1f} times the plain step" in text
-    assert f"{waits['peak_gb']:.1f} GB. DeepCompile" in text
-    assert f"took {compiled['forward_backward_ms']:.0f} ms" in text
+    assert f"the plain step and {waits['peak_gb']:.1f} GB" in text
 
 
 def gain(cell: Cell) -> float:

@@ -1,13 +1,14 @@
-"""Campaigns in blocks: what several processes found is added up once and in full."""
+"""Campaigns in blocks: reruns go on, and what several processes found is added up."""
 
-import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recipes.bench.harness.cells import Cells
-from recipes.bench.safety.blocks import add_up, run_campaign, verdict
+from recipes.bench.harness.records import read
+from recipes.bench.safety.blocks import run_campaign
 
 
 def run_block(block: int) -> dict[str, Any]:
@@ -17,40 +18,40 @@ def run_block(block: int) -> dict[str, Any]:
     return {**found, "features": {"relu": 1, f"block {block}": 1}}
 
 
-def campaign(path: Path, first: int, num_graphs: int, *add: Path) -> dict[str, Any]:
-    cells = Cells(path, 60, {})
-    return run_campaign(cells, run_block, num_graphs, first_block=first, add=add)
+def dies(block: int) -> dict[str, Any]:
+    """The second block ends its process."""
+    if block == 1:
+        os._exit(5)
+    return run_block(block)
 
 
-def test_a_rerun_goes_on_and_others_are_added(tmp_path: Path) -> None:
-    mine, theirs = tmp_path / "mine.json", tmp_path / "theirs.json"
-    campaign(mine, 0, 8)
-    assert campaign(mine, 0, 12)["ranges"] == {"0": 3}
-    assert verdict(campaign(theirs, 10, 8), theirs) is not None
-    sums = campaign(tmp_path / "sum.json", 0, 0, mine, theirs)
-    assert sums["graphs"] == 20 and sums["equal"] == 19 and sums["blocks"] == 5
-    assert sums["different"] == [{"seed": 44}]
-    assert sums["ranges"] == {"0": 3, "10": 2}
-    assert sums["features"]["relu"] == 5 and sums["features"]["block 2"] == 1
+def campaign(
+    path: Path, num_graphs: int, workers: int = 1, run: Any = run_block
+) -> Any:
+    run_campaign(Cells(path, 60, {}), run, num_graphs, workers=workers)
+    return read(path)["cells"]["campaign"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_rerun_goes_on(tmp_path: Path, workers: int) -> None:
+    path = tmp_path / "mine.json"
+    assert campaign(path, 8, workers)["blocks"] == 2
+    sums = campaign(path, 20, workers)
+    assert sums["graphs"] == sums["equal"] == 20 and sums["blocks"] == 5
+    assert sums["features"] == {"relu": 5, **{f"block {n}": 1 for n in range(5)}}
     assert sum(sums["torch"].values()) == 5
 
 
-def test_no_block_counts_twice(tmp_path: Path) -> None:
-    first, second = tmp_path / "first.json", tmp_path / "second.json"
-    sums = campaign(first, 0, 12)
-    campaign(second, 2, 4)
-    with pytest.raises(ValueError, match="blocks 2 to 2, which are counted already"):
-        add_up(sums, second)
+def test_a_difference_ends_with_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    with pytest.raises(SystemExit, match="1 different: see"):
+        campaign(path, 48)
+    assert read(path)["cells"]["campaign"]["different"] == [{"seed": 44}]
 
 
 def test_a_block_whose_process_died_is_a_finding(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
-    assert verdict(campaign(path, 0, 8), path) is None
-    data = json.loads(path.read_text())
-    data["cells"]["campaign"]["running"] = 2
-    path.write_text(json.dumps(data))
-    sums = campaign(tmp_path / "sum.json", 0, 0, path)
-    assert sums["unended"] == [2] and verdict(sums, path) is not None
-    campaign(tmp_path / "again.json", 2, 4)
-    sums = campaign(tmp_path / "all.json", 0, 0, path, tmp_path / "again.json")
-    assert "unended" not in sums and verdict(sums, path) is None
+    with pytest.raises(SystemExit, match="1 different"):
+        campaign(path, 40, 2, dies)
+    sums = read(path)["cells"]["campaign"]
+    assert sums["graphs"] <= 4 and "block" in sums["different"][0]

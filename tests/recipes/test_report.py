@@ -142,14 +142,14 @@ def test_results_hold_no_path_of_this_machine(tmp_path: Path) -> None:
 def test_a_search_that_found_something_says_so() -> None:
     env = {"device": "2 CPU cores", "num_devices": 0, "versions": {"torch": "2"}}
     found = {"graphs": 500, "equal": 499, "different": [{"seed": 3}], "features": {}}
-    damaged = {"total": 70, "files": {"plan": 30, "wear log": 40}, "bad": ["plan 7"]}
+    stopped = {"signals": 70, "blocks": 3, "lost": 0, "bad": ["block 7"]}
     records = [
         {"environment": env, "settings": {}, "cells": {"campaign": cell}, "file": name}
-        for name, cell in (("relational_cpu", found), ("damaged_files", damaged))
+        for name, cell in (("graph_programs_cpu", found), ("interrupts", stopped))
     ]
     text = searches(*records)
-    assert "499 alike, **1 different**" in text
-    assert "70 of 2 kinds" in text and "but for **1**" in text
+    assert "499 equal, **1 different**" in text
+    assert "70 in 3 processes" in text and "**1** times" in text
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:

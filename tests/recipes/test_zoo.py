@@ -2,45 +2,39 @@
 
 import json
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from recipes.bench.harness.cli import run as bench
+from recipes.bench.harness.processes import TOO_LONG
 from recipes.bench.safety import zoo
 from recipes.bench.safety.tables import zoo as table
 
 EQUAL = {"verdict": "equal", "bytes": {"regions": 8}}
 
 
-class Worker:
-    """Judges by name, in this process."""
-
-    calls: ClassVar[list[str]] = []
-
-    def judge(self, name: str) -> dict[str, Any]:
-        self.calls.append(name)
-        if name.endswith("bert"):
-            return {"verdict": "equal", "variants": {"regions": EQUAL}}
-        return {"verdict": "plain fails", "why": "Unfit: it requires the xyz library"}
-
-    def stop(self) -> None:
-        """Nothing runs."""
-
-
 def test_it_goes_on_and_tries_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "zoo_cpu.json"
-    monkeypatch.setattr(zoo, "Worker", Worker)
+    calls: list[str] = []
+
+    def judge(name: str) -> dict[str, Any]:
+        calls.append(name)
+        if name.endswith("bert"):
+            return {"verdict": "equal", "variants": {"regions": EQUAL}}
+        return {"verdict": "plain fails", "why": "Unfit: it requires the xyz library"}
+
+    monkeypatch.setattr(zoo, "judge", judge)
     names = ["transformers/bert", "transformers/xyz"]
     monkeypatch.setattr(zoo, "names_of", lambda library: names)
 
     def run(*words: str) -> list[str]:
-        Worker.calls.clear()
+        calls.clear()
         base = ["--out", str(out), "--library", "transformers"]
         bench(["safety.zoo", *base, *words])
-        return sorted(Worker.calls)
+        return sorted(calls)
 
     assert run("--workers", "2") == names
     assert run() == []
@@ -49,17 +43,11 @@ def test_it_goes_on_and_tries_again(
     assert list(json.loads(out.read_text())["cells"]) == names[::-1]
 
 
-def test_a_process_that_ends_is_a_result() -> None:
-    worker = zoo.Worker()
-    try:
-        found = worker.judge("transformers/there is no such type")
-        assert found["verdict"] == "plain fails"
-        assert worker.process is not None
-        worker.process.kill()
-        worker.process.join()
-        assert worker.judge("transformers/bert")["verdict"] == "crash"
-    finally:
-        worker.stop()
+def test_a_process_that_ends_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = zoo.judge("transformers/there is no such type")
+    assert found["verdict"] == "plain fails"
+    monkeypatch.setattr(zoo, "LIMIT_S", 0.0)
+    assert zoo.judge("transformers/bert") == {"verdict": "crash", "why": TOO_LONG}
 
 
 def test_the_table_counts_and_gives_reasons() -> None:

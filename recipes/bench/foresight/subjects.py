@@ -1,23 +1,16 @@
-"""Training steps whose time is predicted, then measured: six kinds of model.
+"""Six kinds of model whose training steps are predicted, then measured.
 
-`subject(name, size)` builds on torch's present default device (meta for predictions),
-so that one function serves both. Weights and inputs are random.
+All are built on torch's present default device: meta for predictions. Weights and
+inputs are random.
 """
 
 import itertools
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from recipes.bench.harness.timing import wait
-from ssdtrain.tools.foresight.overheads import Phase
-
-Step = Callable[[], Any]
 
 
 class Subject(NamedTuple):
@@ -192,136 +185,61 @@ MAKERS: dict[str, Callable[..., Subject]] = {
     "dlrm": dlrm,
     "relational": relational,
 }
-# Shapes by purpose: `explore` while the models were made, `test` and `held` to `held4`
-# predicted before they ran, `ranks` likewise over two of them, `cpu` in fp32 on one
-# thread. The host binds the first batch of each.
-SHAPES: dict[str, dict[str, tuple[dict[str, int], tuple[int, ...]]]] = {
+# Hidden size, layers, sequence, batches: the host binds the first of them. No model was
+# made on any of these.
+SHAPES: dict[str, dict[str, tuple[int, int, int, tuple[int, ...]]]] = {
     "tiny": {
-        "bert": (dict(hidden=128, layers=2, sequence=64), (1, 2)),
-        "gpt": (dict(hidden=128, layers=2, sequence=64), (1, 2)),
-        "llama": (dict(hidden=1024, layers=2, sequence=64), (1, 2)),
-        "vit": (dict(hidden=128, layers=2, sequence=64), (1, 2)),
-        "dlrm": (dict(hidden=64, layers=3, sequence=100), (16, 32)),
-        "relational": (dict(hidden=32, layers=3, sequence=100), (1, 2)),
-    },
-    "cpu": {
-        "bert": (dict(hidden=256, layers=4, sequence=64), (1, 4, 12)),
-        "gpt": (dict(hidden=256, layers=4, sequence=96), (1, 3, 8)),
-        "llama": (dict(hidden=512, layers=2, sequence=64), (1, 2, 6)),
-        "vit": (dict(hidden=192, layers=4, sequence=96), (2, 6, 20)),
-        "dlrm": (dict(hidden=256, layers=6, sequence=5000), (64, 256, 1024)),
-        "relational": (dict(hidden=64, layers=6, sequence=2000), (1, 3, 8)),
-    },
-    "explore": {
-        "bert": (dict(hidden=1024, layers=24, sequence=384), (1, 8, 32)),
-        "gpt": (dict(hidden=1280, layers=24, sequence=1024), (1, 4, 12)),
-        "llama": (dict(hidden=2048, layers=16, sequence=2048), (1, 3, 6)),
-        "vit": (dict(hidden=1024, layers=24, sequence=224), (4, 32, 128)),
-        "dlrm": (dict(hidden=1024, layers=12, sequence=80_000), (512, 4096, 16384)),
-        "relational": (dict(hidden=128, layers=24, sequence=20_000), (2, 20, 100)),
+        "bert": (128, 2, 64, (1, 2)),
+        "gpt": (128, 2, 64, (1, 2)),
+        "llama": (1024, 2, 64, (1, 2)),
+        "vit": (128, 2, 64, (1, 2)),
+        "dlrm": (64, 3, 100, (16, 32)),
+        "relational": (32, 3, 100, (1, 2)),
     },
     "test": {
-        "bert": (dict(hidden=768, layers=12, sequence=512), (4, 24, 64)),
-        "gpt": (dict(hidden=1600, layers=20, sequence=768), (1, 6, 16)),
-        "llama": (dict(hidden=3072, layers=10, sequence=4096), (1, 2, 3)),
-        "vit": (dict(hidden=768, layers=12, sequence=384), (4, 24, 80)),
-        "dlrm": (dict(hidden=2048, layers=20, sequence=50_000), (1024, 6000, 24000)),
-        "relational": (dict(hidden=256, layers=12, sequence=30_000), (4, 30, 120)),
+        "bert": (768, 12, 512, (4, 24, 64)),
+        "gpt": (1600, 20, 768, (1, 6, 16)),
+        "llama": (3072, 10, 4096, (1, 2, 3)),
+        "vit": (768, 12, 384, (4, 24, 80)),
+        "dlrm": (2048, 20, 50000, (1024, 6000, 24000)),
+        "relational": (256, 12, 30000, (4, 30, 120)),
     },
     "held": {
-        "bert": (dict(hidden=1280, layers=16, sequence=256), (2, 16, 96)),
-        "gpt": (dict(hidden=1024, layers=16, sequence=512), (2, 12, 40)),
-        "llama": (dict(hidden=4096, layers=6, sequence=1024), (1, 4, 12)),
-        "vit": (dict(hidden=1152, layers=16, sequence=256), (6, 40, 128)),
-        "dlrm": (dict(hidden=1536, layers=26, sequence=100_000), (2048, 8192, 32768)),
-        "relational": (dict(hidden=192, layers=16, sequence=24_000), (3, 24, 90)),
+        "bert": (1280, 16, 256, (2, 16, 96)),
+        "gpt": (1024, 16, 512, (2, 12, 40)),
+        "llama": (4096, 6, 1024, (1, 4, 12)),
+        "vit": (1152, 16, 256, (6, 40, 128)),
+        "dlrm": (1536, 26, 100000, (2048, 8192, 32768)),
+        "relational": (192, 16, 24000, (3, 24, 90)),
     },
     "held2": {
-        "bert": (dict(hidden=896, layers=18, sequence=320), (3, 20, 72)),
-        "gpt": (dict(hidden=1152, layers=14, sequence=896), (1, 8, 20)),
-        "llama": (dict(hidden=2560, layers=8, sequence=3072), (1, 2, 5)),
-        "vit": (dict(hidden=960, layers=14, sequence=288), (5, 36, 110)),
-        "dlrm": (
-            dict(hidden=1280, layers=18, sequence=120_000),
-            (1500, 10_000, 40_000),
-        ),
-        "relational": (dict(hidden=160, layers=20, sequence=36_000), (4, 40, 110)),
+        "bert": (896, 18, 320, (3, 20, 72)),
+        "gpt": (1152, 14, 896, (1, 8, 20)),
+        "llama": (2560, 8, 3072, (1, 2, 5)),
+        "vit": (960, 14, 288, (5, 36, 110)),
+        "dlrm": (1280, 18, 120000, (1500, 10000, 40000)),
+        "relational": (160, 20, 36000, (4, 40, 110)),
     },
     "held3": {
-        "bert": (dict(hidden=640, layers=20, sequence=448), (2, 28, 80)),
-        "gpt": (dict(hidden=1408, layers=12, sequence=640), (1, 9, 24)),
-        "llama": (dict(hidden=3072, layers=7, sequence=1536), (1, 3, 8)),
-        "vit": (dict(hidden=896, layers=18, sequence=320), (3, 28, 90)),
-        "dlrm": (dict(hidden=1792, layers=22, sequence=60_000), (1200, 7000, 28_000)),
-        "relational": (dict(hidden=224, layers=14, sequence=28_000), (3, 36, 100)),
+        "bert": (640, 20, 448, (2, 28, 80)),
+        "gpt": (1408, 12, 640, (1, 9, 24)),
+        "llama": (3072, 7, 1536, (1, 3, 8)),
+        "vit": (896, 18, 320, (3, 28, 90)),
+        "dlrm": (1792, 22, 60000, (1200, 7000, 28000)),
+        "relational": (224, 14, 28000, (3, 36, 100)),
     },
     "held4": {
-        "bert": (dict(hidden=1152, layers=14, sequence=288), (3, 32, 88)),
-        "gpt": (dict(hidden=896, layers=22, sequence=704), (1, 10, 28)),
-        "llama": (dict(hidden=1536, layers=10, sequence=1280), (1, 6, 20)),
-        "vit": (dict(hidden=1088, layers=13, sequence=352), (4, 30, 84)),
-        "dlrm": (dict(hidden=1408, layers=24, sequence=90_000), (900, 9000, 36_000)),
-        "relational": (dict(hidden=176, layers=18, sequence=32_000), (2, 32, 96)),
-    },
-    "ranks": {
-        "bert": (dict(hidden=2048, layers=6, sequence=512), (8, 32, 112)),
-        "gpt": (dict(hidden=1280, layers=12, sequence=768), (4, 20, 40)),
-        "llama": (dict(hidden=5120, layers=6, sequence=2048), (1, 3, 10)),
+        "bert": (1152, 14, 288, (3, 32, 88)),
+        "gpt": (896, 22, 704, (1, 10, 28)),
+        "llama": (1536, 10, 1280, (1, 6, 20)),
+        "vit": (1088, 13, 352, (4, 30, 84)),
+        "dlrm": (1408, 24, 90000, (900, 9000, 36000)),
+        "relational": (176, 18, 32000, (2, 32, 96)),
     },
 }
 
 
-def layers(name: str, model: nn.Module) -> Any:
-    """The repeated layers of a transformer."""
-    at = {"bert": "bert.encoder.layer", "gpt": "transformer.h", "llama": "model.layers"}
-    return model.get_submodule(at[name])
-
-
-def groups_of(model: nn.Module) -> list[dict[str, Any]]:
-    """An optimizer's groups: no fused update takes DTensors and others at once."""
-    kinds: dict[type, list[Tensor]] = {}
-    for parameter in model.parameters():
-        kinds.setdefault(type(parameter.data), []).append(parameter)
-    return [{"params": own} for own in kinds.values()]
-
-
-class TrainingStep:
-    """Forward, backward and a fused optimizer's update."""
-
-    def __init__(self, subject: Subject) -> None:
-        """Make the optimizer; its state comes with the first step."""
-        parameters = groups_of(subject.model)
-        if subject.optimizer == "adamw":
-            self._optimizer: Any = torch.optim.AdamW(parameters, lr=1e-5, fused=True)
-        else:
-            self._optimizer = torch.optim.SGD(parameters, lr=1e-5, fused=True)
-        self._forward = subject.forward
-
-    def __call__(self) -> None:
-        """Run one step."""
-        for part in self._parts():
-            part()
-
-    def host_us(self, num_steps: int = 5) -> dict[str, float]:
-        """Microseconds that the host takes for each phase, the median of some steps.
-
-        The device has nothing to do when a step starts; one that falls behind by more
-        launches than its queue holds makes the host wait all the same.
-        """
-        rounds: list[list[float]] = []
-        for _ in range(num_steps):
-            at = [wait()]
-            for part in self._parts():
-                part()
-                at.append(time.perf_counter())
-            rounds.append([(b - a) * 1e6 for a, b in itertools.pairwise(at)])
-        medians = (round(statistics.median(us), 1) for us in zip(*rounds, strict=True))
-        return dict(zip((phase.value for phase in Phase), medians, strict=True))
-
-    def _parts(self) -> Iterator[Step]:
-        """By phase: forward, backward, update."""
-        self._optimizer.zero_grad(set_to_none=True)
-        found: list[Tensor] = []
-        yield lambda: found.append(self._forward())
-        yield lambda: found.pop().backward()
-        yield self._optimizer.step
+def subject_of(model: str, batch: int, shapes: str) -> Subject:
+    """Build a model at a batch of a set of shapes."""
+    hidden, layers, sequence, _ = SHAPES[shapes][model]
+    return MAKERS[model](batch, hidden=hidden, layers=layers, sequence=sequence)

@@ -1,20 +1,24 @@
-"""Predicted against measured steps, from the recorded runs of `evaluate`."""
+"""Predicted against measured steps, from the runs of `foresight.steps`."""
 
-from recipes.bench.foresight.errors import errors_by_model
+import statistics
+from collections.abc import Sequence
+
 from recipes.bench.harness.records import Data
 from recipes.bench.harness.tables import Column, paragraphs, table
+from ssdtrain.tools.foresight.fit import geometric_mean_error
 
 HELD = ("test", "held", "held2", "held3", "held4")
 """Sets of shapes that no model was made on."""
 PREDICTIONS = {
-    "predicted_us": "predicted",
-    "kernels_us": "kernels alone",
-    "constant_us": "one rate, in hindsight",
+    "predicted": ("predicted_us", "measured_us"),
+    "kernels alone": ("kernels_us", "measured_us"),
+    "one rate, in hindsight": ("constant_us", "measured_us"),
+    "peak": ("predicted_peak_bytes", "peak_bytes"),
 }
 DEVICE_FILES = {"shipped": "as shipped", "calibrated": "a minute's calibration"}
-SUMS = {
-    head: lambda own, key=key: _three(own[key])
-    for key, head in {**PREDICTIONS, "peaks": "peak"}.items()
+ERRORS: dict[str, Column] = {
+    head: lambda rows, names=names: _three(rows, *names)
+    for head, names in PREDICTIONS.items()
 }
 
 
@@ -25,20 +29,16 @@ def runs(*found: Data) -> str:
         "device file": lambda run: DEVICE_FILES[run["settings"]["device_file"]],
         "steps": lambda run: str(len(run["cells"])),
     }
-    return table(_held(found), columns | SUMS)
+    for head, names in PREDICTIONS.items():
+        columns[head] = lambda run, names=names: _three(_rows(run), *names)
+    return table(_held(found), columns)
 
 
 def last(*found: Data) -> str:
     """Errors by model, and every step, of the runs on the last shapes."""
     held = _held(found)
-    return paragraphs(
-        *(
-            part
-            for run in held
-            if _shapes(run) == _shapes(held[-1])
-            for part in (_of_models(run), _of_steps(run))
-        )
-    )
+    own = [run for run in held if _shapes(run) == _shapes(held[-1])]
+    return paragraphs(*(part(run) for run in own for part in (_of_models, _of_steps)))
 
 
 def _held(found: tuple[Data, ...]) -> list[Data]:
@@ -47,8 +47,11 @@ def _held(found: tuple[Data, ...]) -> list[Data]:
 
 
 def _shapes(run: Data) -> str:
-    """The name of its shapes in `subjects.SHAPES`."""
     return str(run["settings"]["shapes"])
+
+
+def _rows(run: Data) -> list[Data]:
+    return list(run["cells"].values())
 
 
 def _name(run: Data) -> str:
@@ -56,29 +59,29 @@ def _name(run: Data) -> str:
 
 
 def _of_models(run: Data) -> str:
-    found = errors_by_model(list(run["cells"].values()))
-    return f"By model, {_name(run)}:\n\n{table(found, {'model': '{name}'} | SUMS)}"
+    by_model: dict[str, list[Data]] = {}
+    for row in _rows(run):
+        by_model.setdefault(row["model"], []).append(row)
+    columns: dict[str, Column] = {"model": lambda rows: rows[0]["model"], **ERRORS}
+    return f"By model, {_name(run)}:\n\n{table(by_model.values(), columns)}"
 
 
 def _of_steps(run: Data) -> str:
-    names = list(dict.fromkeys(row["model"] for row in run["cells"].values()))
-    rows = sorted(
-        run["cells"].values(), key=lambda row: (names.index(row["model"]), row["batch"])
-    )
+    names = list(dict.fromkeys(row["model"] for row in _rows(run)))
+    rows = sorted(_rows(run), key=lambda row: (names.index(row["model"]), row["batch"]))
     columns: dict[str, Column] = {
         "model": "{model}",
         "batch": "{batch}",
         "measured": lambda row: f"{row['measured_us'] / 1e3:.1f} ms",
-        **{
-            head: lambda row, key=key: f"{row[key] / row['measured_us']:.3f}"
-            for key, head in PREDICTIONS.items()
-        },
-        "peak": lambda row: f"{row['predicted_peak_bytes'] / row['peak_bytes']:.3f}",
     }
+    for head, (own, other) in PREDICTIONS.items():
+        columns[head] = lambda row, a=own, b=other: f"{row[a] / row[b]:.3f}"
     told = f"Every step, {_name(run)}; predicted over measured:"
     return f"{told}\n\n{table(rows, columns)}"
 
 
-def _three(found: dict[str, float]) -> str:
-    low, mean, worst = (100 * found[key] for key in ("gmae", "mean", "worst"))
-    return f"{low:.1f} % ({mean:.1f}, {worst:.1f})"
+def _three(rows: Sequence[Data], predicted: str, measured: str) -> str:
+    """Geometric mean, mean and worst of the relative errors, in percent."""
+    off = [abs(row[predicted] / row[measured] - 1.0) for row in rows]
+    low, mean, worst = geometric_mean_error(off), statistics.fmean(off), max(off)
+    return f"{100 * low:.1f} % ({100 * mean:.1f}, {100 * worst:.1f})"

@@ -1,10 +1,16 @@
-"""The ways to gather that `gather.sweep` compares, on one table of bytes.
+"""The ways to gather that `gather.sweep` compares, and how they are timed.
 
-A method is ``work(index, out)``: ``out = table[index]`` on the GPU.
+A method is ``work(index, out)``: ``out = table[index]`` on the GPU, in bytes.
+A machine drifts, and a gather of 0.1 ms is near what launching it takes. So the ways
+take turns, round after round; a turn is a burst of calls back to back, as in training,
+of 2 ms or more; and what counts is the median of the turns.
 """
 
+import functools
+import os
+import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -12,11 +18,19 @@ from pydirect import gather, memory
 from pydirect.gather.front import front_of
 from pydirect.gather.request import as_request
 from pydirect.kernels.gather import Start
-from recipes.bench.gather.timing import DEVICE
-from recipes.bench.harness.timing import wait
+from recipes.bench.harness.timing import Clock, wait
 
 Work = Callable[[torch.Tensor, torch.Tensor], None]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+once_ms = Clock(torch.device(DEVICE)).once
 STAGING_BYTES = 4 << 30
+# Those that this process may use: more threads than that would be slow.
+CORES = len(os.sched_getaffinity(0))
+# Turns, by the most seconds that a call is expected to take.
+TURNS = ((0.005, 7), (0.025, 3), (0.1, 2))
+BURST_S = 0.002
+MOST_CALLS = 8
+WARM_ROWS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,12 +140,6 @@ def sweep_methods(
     return found
 
 
-def cores_methods(table: torch.Tensor) -> list[Method]:
-    """Ours with all cores and with 4: figure 4.6's point is that they are equal."""
-    few = Method(name="ours 4", work=ours(table), gbps=48, threads=4)
-    return [Method(name="ours", work=ours(table), gbps=48), few]
-
-
 def shifted_methods(table: torch.Tensor, stock: StockCpu) -> list[Method]:
     """Figure 4.7: aligned starts on and off."""
     found = [
@@ -150,3 +158,123 @@ def shifted_methods(table: torch.Tensor, stock: StockCpu) -> list[Method]:
 
         found.append(Method(name=f"start at {start.name.lower()}", work=work, gbps=25))
     return found
+
+
+def dma_peak_gbps(num_bytes: int = 1 << 30) -> float:
+    """Pinned host-to-device copy of this machine, GB/s; the best of five."""
+    host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=DEVICE == "cuda")
+    device = torch.empty(num_bytes, dtype=torch.uint8, device=DEVICE)
+    host.fill_(1)
+    device.copy_(host)
+    took = min(once_ms(lambda: device.copy_(host, non_blocking=True)) for _ in range(5))
+    return num_bytes / took / 1e6
+
+
+def fill(table: torch.Tensor) -> None:
+    """Random bytes, fast: one random block from the GPU, offset for every place."""
+    words = table.flatten().view(torch.uint8)
+    size = min(words.numel(), 256 << 20)
+    block = torch.randint(0, 1 << 30, (size // 8,), device=DEVICE).view(torch.uint8)
+    for k, start in enumerate(range(0, words.numel(), size)):
+        part = words[start : start + size]
+        part.copy_((block + k)[: part.numel()], non_blocking=True)
+    wait()
+
+
+def indices(num: int, num_rows: int, count: int = 6) -> list[torch.Tensor]:
+    """Fresh random indices for each repeat, so that no cache remembers the rows."""
+    return [torch.randint(0, num_rows, (num,), device=DEVICE) for _ in range(count)]
+
+
+def check_rows(table: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> None:
+    """Compare 512 random places of ``out`` with the table, byte by byte."""
+    picked = torch.randint(0, index.numel(), (512,), device=index.device)
+    expected = table[index[picked].cpu().long()]
+    if not torch.equal(out[picked].cpu(), expected):
+        raise RuntimeError("the gather returned wrong rows")
+
+
+@dataclass(kw_only=True)
+class Contender:
+    """One way and what it took so far."""
+
+    method: Method
+    turns: int
+    calls: int
+    ms: list[float] = field(default_factory=list)
+    error: str = ""
+
+
+class Rounds:
+    """The ways on one table and batch. Indices are fresh for every call of a way, so
+    that no cache remembers the rows."""
+
+    def __init__(self, table: torch.Tensor, batch: int, methods: list[Method]) -> None:
+        self.table = table
+        self.out = torch.empty(batch, table.shape[1], dtype=torch.uint8, device=DEVICE)
+        self.contenders = [contender(m, self.out.numel()) for m in methods]
+        most = max(c.turns * c.calls for c in self.contenders)
+        self.sets = indices(batch, table.shape[0], max(2, most))
+        on_cpu = [c for c in self.contenders if c.method.on_cpu]
+        most = max((c.turns * c.calls for c in on_cpu), default=0)
+        self.cpu_sets = [index.cpu() for index in self.sets[: max(1, most)]]
+
+    def run(self) -> tuple[dict[str, float], dict[str, str]]:
+        """Milliseconds of a call, and why a way has none."""
+        for contender in self.contenders:
+            self._attempt(contender, self._first)
+        for turn in range(TURNS[0][1]):
+            for contender in self.contenders:
+                if turn < contender.turns and not contender.error:
+                    self._attempt(contender, functools.partial(self._turn, turn))
+        torch.set_num_threads(CORES)
+        ms = {
+            c.method.name: round(statistics.median(c.ms), 4)
+            for c in self.contenders
+            if not c.error
+        }
+        return ms, {c.method.name: c.error for c in self.contenders if c.error}
+
+    def _attempt(self, contender: Contender, part: "functools.partial[None]") -> None:
+        torch.set_num_threads(contender.method.threads or CORES)
+        try:
+            part(contender)
+        except Exception as error:  # the other ways still count
+            contender.error = f"{type(error).__name__}: {error}"[:300]
+
+    def _first(self, contender: Contender) -> None:
+        """Whether the rows are right; the only turn of a way that takes long."""
+        work, index = contender.method.work, self._sets(contender)[0]
+        self.out.fill_(255)
+        wait()
+        if contender.turns > 1:
+            work(index, self.out)
+        else:
+            work(index[:WARM_ROWS], self.out[:WARM_ROWS])
+            wait()
+            contender.ms.append(once_ms(functools.partial(work, index, self.out)))
+            contender.turns = 0
+        check_rows(self.table, index.to(DEVICE), self.out)
+
+    def _turn(self, turn: int, contender: Contender) -> None:
+        work, sets = contender.method.work, self._sets(contender)
+        # Threads of the CPU and caches of the interpreter wake up outside the time.
+        work(sets[0][:WARM_ROWS], self.out[:WARM_ROWS])
+        wait()
+
+        def burst() -> None:
+            for k in range(contender.calls):
+                work(sets[(turn * contender.calls + k) % len(sets)], self.out)
+
+        contender.ms.append(once_ms(burst) / contender.calls)
+
+    def _sets(self, contender: Contender) -> list[torch.Tensor]:
+        return self.cpu_sets if contender.method.on_cpu else self.sets
+
+
+def contender(method: Method, num_bytes: int) -> Contender:
+    """How many turns of how many calls a way gets."""
+    expected_s = max(1e-5, num_bytes / method.gbps / 1e9)
+    turns = next((turns for most, turns in TURNS if expected_s <= most), 1)
+    calls = max(1, min(MOST_CALLS, int(BURST_S / expected_s)))
+    return Contender(method=method, turns=turns, calls=calls)

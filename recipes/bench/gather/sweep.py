@@ -6,7 +6,7 @@
 
 Every cell: the path that the chooser takes, each path by force, torch's index_select on
 an alias (unsorted zero-copy), a crude sorted probe, and CPU gather + DMA with all cores
-and with 4, as shares of the DMA peak of the same run, timed by `gather_rounds`; 512
+and with 4, as shares of the DMA peak of the same run, timed in rounds; 512
 rows are checked in each. Ours with all cores and with 4 take turns in their own cells.
 Tables are `memory.empty_table` (managed, up to 48 GiB), then pinned memory of 16 GiB.
 Most telling cells first. A rerun goes on; `gather.tables` prints the file.
@@ -23,15 +23,17 @@ import torch
 from pydirect import gather, memory
 from pydirect.gather import explain
 from recipes.bench.gather.methods import (
+    CORES,
+    DEVICE,
     Method,
+    Rounds,
     StockCpu,
-    cores_methods,
+    dma_peak_gbps,
+    fill,
+    indices,
     shifted_methods,
     sweep_methods,
 )
-from recipes.bench.gather.rounds import CORES, Rounds
-from recipes.bench.gather.sharing import sm_budget
-from recipes.bench.gather.timing import DEVICE, dma_peak_gbps, fill, indices
 from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.timing import wait
@@ -69,7 +71,7 @@ class Sweep:
         table = self.rows(row_bytes, table_gib)
         every = self.memory != "pinned"
         few_cores = every and table_gib >= FEW_CORES_GIB
-        chosen = chosen_path(table, batch, (CORES,))
+        chosen = chosen_path(table, batch)
         methods = sweep_methods(table, self.stock, cpu=every, few_cores=few_cores)
         facts: dict[str, Any] = {"row_bytes": row_bytes, "batch": batch}
         facts["distinct_share"] = round(distinct_share(batch, table.shape[0]), 4)
@@ -82,13 +84,6 @@ class Sweep:
         methods = shifted_methods(table, self.stock)
         facts = {"row_bytes": row_bytes, "batch": batch, "table_gib": table_gib}
         return facts | self.measure(table, batch, methods)
-
-    def cores(self, row_bytes: int, batch: int, table_gib: int) -> dict[str, Any]:
-        """Ours with all cores and with 4, turn by turn."""
-        table = self.rows(row_bytes, table_gib)
-        facts = {"row_bytes": row_bytes, "batch": batch, "table_gib": table_gib}
-        chosen_path(table, batch, (4, CORES))
-        return facts | Rounds(table, batch, cores_methods(table)).alternate()
 
     def measure(
         self, table: torch.Tensor, batch: int, methods: list[Method]
@@ -106,19 +101,15 @@ def distinct_share(batch: int, num_rows: int) -> float:
     return -num_rows / batch * math.expm1(-batch / num_rows)
 
 
-def chosen_path(table: torch.Tensor, batch: int, threads: tuple[int, ...]) -> str:
-    """The chooser's path with the last of ``threads``, once the trials of each number
-    are over and a survey of the table has arrived."""
-    for number in threads:
-        if DEVICE == "cuda":
-            torch.set_num_threads(number)
-        for turn in range(MOST_TRIALS if DEVICE == "cuda" else 1):
-            (index,) = indices(batch, table.shape[0], 1)
-            before = gather.stats().calls
-            gather.index_select(table, index)
-            wait()
-            if turn >= 2 and DEVICE == "cuda" and explain(table, index).settled:
-                break
+def chosen_path(table: torch.Tensor, batch: int) -> str:
+    """The chooser's path, once its trials are over and a survey has arrived."""
+    for turn in range(MOST_TRIALS if DEVICE == "cuda" else 1):
+        (index,) = indices(batch, table.shape[0], 1)
+        before = gather.stats().calls
+        gather.index_select(table, index)
+        wait()
+        if turn >= 2 and DEVICE == "cuda" and explain(table, index).settled:
+            break
     after = gather.stats().calls
     return next((p.value for p, n in after.items() if n > before.get(p, 0)), "none")
 
@@ -165,12 +156,6 @@ class Run:
         for row in ROWS_SHIFTED:
             self.cell(f"shifted/{row}", on.shifted, row, 1_000_000, TABLES_GIB[0])
 
-    def cores(self, on: Sweep) -> None:
-        """Whether ours needs the CPU's cores."""
-        gib = TABLES_GIB[0]
-        for batch, row in itertools.product(BATCHES[:3], ROWS):
-            self.cell(f"cores/{gib}/{batch}/{row}", on.cores, row, batch, gib)
-
     def cell(
         self, name: str, work: Callable[..., Any], row: int, batch: int, gib: int
     ) -> None:
@@ -197,9 +182,6 @@ def large_part(run: Run, gib: int, pinned_gib: int) -> None:
     run.sweep(large, BATCHES[:1], ROWS[:-1])
     run.shifted(large)
     run.sweep(large, BATCHES[1:3], ROWS)
-    if not run.small:
-        run.cells.run("sm budget", sm_budget, large.rows(512, TABLES_GIB[0]))
-    run.cores(large)
     if run.has_time(10 * GIB):
         run.cells.attempt("pinned", lambda: pinned_part(run, pinned_gib))
     run.sweep(large, BATCHES[3:], ROWS)

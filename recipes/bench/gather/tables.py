@@ -16,7 +16,7 @@ LEAST_SHARE_AT_1M = {128: 0.60, 256: 0.80} | dict.fromkeys(
 LEAST_SHIFTED = 0.88
 # `dedup_below` of the engine: where more are distinct, all rows are read.
 READ_ONCE_BELOW = 0.8
-NEAR_BEST, NEAR_CPU, SAME = 1.05, 1.03, 1.03
+NEAR_BEST, NEAR_CPU = 1.05, 1.03
 ANOTHER_PATH = 0.8
 
 
@@ -95,36 +95,9 @@ def verdicts(data: Data) -> str:
         shares_met(large),
         *chooser_met(every),
         cpu_ratio(large),
-        four_cores(data),
         shifts_met(data),
-        budget(data),
     ]
     return "\n".join(f"- {line}" for line in found if line)
-
-
-def one_call(data: Data) -> str:
-    """`table[index]`, one call and one wait."""
-    calls = {name: cell for name, cell in data["cells"].items() if "burst_ms" in cell}
-    if not calls:
-        return ""
-    sizes: Data = {name.split("/", 1)[1]: {} for name in calls}
-    columns: dict[str, Column] = {
-        "rows": lambda c: "{} B x {:,}".format(*map(int, c["name"].split("/")))
-    }
-    for way, head in (("unify", "`unify`"), ("to", '`.to("unified")`')):
-        columns[head] = lambda c, w=way: "{share:.2f} ({burst_share:.2f})".format(
-            **calls[f"{w}/{c['name']}"]
-        )
-        columns[f"{head}, path"] = lambda c, w=way: calls[f"{w}/{c['name']}"]["path"]
-    regrets = [cell["regret"] for cell in calls.values()]
-    near = sum(regret <= NEAR_BEST for regret in regrets)
-    return paragraphs(
-        f"The table has {data['settings']['table_bytes'] / 2**30:.1f} GiB, the DMA "
-        f"peak of this run is {data['cells']['link']['dma_peak_gb_s']:.1f} GB/s.",
-        table(sizes, columns),
-        f"- The chooser is within 5 % of the best path in {near} of {len(regrets)} "
-        f"cells; worst {max(regrets):.2f} of its time.",
-    )
 
 
 def sweep_cells(data: Data, *, pinned: bool) -> list[Data]:
@@ -238,20 +211,6 @@ def cpu_ratio(cells: list[Data]) -> str:
     )
 
 
-def four_cores(data: Data) -> str:
-    """Figure 4.6's point: ours does not need the CPU."""
-    cells = data["cells"]
-    ratios = [c["ratio"] for n, c in cells.items() if "cores/" in n and "ratio" in c]
-    if not ratios:
-        return ""
-    same = sum(ratio <= SAME for ratio in ratios)
-    return (
-        "With 4 cores instead of all, in alternate turns, ours is at most 3 % slower "
-        f"in {same} of {len(ratios)} cells (median "
-        f"{statistics.median(ratios) - 1:+.1%}, worst {max(ratios) - 1:+.1%})."
-    )
-
-
 def shifts_met(data: Data) -> str:
     """Rows of 2048 to 2076 bytes."""
     shares = [
@@ -265,24 +224,6 @@ def shifts_met(data: Data) -> str:
     return (
         f"Rows of 2048 to 2076 bytes by 4: at least {LEAST_SHIFTED} of the peak in "
         f"{met} of {len(shares)} sizes, least {min(shares):.3f}."
-    )
-
-
-def budget(data: Data) -> str:
-    """What a gather costs matrix products beside it, by multiprocessors."""
-    cell = data["cells"].get("sm budget", {})
-    if "by_sms" not in cell:
-        return ""
-    alone = cell["products_ms"]
-    parts = [
-        f"{sms} SMs {found['gather_ms']:.1f} ms alone, "
-        f"{found['both_ms'] - alone:+.1f} ms to the products"
-        for sms, found in cell["by_sms"].items()
-    ]
-    return (
-        f"Beside bf16 matrix products of {alone:.1f} ms, a gather of 512 MB: "
-        + "; ".join(parts)
-        + "."
     )
 
 

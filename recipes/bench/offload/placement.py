@@ -4,9 +4,7 @@ GPT blocks in bf16; a step is forward, backward and SGD. All columns run in one
 process on one device with the same model code and seeds. Peak is the most bytes
 allocated in forward and backward above the level before the step (weights and
 gradients excluded). Where ssdtrain plans, steps are timed once nothing settles any
-more, or `--settle-s` are over: the cell says which. The link bound of a column that
-moves everything is max(t_forward, bytes / D2H) + max(t_backward, bytes / H2D), each
-measured here.
+more, or `--settle-s` are over: the cell says which.
 
     python -m recipes.bench offload.placement --sizes 8192x4 12288x3 --budget-s 400
     python -m recipes.bench offload.placement --rivals --sizes 8192x4 --out rivals.json
@@ -141,21 +139,12 @@ def run_column(
 
 
 def summarize(cells: dict[str, Any]) -> None:
-    """Ratios to keep, and to the link bound where everything was moved."""
+    """Ratios to keep."""
     for name, cell in cells.items():
         keep = cells.get(f"{name.split('/')[0]}/keep", {})
-        if "step_ms" not in cell or "step_ms" not in keep:
-            continue
-        cell["step_ratio"] = cell["step_ms"] / keep["step_ms"]
-        cell["losses_equal"] = cell["losses"] == keep["losses"]
-        report = cell.get("report")
-        if report and report["bytes_offloaded"]:
-            gb = report["bytes_offloaded"] / 1e9
-            out = max(keep["forward_ms"], gb / cells["link"]["d2h_gb_per_s"] * 1e3)
-            back = max(keep["backward_ms"], gb / cells["link"]["h2d_gb_per_s"] * 1e3)
-            rest = keep["step_ms"] - keep["forward_ms"] - keep["backward_ms"]
-            cell["link_bound_ms"] = out + back + rest
-            cell["over_link_bound"] = cell["step_ms"] / cell["link_bound_ms"]
+        if "step_ms" in cell and "step_ms" in keep:
+            cell["step_ratio"] = cell["step_ms"] / keep["step_ms"]
+            cell["losses_equal"] = cell["losses"] == keep["losses"]
 
 
 def main(
@@ -179,7 +168,7 @@ def main(
     cells.run("link", link, device, 2**30 if device.type == "cuda" else 2**24)
     found = columns()
     if rivals:
-        found = {name: found[name] for name in BESIDE_RIVALS} | others.columns()
+        found = {name: found[name] for name in BESIDE_RIVALS} | others.COLUMNS
     for text in sizes:
         size = Size(*map(int, text.split("x")), batch, sequence)
         for name, column in found.items():

@@ -14,10 +14,6 @@ from torch import nn
 
 from recipes.bench.harness.blocks import Blocks, Forward
 
-Column = Callable[[Blocks], Any]
-BUDGETS = (0.5,)
-"""Fractions of the activations that the compiler's partitioner may keep."""
-
 
 def dress(model: Blocks, offload: bool) -> None:
     """Turn every block into a checkpointed layer of `transformers`.
@@ -83,33 +79,7 @@ def deepspeed_offload(model: Blocks) -> Iterator[Forward]:
     yield HiddenStates(model)
 
 
-def compiled(budget: float) -> Column:
-    """`torch.compile` with `torch._functorch.config.activation_memory_budget`.
-
-    Fused kernels round differently: compare time and peak with the column `compiled`,
-    and do not expect the losses of `keep`.
-    """
-
-    @contextlib.contextmanager
-    def column(model: Blocks) -> Iterator[Forward]:
-        import torch._functorch.config as functorch
-        import torch._inductor.config as inductor
-
-        torch._dynamo.reset()
-        with functorch.patch(activation_memory_budget=budget):
-            # The eager generator, so that dropout draws what the other columns draw.
-            with inductor.patch(fallback_random=True):
-                yield torch.compile(model)
-        torch._dynamo.reset()
-
-    return column
-
-
-def columns() -> dict[str, Column]:
-    """Every rival that runs here, by the name in the table."""
-    return {
-        "transformers offload=True": transformers_offload,
-        "deepspeed hidden states": deepspeed_offload,
-        "compiled": compiled(1.0),
-        **{f"compiled, budget {budget}": compiled(budget) for budget in BUDGETS},
-    }
+COLUMNS: dict[str, Callable[[Blocks], Any]] = {
+    "transformers offload=True": transformers_offload,
+    "deepspeed hidden states": deepspeed_offload,
+}

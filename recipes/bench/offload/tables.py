@@ -34,59 +34,14 @@ def _entry(cell: Data | None) -> str:
     return str(cell.get("error", "-"))[:40]
 
 
-def rivals(data: Data, deep_compile: Data | None = None) -> str:
-    """Other people's ways beside ours, and DeepSpeed's compiler pass in a sentence."""
+def rivals(data: Data) -> str:
+    """Other people's ways beside ours."""
     failed = ", ".join(
         f"{name.split('/', 1)[1]} ({cell['error'][:60]})"
         for name, cell in data["cells"].items()
         if "error" in cell
     )
-    return paragraphs(
-        failed and f"Did not run: {failed}.",
-        by_way(data),
-        deep_compile and _deep_compile(deep_compile),
-    )
-
-
-def _deep_compile(data: Data) -> str:
-    settings = data["settings"]
-    ways = [
-        f"{name} {cell['forward_backward_ms']:.0f} ms, {cell['peak_gb']:.2f} GB"
-        if "peak_gb" in cell
-        else f"{name} did not run ({cell['error'][:80]})"
-        for name, cell in data["cells"].items()
-    ]
-    return (
-        f"DeepCompile on the blocks of {settings['size']}, one rank under ZeRO-3, "
-        "forward and backward of the engine, told to use "
-        f"{settings['memory_gb']:.0f} GB: {'; '.join(ways)}."
-    )
-
-
-def recipes(data: Data) -> str:
-    """What recipes save and cost on GPT blocks, and their share of a model's bytes."""
-    rows = {
-        f"{size}, {name}": cell[name]
-        for size, cell in data["cells"].items()
-        if "keep" in cell
-        for name in ("recipes", "no limit")  # the second is of older records
-        if name in cell
-    }
-    blocks: dict[str, Column] = {
-        "": "{name}",
-        "step / keep": "{step_ratio:.4f}x",
-        "peak GB": "{peak_gb:.2f}",
-        "peak gone": "{peak_gone:.1%}",
-        "of saved bytes rebuilt": "{share:.1%}",
-    }
-    models: dict[str, Column] = {
-        "": "{name}",
-        "of saved bytes rebuilt": "{share:.1%}",
-        "bitwise equal": lambda cell: "yes" if cell["bitwise_equal"] else "NO",
-    }
-    shares = table(data["cells"], models, needs="bitwise_equal_offloading")
-    told = shares and "The models of transformers, every recipe taken."
-    return paragraphs(table(rows, blocks), told, shares)
+    return paragraphs(failed and f"Did not run: {failed}.", by_way(data))
 
 
 def host_actions(data: Data) -> str:

@@ -1,14 +1,10 @@
 """One model under one session whose plan is exchanged between steps; what results keep
 of a plan and of a profile."""
 
-import mmap
-import os
 import random
 import statistics
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,14 +26,9 @@ from ssdtrain.plan.rule import KEEP_ALL, Rule
 from ssdtrain.plan.schedule import Style, schedule
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
-from ssdtrain.storage.base import Slot
-from ssdtrain.storage.posix import NamelessFile, PosixStorage
 
 Orders = Mapping[str, Sequence[Order]]
 NUM_TIMED = 3
-TOUCH_BYTES = 1 << 28
-MEMORY_THREADS = 4
-"""Of a single copy in main memory: a large tensor is one write."""
 SHARE_TO_END = 0.2
 """Share of a cell's limit in which nothing new is begun."""
 
@@ -98,8 +89,6 @@ class Lab:
             **{"target": "host", "plan": "auto", "max_overhead": 0.01, **settings},
         )
         self.losses: list[float] = []
-        self.host_ms = 0.0
-        """Of the last step: until forward and backward were enqueued."""
         self.cache = self.session.cache
         self.recipes = self.cache.recipes
 
@@ -121,21 +110,9 @@ class Lab:
             peaks.append(done[-1].peak_bytes)
             if runs.device.type != "cuda":
                 peaks[-1] = int(self.session.steps[-1].saved_peak_bytes)
-        self.host_ms = done[-1].host_ms
         marks = [*(each.marks[0] for each in done), runs.clock.mark()]
         self.losses.extend(each.loss.item() for each in done)
         return list(zip(runs.clock.between(marks), peaks, strict=True))
-
-    def limit_storage(self, gb_per_s: float, room_bytes: int) -> None:
-        """From now on the storage is main memory, at this speed in each direction.
-
-        For speeds that no single file in memory reaches: its lock serves one writer.
-        """
-        torch.set_num_threads(MEMORY_THREADS)
-        before = self.cache.offloader.storage
-        self.cache.offloader.storage = LimitedMemory(room_bytes, gb_per_s)
-        if before is not None:
-            before.close()
 
     def settle(self, limit_s: float = SETTLE_S) -> Profile:
         """Steps until nothing settles any more, or the time is over. Plain steps and
@@ -171,14 +148,9 @@ class Lab:
             )
         self.cache.course.plan = plan
         found = self.steps(1 + num_timed)[1:]
-        report = self.session.steps[-1]
         return {
             "step_ms": statistics.median(ms for ms, _ in found),
-            "least_ms": min(ms for ms, _ in found),
             "peak_bytes": max(peak for _, peak in found),
-            "stall_ms": report.stall_ms,
-            "recompute_ms": report.recompute_ms,
-            "host_ms": self.host_ms,
         }
 
     def under_settings(
@@ -210,47 +182,6 @@ class Lab:
         self.session.close()
         self.runs = None
         del self.session, self.cache, self.recipes
-
-
-class LimitedMemory(PosixStorage):
-    """Main memory that any number of threads write at once, at no more than a rate.
-
-    Transfers of one direction follow one another on it; the time that a thread needs to
-    wake is made up for, or the rate of a single one would be lower.
-    """
-
-    SLACK_S = 4e-3
-
-    def __init__(self, room_bytes: int, gb_per_s: float) -> None:
-        super().__init__("memory", extent_bytes=room_bytes, capacity_bytes=room_bytes)
-        self.free(self.allocate(1))  # the file has its length, and its pages
-        room = mmap.mmap(self.fileno(), 0)
-        self._memory = torch.frombuffer(room, dtype=torch.uint8)
-        with ThreadPoolExecutor() as pool:  # its first writes should not be slow
-            list(pool.map(torch.Tensor.zero_, self._memory.split(TOUCH_BYTES)))
-        self._rate = 1e9 * gb_per_s
-        self._booking = threading.Lock()
-        self._free_at_s = {"write": 0.0, "read": 0.0}
-
-    def open_file(self) -> NamelessFile:
-        """A file that no disk has."""
-        return NamelessFile(os.memfd_create("ssdtrain"))
-
-    def write(self, slot: Slot, buffer: torch.Tensor) -> None:
-        """Copy the whole buffer in."""
-        self._copy("write", self._memory[slot.offset :][: buffer.numel()], buffer)
-
-    def read(self, slot: Slot, buffer: torch.Tensor) -> None:
-        """Copy the whole buffer out."""
-        self._copy("read", buffer, self._memory[slot.offset :][: buffer.numel()])
-
-    def _copy(self, way: str, target: torch.Tensor, source: torch.Tensor) -> None:
-        now = time.monotonic()
-        with self._booking:
-            start = max(self._free_at_s[way], now - self.SLACK_S)
-            done_at_s = self._free_at_s[way] = start + target.numel() / self._rate
-        target.copy_(source)
-        time.sleep(max(0.0, done_at_s - time.monotonic()))
 
 
 def random_orders(timeline: Timeline, seed: int) -> dict[str, tuple[Order, ...]]:
@@ -290,9 +221,7 @@ def predicted(timeline: Timeline, orders: Orders) -> dict[str, Any]:
     return {
         "predicted_ms": found.step_ms,
         "predicted_peak_bytes": found.peak_bytes,
-        "predicted_stall_ms": found.stall_ms,
         "predicted_keep_ms": found.keep_ms,
-        "predicted_keep_peak_bytes": found.keep_peak_bytes,
     }
 
 
@@ -304,38 +233,4 @@ def summary(plan: Any) -> dict[str, Any]:
         "bytes": plan.bytes_by_placement(),
         "step_ms": prediction.step_ms,
         "peak_gb": prediction.peak_bytes / 1e9,
-        "keep_ms": prediction.keep_ms,
-        "keep_peak_gb": prediction.keep_peak_bytes / 1e9,
-        "stall_ms": prediction.stall_ms,
-        "recompute_ms": prediction.recompute_ms,
-    }
-
-
-def facts(profile: Profile) -> dict[str, Any]:
-    """Of a profile: links, times, recipes."""
-    links = profile.links
-    recipes: dict[str, list[float]] = {}
-    for items in profile.kinds.values():
-        for item in items:
-            if item.recipe is not None:
-                cell = recipes.setdefault(item.recipe, [0, 0.0, 0.0])
-                cell[0] += 1
-                cell[1] += item.num_bytes / 1e9
-                cell[2] += item.recipe_ms
-    return {
-        "d2h_gb_per_s": links.d2h.bytes_per_second / 1e9,
-        "h2d_gb_per_s": links.h2d.bytes_per_second / 1e9,
-        "copy_slowdown": links.copy_slowdown,
-        "duplex_slowdown": links.duplex_slowdown,
-        "ssd_gb_per_s": [
-            None if curve is None else curve.bytes_per_second / 1e9
-            for curve in (links.ssd_write, links.ssd_read)
-        ],
-        "ssd_duplex_slowdown": links.ssd_duplex_slowdown,
-        "notes": dict(profile.notes),
-        "num_marks": len(profile.marks),
-        "compute_ms": profile.compute_ms,
-        "head_ms": profile.head_ms,
-        "tail_ms": profile.tail_ms,
-        "recipes (number, GB, ms)": recipes,
     }

@@ -5,19 +5,15 @@
 Cells are run in the order of what matters most and resumed by a second run; each has
 a limit of its own, and writes what it knows as it goes. `--only` also gives an order.
 Profiles are written beside the results, as `profile_NAME.json`.
-The bandwidth cells are run by `--only 'bandwidth/*' --directory SSD`, and want 50 GB of
-memory that can be pinned. `--small` runs all paths on tiny models (a CPU is enough).
+`--small` runs all paths on tiny models (a CPU is enough).
 """
 
 import fnmatch
 import multiprocessing
 import random
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,13 +25,11 @@ from recipes.bench.planner.lab import (
     Lab,
     Orders,
     Record,
-    facts,
     planned,
     predicted,
     random_orders,
     summary,
 )
-from ssdtrain.curves import COPY_SLOWDOWN
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.baselines import fixed_policies
 from ssdtrain.plan.choose import choose
@@ -45,17 +39,7 @@ from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import Run, keep_all
 from ssdtrain.plan.timeline import Timeline
-from ssdtrain.tools.report.references import references
 
-DISKS = ("disk", "disk, staged")
-"""The path that is measured fastest, and through pinned memory: a slow disk then holds
-no device memory."""
-SETTLE_S = 20.0
-"""Half of a cell's limit."""
-MEMORY_BYTES = 16 << 30
-"""Of the storage behind the bandwidth cells."""
-RATES = ("12", "6", "18", "2", "24")
-"""GB/s, each way."""
 TARGETS = {
     "12288x3": (Size(12288, 3, 16, 1024), 0.01),
     "8192x4": (Size(8192, 4, 16, 1024), 0.02),
@@ -89,53 +73,20 @@ def target(
     size: Size, overhead: float, device: torch.device, record: Record
 ) -> dict[str, Any]:
     """`plan="auto"` as a user gets it."""
-    start = time.monotonic()
     lab = Lab(size, device, max_overhead=overhead)
     try:
-        profile = lab.settle(record.limit_s / 2)
-        record.profile(profile)
-        settle_s = time.monotonic() - start
+        record.profile(lab.settle(record.limit_s / 2))
         own = lab.steps(6)[1:]
-        found: dict[str, Any] = {
+        return {
             "step_ms": statistics.median(ms for ms, _ in own[1:]),
             "peak_gb": max(peak for _, peak in own[1:]) / 1e9,
             "losses": lab.losses[:NUM_STEPS],
-            "settle_s": settle_s,
             "max_overhead": overhead,
             "plan": summary(lab.session.plan),
             "report": lab.session.last_step.as_dict(),
         }
-        timeline = Timeline(profile)
-        found["profile"] = facts(profile)
-        found["references"] = [
-            {"name": r.name, "step_ms": r.step_ms, "peak_bytes": r.peak_bytes}
-            for r in references(timeline)
-        ]
-        record.note(found)
-        lab.hold()
-        beside = found["beside"] = []
-        for name, plan in _beside(profile, overhead):
-            cell = {"plan": name, **predicted(timeline, plan)}
-            beside.append({**cell, **lab.under(plan, 2)})
-            record.note(found)
-        return found
     finally:
         lab.close()
-
-
-def _beside(profile: Profile, overhead: float) -> Iterator[tuple[str, Orders]]:
-    """In the same steps: everything kept, and what would have been chosen with the
-    constant slowdown by copies instead of the measured one."""
-    yield "keep-all", keep_all(Timeline(profile))
-    links = replace(profile.links, copy_slowdown=COPY_SLOWDOWN)
-    if links != profile.links:
-        constant = replace(profile, links=links)
-        yield "constant slowdown", choose(constant, Goal(max_overhead=overhead)).orders
-
-
-def _fixed(timeline: Timeline) -> Iterator[tuple[str, Orders]]:
-    for fixed in fixed_policies(timeline):
-        yield fixed.name, schedule(timeline, fixed.placements, fixed.style)
 
 
 def prediction(size: Size, device: torch.device, num: int, record: Record) -> Any:
@@ -152,7 +103,7 @@ def prediction(size: Size, device: torch.device, num: int, record: Record) -> An
         lab.step()
         lab.hold()
         timeline = Timeline(profile)
-        found = {"plans": plans, "profile": facts(profile)}
+        found = {"plans": plans}
         keep = keep_all(timeline)
         drawn = list(_drawn(profile, timeline, num))
         before_ms = lab.under(keep, WARM_STEPS)["step_ms"]
@@ -174,8 +125,9 @@ def _drawn(
     profile: Profile, timeline: Timeline, num: int
 ) -> Iterator[tuple[str, str, Orders]]:
     """Plans to predict: fixed, chosen, and `num` random ones."""
-    for name, orders in _fixed(timeline):
-        yield "policy", name, orders
+    for fixed in fixed_policies(timeline):
+        orders = schedule(timeline, fixed.placements, fixed.style)
+        yield "policy", fixed.name, orders
     for overhead in CHOSEN:
         chosen = choose(profile, Goal(max_overhead=overhead))
         yield "chosen", f"max_overhead {overhead:g}", chosen.orders
@@ -269,122 +221,42 @@ Jobs = dict[str, tuple[float, Callable[[Record], dict[str, Any]]]]
 """Cells by name: their limit in seconds, and how they are run."""
 
 
-def bandwidth(
-    size: Size, device: torch.device, directory: str, name: str, record: Record
-) -> dict[str, Any]:
-    """The least peak at 1 % overhead behind a storage of this speed."""
-    gb_per_s = None if name in DISKS else float(name)
-    # What stands in for a limited SSD is host memory: nothing reaches it directly.
-    path = {} if name == DISKS[0] else {"gpu_direct": "off"}
-    lab = Lab(size, device, target="ssd", directory=directory, io_threads=16, **path)
-    try:
-        if gb_per_s is not None:
-            lab.limit_storage(gb_per_s, MEMORY_BYTES)
-        profile = lab.settle(SETTLE_S)
-        record.profile(profile)
-        own = lab.steps(8)
-        report = lab.session.last_step
-        forward_backward_ms = profile.compute_ms - profile.tail_ms
-        write = profile.links.ssd_write
-        rate = 0.0 if write is None else write.bytes_per_second / 1e9
-        plan = summary(lab.session.plan)
-        lab.hold()
-        keep = lab.under(keep_all(Timeline(profile)), 6)
-        return {
-            "keep_ms": keep["step_ms"],
-            "gb_per_s": gb_per_s,
-            "measured_write_gb_per_s": rate,
-            "step_ms": statistics.median(ms for ms, _ in own[2:]),
-            "steps_ms": [ms for ms, _ in own],
-            "peak_gb": max(peak for _, peak in own[2:]) / 1e9,
-            "profile": facts(profile),
-            "plan": plan,
-            "offloaded_gb": report.bytes_offloaded / 1e9,
-            "written_gb": report.bytes_written / 1e9,
-            "half_step_gb": rate * forward_backward_ms / 2e3,
-            "report": report.as_dict(),
-        }
-    finally:
-        lab.close()
-
-
-def jobs(
-    device: torch.device,
-    *,
-    small: bool,
-    num_random: int,
-    prediction_s: float,
-    directory: str | None,
-) -> Jobs:
+def jobs(device: torch.device, small: bool, num_random: int) -> Jobs:
     """All cells, what matters most first."""
     sizes = SMALL if small else TARGETS
     labs = SMALL_LABS if small else LABS
-    first, second = labs[min(labs)], labs[max(labs)]
+    first = labs[min(labs)]
     num_random, num_budgets = (4, 4) if small else (num_random, 50)
     found: Jobs = {}
-
-    def column(size: Size, how: Callable[[Any], Any], steps: int) -> Any:
-        return lambda _: run_column(size, how, device, steps)
-
-    def both(name: str) -> None:
-        size, overhead = sizes[name]
-        found[f"{name}/keep"] = 30, column(size, plain, 4)
-        found[f"{name}/auto"] = 150, lambda r: target(size, overhead, device, r)
+    for name, (size, overhead) in sizes.items():
+        found[f"{name}/keep"] = 30, lambda _, s=size: run_column(s, plain, device, 4)
+        found[f"{name}/auto"] = (
+            150,
+            lambda r, s=size, most=overhead: target(s, most, device, r),
+        )
         # The device is warm by then, and its clock another.
-        found[f"{name}/keep again"] = 30, column(size, plain, 8)
-
-    for name in list(sizes)[:3]:
-        both(name)
-    found |= _predictions(labs, device, num_random, prediction_s)
-    for name in list(sizes)[3:]:
-        both(name)
-    for name, (size, _) in sizes.items():
-        found[f"{name}/full recompute"] = 30, column(size, recompute, 4)
+        again = f"{name}/keep again"
+        found[again] = 30, lambda _, s=size: run_column(s, plain, device, 8)
+        full = f"{name}/full recompute"
+        found[full] = 30, lambda _, s=size: run_column(s, recompute, device, 4)
+    for name, lab in labs.items():
+        found[f"prediction/{name}"] = (
+            150,
+            lambda r, s=lab: prediction(s, device, num_random, r),
+        )
     found["decline"] = 30, lambda _: decline(first, device, 5 if small else 24)
     found["regret"] = 130, lambda r: regret(first, device, num_budgets, r)
-    if directory:
-        for name in (*DISKS, *RATES):
-            behind = partial(bandwidth, second, device, directory, name)
-            found[f"bandwidth/{name}"] = 40, behind
     return found
 
 
-def _predictions(
-    labs: dict[str, Size], device: torch.device, num_random: int, limit_s: float
-) -> Jobs:
-    return {
-        f"prediction/{name}": (
-            limit_s,
-            lambda r, size=size: prediction(size, device, num_random, r),
-        )
-        for name, size in labs.items()
-    }
-
-
-def main(
-    bench: Bench,
-    *,
-    small: bool = False,
-    random_plans: int = 45,
-    prediction_s: float = 150.0,
-    directory: str | None = None,
-) -> None:
+def main(bench: Bench, *, small: bool = False, random_plans: int = 45) -> None:
     """Run the cells that are missing; `--only` also gives an order.
 
     Args:
         random_plans: of each prediction cell
-        prediction_s: limit of each of them
-        directory: an SSD's, for the bandwidth cells
     """
-    torch.set_num_threads(1)  # the storage's own threads copy in main memory
     cells = bench.cells({"small": small})
-    found = jobs(
-        bench.device,
-        small=small,
-        num_random=random_plans,
-        prediction_s=prediction_s,
-        directory=directory,
-    )
+    found = jobs(bench.device, small, random_plans)
     wanted = bench.only or ("*",)
     for name in [name for each in wanted for name in fnmatch.filter(found, each)]:
         limit_s, run = found[name]

@@ -159,39 +159,6 @@ def _regret(cell: Data) -> str:
     )
 
 
-def bandwidth(data: Data) -> str:
-    """The least peak within 1 % with a storage of limited speed."""
-    start = "bandwidth/"
-    found = {
-        name: {**cell, "storage": name.removeprefix(start)}
-        for name, cell in data["cells"].items()
-        if name.startswith(start) and "plan" in cell
-    }
-    columns: dict[str, Column] = {
-        "storage": lambda c: (
-            f"the {c['storage']}"
-            if c["gb_per_s"] is None
-            else f"{c['gb_per_s']:.0f} GB/s"
-        ),
-        "writes": "{measured_write_gb_per_s:.1f} GB/s",
-        "keep": "{plan[keep_peak_gb]:.2f} GB",
-        "peak": "{peak_gb:.2f} GB",
-        "predicted": "{plan[peak_gb]:.2f} GB",
-        "step": lambda c: "{:.3f}x".format(
-            c["step_ms"] / c.get("keep_ms", c["plan"]["keep_ms"])
-        ),
-        "used": _used,
-    }
-    ordered = sorted(found.values(), key=lambda cell: cell["gb_per_s"] or 0.0)
-    return table(ordered, columns)
-
-
-def _used(cell: Data) -> str:
-    """Writes end in any step: what the plan sends is what each of them owes."""
-    away_gb = cell["plan"]["bytes"].get("offload_ssd", 0) / 1e9
-    return f"{100 * away_gb / max(cell['half_step_gb'], 1e-9):.0f} %"
-
-
 def rok(data: Data) -> str:
     """The ROK points by batch, and the split of the gain (Table 5.6)."""
     models: dict[str, dict[str, dict[int, Data]]] = {}

@@ -11,7 +11,6 @@ slots and staging are written down on the way, always when nothing is in flight.
 """
 
 import gc
-import logging
 import random
 import tempfile
 import threading
@@ -26,26 +25,25 @@ from torch import Tensor, nn
 
 import ssdtrain
 from recipes.bench.harness.cli import Bench
+from recipes.bench.safety.blocks import one_thread
 from ssdtrain.errors import ActivationChangedError, ActivationLostError
 from ssdtrain.storage import open as opening
 from tests.ssdtrain.faulty import Fault, FaultKind, FaultyStorage, Operation
 
 WIDTH, NUM_LAYERS = 64, 6
-FAULTS = [
-    (Operation.ALLOCATE, FaultKind.NO_SPACE),
-    (Operation.WRITE, FaultKind.NO_SPACE),
-    (Operation.WRITE, FaultKind.IO_ERROR),
-    (Operation.WRITE, FaultKind.SHORT),
-    (Operation.WRITE, FaultKind.TORN),
-    (Operation.WRITE, FaultKind.BIT_FLIP),
-    (Operation.WRITE, FaultKind.STALL),
-    (Operation.WRITE, FaultKind.WORKER_DEATH),
-    (Operation.READ, FaultKind.IO_ERROR),
-    (Operation.READ, FaultKind.SHORT),
-    (Operation.READ, FaultKind.BIT_FLIP),
-    (Operation.READ, FaultKind.STALL),
-    (Operation.READ, FaultKind.WORKER_DEATH),
-]
+MOVES: dict[str, Any] = {
+    **{"target": "ssd", "min_bytes": 0, "plan": "offload-all", "recompute": "off"},
+    **{"window_bytes": 1, "host_bytes": 2 << 20, "verify": "checksum"},
+}
+BOTH = (
+    *(FaultKind.IO_ERROR, FaultKind.SHORT, FaultKind.BIT_FLIP),
+    *(FaultKind.STALL, FaultKind.WORKER_DEATH),
+)
+FAULTS = {
+    Operation.ALLOCATE: (FaultKind.NO_SPACE,),
+    Operation.WRITE: (FaultKind.NO_SPACE, FaultKind.TORN, *BOTH),
+    Operation.READ: BOTH,
+}
 
 
 class RandomFaults(FaultyStorage):
@@ -54,16 +52,13 @@ class RandomFaults(FaultyStorage):
     probability = 0.0007
 
     def _before(self, operation: Operation) -> Fault | None:
-        kinds = [kind for at, kind in FAULTS if at is operation]
         with self._lock:
+            kinds = FAULTS.get(operation, ())
             drawn = [k for k in kinds if self._random.random() < self.probability]
-            call = self._calls[operation]
-        faults = [
-            Fault(operation=operation, kind=kind, at=call, seconds=0.05)
-            for kind in drawn[:1]
-        ]
-        with self._lock:
-            self._faults = tuple(faults)
+            about = {"operation": operation, "at": self._calls[operation]}
+            self._faults = tuple(
+                Fault(kind=kind, seconds=0.05, **about) for kind in drawn[:1]
+            )
         return super()._before(operation)
 
 
@@ -125,24 +120,20 @@ def step(net: Net, rows: int, place: str) -> list[Tensor]:
 def level(session: ssdtrain.Session) -> dict[str, Any]:
     """What must not grow; taken when nothing is in flight."""
     gc.collect()
-    cache = session.cache
+    cache, process = session.cache, psutil.Process()
     cache.offloader.wait_io()
-    idle = cache.is_idle
-    process, storage = psutil.Process(), cache.offloader.storage
+    storage = cache.offloader.storage
     if storage is None:
         raise RuntimeError("no storage")
-    stats = storage.stats()
     return {
-        "idle": idle,
+        "idle": cache.is_idle,
         "resident_mib": round(process.memory_info().rss / 2**20, 1),
         "threads": threading.active_count(),
         "descriptors": process.num_fds(),
-        "file_bytes": stats.allocated_bytes,
-        "slots_used_bytes": stats.used_bytes,
+        "file_bytes": storage.stats().allocated_bytes,
+        "slots_used_bytes": storage.stats().used_bytes,
         "staging_used_bytes": cache.offloader.pool.used_bytes,
-        "staging_bytes": cache.offloader.pool.total_bytes,
         "saved_live_bytes": session.live_bytes,
-        "records": len(cache._records),
     }
 
 
@@ -181,17 +172,7 @@ def soak(num_steps: int, budget_s: float, directory: Path) -> dict[str, Any]:
     levels: list[dict[str, Any]] = []
     deadline = time.monotonic() + budget_s
     try:
-        with ssdtrain.offload(
-            net,
-            target="ssd",
-            directory=str(directory),
-            min_bytes=0,
-            plan="offload-all",
-            recompute="off",
-            window_bytes=1,
-            host_bytes=2 << 20,
-            verify="checksum",
-        ) as session:
+        with ssdtrain.offload(net, directory=str(directory), **MOVES) as session:
             done = 0
             while done < num_steps and time.monotonic() < deadline:
                 rows = draw.choice(sizes)
@@ -219,8 +200,7 @@ def soak(num_steps: int, budget_s: float, directory: Path) -> dict[str, Any]:
 
 def main(bench: Bench, *, steps: int = 2500, directory: Path = Path(".")) -> None:
     """One cell."""
-    torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
+    one_thread()
     cells = bench.cells({"steps": steps})
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         place = Path(scratch) / "activations"

@@ -1,7 +1,6 @@
 """Calls of random graph programs, and how far they may be from exact ones."""
 
 import contextlib
-import math
 import random
 import warnings
 from collections import Counter
@@ -13,10 +12,8 @@ from torch import Tensor
 
 from recipes.bench.safety.graph_objects import Call, Objects
 
-NOISE = {torch.float64: 1e-9, torch.float32: 2e-4}
-"""Largest error over the largest value of a result. Half precision: `close`."""
-RANGE = 0.9
-"""Share of a dtype's range; beyond, PyTorch's own layers give infinity as well."""
+NOISE = 1e-9
+"""Largest error over the largest value of a result in float64."""
 
 
 @contextlib.contextmanager
@@ -46,18 +43,6 @@ class Outcome(NamedTuple):
     def parts(self) -> list[Tensor | None]:
         """All, outputs first."""
         return [*self.outputs, *self.gradients]
-
-    def errors(self, exact: "Outcome") -> list[float]:
-        """Of each part, the largest; of parts that are not there or hold no number,
-        0."""
-        pairs = zip(self.parts, exact.parts, strict=True)
-        found = [
-            0.0
-            if a is None or b is None or not a.numel()
-            else float((a.double() - b).abs().max())
-            for a, b in pairs
-        ]
-        return [e if math.isfinite(e) else 0.0 for e in found]
 
 
 def outcome(
@@ -118,68 +103,23 @@ def _kind(t: Tensor | None) -> str:
     return "nothing" if t is None else f"{t.dtype} {list(t.shape)}"
 
 
-def beyond(t: Tensor | None, dtype: torch.dtype) -> bool:
-    """Whether exact values leave the range of `dtype`."""
-    return t is not None and bool((t.abs() > RANGE * torch.finfo(dtype).max).any())
+def far(mine: Outcome, exact: Outcome, tied: bool = False) -> str | None:
+    """The first part that is not the exact one to float64's rounding.
 
-
-def close(
-    a: Tensor | None,
-    b: Tensor | None,
-    dtype: torch.dtype,
-    rounding: Tensor | float = 0.0,
-) -> str | None:
-    """How `a` differs from the exact `b` by more than its dtype's rounding and
-    `rounding`."""
-    if a is None or b is None:
-        other = b if a is None else a
-        wrong = other is not None and bool(other.any())
-        return f"{_kind(a)} and {_kind(b)}" if wrong else None
-    if a.shape != b.shape:
-        return f"shapes {list(a.shape)} and {list(b.shape)}"
-    if not a.numel():
-        return None
-    info = torch.finfo(dtype)
-    out = b.abs() > RANGE * info.max
-    if not bool((a[out].double() * b[out].sign() >= 0.8 * info.max).all()):
-        return "a value beyond the range has not its sign or its size"
-    error = torch.where(out, 0.0, (a.double() - b).abs())
-    scale = max(float(torch.where(out, 0.0, b).abs().max()), 1.0)
-    if dtype in NOISE:
-        allowed = NOISE[dtype] * scale + rounding + torch.zeros_like(error)
-    else:
-        # Two roundings, and what float32 has computed with.
-        allowed = b.abs() * info.eps * 1.1 + 3e-4 * scale + rounding
-    if bool((error <= allowed).all()):
-        return None
-    return f"error {float(error.max() / scale):.3g}"
-
-
-def differs(
-    mine: Outcome,
-    exact: Outcome,
-    dtype: torch.dtype,
-    met: Counter[str],
-    rounding: list[Tensor] | None = None,
-    tied: bool = False,
-    allowed: list[float] | None = None,
-) -> str | None:
-    """The first part that is not the exact one.
-
-    rounding: of each output, where messages were rounded in memory. Gradients are left
-        out then: messages that were rounded to one number share a maximum's. They are
-        left out beyond the dtype's range as well, where they are of infinity, and
-        where they are `tied`. allowed: of each part, more than its dtype's rounding.
+    Args:
+        tied: gradients go to one of equal messages, and are left out.
     """
-    far = any(beyond(b, dtype) for b in exact.outputs)
-    if far:
-        met["beyond the range"] += 1
-    num = len(exact.outputs)
-    noise = [*(rounding or [0.0] * num), *[0.0] * len(exact.gradients)]
-    noise = [n + e for n, e in zip(noise, allowed or [0.0] * len(noise), strict=True)]
-    pairs = list(zip(mine.parts, exact.parts, noise, strict=True))
-    for i, (a, b, more) in enumerate(pairs[:num] if far or rounding or tied else pairs):
-        what = close(a, b, dtype, more)
-        if what is not None:
-            return f"part {i}: {what}"
+    num = len(exact.outputs) if tied else len(exact.parts)
+    for i, (a, b) in enumerate(zip(mine.parts[:num], exact.parts, strict=False)):
+        if a is None or b is None:
+            other = b if a is None else a
+            if other is not None and bool(other.any()):
+                return f"part {i}: {_kind(a)} and {_kind(b)}"
+        elif a.shape != b.shape:
+            return f"part {i}: shapes {list(a.shape)} and {list(b.shape)}"
+        elif a.numel():
+            scale = max(float(b.abs().max()), 1.0)
+            error = float((a - b).abs().max()) / scale
+            if not error <= NOISE:
+                return f"part {i}: error {error:.3g}"
     return None

@@ -100,7 +100,11 @@ def rgcn(conv: RGCNConv, x: Tensor, ends: Tensor, kinds: Tensor) -> Tensor:
 
 
 def rgat(
-    conv: RGATConv, x: Tensor, ends: Tensor, kinds: Tensor, attr: Tensor | None
+    conv: RGATConv,
+    x: Tensor,
+    ends: Tensor,
+    kinds: Tensor,
+    attr: Tensor | None = None,
 ) -> Tensor:
     """Additive or multiplicative attention across or within relations."""
     weight: Tensor = (

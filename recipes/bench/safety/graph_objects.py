@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hector.message import Graph
 from hector.message import functions as fn
-from recipes.bench.safety.graph_loops import REDUCERS, grouped, reduced, softmax
+from recipes.bench.safety.graph_loops import REDUCERS, reduced, softmax
 
 Call = Callable[["Objects", dict[str, Tensor]], Any]
 
@@ -91,29 +91,18 @@ class Passing:
             g.send_and_recv(self.ids, *call)
         return [g.ndata["o"]]
 
-    @property
-    def stored(self) -> bool:
-        """Whether messages lie in memory, rounded: between two programs, or behind a
-        user's function whose reducer no kernel fuses."""
-        slow = self.message == "user" and self.how in ("mul", "median")
-        return self.kind == "edges" or (slow and self.kind != "softmax")
-
-    def messages(self, o: Objects) -> tuple[Tensor, Tensor, Tensor]:
-        """Messages, their destinations, and the sum of the sizes of their terms."""
+    def messages(self, o: Objects) -> tuple[Tensor, Tensor]:
+        """Messages and their destinations."""
         (src, dst), h, w = o.indices, o.graph.ndata["h"], o.graph.edata["w"]
         e = o.graph.edata["s"] if self.message == "u_add_s" else w
         m = _LOOPS[self.message](h[src], h[dst], e)
-        with torch.no_grad():
-            size = _SIZES[self.message](h[src].abs(), h[dst].abs(), e.abs())
-        if self.kind == "some":
-            return m[self.ids], dst[self.ids], size[self.ids]
-        return m, dst, size
+        return (m[self.ids], dst[self.ids]) if self.kind == "some" else (m, dst)
 
     def loop(self, o: Objects, _: dict[str, Tensor]) -> list[Tensor]:
         dst, count = o.indices[1], o.graph.num_nodes()
         if self.kind == "softmax":
             return [softmax(o.graph.edata["w"], dst, count)]
-        m, dst, _ = self.messages(o)
+        m, dst = self.messages(o)
         made = reduced(m, dst, count, REDUCERS[self.how])
         if self.kind == "pull":
             chosen = torch.zeros(count, 1, dtype=torch.float64)
@@ -125,29 +114,9 @@ class Passing:
         gradient: which one is nobody's promise."""
         if self.how != "median" or self.kind == "softmax":
             return False
-        m, dst, _ = self.messages(o)
+        m, dst = self.messages(o)
         groups = (m[dst == node] for node in range(o.graph.num_nodes()))
         return any(map(ties, groups))
-
-    def rounding(self, o: Objects, dtype: torch.dtype) -> list[Tensor]:
-        """How far outputs may move where messages are rounded to `dtype` in memory.
-
-        A message and its terms are rounded three times. A reducer passes its messages'
-        errors on by its slopes (a product of sixty factors adds up sixty errors), twice
-        for what the slopes leave out, or chooses among messages.
-        """
-        count = o.graph.num_nodes()
-        m, dst, size = self.messages(o)
-        error = 1.5 * torch.finfo(dtype).eps * size
-        with torch.enable_grad():
-            m = m.detach().requires_grad_()
-            made = reduced(m, dst, count, REDUCERS[self.how])
-            # Columns are apart, and a message has one destination.
-            (slope,) = torch.autograd.grad(made.sum() + 0 * m.sum(), m)
-        total = torch.zeros_like(made).index_add(0, dst, 2 * slope.abs() * error)
-        worst = grouped(error, dst, count, "max")
-        found = (total + worst).detach()
-        return [found, error] if self.kind == "edges" else [found]
 
 
 _OURS: dict[str, Any] = {
@@ -166,12 +135,3 @@ _LOOPS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "u_add_s": lambda u, v, s: u + s,
     "user": lambda u, v, w: u.tanh() * w - v,
 }
-_SIZES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "copy_u": lambda u, v, w: u,
-    "u_mul_e": lambda u, v, w: u * w,
-    "u_add_v": lambda u, v, w: u + v,
-    "u_sub_e": lambda u, v, w: u + w,
-    "u_add_s": lambda u, v, s: u + s,
-    "user": lambda u, v, w: u.tanh() * w + v,
-}
-"""The sums of the terms of messages; see `Passing.rounding`."""

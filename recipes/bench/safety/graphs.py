@@ -10,8 +10,6 @@ every difference with its seed.
     OMP_NUM_THREADS=1 python -m recipes.bench safety.graphs --graphs 100000 --workers 8
 """
 
-import logging
-import multiprocessing
 import random
 import tempfile
 from collections import Counter
@@ -22,13 +20,14 @@ import torch
 
 import ssdtrain
 from recipes.bench.harness.cli import Bench
-from recipes.bench.safety.blocks import CELL, judge, run_campaign
+from recipes.bench.safety.blocks import one_thread, run_campaign
 from tests.ssdtrain.graphs import generator
 
-Holder, difference = generator.Holder, generator.difference
-outcome = generator.outcome
-
 BLOCK = 500
+MOVED = tuple(
+    f"bytes_{name}"
+    for name in ("offloaded", "reloaded", "recomputed", "written", "verified")
+)
 
 
 def settings_of(block: int, directory: str) -> dict[str, Any]:
@@ -50,54 +49,47 @@ def settings_of(block: int, directory: str) -> dict[str, Any]:
     return settings
 
 
-def run_block(block: int, device: str, directory: str) -> dict[str, Any]:
+def run_block(block: int, device: str) -> dict[str, Any]:
     """One block of graphs, plain and under a session."""
-    holder = Holder().to(device)
-    seeds = range(block * BLOCK, (block + 1) * BLOCK)
-    met: list[Counter[str]] = []
+    holder = generator.Holder().to(device)
     theirs = []
-    for seed in seeds:
-        met.append(Counter())
-        theirs.append(outcome(holder, seed, met[-1]))
-    settings = settings_of(block, directory)
+    for seed in range(block * BLOCK, (block + 1) * BLOCK):
+        met: Counter[str] = Counter()
+        theirs.append((seed, generator.outcome(holder, seed, met), met))
+    counts: Counter[str] = Counter(graphs=BLOCK, equal=0, refused=0)
     features: Counter[str] = Counter()
-    equal, refused, different = 0, 0, []
     fallbacks: Counter[str] = Counter()
     moved: Counter[str] = Counter()
-    with ssdtrain.offload(holder, **settings) as session:
-        for seed, expected, counts in zip(seeds, theirs, met, strict=True):
-            found = outcome(holder, seed, Counter())
-            what = difference(found, expected)
-            if what is not None:
-                different.append({"seed": seed, "what": what, "settings": settings})
-            elif "text" in expected:
-                refused += 1
-            else:
-                equal += 1
-                features += counts
-            del found
-        for step in session.steps:
-            fallbacks += Counter(step.fallbacks)
-            for name in ("offloaded", "reloaded", "recomputed", "written", "verified"):
-                moved[f"bytes_{name}"] += getattr(step, f"bytes_{name}")
-    return {
-        "equal": equal,
-        "refused": refused,
-        "different": different,
-        "features": dict(features),
-        "fallbacks": dict(fallbacks),
-        "moved": dict(moved),
-    }
+    different = []
+    with tempfile.TemporaryDirectory() as directory:
+        settings = settings_of(block, directory)
+        with ssdtrain.offload(holder, **settings) as session:
+            for seed, expected, met in theirs:
+                found = generator.outcome(holder, seed, Counter())
+                what = generator.difference(found, expected)
+                del found
+                if what is not None:
+                    one = {"seed": seed, "what": what, "settings": settings}
+                    different.append(one)
+                elif "text" in expected:
+                    counts["refused"] += 1
+                else:
+                    counts["equal"] += 1
+                    features += met
+            for step in session.steps:
+                fallbacks += Counter(step.fallbacks)
+                for name in MOVED:
+                    moved[name] += getattr(step, name)
+    more = {"features": features, "fallbacks": fallbacks, "moved": moved}
+    return {**counts, "different": different, **more}
 
 
 def start() -> None:
-    """Let this process run blocks: its threads, log and process group."""
-    torch.set_num_threads(1)
-    # A refused recipe of one graph in thousands is no news here: it is counted.
-    logging.disable(logging.WARNING)
-    store = tempfile.mkdtemp()
+    """Let this process run blocks, with DTensor."""
+    one_thread()
+    rendezvous = f"file://{tempfile.mkdtemp()}/rendezvous"
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{store}/rendezvous", rank=0, world_size=1
+        "gloo", init_method=rendezvous, rank=0, world_size=1
     )
 
 
@@ -110,15 +102,5 @@ def main(bench: Bench, *, graphs: int = 100_000, workers: int = 1) -> None:
     device = bench.device.type
     bench.out = bench.out.with_name(bench.out.name.replace("_cpu", f"_{device}"))
     cells = bench.cells({"device": device, "block": BLOCK})
-    done = cells.data["cells"].get(CELL, {}).get("blocks", 0)
-    blocks = range(done, -(-graphs // BLOCK))
-    with multiprocessing.get_context("spawn").Pool(workers, start) as pool:
-        # In their order, so that a rerun knows which are done.
-        found = pool.imap(partial(block_of, device=device), blocks)
-        judge(run_campaign(cells, lambda _: next(found), graphs), bench.out)
-
-
-def block_of(number: int, device: str) -> dict[str, Any]:
-    """`run_block`, in any process."""
-    with tempfile.TemporaryDirectory() as directory:
-        return {"graphs": BLOCK, **run_block(number, device, directory)}
+    block = partial(run_block, device=device)
+    run_campaign(cells, block, graphs, workers=workers, start=start)

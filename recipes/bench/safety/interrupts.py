@@ -12,7 +12,6 @@ held: no record, no pinned buffer, no slot. After the last: no thread and no fil
 
 import gc
 import json
-import logging
 import random
 import signal
 import sys
@@ -34,7 +33,7 @@ from torch import Tensor, nn
 import ssdtrain
 from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.processes import guarded
-from recipes.bench.safety.blocks import judge, run_campaign
+from recipes.bench.safety.blocks import one_thread, run_campaign
 
 BLOCK = 25
 LIMIT_S = 1_500
@@ -170,8 +169,7 @@ def held(session: ssdtrain.Session, settle_s: float = SETTLE_S) -> str:
 
 def run_block(block: int) -> dict[str, Any]:
     """Signals of one process; what was wrong, with its settings."""
-    torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
+    one_thread()
     draw = random.Random(block)
     signals, bad = Signals(), []
     num_heard = 0
@@ -206,6 +204,8 @@ def run_block(block: int) -> dict[str, Any]:
         if left or files:
             bad.append({"block": block, "what": f"left behind: {left} {files}"})
     num_lost = signals.num_raised - num_heard
+    if num_lost:
+        bad.append({"block": block, "what": f"{num_lost} signals lost"})
     return {
         "signals": signals.num_raised,
         "lost": num_lost,
@@ -248,8 +248,4 @@ def run_guarded(block: int) -> dict[str, Any]:
 def main(bench: Bench, *, signals: int = 1_000) -> None:
     """Blocks until the signals are sent or the time is over."""
     cells = bench.cells({"block": BLOCK})
-    own = {"counted": "signals", "wrong": ("bad",)}
-    sums = run_campaign(cells, run_guarded, signals, **own)
-    judge(sums, bench.out, ("bad",))
-    if sums["lost"]:
-        sys.exit(f"{sums['lost']} signals lost: see {bench.out}")
+    run_campaign(cells, run_guarded, signals, counted="signals", wrong="bad")

@@ -2,19 +2,16 @@
 
 Steps of a small model under `plan="auto"`, forwards of changing length among them, and
 the same steps without ssdtrain, each in a process of its own. The slope is a
-least-squares line through resident memory after the first thousand steps. Beside it,
-how much more is in use at the end than behind those steps: objects of Python's
-collector, blocks of Python's allocator, and bytes of the C library's. Resident memory
-can grow where these do not: a page of the heap that is touched for the first time
-stays.
+least-squares line through resident memory after the first thousand steps. Next to it,
+how much more is in use at the end than after those steps: blocks of Python's allocator
+and bytes of the C library's. Resident memory can grow where these do not: a page of the
+heap that is touched for the first time stays.
 
     OMP_NUM_THREADS=1 python -m recipes.bench safety.leaks --steps 100000
 """
 
 import ctypes
 import gc
-import json
-import logging
 import sys
 import tempfile
 import time
@@ -29,6 +26,7 @@ from torch import nn
 import ssdtrain
 from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.processes import guarded
+from recipes.bench.safety.blocks import one_thread
 
 WIDTH = 32
 WARM_STEPS = 1_000
@@ -37,75 +35,56 @@ LIMIT_BYTES_A_STEP = 10.0
 SPARE_S = 120.0
 """Imports, and the end of a process."""
 TARGETS = ("ssd", "host", "plain")
-
-
-def small() -> nn.Module:
-    """A norm, a product, a GELU and dropout: recipes, a generator, and bytes to move.
-    Small, so that many steps take little time."""
-    return nn.Sequential(
-        nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.1)
-    )
+MALLINFO = (
+    "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+).split()
 
 
 class _Mallinfo(ctypes.Structure):
     """`struct mallinfo2` of the C library."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks "
-            "keepcost"
-        ).split()
-    ]
+    _fields_ = [(name, ctypes.c_size_t) for name in MALLINFO]
 
 
 class Level(NamedTuple):
-    """What the process holds before a step."""
+    """What the process holds before a step, after a collection."""
 
     step: int
     num_bytes: int
     """Resident."""
-    num_objects: int
     num_blocks: int
     """Of Python's allocator."""
     malloc_bytes: int
-    """In use, of the C library's; 0 where it does not tell."""
+    """That the C library has handed out, in all its arenas."""
 
-
-def level(step: int) -> Level:
-    """After a collection."""
-    gc.collect()
-    num_bytes = int(psutil.Process().memory_info().rss)
-    used = sys.getallocatedblocks()
-    return Level(step, num_bytes, len(gc.get_objects()), used, malloc_bytes())
-
-
-def malloc_bytes() -> int:
-    """What the C library has handed out, in all its arenas."""
-    tell = getattr(ctypes.CDLL(None), "mallinfo2", None)
-    if tell is None:
-        return 0
-    tell.restype = _Mallinfo
-    found = tell()
-    return int(found.uordblks + found.hblkhd)
+    @classmethod
+    def at(cls, step: int) -> "Level":
+        """Now."""
+        gc.collect()
+        tell = ctypes.CDLL(None).mallinfo2
+        tell.restype = _Mallinfo
+        found = tell()
+        resident = int(psutil.Process().memory_info().rss)
+        used = int(found.uordblks + found.hblkhd)
+        return cls(step, resident, sys.getallocatedblocks(), used)
 
 
 def slope(levels: list[Level]) -> float:
-    """Bytes a step after the warm steps."""
-    kept = [(one.step, one.num_bytes) for one in levels if one.step >= WARM_STEPS]
-    if len(kept) < 3:
+    """Bytes a step."""
+    if len(levels) < 3:
         return float("nan")
-    steps, sizes = np.array(kept, dtype=np.float64).T
-    return float(np.polyfit(steps, sizes, 1)[0])
+    steps, sizes, *_ = np.array(levels, dtype=np.float64).T
+    return round(float(np.polyfit(steps, sizes, 1)[0]), 2)
 
 
 def train(num_steps: int, budget_s: float, target: str) -> dict[str, Any]:
     """Steps until they are done or the time is over."""
-    torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
+    one_thread()
     torch.manual_seed(0)
     deadline = time.monotonic() + budget_s
-    net = small()
+    net = nn.Sequential(
+        nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.1)
+    )
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
     levels: list[Level] = []
     gc.collect()
@@ -125,31 +104,17 @@ def train(num_steps: int, budget_s: float, target: str) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
             if number % EVERY == 0:
-                levels.append(level(number))
+                levels.append(Level.at(number))
                 if time.monotonic() > deadline:
                     break
-    return summary(levels)
-
-
-def summary(levels: list[Level]) -> dict[str, Any]:
-    """Slopes, and what is in use."""
     warm = [one for one in levels if one.step >= WARM_STEPS]
-    more = {}
-    if warm:
-        first, last = warm[0], warm[-1]
-        more = {
-            "more_objects": last.num_objects - first.num_objects,
-            "more_blocks": last.num_blocks - first.num_blocks,
-            "more_malloc_bytes": last.malloc_bytes - first.malloc_bytes,
-            "more_bytes": last.num_bytes - first.num_bytes,
-        }
+    first, last = (warm[0], warm[-1]) if warm else (levels[-1], levels[-1])
     return {
         "steps": levels[-1].step,
-        "bytes_a_step": round(slope(levels), 2),
-        "bytes_a_step_second_half": round(slope(warm[len(warm) // 2 :]), 2),
-        **more,
-        "first_mib": round(levels[0].num_bytes / 2**20, 1),
-        "last_mib": round(levels[-1].num_bytes / 2**20, 1),
+        "bytes_a_step": slope(warm),
+        "bytes_a_step_second_half": slope(warm[len(warm) // 2 :]),
+        "more_blocks": last.num_blocks - first.num_blocks,
+        "more_malloc_bytes": last.malloc_bytes - first.malloc_bytes,
         "levels": levels[:: max(1, len(levels) // 40)],
     }
 
@@ -175,7 +140,6 @@ def main(
         name = target if target == "plain" else f"{target}, reports unread"
         cells.run(name, run, steps, cells.left_s(), target)
         found = cells[name] if name in cells else {}
-        print(json.dumps({k: v for k, v in found.items() if k != "levels"}))
         if not found.get("bytes_a_step", float("nan")) < LIMIT_BYTES_A_STEP:
             grown.append(name)
     if grown:

@@ -4,9 +4,6 @@ Every cell is a process of its own, beside the others; what it returned and said
 written down when it ends, or when the time is over:
 
 - `law ...`: cells of the law under TORCH_CUDA_SANITIZER=1, few of each kind.
-- `control`: the law's run with non-reentrant checkpoint, no session, under torch's
-  sanitizer as it is: it fails by itself (tests/ssdtrain/races/csan.py says why).
-  `control to the end`: the same without leaving recomputation early, as `law` does.
 - `sound`, `missing event`: a training step under the sanitizer, as it is and with the
   wait for a load planted out. The first must be clean and the second reported.
 - `perturbed`, `perturbed missing event`: copies that begin 20 ms late and more, and
@@ -55,8 +52,6 @@ TOOL_PLACES = (
     "opt/nvidia/**/bin/compute-sanitizer",
 )
 CLEAN, A_REPORT, DIFFERENT = "code 0, no report", "a report", "code 3"
-TORCH_FAILS = "torch's sanitizer fails by itself"
-TORCH_SAYS = "cuda trace hook execution failed"
 LATE_S = 0.02
 TAIL = 1500
 CLOSE_S = 10
@@ -122,46 +117,6 @@ def rebuild_child() -> None:
     sys.exit(3 if unequal else 0)
 
 
-def control_child(early_stop: bool) -> None:
-    """The law's run with non-reentrant checkpoint, without any session."""
-    import torch
-    from torch.utils.checkpoint import set_checkpoint_early_stop
-
-    from tests.ssdtrain import test_law
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    cell = test_law.Cell("non-reentrant", 1, "bf16 autocast", device)
-    with set_checkpoint_early_stop(early_stop):
-        test_law.train(cell, None)
-    print("trained without a session")
-
-
-def child(kind: str) -> None:
-    """What a cell runs."""
-    if kind == "gather":
-        gather_child()
-    elif kind == "rebuild":
-        rebuild_child()
-    elif kind.startswith("control"):
-        control_child(early_stop=kind == "control")
-    else:
-        steps_child(kind)
-
-
-def report_of(session: Any) -> tuple[int, str]:
-    """Bytes reloaded in the open step, and what is known of it in words.
-
-    The step is closed here: one whose tensors never die would give no report.
-    """
-    cache = session.cache
-    before = f"idle {cache.is_idle}, seen backward {cache.ledger.step_is_open}"
-    session.hints.step_end()
-    steps = list(session.steps)
-    if not steps:
-        return 0, f"{before}; no step; counted {cache.ledger.counters.take()}"
-    return sum(step.bytes_reloaded for step in steps), f"{before}; {steps[-1]}"
-
-
 def steps_child(kind: str) -> None:
     """Steps on the GPU with and without a session; exit 0 if equal, 3 if not."""
     import torch
@@ -207,9 +162,11 @@ def steps_child(kind: str) -> None:
                         not torch.equal(a, b)
                         for a, b in zip(found, expected, strict=True)
                     )
-                moved, said = report_of(session)
+                # One whose tensors never die would give no report.
+                session.hints.step_end()
+                moved = sum(report.bytes_reloaded for report in session.steps)
             idle += [] if moved else [target]
-            print(device, target, f"{moved} bytes reloaded;", said, flush=True)
+            print(device, target, f"{moved} bytes reloaded", flush=True)
     print(f"{unequal} tensors differ")
     if kind in CHECKS and device == "cpu":
         sys.exit("torch sees no GPU under compute-sanitizer: this proves nothing")
@@ -271,10 +228,6 @@ def verdict(expects: str, code: int | None, said: str, reports: int) -> str:
     """`as expected`, or what else it was."""
     if "Device not supported" in said:
         return "compute-sanitizer does not support this device"
-    if expects == TORCH_FAILS:
-        return (
-            "as expected" if code and TORCH_SAYS in said else "NOT as expected: it ran"
-        )
     if expects == A_REPORT:
         # The process may have ended on its own error or be cut off: it was caught.
         found = reports > 0
@@ -308,8 +261,6 @@ def jobs_of(tool: str | None) -> list[tuple[str, list[str], str, dict[str, str]]
     alone = {**plain, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     me = command_of("safety.sanitize")
     jobs = [
-        ("control", [*me, "control"], TORCH_FAILS, watched),
-        ("control to the end", [*me, "control to the end"], CLEAN, watched),
         ("small", [*me, "small"], CLEAN, plain),
         ("small alone", [*me, "small"], CLEAN, alone),
         ("sound", [*me, "sound"], CLEAN, watched),
@@ -339,7 +290,9 @@ def main(bench: Bench, kind: str = "", /) -> None:
         kind: of a cell, which runs in this process
     """
     if kind:
-        child(kind)
+        {"gather": gather_child, "rebuild": rebuild_child}.get(
+            kind, lambda: steps_child(kind)
+        )()
         return
     deadline = time.monotonic() + bench.budget_s
     # What is stopped at the deadline is written down behind it.

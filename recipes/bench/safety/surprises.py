@@ -10,23 +10,16 @@ in how many plain autograd raised as well, in how many ssdtrain raised alone (it
 and says so), how often each operator and surprise occurred, and every difference with
 its seed.
 
-    OMP_NUM_THREADS=1 python -m recipes.bench safety.surprises --graphs 200000
-
-Several processes take ranges of their own (`--first-block`), and their files are added
-up afterwards (`--add`).
+    OMP_NUM_THREADS=1 python -m recipes.bench safety.surprises --workers 2
 """
 
-import logging
 import traceback
 import warnings
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-import torch
-
 from recipes.bench.harness.cli import Bench
-from recipes.bench.safety.blocks import Sums, judge, run_campaign
+from recipes.bench.safety.blocks import Sums, one_thread, run_campaign
 from tests.ssdtrain.graphs import between, layered, operands, surprises
 from tests.ssdtrain.graphs.surprises import difference, raised_alone
 
@@ -86,21 +79,17 @@ def ending_of(
     return ("raised_by_both" if isinstance(theirs[-1], str) else "equal"), ""
 
 
-def main(
-    bench: Bench,
-    *,
-    graphs: int = 200_000,
-    first_block: int = 0,
-    add: tuple[Path, ...] = (),
-) -> None:
+def start() -> None:
+    """Let this process run blocks."""
+    one_thread()
+    warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript
+
+
+def main(bench: Bench, *, graphs: int = 200_000, workers: int = 1) -> None:
     """Blocks until the graphs are done or the time is over.
 
     Args:
-        add: results of other processes
+        workers: processes
     """
-    torch.set_num_threads(1)
-    logging.disable(logging.WARNING)  # refusals are counted, and raised ones compared
-    warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript
     cells = bench.cells({"device": "cpu", "block": BLOCK})
-    own = {"first_block": first_block, "add": add}
-    judge(run_campaign(cells, run_block, graphs, **own), bench.out)
+    run_campaign(cells, run_block, graphs, workers=workers, start=start)

@@ -11,7 +11,8 @@ the programs. A program that plain autograd refuses must be refused.
 
 import importlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, closing
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,33 +31,24 @@ class Plain(scenarios.Runner):  # type: ignore[misc,name-defined]
     def __init__(self) -> None:
         super().__init__(DEVICE)
 
+    def close(self) -> None:
+        """Give everything back."""
+
 
 class Ours(Plain):
-    """ssdtrain, everything moved at once."""
+    """ssdtrain, everything moved at once, or made again by recipes."""
 
-    settings: dict[str, Any] = {"recompute": "off"}  # noqa: RUF012
-
-    def __init__(self) -> None:
+    def __init__(self, recompute: str) -> None:
         super().__init__()
+        moves = {"plan": "offload-all", "min_bytes": 0, "window_bytes": 1}
+        memory = {"target": "host", "host_bytes": 256 << 20}
         self.session = ssdtrain.offload(
-            self.holder,
-            target="host",
-            min_bytes=0,
-            plan="offload-all",
-            window_bytes=1,
-            host_bytes=256 << 20,
-            **self.settings,
+            self.holder, recompute=recompute, **moves, **memory
         )
 
     def close(self) -> None:
         """Give the host memory back."""
         self.session.close()
-
-
-class OursWithRecipes(Ours):
-    """And with recipes."""
-
-    settings: dict[str, Any] = {"recompute": "auto"}  # noqa: RUF012
 
 
 class SaveOnCpu(Plain):
@@ -100,8 +92,8 @@ class DeepSpeed(Plain):
 
 
 CONTENDERS: dict[str, Callable[[], Any]] = {
-    "ssdtrain": Ours,
-    "ssdtrain + recipes": OursWithRecipes,
+    "ssdtrain": partial(Ours, "off"),
+    "ssdtrain + recipes": partial(Ours, "auto"),
     "save_on_cpu": SaveOnCpu,
 }
 GPU_CONTENDERS: dict[str, Callable[[], Any]] = {
@@ -116,21 +108,16 @@ def judge(make: Callable[[], Any]) -> dict[str, Any]:
     Raises:
         ImportError: it is not installed, which says nothing about any scenario.
     """
-    first = make()
-    if isinstance(first, Ours):
-        first.close()
+    make().close()
     verdicts = {}
     for row in scenarios.ROWS:
-        made: list[Any] = []
+        with ExitStack() as stack:
 
-        def fresh(made: list[Any] = made) -> Any:
-            made.append(make())
-            return made[-1]
+            def fresh(stack: ExitStack = stack) -> Any:
+                return stack.enter_context(closing(make()))
 
-        verdicts[row.scenario.__name__] = scenarios.verdict(row, Plain(), fresh)
-        for runner in made:
-            if isinstance(runner, Ours):
-                runner.close()
+            name = row.scenario.__name__
+            verdicts[name] = scenarios.verdict(row, Plain(), fresh)
     return {"verdicts": verdicts}
 
 

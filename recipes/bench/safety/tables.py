@@ -27,19 +27,6 @@ def verify(data: Data) -> str:
     return f"{told}\n\n{table(cells, columns)}"
 
 
-def self_check(data: Data) -> str:
-    """What the checks that are always on cost."""
-    columns: dict[str, Column] = {
-        "hidden x layers, plan": "{name}",
-        "step, ms": "{step_ms:.1f}",
-        "cost": lambda c: f"{100 * (c['over'] - 1):+.2f} %",
-        "95 % interval": lambda c: "{:+.2f} to {:+.2f} %".format(
-            *(100 * (end - 1) for end in c["interval"])
-        ),
-    }
-    return table(data["cells"], columns, needs="over")
-
-
 def sanitize(data: Data) -> str:
     """Each process of the race checks, what it should say and what it did."""
     found = [_found(cell) for cell in data["cells"].values()]
@@ -77,11 +64,6 @@ def mutants(data: Data) -> str:
     )
 
 
-RELATIONAL = (
-    "hector's layers on {graphs:,} random relational graphs of {num_features} "
-    "features, against loops in float64: {equal:,} alike, **{num_different} "
-    "different**."
-)
 SEARCHES = {
     "graphs_cpu": "Random graphs: {graphs:,} of {num_features} features; {equal:,} "
     "equal, {refused:,} refused where plain autograd refuses, **{num_different} "
@@ -99,14 +81,10 @@ SEARCHES = {
     "names the tensor, {others} ended by the program's own errors or dropped, "
     "**{ends[WRONG]} wrong**; resident memory {levels[0][resident_mib]:.0f} to "
     "{last[resident_mib]:.0f} MiB, {num_left} files and {num_threads} threads left.",
-    "relational_cpu": RELATIONAL,
-    "relational_cuda": RELATIONAL,
     "graph_programs_cpu": "Graph programs (writes between calls, modes, dtypes, "
     "defaults, `torch.compile`): {graphs:,} of {num_features} features, hector's kept "
-    "objects against fresh ones, byte for byte, and against loops in float64: "
+    "objects against fresh ones, byte for byte, and in float64 against loops: "
     "{equal:,} equal, **{num_different} different**.",
-    "damaged_files": "Damaged files: {total:,} of {num_kinds} kinds read; each loaded "
-    "or was refused by name, but for **{num_bad}**.",
     "interrupts": "Ctrl-C at random moments: {signals:,} in {blocks} processes; "
     "**{lost}** lost, **{num_bad}** times something left over or another gradient in "
     "the next step.",
@@ -147,7 +125,6 @@ def _counted(cell: Data) -> Data:
         "num_threads": len(cell.get("threads_left", ())),
         "num_features": len(cell.get("features", ())),
         "num_different": len(cell.get("different", ())),
-        "num_kinds": len(cell.get("files", ())),
         "num_bad": len(cell.get("bad", ())),
     }
 
@@ -233,16 +210,6 @@ WAYS = {
     'missing the required "forward"': "has no forward",
 }
 OTHER = "no tiny configuration or inputs for it were found"
-
-
-def stale(data: Data) -> str:
-    """What each call pays to notice changes of its graph's tensors."""
-    columns: dict[str, Column] = {
-        "edges": "{edges:,}",
-        "host": lambda c: f"{c['host_us_with'] - c['host_us_without']:.0f} us",
-        "device": lambda c: f"{100 * c['share_device']:.1f} %",
-    }
-    return table(data["cells"], columns)
 
 
 def survival(data: Data) -> str:

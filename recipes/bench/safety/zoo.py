@@ -13,92 +13,51 @@ weights and buffers after every step, and what random generators draw next.
 
 `PROJECT` is the project's own environment, which has transformers alone; there,
 `--library transformers`. `--verdicts "plain fails"` tries those again that a change of
-the tiny models may have helped. Models run one after the other in a process that is
-started anew when it ends or takes too long.
+the tiny models may have helped. Each model has a process of its own, forked from one
+that has all imports done.
 """
 
 import importlib
-import logging
 import multiprocessing
 import tempfile
-import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
 from typing import Any
 
-import torch
-
 from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.processes import guarded
+from recipes.bench.safety.blocks import one_thread
 from tests.ssdtrain.zoo.declared import declare
 
 LIBRARIES = ("transformers", "diffusers", "timm")
-LIMIT_S = 600
+LIMIT_S = 600.0
 """Of one model."""
-MODELS_A_PROCESS = 60
-"""Then another one starts: what models leave behind adds up."""
 
 
-class Worker:
-    """A process that judges one model after the other."""
-
-    def __init__(self) -> None:
-        self.process: Any = None
-        self._pipe: Any = None
-        self._num_models = 0
-
-    def judge(self, name: str) -> dict[str, Any]:
-        if self.process is None or self._num_models == MODELS_A_PROCESS:
-            self.stop()
-            self._start()
-        self._num_models += 1
-        try:
-            self._pipe.send(name)
-            if self._pipe.poll(LIMIT_S):
-                return dict(self._pipe.recv())
-            why = f"took more than {LIMIT_S} s"
-        except (EOFError, ConnectionError):
-            self.process.join()
-            why = f"the process ended with {self.process.exitcode}"
-        self.stop()
-        return {"verdict": "crash", "why": why}
-
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs,), daemon=True)
-        self.process.start()
-        theirs.close()
-        self._num_models = 0
-
-    def stop(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.join()
-            self._pipe.close()
-        self.process = None
+def judge(name: str) -> dict[str, Any]:
+    """How a model fares, in a process of its own."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.ssdtrain.zoo.judge"])
+    found, why = guarded(judged, name, limit_s=LIMIT_S, method="forkserver")
+    return {"verdict": "crash", "why": why} if why else dict(found)
 
 
-def work(pipe: Connection) -> None:
-    """Judge the models that are named."""
-    torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
+def judged(named: str) -> dict[str, Any]:
+    """How a model fares, here."""
+    one_thread()
     warnings.simplefilter("ignore")
     declare()
     from tests.ssdtrain.zoo import judge
 
+    library, _, name = named.partition("/")
+    models = importlib.import_module(f"tests.ssdtrain.zoo.of_{library}")
+    try:
+        make, what = models.maker(name)
+    except Exception as error:
+        return {"verdict": "plain fails", "why": judge.said(error)}
     with tempfile.TemporaryDirectory() as directory:
-        while True:
-            library, _, name = pipe.recv().partition("/")
-            models = importlib.import_module(f"tests.ssdtrain.zoo.of_{library}")
-            try:
-                make, what = models.maker(name)
-            except Exception as error:
-                found = {"verdict": "plain fails", "why": judge.said(error)}
-            else:
-                found = {"class": what, **judge.verdict(make, directory)}
-            pipe.send(found)
+        return {"class": what, **judge.verdict(make, directory)}
 
 
 def names_of(library: str) -> list[str]:
@@ -128,23 +87,13 @@ def main(
     for name in names:
         if name in cells and (models or cells[name].get("verdict") in verdicts):
             cells.data["cells"].pop(name)
-    left = iter([name for name in names if name not in cells])
-    lock = threading.Lock()
 
-    def judge_all(_: int) -> None:
-        worker = Worker()
-        try:
-            while cells.left_s() > 0:
-                with lock:
-                    name = next(left, None)
-                if name is None:
-                    return
-                start = time.monotonic()
-                found = worker.judge(name)
-                took = round(time.monotonic() - start, 1)
-                cells.record(name, {**found, "cell_s": took})
-        finally:
-            worker.stop()
+    def one(name: str) -> None:
+        if cells.is_wanted(name):
+            start = time.monotonic()
+            found = judge(name)
+            took = round(time.monotonic() - start, 1)
+            cells.record(name, {**found, "cell_s": took})
 
     with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(judge_all, range(workers)))
+        list(pool.map(one, names))

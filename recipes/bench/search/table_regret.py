@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-from recipes.bench.foresight.sharding import MEMORY_SHARE, WITHIN, tables_of
 from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.processes import answer_of
 from ssdtrain.tools.foresight.bodies import draw_indices
@@ -51,11 +50,38 @@ MOST_ROWS = 4_000_000
 ROUNDS, WARM, STEPS = 3, 3, 8
 """Of each placement: rounds in an order of their own, steps of each."""
 LIMIT_S = 180.0
+TABLES_A_GPU, WIDTHS, HEAVY_LOOKUPS = 13, (32, 64, 128, 256), 20.0
+MEMORY_SHARE, WITHIN = 0.8, 0.1
 PRELOAD = (
     "torch.distributed.tensor",
     "ssdtrain.tools.foresight.device",
     "ssdtrain.tools.foresight.dlrm",
 )
+
+
+def tables_of(rng: random.Random, num_ranks: int, heavy: bool) -> list[Table]:
+    """One task's tables.
+
+    Rows are log-normal with a median of 1e5 and a long tail to 14 millions, lookups
+    log-normal with a median of 3 (of 20 and more where heavy), and the share of
+    different rows falls with the lookups of a table and with the skew of its draws.
+    """
+    number = round(rng.uniform(0.7, 1.3) * num_ranks * TABLES_A_GPU)
+    tables = []
+    for _ in range(number):
+        rows = round(min(1.4e7, max(100.0, rng.lognormvariate(11.5, 2.0))))
+        lookups = max(1.0, rng.lognormvariate(1.1, 1.0))
+        if heavy:
+            lookups += HEAVY_LOOKUPS
+        tables.append(
+            Table(
+                rows=rows,
+                width=rng.choice(WIDTHS),
+                lookups=lookups,
+                distinct_share=rng.betavariate(1.5, 3.0),
+            )
+        )
+    return tables
 
 
 def task_of(number: int, num_ranks: int, small: bool) -> tuple[list[Table], int]:

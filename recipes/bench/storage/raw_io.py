@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-from ssdtrain.storage import Slot, Storage
-
 Call = Callable[[int, torch.Tensor], None]
 Rates = dict[str, list[float]]
 """GB/s by who moved and which way."""
@@ -58,30 +56,6 @@ class RawFile:
     def close(self) -> None:
         """The file has no name: closing removes it."""
         os.close(self._fd)
-
-
-class Ours:
-    """The same blocks as slots of a storage."""
-
-    def __init__(self, storage: Storage, num_blocks: int, block_bytes: int) -> None:
-        self._storage = storage
-        self._slots: list[Slot] = [
-            storage.allocate(block_bytes) for _ in range(num_blocks)
-        ]
-
-    def write(self, block: int, buffer: torch.Tensor) -> None:
-        """One `Storage.write`."""
-        self._storage.write(self._slots[block], buffer)
-
-    def read(self, block: int, buffer: torch.Tensor) -> None:
-        """One `Storage.read`."""
-        self._storage.read(self._slots[block], buffer)
-
-    def close(self) -> None:
-        """Free the slots and the storage."""
-        for slot in self._slots:
-            self._storage.free(slot)
-        self._storage.close()
 
 
 def gb_per_s(call: Call, num_blocks: int, buffers: list[torch.Tensor]) -> float:

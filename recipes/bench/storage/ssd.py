@@ -21,7 +21,7 @@ from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.timing import Clock
 from recipes.bench.storage.offloader_io import offloader_rates
 from recipes.bench.storage.raw_io import (
-    Ours,
+    Call,
     Rates,
     RawFile,
     aligned_buffers,
@@ -74,20 +74,25 @@ def storage_cell(
     num_blocks = max(2 * depth, total_mib // block_mib)
     buffers = aligned_buffers(depth, block)
     raw = RawFile(directory, num_blocks, block)
-    ours = Ours(open_storage([directory]), num_blocks, block)
+    storage = open_storage([directory])
+    slots = [storage.allocate(block) for _ in range(num_blocks)]
+    ways: dict[str, Call] = {
+        "raw_write": raw.write,
+        "raw_read": raw.read,
+        "ours_write": lambda number, buffer: storage.write(slots[number], buffer),
+        "ours_read": lambda number, buffer: storage.read(slots[number], buffer),
+    }
     rates: Rates = defaultdict(list)
     try:
-        for call in (raw.write, ours.write, raw.read, ours.read):
+        for call in ways.values():
             gb_per_s(call, num_blocks, buffers)  # first touch of fresh extents
+        names = list(ways)
         for turn in range(num_rounds):
-            pairs = [("raw", raw), ("ours", ours)]
-            for name, way in pairs if turn % 2 == 0 else pairs[::-1]:
-                for what, call in (("write", way.write), ("read", way.read)):
-                    rate = gb_per_s(call, num_blocks, buffers)
-                    rates[f"{name}_{what}"].append(rate)
+            for name in names if turn % 2 == 0 else names[2:] + names[:2]:
+                rates[name].append(gb_per_s(ways[name], num_blocks, buffers))
     finally:
         raw.close()
-        ours.close()
+        storage.close()
     return {"what": "storage", **told(block_mib, depth, rates)}
 
 

@@ -1,7 +1,7 @@
 """The tables of the storage benchmarks."""
 
 from recipes.bench.harness.records import Data
-from recipes.bench.harness.tables import Column, paragraphs, table
+from recipes.bench.harness.tables import Column, table
 
 
 def io(data: Data) -> str:
@@ -14,93 +14,3 @@ def io(data: Data) -> str:
         "read, ours / raw": "{read_ratio:.3f}",
     }
     return table(data["cells"], columns, needs="write_ratio")
-
-
-def gds(data: Data) -> str:
-    """GPU to SSD by every path, and the automatic choice."""
-    cells = data["cells"].values()
-    paths = {cell["path"]: cell for cell in cells if cell["what"] == "path"}
-    notes = [
-        f"- {name}: {cell['error'].splitlines()[0]}"
-        for name, cell in paths.items()
-        if "error" in cell
-    ]
-    notes += [
-        _chosen(cell, paths.get(cell["path"], {}))
-        for cell in cells
-        if cell["what"] == "automatic choice"
-    ]
-    columns: dict[str, Column] = {
-        "": "{path}",
-        "write GB/s": "{write_gb_per_s:.2f}",
-        "write / raw": "{write_ratio:.3f}",
-        "read GB/s": "{read_gb_per_s:.2f}",
-        "read / raw": "{read_ratio:.3f}",
-    }
-    good = [cell for cell in paths.values() if "error" not in cell]
-    return paragraphs(table(good, columns), "\n".join(notes))
-
-
-def _chosen(cell: Data, path: Data) -> str:
-    """The automatic choice against its two targets."""
-    text = f"- Chosen: {cell['path']}, {cell['of_best']:.3f} of the best round trip"
-    if "write_ratio" not in path:
-        return text
-    write, read = path["write_ratio"], path["read_ratio"]
-    met = cell["of_best"] >= 0.97 and min(write, read) >= 0.95
-    return (
-        f"{text} (target 0.97), {write:.3f} of raw written and {read:.3f} read (target "
-        f"0.95): {'met' if met else 'NOT met'}"
-    )
-
-
-def malloc_hook(data: Data) -> str:
-    """What the hook saw of PyTorch's allocators, and what it cost."""
-    cells = data["cells"].values()
-    columns: dict[str, Column] = {
-        "allocator": lambda c: c["allocator"] + _registering(c["counters"]),
-        "segments": lambda c: str(c["segments"] or "-"),
-        "not seen": lambda c: _unseen(c["coverage"]),
-        "registered": "{counters[registered]}",
-        "calls in timed steps": "{calls_in_timed_steps}",
-        "step with / without": lambda c: (
-            f"{c['step_ratio']:.4f}x" if "step_ratio" in c else "not timed"
-        ),
-        "without / without": "{ratio_without_hook:.4f}x",
-        "losses equal": lambda c: "yes" if c["losses_equal"] else "NO",
-    }
-    good = [cell for cell in cells if "error" not in cell and "counters" in cell]
-    failed = [
-        f"- {cell['allocator']}: {cell['error'].splitlines()[0]}"
-        for cell in cells
-        if "error" in cell
-    ]
-    return paragraphs(table(good, columns), "\n".join(failed))
-
-
-def _registering(counters: Data) -> str:
-    """What an allocator's calls were timed with, if it is not the default."""
-    asked = counters["malloc_async_calls"]
-    return ", registered" if asked and counters["registered"] == asked else ""
-
-
-def _unseen(coverage: Data | None) -> str:
-    """Segments that the hook does not know, and why."""
-    if coverage is None:
-        return "-"
-    whys = [w for w in ("expandable", "small", "unexplained") if coverage[f"num_{w}"]]
-    return ", ".join(f"{coverage[f'num_{why}']} {why}" for why in whys) or "none"
-
-
-def soak(data: Data) -> str:
-    """What must not grow while hundreds of gigabytes go to the SSD and back."""
-    columns: dict[str, Column] = {
-        "GB written": "{written_gb:.0f}",
-        "file GB": lambda c: f"{c['file_bytes'] / 1e9:.2f}",
-        "resident MiB": "{resident_mib}",
-        "descriptors, threads": "{descriptors}, {threads}",
-        "write ms p50, p99": "{write_p50_ms:.0f}, {write_p99_ms:.0f}",
-        "read ms p50, p99": "{read_p50_ms:.0f}, {read_p99_ms:.0f}",
-    }
-    told = f"The kernel counted {data['kernel_write_gb']:.1f} GB written."
-    return f"{told}\n\n{table(data['cells'], columns)}"

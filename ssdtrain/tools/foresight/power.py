@@ -78,7 +78,7 @@ class Settled:
     clock than those of later steps without waits. Slower compute gives copies more
     time, but only a part of it comes off the waits: a wait is for one copy, and most of
     a step's compute lies behind other rows' copies. Found for wide transformer blocks
-    in bf16 on H200s (recipes/bench/results/foresight/plans.json).
+    in bf16 on H200s: 159 plans (recipes/bench/results/planner/planner.json).
     """
 
     limit_watts: float = 700.0

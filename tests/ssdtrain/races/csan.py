@@ -7,7 +7,7 @@ It fails by itself where non-reentrant checkpoint leaves a recomputation early: 
 an exception out of a pack hook; what the unwinding frees reaches the sanitizer's hook
 for freed memory, which runs Python while that exception is set (`SystemError:
 __import__ returned a result with an exception set`). So tests recompute to the end.
-`recipes/bench/safety/sanitize.py` shows it without ssdtrain (cell `control`).
+It does so without ssdtrain as well.
 """
 
 import re

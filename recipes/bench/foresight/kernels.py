@@ -1,0 +1,120 @@
+"""The models of a shipped device, made again from the kernel times that were kept.
+
+    python -m recipes.bench foresight.kernels --name h100 --pool h200
+    ssdtrain foresight gather --times new.jsonl        # more times, on a device
+    python -m recipes.bench foresight.kernels --name h100 --more new.jsonl --save
+
+Reads `results/foresight/kernels_NAME.json`, one row a kernel. What models learn is
+relative to each device's data sheet, so that another device's times teach too. With
+`--save` the times that are new are kept, and the device file of the package is
+written.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from recipes.bench.harness.records import RESULTS
+from ssdtrain.tools.foresight import calls
+from ssdtrain.tools.foresight.call import Call, Family
+from ssdtrain.tools.foresight.device import DATA, SUFFIX, load_device, write_device
+from ssdtrain.tools.foresight.fit import fit_closed_form, fit_forest, score
+from ssdtrain.tools.foresight.gather import read_times
+from ssdtrain.tools.foresight.spec import SPECS
+
+Times = list[tuple[Call, float]]
+
+
+def path_of(device: str) -> Path:
+    """Where its kernel times are kept."""
+    return RESULTS / "foresight" / f"kernels_{device}.json"
+
+
+def compact(times: dict[Family, Times]) -> dict[str, Any]:
+    """Give the columns of each family, and a row of numbers a kernel."""
+    found: dict[str, Any] = {}
+    for family, rows in times.items():
+        sizes = sorted(rows[0][0].sizes)
+        found[family.value] = {
+            "columns": ["variant", "dtype", "warm", *sizes, "us"],
+            "rows": [
+                [
+                    *(call.variant, call.dtype, int(call.warm_bytes > 0)),
+                    *(round(call.sizes[name]) for name in sizes),
+                    float(f"{us:.4g}"),
+                ]
+                for call, us in rows
+            ],
+        }
+    return found
+
+
+def recorded(device: str) -> dict[Family, Times]:
+    """Read what `compact` made of a device's times."""
+    found: dict[Family, Times] = {}
+    for name, table in json.loads(path_of(device).read_text()).items():
+        rows = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+        found[Family(name)] = [(_call(Family(name), row), row["us"]) for row in rows]
+    return found
+
+
+def _call(family: Family, row: dict[str, Any]) -> Call:
+    variant, dtype, warm = row["variant"], row["dtype"], bool(row["warm"])
+    others = ("variant", "dtype", "warm", "us", "skew")
+    sizes = {name: value for name, value in row.items() if name not in others}
+    backward = variant == "backward"
+    if family is Family.PRODUCT:
+        bias = bool(sizes.pop("bias"))
+        return calls.product(dtype=dtype, layout=variant, bias=bias, warm=warm, **sizes)
+    if family is Family.ATTENTION:
+        flags = {name: bool(sizes.pop(name)) for name in ("causal", "dropout")}
+        return calls.attention(backward=backward, dtype=dtype, **flags, **sizes)
+    if family is Family.CONVOLUTION:
+        return calls.convolution(backward=backward, dtype=dtype, **sizes)
+    if family is Family.LOOKUP:
+        return calls.lookup(variant, dtype=dtype, **sizes)
+    if family is Family.OPTIMIZER:
+        return calls.optimizer(variant, dtype=dtype, **sizes)
+    maker = calls.norm if family is Family.NORM else calls.memory
+    return maker(variant, dtype=dtype, warm=warm, **sizes)
+
+
+def main(
+    *,
+    name: str,
+    pool: tuple[str, ...] = (),
+    more: Path | None = None,
+    family: tuple[Family, ...] = (),
+    save: bool = False,
+) -> None:
+    """Fit every family, and say how far off it is at shapes that are held out.
+
+    Args:
+        name: of a shipped device
+        pool: other devices whose times teach, too
+        more: new times, of `ssdtrain foresight gather`
+        family: only these
+        save: write the files
+    """
+    made, spec, times = load_device(name), SPECS[name], recorded(name)
+    for call, us in read_times(more) if more else ():
+        times.setdefault(call.family, []).append((call, us))
+    pooled = [(recorded(each), SPECS[each]) for each in pool]
+    forests, laws, errors = dict(made.forests), dict(made.laws), dict(made.errors)
+    for kind in family or times:
+        rows = times[kind]
+        relatives = [(more[kind], sheet) for more, sheet in pooled if kind in more]
+        found = score(rows, spec, relatives=relatives)
+        print(kind.value, len(rows), {k: round(v, 4) for k, v in found.items()})
+        law = fit_closed_form(rows, spec, relatives=relatives)
+        forests[kind] = fit_forest(rows, spec, law=law, relatives=relatives)
+        errors[kind] = round(found["gmae"], 4)
+        laws.pop(kind, None)
+        if law is not None:
+            laws[kind] = law
+    if save:
+        device = replace(made, forests=forests, laws=laws, errors=errors)
+        write_device(DATA / f"{name}{SUFFIX}", device)
+        text = json.dumps(compact(times), separators=(",", ":"))
+        path_of(name).write_text(text + "\n")
