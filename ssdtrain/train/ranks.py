@@ -1,9 +1,11 @@
 """Which process of the run this is, and how results come together."""
 
+import atexit
 import gc
 import os
+import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import distributed
@@ -15,6 +17,19 @@ RUN_DIRECTORY = "SSDTRAIN_RUN_DIRECTORY"
 """Environment: the run's directory, from the process that started the ranks."""
 PARENT = "SSDTRAIN_PARENT"
 """Environment: that process."""
+
+
+def end_process(code: int) -> NoReturn:
+    """End a rank's process behind its exit handlers, and destroy no more.
+
+    DeepSpeed's modules hold process groups beyond `Ranks.leave`, and a graph of the
+    last pipeline stage its engine for good. Now and then their threads abort a process
+    that ends as usual.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 @dataclass(frozen=True, kw_only=True)

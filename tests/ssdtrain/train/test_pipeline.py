@@ -97,6 +97,20 @@ def test_two_stages_equal_losses_and_exact_resume(tmp_path: Path) -> None:
     assert losses(tmp_path, "with ssdtrain") == with_["losses"][2:]
 
 
+def test_a_rank_ends_behind_its_exit_handlers_with_its_status() -> None:
+    """Nothing is destroyed: DeepSpeed's modules hold groups whose threads may abort."""
+    words = """if True:
+        import atexit
+        from ssdtrain.train.ranks import end_process
+        class Held:
+            def __del__(self): print("destroyed")
+        held = Held()
+        atexit.register(print, "ran")
+        end_process(3)"""
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "ran\n", "")
+
+
 def test_stages_that_do_not_fit_fail_before_any_rank_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
