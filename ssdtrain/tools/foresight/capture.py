@@ -16,6 +16,7 @@ capture with an error. What else a capture leaves out goes into the notes as wel
 (tests/ssdtrain/tools/foresight/test_graph.py, test_own.py, test_users.py)
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -189,6 +190,9 @@ def _looked_into(module: Any) -> Iterator[None]:
         module.has_torch_function = own
 
 
+HALF = (torch.float16, torch.bfloat16)
+
+
 def fused_attention(
     kind: Kind,
     query: Tensor,
@@ -199,17 +203,44 @@ def fused_attention(
     is_causal: bool = False,
     **more: Any,
 ) -> Tensor | None:
-    """What the device runs for unmasked attention, CUDA in half precision and a CPU
-    without dropout; else None."""
-    if kind is Kind.CUDA:
-        fused = torch.ops.aten._scaled_dot_product_flash_attention
-        fits = query.dtype in (torch.float16, torch.bfloat16)
-    else:
+    """What the device runs in one kernel: CUDA in half precision, and a CPU without
+    dropout or a mask. Else None."""
+    scale = more.get("scale")
+    if kind is not Kind.CUDA:
         fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        fits = dropout_p == 0.0
-    if attn_mask is not None or not fits:
+        fits = dropout_p == 0.0 and attn_mask is None
+    elif attn_mask is not None:
+        return _masked_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale
+        )
+    else:
+        fused = torch.ops.aten._scaled_dot_product_flash_attention
+        fits = query.dtype in HALF
+    if not fits:
         return None
-    out = fused(query, key, value, dropout_p, is_causal, scale=more.get("scale"))[0]
+    out = fused(query, key, value, dropout_p, is_causal, scale=scale)[0]
+    return out  # type: ignore[no-any-return]
+
+
+def _masked_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> Tensor | None:
+    """What CUDA runs for attention with a mask or a bias, which may learn."""
+    if query.dtype not in HALF or key.shape[1] != query.shape[1]:
+        return None
+    bias = mask
+    if mask.dtype is torch.bool:
+        bias = torch.zeros_like(mask, dtype=query.dtype)
+        bias = bias.masked_fill(mask.logical_not(), -math.inf)
+    bias = bias.expand(*query.shape[:3], key.shape[2])
+    fused = torch.ops.aten._scaled_dot_product_efficient_attention
+    out = fused(query, key, value, bias, True, dropout_p, is_causal, scale=scale)[0]
     return out  # type: ignore[no-any-return]
 
 

@@ -26,9 +26,9 @@ WORDS: Mapping[str, str] = {
     ASSUMED: "an answer of the data (an `if` on a tensor), taken as yes: the other "
     "branch is not in the prediction. Fix the branch, or capture the step where it "
     "runs (capture --step).",
-    UNFUSED: "attention in single precision or with a mask, captured as products and a "
-    "softmax where a GPU runs one kernel: its time and memory are told too high. In "
-    "half precision, causal or without a mask, it is captured as it runs.",
+    UNFUSED: "attention in single precision, or with a mask and fewer key heads than "
+    "query heads, captured as products and a softmax where a GPU runs one kernel: its "
+    "time and memory are told too high. In half precision it is captured as it runs.",
     COMPILED: "a compiled function, predicted as it runs without torch.compile: a "
     "compiled step is shorter. Capture it where it runs (capture --step).",
     RECURRENT: "a recurrent layer, captured operator by operator where a GPU runs "

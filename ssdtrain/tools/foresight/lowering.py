@@ -533,6 +533,8 @@ _SPECIAL: Mapping[str, Callable[[_Site], Sequence[Call]]] = {
     "native_group_norm_backward": _group_norm,
     "_scaled_dot_product_flash_attention": _attention,
     "_scaled_dot_product_flash_attention_backward": _attention,
+    "_scaled_dot_product_efficient_attention": _attention,
+    "_scaled_dot_product_efficient_attention_backward": _attention,
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention,
     "_to_copy": _copy,

@@ -76,6 +76,7 @@ def _layer_norm_backward(graph: Graph, node: Node) -> int:
 
 _WORKSPACES: Mapping[str, Callable[[Graph, Node], int]] = {
     "_scaled_dot_product_flash_attention_backward": _attention_backward,
+    "_scaled_dot_product_efficient_attention_backward": _attention_backward,
     "embedding_dense_backward": _sorted_indices,
     "native_layer_norm_backward": _layer_norm_backward,
 }

@@ -18,7 +18,7 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.autocast import Autocast
 from ssdtrain.tools.foresight.call import Call, Family
 from ssdtrain.tools.foresight.capture import capture
-from ssdtrain.tools.foresight.caveats import left_out
+from ssdtrain.tools.foresight.caveats import UNFUSED, left_out
 from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.foresight.graph import Graph
 from ssdtrain.tools.foresight.lowering import lower
@@ -81,6 +81,39 @@ def in_autocast(device_type: str) -> Callable[[int], tuple[nn.Module, Forward]]:
         return model, forward
 
     return build
+
+
+# -- attention ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("mask", ["a learned bias", "booleans"])
+def test_attention_with_a_mask_is_one_kernel_in_half_precision(
+    dtype: torch.dtype, mask: str
+) -> None:
+    """T5's, whose bias learns; as products it took 8 % more memory than it does."""
+
+    def build(batch: int) -> tuple[nn.Module, Forward]:
+        model = nn.Linear(8, 3 * 8, dtype=dtype)
+        model.bias_of = nn.Parameter(torch.zeros(1, 2, 16, 16, dtype=dtype))
+        seen: Any = model.bias_of
+        if mask == "booleans":
+            seen = torch.ones(16, 16, dtype=torch.bool).tril()
+        x = torch.randn(batch, 16, 8, dtype=dtype)
+
+        def forward() -> Tensor:
+            qkv = model(x).view(batch, 16, 3, 2, 4).permute(2, 0, 3, 1, 4)
+            return F.scaled_dot_product_attention(*qkv, attn_mask=seen).sum()
+
+        return model, forward
+
+    graph = captured(build, Kind.CUDA)
+    calls = [c for c in calls_of(graph) if c.family is Family.ATTENTION]
+    if dtype is torch.float32:
+        assert not calls and graph.notes[UNFUSED] == "1"
+        return
+    assert len(calls) == 2 and UNFUSED not in graph.notes
+    assert not {"aten::bmm", "aten::_softmax"} & {node.name for node in graph.nodes}
 
 
 class Types(TorchDispatchMode):
