@@ -1,4 +1,4 @@
-"""Keep CUDA what PyTorch calls the accelerator, beside the unified device.
+"""Keep CUDA what PyTorch calls the accelerator, next to the unified device.
 
 [Note: PrivateUse1 takes CUDA's place] PyTorch has room for one device from outside,
 and once that device has a name PyTorch takes it for the only accelerator of the
@@ -14,7 +14,7 @@ entry for that function in the table of imported functions. `keep_cuda` points i
 function of the C library that answers 0, that is "no". Names, dispatch and storage of
 the device live in other places and do not change. Nothing is done where the entry is
 not found (another linker, another platform): `can_keep_cuda` says so, and the caller
-refuses to enable the device beside CUDA, because CUDA training would stop working.
+refuses to enable the device next to CUDA, because CUDA training would stop working.
 
 What this costs: the engine has no stream for unified tensors, so gradients may not
 travel as unified tensors; see [Note: Gradients do not travel] in `pydirect.transfer`.

@@ -93,7 +93,7 @@ class SmBudget:
         return "\n".join(lines)
 
     def waiting(self) -> Timer:
-        """Call before training waits for a batch, and `waited` with the result behind
+        """Call before training waits for a batch, and `waited` with the result after
         the wait."""
         timer = self._new_timer()
         timer.record()

@@ -1,8 +1,8 @@
 """Training steps that a GPU repeats without the host: padded batches, one CUDA graph.
 
 [Note: Padding] A graph of kernels has fixed shapes, and batches have not. So a batch is
-laid out with room to spare: behind the seeds come rows that belong to no node, then the
-nodes of each hop; behind the edges of each hop come edges among those rows. PyG's
+laid out with room to spare: after the seeds come rows that belong to no node, then the
+nodes of each hop; after the edges of each hop come edges among those rows. PyG's
 layers, which leave out hop after hop, then see the same sizes for every batch, and what
 happens on the rows of no node reaches no seed. It would in a model that takes means
 over all rows, as batch normalization does; such models are refused. Tests:

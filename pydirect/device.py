@@ -108,7 +108,7 @@ def enable() -> None:
 
     Raises:
         RuntimeError: another backend has taken the place, or this build of PyTorch
-            cannot keep CUDA beside the device; nothing has changed then.
+            cannot keep CUDA next to the device; nothing has changed then.
     """
     if isinstance(getattr(torch, DEVICE_TYPE, None), UnifiedModule):
         return
@@ -220,7 +220,8 @@ def _fallback(module: UnifiedModule) -> Callable[..., Any]:
 
 
 def _register_methods(module: UnifiedModule) -> None:
-    """Methods of tensors, beside PyTorch's generated ``is_unified`` and ``unified``."""
+    """Methods of tensors, besides PyTorch's generated ``is_unified`` and
+    ``unified``."""
     methods: dict[str, Any] = {
         "affinity": property(lambda tensor: region_of(tensor).affinity),
         "set_affinity_": set_affinity_,

@@ -69,7 +69,7 @@ class LoaderConfig:
     max_sms: int | str | None = 16
     """Streaming multiprocessors that gathering may use. None: the gather decides;
     "auto": measured in the first gathers, then learnt from what training waits
-    (`SmBudget`; `MiniBatchLoader.explain` tells). Sixteen fill the link beside
+    (`SmBudget`; `MiniBatchLoader.explain` tells). Sixteen fill the link next to
     training; where training takes longer than copying, fewer leave it more."""
 
     shuffle: bool = True

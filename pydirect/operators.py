@@ -289,7 +289,7 @@ def _rule(
 def _deciding(
     operands: list[torch.Tensor], written: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The unified operands whose affinity counts: scalars do not beside others.
+    """The unified operands whose affinity counts: scalars do not next to others.
 
     ``u[0] = 7`` makes PyTorch create a unified scalar of its own.
     """

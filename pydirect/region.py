@@ -1,4 +1,4 @@
-"""Host memory behind unified tensors: who owns it, who works on it.
+"""Host memory after unified tensors: who owns it, who works on it.
 
 A unified tensor is an ordinary `torch.Tensor` whose storage points at host memory. The
 storage does not own that memory: a `Region`, kept as an attribute of the storage, does.

@@ -1,4 +1,4 @@
-"""Node classification with sampled neighbourhoods: the trainer behind the recipes.
+"""Node classification with sampled neighbourhoods: the trainer after the recipes.
 
 Built by Hydra from ``configs/gnn/*.yaml`` (``_target_``), or by hand. The features stay
 in host memory; `FetchMode` says how they reach the GPU. Under torchrun there is one

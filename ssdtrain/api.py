@@ -271,7 +271,7 @@ class Session:
     @property
     def latest(self) -> StepReport | None:
         """The newest report that is built already: nothing waits for it. A few steps
-        behind `last_step`; for logs."""
+        after `last_step`; for logs."""
         return self._steps.latest
 
     @property

@@ -34,7 +34,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class TargetRow(NamedTuple):
-    """What lies behind pinned host memory: what the code must know of a target."""
+    """What lies after pinned host memory: what the code must know of a target."""
 
     opener: str
     """The function that opens it, "module:function": an `Opener` of storage/open.py."""
@@ -60,7 +60,7 @@ class Target(str, Enum):
     HOST = "host", _NOTHING
     """Pinned host memory."""
     SSD = "ssd", _DISKS._replace(needs_directory=True, is_staged=True)
-    """Files on the SSD behind `directory`, through a pinned staging pool."""
+    """Files on the SSD after `directory`, through a pinned staging pool."""
     TIERED = "tiered", _DISKS
     """Host memory first; what does not fit goes to the SSD."""
 
@@ -147,7 +147,7 @@ class AdvancedOptions(TypedDict, total=False):
 
 
 class OffloadOptions(AdvancedOptions, total=False):
-    """What `OffloadConfig` and `offload` accept, likewise.
+    """What `OffloadConfig` and `offload` accept as well.
 
     The fields and their meaning are those of `OffloadConfig`; a test holds them equal.
     """
@@ -349,7 +349,7 @@ OLD_NAMES = {"memory_budget_bytes": "memory_budget"}
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by the names of the fields: old names are taken, and what is in
-    `advanced` stands beside the others.
+    `advanced` stands next to the others.
 
     Raises:
         ConfigError: two names of one setting, or something else in `advanced`.

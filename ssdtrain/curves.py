@@ -100,7 +100,7 @@ class Curve:
 
     def slower(self, factor: float) -> "Curve":
         """The link of which every transfer takes `factor` times as long, but for what
-        it costs beside its bytes."""
+        it costs besides its bytes."""
         return replace(
             self,
             bytes_per_second=self.bytes_per_second / factor,
@@ -146,7 +146,7 @@ class Links:
     """Of the bytes that a step saves: most that are on the device for longer, so that
     fewer events are recorded and waited for."""
     ssd_duplex_slowdown: Fraction = 0.0
-    """Likewise of the SSD's writes and reads: 1 where both share one bandwidth, more
+    """The same of the SSD's writes and reads: 1 where both share one bandwidth, more
     where mixing them costs."""
     ssd_direct: bool = False
     """The SSD moves device memory itself: nothing is staged in pinned memory."""

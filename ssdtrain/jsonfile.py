@@ -188,7 +188,7 @@ def load_as(kind: Any, path: str | Path, what: str, remedy: str = "remove it") -
 
 
 def write_json(path: str | Path, values: object) -> None:
-    """Write beside and rename.
+    """Write a file next to it and rename it.
 
     Raises:
         OSError: the file cannot be written.

@@ -3,8 +3,8 @@
 [Note: numerics]
 Forward may run under other settings than backward: attention's backends, TF32, oneDNN,
 deterministic algorithms, flushed denormals. What is made again in backward is made
-under those of its forward. They are read at every tensor that a dear recipe makes, so
-by torch's own functions behind the public ones, which take a tenth of the time.
+under those of its forward. They are read at every tensor that a expensive recipe makes,
+so by torch's own functions after the public ones, which take a tenth of the time.
 One setting changes by itself: at a process's first attention on a GPU torch puts
 cuDNN's before the others where it is faster. `settle` has it do so before anything is
 read; else the first forward would be one of an order that it did not run under.

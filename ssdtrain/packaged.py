@@ -1,4 +1,4 @@
-"""Files that come with ssdtrain: in a wheel inside the package, in a checkout beside
+"""Files that come with ssdtrain: in a wheel inside the package, in a checkout next to
 it."""
 
 from pathlib import Path

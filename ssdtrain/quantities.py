@@ -193,7 +193,7 @@ def parse_fields(settings: Any, prefix: str = "") -> None:
     the default.
 
     Raises:
-        ConfigError: the text names the field behind `prefix`.
+        ConfigError: the text names the field after `prefix`.
     """
     for declared in fields(settings):
         value = getattr(settings, declared.name)

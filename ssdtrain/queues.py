@@ -37,7 +37,7 @@ class Queue:
         self.num_bytes = 0
 
     def beside(self, start: float, length: float) -> float:
-        """Return how much of the work that starts now runs beside this queue's."""
+        """Return how much of the work that starts now runs next to this queue's."""
         left = self.free - start
         if left <= 0.0:
             return 0.0
@@ -70,7 +70,8 @@ class Rank:
     Args:
         links: how transfers hinder one another and compute; None: not at all.
         gap: between two pieces of work on one queue that wait for nothing.
-        collective_slowdown: fraction by which kernels are slower beside a collective.
+        collective_slowdown: fraction by which kernels are slower while a collective
+        runs.
     """
 
     def __init__(

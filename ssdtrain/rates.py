@@ -17,7 +17,7 @@ Clock = Callable[[], float]
 """Seconds, from any origin; never falls."""
 
 STARTUP_S = 1e-5
-"""What one transfer costs beside its bytes, where no curve was fitted."""
+"""What one transfer costs besides its bytes, where no curve was fitted."""
 WINDOW_BYTES = 256 * 1024 * 1024
 """A `Meter` takes a new reading from at least this many bytes."""
 FLOOR = 0.05
@@ -66,7 +66,7 @@ def middle_rate(
 ) -> float | None:
     """Bytes a second at which the middle byte moved; None without any byte.
 
-    A mean would count the transfers beside the opposite direction, whose slowdown the
+    A mean would count the transfers next to the opposite direction, whose slowdown the
     simulator adds itself.
 
     Args:

@@ -1,8 +1,8 @@
 """Choose the path of a gather on a GPU: from predictions, trials and surveys.
 
-[Note: Surveys behind a gather] How many indices are distinct, and how long their runs
+[Note: Surveys after a gather] How many indices are distinct, and how long their runs
 are, decides between paths, but the index is on the GPU and the CPU must not wait for
-it. So now and then a kernel counts both behind a gather, and a later gather of that
+it. So now and then a kernel counts both after a gather, and a later gather of that
 table reads what has arrived.
 """
 
@@ -80,7 +80,7 @@ class Survey:
         return self._looks.get(key, UNKNOWN)
 
     def follow(self, request: Request, max_sms: int | None) -> None:
-        """Survey the index behind its gather, one call in `_EVERY` of its kind."""
+        """Survey the index after its gather, one call in `_EVERY` of its kind."""
         if request.num_indices * request.row_bytes < SURVEY_BYTES:
             return
         key = _key_of(request)

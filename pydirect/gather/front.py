@@ -31,7 +31,7 @@ class GatherStats:
 
 
 class Counters:
-    """Thread-safe counts behind `GatherStats`."""
+    """Thread-safe counts after `GatherStats`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

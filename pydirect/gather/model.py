@@ -10,7 +10,7 @@ and sorting pays where it saves more translations than it costs.
 [Note: Cost of a page] The GPU fetches the translations of small pages sixteen at a time
 (a line of 128 bytes, 64 KiB of the table). What a line costs depends on the batch: few
 rows leave the lines of the last gather in the GPU's L2 cache, the output of many pushes
-them out (of a 16 GiB table: 33 MB of lines beside 6 MB of output, or beside 128). So
+them out (of a 16 GiB table: 33 MB of lines next to 6 MB of output, or next to 128). So
 the cost is kept by number of rows, and beyond the last number it stays what it was.
 """
 
@@ -95,7 +95,7 @@ class Rates:
     """Bringing an index to the CPU, and one copy."""
 
     cpu_ms: float
-    """What a CPU gather that takes all threads costs beside its rows and bytes."""
+    """What a CPU gather that takes all threads costs besides its rows and bytes."""
 
     cpu_row_ns: float
     """CPU gather and its copy, a row, all threads."""

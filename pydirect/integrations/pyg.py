@@ -1,4 +1,4 @@
-"""PyTorch Geometric: features in host memory behind its own interfaces.
+"""PyTorch Geometric: features in host memory after its own interfaces.
 
 Importing this module imports torch_geometric. `unify_data` needs the unified device
 (`pydirect.enable`); `UnifiedFeatureStore` does not.

@@ -1,4 +1,4 @@
-"""PyTorch Geometric: neighbours drawn on the GPU, behind PyG's own loaders.
+"""PyTorch Geometric: neighbours drawn on the GPU, after PyG's own loaders.
 
 ``NodeLoader(data, node_sampler=KeyedNeighborSampler(data, [15, 10]))`` and
 ``LinkLoader`` work as with PyG's sampler. Importing this imports torch_geometric.

@@ -114,7 +114,7 @@ def require_managed(num_bytes: int, in_use_bytes: int) -> None:
     """Refuse more managed memory than the GPUs could hold: see [Note: Large pages].
 
     Raises:
-        ManagedMemoryError: ``num_bytes`` beside ``in_use_bytes`` is too much now.
+        ManagedMemoryError: ``num_bytes`` next to ``in_use_bytes`` is too much now.
     """
     capacity = managed_capacity_bytes()
     if in_use_bytes + num_bytes > capacity:

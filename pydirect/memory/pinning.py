@@ -1,7 +1,7 @@
 """Pin memory that exists: tensors, numpy arrays, memory-mapped files. No copy.
 
 [Note: Exact ranges] CUDA refuses a copy whose host side is pinned in part ("invalid
-argument"). So the bytes of a storage are registered, all of them and none beside: with
+argument"). So the bytes of a storage are registered, all of them and no others: with
 whole pages the tensors on the same page would be pinned in part. And a range can be
 registered once: who pins it again holds the same registration, which ends with the last
 of them. Tests: memory/test_pinning.py and gather/test_gpu.py in tests/pydirect.

@@ -228,7 +228,7 @@ def lists_of(
 
     Args:
         owner: integers, shape (num_edges,): the end that lists.
-        other: likewise: the end that is listed.
+        other: as above: the end that is listed.
         num_owners: nodes of the owners' type.
         num_others: of the others'.
         weights: one an edge.

@@ -304,7 +304,7 @@ def _under(
     Args:
         running: of `ResidentGraph`.
         begin: int64, shape (num_lists,).
-        end: likewise.
+        end: as above.
         at: float64, shape (num_lists, num_draws).
     """
     low = begin[:, None].expand(at.shape)

@@ -77,7 +77,7 @@ class TreeSampler:
 
         Raises:
             ValueError: as `HeteroDeviceSampler`; times that fall inside a list; weights
-                beside times, or latest without times.
+                next to times, or latest without times.
         """
         check_graphs(graphs, num_nodes, fanouts, weighted=weighted)
         self._graphs, self._num_nodes = dict(graphs), dict(num_nodes)

@@ -23,7 +23,7 @@ _ATTEMPTS = 32
 _STRIDE = 2 * (_ATTEMPTS + 1)
 """Numbers of one step."""
 ENDED = -1
-"""In place of nodes behind the end of a walk, as DGL and PyG write them."""
+"""In place of nodes after the end of a walk, as DGL and PyG write them."""
 
 
 class Neighbors(NamedTuple):
@@ -110,7 +110,7 @@ class KeyedWalks:
             batch: number of the call: another one walks elsewhere.
 
         Returns:
-            int64, shape (num_walks, steps + 1): nodes; `ENDED` behind the end.
+            int64, shape (num_walks, steps + 1): nodes; `ENDED` after the end.
 
         Raises:
             ValueError: neither length nor metapath, or both; types that do not lead on

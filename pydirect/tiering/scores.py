@@ -64,7 +64,7 @@ def reverse_pagerank(
     damping: float = DAMPING,
     device: torch.device = _CPU,
 ) -> torch.Tensor:
-    """Reverse PageRank from every node alike; see `weighted_reverse_pagerank`."""
+    """Reverse PageRank from every node the same; see `weighted_reverse_pagerank`."""
     share = 1.0 / max(1, graph.num_nodes)
     start = torch.full((graph.num_nodes,), share, dtype=torch.float64, device="cpu")
     return _iterate(graph, start, num_iterations, damping, device)

@@ -209,7 +209,7 @@ def _nodes(found: GraphFile, option: str, text: str) -> list[int]:
 def _facts(
     question: str, values: dict[str, torch.Tensor], trace: Trace
 ) -> dict[str, Any]:
-    """What is printed of a result beside its steps."""
+    """What is printed of a result besides its steps."""
     value = next(iter(values.values()))
     if question == "components":
         sizes = torch.bincount(value, minlength=1)

@@ -123,7 +123,7 @@ class CompressedGraph:
             ends: int64, shape (num_lists,): decode each list up to this edge.
 
         Returns:
-            int64, shape (number of these edges,), one list behind the other.
+            int64, shape (number of these edges,), one list after the other.
         """
         begins = self.offsets[nodes]
         lists = _Lists.of(ends - begins)
@@ -207,7 +207,7 @@ def check_nodes(num_nodes: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Lists:
-    """Edges one list behind the other."""
+    """Edges one list after the other."""
 
     owner: torch.Tensor
     """int64: which list each edge is of, from 0."""

@@ -86,7 +86,7 @@ def read_graph(
             ``edge_index`` with ``edge_weight``; ``.npy`` an ``edge_index``;
             ``.graphml``, ``.gml`` and ``.json`` (node-link) what networkx writes;
             anything else lines of source, target and weight. ``.gz``, ``.xz`` and
-            ``.bz2`` behind any of them.
+            ``.bz2`` after any of them.
         weighted: take weights along; 0 or more.
         undirected: store each edge in both directions.
         num_nodes: nodes are numbered from 0 below this. None: as many as the file

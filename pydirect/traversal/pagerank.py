@@ -57,7 +57,7 @@ def pagerank(
             the same to each (networkx's ``weight=None``).
         personalization: one number of 0 or more a node, on any device: where the walk
             begins anew, and what nodes without edges give to (networkx's argument of
-            that name). None: all nodes alike.
+            that name). None: all nodes the same.
         trace: collects what each iteration read, and ``trace.converged``.
         visitor: see `Passes`.
 

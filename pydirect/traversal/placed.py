@@ -131,7 +131,7 @@ class PlacedGraph:
 
         Args:
             nodes: int64, ascending, distinct, each with edges; None: all nodes.
-            weighted: weights are read beside the ids.
+            weighted: weights are read next to the ids.
             limit: visit that many edges of each list at most.
         """
         if nodes is None and self.num_with_edges < self.num_nodes:
@@ -314,7 +314,7 @@ def _reachable(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def _blocks(
     source: torch.Tensor, chosen: torch.Tensor, shift: int, offset: int
 ) -> torch.Tensor:
-    """Blocks of ``source``, one behind the other, on its device."""
+    """Blocks of ``source``, one after the other, on its device."""
     size = 1 << shift
     first = 1 if offset else 0
     begin = first * size - offset

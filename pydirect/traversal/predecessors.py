@@ -31,7 +31,7 @@ def predecessors(
 ) -> torch.Tensor:
     """Find the node before each on a shortest path; the smallest of several.
 
-    Reads the lists of all nodes that are reached once more, and those of nodes behind
+    Reads the lists of all nodes that are reached once more, and those of nodes after
     edges of weight 0 again.
 
     Args:

@@ -92,7 +92,7 @@ class StoredAttention:
         self._items: dict[int, int] = {}
         """In the observed step: of what has a record or is small, by place."""
         self._outputs: list[int] = []
-        """Likewise: places of what an attention operator made."""
+        """The same: places of what an attention operator made."""
 
     def packed(self, number: int, tensor: Tensor, handle: Handle) -> None:
         """The general path has served the tensor at this place."""

@@ -1,4 +1,4 @@
-"""Plans for batches of other sizes, beside the plan in force.
+"""Plans for batches of other sizes, next to the plan in force.
 
 [Note: plans by size]
 A plan with room for the largest batch moves and rebuilds what a smaller one could keep:
@@ -45,8 +45,8 @@ class SizedPlan(NamedTuple):
 
     @property
     def key(self) -> float:
-        """Which of the plans it is, of those that there are beside one another; the one
-        in force may get more room."""
+        """Which of the plans it is, of those that there are next to one another; the
+        one in force may get more room."""
         return self.most_ratio if self.is_beside else math.inf
 
 
@@ -84,7 +84,7 @@ class PlansBySize:
         self._plans = ()
 
     def follow(self, in_force: Plan | None, plans: Iterable[UpTo]) -> None:
-        """Let lanes follow these beside the plan in force, or without one."""
+        """Let lanes follow these next to the plan in force, or without one."""
         self._in_force = in_force
         ordered = sorted(plans, key=lambda each: each.ratio)
         self._plans = [SizedPlan(plan, ratio, in_force) for ratio, plan in ordered]

@@ -102,7 +102,7 @@ class Meter(Protocol):
         """What was outside since then is a region call's."""
 
     def region_ended(self, since_ns: int) -> None:
-        """Likewise."""
+        """The same."""
 
 
 class TensorCache:
@@ -692,13 +692,13 @@ class TensorCache:
             if retired.load is not None:
                 # Loaded and never used: the copy must end before its memory is reused.
                 retired.load.settle(self.device)
-            parcel = retired.parcel
-            if parcel is not None:
-                self.window.linger(parcel)
-                if type(parcel) is Trip:
-                    retired.parcel = None  # no place may be free twice
-                discard(self.offloader, parcel)
-                retired.parcel = None
+            transfer = retired.transfer
+            if transfer is not None:
+                self.window.linger(transfer)
+                if type(transfer) is Trip:
+                    retired.transfer = None  # no place may be free twice
+                discard(self.offloader, transfer)
+                retired.transfer = None
             live_bytes, retired.live_bytes = retired.live_bytes, 0
             held_bytes, retired.held_bytes = retired.held_bytes, 0
             if live_bytes or held_bytes:

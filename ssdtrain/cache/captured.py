@@ -67,7 +67,7 @@ class Captures:
             is_ready: whether the plan that a graph would hold can be made.
             plan_of: the plan that is made for graphs; None: the one in force holds.
             hears_ends: whether `ends` is called where a capture ends; else one may end
-                behind any forward.
+                after any forward.
         """
         self._model, self._is_ready, self._plan_of = model, is_ready, plan_of
         self._hears_ends = hears_ends
@@ -84,14 +84,14 @@ class Captures:
 
     @property
     def must_wait(self) -> bool:
-        """Whether what dead records held can only be given back behind a capture."""
+        """Whether what dead records held can only be given back after a capture."""
         if self.copies is None or self._is_sweeping:
             return False
         return bool(self._cache.device.is_capturing())
 
     @contextmanager
     def forward(self, lane: Lane) -> Iterator[None]:
-        """Around a forward that is captured, behind `check`."""
+        """Around a forward that is captured, after `check`."""
         copies = self._open()
         lane.is_captured = self.is_forward = True
         pack = owned(untraced(self._cache.pack), self._cache)
@@ -185,12 +185,12 @@ class Captures:
         copies, data = self.copies, record.data
         if placement in KEEPS or copies is None or data is None:
             return False
-        parcel = copies.store(data, record.name)
-        if parcel is None:
+        transfer = copies.store(data, record.name)
+        if transfer is None:
             self._cache.offloader.fall_back(Fallback.KEPT_HOST_FULL)
             return False
-        record.leave(parcel)
-        self._cache.window.add(record, data, parcel, due)
+        record.leave(transfer)
+        self._cache.window.add(record, data, transfer, due)
         if due is None:
             largest_bytes = record.lane.expected_largest_bytes
             limit_bytes = self._cache.limits.window_of(largest_bytes)
@@ -202,12 +202,12 @@ class Captures:
         copies = self.copies
         if copies is None:
             return list(records)
-        others, away, parcels = [], [], []
+        others, away, transfers = [], [], []
         for record in records:
-            parcel: Any = record.parcel
-            if type(parcel) is GraphTransfer:
+            transfer: Any = record.transfer
+            if type(transfer) is GraphTransfer:
                 away.append(record)
-                parcels.append(parcel)
+                transfers.append(transfer)
             else:
                 others.append(record)
         if away:
@@ -216,7 +216,7 @@ class Captures:
                 torch.empty(each.num_bytes, dtype=torch.uint8, device=device)
                 for each in away
             ]
-            loads: list[Any] = list(copies.load(parcels, targets))
+            loads: list[Any] = list(copies.load(transfers, targets))
             for record, target, load in zip(away, targets, loads, strict=True):
                 record.start_load(target, load)
         return others

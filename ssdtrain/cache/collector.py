@@ -4,15 +4,15 @@
 A saved tensor is a few small objects from forward to backward. To the collector objects
 that survive its generation 1 are there to stay: it counts them, their end does not take
 them out of the count, and a quarter as many as there are old objects makes it walk all
-of these, 0.2 s and more beside large libraries, every few steps. Without hooks autograd
-has no such objects. So generation 1 waits while a forward's saved tensors are alive.
-Young garbage, in generation 0, is freed as ever. The wait has an end: a loss that is
-kept without its backward holds them as well, for as long as the program likes.
+of these, 0.2 s and more next to large libraries, every few steps. Without hooks
+autograd has no such objects. So generation 1 waits while a forward's saved tensors are
+alive. Young garbage, in generation 0, is freed as ever. The wait has an end: a loss
+that is kept without its backward holds them as well, for as long as the program likes.
 
 Where a collection of generation 1 is due, it comes before the next forward at the
 latest. What a planner makes between two steps has gone by then: profiles and simulated
 steps are thousands of objects that count as old ones once they have been looked at, and
-a model of 340 saved tensors had the walk in the step behind the first one of its plan.
+a model of 340 saved tensors had the walk in the step after the first one of its plan.
 Whatever the program sets meanwhile stays, and where it has switched the collector off
 nothing happens. Nor does it where there is no generation 1: under the incremental
 collector of Python 3.14.0 to 3.14.4, whose last threshold reads 0, and in free-threaded

@@ -169,7 +169,7 @@ class Course:
         self.num_outgrown = 0
         """Lanes of this step that were too large for the plan."""
         self.num_beside = 0
-        """Lanes of this step that followed a plan beside the one in force."""
+        """Lanes of this step that followed a plan besides the one in force."""
         self.num_resized = 0
         """Tensors of this step that had another size than the plan's."""
         self.planned_bytes = self.resized_bytes = 0
@@ -298,7 +298,7 @@ class Course:
         return course.num_items, None
 
     def _follows(self, course: LaneCourse, name: str, num_bytes: int) -> bool:
-        """Whether an order behind those that float is for this very tensor, in a lane
+        """Whether an order after those that float is for this very tensor, in a lane
         of the plan's size: then none of these is for it at another size."""
         if course.own_bytes != course.planned_bytes:
             return False

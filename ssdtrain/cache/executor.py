@@ -1,7 +1,7 @@
 """What the plan says is done here: tensors go out, are released, and come back.
 
 A record leaves by its order or, where no order names it, by the rule: see [Note: a rule
-beside the orders] in plan/rule.py. Orders also say when it is released and when it is
+next to the orders] in plan/rule.py. Orders also say when it is released and when it is
 loaded; else the window is kept small, and loads go ahead of backward by a byte budget.
 (tests/ssdtrain/cache/test_executor.py)
 """
@@ -96,15 +96,15 @@ class Executor:
         """
         if due is None or record.data is None:
             return False
-        parcel = self._offloader.store(
+        transfer = self._offloader.store(
             record.data, record.name, lambda: True, record.holding
         )
-        if parcel is None:
+        if transfer is None:
             return False
-        record.leave(parcel)
-        self._window.add(record, record.data, parcel, due)
+        record.leave(transfer)
+        self._window.add(record, record.data, transfer, due)
         if order.placement is Placement.OFFLOAD_SSD:
-            self._offloader.send_on(parcel)
+            self._offloader.send_on(transfer)
         return True
 
     def send_by_rule(self, record: Record, bytes_before: int, *, held: bool) -> bool:
@@ -124,13 +124,13 @@ class Executor:
             self._offloader.fall_back(Fallback.KEPT_BACK_PRESSURE)
             return False
         patient = self._pace.compute_is_busy if in_time else (lambda: True)
-        parcel = self._offloader.store(
+        transfer = self._offloader.store(
             record.data, record.name, patient, record.holding
         )
-        if parcel is None:
+        if transfer is None:
             return False
-        record.leave(parcel)
-        window.add(record, record.data, parcel)
+        record.leave(transfer)
+        window.add(record, record.data, transfer)
         window.release_down_to(max(limit, 0) + record.num_bytes)
         return True
 
@@ -144,7 +144,7 @@ class Executor:
         return self._course.rule.place(left_bytes, tail_bytes, held=held)
 
     def release_due(self) -> None:
-        """Drop what the plan wants gone by this mark, behind its copy."""
+        """Drop what the plan wants gone by this mark, after its copy."""
         self.num_acts += self._window.release_due(self._course.mark)
 
     # -- back ---------------------------------------------------------------------
@@ -167,8 +167,8 @@ class Executor:
             if (
                 isinstance(record, Record)  # a `Moved` rests in host memory
                 and record.state is RecordState.AWAY
-                and record.parcel is not None
-                and not self._offloader.recall(record.parcel)
+                and record.transfer is not None
+                and not self._offloader.recall(record.transfer)
             ):
                 self.num_acts += 1  # it will be tried again at the next use
                 return
@@ -187,7 +187,7 @@ class Executor:
             self.load_at(course, 0)
 
     def was_used(self, record: Record, at: int | None) -> None:
-        """Its bytes were asked for: load what comes next, and put them back behind the
+        """Its bytes were asked for: load what comes next, and put them back after the
         last use.
 
         at: number of the use in its lane; None: a recipe asked.
@@ -223,8 +223,8 @@ class Executor:
                 self._timed(self._start_loads, [record])
             if record.state is RecordState.RETURNING:
                 ahead += record.num_bytes
-            elif record.state is RecordState.AWAY and record.parcel is not None:
-                recalling = recalling and self._offloader.recall(record.parcel)
+            elif record.state is RecordState.AWAY and record.transfer is not None:
+                recalling = recalling and self._offloader.recall(record.transfer)
             # No record is smaller: none that comes later would fit.
             if ahead and ahead + least > budget and not recalling:
                 return
@@ -263,19 +263,19 @@ class Executor:
 
     def _forward(self, record: "Record | Moved") -> None:
         """Hand the live tensor back and stop its way out (Wu 5.3.4)."""
-        parcel = record.stay()
+        transfer = record.stay()
         if not record.lane.is_captured:  # no step counts what is only written down
             self._counters.add(Count.FORWARDED, record.num_bytes)
-        self._stop(parcel)
+        self._stop(transfer)
 
     def take_back(self, record: Record, data: Tensor) -> None:
         """Stop its way out, or forget what has left: these are its bytes now."""
         self._stop(record.take_back(data))
 
-    def _stop(self, parcel: Any) -> None:
-        if parcel is not None:
-            self._window.linger(parcel)
-            discard(self._offloader, parcel)
+    def _stop(self, transfer: Any) -> None:
+        if transfer is not None:
+            self._window.linger(transfer)
+            discard(self._offloader, transfer)
 
     def _load(self, batch: list[Any]) -> None:
         """Start what the plan loads together."""
@@ -312,26 +312,26 @@ class Executor:
             self._start_load(record)
 
     def _start_load(self, record: Record) -> None:
-        if self.is_closed or record.parcel is None:
+        if self.is_closed or record.transfer is None:
             raise SessionClosedError(_closed_before(record.name))
         data = torch.empty(
             record.num_bytes, dtype=torch.uint8, device=self._device.torch_device
         )
         try:
-            record.start_load(data, self._load_of(record.parcel, data))
+            record.start_load(data, self._load_of(record.transfer, data))
         except BaseException:
             # An interrupt: `data` may be being filled.
-            if record.load is None and type(record.parcel) is Transfer:
-                self._offloader.settle(record.parcel)
+            if record.load is None and type(record.transfer) is Transfer:
+                self._offloader.settle(record.transfer)
             raise
         if not record.lane.is_captured:
             self._counters.add(Count.RELOADED, record.num_bytes)
 
-    def _load_of(self, parcel: Any, data: Tensor) -> Any:
+    def _load_of(self, transfer: Any, data: Tensor) -> Any:
         copies = self._captures.copies
-        if copies is not None and type(parcel) is GraphTransfer:
-            return copies.load([parcel], [data])[0]
-        return self._offloader.load(parcel, data)
+        if copies is not None and type(transfer) is GraphTransfer:
+            return copies.load([transfer], [data])[0]
+        return self._offloader.load(transfer, data)
 
     def close(self) -> None:
         """Release what is on its way out, and bring nothing back from now on."""

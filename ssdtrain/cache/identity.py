@@ -269,7 +269,7 @@ def check_late_writer(owner: Named) -> None:
     `rrelu` in training saves its noise before the kernel draws it, and no version
     counts that: whatever copies at pack gets bytes of before (torch 2.11 to 2.13, in
     `save_on_cpu` too). Only backward can tell whose tensor it is; one that never left
-    the device is right. To be asked behind all that may release it.
+    the device is right. To be asked after all that may release it.
 
     Raises:
         InPlaceError: the backward of such an operator asks for a tensor.

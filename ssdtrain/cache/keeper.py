@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 HANDLES = frozenset(
     (Handle, KeptHandle, KeptItemHandle, ParameterHandle, ParameterViewHandle)
 )
-"""Handles whose tensor a recipe may read, beside those of a table's items. Not those of
-wrappers and of regions."""
+"""Handles whose tensor a recipe may read, besides those of a table's items. Not those
+of wrappers and of regions."""
 
 
 class Note(NamedTuple):
@@ -70,7 +70,7 @@ class CacheKeeper:
         """Whether the running search met an unsaved tensor that may have changed."""
 
     def held(self, packed: Any, node: Any) -> Held | None:
-        """The tensor behind a handle or a note of this node, unless it was changed."""
+        """The tensor after a handle or a note of this node, unless it was changed."""
         is_note = type(packed) is Note or type(packed) is MovedNote
         handle: Any = packed.handle() if is_note else packed
         if type(handle) is MovedHandle:

@@ -31,7 +31,7 @@ class HookSpan(NamedTuple):
     before: Any
     after: Any
     again: Any
-    """Right behind `after`: what the moments themselves take."""
+    """Right after `after`: what the moments themselves take."""
 
 
 class HookSpans:

@@ -55,7 +55,7 @@ class Moved(SavedBytes):
         self.written_late = tensor.grad_fn is None
         """Whether its operator may have filled it after autograd saved it."""
         self.holding = holding = Holding(lane)
-        holding.parcel = trip  # taken, also if it never leaves
+        holding.transfer = trip  # taken, also if it never leaves
         holding.live_bytes = num_bytes
         ledger.live(num_bytes)
 
@@ -103,7 +103,7 @@ class MovedHandle(Handle):
         self.epsilon = None
 
     def view(self, tensor: Tensor, offset: int) -> None:
-        """It is another view of the bytes, `offset` elements behind their first."""
+        """It is another view of the bytes, `offset` elements after their first."""
         self.shape, self.stride = tensor.shape, tensor.stride()
         self.offset = offset
 

@@ -63,7 +63,7 @@ class ForwardHooks(saved_tensors_hooks):
     """The hooks of one forward. They may be off for a while.
 
     A forward may open hooks of its own in one layer and close them in another one, or
-    behind its end. Torch takes off what is on top, so ours are put where they were, and
+    after its end. Torch takes off what is on top, so ours are put where they were, and
     taken from where they are.
     An interrupt may come between any two lines here. What is said before it is done is
     mended where the forward ends (`TensorCache.forward_ends`).

@@ -8,8 +8,8 @@ input's place in the order of the lane, and in the prefetch, is where it is need
 [Note: searched once]
 A plan changes what is rebuilt, and not by what. So the first step under a plan, and
 what has no row or another size than its row's, tries what was found for tensors that
-look alike ([Note: similar tensors] in rebuild/compiled.py), and searches only where an
-answer is another one. Observed steps search: the next plan's choice is made of them.
+look the same ([Note: similar tensors] in rebuild/compiled.py), and searches only where
+an answer is another one. Observed steps search: the next plan's choice is made of them.
 (tests/ssdtrain/cache/test_rebuilt_rows.py)
 
 [Note: places]
@@ -151,7 +151,8 @@ class Rebuilder(Recipes):
         return rebuilt
 
     def _is_remembered(self, lane: Lane) -> bool:
-        """Whether what is found is asked for again, by rows or of what looks alike."""
+        """Whether what is found is asked for again, by rows or of what looks the
+        same."""
         is_placed = lane.binding is not None or self._cache.course.observer.listens
         return is_placed or self._follows_plan(lane)
 
@@ -161,7 +162,8 @@ class Rebuilder(Recipes):
     def _asked_again(
         self, base: Tensor, lane: Lane
     ) -> tuple[Compiled, AutogradGraph] | None:
-        """A recipe that was found for what looks alike, if it is right of this tensor:
+        """A recipe that was found for what looks the same, if it is right of this
+        tensor:
         [Note: searched once]."""
         cache = self._cache
         if base.grad_fn is None or cache.captures.is_forward:
@@ -390,13 +392,13 @@ class Rebuilder(Recipes):
             if record.load is not None:
                 record.load.wait(device)
             return record.data
-        if record.parcel is None:
+        if record.transfer is None:
             raise RuntimeError(f"{record.name}: neither here nor away")
         # It has left already. A copy is brought back, once for each class.
         data = torch.empty(
             record.num_bytes, dtype=torch.uint8, device=device.torch_device
         )
-        self._cache.offloader.load(record.parcel, data).wait(device)
+        self._cache.offloader.load(record.transfer, data).wait(device)
         return data
 
     def _report(self, what: str, base: Tensor, error: Exception) -> None:

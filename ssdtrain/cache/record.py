@@ -1,7 +1,7 @@
 """Records, handles and lanes: the book-keeping of what autograd saved.
 
 Lifetime is ownership: autograd owns handles, a handle owns its record, and what the
-record holds elsewhere (a parcel, a load, booked bytes) stands in its `Holding`. When
+record holds elsewhere (a transfer, a load, booked bytes) stands in its `Holding`. When
 autograd drops the last handle, the holding comes into the queue of `Retired`, and the
 cache gives it back at its next call.
 
@@ -175,7 +175,7 @@ class LaneCourse:
         self.most_ratio = most_ratio
         """A lane that is larger than the plan's by more than this leaves it."""
         self.most_first = way.by_growth.even_ratio(most_ratio)
-        """Likewise one whose first item is."""
+        """The same one whose first item is."""
         self.orders = way.orders
         """None: not planned."""
         self.num_items = 0
@@ -334,9 +334,9 @@ class Record(SavedBytes):
         lane.join(self)
 
     @property
-    def parcel(self) -> Transfer | None:
+    def transfer(self) -> Transfer | None:
         """Its bytes on the target's side, from `leave` on."""
-        return cast("Transfer | None", self.holding.parcel)
+        return cast("Transfer | None", self.holding.transfer)
 
     @property
     def load(self) -> Load | None:
@@ -365,7 +365,7 @@ class Record(SavedBytes):
         """LEAVING or AWAY > KEPT: these are the bytes now, and are to leave again.
 
         Returns:
-            The parcel that is no longer needed.
+            The transfer that is no longer needed.
         """
         if self.state is RecordState.AWAY:
             self._alive(data)
@@ -540,7 +540,7 @@ class ParameterView(NamedTuple):
     Autograd keeps a saved parameter as the object, which shows the data that it has in
     backward, and a saved view as an alias of the data that it was made of. They differ
     when a program sets `parameter.data` in between, so both are held as autograd holds
-    them. But an alias would pin what ZeRO-3 gathers, and swaps for nothing behind
+    them. But an alias would pin what ZeRO-3 gathers, and swaps for nothing after
     forward: a view of a parameter with its mark is built again on whatever data the
     parameter has then. (FSDP frees the memory under the aliases, and fills it again.)
     (tests/ssdtrain/cache/test_parameters.py)

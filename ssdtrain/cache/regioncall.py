@@ -113,7 +113,7 @@ class RegionCall:
         self._weights = RegionWeights(seen.tensors, seen.placed)
         self._random = RandomState.now(device)
         self._random_end: RandomState | None = None
-        """Where the generators stood behind the forward, if it draws."""
+        """Where the generators stood after the forward, if it draws."""
 
     # -- forward ------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ class Row:
 
 
 class EndRow(Row):
-    """Behind the last one: one tensor more than the plan knows."""
+    """After the last one: one tensor more than the plan knows."""
 
     __slots__ = ()
 

@@ -676,7 +676,7 @@ class Run:
 
 
 GENERALLY = GeneralRow(Spec(num_bytes=0))
-"""Of all tensors behind the end of a table."""
+"""Of all tensors after the end of a table."""
 SEALED = frozenset({PlaceHandle, SealedIndex, WrappedHandle})
 """Handles that the general path checks, where they have a seal."""
 AT_HAND = (RecordState.BACK, RecordState.KEPT)

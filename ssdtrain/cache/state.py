@@ -37,7 +37,7 @@ class RecordState(Enum):
     LEAVING = auto()
     """On the device, and a copy is on its way out. > AWAY, or KEPT when forwarded."""
     AWAY = auto()
-    """Only in the parcel. > RETURNING."""
+    """Only in the transfer. > RETURNING."""
     RETURNING = auto()
     """A load into fresh device memory was started. > BACK."""
     BACK = auto()
@@ -53,13 +53,13 @@ STAYED = (RecordState.KEPT, RecordState.LEAVING)
 class Holding:
     """What a record, or a whole lane, must give back when it is dead."""
 
-    __slots__ = ("held_bytes", "known", "lane", "live_bytes", "load", "parcel")
+    __slots__ = ("held_bytes", "known", "lane", "live_bytes", "load", "transfer")
 
     def __init__(self, lane: "Lane") -> None:
         self.lane = lane
         self.known: tuple[Known, Key] | None = None
         """Where it is found by its key."""
-        self.parcel: Any = None
+        self.transfer: Any = None
         """Its bytes off the device: a `Transfer`, a `Trip` of a table's row, or a
         `GraphTransfer`."""
         self.load: Load | Arrival | None = None
@@ -100,9 +100,9 @@ class SavedBytes:
     region: Any = None
     """The `RegionCall` that makes it again; None: it is stored."""
 
-    def leave(self, parcel: Any) -> None:
+    def leave(self, transfer: Any) -> None:
         """KEPT > LEAVING: the copy out has been started."""
-        self.holding.parcel = parcel
+        self.holding.transfer = transfer
         self.state = RecordState.LEAVING
         self.lane.has_moved = True
 
@@ -110,15 +110,15 @@ class SavedBytes:
         """LEAVING > KEPT: backward was faster, or the copy failed.
 
         Returns:
-            The parcel or trip that is no longer needed.
+            The transfer or trip that is no longer needed.
         """
         holding = self.holding
-        parcel, holding.parcel = holding.parcel, None
+        transfer, holding.transfer = holding.transfer, None
         self.state = RecordState.KEPT
-        return parcel
+        return transfer
 
     def release(self) -> None:
-        """LEAVING > AWAY: compute is ordered behind the copy out."""
+        """LEAVING > AWAY: compute is ordered after the copy out."""
         self.state = RecordState.AWAY
         self.data = None
         self.holding.live_bytes = 0
@@ -133,7 +133,7 @@ class SavedBytes:
         self.ledger.live(self.num_bytes)
 
     def arrive(self, device: Device) -> None:
-        """RETURNING > BACK, in compute order behind the load.
+        """RETURNING > BACK, in compute order after the load.
 
         Raises:
             ActivationLostError: the read failed; the bytes are AWAY again.
@@ -150,14 +150,14 @@ class SavedBytes:
             raise
 
     def put_back(self) -> None:
-        """BACK > AWAY or DROPPED: every handle had its use. The parcel still has the
+        """BACK > AWAY or DROPPED: every handle had its use. The transfer still has the
         bytes, or the region its inputs, because backward may come again (retain_graph;
         DeepSpeed does so for stages with several outputs). Autograd holds the copy till
         its operator ends."""
         self.num_uses = 0
         if self.state is not RecordState.BACK:
             return
-        if self.holding.parcel is not None:
+        if self.holding.transfer is not None:
             self.state = RecordState.AWAY
         elif self.region is not None:
             self.state = RecordState.DROPPED

@@ -14,7 +14,7 @@ from ssdtrain.transfer.pinned import PinnedPool
 
 
 class Tables:
-    """Tables of the plan in force and of those beside it for smaller lanes."""
+    """Tables of the plan in force and of those next to it for smaller lanes."""
 
     def __init__(self) -> None:
         self._plan: Plan | None = None

@@ -16,7 +16,7 @@ under `shadow`, the error comes from the very unpack.
 [Note: self-check]
 Under `off` one rebuilt tensor in `SELF_CHECK_PERIOD`, drawn at random, is sealed and
 compared all the same: a recipe that a rule of ours lets through wrongly is found in the
-steps behind, and not never. The digest reads the tensor twice; recipes are a few per
+steps after, and not never. The digest reads the tensor twice; recipes are a few per
 cent of a step, so this is a few hundredths of one. On a GPU nothing waits: differences
 are copied to the host in stream order, and looked at when the next backward ends.
 (tests/ssdtrain/cache/test_self_check.py)
@@ -463,7 +463,7 @@ def describe(handle: Handle, seal: Seal) -> str:
         name, how = source.rebuilt.name, "rebuilt by a recipe"
     elif isinstance(source, RecordView):
         name = f"{source.record.name}, record {source.record.ordinal}"
-        away = source.record.parcel is not None
+        away = source.record.transfer is not None
         how = "brought back" if away else "kept on the device"
         if source.record.region is not None:
             how = f"made again by {source.record.region.region.path}"

@@ -69,7 +69,7 @@ class Leaver:
 
     record: "weakref.ref[SavedBytes]"
     data: Tensor
-    parcel: Transfer | Trip
+    transfer: Transfer | Trip
     order: object
     due: int | None
     """Mark at which the plan releases it; None: when the window is full."""
@@ -84,9 +84,9 @@ class ReleaseWindow:
         self._offloader = offloader
         self._device = offloader.device
         self._leavers: OrderedDict[int, Leaver] = OrderedDict()
-        """By the parcel's id (a leaver holds it), in the order of their copies."""
+        """By the transfer's id (a leaver holds it), in the order of their copies."""
         self.lingering: dict[int, None] = {}
-        """Parcels whose records are dead or forwarded: see [Note: lingering]; in the
+        """Transfers whose records are dead or forwarded: see [Note: lingering]; in the
         order of backward."""
         self.next_due: float = math.inf
         """Mark at which a plan releases the first of those that it does."""
@@ -96,7 +96,7 @@ class ReleaseWindow:
         self,
         record: SavedBytes,
         data: Tensor,
-        parcel: Transfer | Trip,
+        transfer: Transfer | Trip,
         due: int | None = None,
         order: object = None,
     ) -> None:
@@ -108,8 +108,8 @@ class ReleaseWindow:
         if order is None:
             order = self._device.order()
         num_bytes = data.nbytes
-        leaver = Leaver(weakref.ref(record), data, parcel, order, due, num_bytes)
-        self._leavers[id(parcel)] = leaver
+        leaver = Leaver(weakref.ref(record), data, transfer, order, due, num_bytes)
+        self._leavers[id(transfer)] = leaver
         if due is not None and self.next_due == math.inf:
             self.next_due = due
         self.num_bytes += num_bytes
@@ -117,10 +117,10 @@ class ReleaseWindow:
     def oldest_has_left(self) -> bool:
         """Whether releasing the oldest would cost no wait at all."""
         oldest = next(iter(self._leavers.values()), None)
-        return oldest is None or oldest.parcel.copied.query()
+        return oldest is None or oldest.transfer.copied.query()
 
     def release_oldest(self) -> None:
-        """Order compute behind the oldest copy and drop the memory."""
+        """Order compute after the oldest copy and drop the memory."""
         self._release(next(iter(self._leavers)))
 
     def _release(self, number: int, *, is_behind: bool = False) -> None:
@@ -133,7 +133,7 @@ class ReleaseWindow:
         record = leaver.record()
         try:
             if not is_behind:
-                self._device.wait(leaver.parcel.copied, leaver.order, outwards=True)
+                self._device.wait(leaver.transfer.copied, leaver.order, outwards=True)
         except Exception as error:
             self._keep(leaver, record, error)
             # The event holds the error, and a buffer the event: not this frame as well.
@@ -155,7 +155,7 @@ class ReleaseWindow:
         self._offloader.fall_back(Fallback.KEPT_WRITE_FAILED, f": {error}")
         if record is not None and _leaves_with(record, leaver):
             record.stay()
-            discard(self._offloader, leaver.parcel)
+            discard(self._offloader, leaver.transfer)
 
     def release_due(self, mark: int) -> int:
         """Release what the plan wants released by now; how many."""
@@ -174,7 +174,7 @@ class ReleaseWindow:
         waited: list[object] = []
         for number in reversed(list(islice(self._leavers, count))):
             leaver = self._leavers[number]
-            one_order = self._device.ends_in_order(leaver.parcel.copied)
+            one_order = self._device.ends_in_order(leaver.transfer.copied)
             is_behind = one_order and leaver.order in waited
             self._release(number, is_behind=is_behind)
             if one_order and not is_behind:
@@ -194,10 +194,10 @@ class ReleaseWindow:
         lingering = (self._leavers[number] for number in self.lingering)
         return sum(each.num_bytes for each in lingering if each.record() is None)
 
-    def linger(self, parcel: Transfer | Trip) -> None:
-        """The record of this parcel was forwarded, or is dead."""
-        if id(parcel) in self._leavers:
-            self.lingering[id(parcel)] = None
+    def linger(self, transfer: Transfer | Trip) -> None:
+        """The record of this transfer was forwarded, or is dead."""
+        if id(transfer) in self._leavers:
+            self.lingering[id(transfer)] = None
 
     def let_go(self) -> None:
         """Drop what lingers and has left. Costs no wait."""
@@ -205,17 +205,17 @@ class ReleaseWindow:
             return
         # Backward comes to the last copy first: the last to linger has left first.
         for number in reversed(list(self.lingering)):
-            if not self._leavers[number].parcel.copied.query():
+            if not self._leavers[number].transfer.copied.query():
                 return
             self._release(number)
 
     def let_go_in_order(self) -> None:
-        """Drop all that lingers, behind its copies; backward has ended.
+        """Drop all that lingers, after its copies; backward has ended.
 
-        Not behind what a thread copies: the host would wait for it.
+        Not after what a thread copies: the host would wait for it.
         """
         for number in reversed(list(self.lingering)):
-            copied = self._leavers[number].parcel.copied
+            copied = self._leavers[number].transfer.copied
             if copied.query() or not isinstance(copied, CpuEvent):
                 self._release(number)
 
@@ -223,7 +223,7 @@ class ReleaseWindow:
 def _leaves_with(record: SavedBytes, leaver: Leaver) -> bool:
     """Whether the record is on its way out by this copy, and not by a later one."""
     leaving = record.state is RecordState.LEAVING
-    return leaving and record.holding.parcel is leaver.parcel
+    return leaving and record.holding.transfer is leaver.transfer
 
 
 class Pace:

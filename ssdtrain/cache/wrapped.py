@@ -179,7 +179,7 @@ def plain_parts(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def _waited(tensor: Tensor) -> Tensor:
-    """The tensor that a collective fills, behind it in compute order."""
+    """The tensor that a collective fills, after it in compute order."""
     if _waits(type(tensor)):
         return tensor.trigger_wait()  # type: ignore[attr-defined, no-any-return]
     return tensor

@@ -1,13 +1,14 @@
-"""Which saved tensors somebody beside autograd and the cache still holds.
+"""Which saved tensors somebody besides autograd and the cache still holds.
 
 [Note: frames]
 A release frees memory only if nobody else holds the storage. The locals of a forward
 do, until it returns: its residual, its queries and keys; the caller holds its input.
 A copy to the host is often faster than that. So the observed step counts the owners of
-every saved storage at each mark: what owners there are beside the records, whose number
-is known, are the model's. The profile tells for how many marks (`Item.frame_marks`),
-and a plan's peak is predicted with it. What an operator makes for its own backward (a
-mask) has no producer, and goes before the next operator runs unless a record keeps it.
+every saved storage at each mark: what owners there are besides the records, whose
+number is known, are the model's. The profile tells for how many marks
+(`Item.frame_marks`), and a plan's peak is predicted with it. What an operator makes for
+its own backward (a mask) has no producer, and goes before the next operator runs unless
+a record keeps it.
 (tests/ssdtrain/observe/test_frames.py, test_peak.py)
 """
 
@@ -114,7 +115,7 @@ class Frames:
                     return
 
     def marks(self, course_number: int, number: int) -> int:
-        """Return for how many marks the model held an item beside its record."""
+        """Return for how many marks the model held an item besides its record."""
         return self._marks.get((course_number, number), 0)
 
     def count(self) -> int:

@@ -6,7 +6,7 @@ everything can be held. Its launches would
 then be taken for the device's own times, and a CUDA graph's plan would copy into time
 that a replay does not have: 2.3 times the plain graph of a 1.7B model. So some more
 steps run all regions again and rebuild what they can in them, as the observed one did,
-which fits. All look at the clock before and behind each re-run and rebuild, and at the
+which fits. All look at the clock before and after each re-run and rebuild, and at the
 beginning of each lane and of each region's forward. The first one tells how long the
 host takes from one look to the next, in the others the device waits at looks for half
 as long again: however slow the host is, what comes next is launched by then.
@@ -66,7 +66,7 @@ class HeldRegions(Observer):
         self._before: list[int] = []
         """The look before each re-run or rebuild."""
         self._behind: list[int] = []
-        """The look behind each."""
+        """The look after each."""
         self._kinds: dict[int, str] = {}
         """Of lanes, by number."""
         self._opened: dict[int, int] = {}
@@ -230,7 +230,7 @@ class _Entered(NamedTuple):
 
 
 def _goes_on(region: Any, after: Span) -> bool:
-    """Return whether the same backward comes to an earlier region call next: behind
+    """Return whether the same backward comes to an earlier region call next: after
     its last one the next forward may lie."""
     if after.recipe != REGION:
         return False

@@ -27,7 +27,7 @@ class HeldPart(NamedTuple):
     forwards: list[tuple[Hashable, float]]
     """Up to the next region call, by place."""
     backwards: list[tuple[Hashable, float]]
-    """Likewise, without the rebuilds in them."""
+    """The same, without the rebuilds in them."""
 
 
 class HeldTimes(NamedTuple):
@@ -92,7 +92,7 @@ def _least(found: Iterable[tuple[Hashable, float]]) -> dict[Hashable, float]:
 
 
 def middle_ms(spans: Sequence[Span], empty_ms: float) -> dict[str, float]:
-    """Return the middle of those that are alike, without what is no rebuild's."""
+    """Return the middle of those that are the same, without what is no rebuild's."""
     alike: defaultdict[str, list[float]] = defaultdict(list)
     for span in spans:
         alike[rebuild_key(span.recipe, span.num_bytes)].append(span.ms)

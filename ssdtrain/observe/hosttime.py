@@ -43,7 +43,7 @@ BESIDE = 1.4
 """What a call of a hook costs the host, over its own time. At that alone 25 plans for
 short steps were predicted 4.2 % off in the mean on an H200, all but one too short; at
 1.4 times, 3.3 %. Steps of a 1.7B whose host bounds them took as long as if hooks were
-1.25 to 1.5 times as dear, on an H200 and an H100. Where the host bounds nothing it
+1.25 to 1.5 times as expensive, on an H200 and an H100. Where the host bounds nothing it
 changes no plan."""
 
 Hook = Callable[[Any], Any]
@@ -175,7 +175,7 @@ class HostMeter:
         self.region_ended(since_ns)
 
     def region_ended(self, since_ns: int) -> None:
-        """Likewise, as the end of the region call that began last."""
+        """The same, as the end of the region call that began last."""
         took_ns = self.outside_ns() - since_ns
         self._spent_ns += took_ns
         if self._regions_ns:
@@ -201,7 +201,7 @@ class HostMeter:
         record = source.record
         if record.region is not None:
             return Placement.RERUN
-        return Placement.KEEP if record.parcel is None else self._way_of(record)
+        return Placement.KEEP if record.transfer is None else self._way_of(record)
 
     def _module(self, handle: Any) -> str:
         """Return the module that saved the tensor; "" if it is no item of a plan."""
@@ -236,7 +236,7 @@ class HostMeter:
 
     def rebuild_ms(self, lane: int, items: Iterable[int]) -> float:
         """Return what the first rebuild of each of these costs the host in ms, with
-        `BESIDE`, where they are alike: [Note: the host's time of a rebuild]; 0.0 if
+        `BESIDE`, where they are the same: [Note: the host's time of a rebuild]; 0.0 if
         none was rebuilt."""
         places = [(lane, item) for item in items]
         own_ns = [self._recipes_ns[at] for at in places if at in self._recipes_ns]

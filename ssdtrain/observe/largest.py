@@ -33,15 +33,15 @@ class LargestBatch:
         self._goal = goal
         self._peers = peers
         self._room_ratio = 1.0
-        """Likewise of the plan in force: there is room for."""
+        """The same of the plan in force: there is room for."""
         self._met_ratio = 1.0
-        """Likewise of the largest lane under a plan."""
+        """The same of the largest lane under a plan."""
         self._met: dict[str, LaneSize] = {}
         """The largest lane of each kind, of all that followed no plan."""
         self._lanes: dict[str, LaneSize] = {}
-        """Likewise of the step that has ended."""
+        """The same of the step that has ended."""
         self._observed_lanes: dict[str, LaneSize] = {}
-        """Likewise of the observed one."""
+        """The same of the observed one."""
 
     @property
     def makes_room(self) -> bool:

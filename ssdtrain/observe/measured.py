@@ -1,4 +1,4 @@
-"""The steps behind an observed one that tell what it takes without a plan.
+"""The steps after an observed one that tell what it takes without a plan.
 
 They are told as they run: each `yield` is one step of training. Where everything fits,
 steps run without hooks ([Note: the plain step] in plan/calibrate.py). Else all regions
@@ -9,7 +9,7 @@ compared with.
 [Note: base steps]
 In the first step under a plan its lanes are served by the general path, while their
 tables are made: a region's call then takes the host five to ten times as long. So
-nothing is measured in the first one (nor without a plan: ranks count alike). In the
+nothing is measured in the first one (nor without a plan: ranks count the same). In the
 next one the host's own time is measured, which takes it longer; the others tell how
 long a step is.
 (tests/ssdtrain/observe/test_measured.py)
@@ -55,18 +55,18 @@ HALF = 0.5
 """Of what a step took beyond its prediction: copies are blamed for one, hooks for the
 other."""
 MOST_FACTOR = 2.0
-"""By which one step under a plan makes hooks dearer at most."""
+"""By which one step under a plan makes hooks more expensive at most."""
 
 
 class Observed(NamedTuple):
-    """The step that the others stand behind."""
+    """The step that the others stand after."""
 
     profile: Profile
     saved_bytes: int
 
 
 class Measured:
-    """What was measured behind the observed step, and the steps that measure it."""
+    """What was measured after the observed step, and the steps that measure it."""
 
     def __init__(
         self, cache: TensorCache, host: HostPrices, room: Room, peers: Peers
@@ -76,7 +76,7 @@ class Measured:
         self.plain: PlainTimes | None = None
         """Of a step without ssdtrain; None: none was measured."""
         self.regions_ms: float | None = None
-        """Of a step in which all regions run again; likewise."""
+        """Of a step in which all regions run again; as above."""
         self.fixed_share = FIXED_SHARE
         """Part of the observed step's times that does not grow with its batch."""
         self._backwards = Backwards()
@@ -88,7 +88,7 @@ class Measured:
         """That are left."""
         self._step = -1
         self._held: tuple[Profile, HeldTimes] | None = None
-        """What a held step told, and the observed one that it stands behind."""
+        """What a held step told, and the observed one that it stands after."""
 
     # -- what is known ------------------------------------------------------------
 
@@ -104,10 +104,10 @@ class Measured:
             )
 
     def disappointed(self, prediction: Prediction, step_ms: float) -> None:
-        """Steps of a plan took longer than it said: what it does is dearer than it was
-        believed to be. How much of it is due to copies and how much to the host nobody
-        knows, so that both get dearer; the next plan does less of either. Where region
-        calls were believed to cost nothing, it is they."""
+        """Steps of a plan took longer than it said: what it does is more expensive than
+        it was believed to be. How much of it is due to copies and how much to the host
+        nobody knows, so that both get more expensive; the next plan does less of
+        either. Where region calls were believed to cost nothing, it is they."""
         lost_ms = step_ms - prediction.step_ms
         if lost_ms <= 0.0:
             return
@@ -129,7 +129,7 @@ class Measured:
 
     @property
     def lacks_regions(self) -> bool:
-        """Whether steps of regions would say more: none is behind the plain times, or
+        """Whether steps of regions would say more: none is after the plain times, or
         they are those of such steps, and of before the steps drifted."""
         return self.plain is None or self.corrections.note == WITHOUT_RERUNS
 
@@ -272,7 +272,7 @@ class Measured:
     def _rerun_host_ms(
         self, profile: Profile, steps: Sequence[RegionStep]
     ) -> dict[str, tuple[float, ...]]:
-        """Likewise for the host, in any of these steps; none where it is the device."""
+        """The same for the host, in any of these steps; none where it is the device."""
         if not self._host.is_on_gpu:
             return {}
         spent = [step.reruns.spent_ns for step in steps if step.reruns is not None]

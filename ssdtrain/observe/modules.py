@@ -1,6 +1,6 @@
 """Names the module whose forward is running, for the profile.
 
-Only while a step is observed: plain hooks on every submodule, removed behind it. They
+Only while a step is observed: plain hooks on every submodule, removed after it. They
 carry no saved-tensor hooks. Models with compiled parts get no names, because hooks
 would make torch compile them again.
 """

@@ -1,7 +1,7 @@
 """The observed step, from what it is run under to the profile that is made of it.
 
 Everything that can move does, and waits where it must, so that it fits wherever full
-offloading fits; links, the drive and what copies cost compute are probed behind it.
+offloading fits; links, the drive and what copies cost compute are probed after it.
 
 [Note: calls with side effects]
 A region whose calls change something is one until its third such call. A step in which
@@ -53,7 +53,7 @@ class Observation:
         self.saved_bytes = 0
         """Saved in it."""
         self.torn_bytes = self.cached_bytes = 0
-        """Likewise of the allocator: [Note: torn blocks], [Note: retries]."""
+        """The same of the allocator: [Note: torn blocks], [Note: retries]."""
         self.needed_bytes = 0
         """What it needed at most beyond what was in use before."""
         self.peak_module = ""

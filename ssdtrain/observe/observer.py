@@ -25,7 +25,7 @@ before it goes on.
 Autograd drops what it kept when an operator has ended, its gradients summed to the
 shapes of its inputs. What the cache brought back would be gone before that sum, whose
 memory would then hide in its place; so the recording holds it as long as autograd holds
-what stands for it, and no longer: two gradients of one tensor are summed behind that,
+what stands for it, and no longer: two gradients of one tensor are summed after that,
 when what the operator had kept is gone.
 """
 
@@ -58,7 +58,7 @@ HOLD_MS = 0.4
 """For how long the device is held before an operator: see [Note: held marks]. Most are
 launched in less."""
 RERUN_HOLD_MS = 8.0
-"""Likewise before a region runs again: it has some dozen of them."""
+"""The same before a region runs again: it has some dozen of them."""
 FIRST_RUN = 4.0
 """A rebuild that took so many times what others like it take was a first run."""
 
@@ -236,7 +236,7 @@ class Recording(Observer):
         self._rerun_ns = self._meter.now()
 
     def rebuilds(self) -> None:
-        """Likewise before a recipe runs."""
+        """The same before a recipe runs."""
         start_ns = self._meter.now()
         self._note_memory()
         self._device.hold(HOLD_MS)
@@ -276,7 +276,7 @@ class Recording(Observer):
         self._made = now, now
 
     def made(self) -> None:
-        """Record the moment behind it."""
+        """Record the moment after it."""
         if self._made is not None:
             self._made = self._made[0], self._clock.now()
 
@@ -326,7 +326,7 @@ class Recording(Observer):
         self._meter.exclude(start_ns)
 
     def _await_end(self) -> None:
-        """Have autograd say when this backward ends: behind the last mark operators
+        """Have autograd say when this backward ends: after the last mark operators
         still run, and the gradient of an embedding is as large as its table."""
         task = torch._C._current_graph_task_id()
         if task in (-1, self._awaited):
@@ -550,7 +550,7 @@ class Recording(Observer):
 
     def _attention_ms(self) -> dict[tuple[str, tuple[int, ...]], float]:
         """Return the least time of each attention over the lanes of a kind; the median
-        of those alike where it was a kernel's first run, as in `prices`."""
+        of equal ones where it was a kernel's first run, as in `prices`."""
         least: dict[tuple[str, tuple[int, ...]], float] = {}
         alike: dict[int, list[float]] = {}
         size: dict[tuple[str, tuple[int, ...]], int] = {}

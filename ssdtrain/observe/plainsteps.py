@@ -1,10 +1,10 @@
 """Steps without hooks, and the one that is believed.
 
-See [Note: the plain step] in plan/calibrate.py. The steps behind an observed one still
+See [Note: the plain step] in plan/calibrate.py. The steps after an observed one still
 fetch memory from the driver that it gave back: two ranks' third step was 866 ms, and
-all behind it 660. A plan made for 866 was 1.4 times as long as it might be. So a step
-counts when the one behind it takes as long. The device is asked behind the last one
-only: behind a wait for it a step starts on an idle device.
+all after it 660. A plan made for 866 was 1.4 times as long as it might be. So a step
+counts when the one after it takes as long. The device is asked after the last one
+only: after a wait for it a step starts on an idle device.
 (tests/ssdtrain/observe/test_plainsteps.py)
 """
 
@@ -20,7 +20,7 @@ from ssdtrain.rebuild.clock import Clock
 NUM_STEPS = 3
 """Of a round. The first one starts on an idle device; the others are measured."""
 MOST_ROUNDS = 3
-"""Where steps are never alike, as of lengths that change, the middle one counts."""
+"""Where steps are never the same, as of lengths that change, the middle one counts."""
 ALIKE = 0.03
 """By how much steps that take as long as one another may differ."""
 
@@ -44,7 +44,7 @@ class _Launched(NamedTuple):
 
 
 class PlainSteps:
-    """Measures steps without hooks until two of them are alike."""
+    """Measures steps without hooks until two of them are the same."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -13,7 +13,7 @@ inputs needs, and no host memory for all activations.
 (tests/ssdtrain/regions/test_planned.py)
 
 [Note: the base]
-Behind the observed step comes what plans are compared with. Where everything fits it is
+After the observed step comes what plans are compared with. Where everything fits it is
 the step without hooks; under a memory limit nothing else is looked for then. Else it is
 the step in which all regions run again and the rest stays, which needs what
 checkpointing needs and takes what it takes: the first plan in force, and the one that
@@ -90,9 +90,9 @@ MAX_ATTEMPTS = 3
 """Observations in a row that may fail before the policy is left alone."""
 TOLERANCE = 0.01
 """By which the plan that runs all regions again may seem to need more than the budget:
-what is beside its saved tensors was measured in a step that held more of them."""
+what is next to its saved tensors was measured in a step that held more of them."""
 MOST_DOUBT = 0.1
-"""Likewise, where no other plan fits: then it is measured before it is refused."""
+"""The same, where no other plan fits: then it is measured before it is refused."""
 MOST_OTHERS = 2
 """Plans in a row that may serve no steps."""
 FIRST_LOOK = 100
@@ -118,7 +118,7 @@ class Stage(Enum):
     HELD = auto()
     """The device is held, for the plan of a CUDA graph. > SEARCHING or FOLLOWING."""
     SEARCHING = auto()
-    """The first plan is searched for beside training, which goes on as in BASE.
+    """The first plan is searched for during training, which goes on as in BASE.
     > TRYING."""
     TRYING = auto()
     """A plan is timed: [Note: tries] in trials.py. > FOLLOWING."""
@@ -834,7 +834,7 @@ class Planner:
             self._begin_try(second.plan)
 
     def _offer_all_again(self, tried: Tried) -> None:
-        """Try all regions again beside a plan that was compared with nothing."""
+        """Try all regions again next to a plan that was compared with nothing."""
         plan = self._all_again()
         if plan is None or not self._peers.leads or plan.orders == tried.plan.orders:
             return

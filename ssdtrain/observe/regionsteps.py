@@ -1,10 +1,10 @@
 """Steps in which all regions run again, and the one that is believed.
 
 See [Note: the step of regions] in plan/calibrate.py. One such step may have waited for
-what is over behind it (pinned memory, a kernel's first run, another process): the keep
+what is over after it (pinned memory, a kernel's first run, another process): the keep
 step of a 1.7B model was once believed 26 % too long for that, and a plan that was
 chosen for it ran to the end. So a few are measured, and nothing is asked of the device
-until the last one has run: behind a wait for it a step starts on an idle device.
+until the last one has run: after a wait for it a step starts on an idle device.
 
 Where batches change their length none may be as long as the observed one. A plan is
 made in the observed step's times, and its growth is by them, so a longer step's are
@@ -39,7 +39,7 @@ from ssdtrain.rebuild.clock import Span
 from ssdtrain.transfer.device import Stalled
 
 ALIKE = 0.01
-"""Bytes saved in two steps that differ by less are of batches alike."""
+"""Bytes saved in two steps that differ by less are of equal batches."""
 MOST_TIMES = 32
 """Steps that are remembered."""
 
@@ -85,7 +85,7 @@ class Reruns(Observer):
         self._kinds: list[str] = []
         self._since_ns = 0
         self._ended_ns: int | None = None
-        """Likewise, by the host."""
+        """The same, by the host."""
 
     def lane(self, course: LaneCourse, kind: str) -> None:
         """Note the kind of a new lane."""
@@ -117,7 +117,7 @@ def least_host_ms(
     steps: Sequence[Mapping[tuple[str, int], int]], place: tuple[str, int]
 ) -> float:
     """Return what the region call took the host at least, of these steps; 0: in none.
-    One that was blocked by a device far behind took longer."""
+    One that was blocked by a device far after took longer."""
     found = [spent[place] for spent in steps if place in spent]
     return min(found, default=0) / 1e6
 
@@ -150,7 +150,7 @@ class RegionStep(NamedTuple):
         )
 
     def behind_ms(self, num_bytes: int, growth: Growth) -> float:
-        """Wait for the device and return its time behind the last re-run; infinite if
+        """Wait for the device and return its time after the last re-run; infinite if
         it is not known, of a step that saves so many bytes."""
         ended = None if self.reruns is None else self.reruns.ended
         if ended is None or self.factor(num_bytes, growth) != 1.0:
@@ -162,7 +162,7 @@ class RegionStep(NamedTuple):
         grow].
 
         Args:
-            tail_ms: behind backward.
+            tail_ms: after backward.
         """
         times = self.times()
         waits_ms = times.stall_ms - times.stall_out_ms
@@ -179,7 +179,7 @@ class RegionStep(NamedTuple):
 
     def factor(self, num_bytes: int, growth: Growth) -> float:
         """Return a step's times over this one's, for a step that saves so many bytes;
-        1.0 where they are alike.
+        1.0 where they are the same.
 
         Args:
             growth: of that step.

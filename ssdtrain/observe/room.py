@@ -25,12 +25,12 @@ another 1.7 (0.2 in segments that grew before the first backward), and training 
 out of memory under a plan that filled the rest. So where gradients and state will take
 a good part of the memory, segments grow from the start as well.
 
-What is still free behind an emptied cache lies beside what stays (`stuck_bytes`). That
+What is still free after an emptied cache lies next to what stays (`stuck_bytes`). That
 is known before a plan is taken, which leaves it free. Segments that grow give back
-whole pages of 20 MiB. Between two steps little lies beside little; in the middle of a
+whole pages of 20 MiB. Between two steps little lies next to little; in the middle of a
 backward each hole between tensors holds parts of two pages, 0.1 to 0.6 GB of them where
 training ended out of memory on an H200 (0.29 of 8.1 under a plan that left 0.28). So
-where segments grow a plan leaves some pages free beside the reserve.
+where segments grow a plan leaves some pages free besides the reserve.
 (tests/ssdtrain/observe/test_room.py, test_blocks.py)
 """
 

@@ -1,6 +1,6 @@
 """The search for a plan, from the request to the answer that is taken.
 
-One rank searches, in a process beside training, and the others take what it offers.
+One rank searches, in a process during training, and the others take what it offers.
 (tests/ssdtrain/observe/test_searching.py, test_beside.py)
 """
 
@@ -25,13 +25,13 @@ class Searching:
         self._request: Request | None = None
         """Of the last search."""
         self._search: Search | None = None
-        """Beside training."""
+        """During training."""
         self._ended: list[Search] = []
         """Searches that are over, and whose processes end."""
 
     @property
     def is_under_way(self) -> bool:
-        """Whether this rank searches beside training."""
+        """Whether this rank searches during training."""
         return self._search is not None
 
     def begin(self, request: Request, effort: int) -> Answer | None:
@@ -43,7 +43,7 @@ class Searching:
                 soon.
 
         Returns:
-            What was found, where nothing runs beside training.
+            What was found, where nothing runs during training.
         """
         self._request = request
         if not self._device.runs_beside:
@@ -64,7 +64,7 @@ class Searching:
         self._ended = [search for search in self._ended if not search.clear()]
 
     def answer(self, *, has_plan: bool) -> Answer | None:
-        """Return what was found beside training, if it has come in this step.
+        """Return what was found during training, if it has come in this step.
 
         Args:
             has_plan: whether training can go on without an answer.

@@ -8,7 +8,7 @@ they stay when another plan for the largest is taken.
 Before there is a plan, steps run all regions again, which takes the host as long for a
 short batch as for a long one. So until then lanes follow plans that need no search
 (plan/unsearched.py), as far as their sizes are known. What keeps everything stays
-beside the plan that is found, and so do those with more room.
+next to the plan that is found, and so do those with more room.
 (tests/ssdtrain/cache/test_bysize.py)
 """
 
@@ -38,7 +38,7 @@ GROWN = 1.05
 
 
 class SmallerPlans:
-    """Searches for them beside training, and has lanes follow them."""
+    """Searches for them during training, and has lanes follow them."""
 
     def __init__(self, cache: TensorCache) -> None:
         self._cache = cache
@@ -96,7 +96,7 @@ class SmallerPlans:
 
     def _has_grown(self, request: Request) -> bool:
         """Whether the plan in force has room for much larger batches than the one that
-        these plans were found beside."""
+        these plans were found next to."""
         return self._cache.course.most_ratio > GROWN * request.ratio
 
     def _begin(self, asked: Request) -> None:

@@ -24,7 +24,7 @@ class StepTimes:
         """That have ended since the last restart."""
 
     def restart(self) -> None:
-        """The steps behind this one are not like those before it."""
+        """The steps after this one are not like those before it."""
         self._starts.clear()
         self._are_alike.clear()
         self.num_steps = 0

@@ -5,11 +5,11 @@
 
 FIRST_PAUSE_STEPS = 4
 SERVED_STEPS = 10
-"""In a row, behind which a plan was of use."""
+"""In a row, after which a plan was of use."""
 
 
 class Strays:
-    """Says when to observe a step again. Two steps alike in being other are a new
+    """Says when to observe a step again. Two equal steps in being other are a new
     shape, not one odd batch; after each time the next one comes twice as late."""
 
     def __init__(self) -> None:

@@ -6,10 +6,10 @@ has measured. So every plan is tried for a few steps before it stays. Under a me
 limit the fastest one does, and the plan that runs all regions again, which costs what
 checkpointing does, is tried as well where it fits. Under a limit in time the one with
 the least memory does, of those that keep it. A plan whose steps took longer than it
-said makes copies and hooks dearer, and another one is searched for with these prices,
-`MOST_TRIES` in all. Of the first steps under a plan none counts: tables and memory are
-made in them. Of the others a step that is disturbed is longer, never shorter, so the
-lower middle counts.
+said makes copies and hooks more expensive, and another one is searched for with these
+prices, `MOST_TRIES` in all. Of the first steps under a plan none counts: tables and
+memory are made in them. Of the others a step that is disturbed is longer, never
+shorter, so the lower middle counts.
 The one that it takes the place of is timed once more at once: the first steps of a run
 may be slow for reasons that are gone by now.
 Machines change: a drive whose cache is full writes slower. So the plan that is followed
@@ -29,9 +29,9 @@ MOST_TRIES = 3
 NEW_STEPS = 3
 """Of a new plan, that say nothing of it."""
 LEAST_STEPS, MOST_STEPS = 3, 6
-"""Behind these, that are timed: the more where the fewer differ."""
+"""After these, that are timed: the more where the fewer differ."""
 NEW_LONG, LEAST_LONG, MOST_LONG = 1, 1, 2
-"""Likewise of steps that take `LONG_MS` or more."""
+"""The same of steps that take `LONG_MS` or more."""
 LONG_MS = 1000.0
 ALIKE = 0.05
 """By how much steps that take as long as one another may differ."""
@@ -40,7 +40,7 @@ GAIN = 0.01
 ERROR = 0.01
 """Of a step, that two measurements of it may differ by."""
 WRONG = 0.03
-"""By how much a plan's steps may be longer than it says: behind one that is further
+"""By how much a plan's steps may be longer than it says: after one that is further
 off, another one is searched for with what its steps tell."""
 
 
@@ -64,7 +64,7 @@ class Stopwatch:
         self._most = MOST_LONG if is_long else MOST_STEPS
 
     def asks(self, num_steps: int) -> bool:
-        """Return whether to look at what steps have taken, behind so many in all."""
+        """Return whether to look at what steps have taken, after so many in all."""
         return num_steps - self.num_new in (self._least, self._most)
 
     def is_enough(self, num_steps: int, spread: float) -> bool:

@@ -61,7 +61,7 @@ class Peers(Protocol):
 
     def adopts(self, is_ready: bool, step: int) -> bool:
         """Return whether this step is the first one under the plan taken last. Asked in
-        every step between two observed ones, and `observes` behind it.
+        every step between two observed ones, and `observes` after it.
 
         is_ready: this rank has all that the plan needs.
         """
@@ -106,7 +106,7 @@ class Alone:
 
 
 def slowest(profiles: Sequence[Profile]) -> Profile | None:
-    """Merge profiles: the slowest of each time and link, the most bytes beside.
+    """Merge profiles: the slowest of each time and link, the most bytes.
 
     What copies cost compute is a property of the device, and the ranks' differ by noise
     alone: their mean counts. The most of several noisy numbers is mostly noise.

@@ -16,7 +16,7 @@ the step that keeps everything is what remains without them and without the wait
 copies. The re-runs' own times are taken from there, too: a plan that runs all regions
 again is then predicted to take what this step took, but for its hooks
 ([Note: forwards under hooks] in forwards.py). One step may have waited for what
-is over behind it, and all plans would be judged by that: the fastest of some counts,
+is over after it, and all plans would be judged by that: the fastest of some counts,
 and when steps drift from a plan they are measured again. The host's time of its
 forwards is the program's own: the hooks' and the region calls' are measured and left
 out, and the plan has them again, for what it does. What the re-runs take the host is
@@ -28,15 +28,15 @@ long as a kernel. In a settled step the host's forward so looks as long as the d
 What it takes by itself shows in a forward that starts on an idle device, the first
 step's of those that are measured: the least of them counts.
 
-[Note: the host behind backward]
-What the program does behind its last mark, an optimizer's step above all, is not taken
+[Note: the host after backward]
+What the program does after its last mark, an optimizer's step above all, is not taken
 from the observed step, where it took the host of two ranks several times as long as in
 others: where regions ran again, it is what the host took from the last re-run on.
 
-[Note: behind the last re-run]
-Nor is the device's time behind backward taken from there, where a step of regions
+[Note: after the last re-run]
+Nor is the device's time after backward taken from there, where a step of regions
 tells: what its device takes from the end of its last re-run to the next step is the
-rest of backward and what lies behind it.
+rest of backward and what lies after it.
 
 [Note: the host is no later than the device]
 No operator ends before the host has launched it, so up to any mark the host's time is
@@ -131,13 +131,13 @@ class Corrections:
     rerun_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Of region calls, by kind of lane; 0.0: as they were observed."""
     rerun_host_ms: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Likewise what they take the host, in a step in which nothing is looked for
+    """And what they take the host, in a step in which nothing is looked for
     inside of them."""
     tail_host_ms: Duration | None = None
-    """What the host takes behind backward at most: [Note: the host behind backward].
+    """What the host takes after backward at most: [Note: the host after backward].
     None: as it was observed."""
     behind_ms: Duration | None = None
-    """Device time of a step of regions behind its last re-run; None: not known."""
+    """Device time of a step of regions after its last re-run; None: not known."""
     host_costs: HostCosts | None = None
     """None: as they were observed."""
     host_factor: Positive = 1.0
@@ -224,7 +224,7 @@ def with_rerun_hosts(
     profile: Profile, host_ms: Mapping[str, tuple[float, ...]]
 ) -> Profile:
     """Return the profile in which region calls take the host no longer than this;
-    likewise."""
+    as above."""
     regions = {
         kind: tuple(
             replace(run, host_ms=min(run.host_ms, ms or run.host_ms))
@@ -252,7 +252,7 @@ def calibrated(
         plain: what the step takes that keeps everything.
         note: under which name the profile tells of it.
         rerun_ms: see `Corrections`.
-        behind_ms: likewise.
+        behind_ms: as above.
     """
     if min(profile.forward_ms, plain.forward_ms) <= 0.0:
         return profile
@@ -285,8 +285,8 @@ def calibrated(
 
 
 def _as_long_as(profile: Profile, step_ms: float, note: str) -> Profile:
-    """Return the profile in a step of this length, all alike, where its forward and its
-    backward are no measure of it; as it was if that was another step."""
+    """Return the profile in a step of this length, all the same, where its forward and
+    its backward are no measure of it; as it was if that was another step."""
     factor = step_ms / profile.compute_ms if profile.compute_ms > 0.0 else 0.0
     if not LEAST_FACTOR < factor < MOST_FACTOR:
         return profile
@@ -307,12 +307,12 @@ def _as_long_as(profile: Profile, step_ms: float, note: str) -> Profile:
 def _rest(
     profile: Profile, rest_ms: float, behind_ms: float | None
 ) -> tuple[float, float]:
-    """Return by what backward is longer than in the observed step, and what lies behind
-    it, in ms: [Note: behind the last re-run]. 0.0: it was another step.
+    """Return by what backward is longer than in the observed step, and what lies after
+    it, in ms: [Note: after the last re-run]. 0.0: it was another step.
 
     Args:
         profile: of the observed step.
-        rest_ms: of the plain step, behind its forwards.
+        rest_ms: of the plain step, after its forwards.
         behind_ms: see `Corrections`.
     """
     backward_ms = _backward_ms(profile)
@@ -331,7 +331,7 @@ def _rest(
 
 def _last_rerun(profile: Profile) -> int | None:
     """Return the mark at which the last region runs again; None: none does, or a
-    forward is behind it."""
+    forward is after it."""
     begun, last = set[tuple[int, int]](), None
     for number, mark in enumerate(profile.marks):
         place = mark.lane, profile.items_of(mark.lane)[mark.item].region

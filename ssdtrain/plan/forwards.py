@@ -12,7 +12,7 @@ measured.
 Of several ranks no mark is held, and a batch of a new length makes the host choose
 kernels: both steps are then as long as the host took. Under FSDP2 a forward of 178 ms
 was believed to take 242, and 145 where batches changed their length and it took some
-80. But each region ran again in backward, without hooks that search and far behind what
+80. But each region ran again in backward, without hooks that search and far after what
 was launched, and that was measured: its first forward takes as long, and what a re-run
 leaves out (`LEFT_OUT`). So regions take that, and what lies outside of them, the loss
 above all, no longer than it was observed. All of them together take no longer than was

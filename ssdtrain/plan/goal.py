@@ -14,7 +14,8 @@ join, libraries' workspaces, and what the observed step did not show."""
 GROWTH_MARGIN = 0.15
 """Share of the growth of a batch that a plan for it leaves free."""
 MOST_TORN = 0.15
-"""Share of the device that is left free for torn blocks at most, beside the reserve."""
+"""Share of the device that is left free for torn blocks at most, next to the
+reserve."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +42,13 @@ class Goal:
     torn_bytes: int = 0
     """What the allocator could not give out in the observed step, as other parts of
     its blocks were in use, and what it needed more under a plan: a plan leaves it free
-    beside the reserve, if any plan can."""
+    besides the reserve, if any plan can."""
 
     def grown(self, ratio: float) -> "Goal":
         """Return the goal of a plan for batches that are larger than the observed one
-        by this ratio. Its tensors are taken to grow alike, and some of them grow with
-        the square of a length: the limit is lower by `GROWTH_MARGIN` of what came with
-        the growth."""
+        by this ratio. Its tensors are taken to grow the same, and some of them grow
+        with the square of a length: the limit is lower by `GROWTH_MARGIN` of what came
+        with the growth."""
         limits = self.memory_budget_bytes, self.device_bytes
         limit = min((each for each in limits if each is not None), default=0)
         spare_bytes = int(GROWTH_MARGIN * (1.0 - 1.0 / ratio) * limit)

@@ -1,7 +1,7 @@
 """Which part of a step each mark belongs to.
 
-A region call has a part in forward and one in backward. What lies behind a call belongs
-to it, up to the next one; behind the last one nothing says where it ends.
+A region call has a part in forward and one in backward. What lies after a call belongs
+to it, up to the next one; after the last one nothing says where it ends.
 (tests/ssdtrain/plan/test_forwards.py)
 """
 

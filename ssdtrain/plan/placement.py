@@ -15,7 +15,7 @@ class Placement(Enum):
     OFFLOAD = auto()
     """Moves to the target and waits for the link if it must."""
     OFFLOAD_SSD = auto()
-    """Moves to host memory and on to the storage behind it at once, by the rates
+    """Moves to host memory and on to the storage after it at once, by the rates
     `ssd_write` and `ssd_read` of the profile, whatever the storage is; `tiered` chooses
     by item."""
     OFFLOAD_IF_IN_TIME = auto()

@@ -94,7 +94,7 @@ class Prediction:
     host_wait_ms: Duration = 0.0
     """Time in which compute waits for the host, beyond a step without ssdtrain."""
     host_stalls: tuple[PredictedStall, ...] = ()
-    """Of `host_wait_ms`, likewise."""
+    """Of `host_wait_ms` as well."""
     waits: Mapping[str, float] = field(default_factory=dict)
     """ms of all waits by cause (`Wait`)."""
     host_peak_bytes: Natural = 0

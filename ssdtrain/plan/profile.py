@@ -4,7 +4,7 @@
 A step is a sequence of marks: one where a saved tensor is packed for the first time
 (forward), one where autograd asks for a saved tensor (backward). Between two marks an
 operator runs; its time (without waits and rebuilds) and the most memory it needed
-beside the saved tensors do not depend on where those are. So a profile taken under one
+besides the saved tensors do not depend on where those are. So a profile taken under one
 plan prices every other. Marks are also the only moments at which the cache acts, so a
 plan names its releases and loads by them.
 """
@@ -44,7 +44,7 @@ class Item:
     recipe_host_ms: Duration = 0.0
     """Host time of one rebuild; 0: as `HostCosts.rebuild` says."""
     recipe_other_bytes: Natural = 0
-    """Most device memory during a rebuild, above the step's start and beside the saved
+    """Most device memory during a rebuild, above the step's start and besides the saved
     tensors that were alive before: the tensor, what its chain passes, gradients."""
     inputs: tuple[Natural, ...] = ()
     """Items of the same lane that the recipe reads."""
@@ -92,8 +92,8 @@ class RegionRun:
     host_ms: Duration = 0.0
     """Host time (0: unknown)."""
     other_bytes: Natural = 0
-    """Most device memory meanwhile, above the step's start and beside the saved tensors
-    that were alive before: what it saves, temporaries and gradients."""
+    """Most device memory meanwhile, above the step's start and besides the saved
+    tensors that were alive before: what it saves, temporaries and gradients."""
     small_bytes: Natural = 0
     """Saved by it in tensors that are no items: on the device from its forward to its
     backward where it does not run again. `other_bytes`, also of marks, has them."""
@@ -158,7 +158,7 @@ class HostCosts:
     rebuild: HostCost = HostCost()
     """A rebuild; its kernels' launches as well."""
     region_ms: Duration = 0.0
-    """Of the call of a region in forward that will run again, beside its tensors."""
+    """Of the call of a region in forward that will run again, besides its tensors."""
 
     def times(self, factor: float) -> "HostCosts":
         """Return so many times as much."""
@@ -187,11 +187,11 @@ class Profile:
     head_ms: Duration = 0.0
     """From the start of the first forward to the first mark."""
     tail_ms: Duration = 0.0
-    """Of the step, behind the last mark's operators: the optimizer, and so on."""
+    """Of the step, after the last mark's operators: the optimizer, and so on."""
     base_bytes: Natural = 0
     """Device memory in use when the step starts: weights, optimizer, and so on."""
     rest_bytes: Natural = 0
-    """Most above that behind the last mark: gradients and the optimizer's own."""
+    """Most above that after the last mark: gradients and the optimizer's own."""
     head_host_ms: Duration = 0.0
     """Host time of `head_ms`."""
     tail_host_ms: Duration = 0.0

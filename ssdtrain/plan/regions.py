@@ -1,10 +1,10 @@
 """Regions in a plan: which forwards run again, and what becomes of their tensors.
 
 A region is chosen as a whole: one re-run makes everything again that autograd saved in
-its forward. Regions of a kind of lane are mostly alike, so how many matters more than
-which; those that are chosen lie evenly over the lane, because the links then have time
-between them for what the others move. The results of attention inside a region may be
-stored all the same (`Part`): they are small, and its re-run is shorter by that time.
+its forward. Regions of a kind of lane are mostly the same, so how many matters more
+than which; those that are chosen lie evenly over the lane, because the links then have
+time between them for what the others move. The results of attention inside a region may
+be stored all the same (`Part`): they are small, and its re-run is shorter by that time.
 """
 
 from collections.abc import Collection
@@ -39,7 +39,7 @@ def is_made_again(kind: str, item: Item, chosen: Collection[Region]) -> bool:
 
 def by_yield(timeline: Timeline) -> list[Region]:
     """Order region calls with attention inside: the most time for a stored byte comes
-    first; those alike lie evenly over the step."""
+    first; equal ones lie evenly over the step."""
     worth: dict[Region, float] = {}
     for kind, number in spread(timeline):
         parts = timeline.profile.regions[kind][number].parts

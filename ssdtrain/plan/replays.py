@@ -36,11 +36,12 @@ UNHELD = "replay_ms"
 """Name of the note that no held step told of a replay's times."""
 EDGE_MS = 0.0016
 """What a replay loses where an edge leads from compute to a copy, or back: the kernel
-behind it starts only then. Of an H100; 0.001 on an H200, whose eager events cost five
+after it starts only then. Of an H100; 0.001 on an H200, whose eager events cost five
 times as much."""
 REPLAY_SLOWDOWN = 0.01
-"""By which copies slow a replay down at least. Eager launches hide behind kernels what
-a replay shows: its small memsets take microseconds more beside a copy in. As above."""
+"""By which copies slow a replay down at least. Eager launches hide after kernels what
+a replay shows: its small memsets take microseconds more while a copy runs in. As
+above."""
 REPLAY_BATCH_SHARE = 0.02
 """`Links.batch_share` of a replay. A layer's two largest tensors are 1 % of what 28
 layers save: with 2 % half of the plain graph's memory was predicted at 1.0257x, with
@@ -137,8 +138,8 @@ def unhosted(
     and the phases of which any is known; a kind of lane with another number of them
     stays as it is.
 
-    What lies behind a region call belongs to it, up to the next one; outside of them
-    all, time shrinks as it usually does. What lies before the first one starts behind
+    What lies after a region call belongs to it, up to the next one; outside of them
+    all, time shrinks as it usually does. What lies before the first one starts after
     an idle device, all launches: it takes no longer than it was seen to.
     """
     parts = parts_of(profile)

@@ -1,6 +1,6 @@
 """What becomes of a saved tensor that no order names.
 
-[Note: a rule beside the orders]
+[Note: a rule next to the orders]
 Orders name releases and loads by marks, which takes an observed step. Before there is
 one (the first steps, which must fit and may not wait for long), after a lane has left
 its plan, and for what a recipe or a region stores outside of its order, a placement is
@@ -31,7 +31,7 @@ class Rule:
         """Return the placement of a record.
 
         Args:
-            left_bytes: expected behind it, before backward asks for the lane's last
+            left_bytes: expected after it, before backward asks for the lane's last
                 ones; negative: nobody knows.
             tail_bytes: that a release window could never get rid of before backward.
             held: its owner holds it until the end of backward: moving it frees nothing.

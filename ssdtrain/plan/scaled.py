@@ -121,7 +121,7 @@ def scaled(profile: Profile, ratio: float, growth: Growth | None = None) -> Prof
     """Return the profile of a step whose saved tensors are larger by this ratio: so are
     its operators' times and memory. The host's work and the weights stay.
 
-    What a smaller batch needs beside its saved tensors is taken for as much as the
+    What a smaller batch needs besides its saved tensors is taken for as much as the
     observed one's: weights' gradients are among it.
     """
     growth = growth or Growth()

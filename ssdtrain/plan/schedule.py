@@ -38,7 +38,7 @@ class Slack(NamedTuple):
     """Of the transfer's own time."""
     queue_fraction: float = 0.03
     """Of the time for which its link has been busy: transfers follow one another, and
-    each that takes longer than predicted delays those behind it."""
+    each that takes longer than predicted delays those after it."""
     ms: float = 0.2
 
 
@@ -53,8 +53,8 @@ class Late(Enum):
     WAIT = auto()
     """It leaves all the same, and compute waits for it."""
     DRAIN = auto()
-    """Likewise; and what is on its way out in forward has left when more comes to stay:
-    behind the last tensor that leaves no other one makes the window full."""
+    """The same; and what is on its way out in forward has left when more comes to stay:
+    after the last tensor that leaves no other one makes the window full."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,7 +329,7 @@ class _Scheduler:
         link_free: float,
         found: dict[int, int],
     ) -> float:
-        """Put the loads of a batch into `found` and return when the link is free behind
+        """Put the loads of a batch into `found` and return when the link is free after
         them. One that would come late is none: each goes by itself."""
         line = self._line
         use_ms = self._use_ms[line.lane_of[batch[0]]]

@@ -10,7 +10,7 @@ finds. It imports no torch.
 All that depends on how long a step is happens in that process: prices are corrected,
 plans are searched for, and compared with the plan in force. The request is written, and
 an answer read, at once: some 50 ms of one step each, where a plan is worth more in
-every step behind it.
+every step after it.
 
 [Note: searched for smaller batches]
 A search of one size may miss what that of a larger one has found: of two sizes of a
@@ -207,7 +207,7 @@ def answer_of(text: str) -> Answer:
 
 
 class Search:
-    """One search that runs beside training. Ask it at step boundaries, and when it is
+    """One search that runs during training. Ask it at step boundaries, and when it is
     over `clear` it."""
 
     def __init__(self, request: Request) -> None:

@@ -5,7 +5,7 @@ Compute waits where the cache would make it wait: at a release for the copy out,
 first use for the copy in, and at a pack for room in pinned memory. An operator ends no
 sooner than the host has launched it, and what ssdtrain does for each tensor is work of
 the host (`HostCosts`).
-Memory at a mark is what the operators up to the next mark need beside
+Memory at a mark is what the operators up to the next mark need besides
 the saved tensors (measured) plus the saved tensors alive (by the plan).
 
 [Note: steady state]
@@ -227,7 +227,7 @@ class Run:
     def _ask(
         self, used: Sequence[int], ended: Sequence[int], loads: Sequence[int]
     ) -> None:
-        """What an operator asks for, and what is loaded for those behind it."""
+        """What an operator asks for, and what is loaded for those after it."""
         for item in used if len(used) < 2 else sorted(used, key=self._by_depth):
             self._use(item)
         for item in ended:
@@ -267,7 +267,7 @@ class Run:
         self._rank.host = host + self._handled_ms[mark]
 
     def _rebuild_host_ms(self, item: int) -> float:
-        """Return by how much its first use is dearer than `HostCosts` says."""
+        """Return by how much its first use is more expensive than `HostCosts` says."""
         own_ms = self._line.items[item].recipe_host_ms
         if not own_ms:
             return 0.0

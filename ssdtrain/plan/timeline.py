@@ -16,7 +16,7 @@ class Residency(NamedTuple):
     first: list[int]
     last: list[int]
     ended: set[int]
-    """Items that are gone already when the operator behind their last mark runs."""
+    """Items that are gone already when the operator after their last mark runs."""
 
 
 class Stored(NamedTuple):
@@ -109,7 +109,7 @@ class Timeline:
         """The region call in which each item is saved where nothing runs again; NEVER:
         in none."""
         self.run_of_mark = [self.saved_in[item] for item in self.item_of_mark]
-        """Likewise of each mark."""
+        """The same of each mark."""
         self.ends_of_backward = {
             self.run_of_mark[mark]
             for uses in self.lane_uses
@@ -125,7 +125,7 @@ class Timeline:
             1 + max((self.pack_mark[item] for item in own), default=NEVER)
             for own in self.members
         ]
-        """The mark behind the last item that each region call saves."""
+        """The mark after the last item that each region call saves."""
         self._with_inputs = [
             (base, base + number)
             for base, kind in zip(self.first_id, profile.lanes, strict=True)
@@ -218,8 +218,8 @@ class Timeline:
         return known
 
     def other_with_small(self, run_marks: Container[int]) -> list[int]:
-        """Return `other_bytes` with what region calls that do not run again keep beside
-        their items.
+        """Return `other_bytes` with what region calls that do not run again keep
+        besides their items.
 
         Args:
             run_marks: the calls that do.

@@ -23,7 +23,7 @@ from ssdtrain.plan.simulate import Run, simulate
 from ssdtrain.plan.timeline import Timeline
 
 PARTS = 4
-"""Plans that run so many parts of the regions again, beside the one that runs none."""
+"""Plans that run so many parts of the regions again, next to the one that runs none."""
 MOST_RATIO = 4.0
 """Batches are no larger or smaller than this, over the observed one."""
 

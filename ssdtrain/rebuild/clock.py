@@ -45,7 +45,7 @@ class Clock:
         """Called before each rebuild that is timed: holds the device, so that the
         rebuild's time is its own and not that of its launches."""
         self.after_rebuild: Callable[[], None] | None = None
-        """Likewise, after it."""
+        """The same, after it."""
         self._sums: dict[str, float] = {}
         """Of the last timed step whose account was asked for."""
 

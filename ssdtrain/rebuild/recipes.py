@@ -104,7 +104,7 @@ def made_by(
     Args:
         function: pure, and at module level.
         reads: the operands, in order; a text is a constant that node and function
-            call alike.
+            call the same.
         constants: all others, by the function's names.
     """
     operands = tuple(read for read in reads if not isinstance(read, str))

@@ -36,7 +36,7 @@ class Arguments(NamedTuple):
 
     num_args: int
     names: tuple[str, ...]
-    """Of the keywords, behind those."""
+    """Of the keywords, after those."""
     parts: list[int | TreeSpec | None]
     """Of each argument: None if it is one value, the length of a tuple of values, or
     how to make it of its values."""

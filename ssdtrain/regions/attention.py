@@ -56,7 +56,7 @@ MAX_STATE = 16
 NUM_INPUTS = 8
 """Places looked at before an attention's output for what else it saves."""
 NUM_BEHIND = 4
-"""And behind it: the states of random generators."""
+"""And after it: the states of random generators."""
 MAX_SIGNATURES = 16
 """Calls that are remembered for one attention."""
 

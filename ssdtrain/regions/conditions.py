@@ -4,7 +4,7 @@
 Backward runs outside the contexts of forward: autocast is off, gradients are off,
 settings are the defaults ([Note: numerics] in numerics.py), and the model may have been
 set to `eval()` meanwhile. A re-run gets all of them back. Random states are set back
-only for a forward that draws, and set forward again behind it; if they do not end where
+only for a forward that draws, and set forward again after it; if they do not end where
 the forward ended, somebody else draws from the same generator, and the masks are not
 the forward's.
 (tests/ssdtrain/regions/test_regions.py)
@@ -56,7 +56,7 @@ class Conditions(NamedTuple):
         )
 
     def restored(self) -> "Restored":
-        """A block under these conditions, with gradients on. Behind it those of before
+        """A block under these conditions, with gradients on. After it those of before
         hold, whatever it has set: it may have been left in the middle."""
         return Restored(self)
 

@@ -1,7 +1,7 @@
 """Tells in one pass whether something that a forward reads or may change is another.
 
 [Note: one pass]
-The state of a region's modules is asked for three times a call: before and behind its
+The state of a region's modules is asked for three times a call: before and after its
 forward, and before that runs again. To gather it by name and compare it takes about
 0.1 ms a time for a decoder layer, all of it Python, and almost always nothing has
 changed. So whoever gathers it leaves an `Inventory`: into which containers it went,
@@ -73,9 +73,9 @@ class Inventory:
         self._dicts: list[dict[Any, Any]] = []
         """And by what is in them."""
         self._hooks: list[dict[Any, Any]] = []
-        """Likewise, of hooks."""
+        """The same, of hooks."""
         self._returning: list[dict[Any, Any]] = []
-        """Likewise, of what may be replaced and put back."""
+        """The same, of what may be replaced and put back."""
         self._empty: list[dict[Any, Any]] = []
         """Of these four, those that were empty; and those whose order may change
         without their version, which is never told."""

@@ -4,7 +4,7 @@ It is not torch's checkpoint: inside that one's re-run torch's own hook is the i
 one, and ours would see nothing.
 
 [Note: the end of a re-run]
-A re-run stops, by an exception, behind the last tensor that is needed: what follows is
+A re-run stops, by an exception, after the last tensor that is needed: what follows is
 often a matrix product. Code that is not there to be left in the middle would tell: it
 has set something that it sets back at its end (a flag, a depth), or it has a `try` or a
 `with` around the operator that saved. Such a forward runs to its end.
@@ -40,7 +40,7 @@ class Collector:
     Args:
         take: is given each tensor as well; None: nobody is.
         num_places: of the forward.
-        may_stop: asked behind the last tensor whether the rest may be left out.
+        may_stop: asked after the last tensor whether the rest may be left out.
     """
 
     def __init__(

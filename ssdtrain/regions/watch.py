@@ -1,8 +1,8 @@
-"""Sees what a forward changes beside its result.
+"""Sees what a forward changes besides its result.
 
 [Note: side effects]
 A forward that runs again repeats its side effects. So at each call the module's tensors
-and Python state are looked at before and behind it: versions of its buffers and of
+and Python state are looked at before and after it: versions of its buffers and of
 tensors among its attributes; which attributes, buffers and parameters it has; numbers
 and other values by equality, objects by identity; and one level into lists,
 dictionaries and plain objects among the attributes (a counter in `self.stats`) and

@@ -189,7 +189,7 @@ class KvikioFile:
         return int(self._file.pwrite(data, num_bytes, offset, task).get())
 
     def read(self, data: DeviceBytes, num_bytes: int, offset: int, task: int) -> int:
-        """Read likewise; return the bytes."""
+        """Read as above; return the bytes."""
         return int(self._file.pread(data, num_bytes, offset, task).get())
 
     def close(self) -> None:

@@ -188,7 +188,7 @@ def _stripe(
 
 
 class Opened(NamedTuple):
-    """What lies behind a rank's host memory."""
+    """What lies after a rank's host memory."""
 
     storage: Storage | None
     """None: this rank works in host memory alone."""
@@ -199,7 +199,7 @@ class Opened(NamedTuple):
 
 
 class Opener(Protocol):
-    """Opens what lies behind host memory: `TargetRow.opener` in config.py."""
+    """Opens what lies after host memory: `TargetRow.opener` in config.py."""
 
     def __call__(
         self,

@@ -128,7 +128,7 @@ class Copies(Protocol):
         """Start to copy the bytes into new tensors on the device, as one batch."""
 
     def arrive(self, pinned: PinnedBuffer) -> None:
-        """Order the caller's compute behind the copy in."""
+        """Order the caller's compute after the copy in."""
 
     def quiesce(self) -> None:
         """Wait until no copy is under way."""
@@ -194,11 +194,11 @@ class CudaCopies:
         self._number = 0
         """Of the last copy out."""
         self._load_behind = 0
-        """Of the last copy out that the load order is behind."""
+        """Of the last copy out that the load order is after."""
         self._batch = 0
         """Number of the last batch in."""
         self._store_behind = 0
-        """Of the last batch in that the store order is behind."""
+        """Of the last batch in that the store order is after."""
         self._behind = 0, 0
         """CUDA's number of the stream that waited last, and for which batch."""
 

@@ -128,7 +128,7 @@ class Device(Protocol):
 
     torch_device: torch.device
     runs_beside: bool = False
-    """Whether compute runs beside the calling thread."""
+    """Whether compute runs next to the calling thread."""
 
     def now(self) -> Event:
         """The present end of the caller's compute order."""

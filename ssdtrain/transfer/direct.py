@@ -66,12 +66,12 @@ class DirectOffloader(Offloader):
         transfer = Transfer(name, source.numel(), TransferState.STORED, None, copied)
         transfer.is_direct = True
         if owner is not None:
-            owner.parcel = transfer
+            owner.transfer = transfer
         try:
             transfer.slot = self._need_storage().allocate(source.numel())
         except OSError as error:
             if owner is not None:
-                owner.parcel = None
+                owner.transfer = None
             self.fall_back(why_kept(error), f": {error}")
             return None
         ready = self.device.now()

@@ -110,11 +110,11 @@ class Offloader:
         num_bytes, now = source.numel(), self.device.now()
         transfer = Transfer(name, num_bytes, TransferState.STAGED, None, now)
         if owner is not None:
-            owner.parcel = transfer
+            owner.transfer = transfer
         buffer = transfer.buffer = self._take_for_store(num_bytes, patient)
         if buffer is None:
             if owner is not None:
-                owner.parcel = None
+                owner.transfer = None
             return None
         after = [now, *buffer.busy]
         transfer.is_starting = True

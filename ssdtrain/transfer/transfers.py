@@ -93,7 +93,7 @@ class Load:
 class TransferOwner(Protocol):
     """Who discards a transfer; see [Note: interrupts]."""
 
-    parcel: Any
+    transfer: Any
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ the place of an anchor.
     pitfall = "reload races its own copy out (Megatron#7398)"
     killed_by = ["tests/pitfalls/test_order.py::test_a_load_waits_for_its_own_copy_out"]
     file = "ssdtrain/transfer/offloader.py"
-    anchor = "after: list[Event] = [parcel.copied, *load.after]"
+    anchor = "after: list[Event] = [transfer.copied, *load.after]"
     replacement = "after: list[Event] = [*load.after]"
 
     python -m tests.pitfalls.run_mutants [NAME ...]

@@ -73,13 +73,13 @@ def test_a_load_waits_for_its_own_copy_out(offloader: Offloader) -> None:
     """Megatron#7398: the reload races its own copy to the host."""
     target = filled(9)
     with Held(offloader.device._store):
-        parcel = offloader.store(filled(7), "t", lambda: True)
-        assert parcel is not None
-        load = offloader.load(parcel, target)
+        transfer = offloader.store(filled(7), "t", lambda: True)
+        assert transfer is not None
+        load = offloader.load(transfer, target)
         threading.Event().wait(0.02)
     load.wait(offloader.device)
     assert torch.equal(target, filled(7))
-    offloader.discard(parcel)
+    offloader.discard(transfer)
 
 
 def test_a_buffer_is_not_written_while_a_load_reads_it(offloader: Offloader) -> None:
@@ -107,10 +107,10 @@ class Leaving:
     data: Any = None
 
     def enter(
-        self, window: ReleaseWindow, data: torch.Tensor, parcel: Any, due: Any = None
+        self, window: ReleaseWindow, data: torch.Tensor, transfer: Any, due: Any = None
     ) -> None:
-        self.holding = SimpleNamespace(parcel=parcel)
-        window.add(self, data, parcel, due=due)  # type: ignore[arg-type]
+        self.holding = SimpleNamespace(transfer=transfer)
+        window.add(self, data, transfer, due=due)  # type: ignore[arg-type]
 
     def release(self) -> None:
         self.state = RecordState.AWAY
@@ -121,14 +121,14 @@ def test_memory_is_not_let_go_before_its_copy(offloader: Offloader) -> None:
     window, record = ReleaseWindow(offloader), Leaving()
     held = Held(offloader.device._store)
     source = filled(7)
-    parcel = offloader.store(source, "t", lambda: True)
-    assert parcel is not None
-    record.enter(window, source, parcel)
+    transfer = offloader.store(source, "t", lambda: True)
+    assert transfer is not None
+    record.enter(window, source, transfer)
     threading.Timer(0.03, held.gate.set).start()
     window.release_oldest()
     assert record.state is RecordState.AWAY
-    assert parcel.copied.query(), "released before the copy had ended"
-    offloader.discard(parcel)
+    assert transfer.copied.query(), "released before the copy had ended"
+    offloader.discard(transfer)
 
 
 def test_release_does_not_wait_to_be_seen(everything: Any) -> None:
@@ -179,9 +179,9 @@ def test_memory_goes_back_in_the_order_of_its_own_stream(cuda: FakeCuda) -> None
     window = ReleaseWindow(SimpleNamespace(device=cuda.device))
     copied = Event()
     copied.known = {cuda.device._store: 3}
-    parcel = Transfer("t", NUM_BYTES, TransferState.STAGED, None, copied)  # type: ignore[arg-type]
+    transfer = Transfer("t", NUM_BYTES, TransferState.STAGED, None, copied)  # type: ignore[arg-type]
     with cuda.on(side):
-        record.enter(window, filled(7), parcel)
+        record.enter(window, filled(7), transfer)
     window.release_oldest()
     assert side.known.get(cuda.device._store) == 3
 
@@ -229,7 +229,7 @@ MADE: list[Any] = [
 
 
 @pytest.mark.parametrize("make", MADE)
-def test_places_are_ordered_as_parcels_are(cuda: FakeCuda, make: Make) -> None:
+def test_places_are_ordered_as_transfers_are(cuda: FakeCuda, make: Make) -> None:
     """Out behind its producer, back behind its own copy out, out again behind that."""
     copies, device = CudaCopies(cuda.device, make(cuda)), cuda.device
     copies._torch_device = torch.device("cpu")
@@ -481,11 +481,11 @@ def test_copies_out_that_are_due_together_are_waited_for_once(
         copied: Any = Event()
         store.tick()
         copied.record(store)
-        parcel = Transfer("t", NUM_BYTES, TransferState.STAGED, None, copied)
+        transfer = Transfer("t", NUM_BYTES, TransferState.STAGED, None, copied)
         if number == 3:
-            parcel.copied = threaded
+            transfer.copied = threaded
         with cuda.on(side if number == 1 else cuda.default):
-            record.enter(window, filled(7), parcel, due=number // 5)
+            record.enter(window, filled(7), transfer, due=number // 5)
     assert window.release_due(0) == 5
     assert waits.streams == [cuda.default, cuda.default, side]
     assert cuda.default.known[store] == 5 and side.known[store] == 2

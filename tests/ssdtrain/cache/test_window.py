@@ -26,18 +26,18 @@ class Away:
         self.state = RecordState.LEAVING
         self.num_bytes = NUM_BYTES
         self.data: Any = None
-        self.parcel: Any = None
-        self.holding = self  # which has the parcel
+        self.transfer: Any = None
+        self.holding = self  # which has the transfer
 
     def release(self) -> None:
         self.state = RecordState.AWAY
 
     def stay(self) -> None:
-        self.state, self.parcel = RecordState.KEPT, None
+        self.state, self.transfer = RecordState.KEPT, None
 
 
 class Sent:
-    """What it needs of a parcel."""
+    """What it needs of a transfer."""
 
     def __init__(self) -> None:
         self.copied = CpuEvent()
@@ -53,7 +53,7 @@ class Offloads:
     def fall_back(self, reason: Fallback, why: str = "") -> None:
         self.fallbacks.append(reason)
 
-    def discard(self, parcel: Any) -> None:
+    def discard(self, transfer: Any) -> None:
         pass
 
 
@@ -71,29 +71,29 @@ def filled_tensor() -> torch.Tensor:
 def filled(offloads: Offloads, num: int) -> tuple[Any, list[Any], list[Any]]:
     """A window with so many leavers."""
     window: Any = ReleaseWindow(offloads)  # type: ignore[arg-type]
-    records, parcels = [Away() for _ in range(num)], [Sent() for _ in range(num)]
-    for record, parcel in zip(records, parcels, strict=True):
-        record.parcel = parcel
-        window.add(record, filled_tensor(), parcel)
-    return window, records, parcels
+    records, transfers = [Away() for _ in range(num)], [Sent() for _ in range(num)]
+    for record, transfer in zip(records, transfers, strict=True):
+        record.transfer = transfer
+        window.add(record, filled_tensor(), transfer)
+    return window, records, transfers
 
 
 def test_a_dead_record_is_let_go_when_its_copy_has_ended(offloads: Offloads) -> None:
-    window, records, parcels = filled(offloads, 3)
+    window, records, transfers = filled(offloads, 3)
     del records[1:]
     gc.collect()
-    window.linger(parcels[2])
-    window.linger(parcels[1])
+    window.linger(transfers[2])
+    window.linger(transfers[1])
     assert window.lingering_bytes == 2 * NUM_BYTES
     window.let_go()
     assert window.num_bytes == 3 * NUM_BYTES, "let go before the copy had ended"
-    parcels[1].copied.reach()
+    transfers[1].copied.reach()
     window.let_go()
     assert (window.num_bytes, window.lingering_bytes) == (2 * NUM_BYTES, NUM_BYTES)
-    parcels[2].copied.reach()
+    transfers[2].copied.reach()
     window.let_go()
     assert (window.num_bytes, window.lingering_bytes) == (NUM_BYTES, 0)
-    parcels[0].copied.reach()
+    transfers[0].copied.reach()
     assert window.oldest_has_left()
     window.release_oldest()
     assert window.num_bytes == 0
@@ -106,17 +106,17 @@ def test_the_end_of_backward_waits_in_order_and_not_on_the_host(
         def query(self) -> bool:
             return False
 
-    window, records, parcels = filled(offloads, 2)
+    window, records, transfers = filled(offloads, 2)
     records.clear()
-    parcels[0].copied = StreamEvent()
+    transfers[0].copied = StreamEvent()
     waited: list[Any] = []
     monkeypatch.setattr(
         offloads.device, "wait", lambda event, order, **_: waited.append(event)
     )
-    for parcel in parcels:
-        window.linger(parcel)
+    for transfer in transfers:
+        window.linger(transfer)
     window.let_go_in_order()
-    assert waited == [parcels[0].copied]
+    assert waited == [transfers[0].copied]
     assert window.num_bytes == NUM_BYTES, "a thread's copy would make the host wait"
 
 
@@ -149,12 +149,12 @@ def test_what_is_due_is_released_and_known_before(
     left: list[tuple[Any, Any, int | None]] = []
     for mark in range(60):
         if draw.random() < 0.7:
-            record, parcel = Away(), Sent()
-            parcel.copied.reach()
+            record, transfer = Away(), Sent()
+            transfer.copied.reach()
             due = draw.choice([None, mark + draw.randint(1, 8)])
-            record.parcel = parcel
-            window.add(record, filled_tensor(), parcel, due)
-            left.append((record, parcel, due))
+            record.transfer = transfer
+            window.add(record, filled_tensor(), transfer, due)
+            left.append((record, transfer, due))
         if left and draw.random() < 0.2:
             gone = left.pop(draw.randrange(len(left)))
             window.linger(gone[1])
@@ -175,10 +175,10 @@ def test_a_copy_that_was_replaced_releases_nothing(offloads: Offloads) -> None:
     """Its record was saved again, and leaves by a later copy."""
     window: Any = ReleaseWindow(offloads)  # type: ignore[arg-type]
     record, old, new = Away(), Sent(), Sent()
-    for parcel in (old, new):
-        record.parcel = parcel
-        window.add(record, filled_tensor(), parcel)
-        parcel.copied.reach()
+    for transfer in (old, new):
+        record.transfer = transfer
+        window.add(record, filled_tensor(), transfer)
+        transfer.copied.reach()
     window.release_oldest()
     assert record.state is RecordState.LEAVING
     window.release_oldest()

@@ -392,11 +392,11 @@ def test_one_edge_for_what_compute_waits_for_in_order(device: GraphDevice) -> No
     together have one edge from compute and one back."""
     copies = GraphCopies(device, 1 << 20)
     with device.graph():
-        parcels = [copies.store(each, "x") for each in bytes_of(1, 2, 3, 4)]
-        first, *others, last = [each for each in parcels if each is not None]
+        transfers = [copies.store(each, "x") for each in bytes_of(1, 2, 3, 4)]
+        first, *others, last = [each for each in transfers if each is not None]
         device.wait(others[1].copied)
-        for parcel in (first, *others):
-            device.wait(parcel.copied)
+        for transfer in (first, *others):
+            device.wait(transfer.copied)
         assert device.edges[4:] == [(3, "after")]
         device.wait(first.copied, "another order")
         assert device.edges[5:] == [(1, "after")]
@@ -411,9 +411,9 @@ def test_one_edge_for_what_compute_waits_for_in_order(device: GraphDevice) -> No
     # Nothing of this capture holds in the next.
     del device.edges[:]
     with device.graph():
-        parcel = copies.store(bytes_of(5)[0], "x")
-        assert parcel is not None
-        device.wait(parcel.copied)
+        transfer = copies.store(bytes_of(5)[0], "x")
+        assert transfer is not None
+        device.wait(transfer.copied)
     assert device.edges == [(5, "compute"), (5, "after")]
 
 

@@ -240,13 +240,13 @@ def wait_for_writes(session: ssdtrain.Session) -> None:
     offloader = session.cache.offloader
     load, discard = offloader.load, offloader.discard
 
-    def load_written(parcel: Any, target: Tensor) -> Any:
+    def load_written(transfer: Any, target: Tensor) -> Any:
         offloader.wait_io()
-        return load(parcel, target)
+        return load(transfer, target)
 
-    def discard_written(parcel: Any) -> None:
+    def discard_written(transfer: Any) -> None:
         offloader.wait_io()
-        discard(parcel)
+        discard(transfer)
 
     offloader.load = load_written  # type: ignore[method-assign]
     offloader.discard = discard_written  # type: ignore[method-assign]

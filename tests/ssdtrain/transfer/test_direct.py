@@ -71,11 +71,11 @@ def open_direct(
 
 
 def there_and_back(offloader: DirectOffloader, source: torch.Tensor) -> torch.Tensor:
-    parcel = offloader.store(source, "x", lambda: True)
-    assert parcel is not None
+    transfer = offloader.store(source, "x", lambda: True)
+    assert transfer is not None
     target = torch.zeros_like(source)
-    offloader.load(parcel, target).wait(offloader.device)
-    offloader.discard(parcel)
+    offloader.load(transfer, target).wait(offloader.device)
+    offloader.discard(transfer)
     return target
 
 
@@ -120,14 +120,14 @@ def test_bytes_are_computed_before_they_are_written_or_overwritten() -> None:
     pool, storage = PinnedPool(device, 1 << 20), Told(MemoryStorage())
     offloader = DirectOffloader(device, pool, storage, Drain.AT_ONCE, 2, meters)
     source = torch.ones(PAGE, dtype=torch.uint8)
-    parcel = offloader.store(source, "x", lambda: True)
-    assert parcel is not None
+    transfer = offloader.store(source, "x", lambda: True)
+    assert transfer is not None
     offloader.wait_io()
     assert order == ["computed", "written"]
     target = torch.zeros_like(source)
-    offloader.load(parcel, target).wait(device)
+    offloader.load(transfer, target).wait(device)
     assert order == ["computed", "written", "computed", "read"]
-    offloader.discard(parcel)
+    offloader.discard(transfer)
     offloader.close()
 
 
@@ -140,15 +140,15 @@ def test_a_failed_write_is_rescued(kind: FaultKind, cap_bytes: int) -> None:
     offloader = open_direct(storage, cap_bytes, counters)
     source = torch.randint(0, 256, (10_000,), dtype=torch.uint8)
     kept = source.clone()
-    parcel = offloader.store(source, "x", lambda: True)
-    assert parcel is not None
-    offloader.device.wait(parcel.copied)
+    transfer = offloader.store(source, "x", lambda: True)
+    assert transfer is not None
+    offloader.device.wait(transfer.copied)
     source.zero_()  # released: only the rescued bytes are left
     for _ in range(2):
         target = torch.zeros_like(source)
-        offloader.load(parcel, target).wait(offloader.device)
+        offloader.load(transfer, target).wait(offloader.device)
         assert same_bits(target, kept)
-    offloader.discard(parcel)
+    offloader.discard(transfer)
     assert storage.stats().used_bytes == 0
     assert offloader.pool.used_bytes == 0
     fallbacks = counters.take().fallbacks
@@ -167,12 +167,12 @@ def test_a_failed_rescue_is_lost_and_says_so(monkeypatch: pytest.MonkeyPatch) ->
         raise RuntimeError("the device is gone")
 
     monkeypatch.setattr(offloader.device, "copy_out", fail)
-    parcel = offloader.store(torch.zeros(PAGE, dtype=torch.uint8), "x", lambda: True)
-    assert parcel is not None
+    transfer = offloader.store(torch.zeros(PAGE, dtype=torch.uint8), "x", lambda: True)
+    assert transfer is not None
     target = torch.empty(PAGE, dtype=torch.uint8)
     with pytest.raises(ActivationLostError):
-        offloader.load(parcel, target).wait(offloader.device)
-    offloader.discard(parcel)
+        offloader.load(transfer, target).wait(offloader.device)
+    offloader.discard(transfer)
     assert storage.stats().used_bytes == 0
     offloader.close()
 
@@ -188,14 +188,14 @@ def test_a_failed_read_is_lost_and_says_so() -> None:
     fault = Fault(operation=Operation.READ, kind=FaultKind.IO_ERROR, at=0)
     offloader = open_direct(FaultyStorage(AnyBuffer(MemoryStorage()), [fault]))
     source = torch.zeros(PAGE, dtype=torch.uint8)
-    parcel = offloader.store(source, "layer 3", lambda: True)
-    assert parcel is not None
+    transfer = offloader.store(source, "layer 3", lambda: True)
+    assert transfer is not None
     for _ in range(2):
-        load = offloader.load(parcel, torch.empty_like(source))
+        load = offloader.load(transfer, torch.empty_like(source))
         with pytest.raises(ActivationLostError, match=r"layer 3 \(4096 bytes\)"):
             load.wait(offloader.device)
-    assert parcel.state is TransferState.LOST
-    offloader.discard(parcel)
+    assert transfer.state is TransferState.LOST
+    offloader.discard(transfer)
     offloader.close()
 
 
@@ -203,17 +203,17 @@ def test_discarded_while_it_is_written() -> None:
     gate = Gate(AnyBuffer(MemoryStorage()))
     offloader = open_direct(gate)
     source = torch.zeros(PAGE, dtype=torch.uint8)
-    parcels = [offloader.store(source, "x", lambda: True) for _ in range(4)]
+    transfers = [offloader.store(source, "x", lambda: True) for _ in range(4)]
     assert not offloader._writers._shutdown
-    for parcel in parcels:
-        assert parcel is not None
-        assert not parcel.copied.query()
-        offloader.discard(parcel)
+    for transfer in transfers:
+        assert transfer is not None
+        assert not transfer.copied.query()
+        offloader.discard(transfer)
     gate.open.set()
     offloader.wait_io()
-    for parcel in parcels:
-        assert parcel is not None
-        parcel.copied.synchronize()
+    for transfer in transfers:
+        assert transfer is not None
+        transfer.copied.synchronize()
     assert gate.stats().used_bytes == 0
     offloader.close()
 
@@ -277,8 +277,8 @@ class Asked(AnyBuffer):
 
 
 def test_what_does_not_fit_into_host_memory_goes_past_it() -> None:
-    """Two parcels fit; the others go the direct way while no older one makes room. All
-    come back, and nothing is left."""
+    """Two transfers fit; the others go the direct way while no older one makes room.
+    All come back, and nothing is left."""
     device, counters = CpuDevice(), Counters()
     sources = [torch.randint(0, 256, (8 * PAGE,), dtype=torch.uint8) for _ in range(8)]
     own = {source.data_ptr() for source in sources}
@@ -287,19 +287,21 @@ def test_what_does_not_fit_into_host_memory_goes_past_it() -> None:
     pool = PinnedPool(device, 18 * PAGE)
     meters = Meters(counters=counters, trace=Trace(False))
     offloader = DirectOffloader(device, pool, gate, Drain.WHEN_FULL, 2, meters)
-    parcels = [offloader.store(s, f"{i}", lambda: True) for i, s in enumerate(sources)]
-    assert all(parcel is not None for parcel in parcels)
+    transfers = [
+        offloader.store(s, f"{i}", lambda: True) for i, s in enumerate(sources)
+    ]
+    assert all(transfer is not None for transfer in transfers)
     assert pool.total_bytes <= 18 * PAGE
     gate.open.set()
     offloader.wait_io()
     assert storage.staged.count(False) == 6, "past host memory"
-    for parcel, source in zip(reversed(parcels), reversed(sources), strict=True):
-        assert parcel is not None
-        offloader.recall(parcel)
+    for transfer, source in zip(reversed(transfers), reversed(sources), strict=True):
+        assert transfer is not None
+        offloader.recall(transfer)
         target = torch.zeros_like(source)
-        offloader.load(parcel, target).wait(device)
+        offloader.load(transfer, target).wait(device)
         assert same_bits(target, source)
-        offloader.discard(parcel)
+        offloader.discard(transfer)
     offloader.wait_io()
     assert storage.stats().used_bytes == 0 and pool.used_bytes == 0
     assert counters.take().fallbacks == {}

@@ -102,16 +102,16 @@ def test_a_child_stores_and_loads_nothing() -> None:
     pool = PinnedPool(device, 1 << 20)
     offloader = Offloader(device, pool, None, Drain.NEVER, 1, meters)
     source, patient = torch.ones(PAGE, dtype=torch.uint8), lambda: True
-    parcel = offloader.store(source, "before", patient)
-    assert parcel is not None
+    transfer = offloader.store(source, "before", patient)
+    assert transfer is not None
 
     def child() -> int:
         if offloader.store(source, "after", patient) is not None:
             return WRONG
         try:
-            offloader.load(parcel, torch.empty_like(source))
+            offloader.load(transfer, torch.empty_like(source))
         except ForkedError:
-            offloader.discard(parcel)
+            offloader.discard(transfer)
             offloader.wait_io()
             offloader.close()
             return OK
@@ -120,7 +120,7 @@ def test_a_child_stores_and_loads_nothing() -> None:
     with held_by_a_thread(offloader._lock), held_by_a_thread(pool._changed):
         assert in_child(child) == OK
     assert pool.used_bytes == PAGE
-    offloader.discard(parcel)
+    offloader.discard(transfer)
     offloader.close()
 
 

@@ -85,16 +85,16 @@ def test_bytes_come_back(drain: Drain) -> None:
     sources = [
         torch.randint(0, 256, (20_000 + n,), dtype=torch.uint8) for n in range(8)
     ]
-    parcels = [
+    transfers = [
         offloader.store(s, f"record {n}", lambda: True) for n, s in enumerate(sources)
     ]
     offloader.wait_io()
-    for source, parcel in zip(reversed(sources), reversed(parcels), strict=True):
-        assert parcel is not None
+    for source, transfer in zip(reversed(sources), reversed(transfers), strict=True):
+        assert transfer is not None
         target = torch.zeros_like(source)
-        offloader.load(parcel, target).wait(offloader.device)
+        offloader.load(transfer, target).wait(offloader.device)
         assert same_bits(target, source)
-        offloader.discard(parcel)
+        offloader.discard(transfer)
     assert offloader.pool.used_bytes == 0
     offloader.close()
 
@@ -112,23 +112,23 @@ def test_a_write_that_ends_while_the_pool_is_asked_makes_room(
 
     monkeypatch.setattr(offloader.pool, "take", late)
     source = torch.arange(20 * KIB, dtype=torch.uint8)
-    parcel = offloader.store(source, "record", lambda: True)
-    assert parcel is not None
+    transfer = offloader.store(source, "record", lambda: True)
+    assert transfer is not None
     target = torch.zeros_like(source)
-    offloader.load(parcel, target).wait(offloader.device)
+    offloader.load(transfer, target).wait(offloader.device)
     assert same_bits(target, source)
-    offloader.discard(parcel)
+    offloader.discard(transfer)
     offloader.close()
 
 
 def test_tiered_drains_the_oldest_first() -> None:
     offloader = open_offloader(Drain.WHEN_FULL, 256 * KIB)
-    parcels = []
+    transfers = []
     for n in range(12):
         source = torch.full((20 * KIB,), n, dtype=torch.uint8)
-        parcels.append(offloader.store(source, f"record {n}", lambda: True))
+        transfers.append(offloader.store(source, f"record {n}", lambda: True))
     offloader.wait_io()
-    states = [parcel.state for parcel in parcels if parcel is not None]
+    states = [transfer.state for transfer in transfers if transfer is not None]
     assert len(states) == 12
     stored = states.count(TransferState.STORED)
     assert 0 < stored < 12
@@ -140,25 +140,29 @@ def test_tiered_drains_the_oldest_first() -> None:
 def test_recall_reads_ahead_and_gives_way() -> None:
     offloader = open_offloader(Drain.AT_ONCE, 256 * KIB)
     sources = [torch.full((60 * KIB,), n, dtype=torch.uint8) for n in range(4)]
-    parcels = [offloader.store(s, "record", lambda: True) for s in sources]
+    transfers = [offloader.store(s, "record", lambda: True) for s in sources]
     offloader.wait_io()
-    recalled = [offloader.recall(parcel) for parcel in parcels if parcel is not None]
+    recalled = [
+        offloader.recall(transfer) for transfer in transfers if transfer is not None
+    ]
     assert recalled[:3] == [True] * 3
     # A load that must happen takes a recalled buffer if nothing else is free.
-    for source, parcel in zip(sources, parcels, strict=True):
-        assert parcel is not None
+    for source, transfer in zip(sources, transfers, strict=True):
+        assert transfer is not None
         target = torch.zeros_like(source)
-        offloader.load(parcel, target).wait(offloader.device)
+        offloader.load(transfer, target).wait(offloader.device)
         assert same_bits(target, source)
     offloader.close()
 
 
 def test_trace_has_writes_and_reads(tmp_path: Path) -> None:
     offloader = open_offloader(Drain.AT_ONCE, 256 * KIB)
-    parcel = offloader.store(torch.ones(5000, dtype=torch.uint8), "x", lambda: True)
+    transfer = offloader.store(torch.ones(5000, dtype=torch.uint8), "x", lambda: True)
     offloader.wait_io()
-    assert parcel is not None
-    offloader.load(parcel, torch.zeros(5000, dtype=torch.uint8)).wait(offloader.device)
+    assert transfer is not None
+    offloader.load(transfer, torch.zeros(5000, dtype=torch.uint8)).wait(
+        offloader.device
+    )
     rows = {span.row for span in offloader._meters.trace.spans()}
     assert {"write", "read"} <= rows
     offloader.close()
