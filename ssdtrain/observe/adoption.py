@@ -5,11 +5,10 @@ the first time, and all ranks follow it from the same step on.
 (tests/ssdtrain/observe/test_adoption.py, test_beside.py)
 """
 
-from dataclasses import replace
 
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.plan.agree import Peers
-from ssdtrain.plan.plan import Plan, Prediction
+from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.scaled import Growth
 
@@ -26,11 +25,6 @@ class Adoption:
     def take(self, plan: Plan) -> None:
         """Follow this plan next."""
         self.taken = plan
-
-    def reprice(self, prediction: Prediction | None) -> None:
-        """This is what the plan that is taken will do."""
-        if self.taken is not None:
-            self.taken = replace(self.taken, prediction=prediction)
 
     def drop(self) -> None:
         """Follow none."""
