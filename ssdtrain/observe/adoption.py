@@ -5,7 +5,6 @@ the first time, and all ranks follow it from the same step on.
 (tests/ssdtrain/observe/test_adoption.py, test_beside.py)
 """
 
-
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.plan.agree import Peers
 from ssdtrain.plan.plan import Plan
