@@ -382,7 +382,7 @@ class RegionCall:
             raise InPlaceError(
                 f"a parameter or buffer of {self.region.path} was changed between "
                 "its forward and its backward, and its forward would run again "
-                "with the new values. Change it behind backward, or set "
+                "with the new values. Change it after backward, or set "
                 "recompute='off'."
             )
 

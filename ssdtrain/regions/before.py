@@ -303,7 +303,7 @@ class Before:
     def _error(self, what: str) -> RegionError:
         return RegionError(
             f"{self._path} would run again, but {what} changed between its forward "
-            "and its backward. Change it behind backward, set regions to leave it "
+            "and its backward. Change it after backward, set regions to leave it "
             "out, or set recompute='off'."
         )
 
