@@ -13,11 +13,8 @@ logger = logging.getLogger(__name__)
 
 
 def refuse_offloading(args: Any) -> None:
-    """Refuse a `TrainingArguments` whose trainer moves saved tensors itself.
-
-    Raises:
-        AttachError: both would move them; says which setting to leave out.
-    """
+    """Refuse a `TrainingArguments` whose trainer moves saved tensors itself. Raises
+    AttachError: both would move them; says which setting to leave out."""
     nested = getattr(args, "activation_checkpointing_kwargs", None)
     nested = nested if isinstance(nested, Mapping) else {}
     callbacks = getattr(args, "callbacks", None) or ()  # ms-swift's names

@@ -38,11 +38,8 @@ _UNREADABLE = (
 
 def find_config(name: str) -> Path:
     """Return the file that `--config name` means: a path, a bare name in the working
-    directory, or a packaged config.
-
-    Raises:
-        ConfigError: there is no such file; the text lists where it was looked for.
-    """
+    directory, or a packaged config. Raises ConfigError: there is no such file; the text
+    lists where it was looked for."""
     given = Path(name).expanduser()
     tried = [given.resolve()]
     if given.parent == Path("."):
@@ -59,11 +56,8 @@ def compose_config(name: str, overrides: Sequence[str]) -> DictConfig:
 
     Groups are looked up beside the file first, then among the packaged configs. A file
     without a defaults list changes the packaged root: its text under a group's name is
-    a choice, everything else a value.
-
-    Raises:
-        ConfigError: no such file, or it is no YAML mapping.
-        hydra.errors.HydraException: unknown group, choice or key.
+    a choice, everything else a value. Raises ConfigError: no such file, or it is no
+    YAML mapping; hydra.errors.HydraException: unknown group, choice or key.
     """
     path = find_config(name)
     with _readable(path):
@@ -79,11 +73,8 @@ def compose_groups(name: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def values_of(config: DictConfig) -> dict[str, Any]:
-    """Return the plain values of what `compose_config` gave.
-
-    Raises:
-        ConfigError: a reference leads nowhere, or round in a circle.
-    """
+    """Return the plain values of what `compose_config` gave. Raises ConfigError: a
+    reference leads nowhere, or round in a circle."""
     with _readable("the composed config"):
         return dict(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
 
@@ -180,11 +171,8 @@ def _root_of(path: Path) -> str:
 
 
 def _as_name(group: str, value: object) -> str:
-    """Return what chooses of a group; `offload: false` is told what there is.
-
-    Raises:
-        ConfigError: a list.
-    """
+    """Return what chooses of a group; `offload: false` is told what there is. Raises
+    ConfigError: a list."""
     if isinstance(value, list):
         raise ConfigError(
             f"--config: {group} expects one choice, or its settings, got {value}"

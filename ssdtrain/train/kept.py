@@ -56,11 +56,7 @@ def keep(session: Session, settings: object, checkpoint: str | Path) -> bool:
 
 def kept_in(checkpoint: str | Path, settings: object) -> tuple[Plan, Profile] | None:
     """Return what a checkpoint's run followed; None: nothing, or it was for other
-    settings.
-
-    Raises:
-        DamagedFileError: the file is not what `keep` wrote.
-    """
+    settings. Raises DamagedFileError: the file is not what `keep` wrote."""
     try:
         kept = KEPT_FILE.read(path_in(checkpoint))
     except FileNotFoundError:
@@ -69,13 +65,11 @@ def kept_in(checkpoint: str | Path, settings: object) -> tuple[Plan, Profile] | 
 
 
 def follow_kept(session: Session, settings: object, checkpoint: str | Path) -> bool:
-    """Follow the plan of a checkpoint from the first step on.
+    """Follow the plan of a checkpoint from the first step on. Raises DamagedFileError:
+    the file is not what `keep` wrote.
 
     Returns:
         False: there is none, or it was made for other settings.
-
-    Raises:
-        DamagedFileError: the file is not what `keep` wrote.
     """
     found = kept_in(checkpoint, settings)
     if found is not None:

@@ -111,11 +111,8 @@ def attach(runner: Runner, workload: Workload) -> Session:
 
 def make_directories(workload: Workload) -> None:
     """Make this rank's directory in each that is configured. That one has to exist, as
-    for `ssdtrain.offload`, unless it lies in the run's own directory.
-
-    Raises:
-        ConfigError: it does not exist, or is no place for activations.
-    """
+    for `ssdtrain.offload`, unless it lies in the run's own directory. Raises
+    ConfigError: it does not exist, or is no place for activations."""
     run = Path(workload.settings.run_directory).absolute()
     given = offload_directories(workload)
     for name, place in zip(given, storage_directories(workload), strict=True):
@@ -139,11 +136,8 @@ def make_directories(workload: Workload) -> None:
 
 def first_step(workload: Workload, runner: Runner) -> int:
     """Load the checkpoint of `train.resume`, if one is asked for, and return the step
-    that comes next.
-
-    Raises:
-        ConfigError: there is none, it is not of this model, or no step is left.
-    """
+    that comes next. Raises ConfigError: there is none, it is not of this model, or no
+    step is left."""
     settings = workload.settings.train
     first = runner.load(settings.resume) if settings.resume else 0
     if first >= settings.steps:

@@ -8,19 +8,11 @@ from torch.nn.utils import clip_grad_norm_
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.train.checkpoint import fitting, read_checkpoint, write_checkpoint
-from ssdtrain.train.runner import (
-    Workload,
-    build_optimizer,
-    build_schedule,
-    seed_step,
-)
+from ssdtrain.train.runner import Workload, build_optimizer, build_schedule, seed_step
 from ssdtrain.train.settings import Precision
 
 _CHECKPOINT = "checkpoint.pt"
-_AUTOCAST = {
-    Precision.BF16_AUTOCAST: torch.bfloat16,
-    Precision.FP16: torch.float16,
-}
+_AUTOCAST = {Precision.BF16_AUTOCAST: torch.bfloat16, Precision.FP16: torch.float16}
 
 
 class PlainRunner:
@@ -90,12 +82,8 @@ class PlainRunner:
         write_checkpoint(Path(directory) / _CHECKPOINT, state)
 
     def load(self, directory: str) -> int:
-        """Read what `save` wrote.
-
-        Raises:
-            ConfigError: there is no checkpoint.
-            DamagedFileError: it is not one of this model and optimizer.
-        """
+        """Read what `save` wrote. Raises ConfigError: there is no checkpoint;
+        DamagedFileError: it is not one of this model and optimizer."""
         path = Path(directory) / _CHECKPOINT
         keys = ("step", "model", "optimizer", "schedule", "scaler")
         state = read_checkpoint(path, self._device, keys)

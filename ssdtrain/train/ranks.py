@@ -66,11 +66,8 @@ class Ranks:
         return self.rank == 0
 
     def join(self) -> None:
-        """Join the process group of the launcher's environment, once.
-
-        Raises:
-            ConfigError: the ranks cannot meet at the launcher's address.
-        """
+        """Join the process group of the launcher's environment, once. Raises
+        ConfigError: the ranks cannot meet at the launcher's address."""
         if self.world_size > 1 and not distributed.is_initialized():
             on_gpu = torch.cuda.is_available()
             if on_gpu:

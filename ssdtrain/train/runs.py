@@ -162,10 +162,7 @@ def new_path(label: str) -> Path:
 
 def make(path: Path) -> bool:
     """Make a directory of runs or of one run; return whether it was not there before.
-
-    Raises:
-        ConfigError: it cannot be made, or not be written to.
-    """
+    Raises ConfigError: it cannot be made, or not be written to."""
     there = path.is_dir()
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -198,11 +195,8 @@ def refuse_used(path: Path) -> None:
 
 
 def find(name: str) -> Path:
-    """Return the run that `resume=name` means: a path, or a name below `runs`.
-
-    Raises:
-        ConfigError: there is none; the text lists the newest.
-    """
+    """Return the run that `resume=name` means: a path, or a name below `runs`. Raises
+    ConfigError: there is none; the text lists the newest."""
     given = Path(name).expanduser()
     for path in (given, RUNS / name):
         if (path / CONFIG).is_file() and (path / RECORD).is_file():
@@ -213,11 +207,8 @@ def find(name: str) -> Path:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """Return what `run.json` says; None without it.
-
-    Raises:
-        ConfigError: it is damaged.
-    """
+    """Return what `run.json` says; None without it. Raises ConfigError: it is
+    damaged."""
     try:
         text = (path / RECORD).read_text(encoding="utf-8")
     except OSError:

@@ -13,13 +13,7 @@ from ssdtrain.config import OffloadConfig, PlanChoice
 from ssdtrain.errors import ConfigError
 from ssdtrain.jsonfile import Unfit, decode
 from ssdtrain.plan.plan import read_plan
-from ssdtrain.quantities import (
-    did_you_mean,
-    fraction,
-    parse_fields,
-    places,
-    size,
-)
+from ssdtrain.quantities import did_you_mean, fraction, parse_fields, places, size
 from ssdtrain.train.mcore.parallel import Parallel
 
 Group = TypeVar("Group")
@@ -298,11 +292,8 @@ class RunSettings:
 
     @classmethod
     def from_mapping(cls, values: dict[str, Any]) -> "RunSettings":
-        """Build from the plain values of a composed config.
-
-        Raises:
-            ConfigError: a value can never work; the text names the field.
-        """
+        """Build from the plain values of a composed config. Raises ConfigError: a value
+        can never work; the text names the field."""
         offload = dict(values.get("offload") or {})
         if offload:
             # Here, and not when it is attached: that is after the run without it.
@@ -322,11 +313,8 @@ class RunSettings:
 
 
 def _group(kind: type[Group], name: str, values: dict[str, Any]) -> Group:
-    """Return a group's settings, each of its declared type.
-
-    Raises:
-        ConfigError: the group is missing, or a value is unknown or of another type.
-    """
+    """Return a group's settings, each of its declared type. Raises ConfigError: the
+    group is missing, or a value is unknown or of another type."""
     given = values.get(name)
     if not isinstance(given, dict):
         raise ConfigError(f"{name} expects a group of settings, got {given!r}")

@@ -142,11 +142,8 @@ class Beside:
 
     def begin(self, first: int, legs: Sequence[str]) -> None:
         """Read the figures of the steps before number `first`, if they are this run's,
-        and those of all legs and ranks: legs of other steps cannot be compared.
-
-        Raises:
-            DamagedFileError: the file holds something else.
-        """
+        and those of all legs and ranks: legs of other steps cannot be compared. Raises
+        DamagedFileError: the file holds something else."""
         path, found = self._tally_path(first), {}
         if self._goes_on and path.is_file():
             found = dict(_TALLY.read(path).legs)
@@ -160,11 +157,8 @@ class Beside:
 
     def plan(self) -> tuple[Plan, Profile] | None:
         """Return what the run before followed, if this machine, its software and the
-        settings are the same.
-
-        Raises:
-            DamagedFileError: the file holds something else.
-        """
+        settings are the same. Raises DamagedFileError: the file holds something
+        else."""
         if not self._goes_on:
             return None
         return kept_in(self._checkpoints, self._conditions)

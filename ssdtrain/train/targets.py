@@ -56,10 +56,8 @@ def build_trainer(config: DictConfig) -> Any:
 
     A class with `from_config` is given the whole config as plain values; any other is
     instantiated by Hydra from the keys beside `_target_`. It offers `run()`, and
-    `prepare()` if it reads data or builds models that may not fit.
-
-    Raises:
-        ConfigError: it cannot be built; the text names what is missing.
+    `prepare()` if it reads data or builds models that may not fit. Raises ConfigError:
+    it cannot be built; the text names what is missing.
     """
     values = values_of(config)
     trainer = values.get("trainer")
@@ -142,15 +140,12 @@ def _not_installed(missing: BaseException) -> str:
 
 def refuse_unfit(node: Mapping[str, Any], where: str) -> None:
     """Compare a node's values with the parameters of its `_target_`, and those of the
-    nodes below it.
+    nodes below it. Raises ConfigError: a key is unknown, or a value is of another type;
+    the text names the key, what is expected and what came.
 
     Args:
         node: plain values, `_target_` among them.
         where: its key, for the error.
-
-    Raises:
-        ConfigError: a key is unknown, or a value is of another type; the text names
-            the key, what is expected and what came.
     """
     target = _located(node["_target_"], where)
     try:

@@ -34,11 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a comment that says why, and the line.
-
-    Raises:
-        ConfigError: the hook is asked for and cannot be built.
-    """
+    """Print a comment that says why, and the line. Raises ConfigError: the hook is
+    asked for and cannot be built."""
     choice = malloc_hook.Preload(args.preload)
     try:
         found = malloc_hook.decide(choice, to_ssd=True)
@@ -55,15 +52,13 @@ def run(args: argparse.Namespace) -> int:
 def start_with_hook(config: Any, words: list[str], *, told: bool) -> None:
     """Start this process anew with the malloc hook, where that is of use.
 
-    Ranks that it starts inherit the hook. Does not return if it does.
+    Ranks that it starts inherit the hook. Does not return if it does. Raises
+    ConfigError: the hook is asked for, and cannot be built or is not taken.
 
     Args:
         config: as composed; `preload` and the target are read.
         words: of the command line, behind `ssdtrain`.
         told: say so in a line.
-
-    Raises:
-        ConfigError: the hook is asked for, and cannot be built or is not taken.
     """
     from ssdtrain.config import Target
     from ssdtrain.train.settings import choose

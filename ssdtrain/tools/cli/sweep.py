@@ -18,13 +18,11 @@ from ssdtrain.tools.report.table import WITH, WITHOUT, label, text_of
 
 
 def sweep(args: argparse.Namespace) -> int:
-    """Run every combination in a process of its own, then compare them.
+    """Run every combination in a process of its own, then compare them. Raises
+    ConfigError: a combination can never work; nothing has run by then.
 
     Returns:
         The largest status of a run; a signal ends the sweep with its status.
-
-    Raises:
-        ConfigError: a combination can never work; nothing has run by then.
     """
     from ssdtrain.tools.cli.train import compose
     from ssdtrain.train import runs
@@ -61,11 +59,8 @@ def sweep(args: argparse.Namespace) -> int:
 
 
 def combinations(overrides: Sequence[str]) -> list[list[str]]:
-    """Return the overrides of every run: swept keys take each of their values.
-
-    Raises:
-        ConfigError: an override cannot be parsed.
-    """
+    """Return the overrides of every run: swept keys take each of their values. Raises
+    ConfigError: an override cannot be parsed."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 

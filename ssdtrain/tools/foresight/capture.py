@@ -44,7 +44,9 @@ def capture(
     notes: dict[str, str] | None = None,
     on: Kind = Kind.CUDA,
 ) -> Graph:
-    """The graph of one forward, backward and, where named, optimizer update.
+    """The graph of one forward, backward and, where named, optimizer update. Raises
+    ConfigError: nothing needs a gradient, the optimizer is unknown, the model or its
+    forward raised, or an operator needs data, which the meta device does not have.
 
     Args:
         model: its parameters are on the meta device.
@@ -52,11 +54,6 @@ def capture(
         optimizer: a key of `STATES`; None: the step ends with backward.
         notes: go into the graph.
         on: the kind of device whose operators are recorded.
-
-    Raises:
-        ConfigError: nothing needs a gradient, the optimizer is unknown, the model or
-            its forward raised, or an operator needs data, which the meta device does
-            not have.
     """
     if optimizer is not None and optimizer not in STATES:
         raise ConfigError(
@@ -71,11 +68,8 @@ def capture(
 
 def loss_of(forward: Callable[[], Any]) -> list[Tensor]:
     """Run a forward; its floating-point results that need a gradient: the loss alone
-    where it is told by that name, as the outputs of transformers do.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    where it is told by that name, as the outputs of transformers do. Raises
+    ConfigError: there is none."""
     given = forward()
     named = given.get("loss") if isinstance(given, Mapping) else None
     if isinstance(named, Tensor):
@@ -94,11 +88,8 @@ def record(
     recorder: "Recorder", forward: Callable[[], Any], on: Kind
 ) -> dict[str, str]:
     """Run forward and backward under a `Recorder`; give what was left out, as notes.
-
-    Raises:
-        ConfigError: nothing needs a gradient, the forward raised, or an operator needs
-            data.
-    """
+    Raises ConfigError: nothing needs a gradient, the forward raised, or an operator
+    needs data."""
     autocast = Autocast(on)
     as_on = AsOn(on, autocast)
     try:

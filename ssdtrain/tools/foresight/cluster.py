@@ -76,10 +76,7 @@ def cluster_of(text: str, spec: Spec) -> Cluster:
 
     Curves inside a node are measured ones where they are shipped. A network is given by
     one GPU's rate, of which collectives reach the same share as of a data sheet's rate
-    inside a node (`PEER_SHARE`).
-
-    Raises:
-        ConfigError: the text has another form.
+    inside a node (`PEER_SHARE`). Raises ConfigError: the text has another form.
     """
     inside, *rest = text.split(",")
     node = INSIDE.fullmatch(inside.strip())

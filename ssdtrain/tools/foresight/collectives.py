@@ -91,11 +91,8 @@ class Fabric:
     def microseconds(
         self, kind: Collective, message_bytes: float, num_ranks: int
     ) -> float:
-        """Time of one operation when all ranks are there.
-
-        Raises:
-            ConfigError: the operation was not measured.
-        """
+        """Time of one operation when all ranks are there. Raises ConfigError: the
+        operation was not measured."""
         if num_ranks == 1:
             return 0.0
         curve = self.curves.get(kind)
@@ -130,12 +127,8 @@ def straight_fabric(startup_us: float, gb_per_s: float) -> Fabric:
 
 
 def load_fabric(name: str | Path) -> Fabric:
-    """A shipped fabric by its name (`nvlink`), or a fabric file.
-
-    Raises:
-        DamagedFileError: the file holds something else.
-        OSError: it cannot be read.
-    """
+    """A shipped fabric by its name (`nvlink`), or a fabric file. Raises
+    DamagedFileError: the file holds something else; OSError: it cannot be read."""
     path = Path(name)
     if path.suffix != ".json":
         path = DATA / f"{name}{FABRIC_SUFFIX}"

@@ -158,11 +158,8 @@ def to_json(device: Device) -> dict[str, Any]:
 
 
 def from_json(values: object, source: str = "") -> Device:
-    """Build a `Device` from what `to_json` made.
-
-    Raises:
-        DamagedFileError: another schema or version, or a wrong field.
-    """
+    """Build a `Device` from what `to_json` made. Raises DamagedFileError: another
+    schema or version, or a wrong field."""
     file = _FORMAT.from_json(values, source)
     return Device(
         spec=file.spec,
@@ -181,11 +178,8 @@ def from_json(values: object, source: str = "") -> Device:
 
 
 def write_device(path: str | Path, device: Device) -> None:
-    """Write a device file on one line: its trees are long lists of numbers.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a device file on one line: its trees are long lists of numbers. Raises
+    OSError: the file cannot be written."""
     text = json.dumps(to_json(device), separators=(",", ":"))
     Path(path).write_text(text + "\n", encoding="utf-8")
 
@@ -197,11 +191,8 @@ def shipped() -> tuple[str, ...]:
 
 
 def load_device(name: str | Path) -> Device:
-    """A shipped device by its name, or a device file.
-
-    Raises:
-        ConfigError: neither, or the file is damaged.
-    """
+    """A shipped device by its name, or a device file. Raises ConfigError: neither, or
+    the file is damaged."""
     path = Path(name)
     if path.suffix != ".json":
         path = DATA / f"{name}{SUFFIX}"
@@ -233,14 +224,12 @@ def transferred(device: Device, spec: Spec) -> Device:
 
 
 def rated_device(tflops: float, memory_gb_per_s: float) -> Device:
-    """A device of which two rates are known, and no host time.
+    """A device of which two rates are known, and no host time. Raises ConfigError: a
+    rate is not above 0.
 
     Args:
         tflops: 1e12 FLOPs a second that products reach.
         memory_gb_per_s: 1e9 bytes a second of device memory.
-
-    Raises:
-        ConfigError: a rate is not above 0.
     """
     if tflops <= 0.0 or memory_gb_per_s <= 0.0:
         raise ConfigError(

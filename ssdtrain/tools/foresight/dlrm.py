@@ -214,12 +214,7 @@ def train_step(model: Dlrm, own: Samples) -> float:
 
 
 def samples(
-    plan: TablePlan,
-    number: int,
-    lookups: int,
-    *,
-    device: str,
-    dtype: torch.dtype,
+    plan: TablePlan, number: int, lookups: int, *, device: str, dtype: torch.dtype
 ) -> Samples:
     """Draw some, with the CPU's default generator."""
 
@@ -230,9 +225,7 @@ def samples(
     rows = [drawn(table.rows, number, lookups) for table in plan.tables.values()]
     dense = torch.randn(number, DENSE_FEATURES, dtype=dtype, device="cpu")
     return Samples(
-        dense=dense.to(device),
-        sparse=rows,
-        labels=drawn(2, number).to(dtype),
+        dense=dense.to(device), sparse=rows, labels=drawn(2, number).to(dtype)
     )
 
 

@@ -23,16 +23,14 @@ def resized(first: Graph, second: Graph, sizes: tuple[int, int], size: int) -> G
     """The graph at another batch, or length, from two that were captured.
 
     Every dimension and every storage is linear in the size, as two captures show.
+    Raises ConfigError: the captures differ in more than sizes, or a dimension would be
+    no whole number.
 
     Args:
         first: captured at `sizes[0]`.
         second: captured at `sizes[1]`; the same operators.
         sizes: of what changes (samples, tokens).
         size: the size that is asked for.
-
-    Raises:
-        ConfigError: the captures differ in more than sizes, or a dimension would be no
-            whole number.
     """
     names = [node.name for node in first.nodes]
     if sizes[0] == sizes[1] or names != [node.name for node in second.nodes]:
@@ -80,7 +78,9 @@ def replaced(
     tensors: Mapping[int, TensorInfo] | None = None,
     storages: Mapping[int, Storage] | None = None,
 ) -> Graph:
-    """Other nodes in the place of nodes `start` to `end` (exclusive).
+    """Other nodes in the place of nodes `start` to `end` (exclusive). Raises
+    ConfigError: no such range, a tensor or storage under a number that the graph uses,
+    or a later node reads what nobody makes any more.
 
     Args:
         graph: any.
@@ -89,10 +89,6 @@ def replaced(
         nodes: what comes there instead.
         tensors: that they name and the graph does not hold.
         storages: likewise; births and deaths follow the new order.
-
-    Raises:
-        ConfigError: no such range, a tensor or storage under a number that the graph
-            uses, or a later node reads what nobody makes any more.
     """
     if not 0 <= start <= end <= len(graph.nodes):
         raise ConfigError(
@@ -153,10 +149,8 @@ def parallelized(graph: Graph, start: int, end: int) -> Graph:
 
     They run beside the nodes behind them until one of those reads what they make, as
     branches of a network on streams of their own do. Every kernel keeps its time, which
-    is right where each leaves most of the device idle.
-
-    Raises:
-        ConfigError: no such range, or one that holds other work than kernels.
+    is right where each leaves most of the device idle. Raises ConfigError: no such
+    range, or one that holds other work than kernels.
     """
     if not 0 <= start < end <= len(graph.nodes):
         raise ConfigError(

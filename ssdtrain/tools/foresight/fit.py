@@ -35,11 +35,7 @@ SUBSAMPLE = 0.6
 
 
 def scikit_learn() -> Any:
-    """Return what trains kernel models.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Return what trains kernel models. Raises ConfigError: it is not installed."""
     try:
         from sklearn import ensemble
     except ImportError as error:
@@ -51,10 +47,7 @@ def scikit_learn() -> Any:
 
 
 def fit_closed_form(
-    times: Times,
-    spec: Spec,
-    *,
-    relatives: Sequence[tuple[Times, Spec]] = (),
+    times: Times, spec: Spec, *, relatives: Sequence[tuple[Times, Spec]] = ()
 ) -> Law | None:
     """The closed form of the times' family; None where it has none, where the times
     are too few for one, and for CPUs, whose kernels no closed form describes.
@@ -79,7 +72,8 @@ def fit_forest(
     seed: int = 0,
     relatives: Sequence[tuple[Times, Spec]] = (),
 ) -> Forest:
-    """Boosted trees over the times of one family.
+    """Boosted trees over the times of one family. Raises ConfigError: fewer than 20
+    times, several families, or no scikit-learn.
 
     Args:
         times: kernels and their microseconds.
@@ -87,9 +81,6 @@ def fit_forest(
         law: the family's closed form; None: the roofline.
         seed: of the boosting's draws.
         relatives: times of the same family on other devices, which join in.
-
-    Raises:
-        ConfigError: fewer than 20 times, several families, or no scikit-learn.
     """
     families = {call.family for call, _ in times}
     if len(families) != 1 or len(times) < 20:

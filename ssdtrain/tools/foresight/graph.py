@@ -278,11 +278,8 @@ def _values(graph: Graph, numbers: Sequence[int]) -> _Values:
 
 
 def from_json(values: object, source: str = "") -> Graph:
-    """Build a `Graph` from what `to_json` made.
-
-    Raises:
-        DamagedFileError: another schema or version, or a wrong field.
-    """
+    """Build a `Graph` from what `to_json` made. Raises DamagedFileError: another schema
+    or version, or a wrong field."""
     file = _FORMAT.from_json(values, source)
     try:
         return _graph(file)
@@ -342,19 +339,12 @@ def _tensor(file: _File, number: int, shape: tuple[int, ...], kind: str) -> Tens
 
 
 def read_graph(path: str | Path) -> Graph:
-    """Read a graph.
-
-    Raises:
-        OSError: the file cannot be read.
-        DamagedFileError: it is no execution graph of this version.
-    """
+    """Read a graph. Raises OSError: the file cannot be read; DamagedFileError: it is no
+    execution graph of this version."""
     return from_json(load_json(path, _FORMAT.what, _FORMAT.remedy), str(path))
 
 
 def write_graph(path: str | Path, graph: Graph) -> None:
-    """Write a graph, whole or not at all.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a graph, whole or not at all. Raises OSError: the file cannot be
+    written."""
     write_json(path, to_json(graph))

@@ -53,16 +53,14 @@ class HostTable:
         *,
         has_waits: bool = True,
     ) -> None:
-        """`rows` as `overheads.summary` gives them, of one or several programs.
+        """`rows` as `overheads.summary` gives them, of one or several programs. Raises
+        ConfigError: a row lacks a field.
 
         Args:
             rows: means of every operator.
             correction: what the profiler added to them.
             has_waits: the rows may hold waits, which are taken out; those of a file
                 went through that once, and what is then the longest is no wait.
-
-        Raises:
-            ConfigError: a row lacks a field.
         """
         self._rows = [dict(row) for row in rows]
         self._correction = correction or Correction()
@@ -115,11 +113,8 @@ class HostTable:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Sequence[float]]) -> "HostTable":
-        """Build a `HostTable` from what `as_dict` made.
-
-        Raises:
-            ConfigError: a row lacks a number or names no phase.
-        """
+        """Build a `HostTable` from what `as_dict` made. Raises ConfigError: a row lacks
+        a number or names no phase."""
         rows = []
         for key, numbers in values.items():
             phase, _, name = key.partition(" ")

@@ -306,11 +306,8 @@ class Law:
 
     @classmethod
     def from_dict(cls, family: Family, values: Mapping[str, Sequence[float]]) -> "Law":
-        """Build a `Law` from what `as_dict` made.
-
-        Raises:
-            ValueError: the family has no closed form, or one of other constants.
-        """
+        """Build a `Law` from what `as_dict` made. Raises ValueError: the family has no
+        closed form, or one of other constants."""
         start = first_law(family).parameters if family in FAMILIES else {}
         counts = {name: value.numel() for name, value in start.items()}
         if not start or counts != {name: len(value) for name, value in values.items()}:

@@ -57,11 +57,7 @@ DEFAULT_L2_BYTES = 16e6
 
 
 def own_device(kind: Kind) -> torch.device:
-    """The present machine's device of a kind.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The present machine's device of a kind. Raises ConfigError: there is none."""
     if kind is Kind.CUDA and not torch.cuda.is_available():
         raise ConfigError(
             "this machine has no CUDA device; --on cpu learns or times its CPU."
@@ -70,15 +66,12 @@ def own_device(kind: Kind) -> torch.device:
 
 
 def own_spec(kind: Kind, times: Times) -> Spec:
-    """The machine's sizes, and as ceilings the highest rates that were measured.
+    """The machine's sizes, and as ceilings the highest rates that were measured. Raises
+    ConfigError: without products in fp32 or element-wise operators no ceiling is known.
 
     Args:
         kind: of the device.
         times: calls and their microseconds.
-
-    Raises:
-        ConfigError: without products in fp32 or element-wise operators no ceiling is
-            known.
     """
     l2_bytes, num_sms, memory_bytes, name = _sizes(kind)
     tflops: dict[str, float] = {}
@@ -222,10 +215,7 @@ def assemble(kind: Kind, times: Times, host: HostTable) -> Device:
 
 def learn(kind: Kind, path: Path, *, seconds: float, seed: int = 0) -> Device:
     """Time kernels for `seconds` into `path`, or go on with it, then trace and fit.
-
-    Raises:
-        ConfigError: no such device, no scikit-learn, or too few times.
-    """
+    Raises ConfigError: no such device, no scikit-learn, or too few times."""
     device = own_device(kind)
     scikit_learn()  # missed now, and not behind a minute of timing
     counts = {family: ROUNDS * count for family, count in COUNTS.items()}

@@ -59,10 +59,8 @@ def data_parallel(
 ) -> Graph:
     """All-reduces of the gradients in buckets, in the order backward makes them.
 
-    See [Note: what ranks add].
-
-    Raises:
-        ConfigError: the graph has no optimizer's update, which names the gradients.
+    See [Note: what ranks add]. Raises ConfigError: the graph has no optimizer's update,
+    which names the gradients.
     """
     draft = _Draft(graph)
     last = gradients(graph)
@@ -82,11 +80,8 @@ def data_parallel(
 
 
 def gradients(graph: Graph) -> dict[int, int]:
-    """Storages that the update reads and backward made, by their last writer.
-
-    Raises:
-        ConfigError: the graph has no optimizer's update, which names the gradients.
-    """
+    """Storages that the update reads and backward made, by their last writer. Raises
+    ConfigError: the graph has no optimizer's update, which names the gradients."""
     read = {
         graph.tensors[n].storage
         for node in graph.nodes

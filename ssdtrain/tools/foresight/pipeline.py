@@ -33,11 +33,8 @@ class Turn:
 def schedule(
     rank: int, num_ranks: int, num_micro_batches: int, num_chunks: int = 1
 ) -> list[Turn]:
-    """The order of forwards and backwards on one rank (Narayanan et al. 2021).
-
-    Raises:
-        ConfigError: interleaving needs micro-batches in multiples of the ranks.
-    """
+    """The order of forwards and backwards on one rank (Narayanan et al. 2021). Raises
+    ConfigError: interleaving needs micro-batches in multiples of the ranks."""
     if num_chunks > 1 and num_micro_batches % num_ranks:
         raise ConfigError(
             f"interleaving expects micro-batches in multiples of {num_ranks} stages, "
@@ -75,17 +72,14 @@ def pipeline_tasks(
     send_us: float = 0.0,
     tail_us: float = 0.0,
 ) -> list[list[Task]]:
-    """Tasks of every rank.
+    """Tasks of every rank. Raises ConfigError: ranks differ in their number of chunks
+    or have none, or a step has no micro-batch.
 
     Args:
         chunks: for every rank the times of its model chunks, first chunk first.
         num_micro_batches: of a step.
         send_us: of one activation, or gradient, from rank to rank.
         tail_us: of every rank behind its last backward (the optimizer).
-
-    Raises:
-        ConfigError: ranks differ in their number of chunks or have none, or a step has
-            no micro-batch.
     """
     num_ranks = len(chunks)
     counts = {len(own) for own in chunks}

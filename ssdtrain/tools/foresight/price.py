@@ -71,11 +71,8 @@ class _Cache:
 
 
 def price(graph: Graph, device: Device, wires: Wires = NO_WIRES) -> Priced:
-    """Tasks of every node, in order, at the highest clock.
-
-    Raises:
-        ConfigError: a node moves bytes on a link that `wires` lacks.
-    """
+    """Tasks of every node, in order, at the highest clock. Raises ConfigError: a node
+    moves bytes on a link that `wires` lacks."""
     priced = Priced(tasks=[], calls=[])
     cache = _Cache(device.spec.l2_bytes)
     for index, (node, deps) in enumerate(
@@ -199,11 +196,8 @@ class StepEstimate:
 def estimate_step(
     graph: Graph, device: Device, wires: Wires = NO_WIRES
 ) -> StepEstimate:
-    """The steady state of steps one behind the other, on one rank.
-
-    Raises:
-        ConfigError: a node moves bytes on a link that `wires` lacks.
-    """
+    """The steady state of steps one behind the other, on one rank. Raises ConfigError:
+    a node moves bytes on a link that `wires` lacks."""
     priced = price(graph, device, wires)
     found = steady(priced, device, wires)
     device_us = sum(priced.by_family_us.values())

@@ -121,15 +121,13 @@ def estimate_ranks(
 
 def sharded_peak(graph: Graph, num_ranks: int, context_bytes: int) -> int:
     """Return the peak of one rank under FSDP: its share of weights, gradients and
-    optimizer, and whole the root's weights and those of some units.
+    optimizer, and whole the root's weights and those of some units. Raises ConfigError:
+    the graph has no optimizer's update, which names the gradients.
 
     Args:
         graph: with the optimizer's update.
         num_ranks: that share every weight.
         context_bytes: what libraries take for good.
-
-    Raises:
-        ConfigError: the graph has no optimizer's update, which names the gradients.
     """
     updated = {
         graph.tensors[number].storage
@@ -155,11 +153,8 @@ def estimate_graphs(
     graphs: Sequence[Graph], device: Device, wires: Wires
 ) -> RanksEstimate:
     """The steady state of ranks whose steps were captured, each its own, at the clocks
-    that their power limits allow.
-
-    Raises:
-        ConfigError: a collective lacks a rank, or a receive its send.
-    """
+    that their power limits allow. Raises ConfigError: a collective lacks a rank, or a
+    receive its send."""
     priced = [price(graph, device, wires) for graph in graphs]
     ranks = _at_their_clocks(priced, device, wires)
     moved = [

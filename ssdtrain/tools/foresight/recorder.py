@@ -335,8 +335,7 @@ class Recorder(TorchDispatchMode):
         key = (storage, tensor.storage_offset(), shape, stride, dtype)
         number = self._known.setdefault(key, len(self._known))
         self._tensors.setdefault(
-            number,
-            TensorInfo(shape=shape, dtype=dtype, stride=stride, storage=storage),
+            number, TensorInfo(shape=shape, dtype=dtype, stride=stride, storage=storage)
         )
         return number
 

@@ -28,11 +28,8 @@ def reuse_factors(index: torch.Tensor) -> tuple[float, ...]:
 
 
 def distinct_share(factors: Sequence[float]) -> float:
-    """Return different rows over look-ups, by the middle of each bin.
-
-    Raises:
-        ConfigError: not `BINS` shares of 0 or more whose sum is 1.
-    """
+    """Return different rows over look-ups, by the middle of each bin. Raises
+    ConfigError: not `BINS` shares of 0 or more whose sum is 1."""
     wrong = len(factors) != BINS or any(not share >= 0 for share in factors)
     if wrong or abs(sum(factors) - 1.0) > _SUM:
         raise ConfigError(

@@ -104,11 +104,8 @@ class Lookups:
     def step_us(
         self, tables: Sequence[Table], sharding: Sharding, num_ranks: int
     ) -> float:
-        """Predicted time: lookups, all-to-all, dense part, all-to-all, backward.
-
-        Raises:
-            ConfigError: the sharding names a rank that there is not, or too few tables.
-        """
+        """Predicted time: lookups, all-to-all, dense part, all-to-all, backward. Raises
+        ConfigError: the sharding names a rank that there is not, or too few tables."""
         if len(sharding) != len(tables) or not all(
             0 <= rank < num_ranks for rank in sharding
         ):

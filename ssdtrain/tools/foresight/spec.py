@@ -113,11 +113,8 @@ def rated(tflops: float, memory_gb_per_s: float) -> Spec:
 
 
 def links_of(spec: Spec) -> Links:
-    """The host link of a data sheet, for machines whose own were not measured.
-
-    Raises:
-        ConfigError: the data sheet does not name it.
-    """
+    """The host link of a data sheet, for machines whose own were not measured. Raises
+    ConfigError: the data sheet does not name it."""
     if spec.host_gb_per_s is None:
         raise ConfigError(
             f"nothing is known of the host link of {spec.name}; measure it with "

@@ -77,15 +77,13 @@ def capture_step(
     notes: Mapping[str, str] | None = None,
 ) -> Graph:
     """Run a step some times and capture the last one. See [Note: steps that run].
+    Raises ConfigError: nothing was seen of the step.
 
     Args:
         step: forward, backward and update, as the training loop runs them.
         models: the module, engine or chunks of this rank.
         num_warm: steps before the captured one.
         notes: go into the graph.
-
-    Raises:
-        ConfigError: nothing was seen of the step.
     """
     model = models if isinstance(models, nn.Module) else nn.ModuleList(models)
     for _ in range(num_warm):
@@ -352,10 +350,8 @@ def generated_kernels(recorder: Recorder, phases: _Phases) -> Iterator[None]:
 
 def roles_of(kernel: Any, name: str, module: Any) -> tuple[str, ...]:
     """Names of a generated kernel's arguments: `in_ptr0`, `in_out_ptr0`, `out_ptr0`..
-
-    Raises:
-        ConfigError: the generated code is not written as it was in tested versions.
-    """
+    Raises ConfigError: the generated code is not written as it was in tested
+    versions."""
     names = getattr(getattr(kernel, "fn", None), "arg_names", None)
     if names is not None:  # Triton
         return tuple(names)

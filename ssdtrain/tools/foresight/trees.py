@@ -44,11 +44,8 @@ class Forest:
         return self.base + sum(tree(row) for tree in self.trees)
 
     def check(self) -> None:
-        """Make sure that every tree ends.
-
-        Raises:
-            ConfigError: one does not, or looks at an unknown feature.
-        """
+        """Make sure that every tree ends. Raises ConfigError: one does not, or looks at
+        an unknown feature."""
         for tree in self.trees:
             _check(tree, len(self.names))
 

@@ -85,11 +85,8 @@ def measure_host_copy(budget: CopyBudget) -> Link:
 
 
 def measure_gpu_copies(device: int, budget: CopyBudget) -> tuple[Link, ...]:
-    """D2H, H2D and both at once between one GPU and pinned host memory.
-
-    Raises:
-        RuntimeError: the GPU or the pinned memory cannot be had (torch's own text).
-    """
+    """D2H, H2D and both at once between one GPU and pinned host memory. Raises
+    RuntimeError: the GPU or the pinned memory cannot be had (torch's own text)."""
     import torch
 
     name = f"cuda:{device}"

@@ -27,11 +27,8 @@ MAX_SLOPE = math.log10(2.0)
 
 
 def fit_curve(samples: Sequence[Sample]) -> Curve:
-    """Fit the three-piece curve.
-
-    Raises:
-        ValueError: fewer than three sizes, or a time or size that is not positive.
-    """
+    """Fit the three-piece curve. Raises ValueError: fewer than three sizes, or a time
+    or size that is not positive."""
     ordered = sorted(samples, key=lambda sample: sample.size_bytes)
     sizes = np.array([s.size_bytes for s in ordered], dtype=np.float64)
     times = np.array([s.seconds for s in ordered], dtype=np.float64)
@@ -61,12 +58,9 @@ def fit_curve(samples: Sequence[Sample]) -> Curve:
 
 
 def fit_corners(samples: Sequence[Sample]) -> Curve:
-    """Fit a curve that goes straight from one measured size to the next, for times
-    that have corners; beyond the largest, on at the rate of `fit_curve`.
-
-    Raises:
-        ValueError: as `fit_curve` does.
-    """
+    """Fit a curve that goes straight from one measured size to the next, for times that
+    have corners; beyond the largest, on at the rate of `fit_curve`. Raises ValueError:
+    as `fit_curve` does."""
     curve = fit_curve(samples)
     by_size: dict[int, list[float]] = {}
     for sample in sorted(samples, key=lambda sample: sample.size_bytes):

@@ -94,12 +94,8 @@ def _finding_table(found: Examination) -> "Table":
 
 
 def plot_links(links: LinkFile, path: str) -> None:
-    """Bandwidth over transfer size: points measured, lines fitted.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        OSError: the file cannot be written.
-    """
+    """Bandwidth over transfer size: points measured, lines fitted. Raises ImportError:
+    matplotlib is not installed; OSError: the file cannot be written."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")

@@ -83,11 +83,8 @@ class SsdResult:
 @contextmanager
 def nameless_file(directory: str, direct: bool) -> Iterator[int]:
     """Open a file for reading and writing without a name in the directory; return its
-    descriptor.
-
-    Raises:
-        OSError: the directory refuses the file (EINVAL: no O_DIRECT there).
-    """
+    descriptor. Raises OSError: the directory refuses the file (EINVAL: no O_DIRECT
+    there)."""
     flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
     try:
         descriptor = os.open(directory, flags | os.O_TMPFILE, 0o600)
@@ -105,11 +102,8 @@ def nameless_file(directory: str, direct: bool) -> Iterator[int]:
 
 
 def accepts_direct(directory: str) -> bool:
-    """Return whether one aligned O_DIRECT write of 4 KiB works there.
-
-    Raises:
-        OSError: the directory takes no file at all (missing, read-only, full).
-    """
+    """Return whether one aligned O_DIRECT write of 4 KiB works there. Raises OSError:
+    the directory takes no file at all (missing, read-only, full)."""
     try:
         with (
             nameless_file(directory, direct=True) as descriptor,
@@ -123,12 +117,9 @@ def accepts_direct(directory: str) -> bool:
 
 
 def measure_ssd(directory: str, budget: SsdBudget) -> SsdResult:
-    """Write and read curves of the file system behind `directory`.
-
-    Raises:
-        OSError: the directory takes no file, or the drive fails.
-        ValueError: fewer than three block sizes fit the budget.
-    """
+    """Write and read curves of the file system behind `directory`. Raises OSError: the
+    directory takes no file, or the drive fails; ValueError: fewer than three block
+    sizes fit the budget."""
     began = time.perf_counter()
     direct = accepts_direct(directory)
     with nameless_file(directory, direct) as descriptor:

@@ -63,11 +63,8 @@ class Assumptions:
         return relief * self.sequential_factor * self.retention_factor
 
     def changed(self, settings: Iterable[str]) -> "Assumptions":
-        """Return a copy with `NAME=VALUE` settings applied.
-
-        Raises:
-            ConfigError: unknown name, no number, or an impossible value.
-        """
+        """Return a copy with `NAME=VALUE` settings applied. Raises ConfigError: unknown
+        name, no number, or an impossible value."""
         known = [field.name for field in fields(self)]
         values: dict[str, float] = {}
         for setting in settings:

@@ -206,11 +206,7 @@ def table_5_5(
 
 
 def parse_set(text: str) -> CaseSet:
-    """Return the case set of that name.
-
-    Raises:
-        ConfigError: no such set.
-    """
+    """Return the case set of that name. Raises ConfigError: no such set."""
     try:
         return CaseSet(text)
     except ValueError:

@@ -77,11 +77,8 @@ def lifespan_seconds(
 
 
 def wear(found: Projection, ssd: Ssd, count: int, assume: Assumptions) -> Drives:
-    """`count` drives for each GPU of one projection.
-
-    Raises:
-        ConfigError: count below 1.
-    """
+    """`count` drives for each GPU of one projection. Raises ConfigError: count below
+    1."""
     if count < 1:
         raise ConfigError(f"drives for each GPU expects 1 or more, got {count}")
     endurance = count * endurance_bytes(ssd, assume)
@@ -99,10 +96,7 @@ def wear(found: Projection, ssd: Ssd, count: int, assume: Assumptions) -> Drives
 
 def fewest(found: Projection, ssd: Ssd, years: float, assume: Assumptions) -> Need:
     """Return the fewest drives that last `years`, keep up, and hold the activations.
-
-    Raises:
-        ConfigError: years not above 0.
-    """
+    Raises ConfigError: years not above 0."""
     if years <= 0:
         raise ConfigError(f"years expects more than 0, got {years}")
     one = wear(found, ssd, 1, assume)
@@ -122,10 +116,7 @@ def fewest(found: Projection, ssd: Ssd, years: float, assume: Assumptions) -> Ne
 
 def cost(found: Projection, drives: Drives, years: float, assume: Assumptions) -> Cost:
     """Return what the drives of one GPU cost over `years`, against the GPU itself.
-
-    Raises:
-        ConfigError: years not above 0.
-    """
+    Raises ConfigError: years not above 0."""
     if years <= 0:
         raise ConfigError(f"years expects more than 0, got {years}")
     gpu, ssd = found.case.gpu, drives.ssd

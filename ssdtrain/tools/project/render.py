@@ -130,12 +130,8 @@ def _cheapest(needs: Sequence[Need]) -> str:
 
 
 def plot_projection(rows: Sequence[Row], path: str) -> None:
-    """Lifespan, write bandwidth and in-flight activations, as in Figure 5.10.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        OSError: the file cannot be written.
-    """
+    """Lifespan, write bandwidth and in-flight activations, as in Figure 5.10. Raises
+    ImportError: matplotlib is not installed; OSError: the file cannot be written."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(max(7.0, 0.8 * len(rows)), 5.5), layout="constrained")

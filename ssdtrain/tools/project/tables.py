@@ -45,10 +45,7 @@ class Gpu:
     @property
     def peer_gb_per_s(self) -> float:
         """One direction to another GPU of the node (NVLink; PCIe where there is none).
-
-        Raises:
-            ConfigError: the data sheet does not name it.
-        """
+        Raises ConfigError: the data sheet does not name it."""
         if self.spec.peer_gb_per_s is None:
             raise ConfigError(f"{self.name}: no rate between GPUs is known")
         return self.spec.peer_gb_per_s
@@ -233,11 +230,8 @@ Row = TypeVar("Row", bound=Named)
 
 
 def find(table: Iterable[Row], name: str, what: str) -> Row:
-    """Return the row of that name.
-
-    Raises:
-        ConfigError: no such row; the text lists the names there are.
-    """
+    """Return the row of that name. Raises ConfigError: no such row; the text lists the
+    names there are."""
     rows = list(table)
     for row in rows:
         if row.name == name:

@@ -96,11 +96,8 @@ class Shape:
 
 def shape_of(text: str, train: Train, loss: Loss) -> Shape:
     """Return what MODEL names: a short name, a config.json or its directory, or an id
-    of the local Hugging Face cache. Nothing is downloaded.
-
-    Raises:
-        ConfigError: it names nothing that is here; the text has near names.
-    """
+    of the local Hugging Face cache. Nothing is downloaded. Raises ConfigError: it names
+    nothing that is here; the text has near names."""
     if text.endswith(".py"):
         raise ConfigError(f"{text} is a file: name its function, such as {text}:build")
     name = text.lower()
@@ -133,11 +130,8 @@ def _places(text: str) -> list[Path]:
 
 
 def config_of(shape: Shape) -> Any:
-    """Return the configuration object.
-
-    Raises:
-        ConfigError: this version of transformers does not know the model.
-    """
+    """Return the configuration object. Raises ConfigError: this version of transformers
+    does not know the model."""
     from transformers import AutoConfig
 
     values = dict(shape.values)
@@ -272,11 +266,8 @@ def add_lora(model: Any) -> None:
 
 
 def user_subject(text: str, train: Train, micro_batch: int) -> Subject:
-    """Build what FILE.py:FUNCTION makes of a micro-batch's size.
-
-    Raises:
-        ConfigError: it cannot be built.
-    """
+    """Build what FILE.py:FUNCTION makes of a micro-batch's size. Raises ConfigError: it
+    cannot be built."""
     subject = users_build(text)(micro_batch)
     if train is Train.LORA:
         raise ConfigError(

@@ -73,9 +73,7 @@ def deeper(profile: Profile, by: Repeated) -> Profile:
         more = by.weight_bytes * _behind(call, copy, by)
         marks.append(
             replace(
-                mark,
-                item=placed(mark.item, copy),
-                other_bytes=mark.other_bytes + more,
+                mark, item=placed(mark.item, copy), other_bytes=mark.other_bytes + more
             )
         )
     new_runs = tuple(
@@ -92,10 +90,7 @@ def deeper(profile: Profile, by: Repeated) -> Profile:
         for call, copy in calls
     )
     return replace(
-        profile,
-        kinds={kind: new_items},
-        regions={kind: new_runs},
-        marks=tuple(marks),
+        profile, kinds={kind: new_items}, regions={kind: new_runs}, marks=tuple(marks)
     )
 
 

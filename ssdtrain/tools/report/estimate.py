@@ -19,15 +19,7 @@ from torch.utils._pytree import tree_leaves
 from ssdtrain.cache.identity import is_held
 from ssdtrain.curves import Links
 from ssdtrain.errors import ConfigError
-from ssdtrain.plan.profile import (
-    ESTIMATED,
-    Item,
-    Mark,
-    Part,
-    Phase,
-    Profile,
-    RegionRun,
-)
+from ssdtrain.plan.profile import ESTIMATED, Item, Mark, Part, Phase, Profile, RegionRun
 from ssdtrain.regions.find import find_regions
 from ssdtrain.tools.foresight.capture import record
 from ssdtrain.tools.foresight.caveats import left_out, parts_of
@@ -75,7 +67,9 @@ def estimate(
 ) -> Estimated:
     """Return the profile of one forward and backward, and of the optimizer's update.
 
-    Repeated modules are regions: a plan may run them again in backward.
+    Repeated modules are regions: a plan may run them again in backward. Raises
+    ConfigError: nothing was saved, nothing needs a gradient, or the step cannot be
+    captured.
 
     Args:
         model: its parameters are on the meta device.
@@ -86,10 +80,6 @@ def estimate(
         optimizer: a key of `STATES`, whose update and state are counted.
         keeps_gradients: gradients are there before the step; False: each step makes
             them anew, as after `zero_grad()`.
-
-    Raises:
-        ConfigError: nothing was saved, nothing needs a gradient, or the step cannot be
-            captured.
     """
     saved = _Saved(min_bytes)
     recorder = Recorder(model, saved.measure)
@@ -137,10 +127,7 @@ def estimate(
         # A CPU runs its kernels itself: no host beside it.
         is_hosted=device.spec.kind is Kind.CUDA,
         host_lead_ms=found.host_lead_us / 1e3,
-        notes={
-            ESTIMATED: by,
-            "clock": f"{found.clock:.3f}",
-        },
+        notes={ESTIMATED: by, "clock": f"{found.clock:.3f}"},
     )
     return Estimated(profile, saved.stored(graph, found.tasks))
 

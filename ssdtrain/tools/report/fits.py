@@ -102,12 +102,8 @@ class Answer:
 
 
 def fits(question: Question) -> Answer:
-    """Answer the question.
-
-    Raises:
-        ConfigError: the model or the device is not known, or weights, gradients and
-            optimizer alone are more than the device holds.
-    """
+    """Answer the question. Raises ConfigError: the model or the device is not known, or
+    weights, gradients and optimizer alone are more than the device holds."""
     device = load_device(question.gpu)
     capacity = int(device.spec.memory_bytes)
     shape = None

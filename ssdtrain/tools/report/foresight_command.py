@@ -180,11 +180,7 @@ def _graph(args: argparse.Namespace, on: Kind = Kind.CUDA) -> Graph:
         subject = build(args.micro_batch)
         notes = {"model": args.model, "micro_batch": str(args.micro_batch)}
         return capture(
-            subject.model,
-            subject.forward,
-            optimizer=args.optimizer,
-            notes=notes,
-            on=on,
+            subject.model, subject.forward, optimizer=args.optimizer, notes=notes, on=on
         )
 
 
@@ -203,11 +199,8 @@ def _capture(args: argparse.Namespace) -> None:
 
 
 def _prepared(text: str) -> tuple[Any, Callable[[], Any]]:
-    """What the function of `--step` gives.
-
-    Raises:
-        ConfigError: it raised, or gave something else than (modules, step).
-    """
+    """What the function of `--step` gives. Raises ConfigError: it raised, or gave
+    something else than (modules, step)."""
     function = function_of(text, "--step ")
     try:
         given = function()

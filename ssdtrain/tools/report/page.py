@@ -86,11 +86,8 @@ def runs_of(path: Path) -> list[Path]:
 
 
 def read_run(path: Path) -> Run:
-    """Read a run directory.
-
-    Raises:
-        ConfigError: it holds no finished run, or a file is damaged.
-    """
+    """Read a run directory. Raises ConfigError: it holds no finished run, or a file is
+    damaged."""
     if not (path / RESULT).is_file():
         if (path / "run.json").is_file():
             ended = sorted(path.parent.glob(f"*/{RESULT}"), reverse=True)

@@ -125,10 +125,7 @@ def write_memory(
     title: str,
 ) -> None:
     """Draw memory over a step (Figure 5.8) into a PNG, or whatever `path` ends in.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    Raises ImportError: matplotlib is not installed."""
     picture, axes = _figure((8, 4))
     _draw(axes, memory_lines(courses, peaks), TIME, f"{what} (MB)")
     picture.suptitle(title)
@@ -146,11 +143,8 @@ def write_cloud(
     y_name: str,
 ) -> None:
     """Draw points, the line of the best of them, and a limit of the horizontal axis,
-    into a PNG, or whatever `path` ends in.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    into a PNG, or whatever `path` ends in. Raises ImportError: matplotlib is not
+    installed."""
     picture, axes = _figure((8, 4.5))
     for name, points in groups.items():
         axes.plot(*_columns(points), ".", label=name, alpha=0.5)
@@ -163,9 +157,7 @@ def write_cloud(
     picture.savefig(path, dpi=120)
 
 
-def _columns(
-    points: Sequence[tuple[float, float]],
-) -> tuple[list[float], list[float]]:
+def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
     return [x for x, _ in points], [y for _, y in points]
 
 

@@ -31,11 +31,7 @@ from ssdtrain.plan.profile import PROFILE_FILE, Profile
 from ssdtrain.plan.words import ModuleRow, explain, rows
 from ssdtrain.progress import Progress, each
 from ssdtrain.quantities import bytes_text
-from ssdtrain.tools.foresight.device import (
-    DEFAULT_DEVICE,
-    Device,
-    load_device,
-)
+from ssdtrain.tools.foresight.device import DEFAULT_DEVICE, Device, load_device
 from ssdtrain.tools.foresight.power import Settled
 from ssdtrain.tools.foresight.recorder import STATES
 from ssdtrain.tools.foresight.spec import links_of as spec_links
@@ -139,11 +135,8 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
 
 
 def links_of(args: argparse.Namespace) -> Links:
-    """Return curves of the link file; the device's data sheet without one.
-
-    Raises:
-        ConfigError: the file cannot be used, or lacks a link.
-    """
+    """Return curves of the link file; the device's data sheet without one. Raises
+    ConfigError: the file cannot be used, or lacks a link."""
     if args.links is None:
         if Target(args.target).behind.is_staged:
             raise ConfigError(
@@ -154,11 +147,8 @@ def links_of(args: argparse.Namespace) -> Links:
 
 
 def read_link_curves(path: str) -> Links:
-    """Return the fastest link of each kind in a link file (docs/doctor.md).
-
-    Raises:
-        ConfigError: it cannot be read, or has no link between device and host.
-    """
+    """Return the fastest link of each kind in a link file (docs/doctor.md). Raises
+    ConfigError: it cannot be read, or has no link between device and host."""
     try:
         links = LINK_FILE.read(path)
     except OSError as error:
@@ -193,11 +183,8 @@ def _duplex(alone: Curve, both: Curve | None) -> float:
 
 
 def device_of(args: argparse.Namespace) -> Device:
-    """Return the kernel models of `--device`.
-
-    Raises:
-        ConfigError: the device is not known.
-    """
+    """Return the kernel models of `--device`. Raises ConfigError: the device is not
+    known."""
     return load_device(args.device or DEFAULT_DEVICE)
 
 

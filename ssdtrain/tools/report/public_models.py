@@ -57,10 +57,7 @@ PUBLIC: Mapping[str, Mapping[str, Any]] = {
         "model_type": "mistral",
         "sliding_window": None,
     },
-    "gemma-2-2b": {
-        **_llama(2304, 26, 9216, 8, 4, tie_word_embeddings=True),
-        **_GEMMA2,
-    },
+    "gemma-2-2b": {**_llama(2304, 26, 9216, 8, 4, tie_word_embeddings=True), **_GEMMA2},
     "gemma-2-9b": {
         **_llama(3584, 42, 14336, 16, 8, tie_word_embeddings=True),
         **_GEMMA2,

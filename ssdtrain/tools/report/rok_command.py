@@ -135,11 +135,8 @@ def table(points: Sequence[Point]) -> Table:
 
 
 def draw(points: Sequence[Point], path: Path) -> None:
-    """Draw one panel a model, one line a strategy.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Draw one panel a model, one line a strategy. Raises ImportError: matplotlib is
+    not installed."""
     from matplotlib.figure import Figure
 
     models = list(dict.fromkeys(point.model for point in points))

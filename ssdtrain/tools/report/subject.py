@@ -94,10 +94,7 @@ class Blocks(nn.Module):
 
 def build_of(text: str, sequence: int) -> Build:
     """Return what `--model` names: `blocks:HIDDENxLAYERS`, or `FILE.py:FUNCTION`.
-
-    Raises:
-        ConfigError: neither.
-    """
+    Raises ConfigError: neither."""
     place, _, name = text.rpartition(":")
     if place == "blocks":
         return _blocks(name, sequence)
@@ -111,14 +108,11 @@ def build_of(text: str, sequence: int) -> Build:
 
 def users_build(text: str, option: str = "") -> Build:
     """Return the user's function `FILE.py:FUNCTION`: it takes the micro-batch size and
-    gives (module, forward).
+    gives (module, forward). Raises ConfigError: there is none that takes a size.
 
     Args:
         text: file and function.
         option: what the command calls it, for messages.
-
-    Raises:
-        ConfigError: there is none that takes a size.
     """
     name = f"{option}{text}"
     function = function_of(text, option)
@@ -140,11 +134,8 @@ def _takes_a_size(function: Callable[..., Any]) -> bool:
 
 
 def _subject_of(name: str, function: Callable[..., Any], micro_batch: int) -> Subject:
-    """Build what a user's function makes.
-
-    Raises:
-        ConfigError: it raised, or gave something else than (module, forward).
-    """
+    """Build what a user's function makes. Raises ConfigError: it raised, or gave
+    something else than (module, forward)."""
     try:
         given = function(micro_batch)
     except ConfigError:
@@ -164,11 +155,8 @@ def _subject_of(name: str, function: Callable[..., Any], micro_batch: int) -> Su
 
 
 def function_of(text: str, option: str) -> Callable[..., Any]:
-    """Return the function that `FILE.py:FUNCTION` names.
-
-    Raises:
-        ConfigError: there is no such file or function, or the file raised.
-    """
+    """Return the function that `FILE.py:FUNCTION` names. Raises ConfigError: there is
+    no such file or function, or the file raised."""
     place, _, name = text.rpartition(":")
     if not place.endswith(".py"):
         raise ConfigError(f"{option}expects FILE.py:FUNCTION, got {text!r}.")
@@ -232,11 +220,8 @@ def estimated(
 def observed(
     build: Build, micro_batch: int, min_bytes: int, **settings: Any
 ) -> Profile:
-    """Return the profile of real steps on this machine's GPU, or its CPU.
-
-    Raises:
-        ConfigError: nothing could be observed.
-    """
+    """Return the profile of real steps on this machine's GPU, or its CPU. Raises
+    ConfigError: nothing could be observed."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device(device):
         subject = build(micro_batch)

@@ -20,12 +20,7 @@ from ssdtrain.tools.search.language import (
 ALL = slice(None)
 
 
-@describes(
-    "aten::view",
-    "aten::_unsafe_view",
-    "aten::squeeze",
-    "aten::unsqueeze",
-)
+@describes("aten::view", "aten::_unsafe_view", "aten::squeeze", "aten::unsqueeze")
 def _view(call: OperatorCall) -> Description:
     [source] = call.tensors
     [shape] = call.results

@@ -14,9 +14,7 @@ def with_halo(local: Tensor, cut: Cut, group: ProcessGroup) -> Tensor:
 
     The first and the last worker get zeros, as padding makes them. Every worker gives
     its edges to all of the axis: of two workers that is what the other one needs.
-
-    Raises:
-        ConfigError: a piece has fewer rows than a halo.
+    Raises ConfigError: a piece has fewer rows than a halo.
     """
     dim, rows = cut.dim, local.shape[cut.dim]
     if max(cut.before, cut.after) > rows:

@@ -115,11 +115,7 @@ def torchtitan(layout: ParallelLayout, job: Job) -> str | None:
             f"expert_parallel_degree = {layout.expert}",
             f"expert_tensor_parallel_degree = {layout.tensor}",
         ]
-    lines += [
-        "",
-        "[activation_checkpoint]",
-        f'mode = "{_torchtitan_mode(layout.way)}"',
-    ]
+    lines += ["", "[activation_checkpoint]", f'mode = "{_torchtitan_mode(layout.way)}"']
     return "\n".join(lines) + "\n"
 
 
@@ -236,11 +232,7 @@ def trainer(
 
 
 def configurations(
-    layout: ParallelLayout,
-    job: Job,
-    *,
-    drives: bool = False,
-    plan: Path | None = None,
+    layout: ParallelLayout, job: Job, *, drives: bool = False, plan: Path | None = None
 ) -> Mapping[str, str]:
     """Return what launches a layout, by framework; those that cannot are left out.
 

@@ -83,15 +83,12 @@ class Ranked:
 
 
 def search(asked: Asked, progress: Callable[[str], None]) -> Ranked:
-    """Price all layouts.
+    """Price all layouts. Raises ConfigError: the model, the device or the links are not
+    known, or no layout divides.
 
     Args:
         asked: model, GPUs and batch.
         progress: is told what is captured.
-
-    Raises:
-        ConfigError: the model, the device or the links are not known, or no layout
-            divides.
     """
     shape = shape_of(asked.model, Train.FULL, asked.loss)
     device = load_device(asked.gpu)

@@ -116,11 +116,7 @@ def moves(
 
 
 def _halo(
-    axis: int,
-    cut: Cut,
-    goal: Placements,
-    ways: Sequence[int],
-    shape: Sequence[int],
+    axis: int, cut: Cut, goal: Placements, ways: Sequence[int], shape: Sequence[int]
 ) -> float:
     """Return the share of a tensor that a worker gets from its neighbours."""
     rows = cut.before + cut.after

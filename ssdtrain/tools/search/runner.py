@@ -77,11 +77,8 @@ def distribute(
     model: nn.Module, problem: Problem, found: Partition, mesh: DeviceMesh
 ) -> None:
     """Replace each trained parameter by a DTensor with the placements of the plan.
-
-    Raises:
-        ConfigError: the model has parameters that the trace did not train, or the mesh
-            has other axes.
-    """
+    Raises ConfigError: the model has parameters that the trace did not train, or the
+    mesh has other axes."""
     if tuple(mesh.shape) != found.ways:
         raise ConfigError(
             f"the plan expects a mesh of {found.ways}, got {tuple(mesh.shape)}; build "

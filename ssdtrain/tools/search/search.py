@@ -243,10 +243,8 @@ def exhaustive(problem: Problem, axes: Sequence[WorkerAxis]) -> Partition:
     """Return the cheapest of all ways to split a step, all axes at once.
 
     Its tables grow with the number of choices for all axes to the power of the graph's
-    width: for small graphs, and to judge `partition`.
-
-    Raises:
-        ConfigError: a table would be too large.
+    width: for small graphs, and to judge `partition`. Raises ConfigError: a table would
+    be too large.
     """
     levels = range(len(axes))
     found = _searched(Space(problem, axes), None, levels, largest=2**24)
@@ -256,10 +254,7 @@ def exhaustive(problem: Problem, axes: Sequence[WorkerAxis]) -> Partition:
 
 
 def _searched(
-    space: Space,
-    given: Partition | None,
-    levels: Sequence[int],
-    largest: int = LARGEST,
+    space: Space, given: Partition | None, levels: Sequence[int], largest: int = LARGEST
 ) -> Partition:
     """Search some levels of the space, given what was found for the others."""
     problem, ways = space.problem, space.ways

@@ -147,10 +147,7 @@ def save(found: Ranked, device: Device, directory: Path) -> None:
 
 def write_front(found: Ranked, path: Path) -> None:
     """Draw step and memory of all layouts that are near the fastest one that fits.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    Raises ImportError: matplotlib is not installed."""
     limit = found.capacity_bytes / 1e9
     most_ms = SLOWEST * min(one.step_ms for one in found.priced if one.fits)
 

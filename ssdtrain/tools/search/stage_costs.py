@@ -78,11 +78,8 @@ class StageCosts:
 
 
 def tensor_degrees(shape: Shape, most: int) -> list[int]:
-    """Return powers of two that divide heads, width and words.
-
-    Raises:
-        ConfigError: the model is no decoder whose parts are known.
-    """
+    """Return powers of two that divide heads, width and words. Raises ConfigError: the
+    model is no decoder whose parts are known."""
     kind = shape.values["model_type"]
     if kind not in DECODERS:
         raise ConfigError(

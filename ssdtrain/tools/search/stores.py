@@ -83,16 +83,14 @@ class Stores:
 
 
 def stores_of(host: str, drives: str | None, least_years: float, gpus: int) -> Stores:
-    """Return one GPU's share of what `--host` and `--ssd` say of a node.
+    """Return one GPU's share of what `--host` and `--ssd` say of a node. Raises
+    ConfigError: the text has another form, or no such drive is known.
 
     Args:
         host: memory for activations.
         drives: NAME:NUMBER; None: there are none.
         least_years: that they have to last.
         gpus: of the node.
-
-    Raises:
-        ConfigError: the text has another form, or no such drive is known.
     """
     host_bytes = parse_size("--host", host) / gpus
     if drives is None:

@@ -44,11 +44,8 @@ def whole(operands: int, results: int) -> Strategy:
 def extents(
     described: Description, operands: Sequence[Shape], results: Sequence[Shape]
 ) -> dict[str, int]:
-    """Return the size of every index variable.
-
-    Raises:
-        ConfigError: a variable's size is in no shape, and was not given.
-    """
+    """Return the size of every index variable. Raises ConfigError: a variable's size is
+    in no shape, and was not given."""
     found = dict(described.sizes)
     asked: dict[str, None] = {}
     for result, shape in zip(described.results, results, strict=True):

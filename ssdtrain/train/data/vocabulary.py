@@ -93,8 +93,5 @@ class Vocabulary:
     @classmethod
     def from_tokenizer(cls, path: str | None) -> "Vocabulary":
         """Return the vocabulary of a tokenizer file, or of bytes when `path` is None.
-
-        Raises:
-            ConfigError: there is no such file, or it is damaged.
-        """
+        Raises ConfigError: there is no such file, or it is damaged."""
         return cls(ByteEncoder() if path is None else FileEncoder(path))

@@ -38,11 +38,8 @@ GEMM = "te_general_gemm"
 
 
 def check(settings: ModelSettings, parallel: Parallel) -> None:
-    """Refuse what megatron-core cannot build.
-
-    Raises:
-        ConfigError: what, why, and what to set.
-    """
+    """Refuse what megatron-core cannot build. Raises ConfigError: what, why, and what
+    to set."""
     layers, stages = settings.num_layers, parallel.pipeline * parallel.chunks
     if settings.family is Family.T5 and parallel.pipeline > 1:
         if parallel.pipeline != 2 or parallel.virtual_pipeline is not None:

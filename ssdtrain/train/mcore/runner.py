@@ -124,12 +124,9 @@ class MegatronRunner:
         write_checkpoint(self._path(directory), state)
 
     def load(self, directory: str) -> int:
-        """Read what `save` wrote on as many ranks.
-
-        Raises:
-            ConfigError: there is no checkpoint of this rank.
-            DamagedFileError: it is not one of this model and optimizer.
-        """
+        """Read what `save` wrote on as many ranks. Raises ConfigError: there is no
+        checkpoint of this rank; DamagedFileError: it is not one of this model and
+        optimizer."""
         path = self._path(directory)
         keys = ("step", "chunks", "optimizer")
         state = read_checkpoint(path, self._device, keys)
@@ -189,11 +186,8 @@ class MegatronRunner:
 def optimizer_config(
     settings: TrainSettings, layout: parallel.Parallel
 ) -> OptimizerConfig:
-    """Return Megatron's configuration of the same optimizer.
-
-    Raises:
-        ConfigError: the distributed optimizer is for adamw alone.
-    """
+    """Return Megatron's configuration of the same optimizer. Raises ConfigError: the
+    distributed optimizer is for adamw alone."""
     adam = settings.optimizer is OptimizerKind.ADAMW
     if layout.distributed_optimizer and not adam:
         raise ConfigError(
@@ -214,11 +208,8 @@ def optimizer_config(
 
 
 def megatron_device() -> torch.device:
-    """Return this rank's device, as Megatron asks for it.
-
-    Raises:
-        ConfigError: there is no GPU.
-    """
+    """Return this rank's device, as Megatron asks for it. Raises ConfigError: there is
+    no GPU."""
     try:
         return torch.device(torch.cuda.current_device())
     except (AssertionError, RuntimeError) as error:

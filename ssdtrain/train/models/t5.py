@@ -14,11 +14,7 @@ import copy
 from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.masking_utils import create_causal_mask
-from transformers.models.t5.modeling_t5 import (
-    T5Block,
-    T5LayerNorm,
-    T5PreTrainedModel,
-)
+from transformers.models.t5.modeling_t5 import T5Block, T5LayerNorm, T5PreTrainedModel
 
 from ssdtrain.train.models.base import (
     TOKENS,
