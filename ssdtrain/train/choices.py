@@ -27,14 +27,10 @@ _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 def refuse_early(name: str, words: Sequence[str], *, to_run: bool = True) -> None:
     """Raise ConfigError for choices that the packaged configs do not have, and for
-    engine=megatron on a machine without any GPU.
-
-    Args:
-        name: of the root config; one's own file may bring choices of its own, so
-            nothing is refused then.
-        words: the overrides; several choices may be joined by commas.
-        to_run: a run is asked for, and not only its config.
-    """
+    engine=megatron on a machine without any GPU. `name`: of the root config; one's own
+    file may bring choices of its own, so nothing is refused then; `words`: the
+    overrides; several choices may be joined by commas; `to_run`: a run is asked for,
+    and not only its config."""
     if name != DEFAULT_CONFIG or Path(name).exists():
         return
     groups: list[str] = group_names()

@@ -137,11 +137,8 @@ def _mean(rank: Tally, name: str) -> float:
 
 def _parts(ranks: Sequence[Tally], *, on_cpu: bool, is_told: bool) -> dict[str, float]:
     """Return the parts in ms, averaged over the ranks, of the one or two steps whose
-    time is the median. See [Note: parts of a step].
-
-    Args:
-        is_told: whether the kernel tells queueing from sleeping.
-    """
+    time is the median. See [Note: parts of a step]. `is_told`: whether the kernel tells
+    queueing from sleeping."""
     times = ranks[0].step_ms
     counted = later(range(len(times)))
     order = sorted(counted, key=lambda at: times[at])

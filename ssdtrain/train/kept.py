@@ -36,16 +36,9 @@ def path_in(checkpoint: str | Path) -> Path:
 
 
 def keep(session: Session, settings: object, checkpoint: str | Path) -> bool:
-    """Write the plan in force into a checkpoint that is there.
-
-    Args:
-        session: whose plan it is.
-        settings: what the plan is made for; its `repr` tells it from others.
-        checkpoint: the directory.
-
-    Returns:
-        False: there is no plan yet.
-    """
+    """Write the plan in force into a checkpoint that is there. `session`: whose plan it
+    is; `settings`: what the plan is made for; its `repr` tells it from others;
+    `checkpoint`: the directory. Returns False: there is no plan yet."""
     plan, profile = session.plan, session.profile
     if plan is None or profile is None:
         return False
@@ -66,11 +59,8 @@ def kept_in(checkpoint: str | Path, settings: object) -> tuple[Plan, Profile] | 
 
 def follow_kept(session: Session, settings: object, checkpoint: str | Path) -> bool:
     """Follow the plan of a checkpoint from the first step on. Raises DamagedFileError:
-    the file is not what `keep` wrote.
-
-    Returns:
-        False: there is none, or it was made for other settings.
-    """
+    the file is not what `keep` wrote. Returns False: there is none, or it was made for
+    other settings."""
     found = kept_in(checkpoint, settings)
     if found is not None:
         session.follow(*found)

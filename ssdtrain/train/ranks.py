@@ -135,10 +135,7 @@ class Ranks:
 
     def bind(self) -> int | None:
         """Run on the NUMA node of this rank's GPU, with its memory; see `numa.bind`.
-
-        Returns:
-            The node; None where nothing was changed.
-        """
+        Returns the node; None where nothing was changed."""
         node = self.gpu_node() if len(numa.nodes()) > 1 else None
         return node if node is not None and numa.bind(node) else None
 

@@ -40,13 +40,8 @@ COUNTERPARTS = {"size": "model", "data": "dataset"}
 
 def read_groups_alone(config: DictConfig, name: str, words: Sequence[str]) -> None:
     """Remove the groups that the config's trainer does not read. Raises ConfigError:
-    the file or an override sets something in one of them.
-
-    Args:
-        config: as composed; changed in place.
-        name: of the config file.
-        words: the overrides.
-    """
+    the file or an override sets something in one of them. `config`: as composed;
+    changed in place; `name`: of the config file; `words`: the overrides."""
     unread = unread_groups(config)
     if not unread:
         return

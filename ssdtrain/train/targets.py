@@ -141,12 +141,8 @@ def _not_installed(missing: BaseException) -> str:
 def refuse_unfit(node: Mapping[str, Any], where: str) -> None:
     """Compare a node's values with the parameters of its `_target_`, and those of the
     nodes below it. Raises ConfigError: a key is unknown, or a value is of another type;
-    the text names the key, what is expected and what came.
-
-    Args:
-        node: plain values, `_target_` among them.
-        where: its key, for the error.
-    """
+    the text names the key, what is expected and what came. `node`: plain values,
+    `_target_` among them; `where`: its key, for the error."""
     target = _located(node["_target_"], where)
     try:
         parameters = _parameters(target)

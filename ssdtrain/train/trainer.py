@@ -98,11 +98,8 @@ class Trainer:
         self._prepared = _Prepared(workload, sinks, beside, [begun])
 
     def run(self) -> dict[str, Any]:
-        """Train; with `train.compare` once without ssdtrain first.
-
-        Returns:
-            Plain values for JSON, the same on every rank; `ok` is the verdict.
-        """
+        """Train; with `train.compare` once without ssdtrain first. Returns plain values
+        for JSON, the same on every rank; `ok` is the verdict."""
         if self._prepared is None:
             self.prepare()
         prepared, self._prepared = self._prepared, None

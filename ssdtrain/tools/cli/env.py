@@ -53,12 +53,9 @@ def start_with_hook(config: Any, words: list[str], *, told: bool) -> None:
     """Start this process anew with the malloc hook, where that is of use.
 
     Ranks that it starts inherit the hook. Does not return if it does. Raises
-    ConfigError: the hook is asked for, and cannot be built or is not taken.
-
-    Args:
-        config: as composed; `preload` and the target are read.
-        words: of the command line, behind `ssdtrain`.
-        told: say so in a line.
+    ConfigError: the hook is asked for, and cannot be built or is not taken. `config`:
+    as composed; `preload` and the target are read; `words`: of the command line, behind
+    `ssdtrain`; `told`: say so in a line.
     """
     from ssdtrain.config import Target
     from ssdtrain.train.settings import choose

@@ -19,11 +19,8 @@ from ssdtrain.tools.report.table import WITH, WITHOUT, label, text_of
 
 def sweep(args: argparse.Namespace) -> int:
     """Run every combination in a process of its own, then compare them. Raises
-    ConfigError: a combination can never work; nothing has run by then.
-
-    Returns:
-        The largest status of a run; a signal ends the sweep with its status.
-    """
+    ConfigError: a combination can never work; nothing has run by then. Returns the
+    largest status of a run; a signal ends the sweep with its status."""
     from ssdtrain.tools.cli.train import compose
     from ssdtrain.train import runs
     from ssdtrain.train.launch import run_in_order

@@ -159,13 +159,8 @@ def _composed(args: argparse.Namespace) -> "tuple[Any, Path | None]":
 
 def _continued(earlier: Path, record: Mapping[str, Any], fresh: Sequence[str]) -> Any:
     """Return the config of a run that goes on. Raises ConfigError: it has no
-    checkpoint, or cannot go on with these settings.
-
-    Args:
-        earlier: its directory.
-        record: what `run.json` there says.
-        fresh: overrides of the continuation.
-    """
+    checkpoint, or cannot go on with these settings. `earlier`: its directory; `record`:
+    what `run.json` there says; `fresh`: overrides of the continuation."""
     from ssdtrain.train import runs
 
     began = parse(record["words"][1:])

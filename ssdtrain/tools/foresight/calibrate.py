@@ -206,12 +206,9 @@ def measured_power(power: Power) -> Power:
 
 def drawn(power: Power, run: Mapping[str, Any], seen: Mapping[str, float]) -> Power:
     """The energy of arithmetic at which the limit holds the clock where it was seen.
-
-    Args:
-        power: as shipped; its limit and the energy of memory traffic stay.
-        run: a product's `size` and its `steady_us`.
-        seen: its `sm_mhz` and `max_sm_mhz`; without them the power stays as it is.
-    """
+    `power`: as shipped; its limit and the energy of memory traffic stay; `run`: a
+    product's `size` and its `steady_us`; `seen`: its `sm_mhz` and `max_sm_mhz`; without
+    them the power stays as it is."""
     clock = seen.get("sm_mhz", 0.0) / seen.get("max_sm_mhz", 1.0)
     if not 0.0 < clock < HELD_CLOCK:
         return power

@@ -47,14 +47,10 @@ def capture(
     """The graph of one forward, backward and, where named, optimizer update. Raises
     ConfigError: nothing needs a gradient, the optimizer is unknown, the model or its
     forward raised, or an operator needs data, which the meta device does not have.
-
-    Args:
-        model: its parameters are on the meta device.
-        forward: runs it; gives a tensor, or a nest of them, that backward starts from.
-        optimizer: a key of `STATES`; None: the step ends with backward.
-        notes: go into the graph.
-        on: the kind of device whose operators are recorded.
-    """
+    `model`: its parameters are on the meta device; `forward`: runs it; gives a tensor,
+    or a nest of them, that backward starts from; `optimizer`: a key of `STATES`; None:
+    the step ends with backward; `notes`: go into the graph; `on`: the kind of device
+    whose operators are recorded."""
     if optimizer is not None and optimizer not in STATES:
         raise ConfigError(
             f"optimizer expects one of {', '.join(sorted(STATES))}, got {optimizer!r}"

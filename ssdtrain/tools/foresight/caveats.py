@@ -106,12 +106,9 @@ def _named_in(function: Callable[[], Any]) -> Iterator[object]:
 
 
 def explained(error: Exception, what: str) -> ConfigError:
-    """An error of a user's model, with its place and what to do about it.
-
-    Args:
-        error: that the model's code, or torch in it, raised.
-        what: failed, for the start of the sentence.
-    """
+    """An error of a user's model, with its place and what to do about it. `error`: that
+    the model's code, or torch in it, raised; `what`: failed, for the start of the
+    sentence."""
     text = " ".join(str(error).split())
     remedy = next(
         (advice for words, advice in REMEDIES if any(word in text for word in words)),

@@ -38,13 +38,9 @@ class Cluster:
         Over several nodes it runs in two steps: inside each node, and, on the share of
         the message that a GPU then has, between nodes. In an all-to-all that share is
         all of it: nothing was added up or is equal on its neighbours. A send of many
-        ranks goes to the next one: between nodes, if they are on several.
-
-        Args:
-            kind: the operation.
-            message_bytes: as `bus_bytes` counts them.
-            num_ranks: that take part.
-            stride: between their numbers: neighbours are `stride` GPUs apart.
+        ranks goes to the next one: between nodes, if they are on several. `kind`: the
+        operation; `message_bytes`: as `bus_bytes` counts them; `num_ranks`: that take
+        part; `stride`: between their numbers: neighbours are `stride` GPUs apart.
         """
         if kind is Collective.SEND and num_ranks > 1:
             return self.send_us(message_bytes, (num_ranks - 1) * stride)

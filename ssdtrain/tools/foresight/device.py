@@ -225,12 +225,8 @@ def transferred(device: Device, spec: Spec) -> Device:
 
 def rated_device(tflops: float, memory_gb_per_s: float) -> Device:
     """A device of which two rates are known, and no host time. Raises ConfigError: a
-    rate is not above 0.
-
-    Args:
-        tflops: 1e12 FLOPs a second that products reach.
-        memory_gb_per_s: 1e9 bytes a second of device memory.
-    """
+    rate is not above 0. `tflops`: 1e12 FLOPs a second that products reach;
+    `memory_gb_per_s`: 1e9 bytes a second of device memory."""
     if tflops <= 0.0 or memory_gb_per_s <= 0.0:
         raise ConfigError(
             f"rates expect more than 0, got {tflops} TFLOP/s and {memory_gb_per_s} GB/s"

@@ -24,13 +24,9 @@ def resized(first: Graph, second: Graph, sizes: tuple[int, int], size: int) -> G
 
     Every dimension and every storage is linear in the size, as two captures show.
     Raises ConfigError: the captures differ in more than sizes, or a dimension would be
-    no whole number.
-
-    Args:
-        first: captured at `sizes[0]`.
-        second: captured at `sizes[1]`; the same operators.
-        sizes: of what changes (samples, tokens).
-        size: the size that is asked for.
+    no whole number. `first`: captured at `sizes[0]`; `second`: captured at `sizes[1]`;
+    the same operators; `sizes`: of what changes (samples, tokens); `size`: the size
+    that is asked for.
     """
     names = [node.name for node in first.nodes]
     if sizes[0] == sizes[1] or names != [node.name for node in second.nodes]:

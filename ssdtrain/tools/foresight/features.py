@@ -17,13 +17,9 @@ LAYOUTS = ("nn", "nt", "tn", "tt")
 
 
 def row_of(call: Call, spec: Spec, law_us: float) -> list[float]:
-    """The features of a call, in the order of `names_of`.
-
-    Args:
-        call: one operator.
-        spec: of the device.
-        law_us: what the family's closed form says, or the roofline where it has none.
-    """
+    """The features of a call, in the order of `names_of`. `call`: one operator; `spec`:
+    of the device; `law_us`: what the family's closed form says, or the roofline where
+    it has none."""
     law = [_log(16.0 * law_us), math.log2(law_us / spec.roofline_us(call))]
     return [*_common(call, spec), *law, *_OWN[call.family](call, spec)]
 

@@ -49,14 +49,10 @@ def scikit_learn() -> Any:
 def fit_closed_form(
     times: Times, spec: Spec, *, relatives: Sequence[tuple[Times, Spec]] = ()
 ) -> Law | None:
-    """The closed form of the times' family; None where it has none, where the times
-    are too few for one, and for CPUs, whose kernels no closed form describes.
-
-    Args:
-        times: kernels of one family and their microseconds.
-        spec: of the device that they were timed on.
-        relatives: times of the same family on other devices, which join in.
-    """
+    """The closed form of the times' family; None where it has none, where the times are
+    too few for one, and for CPUs, whose kernels no closed form describes. `times`:
+    kernels of one family and their microseconds; `spec`: of the device that they were
+    timed on; `relatives`: times of the same family on other devices, which join in."""
     family = times[0][0].family
     few = len(times) < least_times(family)
     if spec.kind is Kind.CPU or few or family not in FAMILIES:
@@ -73,15 +69,10 @@ def fit_forest(
     relatives: Sequence[tuple[Times, Spec]] = (),
 ) -> Forest:
     """Boosted trees over the times of one family. Raises ConfigError: fewer than 20
-    times, several families, or no scikit-learn.
-
-    Args:
-        times: kernels and their microseconds.
-        spec: of the device that they were timed on.
-        law: the family's closed form; None: the roofline.
-        seed: of the boosting's draws.
-        relatives: times of the same family on other devices, which join in.
-    """
+    times, several families, or no scikit-learn. `times`: kernels and their
+    microseconds; `spec`: of the device that they were timed on; `law`: the family's
+    closed form; None: the roofline; `seed`: of the boosting's draws; `relatives`: times
+    of the same family on other devices, which join in."""
     families = {call.family for call, _ in times}
     if len(families) != 1 or len(times) < 20:
         raise ConfigError(
@@ -188,11 +179,8 @@ def score(
     relatives: Sequence[tuple[Times, Spec]] = (),
 ) -> dict[str, float]:
     """Cross-validated errors of a forest, and of the bare roofline scaled to fit.
-
-    Returns:
-        `gmae` and `mean` over all times, each held out once; `spread`, the standard
-        deviation of the folds' `gmae`; the roofline's likewise.
-    """
+    Returns `gmae` and `mean` over all times, each held out once; `spread`, the standard
+    deviation of the folds' `gmae`; the roofline's likewise."""
     errors: list[float] = []
     bare: list[float] = []
     each: list[float] = []

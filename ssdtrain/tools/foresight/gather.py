@@ -96,10 +96,8 @@ def gather(
     """Time what is missing of the first `counts` draws of every family.
 
     One JSON line a call goes to `path`, flushed at once; families take turns in
-    proportion to their counts, so that a budget cuts all of them alike.
-
-    Returns:
-        How many calls were timed now.
+    proportion to their counts, so that a budget cuts all of them alike. Returns how
+    many calls were timed now.
     """
     done = {(row["family"], row["index"]) for row in _rows(path)}
     path.parent.mkdir(parents=True, exist_ok=True)

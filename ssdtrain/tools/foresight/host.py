@@ -54,14 +54,10 @@ class HostTable:
         has_waits: bool = True,
     ) -> None:
         """`rows` as `overheads.summary` gives them, of one or several programs. Raises
-        ConfigError: a row lacks a field.
-
-        Args:
-            rows: means of every operator.
-            correction: what the profiler added to them.
-            has_waits: the rows may hold waits, which are taken out; those of a file
-                went through that once, and what is then the longest is no wait.
-        """
+        ConfigError: a row lacks a field. `rows`: means of every operator; `correction`:
+        what the profiler added to them; `has_waits`: the rows may hold waits, which are
+        taken out; those of a file went through that once, and what is then the longest
+        is no wait."""
         self._rows = [dict(row) for row in rows]
         self._correction = correction or Correction()
         try:
@@ -219,12 +215,8 @@ def program_us(rows: Sequence[Mapping[str, Any]], table: HostTable) -> float:
 def fit_correction(
     programs: Sequence[tuple[Sequence[Mapping[str, Any]], float]],
 ) -> Correction:
-    """The profiler's costs under which programs' host times add up.
-
-    Args:
-        programs: rows of a program whose step the host binds, and its microseconds
-            without a profiler.
-    """
+    """The profiler's costs under which programs' host times add up. `programs`: rows of
+    a program whose step the host binds, and its microseconds without a profiler."""
     best, found = float("inf"), Correction()
     pooled = [row for rows, _ in programs for row in rows]
     for step in range(GRID_STEPS):

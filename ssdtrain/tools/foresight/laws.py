@@ -322,12 +322,9 @@ class Law:
 
 
 def fit_law(family: Family, sets: Sequence[tuple[Times, Spec]]) -> Law:
-    """Find a family's constants on the times of one or several devices.
-
-    Args:
-        family: of `FAMILIES`.
-        sets: kernels and their microseconds, and the device that they were timed on.
-    """
+    """Find a family's constants on the times of one or several devices. `family`: of
+    `FAMILIES`; `sets`: kernels and their microseconds, and the device that they were
+    timed on."""
     form = _FORMS[family]
     with torch.device("cpu"), torch.enable_grad():
         given = [

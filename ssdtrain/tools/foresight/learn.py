@@ -68,11 +68,7 @@ def own_device(kind: Kind) -> torch.device:
 def own_spec(kind: Kind, times: Times) -> Spec:
     """The machine's sizes, and as ceilings the highest rates that were measured. Raises
     ConfigError: without products in fp32 or element-wise operators no ceiling is known.
-
-    Args:
-        kind: of the device.
-        times: calls and their microseconds.
-    """
+    `kind`: of the device; `times`: calls and their microseconds."""
     l2_bytes, num_sms, memory_bytes, name = _sizes(kind)
     tflops: dict[str, float] = {}
     for call, us in times:

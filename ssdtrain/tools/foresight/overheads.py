@@ -85,11 +85,8 @@ def operators_of(
     events: Iterable[Mapping[str, Any]], composites: Collection[str]
 ) -> list[Seen]:
     """The operators of a Kineto trace (its `traceEvents`), in the order of their start.
-
-    Args:
-        events: complete events (`ph` is `X`), times in microseconds.
-        composites: operators that only call others (`aten::linear`).
-    """
+    `events`: complete events (`ph` is `X`), times in microseconds; `composites`:
+    operators that only call others (`aten::linear`)."""
     kernels: dict[int, float] = {}
     threads: dict[Any, list[_Span]] = {}
     updates: list[tuple[float, float]] = []

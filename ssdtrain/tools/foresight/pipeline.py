@@ -73,14 +73,10 @@ def pipeline_tasks(
     tail_us: float = 0.0,
 ) -> list[list[Task]]:
     """Tasks of every rank. Raises ConfigError: ranks differ in their number of chunks
-    or have none, or a step has no micro-batch.
-
-    Args:
-        chunks: for every rank the times of its model chunks, first chunk first.
-        num_micro_batches: of a step.
-        send_us: of one activation, or gradient, from rank to rank.
-        tail_us: of every rank behind its last backward (the optimizer).
-    """
+    or have none, or a step has no micro-batch. `chunks`: for every rank the times of
+    its model chunks, first chunk first; `num_micro_batches`: of a step; `send_us`: of
+    one activation, or gradient, from rank to rank; `tail_us`: of every rank behind its
+    last backward (the optimizer)."""
     num_ranks = len(chunks)
     counts = {len(own) for own in chunks}
     if num_micro_batches < 1:

@@ -88,15 +88,10 @@ def estimate_ranks(
     graph: Graph, device: Device, fabric: Network, layout: Layout
 ) -> RanksEstimate:
     """The steady state of all ranks, at the clock that the power limit allows (a
-    pipeline's of even layers: at the highest one).
-
-    Args:
-        graph: one rank's step, or one micro-batch of the whole model for a pipeline;
-            with the optimizer's update.
-        device: of every rank.
-        fabric: between them.
-        layout: how the step is spread.
-    """
+    pipeline's of even layers: at the highest one). `graph`: one rank's step, or one
+    micro-batch of the whole model for a pipeline; with the optimizer's update;
+    `device`: of every rank; `fabric`: between them; `layout`: how the step is
+    spread."""
     alone = price(graph, device).tasks
     if layout.spread is Spread.PIPELINE:
         return _pipeline(graph, alone, fabric, layout)
@@ -122,13 +117,9 @@ def estimate_ranks(
 def sharded_peak(graph: Graph, num_ranks: int, context_bytes: int) -> int:
     """Return the peak of one rank under FSDP: its share of weights, gradients and
     optimizer, and whole the root's weights and those of some units. Raises ConfigError:
-    the graph has no optimizer's update, which names the gradients.
-
-    Args:
-        graph: with the optimizer's update.
-        num_ranks: that share every weight.
-        context_bytes: what libraries take for good.
-    """
+    the graph has no optimizer's update, which names the gradients. `graph`: with the
+    optimizer's update; `num_ranks`: that share every weight; `context_bytes`: what
+    libraries take for good."""
     updated = {
         graph.tensors[number].storage
         for node in graph.nodes

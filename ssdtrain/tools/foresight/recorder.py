@@ -101,15 +101,11 @@ class _Stamp:
 
 
 class Recorder(TorchDispatchMode):
-    """Notes every operator, its tensors and what it holds.
-
-    Args:
-        model: whose parameters and modules are named.
-        after_node: called behind every operator.
-        amend: says of an operator what its schema does not, from the operator, its
-            arguments and its `Noted`; None leaves it out.
-        runs_compiled: compiled regions run as they were compiled, not eagerly.
-    """
+    """Notes every operator, its tensors and what it holds. `model`: whose parameters
+    and modules are named; `after_node`: called behind every operator; `amend`: says of
+    an operator what its schema does not, from the operator, its arguments and its
+    `Noted`; None leaves it out; `runs_compiled`: compiled regions run as they were
+    compiled, not eagerly."""
 
     def __init__(
         self,

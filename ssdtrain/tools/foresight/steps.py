@@ -77,14 +77,9 @@ def capture_step(
     notes: Mapping[str, str] | None = None,
 ) -> Graph:
     """Run a step some times and capture the last one. See [Note: steps that run].
-    Raises ConfigError: nothing was seen of the step.
-
-    Args:
-        step: forward, backward and update, as the training loop runs them.
-        models: the module, engine or chunks of this rank.
-        num_warm: steps before the captured one.
-        notes: go into the graph.
-    """
+    Raises ConfigError: nothing was seen of the step. `step`: forward, backward and
+    update, as the training loop runs them; `models`: the module, engine or chunks of
+    this rank; `num_warm`: steps before the captured one; `notes`: go into the graph."""
     model = models if isinstance(models, nn.Module) else nn.ModuleList(models)
     for _ in range(num_warm):
         step()

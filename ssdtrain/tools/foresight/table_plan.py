@@ -90,15 +90,9 @@ def table_plan(
     num_ranks: int,
     device: str = "cuda",
 ) -> TablePlan:
-    """Return the plan that puts every table whole on its rank.
-
-    Args:
-        rule: that gave the sharding.
-        tables: of the model.
-        sharding: the rank of each.
-        num_ranks: that there are.
-        device: of every rank; a CPU's ranks share one.
-    """
+    """Return the plan that puts every table whole on its rank. `rule`: that gave the
+    sharding; `tables`: of the model; `sharding`: the rank of each; `num_ranks`: that
+    there are; `device`: of every rank; a CPU's ranks share one."""
 
     def placed(table: Table, rank: int) -> PlacedTable:
         where = f"{device}:{rank}" if device != "cpu" else device

@@ -72,11 +72,8 @@ def parts(request: Request) -> int:
 def examine(request: Request, part: Callable[[str], None]) -> Examination:
     """Look at this machine and measure its links.
 
-    Never raises for what the machine lacks: that is a finding.
-
-    Args:
-        request: what to look at.
-        part: told what begins, `parts` times.
+    Never raises for what the machine lacks: that is a finding. `request`: what to look
+    at; `part`: told what begins, `parts` times.
     """
     part("looking at GPUs, limits and versions")
     began = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

@@ -30,10 +30,8 @@ def deeper(profile: Profile, by: Repeated) -> Profile:
     """Return the profile with a period of its region calls repeated.
 
     Weights, optimizer and its update are those of `profile`: the caller knows them.
-
-    Args:
-        profile: of one lane; calls before and after the period stay as they are.
-        by: what is repeated.
+    `profile`: of one lane; calls before and after the period stay as they are; `by`:
+    what is repeated.
     """
     [kind] = profile.lanes
     items, runs = profile.kinds[kind], profile.regions[kind]

@@ -328,14 +328,10 @@ class _Saved:
     def profile(
         self, tasks: Sequence[Task], backward_end: int, *, is_hosted: bool, **more: Any
     ) -> Profile:
-        """Make the profile: add kernel times to marks, regions and recipes.
-
-        Args:
-            tasks: of every operator.
-            backward_end: operators up to the end of backward.
-            is_hosted: host times are a queue of their own.
-            more: fields of `Profile`.
-        """
+        """Make the profile: add kernel times to marks, regions and recipes. `tasks`: of
+        every operator; `backward_end`: operators up to the end of backward;
+        `is_hosted`: host times are a queue of their own; `more`: fields of
+        `Profile`."""
         ends = [*(mark.at for mark in self._marks[1:]), backward_end]
 
         def host_ms(start: int, end: int) -> float:

@@ -103,12 +103,8 @@ def time_line(title: str, rows: Sequence[str], bars: Sequence[Bar]) -> str:
 def memory_lines(
     courses: Mapping[str, Course], peaks: Mapping[str, float]
 ) -> list[Line]:
-    """Return memory over a step in MB, a line a run.
-
-    Args:
-        courses: by the name of the run.
-        peaks: exact ones in bytes; a course that was sampled may miss them.
-    """
+    """Return memory over a step in MB, a line a run. `courses`: by the name of the run;
+    `peaks`: exact ones in bytes; a course that was sampled may miss them."""
     found = []
     for name, course in courses.items():
         peak = peaks.get(name, max((size for _, size in course), default=0.0))

@@ -131,12 +131,8 @@ def _peak(
 ) -> int:
     """Return the most memory of any block's backward: its own, what stays of the blocks
     that have been packed and not yet used, in this lane or another one, and what no
-    block saves.
-
-    Args:
-        stays: bytes of each block between its forward and its backward.
-        beside: bytes that each block's backward needs beside its own tensors.
-    """
+    block saves. `stays`: bytes of each block between its forward and its backward;
+    `beside`: bytes that each block's backward needs beside its own tensors."""
     inside = {item for block in blocks for item in block}
     parts = [*blocks, *([n] for n in range(len(timeline.items)) if n not in inside)]
     sizes = [*stays, *(_own_bytes(timeline, n) for (n,) in parts[len(blocks) :])]

@@ -39,12 +39,8 @@ def kept_operators(names: Iterable[tuple[int, str]]) -> list[int]:
 
 
 def selective(profile: Profile, stored: Sequence[Stored]) -> Profile:
-    """Return the profile whose "regions" policy is selective checkpointing.
-
-    Args:
-        profile: of one lane.
-        stored: by region call.
-    """
+    """Return the profile whose "regions" policy is selective checkpointing. `profile`:
+    of one lane; `stored`: by region call."""
     [kind] = profile.lanes
     items, runs = profile.kinds[kind], profile.regions[kind]
     before = [0]  # by call: what the calls before it have stored

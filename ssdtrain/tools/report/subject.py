@@ -109,11 +109,7 @@ def build_of(text: str, sequence: int) -> Build:
 def users_build(text: str, option: str = "") -> Build:
     """Return the user's function `FILE.py:FUNCTION`: it takes the micro-batch size and
     gives (module, forward). Raises ConfigError: there is none that takes a size.
-
-    Args:
-        text: file and function.
-        option: what the command calls it, for messages.
-    """
+    `text`: file and function; `option`: what the command calls it, for messages."""
     name = f"{option}{text}"
     function = function_of(text, option)
     if isinstance(function, nn.Module | type) or not _takes_a_size(function):

@@ -89,15 +89,10 @@ def minimize(
     before: Sequence[int] | None = None,
     largest: int = LARGEST,
 ) -> Minimum:
-    """Return the values of all variables with the smallest sum of the factors.
-
-    Args:
-        sizes: how many values each variable has.
-        factors: tables, each over a few variables.
-        before: values that are known; without them a variable that has to be fixed is
-            set to what is best without its neighbours.
-        largest: entries of a table.
-    """
+    """Return the values of all variables with the smallest sum of the factors. `sizes`:
+    how many values each variable has; `factors`: tables, each over a few variables;
+    `before`: values that are known; without them a variable that has to be fixed is set
+    to what is best without its neighbours; `largest`: entries of a table."""
     alone = {v for v, size in enumerate(sizes) if size == 1}
     tables = _Tables(sizes, [_without(factor, alone) for factor in factors])
     heap = [(tables.entries(v), v) for v in range(len(sizes))]

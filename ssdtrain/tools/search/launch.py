@@ -211,11 +211,7 @@ def fsdp2(layout: ParallelLayout, job: Job) -> str | None:
 
 def ssdtrain(layout: ParallelLayout, drives: bool) -> str | None:
     """Return the line that lets ssdtrain place the activations; None: it is not asked.
-
-    Args:
-        layout: what is launched.
-        drives: whether some of them go to SSDs.
-    """
+    `layout`: what is launched; `drives`: whether some of them go to SSDs."""
     if not layout.way.startswith(OURS):
         return None
     where = 'target="tiered", directory=DIRECTORY' if drives else 'target="host"'
@@ -235,13 +231,8 @@ def configurations(
     layout: ParallelLayout, job: Job, *, drives: bool = False, plan: Path | None = None
 ) -> Mapping[str, str]:
     """Return what launches a layout, by framework; those that cannot are left out.
-
-    Args:
-        layout: what is launched.
-        job: what is trained.
-        drives: whether activations go to SSDs.
-        plan: of `own_trainer.plan_of`, in a file; None: ranks make their own.
-    """
+    `layout`: what is launched; `job`: what is trained; `drives`: whether activations go
+    to SSDs; `plan`: of `own_trainer.plan_of`, in a file; None: ranks make their own."""
     found = {
         "torchtitan": torchtitan(layout, job),
         "megatron": megatron(layout, job),

@@ -84,12 +84,8 @@ class Ranked:
 
 def search(asked: Asked, progress: Callable[[str], None]) -> Ranked:
     """Price all layouts. Raises ConfigError: the model, the device or the links are not
-    known, or no layout divides.
-
-    Args:
-        asked: model, GPUs and batch.
-        progress: is told what is captured.
-    """
+    known, or no layout divides. `asked`: model, GPUs and batch; `progress`: is told
+    what is captured."""
     shape = shape_of(asked.model, Train.FULL, asked.loss)
     device = load_device(asked.gpu)
     cluster = cluster_of(asked.fabric, device.spec)
@@ -149,14 +145,9 @@ def _distinct(found: Sequence[PricedLayout]) -> tuple[PricedLayout, ...]:
 
 
 def job_of(shape: Shape, tokens: int, batch: int, gpus: int) -> Job:
-    """Return what is trained.
-
-    Args:
-        shape: of a decoder, whose layers are counted.
-        tokens: of a sequence.
-        batch: sequences of a step, over all GPUs.
-        gpus: of all nodes.
-    """
+    """Return what is trained. `shape`: of a decoder, whose layers are counted;
+    `tokens`: of a sequence; `batch`: sequences of a step, over all GPUs; `gpus`: of all
+    nodes."""
     values = shape.values
     width = values.get("head_dim") or values[HIDDEN] // values[HEADS]
     return Job(

@@ -27,13 +27,9 @@ def settings_of(
     layout: ParallelLayout, job: Job, *, drives: bool, plan: Path | None = None
 ) -> dict[str, Any] | None:
     """Return settings for `ssdtrain train --config`; None: it has no such layout.
-
-    Args:
-        layout: what is launched.
-        job: what is trained.
-        drives: whether activations go to SSDs.
-        plan: a file with what `plan_of` gave; None: each rank makes its own plan.
-    """
+    `layout`: what is launched; `job`: what is trained; `drives`: whether activations go
+    to SSDs; `plan`: a file with what `plan_of` gave; None: each rank makes its own
+    plan."""
     engine = _engine(layout)
     if engine is None or job.experts is not None or layout.context > 1:
         return None
@@ -100,15 +96,11 @@ def plan_of(
 ) -> Plan | None:
     """Return the layout's plan for the trainer's GPT; None: each rank makes its own.
 
-    A file can say what happens where all ranks run the same model and nothing wraps
-    its modules, so there is none of pipelines, tensor parallelism and ZeRO-3. How much
-    of a tiered target's host memory is free, no file says either.
-
-    Args:
-        layout: its `way` says which price of a byte.
-        job: what is trained.
-        device: prices operators.
-        drives: whether activations go to SSDs.
+    A file can say what happens where all ranks run the same model and nothing wraps its
+    modules, so there is none of pipelines, tensor parallelism and ZeRO-3. How much of a
+    tiered target's host memory is free, no file says either. `layout`: its `way` says
+    which price of a byte; `job`: what is trained; `device`: prices operators; `drives`:
+    whether activations go to SSDs.
     """
     from ssdtrain.train.models.gpt import Gpt
     from ssdtrain.train.settings import Family, ModelSettings

@@ -38,14 +38,9 @@ def local_shape(
     ways: Sequence[int],
     at: Sequence[int],
 ) -> Shape:
-    """Return the shape of a worker's piece; halos are not counted.
-
-    Args:
-        shape: of the whole tensor.
-        placements: one for each axis of the mesh.
-        ways: workers of each axis.
-        at: the worker's place on each axis.
-    """
+    """Return the shape of a worker's piece; halos are not counted. `shape`: of the
+    whole tensor; `placements`: one for each axis of the mesh; `ways`: workers of each
+    axis; `at`: the worker's place on each axis."""
     found = list(shape)
     for placement, number, worker in zip(placements, ways, at, strict=True):
         if isinstance(placement, Cut):

@@ -98,13 +98,8 @@ def distribute(
 
 
 class PlannedStep(TorchDispatchMode):
-    """One forward and backward. See [Note: the order of operators].
-
-    Args:
-        problem: what was traced.
-        found: how it is split.
-        mesh: with the axes of the plan.
-    """
+    """One forward and backward. See [Note: the order of operators]. `problem`: what was
+    traced; `found`: how it is split; `mesh`: with the axes of the plan."""
 
     def __init__(self, problem: Problem, found: Partition, mesh: DeviceMesh) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -89,14 +89,9 @@ class Space:
         given: Partition | None = None,
         largest: int = LARGEST,
     ) -> Partition:
-        """Return the cheapest of these.
-
-        Args:
-            tensors: what the tensors of each group may be.
-            operations: what each operator may be.
-            given: one of these that is known.
-            largest: entries of a table.
-        """
+        """Return the cheapest of these. `tensors`: what the tensors of each group may
+        be; `operations`: what each operator may be; `given`: one of these that is
+        known; `largest`: entries of a table."""
         group, alike = self.problem.group_of, self.problem.alike
         names = sorted(set(group.values()))
         at = {name: number for number, name in enumerate(names)}
@@ -193,13 +188,9 @@ def partition(
 ) -> Partition:
     """Return a cheap way to split a step over the axes of a mesh.
 
-    See [Note: recursion with true sizes].
-
-    Args:
-        problem: the step.
-        axes: outermost first: the slowest links.
-        together: levels that are searched again at once.
-        sweeps: times that all are searched again at most.
+    See [Note: recursion with true sizes]. `problem`: the step; `axes`: outermost first:
+    the slowest links; `together`: levels that are searched again at once; `sweeps`:
+    times that all are searched again at most.
     """
     if not axes:
         raise ConfigError("a search expects one axis or more, got none")

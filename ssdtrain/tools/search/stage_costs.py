@@ -216,17 +216,10 @@ def whole_costs(
     shape: Shape, sequences: int, tokens: int, device: Device
 ) -> tuple[int, StageCosts]:
     """Capture and price a model whole, whatever its kind: its layers are its regions,
-    and the ends count as layers.
-
-    Args:
-        shape: of a model whose sequences have a length of their own.
-        sequences: of a micro-batch.
-        tokens: of a sequence, as `public_subject` counts them.
-        device: prices operators.
-
-    Returns:
-        The number of layers, and their costs.
-    """
+    and the ends count as layers. `shape`: of a model whose sequences have a length of
+    their own; `sequences`: of a micro-batch; `tokens`: of a sequence, as
+    `public_subject` counts them; `device`: prices operators. Returns the number of
+    layers, and their costs."""
     with torch.device("meta"):
         model, forward = public_subject(shape, sequences * tokens)
         links = links_of(device.spec)

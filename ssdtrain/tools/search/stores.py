@@ -45,12 +45,8 @@ class Stores:
     least_years: float = LEAST_YEARS
 
     def resting(self, held_bytes: float, moved_bytes: float) -> Resting:
-        """Fill host memory, then the SSDs.
-
-        Args:
-            held_bytes: most that is away from the device at one time.
-            moved_bytes: that leave the device in a step.
-        """
+        """Fill host memory, then the SSDs. `held_bytes`: most that is away from the
+        device at one time; `moved_bytes`: that leave the device in a step."""
         beyond = max(0.0, held_bytes - self.host_bytes)
         share = beyond / held_bytes if beyond else 0.0
         return Resting(
@@ -84,14 +80,9 @@ class Stores:
 
 def stores_of(host: str, drives: str | None, least_years: float, gpus: int) -> Stores:
     """Return one GPU's share of what `--host` and `--ssd` say of a node. Raises
-    ConfigError: the text has another form, or no such drive is known.
-
-    Args:
-        host: memory for activations.
-        drives: NAME:NUMBER; None: there are none.
-        least_years: that they have to last.
-        gpus: of the node.
-    """
+    ConfigError: the text has another form, or no such drive is known. `host`: memory
+    for activations; `drives`: NAME:NUMBER; None: there are none; `least_years`: that
+    they have to last; `gpus`: of the node."""
     host_bytes = parse_size("--host", host) / gpus
     if drives is None:
         return Stores(host_bytes=host_bytes)

@@ -203,13 +203,9 @@ def _window(
 
 
 def region(dim: Interval | Merged | None, box: Box, size: int = 0) -> tuple[int, int]:
-    """Return the first and last index of a dimension that is read.
-
-    Args:
-        dim: of an access.
-        box: ends of the index variables.
-        size: of the dimension, where all of it is read.
-    """
+    """Return the first and last index of a dimension that is read. `dim`: of an access;
+    `box`: ends of the index variables; `size`: of the dimension, where all of it is
+    read."""
     if dim is None:
         return 0, size - 1
     if isinstance(dim, tuple):

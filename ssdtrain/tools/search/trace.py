@@ -31,11 +31,8 @@ def trace(model: nn.Module, forward: Callable[[], Any]) -> Problem:
 
     An optimizer's update works element by element: it adds that a weight and its
     gradient are placed alike (`Problem.ties`), and moves nothing. Raises ConfigError:
-    as `foresight.capture.capture` does.
-
-    Args:
-        model: its parameters are on the meta device.
-        forward: runs it; gives a tensor, or a nest of them, that backward starts from.
+    as `foresight.capture.capture` does. `model`: its parameters are on the meta device;
+    `forward`: runs it; gives a tensor, or a nest of them, that backward starts from.
     """
     recorder = Recorder(model, amend=_with_call)
     record(recorder, forward, Kind.CPU)

@@ -69,12 +69,9 @@ def start(
     parallel: Parallel, seed: int, timeout_minutes: int = 30, experts: int = 1
 ) -> None:
     """Join the process group (torchrun's environment) and make Megatron's groups.
-    Raises ConfigError: the ranks do not divide.
-
-    Args:
-        timeout_minutes: a rank that is waited for longer is taken to be dead.
-        experts: ranks that share a layer's experts; they are data-parallel ones.
-    """
+    Raises ConfigError: the ranks do not divide. `timeout_minutes`: a rank that is
+    waited for longer is taken to be dead; `experts`: ranks that share a layer's
+    experts; they are data-parallel ones."""
     from megatron.core import parallel_state
 
     if not distributed.is_initialized():
