@@ -20,8 +20,7 @@ _NEVER = 2**31 - 1
 
 
 def import_deepspeed() -> Any:
-    """Import DeepSpeed; without a GPU it is told to use the CPU. Raises ConfigError: it
-    is not installed."""
+    """Import DeepSpeed, for the CPU without a GPU. ConfigError: it is not installed."""
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:
@@ -41,8 +40,7 @@ def import_deepspeed() -> Any:
 
 
 def start(deepspeed: Any) -> None:
-    """Join the process group, or take the one that is there; a second call does
-    nothing."""
+    """Join the process group, or take the one that is there."""
     if deepspeed.comm.is_initialized():
         return
     if torch.cuda.is_available():

@@ -36,9 +36,8 @@ def path_in(checkpoint: str | Path) -> Path:
 
 
 def keep(session: Session, settings: object, checkpoint: str | Path) -> bool:
-    """Write the plan in force into a checkpoint that is there. `session`: whose plan it
-    is; `settings`: what the plan is made for; its `repr` tells it from others;
-    `checkpoint`: the directory. Returns False: there is no plan yet."""
+    """Write the plan in force into a checkpoint that is there; False: there is none
+    yet. The `repr` of `settings` tells it from other plans."""
     plan, profile = session.plan, session.profile
     if plan is None or profile is None:
         return False
@@ -58,9 +57,8 @@ def kept_in(checkpoint: str | Path, settings: object) -> tuple[Plan, Profile] | 
 
 
 def follow_kept(session: Session, settings: object, checkpoint: str | Path) -> bool:
-    """Follow the plan of a checkpoint from the first step on. Raises DamagedFileError:
-    the file is not what `keep` wrote. Returns False: there is none, or it was made for
-    other settings."""
+    """Follow a checkpoint's plan from the first step on; False: there is none for these
+    settings. Raises DamagedFileError: the file is not what `keep` wrote."""
     found = kept_in(checkpoint, settings)
     if found is not None:
         session.follow(*found)

@@ -135,9 +135,8 @@ def make_directories(workload: Workload) -> None:
 
 
 def first_step(workload: Workload, runner: Runner) -> int:
-    """Load the checkpoint of `train.resume`, if one is asked for, and return the step
-    that comes next. Raises ConfigError: there is none, it is not of this model, or no
-    step is left."""
+    """Load the checkpoint of `train.resume`, if any; return the step that comes next.
+    Raises ConfigError: there is none, it is not of this model, or no step is left."""
     settings = workload.settings.train
     first = runner.load(settings.resume) if settings.resume else 0
     if first >= settings.steps:
@@ -213,8 +212,7 @@ class Loop:
         )
 
     def _follow_earlier(self, session: Session) -> None:
-        """Follow the plan that the run had, if it fits here and on all ranks: some
-        plan together."""
+        """Follow the run's earlier plan, if all ranks have one."""
         found = self._beside.plan()
         if all(self._workload.ranks.gather(found is not None)) and found is not None:
             session.follow(*found)
@@ -319,8 +317,7 @@ def phase_of(session: Session) -> str:
 
 
 def least_bytes(settings: RunSettings) -> int:
-    """Saved tensors below this are in neither run's count on a CPU: ssdtrain leaves
-    them alone, and does not count them."""
+    """Return the size below which saved tensors are in neither run's count on a CPU."""
     if not settings.offload:
         return 0
     return OffloadConfig.from_mapping(settings.offload).min_bytes

@@ -39,9 +39,8 @@ COUNTERPARTS = {"size": "model", "data": "dataset"}
 
 
 def read_groups_alone(config: DictConfig, name: str, words: Sequence[str]) -> None:
-    """Remove the groups that the config's trainer does not read. Raises ConfigError:
-    the file or an override sets something in one of them. `config`: as composed;
-    changed in place; `name`: of the config file; `words`: the overrides."""
+    """Remove from `config` the groups that its trainer does not read. Raises
+    ConfigError: the file `name` or an override sets something in one of them."""
     unread = unread_groups(config)
     if not unread:
         return
@@ -99,8 +98,7 @@ def _shown(trainer: DictConfig) -> Iterator[str]:
 
 
 def explained(error: HydraException, name: str, overrides: Sequence[str]) -> str:
-    """Return what Hydra refused, the nearest known name, and what there is to
-    choose."""
+    """Return what Hydra refused, the nearest known name, and the choices."""
     message, _, options = str(error).partition("Available options in")
     lines = f"{message.strip()}\n{error.__cause__ or ''}".splitlines()
     told = [line for line in lines if line and not _INTERNAL.match(line)] or [""]

@@ -195,8 +195,7 @@ def refuse_used(path: Path) -> None:
 
 
 def find(name: str) -> Path:
-    """Return the run that `resume=name` means: a path, or a name below `runs`. Raises
-    ConfigError: there is none; the text lists the newest."""
+    """Return the run that `resume=name` means. ConfigError: none; lists the newest."""
     given = Path(name).expanduser()
     for path in (given, RUNS / name):
         if (path / CONFIG).is_file() and (path / RECORD).is_file():
@@ -294,8 +293,7 @@ MOST_OTHERS = 3
 
 def others(path: Path) -> str:
     """Return, for a message, the newest runs besides `path` that can go on: those of
-    its trainer, and then those of another one, which are no answer to a mistyped
-    name."""
+    its trainer, then of another one."""
     trainer = _trainer_of(path)
     there = sorted((each.parent for each in RUNS.glob(f"*/{RECORD}")), reverse=True)
     found = [
@@ -321,8 +319,7 @@ def _trainer_of(path: Path) -> str | None:
 
 
 def merged_words(earlier: Sequence[str], now: Sequence[str]) -> list[str]:
-    """Return the words of a run with the overrides of its continuation over them: what
-    stays in force when it goes on once more."""
+    """Return a run's words with the overrides of its continuation over them."""
     fresh = [word for word in now if _is_override(word) and _key(word) != "resume"]
     replaced = {_key(word) for word in fresh}
     kept = [w for w in earlier if not _is_override(w) or _key(w) not in replaced]

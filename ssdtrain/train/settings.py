@@ -1,8 +1,5 @@
-"""What a training run can be told, as frozen dataclasses, checked at construction.
-
-The Hydra groups in `configs/` fill these; `schema` registers them, so that a key that
-is not a field here fails with Hydra's own message.
-"""
+"""What a training run can be told, as frozen dataclasses, checked at construction. The
+Hydra groups in `configs/` fill these; `schema` registers them."""
 
 from dataclasses import dataclass, fields
 from enum import Enum

@@ -53,14 +53,12 @@ class Trainer:
 
     @classmethod
     def from_config(cls, values: dict[str, Any]) -> "Trainer":
-        """Build from the plain values of the composed root config. Raises ConfigError:
-        a value can never work."""
+        """Build from a composed root config. ConfigError: a value can never work."""
         return cls(RunSettings.from_mapping(values))
 
     def ranks_to_start(self) -> int:
-        """Return how many processes this run needs; 0: this one is enough. Raises
-        ConfigError: the stages asked for do not divide them, or engine=megatron without
-        a GPU."""
+        """Return how many processes this run needs; 0: this one. Raises ConfigError:
+        stages do not divide them, or engine=megatron without a GPU."""
         engine = self.settings.engine
         if engine.kind is EngineKind.PLAIN or Ranks.from_environment().launched:
             return 0
@@ -74,9 +72,8 @@ class Trainer:
         return num_ranks
 
     def prepare(self) -> None:
-        """Read the text, build the first leg's model and load its checkpoint: what
-        cannot work fails here, before a file of the run is written. Raises ConfigError:
-        a setting does not fit the text, the model or this machine."""
+        """Read the text, build the first leg's model and load its checkpoint, before a
+        file of the run is written. Raises ConfigError: a setting does not fit."""
         ranks = Ranks.from_environment()
         ranks.share_cores()
         if torch.cuda.is_available():
@@ -231,8 +228,7 @@ def runner_of(workload: Workload) -> Runner:
 
 
 def megatron_runner(workload: Workload) -> Runner:
-    """Import the runner where it is asked for: megatron-core is an extra. Raises
-    ConfigError: it is not installed."""
+    """Import the runner of an extra. Raises ConfigError: it is not installed."""
     try:
         from ssdtrain.train.mcore.runner import MegatronRunner
     except ImportError as error:

@@ -63,10 +63,9 @@ def start_with_hook(config: Any, words: list[str], *, told: bool) -> None:
     choice = choose("preload", malloc_hook.Preload, config.get("preload", "auto"))
     offload = config.get("offload") or {}
     target = offload.get("target")
+    to_ssd = target is not None and Target(target).behind.is_disk
     try:
-        found = malloc_hook.decide(
-            choice, to_ssd=target is not None and Target(target).behind.is_disk
-        )
+        found = malloc_hook.decide(choice, to_ssd=to_ssd)
     except BuildError as error:
         raise ConfigError(f"preload=always: {error}") from error
     if found.library is None or malloc_hook.loaded() is not None:

@@ -87,8 +87,8 @@ def figures_of(directory: Path) -> dict[str, Any]:
         return {}
     legs = result.get("legs")
     if legs is None:  # a graph trainer's own figures
-        own = {name: v for name, v in result.items() if "." not in name}
-        return {k: v for k, v in own.items() if isinstance(v, int | float)}
+        numbers = ((k, v) for k, v in result.items() if isinstance(v, int | float))
+        return {name: value for name, value in numbers if "." not in name}
     leg = legs.get(WITH) or legs[WITHOUT]
     return {
         "last_loss": leg["losses"][-1],

@@ -45,30 +45,23 @@ FIRST_RANK_S = 10.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
     show(parser, EXAMPLES)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--config",
         default="ssdtrain.yaml",
         metavar="FILE",
         help="a YAML file, or the name of a packaged one (default: ssdtrain.yaml)",
     )
-    parser.add_argument(
-        "--cfg", choices=["job"], help="print the composed config as YAML and stop"
-    )
-    parser.add_argument(
+    add("--cfg", choices=["job"], help="print the composed config as YAML and stop")
+    add(
         "-m",
         "--multirun",
         action="store_true",
         help="one run for each combination of key=a,b values",
     )
-    parser.add_argument(
-        "-q", "--quiet", action="store_true", help="no progress, only the result"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print result.json instead of a table"
-    )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="Hydra overrides"
-    )
+    add("-q", "--quiet", action="store_true", help="no progress, only the result")
+    add("--json", action="store_true", help="print result.json instead of a table")
+    add("overrides", nargs="*", metavar="key=value", help="Hydra overrides")
 
 
 def run(args: argparse.Namespace) -> int:

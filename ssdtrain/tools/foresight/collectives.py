@@ -27,9 +27,8 @@ class Collective(str, Enum):
 
 
 def bus_bytes(kind: Collective, message_bytes: float, num_ranks: int) -> float:
-    """Bytes that one rank sends. `kind`: the operation; `message_bytes`: of the whole
-    tensor that every rank has (all-reduce), gets (all-gather), gives (reduce-scatter,
-    all-to-all) or sends; `num_ranks`: that take part."""
+    """Bytes that one rank sends. `message_bytes`: of the whole tensor that every rank
+    has (all-reduce), gets (all-gather), gives (reduce-scatter, all-to-all) or sends."""
     if num_ranks < 1:
         raise ConfigError(f"a collective expects 1 or more ranks, got {num_ranks}")
     if not message_bytes >= 0:
@@ -41,10 +40,9 @@ def bus_bytes(kind: Collective, message_bytes: float, num_ranks: int) -> float:
 
 
 def all_to_all_bytes(widths: Sequence[float], batch: int, element_bytes: int) -> float:
-    """The message of an all-to-all of looked-up rows (Lin 2023, 5.2). `widths`: sum of
-    the tables' widths on every rank; `batch`: samples of a step, over all ranks;
-    `element_bytes`: of one element. Returns the most bytes that any rank sends or
-    receives, itself included."""
+    """The message of an all-to-all of looked-up rows (Lin 2023, 5.2): the most bytes
+    that any rank sends or receives. `widths`: of each rank's tables; `batch`: over all
+    ranks."""
     num_ranks = len(widths)
     if not num_ranks:
         raise ConfigError("an all-to-all expects widths of 1 or more ranks, got none")

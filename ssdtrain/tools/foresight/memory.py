@@ -1,9 +1,5 @@
-"""The most device memory a step needs: lifetimes of storages, and what operators take.
-
-Storages come in the caching allocator's units of 512 bytes. Some operators take memory
-of their own while they run; what libraries keep for good is the device's
-`context_bytes`.
-"""
+"""The most device memory a step needs: storages in the caching allocator's units, what
+operators take while they run, and what libraries keep (`context_bytes`)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -52,8 +48,7 @@ def _workspace(graph: Graph, node: Node) -> int:
 
 
 def _attention_backward(graph: Graph, node: Node) -> int:
-    """The gradient of the queries is summed in fp32; with fewer key heads than query
-    heads, those of keys and values are made for every query head."""
+    """Gradients of queries in fp32; of keys and values, for every query head."""
     query, key = graph.tensors[node.inputs[1]], graph.tensors[node.inputs[2]]
     rows = prod(query.shape[:3])
     extra = 4 * rows * query.shape[3] + 2 * 4 * rows
@@ -82,8 +77,7 @@ _WORKSPACES: Mapping[str, Callable[[Graph, Node], int]] = {
 
 
 def memory_curve(graph: Graph, context_bytes: int = 0) -> list[int]:
-    """Bytes allocated while each node runs: births and deaths of all storages, and
-    the operator's own memory."""
+    """Bytes allocated while each node runs, the operator's own memory included."""
     change: dict[int, int] = {}
     level = context_bytes
     for storage in graph.storages.values():

@@ -117,9 +117,8 @@ def _storages(graph: Graph, numbers: Sequence[int]) -> dict[int, float]:
     found: dict[int, float] = {}
     for number in numbers:
         tensor = graph.tensors[number]
-        found[tensor.storage] = max(
-            found.get(tensor.storage, 0.0), float(tensor.num_bytes)
-        )
+        before = found.get(tensor.storage, 0.0)
+        found[tensor.storage] = max(before, float(tensor.num_bytes))
     return found
 
 
@@ -175,8 +174,7 @@ class StepEstimate:
     clock: float
     """Share of the highest clock that the power limit allows."""
     error: float
-    """Expected relative error: the families' errors, weighed by their time and taken
-    as independent between families."""
+    """Expected relative error: of the families, weighed by time, as independent."""
     by_family_us: Mapping[Family, float]
     generic: Mapping[str, int]
     """Operators that are priced as copies of their bytes, by name."""
@@ -230,8 +228,7 @@ class Steady:
 
 
 def steady(priced: Priced, device: Device, wires: Wires = NO_WIRES) -> Steady:
-    """Settle a step's clock, and run it behind others like it, on one rank: what other
-    ranks send is there."""
+    """Settle a step's clock, and run it among others; what ranks send is there."""
     tasks = priced.tasks = [replace(task, waits_for=()) for task in priced.tasks]
     step_us, clock = steady_us(tasks, wires=wires), 1.0
     if device.power is not None:

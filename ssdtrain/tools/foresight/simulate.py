@@ -163,11 +163,9 @@ def simulate(
     collective_slowdown: float = 0.0,
 ) -> StepTimes:
     """Run every rank's tasks. See [Note: tasks on queues]. Raises ConfigError: ranks
-    wait for one another in a circle, or for a task that a rank of the group does not
-    have; a task waits for one that is not earlier, or its time is no number of 0 or
-    more. `ranks`: the tasks of each; `links`: how every rank's transfers hinder one
-    another and its kernels; None: not at all; `collective_slowdown`: fraction by which
-    kernels are slower beside a collective."""
+    wait in a circle, or for a task that is not there; a task waits for one that is not
+    earlier, or its time is no number of 0 or more. `links`: how transfers hinder one
+    another."""
     for tasks in ranks:
         _check_tasks(tasks)
     signals: dict[Hashable, float] = {}

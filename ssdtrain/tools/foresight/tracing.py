@@ -16,15 +16,9 @@ Step = Callable[[], Any]
 
 
 def composites() -> frozenset[str]:
-    """Operators that only call others, for autograd and below (`aten::linear`).
-
-    Those of which every overload does; `aten::sum` does where dimensions have names.
-    """
-    implicit = set(
-        torch._C._dispatch_get_registrations_for_dispatch_key(
-            "CompositeImplicitAutograd"
-        )
-    )
+    """Operators of which every overload only calls others (`aten::linear`)."""
+    registered = torch._C._dispatch_get_registrations_for_dispatch_key
+    implicit = set(registered("CompositeImplicitAutograd"))
     plain = {
         name
         for name in torch._C._dispatch_get_all_op_names()

@@ -1,8 +1,5 @@
-"""Gradient-boosted regression trees as data: read from JSON, evaluated in Python.
-
-Training is elsewhere (`fit.py`, scikit-learn); the product neither needs it nor
-unpickles anything.
-"""
+"""Gradient-boosted regression trees as data: read from JSON, evaluated in Python;
+training (`fit.py`, scikit-learn) is elsewhere."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,8 +1,5 @@
-"""What moves bytes, and at which rate: a rank's own links and the fabric between ranks.
-
-The links are those that plans are made with (`curves.py`); their slowdowns hold in the
-simulated step as they do in a plan's.
-"""
+"""What moves bytes, and at which rate: a rank's own links, those that plans are made
+with (`curves.py`), and the fabric between ranks."""
 
 from dataclasses import dataclass, replace
 

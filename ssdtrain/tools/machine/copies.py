@@ -4,7 +4,7 @@ and host to host where there is no GPU.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ssdtrain.rates import best_of
@@ -12,7 +12,6 @@ from ssdtrain.tools.machine.fit import fit_curve
 from ssdtrain.tools.machine.links import Link, LinkKind, Sample
 
 KIB = 1024
-MIB = 1024 * KIB
 RUN_SECONDS = 0.05
 """A run this long is well above the clock and one synchronise."""
 
@@ -23,18 +22,8 @@ class CopyBudget:
 
     max_seconds: float = 10.0
     """Seconds for all copies of one device."""
-    sizes_bytes: tuple[int, ...] = (
-        4 * KIB,
-        16 * KIB,
-        64 * KIB,
-        256 * KIB,
-        MIB,
-        4 * MIB,
-        16 * MIB,
-        64 * MIB,
-        256 * MIB,
-    )
-    """Transfer sizes; the largest is also the size of each buffer."""
+    sizes_bytes: tuple[int, ...] = tuple(4 * KIB * 4**step for step in range(9))
+    """4 KiB to 256 MiB; the largest is also the size of each buffer."""
 
     def __post_init__(self) -> None:
         if len(set(self.sizes_bytes)) < 3 or min(self.sizes_bytes) < 1:
@@ -109,20 +98,15 @@ def measure_gpu_copies(device: int, budget: CopyBudget) -> tuple[Link, ...]:
             out(size)
             back(size)
 
-        third = CopyBudget(
-            max_seconds=budget.max_seconds / 3, sizes_bytes=budget.sizes_bytes
-        )
+        third = replace(budget, max_seconds=budget.max_seconds / 3)
 
         def link(kind: LinkKind, issue: Callable[[int], None]) -> Link:
             samples = _samples(_timed(issue, [device]), third)
             ends = ("host", name) if kind is LinkKind.H2D else (name, "host")
             return _link(kind, *ends, "pinned", samples)
 
-        return (
-            link(LinkKind.D2H, out),
-            link(LinkKind.H2D, back),
-            link(LinkKind.BOTH, both),
-        )
+        issued = {LinkKind.D2H: out, LinkKind.H2D: back, LinkKind.BOTH: both}
+        return tuple(link(kind, issue) for kind, issue in issued.items())
 
 
 def measure_peer_copy(source: int, target: int, budget: CopyBudget) -> Link:

@@ -53,8 +53,12 @@ def fit_curve(samples: Sequence[Sample]) -> Curve:
         sigmoid=sigmoid,
         fit_error=0.0,
     )
-    errors = [abs(draft.seconds(s.size_bytes) / s.seconds - 1) for s in ordered]
-    return Curve(**{**draft.__dict__, "fit_error": float(max(errors))})
+    return _judged(draft, ordered)
+
+
+def _judged(draft: Curve, samples: Sequence[Sample]) -> Curve:
+    errors = [abs(draft.seconds(s.size_bytes) / s.seconds - 1) for s in samples]
+    return replace(draft, fit_error=float(max(errors)))
 
 
 def fit_corners(samples: Sequence[Sample]) -> Curve:
@@ -71,8 +75,7 @@ def fit_corners(samples: Sequence[Sample]) -> Curve:
         for size, mean in zip(by_size, means, strict=True)
     )
     draft = replace(curve, startup_seconds=knots[0].seconds, knots=knots)
-    errors = [abs(draft.seconds(s.size_bytes) / s.seconds - 1) for s in samples]
-    return replace(draft, fit_error=max(errors))
+    return _judged(draft, samples)
 
 
 def level(values: np.ndarray) -> np.ndarray:

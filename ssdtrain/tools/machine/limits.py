@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ssdtrain import numa
-from ssdtrain.tools.machine.findings import Finding, good, note, warning
+from ssdtrain.tools.machine.findings import LIMITS, Finding
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 UNLIMITED_V1 = 1 << 60
@@ -104,22 +104,19 @@ def judge(limits: Limits) -> Iterator[Finding]:
     """Findings about the limits."""
     locked = limits.locked_memory_bytes
     if locked is not None and locked < 1 << 30:
-        yield note(
-            "limits",
+        yield LIMITS.note(
             f"ulimit -l is {locked / 1e6:.1f} MB",
             "CUDA pins without it, io_uring and mlock do not: raise it with "
             "`ulimit -l unlimited` or LimitMEMLOCK.",
         )
     if limits.file_size_bytes is not None:
-        yield warning(
-            "limits",
+        yield LIMITS.warning(
             f"ulimit -f is {limits.file_size_bytes / 1e9:.1f} GB",
             "a write beyond it fails (EFBIG): `ulimit -f unlimited`.",
         )
     cgroup = limits.cgroup_memory_bytes
     if cgroup is not None and cgroup < limits.host_memory_bytes:
-        yield warning(
-            "limits",
+        yield LIMITS.warning(
             f"the cgroup allows {cgroup / 1e9:.0f} GB of host memory, of "
             f"{limits.host_memory_bytes / 1e9:.0f} GB",
             "pinned memory counts: set host_bytes well below it, or be killed.",
@@ -127,8 +124,7 @@ def judge(limits: Limits) -> Iterator[Finding]:
     where = ""
     if limits.numa_nodes:
         where = f" of NUMA nodes {', '.join(map(str, limits.numa_nodes))}"
-    yield good(
-        "limits",
+    yield LIMITS.good(
         f"{limits.cpus} CPUs{where}, {limits.host_available_bytes / 1e9:.0f} GB of "
         "host memory available",
         "host_bytes defaults to half of what is available.",

@@ -75,11 +75,11 @@ class LinkFile:
 
     def best(self, kind: LinkKind, num_bytes: int) -> Link | None:
         """Return the link (and depth) of that kind that moves `num_bytes` fastest."""
-        return min(
-            self.of_kind(kind),
-            key=lambda link: link.curve.seconds(num_bytes),
-            default=None,
-        )
+
+        def seconds(link: Link) -> float:
+            return link.curve.seconds(num_bytes)
+
+        return min(self.of_kind(kind), key=seconds, default=None)
 
 
 LINK_FILE = Format(

@@ -35,15 +35,8 @@ class SsdBudget:
     """Seconds for all cells of one directory; a cell that has begun ends its block."""
     file_bytes: int = 512 * MIB
     """Size of the nameless file; never more than half of `max_bytes`."""
-    block_bytes: tuple[int, ...] = (
-        64 * KIB,
-        256 * KIB,
-        MIB,
-        4 * MIB,
-        16 * MIB,
-        64 * MIB,
-    )
-    """Transfer sizes, multiples of 4096."""
+    block_bytes: tuple[int, ...] = tuple(64 * KIB * 4**step for step in range(6))
+    """Transfer sizes, multiples of 4096: 64 KiB to 64 MiB."""
     depths: tuple[int, ...] = (1, 4, 16)
     """Threads, each with one transfer in flight."""
 
@@ -126,10 +119,8 @@ def measure_ssd(directory: str, budget: SsdBudget) -> SsdResult:
         probe = _Measurement(descriptor, directory, budget, direct)
         try:
             probe.fill()
-            links = (
-                *probe.curves(LinkKind.SSD_WRITE),
-                *probe.curves(LinkKind.SSD_READ),
-            )
+            kinds = LinkKind.SSD_WRITE, LinkKind.SSD_READ
+            links = tuple(link for kind in kinds for link in probe.curves(kind))
         finally:
             probe.close()
     if not links:
@@ -272,18 +263,15 @@ class _Measurement:
         return done
 
     def _write(self, view: memoryview, offset: int) -> None:
-        written = os.pwrite(self._descriptor, view, offset)
-        if written != len(view):
-            raise OSError(
-                f"short write in {self._directory}: {written} of {len(view)} bytes at "
-                f"offset {offset}"
-            )
+        self._whole("write", os.pwrite(self._descriptor, view, offset), view, offset)
 
     def _read(self, view: memoryview, offset: int) -> None:
-        got = os.preadv(self._descriptor, [view], offset)
-        if got != len(view):
+        self._whole("read", os.preadv(self._descriptor, [view], offset), view, offset)
+
+    def _whole(self, what: str, done: int, view: memoryview, offset: int) -> None:
+        if done != len(view):
             raise OSError(
-                f"short read in {self._directory}: {got} of {len(view)} bytes at "
+                f"short {what} in {self._directory}: {done} of {len(view)} bytes at "
                 f"offset {offset}"
             )
 

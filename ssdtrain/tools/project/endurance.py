@@ -83,14 +83,14 @@ def wear(found: Projection, ssd: Ssd, count: int, assume: Assumptions) -> Drives
         raise ConfigError(f"drives for each GPU expects 1 or more, got {count}")
     endurance = count * endurance_bytes(ssd, assume)
     seconds = lifespan_seconds(endurance, found.step_seconds, found.activation_bytes)
+    capacity = count * ssd.capacity_tb * TB
     return Drives(
         ssd=ssd,
         count=count,
         endurance_bytes=endurance,
         lifespan_years=seconds / YEAR_SECONDS,
         bandwidth_used=found.write_gb_per_s / (count * ssd.write_gb_per_s),
-        capacity_used=found.power_of_two_in_flight_bytes
-        / (count * ssd.capacity_tb * TB),
+        capacity_used=found.power_of_two_in_flight_bytes / capacity,
     )
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,15 +156,11 @@ def public_subject(shape: Shape, tokens: int) -> Subject:
         setattr(config, LENGTH, tokens)
     kind = shape.values["model_type"]
     wanted = CLASSES.get(kind, "AutoModelForCausalLM")
-    auto = getattr(transformers, wanted)
+    made = partial(getattr(transformers, wanted).from_config, config)
     try:
-        model = auto.from_config(
-            config, dtype=torch.bfloat16, attn_implementation="sdpa"
-        )
+        model = made(dtype=torch.bfloat16, attn_implementation="sdpa")
     except ValueError:  # it has none of its own
-        model = auto.from_config(
-            config, dtype=torch.bfloat16, attn_implementation="eager"
-        )
+        model = made(dtype=torch.bfloat16, attn_implementation="eager")
     model.train()
     if shape.train is Train.LORA:
         add_lora(model)

@@ -67,13 +67,9 @@ def deeper(profile: Profile, by: Repeated) -> Profile:
     backward = [mark for mark in profile.marks if mark.phase is Phase.BACKWARD]
     where = _in_backward(backward, call_of, items)
     for at, copy in _grouped(where, by, reverse=True):
-        mark, call = backward[at], where[at]
-        more = by.weight_bytes * _behind(call, copy, by)
-        marks.append(
-            replace(
-                mark, item=placed(mark.item, copy), other_bytes=mark.other_bytes + more
-            )
-        )
+        mark = backward[at]
+        other = mark.other_bytes + by.weight_bytes * _behind(where[at], copy, by)
+        marks.append(replace(mark, item=placed(mark.item, copy), other_bytes=other))
     new_runs = tuple(
         replace(
             runs[call],

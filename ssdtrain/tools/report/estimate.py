@@ -33,16 +33,10 @@ from ssdtrain.tools.report.selective import Stored, kept_operators
 
 # Operators that recipes rebuild (docs/recipes.md), by name.
 CHEAP = frozenset(
-    (
-        "aten::gelu",
-        "aten::silu",
-        "aten::tanh",
-        "aten::sigmoid",
-        "aten::pow",
-        "aten::mul",
-        "aten::native_layer_norm",
-        "aten::_to_copy",
-        "aten::clone",
+    f"aten::{name}"
+    for name in (
+        *("gelu", "silu", "tanh", "sigmoid", "pow", "mul", "native_layer_norm"),
+        *("_to_copy", "clone"),
     )
 )
 
@@ -87,13 +81,11 @@ def estimate(
         if parameter.requires_grad:
             made = torch.zeros_like(parameter) if keeps_gradients else None
             parameter.grad = made
-    with (
-        saved.calls(model, recorder),
-        torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor: saved.pack(tensor, recorder),
-            lambda packed: saved.unpack(packed, recorder),
-        ),
-    ):
+    hooks = torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: saved.pack(tensor, recorder),
+        lambda packed: saved.unpack(packed, recorder),
+    )
+    with saved.calls(model, recorder), hooks:
         notes = record(recorder, forward, device.spec.kind)
     backward_end = recorder.num_nodes
     if optimizer is not None:
@@ -110,18 +102,15 @@ def estimate(
     by = f"kernel models of {device.spec.name}, {priced.generic.total()} operators"
     by += " priced as copies"
     if left_out(graph.notes):
-        by += (
-            "; `ssdtrain foresight predict` says what is left out of this model's step"
-        )
+        by += "; `ssdtrain foresight predict` says what is left out of this model's "
+        by += "step"
     num_states = STATES[optimizer] if optimizer is not None else 0
-    weights = sum(map(num_bytes_of, model.parameters()))
+    base = device.context_bytes + sum(map(num_bytes_of, model.parameters()))
     trained = sum(num_bytes_of(p) for p in model.parameters() if p.requires_grad)
     profile = saved.profile(
         found.tasks,
         backward_end,
-        base_bytes=device.context_bytes
-        + weights
-        + trained * (num_states + keeps_gradients),
+        base_bytes=base + trained * (num_states + keeps_gradients),
         rest_bytes=0 if keeps_gradients else trained,
         links=links,
         # A CPU runs its kernels itself: no host beside it.
@@ -201,13 +190,12 @@ class _Saved:
         handles = []
         for region in find_regions(model):
             module, path = region.module, region.path
+
+            def begin(m: Any, args: Any, kwargs: Any, path: str = path) -> None:
+                self._begins(path, (args, kwargs), recorder)
+
             handles += [
-                module.register_forward_pre_hook(
-                    lambda m, args, kwargs, p=path: self._begins(
-                        p, (args, kwargs), recorder
-                    ),
-                    with_kwargs=True,
-                ),
+                module.register_forward_pre_hook(begin, with_kwargs=True),
                 module.register_forward_hook(lambda m, args, out: self._ends(recorder)),
             ]
         try:
@@ -398,11 +386,8 @@ class _Saved:
         for call in self._calls:
             inside = range(call.start, call.end)
             kept = kept_operators((at, graph.nodes[at].name) for at in inside)
-            made = {
-                graph.tensors[each].storage
-                for at in kept
-                for each in graph.nodes[at].outputs
-            }
+            outputs = (each for at in kept for each in graph.nodes[at].outputs)
+            made = {graph.tensors[each].storage for each in outputs}
             num_bytes = sum(graph.storages[each].num_bytes for each in made)
             ms = sum(_device_ms(tasks[at : at + 1]) for at in kept)
             found.append(Stored(ms, num_bytes))

@@ -39,12 +39,8 @@ CONTEXT = 1024
 """Tokens in which the longest context is told."""
 ALIKE = 0.02
 """Steps that differ by less are as fast as one another."""
-PLAIN, CHECKPOINTING, SELECTIVE, OURS = (
-    "plain",
-    "checkpointing",
-    "selective",
-    "ssdtrain",
-)
+PLAIN, CHECKPOINTING = "plain", "checkpointing"
+SELECTIVE, OURS = "selective", "ssdtrain"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,13 +111,12 @@ def fits(question: Question) -> Answer:
         raise ConfigError(_too_large(question, captured, capacity))
     ways, traffic = _ways(captured, capacity)
     peaks = {name: peak for name, (_, peak) in ways.items()}
+    tokens = 0 if question.is_own else question.gpus * question.tokens
     rows = tuple(
         Way(
             name=name,
             step_ms=ms,
-            tokens_per_s=0.0
-            if question.is_own
-            else question.gpus * question.tokens / ms * 1e3,
+            tokens_per_s=tokens / ms * 1e3,
             memory_bytes=peak,
             fits=peak <= capacity,
         )
@@ -224,14 +219,11 @@ def _peaks(captured: Captured) -> dict[str, int]:
     """Return the whole peak of plain training and checkpointing, and the least one of
     ssdtrain's fixed policies."""
     timeline, base = Timeline(captured.profile), captured.profile.base_bytes
-    peaks = {
-        policy.name: base
-        + simulate(
-            timeline, schedule(timeline, policy.placements, policy.style)
-        ).peak_bytes
-        for policy in fixed_policies(timeline)
-        if policy.name in ("keep-all", "regions") or "offload" in policy.name
-    }
+    peaks = {}
+    for policy in fixed_policies(timeline):
+        if policy.name in ("keep-all", "regions") or "offload" in policy.name:
+            orders = schedule(timeline, policy.placements, policy.style)
+            peaks[policy.name] = base + simulate(timeline, orders).peak_bytes
     found = {PLAIN: peaks["keep-all"], OURS: min(peaks.values())}
     return found | ({CHECKPOINTING: peaks["regions"]} if "regions" in peaks else {})
 

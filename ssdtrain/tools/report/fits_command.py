@@ -42,67 +42,55 @@ def tokens_argument(text: str) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
     show(parser, EXAMPLES)
-    parser.add_argument(
-        "model", metavar="MODEL", help="a name, a config.json, or FILE.py:FUNCTION"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a name, a config.json, or FILE.py:FUNCTION")
+    add(
         "--train",
         choices=[train.value for train in Train],
         default=Train.FULL.value,
         help="all weights (default), or LoRA of rank 16 on every linear layer",
     )
-    parser.add_argument(
+    add(
         "--tokens",
         type=tokens_argument,
         default=8192,
         help="of one forward and backward on each GPU (default: 8k)",
     )
-    parser.add_argument(
+    add(
         "--micro-batch",
         type=count_argument,
         default=1,
         metavar="N",
         help="what FILE.py:FUNCTION is given (default: 1)",
     )
-    parser.add_argument("--gpu", default="h100", help="h100, h200 or a device file")
-    parser.add_argument(
-        "--gpus", type=count_argument, default=1, help="8 a host (default: 1)"
-    )
-    parser.add_argument(
+    add("--gpu", default="h100", help="h100, h200 or a device file")
+    add("--gpus", type=count_argument, default=1, help="8 a host (default: 1)")
+    add(
         "--fsdp",
         action="store_true",
         help="weights, gradients and optimizer are sharded over --gpus",
     )
-    parser.add_argument(
+    add(
         "--loss",
         choices=[loss.value for loss in Loss],
         default=Loss.STOCK.value,
         help="as transformers computes it (default), or fused as Liger does",
     )
-    parser.add_argument(
+    add(
         "--optimizer",
         default=OPTIMIZER,
         help=f"one of {', '.join(sorted(STATES))} (default: {OPTIMIZER})",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, no table")
+    add("--json", action="store_true", help="print JSON, no table")
 
 
 def run(args: argparse.Namespace) -> int:
     """Answer; 0, or 2 for input that cannot work or weights that cannot fit."""
     try:
-        answer = fits(
-            Question(
-                model=args.model,
-                train=Train(args.train),
-                tokens=args.tokens,
-                micro_batch=args.micro_batch,
-                gpu=args.gpu,
-                gpus=args.gpus,
-                fsdp=args.fsdp,
-                loss=Loss(args.loss),
-                optimizer=args.optimizer,
-            )
-        )
+        names = ("model", "tokens", "micro_batch", "gpu", "gpus", "fsdp", "optimizer")
+        given = {name: getattr(args, name) for name in names}
+        asked = Question(**given, train=Train(args.train), loss=Loss(args.loss))
+        answer = fits(asked)
     except (ConfigError, OSError) as error:
         print(f"ssdtrain fits: {error}", file=sys.stderr)
         return 2

@@ -98,14 +98,15 @@ def read_run(path: Path) -> Run:
         raise ConfigError(f"{path} has no {RESULT}: this is no run's directory.")
     result = _json(path / RESULT)
     metrics_path, config_path = path / "metrics.jsonl", path / "config.yaml"
-    lines = (
-        metrics_path.read_text("utf-8").splitlines() if metrics_path.exists() else []
-    )
+    text = metrics_path.read_text("utf-8") if metrics_path.exists() else ""
     try:
-        metrics = [json.loads(line) for line in lines]
+        metrics = [json.loads(line) for line in text.splitlines()]
     except ValueError as error:
         raise ConfigError(f"{metrics_path} is damaged ({error})") from error
-    trace = _json(path / "trace.json") if (path / "trace.json").exists() else {}
+    trace, record, memory = (
+        _optional(_json, path / f"{name}.json") or {}
+        for name in ("trace", "run", "memory")
+    )
     try:
         profile = _optional(PROFILE_FILE.read, path / "profile.json")
         plan = _optional(PLAN_FILE.read, path / "plan.json")
@@ -114,9 +115,9 @@ def read_run(path: Path) -> Run:
     return Run(
         path=path,
         result=result,
-        record=_json(path / "run.json") if (path / "run.json").exists() else {},
+        record=record,
         metrics=metrics,
-        memory=_json(path / "memory.json") if (path / "memory.json").exists() else {},
+        memory=memory,
         recorded=result.get("picture") or {},
         config=config_path.read_text("utf-8") if config_path.exists() else "",
         trace=trace.get("traceEvents", ()),
@@ -206,10 +207,8 @@ def _table(result: Mapping[str, Any]) -> str:
     verdict = result.get("verdict", {})
     kind = "good" if all(verdict.values()) else "bad"
     body = "".join(
-        f"<tr><td>{escaped(row.name)}</td>"
-        f"<td class='number'>{escaped(row.without)}</td>"
-        f"<td class='number'>{escaped(row.with_)}</td><td>{escaped(row.note)}</td></tr>"
-        for row in rows(result)
+        _line(name, without, with_, note=f"<td>{escaped(note)}</td>")
+        for name, without, with_, note in rows(result)
     )
     head = f"<tr><th></th><th>{WITHOUT}</th><th>{WITH}</th><th></th></tr>"
     told = escaped(caption(result))
@@ -218,11 +217,7 @@ def _table(result: Mapping[str, Any]) -> str:
 
 
 def _plain_table(result: Mapping[str, Any]) -> str:
-    body = "".join(
-        f"<tr><td>{escaped(row.name)}</td>"
-        f"<td class='number'>{escaped(row.with_)}</td></tr>"
-        for row in figures(result)
-    )
+    body = "".join(_line(row.name, row.with_) for row in figures(result))
     return f"<table id='figures'>{body}</table>"
 
 
@@ -234,14 +229,15 @@ def _comparison(runs: Sequence[Run]) -> str:
     ]
     names = list(dict.fromkeys(name for column in columns for name in column))
     head = "".join(f"<th>{escaped(run.name)}</th>" for run in runs)
-    body = ""
-    for name in names:
-        cells = [column.get(name, ABSENT) for column in columns]
-        marked = "".join(f"<td class='number'>{escaped(cell)}</td>" for cell in cells)
-        body += f"<tr><td>{escaped(name)}</td>{marked}</tr>"
-    changed = _changed(runs)
-    settings = f"<h3>Settings that differ</h3><pre>{escaped(changed)}</pre>"
+    cells = {name: [each.get(name, ABSENT) for each in columns] for name in names}
+    body = "".join(_line(name, *own) for name, own in cells.items())
+    settings = f"<h3>Settings that differ</h3><pre>{escaped(_changed(runs))}</pre>"
     return f"<table id='compared'><tr><th></th>{head}</tr>{body}</table>{settings}"
+
+
+def _line(name: str, *numbers: str, note: str = "") -> str:
+    cells = "".join(f"<td class='number'>{escaped(number)}</td>" for number in numbers)
+    return f"<tr><td>{escaped(name)}</td>{cells}{note}</tr>"
 
 
 def _with_reason(row: Row) -> str:
@@ -303,12 +299,10 @@ def _steps(run: Run) -> str:
 
 def _waiting(run: Run) -> str:
     """Return where the device waited, and what rebuilding took."""
+    waits = {"stalled for a transfer": "stall_ms", "rebuilding": "recompute_ms"}
     lines = [
         Line(name, points)
-        for name, key in (
-            ("stalled for a transfer", "stall_ms"),
-            ("rebuilding", "recompute_ms"),
-        )
+        for name, key in waits.items()
         if (points := _by_leg(run, key).get(WITH))
     ]
     title = "Waiting and rebuilding in each step with ssdtrain, first rank"

@@ -59,11 +59,7 @@ to training as `offload.plan=plan.json`.
 """
 
 
-PLANNED = [
-    target.value
-    for target in Target
-    if target.behind.is_staged or not target.behind.is_disk
-]
+PLANNED = [t.value for t in Target if t.behind.is_staged or not t.behind.is_disk]
 """Not those that fill host memory first: how much there is, no file says."""
 
 
@@ -71,62 +67,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
     show(parser, EXAMPLES)
     add_subject(parser)
-    parser.add_argument("--profile", metavar="FILE", help="a saved profile, no model")
-    parser.add_argument(
-        "--memory-budget", type=size_argument, metavar="BYTES", help="least time in it"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--profile", metavar="FILE", help="a saved profile, no model")
+    add("--memory-budget", type=size_argument, metavar="BYTES", help="least time in it")
+    add(
         "--device-memory",
         type=size_argument,
         metavar="BYTES",
         help="least time with weights, gradients and optimizer in it as well",
     )
-    parser.add_argument(
+    add(
         "--optimizer",
         choices=sorted(STATES),
         default="adamw",
         help="with --no-gpu: whose state and update are counted (default: adamw)",
     )
-    parser.add_argument("--save", metavar="FILE", help="write the plan (JSON)")
-    parser.add_argument("--save-profile", metavar="FILE", help="write the profile")
-    parser.add_argument(
-        "--sweep", choices=["micro_batch"], help="compare sizes at one --batch"
-    )
-    parser.add_argument(
-        "--batch", type=count_argument, default=64, help="of a step (--sweep)"
-    )
-    parser.add_argument(
-        "--stages", type=count_argument, default=1, help="of the pipeline"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON, no tables")
+    add("--save", metavar="FILE", help="write the plan (JSON)")
+    add("--save-profile", metavar="FILE", help="write the profile")
+    add("--sweep", choices=["micro_batch"], help="compare sizes at one --batch")
+    add("--batch", type=count_argument, default=64, help="of a step (--sweep)")
+    add("--stages", type=count_argument, default=1, help="of the pipeline")
+    add("--json", action="store_true", help="print JSON, no tables")
 
 
 def add_subject(parser: argparse.ArgumentParser) -> None:
     """Add what names a model and a machine; `rok` has it too."""
-    parser.add_argument(
-        "--model", metavar="MODEL", help="blocks:HIDDENxLAYERS or FILE.py:FUNCTION"
-    )
+    add = parser.add_argument
+    add("--model", metavar="MODEL", help="blocks:HIDDENxLAYERS or FILE.py:FUNCTION")
     add_batch(parser)
-    parser.add_argument(
-        "--min-bytes", type=size_argument, default=1 << 20, metavar="BYTES"
-    )
-    parser.add_argument(
+    add("--min-bytes", type=size_argument, default=1 << 20, metavar="BYTES")
+    add(
         "--max-overhead",
         type=fraction_argument,
         default=0.01,
         metavar="FRACTION",
         help="of the step, such as 0.01 or 1%% (default)",
     )
-    parser.add_argument(
+    add(
         "--no-gpu",
         action="store_true",
         help="estimate on the meta device instead of observing",
     )
-    parser.add_argument("--links", metavar="FILE", help="from `ssdtrain doctor --save`")
-    parser.add_argument(
-        "--target", choices=PLANNED, default=PLANNED[0], help="where bytes go"
-    )
-    parser.add_argument(
+    add("--links", metavar="FILE", help="from `ssdtrain doctor --save`")
+    add("--target", choices=PLANNED, default=PLANNED[0], help="where bytes go")
+    add(
         "--device",
         metavar="NAME",
         help="with --no-gpu: kernel models of h100, h200 or a device file "
@@ -192,14 +176,8 @@ def profile_of(args: argparse.Namespace, build: Build, micro_batch: int) -> Prof
     """Estimate or observe the profile, as asked for."""
     if args.no_gpu:
         links, device = links_of(args), device_of(args)
-        profile = estimated(
-            build,
-            micro_batch,
-            links,
-            device,
-            args.min_bytes,
-            optimizer=getattr(args, "optimizer", None),
-        )
+        given = build, micro_batch, links, device, args.min_bytes
+        profile = estimated(*given, optimizer=getattr(args, "optimizer", None))
     else:
         profile = observed(build, micro_batch, args.min_bytes, target="host")
         if args.links is not None:
@@ -217,14 +195,12 @@ def run(args: argparse.Namespace) -> int:
             profile = _profile(args)
             _refuse_too_large(args, profile)
             progress.part("searching for a plan")
-            plan = choose(
-                profile,
-                Goal(
-                    max_overhead=args.max_overhead,
-                    memory_budget_bytes=args.memory_budget,
-                    device_bytes=args.device_memory,
-                ),
+            goal = Goal(
+                max_overhead=args.max_overhead,
+                memory_budget_bytes=args.memory_budget,
+                device_bytes=args.device_memory,
             )
+            plan = choose(profile, goal)
         if args.save is not None:
             PLAN_FILE.write(args.save, plan)
         if args.save_profile is not None:
@@ -294,24 +270,16 @@ def _print(profile: Profile, plan: Plan, capacity: int | None) -> None:
     for at, head in enumerate(heads):
         table.add_column(head, justify="left" if at == 0 else "right")
     for row in by_layer(rows(profile, plan)):
-        table.add_row(
-            row.module,
-            str(row.num_items),
-            bytes_text(row.kept_bytes),
-            bytes_text(row.host_bytes),
-            bytes_text(row.ssd_bytes),
-            bytes_text(row.recomputed_bytes),
-            f"{row.recompute_ms:.2f}",
-        )
+        sizes = row.kept_bytes, row.host_bytes, row.ssd_bytes, row.recomputed_bytes
+        figures = (*map(bytes_text, sizes), f"{row.recompute_ms:.2f}")
+        table.add_row(row.module, str(row.num_items), *figures)
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(table)
-    console.print(explain(profile, plan), highlight=False, markup=False)
-    settled = _settled(profile, plan)
-    if settled is not None:
-        console.print(settled, highlight=False, markup=False)
     room = None if capacity is None else capacity - profile.base_bytes
-    for line in lines(spots(profile), room):
-        console.print(line, highlight=False, markup=False)
+    told = [explain(profile, plan), _settled(profile, plan)]
+    for line in (*told, *lines(spots(profile), room)):
+        if line is not None:
+            console.print(line, highlight=False, markup=False)
 
 
 def _settled(profile: Profile, plan: Plan) -> str | None:
@@ -366,16 +334,12 @@ def _sweep(args: argparse.Namespace) -> int:
     best = max((entry.samples_per_s for entry in found), default=0.0)
     for entry in found:
         fastest = entry.samples_per_s == best > 0
-        table.add_row(
-            str(entry.micro_batch),
-            str(entry.num_micro_batches),
-            str(entry.in_flight),
-            f"{100 * entry.bubble:.1f} %",
-            f"{entry.step_ms:.1f} ms" if entry.policy else "-",
-            bytes_text(entry.peak_bytes) if entry.policy else "-",
-            f"{entry.samples_per_s:.2f}" if entry.policy else "-",
-            (entry.policy or entry.note) + (" < fastest" if fastest else ""),
-        )
+        cells = [str(each) for each in entry[:3]] + [f"{100 * entry.bubble:.1f} %"]
+        speed, peak = f"{entry.samples_per_s:.2f}", bytes_text(entry.peak_bytes)
+        priced = [f"{entry.step_ms:.1f} ms", peak, speed]
+        cells += priced if entry.policy else ["-"] * len(priced)
+        plan = (entry.policy or entry.note) + (" < fastest" if fastest else "")
+        table.add_row(*cells, plan)
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     return 0
 
@@ -389,25 +353,18 @@ def _sized(args: argparse.Namespace, build: Build, size: int) -> Sized:
     profile = profile_of(args, build, size)
     budget = None if args.memory_budget is None else args.memory_budget // in_flight
     goal = Goal(max_overhead=args.max_overhead, memory_budget_bytes=budget)
+    none = Sized(size, number, in_flight, bubble, 0.0, 0, 0.0, "", "")
     try:
         plan = choose(profile, goal)
     except ConfigError as error:
-        return Sized(size, number, in_flight, bubble, 0.0, 0, 0.0, "", _short(error))
+        return none._replace(note=_short(error))
     if plan.prediction is None:
         raise ConfigError("a chosen plan carries a prediction")
     lane_ms = plan.prediction.step_ms - profile.tail_ms
     step_ms = number * lane_ms / (1 - bubble) + profile.tail_ms
-    return Sized(
-        size,
-        number,
-        in_flight,
-        bubble,
-        step_ms,
-        plan.prediction.peak_bytes * in_flight,
-        args.batch / step_ms * 1e3,
-        plan.policy,
-        "",
-    )
+    peak, speed = plan.prediction.peak_bytes * in_flight, args.batch / step_ms * 1e3
+    figures = {"step_ms": step_ms, "peak_bytes": peak, "samples_per_s": speed}
+    return none._replace(**figures, policy=plan.policy)
 
 
 def _short(error: ConfigError) -> str:

@@ -37,6 +37,7 @@ def references(timeline: Timeline) -> list[Reference]:
     full = _checkpointed(timeline, "full recompute", blocks, blocks)
     out_ms = sum(timeline.copy_out_ms[block[0]] for block in blocks)
     moved_ms = full.step_ms + max(0.0, out_ms - profile.forward_ms)
+    second = _every_second(timeline, blocks)
     return [
         full,
         Reference(
@@ -45,12 +46,7 @@ def references(timeline: Timeline) -> list[Reference]:
             # Of the others nothing is there; two inputs are on their way.
             peak_bytes=_peak(timeline, blocks, [0] * len(blocks)) + 2 * max(inputs),
         ),
-        _checkpointed(
-            timeline,
-            "every second layer recomputed",
-            blocks,
-            _every_second(timeline, blocks),
-        ),
+        _checkpointed(timeline, "every second layer recomputed", blocks, second),
         _selective(timeline, blocks),
     ]
 
@@ -76,20 +72,12 @@ def _checkpointed(
     keep = Run(timeline, keep_all(timeline)).run()
     first = {block[0] for block in again}
     inside = {item for block in again for item in block}
-    stays = [
-        _own_bytes(timeline, block[0])
-        if block[0] in first
-        else sum(
-            _own_bytes(timeline, item)
-            for item in block
-            if timeline.items[item].serves < 0
-        )
-        for block in blocks
-    ]
-    beside = [
-        own if block[0] in first else 0
-        for own, block in zip(stays, blocks, strict=True)
-    ]
+    stays, beside = [], []
+    for block in blocks:
+        own = [item for item in block if timeline.items[item].serves < 0]
+        held = block[:1] if block[0] in first else own
+        stays.append(sum(_own_bytes(timeline, item) for item in held))
+        beside.append(stays[-1] if block[0] in first else 0)
     step_ms = _with_again_ms(timeline, keep, inside)
     peak = _peak(timeline, blocks, stays, beside)
     return Reference(name=name, step_ms=step_ms, peak_bytes=peak)
@@ -110,13 +98,8 @@ def _selective(timeline: Timeline, blocks: Sequence[Sequence[int]]) -> Reference
                 products += 1
                 if products % 2:
                     stored.add(item)
-    stays = [
-        sum(
-            _own_bytes(timeline, item)
-            for item in stored.intersection(block) | {block[0]}
-        )
-        for block in blocks
-    ]
+    held = (stored.intersection(block) | {block[0]} for block in blocks)
+    stays = [sum(_own_bytes(timeline, item) for item in own) for own in held]
     inside = {item for block in blocks for item in block}
     step_ms = _with_again_ms(timeline, keep, inside, stored)
     peak = _peak(timeline, blocks, stays)
@@ -147,11 +130,10 @@ def _peak(
     for number, block in enumerate(blocks):
         uses = [at for item in block for at in timeline.uses[item]]
         begins = min(uses, default=spans[number][0])
+        places = enumerate(zip(sizes, spans, strict=True))
         others = sum(
             size
-            for other, (size, (packed, used)) in enumerate(
-                zip(sizes, spans, strict=True)
-            )
+            for other, (size, (packed, used)) in places
             if other != number and packed <= begins <= used
         )
         extra = beside[number] if beside else 0

@@ -71,25 +71,21 @@ def _texts(name: str, values: Sequence[Any]) -> str:
 def rows(result: Mapping[str, Any]) -> list[Row]:
     """Return the lines for one `result.json`; a leg that did not run is absent."""
     legs = result["legs"]
-    pair = (legs.get(WITHOUT), legs.get(WITH))
+    pair, peak = (legs.get(WITHOUT), legs.get(WITH)), "activation peak"
     lines = [
         _both("first loss", pair, lambda leg: f"{leg['losses'][0]:.9g}"),
         _both("last loss", pair, lambda leg: f"{leg['losses'][-1]:.9g}"),
         _both("step, median", pair, lambda leg: f"{leg['step_ms']:.1f} ms"),
-        _both(
-            f"activation peak, all steps ({result['peak_of']})",
-            pair,
-            lambda leg: bytes_text(max(leg["peak_bytes"])),
-        ),
-        _both(
-            "activation peak, last step",
-            pair,
-            lambda leg: bytes_text(max(leg["last_peak_bytes"])),
-        ),
+        _both(f"{peak}, all steps ({result['peak_of']})", pair, _most("peak_bytes")),
+        _both(f"{peak}, last step", pair, _most("last_peak_bytes")),
     ]
     why = result.get("why_nothing_left")
     traffic = _traffic(legs.get(WITH), why, result.get("written_to", "SSD"))
     return [*_with_notes(lines, result, pair), *traffic]
+
+
+def _most(key: str) -> Any:
+    return lambda leg: bytes_text(max(leg[key]))
 
 
 def _both(name: str, pair: tuple[Any, Any], text: Any) -> Row:
@@ -199,9 +195,9 @@ def steps_of(result: Mapping[str, Any]) -> str:
     first, last = result.get("first_step"), result.get("last_step")
     if first is None or last is None:
         return ""
-    return (
-        f"{last} step{'s' * (last > 1)}" if first == 1 else f"steps {first} to {last}"
-    )
+    if first != 1:
+        return f"steps {first} to {last}"
+    return f"{last} step{'s' * (last > 1)}"
 
 
 def caption(result: Mapping[str, Any]) -> str:

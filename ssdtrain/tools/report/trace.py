@@ -50,18 +50,10 @@ def _row_events(
     for span in own:
         lane = _free_lane(ends, span)
         thread = index * _LANES_PER_ROW + lane
-        events.append(
-            {
-                "ph": "X",
-                "name": span.name,
-                "cat": row,
-                "pid": rank,
-                "tid": thread,
-                "ts": (span.start_ns - origin_ns) / _NS_PER_US,
-                "dur": (span.end_ns - span.start_ns) / _NS_PER_US,
-                "args": {"bytes": span.num_bytes},
-            }
-        )
+        event = {"ph": "X", "name": span.name, "cat": row, "pid": rank, "tid": thread}
+        start, end = span.start_ns - origin_ns, span.end_ns - span.start_ns
+        times = {"ts": start / _NS_PER_US, "dur": end / _NS_PER_US}
+        events.append({**event, **times, "args": {"bytes": span.num_bytes}})
     names = [
         _named("thread_name", rank, index * _LANES_PER_ROW + lane, f"{row} {lane}")
         for lane in range(len(ends))

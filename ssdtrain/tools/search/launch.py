@@ -85,8 +85,7 @@ def parallelize(model, device_type="cuda"):
 
 
 def torchtitan(layout: ParallelLayout, job: Job) -> str | None:
-    """Return the TOML of torchtitan: what the layout sets; None: it has no such layout
-    (its tensor parallelism is never without sequence parallelism)."""
+    """Return torchtitan's TOML; None: it has no tensor without sequence parallelism."""
     if layout.tensor > 1 and not layout.divided:
         return None
     replicate = 1 if layout.zero else layout.data
@@ -231,8 +230,7 @@ def configurations(
     layout: ParallelLayout, job: Job, *, drives: bool = False, plan: Path | None = None
 ) -> Mapping[str, str]:
     """Return what launches a layout, by framework; those that cannot are left out.
-    `layout`: what is launched; `job`: what is trained; `drives`: whether activations go
-    to SSDs; `plan`: of `own_trainer.plan_of`, in a file; None: ranks make their own."""
+    `drives`: activations go to SSDs; `plan`: of `own_trainer.plan_of`, in a file."""
     found = {
         "torchtitan": torchtitan(layout, job),
         "megatron": megatron(layout, job),

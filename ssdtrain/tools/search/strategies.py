@@ -96,11 +96,7 @@ def _inside(read: Access) -> set[str]:
 def strategies(
     described: Description, operands: Sequence[Shape], results: Sequence[Shape]
 ) -> list[Strategy]:
-    """Return all ways to split an operator of these shapes on one axis.
-
-    What they say of halos depends on sizes of windows; all else on the shapes' ranks
-    alone.
-    """
+    """Return all ways to split an operator of these shapes on one axis."""
     sizes = extents(described, operands, results)
     found = []
     for name in splittable(described):
@@ -203,8 +199,7 @@ def _window(
 
 
 def region(dim: Interval | Merged | None, box: Box, size: int = 0) -> tuple[int, int]:
-    """Return the first and last index of a dimension that is read. `dim`: of an access;
-    `box`: ends of the index variables; `size`: of the dimension, where all of it is
+    """Return the first and last index of a dimension (`size`, if all of it) that is
     read."""
     if dim is None:
         return 0, size - 1

@@ -76,10 +76,8 @@ class FileEncoder:
 
 
 class Vocabulary:
-    """The ids of one encoder and, behind them, the special ids.
-
-    Ordinary ids are [0, n); then end of text, padding, mask, and the sentinels.
-    """
+    """The ids of one encoder, [0, n), then end of text, padding, mask, and the
+    sentinels."""
 
     def __init__(self, encoder: Encoder) -> None:
         self.encoder = encoder

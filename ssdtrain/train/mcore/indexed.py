@@ -1,8 +1,5 @@
-"""Megatron's indexed datasets (`name.bin` with `name.idx`) as a stream of tokens.
-
-`name.bin` holds the documents one after the other, which is all that windows of text
-need; `name.idx` says the type of a token. Read with megatron-core's own reader.
-"""
+"""Megatron's indexed datasets as a stream of tokens: `name.bin` holds documents one
+after the other, `name.idx` the type of a token."""
 
 from pathlib import Path
 from typing import Any

@@ -83,8 +83,7 @@ class FusedAttention(nn.Module):
         return context.permute(2, 0, 1, 3).flatten(2)
 
     def _dropout_state(self) -> Any:
-        """Heads of different ranks draw differently; under sequence parallelism the
-        whole block does so already."""
+        """Draw apart on each rank; sequence parallelism does so already."""
         if self.config.sequence_parallel:
             return nullcontext()
         return get_cuda_rng_tracker().fork()
@@ -98,8 +97,7 @@ def _kernels(mask: Tensor | None) -> Any:
 
 
 def layer_spec(spec: Any, fused: bool) -> Any:
-    """Return a stock local layer spec with marked norms and, if asked, fused
-    attention."""
+    """Return a local layer spec with marked norms and, if asked, fused attention."""
     parts = copy(spec.submodules)
     for name in NORMS:
         if isinstance(getattr(parts, name, None), type) and not _is_identity(

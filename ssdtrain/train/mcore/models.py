@@ -38,8 +38,7 @@ GEMM = "te_general_gemm"
 
 
 def check(settings: ModelSettings, parallel: Parallel) -> None:
-    """Refuse what megatron-core cannot build. Raises ConfigError: what, why, and what
-    to set."""
+    """Raise ConfigError for what megatron-core cannot build."""
     layers, stages = settings.num_layers, parallel.pipeline * parallel.chunks
     if settings.family is Family.T5 and parallel.pipeline > 1:
         if parallel.pipeline != 2 or parallel.virtual_pipeline is not None:
@@ -63,10 +62,8 @@ def check(settings: ModelSettings, parallel: Parallel) -> None:
 def config_of(
     settings: ModelSettings, parallel: Parallel, dtype: torch.dtype, **more: Any
 ) -> TransformerConfig:
-    """Return Megatron's configuration for these settings.
-
-    more: fields of TransformerConfig, over what the settings say.
-    """
+    """Return Megatron's configuration for these settings; `more`: its fields, over
+    them."""
     recompute: dict[str, Any] = {}
     if parallel.recompute == "full":
         recompute = {

@@ -36,8 +36,7 @@ encoded: float [batch, sequence, width]."""
 
 
 def t5_config(settings: ModelSettings, vocab_size: int) -> T5Config:
-    """Return the `transformers` configuration; decoders are half the layers, rounded
-    down (chapter 5.4.1)."""
+    """Return the configuration; decoders are half the layers, rounded down (5.4.1)."""
     decoders = settings.num_layers // 2
     return T5Config(
         vocab_size=vocab_size,
@@ -54,8 +53,7 @@ def t5_config(settings: ModelSettings, vocab_size: int) -> T5Config:
 
 
 def decoder_config(config: T5Config) -> T5Config:
-    """Return the decoder's own view of the configuration, as the stock model makes
-    it."""
+    """Return the decoder's own view of the configuration, as the stock model does."""
     own = copy.deepcopy(config)
     own.is_decoder = True
     own.num_layers = config.num_decoder_layers
