@@ -73,14 +73,9 @@ class Comparison:
         if self.share is None:
             return told
         parts = sorted(self.parts_ms.items(), key=lambda part: -abs(part[1]))
-        lines = [f"  {ms:+.1f} ms: {name}" for name, ms in parts]
-        return "\n".join(
-            [
-                f"{told} What was measured of these {self.more_ms:+.1f} ms explains "
-                f"{100 * max(0.0, self.share):.0f} %:",
-                *lines,
-            ]
-        )
+        told += f" What was measured of these {self.more_ms:+.1f} ms explains "
+        told += f"{100 * max(0.0, self.share):.0f} %:"
+        return "\n".join([told, *(f"  {ms:+.1f} ms: {name}" for name, ms in parts)])
 
 
 def later(values: Sequence[T]) -> Sequence[T]:

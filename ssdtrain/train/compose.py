@@ -24,15 +24,8 @@ from ssdtrain.train.schema import register
 _HOME = re.compile(r"([\w.+]+=)~(/[\w./-]*)?")
 
 _UNREADABLE = (
-    YAMLError,
-    OmegaConfBaseException,
-    OSError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    RecursionError,
-    AssertionError,
+    *(YAMLError, OmegaConfBaseException, OSError, ValueError, TypeError),
+    *(LookupError, AttributeError, RecursionError, AssertionError),
 )
 
 

@@ -20,14 +20,9 @@ from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.storage.directory import check_directory
 from ssdtrain.storage.open import Rank, fill, names_a_rank
+from ssdtrain.train import memory
 from ssdtrain.train.disk import Written, file_systems, written
-from ssdtrain.train.memory import (
-    AllocatorWatch,
-    Sample,
-    SampledWatch,
-    SavedObserver,
-    Watch,
-)
+from ssdtrain.train.memory import Sample, Watch
 from ssdtrain.train.metrics import Sinks
 from ssdtrain.train.processors import Processors
 from ssdtrain.train.runner import Runner, Workload
@@ -232,20 +227,21 @@ class Loop:
             values["phase"] = phase_of(self._session)
             report = self._reported(self._session)
             if report is not None:
-                peak = _peak_of(report)
+                peak = report.saved_peak_bytes
+                if report.allocated is not None:
+                    peak = report.allocated.forward_backward_bytes
                 stall_ms, recompute_ms = report.stall_ms, report.recompute_ms
                 self._add(report)
                 values |= {**report.as_dict(), "step": step}
-        self._steps.append(
-            StepTally(
-                loss_hex=loss.hex(),
-                step_ms=step_ms,
-                peak_bytes=peak,
-                stall_ms=stall_ms,
-                recompute_ms=recompute_ms,
-                **spent._asdict(),
-            )
+        tally = StepTally(
+            loss_hex=loss.hex(),
+            step_ms=step_ms,
+            peak_bytes=peak,
+            stall_ms=stall_ms,
+            recompute_ms=recompute_ms,
+            **spent._asdict(),
         )
+        self._steps.append(tally)
         self._sinks.write(self._leg.value, step, {**values, "peak_bytes": peak})
 
     def _add(self, report: StepReport) -> None:
@@ -278,10 +274,9 @@ class Loop:
 
     def _checkpoint(self, step: int) -> None:
         """Save a checkpoint if one is due, and behind the last step."""
-        done, settings = step + 1, self._settings
-        if self._is_saved and (
-            done % settings.checkpoint_every == 0 or done == settings.steps
-        ):
+        done, last = step + 1, self._settings.steps
+        every = self._settings.checkpoint_every
+        if self._is_saved and (done == last or not done % every):
             self._save(done)
 
     def _save(self, next_step: int) -> None:
@@ -301,12 +296,6 @@ class Loop:
         if self._is_saved and self._saved_step != step + 1:
             self._save(step + 1)
         raise StoppedError(signum, self._leg.value, step + 1, self._saved_step > 0)
-
-
-def _peak_of(report: StepReport) -> int:
-    if report.allocated is None:
-        return report.saved_peak_bytes
-    return report.allocated.forward_backward_bytes
 
 
 def phase_of(session: Session) -> str:
@@ -334,7 +323,7 @@ def _module(runner: Runner) -> nn.Module:
 def _watch(session: Session | None, least: int) -> Watch:
     """Watch the same bytes in both runs of a comparison."""
     if torch.cuda.is_available():
-        return AllocatorWatch(alone=session is None)
+        return memory.AllocatorWatch(alone=session is None)
     if session is not None:
-        return SampledWatch(lambda: session.live_bytes)
-    return SavedObserver(least)
+        return memory.SampledWatch(lambda: session.live_bytes)
+    return memory.SavedObserver(least)

@@ -40,26 +40,11 @@ CHECKPOINT = "checkpoint.pt"
 PACKAGES = ("torch", "transformers", "deepspeed", "megatron-core", "triton")
 # What may differ between a run and its continuation: gradients do not depend on it.
 FREE = (
-    "data.cache_directory",
-    "name",
-    "numa",
-    "offload",
-    "preload",
-    "progress",
-    "resume",
-    "run_directory",
-    "train.checkpoint_every",
-    "train.compare",
-    "train.resume",
-    "train.steps",
-    "train.tensorboard",
-    "trainer.epochs",
-    "trainer.progress",
-    "trainer.resume",
-    "trainer.run.checkpoint_epochs",
-    "trainer.run.output_directory",
-    "trainer.run.progress",
-    "trainer.run.resume",
+    *("data.cache_directory", "name", "numa", "offload", "preload", "progress"),
+    *("resume", "run_directory", "train.checkpoint_every", "train.compare"),
+    *("train.resume", "train.steps", "train.tensorboard", "trainer.epochs"),
+    *("trainer.progress", "trainer.resume", "trainer.run.checkpoint_epochs"),
+    *("trainer.run.output_directory", "trainer.run.progress", "trainer.run.resume"),
     "trainer.run_directory",
 )
 

@@ -19,13 +19,8 @@ from ssdtrain.train.kept import keep, kept_in
 from ssdtrain.train.runner import Workload
 
 BYTES = (
-    "bytes_saved",
-    "bytes_kept",
-    "bytes_offloaded",
-    "bytes_recomputed",
-    "bytes_forwarded",
-    "bytes_reloaded",
-    "bytes_written",
+    *("bytes_saved", "bytes_kept", "bytes_offloaded", "bytes_recomputed"),
+    *("bytes_forwarded", "bytes_reloaded", "bytes_written"),
 )
 TIMES = ("stall_ms", "recompute_ms")
 REMEDY = "remove it, and the result counts the steps from here on alone"
@@ -99,10 +94,7 @@ class Tally:
 
 def added(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sums of two mappings, key by key."""
-    return {
-        key: one.get(key, 0) + other.get(key, 0)
-        for key in dict.fromkeys([*one, *other])
-    }
+    return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,16 +38,10 @@ _PLAIN = {
 _ALLOCATION = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")
 _LISTS = (list, tuple, collections.abc.Sequence)
 _EXTRAS = {
-    "torch_geometric": "gnn",
-    "scipy": "gnn",
-    "triton": "gnn",
-    "deepspeed": "deepspeed",
-    "megatron": "megatron",
-    "tokenizers": "train",
-    "transformers": "train",
-    "tensorboard": "train",
-    "matplotlib": "train",
-    "kvikio": "gds",
+    **dict.fromkeys(("torch_geometric", "scipy", "triton"), "gnn"),
+    **{"deepspeed": "deepspeed", "megatron": "megatron", "kvikio": "gds"},
+    **dict.fromkeys(("tokenizers", "transformers"), "train"),
+    **dict.fromkeys(("tensorboard", "matplotlib"), "train"),
 }
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.reasons import why_nothing_left
+from ssdtrain.train import loop
 from ssdtrain.train.choices import NO_GPU
 from ssdtrain.train.comparison import compare, later
 from ssdtrain.train.confirm import doubt_of_writes
@@ -21,14 +22,7 @@ from ssdtrain.train.data.batches import Batches
 from ssdtrain.train.data.objectives import objective_of
 from ssdtrain.train.data.tokens import token_file
 from ssdtrain.train.data.vocabulary import Vocabulary
-from ssdtrain.train.loop import (
-    Leg,
-    LegResult,
-    Loop,
-    first_step,
-    least_bytes,
-    make_directories,
-)
+from ssdtrain.train.loop import Leg, LegResult
 from ssdtrain.train.mcore.indexed import prefix_of, tokens_of
 from ssdtrain.train.metrics import Sinks, Terminal, check_tensorboard
 from ssdtrain.train.models import model_of
@@ -85,7 +79,7 @@ class Trainer:
             with deterministic(self.settings.train.deterministic):
                 sinks.stage(READING)
                 workload = self._workload(ranks)
-                make_directories(workload)
+                loop.make_directories(workload)
                 beside = Beside(workload)
                 begun = _begin(workload, self._legs()[0], sinks)
                 beside.begin(begun.first, [leg.value for leg in self._legs()])
@@ -184,10 +178,8 @@ def _trained(prepared: _Prepared, leg: Leg, stop: Stop) -> LegResult:
         text = f"{leg.value}: step {first + 1}/{steps}, {tokens:,} tokens a step"
         sinks.stage(text)
     try:
-        loop = Loop(
-            workload, runner, leg, sinks=sinks, stop=stop, first=first, beside=beside
-        )
-        return loop.run()
+        given: Any = {"sinks": sinks, "stop": stop, "first": first, "beside": beside}
+        return loop.Loop(workload, runner, leg, **given).run()
     finally:
         runner.close()
 
@@ -197,7 +189,7 @@ def _begin(workload: Workload, leg: Leg, sinks: Sinks) -> _Begun:
     sinks.stage(f"{leg.value}: building the model, engine={engine}")
     runner = runner_of(workload)
     try:
-        return _Begun(runner, first_step(workload, runner))
+        return _Begun(runner, loop.first_step(workload, runner))
     except BaseException:
         runner.close()
         raise
@@ -275,7 +267,7 @@ def summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str
         "engine": settings.engine.kind.value,
         "target": settings.offload.get("target"),
         "num_ranks": len(next(iter(legs.values()))),
-        "device": _device_name(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "torch": torch.__version__,
         "peak_of": peak_of(settings),
         "first_step": every[0].own.first + 1,
@@ -286,30 +278,23 @@ def summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str
     if Leg.WITHOUT.value in legs and Leg.WITH.value in legs:
         result.update(_compared(legs[Leg.WITHOUT.value], legs[Leg.WITH.value]))
     if Leg.WITH.value in legs:
-        results = legs[Leg.WITH.value]
-        target = OffloadConfig.from_mapping(settings.offload).target
-        result["written_to"] = target.behind.name
-        result["why_nothing_left"] = _why_nothing_left(settings, results)
-        if (doubt := doubt_of_writes(target, results)) is not None:
+        results, own = legs[Leg.WITH.value], result["legs"][Leg.WITH.value]
+        offload = OffloadConfig.from_mapping(settings.offload)
+        why = own["totals"], own["fallbacks"], offload.plan, offload.min_bytes
+        result["written_to"] = offload.target.behind.name
+        result["why_nothing_left"] = why_nothing_left(*why)
+        if (doubt := doubt_of_writes(offload.target, results)) is not None:
             result.setdefault("verdict", {})["writes_confirmed"] = not doubt
             result["why_failed"] = {"writes_confirmed": doubt} if doubt else {}
     result["ok"] = all(result.get("verdict", {}).values())
     return result
 
 
-def _why_nothing_left(settings: RunSettings, results: list[LegResult]) -> str | None:
-    leg = _leg_summary(results)
-    offload = OffloadConfig.from_mapping(settings.offload)
-    return why_nothing_left(
-        leg["totals"], leg["fallbacks"], offload.plan, offload.min_bytes
-    )
-
-
 def peak_of(settings: RunSettings) -> str:
     """Return what peaks count: allocated bytes on a GPU, saved tensors on a CPU."""
     if torch.cuda.is_available():
         return "allocated"
-    least = least_bytes(settings)
+    least = loop.least_bytes(settings)
     return "saved tensors" + (f" of {least / 1e6:.3g} MB or more" if least else "")
 
 
@@ -317,20 +302,15 @@ def _recorded(legs: dict[str, list[LegResult]]) -> dict[str, Any]:
     """Return memory curves of the rank with the highest peak, and all traces."""
     first = next(iter(legs.values()))
     rank = max(range(len(first)), key=lambda i: first[i].own.peak_bytes)
+    own = {name: results[rank] for name, results in legs.items()}
+    ours = legs.get(Leg.WITH.value, [])
     return {
         "rank": rank,
         "step": first[rank].own.first + len(first[rank].own.steps),
-        "peak_bytes": {
-            name: results[rank].own.steps[-1].peak_bytes
-            for name, results in legs.items()
-        },
-        "memory": {
-            name: _milliseconds(results[rank]) for name, results in legs.items()
-        },
-        "planned": [
-            (result.profile, result.plan) for result in legs.get(Leg.WITH.value, [])
-        ],
-        "spans": [result.spans for result in legs.get(Leg.WITH.value, [])],
+        "peak_bytes": {name: one.own.steps[-1].peak_bytes for name, one in own.items()},
+        "memory": {name: _milliseconds(one) for name, one in own.items()},
+        "planned": [(result.profile, result.plan) for result in ours],
+        "spans": [result.spans for result in ours],
     }
 
 
@@ -360,12 +340,9 @@ def _leg_summary(results: list[LegResult]) -> dict[str, Any]:
 
 def _compared(without: list[LegResult], with_: list[LegResult]) -> dict[str, Any]:
     pairs = list(zip(without, with_, strict=True))
-    verdict = {
-        "losses_equal": all(same_bits(a.own.losses, b.own.losses) for a, b in pairs),
-        "weights_equal": all(
-            a.weights_checksum == b.weights_checksum for a, b in pairs
-        ),
-    }
+    weights = all(a.weights_checksum == b.weights_checksum for a, b in pairs)
+    losses = all(same_bits(a.own.losses, b.own.losses) for a, b in pairs)
+    verdict = {"losses_equal": losses, "weights_equal": weights}
     tallies = [result.own for result in without], [result.own for result in with_]
     found = compare(*tallies, on_cpu=not torch.cuda.is_available())
     return {
@@ -376,7 +353,3 @@ def _compared(without: list[LegResult], with_: list[LegResult]) -> dict[str, Any
         "step_share_explained": found.share,
         "verdict": verdict,
     }
-
-
-def _device_name() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"

@@ -50,13 +50,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def start_with_hook(config: Any, words: list[str], *, told: bool) -> None:
-    """Start this process anew with the malloc hook, where that is of use.
-
-    Ranks that it starts inherit the hook. Does not return if it does. Raises
-    ConfigError: the hook is asked for, and cannot be built or is not taken. `config`:
-    as composed; `preload` and the target are read; `words`: of the command line, behind
-    `ssdtrain`; `told`: say so in a line.
-    """
+    """Start this process, and its ranks, anew with the malloc hook, where that is of
+    use. Raises ConfigError: the hook is asked for, and cannot be built or is not
+    taken."""
     from ssdtrain.config import Target
     from ssdtrain.train.settings import choose
 

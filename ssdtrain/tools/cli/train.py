@@ -151,9 +151,8 @@ def _composed(args: argparse.Namespace) -> "tuple[Any, Path | None]":
 
 
 def _continued(earlier: Path, record: Mapping[str, Any], fresh: Sequence[str]) -> Any:
-    """Return the config of a run that goes on. Raises ConfigError: it has no
-    checkpoint, or cannot go on with these settings. `earlier`: its directory; `record`:
-    what `run.json` there says; `fresh`: overrides of the continuation."""
+    """Return the config of a run that goes on with `fresh` overrides. Raises
+    ConfigError: it has no checkpoint, or cannot go on with these settings."""
     from ssdtrain.train import runs
 
     began = parse(record["words"][1:])
@@ -310,8 +309,7 @@ class _Run:
         return Path(self._ranks.from_first(mine)), first
 
     def _prepare(self, trainer: Any) -> None:
-        """Let the trainer read its data and build its model. Raises ConfigError: it
-        cannot; nothing but the run's directory is there by then."""
+        """Let the trainer read its data and build its model. ConfigError: it cannot."""
         from ssdtrain.train.targets import refusal
 
         try:

@@ -97,14 +97,6 @@ MEMORY = (*sorted(calls.POINTWISE), *calls.REDUCTIONS, *calls.CASTS)
 NORMS = tuple(sorted(calls.NORMS))
 
 
-def _norm(call: Call, spec: Spec) -> list[float]:
-    return _grid(call, NORMS)
-
-
-def _memory(call: Call, spec: Spec) -> list[float]:
-    return _grid(call, MEMORY)
-
-
 def _lookup(call: Call, spec: Spec) -> list[float]:
     s = call.sizes
     size = ELEMENT_BYTES[call.dtype]
@@ -141,8 +133,8 @@ def _optimizer(call: Call, spec: Spec) -> list[float]:
 _OWN: Mapping[Family, Callable[[Call, Spec], list[float]]] = {
     Family.PRODUCT: _product,
     Family.ATTENTION: _attention,
-    Family.NORM: _norm,
-    Family.MEMORY: _memory,
+    Family.NORM: lambda call, spec: _grid(call, NORMS),
+    Family.MEMORY: lambda call, spec: _grid(call, MEMORY),
     Family.LOOKUP: _lookup,
     Family.CONVOLUTION: _convolution,
     Family.OPTIMIZER: _optimizer,

@@ -41,12 +41,6 @@ def _rounded(num_bytes: int) -> int:
     return (num_bytes + UNIT - 1) // UNIT * UNIT
 
 
-def _workspace(graph: Graph, node: Node) -> int:
-    """Bytes an operator takes beside its inputs and outputs."""
-    function = _WORKSPACES.get(node.name.removeprefix("aten::"))
-    return 0 if function is None else function(graph, node)
-
-
 def _attention_backward(graph: Graph, node: Node) -> int:
     """Gradients of queries in fp32; of keys and values, for every query head."""
     query, key = graph.tensors[node.inputs[1]], graph.tensors[node.inputs[2]]
@@ -55,10 +49,6 @@ def _attention_backward(graph: Graph, node: Node) -> int:
     if key.shape[1] != query.shape[1]:
         extra += 2 * 2 * query.shape[0] * query.shape[1] * prod(key.shape[2:])
     return extra
-
-
-def _sorted_indices(graph: Graph, node: Node) -> int:
-    return SORT_BYTES * graph.tensors[node.inputs[1]].elements
 
 
 def _layer_norm_backward(graph: Graph, node: Node) -> int:
@@ -71,7 +61,9 @@ def _layer_norm_backward(graph: Graph, node: Node) -> int:
 
 _WORKSPACES: Mapping[str, Callable[[Graph, Node], int]] = {
     "_scaled_dot_product_flash_attention_backward": _attention_backward,
-    "embedding_dense_backward": _sorted_indices,
+    "embedding_dense_backward": lambda graph, node: (
+        SORT_BYTES * graph.tensors[node.inputs[1]].elements
+    ),
     "native_layer_norm_backward": _layer_norm_backward,
 }
 
@@ -89,5 +81,6 @@ def memory_curve(graph: Graph, context_bytes: int = 0) -> list[int]:
     curve = []
     for index, node in enumerate(graph.nodes):
         level += change.get(index, 0)
-        curve.append(level + _workspace(graph, node))
+        own = _WORKSPACES.get(node.name.removeprefix("aten::"))
+        curve.append(level + (0 if own is None else own(graph, node)))
     return curve

@@ -49,7 +49,7 @@ def traced(step: Step, num_steps: int = 2) -> list[Seen]:
 
 def step_us(step: Step, *, num_warm: int = 3, seconds: float = 0.3) -> float:
     """Microseconds of one step in the steady state, without a profiler."""
-    sync = torch.cuda.synchronize if torch.cuda.is_available() else _nothing
+    sync = torch.cuda.synchronize if torch.cuda.is_available() else bool
     for _ in range(num_warm):
         step()
     sync()
@@ -68,7 +68,3 @@ def cpu_clock() -> Callable[[], float]:
     """Seconds of work on a CPU: the thread's own where torch uses one thread, which
     stand still while others have the core."""
     return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-
-
-def _nothing() -> None:
-    """A CPU has nothing to wait for."""

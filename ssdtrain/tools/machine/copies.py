@@ -1,6 +1,4 @@
-"""Measure memory copies: GPU to pinned host and back, both at once, GPU to GPU,
-and host to host where there is no GPU.
-"""
+"""Measure memory copies: GPU to pinned host and back, GPU to GPU, and host to host."""
 
 import time
 from collections.abc import Callable
@@ -34,11 +32,8 @@ class CopyBudget:
 
 
 class Walk:
-    """Hands out one piece of a buffer after another, from the start again at its end.
-
-    The same piece twice would be in the processor's caches the second time: a copy of
-    a megabyte then looks three times as fast as the memory that an activation is in.
-    """
+    """Hands out one piece of a buffer after another, in a circle: the same one twice
+    would be in the processor's caches."""
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
@@ -52,8 +47,7 @@ class Walk:
 
 
 def measure_host_copy(budget: CopyBudget) -> Link:
-    """Pageable host memory to pageable host memory, one thread of torch; memory, and
-    not caches."""
+    """Pageable host memory to pageable host memory, not caches, by one thread."""
     import torch
 
     largest = max(budget.sizes_bytes)
@@ -110,8 +104,7 @@ def measure_gpu_copies(device: int, budget: CopyBudget) -> tuple[Link, ...]:
 
 
 def measure_peer_copy(source: int, target: int, budget: CopyBudget) -> Link:
-    """Measure copies from one GPU's memory to another's; `mode` says whether peer
-    access is there."""
+    """Measure copies between two GPUs; `mode` says whether peer access is there."""
     import torch
 
     largest = max(budget.sizes_bytes)
@@ -130,11 +123,8 @@ def measure_peer_copy(source: int, target: int, budget: CopyBudget) -> Link:
 def _timed(
     issue: Callable[[int], None], devices: list[int]
 ) -> Callable[[int, int], float]:
-    """Wall time of `repeats` copies on idle devices, until all have landed.
-
-    Wall time and not events: it covers two streams and two devices alike, and the
-    run is long enough (see `_samples`) that one synchronise does not show.
-    """
+    """Wall time of `repeats` copies on idle devices until all have landed: it covers
+    two streams and two devices alike."""
     import torch
 
     def run(size: int, repeats: int) -> float:

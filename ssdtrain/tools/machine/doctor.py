@@ -70,11 +70,8 @@ def parts(request: Request) -> int:
 
 
 def examine(request: Request, part: Callable[[str], None]) -> Examination:
-    """Look at this machine and measure its links.
-
-    Never raises for what the machine lacks: that is a finding. `request`: what to look
-    at; `part`: told what begins, `parts` times.
-    """
+    """Look at this machine and measure its links; what it lacks is a finding, and no
+    error. `part`: told what begins, `parts` times."""
     part("looking at GPUs, limits and versions")
     began = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     gpu = gpus.inspect_gpus()
@@ -178,8 +175,7 @@ def _measure_copies(budget: CopyBudget, findings: list[Finding]) -> list[Link]:
 
 
 def judge_links(links: tuple[Link, ...]) -> Iterator[Finding]:
-    """Return what the measured curves mean for offloading, and which of them to
-    trust."""
+    """Return what the measured curves mean, and which of them to trust."""
     for link in links:
         if link.curve.fit_error > POOR_FIT:
             yield LINKS.warning(
@@ -189,10 +185,10 @@ def judge_links(links: tuple[Link, ...]) -> Iterator[Finding]:
                 "other work ran beside it, or the link is uneven: measure again on a "
                 "quiet machine; predictions that use it can be as wrong.",
             )
-    rates = {
-        kind: max((_gb_per_s(link) for link in links if link.kind is kind), default=0.0)
-        for kind in LinkKind
-    }
+    rates = dict.fromkeys(LinkKind, 0.0)
+    for link in links:
+        rate = link.curve.gb_per_s(TYPICAL_TENSOR_BYTES)
+        rates[link.kind] = max(rates[link.kind], rate)
     d2h, both = rates[LinkKind.D2H], rates[LinkKind.BOTH]
     if d2h:
         level = LINKS.good if d2h > 20 else LINKS.warning
@@ -222,7 +218,3 @@ def _judge_ssd(rates: dict[LinkKind, float], d2h: float) -> Iterator[Finding]:
         )
     else:
         yield LINKS.good(text, f"a second of compute hides {write:.1f} GB on the SSD.")
-
-
-def _gb_per_s(link: Link) -> float:
-    return link.curve.gb_per_s(TYPICAL_TENSOR_BYTES)

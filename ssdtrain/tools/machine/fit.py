@@ -79,11 +79,8 @@ def fit_corners(samples: Sequence[Sample]) -> Curve:
 
 
 def level(values: np.ndarray) -> np.ndarray:
-    """Return the nearest sequence that never falls (least squares, pool adjacent
-    violators).
-
-    Link time cannot fall as the size grows: where it does, that is noise.
-    """
+    """Return the nearest sequence that never falls (pool adjacent violators): link time
+    cannot fall as the size grows."""
     pools: list[tuple[float, int]] = []
     for value in values:
         pools.append((float(value), 1))
@@ -96,13 +93,10 @@ def level(values: np.ndarray) -> np.ndarray:
 
 
 def _startup_and_peak(sizes: np.ndarray, times: np.ndarray) -> tuple[float, float]:
-    """t_s, and BW_max as the slope over the largest sizes, all their bytes together.
-
-    Not the best bandwidth seen: `t_s + m / BW` counts the start-up time already,
-    and caches can make a middle size faster than the link is. A sum weighs the
-    largest most: just above the flat piece a copy hides its own start-up time, and
-    the slope there would be many times the link's.
-    """
+    """t_s, and BW_max as the slope over the largest sizes, all their bytes together:
+    `t_s + m / BW` counts the start-up time already, caches can make a middle size
+    faster than the link, and just above the flat piece a copy hides its own start-up
+    time."""
     startup = float(times[0])
     large = sizes >= sizes[-1] / LINEAR_RANGE
     spare = np.maximum(times[large] - startup, times[large] * 1e-3)

@@ -1,7 +1,4 @@
-"""GPU facts: NVML where it is there, the kernel's PCI files and torch where not.
-
-The only file that knows pynvml (package nvidia-ml-py); it is imported when asked.
-"""
+"""GPU facts: NVML (pynvml, imported here alone) or the kernel's PCI files and torch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

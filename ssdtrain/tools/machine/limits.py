@@ -60,12 +60,8 @@ def _soft(which: int) -> int | None:
 
 
 def cgroup_memory(root: Path, membership: Path) -> int | None:
-    """Return the tightest memory limit on the way from this process's cgroup to the
-    root.
-
-    Version 2 has one `memory.max` a level, version 1 `memory.limit_in_bytes` under
-    `memory/`. Unreadable files are levels without a limit.
-    """
+    """Return the tightest memory limit from this process's cgroup to the root:
+    `memory.max` of version 2, `memory/memory.limit_in_bytes` of version 1."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:

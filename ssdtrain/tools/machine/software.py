@@ -1,9 +1,5 @@
-"""Versions of what ssdtrain works with, GPUDirect Storage, a C compiler, and the malloc
-hook.
-
-Versions come from package metadata: nothing heavy is imported to print a number.
-kvikio is the exception, asked (once, lazily) for the mode it would run in.
-"""
+"""Versions of what ssdtrain works with (from metadata; kvikio alone is imported, for
+its mode), GPUDirect Storage, a C compiler, and the malloc hook."""
 
 import platform
 from collections.abc import Iterator

@@ -75,9 +75,8 @@ class SsdResult:
 
 @contextmanager
 def nameless_file(directory: str, direct: bool) -> Iterator[int]:
-    """Open a file for reading and writing without a name in the directory; return its
-    descriptor. Raises OSError: the directory refuses the file (EINVAL: no O_DIRECT
-    there)."""
+    """Open a file without a name in the directory, for reading and writing. Raises
+    OSError: the directory refuses the file (EINVAL: no O_DIRECT there)."""
     flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
     try:
         descriptor = os.open(directory, flags | os.O_TMPFILE, 0o600)
@@ -214,8 +213,7 @@ class _Measurement:
     def _cell(
         self, kind: LinkKind, depth: int, block: int, share: float
     ) -> Sample | None:
-        """Transfers of one size and depth, with this share of what is left; None if
-        the budget has no room for one transfer of each thread."""
+        """Transfers of one size and depth; None: one of each thread is too much."""
         writing = kind is LinkKind.SSD_WRITE
         room = self._file_bytes // block
         seconds = share * (self._deadline - time.perf_counter())

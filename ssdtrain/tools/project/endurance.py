@@ -77,8 +77,7 @@ def lifespan_seconds(
 
 
 def wear(found: Projection, ssd: Ssd, count: int, assume: Assumptions) -> Drives:
-    """`count` drives for each GPU of one projection. Raises ConfigError: count below
-    1."""
+    """`count` drives for each GPU. Raises ConfigError: count below 1."""
     if count < 1:
         raise ConfigError(f"drives for each GPU expects 1 or more, got {count}")
     endurance = count * endurance_bytes(ssd, assume)
@@ -95,8 +94,7 @@ def wear(found: Projection, ssd: Ssd, count: int, assume: Assumptions) -> Drives
 
 
 def fewest(found: Projection, ssd: Ssd, years: float, assume: Assumptions) -> Need:
-    """Return the fewest drives that last `years`, keep up, and hold the activations.
-    Raises ConfigError: years not above 0."""
+    """Return the fewest drives that suffice. Raises ConfigError: years not above 0."""
     if years <= 0:
         raise ConfigError(f"years expects more than 0, got {years}")
     one = wear(found, ssd, 1, assume)

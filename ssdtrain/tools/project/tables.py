@@ -1,8 +1,5 @@
-"""GPUs, SSDs and models as data. GB is 1e9 bytes, PB is 1e15 bytes.
-
-Drives are those of the source's Table 5.1 and of its cost analysis (5.4.4), with
-its prices; sequential write rates and watts are the vendors' data sheets.
-"""
+"""GPUs, SSDs and models as data, in GB of 1e9 and PB of 1e15 bytes. Drives are those of
+Table 5.1 and 5.4.4, with their prices; rates and watts are the vendors'."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -190,8 +187,7 @@ Row = TypeVar("Row", bound=Named)
 
 
 def find(table: Iterable[Row], name: str, what: str) -> Row:
-    """Return the row of that name. Raises ConfigError: no such row; the text lists the
-    names there are."""
+    """Return the row of that name. Raises ConfigError, with the names there are."""
     rows = list(table)
     for row in rows:
         if row.name == name:

@@ -131,8 +131,7 @@ def _places(text: str) -> list[Path]:
 
 
 def config_of(shape: Shape) -> Any:
-    """Return the configuration object. Raises ConfigError: this version of transformers
-    does not know the model."""
+    """Return the configuration. Raises ConfigError: transformers does not know it."""
     from transformers import AutoConfig
 
     values = dict(shape.values)
@@ -263,8 +262,7 @@ def add_lora(model: Any) -> None:
 
 
 def user_subject(text: str, train: Train, micro_batch: int) -> Subject:
-    """Build what FILE.py:FUNCTION makes of a micro-batch's size. Raises ConfigError: it
-    cannot be built."""
+    """Build what FILE.py:FUNCTION makes of a size. Raises ConfigError: it cannot."""
     subject = users_build(text)(micro_batch)
     if train is Train.LORA:
         raise ConfigError(

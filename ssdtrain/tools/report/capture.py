@@ -88,10 +88,8 @@ def capture(
     *,
     keeps_gradients: bool = False,
 ) -> Captured:
-    """Return the profile of a step, of the sharded one where that is asked for.
-
-    size: tokens of a public model, micro-batch of a user's; see `Question.size`.
-    """
+    """Return the profile of a step of so many tokens (or a user's micro-batch), of the
+    sharded one where that is asked for."""
     keeps_gradients = keeps_gradients or question.fsdp
     if shape is None:
         with torch.device("meta"):
@@ -176,8 +174,7 @@ def _sizes(
 def _sharded(
     question: Question, found: Captured, subject: Subject, device: Device
 ) -> Captured:
-    """Return one rank's share under FSDP2: weights, gradients and optimizer are
-    divided, some layers are whole at a time, and collectives run beside compute."""
+    """Return one rank's share under FSDP2, with whole layers and collectives beside."""
     if not question.fsdp:
         return found
     number = question.gpus

@@ -1,11 +1,6 @@
-"""A profile without a GPU: the model on the meta device, operators by kernel models.
-
-The step is captured and priced as `ssdtrain foresight predict` does: the same
-operators, kernel models, host times, clock and queues (docs/foresight.md). What the
-planner needs beside them is noted meanwhile: what autograd saves, where it asks for it,
-and the memory of everything else. Good for comparing placements and batch sizes before
-there is a machine; a measured profile replaces it.
-"""
+"""A profile without a GPU: the model on the meta device, operators by kernel models, as
+`ssdtrain foresight predict` has it (docs/foresight.md), and what autograd saves and
+asks for. For comparing placements and batch sizes before there is a machine."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -59,22 +54,12 @@ def estimate(
     optimizer: str | None = None,
     keeps_gradients: bool = True,
 ) -> Estimated:
-    """Return the profile of one forward and backward, and of the optimizer's update.
-
-    Repeated modules are regions: a plan may run them again in backward. Raises
+    """Return the profile of one forward and backward, and of the optimizer's update, of
+    a model on the meta device; repeated modules are regions. `forward`: gives what
+    backward starts from; `min_bytes`: smaller tensors are never moved; `optimizer`: a
+    key of `STATES`; `keeps_gradients`: they are there before the step. Raises
     ConfigError: nothing was saved, nothing needs a gradient, or the step cannot be
-    captured.
-
-    Args:
-        model: its parameters are on the meta device.
-        forward: runs it; gives a tensor, or a nest of them, that backward starts from.
-        links: curves of the machine that is asked about.
-        device: prices operators.
-        min_bytes: smaller saved tensors are never moved.
-        optimizer: a key of `STATES`, whose update and state are counted.
-        keeps_gradients: gradients are there before the step; False: each step makes
-            them anew, as after `zero_grad()`.
-    """
+    captured."""
     saved = _Saved(min_bytes)
     recorder = Recorder(model, saved.measure)
     for parameter in model.parameters():
@@ -316,8 +301,7 @@ class _Saved:
     def profile(
         self, tasks: Sequence[Task], backward_end: int, *, is_hosted: bool, **more: Any
     ) -> Profile:
-        """Make the profile: add kernel times to marks, regions and recipes. `tasks`: of
-        every operator; `backward_end`: operators up to the end of backward;
+        """Make the profile: add kernel times to marks, regions and recipes.
         `is_hosted`: host times are a queue of their own; `more`: fields of
         `Profile`."""
         ends = [*(mark.at for mark in self._marks[1:]), backward_end]
@@ -346,10 +330,10 @@ class _Saved:
             if any(self.items[each].item.serves >= 0 for each in kept.item.inputs)
             else kept.item
             if kept.maker is None
-            else _rebuilt(
+            else replace(
                 kept.item,
-                device_ms(kept.maker, kept.maker + 1),
-                host_ms(kept.maker, kept.maker + 1),
+                recipe_ms=device_ms(kept.maker, kept.maker + 1),
+                recipe_host_ms=host_ms(kept.maker, kept.maker + 1),
             )
             for kept in self.items
         )
@@ -414,10 +398,6 @@ class _Saved:
             Part(items=tuple(own), ms=device_ms(source, source + 1))
             for source, own in made.items()
         )
-
-
-def _rebuilt(item: Item, device_ms: float, host_ms: float) -> Item:
-    return replace(item, recipe_ms=device_ms, recipe_host_ms=host_ms)
 
 
 def _device_ms(tasks: Sequence[Task]) -> float:

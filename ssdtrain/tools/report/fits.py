@@ -1,10 +1,6 @@
-"""Will it fit, how fast, and what is the best way: an answer before the run.
-
-One capture of the step on the meta device gives a profile: what autograd saves, and
-what each operator takes by the kernel models of foresight. Plain training, gradient
-checkpointing and ssdtrain's plan are then prices of the same profile, by the simulator
-that plans are made with.
-"""
+"""Will it fit, how fast, and what is the best way: an answer before the run. One
+capture on the meta device gives a profile; plain training, checkpointing and ssdtrain's
+plan are prices of it, by the simulator that plans are made with."""
 
 from dataclasses import dataclass, replace
 
@@ -27,14 +23,12 @@ from ssdtrain.tools.report.selective import selective
 SEARCH_MARKS = 400_000
 """Of the search for a plan: a second or two."""
 WIDER = 4
-"""The largest step that fits is looked for up to so many times the size asked for;
-of tokens, also down to this part of them. Where it lies beyond, larger ones are tried.
-"""
+"""The largest step is looked for up to so many times the size asked for; tokens also
+down."""
 PROBES, FARTHER = 3, 16
 """Larger steps that are tried, each up to so many times the largest one before."""
 ROOM = 0.75
-"""Part of a device that weights, gradients and optimizer may take where a number of
-GPUs is proposed."""
+"""Share of a device for weights, gradients and optimizer, as proposed."""
 CONTEXT = 1024
 """Tokens in which the longest context is told."""
 ALIKE = 0.02
@@ -231,10 +225,9 @@ def _peaks(captured: Captured) -> dict[str, int]:
 def _longest(
     question: Question, shape: Shape | None, captured: Captured, capacity: int
 ) -> dict[str, int]:
-    """Return how many tokens, or how large a micro-batch of a user's model, fit, by
-    way; empty where the size changes nothing. A peak is the largest of sums that grow
-    evenly with the size: between two sizes it lies below the line from one to the
-    other."""
+    """Return how many tokens, or how large a user's micro-batch, fit, by way; empty
+    where the size changes nothing. Between two sizes a peak lies below the line from
+    one to the other."""
     device, size = load_device(question.gpu), question.size
     sizes = (size, 2 * size, WIDER * size)
     if shape is not None:

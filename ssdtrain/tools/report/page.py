@@ -1,8 +1,5 @@
-"""One self-contained HTML page of a run: its figures, its pictures, how it went.
-
-Everything is inline: no script, no font and no picture is fetched, so that the page can
-be mailed.
-"""
+"""One self-contained HTML page of a run: figures, pictures, how it went; nothing
+fetched."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -86,8 +83,7 @@ def runs_of(path: Path) -> list[Path]:
 
 
 def read_run(path: Path) -> Run:
-    """Read a run directory. Raises ConfigError: it holds no finished run, or a file is
-    damaged."""
+    """Read a run directory. ConfigError: no finished run, or a damaged file."""
     if not (path / RESULT).is_file():
         if (path / "run.json").is_file():
             ended = sorted(path.parent.glob(f"*/{RESULT}"), reverse=True)
@@ -158,7 +154,9 @@ def page(runs: Sequence[Run]) -> str:
 def _sections(run: Run) -> list[str]:
     parts = [_head(run)]
     if "legs" not in run.result:  # a graph trainer's own figures
-        return [*parts, _plain_table(run.result), *_epochs(run), _details(run)]
+        body = "".join(_line(row.name, row.with_) for row in figures(run.result))
+        plain = f"<table id='figures'>{body}</table>"
+        return [*parts, plain, *_epochs(run), _details(run)]
     parts.append(_table(run.result))
     if told := run.result.get("step_explained"):
         parts.append(f"<pre id='step'>{escaped(told)}</pre>")
@@ -216,14 +214,8 @@ def _table(result: Mapping[str, Any]) -> str:
     return f"<table id='figures'>{head}{body}</table>{summary}"
 
 
-def _plain_table(result: Mapping[str, Any]) -> str:
-    body = "".join(_line(row.name, row.with_) for row in figures(result))
-    return f"<table id='figures'>{body}</table>"
-
-
 def _comparison(runs: Sequence[Run]) -> str:
-    """Return the rows of every run's `with` column side by side; a zero keeps its
-    note, which says why it is one."""
+    """Return every run's `with` column side by side; a zero tells why it is one."""
     columns = [
         {row.name: _with_reason(row) for row in figures(run.result)} for run in runs
     ]
@@ -310,10 +302,8 @@ def _waiting(run: Run) -> str:
 
 
 def _trace(run: Run) -> str:
-    """Return the last recorded step of the first rank: compute, copies and I/O in rows.
-
-    Under `plan="auto"` that is the observed step; `offload.trace` records all.
-    """
+    """Return the last recorded step of the first rank, in rows; with `plan="auto"` that
+    is the observed one."""
     events = [e for e in run.trace if e.get("ph") == "X" and e["pid"] == 0]
     steps = [e for e in events if e["cat"] == "compute"]
     if not steps:
@@ -332,11 +322,11 @@ def _trace(run: Run) -> str:
 
 
 def _frontier(profile: Profile, plan: Plan | None) -> str:
-    """Return what each price would buy, by the planner's own simulator; and the plan
-    taken."""
+    """Return what each price would buy, by the planner's simulator; and the plan."""
     line = [(100 * p.overhead, p.peak_bytes / 1e6) for p in frontier(profile)]
-    dots = []
+    dots, keep_ms = [], ""
     if plan is not None and plan.prediction is not None:
+        keep_ms = f", {plan.prediction.keep_ms:.1f} ms by this profile"
         taken, keep = point_of(plan.prediction), plan.prediction.keep_peak_bytes
         name, cost = f"this run's plan ({plan.policy})", 100 * taken.overhead
         dots = [
@@ -346,21 +336,14 @@ def _frontier(profile: Profile, plan: Plan | None) -> str:
     return figure(
         "The frontier: least predicted peak for each price, rank 0",
         [Line("plans found by quick searches on this run's profile", line)],
-        f"predicted overhead over keeping everything{_keep_ms(plan)} (%)",
+        f"predicted overhead over keeping everything{keep_ms} (%)",
         "peak of saved tensors (MB)",
         dots=dots,
     )
 
 
-def _keep_ms(plan: Plan | None) -> str:
-    if plan is None or plan.prediction is None:
-        return ""
-    return f", {plan.prediction.keep_ms:.1f} ms by this profile"
-
-
 def _phases(run: Run) -> str:
-    """Return which steps are slower because they were observed, or searched for a
-    plan."""
+    """Return which steps were observed, or searched for a plan."""
     phases = {
         line["step"] + 1: line.get("phase")
         for line in run.metrics

@@ -1,7 +1,4 @@
-"""Pictures: lines over two axes, and rows of a time line, drawn by matplotlib.
-
-In a page they are SVG with its text as text: no script, and nothing is fetched.
-"""
+"""Pictures drawn by matplotlib; in a page SVG with its text as text, no script."""
 
 import html
 import io
@@ -103,8 +100,7 @@ def time_line(title: str, rows: Sequence[str], bars: Sequence[Bar]) -> str:
 def memory_lines(
     courses: Mapping[str, Course], peaks: Mapping[str, float]
 ) -> list[Line]:
-    """Return memory over a step in MB, a line a run. `courses`: by the name of the run;
-    `peaks`: exact ones in bytes; a course that was sampled may miss them."""
+    """Return memory over a step in MB, a line a run; `peaks`: exact ones in bytes."""
     found = []
     for name, course in courses.items():
         peak = peaks.get(name, max((size for _, size in course), default=0.0))

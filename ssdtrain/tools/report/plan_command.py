@@ -149,26 +149,19 @@ def read_link_curves(path: str) -> Links:
     d2h, h2d = best(LinkKind.D2H) or host, best(LinkKind.H2D) or host
     if d2h is None or h2d is None:
         raise ConfigError(f"--links: {path} has no d2h and h2d links; measure again")
+    both = (best(LinkKind.BOTH) or d2h).bytes_per_second
     return Links(
         d2h=d2h,
         h2d=h2d,
         ssd_write=best(LinkKind.SSD_WRITE),
         ssd_read=best(LinkKind.SSD_READ),
         copy_slowdown=COPY_SLOWDOWN,
-        duplex_slowdown=_duplex(d2h, best(LinkKind.BOTH)),
+        duplex_slowdown=max(0.0, d2h.bytes_per_second / both - 1.0),
     )
 
 
-def _duplex(alone: Curve, both: Curve | None) -> float:
-    """Return by which fraction copies in both directions slow one another down."""
-    if both is None:
-        return 0.0
-    return max(0.0, alone.bytes_per_second / both.bytes_per_second - 1.0)
-
-
 def device_of(args: argparse.Namespace) -> Device:
-    """Return the kernel models of `--device`. Raises ConfigError: the device is not
-    known."""
+    """Return the kernel models of `--device`. Raises ConfigError: it is not known."""
     return load_device(args.device or DEFAULT_DEVICE)
 
 
@@ -223,8 +216,7 @@ def _capacity(args: argparse.Namespace) -> int | None:
 
 
 def _refuse_too_large(args: argparse.Namespace, profile: Profile) -> None:
-    """Raise ConfigError if weights, gradients and optimizer alone need more than there
-    is."""
+    """Raise ConfigError if what training holds needs more than there is."""
     limits = (args.device_memory, _capacity(args))
     most = min((limit for limit in limits if limit is not None), default=None)
     needed = profile.base_bytes + profile.rest_bytes
@@ -283,8 +275,7 @@ def _print(profile: Profile, plan: Plan, capacity: int | None) -> None:
 
 
 def _settled(profile: Profile, plan: Plan) -> str | None:
-    """Return what many such steps take at the board's power limit, where that is
-    known."""
+    """Return what many such steps take at the board's power limit, if known."""
     known = any(name in profile.device for name in ("H100", "H200"))
     has_clock = any(note in profile.notes for note in NOTES)  # many steps' times
     if plan.prediction is None or not known or has_clock:
@@ -345,8 +336,7 @@ def _sweep(args: argparse.Namespace) -> int:
 
 
 def _sized(args: argparse.Namespace, build: Build, size: int) -> Sized:
-    """Size a stage: it holds at most as many micro-batches as there are stages
-    (1F1B)."""
+    """Size a stage, which holds as many micro-batches as stages at most (1F1B)."""
     number = args.batch // size
     in_flight = min(args.stages, number)
     bubble = (args.stages - 1) / (number + args.stages - 1)

@@ -1,7 +1,5 @@
-"""Shapes of public models, as their `config.json` files give them.
-
-Random weights of these shapes take as much memory and time as the trained ones.
-"""
+"""Shapes of public models, as in their `config.json`; random weights take as much
+memory."""
 
 from collections.abc import Mapping
 from typing import Any

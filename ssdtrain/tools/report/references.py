@@ -24,11 +24,9 @@ class Reference:
 
 def references(timeline: Timeline) -> list[Reference]:
     """Price full recompute, plain and with its checkpoints offloaded, of every second
-    block, and selective; empty if the profile names no repeated blocks.
-
-    Each block is checkpointed at its input: its forward runs again before its
-    backward, and only then are its saved tensors alive.
-    """
+    block, and selective; empty if the profile names no repeated blocks. Each block runs
+    again from its input before its backward, and only then are its saved tensors
+    alive."""
     profile = timeline.profile
     blocks = _blocks(timeline)
     if len(blocks) < 2:
@@ -84,8 +82,7 @@ def _checkpointed(
 
 
 def _selective(timeline: Timeline, blocks: Sequence[Sequence[int]]) -> Reference:
-    """Store attention's results and every second product's; the rest of a block runs
-    again (selective activation checkpointing, as torchtitan does it)."""
+    """Store attention's results and every second product's, as torchtitan does."""
     keep = Run(timeline, keep_all(timeline)).run()
     stored: set[int] = set()
     for block in blocks:
@@ -112,10 +109,9 @@ def _peak(
     stays: Sequence[int],
     beside: Sequence[int] = (),
 ) -> int:
-    """Return the most memory of any block's backward: its own, what stays of the blocks
-    that have been packed and not yet used, in this lane or another one, and what no
-    block saves. `stays`: bytes of each block between its forward and its backward;
-    `beside`: bytes that each block's backward needs beside its own tensors."""
+    """Return the most memory of any block's backward: its own, what other blocks have
+    packed and not yet used, and what no block saves. `stays`: bytes of each block
+    between forward and backward; `beside`: what its backward needs more."""
     inside = {item for block in blocks for item in block}
     parts = [*blocks, *([n] for n in range(len(timeline.items)) if n not in inside)]
     sizes = [*stays, *(_own_bytes(timeline, n) for (n,) in parts[len(blocks) :])]
@@ -170,11 +166,8 @@ def block_of(module: str) -> str:
 
 
 def _blocks(timeline: Timeline) -> list[list[int]]:
-    """Return the items of each numbered module, its input first.
-
-    What a region reads is saved before its module begins, and is its block's input
-    all the same. What several regions read stays outside of them.
-    """
+    """Return the items of each numbered module, its input first: what its region alone
+    reads."""
     reads = Counter(item for inputs in timeline.read_by for item in inputs)
     read_in = {
         item: run.module

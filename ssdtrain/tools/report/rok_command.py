@@ -1,9 +1,6 @@
-"""`ssdtrain rok`: the recompute-offload-keep curve (Wu, Figure 5.12).
-
-Activation peak against model throughput in algorithmic FLOPs (recomputation is not
-counted), over batch sizes and strategies, as predicted.
-`python -m recipes.bench planner.rok` measures it.
-"""
+"""`ssdtrain rok`: the recompute-offload-keep curve (Wu, Figure 5.12), predicted:
+activation peak against algorithmic FLOPs a second, over batch sizes and strategies.
+`python -m recipes.bench planner.rok` measures it."""
 
 import argparse
 import json
@@ -127,8 +124,7 @@ def table(points: Sequence[Point]) -> Table:
 
 
 def draw(points: Sequence[Point], path: Path) -> None:
-    """Draw one panel a model, one line a strategy. Raises ImportError: matplotlib is
-    not installed."""
+    """Draw a panel a model, a line a strategy. ImportError: matplotlib is missing."""
     from matplotlib.figure import Figure
 
     models = list(dict.fromkeys(point.model for point in points))

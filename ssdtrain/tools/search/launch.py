@@ -89,21 +89,26 @@ def torchtitan(layout: ParallelLayout, job: Job) -> str | None:
     if layout.tensor > 1 and not layout.divided:
         return None
     replicate = 1 if layout.zero else layout.data
+    # Micro-batches of one forward call: a pipeline takes all of them at once.
+    local = layout.micro_batches(job.batch) if layout.pipeline > 1 else 1
+    reshard = "always" if layout.zero == 3 else "never"
+    schedule = "Interleaved1F1B" if layout.chunks > 1 else "1F1B"
+    mode = {SELECTIVE: "selective", CHECKPOINTING: "full"}.get(layout.way, "none")
     lines = [
         "[training]",
         f"seq_len = {job.tokens}",
-        f"local_batch_size = {layout.sequences * _local(layout, job)}",
+        f"local_batch_size = {layout.sequences * local}",
         f"global_batch_size = {job.batch}",
         "",
         "[parallelism]",
         f"data_parallel_replicate_degree = {replicate}",
         f"data_parallel_shard_degree = {layout.data // replicate}",
-        f'fsdp_reshard_after_forward = "{_reshard(layout)}"',
+        f'fsdp_reshard_after_forward = "{reshard}"',
         f"tensor_parallel_degree = {layout.tensor}",
         f"context_parallel_degree = {layout.context}",
         'context_parallel_rotate_method = "allgather"',
         f"pipeline_parallel_degree = {layout.pipeline}",
-        f'pipeline_parallel_schedule = "{_schedule(layout)}"',
+        f'pipeline_parallel_schedule = "{schedule}"',
         f"pipeline_parallel_microbatch_size = {layout.sequences}",
     ]
     if layout.chunks > 1:
@@ -114,25 +119,8 @@ def torchtitan(layout: ParallelLayout, job: Job) -> str | None:
             f"expert_parallel_degree = {layout.expert}",
             f"expert_tensor_parallel_degree = {layout.tensor}",
         ]
-    lines += ["", "[activation_checkpoint]", f'mode = "{_torchtitan_mode(layout.way)}"']
+    lines += ["", "[activation_checkpoint]", f'mode = "{mode}"']
     return "\n".join(lines) + "\n"
-
-
-def _local(layout: ParallelLayout, job: Job) -> int:
-    """Micro-batches of one forward call: a pipeline takes all of them at once."""
-    return layout.micro_batches(job.batch) if layout.pipeline > 1 else 1
-
-
-def _reshard(layout: ParallelLayout) -> str:
-    return "always" if layout.zero == 3 else "never"
-
-
-def _schedule(layout: ParallelLayout) -> str:
-    return "Interleaved1F1B" if layout.chunks > 1 else "1F1B"
-
-
-def _torchtitan_mode(way: str) -> str:
-    return {SELECTIVE: "selective", CHECKPOINTING: "full"}.get(way, "none")
 
 
 def megatron(layout: ParallelLayout, job: Job) -> str:

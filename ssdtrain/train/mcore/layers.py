@@ -100,9 +100,8 @@ def layer_spec(spec: Any, fused: bool) -> Any:
     """Return a local layer spec with marked norms and, if asked, fused attention."""
     parts = copy(spec.submodules)
     for name in NORMS:
-        if isinstance(getattr(parts, name, None), type) and not _is_identity(
-            getattr(parts, name)
-        ):
+        kind = getattr(parts, name, None)
+        if isinstance(kind, type) and not kind.__name__.startswith("Identity"):
             setattr(parts, name, MarkedNorm)
     for name in ATTENTIONS if fused else ():
         attention = getattr(parts, name)
@@ -114,7 +113,3 @@ def layer_spec(spec: Any, fused: bool) -> Any:
     result = copy(spec)
     result.submodules = parts
     return result
-
-
-def _is_identity(kind: type) -> bool:
-    return kind.__name__.startswith("Identity")

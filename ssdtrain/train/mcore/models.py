@@ -65,17 +65,12 @@ def config_of(
     """Return Megatron's configuration for these settings; `more`: its fields, over
     them."""
     recompute: dict[str, Any] = {}
+    if parallel.recompute is not None:
+        recompute = {"recompute_granularity": parallel.recompute}
     if parallel.recompute == "full":
-        recompute = {
-            "recompute_granularity": "full",
-            "recompute_method": "uniform",
-            "recompute_num_layers": 1,
-        }
+        recompute |= {"recompute_method": "uniform", "recompute_num_layers": 1}
     elif parallel.recompute is not None:
-        recompute = {
-            "recompute_granularity": "selective",
-            "recompute_modules": ["core_attn"],
-        }
+        recompute |= {"recompute_modules": ["core_attn"]}
     values: dict[str, Any] = {
         "num_layers": settings.num_layers,
         "hidden_size": settings.hidden_size,
