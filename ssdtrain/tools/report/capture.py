@@ -36,7 +36,7 @@ class Question:
     """A short name, a config.json, an id of the local cache, or FILE.py:FUNCTION."""
     train: Train = Train.FULL
     tokens: int = 8192
-    """Of one forward and backward on each GPU."""
+    """Of one forward and backward on each GPU; not for FILE.py:FUNCTION."""
     micro_batch: int = 1
     """What FILE.py:FUNCTION is given; for that alone."""
     gpu: str = "h100"

@@ -53,13 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--tokens",
         type=tokens_argument,
-        default=8192,
         help="of one forward and backward on each GPU (default: 8k)",
     )
     add(
         "--micro-batch",
         type=count_argument,
-        default=1,
         metavar="N",
         help="what FILE.py:FUNCTION is given (default: 1)",
     )
@@ -87,8 +85,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Answer; 0, or 2 for input that cannot work or weights that cannot fit."""
     try:
-        names = ("model", "tokens", "micro_batch", "gpu", "gpus", "fsdp", "optimizer")
+        names = ("model", "gpu", "gpus", "fsdp", "optimizer")
         given = {name: getattr(args, name) for name in names}
+        is_own = Question(model=args.model).is_own
+        if is_own and args.tokens:
+            raise ConfigError("--tokens is for public models; give --micro-batch")
+        if not is_own and args.micro_batch:
+            raise ConfigError("--micro-batch is for FILE.py:FUNCTION; give --tokens")
+        if args.tokens:
+            given["tokens"] = args.tokens
+        if args.micro_batch:
+            given["micro_batch"] = args.micro_batch
         asked = Question(**given, train=Train(args.train), loss=Loss(args.loss))
         answer = fits(asked)
     except (ConfigError, OSError) as error:
@@ -121,7 +128,8 @@ def lines(answer: Answer) -> list[str]:
         f"  optimizer    {bytes_text(answer.optimizer_bytes):>10}",
         f"  activations  {bytes_text(answer.activation_bytes):>10}   at the peak of "
         "plain training",
-        f"  the GPU has  {bytes_text(answer.capacity_bytes):>10}",
+        f"  to be used   {bytes_text(answer.usable_bytes):>10}   of the GPU's "
+        f"{bytes_text(answer.capacity_bytes)}",
         "",
         f"  {'':14} {'step':>10} {'' if asked.is_own else 'tokens/s':>10} "
         f"{'memory':>10}",
