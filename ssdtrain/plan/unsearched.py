@@ -14,7 +14,7 @@ from ssdtrain.plan.baselines import away
 from ssdtrain.plan.choose import kept_but
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.plan import Plan
+from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.regions import spread, with_regions
 from ssdtrain.plan.scaled import Growth, UpTo, scaled
@@ -62,7 +62,7 @@ def all_again_moving(profile: Profile, larger: Profile, goal: Goal) -> Plan | No
     """As `all_again`, where what regions read must leave: the first of it, which
     backward asks for last, and no more than is needed."""
     observed, largest = _timelines(profile, larger)
-    most = sum(len(_read(profile, kind)) for kind in profile.regions)
+    most = num_read(profile)
     found, low, high = None, 0, 1
     # What leaves last comes back at once: to move all of it may need more than a part.
     while found is None and low < most:
@@ -99,14 +99,13 @@ def _timelines(profile: Profile, larger: Profile) -> tuple[Timeline, Timeline]:
     return observed, observed if larger is profile else Timeline(larger)
 
 
-def _fitting(
-    observed: Timeline, largest: Timeline, goal: Goal, num_moved: int
-) -> Plan | None:
-    """Return the plan that runs all regions again and moves so many of what they read;
-    None: there are none, or it does not fit the memory limit."""
+def again_moving(
+    observed: Timeline, num_moved: int
+) -> dict[str, tuple[Order, ...]] | None:
+    """Return the orders that run all regions again and move so many of what they read;
+    None: there are no regions."""
     profile, regions = observed.profile, spread(observed)
-    most_bytes = goal.most_bytes(largest.profile)
-    if most_bytes is None or not regions:
+    if not regions:
         return None
     target, left = away(observed), num_moved
     placements: dict[str, list[Placement]] = {}
@@ -116,7 +115,23 @@ def _fitting(
             if left > 0 and not items[number].held:
                 placements[kind][number], left = target, left - 1
     style = Style(late=Late.WAIT) if num_moved else Style()
-    orders = schedule(observed, with_regions(observed, placements, regions), style)
+    return schedule(observed, with_regions(observed, placements, regions), style)
+
+
+def num_read(profile: Profile) -> int:
+    """Return how many items regions read."""
+    return sum(len(_read(profile, kind)) for kind in profile.regions)
+
+
+def _fitting(
+    observed: Timeline, largest: Timeline, goal: Goal, num_moved: int
+) -> Plan | None:
+    """Return the plan of `again_moving`; None: there is none, or it does not fit the
+    memory limit."""
+    most_bytes = goal.most_bytes(largest.profile)
+    orders = None if most_bytes is None else again_moving(observed, num_moved)
+    if most_bytes is None or orders is None:
+        return None
     if Run(largest, orders).run().peak_bytes > most_bytes:
         return None
     prediction = simulate(observed, orders)

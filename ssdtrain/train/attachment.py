@@ -15,9 +15,7 @@ class Attachment:
 
     @with_options
     def __init__(
-        self,
-        config: OffloadConfig | None = None,
-        **overrides: "Unpack[OffloadOptions]",
+        self, config: OffloadConfig | None = None, **overrides: "Unpack[OffloadOptions]"
     ) -> None:
         """Check the settings; nothing is attached yet.
 

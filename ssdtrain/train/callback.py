@@ -88,7 +88,9 @@ class OffloadCallback(Attachment, TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Add the newest figures to what is logged: to the history, and for callbacks
         after this one. Nothing to the logs of evaluations."""
-        if self.session is None or logs is None or _is_evaluation(logs):
+        if self.session is None or logs is None:
+            return
+        if any(name.startswith("eval_") for name in logs):
             return
         figures = self.session.figures
         logs.update(figures)
@@ -101,10 +103,6 @@ class OffloadCallback(Attachment, TrainerCallback):  # type: ignore[misc]
         self.close()
         if was_attached and (state is None or state.is_world_process_zero):
             print(self.summary())
-
-
-def _is_evaluation(logs: dict[str, Any]) -> bool:
-    return any(name.startswith("eval_") for name in logs)
 
 
 def _saved_to(args: Any, state: Any) -> Path:

@@ -23,13 +23,8 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 def read_checkpoint(
     path: Path, device: torch.device, keys: Sequence[str]
 ) -> dict[str, Any]:
-    """Return what `torch.save` wrote: a mapping with these keys. Nothing is unpickled
-    but tensors and plain values.
-
-    Raises:
-        ConfigError: there is no such file.
-        DamagedFileError: it holds something else.
-    """
+    """Return what `torch.save` wrote: tensors and plain values under these keys. Raises
+    ConfigError: there is no such file; DamagedFileError: it holds something else."""
     if not path.is_file():
         raise ConfigError(f"train.resume expects a checkpoint, got none at {path}")
     try:
@@ -48,11 +43,8 @@ def read_checkpoint(
 
 @contextmanager
 def fitting(path: Path) -> Iterator[None]:
-    """Wrap `load_state_dict` calls with values of `path`.
-
-    Raises:
-        DamagedFileError: the values are not of this model and optimizer.
-    """
+    """Wrap `load_state_dict` calls with values of `path`. Raises DamagedFileError: the
+    values are not of this model and optimizer."""
     try:
         yield
     except (torch.OutOfMemoryError, DamagedFileError):

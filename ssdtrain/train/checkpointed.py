@@ -13,11 +13,8 @@ logger = logging.getLogger(__name__)
 
 
 def refuse_offloading(args: Any) -> None:
-    """Refuse a `TrainingArguments` whose trainer moves saved tensors itself.
-
-    Raises:
-        AttachError: both would move them; says which setting to leave out.
-    """
+    """Refuse a `TrainingArguments` whose trainer moves saved tensors itself. Raises
+    AttachError: both would move them; says which setting to leave out."""
     nested = getattr(args, "activation_checkpointing_kwargs", None)
     nested = nested if isinstance(nested, Mapping) else {}
     callbacks = getattr(args, "callbacks", None) or ()  # ms-swift's names
@@ -38,10 +35,7 @@ def refuse_offloading(args: Any) -> None:
 def take_over(model: Any, settings: OffloadConfig) -> bool:
     """Switch off the checkpointing of a transformers model where a plan decides by a
     goal in memory, or repeated modules run again anyway. Elsewhere say that it is on.
-
-    Returns:
-        True: it was on, and is off now.
-    """
+    Returns True: it was on, and is off now."""
     if not is_checkpointing(model):
         return False
     has_goal = settings.wanted_memory is not None or settings.memory_budget is not None

@@ -1,8 +1,5 @@
-"""Choices of the config's groups, and what is refused before torch is loaded.
-
-Loading torch and Hydra takes ten seconds on a busy machine; a misspelt choice is told
-in one.
-"""
+"""Choices of the config's groups, and what is refused before torch and Hydra are
+loaded, which takes ten seconds on a busy machine."""
 
 import os
 import re
@@ -26,15 +23,9 @@ _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def refuse_early(name: str, words: Sequence[str], *, to_run: bool = True) -> None:
-    """Raise ConfigError for choices that the packaged configs do not have, and for
-    engine=megatron on a machine without any GPU.
-
-    Args:
-        name: of the root config; one's own file may bring choices of its own, so
-            nothing is refused then.
-        words: the overrides; several choices may be joined by commas.
-        to_run: a run is asked for, and not only its config.
-    """
+    """Raise ConfigError for choices that the packaged configs do not have, and,
+    `to_run`, for engine=megatron without any GPU. A root config of one's own may bring
+    its own choices."""
     if name != DEFAULT_CONFIG or Path(name).exists():
         return
     groups: list[str] = group_names()

@@ -1,15 +1,12 @@
 """Two runs of the same steps, one with ssdtrain: how much longer a step takes, and why.
 
-The first steps are left out: they warm up, are observed, or are the first ones under a
-plan. Where the others differ too much among themselves, or other programs used the
-processors, no ratio is told.
+The first steps are left out: they warm up, or are observed. No ratio is told where the
+others differ too much, or other programs used the processors.
 
 [Note: parts of a step] On a CPU the kernel says how long the thread that trains was on
 a processor and how long it was ready while none was free; the session says how long it
-waited for copies. The rest of the step it slept, waiting for another rank or for
-another thread of its own. On a GPU the host's thread says nothing of the step: the
-parts are the device's waits and re-runs, which events on its stream measure, and what
-they leave is not explained.
+waited for copies. The rest of the step it slept, waiting for another rank or thread. On
+a GPU the parts are the device's waits and re-runs, which events on its stream measure.
 (tests/ssdtrain/train/test_comparison.py)
 """
 
@@ -76,14 +73,9 @@ class Comparison:
         if self.share is None:
             return told
         parts = sorted(self.parts_ms.items(), key=lambda part: -abs(part[1]))
-        lines = [f"  {ms:+.1f} ms: {name}" for name, ms in parts]
-        return "\n".join(
-            [
-                f"{told} What was measured of these {self.more_ms:+.1f} ms explains "
-                f"{100 * max(0.0, self.share):.0f} %:",
-                *lines,
-            ]
-        )
+        told += f" What was measured of these {self.more_ms:+.1f} ms explains "
+        told += f"{100 * max(0.0, self.share):.0f} %:"
+        return "\n".join([told, *(f"  {ms:+.1f} ms: {name}" for name, ms in parts)])
 
 
 def later(values: Sequence[T]) -> Sequence[T]:
@@ -122,8 +114,7 @@ def compare(
 
 
 def _others(ranks: Sequence[Tally]) -> float:
-    """Return the share of the processors' time that was neither these ranks' nor idle;
-    0.0: the kernel does not say."""
+    """Return the share of the processors' time that was neither the ranks' nor idle."""
     idle_ms = _mean(ranks[0], "idle_ms")
     if not idle_ms:
         return 0.0
@@ -136,12 +127,8 @@ def _mean(rank: Tally, name: str) -> float:
 
 
 def _parts(ranks: Sequence[Tally], *, on_cpu: bool, is_told: bool) -> dict[str, float]:
-    """Return the parts in ms, averaged over the ranks, of the one or two steps whose
-    time is the median. See [Note: parts of a step].
-
-    Args:
-        is_told: whether the kernel tells queueing from sleeping.
-    """
+    """Return the parts in ms of the median steps, averaged over the ranks. See [Note:
+    parts of a step]. `is_told`: the kernel tells queueing from sleeping."""
     times = ranks[0].step_ms
     counted = later(range(len(times)))
     order = sorted(counted, key=lambda at: times[at])

@@ -24,25 +24,14 @@ from ssdtrain.train.schema import register
 _HOME = re.compile(r"([\w.+]+=)~(/[\w./-]*)?")
 
 _UNREADABLE = (
-    YAMLError,
-    OmegaConfBaseException,
-    OSError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    RecursionError,
-    AssertionError,
+    *(YAMLError, OmegaConfBaseException, OSError, ValueError, TypeError),
+    *(LookupError, AttributeError, RecursionError, AssertionError),
 )
 
 
 def find_config(name: str) -> Path:
     """Return the file that `--config name` means: a path, a bare name in the working
-    directory, or a packaged config.
-
-    Raises:
-        ConfigError: there is no such file; the text lists where it was looked for.
-    """
+    directory, or a packaged config. Raises ConfigError: there is no such file."""
     given = Path(name).expanduser()
     tried = [given.resolve()]
     if given.parent == Path("."):
@@ -55,16 +44,10 @@ def find_config(name: str) -> Path:
 
 
 def compose_config(name: str, overrides: Sequence[str]) -> DictConfig:
-    """Compose the config file `name` with Hydra overrides, `group=choice` included.
-
-    Groups are looked up beside the file first, then among the packaged configs. A file
-    without a defaults list changes the packaged root: its text under a group's name is
-    a choice, everything else a value.
-
-    Raises:
-        ConfigError: no such file, or it is no YAML mapping.
-        hydra.errors.HydraException: unknown group, choice or key.
-    """
+    """Compose the config file `name` with Hydra overrides. Groups are looked up beside
+    it, then among the packaged configs; without a defaults list it changes the packaged
+    root. Raises ConfigError: no such file, or no YAML mapping; HydraException: an
+    unknown name."""
     path = find_config(name)
     with _readable(path):
         register()
@@ -79,19 +62,14 @@ def compose_groups(name: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def values_of(config: DictConfig) -> dict[str, Any]:
-    """Return the plain values of what `compose_config` gave.
-
-    Raises:
-        ConfigError: a reference leads nowhere, or round in a circle.
-    """
+    """Return a config's plain values. ConfigError: a reference leads nowhere."""
     with _readable("the composed config"):
         return dict(OmegaConf.to_container(config, resolve=True))  # type: ignore[arg-type]
 
 
 @contextmanager
 def _readable(source: object) -> Iterator[None]:
-    """Turn what YAML and OmegaConf raise for a damaged file into a ConfigError; Hydra's
-    own errors pass."""
+    """Turn errors of YAML and OmegaConf into a ConfigError; Hydra's own pass."""
     try:
         yield
     except (HydraException, ConfigError):
@@ -105,8 +83,7 @@ def _readable(source: object) -> Iterator[None]:
 
 
 def _culprit(source: object) -> str:
-    """Return the file that Hydra cannot read, among a root config and the groups beside
-    it."""
+    """Return the file that Hydra cannot read: a root config, or a group beside it."""
     if not isinstance(source, Path):
         return str(source)
     for path in (source, *sorted(source.parent.glob("*/*.yaml"))):
@@ -135,8 +112,7 @@ def _expanded(override: str) -> str:
 
 
 def _is_defaults(entries: object) -> bool:
-    """Return whether these are names of configs, and mappings of one group to its
-    choices."""
+    """Return whether these are names of configs, or of one group's choices."""
     if not isinstance(entries, list):
         return False
     names: list[object] = []
@@ -180,11 +156,7 @@ def _root_of(path: Path) -> str:
 
 
 def _as_name(group: str, value: object) -> str:
-    """Return what chooses of a group; `offload: false` is told what there is.
-
-    Raises:
-        ConfigError: a list.
-    """
+    """Return what chooses of a group. Raises ConfigError: a list."""
     if isinstance(value, list):
         raise ConfigError(
             f"--config: {group} expects one choice, or its settings, got {value}"

@@ -6,14 +6,10 @@ from ssdtrain.train.loop import LegResult
 
 
 def doubt_of_writes(target: Target, results: list[LegResult]) -> str | None:
-    """Return why writes are not confirmed, rank by rank; "" where they are.
-
-    A staged target from which bytes were reloaded, or that was full or missing, and
-    that wrote nothing, is not confirmed: a disk tier that is silently unused must not
-    look like success. None when no write was due: the target has no disk, nothing was
-    offloaded, or all of it was asked for again before it had left (the table says
-    which).
-    """
+    """Return why writes are not confirmed, rank by rank; "" where they are, None where
+    none was due. A staged target that wrote nothing although bytes were reloaded, or it
+    was full or missing, is not confirmed: an unused disk tier must not look like
+    success."""
     if not target.behind.is_disk:
         return None
     claimed = [_sum(result, "bytes_written") for result in results]

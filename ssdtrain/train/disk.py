@@ -20,17 +20,11 @@ class Written(NamedTuple):
 
     def since(self, earlier: "Written") -> "Written":
         """Return the difference, counter by counter."""
-        return Written(
-            _minus(self.process_bytes, earlier.process_bytes),
-            _minus(self.device_bytes, earlier.device_bytes),
-        )
+        return Written(*map(_minus, self, earlier))
 
     def plus(self, later: "Written") -> "Written":
         """Return the sum, counter by counter."""
-        return Written(
-            _plus(self.process_bytes, later.process_bytes),
-            _plus(self.device_bytes, later.device_bytes),
-        )
+        return Written(*map(_plus, self, later))
 
     def confirms(self, num_bytes: int) -> bool:
         """Return whether a counter saw at least `num_bytes`."""

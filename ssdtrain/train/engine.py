@@ -20,11 +20,7 @@ _NEVER = 2**31 - 1
 
 
 def import_deepspeed() -> Any:
-    """Import DeepSpeed; without a GPU it is told to use the CPU.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Import DeepSpeed, for the CPU without a GPU. ConfigError: it is not installed."""
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:
@@ -44,8 +40,7 @@ def import_deepspeed() -> Any:
 
 
 def start(deepspeed: Any) -> None:
-    """Join the process group, or take the one that is there; a second call does
-    nothing."""
+    """Join the process group, or take the one that is there."""
     if deepspeed.comm.is_initialized():
         return
     if torch.cuda.is_available():
@@ -69,11 +64,7 @@ def quiet() -> Iterator[None]:
 
 def engine_config(settings: RunSettings) -> dict[str, Any]:
     """Return the DeepSpeed configuration that the settings imply, `engine.config`
-    merged over.
-
-    Raises:
-        ConfigError: DeepSpeed has no such precision.
-    """
+    merged over. Raises ConfigError: DeepSpeed has no such precision."""
     train, engine = settings.train, settings.engine
     if train.precision is Precision.BF16_AUTOCAST:
         raise ConfigError(
@@ -121,11 +112,8 @@ class EngineRunner:
         )
 
     def load(self, directory: str) -> int:
-        """Read the newest checkpoint; return the step that comes next.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """Read the newest checkpoint; return the step that comes next. Raises
+        ConfigError: there is none."""
         path, state = self.attachable.load_checkpoint(directory)
         if path is None:
             raise ConfigError(

@@ -36,16 +36,8 @@ def path_in(checkpoint: str | Path) -> Path:
 
 
 def keep(session: Session, settings: object, checkpoint: str | Path) -> bool:
-    """Write the plan in force into a checkpoint that is there.
-
-    Args:
-        session: whose plan it is.
-        settings: what the plan is made for; its `repr` tells it from others.
-        checkpoint: the directory.
-
-    Returns:
-        False: there is no plan yet.
-    """
+    """Write the plan in force into a checkpoint that is there; False: there is none
+    yet. The `repr` of `settings` tells it from other plans."""
     plan, profile = session.plan, session.profile
     if plan is None or profile is None:
         return False
@@ -56,11 +48,7 @@ def keep(session: Session, settings: object, checkpoint: str | Path) -> bool:
 
 def kept_in(checkpoint: str | Path, settings: object) -> tuple[Plan, Profile] | None:
     """Return what a checkpoint's run followed; None: nothing, or it was for other
-    settings.
-
-    Raises:
-        DamagedFileError: the file is not what `keep` wrote.
-    """
+    settings. Raises DamagedFileError: the file is not what `keep` wrote."""
     try:
         kept = KEPT_FILE.read(path_in(checkpoint))
     except FileNotFoundError:
@@ -69,14 +57,8 @@ def kept_in(checkpoint: str | Path, settings: object) -> tuple[Plan, Profile] | 
 
 
 def follow_kept(session: Session, settings: object, checkpoint: str | Path) -> bool:
-    """Follow the plan of a checkpoint from the first step on.
-
-    Returns:
-        False: there is none, or it was made for other settings.
-
-    Raises:
-        DamagedFileError: the file is not what `keep` wrote.
-    """
+    """Follow a checkpoint's plan from the first step on; False: there is none for these
+    settings. Raises DamagedFileError: the file is not what `keep` wrote."""
     found = kept_in(checkpoint, settings)
     if found is not None:
         session.follow(*found)

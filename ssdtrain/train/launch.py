@@ -22,14 +22,9 @@ Child: TypeAlias = "subprocess.Popen[bytes]"
 
 
 def start_ranks(num_ranks: int, words: Sequence[str], run_directory: str) -> int:
-    """Run `python -m ssdtrain <words>` as `num_ranks` ranks; wait for them.
-
-    Signals are handed on, each once: the ranks are sessions of their own.
-
-    Returns:
-        0 if every rank returned 0; 128 + signal if one stopped the run; 2 if a rank
-        refused its input; otherwise 1. The ranks have said why.
-    """
+    """Run `python -m ssdtrain <words>` as `num_ranks` ranks; hand signals on, each
+    once. Returns 0 if all did; 128 + signal if one stopped the run; 2 if a rank refused
+    its input; otherwise 1."""
     children: list[Child] = []
     places = {
         "WORLD_SIZE": str(num_ranks),

@@ -20,14 +20,9 @@ from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.storage.directory import check_directory
 from ssdtrain.storage.open import Rank, fill, names_a_rank
+from ssdtrain.train import memory
 from ssdtrain.train.disk import Written, file_systems, written
-from ssdtrain.train.memory import (
-    AllocatorWatch,
-    Sample,
-    SampledWatch,
-    SavedObserver,
-    Watch,
-)
+from ssdtrain.train.memory import Sample, Watch
 from ssdtrain.train.metrics import Sinks
 from ssdtrain.train.processors import Processors
 from ssdtrain.train.runner import Runner, Workload
@@ -111,11 +106,8 @@ def attach(runner: Runner, workload: Workload) -> Session:
 
 def make_directories(workload: Workload) -> None:
     """Make this rank's directory in each that is configured. That one has to exist, as
-    for `ssdtrain.offload`, unless it lies in the run's own directory.
-
-    Raises:
-        ConfigError: it does not exist, or is no place for activations.
-    """
+    for `ssdtrain.offload`, unless it lies in the run's own directory. Raises
+    ConfigError: it does not exist, or is no place for activations."""
     run = Path(workload.settings.run_directory).absolute()
     given = offload_directories(workload)
     for name, place in zip(given, storage_directories(workload), strict=True):
@@ -138,12 +130,8 @@ def make_directories(workload: Workload) -> None:
 
 
 def first_step(workload: Workload, runner: Runner) -> int:
-    """Load the checkpoint of `train.resume`, if one is asked for, and return the step
-    that comes next.
-
-    Raises:
-        ConfigError: there is none, it is not of this model, or no step is left.
-    """
+    """Load the checkpoint of `train.resume`, if any; return the step that comes next.
+    Raises ConfigError: there is none, it is not of this model, or no step is left."""
     settings = workload.settings.train
     first = runner.load(settings.resume) if settings.resume else 0
     if first >= settings.steps:
@@ -219,8 +207,7 @@ class Loop:
         )
 
     def _follow_earlier(self, session: Session) -> None:
-        """Follow the plan that the run had, if it fits here and on all ranks: some
-        plan together."""
+        """Follow the run's earlier plan, if all ranks have one."""
         found = self._beside.plan()
         if all(self._workload.ranks.gather(found is not None)) and found is not None:
             session.follow(*found)
@@ -240,20 +227,21 @@ class Loop:
             values["phase"] = phase_of(self._session)
             report = self._reported(self._session)
             if report is not None:
-                peak = _peak_of(report)
+                peak = report.saved_peak_bytes
+                if report.allocated is not None:
+                    peak = report.allocated.forward_backward_bytes
                 stall_ms, recompute_ms = report.stall_ms, report.recompute_ms
                 self._add(report)
                 values |= {**report.as_dict(), "step": step}
-        self._steps.append(
-            StepTally(
-                loss_hex=loss.hex(),
-                step_ms=step_ms,
-                peak_bytes=peak,
-                stall_ms=stall_ms,
-                recompute_ms=recompute_ms,
-                **spent._asdict(),
-            )
+        tally = StepTally(
+            loss_hex=loss.hex(),
+            step_ms=step_ms,
+            peak_bytes=peak,
+            stall_ms=stall_ms,
+            recompute_ms=recompute_ms,
+            **spent._asdict(),
         )
+        self._steps.append(tally)
         self._sinks.write(self._leg.value, step, {**values, "peak_bytes": peak})
 
     def _add(self, report: StepReport) -> None:
@@ -286,10 +274,9 @@ class Loop:
 
     def _checkpoint(self, step: int) -> None:
         """Save a checkpoint if one is due, and behind the last step."""
-        done, settings = step + 1, self._settings
-        if self._is_saved and (
-            done % settings.checkpoint_every == 0 or done == settings.steps
-        ):
+        done, last = step + 1, self._settings.steps
+        every = self._settings.checkpoint_every
+        if self._is_saved and (done == last or not done % every):
             self._save(done)
 
     def _save(self, next_step: int) -> None:
@@ -311,12 +298,6 @@ class Loop:
         raise StoppedError(signum, self._leg.value, step + 1, self._saved_step > 0)
 
 
-def _peak_of(report: StepReport) -> int:
-    if report.allocated is None:
-        return report.saved_peak_bytes
-    return report.allocated.forward_backward_bytes
-
-
 def phase_of(session: Session) -> str:
     """Return the session's phase for the progress line."""
     if not session.is_settled:
@@ -325,8 +306,7 @@ def phase_of(session: Session) -> str:
 
 
 def least_bytes(settings: RunSettings) -> int:
-    """Saved tensors below this are in neither run's count on a CPU: ssdtrain leaves
-    them alone, and does not count them."""
+    """Return the size below which saved tensors are in neither run's count on a CPU."""
     if not settings.offload:
         return 0
     return OffloadConfig.from_mapping(settings.offload).min_bytes
@@ -343,7 +323,7 @@ def _module(runner: Runner) -> nn.Module:
 def _watch(session: Session | None, least: int) -> Watch:
     """Watch the same bytes in both runs of a comparison."""
     if torch.cuda.is_available():
-        return AllocatorWatch(alone=session is None)
+        return memory.AllocatorWatch(alone=session is None)
     if session is not None:
-        return SampledWatch(lambda: session.live_bytes)
-    return SavedObserver(least)
+        return memory.SampledWatch(lambda: session.live_bytes)
+    return memory.SavedObserver(least)

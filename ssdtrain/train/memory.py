@@ -1,8 +1,5 @@
-"""How much memory a step holds, with and without ssdtrain.
-
-On a GPU the caching allocator knows. On a CPU nobody counts, so the run without
-ssdtrain is watched by an observer that hands every saved tensor back untouched.
-"""
+"""How much memory a step holds, with and without ssdtrain: on a GPU by the caching
+allocator, on a CPU by an observer that hands every saved tensor back untouched."""
 
 import threading
 import time
@@ -47,11 +44,9 @@ class _Held:
 
 
 class SavedObserver:
-    """Counts the bytes of distinct storages that autograd keeps alive for backward,
-    parameters excluded; changes no value. Storages below `least_bytes` do not count.
-
-    Use as a context manager around a step. Backward may run on another thread.
-    """
+    """Counts, around a step, the bytes of distinct storages that autograd keeps alive
+    for backward, parameters and storages below `least_bytes` excluded; changes no
+    value. Backward may run on another thread."""
 
     def __init__(self, least_bytes: int = 0) -> None:
         self._least_bytes = least_bytes
@@ -160,10 +155,8 @@ class SampledWatch:
 
 class AllocatorWatch:
     """The caching allocator's bytes above their level at the start of the step.
-
-    alone: nobody else reads the allocator's maximum, so it may be reset; otherwise
-    the peak is the highest sample, and the session's report has the exact one.
-    """
+    `alone`: nobody else reads its maximum, so it may be reset; otherwise the highest
+    sample is used."""
 
     def __init__(self, *, alone: bool) -> None:
         self._alone = alone
@@ -175,8 +168,7 @@ class AllocatorWatch:
         return torch.cuda.memory_allocated() - self._base_bytes
 
     def take(self) -> tuple[int, list[Sample]]:
-        """Return the allocator's own maximum (the sampled one if not alone) and the
-        course."""
+        """Return the allocator's maximum (sampled if not alone) and the course."""
         sampled, samples = self._sampled.take()
         return (self._peak_bytes if self._alone else sampled), samples
 

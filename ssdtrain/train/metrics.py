@@ -138,10 +138,9 @@ class Terminal:
             self._live.refresh()
 
     def beside(self, line: str) -> str:
-        """Return what to write to this terminal for the line, which ends with a
-        newline, to stay: the live one is erased, and the cursor is left as far below
-        as the next erasing goes up. For signal handlers, which cannot print: the
-        signal may have come in the middle of one."""
+        """Return what to write for the line to stay: the live one is erased, and the
+        cursor left as far below as the next erasing goes up. For signal handlers, which
+        cannot print."""
         if not self._live.is_started:
             return line
         up = "\x1b[1A\x1b[2K" * (self._height - 1)
@@ -194,8 +193,7 @@ def _duration(seconds: int) -> str:
 
 
 class Sinks:
-    """Several sinks as one; none on ranks that write and show nothing. As a context
-    manager it closes them."""
+    """Several sinks as one; none on ranks that write nothing. A context manager."""
 
     def __init__(self, terminal: Terminal | None = None) -> None:
         self._terminal = terminal

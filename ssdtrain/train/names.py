@@ -44,12 +44,8 @@ CUTOFF = 0.75
 
 
 def meant(key: str, known: Sequence[str]) -> str:
-    """`; did you mean 'x'?` for the settings that a wrong key may mean, or nothing.
-
-    Args:
-        key: dotted, such as `trainer.epochs`.
-        known: dotted keys; of equally good ones those that come first.
-    """
+    """`; did you mean 'x'?` for the dotted settings that a wrong key may mean, or
+    nothing; of equally good ones those that come first."""
     found = found_by_last_name(key, known) or get_close_matches(key, known, n=1)
     return f"; did you mean {' or '.join(map(repr, found))}?" if found else ""
 

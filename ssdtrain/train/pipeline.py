@@ -16,11 +16,8 @@ _BALANCED = "type:.*Block"
 
 
 def choose_stages(asked: int | None, world_size: int) -> int:
-    """Return the pipeline stages for `world_size` ranks; 0 means no pipeline.
-
-    Raises:
-        ConfigError: the stages asked for do not divide the ranks.
-    """
+    """Return the pipeline stages for `world_size` ranks; 0 means no pipeline. Raises
+    ConfigError: the stages asked for do not divide the ranks."""
     if asked is None:
         return 1 if world_size % 2 else 2
     if asked and world_size % asked:

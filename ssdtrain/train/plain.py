@@ -2,25 +2,18 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn.utils import clip_grad_norm_
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.train.checkpoint import fitting, read_checkpoint, write_checkpoint
-from ssdtrain.train.runner import (
-    Workload,
-    build_optimizer,
-    build_schedule,
-    seed_step,
-)
+from ssdtrain.train.runner import Workload, build_optimizer, build_schedule, seed_step
 from ssdtrain.train.settings import Precision
 
 _CHECKPOINT = "checkpoint.pt"
-_AUTOCAST = {
-    Precision.BF16_AUTOCAST: torch.bfloat16,
-    Precision.FP16: torch.float16,
-}
+_AUTOCAST = {Precision.BF16_AUTOCAST: torch.bfloat16, Precision.FP16: torch.float16}
 
 
 class PlainRunner:
@@ -45,6 +38,12 @@ class PlainRunner:
         self._scaler = torch.amp.GradScaler(
             self._device.type, enabled=settings.precision is Precision.FP16
         )
+        self._parts: dict[str, Any] = {
+            "model": self.attachable,
+            "optimizer": self._optimizer,
+            "schedule": self._schedule,
+            "scaler": self._scaler,
+        }
 
     def step(self, step: int) -> float:
         """Run forward and backward over all micro-batches, and one optimizer step."""
@@ -80,30 +79,17 @@ class PlainRunner:
 
     def save(self, directory: str, step: int) -> None:
         """Write weights, optimizer, schedule and scaler to one file."""
-        state = {
-            "step": step,
-            "model": self.attachable.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "schedule": self._schedule.state_dict(),
-            "scaler": self._scaler.state_dict(),
-        }
-        write_checkpoint(Path(directory) / _CHECKPOINT, state)
+        state = {name: part.state_dict() for name, part in self._parts.items()}
+        write_checkpoint(Path(directory) / _CHECKPOINT, {"step": step, **state})
 
     def load(self, directory: str) -> int:
-        """Read what `save` wrote.
-
-        Raises:
-            ConfigError: there is no checkpoint.
-            DamagedFileError: it is not one of this model and optimizer.
-        """
+        """Read what `save` wrote. Raises ConfigError: there is no checkpoint;
+        DamagedFileError: it is not one of this model and optimizer."""
         path = Path(directory) / _CHECKPOINT
-        keys = ("step", "model", "optimizer", "schedule", "scaler")
-        state = read_checkpoint(path, self._device, keys)
+        state = read_checkpoint(path, self._device, ("step", *self._parts))
         with fitting(path):
-            self.attachable.load_state_dict(state["model"])
-            self._optimizer.load_state_dict(state["optimizer"])
-            self._schedule.load_state_dict(state["schedule"])
-            self._scaler.load_state_dict(state["scaler"])
+            for name, part in self._parts.items():
+                part.load_state_dict(state[name])
             return int(state["step"])
 
     def close(self) -> None:

@@ -1,5 +1,4 @@
-"""Where a step's time went, by the kernel's clocks: what the thread that trains did,
-and what the machine's processors did meanwhile."""
+"""Where a step's time went, by the kernel's clocks of this thread and the machine."""
 
 import time
 from pathlib import Path
@@ -17,8 +16,7 @@ class Spent(NamedTuple):
     worked_ms: float
     """This thread was on a processor."""
     queued_ms: float | None
-    """This thread was ready to run, and no processor was free for it; None: the kernel
-    does not say."""
+    """This thread was ready, and no processor was free; None: the kernel is silent."""
     own_ms: float
     """Processor time of this process, all threads."""
     idle_ms: float

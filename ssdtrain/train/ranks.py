@@ -20,12 +20,9 @@ PARENT = "SSDTRAIN_PARENT"
 
 
 def end_process(code: int) -> NoReturn:
-    """End a rank's process behind its exit handlers, and destroy no more.
-
-    DeepSpeed's modules hold process groups beyond `Ranks.leave`, and a graph of the
-    last pipeline stage its engine for good. Now and then their threads abort a process
-    that ends as usual.
-    """
+    """End a rank's process after its exit handlers, and destroy no more: DeepSpeed
+    holds process groups for good, whose threads now and then abort a process that ends
+    as usual."""
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -66,11 +63,8 @@ class Ranks:
         return self.rank == 0
 
     def join(self) -> None:
-        """Join the process group of the launcher's environment, once.
-
-        Raises:
-            ConfigError: the ranks cannot meet at the launcher's address.
-        """
+        """Join the process group of the launcher's environment, once. Raises
+        ConfigError: the ranks cannot meet at the launcher's address."""
         if self.world_size > 1 and not distributed.is_initialized():
             on_gpu = torch.cuda.is_available()
             if on_gpu:
@@ -101,12 +95,9 @@ class Ranks:
         return values
 
     def leave(self) -> None:
-        """Leave the process group, if one was joined, once all ranks are about to: a
-        rank that is still sending would find its peer gone.
-
-        Models that nothing but their own cycles hold go first. They hold the group, and
-        a group's threads that outlive it abort a process that is ending.
-        """
+        """Leave the process group, if one was joined, once all ranks are about to.
+        Models in cycles go first: a group's threads that outlive it abort a process
+        that is ending."""
         if self.world_size > 1 and distributed.is_initialized():
             self.gather(None)
             gc.collect()
@@ -119,8 +110,7 @@ class Ranks:
         return torch.device("cuda", self.local_rank % torch.cuda.device_count())
 
     def share_cores(self) -> None:
-        """Limit this rank to its share of the cores, unless OMP_NUM_THREADS is set:
-        else every rank starts a thread per core."""
+        """Limit this rank to its share of the cores, unless OMP_NUM_THREADS is set."""
         if "OMP_NUM_THREADS" not in os.environ:
             cores = len(os.sched_getaffinity(0))
             # Those of other NUMA nodes run on other cores.
@@ -137,11 +127,7 @@ class Ranks:
         return numa.node_of_pci("{:04x}:{:02x}:{:02x}.0".format(*parts))
 
     def bind(self) -> int | None:
-        """Run on the NUMA node of this rank's GPU, with its memory; see `numa.bind`.
-
-        Returns:
-            The node; None where nothing was changed.
-        """
+        """Run on the NUMA node of this rank's GPU; return it, or None: unchanged."""
         node = self.gpu_node() if len(numa.nodes()) > 1 else None
         return node if node is not None and numa.bind(node) else None
 

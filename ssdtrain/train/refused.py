@@ -15,11 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.train.choices import group_names, no_choice
-from ssdtrain.train.compose import (
-    compose_groups,
-    dotted_keys,
-    keys_set_by,
-)
+from ssdtrain.train.compose import compose_groups, dotted_keys, keys_set_by
 from ssdtrain.train.names import found_by_last_name, meant
 from ssdtrain.train.targets import takes_whole_config
 
@@ -43,16 +39,8 @@ COUNTERPARTS = {"size": "model", "data": "dataset"}
 
 
 def read_groups_alone(config: DictConfig, name: str, words: Sequence[str]) -> None:
-    """Remove the groups that the config's trainer does not read.
-
-    Args:
-        config: as composed; changed in place.
-        name: of the config file.
-        words: the overrides.
-
-    Raises:
-        ConfigError: the file or an override sets something in one of them.
-    """
+    """Remove from `config` the groups that its trainer does not read. Raises
+    ConfigError: the file `name` or an override sets something in one of them."""
     unread = unread_groups(config)
     if not unread:
         return
@@ -110,8 +98,7 @@ def _shown(trainer: DictConfig) -> Iterator[str]:
 
 
 def explained(error: HydraException, name: str, overrides: Sequence[str]) -> str:
-    """Return what Hydra refused, the nearest known name, and what there is to
-    choose."""
+    """Return what Hydra refused, the nearest known name, and the choices."""
     message, _, options = str(error).partition("Available options in")
     lines = f"{message.strip()}\n{error.__cause__ or ''}".splitlines()
     told = [line for line in lines if line and not _INTERNAL.match(line)] or [""]
@@ -133,11 +120,8 @@ def explained(error: HydraException, name: str, overrides: Sequence[str]) -> str
 
 
 def checked(word: str) -> str:
-    """Return the override as Hydra takes it.
-
-    Raises:
-        ConfigError: it has no value, or a list where one choice is taken.
-    """
+    """Return the override as Hydra takes it. Raises ConfigError: it has no value, or a
+    list where one choice is taken."""
     key, equals, value = word.partition("=")
     if not equals and not key.startswith("~"):
         raise ConfigError(f"expects key=value such as train.steps=100, got {word!r}")

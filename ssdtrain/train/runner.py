@@ -31,8 +31,7 @@ class Runner(Protocol):
     """What `ssdtrain.offload` is given: the module, the engine or the chunks."""
 
     def step(self, step: int) -> float:
-        """Train on the micro-batches of optimizer step number `step`; returns the
-        mean loss, the same number on every rank."""
+        """Train on the micro-batches of a step; return the mean loss of all ranks."""
 
     def save(self, directory: str, step: int) -> None:
         """Write a checkpoint from which step number `step` comes next."""
@@ -70,8 +69,6 @@ def schedule_ratio(settings: TrainSettings, step: int) -> float:
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
-    """Seed the dropout of one step on one rank.
-
-    A function of the step alone, so that a resumed run needs no generator state.
-    """
+    """Seed one step's dropout on one rank, so that resuming needs no generator
+    state."""
     torch.manual_seed((seed * 1_000_003 + step) * 4096 + rank)

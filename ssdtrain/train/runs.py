@@ -40,26 +40,11 @@ CHECKPOINT = "checkpoint.pt"
 PACKAGES = ("torch", "transformers", "deepspeed", "megatron-core", "triton")
 # What may differ between a run and its continuation: gradients do not depend on it.
 FREE = (
-    "data.cache_directory",
-    "name",
-    "numa",
-    "offload",
-    "preload",
-    "progress",
-    "resume",
-    "run_directory",
-    "train.checkpoint_every",
-    "train.compare",
-    "train.resume",
-    "train.steps",
-    "train.tensorboard",
-    "trainer.epochs",
-    "trainer.progress",
-    "trainer.resume",
-    "trainer.run.checkpoint_epochs",
-    "trainer.run.output_directory",
-    "trainer.run.progress",
-    "trainer.run.resume",
+    *("data.cache_directory", "name", "numa", "offload", "preload", "progress"),
+    *("resume", "run_directory", "train.checkpoint_every", "train.compare"),
+    *("train.resume", "train.steps", "train.tensorboard", "trainer.epochs"),
+    *("trainer.progress", "trainer.resume", "trainer.run.checkpoint_epochs"),
+    *("trainer.run.output_directory", "trainer.run.progress", "trainer.run.resume"),
     "trainer.run_directory",
 )
 
@@ -162,10 +147,7 @@ def new_path(label: str) -> Path:
 
 def make(path: Path) -> bool:
     """Make a directory of runs or of one run; return whether it was not there before.
-
-    Raises:
-        ConfigError: it cannot be made, or not be written to.
-    """
+    Raises ConfigError: it cannot be made, or not be written to."""
     there = path.is_dir()
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -198,11 +180,7 @@ def refuse_used(path: Path) -> None:
 
 
 def find(name: str) -> Path:
-    """Return the run that `resume=name` means: a path, or a name below `runs`.
-
-    Raises:
-        ConfigError: there is none; the text lists the newest.
-    """
+    """Return the run that `resume=name` means. ConfigError: none; lists the newest."""
     given = Path(name).expanduser()
     for path in (given, RUNS / name):
         if (path / CONFIG).is_file() and (path / RECORD).is_file():
@@ -213,11 +191,8 @@ def find(name: str) -> Path:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """Return what `run.json` says; None without it.
-
-    Raises:
-        ConfigError: it is damaged.
-    """
+    """Return what `run.json` says; None without it. Raises ConfigError: it is
+    damaged."""
     try:
         text = (path / RECORD).read_text(encoding="utf-8")
     except OSError:
@@ -303,8 +278,7 @@ MOST_OTHERS = 3
 
 def others(path: Path) -> str:
     """Return, for a message, the newest runs besides `path` that can go on: those of
-    its trainer, and then those of another one, which are no answer to a mistyped
-    name."""
+    its trainer, then of another one."""
     trainer = _trainer_of(path)
     there = sorted((each.parent for each in RUNS.glob(f"*/{RECORD}")), reverse=True)
     found = [
@@ -330,8 +304,7 @@ def _trainer_of(path: Path) -> str | None:
 
 
 def merged_words(earlier: Sequence[str], now: Sequence[str]) -> list[str]:
-    """Return the words of a run with the overrides of its continuation over them: what
-    stays in force when it goes on once more."""
+    """Return a run's words with the overrides of its continuation over them."""
     fresh = [word for word in now if _is_override(word) and _key(word) != "resume"]
     replaced = {_key(word) for word in fresh}
     kept = [w for w in earlier if not _is_override(w) or _key(w) not in replaced]

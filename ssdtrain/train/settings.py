@@ -1,8 +1,5 @@
-"""What a training run can be told, as frozen dataclasses, checked at construction.
-
-The Hydra groups in `configs/` fill these; `schema` registers them, so that a key that
-is not a field here fails with Hydra's own message.
-"""
+"""What a training run can be told, as frozen dataclasses, checked at construction. The
+Hydra groups in `configs/` fill these; `schema` registers them."""
 
 from dataclasses import dataclass, fields
 from enum import Enum
@@ -13,13 +10,7 @@ from ssdtrain.config import OffloadConfig, PlanChoice
 from ssdtrain.errors import ConfigError
 from ssdtrain.jsonfile import Unfit, decode
 from ssdtrain.plan.plan import read_plan
-from ssdtrain.quantities import (
-    did_you_mean,
-    fraction,
-    parse_fields,
-    places,
-    size,
-)
+from ssdtrain.quantities import did_you_mean, fraction, parse_fields, places, size
 from ssdtrain.train.mcore.parallel import Parallel
 
 Group = TypeVar("Group")
@@ -95,6 +86,13 @@ def choose(name: str, enum: type[Enum], value: Any) -> Any:
         ) from None
 
 
+def choose_all(settings: object, group: str, **enums: type[Enum]) -> None:
+    """Replace fields of a frozen dataclass by the members that they name."""
+    for name, enum in enums.items():
+        value = choose(f"{group}.{name}", enum, getattr(settings, name))
+        object.__setattr__(settings, name, value)
+
+
 def at_least(name: str, value: float | None, least: float) -> None:
     """Raise ConfigError unless `value` is None or at least `least`."""
     if value is not None and not value >= least:
@@ -124,12 +122,7 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         parse_fields(self, "model.")
-        object.__setattr__(self, "family", choose("model.family", Family, self.family))
-        object.__setattr__(
-            self,
-            "checkpointing",
-            choose("model.checkpointing", Checkpointing, self.checkpointing),
-        )
+        choose_all(self, "model", family=Family, checkpointing=Checkpointing)
         for name in ("hidden_size", "num_layers", "num_heads", "vocab_size"):
             at_least(f"model.{name}", getattr(self, name), 1)
         at_least("model.sequence_length", self.sequence_length, 2)
@@ -160,7 +153,7 @@ class EngineSettings:
     """More DeepSpeed configuration, merged over what the other settings imply."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kind", choose("engine.kind", EngineKind, self.kind))
+        choose_all(self, "engine", kind=EngineKind)
         at_least("engine.num_ranks", self.num_ranks, 1)
         at_least("engine.num_stages", self.num_stages, 0)
         if self.kind is EngineKind.PLAIN and (self.num_ranks or 1) > 1:
@@ -169,9 +162,8 @@ class EngineSettings:
                 "ranks; set engine=deepspeed or engine=megatron, or leave it out."
             )
         if self.zero_stage not in (0, 1, 2, 3):
-            raise ConfigError(
-                f"engine.zero_stage expects 0 to 3, got {self.zero_stage}"
-            )
+            told = f"engine.zero_stage expects 0 to 3, got {self.zero_stage}"
+            raise ConfigError(told)
         if self.zero_stage > 1 and self.num_stages != 0:
             raise ConfigError(
                 f"engine.zero_stage={self.zero_stage} shards gradients, which "
@@ -209,9 +201,8 @@ class DataSettings:
         parse_fields(self, "data.")
         files = (self.files,) if isinstance(self.files, str) else self.files
         object.__setattr__(self, "files", files)
-        source = choose("data.source", DataSource, self.source)
-        object.__setattr__(self, "source", source)
-        if source is DataSource.FILES and not files:
+        choose_all(self, "data", source=DataSource)
+        if self.source is DataSource.FILES and not files:
             raise ConfigError(
                 "data=text expects the files to train on, got none; set "
                 "data.files=[book.txt], or data=stdlib."
@@ -259,9 +250,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         parse_fields(self, "train.")
-        for name, enum in (("optimizer", OptimizerKind), ("precision", Precision)):
-            value = choose(f"train.{name}", enum, getattr(self, name))
-            object.__setattr__(self, name, value)
+        choose_all(self, "train", optimizer=OptimizerKind, precision=Precision)
         for name in ("steps", "micro_batch_size", "num_micro_batches"):
             at_least(f"train.{name}", getattr(self, name), 1)
         if self.resume is not None and not Path(self.resume).expanduser().is_dir():
@@ -270,12 +259,8 @@ class TrainSettings:
                 f"{self.resume!r}; resume=latest goes on with the newest run."
             )
         for name in (
-            "learning_rate",
-            "weight_decay",
-            "warmup_steps",
-            "checkpoint_every",
-            "gradient_clipping",
-            "seed",
+            *("learning_rate", "weight_decay", "warmup_steps"),
+            *("checkpoint_every", "gradient_clipping", "seed"),
         ):
             at_least(f"train.{name}", getattr(self, name), 0)
 
@@ -298,11 +283,8 @@ class RunSettings:
 
     @classmethod
     def from_mapping(cls, values: dict[str, Any]) -> "RunSettings":
-        """Build from the plain values of a composed config.
-
-        Raises:
-            ConfigError: a value can never work; the text names the field.
-        """
+        """Build from the plain values of a composed config. Raises ConfigError: a value
+        can never work; the text names the field."""
         offload = dict(values.get("offload") or {})
         if offload:
             # Here, and not when it is attached: that is after the run without it.
@@ -322,11 +304,8 @@ class RunSettings:
 
 
 def _group(kind: type[Group], name: str, values: dict[str, Any]) -> Group:
-    """Return a group's settings, each of its declared type.
-
-    Raises:
-        ConfigError: the group is missing, or a value is unknown or of another type.
-    """
+    """Return a group's settings, each of its declared type. Raises ConfigError: the
+    group is missing, or a value is unknown or of another type."""
     given = values.get(name)
     if not isinstance(given, dict):
         raise ConfigError(f"{name} expects a group of settings, got {given!r}")
@@ -338,9 +317,8 @@ def _group(kind: type[Group], name: str, values: dict[str, Any]) -> Group:
         made = kind(**given)
         decode(kind, vars(made), name)
     except Unfit as error:
-        raise ConfigError(
-            f"{error.where} expects {error.expected}, got {error.got!r}"
-        ) from None
+        told = f"{error.where} expects {error.expected}, got {error.got!r}"
+        raise ConfigError(told) from None
     except (TypeError, AttributeError, OverflowError) as error:
         raise ConfigError(f"{name} has a value of another type ({error})") from error
     return made

@@ -33,19 +33,14 @@ class StoppedError(Exception):
 
 
 class Stop:
-    """A context manager that turns the first signal into a flag; restores the handlers.
-
-    Outside the main thread it stays out of the way: signals do what they did.
-    """
+    """Turns the first signal into a flag, and restores the handlers; outside the main
+    thread signals do what they did."""
 
     def __init__(
         self, *, told_fd: int | None = None, beside: Callable[[str], str] = str
     ) -> None:
-        """Args:
-        told_fd: where a line says at once that the running step is finished first;
-            None on ranks whose first one says it.
-        beside: how it is written where a live line stands (`Terminal.beside`).
-        """
+        """`told_fd`: where a line says at once that the step is finished first;
+        `beside`: how it is written where a live line stands (`Terminal.beside`)."""
         self._told_fd = told_fd
         self._beside = beside
         self._signum = 0
@@ -53,8 +48,7 @@ class Stop:
         self._before: dict[int, Any] = {}
 
     def agreed(self, ranks: Ranks) -> int:
-        """Return the signal that any rank got, 0 for none; every rank gets the same
-        answer."""
+        """Return the signal that any rank got, 0 for none, on every rank."""
         return ranks.largest(self._signum)
 
     def __enter__(self) -> "Stop":

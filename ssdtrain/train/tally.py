@@ -1,8 +1,5 @@
-"""What the steps of a run add up to on one rank, kept beside its checkpoints.
-
-A run that goes on from a checkpoint begins with the figures of the steps that led to
-it, and with the plan that they ended with: its result is that of the whole run.
-"""
+"""What the steps of a run add up to on one rank, kept beside its checkpoints: a run
+that goes on begins with these figures, and with the plan that they ended with."""
 
 import platform
 from collections.abc import Mapping, Sequence
@@ -22,13 +19,8 @@ from ssdtrain.train.kept import keep, kept_in
 from ssdtrain.train.runner import Workload
 
 BYTES = (
-    "bytes_saved",
-    "bytes_kept",
-    "bytes_offloaded",
-    "bytes_recomputed",
-    "bytes_forwarded",
-    "bytes_reloaded",
-    "bytes_written",
+    *("bytes_saved", "bytes_kept", "bytes_offloaded", "bytes_recomputed"),
+    *("bytes_forwarded", "bytes_reloaded", "bytes_written"),
 )
 TIMES = ("stall_ms", "recompute_ms")
 REMEDY = "remove it, and the result counts the steps from here on alone"
@@ -96,17 +88,13 @@ class Tally:
         return {**self.bytes, **times}
 
     def until(self, step: int) -> "Tally":
-        """Return the steps before this one, of a run without ssdtrain: it has no
-        reports, and writes nothing."""
+        """Return the steps before this one, of a run without ssdtrain."""
         return replace(self, steps=self.steps[: max(0, step - self.first)])
 
 
 def added(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sums of two mappings, key by key."""
-    return {
-        key: one.get(key, 0) + other.get(key, 0)
-        for key in dict.fromkeys([*one, *other])
-    }
+    return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,12 +129,8 @@ class Beside:
         self._so_far: dict[str, Tally] = {}
 
     def begin(self, first: int, legs: Sequence[str]) -> None:
-        """Read the figures of the steps before number `first`, if they are this run's,
-        and those of all legs and ranks: legs of other steps cannot be compared.
-
-        Raises:
-            DamagedFileError: the file holds something else.
-        """
+        """Read the figures of the steps before number `first`, if all legs and ranks
+        have them. Raises DamagedFileError: the file holds something else."""
         path, found = self._tally_path(first), {}
         if self._goes_on and path.is_file():
             found = dict(_TALLY.read(path).legs)
@@ -159,12 +143,8 @@ class Beside:
         return self._so_far.get(leg, Tally(first=first))
 
     def plan(self) -> tuple[Plan, Profile] | None:
-        """Return what the run before followed, if this machine, its software and the
-        settings are the same.
-
-        Raises:
-            DamagedFileError: the file holds something else.
-        """
+        """Return what the run before followed, if the machine, its software and the
+        settings are the same. Raises DamagedFileError: other data."""
         if not self._goes_on:
             return None
         return kept_in(self._checkpoints, self._conditions)
@@ -174,8 +154,7 @@ class Beside:
         self._so_far[leg] = own
 
     def save(self, leg: str, next_step: int, session: Session | None) -> None:
-        """Write what was noted, up to the checkpoint of this step, and the plan that
-        `leg` follows."""
+        """Write what was noted up to this step's checkpoint, and the plan of `leg`."""
         self._directory.mkdir(parents=True, exist_ok=True)
         legs = {
             name: tally if name == leg else tally.until(next_step)

@@ -38,29 +38,17 @@ _PLAIN = {
 _ALLOCATION = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")
 _LISTS = (list, tuple, collections.abc.Sequence)
 _EXTRAS = {
-    "torch_geometric": "gnn",
-    "scipy": "gnn",
-    "triton": "gnn",
-    "deepspeed": "deepspeed",
-    "megatron": "megatron",
-    "tokenizers": "train",
-    "transformers": "train",
-    "tensorboard": "train",
-    "matplotlib": "train",
-    "kvikio": "gds",
+    **dict.fromkeys(("torch_geometric", "scipy", "triton"), "gnn"),
+    **{"deepspeed": "deepspeed", "megatron": "megatron", "kvikio": "gds"},
+    **dict.fromkeys(("tokenizers", "transformers"), "train"),
+    **dict.fromkeys(("tensorboard", "matplotlib"), "train"),
 }
 
 
 def build_trainer(config: DictConfig) -> Any:
-    """Build the trainer that `trainer._target_` names.
-
-    A class with `from_config` is given the whole config as plain values; any other is
-    instantiated by Hydra from the keys beside `_target_`. It offers `run()`, and
-    `prepare()` if it reads data or builds models that may not fit.
-
-    Raises:
-        ConfigError: it cannot be built; the text names what is missing.
-    """
+    """Build the trainer that `trainer._target_` names: from the whole config if it has
+    `from_config`, else by Hydra from the keys beside its name. It offers `run()`, and
+    perhaps `prepare()`. Raises ConfigError: it cannot be built."""
     values = values_of(config)
     trainer = values.get("trainer")
     if not isinstance(trainer, Mapping) or trainer.get("_target_") is None:
@@ -84,8 +72,7 @@ def build_trainer(config: DictConfig) -> Any:
 
 
 def takes_whole_config(target: str) -> bool:
-    """Return whether a trainer is given all groups, and not the keys beside its name
-    alone; of one that cannot be found, which `build_trainer` refuses, too."""
+    """Return whether a trainer is given all groups; True if it cannot be found."""
     try:
         return hasattr(_located(target, "trainer"), "from_config")
     except ConfigError:
@@ -105,8 +92,7 @@ def refusal(error: BaseException) -> ConfigError:
 
 
 def in_a_line(error: BaseException) -> str:
-    """Return what Hydra or a trainer ran into, without line breaks; of a missing module
-    the extra that brings it."""
+    """Return an error without line breaks; of a missing module, the extra with it."""
     last: BaseException | None = error
     while last is not None and not isinstance(last, ModuleNotFoundError):
         last = last.__cause__ or last.__context__
@@ -141,17 +127,9 @@ def _not_installed(missing: BaseException) -> str:
 
 
 def refuse_unfit(node: Mapping[str, Any], where: str) -> None:
-    """Compare a node's values with the parameters of its `_target_`, and those of the
-    nodes below it.
-
-    Args:
-        node: plain values, `_target_` among them.
-        where: its key, for the error.
-
-    Raises:
-        ConfigError: a key is unknown, or a value is of another type; the text names
-            the key, what is expected and what came.
-    """
+    """Compare a node's plain values, and those of nodes below it, with the parameters
+    of its `_target_`. Raises ConfigError: a key is unknown, or a value is of another
+    type."""
     target = _located(node["_target_"], where)
     try:
         parameters = _parameters(target)
@@ -199,8 +177,7 @@ def _located(target: object, where: str) -> Callable[..., Any]:
 
 @functools.cache
 def _parameters(target: Callable[..., Any]) -> dict[str, Any]:
-    """Return annotations by parameter; Any where there is none, or none that can be
-    resolved."""
+    """Return annotations by parameter; Any where none can be resolved."""
     own = getattr(target, "__init__") if isinstance(target, type) else target  # noqa: B009
     try:
         hints = typing.get_type_hints(own)

@@ -14,6 +14,7 @@ from rich.console import Console
 from ssdtrain.config import OffloadConfig
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.reasons import why_nothing_left
+from ssdtrain.train import loop
 from ssdtrain.train.choices import NO_GPU
 from ssdtrain.train.comparison import compare, later
 from ssdtrain.train.confirm import doubt_of_writes
@@ -21,14 +22,7 @@ from ssdtrain.train.data.batches import Batches
 from ssdtrain.train.data.objectives import objective_of
 from ssdtrain.train.data.tokens import token_file
 from ssdtrain.train.data.vocabulary import Vocabulary
-from ssdtrain.train.loop import (
-    Leg,
-    LegResult,
-    Loop,
-    first_step,
-    least_bytes,
-    make_directories,
-)
+from ssdtrain.train.loop import Leg, LegResult
 from ssdtrain.train.mcore.indexed import prefix_of, tokens_of
 from ssdtrain.train.metrics import Sinks, Terminal, check_tensorboard
 from ssdtrain.train.models import model_of
@@ -53,20 +47,12 @@ class Trainer:
 
     @classmethod
     def from_config(cls, values: dict[str, Any]) -> "Trainer":
-        """Build from the plain values of the composed root config.
-
-        Raises:
-            ConfigError: a value can never work.
-        """
+        """Build from a composed root config. ConfigError: a value can never work."""
         return cls(RunSettings.from_mapping(values))
 
     def ranks_to_start(self) -> int:
-        """Return how many processes this run needs; 0: this one is enough.
-
-        Raises:
-            ConfigError: the stages asked for do not divide them, or engine=megatron
-                without a GPU.
-        """
+        """Return how many processes this run needs; 0: this one. Raises ConfigError:
+        stages do not divide them, or engine=megatron without a GPU."""
         engine = self.settings.engine
         if engine.kind is EngineKind.PLAIN or Ranks.from_environment().launched:
             return 0
@@ -80,12 +66,8 @@ class Trainer:
         return num_ranks
 
     def prepare(self) -> None:
-        """Read the text, build the first leg's model and load its checkpoint: what
-        cannot work fails here, before a file of the run is written.
-
-        Raises:
-            ConfigError: a setting does not fit the text, the model or this machine.
-        """
+        """Read the text, build the first leg's model and load its checkpoint, before a
+        file of the run is written. Raises ConfigError: a setting does not fit."""
         ranks = Ranks.from_environment()
         ranks.share_cores()
         if torch.cuda.is_available():
@@ -97,7 +79,7 @@ class Trainer:
             with deterministic(self.settings.train.deterministic):
                 sinks.stage(READING)
                 workload = self._workload(ranks)
-                make_directories(workload)
+                loop.make_directories(workload)
                 beside = Beside(workload)
                 begun = _begin(workload, self._legs()[0], sinks)
                 beside.begin(begun.first, [leg.value for leg in self._legs()])
@@ -107,11 +89,8 @@ class Trainer:
         self._prepared = _Prepared(workload, sinks, beside, [begun])
 
     def run(self) -> dict[str, Any]:
-        """Train; with `train.compare` once without ssdtrain first.
-
-        Returns:
-            Plain values for JSON, the same on every rank; `ok` is the verdict.
-        """
+        """Train; with `train.compare` once without ssdtrain first. Returns plain values
+        for JSON, the same on every rank; `ok` is the verdict."""
         if self._prepared is None:
             self.prepare()
         prepared, self._prepared = self._prepared, None
@@ -155,10 +134,7 @@ class Trainer:
         prefix = prefix_of(settings.data)
         tokens = tokens_of(prefix) if prefix else token_file(settings.data, vocabulary)
         batches = Batches(
-            tokens,
-            objective,
-            settings.train.micro_batch_size,
-            settings.train.seed,
+            tokens, objective, settings.train.micro_batch_size, settings.train.seed
         )
         num_rows = vocabulary.num_rows
         if settings.model.vocab_size is not None:
@@ -202,10 +178,8 @@ def _trained(prepared: _Prepared, leg: Leg, stop: Stop) -> LegResult:
         text = f"{leg.value}: step {first + 1}/{steps}, {tokens:,} tokens a step"
         sinks.stage(text)
     try:
-        loop = Loop(
-            workload, runner, leg, sinks=sinks, stop=stop, first=first, beside=beside
-        )
-        return loop.run()
+        given: Any = {"sinks": sinks, "stop": stop, "first": first, "beside": beside}
+        return loop.Loop(workload, runner, leg, **given).run()
     finally:
         runner.close()
 
@@ -215,7 +189,7 @@ def _begin(workload: Workload, leg: Leg, sinks: Sinks) -> _Begun:
     sinks.stage(f"{leg.value}: building the model, engine={engine}")
     runner = runner_of(workload)
     try:
-        return _Begun(runner, first_step(workload, runner))
+        return _Begun(runner, loop.first_step(workload, runner))
     except BaseException:
         runner.close()
         raise
@@ -246,11 +220,7 @@ def runner_of(workload: Workload) -> Runner:
 
 
 def megatron_runner(workload: Workload) -> Runner:
-    """Import the runner where it is asked for: megatron-core is an extra.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Import the runner of an extra. Raises ConfigError: it is not installed."""
     try:
         from ssdtrain.train.mcore.runner import MegatronRunner
     except ImportError as error:
@@ -297,7 +267,7 @@ def summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str
         "engine": settings.engine.kind.value,
         "target": settings.offload.get("target"),
         "num_ranks": len(next(iter(legs.values()))),
-        "device": _device_name(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "torch": torch.__version__,
         "peak_of": peak_of(settings),
         "first_step": every[0].own.first + 1,
@@ -308,30 +278,23 @@ def summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str
     if Leg.WITHOUT.value in legs and Leg.WITH.value in legs:
         result.update(_compared(legs[Leg.WITHOUT.value], legs[Leg.WITH.value]))
     if Leg.WITH.value in legs:
-        results = legs[Leg.WITH.value]
-        target = OffloadConfig.from_mapping(settings.offload).target
-        result["written_to"] = target.behind.name
-        result["why_nothing_left"] = _why_nothing_left(settings, results)
-        if (doubt := doubt_of_writes(target, results)) is not None:
+        results, own = legs[Leg.WITH.value], result["legs"][Leg.WITH.value]
+        offload = OffloadConfig.from_mapping(settings.offload)
+        why = own["totals"], own["fallbacks"], offload.plan, offload.min_bytes
+        result["written_to"] = offload.target.behind.name
+        result["why_nothing_left"] = why_nothing_left(*why)
+        if (doubt := doubt_of_writes(offload.target, results)) is not None:
             result.setdefault("verdict", {})["writes_confirmed"] = not doubt
             result["why_failed"] = {"writes_confirmed": doubt} if doubt else {}
     result["ok"] = all(result.get("verdict", {}).values())
     return result
 
 
-def _why_nothing_left(settings: RunSettings, results: list[LegResult]) -> str | None:
-    leg = _leg_summary(results)
-    offload = OffloadConfig.from_mapping(settings.offload)
-    return why_nothing_left(
-        leg["totals"], leg["fallbacks"], offload.plan, offload.min_bytes
-    )
-
-
 def peak_of(settings: RunSettings) -> str:
     """Return what peaks count: allocated bytes on a GPU, saved tensors on a CPU."""
     if torch.cuda.is_available():
         return "allocated"
-    least = least_bytes(settings)
+    least = loop.least_bytes(settings)
     return "saved tensors" + (f" of {least / 1e6:.3g} MB or more" if least else "")
 
 
@@ -339,20 +302,15 @@ def _recorded(legs: dict[str, list[LegResult]]) -> dict[str, Any]:
     """Return memory curves of the rank with the highest peak, and all traces."""
     first = next(iter(legs.values()))
     rank = max(range(len(first)), key=lambda i: first[i].own.peak_bytes)
+    own = {name: results[rank] for name, results in legs.items()}
+    ours = legs.get(Leg.WITH.value, [])
     return {
         "rank": rank,
         "step": first[rank].own.first + len(first[rank].own.steps),
-        "peak_bytes": {
-            name: results[rank].own.steps[-1].peak_bytes
-            for name, results in legs.items()
-        },
-        "memory": {
-            name: _milliseconds(results[rank]) for name, results in legs.items()
-        },
-        "planned": [
-            (result.profile, result.plan) for result in legs.get(Leg.WITH.value, [])
-        ],
-        "spans": [result.spans for result in legs.get(Leg.WITH.value, [])],
+        "peak_bytes": {name: one.own.steps[-1].peak_bytes for name, one in own.items()},
+        "memory": {name: _milliseconds(one) for name, one in own.items()},
+        "planned": [(result.profile, result.plan) for result in ours],
+        "spans": [result.spans for result in ours],
     }
 
 
@@ -382,12 +340,9 @@ def _leg_summary(results: list[LegResult]) -> dict[str, Any]:
 
 def _compared(without: list[LegResult], with_: list[LegResult]) -> dict[str, Any]:
     pairs = list(zip(without, with_, strict=True))
-    verdict = {
-        "losses_equal": all(same_bits(a.own.losses, b.own.losses) for a, b in pairs),
-        "weights_equal": all(
-            a.weights_checksum == b.weights_checksum for a, b in pairs
-        ),
-    }
+    weights = all(a.weights_checksum == b.weights_checksum for a, b in pairs)
+    losses = all(same_bits(a.own.losses, b.own.losses) for a, b in pairs)
+    verdict = {"losses_equal": losses, "weights_equal": weights}
     tallies = [result.own for result in without], [result.own for result in with_]
     found = compare(*tallies, on_cpu=not torch.cuda.is_available())
     return {
@@ -398,7 +353,3 @@ def _compared(without: list[LegResult], with_: list[LegResult]) -> dict[str, Any
         "step_share_explained": found.share,
         "verdict": verdict,
     }
-
-
-def _device_name() -> str:
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"

@@ -88,10 +88,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:
-    """Return the parser of every command; a test freezes its options.
-
-    only: a command whose arguments are enough, "" for none: their modules load torch.
-    """
+    """Return the parser of every command; of `only` one, "" for none: modules load
+    torch."""
     parser = _Parser(prog="ssdtrain", description="Train within GPU memory.")
     # DeepSpeed's launcher inserts --local_rank=N right after the module's name; the
     # rank itself is read from the environment.
@@ -110,8 +108,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Return the arguments; overrides of `train` may stand before, between and behind
-    its options, which argparse allows for no subcommand."""
+    """Return the arguments; overrides of `train` may stand anywhere."""
     plain = (word for word in words if not word.startswith("-") and not word.isdigit())
     named = next(plain, "")
     if named and named not in COMMANDS:

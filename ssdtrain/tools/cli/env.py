@@ -34,11 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a comment that says why, and the line.
-
-    Raises:
-        ConfigError: the hook is asked for and cannot be built.
-    """
+    """Print a comment that says why, and the line. Raises ConfigError: the hook is
+    asked for and cannot be built."""
     choice = malloc_hook.Preload(args.preload)
     try:
         found = malloc_hook.decide(choice, to_ssd=True)
@@ -53,28 +50,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def start_with_hook(config: Any, words: list[str], *, told: bool) -> None:
-    """Start this process anew with the malloc hook, where that is of use.
-
-    Ranks that it starts inherit the hook. Does not return if it does.
-
-    Args:
-        config: as composed; `preload` and the target are read.
-        words: of the command line, behind `ssdtrain`.
-        told: say so in a line.
-
-    Raises:
-        ConfigError: the hook is asked for, and cannot be built or is not taken.
-    """
+    """Start this process, and its ranks, anew with the malloc hook, where that is of
+    use. Raises ConfigError: the hook is asked for, and cannot be built or is not
+    taken."""
     from ssdtrain.config import Target
     from ssdtrain.train.settings import choose
 
     choice = choose("preload", malloc_hook.Preload, config.get("preload", "auto"))
     offload = config.get("offload") or {}
     target = offload.get("target")
+    to_ssd = target is not None and Target(target).behind.is_disk
     try:
-        found = malloc_hook.decide(
-            choice, to_ssd=target is not None and Target(target).behind.is_disk
-        )
+        found = malloc_hook.decide(choice, to_ssd=to_ssd)
     except BuildError as error:
         raise ConfigError(f"preload=always: {error}") from error
     if found.library is None or malloc_hook.loaded() is not None:

@@ -18,14 +18,9 @@ from ssdtrain.tools.report.table import WITH, WITHOUT, label, text_of
 
 
 def sweep(args: argparse.Namespace) -> int:
-    """Run every combination in a process of its own, then compare them.
-
-    Returns:
-        The largest status of a run; a signal ends the sweep with its status.
-
-    Raises:
-        ConfigError: a combination can never work; nothing has run by then.
-    """
+    """Run every combination in a process of its own, then compare them. Raises
+    ConfigError: a combination can never work; nothing has run by then. Returns the
+    largest status of a run; a signal ends the sweep with its status."""
     from ssdtrain.tools.cli.train import compose
     from ssdtrain.train import runs
     from ssdtrain.train.launch import run_in_order
@@ -61,11 +56,8 @@ def sweep(args: argparse.Namespace) -> int:
 
 
 def combinations(overrides: Sequence[str]) -> list[list[str]]:
-    """Return the overrides of every run: swept keys take each of their values.
-
-    Raises:
-        ConfigError: an override cannot be parsed.
-    """
+    """Return the overrides of every run: swept keys take each of their values. Raises
+    ConfigError: an override cannot be parsed."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -95,8 +87,8 @@ def figures_of(directory: Path) -> dict[str, Any]:
         return {}
     legs = result.get("legs")
     if legs is None:  # a graph trainer's own figures
-        own = {name: v for name, v in result.items() if "." not in name}
-        return {k: v for k, v in own.items() if isinstance(v, int | float)}
+        numbers = ((k, v) for k, v in result.items() if isinstance(v, int | float))
+        return {name: value for name, value in numbers if "." not in name}
     leg = legs.get(WITH) or legs[WITHOUT]
     return {
         "last_loss": leg["losses"][-1],

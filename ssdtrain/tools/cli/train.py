@@ -45,40 +45,28 @@ FIRST_RANK_S = 10.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
     show(parser, EXAMPLES)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--config",
         default="ssdtrain.yaml",
         metavar="FILE",
         help="a YAML file, or the name of a packaged one (default: ssdtrain.yaml)",
     )
-    parser.add_argument(
-        "--cfg",
-        choices=["job"],
-        help="print the composed config as YAML and stop",
-    )
-    parser.add_argument(
+    add("--cfg", choices=["job"], help="print the composed config as YAML and stop")
+    add(
         "-m",
         "--multirun",
         action="store_true",
         help="one run for each combination of key=a,b values",
     )
-    parser.add_argument(
-        "-q", "--quiet", action="store_true", help="no progress, only the result"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print result.json instead of a table"
-    )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="Hydra overrides"
-    )
+    add("-q", "--quiet", action="store_true", help="no progress, only the result")
+    add("--json", action="store_true", help="print result.json instead of a table")
+    add("overrides", nargs="*", metavar="key=value", help="Hydra overrides")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compose, then train, show the config or sweep; the exit status.
-
-    Raises:
-        ConfigError: a setting can never work.
-    """
+    """Compose, then train, show the config or sweep; the exit status. Raises
+    ConfigError: a setting can never work."""
     try:
         return _run(args)
     except ConfigError:
@@ -120,11 +108,8 @@ def _run(args: argparse.Namespace) -> int:
 
 def compose(name: str, overrides: Sequence[str]) -> Any:
     """Return the composed config, without the groups that its trainer does not read.
-
-    Raises:
-        ConfigError: an unknown name, a word without a value, or a setting that would do
-            nothing; the text has the nearest name.
-    """
+    Raises ConfigError: an unknown name, a word without a value, or a setting that would
+    do nothing; the text has the nearest name."""
     from hydra.errors import HydraException
 
     from ssdtrain.train.compose import compose_config
@@ -166,16 +151,8 @@ def _composed(args: argparse.Namespace) -> "tuple[Any, Path | None]":
 
 
 def _continued(earlier: Path, record: Mapping[str, Any], fresh: Sequence[str]) -> Any:
-    """Return the config of a run that goes on.
-
-    Args:
-        earlier: its directory.
-        record: what `run.json` there says.
-        fresh: overrides of the continuation.
-
-    Raises:
-        ConfigError: it has no checkpoint, or cannot go on with these settings.
-    """
+    """Return the config of a run that goes on with `fresh` overrides. Raises
+    ConfigError: it has no checkpoint, or cannot go on with these settings."""
     from ssdtrain.train import runs
 
     began = parse(record["words"][1:])
@@ -293,11 +270,8 @@ class _Run:
             directory.close(status)
 
     def _bind(self) -> None:
-        """Run on the NUMA node of this rank's GPU, unless `numa=never`.
-
-        Raises:
-            ConfigError: another value.
-        """
+        """Run on the NUMA node of this rank's GPU, unless `numa=never`. Raises
+        ConfigError: another value."""
         from ssdtrain.train.settings import Numa, choose
 
         if choose("numa", Numa, self._config.get("numa", "auto")) is Numa.NEVER:
@@ -335,11 +309,7 @@ class _Run:
         return Path(self._ranks.from_first(mine)), first
 
     def _prepare(self, trainer: Any) -> None:
-        """Let the trainer read its data and build its model.
-
-        Raises:
-            ConfigError: it cannot; nothing but the run's directory is there by then.
-        """
+        """Let the trainer read its data and build its model. ConfigError: it cannot."""
         from ssdtrain.train.targets import refusal
 
         try:

@@ -1,14 +1,11 @@
 """What `torch.autocast` does to a step that is captured on the meta device.
 
 [Note: autocast without data]
-Autocast casts the arguments of operators of the device it was entered for: it does
-nothing to tensors of the meta device, refuses that device's name, and turns itself off
-where there is no GPU. A step captured so would be one in single precision, without a
-word. So while a step is built and captured `torch.autocast` notes what it was asked
-for, and functions get their arguments as the device's autocast would give them: the
-lists are those of torch's documentation (Automatic Mixed Precision, op reference). A
-weight is cast once, as autocast keeps it. Within functions that torch composes of
-others in C++ nothing is seen: their arguments are cast before.
+Autocast does nothing to tensors of the meta device, and turns itself off where there is
+no GPU: a step would be captured in single precision. So `torch.autocast` notes what it
+was asked for, and functions get their arguments as the device's autocast would give
+them, by the lists of torch's documentation. A weight is cast once, as autocast keeps
+it. Of functions that torch composes in C++, the arguments are cast before.
 (tests/ssdtrain/tools/foresight/test_users.py)
 """
 

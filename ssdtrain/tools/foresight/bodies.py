@@ -1,8 +1,6 @@
-"""Runs calls on a device: the operator that each call stands for, with its tensors.
-
-Tensors are normal random numbers (their bits move the device's power) in as many copies
-as keep the L2 cache cold, or in one where the call says that its inputs are warm.
-"""
+"""Runs calls on a device: the operator that each call stands for, on normal random
+numbers (their bits move the device's power), in as many copies as keep the L2 cache
+cold."""
 
 import math
 from collections.abc import Callable
@@ -28,11 +26,8 @@ Body = Callable[[], Any]
 
 
 class Pool:
-    """Normal random numbers on a device, given out in slices one behind the other.
-
-    Drawing fresh ones for every call would take longer than the calls; the next slice
-    is cold, because the whole pool is many times the cache.
-    """
+    """Normal random numbers on a device, in slices one after the other, which is faster
+    than drawing; the next slice is cold, as the pool is many times the cache."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -186,8 +181,7 @@ def _memory(call: Call, make: _Tensors) -> tuple[Call, Body]:
         first, second = x[:, :half].contiguous(), x[:, half:].contiguous()
         return call, lambda: torch.cat([first, second], dim=-1)
     if name == "where":
-        mask = make.mask(rows, columns)
-        other = make.normal(rows, columns)
+        mask, other = make.mask(rows, columns), make.normal(rows, columns)
         return call, lambda: torch.where(mask, x, other)
     if name == "dropout_backward":
         mask = make.mask(rows, columns)
@@ -198,8 +192,7 @@ def _memory(call: Call, make: _Tensors) -> tuple[Call, Body]:
         x = x.view(rows // heads, heads, columns)
         return call, lambda: x * turned
     if name in ("mul_rows", "mul_columns"):
-        shape = (1, columns) if name == "mul_rows" else (rows, 1)
-        few = make.normal(*shape)
+        few = make.normal(1, columns) if name == "mul_rows" else make.normal(rows, 1)
         return call, lambda: x * few
     y = make.normal(rows, columns)
     binary = _BINARY[name]
@@ -305,34 +298,17 @@ def _optimizer(call: Call, make: _Tensors) -> tuple[Call, Body]:
         params, grads, means, squares = states(4)
         for square in squares:
             square.abs_()  # its root is taken
+        adam: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "lr": LR}
+        adam |= {"weight_decay": 0.01, "amsgrad": False, "maximize": False}
         return call, lambda: torch._fused_adamw_(
-            params,
-            grads,
-            means,
-            squares,
-            [],
-            steps,
-            lr=LR,
-            beta1=0.9,
-            beta2=0.999,
-            weight_decay=0.01,
-            eps=1e-8,
-            amsgrad=False,
-            maximize=False,
+            params, grads, means, squares, [], steps, **adam
         )
     momentum = 0.9 if call.variant == "sgd_momentum" else 0.0
     params, grads, moments = [*states(2), states(1)[0] if momentum else []]
+    sgd: dict[str, Any] = {"weight_decay": 0.0, "momentum": momentum, "lr": LR}
+    sgd |= {"dampening": 0.0, "nesterov": False, "maximize": False}
     return call, lambda: torch._fused_sgd_(
-        params,
-        grads,
-        moments,
-        weight_decay=0.0,
-        momentum=momentum,
-        lr=LR,
-        dampening=0.0,
-        nesterov=False,
-        maximize=False,
-        is_first_step=False,
+        params, grads, moments, **sgd, is_first_step=False
     )
 
 

@@ -1,18 +1,14 @@
-"""Scales a shipped device to the machine at hand: a minute of kernels and host time.
-
-A sample of the random design is timed; per family the median of measured over predicted
-time is the family's scale. What products draw is found on one at length, where the
-power limit holds the clock.
+"""Scales a shipped device to the machine at hand, in a minute: per family by the median
+of measured over predicted time of a sample; its power by a product at length, where the
+limit holds the clock.
 
 [Note: the host's scale]
-One step is not enough to know a host by. Its operators' times are means over models, so
-that a step of few kinds of operators is off by as much as they are; a step without an
-optimizer knows nothing of the Python that it runs for each weight; and what others do
-on the machine makes the same step half as long again from one second to the next. So
-three whole steps are measured that the host binds (blocks, tables, relations), in turn
-and several times over, and medians are taken, of rounds and then of programs. The
-blocks are as many as models have: operators that do not fit into caches take the host
-longer.
+One step is not enough to know a host by: one of few kinds of operators is off by as
+much as they are, one without an optimizer knows nothing of the Python that it runs, and
+other work makes the same step half as long again. So three whole steps that the host
+binds (blocks, tables, relations) are measured in turn and several times, and medians
+are taken, of rounds and then of programs. The blocks are as many as models have:
+operators that do not fit into caches take the host longer.
 (tests/ssdtrain/tools/foresight/test_gather.py)
 """
 
@@ -205,13 +201,9 @@ def measured_power(power: Power) -> Power:
 
 
 def drawn(power: Power, run: Mapping[str, Any], seen: Mapping[str, float]) -> Power:
-    """The energy of arithmetic at which the limit holds the clock where it was seen.
-
-    Args:
-        power: as shipped; its limit and the energy of memory traffic stay.
-        run: a product's `size` and its `steady_us`.
-        seen: its `sm_mhz` and `max_sm_mhz`; without them the power stays as it is.
-    """
+    """The energy of arithmetic at which the limit holds the clock where a product
+    (`run`) was seen (`sm_mhz`, `max_sm_mhz`); without those the power stays as it
+    is."""
     clock = seen.get("sm_mhz", 0.0) / seen.get("max_sm_mhz", 1.0)
     if not 0.0 < clock < HELD_CLOCK:
         return power

@@ -1,8 +1,5 @@
-"""What one operator asks of the device: the input of every kernel model.
-
-An execution graph turns its nodes into calls, the random design draws them and the
-gatherer times them, so all three speak of the same sizes.
-"""
+"""What one operator asks of the device: the input of every kernel model. Graphs, the
+random design and the gatherer speak of the same sizes."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -30,18 +27,8 @@ class Family(str, Enum):
 
 
 ELEMENT_BYTES: Mapping[str, int] = {
-    "bf16": 2,
-    "fp16": 2,
-    "fp32": 4,
-    "fp64": 8,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "fp8": 1,
-    "complex64": 8,
-    "complex128": 16,
-    "bool": 1,
+    **{"bool": 1, "int8": 1, "fp8": 1, "bf16": 2, "fp16": 2, "int16": 2, "fp32": 4},
+    **{"int32": 4, "fp64": 8, "int64": 8, "complex64": 8, "complex128": 16},
 }
 
 

@@ -7,39 +7,19 @@ from ssdtrain.tools.foresight.call import ELEMENT_BYTES, Call, Family
 # rows lie otherwise, `mul_rows` one that is one row, `mul_columns` one column.
 POINTWISE: dict[str, tuple[float, float, float]] = {
     "fill": (0, 1, 0),
-    "copy": (1, 1, 0),
-    "scale": (1, 1, 0),
-    "add": (2, 1, 0),
-    "mul": (2, 1, 0),
-    "relu": (1, 1, 0),
-    "relu_backward": (2, 1, 0),
-    "gelu": (1, 1, 0),
-    "gelu_backward": (2, 1, 0),
-    "silu": (1, 1, 0),
-    "silu_backward": (2, 1, 0),
-    "tanh": (1, 1, 0),
-    "tanh_backward": (2, 1, 0),
-    "square": (1, 1, 0),
+    **dict.fromkeys("copy scale relu gelu silu tanh square".split(), (1, 1, 0)),
+    **dict.fromkeys("permute mul_rows mul_columns cat".split(), (1, 1, 0)),
+    **dict.fromkeys("add mul mul_strided relu_backward".split(), (2, 1, 0)),
+    **dict.fromkeys("gelu_backward silu_backward tanh_backward".split(), (2, 1, 0)),
     "where": (2, 1, 1),
-    "dropout": (1, 1, 1),
-    "dropout_backward": (1, 1, 1),
-    "permute": (1, 1, 0),
-    "mul_strided": (2, 1, 0),
-    "mul_rows": (1, 1, 0),
-    "mul_columns": (1, 1, 0),
-    "cat": (1, 1, 0),
+    **dict.fromkeys("dropout dropout_backward".split(), (1, 1, 1)),
 }
 REDUCTIONS = ("sum_rows", "sum_columns", "sum_all")
 CASTS = ("cast_up", "cast_down")
 NORMS: dict[str, tuple[float, float]] = {
-    "layer_norm": (1, 1),
-    "layer_norm_backward": (2, 1),
-    "rms_norm": (1, 1),
-    "rms_norm_backward": (2, 1),
-    "softmax": (1, 1),
-    "softmax_backward": (2, 1),
-    "log_softmax": (1, 1),
-    "log_softmax_backward": (2, 1),
+    f"{name}{way}": (reads, 1)
+    for name in ("layer_norm", "rms_norm", "softmax", "log_softmax")
+    for way, reads in (("", 1), ("_backward", 2))
 }
 LOOKUPS = ("lookup", "lookup_backward", "scatter_add")
 # Bytes a parameter of the fused optimizers: reads and writes, in its own type.
@@ -61,8 +41,7 @@ def product(
     bias: bool = False,
     warm: bool = False,
 ) -> Call:
-    """(m, k) by (k, n), `batch` times; a letter of `layout` is `t` where the operand
-    is stored transposed (`nt` is a linear layer's forward)."""
+    """(m, k) by (k, n), `batch` times; `t` in `layout`: stored transposed."""
     size = ELEMENT_BYTES[dtype]
     read = size * batch * (m * k + k * n) + (size * n if bias else 0)
     return Call(
@@ -106,14 +85,9 @@ def attention(
         variant="backward" if backward else "forward",
         dtype=dtype,
         sizes={
-            "batch": batch,
-            "heads": heads,
-            "kv_heads": kv_heads,
-            "queries": queries,
-            "keys": keys,
-            "head_dim": head_dim,
-            "causal": float(causal),
-            "dropout": float(dropout),
+            **{"batch": batch, "heads": heads, "kv_heads": kv_heads},
+            **{"queries": queries, "keys": keys, "head_dim": head_dim},
+            **{"causal": float(causal), "dropout": float(dropout)},
         },
         flops=2.5 * full if backward else full,
         read_bytes=read,
@@ -196,10 +170,8 @@ def lookup(
         variant=variant,
         dtype=dtype,
         sizes={
-            "rows": rows,
-            "columns": columns,
-            "table_rows": table_rows,
-            "distinct_rows": distinct_rows,
+            **{"rows": rows, "columns": columns},
+            **{"table_rows": table_rows, "distinct_rows": distinct_rows},
         },
         read_bytes=read,
         written_bytes=written,
@@ -219,8 +191,7 @@ def convolution(
     dtype: str,
     input_gradient: bool = True,
 ) -> Call:
-    """A square 2-d convolution padded by half its kernel (none where it strides by
-    its whole kernel)."""
+    """A square 2-d convolution, padded by half its kernel if that overlaps."""
     padding = 0 if stride == kernel else kernel // 2
     out = (side + 2 * padding - kernel) // stride + 1
     size = ELEMENT_BYTES[dtype]
@@ -239,12 +210,8 @@ def convolution(
         variant="backward" if backward else "forward",
         dtype=dtype,
         sizes={
-            "batch": batch,
-            "channels": channels,
-            "side": side,
-            "filters": filters,
-            "kernel": kernel,
-            "stride": stride,
+            **{"batch": batch, "channels": channels, "side": side, "filters": filters},
+            **{"kernel": kernel, "stride": stride},
             "input_gradient": float(input_gradient),
         },
         flops=flops,

@@ -1,18 +1,14 @@
-"""Captures the execution graph of a training step on the meta device.
-
-The model is built and run as it is, without a GPU and without memory; a dispatch mode
-notes every operator that autograd leaves, in forward and backward. The optimizer's
-update is added as the one fused operator that it is on a GPU. Steps that really run
-(compiled, over several ranks) are captured by `steps.py` with the same `Recorder`.
+"""Captures the execution graph of a training step on the meta device, without a GPU: a
+dispatch mode notes every operator that autograd leaves; the optimizer's update is added
+as one fused operator. Steps that really run are captured by `steps.py`.
 
 [Note: as on the device]
 The meta device takes some composite paths that the device does not. Attention, and for
 CUDA dropout, are sent to the operators that the device runs; `nn.MultiheadAttention`
-and backward, which runs checkpointed forwards again, are looked into. There is no data
-to look into: a yes or no that the host asks a tensor for ("is nothing masked?") is
-taken as yes, and counted in the graph's notes; a number that it asks for ends the
-capture with an error. What else a capture leaves out goes into the notes as well
-(`caveats.py` puts them into words).
+and backward, which runs checkpointed forwards again, are looked into. There is no data:
+a yes or no that the host asks a tensor for is taken as yes, and counted in the graph's
+notes; a number that it asks for ends the capture with an error. What else a capture
+leaves out goes into the notes as well (`caveats.py` puts them into words).
 (tests/ssdtrain/tools/foresight/test_graph.py, test_own.py, test_users.py)
 """
 
@@ -45,20 +41,11 @@ def capture(
     notes: dict[str, str] | None = None,
     on: Kind = Kind.CUDA,
 ) -> Graph:
-    """The graph of one forward, backward and, where named, optimizer update.
-
-    Args:
-        model: its parameters are on the meta device.
-        forward: runs it; gives a tensor, or a nest of them, that backward starts from.
-        optimizer: a key of `STATES`; None: the step ends with backward.
-        notes: go into the graph.
-        on: the kind of device whose operators are recorded.
-
-    Raises:
-        ConfigError: nothing needs a gradient, the optimizer is unknown, the model or
-            its forward raised, or an operator needs data, which the meta device does
-            not have.
-    """
+    """The graph of one forward, backward and, where named, optimizer update, of a model
+    on the meta device. Raises ConfigError: nothing needs a gradient, the optimizer is
+    unknown, the forward raised, or an operator needs data. `forward`: gives what
+    backward starts from; `optimizer`: a key of `STATES`; `notes`: go into the graph;
+    `on`: whose operators."""
     if optimizer is not None and optimizer not in STATES:
         raise ConfigError(
             f"optimizer expects one of {', '.join(sorted(STATES))}, got {optimizer!r}"
@@ -71,12 +58,8 @@ def capture(
 
 
 def loss_of(forward: Callable[[], Any]) -> list[Tensor]:
-    """Run a forward; its floating-point results that need a gradient: the loss alone
-    where it is told by that name, as the outputs of transformers do.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Run a forward; give its results that need a gradient, or the loss alone where it
+    is told by that name. Raises ConfigError: there is none."""
     given = forward()
     named = given.get("loss") if isinstance(given, Mapping) else None
     if isinstance(named, Tensor):
@@ -95,11 +78,7 @@ def record(
     recorder: "Recorder", forward: Callable[[], Any], on: Kind
 ) -> dict[str, str]:
     """Run forward and backward under a `Recorder`; give what was left out, as notes.
-
-    Raises:
-        ConfigError: nothing needs a gradient, the forward raised, or an operator needs
-            data.
-    """
+    Raises ConfigError: as `capture` does."""
     autocast = Autocast(on)
     as_on = AsOn(on, autocast)
     try:
@@ -110,9 +89,8 @@ def record(
     except ConfigError:
         raise
     except Exception as error:
-        raise explained(
-            error, "the step cannot be captured on the meta device"
-        ) from error
+        what = "the step cannot be captured on the meta device"
+        raise explained(error, what) from error
     return {UNFUSED: str(as_on.num_unfused)} if as_on.num_unfused else {}
 
 
@@ -126,8 +104,7 @@ class AsOn(TorchFunctionMode):
         self._kind = kind
         self._autocast = autocast or Autocast(kind)
         self.num_unfused = 0
-        """Attentions that the device runs in one kernel, and that are not captured
-        so."""
+        """Attentions that the device runs in one kernel, captured as several."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -158,8 +135,7 @@ LOOKED_INTO: Mapping[Callable[..., Any], Any] = {
     torch.autograd.backward: torch.autograd,
     torch.autograd.grad: torch.autograd,
 }
-"""Functions that call others, and the modules that they ask whether a mode is there.
-Backward runs checkpointed forwards again."""
+"""Functions that ask their module whether a mode is there, before they call others."""
 
 
 def _of_engine(
@@ -175,8 +151,7 @@ def _of_engine(
 
 @contextmanager
 def _looked_into(module: Any) -> Iterator[None]:
-    """The next function of the module runs its own body under a function mode; those
-    that it calls are the mode's again."""
+    """Let the module's next function run its own body under a function mode."""
     own = module.has_torch_function
 
     def once(tensors: Any) -> bool:

@@ -1,8 +1,5 @@
-"""What a captured step leaves out, in words; and why one could not be captured.
-
-A graph's notes hold counts by the names here; `left_out` tells a reader what they mean
-for a prediction.
-"""
+"""What a captured step leaves out, in words, by the names of its graph's notes; and why
+one could not be captured."""
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -74,8 +71,7 @@ def parts_of(model: nn.Module, forward: Callable[[], Any]) -> dict[str, str]:
 
 
 def _compiled(model: nn.Module, forward: Callable[[], Any]) -> Iterator[object]:
-    """Modules and functions that torch.compile has wrapped, as far as they can be
-    found: the model's, and what its forward function names."""
+    """What torch.compile has wrapped, in the model and in what its forward names."""
     around = list(_named_in(forward))
     modules = [*model.modules(), *(one for one in around if isinstance(one, nn.Module))]
     for module in modules:
@@ -86,9 +82,8 @@ def _compiled(model: nn.Module, forward: Callable[[], Any]) -> Iterator[object]:
         else:
             around += [type(module).forward, *vars(module).values()]
     for one in around:
-        if not isinstance(one, nn.Module) and hasattr(
-            one, "_torchdynamo_orig_callable"
-        ):
+        is_wrapped = hasattr(one, "_torchdynamo_orig_callable")
+        if not isinstance(one, nn.Module) and is_wrapped:
             yield one
 
 
@@ -106,18 +101,10 @@ def _named_in(function: Callable[[], Any]) -> Iterator[object]:
 
 
 def explained(error: Exception, what: str) -> ConfigError:
-    """An error of a user's model, with its place and what to do about it.
-
-    Args:
-        error: that the model's code, or torch in it, raised.
-        what: failed, for the start of the sentence.
-    """
+    """An error of a user's model: `what` failed, where, and what to do about it."""
     text = " ".join(str(error).split())
-    remedy = next(
-        (advice for words, advice in REMEDIES if any(word in text for word in words)),
-        "",
-    )
-    kind = type(error).__name__
+    met = (advice for words, advice in REMEDIES if any(word in text for word in words))
+    remedy, kind = next(met, ""), type(error).__name__
     said = text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} ..."
     place = _place(error)
     message = f"{what}: {kind}: {said}{f' ({place})' if place else ''}"

@@ -33,19 +33,10 @@ class Cluster:
     def microseconds(
         self, kind: Collective, message_bytes: float, num_ranks: int, stride: int = 1
     ) -> float:
-        """Return the time of a collective.
-
-        Over several nodes it runs in two steps: inside each node, and, on the share of
-        the message that a GPU then has, between nodes. In an all-to-all that share is
-        all of it: nothing was added up or is equal on its neighbours. A send of many
-        ranks goes to the next one: between nodes, if they are on several.
-
-        Args:
-            kind: the operation.
-            message_bytes: as `bus_bytes` counts them.
-            num_ranks: that take part.
-            stride: between their numbers: neighbours are `stride` GPUs apart.
-        """
+        """Return the time of a collective of ranks that are `stride` GPUs apart. Over
+        several nodes it runs inside each, then between nodes on the share that a GPU
+        has by then: all of it in an all-to-all. A send of many ranks goes to the next
+        one."""
         if kind is Collective.SEND and num_ranks > 1:
             return self.send_us(message_bytes, (num_ranks - 1) * stride)
         near = max(1, min(num_ranks, self.node // stride))
@@ -72,15 +63,9 @@ class Cluster:
 
 
 def cluster_of(text: str, spec: Spec) -> Cluster:
-    """Return what `--fabric` names.
-
-    Curves inside a node are measured ones where they are shipped. A network is given by
-    one GPU's rate, of which collectives reach the same share as of a data sheet's rate
-    inside a node (`PEER_SHARE`).
-
-    Raises:
-        ConfigError: the text has another form.
-    """
+    """Return what `--fabric` names: measured curves inside a node where they are
+    shipped, a network by one GPU's rate, of which collectives reach `PEER_SHARE`.
+    Raises ConfigError: the text has another form."""
     inside, *rest = text.split(",")
     node = INSIDE.fullmatch(inside.strip())
     rate = BETWEEN.fullmatch(rest[0].strip()) if rest else None

@@ -27,14 +27,8 @@ class Collective(str, Enum):
 
 
 def bus_bytes(kind: Collective, message_bytes: float, num_ranks: int) -> float:
-    """Bytes that one rank sends.
-
-    Args:
-        kind: the operation.
-        message_bytes: of the whole tensor that every rank has (all-reduce), gets
-            (all-gather), gives (reduce-scatter, all-to-all) or sends.
-        num_ranks: that take part.
-    """
+    """Bytes that one rank sends. `message_bytes`: of the whole tensor that every rank
+    has (all-reduce), gets (all-gather), gives (reduce-scatter, all-to-all) or sends."""
     if num_ranks < 1:
         raise ConfigError(f"a collective expects 1 or more ranks, got {num_ranks}")
     if not message_bytes >= 0:
@@ -46,16 +40,9 @@ def bus_bytes(kind: Collective, message_bytes: float, num_ranks: int) -> float:
 
 
 def all_to_all_bytes(widths: Sequence[float], batch: int, element_bytes: int) -> float:
-    """The message of an all-to-all of looked-up rows (Lin 2023, 5.2).
-
-    Args:
-        widths: sum of the tables' widths on every rank.
-        batch: samples of a step, over all ranks.
-        element_bytes: of one element.
-
-    Returns:
-        The most bytes that any rank sends or receives, itself included.
-    """
+    """The message of an all-to-all of looked-up rows (Lin 2023, 5.2): the most bytes
+    that any rank sends or receives. `widths`: of each rank's tables; `batch`: over all
+    ranks."""
     num_ranks = len(widths)
     if not num_ranks:
         raise ConfigError("an all-to-all expects widths of 1 or more ranks, got none")
@@ -91,11 +78,8 @@ class Fabric:
     def microseconds(
         self, kind: Collective, message_bytes: float, num_ranks: int
     ) -> float:
-        """Time of one operation when all ranks are there.
-
-        Raises:
-            ConfigError: the operation was not measured.
-        """
+        """Time of one operation when all ranks are there. Raises ConfigError: the
+        operation was not measured."""
         if num_ranks == 1:
             return 0.0
         curve = self.curves.get(kind)
@@ -130,12 +114,8 @@ def straight_fabric(startup_us: float, gb_per_s: float) -> Fabric:
 
 
 def load_fabric(name: str | Path) -> Fabric:
-    """A shipped fabric by its name (`nvlink`), or a fabric file.
-
-    Raises:
-        DamagedFileError: the file holds something else.
-        OSError: it cannot be read.
-    """
+    """A shipped fabric by its name (`nvlink`), or a fabric file. Raises
+    DamagedFileError: the file holds something else; OSError: it cannot be read."""
     path = Path(name)
     if path.suffix != ".json":
         path = DATA / f"{name}{FABRIC_SUFFIX}"

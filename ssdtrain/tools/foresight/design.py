@@ -1,9 +1,6 @@
-"""Which shapes the gatherer times: a seeded random design for each family.
-
-Sizes are log-uniform, a third of them a little off a power of two's multiple, because
-misaligned shapes take other kernels (Lin 2023, 4.3). The i-th draw of a family does not
-depend on how many are drawn, so an interrupted run goes on where it ended.
-"""
+"""Which shapes the gatherer times: a seeded random design for each family. Sizes are
+log-uniform, a third of them misaligned (Lin 2023, 4.3). The i-th draw of a family does
+not depend on how many are drawn, so an interrupted run goes on where it ended."""
 
 import math
 import random
@@ -147,8 +144,7 @@ def _memory(rng: random.Random, limits: Limits) -> Call:
 
 
 def _lookup(rng: random.Random, limits: Limits) -> Call:
-    """Skewed like Zipf's law with a random exponent; `distinct_rows` is filled in by
-    whoever draws the indices, from `skew`."""
+    """Skewed like Zipf's law; who draws the indices fills in `distinct_rows`."""
     columns = _size(rng, 16, 2048)
     table_rows = _size(rng, 64, min(4_000_000, max(128, int(2e8 / columns))), 1)
     rows = _size(rng, 64, min(1_000_000, max(128, int(2e8 / columns))), 1)

@@ -1,8 +1,5 @@
-"""Everything that is known of one kind of device: data sheet, kernels, host, clock.
-
-Shipped as JSON beside this file, made by `ssdtrain foresight fit`, and scaled to one
-machine by a calibration.
-"""
+"""Everything that is known of one kind of device: data sheet, kernels, host, clock;
+made by `ssdtrain foresight fit`, and scaled to one machine by a calibration."""
 
 import json
 import math
@@ -124,9 +121,8 @@ def _check(file: _File) -> None:
         try:
             Law.from_dict(Family(name), values)
         except ValueError as error:
-            raise Unfit(
-                f"laws.{name}", "this version's constants", str(error)
-            ) from None
+            where, expected = f"laws.{name}", "this version's constants"
+            raise Unfit(where, expected, str(error)) from None
     HostTable.from_dict(file.host)
 
 
@@ -158,11 +154,8 @@ def to_json(device: Device) -> dict[str, Any]:
 
 
 def from_json(values: object, source: str = "") -> Device:
-    """Build a `Device` from what `to_json` made.
-
-    Raises:
-        DamagedFileError: another schema or version, or a wrong field.
-    """
+    """Build a `Device` from what `to_json` made. Raises DamagedFileError: another
+    schema or version, or a wrong field."""
     file = _FORMAT.from_json(values, source)
     return Device(
         spec=file.spec,
@@ -181,11 +174,8 @@ def from_json(values: object, source: str = "") -> Device:
 
 
 def write_device(path: str | Path, device: Device) -> None:
-    """Write a device file on one line: its trees are long lists of numbers.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a device file on one line: its trees are long lists of numbers. Raises
+    OSError: the file cannot be written."""
     text = json.dumps(to_json(device), separators=(",", ":"))
     Path(path).write_text(text + "\n", encoding="utf-8")
 
@@ -197,11 +187,8 @@ def shipped() -> tuple[str, ...]:
 
 
 def load_device(name: str | Path) -> Device:
-    """A shipped device by its name, or a device file.
-
-    Raises:
-        ConfigError: neither, or the file is damaged.
-    """
+    """A shipped device by its name, or a device file. Raises ConfigError: neither, or
+    the file is damaged."""
     path = Path(name)
     if path.suffix != ".json":
         path = DATA / f"{name}{SUFFIX}"
@@ -216,32 +203,21 @@ def load_device(name: str | Path) -> Device:
     try:
         values = load_json(path, _FORMAT.what, _FORMAT.remedy)
     except OSError as error:
-        raise ConfigError(
-            f"device file {path} cannot be read ({error.strerror})"
-        ) from error
+        told = f"device file {path} cannot be read ({error.strerror})"
+        raise ConfigError(told) from error
     return from_json(values, str(path))
 
 
 def transferred(device: Device, spec: Spec) -> Device:
-    """Another device by its data sheet: kernels keep their distance from the roofline.
-
-    Right for a relative (the same multiprocessors beside other memory); errors grow by
-    what was seen between an H100 and an H200 (docs/foresight.md).
-    """
+    """Another device by its data sheet: kernels keep their distance from the roofline,
+    which is right for a relative, with the errors seen between an H100 and an H200."""
     errors = {family: e + TRANSFER_ERROR for family, e in device.errors.items()}
     return replace(device, spec=spec, errors=errors, _memo={})
 
 
 def rated_device(tflops: float, memory_gb_per_s: float) -> Device:
-    """A device of which two rates are known, and no host time.
-
-    Args:
-        tflops: 1e12 FLOPs a second that products reach.
-        memory_gb_per_s: 1e9 bytes a second of device memory.
-
-    Raises:
-        ConfigError: a rate is not above 0.
-    """
+    """A device of which the TFLOP/s and GB/s that it reaches are known, and no host
+    time. Raises ConfigError: a rate is not above 0."""
     if tflops <= 0.0 or memory_gb_per_s <= 0.0:
         raise ConfigError(
             f"rates expect more than 0, got {tflops} TFLOP/s and {memory_gb_per_s} GB/s"

@@ -104,16 +104,8 @@ def _all_to_all(found: list[Tensor], sent: list[Tensor], group: Any) -> None:
 
 
 class PlacedTables(nn.Module):
-    """The tables that a plan gives this rank, and the exchange with the others.
-
-    Args:
-        plan: names a rank for each table.
-        device: of this rank.
-        dtype: of the rows.
-
-    Raises:
-        ConfigError: the plan is for another number of ranks.
-    """
+    """The tables that a plan gives this rank, and the exchange with the others. Raises
+    ConfigError: the plan is for another number of ranks."""
 
     def __init__(self, plan: TablePlan, device: str, dtype: torch.dtype) -> None:
         super().__init__()
@@ -214,12 +206,7 @@ def train_step(model: Dlrm, own: Samples) -> float:
 
 
 def samples(
-    plan: TablePlan,
-    number: int,
-    lookups: int,
-    *,
-    device: str,
-    dtype: torch.dtype,
+    plan: TablePlan, number: int, lookups: int, *, device: str, dtype: torch.dtype
 ) -> Samples:
     """Draw some, with the CPU's default generator."""
 
@@ -230,19 +217,18 @@ def samples(
     rows = [drawn(table.rows, number, lookups) for table in plan.tables.values()]
     dense = torch.randn(number, DENSE_FEATURES, dtype=dtype, device="cpu")
     return Samples(
-        dense=dense.to(device),
-        sparse=rows,
-        labels=drawn(2, number).to(dtype),
+        dense=dense.to(device), sparse=rows, labels=drawn(2, number).to(dtype)
     )
 
 
 def main() -> None:
     """Train with a plan, and print the loss of each step."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("plan")
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--samples", type=int, default=256, help="of each rank")
-    parser.add_argument("--lookups", type=int, default=4, help="of a sample and table")
+    add = parser.add_argument
+    add("plan")
+    add("--steps", type=int, default=10)
+    add("--samples", type=int, default=256, help="of each rank")
+    add("--lookups", type=int, default=4, help="of a sample and table")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     distributed.init_process_group("nccl" if device == "cuda" else "gloo")

@@ -1,8 +1,5 @@
-"""Edits of execution graphs: other sizes, other nodes, branches, fused kernels.
-
-What several ranks add is in `parallel.py`. Every edit gives a new graph; none needs the
-model again. Lifetimes of storages follow the edited order.
-"""
+"""Edits of execution graphs: other sizes, other nodes, branches, fused kernels. Every
+edit gives a new graph, whose storages live by the edited order."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -20,20 +17,9 @@ from ssdtrain.tools.foresight.lowering import FUSED, is_pointwise
 
 
 def resized(first: Graph, second: Graph, sizes: tuple[int, int], size: int) -> Graph:
-    """The graph at another batch, or length, from two that were captured.
-
-    Every dimension and every storage is linear in the size, as two captures show.
-
-    Args:
-        first: captured at `sizes[0]`.
-        second: captured at `sizes[1]`; the same operators.
-        sizes: of what changes (samples, tokens).
-        size: the size that is asked for.
-
-    Raises:
-        ConfigError: the captures differ in more than sizes, or a dimension would be no
-            whole number.
-    """
+    """The graph at another batch, or length, from two captured at `sizes`: every
+    dimension and every storage is linear in the size. Raises ConfigError: the captures
+    differ in more than sizes, or a dimension would be no whole number."""
     names = [node.name for node in first.nodes]
     if sizes[0] == sizes[1] or names != [node.name for node in second.nodes]:
         raise ConfigError(
@@ -80,20 +66,10 @@ def replaced(
     tensors: Mapping[int, TensorInfo] | None = None,
     storages: Mapping[int, Storage] | None = None,
 ) -> Graph:
-    """Other nodes in the place of nodes `start` to `end` (exclusive).
-
-    Args:
-        graph: any.
-        start: the first node that goes; with `end == start` none does.
-        end: the node behind the last one that goes.
-        nodes: what comes there instead.
-        tensors: that they name and the graph does not hold.
-        storages: likewise; births and deaths follow the new order.
-
-    Raises:
-        ConfigError: no such range, a tensor or storage under a number that the graph
-            uses, or a later node reads what nobody makes any more.
-    """
+    """Other nodes in the place of nodes `start` to `end` (exclusive; none if they are
+    equal), with tensors and storages that the graph does not hold. Raises ConfigError:
+    no such range, a number that the graph uses, or a later node reads what nobody makes
+    any more."""
     if not 0 <= start <= end <= len(graph.nodes):
         raise ConfigError(
             f"replacing expects nodes of 0 to {len(graph.nodes)}, got {start} to {end}"
@@ -102,11 +78,9 @@ def replaced(
         ("tensor", tensors or {}, graph.tensors),
         ("storage", storages or {}, graph.storages),
     ):
-        known = sorted(new.keys() & old.keys())
-        if known:
-            raise ConfigError(
-                f"{what} {known[0]} is one of the graph's; number it anew"
-            )
+        if known := sorted(new.keys() & old.keys()):
+            told = f"{what} {known[0]} is one of the graph's; number it anew"
+            raise ConfigError(told)
     wider = replace(
         graph,
         nodes=(*graph.nodes[:start], *nodes, *graph.nodes[end:]),
@@ -149,15 +123,10 @@ def _made(graph: Graph, nodes: Iterable[Node]) -> set[int]:
 
 
 def parallelized(graph: Graph, start: int, end: int) -> Graph:
-    """Nodes `start` to `end` (exclusive) on a second queue of kernels.
-
-    They run beside the nodes behind them until one of those reads what they make, as
-    branches of a network on streams of their own do. Every kernel keeps its time, which
-    is right where each leaves most of the device idle.
-
-    Raises:
-        ConfigError: no such range, or one that holds other work than kernels.
-    """
+    """Nodes `start` to `end` (exclusive) on a second queue of kernels, beside the nodes
+    after them until one reads what they make. Every kernel keeps its time, which is
+    right where each leaves most of the device idle. Raises ConfigError: no such range
+    of kernels."""
     if not 0 <= start < end <= len(graph.nodes):
         raise ConfigError(
             f"a branch expects nodes of 0 to {len(graph.nodes)}, got {start} to {end}"
@@ -173,10 +142,8 @@ def parallelized(graph: Graph, start: int, end: int) -> Graph:
 
 
 def fused(graph: Graph, start: int, end: int, name: str = FUSED[0]) -> Graph:
-    """Nodes `start` to `end` (exclusive) as one element-wise kernel.
-
-    What only they read and write between them is not materialized.
-    """
+    """Nodes `start` to `end` (exclusive) as one element-wise kernel; what only they
+    read and write is not materialized."""
     if not 0 <= start < end <= len(graph.nodes):
         raise ConfigError(
             f"fusion expects nodes of 0 to {len(graph.nodes)}, got {start} to {end}"

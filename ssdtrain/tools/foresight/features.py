@@ -1,8 +1,5 @@
-"""What a kernel model looks at: a row of numbers for each call.
-
-Sizes enter as logarithms; what makes kernels jump enters by itself: how full the last
-wave of tiles is, how much of a tile lies outside the result, how sizes are aligned.
-"""
+"""What a kernel model looks at, a row of numbers for each call: logarithms of sizes,
+how full the last wave of tiles is, how sizes are aligned."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +14,8 @@ LAYOUTS = ("nn", "nt", "tn", "tt")
 
 
 def row_of(call: Call, spec: Spec, law_us: float) -> list[float]:
-    """The features of a call, in the order of `names_of`.
-
-    Args:
-        call: one operator.
-        spec: of the device.
-        law_us: what the family's closed form says, or the roofline where it has none.
-    """
+    """The features of a call, in the order of `names_of`; `law_us`: of the closed form,
+    or the roofline."""
     law = [_log(16.0 * law_us), math.log2(law_us / spec.roofline_us(call))]
     return [*_common(call, spec), *law, *_OWN[call.family](call, spec)]
 
@@ -84,20 +76,11 @@ def _attention(call: Call, spec: Spec) -> list[float]:
     s = call.sizes
     blocks = s["batch"] * s["heads"] * math.ceil(s["queries"] / 128)
     number, fill = waves(blocks, spec)
-    return [
-        float(call.variant == "backward"),
-        _log(s["batch"] * s["heads"]),
-        _log(s["heads"] / s["kv_heads"]),
-        _log(s["queries"]),
-        _log(s["keys"]),
-        s["head_dim"],
-        s["causal"],
-        s["dropout"],
-        number,
-        fill,
-        alignment(s["queries"]),
-        s["queries"] / (128 * math.ceil(s["queries"] / 128)),
-    ]
+    queries = s["queries"]
+    found = [float(call.variant == "backward"), _log(s["batch"] * s["heads"])]
+    found += [_log(s["heads"] / s["kv_heads"]), _log(queries), _log(s["keys"])]
+    found += [s["head_dim"], s["causal"], s["dropout"], number, fill]
+    return [*found, alignment(queries), queries / (128 * math.ceil(queries / 128))]
 
 
 def _one_hot(value: str, among: Sequence[str]) -> list[float]:
@@ -106,24 +89,12 @@ def _one_hot(value: str, among: Sequence[str]) -> list[float]:
 
 def _grid(call: Call, among: Sequence[str]) -> list[float]:
     rows, columns = call.sizes["rows"], call.sizes["columns"]
-    return [
-        _log(rows),
-        _log(columns),
-        alignment(columns),
-        *_one_hot(call.variant, among),
-    ]
+    one_hot = _one_hot(call.variant, among)
+    return [_log(rows), _log(columns), alignment(columns), *one_hot]
 
 
 MEMORY = (*sorted(calls.POINTWISE), *calls.REDUCTIONS, *calls.CASTS)
 NORMS = tuple(sorted(calls.NORMS))
-
-
-def _norm(call: Call, spec: Spec) -> list[float]:
-    return _grid(call, NORMS)
-
-
-def _memory(call: Call, spec: Spec) -> list[float]:
-    return _grid(call, MEMORY)
 
 
 def _lookup(call: Call, spec: Spec) -> list[float]:
@@ -148,36 +119,22 @@ def _convolution(call: Call, spec: Spec) -> list[float]:
     number, fill = waves(
         math.ceil(s["batch"] * out * out / 128) * math.ceil(s["filters"] / 128), spec
     )
-    return [
-        float(call.variant == "backward"),
-        _log(s["batch"]),
-        _log(s["channels"]),
-        _log(s["side"]),
-        _log(s["filters"]),
-        s["kernel"],
-        s["stride"],
-        s["input_gradient"],
-        alignment(s["channels"]),
-        number,
-        fill,
-    ]
+    logs = [_log(s[name]) for name in ("batch", "channels", "side", "filters")]
+    found = [float(call.variant == "backward"), *logs, s["kernel"], s["stride"]]
+    return [*found, s["input_gradient"], alignment(s["channels"]), number, fill]
 
 
 def _optimizer(call: Call, spec: Spec) -> list[float]:
-    s = call.sizes
-    return [
-        _log(s["elements"]),
-        _log(s["tensors"]),
-        _log(s["elements"] / s["tensors"]),
-        *_one_hot(call.variant, tuple(sorted(calls.OPTIMIZERS))),
-    ]
+    elements, tensors = call.sizes["elements"], call.sizes["tensors"]
+    logs = [_log(elements), _log(tensors), _log(elements / tensors)]
+    return [*logs, *_one_hot(call.variant, tuple(sorted(calls.OPTIMIZERS)))]
 
 
 _OWN: Mapping[Family, Callable[[Call, Spec], list[float]]] = {
     Family.PRODUCT: _product,
     Family.ATTENTION: _attention,
-    Family.NORM: _norm,
-    Family.MEMORY: _memory,
+    Family.NORM: lambda call, spec: _grid(call, NORMS),
+    Family.MEMORY: lambda call, spec: _grid(call, MEMORY),
     Family.LOOKUP: _lookup,
     Family.CONVOLUTION: _convolution,
     Family.OPTIMIZER: _optimizer,

@@ -1,10 +1,6 @@
-"""Learns kernel models from measured times (scikit-learn; the product needs only JSON).
-
-First the constants of the family's closed form (`laws.py`), where it has one. A forest
-learns the logarithm of measured over that time, or over the roofline: it has to know
-only how far a kernel is from what is known of it, and carries over to a device by its
-data sheet.
-"""
+"""Learns kernel models from measured times (scikit-learn; the product needs only JSON):
+the constants of the family's closed form (`laws.py`), and a forest of the logarithm of
+measured over that time, or over the roofline, which carries over to other devices."""
 
 import math
 import random
@@ -35,11 +31,7 @@ SUBSAMPLE = 0.6
 
 
 def scikit_learn() -> Any:
-    """Return what trains kernel models.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Return what trains kernel models. Raises ConfigError: it is not installed."""
     try:
         from sklearn import ensemble
     except ImportError as error:
@@ -51,19 +43,11 @@ def scikit_learn() -> Any:
 
 
 def fit_closed_form(
-    times: Times,
-    spec: Spec,
-    *,
-    relatives: Sequence[tuple[Times, Spec]] = (),
+    times: Times, spec: Spec, *, relatives: Sequence[tuple[Times, Spec]] = ()
 ) -> Law | None:
-    """The closed form of the times' family; None where it has none, where the times
-    are too few for one, and for CPUs, whose kernels no closed form describes.
-
-    Args:
-        times: kernels of one family and their microseconds.
-        spec: of the device that they were timed on.
-        relatives: times of the same family on other devices, which join in.
-    """
+    """The closed form of the times' family; None where it has none, where the times are
+    too few for one, and for CPUs. `relatives`: times on other devices, which join
+    in."""
     family = times[0][0].family
     few = len(times) < least_times(family)
     if spec.kind is Kind.CPU or few or family not in FAMILIES:
@@ -79,18 +63,9 @@ def fit_forest(
     seed: int = 0,
     relatives: Sequence[tuple[Times, Spec]] = (),
 ) -> Forest:
-    """Boosted trees over the times of one family.
-
-    Args:
-        times: kernels and their microseconds.
-        spec: of the device that they were timed on.
-        law: the family's closed form; None: the roofline.
-        seed: of the boosting's draws.
-        relatives: times of the same family on other devices, which join in.
-
-    Raises:
-        ConfigError: fewer than 20 times, several families, or no scikit-learn.
-    """
+    """Boosted trees over the times of one family, beside its `law` or the roofline.
+    Raises ConfigError: fewer than 20 times, several families, or no scikit-learn.
+    `relatives`: times on other devices, which join in."""
     families = {call.family for call, _ in times}
     if len(families) != 1 or len(times) < 20:
         raise ConfigError(
@@ -197,11 +172,8 @@ def score(
     relatives: Sequence[tuple[Times, Spec]] = (),
 ) -> dict[str, float]:
     """Cross-validated errors of a forest, and of the bare roofline scaled to fit.
-
-    Returns:
-        `gmae` and `mean` over all times, each held out once; `spread`, the standard
-        deviation of the folds' `gmae`; the roofline's likewise.
-    """
+    Returns `gmae` and `mean` over all times, each held out once; `spread`, the standard
+    deviation of the folds' `gmae`; the roofline's likewise."""
     errors: list[float] = []
     bare: list[float] = []
     each: list[float] = []

@@ -93,14 +93,9 @@ def gather(
     seed: int = 0,
     budget_s: float = float("inf"),
 ) -> int:
-    """Time what is missing of the first `counts` draws of every family.
-
-    One JSON line a call goes to `path`, flushed at once; families take turns in
-    proportion to their counts, so that a budget cuts all of them alike.
-
-    Returns:
-        How many calls were timed now.
-    """
+    """Time what is missing of the first `counts` draws of every family, one JSON line a
+    call, flushed at once; families take turns, so that a budget cuts all alike. Returns
+    how many."""
     done = {(row["family"], row["index"]) for row in _rows(path)}
     path.parent.mkdir(parents=True, exist_ok=True)
     pool, timed = Pool(device), 0
@@ -121,8 +116,7 @@ def gather(
 
 
 def _timed(call: Call, pool: Pool) -> dict[str, Any]:
-    """A call that cannot run, or that runs no kernel, is written with its error: it is
-    not tried again."""
+    """A call that cannot run is written with its error: it is not tried again."""
     try:
         drawn, us = time_call(call, pool)
         if pool.device.type == "cuda" and us < LEAST_US / 2:

@@ -42,13 +42,10 @@ class Stream(str, Enum):
 
 
 NODE_TYPES: Mapping[Stream, str] = {
-    Stream.COMPUTE: "COMP_NODE",
+    **dict.fromkeys((Stream.COMPUTE, Stream.SIDE), "COMP_NODE"),
     Stream.COMMUNICATION: "COMM_COLL_NODE",
-    Stream.COPY_OUT: "MEM_STORE_NODE",
-    Stream.COPY_IN: "MEM_LOAD_NODE",
-    Stream.SSD_WRITE: "MEM_STORE_NODE",
-    Stream.SSD_READ: "MEM_LOAD_NODE",
-    Stream.SIDE: "COMP_NODE",
+    **dict.fromkeys((Stream.COPY_OUT, Stream.SSD_WRITE), "MEM_STORE_NODE"),
+    **dict.fromkeys((Stream.COPY_IN, Stream.SSD_READ), "MEM_LOAD_NODE"),
 }
 
 
@@ -70,10 +67,8 @@ class TensorInfo:
     @property
     def num_bytes(self) -> int:
         """Bytes of the elements; a broadcast one counts once a storage element."""
-        spans = [
-            size for size, step in zip(self.shape, self.stride, strict=True) if step
-        ]
-        return prod(spans) * ELEMENT_BYTES[self.dtype]
+        sides = zip(self.shape, self.stride, strict=True)
+        return prod(size for size, step in sides if step) * ELEMENT_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,10 +114,8 @@ class Graph:
 
     def __post_init__(self) -> None:
         for index, node in enumerate(self.nodes):
-            unknown = [
-                t for t in (*node.inputs, *node.outputs) if t not in self.tensors
-            ]
-            if unknown:
+            named = (*node.inputs, *node.outputs)
+            if unknown := [t for t in named if t not in self.tensors]:
                 raise ConfigError(
                     f"execution graph: node {index} ({node.name}) names tensors "
                     f"{unknown} that the graph does not hold"
@@ -145,11 +138,8 @@ class Graph:
 
 
 def relive(graph: Graph) -> Graph:
-    """Births and deaths of storages from first and last mention.
-
-    A storage that outlived the captured step does so still. Right where nodes were
-    edited; a captured graph also knows what Python held for longer.
-    """
+    """Births and deaths of storages from first and last mention, but for what outlived
+    the captured step. Right where nodes were edited."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for index, node in enumerate(graph.nodes):
@@ -229,6 +219,8 @@ class _File:
     notes: Mapping[str, str]
 
 
+SHARED = ("name", "phase", "stream", "module", "is_view", "waits_for_device")
+"""Fields that a node and its row have alike."""
 _FORMAT = Format(
     kind=_File,
     schema="ssdtrain-execution-graph",
@@ -243,17 +235,12 @@ def to_json(graph: Graph) -> dict[str, Any]:
     nodes = tuple(
         _NodeRow(
             id=index,
-            name=node.name,
             type=NODE_TYPES[node.stream],
             data_deps=deps,
             inputs=_values(graph, node.inputs),
             outputs=_values(graph, node.outputs),
-            phase=node.phase,
-            stream=node.stream,
-            module=node.module,
-            is_view=node.is_view,
-            waits_for_device=node.waits_for_device,
             attr=node.attr,
+            **{name: getattr(node, name) for name in SHARED},
         )
         for index, (node, deps) in enumerate(
             zip(graph.nodes, data_dependencies(graph), strict=True)
@@ -278,18 +265,14 @@ def _values(graph: Graph, numbers: Sequence[int]) -> _Values:
 
 
 def from_json(values: object, source: str = "") -> Graph:
-    """Build a `Graph` from what `to_json` made.
-
-    Raises:
-        DamagedFileError: another schema or version, or a wrong field.
-    """
+    """Build a `Graph` from what `to_json` made. Raises DamagedFileError: another schema
+    or version, or a wrong field."""
     file = _FORMAT.from_json(values, source)
     try:
         return _graph(file)
     except Unfit as error:
-        raise error.of_file(
-            source or _FORMAT.what, _FORMAT.what, _FORMAT.remedy
-        ) from None
+        what = _FORMAT.what
+        raise error.of_file(source or what, what, _FORMAT.remedy) from None
 
 
 def _graph(file: _File) -> Graph:
@@ -300,23 +283,12 @@ def _graph(file: _File) -> Graph:
         for side in (row.inputs, row.outputs):
             if not len(side.values) == len(side.shapes) == len(side.types):
                 raise Unfit(f"nodes[{index}]", "as many shapes as values", side)
-            for number, shape, kind in zip(
-                side.values, side.shapes, side.types, strict=True
-            ):
+            rows = zip(side.values, side.shapes, side.types, strict=True)
+            for number, shape, kind in rows:
                 tensors[number] = _tensor(file, number, shape, kind)
-        nodes.append(
-            Node(
-                name=row.name,
-                phase=row.phase,
-                inputs=row.inputs.values,
-                outputs=row.outputs.values,
-                stream=row.stream,
-                module=row.module,
-                attr=dict(row.attr),
-                is_view=row.is_view,
-                waits_for_device=row.waits_for_device,
-            )
-        )
+        shared: dict[str, Any] = {name: getattr(row, name) for name in SHARED}
+        shared |= {"inputs": row.inputs.values, "outputs": row.outputs.values}
+        nodes.append(Node(**shared, attr=dict(row.attr)))
     last = len(nodes)
     for number, storage in storages.items():
         if not (CALLER <= storage.born < last and CALLER <= storage.dies < last):
@@ -342,19 +314,11 @@ def _tensor(file: _File, number: int, shape: tuple[int, ...], kind: str) -> Tens
 
 
 def read_graph(path: str | Path) -> Graph:
-    """Read a graph.
-
-    Raises:
-        OSError: the file cannot be read.
-        DamagedFileError: it is no execution graph of this version.
-    """
+    """Read a graph. Raises OSError: the file cannot be read; DamagedFileError: it is no
+    execution graph of this version."""
     return from_json(load_json(path, _FORMAT.what, _FORMAT.remedy), str(path))
 
 
 def write_graph(path: str | Path, graph: Graph) -> None:
-    """Write a graph, whole or not at all.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a graph, whole or not at all. Raises OSError: it cannot be written."""
     write_json(path, to_json(graph))

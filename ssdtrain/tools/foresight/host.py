@@ -1,16 +1,12 @@
-"""Host time of every operator, from the means that a trace gave.
-
-The profiler makes each event longer. Its costs an event are fitted so that the
-programs' host times add up to what they took without it. See [Note: host overheads].
+"""Host time of every operator, from the means that a trace gave, less what the profiler
+added. See [Note: host overheads].
 
 [Note: waits inside operators]
 Within an operator the host runs the library's code, whose length differs little from
-one operator to another. Where a step has an operator once or twice, a single wait in
-it (a kernel that is loaded at its first launch, memory that is asked of the driver)
-is all of its mean, and a step of many such operators (tables of embeddings) is priced
-by it. T2 to T4 beyond [Q1 - 1.5 IQR, Q3 + 1.5 IQR] of a phase's operators, the rule for
-one operator's samples, are such waits, and become the phase's median. T1 is not held
-to it: between operators runs Python, as much of it as the model has.
+one operator to another. Where a step has an operator once or twice, a single wait in it
+(a kernel that is loaded at its first launch) is all of its mean. T2 to T4 beyond [Q1 -
+1.5 IQR, Q3 + 1.5 IQR] of a phase's operators are such waits, and become the phase's
+median. T1 is not held to it: between operators runs Python, as much as the model has.
 (tests/ssdtrain/tools/foresight/test_models.py)
 """
 
@@ -53,17 +49,9 @@ class HostTable:
         *,
         has_waits: bool = True,
     ) -> None:
-        """`rows` as `overheads.summary` gives them, of one or several programs.
-
-        Args:
-            rows: means of every operator.
-            correction: what the profiler added to them.
-            has_waits: the rows may hold waits, which are taken out; those of a file
-                went through that once, and what is then the longest is no wait.
-
-        Raises:
-            ConfigError: a row lacks a field.
-        """
+        """`rows` as `overheads.summary` gives them, of one or several programs;
+        `has_waits`: waits are taken out, which those of a file went through. Raises
+        ConfigError: a row lacks a field."""
         self._rows = [dict(row) for row in rows]
         self._correction = correction or Correction()
         try:
@@ -92,8 +80,7 @@ class HostTable:
 
     @property
     def view_us(self) -> float:
-        """What a view takes the host, the gap before it included: the median over
-        kinds of views. By it, work that is Python's is scaled between machines."""
+        """What a view takes the host, gap included: Python's unit between machines."""
         found = [
             cost.t1 + cost.t5
             for (_, name), cost in self._costs.items()
@@ -105,21 +92,15 @@ class HostTable:
         """T1 to T5 and the number of launches by `phase operator`."""
         return {
             f"{phase.value} {name}": tuple(
-                round(value, 2)
-                for value in (c.t1, c.t2, c.t3, c.t4, c.t5, float(c.num_launches))
+                round(float(getattr(cost, field)), 2) for field in FIELDS
             )
-            for (phase, name), c in sorted(
-                self._costs.items(), key=lambda item: (item[0][0].value, item[0][1])
-            )
+            for (phase, name), cost in sorted(self._costs.items())
         }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Sequence[float]]) -> "HostTable":
-        """Build a `HostTable` from what `as_dict` made.
-
-        Raises:
-            ConfigError: a row lacks a number or names no phase.
-        """
+        """Build a `HostTable` from what `as_dict` made. Raises ConfigError: a row lacks
+        a number or names no phase."""
         rows = []
         for key, numbers in values.items():
             phase, _, name = key.partition(" ")
@@ -151,11 +132,10 @@ def _without_waits(
         some = {k: c for k, c in costs.items() if k[0] is phase and c.num_launches}
         if len(some) < 4:
             continue
-        t2 = _cut_off([cost.t2 for cost in some.values()])
-        t3 = _cut_off([cost.t3 for cost in some.values()])
-        t4 = _cut_off([cost.t4 for cost in some.values()])
-        for key, *own in zip(some, t2, t3, t4, strict=True):
-            found[key] = replace(some[key], t2=own[0], t3=own[1], t4=own[2])
+        rows = [(cost.t2, cost.t3, cost.t4) for cost in some.values()]
+        cut = map(_cut_off, zip(*rows, strict=True))
+        for key, t2, t3, t4 in zip(some, *cut, strict=True):
+            found[key] = replace(some[key], t2=t2, t3=t3, t4=t4)
     return found
 
 
@@ -202,15 +182,9 @@ def _share(own_us: float, added_us: float) -> float:
 def _mean_cost(costs: Sequence[HostCost]) -> HostCost:
     if not costs:
         return HostCost(t1=4.0, t2=5.0, t3=2.0, t4=3.0, t5=2.0, num_launches=1)
-    num = len(costs)
-    return HostCost(
-        t1=sum(c.t1 for c in costs) / num,
-        t2=sum(c.t2 for c in costs) / num,
-        t3=sum(c.t3 for c in costs) / num,
-        t4=sum(c.t4 for c in costs) / num,
-        t5=sum(c.t5 for c in costs) / num,
-        num_launches=1,
-    )
+    names = ("t1", "t2", "t3", "t4", "t5")
+    means = {name: sum(getattr(c, name) for c in costs) / len(costs) for name in names}
+    return HostCost(**means, num_launches=1)
 
 
 def program_us(rows: Sequence[Mapping[str, Any]], table: HostTable) -> float:
@@ -224,12 +198,8 @@ def program_us(rows: Sequence[Mapping[str, Any]], table: HostTable) -> float:
 def fit_correction(
     programs: Sequence[tuple[Sequence[Mapping[str, Any]], float]],
 ) -> Correction:
-    """The profiler's costs under which programs' host times add up.
-
-    Args:
-        programs: rows of a program whose step the host binds, and its microseconds
-            without a profiler.
-    """
+    """The profiler's costs under which programs' host times add up. `programs`: rows of
+    a program whose step the host binds, and its microseconds without a profiler."""
     best, found = float("inf"), Correction()
     pooled = [row for rows, _ in programs for row in rows]
     for step in range(GRID_STEPS):

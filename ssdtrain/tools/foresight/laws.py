@@ -1,17 +1,13 @@
-"""Closed forms of kernels' times, whose few constants are found by gradient descent.
-
-What boosted trees then have to learn is small, and what they learn of one shape says
-more of another. Logarithms of times come out, so that errors are relative.
+"""Closed forms of kernels' times, whose few constants are found by gradient descent on
+logarithms; what boosted trees then have to learn is small.
 
 [Note: tiles and waves]
 A product cuts its result into tiles; each multiprocessor works on one at a time, so
 tiles run in waves. Which tile, and into how many parts the sum is split, the library
-chooses: the fastest of all that a law knows. A tile takes its arithmetic at the rate of
-its shape, or the reading of its operands, then its writing; the whole takes memory's
-time at least. Attention is blocks of queries that pass over blocks of keys, up to the
-diagonal where it is causal. Convolutions have the library's rate, which goes with a
-power of each of their sizes: which of its kernels runs, and how many parts share a sum,
-is not known. The rest moves bytes: `traffic.py`.
+chooses: the fastest that a law knows. A tile takes its arithmetic, or the reading of
+its operands, then its writing; the whole takes memory's time at least. Attention is
+blocks of queries that pass over blocks of keys, up to the diagonal where it is causal.
+Convolutions have a rate that goes with a power of each of their sizes.
 (tests/ssdtrain/tools/foresight/test_laws.py)
 """
 
@@ -79,21 +75,14 @@ def _least_alignment(call: Call) -> float:
 
 
 def _product_columns(calls: Sequence[Call], spec: Spec) -> Columns:
-    found = {
-        name: numbers([call.sizes[name] for call in calls])
-        for name in ("batch", "m", "n", "k")
-    }
+    found = {name: sizes(calls, name) for name in ("batch", "m", "n", "k")}
     rates = [spec.tflops.get(c.dtype, spec.tflops["fp32"]) for c in calls]
     return found | {
-        "half": numbers(
-            [float(ELEMENT_BYTES[call.dtype] < 4) for call in calls]
-        ).long(),
+        "half": flags([ELEMENT_BYTES[call.dtype] < 4 for call in calls]).long(),
         "size": numbers([ELEMENT_BYTES[call.dtype] for call in calls]),
         "rate": numbers([rate * 1e6 / spec.num_sms for rate in rates]),
         "alignment": numbers([_least_alignment(call) for call in calls]).long(),
-        "layout": numbers(
-            [float(LAYOUTS.index(call.variant)) for call in calls]
-        ).long(),
+        "layout": numbers([LAYOUTS.index(call.variant) for call in calls]).long(),
     }
 
 
@@ -146,19 +135,12 @@ ATTENTION = ("batch", "heads", "queries", "keys", "head_dim", "causal", "dropout
 
 
 def _attention_columns(calls: Sequence[Call], spec: Spec) -> Columns:
-    found = {name: numbers([c.sizes[name] for c in calls]) for name in ATTENTION}
-    nearest = [
-        min(
-            range(len(HEAD_DIMS)), key=lambda i: abs(HEAD_DIMS[i] - c.sizes["head_dim"])
-        )
-        for c in calls
-    ]
+    found = {name: sizes(calls, name) for name in ATTENTION}
+    distance = (found["head_dim"][:, None] - numbers(HEAD_DIMS)).abs()
     rates = [spec.tflops.get(c.dtype, spec.tflops["fp32"]) for c in calls]
     return found | {
-        "backward": numbers(
-            [float(call.variant == "backward") for call in calls]
-        ).long(),
-        "dim": numbers(nearest).long(),
+        "backward": flags([call.variant == "backward" for call in calls]).long(),
+        "dim": distance.argmin(1),
         "bytes": numbers([call.num_bytes for call in calls]),
         "rate": numbers([rate * 1e6 / spec.num_sms for rate in rates]),
     }
@@ -202,8 +184,7 @@ def _attention(x: Columns, p: Parameters, spec: Spec) -> Tensor:
 PATCH_CHANNELS = 8
 """Fewer are an image's: libraries have other kernels for them."""
 PRODUCT_LIKE = 4
-"""Groups: forward and backward, either of patches, and forward of single elements,
-which is a product."""
+"""Groups: forward and backward, of patches or not, and forward of single elements."""
 
 
 def _group(call: Call) -> int:
@@ -306,31 +287,18 @@ class Law:
 
     @classmethod
     def from_dict(cls, family: Family, values: Mapping[str, Sequence[float]]) -> "Law":
-        """Build a `Law` from what `as_dict` made.
-
-        Raises:
-            ValueError: the family has no closed form, or one of other constants.
-        """
+        """Build a `Law` from what `as_dict` made. Raises ValueError: the family has no
+        closed form, or one of other constants."""
         start = first_law(family).parameters if family in FAMILIES else {}
         counts = {name: value.numel() for name, value in start.items()}
         if not start or counts != {name: len(value) for name, value in values.items()}:
             raise ValueError(f"expects the constants {counts} of {family.value}")
-        return cls(
-            family,
-            {
-                name: numbers(values[name]).view(value.shape)
-                for name, value in start.items()
-            },
-        )
+        shaped = {n: numbers(values[n]).view(value.shape) for n, value in start.items()}
+        return cls(family, shaped)
 
 
 def fit_law(family: Family, sets: Sequence[tuple[Times, Spec]]) -> Law:
-    """Find a family's constants on the times of one or several devices.
-
-    Args:
-        family: of `FAMILIES`.
-        sets: kernels and their microseconds, and the device that they were timed on.
-    """
+    """Find a family's constants on the times of one or several devices."""
     form = _FORMS[family]
     with torch.device("cpu"), torch.enable_grad():
         given = [
@@ -351,12 +319,8 @@ def fit_law(family: Family, sets: Sequence[tuple[Times, Spec]]) -> Law:
             if step == NUM_STEPS - LATE_STEPS:
                 optimizer.param_groups[0]["lr"] = LATE_RATE
             optimizer.zero_grad()
-            errors = torch.cat(
-                [
-                    form.log_us(columns, parameters, spec) - log
-                    for columns, log, spec in given
-                ]
-            )
+            each = [form.log_us(x, parameters, spec) - log for x, log, spec in given]
+            errors = torch.cat(each)
             F.huber_loss(errors, torch.zeros_like(errors), delta=KNEE).backward()
             optimizer.step()
     return Law(family, {name: value.detach() for name, value in parameters.items()})

@@ -1,8 +1,5 @@
-"""What one transformer layer costs on a device, without a model or a graph.
-
-For whoever knows a layer only by its sizes (`project`): pre-norm, fused attention, a
-GELU MLP of four times the width, two dropouts, 16-bit data, tensor parallelism.
-"""
+"""What one transformer layer costs on a device, by its sizes alone: pre-norm, fused
+attention, a GELU MLP, two dropouts, 16-bit data, tensor parallelism."""
 
 from typing import NamedTuple
 
@@ -51,27 +48,16 @@ def layer_times(
             causal=True,
         )
 
+    def outside(way: str) -> list[Call]:
+        """What is no product, forward or `_backward`."""
+        norm = calls.norm(f"layer_norm{way}", rows=tokens, columns=hidden, dtype=DTYPE)
+        wide = [_wide(f"dropout{way}", tokens, hidden), _wide("add", tokens, hidden)]
+        gelu = _wide(f"gelu{way}", tokens, 4 * inner)
+        return [attention(way != ""), gelu, *wide, *wide, norm, norm]
+
+    forward, backward = outside(""), outside("_backward")
     widths = [(3 * inner, hidden), (hidden, inner), (4 * inner, hidden)]
-    widths.append((hidden, 4 * inner))
-    forward = [
-        attention(False),
-        _wide("gelu", tokens, 4 * inner),
-        *[_wide(name, tokens, hidden) for name in ("dropout", "add") * 2],
-        *[
-            calls.norm("layer_norm", rows=tokens, columns=hidden, dtype=DTYPE)
-            for _ in range(2)
-        ],
-    ]
-    backward = [
-        attention(True),
-        _wide("gelu_backward", tokens, 4 * inner),
-        *[_wide(name, tokens, hidden) for name in ("dropout_backward", "add") * 2],
-        *[
-            calls.norm("layer_norm_backward", rows=tokens, columns=hidden, dtype=DTYPE)
-            for _ in range(2)
-        ],
-    ]
-    for out, width in widths:
+    for out, width in (*widths, (hidden, 4 * inner)):
         forward.append(
             calls.product(m=tokens, n=out, k=width, dtype=DTYPE, layout="nt", bias=True)
         )

@@ -1,20 +1,19 @@
-"""Learns the machine at hand from nothing: its ceilings, its kernels, its host.
-
-For a device that is not shipped, a CPU among them. Kernels of the random design are
-timed into a file that a later run goes on with; the ceilings are the highest rates that
-any of them reached, the host's times come from traces of small steps. A shipped device
-needs less: `calibrate.py` scales it.
+"""Learns the machine at hand from nothing, a CPU among them: kernels of the random
+design are timed into a file; the ceilings are the highest rates that any of them
+reached; host times come from traces. A shipped device needs less: `calibrate.py` scales
+it.
 
 [Note: own machine]
 The traces come last: a profiler that was used once slows every later launch. A CPU runs
 an operator's kernel within the operator, so of its traces only the gaps between
 operators (T1) and the times of views (T5) are used: other operators become launches
-that cost nothing beside their kernel, which is a timed one.
+that cost nothing beside their kernel.
 (tests/ssdtrain/tools/foresight/test_own.py)
 """
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -57,11 +56,7 @@ DEFAULT_L2_BYTES = 16e6
 
 
 def own_device(kind: Kind) -> torch.device:
-    """The present machine's device of a kind.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The present machine's device of a kind. Raises ConfigError: there is none."""
     if kind is Kind.CUDA and not torch.cuda.is_available():
         raise ConfigError(
             "this machine has no CUDA device; --on cpu learns or times its CPU."
@@ -70,16 +65,9 @@ def own_device(kind: Kind) -> torch.device:
 
 
 def own_spec(kind: Kind, times: Times) -> Spec:
-    """The machine's sizes, and as ceilings the highest rates that were measured.
-
-    Args:
-        kind: of the device.
-        times: calls and their microseconds.
-
-    Raises:
-        ConfigError: without products in fp32 or element-wise operators no ceiling is
-            known.
-    """
+    """The machine's sizes, and as ceilings the highest rates that were measured. Raises
+    ConfigError: without products in fp32 or element-wise operators no ceiling is known.
+    `kind`: of the device; `times`: calls and their microseconds."""
     l2_bytes, num_sms, memory_bytes, name = _sizes(kind)
     tflops: dict[str, float] = {}
     for call, us in times:
@@ -201,31 +189,34 @@ def _is_bare(name: str) -> bool:
 
 
 def assemble(kind: Kind, times: Times, host: HostTable) -> Device:
-    """A device of measured ceilings, forests with cross-validated errors, and a host.
-
-    Families of fewer times than a forest needs stay with their roofline.
-    """
+    """A device of measured ceilings, a host, and forests where the times suffice."""
     spec = own_spec(kind, times)
     by_family: dict[Family, list[tuple[Call, float]]] = {}
     for call, us in times:
         by_family.setdefault(call.family, []).append((call, us))
-    forests, laws, errors = {}, {}, {}
+    device = Device(spec=spec, host=host)
     for family, own in by_family.items():
         if len(own) >= LEAST_TIMES:
-            errors[family] = score(own, spec)["gmae"]
-            law = fit_closed_form(own, spec)
-            forests[family] = fit_forest(own, spec, law=law)
-            if law is not None:
-                laws[family] = law
-    return Device(spec=spec, forests=forests, laws=laws, errors=errors, host=host)
+            device = fitted(device, family, own, score(own, spec)["gmae"])
+    return device
+
+
+def fitted(device: Device, family: Family, times: Times, error: float) -> Device:
+    """The device with a family's model learned from these times."""
+    law = fit_closed_form(times, device.spec)
+    forest = fit_forest(times, device.spec, law=law)
+    laws = {other: one for other, one in device.laws.items() if other is not family}
+    return replace(
+        device,
+        forests={**device.forests, family: forest},
+        laws=laws if law is None else {**laws, family: law},
+        errors={**device.errors, family: error},
+    )
 
 
 def learn(kind: Kind, path: Path, *, seconds: float, seed: int = 0) -> Device:
     """Time kernels for `seconds` into `path`, or go on with it, then trace and fit.
-
-    Raises:
-        ConfigError: no such device, no scikit-learn, or too few times.
-    """
+    Raises ConfigError: no such device, no scikit-learn, or too few times."""
     device = own_device(kind)
     scikit_learn()  # missed now, and not behind a minute of timing
     counts = {family: ROUNDS * count for family, count in COUNTS.items()}

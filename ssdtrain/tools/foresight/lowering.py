@@ -1,84 +1,47 @@
-"""From a node of an execution graph to the calls that kernel models price.
-
-Operators are told by name. An operator without a model of its own is priced as a copy
-of its bytes, and counted (`Lowered.is_generic`).
-"""
+"""From a node of an execution graph to the calls that kernel models price, by name. An
+operator without a model is priced as a copy of its bytes (`Lowered.is_generic`)."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ssdtrain.tools.foresight import calls
 from ssdtrain.tools.foresight.call import ELEMENT_BYTES, Call
 from ssdtrain.tools.foresight.graph import Graph, Node, TensorInfo
 from ssdtrain.tools.foresight.reuse import distinct_share
 
+T = TypeVar("T")
 FLOATS = ("bf16", "fp16", "fp32")
 
+
+def _by_name(groups: Mapping[T, str]) -> dict[str, T]:
+    """What operators share, by each one's name."""
+    return {name: shared for shared, names in groups.items() for name in names.split()}
+
+
 # Element-wise operators by the variant whose arithmetic they share.
-POINTWISE: Mapping[str, str] = {
-    "add": "add",
-    "add_": "add",
-    "sub": "add",
-    "rsub": "add",
-    "div": "mul",
-    "div_": "mul",
-    "mul": "mul",
-    "mul_": "mul",
-    "addcmul": "where",
-    "neg": "scale",
-    "abs": "scale",
-    "sqrt": "scale",
-    "rsqrt": "scale",
-    "pow": "square",
-    "exp": "tanh",
-    "log": "tanh",
-    "cos": "tanh",
-    "sin": "tanh",
-    "sigmoid": "tanh",
-    "sigmoid_": "tanh",
-    "tanh": "tanh",
-    "tanh_": "tanh",
-    "erf": "tanh",
-    "tanh_backward": "tanh_backward",
-    "sigmoid_backward": "tanh_backward",
-    "relu": "relu",
-    "relu_": "relu",
-    "threshold_backward": "relu_backward",
-    "gelu": "gelu",
-    "gelu_backward": "gelu_backward",
-    "silu": "silu",
-    "silu_backward": "silu_backward",
-    "where": "where",
-    "masked_fill": "where",
-    "masked_fill_": "where",
-    "eq": "copy",
-    "ne": "copy",
-    "lt": "copy",
-    "le": "copy",
-    "gt": "copy",
-    "ge": "copy",
-    "cumsum": "copy",
-    "constant_pad_nd": "copy",
-    "native_dropout": "dropout",
-    "native_dropout_backward": "dropout_backward",
-    "cat": "cat",
-    "stack": "cat",
-    "copy_": "copy",
-}
+POINTWISE: Mapping[str, str] = _by_name(
+    {
+        "add": "add add_ sub rsub",
+        "mul": "div div_ mul mul_",
+        "scale": "neg abs sqrt rsqrt",
+        "square": "pow",
+        "tanh": "exp log cos sin sigmoid sigmoid_ tanh tanh_ erf",
+        "tanh_backward": "tanh_backward sigmoid_backward",
+        "relu": "relu relu_",
+        "relu_backward": "threshold_backward",
+        "where": "addcmul where masked_fill masked_fill_",
+        "copy": "eq ne lt le gt ge cumsum constant_pad_nd copy_",
+        "dropout": "native_dropout",
+        "dropout_backward": "native_dropout_backward",
+        "cat": "cat stack",
+        **{name: name for name in ("gelu", "gelu_backward", "silu", "silu_backward")},
+    }
+)
 FILLS = (
-    "zeros",
-    "zeros_like",
-    "zero_",
-    "ones",
-    "ones_like",
-    "full",
-    "full_like",
-    "fill_",
-    "new_zeros",
-    "new_ones",
-    "arange",
-    "scalar_tensor",
+    *("zeros", "zeros_like", "zero_", "ones", "ones_like", "full", "full_like"),
+    *("fill_", "new_zeros", "new_ones", "arange", "scalar_tensor"),
 )
 NORMS: Mapping[str, str] = {
     "native_layer_norm": "layer_norm",
@@ -145,7 +108,7 @@ def lower(graph: Graph, node: Node) -> Lowered:
         return Lowered(calls=(_memory(site, _variant(site, POINTWISE[name])),))
     known = "fill" if name in FILLS else "add" if name.startswith(FUSED) else None
     found = _memory(site, known or "copy")
-    return Lowered(calls=(found,), is_generic=known is None)
+    return Lowered(calls=(found,), is_generic=known is None and name != "gather")
 
 
 def is_pointwise(node: Node) -> bool:
@@ -197,12 +160,15 @@ def _grid(tensor: TensorInfo) -> tuple[int, int]:
     return max(1, tensor.elements // max(1, columns)), max(1, columns)
 
 
+def _pass(variant: str, tensor: TensorInfo, dtype: str, *, warm: bool = False) -> Call:
+    """One pass over a tensor."""
+    rows, columns = _grid(tensor)
+    return calls.memory(variant, rows=rows, columns=columns, dtype=dtype, warm=warm)
+
+
 def _memory(site: _Site, variant: str) -> Call:
     largest = max((*site.outputs, *site.inputs), key=lambda t: t.elements)
-    rows, columns = _grid(largest)
-    call = calls.memory(
-        variant, rows=rows, columns=columns, dtype=_dtype((*site.outputs, *site.inputs))
-    )
+    call = _pass(variant, largest, _dtype((*site.outputs, *site.inputs)))
     read = 0 if variant == "fill" else site.read_bytes
     return replace(call, read_bytes=read, written_bytes=site.written_bytes)
 
@@ -363,10 +329,6 @@ def _lookup(site: _Site) -> list[Call]:
     return [_rows_moved(site, "lookup", table, index.elements)]
 
 
-def _gather(site: _Site) -> list[Call]:
-    return [_memory(site, "copy")]
-
-
 def _lookup_backward(site: _Site) -> list[Call]:
     index, table = site.inputs[1], site.outputs[0]
     return [_rows_moved(site, "lookup_backward", table, index.elements)]
@@ -374,10 +336,8 @@ def _lookup_backward(site: _Site) -> list[Call]:
 
 def _into_copy(site: _Site, added: Call) -> list[Call]:
     """What is added to a table in place, or to a copy of it."""
-    whole = _memory(
-        replace(site, outputs=site.inputs[:1], inputs=site.inputs[:1]), "copy"
-    )
-    return [added] if site.node.name.endswith("_") else [whole, added]
+    table = replace(site, outputs=site.inputs[:1], inputs=site.inputs[:1])
+    return [*([] if site.node.name.endswith("_") else [_memory(table, "copy")]), added]
 
 
 def _bag(site: _Site) -> list[Call]:
@@ -397,8 +357,7 @@ def _index(site: _Site) -> list[Call]:
     source, out = site.inputs[0], site.outputs[0]
     if len(site.inputs) == 2:
         return [_rows_moved(site, "lookup", source, site.inputs[1].elements)]
-    rows, columns = _grid(out)
-    return [calls.memory("permute", rows=rows, columns=columns, dtype=_dtype((out,)))]
+    return [_pass("permute", out, _dtype((out,)))]
 
 
 def _index_put(site: _Site) -> list[Call]:
@@ -422,13 +381,8 @@ def _index_put(site: _Site) -> list[Call]:
 
 def _part_backward(site: _Site) -> list[Call]:
     """Zeros of the whole, then a copy into a part."""
-    rows, columns = _grid(site.outputs[0])
-    whole = calls.memory("fill", rows=rows, columns=columns, dtype=_dtype(site.outputs))
-    rows, columns = _grid(site.inputs[0])
-    part = calls.memory(
-        "copy", rows=rows, columns=columns, dtype=_dtype(site.inputs), warm=True
-    )
-    return [whole, part]
+    whole = _pass("fill", site.outputs[0], _dtype(site.outputs))
+    return [whole, _pass("copy", site.inputs[0], _dtype(site.inputs), warm=True)]
 
 
 def _convolution(site: _Site) -> list[Call]:
@@ -456,12 +410,7 @@ def _convolution(site: _Site) -> list[Call]:
         total = calls.memory("sum_rows", rows=rows, columns=columns, dtype=dtype)
         return [found, total]
     if not backward and len(site.inputs) == 3:
-        rows, columns = _grid(site.outputs[0])
-        dtype = _dtype(site.outputs)
-        return [
-            found,
-            calls.memory("scale", rows=rows, columns=columns, dtype=dtype, warm=True),
-        ]
+        return [found, _pass("scale", site.outputs[0], _dtype(site.outputs), warm=True)]
     return [found]
 
 
@@ -482,19 +431,14 @@ def _line_convolution(
 
 def _cross_entropy(site: _Site) -> list[Call]:
     """Element-wise losses: some passes over the logits."""
-    rows, columns = _grid(site.inputs[0])
-    dtype = _dtype(site.inputs)
-    one = calls.memory("mul", rows=rows, columns=columns, dtype=dtype, warm=True)
-    return [one, one, one, one]
+    return [_pass("mul", site.inputs[0], _dtype(site.inputs), warm=True)] * 4
 
 
 def _nll_backward(site: _Site) -> list[Call]:
     """Zeros of the logits' gradient, and one element a row."""
-    out = site.outputs[0]
-    rows, columns = _grid(out)
-    whole = calls.memory("fill", rows=rows, columns=columns, dtype=_dtype((out,)))
-    few = calls.memory("scale", rows=rows, columns=1, dtype=_dtype((out,)))
-    return [whole, few]
+    out, dtype = site.outputs[0], _dtype(site.outputs[:1])
+    few = calls.memory("scale", rows=_grid(out)[0], columns=1, dtype=dtype)
+    return [_pass("fill", out, dtype), few]
 
 
 def _nll(site: _Site) -> list[Call]:
@@ -504,69 +448,40 @@ def _nll(site: _Site) -> list[Call]:
 
 
 def _optimizer(site: _Site) -> list[Call]:
-    variant = str(site.node.attr.get("optimizer", "adamw"))
-    dtype = _dtype(site.inputs)
-    return [
-        calls.optimizer(
-            variant,
-            elements=_updated(site, variant),
-            tensors=int(site.node.attr.get("tensors", 1)),
-            dtype=dtype,
-        )
-    ]
-
-
-def _updated(site: _Site, variant: str) -> int:
-    """Elements of the parameters: the inputs come in tuples of equal size."""
+    """The inputs come in tuples of equal size: parameters, gradients, states."""
+    attr, dtype = site.node.attr, _dtype(site.inputs)
+    variant, shards = str(attr.get("optimizer", "adamw")), int(attr.get("shards", 1))
     reads, _writes = calls.OPTIMIZERS[variant]
-    shards = int(site.node.attr.get("shards", 1))
-    return max(1, int(sum(t.elements for t in site.inputs) // reads // shards))
+    elements = max(1, int(sum(t.elements for t in site.inputs) // reads // shards))
+    tensors = int(attr.get("tensors", 1))
+    return [calls.optimizer(variant, elements=elements, tensors=tensors, dtype=dtype)]
 
 
-_SPECIAL: Mapping[str, Callable[[_Site], Sequence[Call]]] = {
-    "mm": _product,
-    "addmm": _product,
-    "bmm": _product,
-    "baddbmm": _product,
-    "_grouped_mm": _grouped_product,
-    "native_group_norm": _group_norm,
-    "native_group_norm_backward": _group_norm,
-    "_scaled_dot_product_flash_attention": _attention,
-    "_scaled_dot_product_flash_attention_backward": _attention,
-    "_scaled_dot_product_efficient_attention": _attention,
-    "_scaled_dot_product_efficient_attention_backward": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention,
-    "_to_copy": _copy,
-    "clone": _copy,
-    "contiguous": _copy,
-    "fsdp::all_gather_copy_in": _packed,
-    "fsdp::split_with_sizes_copy": _packed,
-    "fsdp::chunk_cat": _packed,
-    "sum": _reduction,
-    "mean": _reduction,
-    "amax": _reduction,
-    "all": _reduction,
-    "embedding": _lookup,
-    "_embedding_bag": _bag,
-    "_embedding_bag_forward_only": _bag,
-    "_embedding_bag_dense_backward": _lookup_backward,
-    "index_select": _lookup,
-    "gather": _gather,
-    "index": _index,
-    "index_put": _index_put,
-    "index_put_": _index_put,
-    "_index_put_impl_": _index_put,
-    "embedding_dense_backward": _lookup_backward,
-    "index_add": _index_add,
-    "index_add_": _index_add,
-    "slice_backward": _part_backward,
-    "select_backward": _part_backward,
-    "convolution": _convolution,
-    "convolution_backward": _convolution,
-    "nll_loss_forward": _nll,
-    "nll_loss_backward": _nll_backward,
-    "binary_cross_entropy_with_logits": _cross_entropy,
-    "_fused_adamw_": _optimizer,
-    "_fused_sgd_": _optimizer,
-}
+ATTENTIONS = ("flash_attention", "efficient_attention", "flash_attention_for_cpu")
+_SPECIAL: Mapping[str, Callable[[_Site], Sequence[Call]]] = _by_name(
+    {
+        _product: "mm addmm bmm baddbmm",
+        _grouped_product: "_grouped_mm",
+        _group_norm: "native_group_norm native_group_norm_backward",
+        _attention: " ".join(
+            f"_scaled_dot_product_{kernel}{way}"
+            for kernel in ATTENTIONS
+            for way in ("", "_backward")
+        ),
+        _copy: "_to_copy clone contiguous",
+        _packed: "fsdp::all_gather_copy_in fsdp::split_with_sizes_copy fsdp::chunk_cat",
+        _reduction: "sum mean amax all",
+        _lookup: "embedding index_select",
+        _bag: "_embedding_bag _embedding_bag_forward_only",
+        _lookup_backward: "_embedding_bag_dense_backward embedding_dense_backward",
+        _index: "index",
+        _index_put: "index_put index_put_ _index_put_impl_",
+        _index_add: "index_add index_add_",
+        _part_backward: "slice_backward select_backward",
+        _convolution: "convolution convolution_backward",
+        _nll: "nll_loss_forward",
+        _nll_backward: "nll_loss_backward",
+        _cross_entropy: "binary_cross_entropy_with_logits",
+        _optimizer: "_fused_adamw_ _fused_sgd_",
+    }
+)

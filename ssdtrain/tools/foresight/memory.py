@@ -1,9 +1,5 @@
-"""The most device memory a step needs: lifetimes of storages, and what operators take.
-
-Storages come in the caching allocator's units of 512 bytes. Some operators take memory
-of their own while they run; what libraries keep for good is the device's
-`context_bytes`.
-"""
+"""The most device memory a step needs: storages in the caching allocator's units, what
+operators take while they run, and what libraries keep (`context_bytes`)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -45,25 +41,14 @@ def _rounded(num_bytes: int) -> int:
     return (num_bytes + UNIT - 1) // UNIT * UNIT
 
 
-def _workspace(graph: Graph, node: Node) -> int:
-    """Bytes an operator takes beside its inputs and outputs."""
-    function = _WORKSPACES.get(node.name.removeprefix("aten::"))
-    return 0 if function is None else function(graph, node)
-
-
 def _attention_backward(graph: Graph, node: Node) -> int:
-    """The gradient of the queries is summed in fp32; with fewer key heads than query
-    heads, those of keys and values are made for every query head."""
+    """Gradients of queries in fp32; of keys and values, for every query head."""
     query, key = graph.tensors[node.inputs[1]], graph.tensors[node.inputs[2]]
     rows = prod(query.shape[:3])
     extra = 4 * rows * query.shape[3] + 2 * 4 * rows
     if key.shape[1] != query.shape[1]:
         extra += 2 * 2 * query.shape[0] * query.shape[1] * prod(key.shape[2:])
     return extra
-
-
-def _sorted_indices(graph: Graph, node: Node) -> int:
-    return SORT_BYTES * graph.tensors[node.inputs[1]].elements
 
 
 def _layer_norm_backward(graph: Graph, node: Node) -> int:
@@ -77,14 +62,15 @@ def _layer_norm_backward(graph: Graph, node: Node) -> int:
 _WORKSPACES: Mapping[str, Callable[[Graph, Node], int]] = {
     "_scaled_dot_product_flash_attention_backward": _attention_backward,
     "_scaled_dot_product_efficient_attention_backward": _attention_backward,
-    "embedding_dense_backward": _sorted_indices,
+    "embedding_dense_backward": lambda graph, node: (
+        SORT_BYTES * graph.tensors[node.inputs[1]].elements
+    ),
     "native_layer_norm_backward": _layer_norm_backward,
 }
 
 
 def memory_curve(graph: Graph, context_bytes: int = 0) -> list[int]:
-    """Bytes allocated while each node runs: births and deaths of all storages, and
-    the operator's own memory."""
+    """Bytes allocated while each node runs, the operator's own memory included."""
     change: dict[int, int] = {}
     level = context_bytes
     for storage in graph.storages.values():
@@ -96,5 +82,6 @@ def memory_curve(graph: Graph, context_bytes: int = 0) -> list[int]:
     curve = []
     for index, node in enumerate(graph.nodes):
         level += change.get(index, 0)
-        curve.append(level + _workspace(graph, node))
+        own = _WORKSPACES.get(node.name.removeprefix("aten::"))
+        curve.append(level + (0 if own is None else own(graph, node)))
     return curve

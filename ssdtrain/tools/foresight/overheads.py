@@ -67,7 +67,6 @@ class Seen:
     num_events: int
     """Profiled events in it, itself included."""
     device_us: float
-    shapes: str
     start_us: float
 
 
@@ -84,12 +83,8 @@ class _Span:
 def operators_of(
     events: Iterable[Mapping[str, Any]], composites: Collection[str]
 ) -> list[Seen]:
-    """The operators of a Kineto trace (its `traceEvents`), in the order of their start.
-
-    Args:
-        events: complete events (`ph` is `X`), times in microseconds.
-        composites: operators that only call others (`aten::linear`).
-    """
+    """The operators of a Kineto trace (complete events, microseconds), in the order of
+    their start; `composites` only call others."""
     kernels: dict[int, float] = {}
     threads: dict[Any, list[_Span]] = {}
     updates: list[tuple[float, float]] = []
@@ -163,8 +158,7 @@ def _seen(
     device_us = sum(
         kernels.get(int(s.args.get("correlation", -1)), 0.0) for s in launches
     )
-    t2 = t3 = t4 = 0.0
-    t5 = span.end - span.start
+    t2, t3, t4, t5 = 0.0, 0.0, 0.0, span.end - span.start
     if launches:
         t2 = launches[0].start - span.start
         t3 = max(0.0, span.end - launches[-1].end)
@@ -184,7 +178,6 @@ def _seen(
         num_launches=len(launches),
         num_events=1 + len(below),
         device_us=device_us,
-        shapes=str(span.args.get("Input Dims", "")),
         start_us=span.start,
     )
 
@@ -226,21 +219,3 @@ def summary(seen: Sequence[Seen]) -> list[dict[str, Any]]:
         row["device_us"] = round(sum(one.device_us for one in group), 2)
         rows.append(row)
     return rows
-
-
-def by_shape(seen: Sequence[Seen]) -> list[dict[str, Any]]:
-    """Device time by (phase, operator, shapes), for comparison with predictions."""
-    groups: dict[tuple[str, str, str], list[Seen]] = {}
-    for one in seen:
-        if one.num_launches:
-            groups.setdefault((one.phase.value, one.name, one.shapes), []).append(one)
-    return [
-        {
-            "phase": phase,
-            "name": name,
-            "shapes": shapes,
-            "count": len(group),
-            "device_us": round(sum(one.device_us for one in group), 2),
-        }
-        for (phase, name, shapes), group in sorted(groups.items())
-    ]

@@ -57,13 +57,8 @@ def data_parallel(
     bucket_bytes: int = BUCKET_BYTES,
     first_bucket_bytes: int = FIRST_BUCKET_BYTES,
 ) -> Graph:
-    """All-reduces of the gradients in buckets, in the order backward makes them.
-
-    See [Note: what ranks add].
-
-    Raises:
-        ConfigError: the graph has no optimizer's update, which names the gradients.
-    """
+    """All-reduces of the gradients in buckets, in the order backward makes them. See
+    [Note: what ranks add]. Raises ConfigError: the graph has no optimizer's update."""
     draft = _Draft(graph)
     last = gradients(graph)
     limit = first_bucket_bytes
@@ -82,11 +77,8 @@ def data_parallel(
 
 
 def gradients(graph: Graph) -> dict[int, int]:
-    """Storages that the update reads and backward made, by their last writer.
-
-    Raises:
-        ConfigError: the graph has no optimizer's update, which names the gradients.
-    """
+    """Storages that the update reads and backward made, by their last writer. Raises
+    ConfigError: the graph has no optimizer's update, which names the gradients."""
     read = {
         graph.tensors[n].storage
         for node in graph.nodes
@@ -123,19 +115,10 @@ class _Unit:
 
 def fully_sharded(graph: Graph, num_ranks: int, unit_of: Callable[[str], str]) -> Graph:
     """Weights gathered before each unit's forward and backward, gradients
-    reduce-scattered behind it, every rank updating its share (FSDP, ZeRO-3).
-
-    The unit with the empty name is the root, whose weights stay until backward. See
-    [Note: what ranks add].
-
-    Args:
-        graph: with the optimizer's update.
-        num_ranks: that share every weight.
-        unit_of: the unit (such as the layer) of a module's path.
-
-    Raises:
-        ConfigError: the graph has no optimizer's update, which names the gradients.
-    """
+    reduce-scattered after it, every rank updating its share (FSDP, ZeRO-3). `unit_of`
+    gives the unit of a module's path; the empty one is the root, whose weights stay
+    until backward. See [Note: what ranks add]. Raises ConfigError: the graph has no
+    optimizer's update."""
     draft = _Draft(graph)
     units = _units(graph, unit_of)
     for unit in units:
@@ -164,8 +147,7 @@ def fully_sharded(graph: Graph, num_ranks: int, unit_of: Callable[[str], str]) -
 
 
 def unit_of(path: str) -> str:
-    """The repeated module (a layer of a list) that a module belongs to; everything
-    else is the root."""
+    """The layer of a list that a module belongs to; everything else is the root."""
     words = path.split(".")
     for at, word in enumerate(words):
         if word.isdigit():
@@ -264,17 +246,14 @@ class _Draft:
         self, kind: Collective, phase: Phase, read: int, written: int, num_bytes: int
     ) -> Node:
         self._num_groups += 1
+        attr = {"num_bytes": num_bytes, "collective": kind.value}
         return Node(
             name=f"c10d::{kind.value}",
             phase=phase,
             inputs=(read,),
             outputs=(written,),
             stream=COMM,
-            attr={
-                "num_bytes": num_bytes,
-                "collective": kind.value,
-                "group": f"{kind.value}/{self._num_groups}",
-            },
+            attr={**attr, "group": f"{kind.value}/{self._num_groups}"},
         )
 
     def bucket(self, storages: Sequence[int], last: dict[int, int]) -> list[Node]:

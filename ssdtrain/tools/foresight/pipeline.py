@@ -1,9 +1,6 @@
-"""Pipeline schedules as tasks: 1F1B and its interleaved form, over several ranks.
-
-Rank r of p holds the model chunks r, r + p, r + 2p... A forward needs the chunk before
-it, a backward the chunk behind it; what passes between ranks takes a send's time, for
-which nobody waits but the chunk that needs it.
-"""
+"""Pipeline schedules as tasks: 1F1B and its interleaved form, over several ranks. Rank
+r of p holds the model chunks r, r + p, r + 2p...; only the next chunk waits for a
+send."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,11 +30,8 @@ class Turn:
 def schedule(
     rank: int, num_ranks: int, num_micro_batches: int, num_chunks: int = 1
 ) -> list[Turn]:
-    """The order of forwards and backwards on one rank (Narayanan et al. 2021).
-
-    Raises:
-        ConfigError: interleaving needs micro-batches in multiples of the ranks.
-    """
+    """The order of forwards and backwards on one rank (Narayanan et al. 2021). Raises
+    ConfigError: interleaving needs micro-batches in multiples of the ranks."""
     if num_chunks > 1 and num_micro_batches % num_ranks:
         raise ConfigError(
             f"interleaving expects micro-batches in multiples of {num_ranks} stages, "
@@ -50,19 +44,16 @@ def schedule(
     warm = min(warm, total)
 
     def turn(number: int, is_forward: bool) -> Turn:
+        if num_chunks == 1:
+            return Turn(is_forward, number, 0)
         round_, within = divmod(number, num_ranks * num_chunks)
         chunk = within // num_ranks
-        if not is_forward:
-            chunk = num_chunks - 1 - chunk
         micro_batch = round_ * num_ranks + within % num_ranks
-        return Turn(is_forward, micro_batch if num_chunks > 1 else number, chunk)
+        chunk = chunk if is_forward else num_chunks - 1 - chunk
+        return Turn(is_forward, micro_batch, chunk)
 
-    if num_chunks == 1:
-        forwards = [Turn(True, i, 0) for i in range(total)]
-        backwards = [Turn(False, i, 0) for i in range(total)]
-    else:
-        forwards = [turn(i, True) for i in range(total)]
-        backwards = [turn(i, False) for i in range(total)]
+    forwards = [turn(i, True) for i in range(total)]
+    backwards = [turn(i, False) for i in range(total)]
     order = forwards[:warm]
     for i in range(total - warm):
         order += [forwards[warm + i], backwards[i]]
@@ -75,18 +66,9 @@ def pipeline_tasks(
     send_us: float = 0.0,
     tail_us: float = 0.0,
 ) -> list[list[Task]]:
-    """Tasks of every rank.
-
-    Args:
-        chunks: for every rank the times of its model chunks, first chunk first.
-        num_micro_batches: of a step.
-        send_us: of one activation, or gradient, from rank to rank.
-        tail_us: of every rank behind its last backward (the optimizer).
-
-    Raises:
-        ConfigError: ranks differ in their number of chunks or have none, or a step has
-            no micro-batch.
-    """
+    """Tasks of every rank, by the times of its model chunks; `tail_us`: after the last
+    backward (the optimizer). Raises ConfigError: ranks differ in their number of chunks
+    or have none, or a step has no micro-batch."""
     num_ranks = len(chunks)
     counts = {len(own) for own in chunks}
     if num_micro_batches < 1:

@@ -42,13 +42,9 @@ class Power:
         return flops * self.joules_per_tflop * 1e-12 + moved * self.joules_per_gb * 1e-9
 
     def clock(self, busy_us: float, bound_us: float, joules: float) -> float:
-        """Clock (1: the highest) that a repeated step settles at.
-
-        Args:
-            busy_us: the step at the highest clock, waits included.
-            bound_us: the part of it that goes with one over the clock.
-            joules: energy above idle of the step at the highest clock.
-        """
+        """Clock (1: the highest) that a repeated step settles at. `busy_us`: at the
+        highest clock, waits included; `bound_us`: the part that goes with one over the
+        clock."""
         if busy_us <= 0.0 or self._watts(1.0, busy_us, bound_us, joules) <= 0.0:
             return 1.0
         if self._watts(1.0, busy_us, bound_us, joules) <= self.limit_watts:
@@ -72,14 +68,10 @@ class Power:
 
 @dataclass(frozen=True, kw_only=True)
 class Settled:
-    """What a step that was seen at a high clock takes among many like it.
-
-    The observed step of a plan waits and is early: its compute times are of a higher
-    clock than those of later steps without waits. Slower compute gives copies more
-    time, but only a part of it comes off the waits: a wait is for one copy, and most of
-    a step's compute lies behind other rows' copies. Found for wide transformer blocks
-    in bf16 on H200s: 159 plans (recipes/bench/results/planner/planner.json).
-    """
+    """What a step that was seen at a high clock takes among many like it: without waits
+    the clock is lower. Slower compute gives copies more time, of which a part comes off
+    the waits. Found for wide blocks in bf16 on H200s: 159 plans
+    (recipes/bench/results/planner/planner.json)."""
 
     limit_watts: float = 700.0
     idle_watts: float = 100.0
@@ -95,13 +87,8 @@ class Settled:
     that is of products, and other kernels want the memory that copies use."""
 
     def step_ms(self, step_ms: float, compute_ms: float, stall_ms: float) -> float:
-        """A step's time with the clock that its waits allow.
-
-        Args:
-            step_ms: at the highest clock, waits and what copies cost included.
-            compute_ms: of it, the compute stream would be busy without copies.
-            stall_ms: of it, compute waits for copies.
-        """
+        """A step's time with the clock that its waits allow, by its time at the highest
+        one, of which compute is busy without copies, and waits for them."""
         power = Power(
             limit_watts=self.limit_watts,
             idle_watts=self.idle_watts,
@@ -122,13 +109,7 @@ class Settled:
 
 
 def bound_us(call: Call, us: float, compute_us: float) -> float:
-    """The part of a kernel's time that follows the clock.
-
-    Args:
-        call: the kernel.
-        us: its time at the highest clock.
-        compute_us: its FLOPs over the device's peak.
-    """
+    """The part of a kernel's time at the highest clock that follows the clock."""
     if call.family not in MULTIPLYING or us <= 0.0:
         return 0.0
     # Kernels reach some 70 to 85 % of the peak: near it all of the time is arithmetic.

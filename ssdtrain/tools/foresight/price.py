@@ -71,11 +71,8 @@ class _Cache:
 
 
 def price(graph: Graph, device: Device, wires: Wires = NO_WIRES) -> Priced:
-    """Tasks of every node, in order, at the highest clock.
-
-    Raises:
-        ConfigError: a node moves bytes on a link that `wires` lacks.
-    """
+    """Tasks of every node, in order, at the highest clock. Raises ConfigError: a node
+    moves bytes on a link that `wires` lacks."""
     priced = Priced(tasks=[], calls=[])
     cache = _Cache(device.spec.l2_bytes)
     for index, (node, deps) in enumerate(
@@ -120,9 +117,8 @@ def _storages(graph: Graph, numbers: Sequence[int]) -> dict[int, float]:
     found: dict[int, float] = {}
     for number in numbers:
         tensor = graph.tensors[number]
-        found[tensor.storage] = max(
-            found.get(tensor.storage, 0.0), float(tensor.num_bytes)
-        )
+        before = found.get(tensor.storage, 0.0)
+        found[tensor.storage] = max(before, float(tensor.num_bytes))
     return found
 
 
@@ -178,8 +174,7 @@ class StepEstimate:
     clock: float
     """Share of the highest clock that the power limit allows."""
     error: float
-    """Expected relative error: the families' errors, weighed by their time and taken
-    as independent between families."""
+    """Expected relative error: of the families, weighed by time, as independent."""
     by_family_us: Mapping[Family, float]
     generic: Mapping[str, int]
     """Operators that are priced as copies of their bytes, by name."""
@@ -199,11 +194,8 @@ class StepEstimate:
 def estimate_step(
     graph: Graph, device: Device, wires: Wires = NO_WIRES
 ) -> StepEstimate:
-    """The steady state of steps one behind the other, on one rank.
-
-    Raises:
-        ConfigError: a node moves bytes on a link that `wires` lacks.
-    """
+    """The steady state of steps one behind the other, on one rank. Raises ConfigError:
+    a node moves bytes on a link that `wires` lacks."""
     priced = price(graph, device, wires)
     found = steady(priced, device, wires)
     device_us = sum(priced.by_family_us.values())
@@ -236,8 +228,7 @@ class Steady:
 
 
 def steady(priced: Priced, device: Device, wires: Wires = NO_WIRES) -> Steady:
-    """Settle a step's clock, and run it behind others like it, on one rank: what other
-    ranks send is there."""
+    """Settle a step's clock, and run it among others; what ranks send is there."""
     tasks = priced.tasks = [replace(task, waits_for=()) for task in priced.tasks]
     step_us, clock = steady_us(tasks, wires=wires), 1.0
     if device.power is not None:

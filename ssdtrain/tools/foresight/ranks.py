@@ -1,10 +1,8 @@
-"""A step over several ranks, one of which may be slower than the others.
-
-Ranks that do the same are simulated once: the first one and the slowest wait for one
-another as all of them would, and what they send takes the time of all.
-"""
+"""A step over several ranks, one of which may be slower; of those that do the same, the
+first and the slowest are simulated."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -88,15 +86,8 @@ def estimate_ranks(
     graph: Graph, device: Device, fabric: Network, layout: Layout
 ) -> RanksEstimate:
     """The steady state of all ranks, at the clock that the power limit allows (a
-    pipeline's of even layers: at the highest one).
-
-    Args:
-        graph: one rank's step, or one micro-batch of the whole model for a pipeline;
-            with the optimizer's update.
-        device: of every rank.
-        fabric: between them.
-        layout: how the step is spread.
-    """
+    pipeline: the highest). `graph`: one rank's step, or a pipeline's whole model for
+    one micro-batch."""
     alone = price(graph, device).tasks
     if layout.spread is Spread.PIPELINE:
         return _pipeline(graph, alone, fabric, layout)
@@ -110,27 +101,18 @@ def estimate_ranks(
     [tasks] = _at_their_clocks([price(spread, device, wires)], device, wires)
     slow = _slowed(tasks, layout.slower)
     ranks = (tasks, slow) if layout.slower > 1.0 else (tasks,)
-    moved = sum(t.device_us for t in tasks if t.stream is Stream.COMMUNICATION)
     return RanksEstimate(
         step_us=steady_us(*ranks, wires=wires),
         alone_us=steady_us(alone),
-        communication_us=moved,
+        communication_us=_moved_us(tasks),
         peak_bytes=peak,
     )
 
 
 def sharded_peak(graph: Graph, num_ranks: int, context_bytes: int) -> int:
     """Return the peak of one rank under FSDP: its share of weights, gradients and
-    optimizer, and whole the root's weights and those of some units.
-
-    Args:
-        graph: with the optimizer's update.
-        num_ranks: that share every weight.
-        context_bytes: what libraries take for good.
-
-    Raises:
-        ConfigError: the graph has no optimizer's update, which names the gradients.
-    """
+    optimizer, and the whole weights of the root and some units. Raises ConfigError: the
+    graph has no optimizer's update."""
     updated = {
         graph.tensors[number].storage
         for node in graph.nodes
@@ -154,24 +136,20 @@ def sharded_peak(graph: Graph, num_ranks: int, context_bytes: int) -> int:
 def estimate_graphs(
     graphs: Sequence[Graph], device: Device, wires: Wires
 ) -> RanksEstimate:
-    """The steady state of ranks whose steps were captured, each its own, at the clocks
-    that their power limits allow.
-
-    Raises:
-        ConfigError: a collective lacks a rank, or a receive its send.
-    """
+    """The steady state of ranks whose steps were captured, at their clocks. Raises
+    ConfigError: a collective lacks a rank, or a receive its send."""
     priced = [price(graph, device, wires) for graph in graphs]
     ranks = _at_their_clocks(priced, device, wires)
-    moved = [
-        sum(t.device_us for t in tasks if t.stream is Stream.COMMUNICATION)
-        for tasks in ranks
-    ]
     alone = [estimate_step(graph, device, wires).step_us for graph in graphs]
     return RanksEstimate(
         step_us=steady_us(*ranks, wires=wires),
         alone_us=max(alone),
-        communication_us=max(moved),
+        communication_us=max(map(_moved_us, ranks)),
     )
+
+
+def _moved_us(tasks: Sequence[Task]) -> float:
+    return sum(t.device_us for t in tasks if t.stream is Stream.COMMUNICATION)
 
 
 def _at_their_clocks(
@@ -208,19 +186,17 @@ def _pipeline(
         host = sum(t.host_us + t.host_after_us for t in own)
         length[phase] = max(host, sum(t.device_us for t in own))
     parts = layout.num_ranks * layout.num_chunks
-    even = ChunkTimes(
-        forward_us=length[Phase.FORWARD] / parts,
-        backward_us=length[Phase.BACKWARD] / parts,
-    )
-    late = ChunkTimes(
-        forward_us=layout.slower * even.forward_us,
-        backward_us=layout.slower * even.backward_us,
+    even, late = (
+        ChunkTimes(
+            forward_us=slower * length[Phase.FORWARD] / parts,
+            backward_us=slower * length[Phase.BACKWARD] / parts,
+        )
+        for slower in (1.0, layout.slower)
     )
     chunks = [[even] * layout.num_chunks for _ in range(layout.num_ranks)]
     chunks[-1] = [late] * layout.num_chunks
-    send_us = fabric.microseconds(
-        Collective.SEND, _passed_bytes(graph), layout.num_ranks
-    )
+    passed = _passed_bytes(graph)
+    send_us = fabric.microseconds(Collective.SEND, passed, layout.num_ranks)
     tail_us = length[Phase.UPDATE] / layout.num_ranks
     count = layout.num_micro_batches
     ranks = pipeline_tasks(chunks, count, send_us, tail_us)
@@ -233,13 +209,12 @@ def _pipeline(
 
 
 def _passed_bytes(graph: Graph) -> float:
-    """Of what a layer passes to the next: the commonest size among results of
-    forward that backward needs, the larger of equally common ones."""
-    sizes: dict[int, int] = {}
-    for storage in graph.storages.values():
-        if storage.born == CALLER or storage.is_parameter:
-            continue
-        if graph.nodes[storage.born].phase is Phase.FORWARD:
-            sizes[storage.num_bytes] = sizes.get(storage.num_bytes, 0) + 1
-    common = max(sizes, key=lambda size: (sizes[size], size), default=0)
-    return float(common)
+    """Of what a layer passes on: the commonest size of what forward leaves backward."""
+    sizes = Counter(
+        storage.num_bytes
+        for storage in graph.storages.values()
+        if storage.born != CALLER
+        and not storage.is_parameter
+        and graph.nodes[storage.born].phase is Phase.FORWARD
+    )
+    return float(max(sizes, key=lambda size: (sizes[size], size), default=0))

@@ -1,12 +1,9 @@
-"""Notes the operators of a step, their tensors and the lives of storages.
-
-A dispatch mode: it sees every operator below autograd, and what runs in compiled
-regions where it is asked to. `capture.py` and `steps.py` drive it.
+"""Notes the operators of a step, their tensors and the lives of storages, by a dispatch
+mode that `capture.py` and `steps.py` drive.
 
 [Note: backward without a mode]
 Under a dispatch mode autograd adds up gradients, and puts them into rows, out of place;
 without one it does so in place. Such operators go by the names that they really have.
-
 (tests/ssdtrain/tools/foresight/test_graph.py)
 """
 
@@ -32,40 +29,29 @@ from ssdtrain.tools.foresight.graph import CALLER, Graph, Node, Storage, TensorI
 from ssdtrain.tools.foresight.overheads import Phase
 
 DTYPES: dict[torch.dtype, str] = {
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float32: "fp32",
-    torch.float64: "fp64",
-    torch.complex64: "complex64",
-    torch.complex128: "complex128",
-    torch.int64: "int64",
-    torch.uint64: "int64",
-    torch.int32: "int32",
-    torch.uint32: "int32",
-    torch.int16: "int16",
-    torch.int8: "int8",
-    torch.uint8: "int8",
-    torch.float8_e4m3fn: "fp8",
-    torch.float8_e5m2: "fp8",
-    torch.float8_e4m3fnuz: "fp8",
-    torch.float8_e5m2fnuz: "fp8",
-    torch.uint16: "int16",
+    **{torch.bfloat16: "bf16", torch.float16: "fp16"},
+    **{torch.float32: "fp32", torch.float64: "fp64"},
+    **{torch.complex64: "complex64", torch.complex128: "complex128"},
+    **dict.fromkeys((torch.int64, torch.uint64), "int64"),
+    **dict.fromkeys((torch.int32, torch.uint32), "int32"),
+    **dict.fromkeys((torch.int16, torch.uint16), "int16"),
+    **dict.fromkeys((torch.int8, torch.uint8), "int8"),
+    **dict.fromkeys((torch.float8_e4m3fn, torch.float8_e5m2), "fp8"),
+    **dict.fromkeys((torch.float8_e4m3fnuz, torch.float8_e5m2fnuz), "fp8"),
     torch.bool: "bool",
 }
 # Operators whose result the host waits for.
 SYNCHRONOUS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::item")
 UPDATE_VIEWS = 1.4
-"""What an optimizer's Python takes a tensor, in views' worth of host time: the gap
-before its first operator is longer than any that host times are made of (plain updates,
-measured on a CPU)."""
+"""What an optimizer's Python takes a tensor, in views' worth of host time (on a
+CPU)."""
 WRAPPED_VIEWS: Mapping[Phase, float] = {
     Phase.FORWARD: 21.0,
     Phase.BACKWARD: 10.1,
     Phase.UPDATE: 6.2,
 }
-"""What the host does for an operator on DTensors (its layout, conversions and hooks),
-in views' worth; in the update, for each tensor. Measured on a CPU: host
-time of steps with and without tensor parallelism, over a view's."""
+"""What the host does for an operator on DTensors, in the update for each tensor, in
+views' worth: host time with and without tensor parallelism (on a CPU)."""
 IN_PLACE: Mapping[str, str] = {
     "aten::add": "aten::add_",
     "aten::index_add": "aten::index_add_",
@@ -101,15 +87,9 @@ class _Stamp:
 
 
 class Recorder(TorchDispatchMode):
-    """Notes every operator, its tensors and what it holds.
-
-    Args:
-        model: whose parameters and modules are named.
-        after_node: called behind every operator.
-        amend: says of an operator what its schema does not, from the operator, its
-            arguments and its `Noted`; None leaves it out.
-        runs_compiled: compiled regions run as they were compiled, not eagerly.
-    """
+    """Notes every operator, its tensors and what it holds. `after_node`: called after
+    every operator; `amend`: says what its schema does not, None leaves it out;
+    `runs_compiled`: compiled regions run as they were compiled."""
 
     def __init__(
         self,
@@ -123,8 +103,7 @@ class Recorder(TorchDispatchMode):
         self._amend = amend
         self._runs_compiled = runs_compiled
         self._token = object()
-        self._is_quiet = False
-        self._ignores_detach = False
+        self._is_quiet = self._ignores_detach = False
         self._num_wrapped = 0
         """Operators on DTensors (of lists: tensors) whose local ones come next."""
         self.phase = Phase.FORWARD
@@ -157,16 +136,12 @@ class Recorder(TorchDispatchMode):
         """Name the module in whose forward an operator runs."""
         handles = []
         for path, module in self._model.named_modules():
-            handles.append(
-                module.register_forward_pre_hook(
-                    lambda m, a, p=path: self._path.append(p)
-                )
-            )
-            handles.append(
-                module.register_forward_hook(
-                    lambda m, a, o: self._leave(), always_call=True
-                )
-            )
+
+            def enter(*_: Any, path: str = path) -> None:
+                self._path.append(path)
+
+            handles.append(module.register_forward_pre_hook(enter))
+            handles.append(module.register_forward_hook(self._leave, always_call=True))
         try:
             yield
         finally:
@@ -186,7 +161,7 @@ class Recorder(TorchDispatchMode):
         """Leave out the view that autograd makes next of what an unpack hook gives."""
         self._ignores_detach = True
 
-    def _leave(self) -> None:
+    def _leave(self, *_: Any) -> None:
         if self._path:
             self._path.pop()
 
@@ -218,13 +193,12 @@ class Recorder(TorchDispatchMode):
             attr=attributes(func, args, kwargs),
             waits_for_device=name in SYNCHRONOUS,
         )
-        noted: Noted | None = Noted(
-            node, read, [*results, *written], may_view=not func._schema.is_mutable
-        )
-        if self._amend is not None and noted is not None:
-            noted = self._amend(func, (args, kwargs), noted)
-        if noted is not None:
-            self.note(noted)
+        may_view = not func._schema.is_mutable
+        noted = Noted(node, read, [*results, *written], may_view)
+        amend = self._amend
+        amended = noted if amend is None else amend(func, (args, kwargs), noted)
+        if amended is not None:
+            self.note(amended)
         return out
 
     def note(self, noted: "Noted") -> None:
@@ -334,16 +308,12 @@ class Recorder(TorchDispatchMode):
         shape, stride = tuple(tensor.shape), tuple(tensor.stride())
         key = (storage, tensor.storage_offset(), shape, stride, dtype)
         number = self._known.setdefault(key, len(self._known))
-        self._tensors.setdefault(
-            number,
-            TensorInfo(shape=shape, dtype=dtype, stride=stride, storage=storage),
-        )
+        info = TensorInfo(shape=shape, dtype=dtype, stride=stride, storage=storage)
+        self._tensors.setdefault(number, info)
         return number
 
     def update(self, optimizer: str) -> None:
         """Add the fused update of every parameter that got a gradient."""
-        inputs: list[int] = []
-        outputs: list[int] = []
         by_dtype: dict[str, list[nn.Parameter]] = {}
         for parameter in self._model.parameters():
             if parameter.grad is not None:
@@ -351,6 +321,8 @@ class Recorder(TorchDispatchMode):
         wrapped = WRAPPED_VIEWS[Phase.UPDATE]
         for group in by_dtype.values():
             views = UPDATE_VIEWS * len(group)
+            inputs: list[int] = []
+            outputs: list[int] = []
             for parameter in group:
                 views += wrapped if local(parameter) is not parameter else 0.0
                 own = self._tensor(local(parameter))
@@ -363,20 +335,15 @@ class Recorder(TorchDispatchMode):
                     self._states.append(state)
                     inputs.append(number)
                     outputs.append(number)
-            self._nodes.append(
-                Node(
-                    name=f"aten::_fused_{optimizer.partition('_')[0]}_",
-                    phase=Phase.UPDATE,
-                    inputs=tuple(inputs),
-                    outputs=tuple(outputs),
-                    attr={
-                        "optimizer": optimizer,
-                        "tensors": len(group),
-                        "host_views": views,
-                    },
-                )
+            attr = {"optimizer": optimizer, "tensors": len(group), "host_views": views}
+            node = Node(
+                name=f"aten::_fused_{optimizer.partition('_')[0]}_",
+                phase=Phase.UPDATE,
+                inputs=tuple(inputs),
+                outputs=tuple(outputs),
+                attr=attr,
             )
-            inputs, outputs = [], []
+            self._nodes.append(node)
 
     def graph(self, notes: dict[str, str]) -> Graph:
         """What was noted."""
@@ -410,12 +377,18 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
+def _given(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+    """(argument of the schema, what it is given)."""
+    for at, argument in enumerate(func._schema.arguments):
+        own = args[at] if at < len(args) else None
+        yield argument, kwargs.get(argument.name, own)
+
+
 def _roles(func: Any, args: Any, kwargs: Any) -> tuple[list[Tensor], list[Tensor]]:
     """Tensors that an operator reads, and those that it writes into."""
     read: list[Tensor] = []
     written: list[Tensor] = []
-    for at, argument in enumerate(func._schema.arguments):
-        value = kwargs.get(argument.name, args[at] if at < len(args) else None)
+    for argument, value in _given(func, args, kwargs):
         own = [x for x in tree_leaves(value) if isinstance(x, Tensor)]
         alias = argument.alias_info
         if alias is not None and alias.is_write:
@@ -428,14 +401,12 @@ def _roles(func: Any, args: Any, kwargs: Any) -> tuple[list[Tensor], list[Tensor
 def attributes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Arguments that are numbers, flags, names or short lists of integers."""
     found: dict[str, Any] = {}
-    for at, argument in enumerate(func._schema.arguments):
-        value = kwargs.get(argument.name, args[at] if at < len(args) else None)
+    for argument, value in _given(func, args, kwargs):
+        many = isinstance(value, list | tuple)
         if isinstance(value, float) and not math.isfinite(value):
             found[argument.name] = str(value)  # JSON has no such numbers
         elif isinstance(value, bool | int | float | str):
             found[argument.name] = value
-        elif isinstance(value, list | tuple) and all(
-            isinstance(x, bool | int) for x in value
-        ):
+        elif many and all(isinstance(x, bool | int) for x in value):
             found[argument.name] = list(value)
     return found

@@ -1,10 +1,6 @@
-"""How often rows of a table are read again, in bins (Lin 2023, section 5.4).
-
-Bin i holds the share of look-ups that go to rows read between 2**i and 2**(i + 1) - 1
-times; the last one takes the rest. The factors say how many rows differ, and for a
-table that is dealt out, on which ranks: one number cannot tell few rows that are read
-all the time from many that are read twice.
-"""
+"""How often rows of a table are read again, in bins (Lin 2023, section 5.4). Bin i
+holds the share of look-ups that go to rows read between 2**i and 2**(i + 1) - 1 times;
+the last one takes the rest. One number cannot tell how popular rows are."""
 
 from collections.abc import Sequence
 
@@ -28,11 +24,8 @@ def reuse_factors(index: torch.Tensor) -> tuple[float, ...]:
 
 
 def distinct_share(factors: Sequence[float]) -> float:
-    """Return different rows over look-ups, by the middle of each bin.
-
-    Raises:
-        ConfigError: not `BINS` shares of 0 or more whose sum is 1.
-    """
+    """Return different rows over look-ups, by the middle of each bin. Raises
+    ConfigError: not `BINS` shares of 0 or more whose sum is 1."""
     wrong = len(factors) != BINS or any(not share >= 0 for share in factors)
     if wrong or abs(sum(factors) - 1.0) > _SUM:
         raise ConfigError(
@@ -43,8 +36,7 @@ def distinct_share(factors: Sequence[float]) -> float:
 
 
 def _middle(bin_: int) -> float:
-    """Reads of a row in a bin: the mean of a count that is as likely as 1 / count**2,
-    as popularity often is."""
+    """Reads of a row in a bin, where a count is as likely as 1 / count**2."""
     counts = range(1 << bin_, 1 << (bin_ + 1))
     if bin_ > 10:  # the sums are their integrals by then
         return (1 << bin_) * 1.3862943611198906

@@ -1,15 +1,11 @@
-"""Which rank holds which embedding table: several rules, and the predictor's choice.
-
-The candidates are those of Lin 2023, Table 5.3: by index, at random, and greedily by a
-cost that is the table's size, its lookups, its lookups over its size, or lookups times
-the logarithm of the size. Each is priced by the same models as any step: lookups on
-every rank, an all-to-all among them, and the dense part. The fastest is taken.
-"""
+"""Which rank holds which embedding table: the fastest of the rules of Lin 2023, Table
+5.3 (by index, at random, greedily by a cost of size and lookups), priced by the same
+models as any step: lookups, an all-to-all, and the dense part."""
 
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight import calls
@@ -104,11 +100,8 @@ class Lookups:
     def step_us(
         self, tables: Sequence[Table], sharding: Sharding, num_ranks: int
     ) -> float:
-        """Predicted time: lookups, all-to-all, dense part, all-to-all, backward.
-
-        Raises:
-            ConfigError: the sharding names a rank that there is not, or too few tables.
-        """
+        """Predicted time: lookups, all-to-all, dense part, all-to-all, backward. Raises
+        ConfigError: the sharding names a rank that there is not, or too few tables."""
         if len(sharding) != len(tables) or not all(
             0 <= rank < num_ranks for rank in sharding
         ):
@@ -131,49 +124,36 @@ class Lookups:
     def _tasks(self, own: Sequence[Table], moved_us: float) -> list[Task]:
         forward = sum(self.table_us(table, "lookup") for table in own)
         backward = sum(self.table_us(table, "scatter_add") for table in own)
-        exchange = Stream.COMMUNICATION
+        exchange = Task(
+            name="exchange", device_us=moved_us, stream=Stream.COMMUNICATION
+        )
         return [
             Task(name="lookups", device_us=forward),
-            Task(
-                name="exchange",
-                device_us=moved_us,
-                stream=exchange,
-                group="out",
-                after=(0,),
-            ),
+            replace(exchange, group="out", after=(0,)),
             Task(name="dense", device_us=self.dense_us, after=(1,)),
-            Task(
-                name="exchange",
-                device_us=moved_us,
-                stream=exchange,
-                group="back",
-                after=(2,),
-            ),
+            replace(exchange, group="back", after=(2,)),
             Task(name="update", device_us=backward, after=(3,)),
         ]
 
     def table_us(self, table: Table, variant: str) -> float:
         """Of one table's rows, of the whole batch."""
         rows = max(1, round(self.batch * table.lookups))
-        return self.device.kernel_us(
-            calls.lookup(
-                variant,
-                rows=rows,
-                columns=table.width,
-                table_rows=table.rows,
-                distinct_rows=max(1.0, rows * table.distinct_share),
-                dtype=self.dtype,
-            )
+        call = calls.lookup(
+            variant,
+            rows=rows,
+            columns=table.width,
+            table_rows=table.rows,
+            distinct_rows=max(1.0, rows * table.distinct_share),
+            dtype=self.dtype,
         )
+        return self.device.kernel_us(call)
 
     def choose(
         self, tables: Sequence[Table], num_ranks: int, seed: int = 0
     ) -> tuple[str, Sharding, float]:
         """(rule, sharding, predicted microseconds) of the fastest candidate."""
-        return min(
-            (
-                (name, sharding, self.step_us(tables, sharding, num_ranks))
-                for name, sharding in candidates(tables, num_ranks, seed).items()
-            ),
-            key=lambda found: found[2],
+        priced = (
+            (name, sharding, self.step_us(tables, sharding, num_ranks))
+            for name, sharding in candidates(tables, num_ranks, seed).items()
         )
+        return min(priced, key=lambda found: found[2])

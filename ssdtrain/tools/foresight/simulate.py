@@ -82,10 +82,7 @@ class _Runner:
     """Runs one rank's tasks, in order."""
 
     def __init__(
-        self,
-        tasks: Sequence[Task],
-        signals: dict[Hashable, float],
-        queues: Rank,
+        self, tasks: Sequence[Task], signals: dict[Hashable, float], queues: Rank
     ) -> None:
         self.tasks = tasks
         self._signals = signals
@@ -165,19 +162,10 @@ def simulate(
     links: Links | None = None,
     collective_slowdown: float = 0.0,
 ) -> StepTimes:
-    """Run every rank's tasks. See [Note: tasks on queues].
-
-    Args:
-        ranks: the tasks of each.
-        links: how every rank's transfers hinder one another and its kernels; None: not
-            at all.
-        collective_slowdown: fraction by which kernels are slower beside a collective.
-
-    Raises:
-        ConfigError: ranks wait for one another in a circle, or for a task that a rank
-            of the group does not have; a task waits for one that is not earlier, or its
-            time is no number of 0 or more.
-    """
+    """Run every rank's tasks. See [Note: tasks on queues]. Raises ConfigError: ranks
+    wait in a circle, or for a task that is not there; a task waits for one that is not
+    earlier, or its time is no number of 0 or more. `links`: how transfers hinder one
+    another."""
     for tasks in ranks:
         _check_tasks(tasks)
     signals: dict[Hashable, float] = {}

@@ -32,6 +32,7 @@ class Spec:
     """Multiprocessors; of a CPU, threads."""
     l2_bytes: float
     memory_bytes: float
+    """As torch tells it, where one was met (79.2 GiB, 139.7 GiB)."""
     memory_gb_per_s: float
     tflops: Mapping[str, float]
     """Dense matrix products by element type; others run at `fp32`."""
@@ -76,14 +77,14 @@ H100 = Spec(
     name="h100",
     num_sms=132,
     l2_bytes=50e6,
-    memory_bytes=80e9,
+    memory_bytes=85.0e9,
     memory_gb_per_s=3350.0,
     tflops={"bf16": 989.0, "fp16": 989.0, "fp32": 67.0},
     power_limit_watts=700.0,
     host_gb_per_s=55.0,
     peer_gb_per_s=450.0,
 )
-H200 = replace(H100, name="h200", memory_bytes=141e9, memory_gb_per_s=4800.0)
+H200 = replace(H100, name="h200", memory_bytes=150.0e9, memory_gb_per_s=4800.0)
 B200 = Spec(
     name="b200",
     num_sms=148,
@@ -113,11 +114,8 @@ def rated(tflops: float, memory_gb_per_s: float) -> Spec:
 
 
 def links_of(spec: Spec) -> Links:
-    """The host link of a data sheet, for machines whose own were not measured.
-
-    Raises:
-        ConfigError: the data sheet does not name it.
-    """
+    """The host link of a data sheet, for machines whose own were not measured. Raises
+    ConfigError: the data sheet does not name it."""
     if spec.host_gb_per_s is None:
         raise ConfigError(
             f"nothing is known of the host link of {spec.name}; measure it with "

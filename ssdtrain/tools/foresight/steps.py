@@ -1,18 +1,15 @@
-"""Captures the execution graph of a training step while it really runs.
-
-For steps that no meta device can show: under `torch.compile`, over several ranks
-(DistributedDataParallel, `fully_shard`, tensor and pipeline parallelism), driven by
-DeepSpeed or Megatron-Core, with whatever optimizer. The step runs as it is, on this
-machine's device; every rank captures its own graph.
+"""Captures the execution graph of a training step while it really runs on this machine:
+under `torch.compile`, over several ranks, driven by DeepSpeed or Megatron-Core, with
+whatever optimizer. Every rank captures its own graph.
 
 [Note: steps that run]
 Forward, backward and update are told apart by what runs: autograd's engine is at work
 in backward; an update is what an optimizer's step does, or what runs without gradients
-behind the last backward and outside of every module. Collectives are noted with their
+after the last backward and outside of every module. Collectives are noted with their
 bytes and their group's size; a send and its receive carry one name, so that graphs of
-several ranks can be simulated together. Compiled regions run compiled: their products
-and library calls are seen as everything else, their generated kernels by the calls that
-the generated code makes. A CUDA graph's replay shows nothing of itself.
+several ranks can be simulated together. Compiled regions run compiled: their generated
+kernels are seen by the calls that the generated code makes. A CUDA graph's replay shows
+nothing of itself.
 (tests/ssdtrain/tools/foresight/test_steps.py, test_real_ranks.py)
 """
 
@@ -47,19 +44,12 @@ NUM_WARM = 2
 # Collectives by what their operators' names contain, the longer names first.
 KINDS: Mapping[str, Collective] = {
     "reduce_scatter": Collective.REDUCE_SCATTER,
-    "allreduce": Collective.ALL_REDUCE,
-    "all_reduce": Collective.ALL_REDUCE,
-    "allgather": Collective.ALL_GATHER,
-    "all_gather": Collective.ALL_GATHER,
-    "alltoall": Collective.ALL_TO_ALL,
-    "all_to_all": Collective.ALL_TO_ALL,
+    **dict.fromkeys(("allreduce", "all_reduce"), Collective.ALL_REDUCE),
+    **dict.fromkeys(("allgather", "all_gather"), Collective.ALL_GATHER),
+    **dict.fromkeys(("alltoall", "all_to_all"), Collective.ALL_TO_ALL),
     # As long as one rank's bytes take, whoever they go to.
-    "broadcast": Collective.SEND,
-    "scatter": Collective.SEND,
-    "gather": Collective.SEND,
-    "reduce": Collective.SEND,
-    "send": Collective.SEND,
-    "recv": Collective.SEND,
+    **dict.fromkeys(("broadcast", "scatter", "gather", "reduce"), Collective.SEND),
+    **dict.fromkeys(("send", "recv"), Collective.SEND),
 }
 NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional")
 NO_WORK = ("barrier", "monitored_barrier_", "wait_tensor", "_wrap_tensor_autograd")
@@ -76,17 +66,9 @@ def capture_step(
     num_warm: int = NUM_WARM,
     notes: Mapping[str, str] | None = None,
 ) -> Graph:
-    """Run a step some times and capture the last one. See [Note: steps that run].
-
-    Args:
-        step: forward, backward and update, as the training loop runs them.
-        models: the module, engine or chunks of this rank.
-        num_warm: steps before the captured one.
-        notes: go into the graph.
-
-    Raises:
-        ConfigError: nothing was seen of the step.
-    """
+    """Run a whole training step some times and capture the last one. See [Note: steps
+    that run]. `models`: the module, engine or chunks of this rank. Raises ConfigError:
+    nothing was seen of the step."""
     model = models if isinstance(models, nn.Module) else nn.ModuleList(models)
     for _ in range(num_warm):
         step()
@@ -106,9 +88,8 @@ def capture_step(
         )
     found = {"captured": "from a step that ran", **(notes or {})}
     if not hasattr(TorchDispatchMode, "ignore_compile_internals"):
-        found["compiled_regions"] = (
-            f"ran eagerly: torch {torch.__version__} asks for it"
-        )
+        why = f"ran eagerly: torch {torch.__version__} asks for it"
+        found["compiled_regions"] = why
     return recorder.graph(found)
 
 
@@ -135,15 +116,10 @@ class _Phases:
         def end(*_: Any) -> None:
             self._is_updating = False
 
-        handles = [
-            register_optimizer_step_pre_hook(begin),
-            register_optimizer_step_post_hook(end),
-        ]
-        try:
+        with ExitStack() as stack:
+            stack.callback(register_optimizer_step_pre_hook(begin).remove)
+            stack.callback(register_optimizer_step_post_hook(end).remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def present(self) -> Phase:
         """The phase of what runs now."""
@@ -184,11 +160,8 @@ class Collectives:
         given, made = _ends(name, named, noted)
         size, peers = _group(named)
         num_bytes = max(sum(x.nbytes for x in given), sum(x.nbytes for x in made))
-        attr: dict[str, Any] = {
-            "num_bytes": num_bytes,
-            "collective": kind.value,
-            "ranks": size,
-        }
+        attr: dict[str, Any] = {"num_bytes": num_bytes, "collective": kind.value}
+        attr["ranks"] = size
         if name.startswith(("send", "recv")):
             attr |= self._passed(name, named, peers)
         else:
@@ -352,10 +325,7 @@ def generated_kernels(recorder: Recorder, phases: _Phases) -> Iterator[None]:
 
 def roles_of(kernel: Any, name: str, module: Any) -> tuple[str, ...]:
     """Names of a generated kernel's arguments: `in_ptr0`, `in_out_ptr0`, `out_ptr0`..
-
-    Raises:
-        ConfigError: the generated code is not written as it was in tested versions.
-    """
+    Raises ConfigError: the generated code is not written as in tested versions."""
     names = getattr(getattr(kernel, "fn", None), "arg_names", None)
     if names is not None:  # Triton
         return tuple(names)

@@ -1,9 +1,5 @@
-"""Matrix products and copies at length: what the power limit does to the clock.
-
-A burst after a pause runs at the highest clock; a second of the same work does not,
-where it would draw more than the board may. Each run gives the time of both, and the
-clock and power that `nvidia-smi` saw meanwhile.
-"""
+"""Matrix products and copies at length, which the power limit slows, against a burst
+after a pause; with the clock and power that `nvidia-smi` saw meanwhile."""
 
 import statistics
 import subprocess
@@ -70,8 +66,7 @@ def _present() -> str:
 
 
 def products(sizes: Sequence[int], seconds: float) -> list[dict[str, Any]]:
-    """Square bf16 products, bursts against `seconds` of them; with pauses of the same
-    length, too, for the part that waits win back."""
+    """Square bf16 products, bursts after a pause against `seconds` of them."""
     rows = []
     for size in sizes:
         a = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)

@@ -1,9 +1,5 @@
-"""A sharding of embedding tables as a file that trainers take.
-
-Each table has the fields of torchrec's `ParameterSharding` (type, kernel, ranks, and
-the shards with offsets, sizes and placement) and its DTensor placements: the ranks of a
-mesh, and a placement on each of its axes.
-"""
+"""A sharding of embedding tables as a file that trainers take: the fields of torchrec's
+`ParameterSharding`, and DTensor placements on a mesh's axes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -90,15 +86,8 @@ def table_plan(
     num_ranks: int,
     device: str = "cuda",
 ) -> TablePlan:
-    """Return the plan that puts every table whole on its rank.
-
-    Args:
-        rule: that gave the sharding.
-        tables: of the model.
-        sharding: the rank of each.
-        num_ranks: that there are.
-        device: of every rank; a CPU's ranks share one.
-    """
+    """Return the plan that puts every table whole on its rank; a CPU's ranks share
+    one."""
 
     def placed(table: Table, rank: int) -> PlacedTable:
         where = f"{device}:{rank}" if device != "cpu" else device

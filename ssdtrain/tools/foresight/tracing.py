@@ -16,15 +16,9 @@ Step = Callable[[], Any]
 
 
 def composites() -> frozenset[str]:
-    """Operators that only call others, for autograd and below (`aten::linear`).
-
-    Those of which every overload does; `aten::sum` does where dimensions have names.
-    """
-    implicit = set(
-        torch._C._dispatch_get_registrations_for_dispatch_key(
-            "CompositeImplicitAutograd"
-        )
-    )
+    """Operators of which every overload only calls others (`aten::linear`)."""
+    registered = torch._C._dispatch_get_registrations_for_dispatch_key
+    implicit = set(registered("CompositeImplicitAutograd"))
     plain = {
         name
         for name in torch._C._dispatch_get_all_op_names()
@@ -55,7 +49,7 @@ def traced(step: Step, num_steps: int = 2) -> list[Seen]:
 
 def step_us(step: Step, *, num_warm: int = 3, seconds: float = 0.3) -> float:
     """Microseconds of one step in the steady state, without a profiler."""
-    sync = torch.cuda.synchronize if torch.cuda.is_available() else _nothing
+    sync = torch.cuda.synchronize if torch.cuda.is_available() else bool
     for _ in range(num_warm):
         step()
     sync()
@@ -74,7 +68,3 @@ def cpu_clock() -> Callable[[], float]:
     """Seconds of work on a CPU: the thread's own where torch uses one thread, which
     stand still while others have the core."""
     return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-
-
-def _nothing() -> None:
-    """A CPU has nothing to wait for."""

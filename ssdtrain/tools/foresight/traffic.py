@@ -2,21 +2,14 @@
 lookups and optimizers' updates.
 
 [Note: what bounds a kernel that moves bytes]
-Memory does where rows are long and many. Elsewhere the multiprocessors do, at a speed
-that no data sheet of memory tells, so that such kernels take as long on an H200 as on
-an H100:
-- a row of a normalization or of a lookup is a block, which costs its start however
-  short the row is; the elements of a row cost arithmetic (a softmax's exponentials, an
-  addition that other blocks may make at the same place), more of it where rows cannot
-  be read in vectors;
-- the gradients of a normalization's weight are sums over rows. Up to `SERIAL_ROWS` of
-  them torch walks down every column in one block;
-- up to `FEW_ROWS` indices torch adds the gradients of an embedding row by row, one
-  behind the other; more are sorted first, in some twenty launches;
-- a fused optimizer gets its tensors in chunks of `CHUNK` elements, a block each, and in
-  launches of as many tensors as fit into a kernel's arguments. Small tensors are as
-  many launches, and a launch takes at least as long as a block does for its chunk.
-Bytes that were touched before count as the cache's only as far as it holds them.
+Memory does where rows are long and many; elsewhere the multiprocessors, so that such
+kernels take as long on an H200 as on an H100. A row of a normalization or a lookup is a
+block, which costs its start; its elements cost arithmetic, more where rows cannot be
+read in vectors. Gradients of a normalization's weight are sums over rows: up to
+`SERIAL_ROWS`, torch walks down every column in one block. Up to `FEW_ROWS` indices it
+adds an embedding's gradients row by row; more are sorted first. A fused optimizer takes
+chunks of `CHUNK` elements, in launches of as many tensors as fit into a kernel's
+arguments. Bytes that were touched before count as far as the cache holds them.
 (tests/ssdtrain/tools/foresight/test_laws.py)
 """
 

@@ -1,8 +1,5 @@
-"""Gradient-boosted regression trees as data: read from JSON, evaluated in Python.
-
-Training is elsewhere (`fit.py`, scikit-learn); the product neither needs it nor
-unpickles anything.
-"""
+"""Gradient-boosted regression trees as data: read from JSON, evaluated in Python;
+training (`fit.py`, scikit-learn) is elsewhere."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,11 +41,8 @@ class Forest:
         return self.base + sum(tree(row) for tree in self.trees)
 
     def check(self) -> None:
-        """Make sure that every tree ends.
-
-        Raises:
-            ConfigError: one does not, or looks at an unknown feature.
-        """
+        """Make sure that every tree ends. Raises ConfigError: one does not, or looks at
+        an unknown feature."""
         for tree in self.trees:
             _check(tree, len(self.names))
 

@@ -1,8 +1,5 @@
-"""What moves bytes, and at which rate: a rank's own links and the fabric between ranks.
-
-The links are those that plans are made with (`curves.py`); their slowdowns hold in the
-simulated step as they do in a plan's.
-"""
+"""What moves bytes, and at which rate: a rank's own links, those that plans are made
+with (`curves.py`), and the fabric between ranks."""
 
 from dataclasses import dataclass, replace
 
@@ -43,11 +40,8 @@ class Wires:
         return 0.0 if self.fabric is None else self.fabric.compute_slowdown
 
     def microseconds(self, node: Node) -> float:
-        """Time of a node when nothing else is under way.
-
-        Raises:
-            ConfigError: the node's link was not given, or not measured.
-        """
+        """Time of a node when nothing else is under way. Raises ConfigError: the node's
+        link was not given, or not measured."""
         num_bytes = float(node.attr["num_bytes"])
         if node.stream is Stream.COMMUNICATION:
             if self.fabric is None:
@@ -77,11 +71,7 @@ class Wires:
 
 def fabric_of(spec: Spec) -> Fabric:
     """Measured curves of a device's links to others, as far as they are shipped; else
-    its data sheet.
-
-    Raises:
-        ConfigError: neither is known.
-    """
+    its data sheet. Raises ConfigError: neither is known."""
     if spec.peer_gb_per_s is None:
         raise ConfigError(
             f"nothing is known of the links between devices of {spec.name}; give "

@@ -30,29 +30,26 @@ WIDE_COLUMNS = 200
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
     show(parser, EXAMPLES)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--directory",
         action="append",
         default=[],
         metavar="DIR",
         help="a directory that is to hold activations; may be given several times",
     )
-    parser.add_argument(
-        "--save", metavar="FILE", help="write the measured curves (JSON) to FILE"
-    )
-    parser.add_argument("--plot", metavar="PNG", help="plot the measured curves")
-    parser.add_argument("--json", action="store_true", help="print JSON, no tables")
-    parser.add_argument(
-        "--no-measure", action="store_true", help="facts only: copy and write nothing"
-    )
-    parser.add_argument(
+    add("--save", metavar="FILE", help="write the measured curves (JSON) to FILE")
+    add("--plot", metavar="PNG", help="plot the measured curves")
+    add("--json", action="store_true", help="print JSON, no tables")
+    add("--no-measure", action="store_true", help="facts only: copy and write nothing")
+    add(
         "--max-write-bytes",
         type=size_argument,
         default=SsdBudget().max_bytes,
         metavar="BYTES",
         help="bytes written to each directory at most, such as 2GB (default: 4GiB)",
     )
-    parser.add_argument(
+    add(
         "--max-seconds",
         type=positive_argument,
         default=SsdBudget().max_seconds,

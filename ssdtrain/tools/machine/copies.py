@@ -1,10 +1,8 @@
-"""Measure memory copies: GPU to pinned host and back, both at once, GPU to GPU,
-and host to host where there is no GPU.
-"""
+"""Measure memory copies: GPU to pinned host and back, GPU to GPU, and host to host."""
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ssdtrain.rates import best_of
@@ -12,7 +10,6 @@ from ssdtrain.tools.machine.fit import fit_curve
 from ssdtrain.tools.machine.links import Link, LinkKind, Sample
 
 KIB = 1024
-MIB = 1024 * KIB
 RUN_SECONDS = 0.05
 """A run this long is well above the clock and one synchronise."""
 
@@ -23,18 +20,8 @@ class CopyBudget:
 
     max_seconds: float = 10.0
     """Seconds for all copies of one device."""
-    sizes_bytes: tuple[int, ...] = (
-        4 * KIB,
-        16 * KIB,
-        64 * KIB,
-        256 * KIB,
-        MIB,
-        4 * MIB,
-        16 * MIB,
-        64 * MIB,
-        256 * MIB,
-    )
-    """Transfer sizes; the largest is also the size of each buffer."""
+    sizes_bytes: tuple[int, ...] = tuple(4 * KIB * 4**step for step in range(9))
+    """4 KiB to 256 MiB; the largest is also the size of each buffer."""
 
     def __post_init__(self) -> None:
         if len(set(self.sizes_bytes)) < 3 or min(self.sizes_bytes) < 1:
@@ -45,11 +32,8 @@ class CopyBudget:
 
 
 class Walk:
-    """Hands out one piece of a buffer after another, from the start again at its end.
-
-    The same piece twice would be in the processor's caches the second time: a copy of
-    a megabyte then looks three times as fast as the memory that an activation is in.
-    """
+    """Hands out one piece of a buffer after another, in a circle: the same one twice
+    would be in the processor's caches."""
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
@@ -63,8 +47,7 @@ class Walk:
 
 
 def measure_host_copy(budget: CopyBudget) -> Link:
-    """Pageable host memory to pageable host memory, one thread of torch; memory, and
-    not caches."""
+    """Pageable host memory to pageable host memory, not caches, by one thread."""
     import torch
 
     largest = max(budget.sizes_bytes)
@@ -85,11 +68,8 @@ def measure_host_copy(budget: CopyBudget) -> Link:
 
 
 def measure_gpu_copies(device: int, budget: CopyBudget) -> tuple[Link, ...]:
-    """D2H, H2D and both at once between one GPU and pinned host memory.
-
-    Raises:
-        RuntimeError: the GPU or the pinned memory cannot be had (torch's own text).
-    """
+    """D2H, H2D and both at once between one GPU and pinned host memory. Raises
+    RuntimeError: the GPU or the pinned memory cannot be had (torch's own text)."""
     import torch
 
     name = f"cuda:{device}"
@@ -112,25 +92,19 @@ def measure_gpu_copies(device: int, budget: CopyBudget) -> tuple[Link, ...]:
             out(size)
             back(size)
 
-        third = CopyBudget(
-            max_seconds=budget.max_seconds / 3, sizes_bytes=budget.sizes_bytes
-        )
+        third = replace(budget, max_seconds=budget.max_seconds / 3)
 
         def link(kind: LinkKind, issue: Callable[[int], None]) -> Link:
             samples = _samples(_timed(issue, [device]), third)
             ends = ("host", name) if kind is LinkKind.H2D else (name, "host")
             return _link(kind, *ends, "pinned", samples)
 
-        return (
-            link(LinkKind.D2H, out),
-            link(LinkKind.H2D, back),
-            link(LinkKind.BOTH, both),
-        )
+        issued = {LinkKind.D2H: out, LinkKind.H2D: back, LinkKind.BOTH: both}
+        return tuple(link(kind, issue) for kind, issue in issued.items())
 
 
 def measure_peer_copy(source: int, target: int, budget: CopyBudget) -> Link:
-    """Measure copies from one GPU's memory to another's; `mode` says whether peer
-    access is there."""
+    """Measure copies between two GPUs; `mode` says whether peer access is there."""
     import torch
 
     largest = max(budget.sizes_bytes)
@@ -149,11 +123,8 @@ def measure_peer_copy(source: int, target: int, budget: CopyBudget) -> Link:
 def _timed(
     issue: Callable[[int], None], devices: list[int]
 ) -> Callable[[int, int], float]:
-    """Wall time of `repeats` copies on idle devices, until all have landed.
-
-    Wall time and not events: it covers two streams and two devices alike, and the
-    run is long enough (see `_samples`) that one synchronise does not show.
-    """
+    """Wall time of `repeats` copies on idle devices until all have landed: it covers
+    two streams and two devices alike."""
     import torch
 
     def run(size: int, repeats: int) -> float:

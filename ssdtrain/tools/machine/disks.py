@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ssdtrain.tools.machine.findings import Finding, good, note, warning
+from ssdtrain.tools.machine.findings import STORAGE, Finding
 from ssdtrain.tools.machine.ssd import accepts_direct
 
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
@@ -32,11 +32,8 @@ class Disk:
 
 
 def inspect_disk(directory: str, mounts: str = "/proc/mounts") -> Disk:
-    """Facts about the file system behind `directory`.
-
-    Raises:
-        OSError: the directory is missing or takes no file.
-    """
+    """Facts about the file system behind `directory`. Raises OSError: the directory is
+    missing or takes no file."""
     real = os.path.realpath(directory)
     device, mount_point, kind = mount_of(real, Path(mounts).read_text())
     usage = os.statvfs(real)
@@ -92,46 +89,39 @@ def judge(disk: Disk) -> Iterator[Finding]:
     """Findings about one directory."""
     label = f"{disk.directory} ({disk.file_system} on {disk.device})"
     if disk.file_system in MEMORY_FILE_SYSTEMS:
-        yield warning(
-            "storage",
+        yield STORAGE.warning(
             f"{label} is host memory, not an SSD",
             "give a directory on an NVMe drive, or use target='host'.",
         )
     elif disk.file_system in NETWORK_FILE_SYSTEMS:
-        yield warning(
-            "storage",
+        yield STORAGE.warning(
             f"{label} is a network file system",
             "give a directory on a local NVMe drive.",
         )
     elif disk.file_system == "overlay":
-        yield warning(
-            "storage",
+        yield STORAGE.warning(
             f"{label} is a container's overlay",
             "mount a volume on the NVMe drive into the container and give that.",
         )
     if disk.rotational and (disk.block_device or "").startswith(("sd", "md", "dm")):
-        yield warning(
-            "storage",
+        yield STORAGE.warning(
             f"{label} says that it rotates",
             "believe the measured bandwidth; activations need GB/s, so use NVMe.",
         )
     if not disk.direct:
-        yield warning(
-            "storage",
+        yield STORAGE.warning(
             f"{label} refuses O_DIRECT",
             "writes go through the page cache and take host memory; use ext4 or xfs.",
         )
     if not disk.nameless:
-        yield note(
-            "storage",
+        yield STORAGE.note(
             f"{label} refuses O_TMPFILE",
             "files are unlinked right after creation instead; nothing to do.",
         )
     if disk.free_bytes < 64 << 30:
-        yield note(
-            "storage",
+        yield STORAGE.note(
             f"{label} has {disk.free_bytes / 1e9:.0f} GB free",
             "a step's activations must fit: see `ssdtrain project`.",
         )
     if disk.direct and disk.nameless:
-        yield good("storage", f"{label}: O_DIRECT and O_TMPFILE work", "ready.")
+        yield STORAGE.good(f"{label}: O_DIRECT and O_TMPFILE work", "ready.")

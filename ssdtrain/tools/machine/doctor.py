@@ -3,13 +3,13 @@
 import datetime
 import platform
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ssdtrain.tools.machine import copies, disks, gpus, limits, software
 from ssdtrain.tools.machine.copies import CopyBudget
 from ssdtrain.tools.machine.disks import Disk
-from ssdtrain.tools.machine.findings import Finding, good, note, problem, warning
+from ssdtrain.tools.machine.findings import LINKS, STORAGE, Finding
 from ssdtrain.tools.machine.gpus import GpuReport
 from ssdtrain.tools.machine.limits import Limits
 from ssdtrain.tools.machine.links import LINK_FILE, Link, LinkFile, LinkKind
@@ -70,14 +70,8 @@ def parts(request: Request) -> int:
 
 
 def examine(request: Request, part: Callable[[str], None]) -> Examination:
-    """Look at this machine and measure its links.
-
-    Never raises for what the machine lacks: that is a finding.
-
-    Args:
-        request: what to look at.
-        part: told what begins, `parts` times.
-    """
+    """Look at this machine and measure its links; what it lacks is a finding, and no
+    error. `part`: told what begins, `parts` times."""
     part("looking at GPUs, limits and versions")
     began = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     gpu = gpus.inspect_gpus()
@@ -128,8 +122,7 @@ def examine(request: Request, part: Callable[[str], None]) -> Examination:
 
 
 def _unusable(directory: str, error: OSError) -> Finding:
-    return problem(
-        "storage",
+    return STORAGE.problem(
         f"{directory} cannot be used: {error.strerror or error}",
         "give an existing directory on an NVMe drive that this user may write to.",
     )
@@ -145,12 +138,11 @@ def _measure_directory(
         findings.append(_unusable(directory, error))
         return None
     except ValueError as error:
-        findings.append(warning("links", str(error), "raise the measuring budget."))
+        findings.append(LINKS.warning(str(error), "raise the measuring budget."))
         return None
     if result.skipped_cells:
         findings.append(
-            note(
-                "links",
+            LINKS.note(
                 f"{directory}: the budget left out {len(result.skipped_cells)} SSD "
                 f"cells ({', '.join(result.skipped_cells[:3])}, ...)",
                 "larger --max-write-bytes or --max-seconds measures them.",
@@ -172,49 +164,42 @@ def _measure_copies(budget: CopyBudget, findings: list[Finding]) -> list[Link]:
         for device in range(count):
             links.extend(copies.measure_gpu_copies(device, budget))
         for source, target in pairs:
-            share = CopyBudget(
-                max_seconds=budget.max_seconds / len(pairs),
-                sizes_bytes=budget.sizes_bytes,
-            )
+            share = replace(budget, max_seconds=budget.max_seconds / len(pairs))
             links.append(copies.measure_peer_copy(source, target, share))
     except RuntimeError as error:  # torch's own: out of memory, no pinned memory
         text = str(error).splitlines()[0]
         findings.append(
-            problem("links", f"a copy measurement failed: {text}", "free GPU memory.")
+            LINKS.problem(f"a copy measurement failed: {text}", "free GPU memory.")
         )
     return links
 
 
 def judge_links(links: tuple[Link, ...]) -> Iterator[Finding]:
-    """Return what the measured curves mean for offloading, and which of them to
-    trust."""
+    """Return what the measured curves mean, and which of them to trust."""
     for link in links:
         if link.curve.fit_error > POOR_FIT:
-            yield warning(
-                "links",
+            yield LINKS.warning(
                 f"{link.kind.value} {link.source} to {link.target}, {link.depth} in "
                 "flight: the curve misses a measured time by "
                 f"{link.curve.fit_error:.0%}",
                 "other work ran beside it, or the link is uneven: measure again on a "
                 "quiet machine; predictions that use it can be as wrong.",
             )
-    rates = {
-        kind: max((_gb_per_s(link) for link in links if link.kind is kind), default=0.0)
-        for kind in LinkKind
-    }
+    rates = dict.fromkeys(LinkKind, 0.0)
+    for link in links:
+        rate = link.curve.gb_per_s(TYPICAL_TENSOR_BYTES)
+        rates[link.kind] = max(rates[link.kind], rate)
     d2h, both = rates[LinkKind.D2H], rates[LinkKind.BOTH]
     if d2h:
-        level = good if d2h > 20 else warning
+        level = LINKS.good if d2h > 20 else LINKS.warning
         yield level(
-            "links",
             f"GPU to host {d2h:.1f} GB/s, host to GPU {rates[LinkKind.H2D]:.1f} GB/s",
             f"a second of compute hides {d2h:.0f} GB of activations in host memory."
             if d2h > 20
             else "below PCIe 4 x16: check width and generation under load.",
         )
         if both < 0.75 * min(d2h, rates[LinkKind.H2D]):
-            yield note(
-                "links",
+            yield LINKS.note(
                 f"both directions at once: {both:.1f} GB/s each way",
                 "stores and loads disturb one another here; plan with less.",
             )
@@ -227,16 +212,9 @@ def _judge_ssd(rates: dict[LinkKind, float], d2h: float) -> Iterator[Finding]:
         return
     text = f"SSD write {write:.1f} GB/s, read {read:.1f} GB/s"
     if d2h and write < 0.25 * d2h:
-        yield note(
-            "links",
+        yield LINKS.note(
             f"{text}: {d2h / write:.0f} times below GPU to host",
             "use target='tiered', or give directories on several SSDs.",
         )
     else:
-        yield good(
-            "links", text, f"a second of compute hides {write:.1f} GB on the SSD."
-        )
-
-
-def _gb_per_s(link: Link) -> float:
-    return link.curve.gb_per_s(TYPICAL_TENSOR_BYTES)
+        yield LINKS.good(text, f"a second of compute hides {write:.1f} GB on the SSD.")

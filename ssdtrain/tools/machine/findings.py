@@ -23,29 +23,38 @@ class Finding:
 
     level: Level
     subject: str
-    """What it is about: `gpu`, `links`, `storage`, `limits`, `versions`,
-    `autoload`, `gds`."""
+    """What it is about; see below."""
     text: str
     """What was found, with the number or name that was met."""
     advice: str
     """One line: what to do, or why nothing needs doing."""
 
 
-def good(subject: str, text: str, advice: str) -> Finding:
-    """Return a finding that asks for nothing."""
-    return Finding(level=Level.GOOD, subject=subject, text=text, advice=advice)
+@dataclass(frozen=True)
+class About:
+    """Makes the findings of one subject."""
+
+    subject: str
+
+    def _found(self, level: Level, text: str, advice: str) -> Finding:
+        return Finding(level=level, subject=self.subject, text=text, advice=advice)
+
+    def good(self, text: str, advice: str) -> Finding:
+        """Return a finding that asks for nothing."""
+        return self._found(Level.GOOD, text, advice)
+
+    def note(self, text: str, advice: str) -> Finding:
+        """Return a finding that offers something better."""
+        return self._found(Level.NOTE, text, advice)
+
+    def warning(self, text: str, advice: str) -> Finding:
+        """Return a finding that costs speed or safety."""
+        return self._found(Level.WARNING, text, advice)
+
+    def problem(self, text: str, advice: str) -> Finding:
+        """Return a finding that rules something out."""
+        return self._found(Level.PROBLEM, text, advice)
 
 
-def note(subject: str, text: str, advice: str) -> Finding:
-    """Return a finding that offers something better."""
-    return Finding(level=Level.NOTE, subject=subject, text=text, advice=advice)
-
-
-def warning(subject: str, text: str, advice: str) -> Finding:
-    """Return a finding that costs speed or safety."""
-    return Finding(level=Level.WARNING, subject=subject, text=text, advice=advice)
-
-
-def problem(subject: str, text: str, advice: str) -> Finding:
-    """Return a finding that rules something out."""
-    return Finding(level=Level.PROBLEM, subject=subject, text=text, advice=advice)
+GPU, LINKS, STORAGE, LIMITS = map(About, ("gpu", "links", "storage", "limits"))
+VERSIONS, AUTOLOAD, GDS = map(About, ("versions", "autoload", "gds"))

@@ -27,11 +27,8 @@ MAX_SLOPE = math.log10(2.0)
 
 
 def fit_curve(samples: Sequence[Sample]) -> Curve:
-    """Fit the three-piece curve.
-
-    Raises:
-        ValueError: fewer than three sizes, or a time or size that is not positive.
-    """
+    """Fit the three-piece curve. Raises ValueError: fewer than three sizes, or a time
+    or size that is not positive."""
     ordered = sorted(samples, key=lambda sample: sample.size_bytes)
     sizes = np.array([s.size_bytes for s in ordered], dtype=np.float64)
     times = np.array([s.seconds for s in ordered], dtype=np.float64)
@@ -56,17 +53,18 @@ def fit_curve(samples: Sequence[Sample]) -> Curve:
         sigmoid=sigmoid,
         fit_error=0.0,
     )
-    errors = [abs(draft.seconds(s.size_bytes) / s.seconds - 1) for s in ordered]
-    return Curve(**{**draft.__dict__, "fit_error": float(max(errors))})
+    return _judged(draft, ordered)
+
+
+def _judged(draft: Curve, samples: Sequence[Sample]) -> Curve:
+    errors = [abs(draft.seconds(s.size_bytes) / s.seconds - 1) for s in samples]
+    return replace(draft, fit_error=float(max(errors)))
 
 
 def fit_corners(samples: Sequence[Sample]) -> Curve:
-    """Fit a curve that goes straight from one measured size to the next, for times
-    that have corners; beyond the largest, on at the rate of `fit_curve`.
-
-    Raises:
-        ValueError: as `fit_curve` does.
-    """
+    """Fit a curve that goes straight from one measured size to the next, for times that
+    have corners; beyond the largest, on at the rate of `fit_curve`. Raises ValueError:
+    as `fit_curve` does."""
     curve = fit_curve(samples)
     by_size: dict[int, list[float]] = {}
     for sample in sorted(samples, key=lambda sample: sample.size_bytes):
@@ -77,16 +75,12 @@ def fit_corners(samples: Sequence[Sample]) -> Curve:
         for size, mean in zip(by_size, means, strict=True)
     )
     draft = replace(curve, startup_seconds=knots[0].seconds, knots=knots)
-    errors = [abs(draft.seconds(s.size_bytes) / s.seconds - 1) for s in samples]
-    return replace(draft, fit_error=max(errors))
+    return _judged(draft, samples)
 
 
 def level(values: np.ndarray) -> np.ndarray:
-    """Return the nearest sequence that never falls (least squares, pool adjacent
-    violators).
-
-    Link time cannot fall as the size grows: where it does, that is noise.
-    """
+    """Return the nearest sequence that never falls (pool adjacent violators): link time
+    cannot fall as the size grows."""
     pools: list[tuple[float, int]] = []
     for value in values:
         pools.append((float(value), 1))
@@ -99,13 +93,10 @@ def level(values: np.ndarray) -> np.ndarray:
 
 
 def _startup_and_peak(sizes: np.ndarray, times: np.ndarray) -> tuple[float, float]:
-    """t_s, and BW_max as the slope over the largest sizes, all their bytes together.
-
-    Not the best bandwidth seen: `t_s + m / BW` counts the start-up time already,
-    and caches can make a middle size faster than the link is. A sum weighs the
-    largest most: just above the flat piece a copy hides its own start-up time, and
-    the slope there would be many times the link's.
-    """
+    """t_s, and BW_max as the slope over the largest sizes, all their bytes together:
+    `t_s + m / BW` counts the start-up time already, caches can make a middle size
+    faster than the link, and just above the flat piece a copy hides its own start-up
+    time."""
     startup = float(times[0])
     large = sizes >= sizes[-1] / LINEAR_RANGE
     spare = np.maximum(times[large] - startup, times[large] * 1e-3)

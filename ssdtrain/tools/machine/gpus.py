@@ -1,7 +1,4 @@
-"""GPU facts: NVML where it is there, the kernel's PCI files and torch where not.
-
-The only file that knows pynvml (package nvidia-ml-py); it is imported when asked.
-"""
+"""GPU facts: NVML (pynvml, imported here alone) or the kernel's PCI files and torch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ssdtrain import numa
-from ssdtrain.tools.machine.findings import Finding, good, note, problem, warning
+from ssdtrain.tools.machine.findings import GPU, Finding
 
 # Transfer rate in GT/s a lane to PCIe generation, as the kernel prints it.
 GENERATION_OF_RATE = {"2.5": 1, "5.0": 2, "8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}
@@ -112,10 +109,9 @@ def _without_nvml(reason: str) -> GpuReport:
     findings = list(judge(gpus))
     if gpus:
         advice = "`pip install nvidia-ml-py` for PCIe, NUMA and NVLink facts."
-        findings.append(note("gpu", reason, advice))
-    return GpuReport(
-        gpus=gpus, source="torch" if gpus else "none", findings=tuple(findings)
-    )
+        findings.append(GPU.note(reason, advice))
+    source = "torch" if gpus else "none"
+    return GpuReport(gpus=gpus, source=source, findings=tuple(findings))
 
 
 def _from_torch(torch: Any, index: int) -> Gpu:
@@ -165,8 +161,7 @@ def _pci_file(address: str | None, name: str) -> str | None:
 def judge(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
     """Findings about the GPUs, the link width and the sockets they hang on."""
     if not gpus:
-        yield note(
-            "gpu",
+        yield GPU.note(
             "no GPU was found",
             "CPU tensors are offloaded too; for GPU training install a CUDA build of "
             "torch and run doctor on the GPU machine.",
@@ -176,31 +171,27 @@ def judge(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
         label = f"GPU {gpu.index} ({gpu.name}, {gpu.memory_bytes / 1e9:.0f} GB)"
         width, most = gpu.pcie_width, gpu.pcie_width_max
         if not width or not most:  # virtual machines report 0
-            yield note(
-                "gpu",
+            yield GPU.note(
                 f"{label}: PCIe width unknown",
                 "trust the measured D2H and H2D bandwidth instead.",
             )
         elif width < most:
-            yield warning(
-                "gpu",
+            yield GPU.warning(
                 f"{label}: PCIe x{width} of x{most}",
                 "reseat the card or move it to a full-width slot: every transfer is "
                 f"{most / width:.0f} times slower.",
             )
         else:
-            yield good(
-                "gpu",
+            yield GPU.good(
                 f"{label}: PCIe generation {gpu.pcie_generation_max} x{width}",
                 "full width.",
             )
     nodes = {gpu.numa_node for gpu in gpus if gpu.numa_node is not None}
     if len(nodes) > 1:
-        yield note(
-            "gpu",
+        yield GPU.note(
             f"GPUs sit on NUMA nodes {sorted(nodes)}",
             "ssdtrain train binds each rank to its GPU's node; elsewhere use numactl "
             "--cpunodebind --membind: remote host memory is up to 3 times slower.",
         )
     if any(gpu.memory_bytes == 0 for gpu in gpus):
-        yield problem("gpu", "a GPU reports no memory", "reset it or leave it out.")
+        yield GPU.problem("a GPU reports no memory", "reset it or leave it out.")

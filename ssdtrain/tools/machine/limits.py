@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ssdtrain import numa
-from ssdtrain.tools.machine.findings import Finding, good, note, warning
+from ssdtrain.tools.machine.findings import LIMITS, Finding
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 UNLIMITED_V1 = 1 << 60
@@ -60,12 +60,8 @@ def _soft(which: int) -> int | None:
 
 
 def cgroup_memory(root: Path, membership: Path) -> int | None:
-    """Return the tightest memory limit on the way from this process's cgroup to the
-    root.
-
-    Version 2 has one `memory.max` a level, version 1 `memory.limit_in_bytes` under
-    `memory/`. Unreadable files are levels without a limit.
-    """
+    """Return the tightest memory limit from this process's cgroup to the root:
+    `memory.max` of version 2, `memory/memory.limit_in_bytes` of version 1."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -104,22 +100,19 @@ def judge(limits: Limits) -> Iterator[Finding]:
     """Findings about the limits."""
     locked = limits.locked_memory_bytes
     if locked is not None and locked < 1 << 30:
-        yield note(
-            "limits",
+        yield LIMITS.note(
             f"ulimit -l is {locked / 1e6:.1f} MB",
             "CUDA pins without it, io_uring and mlock do not: raise it with "
             "`ulimit -l unlimited` or LimitMEMLOCK.",
         )
     if limits.file_size_bytes is not None:
-        yield warning(
-            "limits",
+        yield LIMITS.warning(
             f"ulimit -f is {limits.file_size_bytes / 1e9:.1f} GB",
             "a write beyond it fails (EFBIG): `ulimit -f unlimited`.",
         )
     cgroup = limits.cgroup_memory_bytes
     if cgroup is not None and cgroup < limits.host_memory_bytes:
-        yield warning(
-            "limits",
+        yield LIMITS.warning(
             f"the cgroup allows {cgroup / 1e9:.0f} GB of host memory, of "
             f"{limits.host_memory_bytes / 1e9:.0f} GB",
             "pinned memory counts: set host_bytes well below it, or be killed.",
@@ -127,8 +120,7 @@ def judge(limits: Limits) -> Iterator[Finding]:
     where = ""
     if limits.numa_nodes:
         where = f" of NUMA nodes {', '.join(map(str, limits.numa_nodes))}"
-    yield good(
-        "limits",
+    yield LIMITS.good(
         f"{limits.cpus} CPUs{where}, {limits.host_available_bytes / 1e9:.0f} GB of "
         "host memory available",
         "host_bytes defaults to half of what is available.",

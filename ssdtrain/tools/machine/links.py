@@ -1,8 +1,5 @@
-"""The link file: measured size-to-time curves, one for each way bytes can take.
-
-Plain data and JSON. The planner prices a transfer with `Curve.seconds`; `doctor`
-writes the file. docs/doctor.md describes the schema for other readers.
-"""
+"""The link file: measured size-to-time curves, one for each way bytes can take, as JSON
+(docs/doctor.md). `doctor` writes it, the planner prices transfers with it."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -38,8 +35,7 @@ class Sample:
     size_bytes: Natural
     """Bytes of one transfer."""
     seconds: Duration
-    """Link time of one transfer: wall time of a run of equal transfers, over
-    their number, with the link's `depth` of them in flight."""
+    """Of one transfer: wall time of a run over its number, `depth` in flight."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +49,7 @@ class Link:
     depth: Natural
     """Transfers in flight (threads for a storage, 1 for copies)."""
     mode: str
-    """`direct` or `buffered`, `pinned` or `pageable`, `peer access` or
-    `through the host`."""
+    """`direct`, `buffered`, `pinned`, `pageable`, `peer access`, `through the host`."""
     samples: tuple[Sample, ...]
     curve: Curve
 
@@ -75,11 +70,11 @@ class LinkFile:
 
     def best(self, kind: LinkKind, num_bytes: int) -> Link | None:
         """Return the link (and depth) of that kind that moves `num_bytes` fastest."""
-        return min(
-            self.of_kind(kind),
-            key=lambda link: link.curve.seconds(num_bytes),
-            default=None,
-        )
+
+        def seconds(link: Link) -> float:
+            return link.curve.seconds(num_bytes)
+
+        return min(self.of_kind(kind), key=seconds, default=None)
 
 
 LINK_FILE = Format(

@@ -65,16 +65,10 @@ def _link_table(links: LinkFile) -> "Table":
     table.add_column("fit error", justify="right")
     for link in links.links:
         curve = link.curve
-        table.add_row(
-            link.kind.value,
-            link.source,
-            link.target,
-            str(link.depth),
-            link.mode,
-            *(f"{curve.gb_per_s(num_bytes):.2f}" for num_bytes in COLUMN_BYTES),
-            f"{curve.startup_seconds * 1e6:.1f}",
-            f"{curve.fit_error:.0%}",
-        )
+        way = link.kind.value, link.source, link.target, str(link.depth), link.mode
+        rates = (f"{curve.gb_per_s(num_bytes):.2f}" for num_bytes in COLUMN_BYTES)
+        startup, error = curve.startup_seconds * 1e6, curve.fit_error
+        table.add_row(*way, *rates, f"{startup:.1f}", f"{error:.0%}")
     return table
 
 
@@ -83,23 +77,15 @@ def _finding_table(found: Examination) -> "Table":
     from rich.table import Table
 
     table = Table("", "about", "found", "advice", title="Findings")
-    for finding in found.findings:
-        table.add_row(
-            f"[{COLOURS[finding.level]}]{finding.level.value}[/]",
-            finding.subject,
-            escape(finding.text),
-            escape(finding.advice),
-        )
+    for one in found.findings:
+        level = f"[{COLOURS[one.level]}]{one.level.value}[/]"
+        table.add_row(level, one.subject, escape(one.text), escape(one.advice))
     return table
 
 
 def plot_links(links: LinkFile, path: str) -> None:
-    """Bandwidth over transfer size: points measured, lines fitted.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        OSError: the file cannot be written.
-    """
+    """Bandwidth over transfer size: points measured, lines fitted. Raises ImportError:
+    matplotlib is not installed; OSError: the file cannot be written."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")

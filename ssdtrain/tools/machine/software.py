@@ -1,23 +1,19 @@
-"""Versions of what ssdtrain works with, GPUDirect Storage, a C compiler, and the malloc
-hook.
-
-Versions come from package metadata: nothing heavy is imported to print a number.
-kvikio is the exception, asked (once, lazily) for the mode it would run in.
-"""
+"""Versions of what ssdtrain works with (from metadata; kvikio alone is imported, for
+its mode), GPUDirect Storage, a C compiler, and the malloc hook."""
 
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ssdtrain import switch
 from ssdtrain.errors import ConfigError
-from ssdtrain.tools.machine.findings import Finding, good, note, problem, warning
+from ssdtrain.tools.machine.findings import AUTOLOAD, GDS, VERSIONS, Finding
 from ssdtrain.versions import c_compiler, installed, numbers, nvidia_fs_loaded
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tested:
+class Tested(NamedTuple):
     """A package and the versions tests run with: `[least, below)`."""
 
     package: str
@@ -27,31 +23,11 @@ class Tested:
 
 
 TESTED = (
-    Tested(package="torch", least=(2, 11), below=(2, 14), needed_for="everything"),
-    Tested(
-        package="deepspeed",
-        least=(0, 19, 6),
-        below=(0, 20),
-        needed_for="engine=deepspeed",
-    ),
-    Tested(
-        package="megatron-core",
-        least=(0, 16),
-        below=(0, 20),
-        needed_for="engine=megatron",
-    ),
-    Tested(
-        package="kvikio-cu13",
-        least=(26, 8),
-        below=(27,),
-        needed_for="GPUDirect Storage",
-    ),
-    Tested(
-        package="transformers",
-        least=(5, 0),
-        below=(6,),
-        needed_for="the reference models",
-    ),
+    Tested("torch", (2, 11), (2, 14), "everything"),
+    Tested("deepspeed", (0, 19, 6), (0, 20), "engine=deepspeed"),
+    Tested("megatron-core", (0, 16), (0, 20), "engine=megatron"),
+    Tested("kvikio-cu13", (26, 8), (27,), "GPUDirect Storage"),
+    Tested("transformers", (5, 0), (6,), "the reference models"),
 )
 
 
@@ -126,22 +102,19 @@ def judge(software: Software) -> Iterator[Finding]:
         high = ".".join(map(str, tested.below))
         pin = f'`pip install "{tested.package}>={low},<{high}"`'
         if met is None:
-            yield note(
-                "versions",
+            yield VERSIONS.note(
                 f"{tested.package} is not installed",
                 f"needed only for {tested.needed_for}: {pin}.",
             )
         elif tested.least <= numbers(met) < tested.below:
-            yield good("versions", f"{tested.package} {met}", "a tested version.")
+            yield VERSIONS.good(f"{tested.package} {met}", "a tested version.")
         else:
-            yield warning(
-                "versions",
+            yield VERSIONS.warning(
                 f"{tested.package} {met} is outside the tested {low} to {high}",
                 f"it may work; the tested one is {pin}.",
             )
     if software.compiler is None:
-        yield note(
-            "versions",
+        yield VERSIONS.note(
             "there is no C compiler",
             "copies to host memory are then called from Python, which costs the host "
             "more: install one (cc), or set CC.",
@@ -152,8 +125,7 @@ def judge(software: Software) -> Iterator[Finding]:
 
 def _judge_autoload(software: Software) -> Finding:
     if software.asked is None:
-        return note(
-            "autoload",
+        return AUTOLOAD.note(
             "SSDTRAIN is not set, so no trainer is changed",
             "SSDTRAIN=fit in front of a command adds ssdtrain to transformers, TRL, "
             "Lightning and what is built on them.",
@@ -161,12 +133,11 @@ def _judge_autoload(software: Software) -> Finding:
     try:
         switch.parse(software.asked)
     except ConfigError as error:
-        return problem("autoload", str(error), "correct it, or unset SSDTRAIN.")
+        return AUTOLOAD.problem(str(error), "correct it, or unset SSDTRAIN.")
     said = f"SSDTRAIN={software.asked!r}"
     if software.autoload:
-        return good("autoload", f"{said} is active", "trainers get it as they start.")
-    return warning(
-        "autoload",
+        return AUTOLOAD.good(f"{said} is active", "trainers get it as they start.")
+    return AUTOLOAD.warning(
         f"{said} is set and not active: Python did not read ssdtrain_autoload.pth",
         "install ssdtrain with pip into this environment, and start Python without -S.",
     )
@@ -174,24 +145,21 @@ def _judge_autoload(software: Software) -> Finding:
 
 def _judge_gds(software: Software) -> Iterator[Finding]:
     if software.gds_mode == "gds":
-        yield good("gds", "GPUDirect Storage is available", "SSD to GPU without a hop.")
+        yield GDS.good("GPUDirect Storage is available", "SSD to GPU without a hop.")
         if software.malloc_hook is None:
-            yield note(
-                "gds",
+            yield GDS.note(
                 "the CUDA malloc hook is not loaded",
                 'eval "$(ssdtrain env)" in front of a command registers GPU buffers '
                 "with cuFile; ssdtrain train does so by itself.",
             )
     elif software.gds_mode == "compat":
         missing = "" if software.nvidia_fs else " (nvidia-fs is not loaded)"
-        yield note(
-            "gds",
+        yield GDS.note(
             f"cuFile runs in compatibility mode{missing}",
             "pinned staging buffers are used; load nvidia-fs for the direct path.",
         )
     else:
-        yield note(
-            "gds",
+        yield GDS.note(
             f"GPUDirect Storage: {software.gds_mode}",
             "not needed: pinned staging buffers are used.",
         )

@@ -35,15 +35,8 @@ class SsdBudget:
     """Seconds for all cells of one directory; a cell that has begun ends its block."""
     file_bytes: int = 512 * MIB
     """Size of the nameless file; never more than half of `max_bytes`."""
-    block_bytes: tuple[int, ...] = (
-        64 * KIB,
-        256 * KIB,
-        MIB,
-        4 * MIB,
-        16 * MIB,
-        64 * MIB,
-    )
-    """Transfer sizes, multiples of 4096."""
+    block_bytes: tuple[int, ...] = tuple(64 * KIB * 4**step for step in range(6))
+    """Transfer sizes, multiples of 4096: 64 KiB to 64 MiB."""
     depths: tuple[int, ...] = (1, 4, 16)
     """Threads, each with one transfer in flight."""
 
@@ -82,12 +75,8 @@ class SsdResult:
 
 @contextmanager
 def nameless_file(directory: str, direct: bool) -> Iterator[int]:
-    """Open a file for reading and writing without a name in the directory; return its
-    descriptor.
-
-    Raises:
-        OSError: the directory refuses the file (EINVAL: no O_DIRECT there).
-    """
+    """Open a file without a name in the directory, for reading and writing. Raises
+    OSError: the directory refuses the file (EINVAL: no O_DIRECT there)."""
     flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
     try:
         descriptor = os.open(directory, flags | os.O_TMPFILE, 0o600)
@@ -105,11 +94,8 @@ def nameless_file(directory: str, direct: bool) -> Iterator[int]:
 
 
 def accepts_direct(directory: str) -> bool:
-    """Return whether one aligned O_DIRECT write of 4 KiB works there.
-
-    Raises:
-        OSError: the directory takes no file at all (missing, read-only, full).
-    """
+    """Return whether one aligned O_DIRECT write of 4 KiB works there. Raises OSError:
+    the directory takes no file at all (missing, read-only, full)."""
     try:
         with (
             nameless_file(directory, direct=True) as descriptor,
@@ -123,22 +109,17 @@ def accepts_direct(directory: str) -> bool:
 
 
 def measure_ssd(directory: str, budget: SsdBudget) -> SsdResult:
-    """Write and read curves of the file system behind `directory`.
-
-    Raises:
-        OSError: the directory takes no file, or the drive fails.
-        ValueError: fewer than three block sizes fit the budget.
-    """
+    """Write and read curves of the file system behind `directory`. Raises OSError: the
+    directory takes no file, or the drive fails; ValueError: fewer than three block
+    sizes fit the budget."""
     began = time.perf_counter()
     direct = accepts_direct(directory)
     with nameless_file(directory, direct) as descriptor:
         probe = _Measurement(descriptor, directory, budget, direct)
         try:
             probe.fill()
-            links = (
-                *probe.curves(LinkKind.SSD_WRITE),
-                *probe.curves(LinkKind.SSD_READ),
-            )
+            kinds = LinkKind.SSD_WRITE, LinkKind.SSD_READ
+            links = tuple(link for kind in kinds for link in probe.curves(kind))
         finally:
             probe.close()
     if not links:
@@ -232,8 +213,7 @@ class _Measurement:
     def _cell(
         self, kind: LinkKind, depth: int, block: int, share: float
     ) -> Sample | None:
-        """Transfers of one size and depth, with this share of what is left; None if
-        the budget has no room for one transfer of each thread."""
+        """Transfers of one size and depth; None: one of each thread is too much."""
         writing = kind is LinkKind.SSD_WRITE
         room = self._file_bytes // block
         seconds = share * (self._deadline - time.perf_counter())
@@ -281,18 +261,15 @@ class _Measurement:
         return done
 
     def _write(self, view: memoryview, offset: int) -> None:
-        written = os.pwrite(self._descriptor, view, offset)
-        if written != len(view):
-            raise OSError(
-                f"short write in {self._directory}: {written} of {len(view)} bytes at "
-                f"offset {offset}"
-            )
+        self._whole("write", os.pwrite(self._descriptor, view, offset), view, offset)
 
     def _read(self, view: memoryview, offset: int) -> None:
-        got = os.preadv(self._descriptor, [view], offset)
-        if got != len(view):
+        self._whole("read", os.preadv(self._descriptor, [view], offset), view, offset)
+
+    def _whole(self, what: str, done: int, view: memoryview, offset: int) -> None:
+        if done != len(view):
             raise OSError(
-                f"short read in {self._directory}: {got} of {len(view)} bytes at "
+                f"short {what} in {self._directory}: {done} of {len(view)} bytes at "
                 f"offset {offset}"
             )
 

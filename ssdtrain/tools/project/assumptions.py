@@ -11,8 +11,7 @@ class Assumptions:
     """Chapter 5's assumptions (5.2.2, 5.3.6, 5.4.4), each one to vary."""
 
     rated_write_amplification: float = 2.5
-    """Media writes per host write in the JESD219 rating workload (random writes on a
-    preconditioned drive)."""
+    """Media writes per host write in the JESD219 rating workload (random writes)."""
     write_amplification: float = 1.0
     """The same for large sequential writes into slots that are reused whole."""
     sequential_factor: float = 1.0
@@ -33,8 +32,7 @@ class Assumptions:
     resident_layers: float = 2.0
     """Layers whose activations are in GPU memory at once while all others are away."""
     state_bytes: float = 16.0
-    """Bytes of training state a parameter: fp16 weight and gradient, fp32 weight and
-    two Adam moments."""
+    """Bytes of training state a parameter: fp16 weight, gradient; fp32 weight, Adam."""
     gathered_layers: float = 0.0
     """Layers whose whole fp16 weights ZeRO-3 has gathered on each GPU. The source
     counts none; 1 or 2 is what really happens (docs/project.md)."""
@@ -63,11 +61,8 @@ class Assumptions:
         return relief * self.sequential_factor * self.retention_factor
 
     def changed(self, settings: Iterable[str]) -> "Assumptions":
-        """Return a copy with `NAME=VALUE` settings applied.
-
-        Raises:
-            ConfigError: unknown name, no number, or an impossible value.
-        """
+        """Return a copy with `NAME=VALUE` settings applied. Raises ConfigError: unknown
+        name, no number, or an impossible value."""
         known = [field.name for field in fields(self)]
         values: dict[str, float] = {}
         for setting in settings:

@@ -12,10 +12,8 @@ def _check(stages: int, micro_batches: float, chunks: int) -> None:
 
 
 def bubble_fraction(stages: int, micro_batches: float, chunks: int = 1) -> float:
-    """Idle part of the whole step: (p - 1) / (v m + p - 1).
-
-    p stages, m micro-batches a step, v model chunks a GPU (interleaved 1F1B).
-    """
+    """Idle part of a step of p stages, m micro-batches, v chunks: (p - 1) / (v m + p -
+    1)."""
     _check(stages, micro_batches, chunks)
     return (stages - 1) / (chunks * micro_batches + stages - 1)
 
@@ -27,9 +25,8 @@ def bubble_over_ideal(stages: int, micro_batches: float, chunks: int = 1) -> flo
 
 
 def layers_in_flight(layers: int, stages: int, chunks: int = 1) -> float:
-    """Layers' worth of activations (each of one micro-batch) that the first stage
-    holds at its fullest: L, and L (1 + (p - 1) / (p v)) when interleaved
-    (Korthikanti et al. 2022, section 4.2.3)."""
+    """Layers of activations that the first stage holds at most: L, and interleaved L (1
+    + (p - 1) / (p v)) (Korthikanti et al. 2022, section 4.2.3)."""
     _check(stages, 1, chunks)
     if chunks == 1:
         return float(layers)

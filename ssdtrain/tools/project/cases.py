@@ -1,13 +1,10 @@
-"""The set-ups of the source's figures and tables.
+"""The set-ups of the source's figures and tables. Figure 5.10's are those of Narayanan
+et al. 2021 (arXiv 2104.04473, Table 2): PTD-P against ZeRO-3, sequence 2048, with the
+throughput measured there, which counts recomputation as work done."""
 
-Figure 5.10's systems are those of Narayanan et al. 2021 (Megatron-LM, arXiv
-2104.04473, Table 2): PTD-P against ZeRO-3 without model parallelism, sequence 2048,
-with the throughput measured there. That throughput counts recomputation's FLOPs as
-work done, so it is the rate of the GPU, whether or not a step recomputes.
-"""
-
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
+from typing import NamedTuple
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.project.model import Case, Sharding, Throughput
@@ -27,8 +24,7 @@ class CaseSet(str, Enum):
     """The same scaled up to 64 GPUs."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
+class Measured(NamedTuple):
     """One column of the source's Table 5.4: BERT, batch 16, sequence 1024, TP 2."""
 
     hidden: int
@@ -40,27 +36,9 @@ class Measured:
 
 
 TABLE_5_4 = (
-    Measured(
-        hidden=8192,
-        layers=4,
-        offloaded_gib=10.37,
-        estimate_gib=11.13,
-        write_gb_per_s=18.0,
-    ),
-    Measured(
-        hidden=12288,
-        layers=3,
-        offloaded_gib=12.85,
-        estimate_gib=12.60,
-        write_gb_per_s=13.8,
-    ),
-    Measured(
-        hidden=16384,
-        layers=2,
-        offloaded_gib=10.75,
-        estimate_gib=11.50,
-        write_gb_per_s=8.76,
-    ),
+    Measured(8192, 4, 10.37, 11.13, 18.0),
+    Measured(12288, 3, 12.85, 12.60, 13.8),
+    Measured(16384, 2, 10.75, 11.50, 8.76),
 )
 
 # (model, GPUs, batch, micro-batch, reached TFLOP/s) of ZeRO-3, and of PTD-P with
@@ -86,8 +64,7 @@ SCALING = ((4, 1), (8, 1), (8, 2), (8, 4), (8, 8))
 
 
 def cases(which: CaseSet, gpu: Gpu | None = None) -> tuple[Case, ...]:
-    """Return the cases of one set, on another GPU if one is given (its peak then scales
-    the reached throughput)."""
+    """Return the cases of one set; another GPU's peak scales the reached throughput."""
     makers = {
         CaseSet.FIGURE_5_10: figure_5_10,
         CaseSet.TABLE_5_4: table_5_4,
@@ -176,13 +153,10 @@ def table_5_4(gpu: Gpu) -> tuple[Case, ...]:
 def table_5_5(
     gpu: Gpu, sequence_parallel: bool = True, micro_batches: int = 8
 ) -> tuple[Case, ...]:
-    """Table 5.4's cases as measured, then scaled up from 2 to 64 GPUs.
-
-    The printed table is lost; kept are its rule (tensor parallelism first, with the
-    layers unchanged, then pipeline stages with proportionally more layers) and its
-    bounds. The scaled cases take the pair's throughput for that of the kernels, add
-    communication, and fill the pipeline with `micro_batches` of 16 sequences.
-    """
+    """Table 5.4's cases as measured, then scaled up from 2 to 64 GPUs by the rule of
+    the printed table, which is lost: tensor parallelism first, then stages with more
+    layers. The pair's throughput is taken for that of the kernels, communication is
+    added, and `micro_batches` of 16 sequences fill the pipeline."""
     rows = []
     for pair, measured in zip(table_5_4(gpu), TABLE_5_4, strict=True):
         rows.append(replace(pair, name=f"{pair.name}, 2 GPUs, TP 2 PP 1"))
@@ -206,11 +180,7 @@ def table_5_5(
 
 
 def parse_set(text: str) -> CaseSet:
-    """Return the case set of that name.
-
-    Raises:
-        ConfigError: no such set.
-    """
+    """Return the case set of that name. Raises ConfigError: no such set."""
     try:
         return CaseSet(text)
     except ValueError:

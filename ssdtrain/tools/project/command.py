@@ -39,7 +39,8 @@ WIDE_COLUMNS = 200
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
     show(parser, EXAMPLES)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--cases",
         metavar="SET",
         help=f"{', '.join(each.value for each in CaseSet)} (default: figure-5.10)",
@@ -71,9 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     drives.add_argument(
         "--gpu-price", type=positive_argument, metavar="USD", help="price of one GPU"
     )
-    parser.add_argument("--plot", metavar="PNG", help="plot as Figure 5.10 does")
-    parser.add_argument("--json", action="store_true", help="print JSON, no tables")
-    parser.add_argument("--list", action="store_true", help="print the tables of data")
+    add("--plot", metavar="PNG", help="plot as Figure 5.10 does")
+    add("--json", action="store_true", help="print JSON, no tables")
+    add("--list", action="store_true", help="print the tables of data")
 
 
 def _add_system(group: argparse._ArgumentGroup) -> None:
@@ -274,8 +275,8 @@ def _print_list(as_json: bool) -> None:
         "ssds": [{**asdict(ssd), "price_usd": ssd.price_usd} for ssd in SSDS],
         "models": [asdict(model) for model in MODELS],
         "assumptions": [
-            {"name": name, "value": value}
-            for name, value in asdict(Assumptions()).items()
+            {"name": name, "value": each}
+            for name, each in asdict(Assumptions()).items()
         ],
     }
     if as_json:

@@ -77,32 +77,24 @@ def lifespan_seconds(
 
 
 def wear(found: Projection, ssd: Ssd, count: int, assume: Assumptions) -> Drives:
-    """`count` drives for each GPU of one projection.
-
-    Raises:
-        ConfigError: count below 1.
-    """
+    """`count` drives for each GPU. Raises ConfigError: count below 1."""
     if count < 1:
         raise ConfigError(f"drives for each GPU expects 1 or more, got {count}")
     endurance = count * endurance_bytes(ssd, assume)
     seconds = lifespan_seconds(endurance, found.step_seconds, found.activation_bytes)
+    capacity = count * ssd.capacity_tb * TB
     return Drives(
         ssd=ssd,
         count=count,
         endurance_bytes=endurance,
         lifespan_years=seconds / YEAR_SECONDS,
         bandwidth_used=found.write_gb_per_s / (count * ssd.write_gb_per_s),
-        capacity_used=found.power_of_two_in_flight_bytes
-        / (count * ssd.capacity_tb * TB),
+        capacity_used=found.power_of_two_in_flight_bytes / capacity,
     )
 
 
 def fewest(found: Projection, ssd: Ssd, years: float, assume: Assumptions) -> Need:
-    """Return the fewest drives that last `years`, keep up, and hold the activations.
-
-    Raises:
-        ConfigError: years not above 0.
-    """
+    """Return the fewest drives that suffice. Raises ConfigError: years not above 0."""
     if years <= 0:
         raise ConfigError(f"years expects more than 0, got {years}")
     one = wear(found, ssd, 1, assume)
@@ -122,10 +114,7 @@ def fewest(found: Projection, ssd: Ssd, years: float, assume: Assumptions) -> Ne
 
 def cost(found: Projection, drives: Drives, years: float, assume: Assumptions) -> Cost:
     """Return what the drives of one GPU cost over `years`, against the GPU itself.
-
-    Raises:
-        ConfigError: years not above 0.
-    """
+    Raises ConfigError: years not above 0."""
     if years <= 0:
         raise ConfigError(f"years expects more than 0, got {years}")
     gpu, ssd = found.case.gpu, drives.ssd

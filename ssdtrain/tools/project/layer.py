@@ -1,11 +1,7 @@
-"""One transformer layer: what autograd saves, and what each operator costs.
-
-Per GPU, for one micro-batch of b sequences of s tokens, hidden size h, a heads,
-16-bit data, FlashAttention (no s x s tensor is saved), a 4h MLP, two dropouts.
-The inventory is Korthikanti et al. 2022 (arXiv 2205.05198), section 4, less its
-5 a s / h attention term; with tensor parallelism t the first 10 of its 34 s b h
-bytes are divided only under sequence parallelism.
-"""
+"""One transformer layer: what autograd saves, and what each operator costs, a GPU and
+micro-batch: 16-bit data, FlashAttention, a 4h MLP, two dropouts. The inventory is
+Korthikanti et al. 2022 (arXiv 2205.05198), section 4, less its 5 a s / h attention
+term; the first 10 of its 34 s b h bytes are divided only under sequence parallelism."""
 
 from dataclasses import dataclass
 
@@ -82,11 +78,8 @@ def saved_bytes(model: Model, split: Split, dropout_mask_bytes: float = 1.0) -> 
 
 
 def operators(model: Model, split: Split) -> tuple[Operator, ...]:
-    """Forward operators of one layer on one GPU, in order.
-
-    Matrix products count 2 m n k; attention counts both products in full, as
-    Megatron-LM's throughput figures do (a causal kernel does half of it).
-    """
+    """Forward operators of one layer on one GPU. Products count 2 m n k; attention
+    counts both in full, as Megatron-LM does (a causal kernel does half of it)."""
     tokens = split.micro_batch * model.sequence
     h = model.hidden
     wide = HALF * tokens * h / split.outer
@@ -116,8 +109,7 @@ def operators(model: Model, split: Split) -> tuple[Operator, ...]:
 
 
 def reduced_bytes(model: Model, split: Split) -> float:
-    """Return the bytes a GPU sends in one forward of one layer for tensor parallelism:
-    two ring all-reduces (or gather and scatter, which move the same) of the hidden
-    state."""
+    """Return the bytes a GPU sends in a layer's forward for tensor parallelism: two
+    ring all-reduces (or gather and scatter) of the hidden state."""
     state = HALF * split.micro_batch * model.sequence * model.hidden
     return 2 * 2 * (split.tensor - 1) / split.tensor * state

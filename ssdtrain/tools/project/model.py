@@ -199,14 +199,11 @@ def gather_seconds(case: Case, assume: Assumptions) -> float:
 
 def state_bytes(case: Case, assume: Assumptions) -> float:
     """Training state a GPU holds all the time."""
-    ranks = case.tensor * case.pipeline
-    if case.sharding is Sharding.ZERO3:
-        ranks = case.gpus
-    gathered = 0.0
-    if case.sharding is Sharding.ZERO3:
-        weights = 2 * case.model.layer_parameters / case.tensor
-        gathered = assume.gathered_layers * weights
-    return assume.state_bytes * case.model.parameters / ranks + gathered
+    whole = assume.state_bytes * case.model.parameters
+    if case.sharding is not Sharding.ZERO3:
+        return whole / (case.tensor * case.pipeline)
+    weights = 2 * case.model.layer_parameters / case.tensor
+    return whole / case.gpus + assume.gathered_layers * weights
 
 
 def largest_micro_batch(case: Case, assume: Assumptions) -> int:

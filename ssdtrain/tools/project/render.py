@@ -53,15 +53,8 @@ def projection_table(rows: Sequence[Row]) -> "Table":
     )
     table.add_column("case", no_wrap=True)
     for name in (
-        "step s",
-        "activations GB",
-        "write GB/s",
-        "drives' write",
-        "bubble",
-        "lifespan years",
-        "state GB",
-        "micro-batch",
-        "in flight TB",
+        *("step s", "activations GB", "write GB/s", "drives' write", "bubble"),
+        *("lifespan years", "state GB", "micro-batch", "in flight TB"),
     ):
         table.add_column(name, justify="right")
     for row in rows:
@@ -100,22 +93,18 @@ def cost_table(rows: Sequence[Row], years: float) -> "Table":
     for row in rows:
         if row.cost is None:
             continue
-        cost = row.cost
+        cost, total = row.cost, row.cost.gpu_total_usd
         table.add_row(
             row.found.case.name,
             f"{cost.drives_usd:,.0f}",
             f"{cost.drives_total_usd:,.0f}",
-            "set --gpu-price" if cost.gpu_total_usd is None else _usd(cost),
+            f"{total:,.0f}" if total is not None else "set --gpu-price",
             "-" if cost.share is None else f"{cost.share:.0%}",
             f"{cost.drives_watts:.0f} of {cost.gpu_watts:.0f}",
             f"{cost.usd_per_pb:.2f}",
             _cheapest(row.needs),
         )
     return table
-
-
-def _usd(cost: Cost) -> str:
-    return f"{cost.gpu_total_usd:,.0f}"
 
 
 def _cheapest(needs: Sequence[Need]) -> str:
@@ -130,12 +119,8 @@ def _cheapest(needs: Sequence[Need]) -> str:
 
 
 def plot_projection(rows: Sequence[Row], path: str) -> None:
-    """Lifespan, write bandwidth and in-flight activations, as in Figure 5.10.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        OSError: the file cannot be written.
-    """
+    """Lifespan, write bandwidth and in-flight activations, as in Figure 5.10. Raises
+    ImportError: matplotlib is not installed; OSError: the file cannot be written."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(max(7.0, 0.8 * len(rows)), 5.5), layout="constrained")

@@ -1,8 +1,5 @@
-"""GPUs, SSDs and models as data. GB is 1e9 bytes, PB is 1e15 bytes.
-
-Drives are those of the source's Table 5.1 and of its cost analysis (5.4.4), with
-its prices; sequential write rates and watts are the vendors' data sheets.
-"""
+"""GPUs, SSDs and models as data, in GB of 1e9 and PB of 1e15 bytes. Drives are those of
+Table 5.1 and 5.4.4, with their prices; rates and watts are the vendors'."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -45,10 +42,7 @@ class Gpu:
     @property
     def peer_gb_per_s(self) -> float:
         """One direction to another GPU of the node (NVLink; PCIe where there is none).
-
-        Raises:
-            ConfigError: the data sheet does not name it.
-        """
+        Raises ConfigError: the data sheet does not name it."""
         if self.spec.peer_gb_per_s is None:
             raise ConfigError(f"{self.name}: no rate between GPUs is known")
         return self.spec.peer_gb_per_s
@@ -132,92 +126,52 @@ GPUS = (
     Gpu(name="b200-sxm", spec=B200, price_usd=None),
 )
 
-SSDS = (
-    Ssd(
-        name="fl6",
-        capacity_tb=3.2,
-        rated_pbw=342,
-        price_per_pbw_usd=13.9,
-        write_gb_per_s=5.8,
-        watts=20,
-        cells="96L SLC",
-        source="Table 5.1, Kioxia FL6",
+# Name, TB, PBW, $ a PBW, GB/s, cells, source; all draw 20 W.
+_SSDS = (
+    ("fl6", 3.2, 342, 13.9, 5.8, "96L SLC", "Table 5.1, Kioxia FL6"),
+    ("d7-p5620", 12.8, 65.4, 43.8, 4.2, "144L TLC", "Table 5.1, Solidigm D7-P5620"),
+    ("d7-p5810", 1.6, 146, 11.1, 4.0, "144L SLC", "Table 5.1, Solidigm D7-P5810"),
+    (
+        *("p5800x", 1.6, 292, 10.27, 6.2, "3D XPoint"),
+        "5.4.4, Intel Optane P5800X (100 writes a day for 5 years)",
     ),
-    Ssd(
-        name="d7-p5620",
-        capacity_tb=12.8,
-        rated_pbw=65.4,
-        price_per_pbw_usd=43.8,
-        write_gb_per_s=4.2,
-        watts=20,
-        cells="144L TLC",
-        source="Table 5.1, Solidigm D7-P5620",
-    ),
-    Ssd(
-        name="d7-p5810",
-        capacity_tb=1.6,
-        rated_pbw=146,
-        price_per_pbw_usd=11.1,
-        write_gb_per_s=4.0,
-        watts=20,
-        cells="144L SLC",
-        source="Table 5.1, Solidigm D7-P5810",
-    ),
-    Ssd(
-        name="p5800x",
-        capacity_tb=1.6,
-        rated_pbw=292,
-        price_per_pbw_usd=10.27,
-        write_gb_per_s=6.2,
-        watts=20,
-        cells="3D XPoint",
-        source="5.4.4, Intel Optane P5800X (100 writes a day for 5 years)",
-    ),
-    Ssd(
-        name="980-pro",
-        capacity_tb=1.0,
-        rated_pbw=0.6,
-        price_per_pbw_usd=150.0,
-        write_gb_per_s=2.0,  # its sheet's 5.0 holds for the first 100 GB or so
-        watts=20,
-        cells="128L TLC",
-        source="5.4.4, Samsung 980 PRO 1 TB (600 TBW; four for US$360)",
+    # Its sheet's 5.0 GB/s hold for the first 100 GB or so.
+    (
+        *("980-pro", 1.0, 0.6, 150.0, 2.0, "128L TLC"),
+        "5.4.4, Samsung 980 PRO 1 TB (600 TBW; four for US$360)",
     ),
 )
+SSDS = tuple(
+    Ssd(
+        name=name,
+        capacity_tb=capacity_tb,
+        rated_pbw=rated_pbw,
+        price_per_pbw_usd=price,
+        write_gb_per_s=rate,
+        watts=20,
+        cells=cells,
+        source=source,
+    )
+    for name, capacity_tb, rated_pbw, price, rate, cells, source in _SSDS
+)
 
-MODELS = (
+_SIZES = {
+    "gpt-22b": (48, 6144, 64),
+    "gpt-175b": (96, 12288, 96),
+    "gpt-530b": (105, 20480, 128),
+    "gpt-1t": (128, 25600, 160),
+}
+"""Layers, hidden, heads."""
+MODELS = tuple(
     Model(
-        name="gpt-22b",
-        layers=48,
-        hidden=6144,
-        heads=64,
+        name=name,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
         sequence=2048,
         vocabulary=51200,
-    ),
-    Model(
-        name="gpt-175b",
-        layers=96,
-        hidden=12288,
-        heads=96,
-        sequence=2048,
-        vocabulary=51200,
-    ),
-    Model(
-        name="gpt-530b",
-        layers=105,
-        hidden=20480,
-        heads=128,
-        sequence=2048,
-        vocabulary=51200,
-    ),
-    Model(
-        name="gpt-1t",
-        layers=128,
-        hidden=25600,
-        heads=160,
-        sequence=2048,
-        vocabulary=51200,
-    ),
+    )
+    for name, (layers, hidden, heads) in _SIZES.items()
 )
 
 
@@ -233,11 +187,7 @@ Row = TypeVar("Row", bound=Named)
 
 
 def find(table: Iterable[Row], name: str, what: str) -> Row:
-    """Return the row of that name.
-
-    Raises:
-        ConfigError: no such row; the text lists the names there are.
-    """
+    """Return the row of that name. Raises ConfigError, with the names there are."""
     rows = list(table)
     for row in rows:
         if row.name == name:

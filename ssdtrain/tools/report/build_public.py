@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +97,8 @@ class Shape:
 
 def shape_of(text: str, train: Train, loss: Loss) -> Shape:
     """Return what MODEL names: a short name, a config.json or its directory, or an id
-    of the local Hugging Face cache. Nothing is downloaded.
-
-    Raises:
-        ConfigError: it names nothing that is here; the text has near names.
-    """
+    of the local Hugging Face cache. Nothing is downloaded. Raises ConfigError: it names
+    nothing that is here; the text has near names."""
     if text.endswith(".py"):
         raise ConfigError(f"{text} is a file: name its function, such as {text}:build")
     name = text.lower()
@@ -133,11 +131,7 @@ def _places(text: str) -> list[Path]:
 
 
 def config_of(shape: Shape) -> Any:
-    """Return the configuration object.
-
-    Raises:
-        ConfigError: this version of transformers does not know the model.
-    """
+    """Return the configuration. Raises ConfigError: transformers does not know it."""
     from transformers import AutoConfig
 
     values = dict(shape.values)
@@ -161,15 +155,11 @@ def public_subject(shape: Shape, tokens: int) -> Subject:
         setattr(config, LENGTH, tokens)
     kind = shape.values["model_type"]
     wanted = CLASSES.get(kind, "AutoModelForCausalLM")
-    auto = getattr(transformers, wanted)
+    made = partial(getattr(transformers, wanted).from_config, config)
     try:
-        model = auto.from_config(
-            config, dtype=torch.bfloat16, attn_implementation="sdpa"
-        )
+        model = made(dtype=torch.bfloat16, attn_implementation="sdpa")
     except ValueError:  # it has none of its own
-        model = auto.from_config(
-            config, dtype=torch.bfloat16, attn_implementation="eager"
-        )
+        model = made(dtype=torch.bfloat16, attn_implementation="eager")
     model.train()
     if shape.train is Train.LORA:
         add_lora(model)
@@ -272,11 +262,7 @@ def add_lora(model: Any) -> None:
 
 
 def user_subject(text: str, train: Train, micro_batch: int) -> Subject:
-    """Build what FILE.py:FUNCTION makes of a micro-batch's size.
-
-    Raises:
-        ConfigError: it cannot be built.
-    """
+    """Build what FILE.py:FUNCTION makes of a size. Raises ConfigError: it cannot."""
     subject = users_build(text)(micro_batch)
     if train is Train.LORA:
         raise ConfigError(

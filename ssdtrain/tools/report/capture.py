@@ -36,7 +36,7 @@ class Question:
     """A short name, a config.json, an id of the local cache, or FILE.py:FUNCTION."""
     train: Train = Train.FULL
     tokens: int = 8192
-    """Of one forward and backward on each GPU."""
+    """Of one forward and backward on each GPU; not for FILE.py:FUNCTION."""
     micro_batch: int = 1
     """What FILE.py:FUNCTION is given; for that alone."""
     gpu: str = "h100"
@@ -88,10 +88,8 @@ def capture(
     *,
     keeps_gradients: bool = False,
 ) -> Captured:
-    """Return the profile of a step, of the sharded one where that is asked for.
-
-    size: tokens of a public model, micro-batch of a user's; see `Question.size`.
-    """
+    """Return the profile of a step of so many tokens (or a user's micro-batch), of the
+    sharded one where that is asked for."""
     keeps_gradients = keeps_gradients or question.fsdp
     if shape is None:
         with torch.device("meta"):
@@ -117,11 +115,8 @@ def capture(
     by = Repeated(1, period, times, 0 if keeps_gradients else gradients)
     longer = _trained(whole.model) / max(1, _trained(subject.model))
     profile = deeper(made.profile, by)
-    profile = replace(
-        profile,
-        tail_ms=profile.tail_ms * longer,
-        tail_host_ms=profile.tail_host_ms * longer,
-    )
+    tail_ms, host_ms = profile.tail_ms * longer, profile.tail_host_ms * longer
+    profile = replace(profile, tail_ms=tail_ms, tail_host_ms=host_ms)
     stored = tuple(made.stored[each] for each in calls_of(len(made.stored), by))
     made = Estimated(profile, stored)
     found = _sizes(question, whole.model, made, device, keeps_gradients)
@@ -179,8 +174,7 @@ def _sizes(
 def _sharded(
     question: Question, found: Captured, subject: Subject, device: Device
 ) -> Captured:
-    """Return one rank's share under FSDP2: weights, gradients and optimizer are
-    divided, some layers are whole at a time, and collectives run beside compute."""
+    """Return one rank's share under FSDP2, with whole layers and collectives beside."""
     if not question.fsdp:
         return found
     number = question.gpus
@@ -193,10 +187,9 @@ def _sharded(
     if found.gradients:
         gathered += root + largest  # until they are reduced
     profile = found.profile
+    more = {Phase.BACKWARD: gathered, Phase.FORWARD: root + 2 * largest}
     marks = tuple(
-        replace(mark, other_bytes=mark.other_bytes + gathered)
-        if mark.phase is Phase.BACKWARD
-        else replace(mark, other_bytes=mark.other_bytes + root + 2 * largest)
+        replace(mark, other_bytes=mark.other_bytes + more[mark.phase])
         for mark in profile.marks
     )
     fabric = cluster_of(DEFAULT, device.spec)
@@ -209,15 +202,11 @@ def _sharded(
         + (ms(Collective.REDUCE_SCATTER, size) if found.gradients else 0.0)
         for size in layers
     )
+    context = device.context_bytes
+    base, tail = context + (profile.base_bytes - context) // number, profile.tail_ms
     return replace(
         found,
-        profile=replace(
-            profile,
-            marks=marks,
-            base_bytes=device.context_bytes
-            + (profile.base_bytes - device.context_bytes) // number,
-            tail_ms=profile.tail_ms / number,
-        ),
+        profile=replace(profile, marks=marks, base_bytes=base, tail_ms=tail / number),
         weights=found.weights // number,
         gradients=found.gradients // number,
         optimizer=found.optimizer // number,

@@ -1,8 +1,5 @@
-"""A profile of a model with more layers, from one with a few.
-
-Layers that repeat save the same tensors and take the same time, so a deep model is
-captured with a few of them: seconds instead of minutes, and the same figures.
-"""
+"""A profile of a model with more layers, from one with a few: layers that repeat save
+the same tensors and take the same time. Seconds instead of minutes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,14 +24,8 @@ class Repeated(NamedTuple):
 
 
 def deeper(profile: Profile, by: Repeated) -> Profile:
-    """Return the profile with a period of its region calls repeated.
-
-    Weights, optimizer and its update are those of `profile`: the caller knows them.
-
-    Args:
-        profile: of one lane; calls before and after the period stay as they are.
-        by: what is repeated.
-    """
+    """Return the profile of one lane with a period of its region calls repeated;
+    weights, optimizer and update are unchanged: the caller knows them."""
     [kind] = profile.lanes
     items, runs = profile.kinds[kind], profile.regions[kind]
     call_of = _calls_of(items, runs)
@@ -69,15 +60,9 @@ def deeper(profile: Profile, by: Repeated) -> Profile:
     backward = [mark for mark in profile.marks if mark.phase is Phase.BACKWARD]
     where = _in_backward(backward, call_of, items)
     for at, copy in _grouped(where, by, reverse=True):
-        mark, call = backward[at], where[at]
-        more = by.weight_bytes * _behind(call, copy, by)
-        marks.append(
-            replace(
-                mark,
-                item=placed(mark.item, copy),
-                other_bytes=mark.other_bytes + more,
-            )
-        )
+        mark = backward[at]
+        other = mark.other_bytes + by.weight_bytes * _behind(where[at], copy, by)
+        marks.append(replace(mark, item=placed(mark.item, copy), other_bytes=other))
     new_runs = tuple(
         replace(
             runs[call],
@@ -92,10 +77,7 @@ def deeper(profile: Profile, by: Repeated) -> Profile:
         for call, copy in calls
     )
     return replace(
-        profile,
-        kinds={kind: new_items},
-        regions={kind: new_runs},
-        marks=tuple(marks),
+        profile, kinds={kind: new_items}, regions={kind: new_runs}, marks=tuple(marks)
     )
 
 

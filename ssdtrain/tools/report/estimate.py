@@ -1,11 +1,6 @@
-"""A profile without a GPU: the model on the meta device, operators by kernel models.
-
-The step is captured and priced as `ssdtrain foresight predict` does: the same
-operators, kernel models, host times, clock and queues (docs/foresight.md). What the
-planner needs beside them is noted meanwhile: what autograd saves, where it asks for it,
-and the memory of everything else. Good for comparing placements and batch sizes before
-there is a machine; a measured profile replaces it.
-"""
+"""A profile without a GPU: the model on the meta device, operators by kernel models, as
+`ssdtrain foresight predict` has it (docs/foresight.md), and what autograd saves and
+asks for. For comparing placements and batch sizes before there is a machine."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,15 +14,7 @@ from torch.utils._pytree import tree_leaves
 from ssdtrain.cache.identity import is_held
 from ssdtrain.curves import Links
 from ssdtrain.errors import ConfigError
-from ssdtrain.plan.profile import (
-    ESTIMATED,
-    Item,
-    Mark,
-    Part,
-    Phase,
-    Profile,
-    RegionRun,
-)
+from ssdtrain.plan.profile import ESTIMATED, Item, Mark, Part, Phase, Profile, RegionRun
 from ssdtrain.regions.find import find_regions
 from ssdtrain.tools.foresight.capture import record
 from ssdtrain.tools.foresight.caveats import left_out, parts_of
@@ -41,16 +28,10 @@ from ssdtrain.tools.report.selective import Stored, kept_operators
 
 # Operators that recipes rebuild (docs/recipes.md), by name.
 CHEAP = frozenset(
-    (
-        "aten::gelu",
-        "aten::silu",
-        "aten::tanh",
-        "aten::sigmoid",
-        "aten::pow",
-        "aten::mul",
-        "aten::native_layer_norm",
-        "aten::_to_copy",
-        "aten::clone",
+    f"aten::{name}"
+    for name in (
+        *("gelu", "silu", "tanh", "sigmoid", "pow", "mul", "native_layer_norm"),
+        *("_to_copy", "clone"),
     )
 )
 
@@ -73,37 +54,23 @@ def estimate(
     optimizer: str | None = None,
     keeps_gradients: bool = True,
 ) -> Estimated:
-    """Return the profile of one forward and backward, and of the optimizer's update.
-
-    Repeated modules are regions: a plan may run them again in backward.
-
-    Args:
-        model: its parameters are on the meta device.
-        forward: runs it; gives a tensor, or a nest of them, that backward starts from.
-        links: curves of the machine that is asked about.
-        device: prices operators.
-        min_bytes: smaller saved tensors are never moved.
-        optimizer: a key of `STATES`, whose update and state are counted.
-        keeps_gradients: gradients are there before the step; False: each step makes
-            them anew, as after `zero_grad()`.
-
-    Raises:
-        ConfigError: nothing was saved, nothing needs a gradient, or the step cannot be
-            captured.
-    """
+    """Return the profile of one forward and backward, and of the optimizer's update, of
+    a model on the meta device; repeated modules are regions. `forward`: gives what
+    backward starts from; `min_bytes`: smaller tensors are never moved; `optimizer`: a
+    key of `STATES`; `keeps_gradients`: they are there before the step. Raises
+    ConfigError: nothing was saved, nothing needs a gradient, or the step cannot be
+    captured."""
     saved = _Saved(min_bytes)
     recorder = Recorder(model, saved.measure)
     for parameter in model.parameters():
         if parameter.requires_grad:
             made = torch.zeros_like(parameter) if keeps_gradients else None
             parameter.grad = made
-    with (
-        saved.calls(model, recorder),
-        torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor: saved.pack(tensor, recorder),
-            lambda packed: saved.unpack(packed, recorder),
-        ),
-    ):
+    hooks = torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: saved.pack(tensor, recorder),
+        lambda packed: saved.unpack(packed, recorder),
+    )
+    with saved.calls(model, recorder), hooks:
         notes = record(recorder, forward, device.spec.kind)
     backward_end = recorder.num_nodes
     if optimizer is not None:
@@ -120,27 +87,21 @@ def estimate(
     by = f"kernel models of {device.spec.name}, {priced.generic.total()} operators"
     by += " priced as copies"
     if left_out(graph.notes):
-        by += (
-            "; `ssdtrain foresight predict` says what is left out of this model's step"
-        )
+        by += "; `ssdtrain foresight predict` says what is left out of this model's "
+        by += "step"
     num_states = STATES[optimizer] if optimizer is not None else 0
-    weights = sum(map(num_bytes_of, model.parameters()))
+    base = device.context_bytes + sum(map(num_bytes_of, model.parameters()))
     trained = sum(num_bytes_of(p) for p in model.parameters() if p.requires_grad)
     profile = saved.profile(
         found.tasks,
         backward_end,
-        base_bytes=device.context_bytes
-        + weights
-        + trained * (num_states + keeps_gradients),
+        base_bytes=base + trained * (num_states + keeps_gradients),
         rest_bytes=0 if keeps_gradients else trained,
         links=links,
         # A CPU runs its kernels itself: no host beside it.
         is_hosted=device.spec.kind is Kind.CUDA,
         host_lead_ms=found.host_lead_us / 1e3,
-        notes={
-            ESTIMATED: by,
-            "clock": f"{found.clock:.3f}",
-        },
+        notes={ESTIMATED: by, "clock": f"{found.clock:.3f}"},
     )
     return Estimated(profile, saved.stored(graph, found.tasks))
 
@@ -214,13 +175,12 @@ class _Saved:
         handles = []
         for region in find_regions(model):
             module, path = region.module, region.path
+
+            def begin(m: Any, args: Any, kwargs: Any, path: str = path) -> None:
+                self._begins(path, (args, kwargs), recorder)
+
             handles += [
-                module.register_forward_pre_hook(
-                    lambda m, args, kwargs, p=path: self._begins(
-                        p, (args, kwargs), recorder
-                    ),
-                    with_kwargs=True,
-                ),
+                module.register_forward_pre_hook(begin, with_kwargs=True),
                 module.register_forward_hook(lambda m, args, out: self._ends(recorder)),
             ]
         try:
@@ -342,13 +302,8 @@ class _Saved:
         self, tasks: Sequence[Task], backward_end: int, *, is_hosted: bool, **more: Any
     ) -> Profile:
         """Make the profile: add kernel times to marks, regions and recipes.
-
-        Args:
-            tasks: of every operator.
-            backward_end: operators up to the end of backward.
-            is_hosted: host times are a queue of their own.
-            more: fields of `Profile`.
-        """
+        `is_hosted`: host times are a queue of their own; `more`: fields of
+        `Profile`."""
         ends = [*(mark.at for mark in self._marks[1:]), backward_end]
 
         def host_ms(start: int, end: int) -> float:
@@ -375,10 +330,10 @@ class _Saved:
             if any(self.items[each].item.serves >= 0 for each in kept.item.inputs)
             else kept.item
             if kept.maker is None
-            else _rebuilt(
+            else replace(
                 kept.item,
-                device_ms(kept.maker, kept.maker + 1),
-                host_ms(kept.maker, kept.maker + 1),
+                recipe_ms=device_ms(kept.maker, kept.maker + 1),
+                recipe_host_ms=host_ms(kept.maker, kept.maker + 1),
             )
             for kept in self.items
         )
@@ -415,11 +370,8 @@ class _Saved:
         for call in self._calls:
             inside = range(call.start, call.end)
             kept = kept_operators((at, graph.nodes[at].name) for at in inside)
-            made = {
-                graph.tensors[each].storage
-                for at in kept
-                for each in graph.nodes[at].outputs
-            }
+            outputs = (each for at in kept for each in graph.nodes[at].outputs)
+            made = {graph.tensors[each].storage for each in outputs}
             num_bytes = sum(graph.storages[each].num_bytes for each in made)
             ms = sum(_device_ms(tasks[at : at + 1]) for at in kept)
             found.append(Stored(ms, num_bytes))
@@ -446,10 +398,6 @@ class _Saved:
             Part(items=tuple(own), ms=device_ms(source, source + 1))
             for source, own in made.items()
         )
-
-
-def _rebuilt(item: Item, device_ms: float, host_ms: float) -> Item:
-    return replace(item, recipe_ms=device_ms, recipe_host_ms=host_ms)
 
 
 def _device_ms(tasks: Sequence[Task]) -> float:

@@ -1,50 +1,43 @@
-"""Will it fit, how fast, and what is the best way: an answer before the run.
-
-One capture of the step on the meta device gives a profile: what autograd saves, and
-what each operator takes by the kernel models of foresight. Plain training, gradient
-checkpointing and ssdtrain's plan are then prices of the same profile, by the simulator
-that plans are made with.
-"""
+"""Will it fit, how fast, and what is the best way: an answer before the run. One
+capture on the meta device gives a profile; plain training, checkpointing and ssdtrain's
+plan are prices of it, by the simulator that plans are made with."""
 
 from dataclasses import dataclass, replace
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.baselines import fixed_policies
 from ssdtrain.plan.choose import choose
-from ssdtrain.plan.goal import Goal
+from ssdtrain.plan.goal import DEVICE_RESERVE, Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
+from ssdtrain.plan.unsearched import again_moving, num_read
 from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.foresight.device import load_device
-from ssdtrain.tools.report.build_public import Shape, Train, shape_of
+from ssdtrain.tools.report.build_public import Loss, Shape, Train, shape_of
 from ssdtrain.tools.report.capture import Captured, Question, capture
 from ssdtrain.tools.report.selective import selective
 
 SEARCH_MARKS = 400_000
 """Of the search for a plan: a second or two."""
 WIDER = 4
-"""The largest step that fits is looked for up to so many times the size asked for;
-of tokens, also down to this part of them. Where it lies beyond, larger ones are tried.
-"""
+"""The largest step is looked for up to so many times the size asked for; tokens also
+down."""
 PROBES, FARTHER = 3, 16
 """Larger steps that are tried, each up to so many times the largest one before."""
+KEPT_LAST = 3
+"""Inputs of the last regions that may stay, for the least memory."""
 ROOM = 0.75
-"""Part of a device that weights, gradients and optimizer may take where a number of
-GPUs is proposed."""
+"""Share of a device for weights, gradients and optimizer, as proposed."""
 CONTEXT = 1024
 """Tokens in which the longest context is told."""
 ALIKE = 0.02
 """Steps that differ by less are as fast as one another."""
-PLAIN, CHECKPOINTING, SELECTIVE, OURS = (
-    "plain",
-    "checkpointing",
-    "selective",
-    "ssdtrain",
-)
+PLAIN, CHECKPOINTING = "plain", "checkpointing"
+SELECTIVE, OURS = "selective", "ssdtrain"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +80,13 @@ class Answer:
     for good."""
     capacity_bytes: int
     """Of the device."""
+    usable_bytes: int
+    """Of these: the rest stays free, as in ssdtrain's plans."""
     ways: tuple[Way, ...]
     longest: dict[str, int]
     """The largest `Question.size` that fits, by way; empty: it does not matter."""
     traffic: Traffic | None
-    """None: there is no plan, because nothing fits."""
+    """None: there is no plan, as plain training fits or nothing does."""
     is_causal: bool
     """Whether it is a public model that predicts the next token."""
     sentence: str
@@ -102,37 +97,33 @@ class Answer:
 
 
 def fits(question: Question) -> Answer:
-    """Answer the question.
-
-    Raises:
-        ConfigError: the model or the device is not known, or weights, gradients and
-            optimizer alone are more than the device holds.
-    """
+    """Answer the question. Raises ConfigError: the model or the device is not known, or
+    weights, gradients and optimizer alone are more than the device holds."""
     device = load_device(question.gpu)
     capacity = int(device.spec.memory_bytes)
     shape = None
     if not question.is_own:
         shape = shape_of(question.model, question.train, question.loss)
     captured = capture(question, shape, device, question.size)
+    usable = int((1 - DEVICE_RESERVE) * capacity)
     states = captured.profile.base_bytes
-    if states > capacity:
-        raise ConfigError(_too_large(question, captured, capacity))
-    ways, traffic = _ways(captured, capacity)
+    if captured.weights + captured.gradients + captured.optimizer > usable:
+        raise ConfigError(_too_large(question, captured, usable))
+    ways, traffic = _ways(captured, capacity, usable)
     peaks = {name: peak for name, (_, peak) in ways.items()}
+    tokens = 0 if question.is_own else question.gpus * question.tokens
     rows = tuple(
         Way(
             name=name,
             step_ms=ms,
-            tokens_per_s=0.0
-            if question.is_own
-            else question.gpus * question.tokens / ms * 1e3,
+            tokens_per_s=tokens / ms * 1e3,
             memory_bytes=peak,
-            fits=peak <= capacity,
+            fits=peak <= usable,
         )
         for name, (ms, peak) in ways.items()
     )
-    longest = _longest(question, shape, captured, capacity)
-    if longest and peaks[OURS] <= capacity:  # the plan needs less than the fixed ones
+    longest = _longest(question, shape, captured, usable)
+    if longest and peaks[OURS] <= usable:  # the plan needs less than the fixed ones
         longest[OURS] = max(longest[OURS], question.size)
     answer = Answer(
         question=question,
@@ -142,6 +133,7 @@ def fits(question: Question) -> Answer:
         optimizer_bytes=captured.optimizer,
         activation_bytes=peaks[PLAIN] - states + device.context_bytes,
         capacity_bytes=capacity,
+        usable_bytes=usable,
         ways=rows,
         longest=longest,
         traffic=traffic,
@@ -151,19 +143,19 @@ def fits(question: Question) -> Answer:
     return replace(answer, sentence=_sentence(answer))
 
 
-def _too_large(question: Question, captured: Captured, capacity: int) -> str:
+def _too_large(question: Question, captured: Captured, usable: int) -> str:
     shards = question.gpus if question.fsdp else 1
     total = shards * (captured.weights + captured.gradients + captured.optimizer)
     gpus = max(2, question.gpus)
-    while total > ROOM * gpus * capacity:
+    while total > ROOM * gpus * usable:
         gpus *= 2
     lora = "" if question.train is Train.LORA else "--train lora, "
     return (
         f"{question.model} does not fit: weights {bytes_text(captured.weights)}, "
         f"gradients {bytes_text(captured.gradients)} and optimizer "
-        f"{bytes_text(captured.optimizer)} are more than the {bytes_text(capacity)} of "
-        f"one {question.gpu}, before any activation; try --gpus {gpus} --fsdp, "
-        f"{lora}or a GPU with more memory."
+        f"{bytes_text(captured.optimizer)} are more than the {bytes_text(usable)} that "
+        f"one {question.gpu} has for them, before any activation; try --gpus {gpus} "
+        f"--fsdp, {lora}or a GPU with more memory."
     )
 
 
@@ -191,10 +183,12 @@ def priced_ways(captured: Captured) -> dict[str, tuple[float, int]]:
 
 
 def _ways(
-    captured: Captured, capacity: int
+    captured: Captured, capacity: int, usable: int
 ) -> tuple[dict[str, tuple[float, int]], Traffic | None]:
     """Return (ms, whole peak in bytes) of each way, and what the plan does."""
     found = priced_ways(captured)
+    if found[PLAIN][1] <= usable:
+        return {**found, OURS: found[PLAIN]}, None
     try:
         plan = choose(captured.profile, Goal(device_bytes=capacity), SEARCH_MARKS)
     except ConfigError:
@@ -226,16 +220,19 @@ def _with_links(captured: Captured, ms: float) -> float:
 
 def _peaks(captured: Captured) -> dict[str, int]:
     """Return the whole peak of plain training and checkpointing, and the least one of
-    ssdtrain's fixed policies."""
+    ssdtrain's fixed policies and of all regions again, most of whose inputs move: what
+    leaves last would be back at once."""
     timeline, base = Timeline(captured.profile), captured.profile.base_bytes
-    peaks = {
-        policy.name: base
-        + simulate(
-            timeline, schedule(timeline, policy.placements, policy.style)
-        ).peak_bytes
-        for policy in fixed_policies(timeline)
-        if policy.name in ("keep-all", "regions") or "offload" in policy.name
-    }
+    peaks = {}
+    for policy in fixed_policies(timeline):
+        if policy.name in ("keep-all", "regions") or "offload" in policy.name:
+            orders = schedule(timeline, policy.placements, policy.style)
+            peaks[policy.name] = base + simulate(timeline, orders).peak_bytes
+    most = num_read(captured.profile)
+    for num_moved in range(max(0, most - KEPT_LAST), most + 1):
+        if (again := again_moving(timeline, num_moved)) is not None:
+            peak = base + simulate(timeline, again).peak_bytes
+            peaks[str(num_moved)] = peak
     found = {PLAIN: peaks["keep-all"], OURS: min(peaks.values())}
     return found | ({CHECKPOINTING: peaks["regions"]} if "regions" in peaks else {})
 
@@ -243,10 +240,9 @@ def _peaks(captured: Captured) -> dict[str, int]:
 def _longest(
     question: Question, shape: Shape | None, captured: Captured, capacity: int
 ) -> dict[str, int]:
-    """Return how many tokens, or how large a micro-batch of a user's model, fit, by
-    way; empty where the size changes nothing. A peak is the largest of sums that grow
-    evenly with the size: between two sizes it lies below the line from one to the
-    other."""
+    """Return how many tokens, or how large a user's micro-batch, fit, by way; empty
+    where the size changes nothing. Between two sizes a peak lies below the line from
+    one to the other."""
     device, size = load_device(question.gpu), question.size
     sizes = (size, 2 * size, WIDER * size)
     if shape is not None:
@@ -299,9 +295,14 @@ def _sentence(answer: Answer) -> str:
     if not ours.fits:
         most = answer.longest.get(OURS, 0)
         less = f"{option} {most}" if most else "a smaller step"
+        if answer.is_causal and answer.question.loss is Loss.STOCK:
+            less = f"--loss fused, {less}"
         return f"It does not fit; take more GPUs with --fsdp, or {less}."
     if again is None or not again.fits:
-        return f"Only ssdtrain fits: {line}."
+        loss = ""
+        if answer.is_causal and answer.question.loss is Loss.STOCK:
+            loss = " (with this loss; ask again with --loss fused)"
+        return f"Only ssdtrain fits{loss}: {line}."
     gain = again.step_ms / ours.step_ms - 1
     if gain < ALIKE:
         return "Checkpointing fits, and ssdtrain would be as fast; either will do."

@@ -42,67 +42,62 @@ def tokens_argument(text: str) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
     show(parser, EXAMPLES)
-    parser.add_argument(
-        "model", metavar="MODEL", help="a name, a config.json, or FILE.py:FUNCTION"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a name, a config.json, or FILE.py:FUNCTION")
+    add(
         "--train",
         choices=[train.value for train in Train],
         default=Train.FULL.value,
         help="all weights (default), or LoRA of rank 16 on every linear layer",
     )
-    parser.add_argument(
+    add(
         "--tokens",
         type=tokens_argument,
-        default=8192,
         help="of one forward and backward on each GPU (default: 8k)",
     )
-    parser.add_argument(
+    add(
         "--micro-batch",
         type=count_argument,
-        default=1,
         metavar="N",
         help="what FILE.py:FUNCTION is given (default: 1)",
     )
-    parser.add_argument("--gpu", default="h100", help="h100, h200 or a device file")
-    parser.add_argument(
-        "--gpus", type=count_argument, default=1, help="8 a host (default: 1)"
-    )
-    parser.add_argument(
+    add("--gpu", default="h100", help="h100, h200 or a device file")
+    add("--gpus", type=count_argument, default=1, help="8 a host (default: 1)")
+    add(
         "--fsdp",
         action="store_true",
         help="weights, gradients and optimizer are sharded over --gpus",
     )
-    parser.add_argument(
+    add(
         "--loss",
         choices=[loss.value for loss in Loss],
         default=Loss.STOCK.value,
         help="as transformers computes it (default), or fused as Liger does",
     )
-    parser.add_argument(
+    add(
         "--optimizer",
         default=OPTIMIZER,
         help=f"one of {', '.join(sorted(STATES))} (default: {OPTIMIZER})",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, no table")
+    add("--json", action="store_true", help="print JSON, no table")
 
 
 def run(args: argparse.Namespace) -> int:
     """Answer; 0, or 2 for input that cannot work or weights that cannot fit."""
     try:
-        answer = fits(
-            Question(
-                model=args.model,
-                train=Train(args.train),
-                tokens=args.tokens,
-                micro_batch=args.micro_batch,
-                gpu=args.gpu,
-                gpus=args.gpus,
-                fsdp=args.fsdp,
-                loss=Loss(args.loss),
-                optimizer=args.optimizer,
-            )
-        )
+        names = ("model", "gpu", "gpus", "fsdp", "optimizer")
+        given = {name: getattr(args, name) for name in names}
+        is_own = Question(model=args.model).is_own
+        if is_own and args.tokens:
+            raise ConfigError("--tokens is for public models; give --micro-batch")
+        if not is_own and args.micro_batch:
+            raise ConfigError("--micro-batch is for FILE.py:FUNCTION; give --tokens")
+        if args.tokens:
+            given["tokens"] = args.tokens
+        if args.micro_batch:
+            given["micro_batch"] = args.micro_batch
+        asked = Question(**given, train=Train(args.train), loss=Loss(args.loss))
+        answer = fits(asked)
     except (ConfigError, OSError) as error:
         print(f"ssdtrain fits: {error}", file=sys.stderr)
         return 2
@@ -133,7 +128,8 @@ def lines(answer: Answer) -> list[str]:
         f"  optimizer    {bytes_text(answer.optimizer_bytes):>10}",
         f"  activations  {bytes_text(answer.activation_bytes):>10}   at the peak of "
         "plain training",
-        f"  the GPU has  {bytes_text(answer.capacity_bytes):>10}",
+        f"  to be used   {bytes_text(answer.usable_bytes):>10}   of the GPU's "
+        f"{bytes_text(answer.capacity_bytes)}",
         "",
         f"  {'':14} {'step':>10} {'' if asked.is_own else 'tokens/s':>10} "
         f"{'memory':>10}",

@@ -33,10 +33,10 @@ from ssdtrain.tools.foresight.device import (
     shipped,
     write_device,
 )
-from ssdtrain.tools.foresight.fit import fit_closed_form, fit_forest, score
+from ssdtrain.tools.foresight.fit import score
 from ssdtrain.tools.foresight.gather import gather, read_times
 from ssdtrain.tools.foresight.graph import Graph, Stream, read_graph, write_graph
-from ssdtrain.tools.foresight.learn import learn, own_device
+from ssdtrain.tools.foresight.learn import fitted, learn, own_device
 from ssdtrain.tools.foresight.memory import estimate_peak
 from ssdtrain.tools.foresight.overheads import Phase
 from ssdtrain.tools.foresight.price import StepEstimate, estimate_step
@@ -92,69 +92,54 @@ COUNT = 4000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
     show(parser, EXAMPLES)
-    parser.add_argument("action", choices=sorted(_ACTIONS))
-    parser.add_argument(
-        "--model", metavar="MODEL", help="blocks:HIDDENxLAYERS or FILE.py:FUNCTION"
-    )
-    parser.add_argument(
-        "--step", metavar="FILE.py:FUNCTION", help="a step that runs, to capture"
-    )
-    parser.add_argument(
-        "--graph", metavar="FILE", nargs="+", help="captured graphs, one a rank"
-    )
+    add = parser.add_argument
+    add("action", choices=sorted(_ACTIONS))
+    add("--model", metavar="MODEL", help="blocks:HIDDENxLAYERS or FILE.py:FUNCTION")
+    add("--step", metavar="FILE.py:FUNCTION", help="a step that runs, to capture")
+    add("--graph", metavar="FILE", nargs="+", help="captured graphs, one a rank")
     add_batch(parser)
-    parser.add_argument("--optimizer", choices=sorted(STATES), help="fused")
-    parser.add_argument(
-        "--ranks", type=count_argument, default=1, help="number of GPUs"
-    )
-    parser.add_argument(
+    add("--optimizer", choices=sorted(STATES), help="fused")
+    add("--ranks", type=count_argument, default=1, help="number of GPUs")
+    add(
         "--spread",
         choices=[spread.value for spread in Spread],
         default=Spread.DDP.value,
         help="how a step is spread over --ranks (default: ddp)",
     )
-    parser.add_argument(
+    add(
         "--slower",
         type=positive_argument,
         default=1.0,
         help="factor by which one rank is slower",
     )
-    parser.add_argument(
-        "--micro-batches", type=count_argument, default=1, help="of a pipeline's step"
-    )
-    parser.add_argument(
-        "--chunks", type=count_argument, default=1, help="of a pipeline's rank"
-    )
-    parser.add_argument(
+    add("--micro-batches", type=count_argument, default=1, help="of a pipeline's step")
+    add("--chunks", type=count_argument, default=1, help="of a pipeline's rank")
+    add(
         "--fabric",
         metavar="NAME",
         help="links between GPUs: a file, nvlink (default: the device's) or those of "
         "several nodes, such as nvlink:8,ib:400G",
     )
-    parser.add_argument("--tables", metavar="FILE", help="embedding tables (JSON)")
+    add("--tables", metavar="FILE", help="embedding tables (JSON)")
     names = ", ".join(shipped()) or "none"
-    parser.add_argument(
+    add(
         "--device",
         default=DEFAULT_DEVICE,
         metavar="NAME",
         help=f"a file, or one of {names}",
     )
-    parser.add_argument("--save", metavar="FILE", help="write what was made")
-    parser.add_argument("--times", metavar="FILE", help="kernel times (JSON lines)")
-    parser.add_argument(
-        "--seconds", type=positive_argument, default=60.0, help="budget of a gather"
-    )
-    parser.add_argument(
+    add("--save", metavar="FILE", help="write what was made")
+    add("--times", metavar="FILE", help="kernel times (JSON lines)")
+    add("--seconds", type=positive_argument, default=60.0, help="budget of a gather")
+    add(
         "--on",
         choices=[kind.value for kind in Kind],
         default=(Kind.CUDA if torch.cuda.is_available() else Kind.CPU).value,
         help="whose kernels are timed: this machine's GPU (default, if any) or CPU",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the random design")
-    parser.add_argument(
-        "--family", choices=[family.value for family in Family], help="only this one"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON, no tables")
+    add("--seed", type=int, default=0, help="of the random design")
+    add("--family", choices=[family.value for family in Family], help="only this one")
+    add("--json", action="store_true", help="print JSON, no tables")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -180,11 +165,7 @@ def _graph(args: argparse.Namespace, on: Kind = Kind.CUDA) -> Graph:
         subject = build(args.micro_batch)
         notes = {"model": args.model, "micro_batch": str(args.micro_batch)}
         return capture(
-            subject.model,
-            subject.forward,
-            optimizer=args.optimizer,
-            notes=notes,
-            on=on,
+            subject.model, subject.forward, optimizer=args.optimizer, notes=notes, on=on
         )
 
 
@@ -203,11 +184,8 @@ def _capture(args: argparse.Namespace) -> None:
 
 
 def _prepared(text: str) -> tuple[Any, Callable[[], Any]]:
-    """What the function of `--step` gives.
-
-    Raises:
-        ConfigError: it raised, or gave something else than (modules, step).
-    """
+    """What the function of `--step` gives. Raises ConfigError: it raised, or gave
+    something else than (modules, step)."""
     function = function_of(text, "--step ")
     try:
         given = function()
@@ -249,13 +227,15 @@ def _predict(args: argparse.Namespace) -> None:
         )
         ranks = estimate_ranks(graph, device, _fabric(args), layout)
     if args.json:
-        values = asdict(step)
-        values["by_family_us"] = {k.value: v for k, v in step.by_family_us.items()}
-        values["peak_bytes"] = peak.peak_bytes
-        values["num_generic"] = step.num_generic
-        values["left_out"] = left_out(graph.notes)
-        values["has_update"] = _has_update(graph)
-        values["ranks"] = None if ranks is None else asdict(ranks)
+        values = {
+            **asdict(step),
+            "by_family_us": {k.value: v for k, v in step.by_family_us.items()},
+            "peak_bytes": peak.peak_bytes,
+            "num_generic": step.num_generic,
+            "left_out": left_out(graph.notes),
+            "has_update": _has_update(graph),
+            "ranks": None if ranks is None else asdict(ranks),
+        }
         print(json.dumps(values, indent=1))
         return
     _print(device, step, peak.peak_bytes)
@@ -338,12 +318,11 @@ def _print(device: Device, step: StepEstimate, peak_bytes: int) -> None:
         table.add_column(head, justify="left" if head == "family" else "right")
     total = max(1.0, sum(step.by_family_us.values()))
     for family, us in sorted(step.by_family_us.items(), key=lambda pair: -pair[1]):
-        table.add_row(
-            family.value,
-            f"{us / 1e3:.2f}",
+        share, error = (
             f"{100 * us / total:.0f} %",
             f"{100 * device.error(family):.1f} %",
         )
+        table.add_row(family.value, f"{us / 1e3:.2f}", share, error)
     console = Console(width=None if sys.stdout.isatty() else 100)
     console.print(table)
     bound = "the host binds it" if step.is_host_bound else "the device binds it"
@@ -429,24 +408,17 @@ def _fit(args: argparse.Namespace) -> None:
     by_family: dict[Family, list[Any]] = {}
     for call, us in read_times(Path(args.times)):
         by_family.setdefault(call.family, []).append((call, us))
-    forests, errors = dict(device.forests), dict(device.errors)
-    laws = dict(device.laws)
     for family, times in by_family.items():
         if args.family not in (None, family.value):
             continue
         found = score(times, device.spec)
-        errors[family] = found["gmae"]
-        law = fit_closed_form(times, device.spec)
-        forests[family] = fit_forest(times, device.spec, law=law)
-        laws.pop(family, None)
-        if law is not None:
-            laws[family] = law
+        device = fitted(device, family, times, found["gmae"])
         print(
             f"{family.value}: {len(times)} kernels, error {100 * found['gmae']:.1f} % "
             f"+- {100 * found['spread']:.1f} (roofline "
             f"{100 * found['roofline_gmae']:.1f} %)"
         )
-    write_device(args.save, replace(device, forests=forests, laws=laws, errors=errors))
+    write_device(args.save, device)
 
 
 _ACTIONS: dict[str, Callable[[argparse.Namespace], None]] = {

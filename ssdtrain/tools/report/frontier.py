@@ -22,15 +22,8 @@ class Point(NamedTuple):
 
 def frontier(profile: Profile, num_budgets: int = NUM_BUDGETS) -> list[Point]:
     """Return the best plan within each memory budget, the least peak last, without
-    dominated ones.
-
-    Args:
-        profile: an observed step.
-        num_budgets: below the peak that costs nothing. Each costs a quick search.
-    """
-    free, least = (
-        _best(profile, Goal(max_overhead=overhead)) for overhead in (0.0, 1.0)
-    )
+    dominated ones. Each costs a quick search."""
+    free, least = (_best(profile, Goal(max_overhead=most)) for most in (0.0, 1.0))
     found = [free]
     for number in range(1, num_budgets + 1):
         share = number / num_budgets

@@ -1,8 +1,5 @@
-"""One self-contained HTML page of a run: its figures, its pictures, how it went.
-
-Everything is inline: no script, no font and no picture is fetched, so that the page can
-be mailed.
-"""
+"""One self-contained HTML page of a run: figures, pictures, how it went; nothing
+fetched."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -86,11 +83,7 @@ def runs_of(path: Path) -> list[Path]:
 
 
 def read_run(path: Path) -> Run:
-    """Read a run directory.
-
-    Raises:
-        ConfigError: it holds no finished run, or a file is damaged.
-    """
+    """Read a run directory. ConfigError: no finished run, or a damaged file."""
     if not (path / RESULT).is_file():
         if (path / "run.json").is_file():
             ended = sorted(path.parent.glob(f"*/{RESULT}"), reverse=True)
@@ -101,14 +94,15 @@ def read_run(path: Path) -> Run:
         raise ConfigError(f"{path} has no {RESULT}: this is no run's directory.")
     result = _json(path / RESULT)
     metrics_path, config_path = path / "metrics.jsonl", path / "config.yaml"
-    lines = (
-        metrics_path.read_text("utf-8").splitlines() if metrics_path.exists() else []
-    )
+    text = metrics_path.read_text("utf-8") if metrics_path.exists() else ""
     try:
-        metrics = [json.loads(line) for line in lines]
+        metrics = [json.loads(line) for line in text.splitlines()]
     except ValueError as error:
         raise ConfigError(f"{metrics_path} is damaged ({error})") from error
-    trace = _json(path / "trace.json") if (path / "trace.json").exists() else {}
+    trace, record, memory = (
+        _optional(_json, path / f"{name}.json") or {}
+        for name in ("trace", "run", "memory")
+    )
     try:
         profile = _optional(PROFILE_FILE.read, path / "profile.json")
         plan = _optional(PLAN_FILE.read, path / "plan.json")
@@ -117,9 +111,9 @@ def read_run(path: Path) -> Run:
     return Run(
         path=path,
         result=result,
-        record=_json(path / "run.json") if (path / "run.json").exists() else {},
+        record=record,
         metrics=metrics,
-        memory=_json(path / "memory.json") if (path / "memory.json").exists() else {},
+        memory=memory,
         recorded=result.get("picture") or {},
         config=config_path.read_text("utf-8") if config_path.exists() else "",
         trace=trace.get("traceEvents", ()),
@@ -160,7 +154,9 @@ def page(runs: Sequence[Run]) -> str:
 def _sections(run: Run) -> list[str]:
     parts = [_head(run)]
     if "legs" not in run.result:  # a graph trainer's own figures
-        return [*parts, _plain_table(run.result), *_epochs(run), _details(run)]
+        body = "".join(_line(row.name, row.with_) for row in figures(run.result))
+        plain = f"<table id='figures'>{body}</table>"
+        return [*parts, plain, *_epochs(run), _details(run)]
     parts.append(_table(run.result))
     if told := run.result.get("step_explained"):
         parts.append(f"<pre id='step'>{escaped(told)}</pre>")
@@ -209,10 +205,8 @@ def _table(result: Mapping[str, Any]) -> str:
     verdict = result.get("verdict", {})
     kind = "good" if all(verdict.values()) else "bad"
     body = "".join(
-        f"<tr><td>{escaped(row.name)}</td>"
-        f"<td class='number'>{escaped(row.without)}</td>"
-        f"<td class='number'>{escaped(row.with_)}</td><td>{escaped(row.note)}</td></tr>"
-        for row in rows(result)
+        _line(name, without, with_, note=f"<td>{escaped(note)}</td>")
+        for name, without, with_, note in rows(result)
     )
     head = f"<tr><th></th><th>{WITHOUT}</th><th>{WITH}</th><th></th></tr>"
     told = escaped(caption(result))
@@ -220,31 +214,22 @@ def _table(result: Mapping[str, Any]) -> str:
     return f"<table id='figures'>{head}{body}</table>{summary}"
 
 
-def _plain_table(result: Mapping[str, Any]) -> str:
-    body = "".join(
-        f"<tr><td>{escaped(row.name)}</td>"
-        f"<td class='number'>{escaped(row.with_)}</td></tr>"
-        for row in figures(result)
-    )
-    return f"<table id='figures'>{body}</table>"
-
-
 def _comparison(runs: Sequence[Run]) -> str:
-    """Return the rows of every run's `with` column side by side; a zero keeps its
-    note, which says why it is one."""
+    """Return every run's `with` column side by side; a zero tells why it is one."""
     columns = [
         {row.name: _with_reason(row) for row in figures(run.result)} for run in runs
     ]
     names = list(dict.fromkeys(name for column in columns for name in column))
     head = "".join(f"<th>{escaped(run.name)}</th>" for run in runs)
-    body = ""
-    for name in names:
-        cells = [column.get(name, ABSENT) for column in columns]
-        marked = "".join(f"<td class='number'>{escaped(cell)}</td>" for cell in cells)
-        body += f"<tr><td>{escaped(name)}</td>{marked}</tr>"
-    changed = _changed(runs)
-    settings = f"<h3>Settings that differ</h3><pre>{escaped(changed)}</pre>"
+    cells = {name: [each.get(name, ABSENT) for each in columns] for name in names}
+    body = "".join(_line(name, *own) for name, own in cells.items())
+    settings = f"<h3>Settings that differ</h3><pre>{escaped(_changed(runs))}</pre>"
     return f"<table id='compared'><tr><th></th>{head}</tr>{body}</table>{settings}"
+
+
+def _line(name: str, *numbers: str, note: str = "") -> str:
+    cells = "".join(f"<td class='number'>{escaped(number)}</td>" for number in numbers)
+    return f"<tr><td>{escaped(name)}</td>{cells}{note}</tr>"
 
 
 def _with_reason(row: Row) -> str:
@@ -306,12 +291,10 @@ def _steps(run: Run) -> str:
 
 def _waiting(run: Run) -> str:
     """Return where the device waited, and what rebuilding took."""
+    waits = {"stalled for a transfer": "stall_ms", "rebuilding": "recompute_ms"}
     lines = [
         Line(name, points)
-        for name, key in (
-            ("stalled for a transfer", "stall_ms"),
-            ("rebuilding", "recompute_ms"),
-        )
+        for name, key in waits.items()
         if (points := _by_leg(run, key).get(WITH))
     ]
     title = "Waiting and rebuilding in each step with ssdtrain, first rank"
@@ -319,10 +302,8 @@ def _waiting(run: Run) -> str:
 
 
 def _trace(run: Run) -> str:
-    """Return the last recorded step of the first rank: compute, copies and I/O in rows.
-
-    Under `plan="auto"` that is the observed step; `offload.trace` records all.
-    """
+    """Return the last recorded step of the first rank, in rows; with `plan="auto"` that
+    is the observed one."""
     events = [e for e in run.trace if e.get("ph") == "X" and e["pid"] == 0]
     steps = [e for e in events if e["cat"] == "compute"]
     if not steps:
@@ -341,11 +322,11 @@ def _trace(run: Run) -> str:
 
 
 def _frontier(profile: Profile, plan: Plan | None) -> str:
-    """Return what each price would buy, by the planner's own simulator; and the plan
-    taken."""
+    """Return what each price would buy, by the planner's simulator; and the plan."""
     line = [(100 * p.overhead, p.peak_bytes / 1e6) for p in frontier(profile)]
-    dots = []
+    dots, keep_ms = [], ""
     if plan is not None and plan.prediction is not None:
+        keep_ms = f", {plan.prediction.keep_ms:.1f} ms by this profile"
         taken, keep = point_of(plan.prediction), plan.prediction.keep_peak_bytes
         name, cost = f"this run's plan ({plan.policy})", 100 * taken.overhead
         dots = [
@@ -355,21 +336,14 @@ def _frontier(profile: Profile, plan: Plan | None) -> str:
     return figure(
         "The frontier: least predicted peak for each price, rank 0",
         [Line("plans found by quick searches on this run's profile", line)],
-        f"predicted overhead over keeping everything{_keep_ms(plan)} (%)",
+        f"predicted overhead over keeping everything{keep_ms} (%)",
         "peak of saved tensors (MB)",
         dots=dots,
     )
 
 
-def _keep_ms(plan: Plan | None) -> str:
-    if plan is None or plan.prediction is None:
-        return ""
-    return f", {plan.prediction.keep_ms:.1f} ms by this profile"
-
-
 def _phases(run: Run) -> str:
-    """Return which steps are slower because they were observed, or searched for a
-    plan."""
+    """Return which steps were observed, or searched for a plan."""
     phases = {
         line["step"] + 1: line.get("phase")
         for line in run.metrics

@@ -32,11 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page.
-
-    Raises:
-        ConfigError: no such run, or it has not finished.
-    """
+    """Write the page. Raises ConfigError: no such run, or it has not finished."""
     paths = [find(name) for name in args.runs]
     with Progress(1) as progress:
         progress.part("searching the frontiers")
@@ -59,11 +55,7 @@ def default_place(paths: Sequence[Path]) -> Path:
 
 def find(name: str) -> Path:
     """Return the directory of a run, links resolved: a page names the run, not the
-    link.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    link. Raises ConfigError: there is none."""
     for path in (Path(name).expanduser(), RUNS / name):
         if path.is_dir():
             return path.resolve()

@@ -1,7 +1,4 @@
-"""Pictures: lines over two axes, and rows of a time line, drawn by matplotlib.
-
-In a page they are SVG with its text as text: no script, and nothing is fetched.
-"""
+"""Pictures drawn by matplotlib; in a page SVG with its text as text, no script."""
 
 import html
 import io
@@ -103,12 +100,7 @@ def time_line(title: str, rows: Sequence[str], bars: Sequence[Bar]) -> str:
 def memory_lines(
     courses: Mapping[str, Course], peaks: Mapping[str, float]
 ) -> list[Line]:
-    """Return memory over a step in MB, a line a run.
-
-    Args:
-        courses: by the name of the run.
-        peaks: exact ones in bytes; a course that was sampled may miss them.
-    """
+    """Return memory over a step in MB, a line a run; `peaks`: exact ones in bytes."""
     found = []
     for name, course in courses.items():
         peak = peaks.get(name, max((size for _, size in course), default=0.0))
@@ -125,10 +117,7 @@ def write_memory(
     title: str,
 ) -> None:
     """Draw memory over a step (Figure 5.8) into a PNG, or whatever `path` ends in.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    Raises ImportError: matplotlib is not installed."""
     picture, axes = _figure((8, 4))
     _draw(axes, memory_lines(courses, peaks), TIME, f"{what} (MB)")
     picture.suptitle(title)
@@ -146,11 +135,8 @@ def write_cloud(
     y_name: str,
 ) -> None:
     """Draw points, the line of the best of them, and a limit of the horizontal axis,
-    into a PNG, or whatever `path` ends in.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    into a PNG, or whatever `path` ends in. Raises ImportError: matplotlib is not
+    installed."""
     picture, axes = _figure((8, 4.5))
     for name, points in groups.items():
         axes.plot(*_columns(points), ".", label=name, alpha=0.5)
@@ -163,9 +149,7 @@ def write_cloud(
     picture.savefig(path, dpi=120)
 
 
-def _columns(
-    points: Sequence[tuple[float, float]],
-) -> tuple[list[float], list[float]]:
+def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
     return [x for x, _ in points], [y for _, y in points]
 
 

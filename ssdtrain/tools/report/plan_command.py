@@ -31,11 +31,7 @@ from ssdtrain.plan.profile import PROFILE_FILE, Profile
 from ssdtrain.plan.words import ModuleRow, explain, rows
 from ssdtrain.progress import Progress, each
 from ssdtrain.quantities import bytes_text
-from ssdtrain.tools.foresight.device import (
-    DEFAULT_DEVICE,
-    Device,
-    load_device,
-)
+from ssdtrain.tools.foresight.device import DEFAULT_DEVICE, Device, load_device
 from ssdtrain.tools.foresight.power import Settled
 from ssdtrain.tools.foresight.recorder import STATES
 from ssdtrain.tools.foresight.spec import links_of as spec_links
@@ -63,11 +59,7 @@ to training as `offload.plan=plan.json`.
 """
 
 
-PLANNED = [
-    target.value
-    for target in Target
-    if target.behind.is_staged or not target.behind.is_disk
-]
+PLANNED = [t.value for t in Target if t.behind.is_staged or not t.behind.is_disk]
 """Not those that fill host memory first: how much there is, no file says."""
 
 
@@ -75,62 +67,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
     show(parser, EXAMPLES)
     add_subject(parser)
-    parser.add_argument("--profile", metavar="FILE", help="a saved profile, no model")
-    parser.add_argument(
-        "--memory-budget", type=size_argument, metavar="BYTES", help="least time in it"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--profile", metavar="FILE", help="a saved profile, no model")
+    add("--memory-budget", type=size_argument, metavar="BYTES", help="least time in it")
+    add(
         "--device-memory",
         type=size_argument,
         metavar="BYTES",
         help="least time with weights, gradients and optimizer in it as well",
     )
-    parser.add_argument(
+    add(
         "--optimizer",
         choices=sorted(STATES),
         default="adamw",
         help="with --no-gpu: whose state and update are counted (default: adamw)",
     )
-    parser.add_argument("--save", metavar="FILE", help="write the plan (JSON)")
-    parser.add_argument("--save-profile", metavar="FILE", help="write the profile")
-    parser.add_argument(
-        "--sweep", choices=["micro_batch"], help="compare sizes at one --batch"
-    )
-    parser.add_argument(
-        "--batch", type=count_argument, default=64, help="of a step (--sweep)"
-    )
-    parser.add_argument(
-        "--stages", type=count_argument, default=1, help="of the pipeline"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON, no tables")
+    add("--save", metavar="FILE", help="write the plan (JSON)")
+    add("--save-profile", metavar="FILE", help="write the profile")
+    add("--sweep", choices=["micro_batch"], help="compare sizes at one --batch")
+    add("--batch", type=count_argument, default=64, help="of a step (--sweep)")
+    add("--stages", type=count_argument, default=1, help="of the pipeline")
+    add("--json", action="store_true", help="print JSON, no tables")
 
 
 def add_subject(parser: argparse.ArgumentParser) -> None:
     """Add what names a model and a machine; `rok` has it too."""
-    parser.add_argument(
-        "--model", metavar="MODEL", help="blocks:HIDDENxLAYERS or FILE.py:FUNCTION"
-    )
+    add = parser.add_argument
+    add("--model", metavar="MODEL", help="blocks:HIDDENxLAYERS or FILE.py:FUNCTION")
     add_batch(parser)
-    parser.add_argument(
-        "--min-bytes", type=size_argument, default=1 << 20, metavar="BYTES"
-    )
-    parser.add_argument(
+    add("--min-bytes", type=size_argument, default=1 << 20, metavar="BYTES")
+    add(
         "--max-overhead",
         type=fraction_argument,
         default=0.01,
         metavar="FRACTION",
         help="of the step, such as 0.01 or 1%% (default)",
     )
-    parser.add_argument(
+    add(
         "--no-gpu",
         action="store_true",
         help="estimate on the meta device instead of observing",
     )
-    parser.add_argument("--links", metavar="FILE", help="from `ssdtrain doctor --save`")
-    parser.add_argument(
-        "--target", choices=PLANNED, default=PLANNED[0], help="where bytes go"
-    )
-    parser.add_argument(
+    add("--links", metavar="FILE", help="from `ssdtrain doctor --save`")
+    add("--target", choices=PLANNED, default=PLANNED[0], help="where bytes go")
+    add(
         "--device",
         metavar="NAME",
         help="with --no-gpu: kernel models of h100, h200 or a device file "
@@ -139,11 +119,8 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
 
 
 def links_of(args: argparse.Namespace) -> Links:
-    """Return curves of the link file; the device's data sheet without one.
-
-    Raises:
-        ConfigError: the file cannot be used, or lacks a link.
-    """
+    """Return curves of the link file; the device's data sheet without one. Raises
+    ConfigError: the file cannot be used, or lacks a link."""
     if args.links is None:
         if Target(args.target).behind.is_staged:
             raise ConfigError(
@@ -154,11 +131,8 @@ def links_of(args: argparse.Namespace) -> Links:
 
 
 def read_link_curves(path: str) -> Links:
-    """Return the fastest link of each kind in a link file (docs/doctor.md).
-
-    Raises:
-        ConfigError: it cannot be read, or has no link between device and host.
-    """
+    """Return the fastest link of each kind in a link file (docs/doctor.md). Raises
+    ConfigError: it cannot be read, or has no link between device and host."""
     try:
         links = LINK_FILE.read(path)
     except OSError as error:
@@ -175,29 +149,19 @@ def read_link_curves(path: str) -> Links:
     d2h, h2d = best(LinkKind.D2H) or host, best(LinkKind.H2D) or host
     if d2h is None or h2d is None:
         raise ConfigError(f"--links: {path} has no d2h and h2d links; measure again")
+    both = (best(LinkKind.BOTH) or d2h).bytes_per_second
     return Links(
         d2h=d2h,
         h2d=h2d,
         ssd_write=best(LinkKind.SSD_WRITE),
         ssd_read=best(LinkKind.SSD_READ),
         copy_slowdown=COPY_SLOWDOWN,
-        duplex_slowdown=_duplex(d2h, best(LinkKind.BOTH)),
+        duplex_slowdown=max(0.0, d2h.bytes_per_second / both - 1.0),
     )
 
 
-def _duplex(alone: Curve, both: Curve | None) -> float:
-    """Return by which fraction copies in both directions slow one another down."""
-    if both is None:
-        return 0.0
-    return max(0.0, alone.bytes_per_second / both.bytes_per_second - 1.0)
-
-
 def device_of(args: argparse.Namespace) -> Device:
-    """Return the kernel models of `--device`.
-
-    Raises:
-        ConfigError: the device is not known.
-    """
+    """Return the kernel models of `--device`. Raises ConfigError: it is not known."""
     return load_device(args.device or DEFAULT_DEVICE)
 
 
@@ -205,14 +169,8 @@ def profile_of(args: argparse.Namespace, build: Build, micro_batch: int) -> Prof
     """Estimate or observe the profile, as asked for."""
     if args.no_gpu:
         links, device = links_of(args), device_of(args)
-        profile = estimated(
-            build,
-            micro_batch,
-            links,
-            device,
-            args.min_bytes,
-            optimizer=getattr(args, "optimizer", None),
-        )
+        given = build, micro_batch, links, device, args.min_bytes
+        profile = estimated(*given, optimizer=getattr(args, "optimizer", None))
     else:
         profile = observed(build, micro_batch, args.min_bytes, target="host")
         if args.links is not None:
@@ -230,14 +188,12 @@ def run(args: argparse.Namespace) -> int:
             profile = _profile(args)
             _refuse_too_large(args, profile)
             progress.part("searching for a plan")
-            plan = choose(
-                profile,
-                Goal(
-                    max_overhead=args.max_overhead,
-                    memory_budget_bytes=args.memory_budget,
-                    device_bytes=args.device_memory,
-                ),
+            goal = Goal(
+                max_overhead=args.max_overhead,
+                memory_budget_bytes=args.memory_budget,
+                device_bytes=args.device_memory,
             )
+            plan = choose(profile, goal)
         if args.save is not None:
             PLAN_FILE.write(args.save, plan)
         if args.save_profile is not None:
@@ -260,8 +216,7 @@ def _capacity(args: argparse.Namespace) -> int | None:
 
 
 def _refuse_too_large(args: argparse.Namespace, profile: Profile) -> None:
-    """Raise ConfigError if weights, gradients and optimizer alone need more than there
-    is."""
+    """Raise ConfigError if what training holds needs more than there is."""
     limits = (args.device_memory, _capacity(args))
     most = min((limit for limit in limits if limit is not None), default=None)
     needed = profile.base_bytes + profile.rest_bytes
@@ -307,29 +262,20 @@ def _print(profile: Profile, plan: Plan, capacity: int | None) -> None:
     for at, head in enumerate(heads):
         table.add_column(head, justify="left" if at == 0 else "right")
     for row in by_layer(rows(profile, plan)):
-        table.add_row(
-            row.module,
-            str(row.num_items),
-            bytes_text(row.kept_bytes),
-            bytes_text(row.host_bytes),
-            bytes_text(row.ssd_bytes),
-            bytes_text(row.recomputed_bytes),
-            f"{row.recompute_ms:.2f}",
-        )
+        sizes = row.kept_bytes, row.host_bytes, row.ssd_bytes, row.recomputed_bytes
+        figures = (*map(bytes_text, sizes), f"{row.recompute_ms:.2f}")
+        table.add_row(row.module, str(row.num_items), *figures)
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(table)
-    console.print(explain(profile, plan), highlight=False, markup=False)
-    settled = _settled(profile, plan)
-    if settled is not None:
-        console.print(settled, highlight=False, markup=False)
     room = None if capacity is None else capacity - profile.base_bytes
-    for line in lines(spots(profile), room):
-        console.print(line, highlight=False, markup=False)
+    told = [explain(profile, plan), _settled(profile, plan)]
+    for line in (*told, *lines(spots(profile), room)):
+        if line is not None:
+            console.print(line, highlight=False, markup=False)
 
 
 def _settled(profile: Profile, plan: Plan) -> str | None:
-    """Return what many such steps take at the board's power limit, where that is
-    known."""
+    """Return what many such steps take at the board's power limit, if known."""
     known = any(name in profile.device for name in ("H100", "H200"))
     has_clock = any(note in profile.notes for note in NOTES)  # many steps' times
     if plan.prediction is None or not known or has_clock:
@@ -379,48 +325,36 @@ def _sweep(args: argparse.Namespace) -> int:
     best = max((entry.samples_per_s for entry in found), default=0.0)
     for entry in found:
         fastest = entry.samples_per_s == best > 0
-        table.add_row(
-            str(entry.micro_batch),
-            str(entry.num_micro_batches),
-            str(entry.in_flight),
-            f"{100 * entry.bubble:.1f} %",
-            f"{entry.step_ms:.1f} ms" if entry.policy else "-",
-            bytes_text(entry.peak_bytes) if entry.policy else "-",
-            f"{entry.samples_per_s:.2f}" if entry.policy else "-",
-            (entry.policy or entry.note) + (" < fastest" if fastest else ""),
-        )
+        cells = [str(each) for each in entry[:3]] + [f"{100 * entry.bubble:.1f} %"]
+        speed, peak = f"{entry.samples_per_s:.2f}", bytes_text(entry.peak_bytes)
+        priced = [f"{entry.step_ms:.1f} ms", peak, speed]
+        cells += priced if entry.policy else ["-"] * len(priced)
+        plan = (entry.policy or entry.note) + (" < fastest" if fastest else "")
+        table.add_row(*cells, plan)
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     return 0
 
 
 def _sized(args: argparse.Namespace, build: Build, size: int) -> Sized:
-    """Size a stage: it holds at most as many micro-batches as there are stages
-    (1F1B)."""
+    """Size a stage, which holds as many micro-batches as stages at most (1F1B)."""
     number = args.batch // size
     in_flight = min(args.stages, number)
     bubble = (args.stages - 1) / (number + args.stages - 1)
     profile = profile_of(args, build, size)
     budget = None if args.memory_budget is None else args.memory_budget // in_flight
     goal = Goal(max_overhead=args.max_overhead, memory_budget_bytes=budget)
+    none = Sized(size, number, in_flight, bubble, 0.0, 0, 0.0, "", "")
     try:
         plan = choose(profile, goal)
     except ConfigError as error:
-        return Sized(size, number, in_flight, bubble, 0.0, 0, 0.0, "", _short(error))
+        return none._replace(note=_short(error))
     if plan.prediction is None:
         raise ConfigError("a chosen plan carries a prediction")
     lane_ms = plan.prediction.step_ms - profile.tail_ms
     step_ms = number * lane_ms / (1 - bubble) + profile.tail_ms
-    return Sized(
-        size,
-        number,
-        in_flight,
-        bubble,
-        step_ms,
-        plan.prediction.peak_bytes * in_flight,
-        args.batch / step_ms * 1e3,
-        plan.policy,
-        "",
-    )
+    peak, speed = plan.prediction.peak_bytes * in_flight, args.batch / step_ms * 1e3
+    figures = {"step_ms": step_ms, "peak_bytes": peak, "samples_per_s": speed}
+    return none._replace(**figures, policy=plan.policy)
 
 
 def _short(error: ConfigError) -> str:

@@ -1,7 +1,5 @@
-"""Shapes of public models, as their `config.json` files give them.
-
-Random weights of these shapes take as much memory and time as the trained ones.
-"""
+"""Shapes of public models, as in their `config.json`; random weights take as much
+memory."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -57,10 +55,7 @@ PUBLIC: Mapping[str, Mapping[str, Any]] = {
         "model_type": "mistral",
         "sliding_window": None,
     },
-    "gemma-2-2b": {
-        **_llama(2304, 26, 9216, 8, 4, tie_word_embeddings=True),
-        **_GEMMA2,
-    },
+    "gemma-2-2b": {**_llama(2304, 26, 9216, 8, 4, tie_word_embeddings=True), **_GEMMA2},
     "gemma-2-9b": {
         **_llama(3584, 42, 14336, 16, 8, tie_word_embeddings=True),
         **_GEMMA2,
@@ -73,36 +68,19 @@ PUBLIC: Mapping[str, Mapping[str, Any]] = {
         "num_experts_per_tok": 4,
     },
     "t5-large": {
-        "model_type": "t5",
-        "d_model": 1024,
-        "num_layers": 24,
-        "num_decoder_layers": 24,
-        "d_ff": 4096,
-        "num_heads": 16,
-        "d_kv": 64,
-        "vocab_size": 32128,
+        **{"model_type": "t5", "d_model": 1024, "d_ff": 4096, "num_layers": 24},
+        **{"num_decoder_layers": 24, "num_heads": 16, "d_kv": 64, "vocab_size": 32128},
         "decoder_start_token_id": 0,
     },
     "vit-huge": {
-        "model_type": "vit",
-        "hidden_size": 1280,
-        "num_hidden_layers": 32,
-        "intermediate_size": 5120,
-        "num_attention_heads": 16,
-        "patch_size": 14,
-        "image_size": 224,
-        "num_labels": 1000,
+        **{"model_type": "vit", "hidden_size": 1280, "num_hidden_layers": 32},
+        **{"intermediate_size": 5120, "num_attention_heads": 16, "patch_size": 14},
+        **{"image_size": 224, "num_labels": 1000},
     },
     "whisper-large-v3": {
-        "model_type": "whisper",
-        "d_model": 1280,
-        "encoder_layers": 32,
-        "decoder_layers": 32,
-        "encoder_attention_heads": 20,
-        "decoder_attention_heads": 20,
-        "encoder_ffn_dim": 5120,
-        "decoder_ffn_dim": 5120,
-        "num_mel_bins": 128,
-        "vocab_size": 51866,
+        **{"model_type": "whisper", "d_model": 1280, "num_mel_bins": 128},
+        **{"vocab_size": 51866, "encoder_layers": 32, "decoder_layers": 32},
+        **{"encoder_attention_heads": 20, "decoder_attention_heads": 20},
+        **{"encoder_ffn_dim": 5120, "decoder_ffn_dim": 5120},
     },
 }

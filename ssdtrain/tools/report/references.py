@@ -24,11 +24,9 @@ class Reference:
 
 def references(timeline: Timeline) -> list[Reference]:
     """Price full recompute, plain and with its checkpoints offloaded, of every second
-    block, and selective; empty if the profile names no repeated blocks.
-
-    Each block is checkpointed at its input: its forward runs again before its
-    backward, and only then are its saved tensors alive.
-    """
+    block, and selective; empty if the profile names no repeated blocks. Each block runs
+    again from its input before its backward, and only then are its saved tensors
+    alive."""
     profile = timeline.profile
     blocks = _blocks(timeline)
     if len(blocks) < 2:
@@ -37,6 +35,7 @@ def references(timeline: Timeline) -> list[Reference]:
     full = _checkpointed(timeline, "full recompute", blocks, blocks)
     out_ms = sum(timeline.copy_out_ms[block[0]] for block in blocks)
     moved_ms = full.step_ms + max(0.0, out_ms - profile.forward_ms)
+    second = _every_second(timeline, blocks)
     return [
         full,
         Reference(
@@ -45,12 +44,7 @@ def references(timeline: Timeline) -> list[Reference]:
             # Of the others nothing is there; two inputs are on their way.
             peak_bytes=_peak(timeline, blocks, [0] * len(blocks)) + 2 * max(inputs),
         ),
-        _checkpointed(
-            timeline,
-            "every second layer recomputed",
-            blocks,
-            _every_second(timeline, blocks),
-        ),
+        _checkpointed(timeline, "every second layer recomputed", blocks, second),
         _selective(timeline, blocks),
     ]
 
@@ -76,28 +70,19 @@ def _checkpointed(
     keep = Run(timeline, keep_all(timeline)).run()
     first = {block[0] for block in again}
     inside = {item for block in again for item in block}
-    stays = [
-        _own_bytes(timeline, block[0])
-        if block[0] in first
-        else sum(
-            _own_bytes(timeline, item)
-            for item in block
-            if timeline.items[item].serves < 0
-        )
-        for block in blocks
-    ]
-    beside = [
-        own if block[0] in first else 0
-        for own, block in zip(stays, blocks, strict=True)
-    ]
+    stays, beside = [], []
+    for block in blocks:
+        own = [item for item in block if timeline.items[item].serves < 0]
+        held = block[:1] if block[0] in first else own
+        stays.append(sum(_own_bytes(timeline, item) for item in held))
+        beside.append(stays[-1] if block[0] in first else 0)
     step_ms = _with_again_ms(timeline, keep, inside)
     peak = _peak(timeline, blocks, stays, beside)
     return Reference(name=name, step_ms=step_ms, peak_bytes=peak)
 
 
 def _selective(timeline: Timeline, blocks: Sequence[Sequence[int]]) -> Reference:
-    """Store attention's results and every second product's; the rest of a block runs
-    again (selective activation checkpointing, as torchtitan does it)."""
+    """Store attention's results and every second product's, as torchtitan does."""
     keep = Run(timeline, keep_all(timeline)).run()
     stored: set[int] = set()
     for block in blocks:
@@ -110,13 +95,8 @@ def _selective(timeline: Timeline, blocks: Sequence[Sequence[int]]) -> Reference
                 products += 1
                 if products % 2:
                     stored.add(item)
-    stays = [
-        sum(
-            _own_bytes(timeline, item)
-            for item in stored.intersection(block) | {block[0]}
-        )
-        for block in blocks
-    ]
+    held = (stored.intersection(block) | {block[0]} for block in blocks)
+    stays = [sum(_own_bytes(timeline, item) for item in own) for own in held]
     inside = {item for block in blocks for item in block}
     step_ms = _with_again_ms(timeline, keep, inside, stored)
     peak = _peak(timeline, blocks, stays)
@@ -129,14 +109,9 @@ def _peak(
     stays: Sequence[int],
     beside: Sequence[int] = (),
 ) -> int:
-    """Return the most memory of any block's backward: its own, what stays of the blocks
-    that have been packed and not yet used, in this lane or another one, and what no
-    block saves.
-
-    Args:
-        stays: bytes of each block between its forward and its backward.
-        beside: bytes that each block's backward needs beside its own tensors.
-    """
+    """Return the most memory of any block's backward: its own, what other blocks have
+    packed and not yet used, and what no block saves. `stays`: bytes of each block
+    between forward and backward; `beside`: what its backward needs more."""
     inside = {item for block in blocks for item in block}
     parts = [*blocks, *([n] for n in range(len(timeline.items)) if n not in inside)]
     sizes = [*stays, *(_own_bytes(timeline, n) for (n,) in parts[len(blocks) :])]
@@ -151,11 +126,10 @@ def _peak(
     for number, block in enumerate(blocks):
         uses = [at for item in block for at in timeline.uses[item]]
         begins = min(uses, default=spans[number][0])
+        places = enumerate(zip(sizes, spans, strict=True))
         others = sum(
             size
-            for other, (size, (packed, used)) in enumerate(
-                zip(sizes, spans, strict=True)
-            )
+            for other, (size, (packed, used)) in places
             if other != number and packed <= begins <= used
         )
         extra = beside[number] if beside else 0
@@ -192,11 +166,8 @@ def block_of(module: str) -> str:
 
 
 def _blocks(timeline: Timeline) -> list[list[int]]:
-    """Return the items of each numbered module, its input first.
-
-    What a region reads is saved before its module begins, and is its block's input
-    all the same. What several regions read stays outside of them.
-    """
+    """Return the items of each numbered module, its input first: what its region alone
+    reads."""
     reads = Counter(item for inputs in timeline.read_by for item in inputs)
     read_in = {
         item: run.module

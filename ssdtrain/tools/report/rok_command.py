@@ -1,9 +1,6 @@
-"""`ssdtrain rok`: the recompute-offload-keep curve (Wu, Figure 5.12).
-
-Activation peak against model throughput in algorithmic FLOPs (recomputation is not
-counted), over batch sizes and strategies, as predicted.
-`python -m recipes.bench planner.rok` measures it.
-"""
+"""`ssdtrain rok`: the recompute-offload-keep curve (Wu, Figure 5.12), predicted:
+activation peak against algorithmic FLOPs a second, over batch sizes and strategies.
+`python -m recipes.bench planner.rok` measures it."""
 
 import argparse
 import json
@@ -96,10 +93,8 @@ def _predicted(args: argparse.Namespace, build: Build, batch: int) -> list[Point
         ("keep", found.keep_ms, found.keep_peak_bytes),
         ("offload", found.step_ms, found.peak_bytes),
     ]
-    runs += [
-        ("recompute", reference.step_ms, reference.peak_bytes)
-        for reference in references(Timeline(profile))[:1]
-    ]
+    for reference in references(Timeline(profile))[:1]:
+        runs.append(("recompute", reference.step_ms, reference.peak_bytes))
     return [
         Point(args.model, name, batch, peak / GB, ms, work / (ms / 1e3) / 1e12)
         for name, ms, peak in runs
@@ -122,24 +117,14 @@ def table(points: Sequence[Point]) -> Table:
         result.add_column(head)
     for head in ("batch", "peak GB", "step ms", "TFLOP/s"):
         result.add_column(head, justify="right")
-    for point in sorted(points):
-        result.add_row(
-            point.model,
-            point.strategy,
-            str(point.batch),
-            f"{point.peak_gb:.2f}",
-            f"{point.step_ms:.1f}",
-            f"{point.tflops:.1f}",
-        )
+    for model, strategy, batch, peak_gb, step_ms, tflops in sorted(points):
+        figures = f"{peak_gb:.2f}", f"{step_ms:.1f}", f"{tflops:.1f}"
+        result.add_row(model, strategy, str(batch), *figures)
     return result
 
 
 def draw(points: Sequence[Point], path: Path) -> None:
-    """Draw one panel a model, one line a strategy.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Draw a panel a model, a line a strategy. ImportError: matplotlib is missing."""
     from matplotlib.figure import Figure
 
     models = list(dict.fromkeys(point.model for point in points))
@@ -147,16 +132,10 @@ def draw(points: Sequence[Point], path: Path) -> None:
     panels: Any = figure.subplots(1, max(1, len(models)), squeeze=False)[0]
     for axes, model in zip(panels, models, strict=False):
         for strategy in dict.fromkeys(p.strategy for p in points if p.model == model):
-            own = sorted(
-                (p for p in points if (p.model, p.strategy) == (model, strategy)),
-                key=lambda p: p.batch,
-            )
-            axes.plot(
-                [p.peak_gb for p in own],
-                [p.tflops for p in own],
-                marker=MARKERS.get(strategy, "x"),
-                label=strategy,
-            )
+            own = [p for p in points if (p.model, p.strategy) == (model, strategy)]
+            own.sort(key=lambda p: p.batch)
+            xs, ys = [p.peak_gb for p in own], [p.tflops for p in own]
+            axes.plot(xs, ys, marker=MARKERS.get(strategy, "x"), label=strategy)
             for p in own:
                 axes.annotate(f"B{p.batch}", (p.peak_gb, p.tflops), fontsize=7)
         axes.set_title(model)

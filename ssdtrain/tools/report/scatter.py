@@ -59,10 +59,8 @@ def _lift(timeline: Timeline, others: Sequence[Reference]) -> int:
 
 
 def lines(points: Sequence[Spot], room_bytes: int | None = None) -> list[str]:
-    """Format one line a point, the fastest of each kind marked, and the plot below.
-
-    room_bytes: what the device has above the step's start; None: unknown.
-    """
+    """Format one line a point, and the plot below; `room_bytes` of the device, if
+    known."""
     if not points:
         return []
     keep_ms = min(point.step_ms for point in points)

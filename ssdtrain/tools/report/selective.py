@@ -1,8 +1,5 @@
-"""Selective checkpointing, as torchtitan does it, on an estimated profile.
-
-Each region runs again in backward, but for attention and for every second product of
-matrices, from the first on: their results are stored in forward.
-"""
+"""Selective checkpointing, as torchtitan does it, on an estimated profile: regions run
+again, but for attention and every second product of matrices."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -25,8 +22,7 @@ class Stored(NamedTuple):
 
 
 def kept_operators(names: Iterable[tuple[int, str]]) -> list[int]:
-    """Return the numbers of the operators whose results are stored, given the
-    (number, name) of each operator in the forward of one call, in order."""
+    """Return the numbers of a call's operators whose results are stored."""
     found, num_products = [], 0
     for number, name in names:
         if name in PRODUCTS:
@@ -39,12 +35,7 @@ def kept_operators(names: Iterable[tuple[int, str]]) -> list[int]:
 
 
 def selective(profile: Profile, stored: Sequence[Stored]) -> Profile:
-    """Return the profile whose "regions" policy is selective checkpointing.
-
-    Args:
-        profile: of one lane.
-        stored: by region call.
-    """
+    """Return the profile whose "regions" policy is selective checkpointing."""
     [kind] = profile.lanes
     items, runs = profile.kinds[kind], profile.regions[kind]
     before = [0]  # by call: what the calls before it have stored

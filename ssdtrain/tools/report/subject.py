@@ -94,10 +94,7 @@ class Blocks(nn.Module):
 
 def build_of(text: str, sequence: int) -> Build:
     """Return what `--model` names: `blocks:HIDDENxLAYERS`, or `FILE.py:FUNCTION`.
-
-    Raises:
-        ConfigError: neither.
-    """
+    Raises ConfigError: neither."""
     place, _, name = text.rpartition(":")
     if place == "blocks":
         return _blocks(name, sequence)
@@ -110,16 +107,8 @@ def build_of(text: str, sequence: int) -> Build:
 
 
 def users_build(text: str, option: str = "") -> Build:
-    """Return the user's function `FILE.py:FUNCTION`: it takes the micro-batch size and
-    gives (module, forward).
-
-    Args:
-        text: file and function.
-        option: what the command calls it, for messages.
-
-    Raises:
-        ConfigError: there is none that takes a size.
-    """
+    """Return the user's function `FILE.py:FUNCTION` of a micro-batch size; `option`:
+    what the command calls it. Raises ConfigError: there is none that takes a size."""
     name = f"{option}{text}"
     function = function_of(text, option)
     if isinstance(function, nn.Module | type) or not _takes_a_size(function):
@@ -140,11 +129,8 @@ def _takes_a_size(function: Callable[..., Any]) -> bool:
 
 
 def _subject_of(name: str, function: Callable[..., Any], micro_batch: int) -> Subject:
-    """Build what a user's function makes.
-
-    Raises:
-        ConfigError: it raised, or gave something else than (module, forward).
-    """
+    """Build what a user's function makes. Raises ConfigError: it raised, or gave
+    something else than (module, forward)."""
     try:
         given = function(micro_batch)
     except ConfigError:
@@ -164,11 +150,7 @@ def _subject_of(name: str, function: Callable[..., Any], micro_batch: int) -> Su
 
 
 def function_of(text: str, option: str) -> Callable[..., Any]:
-    """Return the function that `FILE.py:FUNCTION` names.
-
-    Raises:
-        ConfigError: there is no such file or function, or the file raised.
-    """
+    """Return the function that `FILE.py:FUNCTION` names. ConfigError: there is none."""
     place, _, name = text.rpartition(":")
     if not place.endswith(".py"):
         raise ConfigError(f"{option}expects FILE.py:FUNCTION, got {text!r}.")
@@ -214,8 +196,7 @@ def estimated(
     *,
     optimizer: str | None = None,
 ) -> Profile:
-    """Return the profile of a micro-batch on the meta device; with an optimizer each
-    step makes its gradients anew, as after `zero_grad()`."""
+    """Return the profile on the meta device; an optimizer makes gradients anew."""
     with torch.device("meta"):
         subject = build(micro_batch)
         return estimate(
@@ -232,11 +213,7 @@ def estimated(
 def observed(
     build: Build, micro_batch: int, min_bytes: int, **settings: Any
 ) -> Profile:
-    """Return the profile of real steps on this machine's GPU, or its CPU.
-
-    Raises:
-        ConfigError: nothing could be observed.
-    """
+    """Return the profile of real steps here. ConfigError: nothing was observed."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device(device):
         subject = build(micro_batch)

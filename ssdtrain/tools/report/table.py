@@ -23,8 +23,7 @@ class Row(NamedTuple):
 
 
 def figures(result: Mapping[str, Any]) -> list[Row]:
-    """Return the lines for any trainer's `result.json`; a graph trainer's figures stand
-    in the column `with_`."""
+    """Return any trainer's lines; a graph trainer's figures stand in `with_`."""
     if "legs" in result:
         return rows(result)
     # Its settings have dots in their names, and stand in the run's config.
@@ -71,25 +70,21 @@ def _texts(name: str, values: Sequence[Any]) -> str:
 def rows(result: Mapping[str, Any]) -> list[Row]:
     """Return the lines for one `result.json`; a leg that did not run is absent."""
     legs = result["legs"]
-    pair = (legs.get(WITHOUT), legs.get(WITH))
+    pair, peak = (legs.get(WITHOUT), legs.get(WITH)), "activation peak"
     lines = [
         _both("first loss", pair, lambda leg: f"{leg['losses'][0]:.9g}"),
         _both("last loss", pair, lambda leg: f"{leg['losses'][-1]:.9g}"),
         _both("step, median", pair, lambda leg: f"{leg['step_ms']:.1f} ms"),
-        _both(
-            f"activation peak, all steps ({result['peak_of']})",
-            pair,
-            lambda leg: bytes_text(max(leg["peak_bytes"])),
-        ),
-        _both(
-            "activation peak, last step",
-            pair,
-            lambda leg: bytes_text(max(leg["last_peak_bytes"])),
-        ),
+        _both(f"{peak}, all steps ({result['peak_of']})", pair, _most("peak_bytes")),
+        _both(f"{peak}, last step", pair, _most("last_peak_bytes")),
     ]
     why = result.get("why_nothing_left")
     traffic = _traffic(legs.get(WITH), why, result.get("written_to", "SSD"))
     return [*_with_notes(lines, result, pair), *traffic]
+
+
+def _most(key: str) -> Any:
+    return lambda leg: bytes_text(max(leg[key]))
 
 
 def _both(name: str, pair: tuple[Any, Any], text: Any) -> Row:
@@ -102,20 +97,15 @@ def _with_notes(
     if None in pair:
         return lines
     first, last, step, peak, last_peak = lines
-    equal = result["verdict"]["losses_equal"]
-    weights = result["verdict"]["weights_equal"]
+    equal, weights = (result["verdict"][f"{of}_equal"] for of in ("losses", "weights"))
+    ratio, why = result["step_ratio"], str(result["why_no_ratio"])
     return [
         first._replace(note=_verdict(equal, "all losses equal to the last bit")),
         last._replace(note=_verdict(weights, "all weights equal to the last bit")),
-        step._replace(note=_step_note(result)),
+        step._replace(note=f"x {ratio:.3f}" if ratio is not None else why),
         peak._replace(note=_ratio(pair, "peak_bytes")),
         last_peak._replace(note=_ratio(pair, "last_peak_bytes")),
     ]
-
-
-def _step_note(result: Mapping[str, Any]) -> str:
-    ratio = result["step_ratio"]
-    return str(result["why_no_ratio"]) if ratio is None else f"x {ratio:.3f}"
 
 
 def _ratio(pair: tuple[Any, Any], key: str) -> str:
@@ -133,11 +123,12 @@ def _traffic(leg: Mapping[str, Any] | None, why: str | None, place: str) -> list
     totals = leg["totals"]
     if not totals:  # no saved tensor was large enough for a report
         return [Row("offloaded", ABSENT, bytes_text(0), why or "")]
+    everything = why is None and totals["bytes_kept"] == totals["bytes_saved"]
     lines = [
         Row(name, ABSENT, bytes_text(totals[key]), note)
         for name, key, note in (
             ("saved by autograd", "bytes_saved", "all steps, all ranks"),
-            ("kept", "bytes_kept", _kept_note(totals, why)),
+            ("kept", "bytes_kept", "everything" if everything else ""),
             ("recomputed", "bytes_recomputed", ""),
             ("offloaded", "bytes_offloaded", why or ""),
             ("forwarded", "bytes_forwarded", "asked for before they had left"),
@@ -153,14 +144,8 @@ def _traffic(leg: Mapping[str, Any] | None, why: str | None, place: str) -> list
     return lines
 
 
-def _kept_note(totals: Mapping[str, Any], why: str | None) -> str:
-    everything = why is None and totals["bytes_kept"] == totals["bytes_saved"]
-    return "everything" if everything else ""
-
-
 def _written_note(leg: Mapping[str, Any]) -> str:
-    """Return what the operating system counted; without any write, why there was
-    none."""
+    """Return what the operating system counted, or why nothing was written."""
     totals = leg["totals"]
     if not totals["bytes_offloaded"]:
         return "nothing was offloaded"
@@ -176,8 +161,9 @@ def _written_note(leg: Mapping[str, Any]) -> str:
 def render(result: Mapping[str, Any]) -> Table:
     """Build the table for a terminal."""
     ranks = result["num_ranks"]
-    many = f"{ranks} rank{'s' * (ranks > 1)}"
-    title = f"{result['model']}, engine={result['engine']}, {many}{_of_steps(result)}"
+    facts = [result["model"], f"engine={result['engine']}", steps_of(result)]
+    facts.insert(2, f"{ranks} rank{'s' * (ranks > 1)}")
+    title = ", ".join(filter(None, facts))
     table = Table(title=title, caption=caption(result))
     table.add_column("")
     table.add_column(WITHOUT, justify="right")
@@ -188,20 +174,14 @@ def render(result: Mapping[str, Any]) -> Table:
     return table
 
 
-def _of_steps(result: Mapping[str, Any]) -> str:
-    steps = steps_of(result)
-    return f", {steps}" if steps else ""
-
-
 def steps_of(result: Mapping[str, Any]) -> str:
-    """Return which steps the figures are of: `8 steps`, or `steps 7 to 8` where those
-    before are another run's."""
+    """Return which steps the figures are of: `8 steps`, or `steps 7 to 8`."""
     first, last = result.get("first_step"), result.get("last_step")
     if first is None or last is None:
         return ""
-    return (
-        f"{last} step{'s' * (last > 1)}" if first == 1 else f"steps {first} to {last}"
-    )
+    if first != 1:
+        return f"steps {first} to {last}"
+    return f"{last} step{'s' * (last > 1)}"
 
 
 def caption(result: Mapping[str, Any]) -> str:

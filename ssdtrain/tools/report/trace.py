@@ -15,11 +15,8 @@ _NS_PER_US = 1000
 
 
 def chrome_trace(ranks: Sequence[Sequence[Span]]) -> dict[str, Any]:
-    """Write the spans of every rank in the Trace Event Format.
-
-    Times are microseconds since the earliest span. Monotonic clocks of processes of
-    one node are the same clock; ranks on other nodes are shifted to start together.
-    """
+    """Write the spans of every rank in the Trace Event Format, in microseconds since
+    the earliest of the rank."""
     events: list[dict[str, Any]] = []
     for rank, spans in enumerate(ranks):
         events.append(_named("process_name", rank, 0, f"rank {rank}"))
@@ -50,18 +47,10 @@ def _row_events(
     for span in own:
         lane = _free_lane(ends, span)
         thread = index * _LANES_PER_ROW + lane
-        events.append(
-            {
-                "ph": "X",
-                "name": span.name,
-                "cat": row,
-                "pid": rank,
-                "tid": thread,
-                "ts": (span.start_ns - origin_ns) / _NS_PER_US,
-                "dur": (span.end_ns - span.start_ns) / _NS_PER_US,
-                "args": {"bytes": span.num_bytes},
-            }
-        )
+        event = {"ph": "X", "name": span.name, "cat": row, "pid": rank, "tid": thread}
+        start, end = span.start_ns - origin_ns, span.end_ns - span.start_ns
+        times = {"ts": start / _NS_PER_US, "dur": end / _NS_PER_US}
+        events.append({**event, **times, "args": {"bytes": span.num_bytes}})
     names = [
         _named("thread_name", rank, index * _LANES_PER_ROW + lane, f"{row} {lane}")
         for lane in range(len(ends))
@@ -70,8 +59,7 @@ def _row_events(
 
 
 def _free_lane(ends: list[int], span: Span) -> int:
-    """Return the first lane that is free when `span` starts; events of one thread must
-    not overlap."""
+    """Return the first lane that is free when `span` starts."""
     for lane, end in enumerate(ends):
         if end <= span.start_ns:
             ends[lane] = span.end_ns

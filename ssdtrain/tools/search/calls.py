@@ -85,6 +85,11 @@ Describer = Callable[[OperatorCall], Description]
 _TABLE: dict[str, Describer] = {}
 
 
+def aten(names: str) -> list[str]:
+    """Return the full names of operators."""
+    return [f"aten::{name}" for name in names.split()]
+
+
 def describes(*names: str) -> Callable[[Describer], Describer]:
     """Register the description of operators, such as `aten::mm`."""
 

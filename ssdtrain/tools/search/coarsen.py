@@ -1,11 +1,7 @@
-"""Operators and tensors that a search takes together (Wang 2020, 3.5.1).
-
-Three kinds. A weight and its gradient are placed alike (`Problem.ties`). Consecutive
-elementwise operators are one: what goes from one to the next alone is cut as its
-result is. Steps of an unrolled loop are one: operators of the same module, on the same
-weights, whose neighbours are alike as well. What is left is no chain, and need not be:
-`elimination.py` takes any graph.
-"""
+"""Operators and tensors that a search takes together (Wang 2020, 3.5.1): a weight and
+its gradient; consecutive elementwise operators; steps of an unrolled loop, which are
+operators of the same module on the same weights with neighbours that are alike as
+well."""
 
 from dataclasses import replace
 
@@ -55,15 +51,12 @@ def _unrolled(problem: Problem) -> tuple[dict[int, int], list[tuple[int, int]]]:
     ]
     fixed = {number for number, label in tensors.items() if label is not None}
     for _ in range(ROUNDS):
+        sides = (
+            [tuple(tensors[n] for n in side) for side in (one.operands, one.results)]
+            for one in problem.operations
+        )
         operations = [
-            hash(
-                (
-                    label,
-                    tuple(tensors[number] for number in one.operands),
-                    tuple(tensors[number] for number in one.results),
-                )
-            )
-            for label, one in zip(operations, problem.operations, strict=True)
+            hash((label, *own)) for label, own in zip(operations, sides, strict=True)
         ]
         near: dict[int, set[object]] = {number: set() for number in problem.tensors}
         for label, one in zip(operations, problem.operations, strict=True):

@@ -6,8 +6,7 @@ import torch
 
 from ssdtrain.tools.search import describe_products, describe_rows, describe_views
 from ssdtrain.tools.search.calls import OperatorCall, describer_of
-from ssdtrain.tools.search.interval import Interval
-from ssdtrain.tools.search.language import Description, Term, apply, indices_of, result
+from ssdtrain.tools.search.language import Description
 
 FAMILIES = (describe_products, describe_rows, describe_views)
 """Modules that register descriptions when they are loaded."""
@@ -29,22 +28,10 @@ def describe(call: OperatorCall) -> Description | None:
     own = describer_of(call.name)
     if own is not None:
         return own(call)
-    if is_elementwise(call.func):
-        return elementwise(call)
-    return None
+    return describe_rows.elementwise(call) if is_elementwise(call.func) else None
 
 
 def is_elementwise(func: Any) -> bool:
     """True if an element of the result reads one element of each operand."""
     name = str(func._schema.name).removesuffix("_")
     return torch.Tag.pointwise in func.tags or name in ELEMENTWISE
-
-
-def elementwise(call: OperatorCall) -> Description:
-    """Return the description after broadcasting."""
-
-    def body(*i: Interval) -> Term:
-        return apply(*(tensor.spread(i) for tensor in call.tensors))
-
-    results = tuple(result(indices_of(rank), body) for rank in call.ranks)
-    return Description(results, is_elementwise=True)

@@ -3,10 +3,10 @@
 from typing import Any
 
 from ssdtrain.tools.search.calls import OperatorCall, describes
+from ssdtrain.tools.search.describe_rows import asked_for
 from ssdtrain.tools.search.interval import Interval
 from ssdtrain.tools.search.language import (
     Description,
-    Form,
     Reducer,
     Result,
     Sum,
@@ -158,18 +158,14 @@ def _convolution_backward(call: OperatorCall) -> Description:
 
     places = [f"x{dim}" for dim in range(rank)]
     inner = [f"k{dim}" for dim in range(rank)]
-    forms: tuple[Form, ...] = (
+    results = asked_for(
+        call,
         (["b", "ci", *places], by_input),
         ([*kernel, *inner], by_weight),
         (["co"], by_bias),
     )
-    asked = [
-        form
-        for form, is_asked in zip(forms, call["output_mask"], strict=True)
-        if is_asked
-    ]
     sizes = {"b": data.shape[0], "co": grad.shape[1], "ci": data.shape[1]}
-    return Description(tuple(result(*form) for form in asked), sizes)
+    return Description(results, sizes)
 
 
 def _attention(call: OperatorCall) -> tuple[bool, bool]:
@@ -180,12 +176,13 @@ def _attention(call: OperatorCall) -> tuple[bool, bool]:
     return free, query.shape[1] == key.shape[1]
 
 
-FORWARD = (
-    "aten::_scaled_dot_product_flash_attention_for_cpu",
-    "aten::_scaled_dot_product_flash_attention",
-    "aten::_scaled_dot_product_efficient_attention",
-    "aten::_scaled_dot_product_cudnn_attention",
-)
+FORWARD = [
+    f"aten::_scaled_dot_product_{kind}"
+    for kind in (
+        *("flash_attention_for_cpu", "flash_attention"),
+        *("efficient_attention", "cudnn_attention"),
+    )
+]
 BACKWARD = tuple(f"{name}_backward" for name in FORWARD)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ssdtrain.tools.search.calls import OperatorCall, describes
+from ssdtrain.tools.search.calls import OperatorCall, aten, describes
 from ssdtrain.tools.search.interval import Interval
 from ssdtrain.tools.search.language import (
     Description,
@@ -56,13 +56,10 @@ def _reduction(call: OperatorCall, reducer: Reducer, *, is_open: bool) -> Descri
 
 
 REDUCERS = {
-    "aten::sum": Reducer.SUM,
-    "aten::mean": Reducer.SUM,
-    "aten::amax": Reducer.MAX,
-    "aten::amin": Reducer.MIN,
+    **dict.fromkeys(("aten::sum", "aten::mean"), Reducer.SUM),
+    **dict.fromkeys(("aten::amax", "aten::any"), Reducer.MAX),
+    **dict.fromkeys(("aten::amin", "aten::all"), Reducer.MIN),
     "aten::prod": Reducer.PROD,
-    "aten::any": Reducer.MAX,
-    "aten::all": Reducer.MIN,
 }
 
 
@@ -74,12 +71,14 @@ def _reduced(call: OperatorCall) -> Description:
 @describes("aten::max", "aten::min")
 def _max(call: OperatorCall) -> Description:
     if len(call.tensors) > 1:
-        return _pointwise(call)
+        return elementwise(call)
     reducer = Reducer.MAX if call.name == "aten::max" else Reducer.MIN
     return _reduction(call, reducer, is_open=len(call.results) == 1)
 
 
-def _pointwise(call: OperatorCall) -> Description:
+def elementwise(call: OperatorCall) -> Description:
+    """Return the description after broadcasting."""
+
     def body(*i: Interval) -> Term:
         return apply(*(tensor.spread(i) for tensor in call.tensors))
 
@@ -87,19 +86,13 @@ def _pointwise(call: OperatorCall) -> Description:
     return Description(results, is_elementwise=True)
 
 
-@describes(
-    "aten::var",
-    "aten::std",
-    "aten::var_mean",
-    "aten::argmax",
-    "aten::argmin",
-    "aten::logsumexp",
-    "aten::linalg_vector_norm",
-    "aten::norm",
-    "aten::median",
-    "aten::nansum",
-    "aten::kthvalue",
+STATISTICS = (
+    "var std var_mean argmax argmin logsumexp linalg_vector_norm norm median nansum "
+    "kthvalue"
 )
+
+
+@describes(*aten(STATISTICS))
 def _statistic(call: OperatorCall) -> Description:
     return _reduction(call, Reducer.SUM, is_open=False)
 
@@ -110,22 +103,32 @@ ALONG = (
 )
 
 
-@describes(*(f"aten::{name}" for name in ALONG.split()))
+@describes(*aten(ALONG))
 def _along(call: OperatorCall) -> Description:
-    """One dimension as a whole, every other by its elements."""
     rank = len(call.results[0])
     given = call.arguments
     dims = given["dims"] if given.get("dims") is not None else given.get("dim", -1)
     whole = {positive(d, rank) for d in ([dims] if isinstance(dims, int) else dims)}
     if call.name == "aten::roll" and not dims:
         whole = set(range(rank))
+    return with_whole(call, whole)
+
+
+def with_whole(call: OperatorCall, whole: set[int]) -> Description:
+    """Some dimensions of operands and results as a whole, others by their elements."""
 
     def body(*i: Interval) -> Term:
         at = tuple(ALL if dim in whole else one for dim, one in enumerate(i))
-        used = tuple(i[dim] for dim in whole if dim < rank)
+        used = tuple(i[dim] for dim in whole if dim < len(i))
         return opaque(*(tensor[at] for tensor in call.tensors))[used]
 
-    return Description(tuple(result(indices_of(r), body) for r in call.ranks))
+    return Description(tuple(result(indices_of(rank), body) for rank in call.ranks))
+
+
+def asked_for(call: OperatorCall, *forms: Form) -> tuple[Result, ...]:
+    """Return the results that a backward's `output_mask` asks for."""
+    pairs = zip(forms, call["output_mask"], strict=False)
+    return tuple(result(*form) for form, is_asked in pairs if is_asked)
 
 
 @describes("aten::native_layer_norm")
@@ -170,15 +173,8 @@ def _layer_norm_backward(call: OperatorCall) -> Description:
         return reduce_over(Reducer.SUM, indices_of(lead), opaque(*reads)[i])
 
     inner = [f"n{dim}" for dim in range(source.rank - lead)]
-    forms: list[Form] = [
-        ([*indices_of(lead), *inner], by_row),
-        (inner, by_weight),
-        (inner, by_weight),
-    ]
-    asked = [
-        f for f, is_asked in zip(forms, call["output_mask"], strict=False) if is_asked
-    ]
-    return Description(tuple(result(*form) for form in asked))
+    rows_form = ([*indices_of(lead), *inner], by_row)
+    return Description(asked_for(call, rows_form, *[(inner, by_weight)] * 2))
 
 
 @describes("aten::native_group_norm")
@@ -204,15 +200,8 @@ def _group_norm_backward(call: OperatorCall) -> Description:
     def by_channel(c: Interval) -> Term:
         return reduce_over(Reducer.SUM, ["b"], opaque(*reads)[c])
 
-    forms: list[Form] = [
-        (["b", *rest], by_sample),
-        (["n0"], by_channel),
-        (["n0"], by_channel),
-    ]
-    asked = [
-        f for f, is_asked in zip(forms, call["output_mask"], strict=True) if is_asked
-    ]
-    return Description(tuple(result(*f) for f in asked), {"b": samples})
+    results = asked_for(call, (["b", *rest], by_sample), *[(["n0"], by_channel)] * 2)
+    return Description(results, {"b": samples})
 
 
 NORMS = (
@@ -221,7 +210,7 @@ NORMS = (
 )
 
 
-@describes(*(f"aten::{name}" for name in NORMS.split()))
+@describes(*aten(NORMS))
 def _batch_norm(call: OperatorCall) -> Description:
     """By channels: statistics are of all samples."""
     results = []
@@ -245,23 +234,19 @@ def _batch_norm(call: OperatorCall) -> Description:
     return Description(tuple(results))
 
 
-@describes("aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss")
+@describes(*aten("mse_loss smooth_l1_loss huber_loss"))
 def _loss(call: OperatorCall) -> Description:
     if call["reduction"] == 0:
-        return _pointwise(call)
+        return elementwise(call)
     one, two = call.tensors
     names = indices_of(one.rank)
     i = tuple(map(Interval.of, names))
     return Description((Result((), reduce_over(Reducer.SUM, names, one[i] * two[i])),))
 
 
-@describes(
-    "aten::mse_loss_backward",
-    "aten::smooth_l1_loss_backward",
-    "aten::huber_loss_backward",
+describes(*aten("mse_loss_backward smooth_l1_loss_backward huber_loss_backward"))(
+    elementwise
 )
-def _loss_backward(call: OperatorCall) -> Description:
-    return _pointwise(call)
 
 
 @describes("aten::nll_loss_forward")
@@ -316,36 +301,20 @@ def _embedding_backward(call: OperatorCall) -> Description:
     return description(body)
 
 
-@describes(
-    "aten::max_pool2d_with_indices",
-    "aten::max_pool3d_with_indices",
-    "aten::avg_pool2d",
-    "aten::avg_pool3d",
-    "aten::_adaptive_avg_pool2d",
-    "aten::_adaptive_avg_pool3d",
-    "aten::upsample_nearest2d",
-    "aten::upsample_bilinear2d",
-    "aten::reflection_pad1d",
-    "aten::reflection_pad2d",
-    "aten::reflection_pad3d",
-    "aten::replication_pad1d",
-    "aten::replication_pad2d",
-    "aten::replication_pad3d",
-    "aten::max_pool2d_with_indices_backward",
-    "aten::max_pool3d_with_indices_backward",
-    "aten::avg_pool2d_backward",
-    "aten::avg_pool3d_backward",
-    "aten::_adaptive_avg_pool2d_backward",
-    "aten::upsample_nearest2d_backward",
-    "aten::upsample_bilinear2d_backward",
+PLANES = (
+    "max_pool2d_with_indices max_pool3d_with_indices avg_pool2d avg_pool3d "
+    "_adaptive_avg_pool2d _adaptive_avg_pool3d upsample_nearest2d upsample_bilinear2d "
+    "reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d "
+    "replication_pad2d replication_pad3d max_pool2d_with_indices_backward "
+    "max_pool3d_with_indices_backward avg_pool2d_backward avg_pool3d_backward "
+    "_adaptive_avg_pool2d_backward upsample_nearest2d_backward "
+    "upsample_bilinear2d_backward"
 )
+
+
+@describes(*aten(PLANES))
 def _planes(call: OperatorCall) -> Description:
     """Every plane of a sample and a channel on its own."""
     spatial = 2 if "2d" in call.name else 3 if "3d" in call.name else 1
-    lead = len(call.results[0]) - spatial
-
-    def body(*i: Interval) -> Term:
-        at: tuple[Interval | slice, ...] = (*i[:lead], *(ALL,) * spatial)
-        return opaque(*(tensor[at] for tensor in call.tensors))[i[lead:]]
-
-    return Description(tuple(result(indices_of(rank), body) for rank in call.ranks))
+    rank = len(call.results[0])
+    return with_whole(call, set(range(rank - spatial, rank)))

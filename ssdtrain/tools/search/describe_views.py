@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.tools.search.calls import OperatorCall, describes
-from ssdtrain.tools.search.describe_rows import positive
+from ssdtrain.tools.search.calls import OperatorCall, aten, describes
+from ssdtrain.tools.search.describe_rows import positive, with_whole
 from ssdtrain.tools.search.interval import Interval
 from ssdtrain.tools.search.language import (
     Access,
@@ -20,12 +20,7 @@ from ssdtrain.tools.search.language import (
 ALL = slice(None)
 
 
-@describes(
-    "aten::view",
-    "aten::_unsafe_view",
-    "aten::squeeze",
-    "aten::unsqueeze",
-)
+@describes("aten::view", "aten::_unsafe_view", "aten::squeeze", "aten::unsqueeze")
 def _view(call: OperatorCall) -> Description:
     [source] = call.tensors
     [shape] = call.results
@@ -39,11 +34,8 @@ def _view(call: OperatorCall) -> Description:
 def regroup(
     old: Sequence[int], new: Sequence[int]
 ) -> tuple[tuple[Merged, ...], tuple[Merged, ...], dict[str, int]]:
-    """Return the index variables of both shapes' dimensions, and their sizes.
-
-    A variable is a factor of a dimension of both. Where sizes share none, as from
-    (6, 4) to (8, 3), the dimensions are "mixed".
-    """
+    """Return the index variables of both shapes' dimensions, and their sizes. Where
+    sizes share no factor, as from (6, 4) to (8, 3), the dimensions are "mixed"."""
     sizes: dict[str, int] = {}
     sides: tuple[list[list[str]], list[list[str]]] = (
         [[] for _ in old],
@@ -117,26 +109,15 @@ def _expand(call: OperatorCall) -> Description:
     return Description((result(indices_of(len(shape)), body),))
 
 
-def _with_whole(call: OperatorCall, dim: int) -> Description:
-    """One dimension of operands and results as a whole, others by their elements."""
-
-    def body(*i: Interval) -> Term:
-        at = tuple(ALL if d == dim else one for d, one in enumerate(i))
-        return opaque(*(tensor[at] for tensor in call.tensors))[i[dim]]
-
-    return Description(tuple(result(indices_of(rank), body) for rank in call.ranks))
-
-
-@describes(
-    "aten::cat",
-    "aten::split",
-    "aten::split_with_sizes",
-    "aten::unsafe_split",
-    "aten::slice_backward",
-    "aten::slice_scatter",
+PIECES = (
+    "cat split split_with_sizes unsafe_split slice_backward slice_scatter scatter "
+    "scatter_add scatter_reduce"
 )
+
+
+@describes(*aten(PIECES))
 def _pieces(call: OperatorCall) -> Description:
-    return _with_whole(call, positive(call["dim"], len(call.results[0])))
+    return with_whole(call, {positive(call["dim"], len(call.results[0]))})
 
 
 @describes("aten::slice")
@@ -145,7 +126,7 @@ def _slice(call: OperatorCall) -> Description:
     dim = positive(call["dim"], source.rank)
     if call.results == (source.shape,):
         return Description((result(indices_of(source.rank), lambda *i: source[i]),))
-    return _with_whole(call, dim)
+    return with_whole(call, {dim})
 
 
 @describes("aten::select", "aten::unbind")
@@ -171,58 +152,35 @@ def _onto(call: OperatorCall) -> Description:
     return Description((result(indices_of(len(shape)), body),))
 
 
-@describes("aten::index_select")
-def _index_select(call: OperatorCall) -> Description:
+@describes("aten::index_select", "aten::gather")
+def _taken(call: OperatorCall) -> Description:
     source, index = call["self"], call["index"]
     dim = positive(call["dim"], source.rank)
+    by_element = call.name == "aten::gather"
 
     def body(*i: Interval) -> Term:
         at = tuple(ALL if d == dim else one for d, one in enumerate(i))
-        return opaque(source[at], index[i[dim]])
+        return opaque(source[at], index[i if by_element else i[dim]])
 
     return Description((result(indices_of(source.rank), body),))
-
-
-@describes("aten::gather")
-def _gather(call: OperatorCall) -> Description:
-    source, index = call["self"], call["index"]
-    dim = positive(call["dim"], source.rank)
-
-    def body(*i: Interval) -> Term:
-        at = tuple(ALL if d == dim else one for d, one in enumerate(i))
-        return opaque(source[at], index[i])
-
-    return Description((result(indices_of(source.rank), body),))
-
-
-@describes("aten::scatter", "aten::scatter_add", "aten::scatter_reduce")
-def _scatter(call: OperatorCall) -> Description:
-    return _with_whole(call, positive(call["dim"], len(call.results[0])))
 
 
 @describes("aten::constant_pad_nd")
 def _pad(call: OperatorCall) -> Description:
     [source] = call.tensors
-    rank = source.rank
-    padded = {rank - 1 - at // 2 for at, size in enumerate(call["pad"]) if size}
-
-    def body(*i: Interval) -> Term:
-        at = tuple(ALL if d in padded else one for d, one in enumerate(i))
-        return opaque(source[at])[tuple(i[d] for d in padded)]
-
-    return Description((result(indices_of(rank), body),))
+    last = source.rank - 1
+    return with_whole(
+        call, {last - at // 2 for at, size in enumerate(call["pad"]) if size}
+    )
 
 
-@describes(
-    "aten::tril",
-    "aten::triu",
-    "aten::diagonal",
-    "aten::linalg_cholesky_ex",
-    "aten::linalg_inv_ex",
-    "aten::linalg_qr",
-    "aten::linalg_solve_triangular",
-    "aten::linalg_lu_factor_ex",
+MATRICES = (
+    "tril triu diagonal linalg_cholesky_ex linalg_inv_ex linalg_qr "
+    "linalg_solve_triangular linalg_lu_factor_ex"
 )
+
+
+@describes(*aten(MATRICES))
 def _matrices(call: OperatorCall) -> Description:
     """Opaque functions of matrices, by batch."""
     lead = call.tensors[0].rank - 2
@@ -242,21 +200,13 @@ def _matrices(call: OperatorCall) -> Description:
     return Description(tuple(results))
 
 
-@describes(
-    "aten::index",
-    "aten::index_put",
-    "aten::masked_scatter",
-    "aten::_unsafe_index",
-    "aten::_index_put_impl",
-    "aten::repeat",
-    "aten::col2im",
-    "aten::_fft_r2c",
-    "aten::_fft_c2r",
-    "aten::grid_sampler_2d",
-    "aten::_embedding_bag",
-    "aten::_pdist_forward",
-    "aten::select_scatter",
+WHOLE = (
+    "index index_put masked_scatter _unsafe_index _index_put_impl repeat col2im "
+    "_fft_r2c _fft_c2r grid_sampler_2d _embedding_bag _pdist_forward select_scatter"
 )
+
+
+@describes(*aten(WHOLE))
 def _opaque(call: OperatorCall) -> Description:
     """No dimension may be split: indices that depend on data, or on all elements."""
 
@@ -269,24 +219,13 @@ def _opaque(call: OperatorCall) -> Description:
     return Description(tuple(results))
 
 
-@describes(
-    "aten::full",
-    "aten::zeros",
-    "aten::ones",
-    "aten::empty",
-    "aten::scalar_tensor",
-    "aten::arange",
-    "aten::rand",
-    "aten::randn",
-    "aten::randperm",
-    "aten::new_zeros",
-    "aten::new_ones",
-    "aten::new_empty",
-    "aten::new_full",
-    "aten::new_empty_strided",
-    "aten::empty_strided",
-    "aten::eye",
+MADE = (
+    "full zeros ones empty scalar_tensor arange rand randn randperm new_zeros new_ones "
+    "new_empty new_full new_empty_strided empty_strided eye"
 )
+
+
+@describes(*aten(MADE))
 def _made(call: OperatorCall) -> Description:
     """Made by every worker: nothing is read."""
     names = indices_of(max(call.ranks, default=0))

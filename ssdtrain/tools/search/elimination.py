@@ -1,10 +1,6 @@
-"""The exact minimum of a sum of small tables, one variable after the other.
-
-The dissertation's dynamic program walks along a chain of groups; this is the same for
-any graph (bucket elimination, Dechter 1999): a variable is removed by taking, for every
-choice of its neighbours, its best value. The variable with the smallest table goes
-first, so that weights and gradients, which few operators touch, never widen a table.
-"""
+"""The exact minimum of a sum of small tables (bucket elimination, Dechter 1999): a
+variable is removed by taking, for every choice of its neighbours, its best value. The
+variable with the smallest table goes first, so that weights never widen a table."""
 
 import heapq
 from collections.abc import Sequence
@@ -89,15 +85,9 @@ def minimize(
     before: Sequence[int] | None = None,
     largest: int = LARGEST,
 ) -> Minimum:
-    """Return the values of all variables with the smallest sum of the factors.
-
-    Args:
-        sizes: how many values each variable has.
-        factors: tables, each over a few variables.
-        before: values that are known; without them a variable that has to be fixed is
-            set to what is best without its neighbours.
-        largest: entries of a table.
-    """
+    """Return the values of all variables with the smallest sum of the factors. `sizes`:
+    how many values each variable has; `before`: known values, for variables that have
+    to be fixed; `largest`: entries of a table."""
     alone = {v for v, size in enumerate(sizes) if size == 1}
     tables = _Tables(sizes, [_without(factor, alone) for factor in factors])
     heap = [(tables.entries(v), v) for v in range(len(sizes))]
@@ -144,12 +134,9 @@ def _sum(
     order = (variable, *scope)
     total = np.zeros([sizes[v] for v in order])
     for factor in own:
-        at = sorted(
-            range(len(factor.scope)), key=lambda i: order.index(factor.scope[i])
-        )
-        table = factor.table.transpose(at)
+        at = np.argsort([order.index(v) for v in factor.scope])
         shape = [sizes[v] if v in factor.scope else 1 for v in order]
-        total += table.reshape(shape)
+        total += factor.table.transpose(at).reshape(shape)
     return total
 
 

@@ -1,9 +1,6 @@
-"""Mixtures of experts: the dense decoder that computes as much, and what is beside it.
-
-A token runs through `each` experts of `width`, so a layer multiplies what a dense one
-of `each * width` does. Routing copies every token `each` times, to the experts and
-back, and the weights of all experts are there.
-"""
+"""Mixtures of experts: the dense decoder that computes as much (`each * width` wide),
+and what is beside it: copies of every token to its experts and back, and all
+weights."""
 
 from dataclasses import dataclass, replace
 

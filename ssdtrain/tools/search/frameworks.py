@@ -1,9 +1,5 @@
-"""What a rank holds besides activations, by the framework that runs the layout.
-
-The peak of memory is that of activations, or comes when they are gone: at the end of
-backward, with all gradients, or in the update. Between them one grows evenly as the
-other shrinks.
-"""
+"""What a rank holds besides activations, by the framework that runs the layout: at the
+peak of activations, at the end of backward with all gradients, and in the update."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +11,7 @@ from ssdtrain.tools.search.parallel_layout import ParallelLayout
 WEIGHT, GRADIENT, OPTIMIZER = 2, 4, 12
 """Bytes of a parameter: bf16, its gradient in fp32, fp32 weights and Adam's moments."""
 BUCKET, LIVE = 500_000_000, 1_000_000_000
-"""Elements: DeepSpeed's defaults of `reduce_bucket_size` and of
-`stage3_max_live_parameters`."""
+"""Elements: DeepSpeed's `reduce_bucket_size` and `stage3_max_live_parameters`."""
 
 
 class Framework(str, Enum):
@@ -28,8 +23,7 @@ class Framework(str, Enum):
 
 
 def framework_of(layout: ParallelLayout) -> Framework:
-    """Return whose memory a layout has if none is named: FSDP2's (torchtitan's) from
-    ZeRO-2 on, where it needs the least."""
+    """Return whose memory a layout has if none is named: FSDP2's from ZeRO-2 on."""
     return Framework.FSDP2 if layout.zero > 1 else Framework.MEGATRON
 
 
@@ -51,8 +45,7 @@ class RankWeights:
     """Over several micro-batches."""
 
     def held(self, framework: Framework) -> list[Parts]:
-        """Return what the framework holds of them: at the peak of activations first,
-        then at instants without activations."""
+        """Return what is held at the peak of activations, then without activations."""
         hold = {
             Framework.FSDP2: self._fsdp2,
             Framework.DEEPSPEED: self._deepspeed,

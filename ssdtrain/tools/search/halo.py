@@ -10,14 +10,9 @@ from ssdtrain.tools.search.placement import Cut
 
 
 def with_halo(local: Tensor, cut: Cut, group: ProcessGroup) -> Tensor:
-    """Return a worker's piece with rows of the workers before and after it.
-
-    The first and the last worker get zeros, as padding makes them. Every worker gives
-    its edges to all of the axis: of two workers that is what the other one needs.
-
-    Raises:
-        ConfigError: a piece has fewer rows than a halo.
-    """
+    """Return a worker's piece with rows of the workers before and after it; zeros at
+    the ends, as padding makes them. Raises ConfigError: a piece has fewer rows than a
+    halo."""
     dim, rows = cut.dim, local.shape[cut.dim]
     if max(cut.before, cut.after) > rows:
         raise ConfigError(

@@ -28,8 +28,7 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.tools.search.interval import Interval
 
 Index = Interval | int | slice | tuple["Interval", ...]
-"""One dimension of an access; a tuple: index variables of dimensions that were merged,
-outermost first."""
+"""One dimension of an access; a tuple: merged index variables, outermost first."""
 Merged = tuple[str, ...]
 """Index variables of one dimension, outermost first: several, where a view merges."""
 
@@ -213,9 +212,7 @@ def description(
     *functions: Callable[..., Term], sizes: Mapping[str, int] | None = None
 ) -> Description:
     """Run functions of index variables, one for each result, on symbolic intervals.
-
-    sizes: of index variables that no dimension alone has.
-    """
+    `sizes`: of index variables that no dimension alone has."""
     names = [tuple(inspect.signature(one).parameters) for one in functions]
     results = tuple(map(result, names, functions))
     return Description(results, sizes or {})

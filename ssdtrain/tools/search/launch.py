@@ -85,26 +85,30 @@ def parallelize(model, device_type="cuda"):
 
 
 def torchtitan(layout: ParallelLayout, job: Job) -> str | None:
-    """Return the TOML of torchtitan: what the layout sets; None: it has no such layout
-    (its tensor parallelism is never without sequence parallelism)."""
+    """Return torchtitan's TOML; None: it has no tensor without sequence parallelism."""
     if layout.tensor > 1 and not layout.divided:
         return None
     replicate = 1 if layout.zero else layout.data
+    # Micro-batches of one forward call: a pipeline takes all of them at once.
+    local = layout.micro_batches(job.batch) if layout.pipeline > 1 else 1
+    reshard = "always" if layout.zero == 3 else "never"
+    schedule = "Interleaved1F1B" if layout.chunks > 1 else "1F1B"
+    mode = {SELECTIVE: "selective", CHECKPOINTING: "full"}.get(layout.way, "none")
     lines = [
         "[training]",
         f"seq_len = {job.tokens}",
-        f"local_batch_size = {layout.sequences * _local(layout, job)}",
+        f"local_batch_size = {layout.sequences * local}",
         f"global_batch_size = {job.batch}",
         "",
         "[parallelism]",
         f"data_parallel_replicate_degree = {replicate}",
         f"data_parallel_shard_degree = {layout.data // replicate}",
-        f'fsdp_reshard_after_forward = "{_reshard(layout)}"',
+        f'fsdp_reshard_after_forward = "{reshard}"',
         f"tensor_parallel_degree = {layout.tensor}",
         f"context_parallel_degree = {layout.context}",
         'context_parallel_rotate_method = "allgather"',
         f"pipeline_parallel_degree = {layout.pipeline}",
-        f'pipeline_parallel_schedule = "{_schedule(layout)}"',
+        f'pipeline_parallel_schedule = "{schedule}"',
         f"pipeline_parallel_microbatch_size = {layout.sequences}",
     ]
     if layout.chunks > 1:
@@ -115,29 +119,8 @@ def torchtitan(layout: ParallelLayout, job: Job) -> str | None:
             f"expert_parallel_degree = {layout.expert}",
             f"expert_tensor_parallel_degree = {layout.tensor}",
         ]
-    lines += [
-        "",
-        "[activation_checkpoint]",
-        f'mode = "{_torchtitan_mode(layout.way)}"',
-    ]
+    lines += ["", "[activation_checkpoint]", f'mode = "{mode}"']
     return "\n".join(lines) + "\n"
-
-
-def _local(layout: ParallelLayout, job: Job) -> int:
-    """Micro-batches of one forward call: a pipeline takes all of them at once."""
-    return layout.micro_batches(job.batch) if layout.pipeline > 1 else 1
-
-
-def _reshard(layout: ParallelLayout) -> str:
-    return "always" if layout.zero == 3 else "never"
-
-
-def _schedule(layout: ParallelLayout) -> str:
-    return "Interleaved1F1B" if layout.chunks > 1 else "1F1B"
-
-
-def _torchtitan_mode(way: str) -> str:
-    return {SELECTIVE: "selective", CHECKPOINTING: "full"}.get(way, "none")
 
 
 def megatron(layout: ParallelLayout, job: Job) -> str:
@@ -215,11 +198,7 @@ def fsdp2(layout: ParallelLayout, job: Job) -> str | None:
 
 def ssdtrain(layout: ParallelLayout, drives: bool) -> str | None:
     """Return the line that lets ssdtrain place the activations; None: it is not asked.
-
-    Args:
-        layout: what is launched.
-        drives: whether some of them go to SSDs.
-    """
+    `layout`: what is launched; `drives`: whether some of them go to SSDs."""
     if not layout.way.startswith(OURS):
         return None
     where = 'target="tiered", directory=DIRECTORY' if drives else 'target="host"'
@@ -236,20 +215,10 @@ def trainer(
 
 
 def configurations(
-    layout: ParallelLayout,
-    job: Job,
-    *,
-    drives: bool = False,
-    plan: Path | None = None,
+    layout: ParallelLayout, job: Job, *, drives: bool = False, plan: Path | None = None
 ) -> Mapping[str, str]:
     """Return what launches a layout, by framework; those that cannot are left out.
-
-    Args:
-        layout: what is launched.
-        job: what is trained.
-        drives: whether activations go to SSDs.
-        plan: of `own_trainer.plan_of`, in a file; None: ranks make their own.
-    """
+    `drives`: activations go to SSDs; `plan`: of `own_trainer.plan_of`, in a file."""
     found = {
         "torchtitan": torchtitan(layout, job),
         "megatron": megatron(layout, job),

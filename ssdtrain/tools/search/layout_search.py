@@ -69,8 +69,7 @@ class Ranked:
 
     @property
     def front(self) -> tuple[PricedLayout, ...]:
-        """Layouts that no other one beats in both step and memory, the least memory
-        first; those that do not fit as well."""
+        """Layouts that no other one beats in both step and memory, the least first."""
         found: list[PricedLayout] = []
         for one in sorted(self.priced, key=lambda one: (one.memory_bytes, one.step_ms)):
             if not found or one.step_ms < found[-1].step_ms:
@@ -83,16 +82,8 @@ class Ranked:
 
 
 def search(asked: Asked, progress: Callable[[str], None]) -> Ranked:
-    """Price all layouts.
-
-    Args:
-        asked: model, GPUs and batch.
-        progress: is told what is captured.
-
-    Raises:
-        ConfigError: the model, the device or the links are not known, or no layout
-            divides.
-    """
+    """Price all layouts; `progress` is told what is captured. Raises ConfigError: the
+    model, the device or the links are not known, or no layout divides."""
     shape = shape_of(asked.model, Train.FULL, asked.loss)
     device = load_device(asked.gpu)
     cluster = cluster_of(asked.fabric, device.spec)
@@ -132,14 +123,13 @@ def search(asked: Asked, progress: Callable[[str], None]) -> Ranked:
     ]
     if own is not None and not found:
         raise ConfigError(f"{own.value} launches no layout of {asked.gpus} GPUs")
-    found.sort(
-        key=lambda one: (
-            not one.fits,
-            round(one.step_ms, 3) if one.fits else 0.0,
-            one.memory_bytes,
-        )
-    )
-    return Ranked(job=job, priced=_distinct(found), capacity_bytes=capacity)
+
+    def order(one: PricedLayout) -> tuple[float, ...]:
+        step_ms = round(one.step_ms, 3) if one.fits else 0.0
+        return not one.fits, step_ms, one.memory_bytes
+
+    priced = _distinct(sorted(found, key=order))
+    return Ranked(job=job, priced=priced, capacity_bytes=capacity)
 
 
 def _distinct(found: Sequence[PricedLayout]) -> tuple[PricedLayout, ...]:
@@ -152,14 +142,7 @@ def _distinct(found: Sequence[PricedLayout]) -> tuple[PricedLayout, ...]:
 
 
 def job_of(shape: Shape, tokens: int, batch: int, gpus: int) -> Job:
-    """Return what is trained.
-
-    Args:
-        shape: of a decoder, whose layers are counted.
-        tokens: of a sequence.
-        batch: sequences of a step, over all GPUs.
-        gpus: of all nodes.
-    """
+    """Return what is trained: a decoder on `batch` sequences a step, over all GPUs."""
     values = shape.values
     width = values.get("head_dim") or values[HIDDEN] // values[HEADS]
     return Job(

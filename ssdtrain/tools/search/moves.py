@@ -81,16 +81,9 @@ def moves(
     ways: tuple[int, ...],
     shape: tuple[int, ...],
 ) -> tuple[Move, ...]:
-    """Return the steps from one placement to another, outermost axis first.
-
-    See [Note: nested cuts].
-
-    Args:
-        source: placement on each axis.
-        target: the same, no part of it unreduced.
-        ways: workers of each axis.
-        shape: of the tensor; what has no halo does not need it.
-    """
+    """Return the steps from one placement to another, outermost axis first. See [Note:
+    nested cuts]. `target`: no part is unreduced; `ways`: workers of each axis; `shape`:
+    for halos."""
     goal = tuple(Cut(p.dim) if isinstance(p, Cut) else p for p in target)
     now, steps = list(source), []
 
@@ -116,11 +109,7 @@ def moves(
 
 
 def _halo(
-    axis: int,
-    cut: Cut,
-    goal: Placements,
-    ways: Sequence[int],
-    shape: Sequence[int],
+    axis: int, cut: Cut, goal: Placements, ways: Sequence[int], shape: Sequence[int]
 ) -> float:
     """Return the share of a tensor that a worker gets from its neighbours."""
     rows = cut.before + cut.after

@@ -1,8 +1,5 @@
-"""What starts a layout with `ssdtrain train`: a file of settings, and a plan file.
-
-The trainer has a GPT of its own. It gets the layers, width, heads, words and tokens of
-the model that was searched; its feed-forward part is four times as wide as the rest.
-"""
+"""What starts a layout with `ssdtrain train`: a file of settings, and a plan file, for
+a GPT with the searched model's layers, width, heads, words and tokens."""
 
 from pathlib import Path
 from typing import Any
@@ -27,13 +24,7 @@ def settings_of(
     layout: ParallelLayout, job: Job, *, drives: bool, plan: Path | None = None
 ) -> dict[str, Any] | None:
     """Return settings for `ssdtrain train --config`; None: it has no such layout.
-
-    Args:
-        layout: what is launched.
-        job: what is trained.
-        drives: whether activations go to SSDs.
-        plan: a file with what `plan_of` gave; None: each rank makes its own plan.
-    """
+    `plan`: a file with what `plan_of` gave; None: each rank makes its own plan."""
     engine = _engine(layout)
     if engine is None or job.experts is not None or layout.context > 1:
         return None
@@ -98,18 +89,9 @@ def _engine(layout: ParallelLayout) -> dict[str, dict[str, Any]] | None:
 def plan_of(
     layout: ParallelLayout, job: Job, device: Device, *, drives: bool = False
 ) -> Plan | None:
-    """Return the layout's plan for the trainer's GPT; None: each rank makes its own.
-
-    A file can say what happens where all ranks run the same model and nothing wraps
-    its modules, so there is none of pipelines, tensor parallelism and ZeRO-3. How much
-    of a tiered target's host memory is free, no file says either.
-
-    Args:
-        layout: its `way` says which price of a byte.
-        job: what is trained.
-        device: prices operators.
-        drives: whether activations go to SSDs.
-    """
+    """Return the layout's plan for the trainer's GPT; None: each rank makes its own, as
+    with pipelines, tensor parallelism, ZeRO-3 and tiered targets, of which a file
+    cannot tell."""
     from ssdtrain.train.models.gpt import Gpt
     from ssdtrain.train.settings import Family, ModelSettings
 

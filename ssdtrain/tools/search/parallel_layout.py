@@ -1,9 +1,6 @@
-"""Layouts of a training step over GPUs.
-
-Ranks are numbered as Megatron does: tensor-parallel ones are neighbours, then come
-those that share a sequence, then data-parallel ones, then the stages of the pipeline.
-Expert-parallel ranks are neighbours among those that hold the same weights.
-"""
+"""Layouts of a training step over GPUs. Ranks are numbered as Megatron does: tensor,
+then context, then data parallelism, then pipeline stages; expert-parallel ranks are
+neighbours among those that hold the same weights."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

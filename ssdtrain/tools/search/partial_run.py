@@ -8,17 +8,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from ssdtrain.tools.search.calls import OperatorCall, name_of
+from ssdtrain.tools.search.calls import OperatorCall, aten, name_of
 from ssdtrain.tools.search.describe_rows import positive
 from ssdtrain.tools.search.placement import Cut, Placement, piece
 from ssdtrain.tools.search.strategies import Shape, Strategy
 
 RESULT_SIZES: Mapping[str, str] = {
-    "aten::view": "size",
-    "aten::_unsafe_view": "size",
-    "aten::expand": "size",
-    "aten::slice_backward": "input_sizes",
-    "aten::select_backward": "input_sizes",
+    **dict.fromkeys(aten("view _unsafe_view expand"), "size"),
+    **dict.fromkeys(aten("slice_backward select_backward"), "input_sizes"),
     "aten::upsample_nearest2d_backward": "input_size",
     "aten::upsample_bilinear2d_backward": "input_size",
 }
@@ -38,14 +35,8 @@ def local_shape(
     ways: Sequence[int],
     at: Sequence[int],
 ) -> Shape:
-    """Return the shape of a worker's piece; halos are not counted.
-
-    Args:
-        shape: of the whole tensor.
-        placements: one for each axis of the mesh.
-        ways: workers of each axis.
-        at: the worker's place on each axis.
-    """
+    """Return the shape of a worker's piece, halos not counted: `placements` and `ways`
+    of each axis, `at` which the worker stands."""
     found = list(shape)
     for placement, number, worker in zip(placements, ways, at, strict=True):
         if isinstance(placement, Cut):
@@ -62,20 +53,10 @@ def run_part(
     arguments: Mapping[str, Any],
     total: Callable[[Tensor], Tensor],
 ) -> Any:
-    """Run a worker's part.
-
-    Args:
-        call: the whole operator.
-        chosen: its strategy on each axis.
-        ways: workers of each axis.
-        at: this worker's place on each axis.
-        arguments: of the whole operator, with this worker's operands; those with a
-            halo have its rows, zeros beyond the tensor's ends.
-        total: sums a tensor over the workers among whom a reduction is split.
-
-    Returns:
-        What the operator gives, its tensors as `Strategy.gives` says.
-    """
+    """Run the part of the worker `at` this place, of an operator split as `chosen` on
+    each axis; its tensors are as `Strategy.gives` says. `arguments`: with this worker's
+    operands, halos included, zeros beyond the tensor's ends; `total`: sums a tensor
+    over the workers among whom a reduction is split."""
     own = _operands(call, chosen, at, dict(arguments))
     shapes = [
         local_shape(shape, [one.gives[i] for one in chosen], ways, at)
@@ -149,9 +130,7 @@ def _unpad(call: OperatorCall, chosen: Sequence[Strategy], own: dict[str, Any]) 
         rank = call["weight"].rank - 2
         padding = list(call["padding"])
         padding = padding * rank if len(padding) == 1 else padding
-        own["padding"] = [
-            0 if dim + 2 in halos else one for dim, one in enumerate(padding)
-        ]
+        own["padding"] = [0 if at in halos else n for at, n in enumerate(padding, 2)]
 
 
 def _share(call: OperatorCall, own: Mapping[str, Any]) -> float:

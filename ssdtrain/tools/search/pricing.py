@@ -1,8 +1,6 @@
-"""What a layout of a training step costs: time, and memory of every tier.
-
-Pipelines run 1F1B, interleaved where a rank has several chunks. Context parallelism
-gathers keys and values; every rank has an equal share of a sequence's attention.
-"""
+"""What a layout of a training step costs: time, and memory of every tier. Pipelines run
+1F1B, interleaved where a rank has several chunks; context parallelism gathers keys and
+values, and every rank has an equal share of a sequence's attention."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,8 +24,7 @@ from ssdtrain.tools.search.stores import Resting, Stores
 UPDATE = 30
 """Bytes of a parameter that Adam's update reads and writes."""
 REDUCES, EXCHANGES = 4, 4
-"""All-reduces of a layer's forward and backward under tensor parallelism, and
-all-to-alls under expert parallelism: half of them in each."""
+"""All-reduces (tensor) and all-to-alls (experts) of a layer, forward and backward."""
 AGAIN = 0.5
 """Of these, those that come again where a layer's forward runs again."""
 
@@ -171,8 +168,7 @@ class _Priced:
         return REDUCES * (1 + AGAIN * self._again) * self.layers * each
 
     def _context_ms(self) -> float:
-        """Keys and values gathered in forward and backward, their gradients
-        scattered; nothing hides that."""
+        """Gathered keys and values, their gradients scattered; nothing hides that."""
         layout = self._layout
         keys = self._job.keys / layout.tensor
         message = self._tokens * layout.context * keys * WEIGHT
@@ -183,8 +179,7 @@ class _Priced:
         return self.layers * ((2 + self._again) * gather + scatter)
 
     def _experts_ms(self) -> float:
-        """Tokens sent to their experts and back, and the weights of experts that a
-        dense layer of as many products would not read."""
+        """Tokens to experts and back, and weights that no dense layer would read."""
         experts, layout = self._job.experts, self._layout
         if experts is None:
             return 0.0
@@ -200,8 +195,7 @@ class _Priced:
         return self.layers * (exchanged + read / self._bytes_per_ms)
 
     def _sends_ms(self) -> float:
-        """Sends that somebody waits for. Under 1F1B a stage has nothing else to do
-        while its neighbour's result comes; interleaved, only the ends wait."""
+        """Sends that somebody waits for: every one under 1F1B, the ends interleaved."""
         layout, stages = self._layout, self._layout.pipeline
         if stages == 1:
             return 0.0

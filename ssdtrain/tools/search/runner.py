@@ -38,7 +38,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.search.calls import bound
 from ssdtrain.tools.search.halo import with_halo
-from ssdtrain.tools.search.language import Reducer
 from ssdtrain.tools.search.moves import moves
 from ssdtrain.tools.search.partial_run import run_part
 from ssdtrain.tools.search.placement import (
@@ -52,36 +51,24 @@ from ssdtrain.tools.search.problem import Chosen, Operation, Problem
 from ssdtrain.tools.search.search import Partition
 from ssdtrain.tools.search.trace import PASSED
 
-REDUCERS: Mapping[Reducer, str] = {
-    Reducer.SUM: "sum",
-    Reducer.MAX: "max",
-    Reducer.MIN: "min",
-    Reducer.PROD: "product",
-}
-
 
 def on_mesh(placements: Sequence[Placement]) -> list[Any]:
     """Return DTensor's placements."""
-    found: list[Any] = []
-    for one in placements:
-        if isinstance(one, Cut):
-            found.append(Shard(one.dim))
-        elif isinstance(one, Unreduced):
-            found.append(Partial(REDUCERS[one.reducer]))
-        else:
-            found.append(Replicate())
-    return found
+    return [
+        Shard(one.dim)
+        if isinstance(one, Cut)
+        else Partial(one.reducer.value)
+        if isinstance(one, Unreduced)
+        else Replicate()
+        for one in placements
+    ]
 
 
 def distribute(
     model: nn.Module, problem: Problem, found: Partition, mesh: DeviceMesh
 ) -> None:
-    """Replace each trained parameter by a DTensor with the placements of the plan.
-
-    Raises:
-        ConfigError: the model has parameters that the trace did not train, or the mesh
-            has other axes.
-    """
+    """Replace each trained parameter by a DTensor as planned. Raises ConfigError: the
+    trace did not train one of them, or the mesh has other axes."""
     if tuple(mesh.shape) != found.ways:
         raise ConfigError(
             f"the plan expects a mesh of {found.ways}, got {tuple(mesh.shape)}; build "
@@ -101,13 +88,7 @@ def distribute(
 
 
 class PlannedStep(TorchDispatchMode):
-    """One forward and backward. See [Note: the order of operators].
-
-    Args:
-        problem: what was traced.
-        found: how it is split.
-        mesh: with the axes of the plan.
-    """
+    """One forward and backward. See [Note: the order of operators]."""
 
     def __init__(self, problem: Problem, found: Partition, mesh: DeviceMesh) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

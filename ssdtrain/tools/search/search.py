@@ -60,19 +60,6 @@ class Partition:
         return tuple(axis.ways for axis in self.axes)
 
 
-def factors_of(workers: int) -> list[int]:
-    """Return the primes of a number of workers, the largest first."""
-    found, rest, prime = [], workers, 2
-    while rest > 1:
-        while rest % prime == 0:
-            found.append(prime)
-            rest //= prime
-        prime += 1
-    if not found:
-        raise ConfigError(f"a search expects 2 or more workers, got {workers}")
-    return found[::-1]
-
-
 class Space:
     """Which placements and strategies a search may choose from."""
 
@@ -89,14 +76,8 @@ class Space:
         given: Partition | None = None,
         largest: int = LARGEST,
     ) -> Partition:
-        """Return the cheapest of these.
-
-        Args:
-            tensors: what the tensors of each group may be.
-            operations: what each operator may be.
-            given: one of these that is known.
-            largest: entries of a table.
-        """
+        """Return the cheapest of these options of each group of tensors and operator.
+        `given`: one of them that is known; `largest`: entries of a table."""
         group, alike = self.problem.group_of, self.problem.alike
         names = sorted(set(group.values()))
         at = {name: number for number, name in enumerate(names)}
@@ -122,12 +103,8 @@ class Space:
         placements = {
             tensor: tensors[name][values[at[name]]] for tensor, name in group.items()
         }
-        chosen = tuple(
-            operations[alike.get(index, index)][
-                values[len(names) + alike.get(index, index)]
-            ]
-            for index in range(len(operations))
-        )
+        numbers = (alike.get(index, index) for index in range(len(operations)))
+        chosen = tuple(operations[n][values[len(names) + n]] for n in numbers)
         partition = Partition(self.axes, placements, chosen, 0.0, found.is_exact)
         return replace(partition, cost=self.price(partition))
 
@@ -137,8 +114,8 @@ class Space:
         for one, chosen in zip(self.problem.operations, partition.chosen, strict=True):
             for is_operand, tensor, [side] in self._edges(one, [chosen]):
                 own, extent = partition.placements[tensor], self.problem.tensors[tensor]
-                ends = (own, side) if is_operand else (side, own)
-                total += self._cost(*ends, extent.shape, extent.num_bytes)
+                sizes = extent.shape, extent.num_bytes
+                total += self._cost(is_operand, own, side, *sizes)
         return total
 
     def _edges(
@@ -160,26 +137,25 @@ class Space:
         extent = self.problem.tensors[tensor]
         sizes = extent.shape, extent.num_bytes
         key = (sizes, tuple(placements), sides, is_operand)
-        found = self._known.get(key)
-        if found is None:
-            size, shape = extent.num_bytes, extent.shape
-            found = np.array(
+        if key not in self._known:
+            self._known[key] = np.array(
                 [
-                    [
-                        self._cost(own, side, shape, size)
-                        if is_operand
-                        else self._cost(side, own, shape, size)
-                        for own in placements
-                    ]
+                    [self._cost(is_operand, own, side, *sizes) for own in placements]
                     for side in sides
                 ]
             )
-            self._known[key] = found
-        return found
+        return self._known[key]
 
     def _cost(
-        self, source: Placements, target: Placements, shape: Shape, size: int
+        self,
+        is_operand: bool,
+        own: Placements,
+        side: Placements,
+        shape: Shape,
+        size: int,
     ) -> float:
+        """Of a tensor's way to an operator, or from it."""
+        source, target = (own, side) if is_operand else (side, own)
         halo = any(isinstance(p, Cut) and p.has_halo for p in target)
         steps = moves(source, target, self.ways, shape if halo else ())
         return cost(steps, size, self.axes)
@@ -191,16 +167,9 @@ def partition(
     together: int = TOGETHER,
     sweeps: int = SWEEPS,
 ) -> Partition:
-    """Return a cheap way to split a step over the axes of a mesh.
-
-    See [Note: recursion with true sizes].
-
-    Args:
-        problem: the step.
-        axes: outermost first: the slowest links.
-        together: levels that are searched again at once.
-        sweeps: times that all are searched again at most.
-    """
+    """Return a cheap way to split a step over the axes of a mesh, the slowest links
+    first. See [Note: recursion with true sizes]. `together`: levels that are searched
+    again at once."""
     if not axes:
         raise ConfigError("a search expects one axis or more, got none")
     coarse = coarsen(problem)
@@ -240,14 +209,8 @@ def _swept(space: Space, found: Partition, together: int, sweeps: int) -> Partit
 
 
 def exhaustive(problem: Problem, axes: Sequence[WorkerAxis]) -> Partition:
-    """Return the cheapest of all ways to split a step, all axes at once.
-
-    Its tables grow with the number of choices for all axes to the power of the graph's
-    width: for small graphs, and to judge `partition`.
-
-    Raises:
-        ConfigError: a table would be too large.
-    """
+    """Return the cheapest way of all, all axes at once, for small graphs and to judge
+    `partition`. Raises ConfigError: a table would be too large."""
     levels = range(len(axes))
     found = _searched(Space(problem, axes), None, levels, largest=2**24)
     if not found.is_exact:
@@ -256,10 +219,7 @@ def exhaustive(problem: Problem, axes: Sequence[WorkerAxis]) -> Partition:
 
 
 def _searched(
-    space: Space,
-    given: Partition | None,
-    levels: Sequence[int],
-    largest: int = LARGEST,
+    space: Space, given: Partition | None, levels: Sequence[int], largest: int = LARGEST
 ) -> Partition:
     """Search some levels of the space, given what was found for the others."""
     problem, ways = space.problem, space.ways

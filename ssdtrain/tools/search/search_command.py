@@ -46,50 +46,39 @@ FILES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
     show(parser, EXAMPLES)
-    parser.add_argument("model", metavar="MODEL", help="a name or a config.json")
-    parser.add_argument(
-        "--gpus", type=count_argument, required=True, help="of all nodes"
-    )
-    parser.add_argument("--gpu", default="h100", help="h100, h200 or a device file")
-    parser.add_argument(
-        "--fabric", default=DEFAULT, help=f"GPUs of a node, links (default: {DEFAULT})"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a name or a config.json")
+    add("--gpus", type=count_argument, required=True, help="of all nodes")
+    add("--gpu", default="h100", help="h100, h200 or a device file")
+    add("--fabric", default=DEFAULT, help=f"GPUs of a node, links (default: {DEFAULT})")
+    add(
         "--tokens",
         type=tokens_argument,
         default=8192,
         help="of a sequence (default: 8k)",
     )
-    parser.add_argument(
-        "--batch", type=count_argument, default=512, help="sequences of a step (512)"
-    )
-    parser.add_argument(
-        "--host", default=HOST, help=f"a node's memory for activations ({HOST})"
-    )
-    parser.add_argument(
-        "--ssd", metavar="NAME:NUMBER", help="a node's drives, of `ssdtrain project`"
-    )
-    parser.add_argument(
+    add("--batch", type=count_argument, default=512, help="sequences of a step (512)")
+    add("--host", default=HOST, help=f"a node's memory for activations ({HOST})")
+    add("--ssd", metavar="NAME:NUMBER", help="a node's drives, of `ssdtrain project`")
+    add(
         "--ssd-years",
         type=positive_argument,
         default=LEAST_YEARS,
         help=f"that the drives have to last ({LEAST_YEARS:g})",
     )
-    parser.add_argument(
+    add(
         "--loss",
         choices=[loss.value for loss in Loss],
         default=Loss.STOCK.value,
         help="as transformers computes it (default), or fused as Liger does",
     )
-    parser.add_argument(
+    add(
         "--framework",
         choices=[one.value for one in Framework],
         help="that has to launch it, whose memory is counted (default: any)",
     )
-    parser.add_argument(
-        "--save", type=Path, metavar="DIR", help="launch configurations, a picture"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON, no table")
+    add("--save", type=Path, metavar="DIR", help="launch configurations, a picture")
+    add("--json", action="store_true", help="print JSON, no table")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -99,19 +88,10 @@ def run(args: argparse.Namespace) -> int:
         if sys.stderr.isatty():
             print(f"ssdtrain search: {text}", file=sys.stderr)
 
-    asked = Asked(
-        model=args.model,
-        gpus=args.gpus,
-        gpu=args.gpu,
-        fabric=args.fabric,
-        tokens=args.tokens,
-        batch=args.batch,
-        loss=Loss(args.loss),
-        host=args.host,
-        ssd=args.ssd,
-        ssd_years=args.ssd_years,
-        framework=args.framework and Framework(args.framework),
-    )
+    names = ("model", "gpus", "gpu", "fabric", "tokens", "batch")
+    given = {name: getattr(args, name) for name in (*names, "host", "ssd", "ssd_years")}
+    framework = args.framework and Framework(args.framework)
+    asked = Asked(**given, loss=Loss(args.loss), framework=framework)
     try:
         found = search(asked, progress)
         if args.save is not None:
@@ -146,11 +126,7 @@ def save(found: Ranked, device: Device, directory: Path) -> None:
 
 
 def write_front(found: Ranked, path: Path) -> None:
-    """Draw step and memory of all layouts that are near the fastest one that fits.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Draw step and memory of layouts near the fastest. ImportError: no matplotlib."""
     limit = found.capacity_bytes / 1e9
     most_ms = SLOWEST * min(one.step_ms for one in found.priced if one.fits)
 

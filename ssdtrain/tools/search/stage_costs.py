@@ -1,13 +1,10 @@
-"""What a layer takes on one rank of a tensor-parallel group: time, memory, weights.
+"""What a layer takes on one rank of a tensor-parallel group: time, memory, weights. A
+rank's part is a decoder with fewer heads, a narrower feed-forward part and fewer words.
+A few of its layers are captured and priced; repeated to two depths, they give a layer's
+figures as the difference, and the ends (embedding, head, loss) as the rest.
 
-A rank's part of a decoder is a decoder with fewer heads, a narrower feed-forward part
-and fewer words. A few layers of it are captured and priced as `ssdtrain fits` does. The
-same layers repeated, to two depths, give a layer's figures as the difference; the rest
-are the ends (embedding, head, loss).
-
-Activations are kept in one of several ways: plain, checkpointing, selective
-checkpointing, and ssdtrain's at some prices of a byte: at each, every tensor
-stays, moves or is made again, whichever costs less.
+Ways to keep activations: plain, checkpointing, selective checkpointing, and ssdtrain's
+at some prices of a byte, at which every tensor stays, moves or is made again.
 """
 
 from collections.abc import Iterator, Mapping
@@ -78,11 +75,8 @@ class StageCosts:
 
 
 def tensor_degrees(shape: Shape, most: int) -> list[int]:
-    """Return powers of two that divide heads, width and words.
-
-    Raises:
-        ConfigError: the model is no decoder whose parts are known.
-    """
+    """Return powers of two that divide heads, width and words. Raises ConfigError: the
+    model is no decoder whose parts are known."""
     kind = shape.values["model_type"]
     if kind not in DECODERS:
         raise ConfigError(
@@ -117,20 +111,9 @@ def stage_costs(
     *,
     is_blocking: bool = False,
 ) -> dict[bool, StageCosts]:
-    """Capture and price one rank's part.
-
-    Args:
-        shape: of the whole model.
-        degree: of tensor parallelism.
-        sequences: of a micro-batch.
-        tokens: of a sequence.
-        device: prices operators.
-        is_blocking: the host waits for every kernel (CUDA_LAUNCH_BLOCKING).
-
-    Returns:
-        By whether sequence parallelism is on: what tensor parallelism has on every rank
-        is then divided along the sequence.
-    """
+    """Capture and price one rank's part under tensor parallelism of a `degree`, by
+    whether sequence parallelism is on. `is_blocking`: the host waits for every kernel
+    (CUDA_LAUNCH_BLOCKING)."""
     part = part_of(dense_of(shape), degree)
     period = part.period
     model, found = _captured(part.with_layers(period + 2), sequences, tokens, device)
@@ -219,17 +202,7 @@ def whole_costs(
     shape: Shape, sequences: int, tokens: int, device: Device
 ) -> tuple[int, StageCosts]:
     """Capture and price a model whole, whatever its kind: its layers are its regions,
-    and the ends count as layers.
-
-    Args:
-        shape: of a model whose sequences have a length of their own.
-        sequences: of a micro-batch.
-        tokens: of a sequence, as `public_subject` counts them.
-        device: prices operators.
-
-    Returns:
-        The number of layers, and their costs.
-    """
+    and the ends count as layers. Returns the number of layers, and their costs."""
     with torch.device("meta"):
         model, forward = public_subject(shape, sequences * tokens)
         links = links_of(device.spec)

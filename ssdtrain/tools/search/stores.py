@@ -1,7 +1,5 @@
-"""Where a rank's moved activations rest: host memory first, then SSDs, which wear out.
-
-Rates and ratings are those of `ssdtrain project`, and so is the lifespan (Wu 5.3.6).
-"""
+"""Where a rank's moved activations rest: host memory first, then SSDs, which wear out
+at the rates of `ssdtrain project` (Wu 5.3.6)."""
 
 import math
 import re
@@ -45,12 +43,7 @@ class Stores:
     least_years: float = LEAST_YEARS
 
     def resting(self, held_bytes: float, moved_bytes: float) -> Resting:
-        """Fill host memory, then the SSDs.
-
-        Args:
-            held_bytes: most that is away from the device at one time.
-            moved_bytes: that leave the device in a step.
-        """
+        """Fill host memory with the bytes that are away at one time, then the SSDs."""
         beyond = max(0.0, held_bytes - self.host_bytes)
         share = beyond / held_bytes if beyond else 0.0
         return Resting(
@@ -63,9 +56,8 @@ class Stores:
         """Return what the writes of a step take: no step is shorter."""
         if not resting.written_bytes or self.ssd is None:
             return 0.0
-        return resting.written_bytes / (
-            self.drives * self.ssd.write_gb_per_s * GB / 1e3
-        )
+        bytes_per_ms = self.drives * self.ssd.write_gb_per_s * GB / 1e3
+        return resting.written_bytes / bytes_per_ms
 
     def years(self, resting: Resting, step_ms: float) -> float:
         """Return how long the SSDs last."""
@@ -83,17 +75,8 @@ class Stores:
 
 
 def stores_of(host: str, drives: str | None, least_years: float, gpus: int) -> Stores:
-    """Return one GPU's share of what `--host` and `--ssd` say of a node.
-
-    Args:
-        host: memory for activations.
-        drives: NAME:NUMBER; None: there are none.
-        least_years: that they have to last.
-        gpus: of the node.
-
-    Raises:
-        ConfigError: the text has another form, or no such drive is known.
-    """
+    """Return one GPU's share of what `--host` and `--ssd` say of a node. Raises
+    ConfigError: the text has another form, or no such drive is known."""
     host_bytes = parse_size("--host", host) / gpus
     if drives is None:
         return Stores(host_bytes=host_bytes)

@@ -44,11 +44,8 @@ def whole(operands: int, results: int) -> Strategy:
 def extents(
     described: Description, operands: Sequence[Shape], results: Sequence[Shape]
 ) -> dict[str, int]:
-    """Return the size of every index variable.
-
-    Raises:
-        ConfigError: a variable's size is in no shape, and was not given.
-    """
+    """Return the size of every index variable. Raises ConfigError: a variable's size is
+    in no shape, and was not given."""
     found = dict(described.sizes)
     asked: dict[str, None] = {}
     for result, shape in zip(described.results, results, strict=True):
@@ -99,11 +96,7 @@ def _inside(read: Access) -> set[str]:
 def strategies(
     described: Description, operands: Sequence[Shape], results: Sequence[Shape]
 ) -> list[Strategy]:
-    """Return all ways to split an operator of these shapes on one axis.
-
-    What they say of halos depends on sizes of windows; all else on the shapes' ranks
-    alone.
-    """
+    """Return all ways to split an operator of these shapes on one axis."""
     sizes = extents(described, operands, results)
     found = []
     for name in splittable(described):
@@ -206,13 +199,8 @@ def _window(
 
 
 def region(dim: Interval | Merged | None, box: Box, size: int = 0) -> tuple[int, int]:
-    """Return the first and last index of a dimension that is read.
-
-    Args:
-        dim: of an access.
-        box: ends of the index variables.
-        size: of the dimension, where all of it is read.
-    """
+    """Return the first and last index of a dimension (`size`, if all of it) that is
+    read."""
     if dim is None:
         return 0, size - 1
     if isinstance(dim, tuple):

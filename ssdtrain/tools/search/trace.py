@@ -27,18 +27,9 @@ PASSED = frozenset({"aten::detach", "aten::alias", "aten::lift_fresh"})
 
 
 def trace(model: nn.Module, forward: Callable[[], Any]) -> Problem:
-    """Return the operators of a forward and backward.
-
-    An optimizer's update works element by element: it adds that a weight and its
-    gradient are placed alike (`Problem.ties`), and moves nothing.
-
-    Args:
-        model: its parameters are on the meta device.
-        forward: runs it; gives a tensor, or a nest of them, that backward starts from.
-
-    Raises:
-        ConfigError: as `foresight.capture.capture` does.
-    """
+    """Return the operators of a forward and backward of a model on the meta device. The
+    optimizer's update ties a weight to its gradient (`Problem.ties`), and moves
+    nothing. Raises ConfigError: as `foresight.capture.capture` does."""
     recorder = Recorder(model, amend=_with_call)
     record(recorder, forward, Kind.CPU)
     recorder.update("sgd")  # names each weight's gradient
@@ -113,9 +104,7 @@ def _operation(node: Node, call: OperatorCall, known: dict[Any, Any]) -> Operati
     )
 
 
-def _analysed(
-    call: OperatorCall,
-) -> tuple[tuple[Strategy, ...], dict[str, int], bool]:
+def _analysed(call: OperatorCall) -> tuple[tuple[Strategy, ...], dict[str, int], bool]:
     described: Description | None = describe(call)
     if described is None:
         return (), {}, False

@@ -48,8 +48,7 @@ class Batches:
         self._seed = seed
 
     def batch(self, step: int, micro_batch: int, data_rank: int) -> Batch:
-        """Return the micro-batch number `micro_batch` of a step on one data-parallel
-        rank."""
+        """Return one micro-batch of a step on one data-parallel rank."""
         random = np.random.default_rng([self._seed, step, micro_batch, data_rank])
         window = self._objective.window
         last = len(self._tokens) - window

@@ -1,8 +1,5 @@
 """What a model learns from windows of text: next token, masked tokens, lost spans.
-
-Every objective makes batches of fixed shapes and draws only from the generator it is
-given.
-"""
+Shapes are fixed, and draws come from the given generator alone."""
 
 import numpy as np
 import torch
@@ -48,8 +45,7 @@ class MaskedObjective:
         self._vocabulary = vocabulary
 
     def batch(self, windows: Ids, random: Generator) -> Batch:
-        """Inputs: (ids, mask), mask 1 where there is text; labels: the original
-        token where it is to be predicted."""
+        """Inputs: (ids, mask), mask 1 at text; labels: tokens to be predicted."""
         size, length = windows.shape
         full = np.full(size, length)
         short = random.integers(2, length, size, endpoint=True)
@@ -105,10 +101,8 @@ class SpanObjective:
         return window - self._noisy(window) + self._spans(window) + 1
 
     def batch(self, windows: Ids, random: Generator) -> Batch:
-        """Inputs: (source ids, target ids shifted right); labels: target ids.
-
-        Source: [batch, sequence]; targets: [batch, target_length].
-        """
+        """Inputs: (source [batch, sequence], shifted targets); labels: [batch,
+        target_length]."""
         rows = [self._corrupt(window, random) for window in windows]
         source = np.stack([_padded(r[0], self._length, self._pad) for r in rows])
         target = np.stack([r[1] for r in rows])

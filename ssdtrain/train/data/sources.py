@@ -19,13 +19,9 @@ _LOOKED_AT = 4096
 
 
 def source_files(settings: DataSettings) -> list[Path]:
-    """Return the files that `settings` name, in an order that does not depend on the
-    file system; the standard library's modules when none is named.
-
-    Raises:
-        ConfigError: nothing matches, or more than `MOST_FILES`; a file cannot be read,
-            or is no text. No file has been read to its end by then.
-    """
+    """Return the files that `settings` name, in a fixed order; the standard library's
+    modules when none is named. Raises ConfigError: nothing matches, or more than
+    `MOST_FILES`; a file cannot be read, or is no text."""
     if not settings.files:
         root = Path(sysconfig.get_path("stdlib"))
         skipped = {"site-packages", "dist-packages", "__pycache__"}
@@ -77,12 +73,8 @@ def _unreadable(path: Path, error: OSError) -> ConfigError:
 
 
 def documents(files: list[Path], settings: DataSettings) -> Iterator[str]:
-    """Return the texts in `files`, one per plain file and one per JSON line.
-
-    Raises:
-        ConfigError: a file cannot be read, or a JSON line lacks the field; file and
-            line are named.
-    """
+    """Yield a text for each plain file and each JSON line. Raises ConfigError, with
+    file and line: a file cannot be read, or a JSON line lacks the field."""
     for path in files:
         try:
             if path.suffix == JSON_LINES:

@@ -25,15 +25,9 @@ SCANNED_TOKENS = 1 << 24
 
 def token_file(settings: DataSettings, vocabulary: Vocabulary) -> NDArray[np.uint32]:
     """Return the tokens of `settings`, uint32 [num_tokens], memory-mapped and
-    read-only.
-
-    The file is made by whichever process comes first and found by all others; its
-    name is a digest of the sources (path, size, time), the tokenizer and the limit,
-    so that changed text makes a new file.
-
-    Raises:
-        ConfigError: no source file matches, or a JSON line lacks its field.
-    """
+    read-only. The first process makes the file; its name is a digest of sources,
+    tokenizer and limit. Raises ConfigError: no source file matches, or a JSON line
+    lacks its field."""
     files = source_files(settings)
     directory = Path(settings.cache_directory).expanduser()
     try:

@@ -76,10 +76,8 @@ class FileEncoder:
 
 
 class Vocabulary:
-    """The ids of one encoder and, behind them, the special ids.
-
-    Ordinary ids are [0, n); then end of text, padding, mask, and the sentinels.
-    """
+    """The ids of one encoder, [0, n), then end of text, padding, mask, and the
+    sentinels."""
 
     def __init__(self, encoder: Encoder) -> None:
         self.encoder = encoder
@@ -93,8 +91,5 @@ class Vocabulary:
     @classmethod
     def from_tokenizer(cls, path: str | None) -> "Vocabulary":
         """Return the vocabulary of a tokenizer file, or of bytes when `path` is None.
-
-        Raises:
-            ConfigError: there is no such file, or it is damaged.
-        """
+        Raises ConfigError: there is no such file, or it is damaged."""
         return cls(ByteEncoder() if path is None else FileEncoder(path))

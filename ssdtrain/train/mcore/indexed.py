@@ -1,8 +1,5 @@
-"""Megatron's indexed datasets (`name.bin` with `name.idx`) as a stream of tokens.
-
-`name.bin` holds the documents one after the other, which is all that windows of text
-need; `name.idx` says the type of a token. Read with megatron-core's own reader.
-"""
+"""Megatron's indexed datasets as a stream of tokens: `name.bin` holds documents one
+after the other, `name.idx` the type of a token."""
 
 from pathlib import Path
 from typing import Any
@@ -16,11 +13,8 @@ from ssdtrain.train.settings import DataSettings
 
 def prefix_of(settings: DataSettings) -> Path | None:
     """Return the dataset that `data.files` names, with or without its suffix; None:
-    text.
-
-    Raises:
-        ConfigError: it is named beside other files, or half of it is missing.
-    """
+    text. Raises ConfigError: it is named beside other files, or half of it is
+    missing."""
     found = []
     for name in settings.files:
         path = Path(name).expanduser()

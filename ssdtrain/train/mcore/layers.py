@@ -83,8 +83,7 @@ class FusedAttention(nn.Module):
         return context.permute(2, 0, 1, 3).flatten(2)
 
     def _dropout_state(self) -> Any:
-        """Heads of different ranks draw differently; under sequence parallelism the
-        whole block does so already."""
+        """Draw apart on each rank; sequence parallelism does so already."""
         if self.config.sequence_parallel:
             return nullcontext()
         return get_cuda_rng_tracker().fork()
@@ -98,13 +97,11 @@ def _kernels(mask: Tensor | None) -> Any:
 
 
 def layer_spec(spec: Any, fused: bool) -> Any:
-    """Return a stock local layer spec with marked norms and, if asked, fused
-    attention."""
+    """Return a local layer spec with marked norms and, if asked, fused attention."""
     parts = copy(spec.submodules)
     for name in NORMS:
-        if isinstance(getattr(parts, name, None), type) and not _is_identity(
-            getattr(parts, name)
-        ):
+        kind = getattr(parts, name, None)
+        if isinstance(kind, type) and not kind.__name__.startswith("Identity"):
             setattr(parts, name, MarkedNorm)
     for name in ATTENTIONS if fused else ():
         attention = getattr(parts, name)
@@ -116,7 +113,3 @@ def layer_spec(spec: Any, fused: bool) -> Any:
     result = copy(spec)
     result.submodules = parts
     return result
-
-
-def _is_identity(kind: type) -> bool:
-    return kind.__name__.startswith("Identity")

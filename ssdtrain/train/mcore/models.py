@@ -38,11 +38,7 @@ GEMM = "te_general_gemm"
 
 
 def check(settings: ModelSettings, parallel: Parallel) -> None:
-    """Refuse what megatron-core cannot build.
-
-    Raises:
-        ConfigError: what, why, and what to set.
-    """
+    """Raise ConfigError for what megatron-core cannot build."""
     layers, stages = settings.num_layers, parallel.pipeline * parallel.chunks
     if settings.family is Family.T5 and parallel.pipeline > 1:
         if parallel.pipeline != 2 or parallel.virtual_pipeline is not None:
@@ -66,22 +62,15 @@ def check(settings: ModelSettings, parallel: Parallel) -> None:
 def config_of(
     settings: ModelSettings, parallel: Parallel, dtype: torch.dtype, **more: Any
 ) -> TransformerConfig:
-    """Return Megatron's configuration for these settings.
-
-    more: fields of TransformerConfig, over what the settings say.
-    """
+    """Return Megatron's configuration for these settings; `more`: its fields, over
+    them."""
     recompute: dict[str, Any] = {}
+    if parallel.recompute is not None:
+        recompute = {"recompute_granularity": parallel.recompute}
     if parallel.recompute == "full":
-        recompute = {
-            "recompute_granularity": "full",
-            "recompute_method": "uniform",
-            "recompute_num_layers": 1,
-        }
+        recompute |= {"recompute_method": "uniform", "recompute_num_layers": 1}
     elif parallel.recompute is not None:
-        recompute = {
-            "recompute_granularity": "selective",
-            "recompute_modules": ["core_attn"],
-        }
+        recompute |= {"recompute_modules": ["core_attn"]}
     values: dict[str, Any] = {
         "num_layers": settings.num_layers,
         "hidden_size": settings.hidden_size,

@@ -68,15 +68,9 @@ class Parallel:
 def start(
     parallel: Parallel, seed: int, timeout_minutes: int = 30, experts: int = 1
 ) -> None:
-    """Join the process group (torchrun's environment) and make Megatron's groups.
-
-    Args:
-        timeout_minutes: a rank that is waited for longer is taken to be dead.
-        experts: ranks that share a layer's experts; they are data-parallel ones.
-
-    Raises:
-        ConfigError: the ranks do not divide.
-    """
+    """Join the process group (torchrun's environment) and make Megatron's groups,
+    `experts` data-parallel ranks sharing a layer's. Raises ConfigError: the ranks do
+    not divide."""
     from megatron.core import parallel_state
 
     if not distributed.is_initialized():
@@ -93,12 +87,9 @@ def start(
 
 
 def seed_everything(seed: int, data_rank: int = 0) -> None:
-    """Seed weights and dropout, every stage its own way.
-
-    data_rank: other than 0 for dropouts that differ between data-parallel ranks (their
-    weights must not). Ranks of one layer: Megatron adds 2718 and their number, which
-    the last factor leaves room for.
-    """
+    """Seed weights and dropout, every stage its own way. A `data_rank` above 0:
+    dropouts (not weights) that differ between data-parallel ranks. Megatron adds 2718
+    and its number to ranks of one layer, which the last factor leaves room for."""
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 

@@ -124,12 +124,8 @@ class MegatronRunner:
         write_checkpoint(self._path(directory), state)
 
     def load(self, directory: str) -> int:
-        """Read what `save` wrote on as many ranks.
-
-        Raises:
-            ConfigError: there is no checkpoint of this rank.
-            DamagedFileError: it is not one of this model and optimizer.
-        """
+        """Read what `save` wrote on as many ranks. Raises ConfigError: there is none;
+        DamagedFileError: it is of another model or optimizer."""
         path = self._path(directory)
         keys = ("step", "chunks", "optimizer")
         state = read_checkpoint(path, self._device, keys)
@@ -140,12 +136,8 @@ class MegatronRunner:
             return int(state["step"])
 
     def _shards(self) -> Any:
-        """Return the optimizer's state on this rank.
-
-        Megatron's own format of a distributed optimizer knows Apex's and Transformer
-        Engine's Adam alone (torch's counts steps in its state): its shards are kept as
-        they are, with the fp32 weights that they are for.
-        """
+        """Return the optimizer's state on this rank, shards with their fp32 weights:
+        Megatron's own format knows Apex's and Transformer Engine's Adam alone."""
         if not self._parallel.distributed_optimizer:
             return self._optimizer.state_dict()
         return [
@@ -189,11 +181,8 @@ class MegatronRunner:
 def optimizer_config(
     settings: TrainSettings, layout: parallel.Parallel
 ) -> OptimizerConfig:
-    """Return Megatron's configuration of the same optimizer.
-
-    Raises:
-        ConfigError: the distributed optimizer is for adamw alone.
-    """
+    """Return Megatron's configuration of the same optimizer. Raises ConfigError: the
+    distributed optimizer is for adamw alone."""
     adam = settings.optimizer is OptimizerKind.ADAMW
     if layout.distributed_optimizer and not adam:
         raise ConfigError(
@@ -214,11 +203,8 @@ def optimizer_config(
 
 
 def megatron_device() -> torch.device:
-    """Return this rank's device, as Megatron asks for it.
-
-    Raises:
-        ConfigError: there is no GPU.
-    """
+    """Return this rank's device, as Megatron asks for it. Raises ConfigError: there is
+    no GPU."""
     try:
         return torch.device(torch.cuda.current_device())
     except (AssertionError, RuntimeError) as error:

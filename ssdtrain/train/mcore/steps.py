@@ -37,18 +37,14 @@ def step_of(family: Family, device: torch.device) -> Step:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Start a copy for which the host does not wait: the next micro-batch is queued
-    on."""
+    """Start a copy for which the host does not wait."""
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
 def mean_loss(counted: Tensor, losses: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the mean over counted tokens, and the same for the caller.
-
-    counted: bool (B, S); losses: float (B, S).
-    """
+    """Return the mean of losses, float (B, S), over `counted`, bool (B, S), twice."""
     mask = counted.to(torch.float32)
     mean = (losses.float() * mask).sum() / mask.sum().clamp(min=1)
     return mean, {"loss": mean.detach().clone()}

@@ -15,7 +15,6 @@ _HOME = {
 
 
 def model_of(settings: ModelSettings, vocab_size: int) -> Model:
-    """Return the model that `settings` describe, for a vocabulary of `vocab_size`
-    rows."""
+    """Return the model of `settings`, for a vocabulary of `vocab_size` rows."""
     module, name = _HOME[settings.family]
     return cast(Model, getattr(import_module(module), name)(settings, vocab_size))

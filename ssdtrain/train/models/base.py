@@ -53,10 +53,8 @@ class Whole(nn.Module):
 
 
 def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross entropy in fp32 over the labels that are not `IGNORED_LABEL`.
-
-    logits: float [batch, sequence, vocabulary]; labels: int64 [batch, sequence].
-    """
+    """Mean cross entropy in fp32 over the labels that are not `IGNORED_LABEL`, int64
+    [batch, sequence], of logits [batch, sequence, vocabulary]."""
     flat = logits.float().view(-1, logits.size(-1))
     return functional.cross_entropy(flat, labels.view(-1), ignore_index=IGNORED_LABEL)
 
@@ -69,10 +67,7 @@ def run_block(how: Checkpointing, block: Callable[..., Any], *inputs: Any) -> An
 
 
 def initialise(module: nn.Module, stock: Callable[[Any], Any], config: Any) -> None:
-    """Draw the weights of a part of a stock model as the whole would.
-
-    stock: the family's `PreTrainedModel` base, which knows how.
-    """
+    """Draw a part's weights as the whole would; `stock`: its `PreTrainedModel` base."""
     module.apply(stock(config)._init_weights)
 
 

@@ -65,11 +65,9 @@ class Positions(nn.Module):
     def forward(self, state: State) -> State:
         """See State."""
         mask, hidden = state
-        places = torch.arange(
-            hidden.size(1), dtype=torch.int64, device=hidden.device
-        ).unsqueeze(0)
+        places = torch.arange(hidden.size(1), dtype=torch.int64, device=hidden.device)
         hidden = hidden + self.types(torch.zeros_like(mask))
-        hidden = hidden + self.positions(places)
+        hidden = hidden + self.positions(places.unsqueeze(0))
         return mask, self.drop(self.norm(hidden))
 
 

@@ -14,11 +14,7 @@ import copy
 from torch import Tensor, nn
 from transformers import T5Config, T5ForConditionalGeneration
 from transformers.masking_utils import create_causal_mask
-from transformers.models.t5.modeling_t5 import (
-    T5Block,
-    T5LayerNorm,
-    T5PreTrainedModel,
-)
+from transformers.models.t5.modeling_t5 import T5Block, T5LayerNorm, T5PreTrainedModel
 
 from ssdtrain.train.models.base import (
     TOKENS,
@@ -40,8 +36,7 @@ encoded: float [batch, sequence, width]."""
 
 
 def t5_config(settings: ModelSettings, vocab_size: int) -> T5Config:
-    """Return the `transformers` configuration; decoders are half the layers, rounded
-    down (chapter 5.4.1)."""
+    """Return the configuration; decoders are half the layers, rounded down (5.4.1)."""
     decoders = settings.num_layers // 2
     return T5Config(
         vocab_size=vocab_size,
@@ -58,8 +53,7 @@ def t5_config(settings: ModelSettings, vocab_size: int) -> T5Config:
 
 
 def decoder_config(config: T5Config) -> T5Config:
-    """Return the decoder's own view of the configuration, as the stock model makes
-    it."""
+    """Return the decoder's own view of the configuration, as the stock model does."""
     own = copy.deepcopy(config)
     own.is_decoder = True
     own.num_layers = config.num_decoder_layers

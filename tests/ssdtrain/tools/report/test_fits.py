@@ -21,7 +21,7 @@ from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.report import build_public
 from ssdtrain.tools.report.build_public import Loss, Shape, Train, shape_of
 from ssdtrain.tools.report.capture import Question, capture
-from ssdtrain.tools.report.fits import CHECKPOINTING, OURS, PLAIN, fits
+from ssdtrain.tools.report.fits import CHECKPOINTING, CONTEXT, OURS, PLAIN, fits
 from ssdtrain.tools.report.fits_command import lines, tokens_argument
 
 SMALL = {
@@ -97,6 +97,14 @@ def test_one_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rest = long.weight_bytes + long.optimizer_bytes + long.activation_bytes
     assert rest == rows[PLAIN].memory_bytes, "what is told of plain training adds up"
     assert len(told.splitlines()) <= 24 and max(map(len, lines(long))) <= 120
+    # Inputs of layers may leave as well: more fits than with checkpointing.
+    most = long.longest[OURS]
+    assert most > long.longest[CHECKPOINTING]
+    larger = fits(Question(model=str(file), tokens=most + 8 * CONTEXT))
+    ours, again = larger.way(OURS), larger.way(CHECKPOINTING)
+    assert ours is not None and again is not None and not ours.fits
+    assert ours.memory_bytes < 0.95 * again.memory_bytes
+    assert abs(larger.longest[OURS] - most) <= CONTEXT, "it was what is told now"
 
 
 def test_weights_that_do_not_fit_are_refused(
@@ -106,6 +114,18 @@ def test_weights_that_do_not_fit_are_refused(
     told = capsys.readouterr().err
     assert "does not fit: weights 141.11 GB" in told
     assert "try --gpus 8 --fsdp" in told, "where the states do fit"
+    assert main(["fits", "qwen3-14b", "--gpu", "h100"]) == 2
+    told = capsys.readouterr().err
+    assert "gradients 29.54 GB" in told, "they are all there when backward ends"
+
+
+def test_options_that_would_be_ignored_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["fits", "qwen3-8b", "--micro-batch", "4"]) == 2
+    assert "for FILE.py:FUNCTION; give --tokens" in capsys.readouterr().err
+    assert main(["fits", "my.py:build", "--tokens", "4k"]) == 2
+    assert "for public models; give --micro-batch" in capsys.readouterr().err
 
 
 def test_slips_are_told(tmp_path: Path) -> None:
