@@ -98,7 +98,7 @@ def _with_notes(
         return lines
     first, last, step, peak, last_peak = lines
     equal, weights = (result["verdict"][f"{of}_equal"] for of in ("losses", "weights"))
-    ratio, why = result["step_ratio"], str(result["why_no_ratio"])
+    ratio, why = result["step_ratio"], str(result.get("why_no_ratio") or "")
     return [
         first._replace(note=_verdict(equal, "all losses equal to the last bit")),
         last._replace(note=_verdict(weights, "all weights equal to the last bit")),
