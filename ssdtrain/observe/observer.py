@@ -111,17 +111,14 @@ class _Row:
     """Of the hooks, up to it."""
 
 
-class _Given:
-    """A tensor that is held as long as the handle that autograd holds for it."""
+class _Given(weakref.ref[Any]):
+    """A tensor that is held as long as the handle that autograd holds for it. No code
+    of Python runs when that dies: [Note: destructors] in cache/record.py."""
 
-    __slots__ = ("_handle", "_tensor")
-
-    def __init__(self, handle: Any, tensor: Tensor) -> None:
-        self._tensor: Tensor | None = tensor
-        self._handle = weakref.ref(handle, self._drop)
-
-    def _drop(self, handle: Any) -> None:
-        self._tensor = None
+    __slots__ = ("tensor",)
+    __hash__ = object.__hash__
+    __eq__ = object.__eq__
+    tensor: Tensor
 
 
 class _HostTimes(NamedTuple):
@@ -159,7 +156,7 @@ class Recording(Observer):
         self._num_collectives: int | None = 0
         self._made: tuple[Any, Any] | None = None
         """Around the making of the next item, which a recipe stores."""
-        self._given: list[_Given] = []
+        self._given: set[_Given] = set()
         """See [Note: to the operator's end]."""
         self._frames = Frames(device.torch_device)
         memory = ledger.start_level()
@@ -341,7 +338,9 @@ class Recording(Observer):
 
     def given(self, handle: Any, tensor: Tensor) -> None:
         """Hold a tensor that was returned to backward until its operator has ended."""
-        self._given.append(_Given(handle, tensor))
+        held = _Given(handle, self._given.discard)
+        held.tensor = tensor
+        self._given.add(held)
 
     def seal(self) -> None:
         """Record the moment at which the cache has served; an operator runs next."""
