@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hector.message import Graph
 from hector.message import functions as fn
-from recipes.bench.safety.graph_loops import REDUCERS, reduced, softmax
+from tests.hector.graphs.loops import REDUCERS, reduced, softmax
 
 Call = Callable[["Objects", dict[str, Tensor]], Any]
 
