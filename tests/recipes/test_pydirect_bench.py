@@ -245,7 +245,7 @@ def test_gnn_runs_resumes_and_records_failures(
 ) -> None:
     gnn = bench("gnn.epochs")
     out = tmp_path / "gnn.json"
-    words = ["--small", "--only", "paper width", "--out", str(out)]
+    words = ["--small", "--only", "products", "--out", str(out)]
     stock = gnn.side
 
     def side(case: Any, data: Any, name: str, args: Any) -> Any:
@@ -256,21 +256,10 @@ def test_gnn_runs_resumes_and_records_failures(
     monkeypatch.setattr(gnn, "side", side)
     run(["gnn.epochs", *words])
     cells = json.loads(out.read_text())["cells"]
-    assert cells["paper width/pyg_overlapped"]["error"] == "out of memory"
-    ours, theirs = (cells[f"paper width/{s}"] for s in ("pydirect", "pyg"))
+    assert cells["products/pyg_overlapped"]["error"] == "out of memory"
+    ours, theirs = (cells[f"products/{s}"] for s in ("pydirect", "pyg"))
     assert ours["bars"]["first_losses"] == theirs["bars"]["first_losses"]
     monkeypatch.setattr(gnn.Tables, "dataset", None)
     run(["gnn.epochs", *words])
     assert json.loads(out.read_text())["cells"].keys() == cells.keys()
-    assert "paper width" in bench("gnn.tables").gnn(records.read(out))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Using")
-def test_every_sampler_is_timed_and_has_epochs(tmp_path: Path) -> None:
-    out = tmp_path / "rates.json"
-    words = ["--small", "--batches", "2", "--epochs", "1", "--batch-size", "64"]
-    run(["sampling.rates", *words, "--device", "cpu", "--out", str(out)])
-    found = records.read(out)
-    epochs = [c for n, c in found["cells"].items() if n.startswith("epoch")]
-    assert len(epochs) == 6 and all(c["copying_alone_s"] > 0 for c in epochs)
-    assert found["cells"]["device equals the CPU's sample"]["equal"]
+    assert "products" in bench("gnn.tables").gnn(records.read(out))

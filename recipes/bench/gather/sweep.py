@@ -169,24 +169,6 @@ class Run:
         return self.cells.left_s() > 1 + num_bytes * 1.2e-9
 
 
-def pinned_part(run: Run, gib: int) -> None:
-    """Memory that is pinned where it lies: small pages, what `pin` gives."""
-    pinned = run.table("pinned", gib)
-    run.sweep(pinned, BATCHES[:3], ROWS_PINNED)
-
-
-def large_part(run: Run, gib: int, pinned_gib: int) -> None:
-    """What `empty_table` and `.to("unified")` give, and pinned memory between."""
-    large = run.table("table", gib)
-    large.stock.reserve(4 * run.unit)
-    run.sweep(large, BATCHES[:1], ROWS[:-1])
-    run.shifted(large)
-    run.sweep(large, BATCHES[1:3], ROWS)
-    if run.has_time(10 * GIB):
-        run.cells.attempt("pinned", lambda: pinned_part(run, pinned_gib))
-    run.sweep(large, BATCHES[3:], ROWS)
-
-
 def main(
     bench: Bench, *, largest_gib: int = 48, pinned_gib: int = 16, small: bool = False
 ) -> None:
@@ -197,4 +179,11 @@ def main(
     """
     cells = bench.cells({"small": small, "largest_gib": largest_gib})
     run = Run(cells, small=small)
-    cells.attempt("table", lambda: large_part(run, largest_gib, pinned_gib))
+    # What `empty_table` and `.to("unified")` give, then what `pin` gives: small pages.
+    large = run.table("table", largest_gib)
+    large.stock.reserve(4 * run.unit)
+    run.sweep(large, BATCHES[:1], ROWS[:-1])
+    run.shifted(large)
+    run.sweep(large, BATCHES[1:], ROWS)
+    if run.has_time(10 * GIB):
+        run.sweep(run.table("pinned", pinned_gib), BATCHES[:3], ROWS_PINNED)

@@ -84,7 +84,6 @@ CASES = (
     Case("gather.sweep", 200, "250", words="--budget-s 250", file="gather/gather"),
     Case("gnn.tiering", 60, "70"),
     Case("gnn.epochs", 120, "120", file="gnn/gnn"),
-    Case("sampling.rates"),
     Case("traversal.campaign", file="traversal/traversal"),
     Case("rgnn.batches", 90, "95"),
     Case("rgnn.layers", 250, "250", file="rgnn/rgnn"),

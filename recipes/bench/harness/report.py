@@ -96,7 +96,6 @@ PICTURES = (
     Picture(
         "results-relational-ablation.svg", "rgnn/rgnn", "rgnn", "ablation_chart", 12
     ),
-    Picture("results-relational-memory.svg", "rgnn/rgnn", "rgnn", "memory_chart"),
 )
 
 

@@ -7,7 +7,6 @@ gradients excluded). Where ssdtrain plans, steps are timed once nothing settles 
 more, or `--settle-s` are over: the cell says which.
 
     python -m recipes.bench offload.placement --sizes 8192x4 12288x3 --budget-s 400
-    python -m recipes.bench offload.placement --rivals --sizes 8192x4 --out rivals.json
 """
 
 import contextlib
@@ -30,10 +29,6 @@ from recipes.bench.harness.blocks import (
 from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.timing import Clock
 from recipes.bench.models.real_row import trl_context
-from recipes.bench.offload import rivals as others
-
-BESIDE_RIVALS = ("keep", "full recompute", "trl", "ours recipes + auto")
-"""Columns that `--rivals` runs beside the rivals', in the same process."""
 
 
 @contextlib.contextmanager
@@ -155,23 +150,18 @@ def main(
     sequence: int = 1024,
     steps: int = 7,
     settle_s: float = SETTLE_S,
-    rivals: bool = False,
 ) -> None:
     """Run the cells that are missing.
 
     Args:
         settle_s: at most
-        rivals: ours against rivals
     """
     device = bench.device
     cells = bench.cells({"batch": batch, "sequence": sequence, "dtype": "bf16"})
     cells.run("link", link, device, 2**30 if device.type == "cuda" else 2**24)
-    found = columns()
-    if rivals:
-        found = {name: found[name] for name in BESIDE_RIVALS} | others.COLUMNS
     for text in sizes:
         size = Size(*map(int, text.split("x")), batch, sequence)
-        for name, column in found.items():
+        for name, column in columns().items():
             own = size, column, device, steps, settle_s
             cells.run(f"{size.name}/{name}", run_column, *own)
     cells.revise(summarize)

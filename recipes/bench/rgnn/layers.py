@@ -43,7 +43,6 @@ from recipes.bench.rgnn.measure import (
     cap_memory,
     deadline,
     measure,
-    profile,
     release,
 )
 from recipes.bench.rgnn.turns import take_turns
@@ -105,8 +104,6 @@ def take(work: Work, graphs: Graphs, cells: Cells, limit_s: float) -> Any:
             graph = graphs.get(work.cell.graph)
             layer = build(work.cell, work.contender, graph)
             step = step_of(layer, work.cell.task)
-            if work.phase is Phase.PROFILE:
-                return profile(step)
             best = None if work.contender.ours else best_other_ms(work, cells)
             values = measure(step, layer.clear, device, best)
             if work.contender.ours and values["status"] == "ok":

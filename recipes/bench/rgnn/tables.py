@@ -30,7 +30,6 @@ SEED_MEANS = {
     ("rgat", "training"): 11.3,
     ("hgt", "training"): 8.02,
 }
-CELL: dict[str, Column] = {"cell": "{name}"}
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -72,25 +71,6 @@ def summary(data: Data) -> str:
 def as_they_are(rows: list[Data]) -> str:
     """Rows whose keys are the heads."""
     return table(rows, {head: f"{{{head}}}" for head in rows[0]}) if rows else ""
-
-
-def details(data: Data) -> str:
-    """Every cell: our time, the best other and its time, the ratio."""
-    records = Records(data)
-    found = {name: compare(records, **cell) for name, cell in cells(records)}
-    rows = {n: {"of": c, "ours": c.ours, "best": c.best} for n, c in found.items()}
-    columns: dict[str, Column] = {
-        **CELL,
-        "ours ms": lambda r: (
-            number(r["ours"]["ms"], 3)
-            if r["ours"]["status"] == "ok"
-            else r["ours"]["status"]
-        ),
-        "best other ms": "{best[ms]:.3f}",
-        "which": lambda r: r["best"]["key"]["contender"] if r["best"] else "none ran",
-        "speed-up": lambda r: number(r["of"].speedup),
-    }
-    return table({n: r for n, r in rows.items() if r["ours"]}, columns)
 
 
 def choice(data: Data, tolerance: float = 0.05) -> str:
@@ -151,31 +131,6 @@ def widths(data: Data) -> str:
     return f"{told} Products may use TF32." if steps else ""
 
 
-def breakdown(data: Data) -> str:
-    """Figure 3.3: microseconds an epoch by part."""
-    rows = []
-    for record in Records(data).by_key.values():
-        key = record["key"]
-        if key["what"] != "profile" or "parts_us" not in record:
-            continue
-        parts, api = record["parts_us"], record["api_us"]
-        whole = api + sum(parts.values())
-        heads = ("matmul", "traversal", "indexing and copying", "other")
-        rows.append(
-            {
-                "cell": "{graph} {model} {task} {contender}".format(**key),
-                **{
-                    head: number(us, 0)
-                    for head, us in zip(heads, parts.values(), strict=True)
-                },
-                "CUDA API": number(api, 0),
-                "API %": number(100 * api / whole if whole else None, 0),
-                "launches": number(record["num_launches"], 0),
-            }
-        )
-    return as_they_are(sorted(rows, key=lambda row: row["cell"]))
-
-
 def machines(data: Data) -> str:
     """Device and versions of every run that took something."""
     records = Records(data)
@@ -191,9 +146,9 @@ def machines(data: Data) -> str:
 
 
 def batches(data: Data) -> str:
-    """Mini-batches, captured steps, and the first call."""
+    """Mini-batches and captured steps."""
     good = {name: c for name, c in data["cells"].items() if "error" not in c}
-    first, settings = good.get("first"), data["settings"]
+    settings = data["settings"]
     drawn: dict[str, Column] = {
         "": lambda c: c["name"].split("/")[1],
         "nodes": "{nodes}",
@@ -219,39 +174,10 @@ def batches(data: Data) -> str:
         "without drawing.",
         of_batches,
         table({n: c for n, c in good.items() if n.startswith("captured/")}, captured),
-        first and _first(first),
-    )
-
-
-def _first(cell: Data) -> str:
-    with_bundle = f", {cell.get('shipped_s')} s with a bundle of the kernels."
-    return (
-        "The first training step of an RGAT layer of a width that no kernel was made "
-        f"for: {cell['empty_s']} s with empty caches, {cell['kept_s']} s in a new "
-        "process with the caches kept" + (with_bundle if "shipped_s" in cell else ".")
     )
 
 
 # -- pictures --------------------------------------------------------------------------
-
-
-def memory_chart(figure: Any, data: Data) -> None:
-    """Memory with compaction over without (Figure 3.10)."""
-    axes, records = figure.subplots(), Records(data)
-    for task, marker in zip(TASKS, "os", strict=True):
-        points = []
-        for graph, about in records.graphs.items():
-            if found := compaction(records, graph, task):
-                points.append((about["entity_compaction_ratio"], found[1]))
-                axes.annotate(graph, points[-1], fontsize=7)
-        if points:
-            x, y = zip(*points, strict=True)
-            axes.scatter(x, y, marker=marker, label=f"HGT {task}")
-    axes.plot([0, 1], [0, 1], linewidth=0.5, color="grey")
-    axes.set_xlabel("entity compaction ratio")
-    axes.set_ylabel("memory with compaction / without")
-    if axes.collections:
-        axes.legend()
 
 
 def speedup_chart(figure: Any, data: Data) -> None:

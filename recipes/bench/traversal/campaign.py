@@ -10,7 +10,7 @@ of whole traversals, medians over the sources; levels are single steps of a time
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,6 @@ import torch
 from pydirect.memory import empty_pinned, reach
 from pydirect.sampling import Graph
 from pydirect.traversal import (
-    CompressedGraph,
     Direction,
     PlacedGraph,
     Trace,
@@ -61,6 +60,9 @@ def ranks(placed: PlacedGraph, _: int, *, trace: Trace) -> Any:
 def components(placed: PlacedGraph, _: int, *, trace: Trace) -> Any:
     """Of the whole graph."""
     return connected_components(placed, trace=trace)
+
+
+FORWARD = partial(bfs, direction=Direction.FORWARD)
 
 
 def timed(call: Callable[[], Any]) -> float:
@@ -184,38 +186,36 @@ def check(placed: PlacedGraph, level: torch.Tensor, source: int) -> None:
         raise RuntimeError("bfs: a node without a neighbour one level nearer")
 
 
-def compare(
-    campaign: Campaign, graph: Graph, head: dict[str, Any], settings: Settings
-) -> None:
-    """All systems on one graph."""
-    placed = place(graph, campaign.device)
-    source = campaign.sources(graph)[0]
-    want = bfs(placed, source, direction=Direction.FORWARD)
-    check(placed, want, source)
+def systems(
+    device: torch.device, graph: Graph, reverse: Graph | None, settings: Settings
+) -> Iterator[tuple[str, PlacedGraph, Traversal]]:
+    """All that is timed on one graph, by name."""
+    placed = place(graph, device)
     for walk in Walk:
-        if walk in (Walk.NAIVE, Walk.MERGED, Walk.ALIGNED) and not settings.trio:
-            continue
-        placed.walk = walk
-        forward = partial(bfs, direction=Direction.FORWARD)
-        campaign.traverse(placed, f"bfs {walk.value}", forward, head)
-        if not torch.equal(bfs(placed, source, direction="forward"), want):
-            raise RuntimeError(f"bfs {walk.value} differs")
+        if settings.trio or walk not in (Walk.NAIVE, Walk.MERGED, Walk.ALIGNED):
+            placed.walk = walk
+            yield f"bfs {walk.value}", placed, FORWARD
     placed.walk = Walk.LINES
-    if graph.symmetric:
-        campaign.traverse(placed, "bfs auto", bfs, head)
-        if not torch.equal(bfs(placed, source), want):
-            raise RuntimeError("bfs auto differs")
-    if not graph.symmetric:
-        backwards(campaign, graph, want, head, settings)
+    if reverse is None:
+        yield "bfs auto", placed, bfs
+    else:
+        both = place(graph, device, reverse=reverse)
+        yield "bfs auto, with reverse", both, bfs
+        yield "pagerank 3, with reverse", both, ranks
     if settings.compressed:
-        in_fewer_bytes(campaign, graph, want, head)
-    others(campaign, placed, head, settings)
+        small = place(compress(graph, device), device)
+        if graph.symmetric:
+            yield "bfs forward compressed", small, FORWARD
+        yield "bfs auto compressed", small, bfs
+        yield "pagerank 3 compressed", small, ranks
+    yield "components", placed, components
+    yield "pagerank 3", placed, ranks
+    if settings.sssp:
+        yield "sssp", place(weights_of(graph), device), sssp
 
 
-def compressed(
-    campaign: Campaign, graph: Graph, head: dict[str, Any]
-) -> CompressedGraph:
-    """Compress, and note how many bytes the lists have."""
+def compressed(campaign: Campaign, graph: Graph, head: dict[str, Any]) -> None:
+    """Note how many bytes the lists have when they are compressed."""
     begun = time.perf_counter()
     made = compress(graph, campaign.device)
     campaign.note(
@@ -227,60 +227,6 @@ def compressed(
         device_bytes=made.first_blocks.nbytes + made.positions.nbytes,
         seconds=round(time.perf_counter() - begun, 3),
     )
-    return made
-
-
-def in_fewer_bytes(
-    campaign: Campaign, graph: Graph, want: torch.Tensor, head: dict[str, Any]
-) -> None:
-    """The same lists compressed, and what that saves."""
-    made = compressed(campaign, graph, head)
-    placed = place(made, campaign.device)
-    source = campaign.sources(graph)[0]
-    ways = [Direction.FORWARD, Direction.AUTO] if graph.symmetric else [Direction.AUTO]
-    for way in ways:
-        if not torch.equal(bfs(placed, source, direction=way), want):
-            raise RuntimeError(f"bfs {way.value} compressed differs")
-        run = partial(bfs, direction=way)
-        campaign.traverse(placed, f"bfs {way.value} compressed", run, head)
-    campaign.traverse(placed, "pagerank 3 compressed", ranks, head)
-
-
-def others(
-    campaign: Campaign, placed: PlacedGraph, head: dict[str, Any], settings: Settings
-) -> None:
-    """Components, PageRank, shortest paths."""
-    graph = placed.graph
-    campaign.traverse(placed, "components", components, head)
-    campaign.traverse(placed, "pagerank 3", ranks, head)
-    if settings.sssp:
-        weighted = place(weights_of(graph), campaign.device)
-        campaign.traverse(weighted, "sssp", sssp, head)
-
-
-def backwards(
-    campaign: Campaign,
-    graph: Graph,
-    want: torch.Tensor,
-    head: dict[str, Any],
-    settings: Settings,
-) -> None:
-    """A directed graph with its reverse beside it."""
-    kind = next(k for k in KINDS if k.name == head["graph"])
-    made = make(
-        kind,
-        settings.divisor,
-        id_bytes=head["id_bytes"],
-        memory="table" if head["memory"] == "managed" else "pinned",
-        device=campaign.device.type,
-        reverse=True,
-    )
-    placed = place(graph, campaign.device, reverse=made)
-    source = campaign.sources(graph)[0]
-    if not torch.equal(bfs(placed, source), want):
-        raise RuntimeError("bfs with the reverse differs")
-    campaign.traverse(placed, "bfs auto, with reverse", bfs, head)
-    campaign.traverse(placed, "pagerank 3, with reverse", ranks, head)
 
 
 def main(bench: Bench, settings: Settings) -> None:
@@ -297,15 +243,11 @@ def main(bench: Bench, settings: Settings) -> None:
 def measure(
     campaign: Campaign, settings: Settings, kind: Kind, id_bytes: int, memory: str
 ) -> None:
-    """All that is asked for of one graph."""
+    """All that is asked for of one graph; every search's levels are compared."""
+    device = campaign.device
+    made = partial(make, kind, settings.divisor, id_bytes=id_bytes, memory=memory)
     begun = time.perf_counter()
-    graph = make(
-        kind,
-        settings.divisor,
-        id_bytes=id_bytes,
-        memory=memory,
-        device=campaign.device.type,
-    )
+    graph = made(device=device.type)
     head = {
         "graph": kind.name,
         "num_nodes": graph.num_nodes,
@@ -314,10 +256,18 @@ def measure(
         "memory": reach(graph.neighbors).value,
     }
     campaign.note("made", head, seconds=round(time.perf_counter() - begun, 1))
-    if settings.only_bytes:
+    if settings.compressed or settings.only_bytes:
         compressed(campaign, graph, head)
-    else:
-        compare(campaign, graph, head, settings)
-    del graph
-    if campaign.device.type == "cuda":
+    if settings.only_bytes:
+        return
+    source, placed = campaign.sources(graph)[0], place(graph, device)
+    want = FORWARD(placed, source)
+    check(placed, want, source)
+    reverse = None if graph.symmetric else made(device=device.type, reverse=True)
+    for name, where, run in systems(device, graph, reverse, settings):
+        if name.startswith("bfs") and not torch.equal(run(where, source), want):
+            raise RuntimeError(f"{name} differs")
+        campaign.traverse(where, name, run, head)
+    del graph, placed
+    if device.type == "cuda":
         torch.cuda.empty_cache()
