@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from recipes.bench.harness.cli import Bench, UsageError
-from recipes.bench.harness.processes import answer_of
+from recipes.bench.harness.processes import answer_of, join_ranks
 from recipes.bench.harness.records import Data, read
 from recipes.bench.harness.timing import Clock, wait
 from ssdtrain.curves import Curve
@@ -122,12 +122,8 @@ def links(
 
 def on_a_rank(kind: str, num_rounds: int, seconds: float) -> Data:
     """Measure on this rank and the others."""
-    cuda = kind == "cuda"
-    dist.init_process_group("nccl" if cuda else "gloo")
-    device = torch.device(kind, dist.get_rank()) if cuda else torch.device(kind)
-    if cuda:
-        torch.cuda.set_device(device)
-    largest = LARGEST if cuda else TINY_LARGEST
+    device = join_ranks(kind)
+    largest = LARGEST if kind == "cuda" else TINY_LARGEST
     return {"links": links(device, largest, num_rounds, time.monotonic() + seconds)}
 
 

@@ -170,18 +170,15 @@ def side(
     return found
 
 
-def shrink(case: Case) -> Case:
-    return replace(case, num_nodes=5000, num_edges=40_000, hidden=16)
-
-
 def main(bench: Bench, settings: Settings) -> None:
     """Run the cases that are missing; `--only` takes their names."""
     cases = [c for c in CASES if not bench.only or c.name in bench.only]
     bench.only = ()  # of cases, not of cells
     if settings.small:
-        cases = [shrink(case) for case in cases]
-        few = min(settings.batch_size, 64)
-        settings = replace(settings, batch_size=few, batches=2, warm=1)
+        few = {"num_nodes": 5000, "num_edges": 40_000, "hidden": 16}
+        cases = [replace(case, **few) for case in cases]
+        rows = min(settings.batch_size, 64)
+        settings = replace(settings, batch_size=rows, batches=2, warm=1)
     cells = bench.cells(asdict(settings))
     cells.data["environment"]["versions"]["torch-geometric"] = (
         torch_geometric.__version__

@@ -146,6 +146,26 @@ def _place(rank: int, ranks: int, port: int) -> dict[str, str]:
     }
 
 
+def join_ranks(kind: str) -> Any:
+    """Let this process be one of the ranks of a host; its device."""
+    import torch
+
+    torch.distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
+    if kind != "cuda":
+        return torch.device(kind)
+    torch.cuda.set_device(torch.distributed.get_rank())
+    return torch.device(kind, torch.distributed.get_rank())
+
+
+def any_rank(own: bool) -> bool:
+    """Whether one rank says so: all take the same steps."""
+    import torch
+
+    every = [False] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(every, own)
+    return any(every)
+
+
 def command_of(name: str, *words: str) -> list[str]:
     """The command of another process that runs a benchmark of the checkout."""
     return [sys.executable, "-m", "recipes.bench", name, *words]

@@ -113,9 +113,6 @@ def real_entry(cell: Data | None) -> str:
     return text + (", plan not settled" if cell.get("settled") is False else "")
 
 
-# -- shared
-
-
 def rows_of(data: Data) -> Rows:
     """Cells by row and column, errors and single cells (the link) left out."""
     return grouped(data["cells"], "step_ratio")

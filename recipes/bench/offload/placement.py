@@ -10,7 +10,6 @@ more, or `--settle-s` are over: the cell says which.
 """
 
 import contextlib
-import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -27,7 +26,7 @@ from recipes.bench.harness.blocks import (
     settling,
 )
 from recipes.bench.harness.cli import Bench
-from recipes.bench.harness.timing import Clock
+from recipes.bench.harness.timing import link_gb_per_s
 from recipes.bench.models.real_row import trl_context
 
 
@@ -47,27 +46,20 @@ def recompute(model: Blocks) -> Iterator[Forward]:
         model.recompute = False
 
 
-@contextlib.contextmanager
-def save_on_cpu(model: Blocks) -> Iterator[Forward]:
-    """torch's own hook, pinned."""
+def around(context: Callable[[], Any]) -> Callable[[Blocks], Any]:
+    """The forward in a context."""
 
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        with torch.autograd.graph.save_on_cpu(pin_memory=True):
-            return model(x)
+    @contextlib.contextmanager
+    def column(model: Blocks) -> Iterator[Forward]:
+        within = context()
 
-    yield forward
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            with within():
+                return model(x)
 
+        yield forward
 
-@contextlib.contextmanager
-def trl(model: Blocks) -> Iterator[Forward]:
-    """TRL's OffloadActivations (torchtune's lineage), its defaults."""
-    context = trl_context()
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        with context():
-            return model(x)
-
-    yield forward
+    return column
 
 
 def ours(**settings: Any) -> Callable[[Blocks], Any]:
@@ -90,26 +82,23 @@ def columns() -> dict[str, Callable[[Blocks], Any]]:
         "ours keep-all": ours(**host, plan="keep-all"),
         "ours offload-all": ours(**host, plan="offload-all"),
         "full recompute": recompute,
-        "trl": trl,
+        "trl": around(trl_context),  # its defaults
         "ours auto": ours(**host, plan="auto"),
         "ours recipes": ours(target="host", plan="keep-all"),
         "ours recipes + offload-all": ours(target="host", plan="offload-all"),
         "ours recipes + auto": ours(target="host", plan="auto"),
-        "save_on_cpu": save_on_cpu,
+        "save_on_cpu": around(
+            lambda: partial(torch.autograd.graph.save_on_cpu, pin_memory=True)
+        ),
     }
 
 
 def link(device: torch.device, num_bytes: int) -> dict[str, Any]:
-    """Pinned copies of `num_bytes` in both directions, GB/s, medians of 5."""
-    clock = Clock(device)
-    host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    there = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-    result = {}
-    for name, source, target in (("d2h", there, host), ("h2d", host, there)):
-        copy = partial(target.copy_, source, non_blocking=True)
-        times = [clock.once(copy) for _ in range(6)]
-        result[f"{name}_gb_per_s"] = num_bytes / 1e6 / statistics.median(times[1:])
-    return result
+    """Pinned copies of `num_bytes` in both directions."""
+    return {
+        "d2h_gb_per_s": link_gb_per_s(num_bytes, device, back=True),
+        "h2d_gb_per_s": link_gb_per_s(num_bytes, device),
+    }
 
 
 def run_column(

@@ -11,7 +11,6 @@ loses the device ends the run; the next one goes on after it.
 
 import gc
 import os
-import platform
 import tempfile
 import time
 from dataclasses import dataclass
@@ -75,22 +74,13 @@ class Settings(Bench):
         ]
 
 
-def machine(device: torch.device) -> dict[str, Any]:
+def machine(cells: Cells, device: torch.device) -> dict[str, Any]:
     """What the numbers were taken on."""
-    found: dict[str, Any] = {
-        "device": platform.processor() or "cpu",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-    for name in ("torch_geometric", "triton", "numpy"):
-        try:
-            found[name] = __import__(name).__version__
-        except ImportError:
-            found[name] = "none"
+    told = cells.data["environment"]
+    found = {name: told[name] for name in ("device", "python", "command")}
+    found |= {name.replace("-", "_"): v for name, v in told["versions"].items()}
     if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        found["device"] = properties.name
-        found["uuid"] = str(properties.uuid)
+        found["uuid"] = str(torch.cuda.get_device_properties(device).uuid)
         found["memory_limit_bytes"] = CARD_BYTES
     return found
 
@@ -173,8 +163,7 @@ def opened(args: Settings) -> Cells:
 def run_all(args: Settings, graphs: Graphs) -> int:
     """Take every wanted measurement that is not there yet, while time is left."""
     cells, device = opened(args), graphs.device
-    about = {**machine(device), "scale": args.scale}
-    about["command"] = cells.data["environment"]["command"]
+    about = {**machine(cells, device), "scale": args.scale}
     release(device)
     run = len(cells.data["runs"])
     cells.data["runs"].append(about)

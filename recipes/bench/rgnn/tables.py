@@ -1,15 +1,12 @@
-"""Tables and pictures of the relational benchmarks."""
+"""Tables of the relational benchmarks."""
 
 import math
-from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
 
 from recipes.bench.harness.records import Data
 from recipes.bench.harness.tables import Column, paragraphs, table
 from recipes.bench.rgnn.cells import WIDTHS
 from recipes.bench.rgnn.records import (
-    SETTINGS,
     TASKS,
     Comparison,
     Records,
@@ -17,7 +14,6 @@ from recipes.bench.rgnn.records import (
     compare,
     geometric_mean,
     over_best,
-    taken,
     used_mib,
 )
 
@@ -175,50 +171,3 @@ def batches(data: Data) -> str:
         of_batches,
         table({n: c for n, c in good.items() if n.startswith("captured/")}, captured),
     )
-
-
-# -- pictures --------------------------------------------------------------------------
-
-
-def speedup_chart(figure: Any, data: Data) -> None:
-    """Ours over the best other (Figure 3.9)."""
-    axes, records = figure.subplots(), Records(data)
-    graphs = list(records.graphs)
-    bars = [(m, t) for m in ("rgcn", "rgat", "hgt") for t in TASKS]
-    for index, (model, task) in enumerate(bars):
-        key = {"model": model, "task": task, "dtype": "float32"}
-        heights = [compare(records, graph=g, **key).speedup or 0.0 for g in graphs]
-        at = [i + 0.13 * (index - 2.5) for i in range(len(graphs))]
-        axes.bar(at, heights, width=0.12, label=f"{model} {task}")
-    axes.axhline(1.0, linewidth=0.5, color="grey")
-    axes.set_yscale("log")
-    axes.set_xticks(range(len(graphs)), graphs)
-    axes.set_ylabel("speed-up over the best other (float32)")
-    axes.legend(fontsize=7, ncols=3)
-
-
-def gains(records: Records, cell: Mapping[str, str]) -> dict[str, float]:
-    """Table 3.5: the time of `none` over each setting's, and over the cost model's."""
-    base = records.ms("hector-none", **cell)
-    own = {s: records.ms(f"hector-{s}", **cell) for s in SETTINGS[1:]}
-    own["chosen"] = taken(records, **cell).get("ms")
-    return {name: base / ms for name, ms in own.items() if base and ms}
-
-
-def ablation_chart(figure: Any, data: Data) -> None:
-    """Each setting's gain over neither, and the cost model's (Table 3.5)."""
-    axes, records = figure.subplots(), Records(data)
-    wanted = cells(records, ("float32",))
-    found = [gains(records, cell) for _, cell in wanted]
-    styles = {"compaction": "o", "reordering": "s", "both": "^", "chosen": "kx"}
-    for name, style in styles.items():
-        points = [(at, gain[name]) for at, gain in enumerate(found) if name in gain]
-        if points and name == "chosen":
-            axes.plot(*zip(*points, strict=True), style, label=name)
-        elif points:
-            axes.plot(*zip(*points, strict=True), marker=style, ls="", label=name)
-    axes.axhline(1.0, linewidth=0.5, color="grey")
-    names = [name.removesuffix(" float32") for name, _ in wanted]
-    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=6)
-    axes.set_ylabel("times faster than without")
-    axes.legend(fontsize=7, ncols=4)

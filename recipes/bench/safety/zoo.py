@@ -89,8 +89,8 @@ def main(
         if cells.is_wanted(name):
             start = time.monotonic()
             found = judge(name)
-            took = round(time.monotonic() - start, 1)
-            cells.record(name, {**found, "cell_s": took})
+            cell_s = round(time.monotonic() - start, 1)
+            cells.record(name, {**found, "cell_s": cell_s})
 
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(one, names))

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from pydirect.memory import empty_pinned, reach
+from pydirect.memory import reach
 from pydirect.sampling import Graph
 from pydirect.traversal import (
     Direction,
@@ -25,7 +25,6 @@ from pydirect.traversal import (
     Trace,
     Walk,
     bfs,
-    compress,
     connected_components,
     pagerank,
     place,
@@ -33,19 +32,10 @@ from pydirect.traversal import (
 )
 from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.cli import Bench
-from recipes.bench.harness.timing import wait
+from recipes.bench.harness.timing import link_gb_per_s, wait
 from recipes.bench.traversal.graphs import KINDS, Kind, make, weights_of
 
 _LARGE_SHARE = 0.1
-
-
-def peak_gb_s(device: torch.device) -> float:
-    """10^9 bytes a second of a copy from pinned memory."""
-    num_bytes = 1 << 30 if device.type == "cuda" else 1 << 20
-    host = empty_pinned((num_bytes,), torch.uint8)
-    there = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-    times = [timed(lambda: there.copy_(host, non_blocking=True)) for _ in range(5)]
-    return num_bytes / min(times) / 1e9
 
 
 Traversal = Callable[..., Any]
@@ -78,7 +68,6 @@ class Settings:
 
     divisor: of the published sizes
     sources: of a traversal
-    only_bytes: of compressed lists; no traversal
     """
 
     kinds: tuple[str, ...] = tuple(kind.name for kind in KINDS)
@@ -88,8 +77,6 @@ class Settings:
     sources: int = 5
     trio: bool = False
     sssp: bool = False
-    compressed: bool = False
-    only_bytes: bool = False
 
 
 class Campaign:
@@ -99,7 +86,7 @@ class Campaign:
         self._cells = cells
         self._num_sources = sources
         self.device = device
-        self.peak = peak_gb_s(device)
+        self.peak = link_gb_per_s(1 << (30 if device.type == "cuda" else 20), device)
         cells.data["cells"]["link"] = {"copy_peak_gb_s": round(self.peak, 2)}
 
     def note(self, name: str, head: dict[str, Any], **record: Any) -> None:
@@ -143,7 +130,8 @@ class Campaign:
             )
         large = [v for v in levels if v["edge_share"] > _LARGE_SHARE]
         visited = [s for s in trace.steps if s.operation != "search"]
-        size = list_bytes(placed) / placed.num_edges
+        list_bytes = placed.graph.neighbors.nbytes
+        size = list_bytes / placed.num_edges
         if placed.weights is not None:
             size += placed.weights.element_size()
         useful = sum(s.num_edges for s in visited) * size
@@ -153,17 +141,11 @@ class Campaign:
             peak_gb_s=round(self.peak, 2),
             seconds=round(statistics.median(times), 5),
             bytes=trace.bytes_read,
-            of_edge_list=round(trace.bytes_read / list_bytes(placed), 4),
+            of_edge_list=round(trace.bytes_read / list_bytes, 4),
             amplification=round(sum(s.bytes_read for s in visited) / max(1, useful), 4),
             large_of_peak=[v["of_peak"] for v in large],
             levels=levels[:40],
         )
-
-
-def list_bytes(placed: PlacedGraph) -> int:
-    """Of the edge list as the device reads it."""
-    graph = placed.graph
-    return graph.neighbors.nbytes if isinstance(graph, Graph) else graph.num_bytes
 
 
 def check(placed: PlacedGraph, level: torch.Tensor, source: int) -> None:
@@ -202,31 +184,10 @@ def systems(
         both = place(graph, device, reverse=reverse)
         yield "bfs auto, with reverse", both, bfs
         yield "pagerank 3, with reverse", both, ranks
-    if settings.compressed:
-        small = place(compress(graph, device), device)
-        if graph.symmetric:
-            yield "bfs forward compressed", small, FORWARD
-        yield "bfs auto compressed", small, bfs
-        yield "pagerank 3 compressed", small, ranks
     yield "components", placed, components
     yield "pagerank 3", placed, ranks
     if settings.sssp:
         yield "sssp", place(weights_of(graph), device), sssp
-
-
-def compressed(campaign: Campaign, graph: Graph, head: dict[str, Any]) -> None:
-    """Note how many bytes the lists have when they are compressed."""
-    begun = time.perf_counter()
-    made = compress(graph, campaign.device)
-    campaign.note(
-        "compressed",
-        head,
-        plain_bytes=made.plain_bytes,
-        bytes=made.num_bytes,
-        ratio=round(made.ratio, 4),
-        device_bytes=made.first_blocks.nbytes + made.positions.nbytes,
-        seconds=round(time.perf_counter() - begun, 3),
-    )
 
 
 def main(bench: Bench, settings: Settings) -> None:
@@ -256,10 +217,6 @@ def measure(
         "memory": reach(graph.neighbors).value,
     }
     campaign.note("made", head, seconds=round(time.perf_counter() - begun, 1))
-    if settings.compressed or settings.only_bytes:
-        compressed(campaign, graph, head)
-    if settings.only_bytes:
-        return
     source, placed = campaign.sources(graph)[0], place(graph, device)
     want = FORWARD(placed, source)
     check(placed, want, source)

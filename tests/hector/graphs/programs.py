@@ -83,7 +83,7 @@ class Program:
             conv.to(self.dtype)
             if hasattr(conv, "set_optimization"):
                 conv.set_optimization(setting)
-                conv._layers = _LAYERS[setting]  # type: ignore[assignment]
+                conv.compiled_layers = _LAYERS[setting]  # type: ignore[assignment]
         ends = self.ends()
         # Some relations stay empty.
         kinds = self.integers(d.randint(1, self.relations), self.edges)
