@@ -37,12 +37,13 @@ class CompiledConv(nn.Module):
         self.edge_mask: Any = None
         """Set by `hector.nn.masked`."""
         self._graphs = GraphCache()
-        self._layers: dict[CompiledLayer, CompiledLayer] = {}
+        self.compiled_layers: dict[CompiledLayer, CompiledLayer] = {}
+        """What was compiled; layers of equal options may share it."""
         self._options: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what was compiled: a copy or a loaded layer compiles anew."""
-        return {**self.__dict__, "_graphs": GraphCache(), "_layers": {}}
+        return {**self.__dict__, "_graphs": GraphCache(), "compiled_layers": {}}
 
     def __repr__(self) -> str:
         # One line, as PyG's layers print.
@@ -58,7 +59,7 @@ class CompiledConv(nn.Module):
     def set_options(self, **options: Any) -> "CompiledConv":
         """Change fields of `hector.Options` for this layer."""
         self._options.update(options)
-        self._layers.clear()
+        self.compiled_layers.clear()
         return self
 
     def mask_of_edges(self) -> Any:
@@ -78,9 +79,9 @@ class CompiledConv(nn.Module):
         """The layer's function under this module's options."""
         if not self._options:
             return layer
-        if layer not in self._layers:
-            self._layers[layer] = layer.with_options(**self._options)
-        return self._layers[layer]
+        if layer not in self.compiled_layers:
+            self.compiled_layers[layer] = layer.with_options(**self._options)
+        return self.compiled_layers[layer]
 
     def run(
         self,

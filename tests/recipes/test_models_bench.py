@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from recipes.bench.harness import blocks
-from recipes.bench.offload import placement, rivals
 
 CPU = torch.device("cpu")
 
@@ -27,12 +26,3 @@ def test_steps_in_which_a_session_settles_are_not_timed(
     settles = blocks.settling(SimpleNamespace(is_settled=False), 5.0)
     assert [settles() for _ in range(3)] == [True, True, False]
     assert not blocks.settling(None, 5.0)()
-
-
-def test_placement_rivals_compute_the_same_losses() -> None:
-    """Dressed as layers of transformers the blocks stay what they are."""
-    size = blocks.Size(64, 2, 2, 16)
-    keep = placement.run_column(size, placement.plain, CPU, 3)
-    pytest.importorskip("deepspeed")
-    other = placement.run_column(size, rivals.deepspeed_offload, CPU, 3)
-    assert other["losses"] == keep["losses"]

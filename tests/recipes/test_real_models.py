@@ -145,7 +145,7 @@ def test_rows_on_a_mesh(tmp_path: Path) -> None:
         for column in ("keep", "ours max_overhead=0.1")
     ]
     words = ["models.real_models", "--device", "cpu"]
-    words += ["--steps", "2", "--host-steps", "0"]
+    words += ["--steps", "2"]
     assert bench([*words, "--out", str(out), "--rows", *rows]) == 0
     found = json.loads(out.read_text())["cells"]
     assert not [cell["error"] for cell in found.values() if "error" in cell]
@@ -202,12 +202,8 @@ def test_a_mixture_of_experts_is_one() -> None:
 
 def test_a_row_says_what_it_cost_and_what_was_predicted(cells: dict[str, Any]) -> None:
     plain, ours = cells[f"{CELL}/keep"], cells[f"{CELL}/ours max_overhead=0.1"]
-    assert plain["num_saved"]["parameters"] > 10 < plain["num_saved"]["others"]
     assert ours["predicted_ms"] > 0 and ours["report"]["num_records"] > 10
     assert ours["step_ratio"] == pytest.approx(ours["step_ms"] / plain["step_ms"])
-    excess_us = 1e3 * (ours["host_ms"] - plain["host_ms"])
-    saved = sum(plain["num_saved"].values())
-    assert ours["host_us_per_saved"] == pytest.approx(excess_us / saved)
 
 
 def test_what_takes_too_long_or_fails_is_a_result(tmp_path: Path) -> None:

@@ -163,29 +163,21 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     assert read(path) == whole and list(tmp_path.iterdir()) == [path]
 
 
-def test_cells_without_a_name_are_numbered(tmp_path: Path) -> None:
+def test_facts_are_kept_and_cells_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     cells = Cells(path, 60)
-    cells.add(what="write", gb=1.23456789)
-    cells.add(what="read", gb=2)
-    cells.attempt("broken", lambda: [][0])
-    cells.attempt("long", lambda: None, need_s=1e9)
+    cells.record("write", {"gb": 1.5})
     cells.fact("left_behind", [])
-    data = read(path)
-    assert data["left_behind"] == []
-    assert data["cells"]["write 0"] == {"what": "write", "gb": 1.234568}
-    assert [next(iter(cell)) for cell in data["cells"].values()] == [
-        *("what", "what", "failed", "skipped")
-    ]
-    assert len(Cells(path, 60, {}).data["cells"]) == 4
+    assert read(path)["left_behind"] == []
+    assert len(Cells(path, 60, {}).data["cells"]) == 1
     assert not Cells(path, 60, {}, anew=True).data["cells"]
 
 
 def test_every_picture_can_be_drawn_and_is_shown(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     shown = "".join(page.read_text() for page in report.pages())
-    for picture in report.PICTURES:
-        picture.write(tmp_path)
-        recorded = (RESULTS / f"{picture.record}.json").exists()
-        assert (tmp_path / picture.file).exists() == recorded
-        assert not recorded or f"../img/{picture.file}" in shown
+    for record in report.PICTURES:
+        report.draw(record, tmp_path)
+    drawn = sorted(path.name for path in tmp_path.iterdir())
+    assert drawn == ["results-placement.svg", "results-real-models.svg"]
+    assert all(f"../img/{file}" in shown for file in drawn)

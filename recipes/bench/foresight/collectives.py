@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from recipes.bench.harness.cli import Bench, UsageError
-from recipes.bench.harness.processes import answer_of
+from recipes.bench.harness.processes import answer_of, join_ranks
 from recipes.bench.harness.records import Data, read
 from recipes.bench.harness.timing import Clock, wait
 from ssdtrain.curves import Curve
@@ -34,7 +34,7 @@ from ssdtrain.tools.foresight.collectives import (
     load_fabric,
 )
 from ssdtrain.tools.foresight.fit import geometric_mean_error
-from ssdtrain.tools.machine.fit import fit_corners, fit_curve
+from ssdtrain.tools.machine.fit import fit_corners
 from ssdtrain.tools.machine.links import Sample
 
 SMALLEST, LARGEST = 1 << 12, 1 << 29
@@ -44,10 +44,6 @@ SLEEP_CYCLES = 4_000_000
 """Some two milliseconds, in which the host enqueues them all."""
 LEAST_SIZES = 6
 """Of a curve, to be judged by half of them."""
-FITS: dict[str, Callable[[Sequence[Sample]], Curve]] = {
-    "sigmoid": fit_curve,  # Lin 2023, Eq. 5.2
-    "corners": fit_corners,
-}
 
 
 def _body(kind: Collective, num_bytes: int, device: torch.device) -> Any:
@@ -126,20 +122,15 @@ def links(
 
 def on_a_rank(kind: str, num_rounds: int, seconds: float) -> Data:
     """Measure on this rank and the others."""
-    cuda = kind == "cuda"
-    dist.init_process_group("nccl" if cuda else "gloo")
-    device = torch.device(kind, dist.get_rank()) if cuda else torch.device(kind)
-    if cuda:
-        torch.cuda.set_device(device)
-    largest = LARGEST if cuda else TINY_LARGEST
+    device = join_ranks(kind)
+    largest = LARGEST if kind == "cuda" else TINY_LARGEST
     return {"links": links(device, largest, num_rounds, time.monotonic() + seconds)}
 
 
-def fabric_of(collectives: Data, name: str) -> tuple[Fabric, dict[str, Any]]:
-    """Curves of every operation, and the errors of both kinds of curve at sizes that
-    were held out."""
+def fabric_of(collectives: Data, name: str) -> tuple[Fabric, dict[str, float]]:
+    """Curves of every operation, and their errors at sizes that were held out."""
     curves: dict[Collective, Curve] = {}
-    found: dict[str, Any] = {}
+    found: dict[str, float] = {}
     for kind in Collective:
         own = [row for row in collectives["links"] if row["kind"] == kind.value]
         moved = [bus_bytes(kind, row["bytes"], collectives["ranks"]) for row in own]
@@ -154,15 +145,11 @@ def fabric_of(collectives: Data, name: str) -> tuple[Fabric, dict[str, Any]]:
     return replace(shipped, curves={**shipped.curves, **curves}), found
 
 
-def judged(samples: Sequence[Sample]) -> dict[str, float]:
-    """Errors of both kinds of curve through every other size, at the rest."""
-    found = {}
-    for name, fit in FITS.items():
-        half = fit(samples[::2])
-        rest = samples[1::2]
-        off = [abs(half.seconds(each.size_bytes) / each.seconds - 1) for each in rest]
-        found[name] = round(geometric_mean_error(off), 4)
-    return found
+def judged(samples: Sequence[Sample]) -> float:
+    """Error of the curve through every other size, at the rest."""
+    half, rest = fit_corners(samples[::2]), samples[1::2]
+    off = [abs(half.seconds(each.size_bytes) / each.seconds - 1) for each in rest]
+    return round(geometric_mean_error(off), 4)
 
 
 def main(

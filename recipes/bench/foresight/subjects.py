@@ -27,15 +27,28 @@ def _ids(vocabulary: int, *shape: int) -> Tensor:
     return torch.randint(0, vocabulary, shape)
 
 
-def _finished(model: nn.Module, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
-    return model.to(dtype).train()
+def _stock(kind: str, head: str, **settings: Any) -> nn.Module:
+    """A model of transformers, in bf16."""
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(**settings)
+    model: nn.Module = getattr(transformers, f"{kind}{head}")(config)
+    return model.to(torch.bfloat16).train()
+
+
+def _encoder(hidden: int, layers: int) -> dict[str, int]:
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden // 64,
+        "intermediate_size": 4 * hidden,
+    }
 
 
 def _language(
     model: nn.Module, words: int, size: tuple[int, int], **more: Any
 ) -> Subject:
     """A model of transformers that gives logits of each token."""
-    model = _finished(model)
     ids, labels = _ids(words, *size), _ids(words, *size)
 
     def forward() -> Tensor:
@@ -46,31 +59,19 @@ def _language(
 
 
 def bert(batch: int, *, hidden: int, layers: int, sequence: int) -> Subject:
-    from transformers import BertConfig, BertForMaskedLM
-
-    config = BertConfig(
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // 64,
-        intermediate_size=4 * hidden,
-    )
-    return _language(BertForMaskedLM(config), 30522, (batch, sequence))
+    model = _stock("Bert", "ForMaskedLM", **_encoder(hidden, layers))
+    return _language(model, 30522, (batch, sequence))
 
 
 def gpt(batch: int, *, hidden: int, layers: int, sequence: int) -> Subject:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        n_embd=hidden, n_layer=layers, n_head=hidden // 64, n_positions=sequence
-    )
-    size = batch, sequence
-    return _language(GPT2LMHeadModel(config), 50257, size, use_cache=False)
+    sizes = {"n_embd": hidden, "n_layer": layers, "n_head": hidden // 64}
+    model = _stock("GPT2", "LMHeadModel", **sizes, n_positions=sequence)
+    return _language(model, 50257, (batch, sequence), use_cache=False)
 
 
 def llama(batch: int, *, hidden: int, layers: int, sequence: int) -> Subject:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
+    model = _stock(
+        *("Llama", "ForCausalLM"),
         hidden_size=hidden,
         num_hidden_layers=layers,
         num_attention_heads=hidden // 128,
@@ -79,23 +80,13 @@ def llama(batch: int, *, hidden: int, layers: int, sequence: int) -> Subject:
         vocab_size=32000,
         max_position_embeddings=sequence,
     )
-    size = batch, sequence
-    return _language(LlamaForCausalLM(config), 32000, size, use_cache=False)
+    return _language(model, 32000, (batch, sequence), use_cache=False)
 
 
 def vit(batch: int, *, hidden: int, layers: int, sequence: int) -> Subject:
     """`sequence` is the side of the image; patches are of 16."""
-    from transformers import ViTConfig, ViTForImageClassification
-
-    config = ViTConfig(
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // 64,
-        intermediate_size=4 * hidden,
-        image_size=sequence,
-        num_labels=1000,
-    )
-    model = _finished(ViTForImageClassification(config))
+    settings = {**_encoder(hidden, layers), "image_size": sequence, "num_labels": 1000}
+    model = _stock("ViT", "ForImageClassification", **settings)
     images = torch.randn(batch, 3, sequence, sequence, dtype=torch.bfloat16)
     labels = _ids(1000, batch)
 
@@ -203,22 +194,6 @@ SHAPES: dict[str, dict[str, tuple[int, int, int, tuple[int, ...]]]] = {
         "vit": (768, 12, 384, (4, 24, 80)),
         "dlrm": (2048, 20, 50000, (1024, 6000, 24000)),
         "relational": (256, 12, 30000, (4, 30, 120)),
-    },
-    "held": {
-        "bert": (1280, 16, 256, (2, 16, 96)),
-        "gpt": (1024, 16, 512, (2, 12, 40)),
-        "llama": (4096, 6, 1024, (1, 4, 12)),
-        "vit": (1152, 16, 256, (6, 40, 128)),
-        "dlrm": (1536, 26, 100000, (2048, 8192, 32768)),
-        "relational": (192, 16, 24000, (3, 24, 90)),
-    },
-    "held2": {
-        "bert": (896, 18, 320, (3, 20, 72)),
-        "gpt": (1152, 14, 896, (1, 8, 20)),
-        "llama": (2560, 8, 3072, (1, 2, 5)),
-        "vit": (960, 14, 288, (5, 36, 110)),
-        "dlrm": (1280, 18, 120000, (1500, 10000, 40000)),
-        "relational": (160, 20, 36000, (4, 40, 110)),
     },
     "held3": {
         "bert": (640, 20, 448, (2, 28, 80)),

@@ -45,9 +45,6 @@ class Method:
     on_cpu: bool = False
     """Whether it wants the index on the CPU (where a sampler leaves it)."""
 
-    threads: int | None = None
-    """CPU threads; None for all."""
-
 
 def ours(table: torch.Tensor, path: gather.Path | None = None) -> Work:
     """pydirect; ``path`` None lets the chooser decide."""
@@ -116,11 +113,8 @@ class StockCpu:
         return self._staging[:num_bytes]
 
 
-def sweep_methods(
-    table: torch.Tensor, stock: StockCpu, *, cpu: bool, few_cores: bool
-) -> list[Method]:
-    """The columns of the sweep; ``cpu``: CPU gather + DMA too, and ``few_cores``: that
-    with 4 cores."""
+def sweep_methods(table: torch.Tensor, stock: StockCpu, *, cpu: bool) -> list[Method]:
+    """The columns of the sweep; ``cpu``: CPU gather + DMA too."""
     path = gather.Path
     found = [
         Method(name="ours", work=ours(table), gbps=48),
@@ -134,9 +128,6 @@ def sweep_methods(
     if cpu:
         work = stock.on(table)
         found.append(Method(name="stock cpu", work=work, gbps=15, on_cpu=True))
-    if few_cores:
-        few = Method(name="stock cpu 4", work=work, gbps=6, on_cpu=True, threads=4)
-        found.append(few)
     return found
 
 
@@ -158,16 +149,6 @@ def shifted_methods(table: torch.Tensor, stock: StockCpu) -> list[Method]:
 
         found.append(Method(name=f"start at {start.name.lower()}", work=work, gbps=25))
     return found
-
-
-def dma_peak_gbps(num_bytes: int = 1 << 30) -> float:
-    """Pinned host-to-device copy of this machine, GB/s; the best of five."""
-    host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=DEVICE == "cuda")
-    device = torch.empty(num_bytes, dtype=torch.uint8, device=DEVICE)
-    host.fill_(1)
-    device.copy_(host)
-    took = min(once_ms(lambda: device.copy_(host, non_blocking=True)) for _ in range(5))
-    return num_bytes / took / 1e6
 
 
 def fill(table: torch.Tensor) -> None:
@@ -227,7 +208,6 @@ class Rounds:
             for contender in self.contenders:
                 if turn < contender.turns and not contender.error:
                     self._attempt(contender, functools.partial(self._turn, turn))
-        torch.set_num_threads(CORES)
         ms = {
             c.method.name: round(statistics.median(c.ms), 4)
             for c in self.contenders
@@ -236,7 +216,6 @@ class Rounds:
         return ms, {c.method.name: c.error for c in self.contenders if c.error}
 
     def _attempt(self, contender: Contender, part: "functools.partial[None]") -> None:
-        torch.set_num_threads(contender.method.threads or CORES)
         try:
             part(contender)
         except Exception as error:  # the other ways still count

@@ -5,9 +5,8 @@
     python -m recipes.bench gather.sweep --budget-s 20 --small  # its paths, no GPU
 
 Every cell: the path that the chooser takes, each path by force, torch's index_select on
-an alias (unsorted zero-copy), a crude sorted probe, and CPU gather + DMA with all cores
-and with 4, as shares of the DMA peak of the same run, timed in rounds; 512
-rows are checked in each. Ours with all cores and with 4 take turns in their own cells.
+an alias (unsorted zero-copy), a crude sorted probe, and CPU gather + DMA, as shares of
+the DMA peak of the same run, timed in rounds; 512 rows are checked in each.
 Tables are `memory.empty_table` (managed, up to 48 GiB), then pinned memory of 16 GiB.
 Most telling cells first. A rerun goes on; `gather.tables` prints the file.
 """
@@ -28,7 +27,6 @@ from recipes.bench.gather.methods import (
     Method,
     Rounds,
     StockCpu,
-    dma_peak_gbps,
     fill,
     indices,
     shifted_methods,
@@ -36,7 +34,7 @@ from recipes.bench.gather.methods import (
 )
 from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.cli import Bench
-from recipes.bench.harness.timing import wait
+from recipes.bench.harness.timing import link_gb_per_s, wait
 
 GIB = 1 << 30
 ROWS = (128, 256, 512, 1024, 2052, 4096, 400, 64, 16384)
@@ -48,8 +46,6 @@ TABLES_GIB = (16, 48, 4, 1)
 LARGEST_OUT = 5 * GIB
 # Of one cell: four paths, three times each, and a survey.
 MOST_TRIALS = 16
-# Smaller tables are not measured with 4 cores.
-FEW_CORES_GIB = 16
 
 
 class Sweep:
@@ -70,9 +66,8 @@ class Sweep:
         """All methods on one combination."""
         table = self.rows(row_bytes, table_gib)
         every = self.memory != "pinned"
-        few_cores = every and table_gib >= FEW_CORES_GIB
         chosen = chosen_path(table, batch)
-        methods = sweep_methods(table, self.stock, cpu=every, few_cores=few_cores)
+        methods = sweep_methods(table, self.stock, cpu=every)
         facts: dict[str, Any] = {"row_bytes": row_bytes, "batch": batch}
         facts["distinct_share"] = round(distinct_share(batch, table.shape[0]), 4)
         facts |= {"table_gib": table_gib, "memory": self.memory, "chosen": chosen}
@@ -123,7 +118,9 @@ class Run:
         self.unit = (1 << 20) if small else GIB
         self.divide = 1000 if small else 1
         self.cells = cells
-        self.peak = round(dma_peak_gbps((1 << 30) // self.divide), 2)
+        self.peak = round(
+            link_gb_per_s((1 << 30) // self.divide, torch.device(DEVICE)), 2
+        )
         facts = {"dma_peak_gb_s": self.peak, "cpu_cores": CORES}
         self.cells.run("link", lambda: facts)
 
@@ -169,24 +166,6 @@ class Run:
         return self.cells.left_s() > 1 + num_bytes * 1.2e-9
 
 
-def pinned_part(run: Run, gib: int) -> None:
-    """Memory that is pinned where it lies: small pages, what `pin` gives."""
-    pinned = run.table("pinned", gib)
-    run.sweep(pinned, BATCHES[:3], ROWS_PINNED)
-
-
-def large_part(run: Run, gib: int, pinned_gib: int) -> None:
-    """What `empty_table` and `.to("unified")` give, and pinned memory between."""
-    large = run.table("table", gib)
-    large.stock.reserve(4 * run.unit)
-    run.sweep(large, BATCHES[:1], ROWS[:-1])
-    run.shifted(large)
-    run.sweep(large, BATCHES[1:3], ROWS)
-    if run.has_time(10 * GIB):
-        run.cells.attempt("pinned", lambda: pinned_part(run, pinned_gib))
-    run.sweep(large, BATCHES[3:], ROWS)
-
-
 def main(
     bench: Bench, *, largest_gib: int = 48, pinned_gib: int = 16, small: bool = False
 ) -> None:
@@ -197,4 +176,11 @@ def main(
     """
     cells = bench.cells({"small": small, "largest_gib": largest_gib})
     run = Run(cells, small=small)
-    cells.attempt("table", lambda: large_part(run, largest_gib, pinned_gib))
+    # What `empty_table` and `.to("unified")` give, then what `pin` gives: small pages.
+    large = run.table("table", largest_gib)
+    large.stock.reserve(4 * run.unit)
+    run.sweep(large, BATCHES[:1], ROWS[:-1])
+    run.shifted(large)
+    run.sweep(large, BATCHES[1:], ROWS)
+    if run.has_time(10 * GIB):
+        run.sweep(run.table("pinned", pinned_gib), BATCHES[:3], ROWS_PINNED)

@@ -1,7 +1,6 @@
-"""`gather.json` as a page's tables and sentences, and the picture of it."""
+"""`gather.json` as a page's tables and sentences."""
 
 import statistics
-from typing import Any
 
 from recipes.bench.harness.records import Data
 from recipes.bench.harness.tables import Column, paragraphs, table
@@ -10,10 +9,6 @@ MILLION = 1_000_000
 # Where a million rows would be 16 GB of output.
 LONG_ROW, FEWER = 16384, 200_000
 PATHS = ("direct", "sorted", "cpu")
-LEAST_SHARE_AT_1M = {128: 0.60, 256: 0.80} | dict.fromkeys(
-    (512, 1024, 2052, 4096, 16384), 0.93
-)
-LEAST_SHIFTED = 0.88
 # `dedup_below` of the engine: where more are distinct, all rows are read.
 READ_ONCE_BELOW = 0.8
 NEAR_BEST, NEAR_CPU = 1.05, 1.03
@@ -40,9 +35,6 @@ def gather(data: Data) -> str:
         ),
         "CPU + DMA": lambda row: digits(
             at(row, middle, large)["share"].get("stock cpu")
-        ),
-        "CPU + DMA, 4 cores": lambda row: digits(
-            at(row, middle, large)["share"].get("stock cpu 4")
         ),
     }
     return paragraphs(
@@ -91,12 +83,7 @@ def verdicts(data: Data) -> str:
     """One sentence a target: how many cells meet it."""
     large = sweep_cells(data, pinned=False)
     every = large + sweep_cells(data, pinned=True)
-    found = [
-        shares_met(large),
-        *chooser_met(every),
-        cpu_ratio(large),
-        shifts_met(data),
-    ]
+    found = [*chooser_met(every), cpu_ratio(large)]
     return "\n".join(f"- {line}" for line in found if line)
 
 
@@ -136,26 +123,6 @@ def share_text(cell: Data) -> str:
     if cell["chosen"] != "sorted" and share <= 1:
         return digits(share)
     return f"{share:.3f} ({share * distinct:.3f})"
-
-
-def shares_met(cells: list[Data]) -> str:
-    """The least shares of the peak at 1M rows."""
-    met, missed = 0, []
-    for cell in cells:
-        least = LEAST_SHARE_AT_1M.get(cell["row_bytes"])
-        share = cell["share"].get("ours")
-        at_scale = cell["batch"] == batch_of(cell["row_bytes"])
-        if not at_scale or least is None or share is None:
-            continue
-        met += share >= least
-        if share < least:
-            missed.append("{row_bytes} B of {table_gib} GiB ".format(**cell))
-            missed[-1] += f"{share:.3f}"
-    tail = f"; below: {', '.join(missed)}" if missed else ""
-    return (
-        "Target at 1M rows (128 B 0.60, 256 B 0.80, 512 B and more 0.93): met in "
-        f"{met} of {met + len(missed)} cells{tail}."
-    )
 
 
 def regret(cell: Data) -> float | None:
@@ -209,43 +176,3 @@ def cpu_ratio(cells: list[Data]) -> str:
         f"times CPU gather + DMA (all cores); at least twice in {twice} of "
         f"{len(times)} cells."
     )
-
-
-def shifts_met(data: Data) -> str:
-    """Rows of 2048 to 2076 bytes."""
-    shares = [
-        c["share"]["ours"]
-        for n, c in data["cells"].items()
-        if n.startswith("shifted/") and "ours" in c.get("share", {})
-    ]
-    if not shares:
-        return ""
-    met = sum(share >= LEAST_SHIFTED for share in shares)
-    return (
-        f"Rows of 2048 to 2076 bytes by 4: at least {LEAST_SHIFTED} of the peak in "
-        f"{met} of {len(shares)} sizes, least {min(shares):.3f}."
-    )
-
-
-def chart(figure: Any, data: Data) -> None:
-    """Share of the link's peak by row size, 1M rows of a table of 16 GiB."""
-    axes = figure.subplots()
-    for label, key, pinned in (
-        ("pydirect", "ours", False),
-        ("unsorted, pinned memory", "alias", True),
-        ("CPU gather and copy", "stock cpu", False),
-    ):
-        points = [
-            (cell["row_bytes"], cell["share"][key])
-            for cell in sweep_cells(data, pinned=pinned)
-            if cell["table_gib"] == 16
-            and cell["batch"] == batch_of(cell["row_bytes"])
-            and cell["share"].get(key) is not None
-        ]
-        if points:
-            axes.plot(*zip(*sorted(points), strict=True), marker="o", label=label)
-    axes.set_xscale("log", base=2)
-    axes.set_xlabel("row bytes")
-    axes.set_ylabel("share of the DMA peak")
-    axes.set_ylim(0, 1)
-    axes.legend()

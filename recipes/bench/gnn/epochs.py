@@ -42,8 +42,6 @@ class Case:
     hidden: int
     num_nodes: int
     num_edges: int
-    memory_given_gib: float | None = None
-    """What the GPU's allocator may take; None: all of it."""
 
 
 PRODUCTS: dict[str, Any] = {"num_nodes": 2_449_029, "num_edges": 61_859_140}
@@ -54,19 +52,6 @@ CASES = (
     Case(name="products GAT", num_features=100, **GAT, **PRODUCTS),
     Case(name="products", num_features=100, **SAGE, **PRODUCTS),
     Case(name="feature-bound GAT", num_features=1024, **GAT, **PRODUCTS),
-    Case(name="wiki width", num_features=800, **SAGE, **PRODUCTS),
-    Case(name="reddit width", num_features=602, **SAGE, **PRODUCTS),
-    Case(name="paper width", num_features=128, **SAGE, **PRODUCTS),
-    Case(
-        name="beyond GPU memory",
-        num_features=1024,
-        num_nodes=6_000_000,
-        num_edges=60_000_000,
-        memory_given_gib=16.0,
-        **SAGE,
-    ),
-    Case(name="twit width", num_features=343, **SAGE, **PRODUCTS),
-    Case(name="sk width", num_features=293, **SAGE, **PRODUCTS),
 )
 SIDES = {
     "pyg": (FetchMode.STAGED, 1),
@@ -133,11 +118,10 @@ class Settings:
 
 
 def trainer_of(
-    case: Case, data: NodeDataset, mode: FetchMode, settings: Settings
+    case: Case, data: NodeDataset, loader: LoaderConfig, **more: Any
 ) -> NodeClassificationTrainer:
     """A fresh trainer: same seed, so both sides start from the same weights."""
     kind = getattr(torch_geometric.nn, case.model)
-    given, cuda = case.memory_given_gib, torch.cuda.is_available()
     extra = {"heads": 4} if case.model == "GAT" else {}
 
     def model(in_channels: int, out_channels: int) -> torch.nn.Module:
@@ -152,15 +136,9 @@ def trainer_of(
     return NodeClassificationTrainer(
         dataset=data,
         model=model,
-        loader=LoaderConfig(
-            batch_size=settings.batch_size,
-            fanouts=case.fanouts,
-            num_samplers=settings.samplers,
-            max_sms=settings.max_sms,
-        ),
-        device_bytes=int(given * 2**30) if given and cuda else None,
-        fetch=mode,
+        loader=loader,
         progress=False,
+        **more,
     )
 
 
@@ -169,7 +147,13 @@ def side(
 ) -> dict[str, Any]:
     """One side of a case: its bars, then a run as a user sees it."""
     mode, buffers = SIDES[name]
-    trainer = trainer_of(case, data, mode, settings)
+    loader = LoaderConfig(
+        batch_size=settings.batch_size,
+        fanouts=case.fanouts,
+        num_samplers=settings.samplers,
+        max_sms=settings.max_sms,
+    )
+    trainer = trainer_of(case, data, loader, fetch=mode)
     found: dict[str, Any] = {
         "case": asdict(case),
         "feature_gib": round(data.features.nbytes / 2**30, 3),
@@ -186,18 +170,15 @@ def side(
     return found
 
 
-def shrink(case: Case) -> Case:
-    return replace(case, num_nodes=5000, num_edges=40_000, hidden=16)
-
-
 def main(bench: Bench, settings: Settings) -> None:
     """Run the cases that are missing; `--only` takes their names."""
     cases = [c for c in CASES if not bench.only or c.name in bench.only]
     bench.only = ()  # of cases, not of cells
     if settings.small:
-        cases = [shrink(case) for case in cases]
-        few = min(settings.batch_size, 64)
-        settings = replace(settings, batch_size=few, batches=2, warm=1)
+        few = {"num_nodes": 5000, "num_edges": 40_000, "hidden": 16}
+        cases = [replace(case, **few) for case in cases]
+        rows = min(settings.batch_size, 64)
+        settings = replace(settings, batch_size=rows, batches=2, warm=1)
     cells = bench.cells(asdict(settings))
     cells.data["environment"]["versions"]["torch-geometric"] = (
         torch_geometric.__version__
@@ -218,5 +199,3 @@ def main(bench: Bench, settings: Settings) -> None:
         cells.run(f"{case.name}/data", prepare)
         for name in missing if made else ():
             cells.run(f"{case.name}/{name}", side, case, made[0], name, settings)
-            if torch.cuda.is_available():  # the next one may have all of it
-                torch.cuda.set_per_process_memory_fraction(1.0)

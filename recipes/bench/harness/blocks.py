@@ -3,16 +3,14 @@
 Shapes: B batch, S sequence, H hidden.
 """
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-import ssdtrain
 from recipes.bench.harness.timing import Clock, Peak
 from ssdtrain.tools.report.subject import Block
 
@@ -81,8 +79,6 @@ class Step(NamedTuple):
     peak_bytes: int
     """Of forward and backward."""
     loss: Tensor
-    host_ms: float
-    """Until forward and backward were enqueued."""
 
 
 class Steps:
@@ -98,22 +94,18 @@ class Steps:
     def step(self, forward: Forward | None = None) -> Step:
         """One step, of the model itself or of what stands for it."""
         forward = forward or self.model
-        around = getattr(forward, "around", contextlib.nullcontext())
         memory = Peak(self.device)
-        began = time.perf_counter()
         begin = self.clock.mark()
-        with around:
-            loss = forward(self.x)
-            middle = self.clock.mark()
-            start = memory.now
-            loss.backward()
-            behind = self.clock.mark()
-        host_ms = (time.perf_counter() - began) * 1e3
+        loss = forward(self.x)
+        middle = self.clock.mark()
+        start = memory.now
+        loss.backward()
+        behind = self.clock.mark()
         peak = memory.most
         self.x.grad = None
         update(self.model)
         marks = (begin, middle, behind, self.clock.mark())
-        return Step(marks, start, peak, loss.detach(), host_ms)
+        return Step(marks, start, peak, loss.detach())
 
     def ms(self, step: Step) -> float:
         """All of a step."""
@@ -156,16 +148,6 @@ def update(model: nn.Module) -> None:
     gradients = [p.grad for p in parameters if p.grad is not None]
     torch._foreach_add_(parameters, gradients, alpha=-1e-3)
     torch._foreach_zero_(gradients)
-
-
-@contextlib.contextmanager
-def session_of(model: nn.Module, settings: dict[str, Any] | None) -> Iterator[Any]:
-    """A session, or nothing."""
-    if settings is None:
-        yield None
-        return
-    with ssdtrain.offload(model, **settings) as opened:
-        yield opened
 
 
 def settling(session: Any, limit_s: float) -> Callable[[], bool]:

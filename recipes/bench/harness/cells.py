@@ -169,21 +169,6 @@ class Cells:
         self.save()
         del self.data["cells"][name]
 
-    def add(self, **cell: Any) -> None:
-        """Write and print a finished cell, named by its `what` and a number."""
-        cell = {k: round(v, 6) if isinstance(v, float) else v for k, v in cell.items()}
-        self.record(f"{cell.get('what', '')} {len(self.data['cells'])}".strip(), cell)
-
-    def attempt(self, what: str, work: Callable[[], None], need_s: float = 3.0) -> None:
-        """Run a group of `add`s; what fails or has no time left is recorded as such."""
-        if self.left_s() < need_s:
-            self.add(skipped=what, left_s=self.left_s())
-            return
-        try:
-            work()
-        except Exception as error:  # a benchmark goes on and reports
-            self.add(failed=what, error=f"{type(error).__name__}: {error}"[:600])
-
     def fact(self, name: str, value: Any) -> None:
         """Write what belongs to the whole run."""
         self.data[name] = value

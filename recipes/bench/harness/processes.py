@@ -42,31 +42,15 @@ def answer_of(
     until = time.monotonic() + limit_s
     port = _free_port()
     given = [(work, arguments, _place(rank, ranks, port)) for rank in range(ranks)]
-    found, why = _answers("forkserver", _tell, given, until, preload)
+    found, why = _answers("forkserver", given, until, preload)
     if found == POISONED:
         print("started from nothing:", POISONED["error"], flush=True)
-        found, why = _answers("spawn", _tell, given, until)
+        found, why = _answers("spawn", given, until)
     return found if not why else {"error": why}
-
-
-def guarded(
-    function: Callable[..., Any], *given: Any, limit_s: float, method: str
-) -> tuple[Any, str]:
-    """What `function(*given)` returned, and why there is nothing otherwise.
-
-    Args:
-        function: at module level.
-        given: its arguments.
-        limit_s: seconds until the process is ended.
-        method: `fork` or `spawn`.
-    """
-    until = time.monotonic() + limit_s
-    return _answers(method, _send, [(function, given)], until)
 
 
 def _answers(  # noqa: C901
     method: str,
-    target: Callable[..., None],
     given: Sequence[tuple[Any, ...]],
     until: float,
     preload: Sequence[str] = (),
@@ -80,7 +64,7 @@ def _answers(  # noqa: C901
     processes = []
     for arguments in given:
         here, there = context.Pipe(duplex=False)
-        process = context.Process(target=target, args=(there, *arguments))
+        process = context.Process(target=_tell, args=(there, *arguments))
         process.start()
         there.close()
         ends.append(here)
@@ -112,10 +96,6 @@ def _answers(  # noqa: C901
                 process.kill()
             process.join()
     return found, ""
-
-
-def _send(out: Connection, function: Callable[..., Any], given: Any) -> None:
-    out.send(function(*given))
 
 
 def _tell(
@@ -151,7 +131,9 @@ def _free_port() -> int:
 
 
 def _place(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """The environment of a rank of one host."""
+    """The environment of a rank of one host; alone it is none."""
+    if ranks == 1:
+        return {}
     return {
         "WORLD_SIZE": str(ranks),
         "RANK": str(rank),
@@ -162,6 +144,26 @@ def _place(rank: int, ranks: int, port: int) -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
     }
+
+
+def join_ranks(kind: str) -> Any:
+    """Let this process be one of the ranks of a host; its device."""
+    import torch
+
+    torch.distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
+    if kind != "cuda":
+        return torch.device(kind)
+    torch.cuda.set_device(torch.distributed.get_rank())
+    return torch.device(kind, torch.distributed.get_rank())
+
+
+def any_rank(own: bool) -> bool:
+    """Whether one rank says so: all take the same steps."""
+    import torch
+
+    every = [False] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(every, own)
+    return any(every)
 
 
 def command_of(name: str, *words: str) -> list[str]:

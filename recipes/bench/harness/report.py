@@ -13,11 +13,9 @@ by what that function says of these records, and by device and date; after
 import importlib
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from recipes.bench.harness.records import ROOT, Data, named
+from recipes.bench.harness.records import ROOT, named
 from recipes.bench.harness.tables import where
 
 BLOCK = re.compile(
@@ -62,42 +60,24 @@ def stale() -> list[str]:
     ]
 
 
-class Picture(NamedTuple):
-    """A picture of one record."""
-
-    file: str
-    """In docs/img."""
-    record: str
-    room: str
-    draw: str
-    """A function of the room's tables."""
-    width: float = 8.0
-
-    def write(self, directory: Path) -> None:
-        """Draw it, if its record is there."""
-        tables = importlib.import_module(f"recipes.bench.{self.room}.tables")
-        draw: Callable[[Any, Data], None] = getattr(tables, self.draw)
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-
-        for data in named(self.record):
-            # Text as text: small files, the reader's own font.
-            with rc_context({"svg.fonttype": "none", "svg.hashsalt": "ssdtrain"}):
-                figure = Figure(figsize=(self.width, 4), layout="constrained")
-                draw(figure, data)
-                figure.savefig(directory / self.file, metadata={"Date": None})
+PICTURES = {"models/real_models": 14, "offload/placement": 12}
+"""How wide the picture of a record is, which its room's tables draw."""
 
 
-PICTURES = (
-    Picture("results-real-models.svg", "models/real_models", "models", "frontier", 14),
-    Picture("results-placement.svg", "offload/placement", "offload", "frontier", 12),
-    Picture("results-gather.svg", "gather/gather", "gather", "chart"),
-    Picture("results-relational-speedup.svg", "rgnn/rgnn", "rgnn", "speedup_chart"),
-    Picture(
-        "results-relational-ablation.svg", "rgnn/rgnn", "rgnn", "ablation_chart", 12
-    ),
-    Picture("results-relational-memory.svg", "rgnn/rgnn", "rgnn", "memory_chart"),
-)
+def draw(record: str, directory: Path) -> None:
+    """Draw a record, if it is there, as `results-NAME.svg`."""
+    room, _, name = record.partition("/")
+    tables = importlib.import_module(f"recipes.bench.{room}.tables")
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    for data in named(record):
+        # Text as text: small files, the reader's own font.
+        with rc_context({"svg.fonttype": "none", "svg.hashsalt": "ssdtrain"}):
+            figure = Figure(figsize=(PICTURES[record], 4), layout="constrained")
+            tables.frontier(figure, data)
+            file = f"results-{name.replace('_', '-')}.svg"
+            figure.savefig(directory / file, metadata={"Date": None})
 
 
 def main(
@@ -105,8 +85,8 @@ def main(
 ) -> int:
     """Name what is out of date, write it, draw, or print one table."""
     if pictures:
-        for picture in PICTURES:
-            picture.write(ROOT / "docs" / "img")
+        for record in PICTURES:
+            draw(record, ROOT / "docs" / "img")
     if table:
         print(table_of(table[0], list(table[1:])))
     if write:

@@ -73,8 +73,3 @@ def grouped(cells: Mapping[str, Any], needs: str = "") -> dict[str, dict[str, An
             row, column = name.rsplit("/", 1)
             found.setdefault(row, {})[column] = cell
     return found
-
-
-def error_of(cell: Data, most: int = 40) -> str:
-    """The beginning of a cell's error, fit for a table."""
-    return " ".join(str(cell.get("error", "-")).split())[:most].replace("|", "/")

@@ -4,6 +4,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,6 +74,15 @@ def times_ms(
         end.record()
     wait(device)
     return [a.elapsed_time(b) for a, b in zip(starts, ends, strict=True)]
+
+
+def link_gb_per_s(num_bytes: int, device: torch.device, *, back: bool = False) -> float:
+    """A copy from pinned memory to the device, or back: the best of five."""
+    host = torch.ones(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    near = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    here, there = (near, host) if back else (host, near)
+    copy, clock = partial(there.copy_, here, non_blocking=True), Clock(device)
+    return num_bytes / min([clock.once(copy) for _ in range(6)][1:]) / 1e6
 
 
 class Peak:

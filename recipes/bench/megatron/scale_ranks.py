@@ -16,8 +16,9 @@ from torch import Tensor
 
 import ssdtrain
 from recipes.bench.harness.records import Data
+from recipes.bench.harness.timing import wait
 from recipes.bench.megatron import training as megatron
-from recipes.bench.megatron.training import DTYPE, GPU, Cell, Size, Training
+from recipes.bench.megatron.training import GPU, Cell, Size, Training
 from recipes.bench.models import real_row
 from recipes.bench.models.real_build import build
 from recipes.bench.models.real_catalogue import Row, num_tokens
@@ -99,17 +100,11 @@ def host_links(tiny: bool) -> Data:
                 )
             dist.barrier()
         alone = [link.curve.gb_per_s(num_bytes) for link in told]
-        found: Data = {}
-        copier = Copier(device, num_bytes)
-        for name, there, back, reduces, doctor in (
-            ("out", True, False, False, alone[0]),
-            ("in", False, True, False, alone[1]),
-            ("both", True, True, False, alone[2]),
-            ("out beside all-reduce", True, False, True, alone[0]),
-            ("in beside all-reduce", False, True, True, alone[1]),
-        ):
-            rate = copier.rate(rounds, out=there, back=back, reduces=reduces)
-            found[name] = {"doctor": doctor, "at once": rate, "share": rate / doctor}
+        copier, found = Copier(device, num_bytes), {}
+        for number, way in enumerate(("out", "in", "both")):
+            rate = copier.rate(rounds, out=way != "in", back=way != "out")
+            share = rate / alone[number]
+            found[way] = {"doctor": alone[number], "at once": rate, "share": share}
         return of_all(found)
 
 
@@ -120,36 +115,25 @@ class Copier:
         kind = {"dtype": torch.uint8}
         self._host = torch.zeros(2, num_bytes, pin_memory=GPU, **kind)  # type: ignore[call-overload]
         self._near = torch.zeros(2, num_bytes, device=device, **kind)  # type: ignore[call-overload]
-        self._summed = torch.zeros(num_bytes // 2, device=device, dtype=DTYPE)
         self._streams = [torch.cuda.Stream() for _ in range(2)] if GPU else [None] * 2
 
-    def rate(self, rounds: int, *, out: bool, back: bool, reduces: bool) -> float:
+    def rate(self, rounds: int, *, out: bool, back: bool) -> float:
         """GB/s one way, of so many copies that begin on all ranks at once."""
-        for number in (1, rounds):  # the first all-reduce connects the ranks
-            self._wait()
-            dist.barrier()
-            began = time.perf_counter()
-            for _ in range(number):
-                if out:
-                    self._copy(0, self._host, self._near)
-                if back:
-                    self._copy(1, self._near, self._host)
-                if reduces:
-                    dist.all_reduce(self._summed)
-            for stream in filter(None, self._streams):
-                stream.synchronize()
-            seconds = time.perf_counter() - began
-        self._wait()
+        wait()
+        dist.barrier()
+        began = time.perf_counter()
+        for _ in range(rounds):
+            if out:
+                self._copy(0, self._host, self._near)
+            if back:
+                self._copy(1, self._near, self._host)
+        seconds = wait() - began
         return rounds * self._host[0].nbytes / seconds / 1e9
 
     def _copy(self, way: int, there: Tensor, here: Tensor) -> None:
         stream = self._streams[way]
         with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
             there[way].copy_(here[way], non_blocking=True)
-
-    def _wait(self) -> None:
-        if GPU:
-            torch.cuda.synchronize()
 
 
 def train_row(row: Row, tiny: bool, peaks: tuple[float, ...]) -> Data:
@@ -167,7 +151,7 @@ def train_row(row: Row, tiny: bool, peaks: tuple[float, ...]) -> Data:
 def run_of(tiny: bool) -> real_row.Run:
     """What rows share."""
     device, warm_up_s = ("cpu", 2.0) if tiny else ("cuda", WARM_UP_S)
-    return real_row.Run(3 if tiny else 6, 0, device=device, warm_up_s=warm_up_s)
+    return real_row.Run(3 if tiny else 6, device=device, warm_up_s=warm_up_s)
 
 
 def row_law(row: Row, tiny: bool, peaks: tuple[float, ...]) -> Data:

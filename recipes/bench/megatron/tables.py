@@ -53,8 +53,7 @@ def shares(way: str) -> Column:
     return lambda cell: f"{min(rank['share'] for rank in cell[way]):.2f}"
 
 
-WAYS_OF_LINKS = ("out", "in", "both", "out beside all-reduce", "in beside all-reduce")
-LINKS: dict[str, Column] = {way: shares(way) for way in WAYS_OF_LINKS}
+LINKS: dict[str, Column] = {way: shares(way) for way in ("out", "in", "both")}
 
 
 def peak(cell: Data) -> str:

@@ -15,6 +15,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
 import ssdtrain
+from recipes.bench.harness.processes import any_rank
 from recipes.bench.harness.records import Data
 from recipes.bench.harness.timing import Peak, wait
 from ssdtrain.engines.megatron import innermost
@@ -215,13 +216,7 @@ def settling(session: Any, limit_s: float = SETTLE_S) -> Callable[[], bool]:
     of them settles still, and has not taken that long."""
     until = time.monotonic() + limit_s
 
-    def asked() -> bool:
-        every = [False] * dist.get_world_size()
-        own = not session.is_settled and time.monotonic() < until
-        dist.all_gather_object(every, own)
-        return any(every)
-
-    return asked
+    return lambda: any_rank(not session.is_settled and time.monotonic() < until)
 
 
 def measure(

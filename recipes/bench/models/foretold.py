@@ -1,25 +1,23 @@
 """What `ssdtrain fits` foretells, beside what was measured.
 
-    python -m recipes.bench models.foretold [--out foretold.json] [--most N]
+    python -m recipes.bench models.foretold [--most N]
 
 The measured rows are those of `recipes/bench/results/models/real_models*.json` that
 train on one GPU without a compiler, with everything kept (`keep`) or under
 transformers' checkpointing (`gc`). No GPU is needed.
 """
 
-import json
 import statistics
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from recipes.bench.harness.records import named
 from recipes.bench.models.stock import num_tokens, shape_of
 from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.report.build_public import Loss, Shape, Train
 from ssdtrain.tools.report.capture import Question, capture
 from ssdtrain.tools.report.fits import CHECKPOINTING, PLAIN, priced_ways
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "models"
 COLUMNS = {"keep": PLAIN, "gc": CHECKPOINTING}
 DENSE = ("qwen3", "mistral")
 """Architectures whose steps the meta device can show."""
@@ -36,11 +34,10 @@ class Measured(NamedTuple):
     """Everything included."""
 
 
-def measured(results: Path = RESULTS) -> list[Measured]:
+def measured() -> list[Measured]:
     """Return the rows that can be compared, by cell."""
     found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for path in sorted(results.glob("real_models*.json")):
-        values = json.loads(path.read_text(encoding="utf-8"))
+    for values in named("models/real_models*"):
         gpu = "h200" if "H200" in values["environment"]["device"] else "h100"
         for name, row in values["cells"].items():
             cell, _, column = name.rpartition("/")
@@ -94,11 +91,10 @@ def errors(rows: list[Measured]) -> Iterator[dict[str, Any]]:
         }
 
 
-def main(*, out: Path | None = None, most: int | None = None) -> None:
-    """Compare, print and, where asked for, write.
+def main(*, most: int | None = None) -> None:
+    """Compare and print.
 
     Args:
-        out: write the rows (JSON)
         most: only so many rows
     """
     found = []
@@ -113,5 +109,3 @@ def main(*, out: Path | None = None, most: int | None = None) -> None:
     for name in ("step_error", "peak_error"):
         off = [abs(row[name]) for row in found]
         print(f"{name}: median {statistics.median(off):.3f}, worst {max(off):.3f}")
-    if out:
-        out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

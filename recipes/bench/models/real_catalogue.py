@@ -26,15 +26,6 @@ of `ssdtrain.offload`, and `budget=0.4keep`: a byte budget of 0.4 times the acti
 peak of the row `keep` (or `gc`) of the same cell."""
 PEERS = COLUMNS[:6]
 """Columns without ssdtrain."""
-HOST_COLUMNS = (
-    "keep",
-    "ours plan=keep-all recompute=off",
-    "ours plan=keep-all",
-    "ours plan=offload-all recompute=off",
-    "ours",
-)
-"""Columns that say what a saved tensor costs the host."""
-HOST_TOKENS = 512
 
 
 class Mode(str, Enum):
@@ -177,8 +168,6 @@ def catalogue() -> Iterator[Row]:
         ("qwen3-4b", Tuned.FULL, "16k", Mode.TENSOR),
         ("qwen3-8b", Tuned.LORA, "128k", Mode.EAGER),
     ]
-    for column in HOST_COLUMNS:
-        yield Row("qwen3-4b", Tuned.FULL, str(HOST_TOKENS), Mode.EAGER, column)
     for model, tuned, tokens, mode in cells:
         for column in COLUMNS:
             yield Row(model, tuned, tokens, mode, column)

@@ -10,7 +10,6 @@ level before the step, gradients allocated.
     python -m recipes.bench models.real_models --names
     python -m recipes.bench models.real_models --only 'qwen3-4b/full/8k/eager/*'
     python -m recipes.bench models.real_models --rows qwen3-4b:24/full/8k/eager/gc
-    python -m recipes.bench models.real_models --only '*/512/*'    # the host's time
 """
 
 import math
@@ -21,7 +20,6 @@ from typing import Any
 from recipes.bench.harness.cli import Bench, UsageError
 from recipes.bench.harness.processes import answer_of
 from recipes.bench.models.real_catalogue import (
-    HOST_TOKENS,
     Row,
     budget_of,
     catalogue,
@@ -61,12 +59,6 @@ def over_baseline(cells: dict[str, Any]) -> None:
         cell["step_ratio"] = cell["step_ms"] / plain["step_ms"]
         if plain["peak_gb"]:
             cell["peak_gone"] = 1 - cell["peak_gb"] / plain["peak_gb"]
-        if "host_ms" not in cell or "host_ms" not in plain:
-            continue
-        cell["host_ratio"] = cell["host_ms"] / plain["host_ms"]
-        if row.is_ours and "num_saved" in plain:
-            excess_us = (cell["host_ms"] - plain["host_ms"]) * 1e3
-            cell["host_us_per_saved"] = excess_us / sum(plain["num_saved"].values())
 
 
 def main(
@@ -76,7 +68,6 @@ def main(
     rows: tuple[str, ...] = (),
     limit_s: float = 90,
     steps: int = 5,
-    host_steps: int = 5,
     warm_up_s: float = math.inf,
 ) -> None:
     """Run the rows that are missing, of the catalogue those that `--only` names.
@@ -86,7 +77,6 @@ def main(
         rows: by name, any
         limit_s: for one row
         steps: timed ones of a row
-        host_steps: 0: no host times
         warm_up_s: then steps are timed, settled or not
     """
     try:
@@ -105,8 +95,8 @@ def main(
         print(*(row.name for row in chosen), sep="\n")
         return
     device = bench.device.type
-    run = Run(steps, host_steps, device, warm_up_s=warm_up_s)
-    cells = bench.cells({"device": device, "host_tokens": HOST_TOKENS})
+    run = Run(steps, device, warm_up_s=warm_up_s)
+    cells = bench.cells({"device": device})
     for row in chosen:
         try:
             budget = budget_bytes(row, cells.data["cells"])

@@ -20,12 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from recipes.bench.harness.timing import Clock, Peak, wait
+from recipes.bench.harness.timing import Clock, Peak
 from recipes.bench.models.real_build import build
-from recipes.bench.models.real_catalogue import (
-    Row,
-    settings_of,
-)
+from recipes.bench.models.real_catalogue import Row, settings_of
 from recipes.bench.models.stock import checkpoint, num_tokens, shape_of
 
 MOST_WARM_UP_STEPS = 100
@@ -38,8 +35,6 @@ class Run:
 
     num_steps: int = 5
     """Timed ones."""
-    num_host_steps: int = 5
-    """Behind them: their host time is taken, and each waits for the device."""
     device: str = "cuda"
     budget_bytes: int | None = None
     """For activations: of a row that asks for a share of another's."""
@@ -76,10 +71,6 @@ def trained(row: Row, run: Run) -> dict[str, Any]:
         warm_up += warmed(trainer, num, session, until, goes_on)
         timed = [trainer.step(num) for _ in range(run.num_steps)]
         found |= summary(warm_up, timed) | of_session(session)
-        if row.column == "keep" and not row.mode.has_mesh:
-            found["num_saved"] = trainer.num_saved(num)
-        if run.num_host_steps:
-            found |= trainer.host_times(num, run.num_host_steps)
     return found
 
 
@@ -150,38 +141,9 @@ class Trainer:
         )
 
     def update(self) -> None:
-        """Take the gradients, and zero them."""
+        """Take the gradients, and zero them where they are: of a mesh this rank's
+        parts. torch zeroes tensors of one kind at once, and no sum still to be made."""
         self._optimizer.step()
-        self._clear()
-
-    def host_times(self, num: int, num_steps: int) -> dict[str, float]:
-        """Host time until forward and backward are enqueued, ms: median and least."""
-        found = []
-        for _ in range(num_steps):
-            began = wait(self._device)
-            self.forward(num).backward()
-            found.append((time.perf_counter() - began) * 1e3)
-            self.update()
-        wait(self._device)
-        return {"host_ms": statistics.median(found), "host_least_ms": min(found)}
-
-    def num_saved(self, num: int) -> dict[str, int]:
-        """Handles that autograd takes in a forward: of parameters, of other tensors."""
-        counts = {"parameters": 0, "others": 0}
-        owned = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
-
-        def pack(tensor: Tensor) -> Tensor:
-            known = tensor.untyped_storage().data_ptr() in owned
-            counts["parameters" if known else "others"] += 1
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda held: held):
-            self.forward(num)
-        return counts
-
-    def _clear(self) -> None:
-        """Zero gradients where they are: of a mesh this rank's parts, for torch zeroes
-        tensors of one kind at once, and no sum that is still to be made."""
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         with torch.no_grad():
             parts = [g.to_local() if isinstance(g, DTensor) else g for g in grads]

@@ -186,10 +186,13 @@ def decoder(
     return Stock(kind, settings, fused=fused, depth=depth)
 
 
-def encoder(hidden: int, heads: int, **others: Any) -> dict[str, Any]:
+def encoder(hidden: int, layers: int, heads: int, **others: Any) -> dict[str, Any]:
     """Settings of one."""
     sizes = {"hidden_size": hidden, "intermediate_size": 4 * hidden}
-    return {**sizes, "num_attention_heads": heads, **others}
+    return {
+        **{**sizes, "num_hidden_layers": layers, "num_attention_heads": heads},
+        **others,
+    }
 
 
 def experts(number: int, width: int) -> dict[str, Any]:

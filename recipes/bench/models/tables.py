@@ -91,7 +91,7 @@ def _figures(row: Data | None) -> str:
 
 def real_models(data: Data) -> str:
     """Ratio, peak and prediction of every column."""
-    places = {p: c for p, c in grouped(data["cells"]).items() if not _is_host(p, data)}
+    places = grouped(data["cells"])
     columns = {column: None for cells in places.values() for column in cells}
     rows = [{"": column, **_of_column(places, column)} for column in columns]
     return table(rows, {head: lambda row, h=head: row[h] for head in ("", *places)})
@@ -99,10 +99,6 @@ def real_models(data: Data) -> str:
 
 def _of_column(places: Rows, column: str) -> dict[str, str]:
     return {place: real_entry(cells.get(column)) for place, cells in places.items()}
-
-
-def _is_host(place: str, data: Data) -> bool:
-    return f"/{data['settings']['host_tokens']}/" in f"{place}/"
 
 
 def real_entry(cell: Data | None) -> str:
@@ -117,26 +113,6 @@ def real_entry(cell: Data | None) -> str:
     return text + (", plan not settled" if cell.get("settled") is False else "")
 
 
-def real_host(data: Data) -> str:
-    """The host's time for the rows of few tokens."""
-    cells = {
-        column: {"host_ratio": 1, "host_us_per_saved": 0, **cell}
-        for place, columns in grouped(data["cells"]).items()
-        for column, cell in columns.items()
-        if _is_host(place, data)
-    }
-    columns: dict[str, Column] = {
-        "": "{name}",
-        "ms": "{host_ms:.1f}",
-        "over plain": "{host_ratio:.2f}x",
-        "us a tensor": "{host_us_per_saved:.1f}",
-    }
-    return table(cells, columns, needs="host_ms")
-
-
-# -- shared
-
-
 def rows_of(data: Data) -> Rows:
     """Cells by row and column, errors and single cells (the link) left out."""
     return grouped(data["cells"], "step_ratio")
@@ -148,10 +124,8 @@ def ratio_and_peak(cell: Data | None) -> str:
 
 
 def frontier(figure: Any, data: Data) -> None:
-    """Step over keep against peak, a panel a model: the first four, without the host's
-    rows."""
-    panels = {n: p for n, p in rows_of(data).items() if not _is_host(n, data)}
-    scatter(figure, dict(list(panels.items())[:4]))
+    """Step over keep against peak, a panel a model: the first four."""
+    scatter(figure, dict(list(rows_of(data).items())[:4]))
 
 
 def scatter(figure: Any, panels: Rows) -> None:

@@ -21,9 +21,9 @@ import torch
 from recipes.bench.harness.cli import Bench, UsageError
 from recipes.bench.harness.processes import answer_of
 from recipes.bench.harness.timing import wait
-from ssdtrain.tools.report.build_public import PUBLIC
+from recipes.bench.models.stock import shape_of
 
-WORDS = 256
+WORDS = 200
 """Of the tokenizer: texts are random anyway."""
 NUM_LAST = 5
 """Steps that are told."""
@@ -32,15 +32,6 @@ PROMPT = 16
 COLUMNS = ("checkpointing", "ssdtrain")
 ROOM = 1.01
 """Of what checkpointing reserved: the allocator rounds up."""
-TINY = {
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": WORDS,
-}
 
 
 class Size(NamedTuple):
@@ -57,17 +48,10 @@ CASES = {"grpo": Size("qwen3-1.7b", 2048, 8), "sft": Size("qwen3-4b", 16384, 1)}
 
 def model_of(name: str, device: torch.device, *, tiny: bool) -> Any:
     """Return a model of random weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    values = {**PUBLIC[name], **(TINY if tiny else {})}
-    kind = values.pop("model_type")
-    config = AutoConfig.for_model(
-        kind, **values, use_cache=False, pad_token_id=0, bos_token_id=1, eos_token_id=2
-    )
-    with device:
-        return AutoModelForCausalLM.from_config(
-            config, dtype=torch.bfloat16, attn_implementation="sdpa"
-        )
+    stock = shape_of("tiny" if tiny else name)
+    config = stock.config(depth=stock.depth)
+    config.update({"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2})
+    return stock.model(config, device, attn_implementation="sdpa")
 
 
 def tokenizer_of() -> Any:

@@ -47,10 +47,6 @@ class Case:
     length: int = 1024
 
 
-def _encoder(hidden: int, layers: int, heads: int, **others: Any) -> dict[str, Any]:
-    return encoder(hidden, heads, num_hidden_layers=layers, **others)
-
-
 def _decoder(
     kind: str, layers: int, *sizes: Any, batch: int = 4, **others: Any
 ) -> Case:
@@ -92,7 +88,7 @@ CASES = {
     "vit": Case(
         Stock(
             "ViT",
-            _encoder(1408, 40, 16, image_size=224, num_labels=1000),
+            encoder(1408, 40, 16, image_size=224, num_labels=1000),
             **_IMAGES,
         ),
         48,
@@ -104,15 +100,15 @@ CASES = {
         **{"vocab_size": 51866, "decoder_start_token_id": 0},
     ),
     "bert": Case(
-        Stock("Bert", _encoder(1536, 24, 24, vocab_size=30522), "ForMaskedLM"),
+        Stock("Bert", encoder(1536, 24, 24, vocab_size=30522), "ForMaskedLM"),
         length=512,
     ),
     "clip": Case(
         Stock(
             "CLIP",
             {
-                "text_config": _encoder(1024, 24, 16),
-                "vision_config": _encoder(1280, 32, 16, patch_size=14, image_size=224),
+                "text_config": encoder(1024, 24, 16),
+                "vision_config": encoder(1280, 32, 16, patch_size=14, image_size=224),
                 "projection_dim": 1024,
             },
             "Model",
@@ -124,7 +120,7 @@ CASES = {
         *("Olmoe", 10, 2048, 1024, 16, 16), num_experts=16, num_experts_per_tok=4
     ),
     "gemma2": _decoder("Gemma2", 14, 2304, 9216, 8, 4, head_dim=256),
-    "neox": Case(Stock("GPTNeoX", _encoder(2048, 20, 16, vocab_size=32000)), 4),
+    "neox": Case(Stock("GPTNeoX", encoder(2048, 20, 16, vocab_size=32000)), 4),
     "phi3": _decoder("Phi3", 12, 3072, 8192, 32, 32),
     "dit": Case(None, 4, 4096),
     # Not looked at while plans were tuned.
@@ -137,7 +133,7 @@ CASES = {
     "dinov2": Case(
         Stock(
             "Dinov2",
-            _encoder(1024, 24, 16, image_size=224, patch_size=14, num_labels=100),
+            encoder(1024, 24, 16, image_size=224, patch_size=14, num_labels=100),
             **_IMAGES,
         ),
         64,
@@ -152,7 +148,7 @@ CASES = {
         Stock(
             "Llava",
             {
-                "vision_config": _encoder(
+                "vision_config": encoder(
                     *(1024, 12, 16), model_type="clip_vision_model", patch_size=14
                 ),
                 "text_config": _text(14, 2048, 8192, 16, 8, model_type="llama"),
@@ -167,7 +163,7 @@ CASES = {
     "wav2vec2": Case(
         Stock(
             "Wav2Vec2",
-            _encoder(1024, 24, 16, num_labels=10),
+            encoder(1024, 24, 16, num_labels=10),
             "ForSequenceClassification",
             inputs="waves",
         ),

@@ -7,11 +7,9 @@ gradients excluded). Where ssdtrain plans, steps are timed once nothing settles 
 more, or `--settle-s` are over: the cell says which.
 
     python -m recipes.bench offload.placement --sizes 8192x4 12288x3 --budget-s 400
-    python -m recipes.bench offload.placement --rivals --sizes 8192x4 --out rivals.json
 """
 
 import contextlib
-import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -28,12 +26,8 @@ from recipes.bench.harness.blocks import (
     settling,
 )
 from recipes.bench.harness.cli import Bench
-from recipes.bench.harness.timing import Clock
+from recipes.bench.harness.timing import link_gb_per_s
 from recipes.bench.models.real_row import trl_context
-from recipes.bench.offload import rivals as others
-
-BESIDE_RIVALS = ("keep", "full recompute", "trl", "ours recipes + auto")
-"""Columns that `--rivals` runs beside the rivals', in the same process."""
 
 
 @contextlib.contextmanager
@@ -52,27 +46,20 @@ def recompute(model: Blocks) -> Iterator[Forward]:
         model.recompute = False
 
 
-@contextlib.contextmanager
-def save_on_cpu(model: Blocks) -> Iterator[Forward]:
-    """torch's own hook, pinned."""
+def around(context: Callable[[], Any]) -> Callable[[Blocks], Any]:
+    """The forward in a context."""
 
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        with torch.autograd.graph.save_on_cpu(pin_memory=True):
-            return model(x)
+    @contextlib.contextmanager
+    def column(model: Blocks) -> Iterator[Forward]:
+        within = context()
 
-    yield forward
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            with within():
+                return model(x)
 
+        yield forward
 
-@contextlib.contextmanager
-def trl(model: Blocks) -> Iterator[Forward]:
-    """TRL's OffloadActivations (torchtune's lineage), its defaults."""
-    context = trl_context()
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        with context():
-            return model(x)
-
-    yield forward
+    return column
 
 
 def ours(**settings: Any) -> Callable[[Blocks], Any]:
@@ -95,26 +82,23 @@ def columns() -> dict[str, Callable[[Blocks], Any]]:
         "ours keep-all": ours(**host, plan="keep-all"),
         "ours offload-all": ours(**host, plan="offload-all"),
         "full recompute": recompute,
-        "trl": trl,
+        "trl": around(trl_context),  # its defaults
         "ours auto": ours(**host, plan="auto"),
         "ours recipes": ours(target="host", plan="keep-all"),
         "ours recipes + offload-all": ours(target="host", plan="offload-all"),
         "ours recipes + auto": ours(target="host", plan="auto"),
-        "save_on_cpu": save_on_cpu,
+        "save_on_cpu": around(
+            lambda: partial(torch.autograd.graph.save_on_cpu, pin_memory=True)
+        ),
     }
 
 
 def link(device: torch.device, num_bytes: int) -> dict[str, Any]:
-    """Pinned copies of `num_bytes` in both directions, GB/s, medians of 5."""
-    clock = Clock(device)
-    host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    there = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-    result = {}
-    for name, source, target in (("d2h", there, host), ("h2d", host, there)):
-        copy = partial(target.copy_, source, non_blocking=True)
-        times = [clock.once(copy) for _ in range(6)]
-        result[f"{name}_gb_per_s"] = num_bytes / 1e6 / statistics.median(times[1:])
-    return result
+    """Pinned copies of `num_bytes` in both directions."""
+    return {
+        "d2h_gb_per_s": link_gb_per_s(num_bytes, device, back=True),
+        "h2d_gb_per_s": link_gb_per_s(num_bytes, device),
+    }
 
 
 def run_column(
@@ -155,23 +139,18 @@ def main(
     sequence: int = 1024,
     steps: int = 7,
     settle_s: float = SETTLE_S,
-    rivals: bool = False,
 ) -> None:
     """Run the cells that are missing.
 
     Args:
         settle_s: at most
-        rivals: ours against rivals
     """
     device = bench.device
     cells = bench.cells({"batch": batch, "sequence": sequence, "dtype": "bf16"})
     cells.run("link", link, device, 2**30 if device.type == "cuda" else 2**24)
-    found = columns()
-    if rivals:
-        found = {name: found[name] for name in BESIDE_RIVALS} | others.COLUMNS
     for text in sizes:
         size = Size(*map(int, text.split("x")), batch, sequence)
-        for name, column in found.items():
+        for name, column in columns().items():
             own = size, column, device, steps, settle_s
             cells.run(f"{size.name}/{name}", run_column, *own)
     cells.revise(summarize)

@@ -21,7 +21,7 @@ from ssdtrain.plan.choose import choose, options
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
-from ssdtrain.plan.profile import PROFILE_FILE, Profile
+from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.rule import KEEP_ALL, Rule
 from ssdtrain.plan.schedule import Style, schedule
 from ssdtrain.plan.simulate import simulate
@@ -69,12 +69,6 @@ class Record:
     def note(self, part: dict[str, Any]) -> None:
         """What is known so far; kept if the cell fails or its time is over."""
         self._cells.note(self._name, part)
-
-    def profile(self, profile: Profile) -> None:
-        """A file of its own: any plan can be priced from it later."""
-        name = self._name.replace("/", "_")
-        path = self._cells.path.with_name(f"profile_{name}.json")
-        PROFILE_FILE.write(path, profile)
 
 
 class Lab:

@@ -4,7 +4,6 @@
 
 Cells are run in the order of what matters most and resumed by a second run; each has
 a limit of its own, and writes what it knows as it goes. `--only` also gives an order.
-Profiles are written beside the results, as `profile_NAME.json`.
 `--small` runs all paths on tiny models (a CPU is enough).
 """
 
@@ -75,7 +74,7 @@ def target(
     """`plan="auto"` as a user gets it."""
     lab = Lab(size, device, max_overhead=overhead)
     try:
-        record.profile(lab.settle(record.limit_s / 2))
+        lab.settle(record.limit_s / 2)
         own = lab.steps(6)[1:]
         return {
             "step_ms": statistics.median(ms for ms, _ in own[1:]),
@@ -99,7 +98,6 @@ def prediction(size: Size, device: torch.device, num: int, record: Record) -> An
     plans: list[dict[str, Any]] = []
     try:
         profile = lab.settle()
-        record.profile(profile)
         lab.step()
         lab.hold()
         timeline = Timeline(profile)

@@ -1,4 +1,4 @@
-"""Mini-batches, captured steps and the first call, on this GPU.
+"""Mini-batches and captured steps, on this GPU.
 
     python -m recipes.bench rgnn.batches --budget-s 90 --out batches.json
 
@@ -8,22 +8,14 @@
 - `captured`: full-batch steps with Adam (PyTorch's fused one, on all sides: else one
   step of it is a hundred kernels for an HGT) on small graphs of published sizes:
   hector's as they are, as one CUDA graph, and PyG's.
-- `first`: seconds of the first training step in a new process with empty caches and a
-  width that no kernel was made for, imports excluded; again with the caches kept; and
-  with empty caches and a bundle of the kernels.
 
 Medians; ratios are PyG's time over hector's of the same run.
 """
 
 import functools
 import itertools
-import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -183,57 +175,10 @@ def captured_cell(kind: str, name: str) -> dict[str, Any]:
     return {k: round(v, 5) for k, v in found.items()}
 
 
-FIRST = """
-import sys, time, torch
-from hector.datasets.generate import TABLE_3_3, generate
-from hector.nn import RGATConv
-torch.zeros(1, device="cuda")
-import triton, hector.runtime.device
-graph = generate(TABLE_3_3["aifb"], seed=0, device="cuda")
-x = torch.randn(graph.num_nodes, 72, device="cuda")
-torch.cuda.synchronize()
-begin = time.perf_counter()
-conv = RGATConv(72, 72, graph.num_edge_types).cuda()
-conv(x, graph).sum().backward()
-torch.cuda.synchronize()
-print(time.perf_counter() - begin)
-"""
-
-
-def first_cell() -> dict[str, Any]:
-    """New processes: with empty caches, with what the first left, and with empty caches
-    and a bundle of its kernels, which is added beside the graph's making."""
-    with tempfile.TemporaryDirectory() as place:
-        here, there = (
-            {
-                **os.environ,
-                "HECTOR_CACHE": f"{place}/{name}/hector",
-                "TRITON_CACHE_DIR": f"{place}/{name}/triton",
-            }
-            for name in ("here", "there")
-        )
-        found = {"empty_s": _first(here), "kept_s": _first(here)}
-        shipped = Path(there["HECTOR_CACHE"], "kernels", "first.zip")
-        shipped.parent.mkdir(parents=True)
-        shipped.parents[1].chmod(0o700)
-        pack = ["-m", "hector", "kernels", "pack", "--out", str(shipped)]
-        subprocess.run([sys.executable, *pack], env=here, check=True)
-        return {**found, "shipped_s": _first(there)}
-
-
-def _first(environment: dict[str, str]) -> float:
-    """Seconds of the first step of a new process."""
-    command = [sys.executable, "-c", FIRST]
-    done = subprocess.run(command, env=environment, check=True, capture_output=True)
-    return round(float(done.stdout), 3)
-
-
 def main(bench: Bench) -> None:
     """Cells until the time is over."""
     about = {"width": WIDTH, "seeds": SEEDS, "fanouts": FANOUTS, "classes": CLASSES}
     cells = bench.cells(about)
-    # Before other cells take the device and the cores.
-    cells.run("first", first_cell)
     for kind in KINDS:
         cells.run(f"batch/{kind}", lambda k=kind: batch_cell(k, *mag_rows()))
     for name, kind in itertools.product(SMALL, KINDS):

@@ -12,7 +12,6 @@ from hector.train import LayerKind
 KINDS = (LayerKind.RGCN, LayerKind.RGAT, LayerKind.HGT)
 # Most telling first: Wu's case study, the small graphs, then by edges.
 GRAPHS = ("fb15k", "aifb", "mutag", "bgs", "biokg", "am", "mag", "wikikg2")
-PROFILED_GRAPHS = ("mutag",)
 WIDTHS = (32, 64, 128)
 
 
@@ -33,8 +32,6 @@ class Phase(str, Enum):
     """The same in bfloat16."""
     ABLATION = "ablation"
     """Ours with each fixed setting of the two optimizations (Table 3.5)."""
-    PROFILE = "profile"
-    """Where the time goes, ours and PyG (Figure 3.3)."""
     WIDTHS = "widths"
     """Ours at 32, 64 and 128 where products may use TF32 (Figure 3.12)."""
 
@@ -90,8 +87,7 @@ class Work:
     def key(self) -> dict[str, Any]:
         """Plain JSON values that identify the measurement in the results."""
         cell = {k: getattr(v, "value", v) for k, v in asdict(self.cell).items()}
-        what = "profile" if self.phase is Phase.PROFILE else "time"
-        return {**cell, "contender": self.contender.value, "what": what}
+        return {**cell, "contender": self.contender.value, "what": "time"}
 
     @property
     def name(self) -> str:
@@ -163,15 +159,9 @@ def _widths(graph: str) -> Iterator[_Row]:
     )
 
 
-def _profile(graph: str) -> Iterator[_Row]:
-    cells = _cells(graph) if graph in PROFILED_GRAPHS else []
-    return _each(cells, Contender.HECTOR, Contender.PYG)
-
-
 _PHASES: dict[Phase, Callable[[str], Iterable[_Row]]] = {
     Phase.MAIN: lambda graph: _against(graph, "float32"),
     Phase.BFLOAT16: lambda graph: _against(graph, "bfloat16"),
     Phase.ABLATION: _ablation,
-    Phase.PROFILE: _profile,
     Phase.WIDTHS: _widths,
 }

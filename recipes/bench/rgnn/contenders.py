@@ -106,19 +106,15 @@ def _module(
         layer = compiled_layer(spec, graph)
         layer.load_state_dict(conv.state_dict())
         weight = next(conv.parameters())
-        return with_setting(layer.to(weight.device, weight.dtype), contender)
+        layer.to(weight.device, weight.dtype)
+        if contender in SETTINGS:  # HECTOR leaves the choice to the cost model
+            layer.set_optimization(contender.value.removeprefix("hector-"))
+        return layer
     if contender in (Contender.SORTED_LOOP, Contender.SORTED_GROUPED):
         grouped = contender is Contender.SORTED_GROUPED
         linear = grouped_linear if grouped else loop_linear
         return SORTED[spec.kind](conv, graph, linear)
     return wrap(conv, graph)
-
-
-def with_setting(layer: nn.Module, contender: Contender) -> nn.Module:
-    """Fix the two optimizations; HECTOR leaves the choice to the cost model."""
-    if contender in SETTINGS:
-        layer.set_optimization(contender.value.removeprefix("hector-"))
-    return layer
 
 
 def step_of(layer: Layer, task: Task) -> Callable[[], Tensor]:

@@ -38,8 +38,6 @@ from recipes.bench.rgnn.pyg import relations
 FANOUT = 10
 SECOND = ("gcn", "gat", "rgcn", "rgat", "hgt")
 PAPER = "n0"
-GOALS = {"typed": 1.5, "blocks": 1.5, "one type": 1.2, "second": 3.0}
-"""At least, but for `second`: at most."""
 
 
 def of_message(whole: HeteroGraph) -> message.HeteroGraph:
@@ -208,7 +206,7 @@ def main(bench: Bench, *, shrink: int = 1) -> None:
         shrink: divide the sizes: a trial on a CPU
     """
     device = str(bench.device)
-    about = {"width": WIDTH, "fanout": FANOUT, "shrink": shrink, "goals": GOALS}
+    about = {"width": WIDTH, "fanout": FANOUT, "shrink": shrink}
     cells, seeds = bench.cells(about), max(4, 1024 // shrink)
     for name in SECOND:
         cells.run(f"second/{name}", second_cell, name, device, shrink)

@@ -11,7 +11,6 @@ loses the device ends the run; the next one goes on after it.
 
 import gc
 import os
-import platform
 import tempfile
 import time
 from dataclasses import dataclass
@@ -43,7 +42,6 @@ from recipes.bench.rgnn.measure import (
     cap_memory,
     deadline,
     measure,
-    profile,
     release,
 )
 from recipes.bench.rgnn.turns import take_turns
@@ -76,22 +74,13 @@ class Settings(Bench):
         ]
 
 
-def machine(device: torch.device) -> dict[str, Any]:
+def machine(cells: Cells, device: torch.device) -> dict[str, Any]:
     """What the numbers were taken on."""
-    found: dict[str, Any] = {
-        "device": platform.processor() or "cpu",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
-    for name in ("torch_geometric", "triton", "numpy"):
-        try:
-            found[name] = __import__(name).__version__
-        except ImportError:
-            found[name] = "none"
+    told = cells.data["environment"]
+    found = {name: told[name] for name in ("device", "python", "command")}
+    found |= {name.replace("-", "_"): v for name, v in told["versions"].items()}
     if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        found["device"] = properties.name
-        found["uuid"] = str(properties.uuid)
+        found["uuid"] = str(torch.cuda.get_device_properties(device).uuid)
         found["memory_limit_bytes"] = CARD_BYTES
     return found
 
@@ -105,8 +94,6 @@ def take(work: Work, graphs: Graphs, cells: Cells, limit_s: float) -> Any:
             graph = graphs.get(work.cell.graph)
             layer = build(work.cell, work.contender, graph)
             step = step_of(layer, work.cell.task)
-            if work.phase is Phase.PROFILE:
-                return profile(step)
             best = None if work.contender.ours else best_other_ms(work, cells)
             values = measure(step, layer.clear, device, best)
             if work.contender.ours and values["status"] == "ok":
@@ -176,8 +163,7 @@ def opened(args: Settings) -> Cells:
 def run_all(args: Settings, graphs: Graphs) -> int:
     """Take every wanted measurement that is not there yet, while time is left."""
     cells, device = opened(args), graphs.device
-    about = {**machine(device), "scale": args.scale}
-    about["command"] = cells.data["environment"]["command"]
+    about = {**machine(cells, device), "scale": args.scale}
     release(device)
     run = len(cells.data["runs"])
     cells.data["runs"].append(about)

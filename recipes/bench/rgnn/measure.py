@@ -1,7 +1,6 @@
-"""Timing, memory and profile of one step."""
+"""Timing and memory of one step."""
 
 import gc
-import re
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -99,62 +98,4 @@ def measure(
         "first_ms": first_ms,
         "peak_bytes": peak,
         "resident_bytes": resident,
-    }
-
-
-# Figure 3.3's parts, by kernel name; the first match counts.
-CATEGORIES = (
-    (
-        "matmul",
-        r"gemm|cutlass|nvjet|cublas|wgrad|_mm_|splitk|outer_product|r_sums_|r_param",
-    ),
-    ("traversal", r"traversal|scatter|index_add|indexAdd|indexFunc|softmax|segment"),
-    (
-        "indexing and copying",
-        r"index|gather|copy|memcpy|memset|cat|sort|scan|select|fill|transpose|nonzero",
-    ),
-)
-
-
-def category(kernel: str) -> str:
-    """The part of Figure 3.3 that a GPU kernel belongs to."""
-    for name, pattern in CATEGORIES:
-        if re.search(pattern, kernel, re.IGNORECASE):
-            return name
-    return "other compute"
-
-
-def profile(step: Callable[[], object], num_steps: int = 5) -> dict[str, Any]:
-    """Microseconds a step in each category, in the CUDA API on the host, and the
-    five most expensive kernels. Needs a GPU."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as torch_profile
-
-    step()
-    torch.cuda.synchronize()
-    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    with torch_profile(activities=activities) as recorded:
-        for _ in range(num_steps):
-            step()
-        torch.cuda.synchronize()
-    parts = dict.fromkeys([*(n for n, _ in CATEGORIES), "other compute"], 0.0)
-    kernels: dict[str, dict[str, float]] = {}
-    api_us, num_launches = 0.0, 0
-    for event in recorded.key_averages():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            spent = event.self_device_time_total / num_steps
-            parts[category(event.key)] += spent
-            kernels[event.key] = {"us": spent, "calls": event.count / num_steps}
-        elif re.match(r"cuda[A-Z]|cu[A-Z]", event.key):
-            if "Synchronize" in event.key:
-                continue
-            api_us += event.self_cpu_time_total / num_steps
-            num_launches += event.count if "Launch" in event.key else 0
-    top = sorted(kernels, key=lambda k: -kernels[k]["us"])[:5]
-    return {
-        "status": "ok",
-        "parts_us": parts,
-        "api_us": api_us,
-        "num_launches": num_launches / num_steps,
-        "kernels": [{"name": k[:160], **kernels[k]} for k in top],
     }

@@ -51,31 +51,30 @@ def ends(nodes: int, edges: int, device: str) -> tuple[Tensor, Tensor]:
     return src[order], dst[order]
 
 
-def ours(kind: str, width: int = WIDTH) -> nn.Module:
-    match kind:
-        case "gcn":
-            return message.GraphConv(width, width)
-        case "sage":
-            return message.SAGEConv(width, width)
-        case "gin":
-            return message.GINConv(nn.Linear(width, width))
-    return message.GATConv(width, width // HEADS, HEADS)
-
-
-def pygs(kind: str, width: int = WIDTH) -> nn.Module:
+def layers_of(kind: str) -> tuple[Callable[[], nn.Module], Callable[[], nn.Module]]:
+    """Ours and PyG's, made."""
     from torch_geometric import nn as pyg
 
-    match kind:
-        case "gcn":
-            # Cached: the normalization is made in the first step.
-            found: nn.Module = pyg.GCNConv(width, width, cached=True)
-        case "sage":
-            found = pyg.SAGEConv(width, width)
-        case "gin":
-            found = pyg.GINConv(nn.Linear(width, width), train_eps=True)
-        case _:
-            found = pyg.GATConv(width, width // HEADS, HEADS, add_self_loops=False)
-    return found
+    def linear() -> nn.Module:
+        return nn.Linear(WIDTH, WIDTH)
+
+    both, heads = (WIDTH, WIDTH), (WIDTH, WIDTH // HEADS, HEADS)
+    return {
+        # Cached: the normalization is made in the first step.
+        "gcn": (
+            lambda: message.GraphConv(*both),
+            lambda: pyg.GCNConv(*both, cached=True),
+        ),
+        "sage": (lambda: message.SAGEConv(*both), lambda: pyg.SAGEConv(*both)),
+        "gin": (
+            lambda: message.GINConv(linear()),
+            lambda: pyg.GINConv(linear(), train_eps=True),
+        ),
+        "gat": (
+            lambda: message.GATConv(*heads),
+            lambda: pyg.GATConv(*heads, add_self_loops=False),
+        ),
+    }[kind]
 
 
 def load(mine: nn.Module, theirs: nn.Module) -> None:
@@ -118,20 +117,14 @@ def timed(
 
 
 def cell(kind: str, name: str, device: torch.device, shrink: int) -> dict[str, Any]:
+    """One layer on one graph, ours and PyG's ways."""
     nodes, edges = (max(2, n // shrink) for n in GRAPHS[name])
-    return compared(kind, nodes, ends(nodes, edges, str(device)))
-
-
-def compared(
-    kind: str, nodes: int, both: tuple[Tensor, Tensor], width: int = WIDTH
-) -> dict[str, Any]:
-    """One layer on a graph of these sources and targets, ours and PyG's ways."""
-    src, dst = both
-    device = src.device
+    src, dst = ends(nodes, edges, str(device))
     torch.manual_seed(0)
-    x = torch.randn(nodes, width, device=device, requires_grad=True)
-    seed = torch.randn(nodes, width, device=device)
-    theirs, mine = pygs(kind, width).to(device), ours(kind, width).to(device)
+    x = torch.randn(nodes, WIDTH, device=device, requires_grad=True)
+    seed = torch.randn(nodes, WIDTH, device=device)
+    make, makes = layers_of(kind)
+    theirs, mine = makes().to(device), make().to(device)
     load(mine, theirs)
     results: dict[str, Any] = {}
     outs: dict[str, Tensor] = {}
@@ -156,7 +149,7 @@ def compared(
     results["hector"]["counts"] = dict(graph.counts)
     parameters = [x, *theirs.parameters()]
     for way in WAYS:
-        fresh = pygs(kind, width).to(device)
+        fresh = makes().to(device)
         fresh.load_state_dict(theirs.state_dict())
         try:
             held = edges_for(way, src, dst, nodes)

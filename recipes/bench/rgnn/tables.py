@@ -1,15 +1,12 @@
-"""Tables and pictures of the relational benchmarks."""
+"""Tables of the relational benchmarks."""
 
 import math
-from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
 
 from recipes.bench.harness.records import Data
 from recipes.bench.harness.tables import Column, paragraphs, table
 from recipes.bench.rgnn.cells import WIDTHS
 from recipes.bench.rgnn.records import (
-    SETTINGS,
     TASKS,
     Comparison,
     Records,
@@ -17,7 +14,6 @@ from recipes.bench.rgnn.records import (
     compare,
     geometric_mean,
     over_best,
-    taken,
     used_mib,
 )
 
@@ -30,7 +26,6 @@ SEED_MEANS = {
     ("rgat", "training"): 11.3,
     ("hgt", "training"): 8.02,
 }
-CELL: dict[str, Column] = {"cell": "{name}"}
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -72,25 +67,6 @@ def summary(data: Data) -> str:
 def as_they_are(rows: list[Data]) -> str:
     """Rows whose keys are the heads."""
     return table(rows, {head: f"{{{head}}}" for head in rows[0]}) if rows else ""
-
-
-def details(data: Data) -> str:
-    """Every cell: our time, the best other and its time, the ratio."""
-    records = Records(data)
-    found = {name: compare(records, **cell) for name, cell in cells(records)}
-    rows = {n: {"of": c, "ours": c.ours, "best": c.best} for n, c in found.items()}
-    columns: dict[str, Column] = {
-        **CELL,
-        "ours ms": lambda r: (
-            number(r["ours"]["ms"], 3)
-            if r["ours"]["status"] == "ok"
-            else r["ours"]["status"]
-        ),
-        "best other ms": "{best[ms]:.3f}",
-        "which": lambda r: r["best"]["key"]["contender"] if r["best"] else "none ran",
-        "speed-up": lambda r: number(r["of"].speedup),
-    }
-    return table({n: r for n, r in rows.items() if r["ours"]}, columns)
 
 
 def choice(data: Data, tolerance: float = 0.05) -> str:
@@ -151,31 +127,6 @@ def widths(data: Data) -> str:
     return f"{told} Products may use TF32." if steps else ""
 
 
-def breakdown(data: Data) -> str:
-    """Figure 3.3: microseconds an epoch by part."""
-    rows = []
-    for record in Records(data).by_key.values():
-        key = record["key"]
-        if key["what"] != "profile" or "parts_us" not in record:
-            continue
-        parts, api = record["parts_us"], record["api_us"]
-        whole = api + sum(parts.values())
-        heads = ("matmul", "traversal", "indexing and copying", "other")
-        rows.append(
-            {
-                "cell": "{graph} {model} {task} {contender}".format(**key),
-                **{
-                    head: number(us, 0)
-                    for head, us in zip(heads, parts.values(), strict=True)
-                },
-                "CUDA API": number(api, 0),
-                "API %": number(100 * api / whole if whole else None, 0),
-                "launches": number(record["num_launches"], 0),
-            }
-        )
-    return as_they_are(sorted(rows, key=lambda row: row["cell"]))
-
-
 def machines(data: Data) -> str:
     """Device and versions of every run that took something."""
     records = Records(data)
@@ -191,9 +142,9 @@ def machines(data: Data) -> str:
 
 
 def batches(data: Data) -> str:
-    """Mini-batches, captured steps, and the first call."""
+    """Mini-batches and captured steps."""
     good = {name: c for name, c in data["cells"].items() if "error" not in c}
-    first, settings = good.get("first"), data["settings"]
+    settings = data["settings"]
     drawn: dict[str, Column] = {
         "": lambda c: c["name"].split("/")[1],
         "nodes": "{nodes}",
@@ -219,80 +170,4 @@ def batches(data: Data) -> str:
         "without drawing.",
         of_batches,
         table({n: c for n, c in good.items() if n.startswith("captured/")}, captured),
-        first and _first(first),
     )
-
-
-def _first(cell: Data) -> str:
-    with_bundle = f", {cell.get('shipped_s')} s with a bundle of the kernels."
-    return (
-        "The first training step of an RGAT layer of a width that no kernel was made "
-        f"for: {cell['empty_s']} s with empty caches, {cell['kept_s']} s in a new "
-        "process with the caches kept" + (with_bundle if "shipped_s" in cell else ".")
-    )
-
-
-# -- pictures --------------------------------------------------------------------------
-
-
-def memory_chart(figure: Any, data: Data) -> None:
-    """Memory with compaction over without (Figure 3.10)."""
-    axes, records = figure.subplots(), Records(data)
-    for task, marker in zip(TASKS, "os", strict=True):
-        points = []
-        for graph, about in records.graphs.items():
-            if found := compaction(records, graph, task):
-                points.append((about["entity_compaction_ratio"], found[1]))
-                axes.annotate(graph, points[-1], fontsize=7)
-        if points:
-            x, y = zip(*points, strict=True)
-            axes.scatter(x, y, marker=marker, label=f"HGT {task}")
-    axes.plot([0, 1], [0, 1], linewidth=0.5, color="grey")
-    axes.set_xlabel("entity compaction ratio")
-    axes.set_ylabel("memory with compaction / without")
-    if axes.collections:
-        axes.legend()
-
-
-def speedup_chart(figure: Any, data: Data) -> None:
-    """Ours over the best other (Figure 3.9)."""
-    axes, records = figure.subplots(), Records(data)
-    graphs = list(records.graphs)
-    bars = [(m, t) for m in ("rgcn", "rgat", "hgt") for t in TASKS]
-    for index, (model, task) in enumerate(bars):
-        key = {"model": model, "task": task, "dtype": "float32"}
-        heights = [compare(records, graph=g, **key).speedup or 0.0 for g in graphs]
-        at = [i + 0.13 * (index - 2.5) for i in range(len(graphs))]
-        axes.bar(at, heights, width=0.12, label=f"{model} {task}")
-    axes.axhline(1.0, linewidth=0.5, color="grey")
-    axes.set_yscale("log")
-    axes.set_xticks(range(len(graphs)), graphs)
-    axes.set_ylabel("speed-up over the best other (float32)")
-    axes.legend(fontsize=7, ncols=3)
-
-
-def gains(records: Records, cell: Mapping[str, str]) -> dict[str, float]:
-    """Table 3.5: the time of `none` over each setting's, and over the cost model's."""
-    base = records.ms("hector-none", **cell)
-    own = {s: records.ms(f"hector-{s}", **cell) for s in SETTINGS[1:]}
-    own["chosen"] = taken(records, **cell).get("ms")
-    return {name: base / ms for name, ms in own.items() if base and ms}
-
-
-def ablation_chart(figure: Any, data: Data) -> None:
-    """Each setting's gain over neither, and the cost model's (Table 3.5)."""
-    axes, records = figure.subplots(), Records(data)
-    wanted = cells(records, ("float32",))
-    found = [gains(records, cell) for _, cell in wanted]
-    styles = {"compaction": "o", "reordering": "s", "both": "^", "chosen": "kx"}
-    for name, style in styles.items():
-        points = [(at, gain[name]) for at, gain in enumerate(found) if name in gain]
-        if points and name == "chosen":
-            axes.plot(*zip(*points, strict=True), style, label=name)
-        elif points:
-            axes.plot(*zip(*points, strict=True), marker=style, ls="", label=name)
-    axes.axhline(1.0, linewidth=0.5, color="grey")
-    names = [name.removesuffix(" float32") for name, _ in wanted]
-    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=6)
-    axes.set_ylabel("times faster than without")
-    axes.legend(fontsize=7, ncols=4)

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import ssdtrain
 from recipes.bench.harness.cli import Bench
-from recipes.bench.harness.processes import guarded
+from recipes.bench.harness.processes import answer_of
 from recipes.bench.safety.blocks import one_thread, run_campaign
 
 BLOCK = 25
@@ -239,10 +239,10 @@ def interrupted(signals: Signals, delays: list[float], net: nn.Module) -> int:
 
 def run_guarded(block: int) -> dict[str, Any]:
     """`run_block` in a process of its own, with a time limit."""
-    found, what = guarded(run_block, block, limit_s=LIMIT_S, method="spawn")
-    if not what:
-        return dict(found)
-    return {"signals": 0, "lost": 0, "bad": [{"block": block, "what": what}]}
+    found = answer_of(run_block, (block,), LIMIT_S)
+    if "error" not in found:
+        return found
+    return {"signals": 0, "lost": 0, "bad": [{"block": block, "what": found["error"]}]}
 
 
 def main(bench: Bench, *, signals: int = 1_000) -> None:

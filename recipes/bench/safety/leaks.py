@@ -25,7 +25,7 @@ from torch import nn
 
 import ssdtrain
 from recipes.bench.harness.cli import Bench
-from recipes.bench.harness.processes import guarded
+from recipes.bench.harness.processes import answer_of
 from recipes.bench.safety.blocks import one_thread
 
 WIDTH = 32
@@ -119,13 +119,6 @@ def train(num_steps: int, budget_s: float, target: str) -> dict[str, Any]:
     }
 
 
-def run(num_steps: int, budget_s: float, target: str) -> dict[str, Any]:
-    """`train` in a process of its own."""
-    work = num_steps, budget_s, target
-    found, what = guarded(train, *work, limit_s=budget_s + SPARE_S, method="spawn")
-    return {"error": what} if what else dict(found)
-
-
 def main(
     bench: Bench, *, steps: int = 100_000, targets: tuple[str, ...] = TARGETS
 ) -> None:
@@ -138,7 +131,8 @@ def main(
     grown = []
     for target in targets:
         name = target if target == "plain" else f"{target}, reports unread"
-        cells.run(name, run, steps, cells.left_s(), target)
+        given = steps, cells.left_s(), target
+        cells.run(name, answer_of, train, given, cells.left_s() + SPARE_S)
         found = cells[name] if name in cells else {}
         if not found.get("bytes_a_step", float("nan")) < LIMIT_BYTES_A_STEP:
             grown.append(name)

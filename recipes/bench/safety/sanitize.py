@@ -24,8 +24,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.processes import child_environment, command_of
@@ -42,19 +43,19 @@ LAW_PARTS = {
     "recipes, shadow": ["_under_verify[none-shadow-cuda]"],
     "recipes, checkpoint": ["_under_verify[non-reentrant-checksum-cuda]"],
 }
-CHECKS = ("memcheck", "initcheck")
-KERNELS = ("gather", "rebuild")
-SMALL = (*CHECKS, "small")
+CHECKED = {
+    **{"memcheck": "memcheck", "initcheck": "initcheck"},
+    **{"gather": "memcheck", "rebuild": "memcheck"},
+}
+"""What runs under which of compute-sanitizer's tools."""
+SMALL = ("memcheck", "initcheck", "small")
 TOOL_PLACES = (
-    "usr/local/cuda*/bin/compute-sanitizer",
-    "usr/local/cuda*/compute-sanitizer/compute-sanitizer",
-    "opt/nvidia/**/compute-sanitizer/compute-sanitizer",
-    "opt/nvidia/**/bin/compute-sanitizer",
+    "usr/local/cuda*/*/compute-sanitizer",
+    "opt/nvidia/**/*/compute-sanitizer",
 )
 CLEAN, A_REPORT, DIFFERENT = "code 0, no report", "a report", "code 3"
 LATE_S = 0.02
 TAIL = 1500
-CLOSE_S = 10
 
 
 def gather_child() -> None:
@@ -168,57 +169,48 @@ def steps_child(kind: str) -> None:
             idle += [] if moved else [target]
             print(device, target, f"{moved} bytes reloaded", flush=True)
     print(f"{unequal} tensors differ")
-    if kind in CHECKS and device == "cpu":
+    if kind in CHECKED and device == "cpu":
         sys.exit("torch sees no GPU under compute-sanitizer: this proves nothing")
     if idle:
         sys.exit(f"nothing was reloaded from {idle}: this proves nothing")
     sys.exit(3 if unequal else 0)
 
 
-class Job:
-    """A process beside the others; what it says goes into a file.
+class Job(NamedTuple):
+    """A process beside the others."""
 
-    Args:
-        expects: in words; `verdict` says whether it came so.
-        environment: on top of this process's own.
-    """
+    name: str
+    command: list[str]
+    expects: str
+    """In words; `verdict` says whether it came so."""
+    environment: dict[str, str]
 
-    def __init__(
-        self, name: str, command: list[str], expects: str, environment: dict[str, str]
-    ) -> None:
-        self.name, self.expects = name, expects
-        self._start = time.monotonic()
-        self._log = tempfile.TemporaryFile()
-        self._process = subprocess.Popen(
-            command,
+    def result(self, deadline: float) -> dict[str, Any]:
+        """Its code (None: stopped here), time, reports, verdict, and last words."""
+        start = time.monotonic()
+        process = subprocess.Popen(
+            self.command,
             cwd=ROOT,
-            env=environment,
-            stdout=self._log,
+            env=self.environment,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
             start_new_session=True,
         )
-
-    @property
-    def ended(self) -> bool:
-        """Whether its process has."""
-        return self._process.poll() is not None
-
-    def result(self) -> dict[str, Any]:
-        """Its code (None: stopped here), time, reports, verdict, and last words."""
-        code = self._process.poll()
-        if code is None:
+        try:
+            said, _ = process.communicate(timeout=max(deadline - start, 0))
+            code = process.returncode
+        except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        self._log.seek(0)
-        said = self._log.read().decode(errors="replace")
-        self._log.close()
+                os.killpg(process.pid, signal.SIGKILL)
+            said, code = process.communicate()[0], None
         reports = said.count("CSAN detected a possible data race")
         return {
             "expects": self.expects,
             "verdict": verdict(self.expects, code, said, reports),
             "code": code,
-            "seconds": round(time.monotonic() - self._start, 1),
+            "seconds": round(time.monotonic() - start, 1),
             "races_reported": reports,
             "tail": said[-TAIL:],
         }
@@ -228,32 +220,26 @@ def verdict(expects: str, code: int | None, said: str, reports: int) -> str:
     """`as expected`, or what else it was."""
     if "Device not supported" in said:
         return "compute-sanitizer does not support this device"
-    if expects == A_REPORT:
-        # The process may have ended on its own error or be cut off: it was caught.
-        found = reports > 0
-    elif code is None:
+    if expects != A_REPORT and code is None:
         return "not finished in the time given"
-    elif expects == DIFFERENT:
-        found = code == 3
-    else:
-        found = code == 0 and reports == 0
-    return "as expected" if found else "NOT as expected"
+    found = {
+        # The process may have ended on its own error or be cut off: it was caught.
+        A_REPORT: reports > 0,
+        DIFFERENT: code == 3,
+        CLEAN: code == 0 and reports == 0,
+    }
+    return "as expected" if found[expects] else "NOT as expected"
 
 
 def find_tool() -> str | None:
     """compute-sanitizer, wherever a CUDA toolkit or Nsight put it."""
-    found = shutil.which("compute-sanitizer")
-    if found is not None:
-        return found
-    for pattern in TOOL_PLACES:
-        for path in sorted(Path("/").glob(pattern), reverse=True):
-            if os.access(path, os.X_OK):
-                return str(path)
-    return None
+    places = (each for pattern in TOOL_PLACES for each in Path("/").glob(pattern))
+    found = sorted((p for p in places if os.access(p, os.X_OK)), reverse=True)
+    return shutil.which("compute-sanitizer") or (str(found[0]) if found else None)
 
 
-def jobs_of(tool: str | None) -> list[tuple[str, list[str], str, dict[str, str]]]:
-    """Name, command, expectation and environment of all processes."""
+def jobs_of(tool: str | None) -> list[Job]:
+    """All processes."""
     plain = {**child_environment(), "OMP_NUM_THREADS": "2"}
     plain.pop("TORCH_CUDA_SANITIZER", None)
     watched = {**plain, "TORCH_CUDA_SANITIZER": "1"}
@@ -261,25 +247,22 @@ def jobs_of(tool: str | None) -> list[tuple[str, list[str], str, dict[str, str]]
     alone = {**plain, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     me = command_of("safety.sanitize")
     jobs = [
-        ("small", [*me, "small"], CLEAN, plain),
-        ("small alone", [*me, "small"], CLEAN, alone),
-        ("sound", [*me, "sound"], CLEAN, watched),
-        ("missing event", [*me, "missing"], A_REPORT, watched),
-        ("perturbed", [*me, "perturbed"], CLEAN, plain),
-        ("perturbed missing event", [*me, "perturbed missing"], DIFFERENT, plain),
+        Job("small", [*me, "small"], CLEAN, plain),
+        Job("small alone", [*me, "small"], CLEAN, alone),
+        Job("sound", [*me, "sound"], CLEAN, watched),
+        Job("missing event", [*me, "missing"], A_REPORT, watched),
+        Job("perturbed", [*me, "perturbed"], CLEAN, plain),
+        Job("perturbed missing event", [*me, "perturbed missing"], DIFFERENT, plain),
     ]
-    if tool is not None:
-        for check in CHECKS:
-            command = [tool, "--tool", check, "--error-exitcode", "9", *me, check]
-            jobs.append((check, command, CLEAN, alone))
-        for kernels in KERNELS:
-            command = [tool, "--error-exitcode", "9", *me, kernels]
-            jobs.append((f"{kernels} memcheck", command, CLEAN, alone))
+    for kind, check in CHECKED.items() if tool else ():
+        name = kind if kind == check else f"{kind} {check}"
+        command = [tool, "--tool", check, "--error-exitcode", "9", *me, kind]
+        jobs.append(Job(name, command, CLEAN, alone))
     pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "gpu"]
     pytest += ["-p", "tests.ssdtrain.races.csan"]
     for part, cells in LAW_PARTS.items():
         tests = [f"{LAW}::test_bitwise_law{cell}" for cell in cells]
-        jobs.append((f"law {part}", [*pytest, *tests], CLEAN, watched))
+        jobs.append(Job(f"law {part}", [*pytest, *tests], CLEAN, watched))
     return jobs
 
 
@@ -295,19 +278,12 @@ def main(bench: Bench, kind: str = "", /) -> None:
         )()
         return
     deadline = time.monotonic() + bench.budget_s
-    # What is stopped at the deadline is written down behind it.
-    bench.budget_s += CLOSE_S
     cells = bench.cells({"law": LAW, "parts": LAW_PARTS})
     tool = find_tool()
     if tool is None:
-        places = ["PATH", *(f"/{pattern}" for pattern in TOOL_PLACES)]
-        missing = {"verdict": "compute-sanitizer is not installed", "looked": places}
-        for check in (*CHECKS, *(f"{kernels} memcheck" for kernels in KERNELS)):
-            cells.run(check, lambda: dict(missing))
-    running = [Job(*job) for job in jobs_of(tool) if cells.is_wanted(job[0])]
-    while running:
-        for job in list(running):
-            if job.ended or time.monotonic() > deadline:
-                running.remove(job)
-                cells.run(job.name, job.result)
-        time.sleep(0.1)
+        missing = {"verdict": "compute-sanitizer is not installed"}
+        cells.record("compute-sanitizer", {**missing, "looked": TOOL_PLACES})
+    jobs = [job for job in jobs_of(tool) if cells.is_wanted(job.name)]
+    with ThreadPoolExecutor(len(jobs) or 1) as pool:
+        for job in jobs:
+            pool.submit(lambda j=job: cells.record(j.name, j.result(deadline)))

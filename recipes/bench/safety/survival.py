@@ -11,7 +11,7 @@ the programs. A program that plain autograd refuses must be refused.
 
 import importlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from recipes.bench.harness.cli import Bench
 from recipes.bench.models.real_row import trl_context
 from tests.pitfalls import scenarios
 
+Context = Callable[[], AbstractContextManager[Any]]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -51,55 +52,47 @@ class Ours(Plain):
         self.session.close()
 
 
-class SaveOnCpu(Plain):
-    """torch.autograd.graph.save_on_cpu."""
+class Around(Plain):
+    """A context around each forward, or around forward and backward."""
 
-    def around_forward(self) -> AbstractContextManager[Any]:
-        """Its documented use."""
-        return torch.autograd.graph.save_on_cpu(pin_memory=DEVICE == "cuda")
+    def __init__(
+        self, forward: Context = nullcontext, step: Context = nullcontext
+    ) -> None:
+        super().__init__()
+        self.around_forward, self.around_step = forward, step
 
 
-class Trl(Plain):
+def trl() -> Around:
     """TRL's OffloadActivations: one for all steps, around the forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.context = trl_context()()
-
-    def around_forward(self) -> AbstractContextManager[Any]:
-        """As its trainer does."""
-        return self.context  # type: ignore[no-any-return]
+    context = trl_context()()
+    return Around(forward=lambda: context)
 
 
-class DeepSpeed(Plain):
-    """CheckpointHiddenStatesOffload, around forward and backward."""
+def deepspeed() -> Around:
+    """CheckpointHiddenStatesOffload, around forward and backward: it clears its tracker
+    at the exit."""
+    module = importlib.import_module(
+        "deepspeed.runtime.activation_checkpointing.offload_activations"
+    )
 
-    def __init__(self) -> None:
-        super().__init__()
-        module = importlib.import_module(
-            "deepspeed.runtime.activation_checkpointing.offload_activations"
-        )
+    class Everything(module.CheckpointHiddenStatesOffload):  # type: ignore[misc]
+        def _consume_mark(self, tensor: torch.Tensor) -> bool:
+            return True
 
-        class Everything(module.CheckpointHiddenStatesOffload):  # type: ignore[misc]
-            def _consume_mark(self, tensor: torch.Tensor) -> bool:
-                return True
-
-        self.context = Everything()
-
-    def around_step(self) -> AbstractContextManager[Any]:
-        """Its tracker is cleared at the exit."""
-        return self.context  # type: ignore[no-any-return]
+    context = Everything()
+    return Around(step=lambda: context)
 
 
 CONTENDERS: dict[str, Callable[[], Any]] = {
     "ssdtrain": partial(Ours, "off"),
     "ssdtrain + recipes": partial(Ours, "auto"),
-    "save_on_cpu": SaveOnCpu,
+    "save_on_cpu": partial(
+        Around, partial(torch.autograd.graph.save_on_cpu, pin_memory=DEVICE == "cuda")
+    ),
 }
-GPU_CONTENDERS: dict[str, Callable[[], Any]] = {
-    "TRL OffloadActivations": Trl,
-    "DeepSpeed CheckpointHiddenStatesOffload": DeepSpeed,
-}
+if DEVICE == "cuda":
+    CONTENDERS["TRL OffloadActivations"] = trl
+    CONTENDERS["DeepSpeed CheckpointHiddenStatesOffload"] = deepspeed
 
 
 def judge(make: Callable[[], Any]) -> dict[str, Any]:
@@ -125,8 +118,5 @@ def main(bench: Bench) -> None:
     """Run the contenders that are missing."""
     evidence = {row.scenario.__name__: row.evidence for row in scenarios.ROWS}
     cells = bench.cells({"evidence": evidence})
-    contenders = dict(CONTENDERS)
-    if DEVICE == "cuda":
-        contenders |= GPU_CONTENDERS
-    for name, make in contenders.items():
+    for name, make in CONTENDERS.items():
         cells.run(name, judge, make)

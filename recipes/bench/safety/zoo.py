@@ -18,7 +18,6 @@ that has all imports done.
 """
 
 import importlib
-import multiprocessing
 import tempfile
 import time
 import warnings
@@ -26,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from recipes.bench.harness.cli import Bench
-from recipes.bench.harness.processes import guarded
+from recipes.bench.harness.processes import answer_of
 from recipes.bench.safety.blocks import one_thread
 from tests.ssdtrain.zoo.declared import declare
 
@@ -37,10 +36,8 @@ LIMIT_S = 600.0
 
 def judge(name: str) -> dict[str, Any]:
     """How a model fares, in a process of its own."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.ssdtrain.zoo.judge"])
-    found, why = guarded(judged, name, limit_s=LIMIT_S, method="forkserver")
-    return {"verdict": "crash", "why": why} if why else dict(found)
+    found = answer_of(judged, (name,), LIMIT_S, ["tests.ssdtrain.zoo.judge"])
+    return found if "verdict" in found else {"verdict": "crash", "why": found["error"]}
 
 
 def judged(named: str) -> dict[str, Any]:
@@ -92,8 +89,8 @@ def main(
         if cells.is_wanted(name):
             start = time.monotonic()
             found = judge(name)
-            took = round(time.monotonic() - start, 1)
-            cells.record(name, {**found, "cell_s": took})
+            cell_s = round(time.monotonic() - start, 1)
+            cells.record(name, {**found, "cell_s": cell_s})
 
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(one, names))

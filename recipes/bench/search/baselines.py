@@ -1,6 +1,6 @@
 """Simpler ways to split a step, which a search is compared with (Wang 2020, 3.7.3)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ssdtrain.tools.search.moves import WorkerAxis, cost, moves
@@ -26,8 +26,19 @@ def all_rows(problem: Problem, axes: Sequence[WorkerAxis]) -> Partition:
 def greedy(problem: Problem, axes: Sequence[WorkerAxis]) -> Partition:
     """Split operator by operator in the order of the step, each as is best for what is
     placed already; it places its operands and results."""
-    space = Space(problem, axes)
-    return _in_turn(space, list(range(len(problem.operations))))
+    space, group = Space(problem, axes), problem.group_of
+    placed: dict[int, Placements] = {}
+    chosen: list[list[Chosen]] = []
+    for one in problem.operations:
+        options = strategies_along(one, space.ways)
+        own = min(options, key=lambda s: _known(space, one, s, placed))
+        chosen.append([own])
+        for number, wanted, _ in _asked(one, own):
+            ways = straight(problem, group[number], space.ways)
+            placed.setdefault(group[number], wanted if wanted in ways else ways[0])
+    for name in _groups(problem):
+        placed.setdefault(name, straight(problem, name, space.ways)[0])
+    return space.best({n: [p] for n, p in placed.items()}, chosen)
 
 
 def one_dimension(problem: Problem, axes: Sequence[WorkerAxis]) -> Partition:
@@ -85,49 +96,21 @@ def _known(
 ) -> float:
     """Return what an operator costs, of those of its tensors that are placed."""
     group, total = space.problem.group_of, 0.0
-    for at, number in enumerate(one.operands):
+    for number, wanted, is_needed in _asked(one, chosen):
         if (own := placed.get(group[number])) is not None:
+            ends = (own, wanted) if is_needed else (wanted, own)
             extent = space.problem.tensors[number]
-            steps = moves(
-                own, tuple(s.needs[at] for s in chosen), space.ways, extent.shape
-            )
-            total += cost(steps, extent.num_bytes, space.axes)
-    for at, number in enumerate(one.results):
-        if (own := placed.get(group[number])) is not None:
-            extent = space.problem.tensors[number]
-            steps = moves(
-                tuple(s.gives[at] for s in chosen), own, space.ways, extent.shape
-            )
+            steps = moves(*ends, space.ways, extent.shape)
             total += cost(steps, extent.num_bytes, space.axes)
     return total
 
 
-def _in_turn(space: Space, order: Sequence[int]) -> Partition:
-    problem, ways = space.problem, space.ways
-    group = problem.group_of
-    placed: dict[int, Placements] = {}
-    chosen: list[Chosen] = [()] * len(problem.operations)
-    for at in order:
-        one = problem.operations[at]
-        options = strategies_along(one, ways)
-        own = min(options, key=lambda s: _known(space, one, s, placed))
-        chosen[at] = own
-        asked = [
-            (number, tuple(s.needs[i] for s in own))
-            for i, number in enumerate(one.operands)
-        ]
-        asked += [
-            (number, tuple(s.gives[i] for s in own))
-            for i, number in enumerate(one.results)
-        ]
-        for number, wanted in asked:
-            straights = straight(problem, group[number], ways)
-            placed.setdefault(
-                group[number], wanted if wanted in straights else straights[0]
-            )
-    for name in _groups(problem):
-        placed.setdefault(name, straight(problem, name, ways)[0])
-    return space.best({n: [p] for n, p in placed.items()}, [[c] for c in chosen])
+def _asked(one: Operation, chosen: Chosen) -> Iterator[tuple[int, Placements, bool]]:
+    """An operator's tensors, how it wants each, and whether it is an operand."""
+    for at, number in enumerate(one.operands):
+        yield number, tuple(s.needs[at] for s in chosen), True
+    for at, number in enumerate(one.results):
+        yield number, tuple(s.gives[at] for s in chosen), False
 
 
 Baseline = Callable[[Problem, Sequence[WorkerAxis]], Partition]

@@ -24,7 +24,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 import ssdtrain
 from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.cli import Bench
-from recipes.bench.harness.processes import answer_of
+from recipes.bench.harness.processes import answer_of, any_rank, join_ranks
+from recipes.bench.harness.timing import Peak, wait
 from ssdtrain.regions.find import find_regions
 from ssdtrain.tools.foresight.cluster import cluster_of
 from ssdtrain.tools.foresight.device import load_device
@@ -195,10 +196,7 @@ def measured(
     name: str, at: str, small: bool, on: str, budget: int, settle_s: float
 ) -> dict[str, Any]:
     """Step and peak of one layout, on every rank."""
-    distributed.init_process_group("nccl" if on == "cuda" else "gloo")
-    rank = distributed.get_rank()
-    if on == "cuda":
-        torch.cuda.set_device(rank)
+    device, rank = join_ranks(on), distributed.get_rank()
     subject = (SMALL if small else SUBJECTS)[name]
     own = layouts_of(subject)[at]
     model, forward = built(subject, own, on, rank)
@@ -220,19 +218,18 @@ def measured(
     until = time.monotonic() + settle_s
     for taken in itertools.count():
         settles = session is not None and not session.is_settled
-        if not _any(taken < WARM or (settles and time.monotonic() < until)):
+        if not any_rank(taken < WARM or (settles and time.monotonic() < until)):
             break
         step()
-    _wait(on)
-    if on == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    began = time.perf_counter()
+    wait(device)
+    distributed.barrier()
+    memory, began = Peak(device), time.perf_counter()
     for _ in range(STEPS):
         step()
-    _wait(on)
+    wait(device)
+    distributed.barrier()
     ms = (time.perf_counter() - began) / STEPS * 1e3
-    peak = torch.cuda.max_memory_allocated() if on == "cuda" else 0
-    row = {"ms": ms, "bytes": peak, "steps_before": taken}
+    row = {"ms": ms, "bytes": memory.base + memory.most, "steps_before": taken}
     if session is not None:
         row["settled"] = session.is_settled
         session.close()
@@ -242,19 +239,6 @@ def measured(
 def _loss(model: Any, ids: torch.Tensor) -> torch.Tensor:
     loss: torch.Tensor = model(input_ids=ids, labels=ids).loss
     return loss
-
-
-def _any(own: bool) -> bool:
-    """Whether one rank says so: all take the same steps."""
-    every = [False] * distributed.get_world_size()
-    distributed.all_gather_object(every, own)
-    return any(every)
-
-
-def _wait(on: str) -> None:
-    if on == "cuda":
-        torch.cuda.synchronize()
-    distributed.barrier()
 
 
 def shard(model: Any, reshard: bool) -> None:

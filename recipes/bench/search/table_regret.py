@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, distributed
 
 from recipes.bench.harness.cli import Bench
-from recipes.bench.harness.processes import answer_of
+from recipes.bench.harness.processes import answer_of, join_ranks
+from recipes.bench.harness.timing import wait
 from ssdtrain.tools.foresight.bodies import draw_indices
 from ssdtrain.tools.foresight.collectives import load_fabric
 from ssdtrain.tools.foresight.device import load_device
@@ -143,9 +144,7 @@ def step_us(model: Dlrm, own: Samples, device: torch.device) -> float:
     for _ in range(WARM):
         train_step(model, own)
     distributed.barrier()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    began = time.perf_counter()
+    began = wait(device)
     for _ in range(STEPS):
         train_step(model, own)  # returns a number: the device has ended
     us = torch.tensor((time.perf_counter() - began) / STEPS * 1e6, device=device)
@@ -155,14 +154,12 @@ def step_us(model: Dlrm, own: Samples, device: torch.device) -> float:
 
 def measured(number: int, others: int, on: str, small: bool) -> dict[str, Any]:
     """One task, on every rank."""
-    distributed.init_process_group("nccl" if on == "cuda" else "gloo")
+    device = join_ranks(on)
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
-    device = torch.device(on, rank) if on == "cuda" else torch.device(on)
-    if on == "cuda":
-        torch.cuda.set_device(device)
     tables, batch = task_of(number, ranks, small)
     own = samples_of(tables, batch // ranks, rank, device)
-    gpu = load_device("h200" if "H200" in _name(device) else "h100")
+    name = torch.cuda.get_device_name(device) if on == "cuda" else ""
+    gpu = load_device("h200" if "H200" in name else "h100")
     seen = [
         replace(table, reuse_factors=reuse_factors(whole(rows)))
         for table, rows in zip(tables, own.sparse, strict=True)
@@ -190,10 +187,6 @@ def measured(number: int, others: int, on: str, small: bool) -> dict[str, Any]:
     )
     heavy = number % 2 == 0
     return {"tables": len(tables), "heavy": heavy, "batch": batch, **row}
-
-
-def _name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
 
 
 def _fill(tables: PlacedTables) -> None:

@@ -2,120 +2,208 @@
 
     python -m recipes.bench storage.ssd --directory /mnt/nvme0 --budget-s 90
 
-Raw and ours run in alternate rounds at the same block size and depth, with matrix
-products on the GPU meanwhile (if there is one), and are compared round by round.
+Raw and ours run in alternate rounds at the same block size and depth and are compared
+round by round. A rerun goes on.
 """
 
 import itertools
+import mmap
+import os
+import statistics
+import tempfile
 import threading
+import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from recipes.bench.harness.cli import Bench
-from recipes.bench.harness.timing import Clock
-from recipes.bench.storage.offloader_io import offloader_rates
-from recipes.bench.storage.raw_io import (
-    Call,
-    Rates,
-    RawFile,
-    aligned_buffers,
-    gb_per_s,
-    scratch,
-    told,
-)
+from ssdtrain.counters import Counters, Trace
 from ssdtrain.storage import open_storage
+from ssdtrain.transfer.cuda import open_device
+from ssdtrain.transfer.offloader import Drain, Meters, Offloader
+from ssdtrain.transfer.pinned import PinnedPool
 
 MIB = 1024 * 1024
 # (block MiB, depth), the most telling first: one activation of a small and of a
 # large model at the default depth, then the corners.
 CELLS = ((64, 4), (16, 4), (256, 4), (16, 1), (64, 8), (4, 8), (4, 1), (1, 8))
+Call = Callable[[int, torch.Tensor], object]
+"""Moves one block."""
+Round = Callable[[], tuple[float, float]]
+"""Writes and reads all blocks; GB/s each way."""
+
+
+def aligned_buffers(num: int, num_bytes: int) -> list[torch.Tensor]:
+    """Page-aligned random bytes (disks may compress or skip zeros)."""
+    made = []
+    for seed in range(num):
+        buffer = torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
+        generator = torch.Generator().manual_seed(seed)
+        buffer.view(torch.int64).random_(generator=generator)
+        made.append(buffer)
+    return made
+
+
+class RawFile:
+    """`num_blocks` blocks of one preallocated O_DIRECT file: one call a block."""
+
+    def __init__(self, directory: Path, num_blocks: int, block_bytes: int) -> None:
+        path = directory / f"raw-{os.getpid()}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_DIRECT
+        self._fd = os.open(path, flags, 0o600)
+        path.unlink()
+        os.posix_fallocate(self._fd, 0, num_blocks * block_bytes)
+        self._block_bytes = block_bytes
+
+    def write(self, block: int, buffer: torch.Tensor) -> None:
+        """One pwrite."""
+        moved = os.pwrite(self._fd, buffer.numpy().data, block * self._block_bytes)
+        if moved != self._block_bytes:
+            raise OSError(f"short write: {moved}")
+
+    def read(self, block: int, buffer: torch.Tensor) -> None:
+        """One preadv."""
+        view = buffer.numpy().data
+        if os.preadv(self._fd, [view], block * self._block_bytes) != self._block_bytes:
+            raise OSError("short read")
+
+    def close(self) -> None:
+        """The file has no name: closing removes it."""
+        os.close(self._fd)
+
+
+def gb_per_s(call: Call, num_blocks: int, buffers: list[torch.Tensor]) -> float:
+    """Rate of `call` over all blocks, one thread for each buffer."""
+    ticket = itertools.count()
+    start = threading.Barrier(len(buffers) + 1)
+
+    def worker(buffer: torch.Tensor) -> None:
+        start.wait()
+        while (block := next(ticket)) < num_blocks:
+            call(block, buffer)
+
+    with ThreadPoolExecutor(len(buffers)) as pool:
+        done = [pool.submit(worker, buffer) for buffer in buffers]
+        start.wait()
+        begin = time.monotonic()
+        for future in done:
+            future.result()
+        seconds = time.monotonic() - begin
+    return num_blocks * buffers[0].numel() / seconds / 1e9
 
 
 @contextmanager
-def compute(device: torch.device | None) -> Iterator[list[float]]:
-    """Matrix products on the GPU for the length of the block; yields TFLOP/s."""
-    rate: list[float] = []
-    if device is None:
-        yield rate
-        return
-    stop = threading.Event()
-    a = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
-
-    def work() -> None:
-        clock = Clock(device)
-        begin, num = clock.mark(), 0
-        while not stop.is_set():
-            for _ in range(4):
-                torch.mm(a, a)
-            num += 4
-            torch.cuda.current_stream().synchronize()
-        rate.append(num * 2 * 8192**3 / clock.ms(begin, clock.mark()) / 1e9)
-
-    with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(work)
-        try:
-            yield rate
-        finally:
-            stop.set()
-            done.result()
+def storage_rounds(
+    directory: Path, num_blocks: int, buffers: list[torch.Tensor]
+) -> Iterator[Round]:
+    """`Storage.write` and `Storage.read`."""
+    with closing(open_storage([directory])) as storage:
+        slots = [storage.allocate(buffers[0].numel()) for _ in range(num_blocks)]
+        calls: list[Call] = [
+            lambda number, buffer: storage.write(slots[number], buffer),
+            lambda number, buffer: storage.read(slots[number], buffer),
+        ]
+        yield lambda: tuple(gb_per_s(each, num_blocks, buffers) for each in calls)  # type: ignore[return-value]
 
 
-def storage_cell(
-    directory: Path, block_mib: int, depth: int, num_rounds: int, total_mib: int
-) -> dict[str, Any]:
-    """Raw against `Storage.write` and `Storage.read`, round by round."""
-    block = block_mib * MIB
-    num_blocks = max(2 * depth, total_mib // block_mib)
-    buffers = aligned_buffers(depth, block)
-    raw = RawFile(directory, num_blocks, block)
+@contextmanager
+def offloader_rounds(
+    directory: Path, num_blocks: int, buffers: list[torch.Tensor]
+) -> Iterator[Round]:
+    """The whole way: device, staging, disk, and back."""
+    depth, block = len(buffers), buffers[0].numel()
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    device = open_device(torch.device(kind))
+    pool = PinnedPool(device, 3 * depth * block, depth * block)
+    meters = Meters(counters=Counters(), trace=Trace(enabled=False))
     storage = open_storage([directory])
-    slots = [storage.allocate(block) for _ in range(num_blocks)]
-    ways: dict[str, Call] = {
-        "raw_write": raw.write,
-        "raw_read": raw.read,
-        "ours_write": lambda number, buffer: storage.write(slots[number], buffer),
-        "ours_read": lambda number, buffer: storage.read(slots[number], buffer),
-    }
-    rates: Rates = defaultdict(list)
-    try:
-        for call in ways.values():
-            gb_per_s(call, num_blocks, buffers)  # first touch of fresh extents
-        names = list(ways)
-        for turn in range(num_rounds):
-            for name in names if turn % 2 == 0 else names[2:] + names[:2]:
-                rates[name].append(gb_per_s(ways[name], num_blocks, buffers))
-    finally:
-        raw.close()
-        storage.close()
-    return {"what": "storage", **told(block_mib, depth, rates)}
+    offloader = Offloader(device, pool, storage, Drain.AT_ONCE, depth, meters)
+    distinct = [b.to(kind) for b in aligned_buffers(2, block)]
+    sources = [distinct[i % 2] for i in range(num_blocks)]
+    target = torch.empty_like(distinct[0])
+    with closing(offloader):
+        yield lambda: one_round(offloader, sources, target)
+
+
+def one_round(
+    offloader: Offloader, sources: list[torch.Tensor], target: torch.Tensor
+) -> tuple[float, float]:
+    """Store everything to the disk, then load everything back; GB/s each way."""
+    total = sum(s.numel() for s in sources)
+    begin = time.monotonic()
+    parcels = []
+    for number, source in enumerate(sources):
+        parcel = offloader.store(source, f"t{number}", lambda: True)
+        if parcel is None:
+            raise RuntimeError("a tensor was kept: the pool or the storage is full")
+        parcels.append(parcel)
+    offloader.wait_io()
+    write = total / (time.monotonic() - begin) / 1e9
+    begin = time.monotonic()
+    ahead, loads = 0, []
+    for number, parcel in enumerate(parcels):
+        while ahead < len(parcels) and offloader.recall(parcels[ahead]):
+            ahead += 1
+        ahead = max(ahead, number + 1)
+        load = offloader.load(parcel, target)
+        load.wait(offloader.device)
+        loads.append(load)
+        if target.is_cuda:  # the buffer is free behind the copy: let it come back
+            torch.cuda.current_stream().synchronize()
+        offloader.discard(parcel)
+    read = total / (time.monotonic() - begin) / 1e9
+    if not torch.equal(target, sources[-1]):
+        raise RuntimeError("bytes came back wrong")
+    return write, read
+
+
+OURS = {"storage": storage_rounds, "offloader": offloader_rounds}
+
+
+def cell(
+    what: str, directory: Path, size: tuple[int, int], rounds: int, total_mib: int
+) -> dict[str, Any]:
+    """Ours in turns with the raw loop: medians of the rounds, and of the ratios of
+    neighbouring rounds: drift of the disk cancels."""
+    (block_mib, depth), rates = size, defaultdict[str, list[float]](list)
+    num_blocks = max(2 * depth, total_mib // block_mib)
+    buffers = aligned_buffers(depth, block_mib * MIB)
+    raw = RawFile(directory, num_blocks, block_mib * MIB)
+    with closing(raw), OURS[what](directory, num_blocks, buffers) as ours:
+        sides: dict[str, Round] = {
+            "raw": lambda: (
+                gb_per_s(raw.write, num_blocks, buffers),
+                gb_per_s(raw.read, num_blocks, buffers),
+            ),
+            "ours": ours,
+        }
+        for turn in range(1 + rounds):
+            for who in sorted(sides, reverse=turn % 2 == 0):
+                both = sides[who]()
+                if turn:  # the first one touches fresh extents
+                    rates[f"{who}_write"].append(both[0])
+                    rates[f"{who}_read"].append(both[1])
+    found: dict[str, Any] = {"what": what, "block_mib": block_mib, "depth": depth}
+    for key, values in rates.items():
+        found[f"{key}_gb_per_s"] = round(statistics.median(values), 3)
+    for way in ("write", "read"):
+        pairs = zip(rates[f"ours_{way}"], rates[f"raw_{way}"], strict=True)
+        found[f"{way}_ratio"] = round(statistics.median(a / b for a, b in pairs), 3)
+    return found
 
 
 def main(
     bench: Bench, *, directory: Path = Path("."), rounds: int = 7, total_mib: int = 512
 ) -> None:
-    """Run as many cells as the budget allows."""
-    record = bench.cells(anew=True)
-    device = torch.device("cuda") if torch.cuda.is_available() else None
-    place = scratch(directory)
-    longest_s = 0.0
-    try:
-        for (block_mib, depth), measure in itertools.product(
-            CELLS, (storage_cell, offloader_rates)
-        ):
-            before = record.left_s()
-            if before < 1.3 * longest_s:
-                continue
-            with compute(device) as tflops:
-                cell = measure(place, block_mib, depth, rounds, total_mib)
-            if tflops:
-                cell["compute_tflops"] = round(tflops[0], 1)
-            record.add(**cell)
-            longest_s = max(longest_s, before - record.left_s())
-    finally:
-        place.rmdir()
+    """Run the cells that are missing."""
+    cells = bench.cells({"rounds": rounds, "total_mib": total_mib})
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=directory) as place:
+        for size, what in itertools.product(CELLS, OURS):
+            name = f"{what}, {size[0]} MiB, depth {size[1]}"
+            cells.run(name, cell, what, Path(place), size, rounds, total_mib)

@@ -10,23 +10,21 @@ of whole traversals, medians over the sources; levels are single steps of a time
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from pydirect.memory import empty_pinned, reach
+from pydirect.memory import reach
 from pydirect.sampling import Graph
 from pydirect.traversal import (
-    CompressedGraph,
     Direction,
     PlacedGraph,
     Trace,
     Walk,
     bfs,
-    compress,
     connected_components,
     pagerank,
     place,
@@ -34,19 +32,10 @@ from pydirect.traversal import (
 )
 from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.cli import Bench
-from recipes.bench.harness.timing import wait
+from recipes.bench.harness.timing import link_gb_per_s, wait
 from recipes.bench.traversal.graphs import KINDS, Kind, make, weights_of
 
 _LARGE_SHARE = 0.1
-
-
-def peak_gb_s(device: torch.device) -> float:
-    """10^9 bytes a second of a copy from pinned memory."""
-    num_bytes = 1 << 30 if device.type == "cuda" else 1 << 20
-    host = empty_pinned((num_bytes,), torch.uint8)
-    there = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-    times = [timed(lambda: there.copy_(host, non_blocking=True)) for _ in range(5)]
-    return num_bytes / min(times) / 1e9
 
 
 Traversal = Callable[..., Any]
@@ -63,6 +52,9 @@ def components(placed: PlacedGraph, _: int, *, trace: Trace) -> Any:
     return connected_components(placed, trace=trace)
 
 
+FORWARD = partial(bfs, direction=Direction.FORWARD)
+
+
 def timed(call: Callable[[], Any]) -> float:
     """Wall seconds of a call and the device's work."""
     begun = wait()
@@ -76,7 +68,6 @@ class Settings:
 
     divisor: of the published sizes
     sources: of a traversal
-    only_bytes: of compressed lists; no traversal
     """
 
     kinds: tuple[str, ...] = tuple(kind.name for kind in KINDS)
@@ -86,8 +77,6 @@ class Settings:
     sources: int = 5
     trio: bool = False
     sssp: bool = False
-    compressed: bool = False
-    only_bytes: bool = False
 
 
 class Campaign:
@@ -97,7 +86,7 @@ class Campaign:
         self._cells = cells
         self._num_sources = sources
         self.device = device
-        self.peak = peak_gb_s(device)
+        self.peak = link_gb_per_s(1 << (30 if device.type == "cuda" else 20), device)
         cells.data["cells"]["link"] = {"copy_peak_gb_s": round(self.peak, 2)}
 
     def note(self, name: str, head: dict[str, Any], **record: Any) -> None:
@@ -141,7 +130,8 @@ class Campaign:
             )
         large = [v for v in levels if v["edge_share"] > _LARGE_SHARE]
         visited = [s for s in trace.steps if s.operation != "search"]
-        size = list_bytes(placed) / placed.num_edges
+        list_bytes = placed.graph.neighbors.nbytes
+        size = list_bytes / placed.num_edges
         if placed.weights is not None:
             size += placed.weights.element_size()
         useful = sum(s.num_edges for s in visited) * size
@@ -151,17 +141,11 @@ class Campaign:
             peak_gb_s=round(self.peak, 2),
             seconds=round(statistics.median(times), 5),
             bytes=trace.bytes_read,
-            of_edge_list=round(trace.bytes_read / list_bytes(placed), 4),
+            of_edge_list=round(trace.bytes_read / list_bytes, 4),
             amplification=round(sum(s.bytes_read for s in visited) / max(1, useful), 4),
             large_of_peak=[v["of_peak"] for v in large],
             levels=levels[:40],
         )
-
-
-def list_bytes(placed: PlacedGraph) -> int:
-    """Of the edge list as the device reads it."""
-    graph = placed.graph
-    return graph.neighbors.nbytes if isinstance(graph, Graph) else graph.num_bytes
 
 
 def check(placed: PlacedGraph, level: torch.Tensor, source: int) -> None:
@@ -184,103 +168,26 @@ def check(placed: PlacedGraph, level: torch.Tensor, source: int) -> None:
         raise RuntimeError("bfs: a node without a neighbour one level nearer")
 
 
-def compare(
-    campaign: Campaign, graph: Graph, head: dict[str, Any], settings: Settings
-) -> None:
-    """All systems on one graph."""
-    placed = place(graph, campaign.device)
-    source = campaign.sources(graph)[0]
-    want = bfs(placed, source, direction=Direction.FORWARD)
-    check(placed, want, source)
+def systems(
+    device: torch.device, graph: Graph, reverse: Graph | None, settings: Settings
+) -> Iterator[tuple[str, PlacedGraph, Traversal]]:
+    """All that is timed on one graph, by name."""
+    placed = place(graph, device)
     for walk in Walk:
-        if walk in (Walk.NAIVE, Walk.MERGED, Walk.ALIGNED) and not settings.trio:
-            continue
-        placed.walk = walk
-        forward = partial(bfs, direction=Direction.FORWARD)
-        campaign.traverse(placed, f"bfs {walk.value}", forward, head)
-        if not torch.equal(bfs(placed, source, direction="forward"), want):
-            raise RuntimeError(f"bfs {walk.value} differs")
+        if settings.trio or walk not in (Walk.NAIVE, Walk.MERGED, Walk.ALIGNED):
+            placed.walk = walk
+            yield f"bfs {walk.value}", placed, FORWARD
     placed.walk = Walk.LINES
-    if graph.symmetric:
-        campaign.traverse(placed, "bfs auto", bfs, head)
-        if not torch.equal(bfs(placed, source), want):
-            raise RuntimeError("bfs auto differs")
-    if not graph.symmetric:
-        backwards(campaign, graph, want, head, settings)
-    if settings.compressed:
-        in_fewer_bytes(campaign, graph, want, head)
-    others(campaign, placed, head, settings)
-
-
-def compressed(
-    campaign: Campaign, graph: Graph, head: dict[str, Any]
-) -> CompressedGraph:
-    """Compress, and note how many bytes the lists have."""
-    begun = time.perf_counter()
-    made = compress(graph, campaign.device)
-    campaign.note(
-        "compressed",
-        head,
-        plain_bytes=made.plain_bytes,
-        bytes=made.num_bytes,
-        ratio=round(made.ratio, 4),
-        device_bytes=made.first_blocks.nbytes + made.positions.nbytes,
-        seconds=round(time.perf_counter() - begun, 3),
-    )
-    return made
-
-
-def in_fewer_bytes(
-    campaign: Campaign, graph: Graph, want: torch.Tensor, head: dict[str, Any]
-) -> None:
-    """The same lists compressed, and what that saves."""
-    made = compressed(campaign, graph, head)
-    placed = place(made, campaign.device)
-    source = campaign.sources(graph)[0]
-    ways = [Direction.FORWARD, Direction.AUTO] if graph.symmetric else [Direction.AUTO]
-    for way in ways:
-        if not torch.equal(bfs(placed, source, direction=way), want):
-            raise RuntimeError(f"bfs {way.value} compressed differs")
-        run = partial(bfs, direction=way)
-        campaign.traverse(placed, f"bfs {way.value} compressed", run, head)
-    campaign.traverse(placed, "pagerank 3 compressed", ranks, head)
-
-
-def others(
-    campaign: Campaign, placed: PlacedGraph, head: dict[str, Any], settings: Settings
-) -> None:
-    """Components, PageRank, shortest paths."""
-    graph = placed.graph
-    campaign.traverse(placed, "components", components, head)
-    campaign.traverse(placed, "pagerank 3", ranks, head)
+    if reverse is None:
+        yield "bfs auto", placed, bfs
+    else:
+        both = place(graph, device, reverse=reverse)
+        yield "bfs auto, with reverse", both, bfs
+        yield "pagerank 3, with reverse", both, ranks
+    yield "components", placed, components
+    yield "pagerank 3", placed, ranks
     if settings.sssp:
-        weighted = place(weights_of(graph), campaign.device)
-        campaign.traverse(weighted, "sssp", sssp, head)
-
-
-def backwards(
-    campaign: Campaign,
-    graph: Graph,
-    want: torch.Tensor,
-    head: dict[str, Any],
-    settings: Settings,
-) -> None:
-    """A directed graph with its reverse beside it."""
-    kind = next(k for k in KINDS if k.name == head["graph"])
-    made = make(
-        kind,
-        settings.divisor,
-        id_bytes=head["id_bytes"],
-        memory="table" if head["memory"] == "managed" else "pinned",
-        device=campaign.device.type,
-        reverse=True,
-    )
-    placed = place(graph, campaign.device, reverse=made)
-    source = campaign.sources(graph)[0]
-    if not torch.equal(bfs(placed, source), want):
-        raise RuntimeError("bfs with the reverse differs")
-    campaign.traverse(placed, "bfs auto, with reverse", bfs, head)
-    campaign.traverse(placed, "pagerank 3, with reverse", ranks, head)
+        yield "sssp", place(weights_of(graph), device), sssp
 
 
 def main(bench: Bench, settings: Settings) -> None:
@@ -297,15 +204,11 @@ def main(bench: Bench, settings: Settings) -> None:
 def measure(
     campaign: Campaign, settings: Settings, kind: Kind, id_bytes: int, memory: str
 ) -> None:
-    """All that is asked for of one graph."""
+    """All that is asked for of one graph; every search's levels are compared."""
+    device = campaign.device
+    made = partial(make, kind, settings.divisor, id_bytes=id_bytes, memory=memory)
     begun = time.perf_counter()
-    graph = make(
-        kind,
-        settings.divisor,
-        id_bytes=id_bytes,
-        memory=memory,
-        device=campaign.device.type,
-    )
+    graph = made(device=device.type)
     head = {
         "graph": kind.name,
         "num_nodes": graph.num_nodes,
@@ -314,10 +217,14 @@ def measure(
         "memory": reach(graph.neighbors).value,
     }
     campaign.note("made", head, seconds=round(time.perf_counter() - begun, 1))
-    if settings.only_bytes:
-        compressed(campaign, graph, head)
-    else:
-        compare(campaign, graph, head, settings)
-    del graph
-    if campaign.device.type == "cuda":
+    source, placed = campaign.sources(graph)[0], place(graph, device)
+    want = FORWARD(placed, source)
+    check(placed, want, source)
+    reverse = None if graph.symmetric else made(device=device.type, reverse=True)
+    for name, where, run in systems(device, graph, reverse, settings):
+        if name.startswith("bfs") and not torch.equal(run(where, source), want):
+            raise RuntimeError(f"{name} differs")
+        campaign.traverse(where, name, run, head)
+    del graph, placed
+    if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -1,7 +1,5 @@
 """A campaign's files as tables of results on traversal."""
 
-from typing import Any
-
 from recipes.bench.harness.records import Data
 from recipes.bench.harness.tables import Column, paragraphs, table, where
 
@@ -57,45 +55,3 @@ def _ms(cell: Data | None) -> str:
 
 def _with_read(cell: Data | None) -> str:
     return f"{_ms(cell)} ({cell['of_edge_list']:.2f})" if cell else "-"
-
-
-def compressed(*found: Data) -> str:
-    """Bytes of compressed lists by graph, and what traversing them takes."""
-    sizes = {
-        "graph, ids": "{graph} {id_bytes} B",
-        "million nodes": lambda c: f"{c['num_nodes'] / 1e6:.2f}",
-        "mean degree": lambda c: f"{c['num_edges'] / c['num_nodes']:.0f}",
-        "bits an edge": lambda c: f"{8 * c['bytes'] / c['num_edges']:.1f}",
-        "times fewer bytes": "{ratio:.2f}",
-        "device bytes for one of the lists": lambda c: "{:.2f}".format(
-            c["device_bytes"] / c["bytes"]
-        ),
-    }
-    times: dict[str, Column] = {
-        "graph": "{graph}",
-        "traversal": "{system}",
-        "plain ms": lambda c: _ms(c["plain"]),
-        "compressed ms": lambda c: _ms(c["own"]),
-        "times": lambda c: f"{c['plain']['seconds'] / c['own']['seconds']:.2f}",
-        "plain MB read": lambda c: f"{c['plain']['bytes'] / 1e6:.0f}",
-        "compressed MB read": lambda c: f"{c['own']['bytes'] / 1e6:.0f}",
-    }
-    parts = []
-    for data in found:
-        cells = data["cells"]
-        own = [c for c in cells.values() if c.get("system") == "compressed"]
-        if own:
-            parts += [table(own, sizes), table(_both(cells), times), where(data)]
-    return paragraphs(*parts)
-
-
-def _both(cells: dict[str, Any]) -> list[Data]:
-    """Traversals of compressed and of plain lists, without a reverse either way."""
-    rows = []
-    for name, cell in cells.items():
-        same = name.removesuffix(" compressed")
-        plain = cells.get(same.replace("bfs auto", "bfs lines"), {})
-        if same != name and "seconds" in plain and "seconds" in cell:
-            graph, _, system = same.partition("/")
-            rows.append({"graph": graph, "system": system, "plain": plain, "own": cell})
-    return rows

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hector.message import Graph
 from hector.message import functions as fn
-from recipes.bench.safety.graph_loops import REDUCERS, reduced, softmax
+from tests.hector.graphs.loops import REDUCERS, reduced, softmax
 
 Call = Callable[["Objects", dict[str, Tensor]], Any]
 
@@ -38,8 +38,8 @@ class Objects:
         """The same values in new objects, which know nothing; the layers `read`."""
         convs = {n: copy.deepcopy(c) for n, c in self.convs.items() if n in read}
         for name, conv in convs.items():
-            if hasattr(conv, "_layers"):
-                conv._layers = self.convs[name]._layers
+            if hasattr(conv, "compiled_layers"):
+                conv.compiled_layers = self.convs[name].compiled_layers
         ends = self.ends.clone()
         indices = self.indices[0].clone(), self.indices[1].clone()
         graph = Graph(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from recipes.bench.safety.graph_objects import Call, Objects
+from tests.hector.graphs.objects import Call, Objects
 
 NOISE = 1e-9
 """Largest error over the largest value of a result in float64."""

@@ -1,1 +1,0 @@
-"""Neighbour sampling: rates, distributions, epochs."""
