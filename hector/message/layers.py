@@ -153,7 +153,7 @@ class GATConv(nn.Module):
             # Converted once: its gradient is then rounded once.
             plain = whole is self.lin.weight
             h = self.lin(x) if plain else F.linear(x, whole)
-            g.ndata["h"] = h.view(len(x), self.heads, -1)
+            g.ndata["h"] = h.unflatten(1, (self.heads, -1))
             left, right = score.view(len(x), 2, self.heads, 1).unbind(1)
             g.ndata["left"], g.ndata["right"] = left, right
 
@@ -237,7 +237,7 @@ class GMMConv(nn.Module):
         dim]."""
         x, dtype = entering(x, self.bias)
         with g.local_scope():
-            g.ndata["h"] = linear(self.lin, x).view(len(x), len(self.mu), -1)
+            g.ndata["h"] = linear(self.lin, x).unflatten(1, (len(self.mu), -1))
             g.edata["p"] = entering(pseudo, self.bias)[0]
 
             g.update_all(_weighted(self.mu, self.inv_sigma), fn.sum("m", "out"))
