@@ -147,23 +147,30 @@ class GATConv(nn.Module):
     @untraced
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return [nodes, heads * out_channels] for x [nodes, in_channels]."""
-        # Scores are linear in x: two columns a head, not two passes over its rows.
         x, dtype = entering(x, self.bias)
         whole = wide(self.lin.weight)
-        weight = whole.view(self.heads, -1, x.shape[1])
-        att = wide(torch.cat((self.att_src, self.att_dst)))
-        # No batched product: on a CPU it takes longer than all else of a small graph.
-        score = F.linear(x, (weight * att[..., None]).sum(2).flatten(0, 1))
+        # Converted once: its gradient is then rounded once.
+        plain = whole is self.lin.weight
+        h = self.lin(x) if plain else F.linear(x, whole)
+        h = h.unflatten(1, (self.heads, -1))
+        left, right = self._scores(x, h, whole)
         with g.local_scope():
-            # Converted once: its gradient is then rounded once.
-            plain = whole is self.lin.weight
-            h = self.lin(x) if plain else F.linear(x, whole)
-            g.ndata["h"] = h.unflatten(1, (self.heads, -1))
-            left, right = score.view(len(x), 2, self.heads, 1).unbind(1)
-            g.ndata["left"], g.ndata["right"] = left, right
-
+            g.ndata["h"], g.ndata["left"], g.ndata["right"] = h, left, right
             g.update_all(_attend(self.slope), fn.sum("m", "out"))
             return (g.ndata["out"].flatten(1) + wide(self.bias)).to(dtype)
+
+    def _scores(self, x: Tensor, h: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what sources and destinations add to scores: [nodes, heads, 1]."""
+        sides = [wide(a) for a in (self.att_src, self.att_dst)]
+        if not x.is_cuda and len(x) <= 4 * x.shape[1]:
+            left, right = ((h * a).sum(-1, keepdim=True) for a in sides)
+            return left, right
+        # Linear in x: two columns a head, not two passes over its rows. No batched
+        # product: on a CPU it takes longer than all else of a small graph.
+        heads = weight.view(self.heads, -1, x.shape[1])
+        score = F.linear(x, (heads * torch.cat(sides)[..., None]).sum(2).flatten(0, 1))
+        left, right = score.view(len(x), 2, self.heads, 1).unbind(1)
+        return left, right
 
 
 @fn.pure
