@@ -78,6 +78,31 @@ class GraphBase:
         found: G = self._me.to("cpu")
         return found
 
+    def cuda(self: G) -> G:
+        """Return the graph and its features on the GPU."""
+        found: G = self._me.to("cuda")
+        return found
+
+    def create_formats_(self) -> None:
+        """Do nothing: what programs read is made when they first run."""
+
+    def get_ntype_id(self, ntype: str) -> Any:
+        """Return the position of a node type in `ntypes`."""
+        return self._me.ntypes.index(ntype)
+
+    def get_etype_id(self, etype: Any) -> Any:
+        """Return the position of an edge type in `canonical_etypes`."""
+        return self._me.canonical_etypes.index(self._me.to_canonical_etype(etype))
+
+    def adj(self, *_: Any, **__: Any) -> None:
+        """Refuse: there are no sparse matrices."""
+        raise ValueError(
+            "expected no sparse matrix of a graph; write its product with update_all, "
+            "or give torch.sparse_coo_tensor g.edges()"
+        )
+
+    adjacency_matrix = adj_external = adj
+
     def as_given(self: G) -> G:
         """Return the graph: int32 ids are taken, and int64 ones returned."""
         return self

@@ -93,6 +93,32 @@ class Graph(GraphBase, Relation):
 
     number_of_edges = num_edges
 
+    def update_all(
+        self,
+        message_func: Message,
+        reduce_func: Reduce,
+        apply_node_func: Any = None,
+        etype: Any = None,
+    ) -> None:
+        """Run `Relation.update_all`."""
+        self.to_canonical_etype(etype)
+        super().update_all(message_func, reduce_func, apply_node_func)
+
+    def apply_edges(self, func: Message, edges: Any = None, etype: Any = None) -> None:
+        """Run `Relation.apply_edges`."""
+        self.to_canonical_etype(etype)
+        super().apply_edges(func, edges)
+
+    def in_degrees(self, v: Any = None, etype: Any = None) -> Any:
+        """Run `Relation.in_degrees`."""
+        self.to_canonical_etype(etype)
+        return super().in_degrees(v)
+
+    def out_degrees(self, u: Any = None, etype: Any = None) -> Any:
+        """Run `Relation.out_degrees`."""
+        self.to_canonical_etype(etype)
+        return super().out_degrees(u)
+
     def frame_of(self, ntype: str | None = None, side: int = 1) -> Frame:
         """Return the features of nodes; ValueError for another type than "_N"."""
         if ntype not in (None, NTYPES[0]):

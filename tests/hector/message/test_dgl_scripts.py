@@ -245,6 +245,14 @@ def test_scopes_and_rows_of_some_nodes_and_edges() -> None:
     assert g.ntypes == ["_N"] and g.etypes == ["_E"] and g.is_homogeneous
     assert g["_E"].num_edges() == g.num_edges(("_N", "_E", "_N")) == 24
     assert isinstance(g, dgl.DGLGraph) and not g.is_block
+    for etype in g.canonical_etypes:
+        g.update_all(fn.copy_u("h", "m"), fn.prod("m", "p"), etype=etype)
+        assert torch.equal(g.in_degrees(etype=etype), g["_E"].in_degrees())
+    assert (
+        torch.equal(g.ndata["p"][-2:], torch.zeros(2, 2)) and g.get_etype_id("_E") == 0
+    )
+    with pytest.raises(ValueError, match=r"torch\.sparse_coo"):
+        g.adj()
     assert isinstance(g.in_degrees(0), int) and g.in_degrees([0]).shape == (1,)
     assert g.has_edges_between(int(u), int(v)) is True
     assert isinstance(g.edge_ids(int(u), int(v)), int)
