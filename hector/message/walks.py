@@ -47,13 +47,12 @@ def random_walk(
             raise ValueError(f"expected {other} to begin at {one[2]!r}")
     start = path[0][0] if path else g.ntypes[0]
     node = ids_of("nodes", nodes, g.num_nodes(start), g.device)
-    stop = torch.as_tensor(0.0 if restart_prob is None else restart_prob).expand(
-        len(path)
-    )
+    ending = 0.0 if restart_prob is None else restart_prob
+    stop = torch.as_tensor(ending, device="cpu").expand(len(path))
     traces, edges = [node], []
-    for kind, ending in zip(path, stop.tolist(), strict=True):
-        if ending:
-            ends = torch.rand(node.shape, device=node.device) < ending
+    for kind, chance in zip(path, stop.tolist(), strict=True):
+        if chance:
+            ends = torch.rand(node.shape, device=node.device) < chance
             node = torch.where(ends, -1, node)
         edge = _step(g[kind], node, prob)
         if g.num_edges(kind):
@@ -129,7 +128,7 @@ class RandomWalkNeighborSampler:
         ntype = self.path[0][0]
         count = g.num_nodes(ntype)
         seeds = ids_of("seed_nodes", seed_nodes, count, g.device)
-        stop = torch.zeros(size * self.num_traversals)
+        stop = torch.zeros(size * self.num_traversals, device="cpu")
         stop[size::size] = self.termination_prob
         walks = random_walk(
             g,
