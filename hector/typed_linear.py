@@ -86,7 +86,7 @@ class TypedLinear(nn.Module):
     def _product(self, rows: Tensor, weight: Tensor) -> Tensor:
         if weight.dim() == 2:
             return rows @ weight
-        blocks = rows.view(len(rows), weight.shape[0], -1)
+        blocks = rows.unflatten(1, (weight.shape[0], -1))
         return torch.einsum("ebk,bkn->ebn", blocks, weight).flatten(1)
 
     def extra_repr(self) -> str:

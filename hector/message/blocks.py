@@ -127,24 +127,53 @@ def sample_neighbors(
     g: Graph | HeteroGraph,
     nodes: Nodes,
     fanout: int | Mapping[Any, int],
-    *,
+    edge_dir: str = "in",
     prob: str | None = None,
     replace: bool = False,
+    *,
+    exclude_edges: Any = None,
     generator: torch.Generator | None = None,
 ) -> Any:
     """Return the graph of all nodes and of `fanout` edges into each of `nodes`, along
     each type; -1 takes all. `edata[EID]` holds ids in `g`.
 
     `prob`: an edge feature that draws are in proportion to; a mask as well. Edges of
-    weight 0 are never drawn.
+    weight 0 are never drawn, and `exclude_edges`, ids by type, neither.
     """
+    check_direction(edge_dir)
     graph = as_hetero(g)
     seeds = nodes_by_type(graph, nodes)
     fanouts = fanouts_of(graph, fanout)
-    ids = drawn(graph, seeds, fanouts, prob=prob, replace=replace, generator=generator)
+    ids = drawn(
+        graph,
+        seeds,
+        fanouts,
+        prob=prob,
+        replace=replace,
+        without=edges_by_type(graph, exclude_edges),
+        generator=generator,
+    )
     if isinstance(g, Graph):
         return g.edge_subgraph(next(iter(ids.values())), relabel_nodes=False)
     return graph.edge_subgraph(ids, relabel_nodes=False)
+
+
+def check_direction(edge_dir: str) -> None:
+    """Raise ValueError unless edges are those into seeds."""
+    if edge_dir != "in":
+        raise ValueError(
+            f"expected edge_dir 'in', got {edge_dir!r}; sample from g.reverse()"
+        )
+
+
+def edges_by_type(graph: HeteroGraph, edges: Any) -> dict[EdgeType, Tensor]:
+    """Return ids by type of ids or masks, by type or of the only type; of None,
+    nothing."""
+    if edges is None:
+        return {}
+    given = edges if isinstance(edges, Mapping) else {None: edges}
+    named = {graph.to_canonical_etype(k): ids for k, ids in given.items()}
+    return {k: graph[k].edge_numbers(ids) for k, ids in named.items()}
 
 
 def fanouts_of(
@@ -171,28 +200,32 @@ def drawn(
     *,
     prob: str | None = None,
     replace: bool = False,
+    without: Mapping[EdgeType, Tensor] | None = None,
     generator: torch.Generator | None = None,
 ) -> dict[EdgeType, Tensor]:
-    """Return the ids of edges drawn into the seeds, by type."""
+    """Return the ids of edges drawn into the seeds, by type; none of `without`."""
     found = {}
     for kind, fanout in fanouts.items():
         relation = graph[kind]
         weight = None if prob is None else relation.edata[prob]
-        found[kind] = _drawn(
-            relation, seeds[kind[2]], fanout, weight, replace, generator
-        )
+        ids, owner = relation.incoming(seeds[kind[2]])
+        if without is not None and kind in without:
+            left = ~torch.isin(ids, without[kind])
+            ids, owner = ids[left], owner[left]
+        size = seeds[kind[2]].numel()
+        found[kind] = _drawn(ids, owner, size, fanout, weight, replace, generator)
     return found
 
 
 def _drawn(
-    relation: Relation,
-    seeds: Tensor,
+    ids: Tensor,
+    owner: Tensor,
+    num_seeds: int,
     fanout: int,
     weight: Tensor | None,
     replace: bool,
     generator: torch.Generator | None,
 ) -> Tensor:
-    ids, owner = relation.incoming(seeds)
     weights = None
     if weight is not None:
         weights = weight.detach().double().flatten()[ids]
@@ -202,7 +235,7 @@ def _drawn(
         ids, owner, weights = ids[some], owner[some], weights[some]
     if fanout == -1 or not ids.numel():
         return ids
-    size = torch.bincount(owner, minlength=seeds.numel())
+    size = torch.bincount(owner, minlength=num_seeds)
     first = size.cumsum(0) - size
     if replace:
         there = (size > 0).nonzero().flatten()

@@ -28,6 +28,7 @@ __all__ = [
     "median",
     "min",
     "mul",
+    "prod",
     "pure",
     "softmax",
     "std",
@@ -216,7 +217,7 @@ mean = _reducer(Reducer.MEAN)
 max = _reducer(Reducer.MAX)
 min = _reducer(Reducer.MIN)
 std = _reducer(Reducer.STD)
-mul = _reducer(Reducer.MUL)
+mul = prod = _reducer(Reducer.MUL)
 median = _reducer(Reducer.MEDIAN)
 
 

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from hector.indexing import count, endpoints, integers, tensor_of
 from hector.message import rebuild
-from hector.message.frame import EdgeFrame, Frame
+from hector.message.base import GraphBase
+from hector.message.frame import EdgeFrame, Frame, ids_of
 from hector.message.functions import ReduceFunction, Reducer
 from hector.message.graph import Graph
 from hector.message.programs import Programs
 from hector.message.relation import Apply, Message, Reduce, Relation, apply_nodes
-from hector.message.views import ColumnsByType, TypeView
+from hector.message.views import ColumnsByType, RowsView, TypeView
 from hector.tracing import untraced
 
 EdgeType = tuple[str, str, str]
@@ -30,7 +31,7 @@ CROSS: dict[str, Callable[[Tensor], Tensor]] = {
 """Of results [relations, nodes, ...] for one type of nodes."""
 
 
-class HeteroGraph:
+class HeteroGraph(GraphBase):
     """Hold typed nodes and typed edges, with features by type.
 
     Functions with names of DGL do what DGL's do. A type of edges is named by (source,
@@ -46,6 +47,7 @@ class HeteroGraph:
         idtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         *,
+        sampled: bool = False,
         programs: Programs | None = None,
     ) -> None:
         """Make a graph of edges by type: (sources, destinations), `edge_index` [2,
@@ -53,7 +55,8 @@ class HeteroGraph:
         one.
 
         `idtype` is DGL's: ids may come as int32 or int64, and are int64 in results.
-        Raises ValueError on types that are no triples and on ids that are none.
+        `sampled`: one of many graphs alike, see `HeteroGraph.sampled` of hector. Raises
+        ValueError on types that are no triples and on ids that are none.
         """
         if idtype not in (None, torch.int32, torch.int64):
             raise ValueError(f"expected idtype int32 or int64, got {idtype}")
@@ -78,7 +81,7 @@ class HeteroGraph:
         where = where if device is None else torch.device(device)
         names = sorted(sizes)
         frames = {n: Frame(sizes[n], where, "node") for n in names}
-        self._set(frames, frames, _ordered(edges), programs)
+        self._set(frames, frames, _ordered(edges), programs, sampled)
 
     def _set(
         self,
@@ -239,7 +242,13 @@ class HeteroGraph:
     @property
     def nodes(self) -> TypeView:
         """Return `nodes[type].data`, and `nodes(type)`, the ids of a type."""
-        return TypeView(lambda n: self.frame_of(n, 0), self._node_ids)
+        return TypeView(self._rows_of, self._node_ids)
+
+    def _rows_of(self, key: Any) -> Any:
+        if key is None or isinstance(key, str):
+            return self.frame_of(key, 0)
+        frame = self.frame_of(None, 0)
+        return RowsView(frame, ids_of("nodes", key, frame.num_rows, self.device))
 
     srcnodes = nodes
 
@@ -328,6 +337,7 @@ class HeteroGraph:
         made.programs, made._frames = self.programs, self._copied_frames()
         made._relations = {k: r.local_var() for k, r in self._relations.items()}
         made._take_frames({k: r.edata for k, r in made._relations.items()})
+        made.set_sizes(self)
         return made
 
     clone = local_var
@@ -430,11 +440,11 @@ class HeteroGraph:
         """Run `Relation.push` on one type of edges."""
         self[etype].push(u, message_func, reduce_func, apply_node_func)
 
-    def in_degrees(self, v: Any = None, etype: Any = None) -> Tensor:
+    def in_degrees(self, v: Any = None, etype: Any = None) -> Any:
         """Return how many edges of a type end in each node."""
         return self[etype].in_degrees(v)
 
-    def out_degrees(self, u: Any = None, etype: Any = None) -> Tensor:
+    def out_degrees(self, u: Any = None, etype: Any = None) -> Any:
         """Return how many edges of a type begin in each node."""
         return self[etype].out_degrees(u)
 
@@ -450,11 +460,21 @@ class HeteroGraph:
         """Return the sources and destinations of edges of a type."""
         return self[etype].find_edges(eid)
 
-    def edge_ids(self, u: Any, v: Any, etype: Any = None) -> Tensor:
-        """Return the id of an edge of a type from each `u` to each `v`."""
-        return self[etype].edge_ids(u, v)
+    def edge_ids(
+        self, u: Any, v: Any, return_uv: bool = False, etype: Any = None
+    ) -> Any:
+        """Run `Relation.edge_ids` on one type of edges."""
+        return self[etype].edge_ids(u, v, return_uv)
 
-    def has_edges_between(self, u: Any, v: Any, etype: Any = None) -> Tensor:
+    def predecessors(self, v: Any, etype: Any = None) -> Tensor:
+        """Return the sources of the edges of a type into `v`."""
+        return self[etype].predecessors(v)
+
+    def successors(self, v: Any, etype: Any = None) -> Tensor:
+        """Return the destinations of the edges of a type out of `v`."""
+        return self[etype].successors(v)
+
+    def has_edges_between(self, u: Any, v: Any, etype: Any = None) -> Any:
         """Return whether there is an edge of a type from each `u` to each `v`."""
         return self[etype].has_edges_between(u, v)
 
@@ -480,6 +500,7 @@ class HeteroGraph:
     def become(self, made: "HeteroGraph") -> None:
         """Take the nodes, edges and features of another graph."""
         self._frames, self._relations = made._frames, made._relations
+        self.set_sizes(None)
 
     to = rebuild.to
     reverse = rebuild.reverse
@@ -492,6 +513,7 @@ class HeteroGraph:
     add_nodes = rebuild.add_nodes
     remove_nodes = rebuild.remove_nodes
     add_self_loop = rebuild.add_self_loop
+    remove_self_loop = rebuild.remove_self_loop
 
     def __repr__(self) -> str:
         nodes = {n: f.num_rows for n, f in self._frames[0].items()}

@@ -90,8 +90,8 @@ class SAGEConv(nn.Module):
 
 
 @fn.pure
-def _more_of_itself(n: NodeBatch, eps: Tensor) -> dict[str, Tensor]:
-    return {"out": n.data["sum"] + n.data["h"] + n.data["h"] * eps}
+def _and_itself(n: NodeBatch, share: Tensor) -> dict[str, Tensor]:
+    return {"out": n.data["sum"] + n.data["h"] * share}
 
 
 class GINConv(nn.Module):
@@ -108,10 +108,14 @@ class GINConv(nn.Module):
         x, dtype = entering(x, self.eps)
         with g.local_scope():
             g.ndata["h"] = x
-            g.update_all(
-                fn.copy_u("h", "m"), fn.sum("m", "sum"), _more_of_itself(self.eps)
-            )
-            out: Tensor = self.net(g.ndata["out"].to(dtype))
+            share, near = wide(self.eps) + 1, (fn.copy_u("h", "m"), fn.sum("m", "sum"))
+            if x.is_cuda:
+                g.update_all(*near, _and_itself(share))
+                rows = g.ndata["out"]
+            else:  # without a kernel to save, PyTorch's own steps cost the host less
+                g.update_all(*near)
+                rows = g.ndata["sum"] + x * share
+            out: Tensor = self.net(rows.to(dtype))
             return out
 
 
@@ -143,22 +147,30 @@ class GATConv(nn.Module):
     @untraced
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return [nodes, heads * out_channels] for x [nodes, in_channels]."""
-        # Scores are linear in x: two columns a head, not two passes over its rows.
         x, dtype = entering(x, self.bias)
         whole = wide(self.lin.weight)
-        weight = whole.view(self.heads, -1, x.shape[1])
-        att = wide(torch.cat((self.att_src, self.att_dst)))
-        score = x @ torch.einsum("hdk,shd->ksh", weight, att).flatten(1)
+        # Converted once: its gradient is then rounded once.
+        plain = whole is self.lin.weight
+        h = self.lin(x) if plain else F.linear(x, whole)
+        h = h.unflatten(1, (self.heads, -1))
+        left, right = self._scores(x, h, whole)
         with g.local_scope():
-            # Converted once: its gradient is then rounded once.
-            plain = whole is self.lin.weight
-            h = self.lin(x) if plain else F.linear(x, whole)
-            g.ndata["h"] = h.view(len(x), self.heads, -1)
-            left, right = score.view(len(x), 2, self.heads, 1).unbind(1)
-            g.ndata["left"], g.ndata["right"] = left, right
-
+            g.ndata["h"], g.ndata["left"], g.ndata["right"] = h, left, right
             g.update_all(_attend(self.slope), fn.sum("m", "out"))
             return (g.ndata["out"].flatten(1) + wide(self.bias)).to(dtype)
+
+    def _scores(self, x: Tensor, h: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what sources and destinations add to scores: [nodes, heads, 1]."""
+        sides = [wide(a) for a in (self.att_src, self.att_dst)]
+        if not x.is_cuda and len(x) <= 4 * x.shape[1]:
+            left, right = ((h * a).sum(-1, keepdim=True) for a in sides)
+            return left, right
+        # Linear in x: two columns a head, not two passes over its rows. No batched
+        # product: on a CPU it takes longer than all else of a small graph.
+        heads = weight.view(self.heads, -1, x.shape[1])
+        score = F.linear(x, (heads * torch.cat(sides)[..., None]).sum(2).flatten(0, 1))
+        left, right = score.view(len(x), 2, self.heads, 1).unbind(1)
+        return left, right
 
 
 @fn.pure
@@ -237,7 +249,7 @@ class GMMConv(nn.Module):
         dim]."""
         x, dtype = entering(x, self.bias)
         with g.local_scope():
-            g.ndata["h"] = linear(self.lin, x).view(len(x), len(self.mu), -1)
+            g.ndata["h"] = linear(self.lin, x).unflatten(1, (len(self.mu), -1))
             g.edata["p"] = entering(pseudo, self.bias)[0]
 
             g.update_all(_weighted(self.mu, self.inv_sigma), fn.sum("m", "out"))

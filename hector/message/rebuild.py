@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hector.indexing import count
 from hector.message.frame import EdgeFrame, Frame, ends_of, ids_of
-from hector.message.graph import EID, NID
+from hector.message.graph import EID, NID, looped
 from hector.message.relation import Relation
 from hector.tracing import untraced
 
@@ -28,7 +28,9 @@ def to(graph: "HeteroGraph", device: torch.device | str) -> "HeteroGraph":
         edata[kind].update({k: t.to(where) for k, t in r.edata.items()})
     sources = {n: _sent(f, where) for n, f in _frames(graph).items()}
     if not graph.is_block:
-        return _made(graph, edges, sources, edata)
+        made = _made(graph, edges, sources, edata)
+        made.set_sizes(graph)
+        return made
     ends = {n: _sent(graph.frame_of(n), where) for n in graph.ntypes}
     return type(graph).block(sources, ends, edges, edata, graph.programs)
 
@@ -92,24 +94,23 @@ def _with_edges(
     """Return the graph of all nodes and some edges by type."""
     edges, edata = {}, {}
     for kind, r in _relations(graph):
-        if kind in chosen:
-            edges[kind] = r.find_edges(chosen[kind])
-            edata[kind] = r.edata.part(chosen[kind])
+        edges[kind] = r.find_edges(chosen[kind])
+        edata[kind] = r.edata.part(chosen[kind])
     return _made(graph, edges, _frames(graph), edata)
 
 
 @untraced
 def edge_subgraph(
-    graph: "HeteroGraph", edges: Mapping[Any, Any], relabel_nodes: bool = True
+    graph: "HeteroGraph", edges: Any, relabel_nodes: bool = True
 ) -> "HeteroGraph":
-    """Return the graph of `edges`, ids or masks by type, whose types alone remain, and
-    of their ends; of all nodes without `relabel_nodes`. `edges[type].data[EID]`, and
-    `nodes[type].data[NID]` if nodes are others, hold ids in this graph."""
+    """Return the graph of `edges`, ids or masks by type (none of a type that is not
+    named), and of their ends; of all nodes without `relabel_nodes`.
+    `edges[type].data[EID]`, and `nodes[type].data[NID]` if nodes are others, hold ids
+    in this graph."""
     _whole(graph, "edge_subgraph")
-    chosen = {
-        graph.to_canonical_etype(e): graph[e].edge_numbers(ids)
-        for e, ids in edges.items()
-    }
+    given = edges if isinstance(edges, Mapping) else {None: edges}
+    named = {graph.to_canonical_etype(e): ids for e, ids in given.items()}
+    chosen = {k: r.edge_numbers(named.get(k, [])) for k, r in _relations(graph)}
     made = _with_edges(graph, chosen)
     if relabel_nodes:
         made = _ends_alone(made)
@@ -163,19 +164,27 @@ def node_type_subgraph(graph: "HeteroGraph", ntypes: Sequence[str]) -> "HeteroGr
 
 
 @untraced
-def add_edges(graph: "HeteroGraph", u: Any, v: Any, etype: Any = None) -> None:
-    """Add edges of a type, whose features are zeros; new ids make new nodes."""
+def add_edges(
+    graph: "HeteroGraph",
+    u: Any,
+    v: Any,
+    data: Mapping[str, Tensor] | None = None,
+    etype: Any = None,
+) -> None:
+    """Add edges of a type, whose features are zeros, or `data`; new ids make new
+    nodes."""
     _whole(graph, "add_edges")
     kind = graph.to_canonical_etype(etype)
     more = ends_of(u, v, graph.device)
     for name, ids in zip((kind[0], kind[2]), more, strict=True):
-        graph.add_nodes(max(0, count(ids) - graph.num_nodes(name)), name)
+        graph.add_nodes(max(0, count(ids) - graph.num_nodes(name)), ntype=name)
     edges = {k: r.edges() for k, r in _relations(graph)}
     edata = {k: r.edata for k, r in _relations(graph)}
     ends = zip(edges[kind], more, strict=True)
     src, dst = (torch.cat(pair) for pair in ends)
     edges[kind] = (src, dst)
-    edata[kind] = edata[kind].padded(src.numel())
+    before, edata[kind] = edata[kind].num_rows, edata[kind].padded(src.numel())
+    _write(edata[kind], before, data)
     graph.become(_made(graph, edges, _frames(graph), edata))
 
 
@@ -192,8 +201,13 @@ def remove_edges(graph: "HeteroGraph", eids: Any, etype: Any = None) -> None:
 
 
 @untraced
-def add_nodes(graph: "HeteroGraph", num: int, ntype: str | None = None) -> None:
-    """Add nodes of a type without edges, whose features are zeros."""
+def add_nodes(
+    graph: "HeteroGraph",
+    num: int,
+    data: Mapping[str, Tensor] | None = None,
+    ntype: str | None = None,
+) -> None:
+    """Add nodes of a type without edges, whose features are zeros, or `data`."""
     _whole(graph, "add_nodes")
     if not num:
         return
@@ -202,6 +216,9 @@ def add_nodes(graph: "HeteroGraph", num: int, ntype: str | None = None) -> None:
         n: f.padded(f.num_rows + num) if f is old else f
         for n, f in _frames(graph).items()
     }
+    for n, f in _frames(graph).items():
+        if f is old:
+            _write(frames[n], f.num_rows, data)
     edges = {k: r.edges() for k, r in _relations(graph)}
     edata = {k: r.edata for k, r in _relations(graph)}
     graph.become(_made(graph, edges, frames, edata))
@@ -227,16 +244,46 @@ def remove_nodes(graph: "HeteroGraph", nids: Any, ntype: str | None = None) -> N
     graph.become(made)
 
 
-def add_self_loop(graph: "HeteroGraph", etype: Any = None) -> "HeteroGraph":
+def add_self_loop(
+    graph: "HeteroGraph",
+    edge_feat_names: Any = None,
+    fill_data: float | str = 1.0,
+    etype: Any = None,
+) -> "HeteroGraph":
     """Return the graph with an edge of a type, which leads between nodes of one
-    type, from each node to itself."""
+    type, from each node to itself; features as in `Graph.add_self_loop`."""
+    kind = _loop_type(graph, etype)
+    made = graph.local_var()
+    ids = graph.nodes(kind[0])
+    made.add_edges(ids, ids, etype=kind)
+    r = graph[kind]
+    made[kind].edata.update(
+        looped(r.edata, r.edges()[1], ids.numel(), edge_feat_names, fill_data)
+    )
+    return made
+
+
+def remove_self_loop(graph: "HeteroGraph", etype: Any = None) -> "HeteroGraph":
+    """Return the graph without edges of a type from a node to itself."""
+    kind = _loop_type(graph, etype)
+    made = graph.local_var()
+    src, dst = graph[kind].edges()
+    made.remove_edges(src == dst, kind)
+    return made
+
+
+def _loop_type(graph: "HeteroGraph", etype: Any) -> "EdgeType":
     kind = graph.to_canonical_etype(etype)
     if kind[0] != kind[2]:
         raise ValueError(f"expected an edge type between nodes of one type, got {kind}")
-    made = graph.local_var()
-    ids = graph.nodes(kind[0])
-    made.add_edges(ids, ids, kind)
-    return made
+    return kind
+
+
+def _write(frame: Frame, before: int, data: Mapping[str, Tensor] | None) -> None:
+    """Set features of the rows behind the first `before`."""
+    ids = torch.arange(before, frame.num_rows, device=frame.device)
+    for name, rows in (data or {}).items():
+        frame.write(name, ids, rows)
 
 
 def _by_type(graph: "HeteroGraph", nodes: Any) -> Mapping[str, Any]:

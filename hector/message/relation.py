@@ -54,6 +54,7 @@ from hector.message.traced import (
     reduce_rows,
     softmax_rows,
 )
+from hector.message.views import RowsView, TypeView
 from hector.precision import wide
 from hector.tracing import untraced
 
@@ -131,6 +132,16 @@ class Relation:
         """Return where the edges lie."""
         return self._given[0].device
 
+    @property
+    def ndata(self) -> Frame:
+        """Return the features of nodes.
+
+        Raises ValueError where sources and destinations have two kinds of rows.
+        """
+        if self.two_sided:
+            raise ValueError("expected srcdata or dstdata of two types, got ndata")
+        return self.dstdata
+
     def num_src_nodes(self) -> int:
         """Return how many sources there are, those without edges among them."""
         return self.srcdata.num_rows
@@ -145,10 +156,17 @@ class Relation:
 
     number_of_edges = num_edges
 
+    @property
+    def edges(self) -> TypeView:
+        """Return `edges()`, sources and destinations, int64 [edges] each; `form` "eid":
+        edge ids, "all": all three; `order` "srcdst": by source, then destination. And
+        `edges[ids].data`, the rows of some."""
+        return TypeView(
+            lambda e: RowsView(self.edata, self.edge_numbers(e)), self._listed
+        )
+
     @untraced
-    def edges(self, form: str = "uv", order: str = "eid") -> Any:
-        """Return sources and destinations, int64 [edges] each; `form` "eid": edge ids,
-        "all": all three. `order` "srcdst": by source, then destination."""
+    def _listed(self, form: str = "uv", order: str = "eid", etype: Any = None) -> Any:
         src, dst, ids = self._src, self._dst, self._all_ids()
         if order not in ("eid", "srcdst"):
             raise ValueError(f"expected order 'eid' or 'srcdst', got {order!r}")
@@ -198,35 +216,70 @@ class Relation:
         return self._src[ids], self._dst[ids]
 
     @untraced
-    def edge_ids(self, u: Any, v: Any) -> Tensor:
-        """Return the id of an edge from each `u` to each `v`, the first one.
+    def edge_ids(self, u: Any, v: Any, return_uv: bool = False) -> Any:
+        """Return the id of an edge from each `u` to each `v`, the first one, an int for
+        two ints. `return_uv`: sources, destinations and ids of all edges of each pair.
 
         Raises ValueError where there is none.
         """
+        if return_uv:
+            return self._every(u, v)
         keys, wanted = self._pairs(u, v)
         ordered, ids = torch.sort(keys, stable=True)
         at = torch.searchsorted(ordered, wanted).clamp(max=max(ordered.numel() - 1, 0))
         if not ordered.numel() or bool((ordered[at] != wanted).any()):
             self._find(u, v)
-        return ids[at]
+        return int(ids[at]) if _single(u, v) else ids[at]
 
-    @untraced
-    def has_edges_between(self, u: Any, v: Any) -> Tensor:
-        """Return whether there is an edge from each `u` to each `v`, bool [pairs]."""
+    def _every(self, u: Any, v: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Return all edges of each pair, pair by pair; none for a pair without."""
         keys, wanted = self._pairs(u, v)
-        return torch.isin(wanted, keys)
+        ordered, ids = torch.sort(keys, stable=True)
+        low = torch.searchsorted(ordered, wanted)
+        size = torch.searchsorted(ordered, wanted, right=True) - low
+        owner = torch.arange(wanted.numel(), device=self.device)
+        owner = owner.repeat_interleave(size)
+        inside = torch.arange(owner.numel(), device=self.device)
+        found = ids[low[owner] + inside - (size.cumsum(0) - size)[owner]]
+        return self._src[found], self._dst[found], found
 
     @untraced
-    def in_degrees(self, v: Any = None) -> Tensor:
-        """Return how many edges end in each node, or in each of `v`, int64."""
+    def has_edges_between(self, u: Any, v: Any) -> Any:
+        """Return whether there is an edge from each `u` to each `v`: bool [pairs], or a
+        bool for two ints."""
+        keys, wanted = self._pairs(u, v)
+        found = torch.isin(wanted, keys)
+        return bool(found) if _single(u, v) else found
+
+    @untraced
+    def in_degrees(self, v: Any = None) -> Any:
+        """Return how many edges end in each node, or in each of `v`: int64, or an int
+        for an int."""
         found = self._now().in_degrees
-        return found.clone() if v is None else found[self._dst_numbers("v", v)]
+        if v is None:
+            return found.clone()
+        at = found[self._dst_numbers("v", v)]
+        return int(at) if isinstance(v, int) else at
 
     @untraced
-    def out_degrees(self, u: Any = None) -> Tensor:
-        """Return how many edges begin in each node, or in each of `u`, int64."""
+    def out_degrees(self, u: Any = None) -> Any:
+        """Return how many edges begin in each node, or in each of `u`; see
+        `in_degrees`."""
         found = self._now().out_degrees
-        return found.clone() if u is None else found[self._src_numbers("u", u)]
+        if u is None:
+            return found.clone()
+        at = found[self._src_numbers("u", u)]
+        return int(at) if isinstance(u, int) else at
+
+    def predecessors(self, v: Any) -> Tensor:
+        """Return the sources of the edges into `v`."""
+        found: Tensor = self.in_edges(v)[0]
+        return found
+
+    def successors(self, v: Any) -> Tensor:
+        """Return the destinations of the edges out of `v`."""
+        found: Tensor = self.out_edges(v)[1]
+        return found
 
     @property
     def structure(self) -> HeteroGraph:
@@ -955,6 +1008,10 @@ def _key(trace: Trace, made: Mapping[str, Rows]) -> Facts:
 def _without(tensor: Tensor, axes: int) -> Tensor:
     """Return the shape without leading axes of size 1."""
     return tensor.view(tensor.shape[axes:]) if axes else tensor
+
+
+def _single(*ids: Any) -> bool:
+    return all(isinstance(i, int) for i in ids)
 
 
 def _is_pure(part: object) -> bool:

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
+from hector.message.frame import Frame
+
 
 class TypeView:
     """`nodes[type].data` and `nodes(type)`, as DGL writes them."""
@@ -24,6 +26,28 @@ class TypeSpace:
 
     def __init__(self, frame: Any) -> None:
         self.data = frame
+
+
+class RowsView(MutableMapping[str, Tensor]):
+    """Features of some nodes or edges: read as copies, set where the others stay."""
+
+    def __init__(self, frame: Frame, ids: Tensor) -> None:
+        self._frame, self._ids = frame, ids
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._frame[name].index_select(0, self._ids)
+
+    def __setitem__(self, name: str, value: Tensor) -> None:
+        self._frame.write(name, self._ids, value)
+
+    def __delitem__(self, name: str) -> None:
+        raise ValueError(f"expected to delete {name!r} of all rows, not of some")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._frame)
+
+    def __len__(self) -> int:
+        return len(self._frame)
 
 
 class ColumnsByType(MutableMapping[str, dict[Any, Tensor]]):

@@ -20,6 +20,8 @@ PART = 32
 such sums are added up in float64."""
 CHUNK = 1024
 """Edges of one step of a dot product: their rows stay in the processor's cache."""
+WHOLE = 4096
+"""Edges of a dot product that is taken in one step: of fewer, steps take longer."""
 
 
 class _Bags(NamedTuple):
@@ -42,7 +44,8 @@ class _Bags(NamedTuple):
         if weight is not None and self.order is not None:
             weight = weight.index_select(0, self.order)
         args = (False, 0, False, weight, True)
-        made = torch.embedding_bag(rows, self.ids, self.ptr, *args)[0]
+        # Of rows that want gradients it would note whose bag each is, whoever asks.
+        made = torch.embedding_bag(rows.detach(), self.ids, self.ptr, *args)[0]
         if self.first is None:
             return made
         parts = torch.arange(len(made), device=rows.device, dtype=self.first.dtype)
@@ -147,18 +150,20 @@ class Edges(NamedTuple):
         """[edges, heads, 1]: the dot product of what edges read, head by head."""
         size, (heads, width) = self.arrays.rows(self.domain), left.shape[1:]
         out, ones = left.new_empty(size, heads, 1), left.new_ones(width)
+        step = size if size <= WHOLE else CHUNK
         sides = [
-            t.flatten(1).split(CHUNK)
+            t.flatten(1).split(step)
             if i is None
-            else _gathered(t.flatten(1), self.arrays.index(self.domain, i))
+            else _gathered(t.flatten(1), self.arrays.index(self.domain, i), step)
             for t, i in ((left, read), (right, other))
         ]
-        places = out.view(-1).split(CHUNK * heads)
+        places = out.view(-1).split(step * heads)
         for a, b, place in zip(*sides, places, strict=True):
-            torch.mv((a * b).view(-1, width), ones, out=place)
+            product = a * b if read is None else a.mul_(b)
+            torch.mv(product.view(-1, width), ones, out=place)
         return out
 
 
-def _gathered(rows: Tensor, ids: Tensor) -> Iterator[Tensor]:
-    for part in ids.split(CHUNK):
+def _gathered(rows: Tensor, ids: Tensor, step: int) -> Iterator[Tensor]:
+    for part in ids.split(step):
         yield rows.index_select(0, part)

@@ -206,8 +206,11 @@ def test_the_loader_walks_over_all_seeds() -> None:
     dropped = DataLoader(plain, torch.arange(9), sampler, batch_size=4, drop_last=True)
     batches = [seeds.tolist() for _, seeds, _ in dropped]
     assert batches == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    with pytest.raises(ValueError, match="num_workers=0"):
-        DataLoader(plain, [0], sampler, num_workers=2)
+    assert len(DataLoader(plain, [0], sampler, num_workers=2, use_uva=True)) == 1
+    with pytest.raises(ValueError, match="use_ddp=False"):
+        DataLoader(plain, [0], sampler, use_ddp=True)
+    with pytest.raises(TypeError, match="num_wokers"):
+        DataLoader(plain, [0], sampler, num_wokers=2)
     with pytest.raises(ValueError, match="prob or mask"):
         NeighborSampler([2], prob="p", mask="m")
     with pytest.raises(ValueError, match="edge_dir"):

@@ -211,7 +211,7 @@ def test_edges_and_degrees(graph: HeteroGraph) -> None:
     out = graph.out_edges(int(src[0]), form="eid", etype="buys")
     assert out.tolist() == (src == src[0]).nonzero().flatten().tolist()
     assert graph.in_degrees(etype="buys").sum() == 9
-    assert graph.in_degrees(2, etype="buys").tolist() == [int((dst == 2).sum())]
+    assert graph.in_degrees(2, etype="buys") == int((dst == 2).sum())
     assert graph.has_edges_between(src, dst, etype="buys").all()
     found = graph.edge_ids(src, dst, etype="buys")
     pairs = [(int(src[i]), int(dst[i])) for i in range(9)]
@@ -240,18 +240,20 @@ def test_graphs_of_graphs(graph: HeteroGraph) -> None:
     assert torch.equal(back["buys"].edges()[0], graph["buys"].edges()[1])
     assert torch.equal(back["buys"].edata["w"], graph["buys"].edata["w"])
     some = graph.edge_subgraph({"buys": [2, 5]}, relabel_nodes=False)
-    assert some.canonical_etypes == [BUYS] and some.edata[EID].tolist() == [2, 5]
+    assert some.edges["buys"].data[EID].tolist() == [2, 5] and not some.num_edges(
+        "sold"
+    )
     assert some.num_nodes("user") == 8
     assert graph.edge_type_subgraph(["follows"]).ntypes == ["user"]
     assert graph.node_type_subgraph(["user"]).canonical_etypes == [FOLLOWS]
-    looped = graph.add_self_loop("follows")
+    looped = graph.add_self_loop(etype="follows")
     assert looped.num_edges("follows") == 20 and graph.num_edges("follows") == 12
-    assert not looped["follows"].edata["w"][12:].any()
+    assert bool((looped["follows"].edata["w"][12:] == 1).all())
 
 
 def test_changes_by_rebuilding(graph: HeteroGraph) -> None:
     rows = graph.nodes["user"].data["h"].detach().clone()
-    graph.add_nodes(2, "user")
+    graph.add_nodes(2, ntype="user")
     assert graph.num_nodes("user") == 10
     assert torch.equal(graph.nodes["user"].data["h"][:8], rows)
     assert not graph.nodes["user"].data["h"][8:].any()

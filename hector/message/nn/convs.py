@@ -1,9 +1,4 @@
-"""Layers with DGL's arguments, for graphs, single relations and blocks.
-
-`forward(graph, feat)`: rows of all nodes; of a block those of its sources, or a pair
-(sources, destinations). What each computes is in its docstring: a formula of the paper
-with DGL's choices. `hector.message` has the same layers with PyG's arguments.
-"""
+"""Convolutions with DGL's arguments."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,28 +14,18 @@ from hector.message.relation import Relation
 from hector.nn.common import glorot
 from hector.precision import linear
 from hector.tracing import untraced
-from hector.typed_linear import TypedLinear
-
-__all__ = [
-    "GATConv",
-    "GINConv",
-    "GraphConv",
-    "HeteroGraphConv",
-    "SAGEConv",
-    "TypedLinear",
-]
 
 Rows = Tensor | tuple[Tensor, Tensor]
 Activation = Callable[[Tensor], Tensor]
 
 
-def _relation(graph: Any) -> Relation:
+def relation_of(graph: Any) -> Relation:
     """Return the edges of a graph of one type, with its features left alone."""
     found: Relation = graph if isinstance(graph, Relation) else graph[None]
     return found
 
 
-def _sides(g: Relation, feat: Rows) -> tuple[Tensor, Tensor]:
+def sides_of(g: Relation, feat: Rows) -> tuple[Tensor, Tensor]:
     """Return rows of sources and of destinations, which are the first sources of a
     block."""
     if isinstance(feat, tuple):
@@ -48,7 +33,8 @@ def _sides(g: Relation, feat: Rows) -> tuple[Tensor, Tensor]:
     return feat, feat[: g.num_dst_nodes()]
 
 
-def _check_degrees(g: Relation, allowed: bool) -> None:
+def check_degrees(g: Relation, allowed: bool) -> None:
+    """Raise ValueError for nodes without edges into them, unless they are allowed."""
     if not allowed and bool((g.in_degrees() == 0).any()):
         raise ValueError(
             "expected an edge into every node, some have none, whose results would be "
@@ -56,9 +42,9 @@ def _check_degrees(g: Relation, allowed: bool) -> None:
         )
 
 
-def _weighed(name: str) -> fn.MessageFunction:
+def weighed(name: str, rows: str = "h") -> fn.MessageFunction:
     """Return the source's row times an edge feature."""
-    sides = (fn.Side.SOURCE, "h"), (fn.Side.EDGE, name)
+    sides = (fn.Side.SOURCE, rows), (fn.Side.EDGE, name)
     return fn.MessageFunction(fn.Combine.MUL, *sides, "m")
 
 
@@ -97,6 +83,10 @@ class GraphConv(nn.Module):
         if self.weight is not None:
             glorot(self.weight)
 
+    def set_allow_zero_in_degree(self, set_value: bool) -> None:
+        """Say whether nodes without edges into them are taken."""
+        self.allow_zero_in_degree = set_value
+
     @untraced
     def forward(
         self,
@@ -106,12 +96,12 @@ class GraphConv(nn.Module):
         edge_weight: Tensor | None = None,
     ) -> Tensor:
         """Return [destinations, out_feats]; `weight` takes the place of the layer's."""
-        g = _relation(graph)
-        _check_degrees(g, self.allow_zero_in_degree)
+        g = relation_of(graph)
+        check_degrees(g, self.allow_zero_in_degree)
         if weight is not None and self.weight is not None:
             raise ValueError("expected a layer with weight=False beside a weight")
         matrix = self.weight if weight is None else weight
-        rows = _sides(g, feat)[0]
+        rows = sides_of(g, feat)[0]
         if self.norm in ("both", "left"):
             power = -0.5 if self.norm == "both" else -1.0
             rows = rows * _scale(g.out_degrees(), power, rows)
@@ -123,7 +113,7 @@ class GraphConv(nn.Module):
         else:
             with g.local_scope():
                 g.srcdata["h"], g.edata["w"] = rows, edge_weight.view(-1, 1)
-                g.update_all(_weighed("w"), fn.sum("m", "o"))
+                g.update_all(weighed("w"), fn.sum("m", "o"))
                 out = g.dstdata["o"]
         if matrix is not None and not first:
             out = out @ matrix
@@ -182,9 +172,9 @@ class SAGEConv(nn.Module):
         self, graph: Any, feat: Rows, edge_weight: Tensor | None = None
     ) -> Tensor:
         """Return [destinations, out_feats]; `edge_weight` multiplies messages."""
-        g = _relation(graph)
+        g = relation_of(graph)
         given = tuple(map(self.feat_drop, feat)) if isinstance(feat, tuple) else None
-        rows, own = _sides(g, self.feat_drop(feat) if given is None else given)
+        rows, own = sides_of(g, self.feat_drop(feat) if given is None else given)
         if self.fc_pool is not None:
             rows = F.relu(linear(self.fc_pool, rows))
         first = self.kind in ("mean", "gcn")
@@ -217,7 +207,7 @@ class SAGEConv(nn.Module):
             message = fn.copy_u("h", "m")
             if weight is not None:
                 g.edata["w"] = weight.view(-1, 1)
-                message = _weighed("w")
+                message = weighed("w")
             g.update_all(message, reduce)
             return g.dstdata["o"]
 
@@ -250,8 +240,8 @@ class GINConv(nn.Module):
     @untraced
     def forward(self, graph: Any, feat: Rows) -> Tensor:
         """Return a row a destination."""
-        g = _relation(graph)
-        rows, own = _sides(g, feat)
+        g = relation_of(graph)
+        rows, own = sides_of(g, feat)
         out = (1 + self.eps) * own + _sum(g, rows, self.kind)
         if self.apply_func is not None:
             out = self.apply_func(out)
@@ -299,6 +289,10 @@ class GATConv(nn.Module):
             same = own == width
             self.res_fc = nn.Identity() if same else nn.Linear(own, width, bias=False)
 
+    def set_allow_zero_in_degree(self, set_value: bool) -> None:
+        """Say whether nodes without edges into them are taken."""
+        self.allow_zero_in_degree = set_value
+
     @untraced
     def forward(
         self,
@@ -309,19 +303,19 @@ class GATConv(nn.Module):
     ) -> Any:
         """Return [destinations, heads, out_feats]; with `get_attention` also
         [edges, heads, 1]."""
-        g = _relation(graph)
-        _check_degrees(g, self.allow_zero_in_degree)
+        g = relation_of(graph)
+        check_degrees(g, self.allow_zero_in_degree)
         dropped = (
             tuple(map(self.feat_drop, feat))
             if isinstance(feat, tuple)
             else self.feat_drop(feat)
         )
-        rows, own = _sides(g, dropped)
-        h = linear(self.fc_src, rows).view(len(rows), self.heads, -1)
+        rows, own = sides_of(g, dropped)
+        h = linear(self.fc_src, rows).unflatten(1, (self.heads, -1))
         if self.fc_dst is self.fc_src and not isinstance(feat, tuple):
             right = h[: len(own)]
         else:
-            right = linear(self.fc_dst, own).view(len(own), self.heads, -1)
+            right = linear(self.fc_dst, own).unflatten(1, (self.heads, -1))
         with g.local_scope():
             g.srcdata["h"] = h
             g.srcdata["l"] = (h * self.attn_l).sum(-1, keepdim=True)
@@ -332,11 +326,11 @@ class GATConv(nn.Module):
             if edge_weight is not None:
                 weight = edge_weight.view(-1, 1, 1)
                 g.edata["a"] = g.edata["a"] * weight
-            g.update_all(_weighed("a"), fn.sum("m", "o"))
+            g.update_all(weighed("a"), fn.sum("m", "o"))
             out = g.dstdata["o"]
             attention = g.edata["a"] if get_attention else None
         if self.res_fc is not None:
-            out = out + self.res_fc(own).view(len(own), self.heads, -1)
+            out = out + self.res_fc(own).unflatten(1, (self.heads, -1))
         if self.bias is not None:
             out = out + self.bias.view(1, self.heads, -1)
         if self.activation is not None:
@@ -346,7 +340,8 @@ class GATConv(nn.Module):
 
 class HeteroGraphConv(nn.Module):
     """A layer for each relation; results for one type of nodes are joined by
-    `aggregate`: sum, mean, max, min, stack, or a function of (list, type)."""
+    `aggregate`: sum, mean, max, min, stack, or a function of (list, type). Layers
+    take nodes without edges, as along one relation they are common."""
 
     def __init__(
         self,
@@ -360,6 +355,10 @@ class HeteroGraphConv(nn.Module):
                 f"{aggregate!r}"
             )
         self.mods = nn.ModuleDict({str(k): m for k, m in mods.items()})
+        for module in self.mods.values():
+            allow = getattr(module, "set_allow_zero_in_degree", None)
+            if allow is not None:
+                allow(True)
         self.aggregate = aggregate
 
     @untraced

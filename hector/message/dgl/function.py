@@ -1,0 +1,3 @@
+"""`dgl.function`: see `hector.message.functions`."""
+
+from hector.message.functions import *  # noqa: F403
