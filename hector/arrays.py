@@ -237,7 +237,7 @@ class GraphArrays:
 class BoundedArrays(GraphArrays):
     """Index arrays whose sizes are bounds, so that none of them waits for the device.
 
-    There is a row a pair that could exist and a tile that could be needed; those behind
+    There is a row a pair that could exist and a tile that could be needed; those after
     the real ones are empty: they belong to no type, node or edge, and what kernels
     compute for them is read by none.
     """
@@ -267,7 +267,7 @@ class BoundedArrays(GraphArrays):
         return super()._make_index(domain, index)
 
     def _types(self, domain: Domain, rows: int) -> Tensor:
-        """[rows]: the last type for rows behind all types."""
+        """[rows]: the last type for rows after all types."""
         ends = self.type_ptr(domain, Index.ETYPE)[1:]
         places = torch.arange(rows, device=ends.device)
         found = torch.searchsorted(ends, places, right=True)

@@ -7,7 +7,7 @@ the step reads must stay where it is: parameters, graph and inputs are changed i
 
 [Note: padded batches] Of mini-batches no two have the same sizes. A batch is copied
 into memory of the next larger one of a few sizes (8 between a number and its double);
-behind the real nodes and edges lie spare ones, which join nobody but one another.
+after the real nodes and edges lie spare ones, which join nobody but one another.
 Nothing that a seed's result or a gradient depends on reads them: their rows get no
 gradient, and a row without a gradient adds zeros to that of a weight. The graph is made
 of that memory inside the captured step, so a replay sorts the new edges as well.
@@ -129,7 +129,7 @@ class CapturedBatches:
     """Run training steps on mini-batches, one CUDA graph for each of a few sizes.
 
     `step(batch, *tensors, *rows)` gets a `SampledBatch` with spare nodes and edges
-    behind the real ones ([Note: padded batches]) and must look at nothing but its
+    after the real ones ([Note: padded batches]) and must look at nothing but its
     arguments and what stays in place. On a CPU steps run as they are, padded alike.
     """
 
@@ -150,7 +150,7 @@ class CapturedBatches:
         self, drawn: Drawn, *tensors: Tensor, rows: Sequence[Tensor] = ()
     ) -> Any:
         """Run one step on what was drawn from the graph, on `tensors`, whose shapes
-        decide the size as well, and on `rows` [drawn nodes, ...], zeros behind them.
+        decide the size as well, and on `rows` [drawn nodes, ...], zeros after them.
         Results are overwritten by later steps."""
         nodes = padded_size(drawn.node_ids.numel() + 1)
         edges = padded_size(drawn.edge_ids.numel())

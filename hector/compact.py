@@ -26,7 +26,7 @@ class CompactMap:
     """int64 [num_edges]: the pair of each stored edge."""
     num_nodes: int
     real: Tensor | None = None
-    """bool [num_unique]: which pairs exist; None: all. The others stand behind them:
+    """bool [num_unique]: which pairs exist; None: all. The others stand after them:
     see `bounded_map`."""
 
     @property
@@ -86,7 +86,7 @@ def bounded_map(
     """The same map with one row an edge, without waiting for the device.
 
     How many pairs there are is known to the device alone, so there are as many rows as
-    edges; those behind the pairs belong to no edge type, edge or node.
+    edges; those after the pairs belong to no edge type, edge or node.
     """
     step = max(num_nodes, 1)
     ordered, order = torch.sort(edge_type * step + node)

@@ -41,7 +41,7 @@ from hector.passes.lifetimes import constants
 
 INDEX_BYTES = 4
 EXPOSED = 0.1
-"""Share of the smaller of host's and device's time that is not hidden behind the other:
+"""Share of the smaller of host's and device's time that is not hidden after the other:
 of two settings with as many launches, the one with less work wins."""
 
 
@@ -71,7 +71,7 @@ class DeviceModel:
     """The same of a matrix product, and what views and transposes its operands: 80
     microseconds in the product alone."""
     inference_seconds: float = 4.5e-5
-    """Host time of a step beside its launches."""
+    """Host time of a step next to its launches."""
     training_seconds: float = 4.5e-4
     """The same with autograd, the parameters' gradients and a loss."""
     kernel_seconds: float = 4e-6

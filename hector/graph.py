@@ -570,7 +570,7 @@ def subgraph(graph: HeteroGraph, node_ids: Tensor, edge_ids: Tensor) -> HeteroGr
 def padded_subgraph(
     graph: HeteroGraph, node_ids: Tensor, edge_ids: Tensor, num_nodes: Tensor
 ) -> HeteroGraph:
-    """`subgraph` with room behind it: of `node_ids` the first `num_nodes` (int64 [], on
+    """`subgraph` with room after it: of `node_ids` the first `num_nodes` (int64 [], on
     the device) are nodes and the others, at least one, are larger than any id; edges of
     id -1 join those. Sizes are those of the tensors, so nothing waits for the device.
     """

@@ -1,6 +1,6 @@
-"""What is kept beside a graph, and where it is made.
+"""What is kept next to a graph, and where it is made.
 
-[Note: what is kept] Beside a graph only what its edges alone decide is kept: orders,
+[Note: what is kept] Next to a graph only what its edges alone decide is kept: orders,
 groups, sizes and what is made of those numbers, and programs. Features and parameters
 that are permuted, joined or converted are made again in every call, inside autograd:
 not all writes to them leave a trace. What is kept is made apart from the call that

@@ -34,7 +34,7 @@ class Buffer:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanMemory:
-    """What one run of a plan allocates, beside what it is given."""
+    """What one run of a plan allocates, next to what it is given."""
 
     buffers: tuple[Buffer, ...]
     peak_bytes: int
@@ -42,7 +42,7 @@ class PlanMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class StepMemory:
-    """What a step allocates, beside its inputs: bytes."""
+    """What a step allocates, next to its inputs: bytes."""
 
     forward: PlanMemory
     backward: PlanMemory | None = None

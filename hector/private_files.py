@@ -73,7 +73,7 @@ def read_private(path: Path) -> str | None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write beside `path` and rename over it: a reader never sees half a file."""
+    """Write next to `path` and rename over it: a reader never sees half a file."""
     with tempfile.NamedTemporaryFile(
         "w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8"
     ) as out:

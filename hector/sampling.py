@@ -141,7 +141,7 @@ class NeighborSampler:
     def draw_padded(self, seeds: Tensor, key: Tensor) -> tuple[Tensor, ...]:
         """`draw` without waiting for the device, for graphs with edges and fanouts that
         `most_drawn` knows: node ids, edge ids (the same, in another order) and places
-        of the seeds, with anything behind them, and int64 [2], how many nodes and edges
+        of the seeds, with anything after them, and int64 [2], how many nodes and edges
         there are."""
         graph, group = self.graph, self.graph.csc()
         slots, live, drawn = seeds, torch.ones_like(seeds, dtype=torch.bool), []

@@ -2,7 +2,7 @@
 
 [Note: not traced] hector compiles by itself, and its compiler is Python: tracing it
 takes minutes and finds nothing to fuse. Every door of the package is therefore closed
-to `torch.compile`, which calls it as it is and goes on behind it.
+to `torch.compile`, which calls it as it is and goes on after it.
 """
 
 import functools

@@ -44,7 +44,7 @@ class TripleFormatError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Triples:
-    """Numbered triples with the names behind the numbers."""
+    """Numbered triples with the names after the numbers."""
 
     head: Tensor
     """int64 [num_triples]."""

@@ -2,7 +2,7 @@
 
 A weight's gradient is summed by many programs, each over a chunk of rows of one type;
 their partial sums are then added in the order of the chunks: deterministic, no
-atomics. Sums that no kernel of the plan reads are all added by one launch, behind the
+atomics. Sums that no kernel of the plan reads are all added by one launch, after the
 plan's last kernel: on small graphs each launch less is a visible part of a step.
 """
 

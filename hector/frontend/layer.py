@@ -312,7 +312,7 @@ def _argument(value: Any) -> object:
 
 
 def _defined(kind: type) -> set[str]:
-    """Names that a class or its bases define, beside what every object has."""
+    """Names that a class or its bases define, next to what every object has."""
     return {name for base in kind.__mro__[:-1] for name in vars(base)}
 
 

@@ -258,7 +258,7 @@ class TraversalSchedule:
     block_columns: int = ALL_COLUMNS
     """Columns of a program where columns do not meet; see [Note: columns apart]."""
     in_order: bool = False
-    """The rows of a group lie one behind another: no list of them is read."""
+    """The rows of a group lie one after another: no list of them is read."""
     ends_in_order: bool = False
     """Where the rows of a group lead is kept in the list's order, and not looked up
     through the list: one array more, and one read less that waits for another."""

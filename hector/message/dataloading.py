@@ -62,7 +62,7 @@ class BlockSampler:
 
 class NeighborSampler(BlockSampler):
     """Make a block for each layer, the last layer's seeds first: neighbours are drawn
-    for all sources of the block behind, as DGL's sampler of this name does.
+    for all sources of the block after, as DGL's sampler of this name does.
 
     For PyG's loaders, whose hops draw for new nodes alone, see `HeteroGraph.from_batch`
     of hector.

@@ -241,7 +241,7 @@ class Graph(GraphBase, Relation):
         fill_data: float | str = 1.0,
         etype: Any = None,
     ) -> "Graph":
-        """Return the graph with an edge from each node to itself behind its own. Their
+        """Return the graph with an edge from each node to itself after its own. Their
         features are `fill_data`: a number, or the "sum", "mean", "max" or "min" of the
         edges into the node; of all features or of those named, others are zeros."""
         self.to_canonical_etype(etype)
@@ -340,7 +340,7 @@ class Graph(GraphBase, Relation):
 def looped(
     frame: EdgeFrame, dst: Tensor, num_nodes: int, names: Any, fill: float | str
 ) -> dict[str, Tensor]:
-    """Return the columns of edges and, behind them, of a self-loop for each node."""
+    """Return the columns of edges and, after them, of a self-loop for each node."""
     if isinstance(names, str):
         raise ValueError(f"expected edge_feat_names in a list, got {names!r}")
     if isinstance(fill, str) and fill not in FILLS:

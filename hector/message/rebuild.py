@@ -280,7 +280,7 @@ def _loop_type(graph: "HeteroGraph", etype: Any) -> "EdgeType":
 
 
 def _write(frame: Frame, before: int, data: Mapping[str, Tensor] | None) -> None:
-    """Set features of the rows behind the first `before`."""
+    """Set features of the rows after the first `before`."""
     ids = torch.arange(before, frame.num_rows, device=frame.device)
     for name, rows in (data or {}).items():
         frame.write(name, ids, rows)

@@ -1,7 +1,7 @@
 """Edges of one type with the features of both ends, and messages along them.
 
 DGL's names and semantics (Wang, chapter 4), on the compiler that relational layers use:
-a message function, a reduce function and the function applied behind them become one
+a message function, a reduce function and the function applied after them become one
 program, whose messages lie in no memory unless a gradient needs them.
 
 [Note: two kinds of rows] Sources and destinations may be of two types, or a block's two
@@ -445,7 +445,7 @@ class Relation:
         """Multiply the messages of each edge by `mask` [edges], in every layer and call
         inside: what explainers (GNNExplainer) train.
 
-        Messages are masked before they are reduced: behind attention's softmax, and
+        Messages are masked before they are reduced: after attention's softmax, and
         without the rows that a layer adds for a node itself. Raises ValueError for
         another shape.
         """

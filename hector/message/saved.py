@@ -20,7 +20,7 @@ def save_graphs(
     g_list: AnyGraph | Sequence[AnyGraph],
     labels: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write graphs with features, and tensors beside them, to a file of PyTorch's."""
+    """Write graphs with features, and tensors next to them, to a file of PyTorch's."""
     graphs = list(g_list) if isinstance(g_list, Sequence) else [g_list]
     kept = {"graphs": [_parts(g) for g in graphs], "labels": dict(labels or {})}
     torch.save(kept, filename)

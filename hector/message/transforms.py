@@ -126,7 +126,7 @@ def add_reverse_edges(
     ignore_bipartite: bool = False,
     exclude_self: bool = True,
 ) -> Any:
-    """Return the graph with an edge back for each edge, behind its own; `exclude_self`:
+    """Return the graph with an edge back for each edge, after its own; `exclude_self`:
     but for those from a node to itself.
 
     Types between nodes of two types have no edges back: ValueError, unless

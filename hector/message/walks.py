@@ -34,7 +34,7 @@ def random_walk(
     """Walk from each of `nodes` along `metapath`, types of edges, or `length` edges of
     the only type.
 
-    Returns nodes [walks, steps + 1], -1 behind the end of a walk; with `return_eids`
+    Returns nodes [walks, steps + 1], -1 after the end of a walk; with `return_eids`
     edges [walks, steps]; and the type of the nodes of each column. `prob` names an edge
     feature that steps are in proportion to. `restart_prob`: of ending before a
     step, one or one a step.

@@ -149,7 +149,7 @@ class CompiledConv(nn.Module):
     def _of_adjacency(
         self, adj: Any, kinds: Tensor | None, num_nodes: int, num_relations: int
     ) -> HeteroGraph:
-        """`adj_t`, whose values are the edge types, unless those are given beside it.
+        """`adj_t`, whose values are the edge types, unless those are given next to it.
         Made in every call: of a sparse tensor PyTorch tells no version."""
         ends, values = adjacency(adj)
         if values is None or (kinds is not None and values.is_floating_point()):

@@ -4,7 +4,7 @@
 loses it after the last kernel that reads it; results of the plan stay. Kernels run in
 the order of one stream, so memory may be used again as soon as its last reader has been
 launched. What a kernel reads through a view is read there. Sums into types that no
-kernel of the plan reads (`late_sums`) are completed behind its last kernel: their
+kernel of the plan reads (`late_sums`) are completed after its last kernel: their
 partial rows live that long.
 """
 

@@ -62,7 +62,7 @@ def peel(x: Node) -> Rows:
 
 
 def _peel_read(x: Node) -> tuple[Node, Index | None]:
-    """The stored value and index behind `x`: a reshape changes no memory."""
+    """The stored value and index after `x`: a reshape changes no memory."""
     x = stored(x)
     if x.op is not Op.READ or x.inputs[0].domain not in ROW_DOMAINS:
         return x, None

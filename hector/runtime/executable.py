@@ -65,7 +65,7 @@ class Options:
     """Who walks the groups of a traversal; None: by their number and mean size."""
     device_model: DeviceModel = field(default_factory=DeviceModel)
     memory_limit_bytes: int | None = None
-    """What a step may allocate beside its inputs; the choice of optimizations respects
+    """What a step may allocate next to its inputs; the choice of optimizations respects
     it. None: what the device has left when a program is compiled."""
 
 

@@ -100,7 +100,7 @@ class Step:
 @functools.cache
 def prepare_compiler() -> "Future[None]":
     """Import Triton, hash its own files, add bundles of kernels to its cache and load
-    its driver beside the caller's work.
+    its driver next to the caller's work.
 
     Every look-up in Triton's cache begins with that hash: with the driver it is more
     than the rest of a start with kept kernels, so each has a thread. Called for the
@@ -240,12 +240,12 @@ def compile_together(
     wanted: Sequence[tuple[Launch, Mapping[Node, torch.dtype]]],
 ) -> None:
     """Compile the kernels of plans at once, on all cores, each for values of the dtypes
-    beside it.
+    next to it.
 
     Half of a compilation is the assembler's process and most of the rest runs without
     Python's lock, so threads do. Some versions of Triton then run a C compiler for the
     launcher of each signature, when the kernel is first launched: that is done here,
-    beside the compilations that still run.
+    next to the compilations that still run.
     """
     from triton import AsyncCompileMode
 

@@ -1,8 +1,8 @@
 """Notices changes of a graph's tensors that leave no trace in their versions.
 
-[Note: changes behind PyTorch] On a CPU a call compares the tensors with a copy of them
+[Note: changes after PyTorch] On a CPU a call compares the tensors with a copy of them
 and a changed graph is made anew. On a GPU that comparison would wait for the device in
-every call; instead each call launches one kernel behind the layer's own that compares
+every call; instead each call launches one kernel after the layer's own that compares
 digests, and where they differ fills the results with NaN and sets a flag in pinned
 memory, which the next call reads and raises. So a stale graph never gives a number, and
 an unchanged one costs a launch. Captured steps are covered as well.
@@ -83,7 +83,7 @@ class RangeWatch(Watch):
 
 
 class DeviceWatch(Watch):
-    """Compares digests on a GPU; see [Note: changes behind PyTorch]."""
+    """Compares digests on a GPU; see [Note: changes after PyTorch]."""
 
     def __init__(self, tensors: Sequence[Tensor], kernels: Any) -> None:
         device = tensors[0].device

@@ -49,7 +49,7 @@ def fitting(path: Path) -> Iterator[None]:
 
 
 def save(checkpoint: Checkpoint, path: Path) -> None:
-    """Write beside `path` and rename over it."""
+    """Write next to `path` and rename over it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}.part")
     values = {name: getattr(checkpoint, name) for name in Checkpoint.__annotations__}
