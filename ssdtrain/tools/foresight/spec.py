@@ -1,7 +1,7 @@
 """A device's ceilings, stated or measured, and the roofline that follows from them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from ssdtrain.curves import COPY_SLOWDOWN, Curve, Links
@@ -53,63 +53,41 @@ class Spec:
         return max(self.compute_us(call), memory, LEAST_US)
 
 
-A100_PCIE = Spec(
-    name="a100-pcie",
-    num_sms=108,
-    l2_bytes=40e6,
-    memory_bytes=40e9,
-    memory_gb_per_s=1555.0,
-    tflops={"bf16": 312.0, "fp16": 312.0, "fp32": 19.5},
-    power_limit_watts=250.0,
-    host_gb_per_s=25.0,
-    peer_gb_per_s=25.0,
-)
-A100_SXM = replace(
-    A100_PCIE,
-    name="a100-sxm",
-    memory_bytes=80e9,
-    memory_gb_per_s=2039.0,
-    power_limit_watts=400.0,
-    peer_gb_per_s=300.0,
-)
-H100 = Spec(
-    name="h100",
-    num_sms=132,
-    l2_bytes=50e6,
-    memory_bytes=80e9,
-    memory_gb_per_s=3350.0,
-    tflops={"bf16": 989.0, "fp16": 989.0, "fp32": 67.0},
-    power_limit_watts=700.0,
-    host_gb_per_s=55.0,
-    peer_gb_per_s=450.0,
-)
-H200 = replace(H100, name="h200", memory_bytes=141e9, memory_gb_per_s=4800.0)
-B200 = Spec(
-    name="b200",
-    num_sms=148,
-    l2_bytes=126e6,
-    memory_bytes=180e9,
-    memory_gb_per_s=8000.0,
-    tflops={"bf16": 2250.0, "fp16": 2250.0, "fp32": 80.0},
-    power_limit_watts=1000.0,
-    host_gb_per_s=55.0,
-    peer_gb_per_s=900.0,
-)
+# Multiprocessors; MB of L2, GB of memory; TFLOP/s in 16 and 32 bits; GB/s of memory, to
+# the host and to another device; W.
+_SHEETS = {
+    "a100-pcie": (108, 40, 40, 312.0, 19.5, 1555.0, 25.0, 25.0, 250.0),
+    "a100-sxm": (108, 40, 80, 312.0, 19.5, 2039.0, 25.0, 300.0, 400.0),
+    "h100": (132, 50, 80, 989.0, 67.0, 3350.0, 55.0, 450.0, 700.0),
+    "h200": (132, 50, 141, 989.0, 67.0, 4800.0, 55.0, 450.0, 700.0),
+    "b200": (148, 126, 180, 2250.0, 80.0, 8000.0, 55.0, 900.0, 1000.0),
+}
 SPECS: Mapping[str, Spec] = {
-    spec.name: spec for spec in (A100_PCIE, A100_SXM, H100, H200, B200)
+    name: Spec(
+        name=name,
+        num_sms=sms,
+        l2_bytes=l2 * 1e6,
+        memory_bytes=memory * 1e9,
+        memory_gb_per_s=rate,
+        tflops={"bf16": half, "fp16": half, "fp32": single},
+        power_limit_watts=watts,
+        host_gb_per_s=host,
+        peer_gb_per_s=peer,
+    )
+    for name, (
+        sms,
+        l2,
+        memory,
+        half,
+        single,
+        rate,
+        host,
+        peer,
+        watts,
+    ) in _SHEETS.items()
 }
 """The data sheets that everyone reads: `plan`, `project`, `rok` and `foresight`."""
-
-
-def rated(tflops: float, memory_gb_per_s: float) -> Spec:
-    """A device of which two rates are known: what it reaches in practice."""
-    return replace(
-        H200,
-        name=f"{tflops:g} TFLOP/s, {memory_gb_per_s:g} GB/s",
-        l2_bytes=0.0,
-        memory_gb_per_s=memory_gb_per_s,
-        tflops={"fp32": tflops},
-    )
+A100_PCIE, A100_SXM, H100, H200, B200 = SPECS.values()
 
 
 def links_of(spec: Spec) -> Links:

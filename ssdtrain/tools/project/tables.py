@@ -35,11 +35,6 @@ class Gpu:
         return self.spec.tflops["fp16"]
 
     @property
-    def memory_gb_per_s(self) -> float:
-        """Peak bandwidth of its memory."""
-        return self.spec.memory_gb_per_s
-
-    @property
     def peer_gb_per_s(self) -> float:
         """One direction to another GPU of the node (NVLink; PCIe where there is none).
         Raises ConfigError: the data sheet does not name it."""
@@ -47,21 +42,16 @@ class Gpu:
             raise ConfigError(f"{self.name}: no rate between GPUs is known")
         return self.spec.peer_gb_per_s
 
-    @property
-    def watts(self) -> float:
-        """The board's power limit."""
-        return self.spec.power_limit_watts
-
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for tables and JSON."""
         return {
             "name": self.name,
             "memory_gb": self.memory_gb,
             "tflops": self.tflops,
-            "memory_gb_per_s": self.memory_gb_per_s,
+            "memory_gb_per_s": self.spec.memory_gb_per_s,
             "host_gb_per_s": self.spec.host_gb_per_s,
             "peer_gb_per_s": self.spec.peer_gb_per_s,
-            "watts": self.watts,
+            "watts": self.spec.power_limit_watts,
             "price_usd": self.price_usd,
         }
 

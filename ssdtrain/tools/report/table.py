@@ -98,11 +98,12 @@ def _with_notes(
         return lines
     first, last, step, peak, last_peak = lines
     equal, weights = (result["verdict"][f"{of}_equal"] for of in ("losses", "weights"))
-    ratio, why = result["step_ratio"], str(result["why_no_ratio"])
+    ratio = result["step_ratio"]
+    told = str(result["why_no_ratio"]) if ratio is None else f"x {ratio:.3f}"
     return [
         first._replace(note=_verdict(equal, "all losses equal to the last bit")),
         last._replace(note=_verdict(weights, "all weights equal to the last bit")),
-        step._replace(note=f"x {ratio:.3f}" if ratio is not None else why),
+        step._replace(note=told),
         peak._replace(note=_ratio(pair, "peak_bytes")),
         last_peak._replace(note=_ratio(pair, "last_peak_bytes")),
     ]
