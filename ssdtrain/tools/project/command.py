@@ -221,8 +221,7 @@ def _model(args: argparse.Namespace) -> Model:
         layers=args.layers,
         hidden=args.hidden,
         heads=args.heads or max(1, args.hidden // 128),
-        sequence=args.sequence or 2048,
-        vocabulary=51200,
+        sequence=args.sequence or Model.sequence,
     )
 
 
