@@ -141,7 +141,6 @@ def job_for(subject: Subject, layers: int = 0) -> Job:
     return Job(layers=layers, hidden=0, tokens=tokens, batch=batch, gpus=GPUS)
 
 
-@functools.cache
 def whole_costs(
     shape: Shape, sequences: int, tokens: int, device: Device
 ) -> tuple[int, StageCosts]:
@@ -166,6 +165,7 @@ def whole_costs(
     return count, StageCosts(ways=ways, parameters=line(parameters))
 
 
+@functools.cache
 def predicted(name: str, small: bool, gpu: str) -> dict[str, PricedLayout]:
     """The prices of a model's layouts."""
     subject = (SMALL if small else SUBJECTS)[name]
