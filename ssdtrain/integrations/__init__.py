@@ -20,15 +20,8 @@ TESTED = {
 
 
 def check_version(package: str, met: str | None = None) -> None:
-    """Refuse a trainer whose hooks were not read.
-
-    Args:
-        package: name of the installed distribution.
-        met: its version, where it says so itself.
-
-    Raises:
-        ConfigError: another version is installed.
-    """
+    """Refuse a trainer whose hooks were not read; `met`: its version, where it says so
+    itself. Raises ConfigError: another version is installed."""
     least, below = TESTED[package]
     found = installed(package) if met is None else met
     if found is None or not least <= numbers(found) < below:

@@ -32,12 +32,9 @@ class SSDTrainPlugin(BasePlugin):  # type: ignore[misc]
     _callback: Any = None
 
     def register(self, cfg: Any) -> None:
-        """Check the settings, before a model is loaded.
-
-        Raises:
-            ConfigError: there are none, they can never work, or Axolotl offloads as
-                well or has another version.
-        """
+        """Check the settings, before a model is loaded. Raises ConfigError: there are
+        none, they can never work, or Axolotl offloads as well or has another
+        version."""
         check_version("axolotl")
         if switch.text() is not None:
             raise ConfigError(
@@ -64,11 +61,7 @@ class SSDTrainPlugin(BasePlugin):  # type: ignore[misc]
         return [self._callback]
 
     def post_train(self, cfg: Any, model: Any) -> None:
-        """Say so where no step was seen.
-
-        Raises:
-            AttachError: Axolotl trained and never called the callback.
-        """
+        """Raise AttachError if Axolotl trained and never called the callback."""
         if self._callback is None or not self._callback.reports:
             raise AttachError(
                 "Axolotl trained, but ssdtrain saw no step: its trainer does not call "

@@ -19,11 +19,8 @@ from ssdtrain.train.attachment import Attachment
 
 
 def trainer_callbacks() -> list[Any]:
-    """What `lightning.pytorch` adds to each Trainer: nothing unless asked.
-
-    Raises:
-        ConfigError: SSDTRAIN is misspelt, or Lightning has another version.
-    """
+    """What `lightning.pytorch` adds to each Trainer: nothing unless asked. Raises
+    ConfigError: SSDTRAIN is misspelt, or Lightning has another version."""
     settings = _asked()
     if settings is None:
         return []
@@ -33,11 +30,8 @@ def trainer_callbacks() -> list[Any]:
 
 
 def fabric_callbacks() -> list[Any]:
-    """What `lightning.fabric` adds to each Fabric: nothing unless asked.
-
-    Raises:
-        ConfigError: SSDTRAIN is misspelt, or Lightning has another version.
-    """
+    """What `lightning.fabric` adds to each Fabric: nothing unless asked. Raises
+    ConfigError: SSDTRAIN is misspelt, or Lightning has another version."""
     settings = _asked()
     return [] if settings is None else [FabricCallback(settings)]
 
@@ -56,11 +50,8 @@ class FabricCallback(Attachment):
     _of: "weakref.ref[nn.Module] | None" = None
 
     def on_after_setup(self, fabric: Any, module: Any) -> None:
-        """Attach: the module is prepared and on its device.
-
-        Raises:
-            AttachError: a second module that is trained; the text says what to do.
-        """
+        """Attach: the module is prepared and on its device. Raises AttachError: a
+        second module that is trained; the text says what to do."""
         own = module.module
         if not any(each.requires_grad for each in own.parameters()):
             return

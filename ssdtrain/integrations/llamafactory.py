@@ -15,14 +15,9 @@ HANDLER, CALLBACK = "CallbackHandler", "TrainerCallback"
 
 
 def imported(module: ModuleType) -> None:
-    """Let the trainer's callbacks begin with ours.
-
-    Args:
-        module: `llamafactory.v1.core.base_trainer`, just imported.
-
-    Raises:
-        ConfigError: SSDTRAIN is misspelt, or these are not the callbacks that we know.
-    """
+    """Let the callbacks of `llamafactory.v1.core.base_trainer`, just imported, begin
+    with ours. Raises ConfigError: SSDTRAIN is misspelt, or these are not the callbacks
+    that we know."""
     settings = switch.asked()
     if settings is None:
         return

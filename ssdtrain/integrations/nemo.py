@@ -34,13 +34,9 @@ class Offloading:
     offloading: Session
 
     def setup(self) -> None:
-        """Set up the recipe, and attach to its model parts.
-
-        Raises:
-            ConfigError: no block of settings, or one that can never work; or the recipe
-                is asked to checkpoint activations.
-            AttachError: the recipe has set up no model.
-        """
+        """Set up the recipe, and attach to its model parts. Raises ConfigError: no
+        block of settings, one that can never work, or activations are checkpointed as
+        well; AttachError: the recipe has set up no model."""
         check_version("nemo-automodel")
         block = self.cfg.get(BLOCK, None)
         if not block:

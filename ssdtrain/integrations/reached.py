@@ -9,11 +9,8 @@ from ssdtrain import switch
 
 
 def imported(module: ModuleType) -> None:
-    """Look once, at the first optimizer step of the process.
-
-    Args:
-        module: `torch.optim.optimizer`, just imported.
-    """
+    """Look once, at the first optimizer step of the process; `module`:
+    `torch.optim.optimizer`, just imported."""
 
     waits = [True]  # torch lets no hook remove itself
 

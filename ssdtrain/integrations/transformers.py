@@ -28,11 +28,8 @@ class Default:
 
 
 def imported(module: ModuleType) -> None:
-    """Add the callback to the defaults of `transformers.trainer`, just imported.
-
-    Raises:
-        ConfigError: SSDTRAIN is misspelt, or these are not the defaults that we know.
-    """
+    """Add the callback to the defaults of `transformers.trainer`, just imported. Raises
+    ConfigError: SSDTRAIN is misspelt, or these are not the defaults that we know."""
     if switch.asked() is None:
         return
     check_version("transformers")

@@ -23,14 +23,9 @@ SESSIONS: "list[Session]" = []
 
 
 def imported(module: ModuleType) -> None:
-    """Put ours in the place of verl's function.
-
-    Args:
-        module: `verl.utils.activation_offload`, just imported.
-
-    Raises:
-        ConfigError: SSDTRAIN is misspelt, or verl has another function or version.
-    """
+    """Put ours in the place of the function of `verl.utils.activation_offload`, just
+    imported. Raises ConfigError: SSDTRAIN is misspelt, or verl has another function or
+    version."""
     if switch.asked() is None:
         return
     check_version("verl")
@@ -47,16 +42,9 @@ def imported(module: ModuleType) -> None:
 def enable_activation_offloading(
     model: Any, strategy: str, enable_ckpt: bool = False
 ) -> None:
-    """Offload a model that verl has sharded.
-
-    Args:
-        model: what its engine calls.
-        strategy: verl's name for how it is sharded.
-        enable_ckpt: gradient checkpointing is on as well.
-
-    Raises:
-        AttachError: a strategy that hides which tensors are weights.
-    """
+    """Offload a model that verl has sharded as its `strategy` says; `enable_ckpt`:
+    gradients are checkpointed as well. Raises AttachError: a strategy that hides which
+    tensors are weights."""
     from ssdtrain.api import offload
     from ssdtrain.train.checkpointed import take_over
 

@@ -31,11 +31,7 @@ class OffloadCallback(Attachment, TrainerCallback):  # type: ignore[misc]
     """
 
     def __getattr__(self, name: str) -> Any:
-        """Say so where Lightning looks for hooks of its own.
-
-        Raises:
-            AttachError: for Lightning's hooks; AttributeError for anything else.
-        """
+        """Raise AttachError where Lightning looks for hooks of its own."""
         if name.startswith("on_") or name in ("setup", "teardown", "state_key"):
             raise AttachError(
                 "OffloadCallback is for transformers.Trainer; give lightning.Trainer "
@@ -44,21 +40,15 @@ class OffloadCallback(Attachment, TrainerCallback):  # type: ignore[misc]
         raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Refuse a trainer that moves saved tensors itself, before it loads anything.
-
-        Raises:
-            AttachError: it does.
-        """
+        """Raise AttachError if the trainer moves saved tensors itself, before it loads
+        anything."""
         refuse_offloading(args)
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
     ) -> None:
-        """Attach: the model is prepared and on its device.
-
-        Raises:
-            AttachError: the trainer offloads activations itself.
-        """
+        """Attach: the model is prepared and on its device. Raises AttachError: the
+        trainer offloads activations itself."""
         refuse_offloading(args)
         take_over(model, self.settings)
         self.attach(model)

@@ -44,10 +44,9 @@ def find_config(name: str) -> Path:
 
 
 def compose_config(name: str, overrides: Sequence[str]) -> DictConfig:
-    """Compose the config file `name` with Hydra overrides. Groups are looked up beside
-    it, then among the packaged configs; without a defaults list it changes the packaged
-    root. Raises ConfigError: no such file, or no YAML mapping; HydraException: an
-    unknown name."""
+    """Compose the config file `name` with Hydra overrides; groups beside it, then the
+    packaged ones; without a defaults list it changes the packaged root. Raises
+    ConfigError: no such file, or no YAML mapping; HydraException: an unknown name."""
     path = find_config(name)
     with _readable(path):
         register()

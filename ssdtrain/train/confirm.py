@@ -7,9 +7,8 @@ from ssdtrain.train.loop import LegResult
 
 def doubt_of_writes(target: Target, results: list[LegResult]) -> str | None:
     """Return why writes are not confirmed, rank by rank; "" where they are, None where
-    none was due. A staged target that wrote nothing although bytes were reloaded, or it
-    was full or missing, is not confirmed: an unused disk tier must not look like
-    success."""
+    none was due: also a staged target that wrote nothing although bytes were reloaded,
+    or it was full or missing, is not confirmed."""
     if not target.behind.is_disk:
         return None
     claimed = [_sum(result, "bytes_written") for result in results]

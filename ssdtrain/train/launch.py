@@ -26,13 +26,9 @@ def start_ranks(num_ranks: int, words: Sequence[str], run_directory: str) -> int
     once. Returns 0 if all did; 128 + signal if one stopped the run; 2 if a rank refused
     its input; otherwise 1."""
     children: list[Child] = []
-    places = {
-        "WORLD_SIZE": str(num_ranks),
-        "LOCAL_WORLD_SIZE": str(num_ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        RUN_DIRECTORY: run_directory,
-    }
+    places = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(num_ranks))
+    places |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    places[RUN_DIRECTORY] = run_directory
     with _handing_on(children):
         for rank in range(num_ranks):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}

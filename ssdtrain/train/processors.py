@@ -37,12 +37,8 @@ class Processors:
         now, queued_ms = self._last, None
         if now.queued_ms is not None and last.queued_ms is not None:
             queued_ms = now.queued_ms - last.queued_ms
-        return Spent(
-            worked_ms=now.worked_ms - last.worked_ms,
-            queued_ms=queued_ms,
-            own_ms=now.own_ms - last.own_ms,
-            idle_ms=now.idle_ms - last.idle_ms,
-        )
+        own_ms, idle_ms = now.own_ms - last.own_ms, now.idle_ms - last.idle_ms
+        return Spent(now.worked_ms - last.worked_ms, queued_ms, own_ms, idle_ms)
 
     def _now(self) -> Spent:
         machine = psutil.cpu_times()

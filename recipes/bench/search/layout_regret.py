@@ -28,15 +28,17 @@ from recipes.bench.harness.processes import answer_of, any_rank, join_ranks
 from recipes.bench.harness.timing import Peak, wait
 from ssdtrain.regions.find import find_regions
 from ssdtrain.tools.foresight.cluster import cluster_of
-from ssdtrain.tools.foresight.device import load_device
+from ssdtrain.tools.foresight.device import Device, load_device
+from ssdtrain.tools.foresight.spec import links_of
 from ssdtrain.tools.report.build_public import Loss, Shape, Train, public_subject
+from ssdtrain.tools.report.estimate import estimate
 from ssdtrain.tools.report.fits import CHECKPOINTING, PLAIN
 from ssdtrain.tools.report.public_models import PUBLIC
 from ssdtrain.tools.search.launch import configurations
 from ssdtrain.tools.search.layout_search import job_of, keyed_costs
 from ssdtrain.tools.search.parallel_layout import Job, ParallelLayout
 from ssdtrain.tools.search.pricing import Key, PricedLayout, Pricer
-from ssdtrain.tools.search.stage_costs import OURS, StageCosts, whole_costs
+from ssdtrain.tools.search.stage_costs import OURS, PerLayer, StageCosts, Way, priced
 from ssdtrain.tools.search.stores import Stores
 from ssdtrain.train.models.base import enable_checkpointing
 from ssdtrain.train.settings import Checkpointing
@@ -138,6 +140,30 @@ def job_for(subject: Subject, layers: int = 0) -> Job:
         return job_of(subject.shape, subject.tokens, batch, GPUS)
     tokens = subject.tokens
     return Job(layers=layers, hidden=0, tokens=tokens, batch=batch, gpus=GPUS)
+
+
+def whole_costs(
+    shape: Shape, sequences: int, tokens: int, device: Device
+) -> tuple[int, StageCosts]:
+    """Capture and price a model whole, whatever its kind: its layers are its regions,
+    and the ends count as layers. Returns the number of layers, and their costs."""
+    with torch.device("meta"):
+        model, forward = public_subject(shape, sequences * tokens)
+        links = links_of(device.spec)
+        found = priced(estimate(model, forward, links, device, min_bytes=1))
+    count = len(find_regions(model))
+
+    def line(total: float) -> PerLayer:
+        return PerLayer(layer=total / count, ends=0.0)
+
+    ways = {
+        name: Way(
+            milliseconds=line(ms), activation_bytes=line(peak), moved_bytes=line(moved)
+        )
+        for name, (ms, peak, moved) in found.items()
+    }
+    parameters = sum(one.numel() for one in model.parameters())
+    return count, StageCosts(ways=ways, parameters=line(parameters))
 
 
 @functools.cache

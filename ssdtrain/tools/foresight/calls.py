@@ -1,5 +1,7 @@
 """Makes calls from sizes: FLOPs and bytes of every operator that has a kernel model."""
 
+from dataclasses import replace
+
 from ssdtrain.tools.foresight.call import ELEMENT_BYTES, Call, Family
 
 # Tensors an element-wise operator reads and writes, in elements of its own type, and
@@ -31,11 +33,11 @@ OPTIMIZERS: dict[str, tuple[float, float]] = {
 
 
 def product(
-    *,
     m: int,
     n: int,
     k: int,
     batch: int = 1,
+    *,
     dtype: str,
     layout: str = "nt",
     bias: bool = False,
@@ -44,14 +46,29 @@ def product(
     """(m, k) by (k, n), `batch` times; `t` in `layout`: stored transposed."""
     size = ELEMENT_BYTES[dtype]
     read = size * batch * (m * k + k * n) + (size * n if bias else 0)
+    sizes = {"batch": batch, "m": m, "n": n, "k": k, "bias": float(bias)}
+    flops, written = 2.0 * batch * m * n * k, size * batch * m * n
+    made = _call(Family.PRODUCT, layout, dtype, sizes, read, written, warm=warm)
+    return replace(made, flops=flops)
+
+
+def _call(
+    family: Family,
+    variant: str,
+    dtype: str,
+    sizes: dict[str, float],
+    read: float,
+    written: float,
+    *,
+    warm: bool = False,
+) -> Call:
     return Call(
-        family=Family.PRODUCT,
-        variant=layout,
+        family=family,
+        variant=variant,
         dtype=dtype,
-        sizes={"batch": batch, "m": m, "n": n, "k": k, "bias": float(bias)},
-        flops=2.0 * batch * m * n * k,
+        sizes=sizes,
         read_bytes=read,
-        written_bytes=size * batch * m * n,
+        written_bytes=written,
         warm_bytes=read if warm else 0.0,
     )
 
@@ -80,19 +97,14 @@ def attention(
     read, written = wide + kv, wide + lse
     if backward:
         read, written = 3 * wide + kv + lse, wide + kv
-    return Call(
-        family=Family.ATTENTION,
-        variant="backward" if backward else "forward",
-        dtype=dtype,
-        sizes={
-            **{"batch": batch, "heads": heads, "kv_heads": kv_heads},
-            **{"queries": queries, "keys": keys, "head_dim": head_dim},
-            **{"causal": float(causal), "dropout": float(dropout)},
-        },
-        flops=2.5 * full if backward else full,
-        read_bytes=read,
-        written_bytes=written,
-    )
+    sizes = {
+        **{"batch": batch, "heads": heads, "kv_heads": kv_heads},
+        **{"queries": queries, "keys": keys, "head_dim": head_dim},
+        **{"causal": float(causal), "dropout": float(dropout)},
+    }
+    variant = "backward" if backward else "forward"
+    made = _call(Family.ATTENTION, variant, dtype, sizes, read, written)
+    return replace(made, flops=2.5 * full if backward else full)
 
 
 def norm(
@@ -101,16 +113,9 @@ def norm(
     """A normalization of rows, or its backward."""
     reads, writes = NORMS[variant]
     num_bytes = ELEMENT_BYTES[dtype] * rows * columns
-    read = reads * num_bytes
-    return Call(
-        family=Family.NORM,
-        variant=variant,
-        dtype=dtype,
-        sizes={"rows": rows, "columns": columns},
-        read_bytes=read,
-        written_bytes=writes * num_bytes,
-        warm_bytes=read if warm else 0.0,
-    )
+    sizes: dict[str, float] = {"rows": rows, "columns": columns}
+    moved = reads * num_bytes, writes * num_bytes
+    return _call(Family.NORM, variant, dtype, sizes, *moved, warm=warm)
 
 
 def memory(
@@ -132,15 +137,8 @@ def memory(
     else:
         kept = {"sum_rows": columns, "sum_columns": rows, "sum_all": 1}[variant]
         read, written = size * count, float(size * kept)
-    return Call(
-        family=Family.MEMORY,
-        variant=variant,
-        dtype=dtype,
-        sizes={"rows": rows, "columns": columns},
-        read_bytes=read,
-        written_bytes=written,
-        warm_bytes=read if warm else 0.0,
-    )
+    sizes: dict[str, float] = {"rows": rows, "columns": columns}
+    return _call(Family.MEMORY, variant, dtype, sizes, read, written, warm=warm)
 
 
 def lookup(
@@ -165,18 +163,10 @@ def lookup(
         read, written, warm = moved + index, table + distinct, 0.0
     else:
         read, written, warm = moved + index + distinct, moved, moved - distinct
-    return Call(
-        family=Family.LOOKUP,
-        variant=variant,
-        dtype=dtype,
-        sizes={
-            **{"rows": rows, "columns": columns},
-            **{"table_rows": table_rows, "distinct_rows": distinct_rows},
-        },
-        read_bytes=read,
-        written_bytes=written,
-        warm_bytes=max(0.0, warm),
-    )
+    sizes: dict[str, float] = {"rows": rows, "columns": columns}
+    sizes |= {"table_rows": table_rows, "distinct_rows": distinct_rows}
+    made = _call(Family.LOOKUP, variant, dtype, sizes, read, written)
+    return replace(made, warm_bytes=max(0.0, warm))
 
 
 def convolution(
@@ -205,30 +195,19 @@ def convolution(
         flops *= passes
         read = passes * made + read_in + (weights if input_gradient else 0)
         written = weights + (read_in if input_gradient else 0)
-    return Call(
-        family=Family.CONVOLUTION,
-        variant="backward" if backward else "forward",
-        dtype=dtype,
-        sizes={
-            **{"batch": batch, "channels": channels, "side": side, "filters": filters},
-            **{"kernel": kernel, "stride": stride},
-            "input_gradient": float(input_gradient),
-        },
-        flops=flops,
-        read_bytes=read,
-        written_bytes=written,
-    )
+    sizes = {
+        **{"batch": batch, "channels": channels, "side": side, "filters": filters},
+        **{"kernel": kernel, "stride": stride},
+        "input_gradient": float(input_gradient),
+    }
+    variant = "backward" if backward else "forward"
+    call = _call(Family.CONVOLUTION, variant, dtype, sizes, read, written)
+    return replace(call, flops=flops)
 
 
 def optimizer(variant: str, *, elements: int, tensors: int, dtype: str) -> Call:
     """A fused optimizer's update of `tensors` parameters, `elements` together."""
-    reads, writes = OPTIMIZERS[variant]
-    size = ELEMENT_BYTES[dtype]
-    return Call(
-        family=Family.OPTIMIZER,
-        variant=variant,
-        dtype=dtype,
-        sizes={"elements": elements, "tensors": tensors},
-        read_bytes=reads * size * elements,
-        written_bytes=writes * size * elements,
-    )
+    num_bytes = ELEMENT_BYTES[dtype] * elements
+    moved = (ways * num_bytes for ways in OPTIMIZERS[variant])
+    sizes: dict[str, float] = {"elements": elements, "tensors": tensors}
+    return _call(Family.OPTIMIZER, variant, dtype, sizes, *moved)

@@ -33,10 +33,9 @@ class Cluster:
     def microseconds(
         self, kind: Collective, message_bytes: float, num_ranks: int, stride: int = 1
     ) -> float:
-        """Return the time of a collective of ranks that are `stride` GPUs apart. Over
-        several nodes it runs inside each, then between nodes on the share that a GPU
-        has by then: all of it in an all-to-all. A send of many ranks goes to the next
-        one."""
+        """Return the time of a collective of ranks `stride` GPUs apart: inside each
+        node, then between nodes on the share that a GPU has by then (all of it in an
+        all-to-all). A send of many ranks goes to the next one."""
         if kind is Collective.SEND and num_ranks > 1:
             return self.send_us(message_bytes, (num_ranks - 1) * stride)
         near = max(1, min(num_ranks, self.node // stride))

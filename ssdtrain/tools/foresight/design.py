@@ -77,16 +77,14 @@ def _product(rng: random.Random, limits: Limits) -> Call:
             dtype=dtype,
             layout=layout,
         )
-    sizes = [_size(rng, 16, 32768), _size(rng, 16, 16384), _size(rng, 16, 16384)]
+    m, n, k = _size(rng, 16, 32768), _size(rng, 16, 16384), _size(rng, 16, 16384)
     if rng.random() < 0.15:  # a vocabulary, often of an odd size
-        words = _size(rng, 20_000, 130_000)
-        sizes[1 if layout == "nt" else 2] = words + rng.choice((0, 0, 1, 3))
+        words = _size(rng, 20_000, 130_000) + rng.choice((0, 0, 1, 3))
+        n, k = (words, k) if layout == "nt" else (n, words)
     if layout == "tn":  # a weight's gradient: the tokens are summed over
-        sizes = [sizes[1], sizes[2], sizes[0]]
+        m, n, k = n, k, m
     bias = layout == "nt" and rng.random() < 0.5
-    return calls.product(
-        m=sizes[0], n=sizes[1], k=sizes[2], dtype=dtype, layout=layout, bias=bias
-    )
+    return calls.product(m=m, n=n, k=k, dtype=dtype, layout=layout, bias=bias)
 
 
 def _attention(rng: random.Random, limits: Limits) -> Call:
@@ -118,13 +116,8 @@ def _norm(rng: random.Random, limits: Limits) -> Call:
     rows, columns = _rows_and_columns(rng)
     if variant.startswith("log_softmax") and rng.random() < 0.7:
         rows, columns = _size(rng, 64, 16384), _size(rng, 2000, 130_000)
-    return calls.norm(
-        variant,
-        rows=rows,
-        columns=columns,
-        dtype=limits.dtype(rng.choice(("bf16", "fp32"))),
-        warm=rng.random() < 0.4,
-    )
+    dtype, warm = limits.dtype(rng.choice(("bf16", "fp32"))), rng.random() < 0.4
+    return calls.norm(variant, rows=rows, columns=columns, dtype=dtype, warm=warm)
 
 
 def _memory(rng: random.Random, limits: Limits) -> Call:
@@ -132,15 +125,11 @@ def _memory(rng: random.Random, limits: Limits) -> Call:
         [*sorted(calls.POINTWISE), *calls.REDUCTIONS, *calls.CASTS, "sum_rows"]
     )
     rows, columns = _rows_and_columns(rng)
-    return calls.memory(
-        variant,
-        rows=rows,
-        columns=columns,
-        dtype="fp32"
-        if variant == "cast_down"
-        else limits.dtype(rng.choice(("bf16", "fp32"))),
-        warm=rng.random() < 0.4,
-    )
+    dtype = "fp32"
+    if variant != "cast_down":
+        dtype = limits.dtype(rng.choice(("bf16", "fp32")))
+    warm = rng.random() < 0.4
+    return calls.memory(variant, rows=rows, columns=columns, dtype=dtype, warm=warm)
 
 
 def _lookup(rng: random.Random, limits: Limits) -> Call:

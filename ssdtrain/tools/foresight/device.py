@@ -15,7 +15,7 @@ from ssdtrain.tools.foresight.features import names_of, row_of
 from ssdtrain.tools.foresight.host import HostTable
 from ssdtrain.tools.foresight.laws import Law, law_us
 from ssdtrain.tools.foresight.power import Power
-from ssdtrain.tools.foresight.spec import SPECS, Spec, rated
+from ssdtrain.tools.foresight.spec import SPECS, Spec
 from ssdtrain.tools.foresight.trees import Forest
 
 DATA = Path(__file__).parent / "data"
@@ -213,17 +213,6 @@ def transferred(device: Device, spec: Spec) -> Device:
     which is right for a relative, with the errors seen between an H100 and an H200."""
     errors = {family: e + TRANSFER_ERROR for family, e in device.errors.items()}
     return replace(device, spec=spec, errors=errors, _memo={})
-
-
-def rated_device(tflops: float, memory_gb_per_s: float) -> Device:
-    """A device of which the TFLOP/s and GB/s that it reaches are known, and no host
-    time. Raises ConfigError: a rate is not above 0."""
-    if tflops <= 0.0 or memory_gb_per_s <= 0.0:
-        raise ConfigError(
-            f"rates expect more than 0, got {tflops} TFLOP/s and {memory_gb_per_s} GB/s"
-        )
-    spec = rated(tflops, memory_gb_per_s)
-    return Device(spec=spec, host=HostTable([]), host_scale=0.0, reached=1.0)
 
 
 def bare_device(name: str) -> Device:

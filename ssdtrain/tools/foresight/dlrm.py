@@ -2,10 +2,9 @@
 
     torchrun --nproc-per-node 2 -m ssdtrain.tools.foresight.dlrm plan.json --steps 20
 
-Every rank has its own samples, its own copy of the dense part, and the tables that the
-plan gives it. It looks up their rows for all samples; an all-to-all brings each
-sample's rows to its rank, and another one the gradients back (Lin 2023, 5.2). They are
-added to the rows at once, as torchrec's fused kernels do: a table has no gradient.
+Every rank has its own samples, its copy of the dense part and its tables. It looks up
+their rows for all samples; all-to-alls bring rows to samples and gradients back (Lin
+2023, 5.2). They are added to the rows at once, as torchrec's fused kernels do.
 """
 
 import argparse

@@ -66,10 +66,9 @@ def replaced(
     tensors: Mapping[int, TensorInfo] | None = None,
     storages: Mapping[int, Storage] | None = None,
 ) -> Graph:
-    """Other nodes in the place of nodes `start` to `end` (exclusive; none if they are
-    equal), with tensors and storages that the graph does not hold. Raises ConfigError:
-    no such range, a number that the graph uses, or a later node reads what nobody makes
-    any more."""
+    """Other nodes, of tensors and storages of their own, in the place of nodes `start`
+    to `end` (exclusive). Raises ConfigError: no such range, a number that the graph
+    uses, or a later node reads what nobody makes any more."""
     if not 0 <= start <= end <= len(graph.nodes):
         raise ConfigError(
             f"replacing expects nodes of 0 to {len(graph.nodes)}, got {start} to {end}"
@@ -123,10 +122,9 @@ def _made(graph: Graph, nodes: Iterable[Node]) -> set[int]:
 
 
 def parallelized(graph: Graph, start: int, end: int) -> Graph:
-    """Nodes `start` to `end` (exclusive) on a second queue of kernels, beside the nodes
-    after them until one reads what they make. Every kernel keeps its time, which is
-    right where each leaves most of the device idle. Raises ConfigError: no such range
-    of kernels."""
+    """Nodes `start` to `end` (exclusive) on a second queue of kernels, until one reads
+    what they make; each keeps its time, as where it leaves most of the device idle.
+    Raises ConfigError: no such range of kernels."""
     if not 0 <= start < end <= len(graph.nodes):
         raise ConfigError(
             f"a branch expects nodes of 0 to {len(graph.nodes)}, got {start} to {end}"

@@ -1,13 +1,10 @@
-"""Host time of every operator, from the means that a trace gave, less what the profiler
-added. See [Note: host overheads].
+"""Host time of every operator: a trace's means, less what the profiler added.
 
 [Note: waits inside operators]
-Within an operator the host runs the library's code, whose length differs little from
-one operator to another. Where a step has an operator once or twice, a single wait in it
-(a kernel that is loaded at its first launch) is all of its mean. T2 to T4 beyond [Q1 -
-1.5 IQR, Q3 + 1.5 IQR] of a phase's operators are such waits, and become the phase's
-median. T1 is not held to it: between operators runs Python, as much as the model has.
-(tests/ssdtrain/tools/foresight/test_models.py)
+An operator's host time differs little from others'.
+Where a step has it once or twice, a single wait in it (a kernel that is loaded) is all
+of its mean: T2 to T4 beyond [Q1 - 1.5 IQR, Q3 + 1.5 IQR] of a phase become its median;
+not T1, where Python runs. (tests/ssdtrain/tools/foresight/test_models.py)
 """
 
 import statistics

@@ -222,18 +222,10 @@ def _letter(tensor: TensorInfo) -> str:
 
 def _product(site: _Site) -> list[Call]:
     a, b = site.inputs[-2:]
+    (m, k), n = a.shape[-2:], b.shape[-1]
     batch = a.shape[0] if len(a.shape) == 3 else 1
-    return [
-        calls.product(
-            m=a.shape[-2],
-            k=a.shape[-1],
-            n=b.shape[-1],
-            batch=batch,
-            dtype=_dtype((a,)),
-            layout=_letter(a) + _letter(b),
-            bias=len(site.inputs) == 3,
-        )
-    ]
+    dtype, layout, bias = _dtype((a,)), _letter(a) + _letter(b), len(site.inputs) == 3
+    return [calls.product(m, n, k, batch, dtype=dtype, layout=layout, bias=bias)]
 
 
 def _grouped_product(site: _Site) -> list[Call]:
@@ -247,16 +239,9 @@ def _grouped_product(site: _Site) -> list[Call]:
     else:  # a weight's gradient: the tokens are summed over
         batch = site.inputs[2].elements
         m, k, n = a.shape[0], a.shape[1] // batch, b.shape[1]
-    return [
-        calls.product(
-            batch=max(1, batch),
-            m=max(1, m),
-            n=max(1, n),
-            k=max(1, k),
-            dtype=_dtype((a,)),
-            layout=_letter(a) + _letter(b),
-        )
-    ]
+    m, n, k, batch = (max(1, size) for size in (m, n, k, batch))
+    dtype, layout = _dtype((a,)), _letter(a) + _letter(b)
+    return [calls.product(m, n, k, batch, dtype=dtype, layout=layout)]
 
 
 def _attention(site: _Site) -> list[Call]:

@@ -35,7 +35,7 @@ class Phase(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class HostCost:
-    """Microseconds of one operator on the host."""
+    """Microseconds of one operator on the host, T1 to T5."""
 
     t1: float
     t2: float
@@ -151,21 +151,17 @@ def _seen(
     span: _Span, phase: Phase, gap: float | None, kernels: Mapping[int, float]
 ) -> Seen:
     below = list(_below(span))
-    launches = [
-        s for s in below if s.category in RUNTIME and s.name.startswith(LAUNCHES)
-    ]
+    calls = (span for span in below if span.category in RUNTIME)
+    launches = [call for call in calls if call.name.startswith(LAUNCHES)]
     launches.sort(key=lambda s: s.start)
-    device_us = sum(
-        kernels.get(int(s.args.get("correlation", -1)), 0.0) for s in launches
-    )
+    keys = (int(launch.args.get("correlation", -1)) for launch in launches)
+    device_us = sum(kernels.get(key, 0.0) for key in keys)
     t2, t3, t4, t5 = 0.0, 0.0, 0.0, span.end - span.start
     if launches:
         t2 = launches[0].start - span.start
         t3 = max(0.0, span.end - launches[-1].end)
         t4 = statistics.fmean(s.end - s.start for s in launches)
-        gaps = [
-            after.start - before.end for before, after in itertools.pairwise(launches)
-        ]
+        gaps = [two.start - one.end for one, two in itertools.pairwise(launches)]
         t5 = statistics.fmean(gaps) if gaps else 0.0
     return Seen(
         name=span.name,

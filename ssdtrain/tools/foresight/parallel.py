@@ -115,10 +115,9 @@ class _Unit:
 
 def fully_sharded(graph: Graph, num_ranks: int, unit_of: Callable[[str], str]) -> Graph:
     """Weights gathered before each unit's forward and backward, gradients
-    reduce-scattered after it, every rank updating its share (FSDP, ZeRO-3). `unit_of`
-    gives the unit of a module's path; the empty one is the root, whose weights stay
-    until backward. See [Note: what ranks add]. Raises ConfigError: the graph has no
-    optimizer's update."""
+    reduce-scattered, every rank updating its share (FSDP, ZeRO-3). `unit_of` gives a
+    module's unit; the empty one is the root, gathered until backward. See [Note: what
+    ranks add]. Raises ConfigError: no optimizer's update."""
     draft = _Draft(graph)
     units = _units(graph, unit_of)
     for unit in units:

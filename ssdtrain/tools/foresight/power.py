@@ -68,10 +68,9 @@ class Power:
 
 @dataclass(frozen=True, kw_only=True)
 class Settled:
-    """What a step that was seen at a high clock takes among many like it: without waits
-    the clock is lower. Slower compute gives copies more time, of which a part comes off
-    the waits. Found for wide blocks in bf16 on H200s: 159 plans
-    (recipes/bench/results/planner/planner.json)."""
+    """What a step seen at a high clock takes among many like it: without waits the
+    clock is lower, and slower compute gives copies time. Found for wide blocks in bf16
+    on H200s: 159 plans (recipes/bench/results/planner/planner.json)."""
 
     limit_watts: float = 700.0
     idle_watts: float = 100.0

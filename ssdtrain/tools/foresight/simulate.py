@@ -162,10 +162,9 @@ def simulate(
     links: Links | None = None,
     collective_slowdown: float = 0.0,
 ) -> StepTimes:
-    """Run every rank's tasks. See [Note: tasks on queues]. Raises ConfigError: ranks
-    wait in a circle, or for a task that is not there; a task waits for one that is not
-    earlier, or its time is no number of 0 or more. `links`: how transfers hinder one
-    another."""
+    """Run every rank's tasks, by [Note: tasks on queues]; `links`: how transfers hinder
+    one another. Raises ConfigError: ranks wait in a circle, for a task that is not
+    there or not earlier, or a time is no number of 0 or more."""
     for tasks in ranks:
         _check_tasks(tasks)
     signals: dict[Hashable, float] = {}

@@ -102,17 +102,6 @@ SPECS: Mapping[str, Spec] = {
 """The data sheets that everyone reads: `plan`, `project`, `rok` and `foresight`."""
 
 
-def rated(tflops: float, memory_gb_per_s: float) -> Spec:
-    """A device of which two rates are known: what it reaches in practice."""
-    return replace(
-        H200,
-        name=f"{tflops:g} TFLOP/s, {memory_gb_per_s:g} GB/s",
-        l2_bytes=0.0,
-        memory_gb_per_s=memory_gb_per_s,
-        tflops={"fp32": tflops},
-    )
-
-
 def links_of(spec: Spec) -> Links:
     """The host link of a data sheet, for machines whose own were not measured. Raises
     ConfigError: the data sheet does not name it."""

@@ -93,10 +93,8 @@ def level(values: np.ndarray) -> np.ndarray:
 
 
 def _startup_and_peak(sizes: np.ndarray, times: np.ndarray) -> tuple[float, float]:
-    """t_s, and BW_max as the slope over the largest sizes, all their bytes together:
-    `t_s + m / BW` counts the start-up time already, caches can make a middle size
-    faster than the link, and just above the flat piece a copy hides its own start-up
-    time."""
+    """t_s, and BW_max as the slope over all bytes of the largest sizes: `t_s + m / BW`
+    has the start-up time already, and caches make middle sizes faster than the link."""
     startup = float(times[0])
     large = sizes >= sizes[-1] / LINEAR_RANGE
     spare = np.maximum(times[large] - startup, times[large] * 1e-3)

@@ -4,6 +4,8 @@ import argparse
 import json
 import sys
 from dataclasses import asdict, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from ssdtrain.arguments import count_argument, positive_argument, reason, show
 from ssdtrain.errors import ConfigError
@@ -20,6 +22,9 @@ from ssdtrain.tools.project.render import (
     projection_table,
 )
 from ssdtrain.tools.project.tables import GPUS, MODELS, SSDS, Gpu, Model, find
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 EXAMPLES = """examples:
   ssdtrain project                                    the systems of Figure 5.10
@@ -46,88 +51,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(each.value for each in CaseSet)} (default: figure-5.10)",
     )
     _add_system(parser.add_argument_group("a system of your own"))
-    drives = parser.add_argument_group("drives and assumptions")
-    drives.add_argument("--ssd", default="d7-p5620", help="drive (default: d7-p5620)")
-    drives.add_argument(
-        "--ssds",
-        type=count_argument,
-        default=4,
-        metavar="N",
-        help="drives a GPU (default: 4)",
-    )
-    drives.add_argument(
+    drives = parser.add_argument_group("drives and assumptions").add_argument
+    drives("--ssd", default="d7-p5620", help="drive (default: d7-p5620)")
+    of_gpu = "drives a GPU (default: 4)"
+    drives("--ssds", type=count_argument, default=4, metavar="N", help=of_gpu)
+    drives(
         "--assume",
         action="append",
         default=[],
         metavar="NAME=VALUE",
         help="change a named assumption; may be given several times (see --list)",
     )
-    drives.add_argument("--cost", action="store_true", help="add the cost table")
-    drives.add_argument(
-        "--years",
-        type=positive_argument,
-        default=3.0,
-        help="span of the cost table (default: 3)",
-    )
-    drives.add_argument(
-        "--gpu-price", type=positive_argument, metavar="USD", help="price of one GPU"
-    )
+    drives("--cost", action="store_true", help="add the cost table")
+    span = "span of the cost table (default: 3)"
+    drives("--years", type=positive_argument, default=3.0, help=span)
+    price = "price of one GPU"
+    drives("--gpu-price", type=positive_argument, metavar="USD", help=price)
     add("--plot", metavar="PNG", help="plot as Figure 5.10 does")
     add("--json", action="store_true", help="print JSON, no tables")
     add("--list", action="store_true", help="print the tables of data")
 
 
 def _add_system(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--gpu", help="GPU (default: a100-pcie)")
-    group.add_argument("--model", help="a model of the table (see --list)")
-    group.add_argument(
-        "--hidden", type=count_argument, help="or its size: hidden dimension,"
-    )
-    group.add_argument("--layers", type=count_argument, help="layers,")
-    group.add_argument(
-        "--heads", type=count_argument, help="heads (default: hidden / 128),"
-    )
-    group.add_argument(
-        "--sequence", type=count_argument, help="tokens a sequence (2048)"
-    )
-    group.add_argument(
-        "--gpus", type=count_argument, default=8, help="GPUs in all (default: 8)"
-    )
-    group.add_argument(
-        "--tensor", type=count_argument, default=1, help="tensor parallelism"
-    )
-    group.add_argument(
-        "--pipeline", type=count_argument, default=1, help="pipeline stages"
-    )
-    group.add_argument(
-        "--chunks", type=count_argument, default=1, help="model chunks a GPU"
-    )
-    group.add_argument(
-        "--sequence-parallel", action="store_true", help="divide norms and dropouts too"
-    )
-    group.add_argument("--zero3", action="store_true", help="shard the training state")
-    group.add_argument(
-        "--batch", type=count_argument, help="sequences a step (default: 16 a GPU)"
-    )
-    group.add_argument(
-        "--micro-batch", type=count_argument, default=1, help="sequences at once"
-    )
-    group.add_argument(
-        "--tflops",
-        type=positive_argument,
-        help="reached TFLOP/s a GPU (default: peak x efficiency)",
-    )
-    group.add_argument(
+    add, count = group.add_argument, partial(group.add_argument, type=count_argument)
+    add("--gpu", help="GPU (default: a100-pcie)")
+    add("--model", help="a model of the table (see --list)")
+    count("--hidden", help="or its size: hidden dimension,")
+    count("--layers", help="layers,")
+    count("--heads", help="heads (default: hidden / 128),")
+    count("--sequence", help="tokens a sequence (2048)")
+    count("--gpus", default=8, help="GPUs in all (default: 8)")
+    count("--tensor", default=1, help="tensor parallelism")
+    count("--pipeline", default=1, help="pipeline stages")
+    count("--chunks", default=1, help="model chunks a GPU")
+    divided = "divide norms and dropouts too"
+    add("--sequence-parallel", action="store_true", help=divided)
+    add("--zero3", action="store_true", help="shard the training state")
+    count("--batch", help="sequences a step (default: 16 a GPU)")
+    count("--micro-batch", default=1, help="sequences at once")
+    reached = "reached TFLOP/s a GPU (default: peak x efficiency)"
+    add("--tflops", type=positive_argument, help=reached)
+    add(
         "--kernels",
         metavar="DEVICE",
         help="price a layer by the kernel models of h100, h200 or a device file "
         "(docs/foresight.md), not by its roofline",
     )
-    group.add_argument(
-        "--end-to-end",
-        action="store_true",
-        help="--tflops is of whole steps: add no communication and no bubble",
-    )
+    of_steps = "--tflops is of whole steps: add no communication and no bubble"
+    add("--end-to-end", action="store_true", help=of_steps)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -146,8 +117,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         plain = {"assumptions": asdict(assume), "rows": [row.as_dict() for row in rows]}
         print(json.dumps(plain, indent=1))
-    else:
-        _print_tables(rows, args)
+        return 0
+    _print(projection_table(rows))
+    if args.cost:
+        _print(cost_table(rows, args.years))
     return 0
 
 
@@ -248,19 +221,17 @@ def _model(args: argparse.Namespace) -> Model:
         layers=args.layers,
         hidden=args.hidden,
         heads=args.heads or max(1, args.hidden // 128),
-        sequence=args.sequence or 2048,
-        vocabulary=51200,
+        sequence=args.sequence or Model.sequence,
     )
 
 
-def _print_tables(rows: list[Row], args: argparse.Namespace) -> None:
+def _print(*tables: "Table") -> None:
     from rich.console import Console
 
     # A pipe has no width; 80 columns would cut the cells.
     console = Console(width=None if sys.stdout.isatty() else WIDE_COLUMNS)
-    console.print(projection_table(rows))
-    if args.cost:
-        console.print(cost_table(rows, args.years))
+    for table in tables:
+        console.print(table)
 
 
 def _cell(value: object) -> str:
@@ -282,13 +253,10 @@ def _print_list(as_json: bool) -> None:
     if as_json:
         print(json.dumps(tables, indent=1))
         return
-    from rich.console import Console
     from rich.table import Table
 
-    # A pipe has no width; 80 columns would cut the cells.
-    console = Console(width=None if sys.stdout.isatty() else WIDE_COLUMNS)
     for title, rows in tables.items():
         table = Table(*rows[0], title=title)
         for row in rows:
             table.add_row(*map(_cell, row.values()))
-        console.print(table)
+        _print(table)

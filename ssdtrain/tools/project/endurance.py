@@ -119,13 +119,13 @@ def cost(found: Projection, drives: Drives, years: float, assume: Assumptions) -
         raise ConfigError(f"years expects more than 0, got {years}")
     gpu, ssd = found.case.gpu, drives.ssd
     sets = max(1.0, years / drives.lifespan_years)
-    kilowatt_year = (
-        HOURS_PER_YEAR * assume.electricity_usd_per_kwh * assume.power_overhead
-    )
+    usd_per_kwh = assume.electricity_usd_per_kwh * assume.power_overhead
+    usd_per_watt = HOURS_PER_YEAR * usd_per_kwh * years / 1e3
     drives_usd = drives.count * ssd.price_usd
     drives_watts = drives.count * ssd.watts
-    drives_energy = drives_watts / 1e3 * kilowatt_year * years
-    gpu_energy = gpu.watts / 1e3 * kilowatt_year * years
+    drives_energy = drives_watts * usd_per_watt
+    gpu_watts = gpu.spec.power_limit_watts
+    gpu_energy = gpu_watts * usd_per_watt
     gpu_total = None if gpu.price_usd is None else gpu.price_usd + gpu_energy
     drives_total = drives_usd * sets + drives_energy
     return Cost(
@@ -134,7 +134,7 @@ def cost(found: Projection, drives: Drives, years: float, assume: Assumptions) -
         drives_energy_usd=drives_energy,
         drives_total_usd=drives_total,
         gpu_usd=gpu.price_usd,
-        gpu_watts=gpu.watts,
+        gpu_watts=gpu_watts,
         gpu_energy_usd=gpu_energy,
         gpu_total_usd=gpu_total,
         share=None if gpu_total is None else drives_total / gpu_total,

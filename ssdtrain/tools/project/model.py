@@ -175,7 +175,7 @@ def layer_seconds(case: Case, assume: Assumptions) -> float:
     """Forward time of one layer for one micro-batch. See [Note: the forward time]."""
     gpu = case.gpu
     reached = case.tflops or assume.matmul_efficiency * gpu.tflops
-    bandwidth = assume.memory_efficiency * gpu.memory_gb_per_s * GB
+    bandwidth = assume.memory_efficiency * gpu.spec.memory_gb_per_s * GB
     own = sum(
         max(operator.flops / (reached * TERA), operator.num_bytes / bandwidth)
         for operator in operators(case.model, case.split())

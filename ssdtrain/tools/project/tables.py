@@ -35,11 +35,6 @@ class Gpu:
         return self.spec.tflops["fp16"]
 
     @property
-    def memory_gb_per_s(self) -> float:
-        """Peak bandwidth of its memory."""
-        return self.spec.memory_gb_per_s
-
-    @property
     def peer_gb_per_s(self) -> float:
         """One direction to another GPU of the node (NVLink; PCIe where there is none).
         Raises ConfigError: the data sheet does not name it."""
@@ -47,26 +42,21 @@ class Gpu:
             raise ConfigError(f"{self.name}: no rate between GPUs is known")
         return self.spec.peer_gb_per_s
 
-    @property
-    def watts(self) -> float:
-        """The board's power limit."""
-        return self.spec.power_limit_watts
-
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, for tables and JSON."""
         return {
             "name": self.name,
             "memory_gb": self.memory_gb,
             "tflops": self.tflops,
-            "memory_gb_per_s": self.memory_gb_per_s,
+            "memory_gb_per_s": self.spec.memory_gb_per_s,
             "host_gb_per_s": self.spec.host_gb_per_s,
             "peer_gb_per_s": self.spec.peer_gb_per_s,
-            "watts": self.watts,
+            "watts": self.spec.power_limit_watts,
             "price_usd": self.price_usd,
         }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Ssd:
     """A drive and its endurance rating."""
 
@@ -87,7 +77,7 @@ class Ssd:
         return self.price_per_pbw_usd * self.rated_pbw
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Model:
     """A decoder- or encoder-only transformer."""
 
@@ -95,8 +85,8 @@ class Model:
     layers: int
     hidden: int
     heads: int
-    sequence: int
-    vocabulary: int
+    sequence: int = 2048
+    vocabulary: int = 51200
 
     def __post_init__(self) -> None:
         for field in ("layers", "hidden", "heads", "sequence", "vocabulary"):
@@ -126,52 +116,22 @@ GPUS = (
     Gpu(name="b200-sxm", spec=B200, price_usd=None),
 )
 
-# Name, TB, PBW, $ a PBW, GB/s, cells, source; all draw 20 W.
-_SSDS = (
-    ("fl6", 3.2, 342, 13.9, 5.8, "96L SLC", "Table 5.1, Kioxia FL6"),
-    ("d7-p5620", 12.8, 65.4, 43.8, 4.2, "144L TLC", "Table 5.1, Solidigm D7-P5620"),
-    ("d7-p5810", 1.6, 146, 11.1, 4.0, "144L SLC", "Table 5.1, Solidigm D7-P5810"),
-    (
-        *("p5800x", 1.6, 292, 10.27, 6.2, "3D XPoint"),
-        "5.4.4, Intel Optane P5800X (100 writes a day for 5 years)",
-    ),
+_SOLIDIGM = "Table 5.1, Solidigm D7-"
+_OPTANE = "5.4.4, Intel Optane P5800X (100 writes a day for 5 years)"
+_980_PRO = "5.4.4, Samsung 980 PRO 1 TB (600 TBW; four for US$360)"
+SSDS = (
+    Ssd("fl6", 3.2, 342, 13.9, 5.8, 20, "96L SLC", "Table 5.1, Kioxia FL6"),
+    Ssd("d7-p5620", 12.8, 65.4, 43.8, 4.2, 20, "144L TLC", f"{_SOLIDIGM}P5620"),
+    Ssd("d7-p5810", 1.6, 146, 11.1, 4.0, 20, "144L SLC", f"{_SOLIDIGM}P5810"),
+    Ssd("p5800x", 1.6, 292, 10.27, 6.2, 20, "3D XPoint", _OPTANE),
     # Its sheet's 5.0 GB/s hold for the first 100 GB or so.
-    (
-        *("980-pro", 1.0, 0.6, 150.0, 2.0, "128L TLC"),
-        "5.4.4, Samsung 980 PRO 1 TB (600 TBW; four for US$360)",
-    ),
+    Ssd("980-pro", 1.0, 0.6, 150.0, 2.0, 20, "128L TLC", _980_PRO),
 )
-SSDS = tuple(
-    Ssd(
-        name=name,
-        capacity_tb=capacity_tb,
-        rated_pbw=rated_pbw,
-        price_per_pbw_usd=price,
-        write_gb_per_s=rate,
-        watts=20,
-        cells=cells,
-        source=source,
-    )
-    for name, capacity_tb, rated_pbw, price, rate, cells, source in _SSDS
-)
-
-_SIZES = {
-    "gpt-22b": (48, 6144, 64),
-    "gpt-175b": (96, 12288, 96),
-    "gpt-530b": (105, 20480, 128),
-    "gpt-1t": (128, 25600, 160),
-}
-"""Layers, hidden, heads."""
-MODELS = tuple(
-    Model(
-        name=name,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        sequence=2048,
-        vocabulary=51200,
-    )
-    for name, (layers, hidden, heads) in _SIZES.items()
+MODELS = (
+    Model("gpt-22b", 48, 6144, 64),
+    Model("gpt-175b", 96, 12288, 96),
+    Model("gpt-530b", 105, 20480, 128),
+    Model("gpt-1t", 128, 25600, 160),
 )
 
 

@@ -128,15 +128,10 @@ def _grouped(
         return [(at, 0) for at in range(len(calls))]
     start, end = min(inside), max(inside) + 1
     copies = range(by.times + 1)
-    return [
-        *((at, 0) for at in range(start)),
-        *(
-            (at, copy)
-            for copy in (reversed(copies) if reverse else copies)
-            for at in range(start, end)
-        ),
-        *((at, 0) for at in range(end, len(calls))),
-    ]
+    order = copies[::-1] if reverse else copies
+    middle = [(at, copy) for copy in order for at in range(start, end)]
+    before, after = range(start), range(end, len(calls))
+    return [*((at, 0) for at in before), *middle, *((at, 0) for at in after)]
 
 
 def calls_of(num_calls: int, by: Repeated) -> list[int]:

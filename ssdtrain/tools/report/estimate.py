@@ -54,12 +54,11 @@ def estimate(
     optimizer: str | None = None,
     keeps_gradients: bool = True,
 ) -> Estimated:
-    """Return the profile of one forward and backward, and of the optimizer's update, of
-    a model on the meta device; repeated modules are regions. `forward`: gives what
-    backward starts from; `min_bytes`: smaller tensors are never moved; `optimizer`: a
-    key of `STATES`; `keeps_gradients`: they are there before the step. Raises
-    ConfigError: nothing was saved, nothing needs a gradient, or the step cannot be
-    captured."""
+    """Return the profile of a step of a model on the meta device; repeated modules are
+    regions. `forward`: gives what backward starts from; `min_bytes`: smaller tensors
+    stay; `optimizer`: a key of `STATES`; `keeps_gradients`: they are there before the
+    step. Raises ConfigError: nothing was saved or needs a gradient, or the step cannot
+    be captured."""
     saved = _Saved(min_bytes)
     recorder = Recorder(model, saved.measure)
     for parameter in model.parameters():

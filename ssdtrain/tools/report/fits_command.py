@@ -39,6 +39,16 @@ def tokens_argument(text: str) -> int:
     return number
 
 
+def add_loss(parser: argparse.ArgumentParser) -> None:
+    """Add `--loss`; `ssdtrain search` has it too."""
+    parser.add_argument(
+        "--loss",
+        choices=[loss.value for loss in Loss],
+        default=Loss.STOCK.value,
+        help="as transformers computes it (default), or fused as Liger does",
+    )
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
     show(parser, EXAMPLES)
@@ -50,35 +60,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Train.FULL.value,
         help="all weights (default), or LoRA of rank 16 on every linear layer",
     )
-    add(
-        "--tokens",
-        type=tokens_argument,
-        help="of one forward and backward on each GPU (default: 8k)",
-    )
-    add(
-        "--micro-batch",
-        type=count_argument,
-        metavar="N",
-        help="what FILE.py:FUNCTION is given (default: 1)",
-    )
+    of_tokens = "of one forward and backward on each GPU (default: 8k)"
+    add("--tokens", type=tokens_argument, help=of_tokens)
+    given = "what FILE.py:FUNCTION is given (default: 1)"
+    add("--micro-batch", type=count_argument, metavar="N", help=given)
     add("--gpu", default="h100", help="h100, h200 or a device file")
     add("--gpus", type=count_argument, default=1, help="8 a host (default: 1)")
-    add(
-        "--fsdp",
-        action="store_true",
-        help="weights, gradients and optimizer are sharded over --gpus",
-    )
-    add(
-        "--loss",
-        choices=[loss.value for loss in Loss],
-        default=Loss.STOCK.value,
-        help="as transformers computes it (default), or fused as Liger does",
-    )
-    add(
-        "--optimizer",
-        default=OPTIMIZER,
-        help=f"one of {', '.join(sorted(STATES))} (default: {OPTIMIZER})",
-    )
+    sharded = "weights, gradients and optimizer are sharded over --gpus"
+    add("--fsdp", action="store_true", help=sharded)
+    add_loss(parser)
+    known = ", ".join(sorted(STATES))
+    add("--optimizer", default=OPTIMIZER, help=f"one of {known} (default: {OPTIMIZER})")
     add("--json", action="store_true", help="print JSON, no table")
 
 

@@ -106,12 +106,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=Spread.DDP.value,
         help="how a step is spread over --ranks (default: ddp)",
     )
-    add(
-        "--slower",
-        type=positive_argument,
-        default=1.0,
-        help="factor by which one rank is slower",
-    )
+    factor = "factor by which one rank is slower"
+    add("--slower", type=positive_argument, default=1.0, help=factor)
     add("--micro-batches", type=count_argument, default=1, help="of a pipeline's step")
     add("--chunks", type=count_argument, default=1, help="of a pipeline's rank")
     add(
@@ -121,13 +117,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "several nodes, such as nvlink:8,ib:400G",
     )
     add("--tables", metavar="FILE", help="embedding tables (JSON)")
-    names = ", ".join(shipped()) or "none"
-    add(
-        "--device",
-        default=DEFAULT_DEVICE,
-        metavar="NAME",
-        help=f"a file, or one of {names}",
-    )
+    names = f"a file, or one of {', '.join(shipped()) or 'none'}"
+    add("--device", default=DEFAULT_DEVICE, metavar="NAME", help=names)
     add("--save", metavar="FILE", help="write what was made")
     add("--times", metavar="FILE", help="kernel times (JSON lines)")
     add("--seconds", type=positive_argument, default=60.0, help="budget of a gather")
@@ -347,34 +338,25 @@ def _print(device: Device, step: StepEstimate, peak_bytes: int) -> None:
 def _gather(args: argparse.Namespace) -> None:
     _needed(args, "times")
     families = [Family(args.family)] if args.family else list(Family)
-    number = gather(
-        dict.fromkeys(families, COUNT),
-        Path(args.times),
-        own_device(Kind(args.on)),
-        seed=args.seed,
-        budget_s=args.seconds,
-    )
+    given = dict.fromkeys(families, COUNT), Path(args.times), own_device(Kind(args.on))
+    number = gather(*given, seed=args.seed, budget_s=args.seconds)
     print(f"{number} kernels timed, in {args.times}")
 
 
 def _learn(args: argparse.Namespace) -> None:
     _needed(args, "times", "save")
-    device = learn(
-        Kind(args.on), Path(args.times), seconds=args.seconds, seed=args.seed
-    )
+    times = Path(args.times)
+    device = learn(Kind(args.on), times, seconds=args.seconds, seed=args.seed)
     write_device(args.save, device)
     spec = device.spec
     rates = ", ".join(f"{rate:.3g} TFLOP/s {t}" for t, rate in spec.tflops.items())
     print(f"{spec.name}: {rates}, {spec.memory_gb_per_s:.3g} GB/s")
-    timed = Counter(call.family for call, _ in read_times(Path(args.times)))
-    for family, count in timed.items():
-        error = device.errors.get(family)
-        print(
-            f"{family.value}: {count} kernels, too few for a model; priced by the "
-            "rates above, set --seconds higher"
-            if error is None
-            else f"{family.value}: error {100 * error:.1f} %, cross-validated"
-        )
+    for family, count in Counter(call.family for call, _ in read_times(times)).items():
+        told = f"{count} kernels, too few for a model; priced by the rates above, set "
+        told += "--seconds higher"
+        if (error := device.errors.get(family)) is not None:
+            told = f"error {100 * error:.1f} %, cross-validated"
+        print(f"{family.value}: {told}")
     print(f"written to {args.save}")
 
 

@@ -70,18 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--profile", metavar="FILE", help="a saved profile, no model")
     add("--memory-budget", type=size_argument, metavar="BYTES", help="least time in it")
-    add(
-        "--device-memory",
-        type=size_argument,
-        metavar="BYTES",
-        help="least time with weights, gradients and optimizer in it as well",
-    )
-    add(
-        "--optimizer",
-        choices=sorted(STATES),
-        default="adamw",
-        help="with --no-gpu: whose state and update are counted (default: adamw)",
-    )
+    whole = "least time with weights, gradients and optimizer in it as well"
+    add("--device-memory", type=size_argument, metavar="BYTES", help=whole)
+    whose = "with --no-gpu: whose state and update are counted (default: adamw)"
+    add("--optimizer", choices=sorted(STATES), default="adamw", help=whose)
     add("--save", metavar="FILE", help="write the plan (JSON)")
     add("--save-profile", metavar="FILE", help="write the profile")
     add("--sweep", choices=["micro_batch"], help="compare sizes at one --batch")
@@ -103,11 +95,8 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
         metavar="FRACTION",
         help="of the step, such as 0.01 or 1%% (default)",
     )
-    add(
-        "--no-gpu",
-        action="store_true",
-        help="estimate on the meta device instead of observing",
-    )
+    estimate = "estimate on the meta device instead of observing"
+    add("--no-gpu", action="store_true", help=estimate)
     add("--links", metavar="FILE", help="from `ssdtrain doctor --save`")
     add("--target", choices=PLANNED, default=PLANNED[0], help="where bytes go")
     add(

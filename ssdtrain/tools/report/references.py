@@ -24,9 +24,8 @@ class Reference:
 
 def references(timeline: Timeline) -> list[Reference]:
     """Price full recompute, plain and with its checkpoints offloaded, of every second
-    block, and selective; empty if the profile names no repeated blocks. Each block runs
-    again from its input before its backward, and only then are its saved tensors
-    alive."""
+    block, and selective: each block runs again from its input before its backward.
+    Empty if the profile names no repeated blocks."""
     profile = timeline.profile
     blocks = _blocks(timeline)
     if len(blocks) < 2:

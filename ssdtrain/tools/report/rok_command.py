@@ -47,15 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `run` reads."""
     show(parser, EXAMPLES)
     add_subject(parser)
-    parser.add_argument(
-        "--batches",
-        type=count_argument,
-        nargs="+",
-        default=[1, 2, 4, 8, 16],
-        metavar="N",
-    )
-    parser.add_argument("--plot", metavar="PNG", help="draw the curve")
-    parser.add_argument("--json", action="store_true", help="print JSON, no table")
+    add, sizes = parser.add_argument, [1, 2, 4, 8, 16]
+    add("--batches", type=count_argument, nargs="+", default=sizes, metavar="N")
+    add("--plot", metavar="PNG", help="draw the curve")
+    add("--json", action="store_true", help="print JSON, no table")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -98,11 +98,14 @@ def _with_notes(
         return lines
     first, last, step, peak, last_peak = lines
     equal, weights = (result["verdict"][f"{of}_equal"] for of in ("losses", "weights"))
-    ratio, why = result["step_ratio"], str(result.get("why_no_ratio") or "")
+    ratio = result["step_ratio"]
+    told = (
+        f"x {ratio:.3f}" if ratio is not None else str(result.get("why_no_ratio") or "")
+    )
     return [
         first._replace(note=_verdict(equal, "all losses equal to the last bit")),
         last._replace(note=_verdict(weights, "all weights equal to the last bit")),
-        step._replace(note=f"x {ratio:.3f}" if ratio is not None else why),
+        step._replace(note=told),
         peak._replace(note=_ratio(pair, "peak_bytes")),
         last_peak._replace(note=_ratio(pair, "last_peak_bytes")),
     ]

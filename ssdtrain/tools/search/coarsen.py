@@ -1,7 +1,6 @@
 """Operators and tensors that a search takes together (Wang 2020, 3.5.1): a weight and
-its gradient; consecutive elementwise operators; steps of an unrolled loop, which are
-operators of the same module on the same weights with neighbours that are alike as
-well."""
+its gradient; consecutive elementwise operators; steps of an unrolled loop: the same
+module, weights and neighbours."""
 
 from dataclasses import replace
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from string import Template
 
 from omegaconf import OmegaConf
 
@@ -11,77 +12,7 @@ from ssdtrain.tools.search.own_trainer import settings_of
 from ssdtrain.tools.search.parallel_layout import Job, ParallelLayout
 from ssdtrain.tools.search.stage_costs import OURS
 
-FSDP2 = '''"""Launch with: torchrun --nproc-per-node=GPUS_OF_A_NODE train.py"""
-import torch
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
-
-DATA, TENSOR, SEQUENCE_PARALLEL = {data}, {tensor}, {divided}
-MICRO_BATCH, MICRO_BATCHES, TOKENS = {sequences}, {count}, {tokens}
-CHECKPOINTING = {again}  # model.gradient_checkpointing_enable()
-
-
-def of_layer(layer):
-    """What tensor parallelism does to a layer of a decoder of transformers."""
-    result = {{"output_layouts": Replicate()}}
-    if SEQUENCE_PARALLEL:
-        result = {{"output_layouts": Shard(1), "use_local_output": False}}
-    plan = {{f"self_attn.{{name}}_proj": ColwiseParallel() for name in "qkv"}}
-    plan |= {{f"mlp.{{name}}_proj": ColwiseParallel() for name in ("gate", "up")}}
-    plan["self_attn.o_proj"] = RowwiseParallel(**result)
-    plan["mlp.down_proj"] = RowwiseParallel(**result)
-    for name in ("q_norm", "k_norm"):  # of each head
-        if hasattr(layer.self_attn, name):
-            own = SequenceParallel(sequence_dim=2, use_local_output=True)
-            plan[f"self_attn.{{name}}"] = own
-    if SEQUENCE_PARALLEL:
-        rows, whole = {{"hidden_states": Shard(1)}}, {{"hidden_states": Replicate()}}
-        plan["self_attn"] = PrepareModuleInput(
-            input_kwarg_layouts=rows, desired_input_kwarg_layouts=whole
-        )
-        plan["mlp"] = PrepareModuleInput(
-            input_layouts=Shard(1), desired_input_layouts=Replicate()
-        )
-        norms = [name for name, _ in layer.named_children() if "norm" in name]
-        plan |= {{name: SequenceParallel() for name in norms}}
-    return plan
-
-
-def parallelize(model, device_type="cuda"):
-    """Split a decoder of transformers; every rank calls it before its optimizer."""
-    mesh = init_device_mesh(
-        device_type, (DATA, TENSOR), mesh_dim_names=("data", "tensor")
-    )
-    precision = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16, reduce_dtype=torch.float32
-    )
-    if SEQUENCE_PARALLEL:
-        tied = model.lm_head.weight is model.model.embed_tokens.weight
-        words = RowwiseParallel(
-            input_layouts=Replicate(), output_layouts=Shard(1), use_local_output=False
-        )
-        head = ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())
-        ends = {{"model.embed_tokens": words, "model.norm": SequenceParallel()}}
-        parallelize_module(model, mesh["tensor"], {{**ends, "lm_head": head}})
-        if tied:
-            model.lm_head.weight = model.model.embed_tokens.weight
-    for layer in model.model.layers:
-        if TENSOR > 1:
-            parallelize_module(layer, mesh["tensor"], of_layer(layer))
-        fully_shard(layer, mesh=mesh["data"], mp_policy=precision,
-                    reshard_after_forward={reshard})
-    fully_shard(model, mesh=mesh["data"], mp_policy=precision,
-                reshard_after_forward={reshard})
-    return mesh
-'''
+FSDP2 = Template(Path(__file__).with_name("fsdp2.py.txt").read_text(encoding="utf-8"))
 
 
 def torchtitan(layout: ParallelLayout, job: Job) -> str | None:
@@ -184,7 +115,7 @@ def fsdp2(layout: ParallelLayout, job: Job) -> str | None:
     others = layout.pipeline * layout.context * layout.expert
     if others > 1 or layout.zero < 2:
         return None
-    return FSDP2.format(
+    return FSDP2.substitute(
         data=layout.data,
         tensor=layout.tensor,
         divided=layout.divided,

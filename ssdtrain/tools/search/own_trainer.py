@@ -42,12 +42,9 @@ def settings_of(
     offload: Any = "none"
     if layout.way.startswith(OURS):
         # Host memory comes first in either case.
-        first = (
-            target
-            for target in Target
-            if target.behind.is_disk is drives and not target.behind.is_staged
-        )
-        offload = {"target": next(first).value}
+        targets = (target for target in Target if not target.behind.is_staged)
+        first = next(target for target in targets if target.behind.is_disk is drives)
+        offload = {"target": first.value}
         if plan is None:
             offload |= {"device_memory": "fit", "max_overhead": None}
         else:

@@ -53,10 +53,9 @@ def run_part(
     arguments: Mapping[str, Any],
     total: Callable[[Tensor], Tensor],
 ) -> Any:
-    """Run the part of the worker `at` this place, of an operator split as `chosen` on
-    each axis; its tensors are as `Strategy.gives` says. `arguments`: with this worker's
-    operands, halos included, zeros beyond the tensor's ends; `total`: sums a tensor
-    over the workers among whom a reduction is split."""
+    """Run the part of the worker `at` this place of an operator split as `chosen` on
+    each axis. `arguments`: with its operands, halos included, zeros beyond the tensor's
+    ends; `total`: sums over the workers among whom a reduction is split."""
     own = _operands(call, chosen, at, dict(arguments))
     shapes = [
         local_shape(shape, [one.gives[i] for one in chosen], ways, at)

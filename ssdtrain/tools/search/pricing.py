@@ -137,6 +137,10 @@ class _Priced:
         tensor, context = self._tensor_ms(), self._context_ms()
         experts = self._experts_ms()
         stage = compute + tensor + context + experts
+        updated = (
+            size * UPDATE / (ranks if layout.zero else 1)
+            for size, ranks, _ in self._sharded()
+        )
         return {
             "compute": count * compute,
             "tensor parallelism": count * tensor,
@@ -145,11 +149,7 @@ class _Priced:
             "pipeline bubble": (layout.pipeline - 1) * stage / layout.chunks,
             "pipeline sends": self._sends_ms(),
             "data parallelism": self._data_ms(stage),
-            "optimizer": sum(
-                size * UPDATE / (ranks if layout.zero else 1)
-                for size, ranks, _ in self._sharded()
-            )
-            / self._bytes_per_ms,
+            "optimizer": sum(updated) / self._bytes_per_ms,
         }
 
     def _ms(self, kind: Collective, message: float, ranks: int, stride: int) -> float:

@@ -15,7 +15,7 @@ from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.foresight.cluster import DEFAULT
 from ssdtrain.tools.foresight.device import Device, load_device
 from ssdtrain.tools.report.build_public import Loss
-from ssdtrain.tools.report.fits_command import tokens_argument
+from ssdtrain.tools.report.fits_command import add_loss, tokens_argument
 from ssdtrain.tools.report.pictures import Line, write_cloud
 from ssdtrain.tools.search.frameworks import Framework
 from ssdtrain.tools.search.launch import configurations
@@ -51,32 +51,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gpus", type=count_argument, required=True, help="of all nodes")
     add("--gpu", default="h100", help="h100, h200 or a device file")
     add("--fabric", default=DEFAULT, help=f"GPUs of a node, links (default: {DEFAULT})")
-    add(
-        "--tokens",
-        type=tokens_argument,
-        default=8192,
-        help="of a sequence (default: 8k)",
-    )
+    of_tokens = "of a sequence (default: 8k)"
+    add("--tokens", type=tokens_argument, default=8192, help=of_tokens)
     add("--batch", type=count_argument, default=512, help="sequences of a step (512)")
     add("--host", default=HOST, help=f"a node's memory for activations ({HOST})")
     add("--ssd", metavar="NAME:NUMBER", help="a node's drives, of `ssdtrain project`")
-    add(
-        "--ssd-years",
-        type=positive_argument,
-        default=LEAST_YEARS,
-        help=f"that the drives have to last ({LEAST_YEARS:g})",
-    )
-    add(
-        "--loss",
-        choices=[loss.value for loss in Loss],
-        default=Loss.STOCK.value,
-        help="as transformers computes it (default), or fused as Liger does",
-    )
-    add(
-        "--framework",
-        choices=[one.value for one in Framework],
-        help="that has to launch it, whose memory is counted (default: any)",
-    )
+    lasting = f"that the drives have to last ({LEAST_YEARS:g})"
+    add("--ssd-years", type=positive_argument, default=LEAST_YEARS, help=lasting)
+    add_loss(parser)
+    launcher = "that has to launch it, whose memory is counted (default: any)"
+    add("--framework", choices=[one.value for one in Framework], help=launcher)
     add("--save", type=Path, metavar="DIR", help="launch configurations, a picture")
     add("--json", action="store_true", help="print JSON, no table")
 
@@ -89,9 +73,9 @@ def run(args: argparse.Namespace) -> int:
             print(f"ssdtrain search: {text}", file=sys.stderr)
 
     names = ("model", "gpus", "gpu", "fabric", "tokens", "batch")
-    given = {name: getattr(args, name) for name in (*names, "host", "ssd", "ssd_years")}
+    given = {name: getattr(args, name) for name in (*names, "host", "ssd_years")}
     framework = args.framework and Framework(args.framework)
-    asked = Asked(**given, loss=Loss(args.loss), framework=framework)
+    asked = Asked(**given, ssd=args.ssd, loss=Loss(args.loss), framework=framework)
     try:
         found = search(asked, progress)
         if args.save is not None:

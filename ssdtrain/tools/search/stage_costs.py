@@ -19,7 +19,6 @@ from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import Run
 from ssdtrain.plan.timeline import Timeline
-from ssdtrain.regions.find import find_regions
 from ssdtrain.tools.foresight.device import Device
 from ssdtrain.tools.foresight.spec import links_of
 from ssdtrain.tools.report.build_public import Shape, public_subject
@@ -183,10 +182,10 @@ def _lines(found: Estimated, period: int) -> dict[str, Way]:
 def _ways(found: Estimated, by: Repeated) -> dict[str, tuple[float, float, float]]:
     """Return (ms, peak bytes, moved bytes) of each way at one depth."""
     stored = tuple(found.stored[each] for each in calls_of(len(found.stored), by))
-    return _priced(Estimated(deeper(found.profile, by), stored))
+    return priced(Estimated(deeper(found.profile, by), stored))
 
 
-def _priced(found: Estimated) -> dict[str, tuple[float, float, float]]:
+def priced(found: Estimated) -> dict[str, tuple[float, float, float]]:
     profile = found.profile
     captured = Captured(
         profile=profile, weights=0, gradients=0, optimizer=0, stored=found.stored
@@ -196,30 +195,6 @@ def _priced(found: Estimated) -> dict[str, tuple[float, float, float]]:
         for name, (ms, peak) in priced_ways(captured).items()
     }
     return {**fixed, **dict(_at_prices(Timeline(profile)))}
-
-
-def whole_costs(
-    shape: Shape, sequences: int, tokens: int, device: Device
-) -> tuple[int, StageCosts]:
-    """Capture and price a model whole, whatever its kind: its layers are its regions,
-    and the ends count as layers. Returns the number of layers, and their costs."""
-    with torch.device("meta"):
-        model, forward = public_subject(shape, sequences * tokens)
-        links = links_of(device.spec)
-        found = _priced(estimate(model, forward, links, device, min_bytes=1))
-    count = len(find_regions(model))
-
-    def line(total: float) -> PerLayer:
-        return PerLayer(layer=total / count, ends=0.0)
-
-    ways = {
-        name: Way(
-            milliseconds=line(ms), activation_bytes=line(peak), moved_bytes=line(moved)
-        )
-        for name, (ms, peak, moved) in found.items()
-    }
-    parameters = sum(one.numel() for one in model.parameters())
-    return count, StageCosts(ways=ways, parameters=line(parameters))
 
 
 def _at_prices(timeline: Timeline) -> Iterator[tuple[str, tuple[float, float, float]]]:

@@ -24,10 +24,9 @@ SCANNED_TOKENS = 1 << 24
 
 
 def token_file(settings: DataSettings, vocabulary: Vocabulary) -> NDArray[np.uint32]:
-    """Return the tokens of `settings`, uint32 [num_tokens], memory-mapped and
-    read-only. The first process makes the file; its name is a digest of sources,
-    tokenizer and limit. Raises ConfigError: no source file matches, or a JSON line
-    lacks its field."""
+    """Return the tokens of `settings`, uint32 [num_tokens], memory-mapped, read-only;
+    the first process makes the file. Raises ConfigError: no source file matches, or a
+    JSON line lacks its field."""
     files = source_files(settings)
     directory = Path(settings.cache_directory).expanduser()
     try:

@@ -1,6 +1,7 @@
 """`ssdtrain plan` and `ssdtrain rok`, and the estimate without a GPU."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import read_plan
 from ssdtrain.plan.profile import Phase
 from ssdtrain.tools.cli import main
-from ssdtrain.tools.foresight.device import rated_device, write_device
+from ssdtrain.tools.foresight.device import Device, write_device
+from ssdtrain.tools.foresight.host import HostTable
 from ssdtrain.tools.foresight.spec import H200, links_of
 from ssdtrain.tools.machine.links import LINK_FILE, LinkFile, LinkKind
 from ssdtrain.tools.report.estimate import estimate
@@ -22,8 +24,17 @@ from ssdtrain.tools.report.subject import Blocks, build_of, estimated
 from tests.ssdtrain.tools.machine.made import link
 
 TINY = ["--model", "blocks:64x2", "--micro-batch", "2", "--sequence", "32"]
-RATES = rated_device(600.0, 3500.0)
 SMALL = [*TINY, "--min-bytes", "1k"]
+
+
+def rated_device(tflops: float, memory_gb_per_s: float) -> Device:
+    """A device that reaches two known rates, and takes no host time."""
+    rates = {"memory_gb_per_s": memory_gb_per_s, "tflops": {"fp32": tflops}}
+    spec = replace(H200, name="rated", l2_bytes=0.0, **rates)
+    return Device(spec=spec, host=HostTable([]), host_scale=0.0, reached=1.0)
+
+
+RATES = rated_device(600.0, 3500.0)
 
 
 def link_file(path: Path, *kinds: LinkKind, gb_per_s: float = 10.0) -> str:
