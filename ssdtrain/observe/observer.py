@@ -120,6 +120,16 @@ class _Given(weakref.ref[Any]):
     __eq__ = object.__eq__
     tensor: Tensor
 
+    def __new__(
+        cls, handle: object, drop: Callable[[Any], None], tensor: Tensor
+    ) -> "_Given":
+        self = weakref.ref.__new__(cls, handle, drop)
+        self.tensor = tensor
+        return self
+
+    def __init__(self, *_: object) -> None:
+        """`__new__` has made it."""
+
 
 class _HostTimes(NamedTuple):
     """Host times of a profile, in ms."""
@@ -338,9 +348,7 @@ class Recording(Observer):
 
     def given(self, handle: Any, tensor: Tensor) -> None:
         """Hold a tensor that was returned to backward until its operator has ended."""
-        held = _Given(handle, self._given.discard)
-        held.tensor = tensor
-        self._given.add(held)
+        self._given.add(_Given(handle, self._given.discard, tensor))
 
     def seal(self) -> None:
         """Record the moment at which the cache has served; an operator runs next."""

@@ -1,2 +1,2 @@
-"""What stands beside training: the command line, and what its commands do. No other
+"""What stands during training: the command line, and what its commands do. No other
 part of the package imports them."""

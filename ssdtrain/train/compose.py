@@ -44,7 +44,7 @@ def find_config(name: str) -> Path:
 
 
 def compose_config(name: str, overrides: Sequence[str]) -> DictConfig:
-    """Compose the config file `name` with Hydra overrides; groups beside it, then the
+    """Compose the config file `name` with Hydra overrides; groups next to it, then the
     packaged ones; without a defaults list it changes the packaged root. Raises
     ConfigError: no such file, or no YAML mapping; HydraException: an unknown name."""
     path = find_config(name)
@@ -82,7 +82,7 @@ def _readable(source: object) -> Iterator[None]:
 
 
 def _culprit(source: object) -> str:
-    """Return the file that Hydra cannot read: a root config, or a group beside it."""
+    """Return the file that Hydra cannot read: a root config, or a group next to it."""
     if not isinstance(source, Path):
         return str(source)
     for path in (source, *sorted(source.parent.glob("*/*.yaml"))):

@@ -16,7 +16,7 @@ class Written(NamedTuple):
     process_bytes: int | None
     """`write_bytes` of /proc/self/io: this process, all its threads."""
     device_bytes: int | None
-    """Sectors written to the block device behind the directory, by anybody."""
+    """Sectors written to the block device after the directory, by anybody."""
 
     def since(self, earlier: "Written") -> "Written":
         """Return the difference, counter by counter."""
@@ -42,7 +42,7 @@ def _minus(late: int | None, early: int | None) -> int | None:
 
 
 def file_systems(directories: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the types of the file systems behind directories that are there."""
+    """Return the types of the file systems after directories that are there."""
     found = []
     for name in directories:
         if not os.path.isdir(name):

@@ -37,7 +37,7 @@ def start_ranks(num_ranks: int, words: Sequence[str], run_directory: str) -> int
 
 
 def run_in_order(words: Sequence[str], stdout: TextIO | None) -> int:
-    """Run `python -m ssdtrain <words>`, and wait for it also behind a signal, which is
+    """Run `python -m ssdtrain <words>`, and wait for it also after a signal, which is
     handed on: the run finishes its step and saves. Returns its status."""
     children: list[Child] = []
     with _handing_on(children):

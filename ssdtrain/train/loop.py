@@ -53,7 +53,7 @@ class LegResult:
     course: tuple[Sample, ...]
     """Memory over the last step; sampled with ssdtrain, exact without."""
     explained: str
-    """`Session.explain()` behind the last step; empty without ssdtrain."""
+    """`Session.explain()` after the last step; empty without ssdtrain."""
     profile: Profile | None
     """What the planner observed; None without one."""
     plan: Plan | None
@@ -273,7 +273,7 @@ class Loop:
         return self._settings.checkpoint_every > 0 and (self._leg is Leg.WITH or alone)
 
     def _checkpoint(self, step: int) -> None:
-        """Save a checkpoint if one is due, and behind the last step."""
+        """Save a checkpoint if one is due, and after the last step."""
         done, last = step + 1, self._settings.steps
         every = self._settings.checkpoint_every
         if self._is_saved and (done == last or not done % every):

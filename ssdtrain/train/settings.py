@@ -241,12 +241,12 @@ class TrainSettings:
     compare: bool = True
     """Run twice, without ssdtrain first, and check that the losses are equal."""
     checkpoint_every: int = 0
-    """Save a checkpoint every this many steps, and behind the last; 0: never."""
+    """Save a checkpoint every this many steps, and after the last; 0: never."""
     resume: str | None = None
     """A `checkpoints` directory to start from, in a run of its own; `resume=RUN`
     goes on with a run instead."""
     tensorboard: bool = True
-    """Write TensorBoard events beside the JSON lines."""
+    """Write TensorBoard events next to the JSON lines."""
 
     def __post_init__(self) -> None:
         parse_fields(self, "train.")

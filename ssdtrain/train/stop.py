@@ -1,7 +1,7 @@
 """SIGINT and SIGTERM: the running step is finished, then the run ends in order.
 
 [Note: who gets the signal] Ctrl-C reaches every process of the terminal, a scheduler's
-SIGTERM perhaps one rank only; the ranks agree behind each step, or those that go on
+SIGTERM perhaps one rank only; the ranks agree after each step, or those that go on
 would wait for the others. A second SIGINT ends the process at once.
 """
 
@@ -22,7 +22,7 @@ IMPATIENT_S = 1.0
 
 
 class StoppedError(Exception):
-    """A signal ended the run behind a finished step."""
+    """A signal ended the run after a finished step."""
 
     def __init__(self, signum: int, leg: str, steps: int, checkpoint: bool) -> None:
         name = signal.Signals(signum).name
@@ -40,7 +40,7 @@ class Stop:
         self, *, told_fd: int | None = None, beside: Callable[[str], str] = str
     ) -> None:
         """`told_fd`: where a line says at once that the step is finished first;
-        `beside`: how it is written where a live line stands (`Terminal.beside`)."""
+        `next to`: how it is written where a live line stands (`Terminal.next to`)."""
         self._told_fd = told_fd
         self._beside = beside
         self._signum = 0

@@ -1,4 +1,4 @@
-"""What the steps of a run add up to on one rank, kept beside its checkpoints: a run
+"""What the steps of a run add up to on one rank, kept next to its checkpoints: a run
 that goes on begins with these figures, and with the plan that they ended with."""
 
 import platform
@@ -112,7 +112,7 @@ _TALLY = Format(
 
 
 class Beside:
-    """One rank's files beside the checkpoints of its run."""
+    """One rank's files next to the checkpoints of its run."""
 
     def __init__(self, workload: Workload) -> None:
         settings, ranks = workload.settings, workload.ranks

@@ -47,7 +47,7 @@ _EXTRAS = {
 
 def build_trainer(config: DictConfig) -> Any:
     """Build the trainer that `trainer._target_` names: from the whole config if it has
-    `from_config`, else by Hydra from the keys beside its name. It offers `run()`, and
+    `from_config`, else by Hydra from the keys next to its name. It offers `run()`, and
     perhaps `prepare()`. Raises ConfigError: it cannot be built."""
     values = values_of(config)
     trainer = values.get("trainer")

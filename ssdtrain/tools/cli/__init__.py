@@ -175,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _reader_is_gone() -> bool:
-    """Return whether nobody reads standard output, as behind `| head`."""
+    """Return whether nobody reads standard output, as after `| head`."""
     output = select.poll()
     output.register(sys.stdout.fileno(), select.POLLOUT)
     return any(event & select.POLLERR for _, event in output.poll(0))

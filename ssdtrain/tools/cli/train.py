@@ -183,7 +183,7 @@ def _finished(earlier: Path, config: Any) -> int | None:
 
 
 def _resolved(override: str) -> str:
-    """Return the override with a checkpoint behind `runs/latest`, which this run is
+    """Return the override with a checkpoint after `runs/latest`, which this run is
     about to point to itself, by the name that stays."""
     key, _, value = override.partition("=")
     if key != "train.resume" or not value or not Path(value).expanduser().is_dir():
@@ -192,7 +192,7 @@ def _resolved(override: str) -> str:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Return the words behind `train`, options and overrides in any order."""
+    """Return the words after `train`, options and overrides in any order."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     return parser.parse_intermixed_args(words)
@@ -377,7 +377,7 @@ class _Run:
 
 
 def _keep_traceback(error: ConfigError, path: Path) -> None:
-    """Write the traceback of what no check foresaw beside the run's files."""
+    """Write the traceback of what no check foresaw next to the run's files."""
     from ssdtrain.train.targets import UnforeseenError
 
     if not isinstance(error, UnforeseenError):

@@ -27,7 +27,7 @@ class Cluster:
 
     @property
     def compute_slowdown(self) -> float:
-        """Fraction by which kernels are slower beside a collective."""
+        """Fraction by which kernels are slower while a collective runs."""
         return self.inside.compute_slowdown
 
     def microseconds(

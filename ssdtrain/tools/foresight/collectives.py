@@ -57,7 +57,7 @@ class Network(Protocol):
 
     @property
     def compute_slowdown(self) -> float:
-        """Fraction by which kernels are slower beside a collective."""
+        """Fraction by which kernels are slower while a collective runs."""
 
     def microseconds(
         self, kind: Collective, message_bytes: float, num_ranks: int
@@ -72,7 +72,7 @@ class Fabric:
     curves: Mapping[Collective, Curve]
     name: str = ""
     compute_slowdown: Fraction = 0.0
-    """Fraction by which kernels are slower while a collective runs beside them: it
+    """Fraction by which kernels are slower while a collective runs next to them: it
     takes multiprocessors, and products that filled whole waves need another one."""
 
     def microseconds(

@@ -39,17 +39,17 @@ class Device:
     spec: Spec
     forests: Mapping[Family, Forest] = field(default_factory=dict)
     laws: Mapping[Family, Law] = field(default_factory=dict)
-    """Closed forms that the forests were learned beside; the roofline's elsewhere."""
+    """Closed forms that the forests were learned next to; the roofline's elsewhere."""
     errors: Mapping[Family, float] = field(default_factory=dict)
     """Held-out geometric mean error of each family's model."""
     scales: Mapping[Family, float] = field(default_factory=dict)
     """Measured over predicted time on this machine, from a calibration."""
     host: HostTable
     host_scale: float = 1.0
-    """Likewise of host time."""
+    """The same of host time."""
     power: Power | None = None
     context_bytes: int = 0
-    """Device memory that libraries take for good (workspaces), beside tensors."""
+    """Device memory that libraries take for good (workspaces), next to tensors."""
     reached: float = UNLEARNED_SHARE
     """Share of the roofline that kernels without a model reach."""
     _memo: dict[Any, float] = field(default_factory=dict, repr=False, compare=False)

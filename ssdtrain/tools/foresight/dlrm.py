@@ -169,7 +169,7 @@ def _mesh(device: str, rank: int) -> DeviceMesh:
 
 
 class Dlrm(nn.Module):
-    """Dense features through a small network, beside the rows of all tables."""
+    """Dense features through a small network, next to the rows of all tables."""
 
     def __init__(self, tables: nn.Module, width: int, **where: Any) -> None:
         super().__init__()

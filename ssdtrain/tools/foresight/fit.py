@@ -63,7 +63,7 @@ def fit_forest(
     seed: int = 0,
     relatives: Sequence[tuple[Times, Spec]] = (),
 ) -> Forest:
-    """Boosted trees over the times of one family, beside its `law` or the roofline.
+    """Boosted trees over the times of one family, next to its `law` or the roofline.
     Raises ConfigError: fewer than 20 times, several families, or no scikit-learn.
     `relatives`: times on other devices, which join in."""
     families = {call.family for call, _ in times}
@@ -173,7 +173,7 @@ def score(
 ) -> dict[str, float]:
     """Cross-validated errors of a forest, and of the bare roofline scaled to fit.
     Returns `gmae` and `mean` over all times, each held out once; `spread`, the standard
-    deviation of the folds' `gmae`; the roofline's likewise."""
+    deviation of the folds' `gmae`; the roofline's as above."""
     errors: list[float] = []
     bare: list[float] = []
     each: list[float] = []

@@ -4,7 +4,7 @@
 A kernel shorter than its launch cannot be timed by events around launches: the device
 would wait for the host. So the stream first sleeps while the host enqueues all
 repetitions, and the events bracket what then runs back to back, as in a step whose
-device is behind its host. Where the host took longer than the sleep, it is repeated
+device is after its host. Where the host took longer than the sleep, it is repeated
 with a longer one. A CPU is timed by the clock; where it runs one thread, by the clock
 of that thread, which stands still while others have the core.
 """

@@ -3,7 +3,7 @@
 [Note: execution graphs]
 A node is an operator as a dispatch mode sees it: below autograd, above kernels. It
 names its tensors by number; a tensor knows its storage, so views cost no memory and a
-storage dies behind the node that was the last to hold it in the captured step. The
+storage dies after the node that was the last to hold it in the captured step. The
 order of nodes is the order in which the host runs them; `stream` says where their
 kernels go.
 In JSON the names of Chakra's execution traces are used where the concepts meet
@@ -25,7 +25,7 @@ from ssdtrain.tools.foresight.call import ELEMENT_BYTES
 from ssdtrain.tools.foresight.overheads import Phase
 
 CALLER = -1
-"""Index of the node behind which a storage dies that outlives the step."""
+"""Index of the node after which a storage dies that outlives the step."""
 
 
 class Stream(str, Enum):
@@ -84,7 +84,7 @@ class Node:
     module: str = ""
     """Path of the module in whose forward it ran."""
     attr: Mapping[str, Any] = field(default_factory=dict)
-    """What the operator was told beside tensors: `is_causal`, `dim`, `num_bytes`."""
+    """What the operator was told next to tensors: `is_causal`, `dim`, `num_bytes`."""
     is_view: bool = False
     """It launches nothing."""
     waits_for_device: bool = False

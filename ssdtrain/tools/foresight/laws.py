@@ -55,7 +55,7 @@ SPLIT_BYTES = 8.0
 BLOCK = 128
 HEAD_DIMS = (32, 64, 128)
 ALIGNED = 3.0
-"""log2 of the elements behind which alignment no longer matters."""
+"""log2 of the elements after which alignment no longer matters."""
 
 
 # -- products -------------------------------------------------------------------------
@@ -279,7 +279,7 @@ class Law:
         return [float(value) for value in found]
 
     def as_dict(self) -> dict[str, tuple[float, ...]]:
-        """The constants by name, in rows one behind the other."""
+        """The constants by name, in rows one after the other."""
         return {
             name: tuple(float(f"{x:.5g}") for x in value.flatten().tolist())
             for name, value in self.parameters.items()

@@ -7,7 +7,7 @@ it.
 The traces come last: a profiler that was used once slows every later launch. A CPU runs
 an operator's kernel within the operator, so of its traces only the gaps between
 operators (T1) and the times of views (T5) are used: other operators become launches
-that cost nothing beside their kernel.
+that cost nothing next to their kernel.
 (tests/ssdtrain/tools/foresight/test_own.py)
 """
 

@@ -1,7 +1,7 @@
 """A graph of one rank as one of several: what DDP and FSDP add to a step.
 
 [Note: what ranks add]
-Beside the collectives there are kernels: DistributedDataParallel copies every gradient
+Next to the collectives there are kernels: DistributedDataParallel copies every gradient
 into its bucket and, when all are reduced, back; `fully_shard` packs its shards, copies
 what was gathered into the parameters, and packs the gradients. Its gathers are asked
 for one unit ahead in backward. The host of `fully_shard` is busy with every weight, not
@@ -109,7 +109,7 @@ class _Unit:
     """Numbers of tensors, one a storage."""
     num_bytes: int
     forward: int
-    """Index of the first node that reads one in forward; backward likewise."""
+    """Index of the first node that reads one in forward; backward as above."""
     backward: int | None
 
 
@@ -160,7 +160,7 @@ def unit_bytes(graph: Graph, unit_of: Callable[[str], str]) -> dict[str, int]:
 
 
 def _backward_start(graph: Graph) -> int:
-    """Behind the gradient of the loss itself."""
+    """After the gradient of the loss itself."""
     return 1 + next(
         index for index, node in enumerate(graph.nodes) if node.phase is Phase.BACKWARD
     )
@@ -204,7 +204,7 @@ def _updated(graph: Graph, last: dict[int, int]) -> list[tuple[int, int]]:
 
 
 class _Draft:
-    """A graph to which nodes are added before and behind others."""
+    """A graph to which nodes are added before and after others."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -231,7 +231,7 @@ class _Draft:
         return relive(replace(draft, nodes=tuple(nodes)))
 
     def _buffer(self, num_bytes: int, dtype: str, *, lasts: bool = False) -> int:
-        """A tensor of its own; `lasts`: it is there before the step and behind it."""
+        """A tensor of its own; `lasts`: it is there before the step and after it."""
         storage, number = max(self._storages) + 1, max(self._tensors) + 1
         at = CALLER if lasts else 0
         self._storages[storage] = Storage(num_bytes=num_bytes, born=at, dies=at)
@@ -256,7 +256,7 @@ class _Draft:
         )
 
     def bucket(self, storages: Sequence[int], last: dict[int, int]) -> list[Node]:
-        """Gradients into a bucket, reduced behind the last; gives the copies back."""
+        """Gradients into a bucket, reduced after the last; gives the copies back."""
         size = sum(self._storages[s].num_bytes for s in storages)
         tensors = [self._any_of[s] for s in storages]
         bucket = self._buffer(size, self._tensors[tensors[0]].dtype, lasts=True)
@@ -309,7 +309,7 @@ class _Draft:
         self.before.setdefault(use, []).append(unpack)
 
     def scatter(self, name: str, storages: list[int], last: dict[int, int]) -> None:
-        """A unit's gradients: packed and reduce-scattered behind the last."""
+        """A unit's gradients: packed and reduce-scattered after the last."""
         size = sum(self._storages[s].num_bytes for s in storages)
         tensors = tuple(self._any_of[s] for s in storages)
         packed = self._buffer(size, self._tensors[tensors[0]].dtype)

@@ -169,7 +169,7 @@ class StepEstimate:
 
     step_us: float
     device_us: float
-    """Kernels one behind the other, at the clock below."""
+    """Kernels one after the other, at the clock below."""
     host_us: float
     clock: float
     """Share of the highest clock that the power limit allows."""
@@ -194,7 +194,7 @@ class StepEstimate:
 def estimate_step(
     graph: Graph, device: Device, wires: Wires = NO_WIRES
 ) -> StepEstimate:
-    """The steady state of steps one behind the other, on one rank. Raises ConfigError:
+    """The steady state of steps one after the other, on one rank. Raises ConfigError:
     a node moves bytes on a link that `wires` lacks."""
     priced = price(graph, device, wires)
     found = steady(priced, device, wires)
@@ -269,7 +269,7 @@ def _multiplies(task: Task) -> bool:
 
 
 def repeated(tasks: Sequence[Task], num_steps: int) -> list[Task]:
-    """Steps one behind the other; each has groups of its own."""
+    """Steps one after the other; each has groups of its own."""
     many: list[Task] = []
     for step in range(num_steps):
         shift = len(many)

@@ -41,7 +41,7 @@ class Spread(str, Enum):
     DDP = "ddp"
     """Every rank has the whole model and its own samples."""
     FSDP = "fsdp"
-    """Likewise, with weights, gradients and optimizer sharded."""
+    """The same, with weights, gradients and optimizer sharded."""
     PIPELINE = "pipeline"
     """Every rank has some of the layers."""
 

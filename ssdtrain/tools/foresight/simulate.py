@@ -6,7 +6,7 @@ launched it, the stream is free and what it depends on has ended (Lin 2023, Algo
 3 and 4: `max(stream + gap, cpu + T4 / 2)`). A task of a group (a collective, or a send
 with its receive) starts on all ranks of the group when the last of them is ready. A
 task that waits for a signal starts some time after the task of another rank that gives
-it has ended (a send that nobody waits for). The host goes on at once, except behind a
+it has ended (a send that nobody waits for). The host goes on at once, except after a
 task that it waits for. Where ranks share a wire, whoever prices their copies divides
 its bandwidth.
 (tests/ssdtrain/tools/foresight/test_simulate.py)
@@ -33,7 +33,7 @@ class Task:
     host_us: float = 0.0
     """Before the launch, the launch itself included (T1 + T2 + T4)."""
     host_after_us: float = 0.0
-    """Behind the first launch, until the host can go on (T5, T3)."""
+    """After the first launch, until the host can go on (T5, T3)."""
     device_us: float = 0.0
     """0: nothing is launched."""
     stream: Stream = Stream.COMPUTE

@@ -19,7 +19,7 @@ class Kind(str, Enum):
     CUDA = "cuda"
     """A device with queues of its own; the host goes on."""
     CPU = "cpu"
-    """The host itself, one operator behind the other."""
+    """The host itself, one operator after the other."""
 
 
 @dataclass(frozen=True, kw_only=True)

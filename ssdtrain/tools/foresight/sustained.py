@@ -15,7 +15,7 @@ BURST_REPEATS = 4
 
 
 class Watch:
-    """Samples clock and power beside the work; empty where there is no nvidia-smi."""
+    """Samples clock and power next to the work; empty where there is no nvidia-smi."""
 
     def __init__(self) -> None:
         self.samples: list[tuple[float, list[float]]] = []

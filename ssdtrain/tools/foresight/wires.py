@@ -36,7 +36,7 @@ class Wires:
 
     @property
     def collective_slowdown(self) -> float:
-        """Fraction by which kernels are slower beside a collective."""
+        """Fraction by which kernels are slower while a collective runs."""
         return 0.0 if self.fabric is None else self.fabric.compute_slowdown
 
     def microseconds(self, node: Node) -> float:

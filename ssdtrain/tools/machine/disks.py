@@ -32,7 +32,7 @@ class Disk:
 
 
 def inspect_disk(directory: str, mounts: str = "/proc/mounts") -> Disk:
-    """Facts about the file system behind `directory`. Raises OSError: the directory is
+    """Facts about the file system after `directory`. Raises OSError: the directory is
     missing or takes no file."""
     real = os.path.realpath(directory)
     device, mount_point, kind = mount_of(real, Path(mounts).read_text())

@@ -109,7 +109,7 @@ def accepts_direct(directory: str) -> bool:
 
 
 def measure_ssd(directory: str, budget: SsdBudget) -> SsdResult:
-    """Write and read curves of the file system behind `directory`. Raises OSError: the
+    """Write and read curves of the file system after `directory`. Raises OSError: the
     directory takes no file, or the drive fails; ValueError: fewer than three block
     sizes fit the budget."""
     began = time.perf_counter()

@@ -207,7 +207,8 @@ def state_bytes(case: Case, assume: Assumptions) -> float:
 
 
 def largest_micro_batch(case: Case, assume: Assumptions) -> int:
-    """Most sequences whose `resident_layers` layers fit beside the state; 0 if none."""
+    """Most sequences whose `resident_layers` layers fit next to the state; 0 if
+    none."""
     room = case.gpu.memory_gb * GB - state_bytes(case, assume)
     one = saved_bytes(case.model, case.split(1), assume.dropout_mask_bytes)
     return max(0, int(room / (assume.resident_layers * one)))

@@ -232,7 +232,7 @@ class FusedLoss(torch.autograd.Function):
 
 
 class Lora(nn.Module):
-    """A frozen linear layer and two small matrices beside it."""
+    """A frozen linear layer and two small matrices next to it."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -248,7 +248,7 @@ class Lora(nn.Module):
 
 
 def add_lora(model: Any) -> None:
-    """Freeze the model, and train small matrices beside every linear layer."""
+    """Freeze the model, and train small matrices next to every linear layer."""
     model.requires_grad_(False)
     head = model.get_output_embeddings()
     found = [

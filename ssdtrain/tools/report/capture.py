@@ -174,7 +174,8 @@ def _sizes(
 def _sharded(
     question: Question, found: Captured, subject: Subject, device: Device
 ) -> Captured:
-    """Return one rank's share under FSDP2, with whole layers and collectives beside."""
+    """Return one rank's share under FSDP2, with whole layers and collectives next
+    to."""
     if not question.fsdp:
         return found
     number = question.gpus

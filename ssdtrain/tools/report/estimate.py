@@ -130,7 +130,7 @@ class _Draft:
     at: int
     """Operators that ran before it."""
     begin_bytes: int = 0
-    """Memory beside the items as it begins."""
+    """Memory next to the items as it begins."""
     other_bytes: int = 0
     """The most until it ends."""
 
@@ -258,7 +258,7 @@ class _Saved:
         return tensor
 
     def measure(self, recorder: Recorder) -> None:
-        """Record the memory in use beside the items."""
+        """Record the memory in use next to the items."""
         if self._marks:
             alive, counted = recorder.alive, self._counted
             other = sum(n for storage, n in alive.items() if storage not in counted)

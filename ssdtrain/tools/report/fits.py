@@ -76,7 +76,7 @@ class Answer:
     gradient_bytes: int
     optimizer_bytes: int
     activation_bytes: int
-    """At the peak of plain training, beside the three above; with what libraries keep
+    """At the peak of plain training, next to the three above; with what libraries keep
     for good."""
     capacity_bytes: int
     """Of the device."""

@@ -134,7 +134,7 @@ def _json(path: Path) -> Any:
 
 
 def page(runs: Sequence[Run]) -> str:
-    """Write the page of one run, or of several beside one another."""
+    """Write the page of one run, or of several next to one another."""
     title = " and ".join(run.name for run in runs)
     parts = [f"<h1>{escaped(title)}</h1>"]
     if len(runs) > 1:

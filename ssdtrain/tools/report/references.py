@@ -110,7 +110,7 @@ def _peak(
 ) -> int:
     """Return the most memory of any block's backward: its own, what other blocks have
     packed and not yet used, and what no block saves. `stays`: bytes of each block
-    between forward and backward; `beside`: what its backward needs more."""
+    between forward and backward; `next to`: what its backward needs more."""
     inside = {item for block in blocks for item in block}
     parts = [*blocks, *([n] for n in range(len(timeline.items)) if n not in inside)]
     sizes = [*stays, *(_own_bytes(timeline, n) for (n,) in parts[len(blocks) :])]
@@ -139,7 +139,7 @@ def _peak(
 def _with_again_ms(
     timeline: Timeline, keep: Outcome, inside: set[int], stored: Iterable[int] = ()
 ) -> float:
-    """Return a step's time in which the operators behind these items' packs run twice,
+    """Return a step's time in which the operators after these items' packs run twice,
     but for those whose results are stored: their mark comes next."""
     profile = timeline.profile
     taken = {timeline.pack_mark[item] - 1 for item in stored}

@@ -1,4 +1,4 @@
-"""Predicted plans beside predicted checkpointing: a table and a plot."""
+"""Predicted plans next to predicted checkpointing: a table and a plot."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The end-of-run table: with ssdtrain beside without, and the verdict."""
+"""The end-of-run table: with ssdtrain next to without, and the verdict."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -9,7 +9,7 @@ from ssdtrain.tools.search.problem import Problem
 ROUNDS = 2
 """So many neighbours away operators and tensors are compared."""
 SYMMETRIC = frozenset({"aten::unbind", "aten::stack"})
-"""Operators whose results, or operands, are alike."""
+"""Operators whose results, or operands, are the same."""
 
 
 def coarsen(problem: Problem) -> Problem:

@@ -20,7 +20,7 @@ ELEMENTWISE = frozenset(
         "silu_backward softplus_backward softshrink_backward zero zeros_like"
     ).split()
 )
-"""Beside those that torch tags as pointwise."""
+"""Next to those that torch tags as pointwise."""
 
 
 def describe(call: OperatorCall) -> Description | None:

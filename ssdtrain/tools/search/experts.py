@@ -1,5 +1,5 @@
 """Mixtures of experts: the dense decoder that computes as much (`each * width` wide),
-and what is beside it: copies of every token to its experts and back, and all
+and what is next to it: copies of every token to its experts and back, and all
 weights."""
 
 from dataclasses import dataclass, replace

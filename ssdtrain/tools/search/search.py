@@ -5,7 +5,7 @@ A level's plan is the exact minimum of the cost of *all* axes so far, given what
 levels chose. So an operand that an earlier level fetched whole is paid at its true
 size, which formula A.2 of the dissertation halves. With such operands its proof of
 optimality does not hold, and one level at a time may cost half as much again as the
-best plan. So behind each level two are searched at once, all pairs given the others,
+best plan. So after each level two are searched at once, all pairs given the others,
 until nothing gets better.
 (tests/ssdtrain/tools/search/test_search.py)
 """

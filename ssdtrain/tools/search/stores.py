@@ -25,7 +25,7 @@ LEAST_YEARS = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class Resting:
-    """What a layout keeps beside the device, on one rank."""
+    """What a layout keeps next to the device, on one rank."""
 
     host_bytes: float
     ssd_bytes: float

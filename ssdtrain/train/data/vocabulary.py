@@ -1,5 +1,5 @@
 """Text to ids: raw bytes, or a tokenizer file, with the special ids that the
-objectives need placed behind the ordinary ones."""
+objectives need placed after the ordinary ones."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

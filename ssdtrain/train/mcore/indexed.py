@@ -13,7 +13,7 @@ from ssdtrain.train.settings import DataSettings
 
 def prefix_of(settings: DataSettings) -> Path | None:
     """Return the dataset that `data.files` names, with or without its suffix; None:
-    text. Raises ConfigError: it is named beside other files, or half of it is
+    text. Raises ConfigError: it is named next to other files, or half of it is
     missing."""
     found = []
     for name in settings.files:

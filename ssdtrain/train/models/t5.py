@@ -3,7 +3,7 @@
 [Note: What crosses a T5 stage] The first block of each stack computes the relative
 position bias and the others use it, so it travels with the hidden state and its
 gradient travels back. A pipeline needs a gradient for every float tensor that crosses
-a stage: the last block of a stack therefore drops what nothing behind it uses. The
+a stage: the last block of a stack therefore drops what nothing after it uses. The
 hidden state is last, because DeepSpeed calls backward once for each float output and
 keeps the graph for all but the last.
 Test: tests/ssdtrain/train/test_models.py, test_t5_cut_anywhere_gives_every_gradient.
@@ -130,7 +130,7 @@ class DecoderBlock(nn.Module):
 
 
 class Norm(nn.Module):
-    """Final norm and dropout of a stack; `scale` is applied behind them."""
+    """Final norm and dropout of a stack; `scale` is applied after them."""
 
     def __init__(self, config: T5Config, scale: float | None = None) -> None:
         super().__init__()
