@@ -130,7 +130,7 @@ class CapturedBatches:
 
     `step(batch, *tensors, *rows)` gets a `SampledBatch` with spare nodes and edges
     after the real ones ([Note: padded batches]) and must look at nothing but its
-    arguments and what stays in place. On a CPU steps run as they are, padded alike.
+    arguments and what stays in place. On a CPU steps run as they are, padded the same.
     """
 
     def __init__(

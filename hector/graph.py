@@ -112,8 +112,8 @@ class HeteroGraph:
     edge_type_names: tuple[EdgeTypeName, ...] | None = None
     """(source type, relation, destination type) a relation, when known."""
     sampled: bool = False
-    """One of many graphs alike, such as a mini-batch: nothing that is made of it waits
-    for the device, and what was compiled for the first one serves all."""
+    """One of many similar graphs, such as a mini-batch: nothing that is made of it
+    waits for the device, and what was compiled for the first one serves all."""
     maps: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     """Adjacency and compact maps by name."""
     _versions: tuple[int, ...] = field(default=(), init=False, repr=False)

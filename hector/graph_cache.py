@@ -54,7 +54,7 @@ class GraphCache:
         """The graph of these tensors, made when there is none that is up to date.
 
         `facts` is whatever else the graph depends on. `make` is told whether the graph
-        is one of many alike: more were made than are kept, as with mini-batches.
+        is one of many similar ones: more were made than are kept, as with mini-batches.
         """
         if any(t.is_inference() for t in tensors):
             return make(self._num_made > self.capacity)

@@ -1,6 +1,6 @@
 """Triples (head, relation, tail) out of text files: N-Triples and tab-separated.
 
-Plain, `.gz` and `.xz` files are read alike.
+Plain, `.gz` and `.xz` files are read the same way.
 """
 
 import gzip

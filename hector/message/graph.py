@@ -40,7 +40,7 @@ class Graph(GraphBase, Relation):
         """Make edges from `src[i]` to `dst[i]`; edge ids are positions. Tensors may be
         written to later: every call runs on what they hold.
 
-        `sampled`: one of many graphs alike, see `HeteroGraph.sampled`. Raises
+        `sampled`: one of many similar graphs, see `HeteroGraph.sampled`. Raises
         ValueError on non-integer, ragged or out-of-range input.
         """
         given = tensor_of(src), tensor_of(dst)

@@ -55,8 +55,8 @@ class HeteroGraph(GraphBase):
         one.
 
         `idtype` is DGL's: ids may come as int32 or int64, and are int64 in results.
-        `sampled`: one of many graphs alike, see `HeteroGraph.sampled` of hector. Raises
-        ValueError on types that are no triples and on ids that are none.
+        `sampled`: one of many similar graphs, see `HeteroGraph.sampled` of hector.
+        Raises ValueError on types that are no triples and on ids that are none.
         """
         if idtype not in (None, torch.int32, torch.int64):
             raise ValueError(f"expected idtype int32 or int64, got {idtype}")

@@ -85,7 +85,7 @@ class Relation:
         """Make edges from `ends[0][i]` to `ends[1][i]`; edge ids are positions. Tensors
         may be written to later: every call runs on what they hold.
 
-        `frames`: of sources and of destinations. `sampled`: one of many graphs alike,
+        `frames`: of sources and of destinations. `sampled`: one of many similar graphs,
         see `HeteroGraph.sampled`. Raises ValueError on non-integer, ragged or
         out-of-range input.
         """

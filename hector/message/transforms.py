@@ -211,7 +211,7 @@ def compact_graphs(
     graphs: Any, always_preserve: Any = None, copy_ndata: bool = True
 ) -> Any:
     """Return graphs of the same nodes without those that no edge of any joins (but for
-    `always_preserve`), all numbered alike; `ndata[NID]` holds the ids before."""
+    `always_preserve`), all numbered the same; `ndata[NID]` holds the ids before."""
     single = not isinstance(graphs, Sequence)
     given: list[AnyGraph] = [graphs] if single else list(graphs)
     joined = _joined(given)

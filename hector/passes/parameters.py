@@ -92,7 +92,7 @@ def _joins(kernel: Kernel) -> bool:
 
 def _blocks(run: list[Node], wanted: set[Node]) -> Iterator[Kernel]:
     """The kernels of one run, of which `wanted` is read outside; a view that is stays
-    one, behind what it is a view of."""
+    one, after what it is a view of."""
     members = [n for n in run if n.op is not Op.RESHAPE]
     inside, wanted = set(run), set(wanted)
     for node in reversed(run):

@@ -78,8 +78,8 @@ class Ranks:
 
     def seed(self, *facts: int, own: bool) -> None:
         """Seed all random numbers by `facts`, and with `own` by the rank as well: what
-        ranks draw alike, and what each draws for itself, go on after a resume as they
-        would have. One process goes on with the numbers that it has."""
+        ranks draw the same, and what each draws for itself, go on after a resume as
+        they would have. One process goes on with the numbers that it has."""
         if self.world_size > 1:
             text = repr((*facts, self.rank if own else None)).encode()
             digest = hashlib.blake2b(text, digest_size=7).digest()

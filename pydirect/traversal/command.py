@@ -35,7 +35,7 @@ EXAMPLES = """examples:
 
 FILE: lines of source, target and weight (.txt, .csv, .tsv, ...), Matrix Market (.mtx),
 arrays (.npz of scipy or with edge_index, .npy), networkx (.graphml, .gml, .json);
-.gz, .xz and .bz2 behind any of them. Exit status: 0, 1 when pagerank did not converge,
+.gz, .xz and .bz2 after any of them. Exit status: 0, 1 when pagerank did not converge,
 2 for a file or a setting that cannot work.
 """
 _NOTE_SECONDS = 2.0

@@ -55,7 +55,7 @@ class GarbageCollector:
     @contextmanager
     def held(self) -> Iterator[None]:
         """A block between two forwards that makes many objects: what it leaves is
-        looked at behind it."""
+        looked at after it."""
         hold = self.hold(collects=False)
         try:
             yield

@@ -63,7 +63,7 @@ class Executor:
 
     @property
     def lingering_bytes(self) -> int:
-        """See [Note: lingering] in window.py."""
+        """See [Note: pending release] in window.py."""
         return self._window.lingering_bytes
 
     # -- out ----------------------------------------------------------------------

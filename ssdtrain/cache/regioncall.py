@@ -491,7 +491,7 @@ class RegionCall:
         )
 
     def _may_stop(self) -> bool:
-        """Whether nothing is left to be put back by what is behind the last tensor of
+        """Whether nothing is left to be put back by what comes after the last tensor of
         a re-run; and a forward that draws must run to its end."""
         return self._random_end is None and self._before.is_untouched()
 

@@ -5,8 +5,8 @@ A plan is by place in the step: the n-th tensor that a lane saves. A batch of an
 length saves the same tensors with other sizes, so the plan holds as long as each has
 the producer, dtype and number of dimensions that it expects, and no dimension is more
 than four times larger or smaller. Nothing else depends on that: what is done to a
-tensor is checked for the tensor itself at every step, so a program that only looks
-alike gets more traffic or more memory, never other gradients.
+tensor is checked for the tensor itself at every step, so a program that only looks the
+same gets more traffic or more memory, never other gradients.
 
 What is smaller than `min_bytes` is no item, and that depends on the length: 1 MiB may
 lie between what a tensor has now and what it had in the observed step. So under a plan

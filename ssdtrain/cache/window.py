@@ -3,7 +3,7 @@
 See [Note: stream-ordered release] in transfer/device.py. The window must hold at least
 two of the largest tensors, or compute waits for every single copy.
 
-[Note: lingering]
+[Note: pending release]
 Backward may be faster than the copies: a record is forwarded, or dies, while its copy
 is on its way. Its memory is then held for the copy alone. It is let go of as soon as
 the host sees the copy done, and at the end of a backward in stream order: the next step
@@ -86,8 +86,8 @@ class ReleaseWindow:
         self._leavers: OrderedDict[int, Leaver] = OrderedDict()
         """By the transfer's id (a leaver holds it), in the order of their copies."""
         self.lingering: dict[int, None] = {}
-        """Transfers whose records are dead or forwarded: see [Note: lingering]; in the
-        order of backward."""
+        """Transfers whose records are dead or forwarded: see [Note: pending release];
+        in the order of backward."""
         self.next_due: float = math.inf
         """Mark at which a plan releases the first of those that it does."""
         self.num_bytes = 0
@@ -200,7 +200,7 @@ class ReleaseWindow:
             self.lingering[id(transfer)] = None
 
     def let_go(self) -> None:
-        """Drop what lingers and has left. Costs no wait."""
+        """Drop what is pending release and has left. Costs no wait."""
         if not self.lingering:
             return
         # Backward comes to the last copy first: the last to linger has left first.
@@ -210,7 +210,7 @@ class ReleaseWindow:
             self._release(number)
 
     def let_go_in_order(self) -> None:
-        """Drop all that lingers, after its copies; backward has ended.
+        """Drop all that is pending release, after its copies; backward has ended.
 
         Not after what a thread copies: the host would wait for it.
         """

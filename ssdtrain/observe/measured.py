@@ -52,8 +52,8 @@ from ssdtrain.plan.scaled import FIXED_SHARE, Growth
 NUM_REGION_STEPS = 4
 """In which all regions run again: [Note: base steps]."""
 HALF = 0.5
-"""Of what a step took beyond its prediction: copies are blamed for one, hooks for the
-other."""
+"""Of what a step took beyond its prediction: one is due to copies, the other to
+hooks."""
 MOST_FACTOR = 2.0
 """By which one step under a plan makes hooks more expensive at most."""
 

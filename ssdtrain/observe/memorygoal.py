@@ -2,7 +2,7 @@
 
 What was predicted is compared with the allocator's own counts: [Note: measured peaks]
 and [Note: retries] in peaks.py, [Note: torn blocks] in room.py. A goal that steps went
-beyond is tightened, and a plan is searched for again.
+beyond gets stricter, and a plan is searched for again.
 (tests/ssdtrain/observe/test_peaks.py, test_room.py, test_memorygoal.py)
 """
 

@@ -2,14 +2,14 @@
 
 [Note: what is measured]
 At each mark two moments are taken on the compute stream: when the cache begins to act
-(waits, rebuilds and allocations for loads fall behind it) and when it has acted. What
+(waits, rebuilds and allocations for loads come after it) and when it has acted. What
 lies between the second and the next mark's first is the operator alone. The allocator's
 peak is reset at the second and read at the next mark, so that it is the operator's own;
-what the saved tensors held then is subtracted, and what lingers ([Note: lingering]):
-no other plan has it. Saved tensors that only the model still holds are subtracted, too,
-and the profile says how long it does ([Note: frames]). A leaf that requires grad is its
-owner's: no plan frees it, and mostly it is older than the step, so it is not among the
-bytes that are subtracted.
+what the saved tensors held then is subtracted, and what is pending release ([Note:
+pending release]): no other plan has it. Saved tensors that only the model still holds
+are subtracted, too, and the profile says how long it does ([Note: frames]). A leaf that
+requires grad is its owner's: no plan frees it, and mostly it is older than the step, so
+it is not among the bytes that are subtracted.
 No host wait: all is read once the step is over.
 
 [Note: held marks]

@@ -16,7 +16,7 @@ length.
 [Note: how times grow]
 Steps of different lengths also tell which part of their time grows (`fixed_share`).
 Asked are their backwards, in which all forwards run once more: hooks make the first
-ones as long as the host takes. Waits for copies are left out, and what is behind
+ones as long as the host takes. Waits for copies are left out, and what comes after
 backward, which no plan scales. Steps before count as well, until one that saves other
 tensors is observed. One share holds for all operators and rebuilds: none of them is
 measured by itself at two sizes.

@@ -226,7 +226,7 @@ def _search(judge: Judge, best: Contender) -> Contender:
 
 def _search_waits(judge: Judge, best: Contender) -> Contender:
     """Have compute wait for what leaves. On a slow link nothing would leave in time,
-    and the last tensors of a forward would stay, for none that comes behind them makes
+    and the last tensors of a forward would stay, for none that comes after them makes
     the window full: a plan that is slow is better than none. Where the host is late,
     the waits cost nothing."""
     timeline = judge.timeline

@@ -6,8 +6,8 @@ of it that compute waits for). Each tensor then stays, is rebuilt or leaves, whi
 costs less; the link carries what is worth most of what it has time for until backward;
 and a region runs again where that is cheaper than all that would become of its tensors.
 One number, the price, so leads from keeping everything to the least memory, and at none
-of its values does one tensor pay more for a byte than another one would. Layers are
-alike, and all would turn at one price: each has another one (`SPREAD`), so that they
+of its values does one tensor pay more for a byte than another one would. Layers are the
+same, and all would turn at one price: each has another one (`SPREAD`), so that they
 turn one by one, evenly over the step.
 (tests/ssdtrain/plan/test_prices.py)
 """

@@ -26,7 +26,7 @@ class Watch(Protocol):
     def __exit__(self, *failure: Any) -> None: ...
 
     def take(self) -> tuple[int, list[Sample]]:
-        """Return the highest number of bytes and their course since the last call."""
+        """Return the highest number of bytes and their curve since the last call."""
 
 
 class _Held:
@@ -63,7 +63,7 @@ class SavedObserver:
         return self._live_bytes
 
     def take(self) -> tuple[int, list[Sample]]:
-        """Return the highest `live_bytes` and its course since the last call."""
+        """Return the highest `live_bytes` and its curve since the last call."""
         with self._lock:
             peak, samples = self._peak_bytes, self._samples
             self._peak_bytes, self._samples = self._live_bytes, []
@@ -127,7 +127,7 @@ class SampledWatch:
         self._samples: list[Sample] = []
 
     def take(self) -> tuple[int, list[Sample]]:
-        """Return the highest sample and the course since the last call."""
+        """Return the highest sample and the curve since the last call."""
         samples, self._samples = self._samples, []
         return max((sample.num_bytes for sample in samples), default=0), samples
 
@@ -168,7 +168,7 @@ class AllocatorWatch:
         return torch.cuda.memory_allocated() - self._base_bytes
 
     def take(self) -> tuple[int, list[Sample]]:
-        """Return the allocator's maximum (sampled if not alone) and the course."""
+        """Return the allocator's maximum (sampled if not alone) and the curve."""
         sampled, samples = self._sampled.take()
         return (self._peak_bytes if self._alone else sampled), samples
 

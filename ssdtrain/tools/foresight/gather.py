@@ -94,8 +94,8 @@ def gather(
     budget_s: float = float("inf"),
 ) -> int:
     """Time what is missing of the first `counts` draws of every family, one JSON line a
-    call, flushed at once; families take turns, so that a budget cuts all alike. Returns
-    how many."""
+    call, flushed at once; families take turns, so that a budget cuts all the same.
+    Returns how many."""
     done = {(row["family"], row["index"]) for row in _rows(path)}
     path.parent.mkdir(parents=True, exist_ok=True)
     pool, timed = Pool(device), 0

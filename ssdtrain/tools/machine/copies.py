@@ -124,7 +124,7 @@ def _timed(
     issue: Callable[[int], None], devices: list[int]
 ) -> Callable[[int, int], float]:
     """Wall time of `repeats` copies on idle devices until all have landed: it covers
-    two streams and two devices alike."""
+    two streams and two devices."""
     import torch
 
     def run(size: int, repeats: int) -> float:

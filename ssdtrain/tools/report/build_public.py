@@ -82,7 +82,8 @@ class Shape:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Kinds of the layers, such as sliding and full attention; empty: all alike."""
+        """Kinds of the layers, such as sliding and full attention; empty: all the
+        same."""
         if self.num_layers is None:
             return ()
         return tuple(getattr(config_of(self), "layer_types", None) or ())

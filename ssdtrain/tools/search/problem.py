@@ -1,4 +1,4 @@
-"""What is to be split: operators, tensors, and which of them are split alike."""
+"""What is to be split: operators, tensors, and which of them are split the same way."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

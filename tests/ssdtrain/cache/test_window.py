@@ -1,4 +1,4 @@
-"""What lingers in the release window: [Note: lingering]."""
+"""What waits in the release window: [Note: pending release]."""
 
 import gc
 import random
