@@ -23,8 +23,8 @@ from recipes.bench.models import real_row
 from recipes.bench.models.real_build import build
 from recipes.bench.models.real_catalogue import Row, num_tokens
 from recipes.bench.models.unseen import settings_of
+from ssdtrain.config import MIB
 from ssdtrain.tools.machine.copies import (
-    MIB,
     CopyBudget,
     measure_gpu_copies,
     measure_host_copy,
