@@ -29,7 +29,7 @@ test: $(VENV)/.installed-test
 	$(MAKE) --no-print-directory -j3 --output-sync=target test-ssdtrain test-hosts test-others
 
 # What of tests/ssdtrain runs in the other parts, so that all take about as long.
-HOSTS := $(addprefix tests/ssdtrain/,cache engines graphs observe plan tools/project regions rebuild storage)
+HOSTS := $(addprefix tests/ssdtrain/,cache engines graphs megatron observe plan tools/project regions rebuild storage)
 OTHERS := $(filter-out tests/ssdtrain,$(wildcard tests/*))
 # Bytecode is kept, also where that is switched off: else each process, ranks too,
 # compiles the sources of torch, and of DeepSpeed, again: ten seconds and more.
