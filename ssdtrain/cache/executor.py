@@ -203,7 +203,7 @@ class Executor:
         elif first_use and lane.has_moved:
             self._load_ahead(lane.upcoming(record.ordinal))
         if record.num_uses >= record.num_handles:
-            record.put_back()
+            record.drop_copy()
 
     def _load_ahead(self, upcoming: Iterable[Record]) -> None:
         """Load soonest first, within the byte budget.
@@ -240,7 +240,7 @@ class Executor:
         if record.state is RecordState.DROPPED:
             record.region.run_again()
         elif record.state is RecordState.LEAVING:
-            self._forward(record)
+            self._give_original(record)
         elif record.state is RecordState.AWAY:
             self._start_load(record)
         if record.state is RecordState.RETURNING:
@@ -252,7 +252,7 @@ class Executor:
     def bring(self, moved: Moved) -> Tensor:
         """As `fetch`, for an item of a table."""
         if moved.state is RecordState.LEAVING:
-            self._forward(moved)
+            self._give_original(moved)
         elif moved.state is RecordState.AWAY:
             self._load_moved([moved])
         if moved.state is RecordState.RETURNING:
@@ -261,7 +261,7 @@ class Executor:
             raise RuntimeError(f"{moved.name}: no data in {moved.state}")
         return moved.data
 
-    def _forward(self, record: "Record | Moved") -> None:
+    def _give_original(self, record: "Record | Moved") -> None:
         """Hand the live tensor back and stop its way out (Wu 5.3.4)."""
         transfer = record.stay()
         if not record.lane.is_captured:  # no step counts what is only written down

@@ -466,7 +466,7 @@ class Run:
                 self.end_use(at)
             moved.num_uses += 1
             if moved.num_uses >= moved.num_handles:
-                moved.put_back()
+                moved.drop_copy()
             return data
 
     def bring(self, moved: Moved) -> Tensor:

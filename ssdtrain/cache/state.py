@@ -149,7 +149,7 @@ class SavedBytes:
             self.release()
             raise
 
-    def put_back(self) -> None:
+    def drop_copy(self) -> None:
         """BACK > AWAY or DROPPED: every handle had its use. The transfer still has the
         bytes, or the region its inputs, because backward may come again (retain_graph;
         DeepSpeed does so for stages with several outputs). Autograd holds the copy till
