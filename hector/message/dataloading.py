@@ -49,7 +49,9 @@ class BlockSampler:
         self, g: Graph | HeteroGraph, seed_nodes: Nodes, exclude_eids: Any = None
     ) -> Any:
         """Return input nodes, the seeds, and blocks, the first layer's first."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} expects a method sample_blocks(g, seed_nodes)"
+        )
 
     def sample(
         self, g: Graph | HeteroGraph, seed_nodes: Nodes, exclude_eids: Any = None

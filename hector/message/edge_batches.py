@@ -28,7 +28,10 @@ class _Negatives:
         return self._generate(g, eids, g.to_canonical_etype(None))
 
     def _generate(self, g: Any, eids: Tensor, canonical_etype: EdgeType) -> Ends:
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} expects a method "
+            "_generate(g, eids, canonical_etype), as DGL's subclasses have"
+        )
 
 
 class Uniform(_Negatives):

@@ -55,7 +55,8 @@ class Growth:
     """Part of the observed step's times that does not grow."""
 
     def bytes_of(self, name: str, num_bytes: int, ratio: float) -> int:
-        """Return the size of an item of a batch that is larger by this ratio."""
+        """Return about the size of an item of a batch that is larger by this ratio, for
+        pinned memory: more is made where it is asked for."""
         return num_bytes if name in self.fixed else round(num_bytes * ratio)
 
     def exponents(self, kind: str, items: Sequence[Item | Order]) -> list[int]:

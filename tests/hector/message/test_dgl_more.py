@@ -15,13 +15,7 @@ import hector.message.dgl.function as fn
 import hector.message.dgl.nn.pytorch as dglnn
 from tests.hector.message.dgl_graphs import KINDS, SIZES, market, near, same, some_graph
 
-
-@pytest.fixture(autouse=True)
-def double() -> Any:
-    torch.manual_seed(3)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def test_blocks_of_frontiers_have_sources_behind_destinations() -> None:
