@@ -37,6 +37,7 @@ class Case(NamedTuple):
 
 CASES = (
     Case("models.foretold", seconds="CPU"),
+    Case("models.held_out", 300),
     Case("models.unseen", 3600),
     Case("models.real_models", seconds="600"),
     Case("models.trl_steps", 240, words="--case grpo"),
