@@ -7,6 +7,7 @@ it is read, and then ``rows[node_ids]``.
 
 import enum
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,7 @@ def rows(
     width: int | None = None,
     cache_bytes: int | None = None,
     seed: int = 0,
+    max_sms: int | None = 16,
 ) -> "FeatureRows | HostEmbedding | None":
     """Make what a trainer takes as its features.
 
@@ -50,6 +52,8 @@ def rows(
         cache_bytes: GPU memory for the hottest rows, with "tiered" and "peers"; None
             for what is free less a fifth of the GPU.
         seed: of random rows.
+        max_sms: multiprocessors of the GPU for a gather from host memory; None lets
+            the gather decide. Sixteen fill the link while training goes on.
 
     Returns:
         None for embeddings in GPU memory, which are the trainer's own.
@@ -69,7 +73,11 @@ def rows(
         )
     if source is not None:
         return FeatureRows(
-            source, where, width=width, cache_bytes=cache_bytes, seed=seed
+            *(source, where),
+            width=width,
+            cache_bytes=cache_bytes,
+            seed=seed,
+            max_sms=max_sms,
         )
     if where is FeaturePlace.PEERS:
         raise ValueError(
@@ -92,8 +100,13 @@ class FeatureRows:
         width: int | None = None,
         cache_bytes: int | None = None,
         seed: int = 0,
+        max_sms: int | None = 16,
     ) -> None:
         """See `rows`."""
+        if max_sms is not None and max_sms < 1:
+            raise ValueError(
+                f"features.max_sms: expects at least 1, or null, got {max_sms}"
+            )
         if source == RANDOM and (width is None or width < 1):
             raise ValueError(
                 "features.width: expects 1 or more with features.source=random, got "
@@ -101,7 +114,7 @@ class FeatureRows:
             )
         self.place = FeaturePlace(place)
         self._source, self._width, self._seed = source, width, seed
-        self._cache_bytes = cache_bytes
+        self._cache_bytes, self._max_sms = cache_bytes, max_sms
         self._gather: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.device = torch.device("cpu")
 
@@ -130,7 +143,7 @@ class FeatureRows:
         if gpu:
             host = pin(host)
         if self.place is FeaturePlace.DIRECT:
-            self._gather = lambda ids: index_select(host, ids)
+            self._gather = partial(index_select, host, max_sms=self._max_sms)
             return
         if self.place is FeaturePlace.TIERED:
             table = TieredTable(
@@ -143,7 +156,7 @@ class FeatureRows:
                     f"another, got {ranks.size}: start them by torchrun, or set tiered"
                 )
             table = spread_table(ranks, host, heat, budget_bytes=self._cache_bytes)
-        self._gather = table.index_select
+        self._gather = partial(table.index_select, max_sms=self._max_sms)
 
     def __getitem__(self, node_ids: torch.Tensor) -> torch.Tensor:
         """Rows of int64 ids of any device, shape (len(node_ids), width).

@@ -57,8 +57,28 @@ def of_arrays(path: Path, file: IO[bytes], *, weighted: bool) -> Edges:
             f"{path}: {name}: expects nodes 0 to {limit - 1}, got "
             f"{index[:, at].tolist()} at edge {at}"
         )
+    if name != "edge_index":
+        index, values = summed(index, values if weighted else None)
     weights = _weights_of(path, values, index.shape[1:]) if weighted else None
     return Edges(index, weights, limit)
+
+
+def summed(
+    ends: "np.ndarray[Any, Any]", values: Any
+) -> "tuple[np.ndarray[Any, Any], Any]":
+    """Entries of a matrix, each once: one that is stored in parts is their sum, as in
+    scipy. Values that are not one an entry stay as they are."""
+    for major, minor in (ends, ends[::-1]):
+        step = np.diff(major)
+        if bool(((step > 0) | ((step == 0) & (np.diff(minor) > 0))).all()):
+            return ends, values  # in order, and none twice, as in most files
+    order = np.lexsort(ends[::-1])
+    ranked = ends[:, order]
+    new = np.append(True, (np.diff(ranked) != 0).any(0))
+    if values is not None and values.shape == order.shape and values.dtype.kind != "O":
+        kind = np.int64 if values.dtype.kind == "b" else None
+        values = np.add.reduceat(values[order], np.flatnonzero(new), dtype=kind)
+    return ranked[:, new], values
 
 
 def _num_nodes(path: Path, shape: Any) -> int | None:

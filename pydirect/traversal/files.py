@@ -22,7 +22,7 @@ import torch
 
 from pydirect.memory.limits import read_limits
 from pydirect.sampling import Graph
-from pydirect.traversal.array_files import LARGEST, Edges, of_arrays
+from pydirect.traversal.array_files import LARGEST, Edges, of_arrays, summed
 from pydirect.traversal.convert import from_networkx
 
 _BLOCK_BYTES = 1 << 24
@@ -219,7 +219,8 @@ class _Lines:
             )
         if self._weighted and weights is None:
             weights = np.ones(entries, dtype=np.int64)
-        return Edges(index - 1, weights, rows, symmetry == "symmetric")
+        index, weights = summed(index - 1, weights)
+        return Edges(index, weights, rows, symmetry == "symmetric")
 
     def _next(self) -> bytes:
         self._line += 1

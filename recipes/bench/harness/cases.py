@@ -71,6 +71,7 @@ CASES = (
     Case("gnn.tiering", 60, "70"),
     Case("gnn.epochs", 120, "120", file="gnn/gnn"),
     Case("traversal.campaign", file="traversal/traversal"),
+    Case("traversal.requests", 120),
     Case("rgnn.batches", 90, "95"),
     Case("rgnn.layers", 250, "250", file="rgnn/rgnn"),
     Case("rgnn.dgl", 170),

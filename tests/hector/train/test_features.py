@@ -73,6 +73,7 @@ def test_embeddings_in_host_memory(tmp_path: Path) -> None:
         (("features.cache_bytes=8",), "expects null where features.place is device"),
         (("features.source=random", "features.place=peers"), "several ranks whose"),
         (("features.source=random", "features.width=null"), "features.width: expects"),
+        (("features.source=random", "features.max_sms=0"), "expects at least 1, or"),
         ((*TIERED, "trainer.run.dtype=float64"), "one rank, capture=false, float32"),
         ((*TIERED, "trainer.optimizer.weight_decay=0.1"), "no weight decay"),
     ],
