@@ -63,6 +63,7 @@ def rows(
             would have to follow every update on every GPU.
     """
     where = FeaturePlace(place)
+    check_cache(cache_bytes)
     if cache_bytes is not None and where not in (
         FeaturePlace.TIERED,
         FeaturePlace.PEERS,
@@ -87,6 +88,15 @@ def rows(
     if where is FeaturePlace.DEVICE:
         return None
     return HostEmbedding(0 if where is FeaturePlace.DIRECT else cache_bytes)
+
+
+def check_cache(cache_bytes: int | None) -> None:
+    """
+    Raises:
+        ValueError: fewer bytes than none.
+    """
+    if cache_bytes is not None and cache_bytes < 0:
+        raise ValueError(f"features.cache_bytes: expects 0 or more, got {cache_bytes}")
 
 
 class FeatureRows:
@@ -227,7 +237,8 @@ def read_rows(path: str | Path, num_rows: int) -> torch.Tensor:
     """Read a ``.npy`` file of floating-point rows into memory that GPUs read.
 
     Raises:
-        ValueError: no such file, no such array, or another number of rows.
+        ValueError: no such file, no such array, another number of rows, or a value that
+            is not finite.
     """
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -235,10 +246,11 @@ def read_rows(path: str | Path, num_rows: int) -> torch.Tensor:
         raise ValueError(
             f"features.source: expects a .npy file, got {path} ({error})"
         ) from error
-    if not isinstance(array, np.ndarray) or array.ndim != 2:
+    if not isinstance(array, np.ndarray) or array.ndim != 2 or not array.shape[1]:
         shape = list(getattr(array, "shape", ()))
         raise ValueError(f"{path}: expects one array of rows, got shape {shape}")
-    if array.dtype not in (np.float16, np.float32, np.float64):
+    kind = array.dtype.newbyteorder("=")
+    if kind not in (np.float16, np.float32, np.float64):
         raise ValueError(f"{path}: expects float16, 32 or 64, got {array.dtype}")
     if len(array) != num_rows:
         raise ValueError(
@@ -247,6 +259,13 @@ def read_rows(path: str | Path, num_rows: int) -> torch.Tensor:
     dtype = {t.itemsize: t for t in _TYPES}[array.dtype.itemsize]
     found = empty_table(array.shape, dtype)
     for first in range(0, num_rows, _AT_ONCE):
-        part = np.array(array[first : first + _AT_ONCE])
+        part = np.array(array[first : first + _AT_ONCE], dtype=kind)
+        finite = np.isfinite(part)
+        if not finite.all():
+            row, column = np.argwhere(~finite)[0].tolist()
+            raise ValueError(
+                f"{path}: expects finite numbers, got {part[row, column]} at row "
+                f"{first + row}, column {column}"
+            )
         found[first : first + len(part)] = torch.from_numpy(part)
     return found

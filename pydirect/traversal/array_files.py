@@ -57,6 +57,11 @@ def of_arrays(path: Path, file: IO[bytes], *, weighted: bool) -> Edges:
             f"{path}: {name}: expects nodes 0 to {limit - 1}, got "
             f"{index[:, at].tolist()} at edge {at}"
         )
+    if name == "indices" and len(arrays["indptr"]) != limit + 1:
+        raise ValueError(
+            f"{path}: indptr: expects {limit + 1} numbers for {limit} nodes, got "
+            f"{len(arrays['indptr'])}"
+        )
     if name != "edge_index":
         index, values = summed(index, values if weighted else None)
     weights = _weights_of(path, values, index.shape[1:]) if weighted else None
@@ -131,8 +136,13 @@ def _entries(
             f"{path}: expects scipy's arrays (indptr, indices) or edge_index, got "
             f"{', '.join(arrays) or 'none'}"
         )
+    form = str(arrays.get("format", "csr"))
+    if "bsr" in form:
+        raise ValueError(
+            f"{path}: expects entries, got blocks (bsr): save matrix.tocsr()"
+        )
     index = _of_lists(path, integers("indptr"), integers("indices"))
-    if "csc" in str(arrays.get("format")):
+    if "csc" in form:
         index = index[::-1].copy()
     return "indices", index, arrays.get("data")
 
