@@ -55,6 +55,7 @@ from ssdtrain.observe.steptimes import StepTimes
 from ssdtrain.observe.strays import Strays
 from ssdtrain.observe.tightened import Tightened
 from ssdtrain.observe.trials import (
+    MOST_TRIES,
     Stopwatch,
     Trials,
     Tried,
@@ -190,6 +191,10 @@ class Planner:
         """A plan that was tried before, and is timed again; what the best one took
         until now."""
         self._next_look = FIRST_LOOK
+        self._effort = SEARCH_MARKS
+        """Of the last search."""
+        self._too_large: Plan | None = None
+        """A plan that went beyond the memory limit, until another one is found."""
         self._spared_bytes = 0
         """By how much steps of all regions again need less than they are told to."""
         self._num_others = 0
@@ -227,9 +232,7 @@ class Planner:
     @property
     def is_settled(self) -> bool:
         """Whether the best plan is followed, and none is searched for or tried."""
-        if self._searching.is_under_way or self._adoption.taken is not None:
-            return False
-        if self._smaller.is_searching:
+        if self._is_awaited or self._smaller.is_searching:
             return False
         return self._stage in (Stage.FOLLOWING, Stage.RESTING)
 
@@ -578,7 +581,7 @@ class Planner:
         seen = self._seen
         if not self._wants_graph or seen is None or not self._measured.may_hold(seen):
             return False
-        if self._searching.is_under_way or self._adoption.taken is not None:
+        if self._is_awaited:
             return False
         cache = self._cache
         self._stage = Stage.HELD
@@ -650,10 +653,21 @@ class Planner:
         request = self._request(self._seen)
         if tried is not None:
             request = replace(request, plan=tried)
+        self._effort = effort
         answer = self._searching.begin(request, effort)
         if answer is not None:
             self._take_answer(answer)
             self._follow_taken(is_now=True)
+
+    def _search_longer(self) -> None:
+        """Where a plan was wanted soon and is followed now, search for a better one."""
+        if self._effort < SEARCH_MARKS and self._trials.num_tries < MOST_TRIES:
+            self._begin_search(SEARCH_MARKS)
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether a plan is searched for, or taken and not in force yet."""
+        return self._searching.is_under_way or self._adoption.taken is not None
 
     def _request(self, seen: Profile) -> Request:
         return Request(
@@ -864,6 +878,7 @@ class Planner:
             return
         self._follow_best()
         if verdict is not Verdict.STAYS or not is_by_memory:
+            self._search_longer()
             return
         second = self._trials.second
         if second is None:
@@ -914,6 +929,9 @@ class Planner:
             raise ConfigError(self._refusal)
         if not over_bytes or not self._goal.can_be:
             return False
+        if plan is self._too_large and self._is_awaited:
+            return False
+        self._too_large = plan
         logger.info("ssdtrain: the plan takes %d bytes more", over_bytes)
         self._spared_bytes = 0
         goal, best = self._goal.goal, self._trials.best
@@ -1044,6 +1062,7 @@ class Planner:
                 best_ms,
             )
         self._follow_best()
+        self._search_longer()
 
     def _makes_room(self) -> bool:
         """Under a memory limit, plan for the largest batch so far: [Note: sizes].
@@ -1051,8 +1070,7 @@ class Planner:
         has_grown = self._largest.has_grown()
         # A search ends with a plan that is followed before the next one begins, or
         # batches that grow and grow would never have one.
-        is_awaited = self._searching.is_under_way or self._adoption.taken is not None
-        if not has_grown or is_awaited:
+        if not has_grown or self._is_awaited:
             return False
         self._again = self._stopwatch = None
         self._stage = Stage.FOLLOWING
