@@ -277,6 +277,7 @@ def _search_regions(judge: Judge, best: Contender) -> Contender:
         return best
     keep = placed_by(timeline, lambda *_: Placement.KEEP)
     even, yielding = spread(timeline), by_yield(timeline)
+    ways: list[tuple[list[Region], list[Region]]]
     ways = [(even, []), (in_order(timeline), [])]
     for order, storing in [*ways, (even, yielding)] if yielding else ways:
         low, high = 0, len(order)
