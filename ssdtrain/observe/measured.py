@@ -181,6 +181,7 @@ class Measured:
 
     def _with_regions(self, observed: Observed) -> Steps:
         steps: list[RegionStep] = []
+        self._room.trim()  # see [Note: torn blocks]
         yield
         yield from self._region_step(steps, with_host=True)
         for _ in range(NUM_REGION_STEPS - 2):
@@ -227,7 +228,6 @@ class Measured:
         """One more of them is measured. with_host: the host's time in hooks as well."""
         cache, ledger = self._cache, self._cache.ledger
         start = ledger.closed
-        self._room.trim()  # see [Note: torn blocks]
         meter = self._host.listen() if with_host else None
         timer = cache.timer = Bypass(
             ledger.clock, lambda: 0 if meter is None else meter.spent_ns

@@ -21,7 +21,9 @@ comes back where none is faster. Where that is too much for the limit, the first
 regions read leaves, as much as must: copies of so little are over long before backward.
 An observed step holds what backward asked for until its operator's gradients are
 summed, a re-run does not: so that base may need less than was told, and where all
-regions again fit by as much, they are the base after all.
+regions again fit by as much, they are the base after all. Where the limit leaves room
+for some regions, they stay while a plan is searched for (`fewest_again`): that needs no
+price, as it does nothing but leave out re-runs.
 (tests/ssdtrain/observe/test_tries.py)
 """
 
@@ -77,6 +79,7 @@ from ssdtrain.plan.unsearched import (
     ALL_AGAIN,
     all_again,
     all_again_moving,
+    fewest_again,
     keeping_all,
     runs_always,
 )
@@ -181,6 +184,8 @@ class Planner:
         """Signature of the profile that `plan` was made for."""
         self._stopwatch: Stopwatch | None = None
         """Of the plan that is tried."""
+        self._is_searched = True
+        """Whether that one was searched for."""
         self._again: Tried | None = None
         """A plan that was tried before, and is timed again; what the best one took
         until now."""
@@ -614,14 +619,38 @@ class Planner:
         else:
             self._stage = Stage.SEARCHING
         self._largest.plan_for_it()
-        self._begin_search(SEARCH_MARKS)
-        if self._stage is Stage.SEARCHING:
+        fewer = self._fewest_again()
+        self._begin_search(SEARCH_MARKS, fewer)
+        if fewer is not None:
+            self._planned = profile.signature()
+            self._largest.planned()
+            self.num_plans += 1
+            logger.info("ssdtrain: plan %d: %s", self.num_plans, fewer.policy)
+            self._begin_try(fewer, is_searched=False)
+        elif self._stage is Stage.SEARCHING:
             self._plan_by_size()
 
-    def _begin_search(self, effort: int) -> None:
+    def _fewest_again(self) -> Plan | None:
+        """Return what is tried while a plan is searched for: no more regions run again
+        than must, and nothing moves; None: all of them must, or there is no time."""
+        seen, best = self._seen, self._trials.best
+        if seen is None or best is None or best.plan.policy != ALL_AGAIN:
+            return None
+        if not self._peers.is_alone or not self._cache.device.runs_beside:
+            return None
+        profile = corrected(seen, self._measured.corrections)
+        goal = self._goal.goal.grown(self._largest.planned_ratio)
+        goal = replace(goal, budget_margin=TOLERANCE)
+        return fewest_again(profile, self._larger(profile), goal)
+
+    def _begin_search(self, effort: int, tried: Plan | None = None) -> None:
+        """tried: meanwhile, instead of the plan in force."""
         if self._seen is None:
             return
-        answer = self._searching.begin(self._request(self._seen), effort)
+        request = self._request(self._seen)
+        if tried is not None:
+            request = replace(request, plan=tried)
+        answer = self._searching.begin(request, effort)
         if answer is not None:
             self._take_answer(answer)
             self._follow_taken(is_now=True)
@@ -706,6 +735,11 @@ class Planner:
             self._largest.planned()
             self._stays(answer.plan)
         elif answer.plan is not None and self._seen is not None:
+            is_base = answer.plan.policy == ALL_AGAIN
+            by_memory = self._goal.goal.is_by_memory
+            if by_memory and not is_base and self._trials.is_hopeless(answer.plan):
+                self._stays(None)
+                return
             self._adoption.take(answer.plan)
             self._prepare(self._seen)
 
@@ -771,7 +805,8 @@ class Planner:
             return
         self._begin_try(plan)
 
-    def _begin_try(self, plan: Plan) -> None:
+    def _begin_try(self, plan: Plan, *, is_searched: bool = True) -> None:
+        self._is_searched = is_searched
         told = 0.0 if plan.prediction is None else plan.prediction.step_ms
         self._stopwatch = Stopwatch(told)
         self._put_in_force(plan, Stage.TRYING)
@@ -809,6 +844,10 @@ class Planner:
         """Go on with the best plan so far, and search for another one where this one
         took longer than it said."""
         is_by_memory = self._goal.goal.is_by_memory
+        if not self._is_searched:
+            self._trials.compare(tried)
+            self._follow_best()
+            return
         verdict = self._trials.judge(tried, self._most_ms(), is_by_memory=is_by_memory)
         told = tried.plan.prediction
         logger.info(

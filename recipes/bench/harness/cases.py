@@ -37,6 +37,7 @@ class Case(NamedTuple):
 
 CASES = (
     Case("models.foretold", seconds="CPU"),
+    Case("models.held_out", 300),
     Case("models.unseen", 3600),
     Case("models.real_models", seconds="600"),
     Case("models.trl_steps", 240, words="--case grpo"),
@@ -73,7 +74,7 @@ CASES = (
     Case("traversal.requests", 120),
     Case("rgnn.batches", 90, "95"),
     Case("rgnn.layers", 250, "250", file="rgnn/rgnn"),
-    Case("rgnn.dgl", 110),
+    Case("rgnn.dgl", 170),
     Case("rgnn.messages", 120),
     Case("rgnn.joined", 100),
 )

@@ -4,7 +4,8 @@
 
 - `batch`: two layers on neighbourhoods of 1,024 seeds, drawn once and given to both
   sides; training steps of hector's layers (`HeteroGraph` of the batch made in the step)
-  and of PyG's (edge index and dictionaries made before). Features lie on the device.
+  and of PyG's (edge index and dictionaries made before; the faster one of both its
+  RGCN layers). Features lie on the device.
 - `captured`: full-batch steps with Adam (PyTorch's fused one, on all sides: else one
   step of it is a hundred kernels for an HGT) on small graphs of published sizes:
   hector's as they are, as one CUDA graph, and PyG's.
@@ -102,7 +103,7 @@ def batch_cell(
         seeds = torch.arange(i * num_seeds, (i + 1) * num_seeds, device=device)
         drawn.append(sampler.sample(seeds))
     ours = two(kind, graph, compiled_layer)
-    times: dict[str, list[float]] = {"hector": [], "host": [], "pyg": []}
+    times: dict[str, list[float]] = {"hector": [], "host": []}
     errors = []
     for i, found in enumerate(drawn):
         x, goal = features[found.node_ids], found.seeds % CLASSES
@@ -113,20 +114,27 @@ def batch_cell(
             made = subgraph(graph, found.node_ids, found.edge_ids)
             return step_of(ours, x, made, found.seeds, goal)()
 
-        theirs = [
-            wrap(pyg_conv(spec, graph), found.graph).to(device) for spec in specs(kind)
-        ]
-        for mine, other in zip(ours, theirs, strict=True):
-            other.conv.load_state_dict(mine.state_dict())
-        plain = step_of(theirs, x, found.graph, found.seeds, goal)
-        losses = [float(fresh()), float(plain())]
-        errors.append(abs(losses[0] - losses[1]) / abs(losses[1]))
+        ways = {}
+        for way in ("pyg", "pyg_fast")[: 2 if kind == "rgcn" else 1]:
+            theirs = [
+                wrap(pyg_conv(spec, graph, fast=way == "pyg_fast"), found.graph).to(
+                    device
+                )
+                for spec in specs(kind)
+            ]
+            for mine, other in zip(ours, theirs, strict=True):
+                other.conv.load_state_dict(mine.state_dict())
+            ways[way] = step_of(theirs, x, found.graph, found.seeds, goal)
+        loss = float(fresh())
+        errors += [abs(loss / float(plain()) - 1) for plain in ways.values()]
         if i > 1:  # the first compile
             whole, host = milliseconds(fresh, 3)
             times["hector"].append(whole)
             times["host"].append(host)
-            times["pyg"].append(milliseconds(plain, 3)[0])
+            for way, plain in ways.items():
+                times.setdefault(way, []).append(milliseconds(plain, 3)[0])
     found_ms = {f"{name}_ms": round(median(t), 3) for name, t in times.items()}
+    best = min(v for k, v in found_ms.items() if k.startswith("pyg"))
     first = torch.arange(num_seeds, device=device)
     draw = milliseconds(lambda: sampler.sample(first))[0]
     return {
@@ -134,7 +142,7 @@ def batch_cell(
         "edges": int(median(b.graph.num_edges for b in drawn)),
         **found_ms,
         "draw_ms": round(draw, 3),
-        "ratio": round(found_ms["pyg_ms"] / found_ms["hector_ms"], 2),
+        "ratio": round(best / found_ms["hector_ms"], 2),
         "largest_loss_error": max(errors),
     }
 

@@ -4,14 +4,14 @@
 
 - `typed`: RGCN, RGAT and HGT on neighbourhoods of a graph of ogbn-mag's size, hector's
   layers and PyG's (`recipes.bench.rgnn.batches`).
-- `blocks`: two SAGE layers a relation on DGL's blocks of 1,024 papers, ten neighbours a
-  relation and layer: `hector.message.nn`, and PyG's `SAGEConv` on the same bipartite
-  edges, summed as `HeteroConv` sums, as edge_index and as sorted `EdgeIndex`. A step is
-  forward and backward, on blocks and edges that were made before.
+- `blocks`: two layers on DGL's blocks of 1,024 papers, ten neighbours a relation and
+  layer: `hector.message.nn`, and PyG's layers on the same bipartite edges
+  (`recipes.bench.rgnn.block_models`), as edge_index and as sorted `EdgeIndex`. A step
+  is forward and backward, on blocks and edges that were made before.
 - `one type`: GCN, SAGE, GIN and GAT on PubMed and Flickr
   (`recipes.bench.rgnn.messages`).
 - `second`: seconds of a second backward over those of a first one, for the gradient of
-  the squared gradient of a layer's input.
+  the squared gradient of a layer's input; PyG's layers do the same beside.
 
 `ratio` is the best way of PyG over hector. Medians by the clock.
 """
@@ -28,15 +28,14 @@ from torch.nn import functional
 from hector import message
 from hector.graph import HeteroGraph
 from hector.message import dataloading
-from hector.message import nn as dglnn
 from hector.nn import HGTConv, RGATConv, RGCNConv
 from recipes.bench.harness.cli import Bench
-from recipes.bench.rgnn import batches, messages
+from recipes.bench.rgnn import batches, block_models, messages
 from recipes.bench.rgnn.mag import CLASSES, WIDTH, mag_graph
 from recipes.bench.rgnn.pyg import relations
 
-FANOUT = 10
-SECOND = ("gcn", "gat", "rgcn", "rgat", "hgt")
+FANOUT, LIMIT_S = 10, 45.0
+ALIKE, RELATIONAL = ("gcn", "sage", "gin", "gat"), ("rgcn", "rgat", "hgt")
 PAPER = "n0"
 
 
@@ -66,88 +65,42 @@ def pyg_edges(block: message.HeteroGraph, ordered: bool) -> dict[Any, Tensor]:
     return found
 
 
-def by_relation(layer: Any, block: Any, h: Any, edges: Any) -> dict[str, Tensor]:
-    """What PyG's `HeteroConv` does, with rows of a block's own for destinations."""
-    found: dict[str, Tensor] = {}
-    for (start, name, end), ends in edges.items():
-        own = h[end][: block.num_dst_nodes(end)]
-        made = layer[name]((h[start], own), ends)
-        found[end] = found[end] + made if end in found else made
-    return found
-
-
-class BlockModel(nn.Module):
-    """Two layers over blocks, given as either side wants them."""
-
-    def __init__(self, layers: list[nn.Module], ours: bool) -> None:
-        super().__init__()
-        self.layers, self.ours = nn.ModuleList(layers), ours
-
-    def forward(self, h: dict[str, Tensor], blocks: Any, edges: Any) -> dict[str, Any]:
-        for i, (layer, block, held) in enumerate(
-            zip(self.layers, blocks, edges, strict=True)
-        ):
-            if self.ours:
-                h = layer(block, h)
-            else:
-                h = by_relation(layer, block, h, held)
-            h = h if i else {n: r.relu() for n, r in h.items()}
-        return h
-
-
-def models(kinds: Any) -> tuple[BlockModel, BlockModel]:
-    """Both sides with the same parameters."""
-    from torch_geometric.nn import SAGEConv
-
-    widths = ((WIDTH, WIDTH), (WIDTH, CLASSES))
-    ours: list[Any] = [
-        dglnn.HeteroGraphConv({r: dglnn.SAGEConv(*w, "mean") for _, r, _ in kinds})
-        for w in widths
-    ]
-    theirs: list[Any] = [
-        nn.ModuleDict({r: SAGEConv(*w) for _, r, _ in kinds}) for w in widths
-    ]
-    for mine, other in zip(ours, theirs, strict=True):
-        for kind in kinds:
-            sage, conv = mine.mods[kind[1]], other[kind[1]]
-            with torch.no_grad():
-                conv.lin_l.weight.copy_(sage.fc_neigh.weight)
-                conv.lin_l.bias.copy_(sage.fc_self.bias)
-                conv.lin_r.weight.copy_(sage.fc_self.weight)
-    return BlockModel(ours, True), BlockModel(theirs, False)
-
-
 def step_of(model: nn.Module, h: Any, blocks: Any, edges: Any, goal: Tensor) -> Any:
     def run() -> Tensor:
         for p in model.parameters():
             p.grad = None
         out: dict[str, Tensor] = model(h, blocks, edges)
-        loss = functional.cross_entropy(out[PAPER], goal)
-        loss.backward()
-        return loss.detach()
+        functional.cross_entropy(out[PAPER], goal).backward()
+        return out[PAPER].detach()
 
     return run
 
 
-def blocks_cell(whole: HeteroGraph, seeds: int) -> dict[str, Any]:
-    """SAGE on DGL's blocks."""
-    graph, device = of_message(whole), whole.device
+def blocks_cell(kind: str, graph: message.HeteroGraph, seeds: int) -> dict[str, Any]:
+    """Two layers on DGL's blocks."""
+    device = graph.device
     torch.manual_seed(0)
     x = {n: torch.randn(graph.num_nodes(n), WIDTH, device=device) for n in graph.ntypes}
     sampler = dataloading.NeighborSampler([FANOUT, FANOUT])
-    ours, theirs = (m.to(device) for m in models(graph.canonical_etypes))
+    models = block_models.pair_of(kind, graph.canonical_etypes)
+    ours, theirs = (m.to(device) for m in models)
     times: dict[str, list[float]] = {"hector": [], "edge_index": [], "EdgeIndex": []}
     errors, edges = [], []
     for i in range(6):
         chosen = torch.arange(i * seeds, (i + 1) * seeds, device=device)
         inputs, outputs, blocks = sampler.sample(graph, {PAPER: chosen})
         h, goal = {n: x[n][ids] for n, ids in inputs.items()}, outputs[PAPER] % CLASSES
-        ways = {"hector": step_of(ours, h, blocks, blocks, goal)}
-        for way in ("edge_index", "EdgeIndex"):
-            held = [pyg_edges(b, way == "EdgeIndex") for b in blocks]
-            ways[way] = step_of(theirs, h, blocks, held, goal)
-        losses = {way: float(run()) for way, run in ways.items()}
-        errors += [abs(v / losses["hector"] - 1) for v in losses.values()]
+        edges_of = {
+            way: [pyg_edges(b, way == "EdgeIndex") for b in blocks]
+            for way in ("edge_index", "EdgeIndex")
+        }
+        held = edges_of["edge_index"]
+        ways = {"hector": step_of(ours, h, blocks, held, goal)}
+        for way, ends in edges_of.items():
+            ways[way] = step_of(theirs, h, blocks, ends, goal)
+        outs = {way: run() for way, run in ways.items()}
+        other = outs.pop("hector")
+        errors += [messages.difference(out, other) for out in outs.values()]
         edges.append(sum(b.num_edges() for b in blocks))
         if i > 1:  # the first compile
             for way, run in ways.items():
@@ -158,45 +111,93 @@ def blocks_cell(whole: HeteroGraph, seeds: int) -> dict[str, Any]:
         "edges": int(median(edges)),
         **found,
         "ratio": round(best / found["hector_ms"], 2),
-        "largest_loss_error": max(errors),
+        "largest_error": max(errors),
     }
 
 
 def second_cell(name: str, device: str, shrink: int) -> dict[str, Any]:
-    """On a graph of PubMed's size, eight relations."""
+    """On a graph of PubMed's size, eight relations; PyG's layers beside."""
+    from torch_geometric import nn as pyg
+
     nodes, num = (max(40, n // shrink) for n in messages.GRAPHS["pubmed"])
     src, dst = messages.ends(nodes, num, device)
     kinds = torch.randint(8, (num,), device=device)
     ends, graph = torch.stack((src, dst)), message.Graph(src, dst, num_nodes=nodes)
     names = [("n", f"r{i}", "n") for i in range(8)]
     typed = {k: ends[:, kinds == i] for i, k in enumerate(names)}
-    x = torch.randn(nodes, WIDTH, device=device, requires_grad=True)
-    rgcn, rgat = RGCNConv(WIDTH, WIDTH, 8), RGATConv(WIDTH, WIDTH // 4, 8, heads=4)
-    hgt = HGTConv(WIDTH, WIDTH, (["n"], names), 4)
-    gcn, gat = message.GraphConv(WIDTH, WIDTH), message.GATConv(WIDTH, WIDTH // 4, 4)
-    for layer in (rgcn, rgat, hgt, gcn, gat):
-        layer.to(device)
-    calls: dict[str, Callable[[], Tensor]] = {
-        "gcn": lambda: gcn(graph, x),
-        "gat": lambda: gat(graph, x),
-        "rgcn": lambda: rgcn(x, ends, kinds),
-        "rgat": lambda: rgat(x, ends, kinds),
-        "hgt": lambda: hgt({"n": x}, typed)["n"],
+    quarter, heads = (WIDTH, WIDTH // 4), {"heads": 4}
+    hgt = (WIDTH, WIDTH, (["n"], names), 4)
+    layers: dict[str, tuple[Any, Any, Callable[[Any, Any], Tensor]]] = {
+        "gcn": (
+            message.GraphConv(WIDTH, WIDTH),
+            pyg.GCNConv(WIDTH, WIDTH, cached=True),
+            lambda layer, x: layer(x, ends),
+        ),
+        "sage": (
+            message.SAGEConv(WIDTH, WIDTH),
+            pyg.SAGEConv(WIDTH, WIDTH),
+            lambda layer, x: layer(x, ends),
+        ),
+        "gin": (
+            message.GINConv(nn.Linear(WIDTH, WIDTH), messages.EPS),
+            pyg.GINConv(nn.Linear(WIDTH, WIDTH), messages.EPS, train_eps=True),
+            lambda layer, x: layer(x, ends),
+        ),
+        "gat": (
+            message.GATConv(*quarter, **heads),
+            pyg.GATConv(*quarter, **heads, add_self_loops=False),
+            lambda layer, x: layer(x, ends),
+        ),
+        "rgcn": (
+            RGCNConv(WIDTH, WIDTH, 8),
+            pyg.RGCNConv(WIDTH, WIDTH, 8),
+            lambda layer, x: layer(x, ends, kinds),
+        ),
+        "rgat": (
+            RGATConv(*quarter, 8, **heads),
+            pyg.RGATConv(*quarter, 8, **heads),
+            lambda layer, x: layer(x, ends, kinds),
+        ),
+        "hgt": (
+            HGTConv(*hgt),
+            pyg.HGTConv(*hgt),
+            lambda layer, x: layer({"n": x}, typed)["n"],
+        ),
     }
-    call, first, second = calls[name], [], []
+    mine, other, call = layers[name]
+    if name in RELATIONAL:
+        mine.load_state_dict(other.state_dict())
+    else:
+        messages.load(mine, other)
+    x = torch.randn(nodes, WIDTH, device=device, requires_grad=True)
+    found: dict[str, Any] = {}
+    ours = call if name in RELATIONAL else lambda layer, x: layer(graph, x)
+    sides = {"": (mine.to(device), ours), "pyg_": (other.to(device), call)}
+    grads = []
+    for side, (layer, run) in sides.items():
+        part, value = twice(partial(run, layer, x), x)
+        found |= {f"{side}{k}": v for k, v in part.items()}
+        grads.append(value)
+    return {**found, "error": messages.difference(*grads)}
+
+
+def twice(call: Callable[[], Tensor], x: Tensor) -> tuple[dict[str, float], Tensor]:
+    """Milliseconds of a first backward and of a second, and the latter's result."""
+    first, second = [], []
     for i in range(9):
         value = call().square().sum()
         one = batches.milliseconds(partial(torch.autograd.grad, value, [x]), 1)
         value = call().square().sum()
         (grad,) = torch.autograd.grad(value, [x], create_graph=True)
         total = grad.square().sum()
-        two = batches.milliseconds(partial(torch.autograd.grad, total, [x]), 1)
+        again = partial(torch.autograd.grad, total, [x], retain_graph=True)
+        two = batches.milliseconds(again, 1)
         if i > 1:
             first.append(one[0])
             second.append(two[0])
     a, b = median(first), median(second)
-    ratio = round(b / a, 2)
-    return {"first_ms": round(a, 3), "second_ms": round(b, 3), "ratio": ratio}
+    told = {"first_ms": round(a, 3), "second_ms": round(b, 3), "ratio": round(b / a, 2)}
+    return told, again()[0]
 
 
 def main(bench: Bench, *, shrink: int = 1) -> None:
@@ -205,18 +206,23 @@ def main(bench: Bench, *, shrink: int = 1) -> None:
     Args:
         shrink: divide the sizes: a trial on a CPU
     """
-    device = str(bench.device)
+    device, limit = str(bench.device), {"limit_s": LIMIT_S}
     about = {"width": WIDTH, "fanout": FANOUT, "shrink": shrink}
     cells, seeds = bench.cells(about), max(4, 1024 // shrink)
-    for name in SECOND:
-        cells.run(f"second/{name}", second_cell, name, device, shrink)
+    for name in ALIKE + RELATIONAL:
+        cells.run(f"second/{name}", second_cell, name, device, shrink, **limit)
     for graph in ("pubmed", "flickr"):
         for kind in messages.LAYERS:
             name = f"one type/{graph}/{kind}"
-            cells.run(name, messages.cell, kind, graph, bench.device, shrink)
+            cells.run(name, messages.cell, kind, graph, bench.device, shrink, **limit)
     whole = mag_graph(bench.device, shrink)
-    cells.run("blocks/sage", blocks_cell, whole, seeds)
+    of_types = of_message(whole)
+    for kind in block_models.KINDS:
+        cells.run(f"blocks/{kind}", blocks_cell, kind, of_types, seeds, **limit)
+    del of_types
     rows = torch.randn(whole.num_nodes, WIDTH, device=bench.device)
     for kind in batches.KINDS:
-        cells.run(f"typed/{kind}", batches.batch_cell, kind, whole, rows, seeds)
+        cells.run(
+            f"typed/{kind}", batches.batch_cell, kind, whole, rows, seeds, **limit
+        )
     cells.save()

@@ -24,7 +24,7 @@ from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.timing import Peak, times_ms, wait
 from recipes.bench.rgnn.measure import release
 
-WIDTH, HEADS = 128, 8
+WIDTH, HEADS, EPS = 128, 8, 0.25
 GRAPHS = {
     "pubmed": (19_717, 88_648),
     "flickr": (89_250, 899_756),
@@ -67,8 +67,8 @@ def layers_of(kind: str) -> tuple[Callable[[], nn.Module], Callable[[], nn.Modul
         ),
         "sage": (lambda: message.SAGEConv(*both), lambda: pyg.SAGEConv(*both)),
         "gin": (
-            lambda: message.GINConv(linear()),
-            lambda: pyg.GINConv(linear(), train_eps=True),
+            lambda: message.GINConv(linear(), EPS),
+            lambda: pyg.GINConv(linear(), EPS, train_eps=True),
         ),
         "gat": (
             lambda: message.GATConv(*heads),
@@ -77,9 +77,14 @@ def layers_of(kind: str) -> tuple[Callable[[], nn.Module], Callable[[], nn.Modul
     }[kind]
 
 
+def our_name(name: str) -> str:
+    """Of a parameter of PyG's layer."""
+    return name.replace("nn.", "net.")
+
+
 def load(mine: nn.Module, theirs: nn.Module) -> None:
     """The same parameters on both sides."""
-    state = {k.replace("nn.", "net."): v for k, v in theirs.state_dict().items()}
+    state = {our_name(k): v for k, v in theirs.state_dict().items()}
     own = mine.state_dict()
     mine.load_state_dict({k: v.reshape(own[k].shape) for k, v in state.items()})
 
@@ -99,6 +104,11 @@ def edges_for(way: str, src: Tensor, dst: Tensor, nodes: int) -> Any:
         torch.stack((src, dst)), sparse_size=(nodes, nodes), sort_order="col"
     )
     return made.fill_cache_()
+
+
+def difference(one: Tensor, other: Tensor) -> float:
+    """The largest over the largest value."""
+    return float((one.reshape(other.shape) - other).abs().max() / other.abs().max())
 
 
 def timed(
@@ -127,40 +137,37 @@ def cell(kind: str, name: str, device: torch.device, shrink: int) -> dict[str, A
     theirs, mine = makes().to(device), make().to(device)
     load(mine, theirs)
     results: dict[str, Any] = {}
-    outs: dict[str, Tensor] = {}
+    outs: dict[str, dict[str, Tensor]] = {}
 
-    def run(
-        side: str, call: Callable[[], Tensor], parameters: list[Tensor]
-    ) -> dict[str, Any]:
+    def run(side: str, layer: nn.Module, call: Callable[[], Tensor]) -> dict[str, Any]:
+        parameters = {"x": x, **dict(layer.named_parameters())}
+
         def step() -> Tensor:
-            for p in parameters:
+            for p in parameters.values():
                 p.grad = None
             out = call()
             out.backward(seed)
             return out
 
-        outs[side] = step().detach()
-        outs[f"{side} gradient"] = parameters[0].grad.detach().clone()  # type: ignore[union-attr]
-        return timed(step, device, parameters)
+        values = {"": step().detach()}
+        for name, p in parameters.items():
+            assert p.grad is not None, name
+            values[our_name(name)] = p.grad.clone()
+        outs[side] = values
+        return timed(step, device, list(parameters.values()))
 
     graph = message.Graph(src, dst, num_nodes=nodes)
-    parameters = [x, *mine.parameters()]
-    results["hector"] = run("hector", lambda: mine(graph, x), parameters)
+    results["hector"] = run("hector", mine, lambda: mine(graph, x))
     results["hector"]["counts"] = dict(graph.counts)
-    parameters = [x, *theirs.parameters()]
     for way in WAYS:
         fresh = makes().to(device)
         fresh.load_state_dict(theirs.state_dict())
         try:
             held = edges_for(way, src, dst, nodes)
-            parameters = [x, *fresh.parameters()]
-            results[way] = run(way, lambda f=fresh, e=held: f(x, e), parameters)  # type: ignore[misc]
-            for what in (way, f"{way} gradient"):
-                one, other = outs[what.replace(way, "hector")], outs[what]
-                scale = other.abs().max()
-                error = float((one - other).abs().max() / scale)
-                key = "error" if what == way else "gradient_error"
-                results[way][key] = error
+            results[way] = run(way, fresh, lambda f=fresh, e=held: f(x, e))  # type: ignore[misc]
+            off = {k: difference(outs["hector"][k], v) for k, v in outs[way].items()}
+            results[way]["value_error"] = off.pop("")
+            results[way]["gradient_error"] = max(off.values())
         except Exception as wrong:
             results[way] = {"error": f"{type(wrong).__name__}: {wrong}"[:200]}
         outs.pop(way, None)
