@@ -21,7 +21,7 @@ import torch
 
 from pydirect.memory.limits import read_limits
 from pydirect.sampling import Graph
-from pydirect.traversal.array_files import LARGEST, Edges, of_arrays, merged_entries
+from pydirect.traversal.array_files import LARGEST, Edges, merged_entries, of_arrays
 from pydirect.traversal.network_files import CUT, READERS, of_networkx
 
 _BLOCK_BYTES = 1 << 24
