@@ -13,7 +13,7 @@ from hector.graph import Grouping
 _BLOCK = 256
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _mixed(x):  # type: ignore[no-untyped-def]
     x = x & 0xFFFFFFFF
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF

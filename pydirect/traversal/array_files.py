@@ -63,12 +63,12 @@ def of_arrays(path: Path, file: IO[bytes], *, weighted: bool) -> Edges:
             f"{len(arrays['indptr'])}"
         )
     if name != "edge_index":
-        index, values = summed(index, values if weighted else None)
+        index, values = merged_entries(index, values if weighted else None)
     weights = _weights_of(path, values, index.shape[1:]) if weighted else None
     return Edges(index, weights, limit)
 
 
-def summed(
+def merged_entries(
     ends: "np.ndarray[Any, Any]", values: Any
 ) -> "tuple[np.ndarray[Any, Any], Any]":
     """Entries of a matrix, each once: one that is stored in parts is their sum, as in

@@ -21,7 +21,7 @@ import torch
 
 from pydirect.memory.limits import read_limits
 from pydirect.sampling import Graph
-from pydirect.traversal.array_files import LARGEST, Edges, of_arrays, summed
+from pydirect.traversal.array_files import LARGEST, Edges, merged_entries, of_arrays
 from pydirect.traversal.network_files import CUT, READERS, of_networkx
 
 _BLOCK_BYTES = 1 << 24
@@ -230,7 +230,7 @@ class _Lines:
             )
         if self._weighted and weights is None:
             weights = np.ones(entries, dtype=np.int64)
-        index, weights = summed(index - 1, weights)
+        index, weights = merged_entries(index - 1, weights)
         return Edges(index, weights, rows, symmetry == "symmetric")
 
     def _next(self) -> bytes:

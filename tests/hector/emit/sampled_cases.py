@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 
 from hector.arrays import BoundedArrays, GraphArrays
-from hector.drawing_kernels import padded_hop
 from hector.graph import HeteroGraph
 from hector.ir.types import Domain, Index
 from hector.nn import HGTConv, RGATConv, RGCNConv
 from hector.nn.common import CompiledConv
 from hector.passes.pipeline import Optimizations
 from hector.runtime import Backend, executables
-from hector.sampling import NeighborSampler
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAMES, WIDTH = ("a", "b"), 4
@@ -157,26 +155,3 @@ def test_kernels_belong_to_the_dtypes_that_they_read() -> None:
             found.append(exe._forward._device.program)
     assert found[0] is not found[1]
     assert found[0] is found[2]
-
-
-@pytest.mark.parametrize("fanout", [1, 3, 40])
-def test_a_hop_is_the_hop(fanout: int) -> None:
-    """As one kernel against PyTorch's operations: nodes with none, few and many edges,
-    slots that are not asked for, more places than a block has."""
-    torch.manual_seed(fanout)
-    dst = torch.cat((torch.randint(50, (400,)), torch.full((90,), 7)))
-    src = torch.randint(60, (490,))
-    graph = HeteroGraph.from_arrays(src, dst, dst % 3, num_nodes=60)
-    sampler = NeighborSampler(graph, (fanout,))
-    slots = torch.cat((torch.randperm(60), torch.arange(40)))
-    live = torch.rand(100) < 0.8
-    for hop, key in enumerate((0, 5, 2**32 - 1)):
-        wanted = sampler.hop_padded(slots, live, torch.tensor(key), hop, fanout)
-        found = padded_hop(
-            *(slots.to(DEVICE), live.to(DEVICE), graph.to(DEVICE).csc()),
-            *(graph.src.to(DEVICE), torch.tensor(key, device=DEVICE), fanout, hop),
-        )
-        edges, nodes, real = (each.cpu() for each in found)
-        assert torch.equal(edges, wanted[0]) and torch.equal(real, wanted[2])
-        assert torch.equal(nodes[real], wanted[1][real])
-        assert 0 < int(real.sum()) < real.numel()
