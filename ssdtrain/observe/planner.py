@@ -95,6 +95,9 @@ MAX_ATTEMPTS = 3
 TOLERANCE = 0.01
 """By which the plan that runs all regions again may seem to need more than the budget:
 what is next to its saved tensors was measured in a step that held more of them."""
+HANDLES = 0.009
+"""The same, of its steps: what checkpointing needs may be the budget, and it needs a
+little more."""
 MOST_DOUBT = 0.1
 """The same, where no other plan fits: then it is measured before it is refused."""
 MOST_OTHERS = 2
@@ -904,8 +907,7 @@ class Planner:
 
     def _goal_of(self, plan: Plan) -> Goal:
         """Return what the memory of its steps is judged by: a plan that moves nothing
-        may use a budget to its end. All regions again need what checkpointing needs,
-        which may be the budget, and a little more for their handles."""
+        may use a budget to its end, and all regions again `HANDLES` more."""
         if not plan.moves_nothing or not self._peers.is_alone:
             return self._goal.goal
         return self._goal_within(is_all=plan.policy == ALL_AGAIN)
@@ -913,7 +915,7 @@ class Planner:
     def _goal_within(self, *, is_all: bool) -> Goal:
         goal = self._goal.goal
         if is_all and goal.memory_budget_bytes is not None:
-            most_bytes = int((1 + TOLERANCE / 2) * goal.memory_budget_bytes)
+            most_bytes = int((1 + HANDLES) * goal.memory_budget_bytes)
             goal = replace(goal, memory_budget_bytes=most_bytes)
         return replace(goal, budget_margin=0.0)
 

@@ -33,7 +33,7 @@ from ssdtrain.plan.profile import Item, Profile
 from ssdtrain.plan.regions import (
     Region,
     by_yield,
-    in_order,
+    as_they_run,
     is_made_again,
     part_items,
     running,
@@ -278,7 +278,7 @@ def _search_regions(judge: Judge, best: Contender) -> Contender:
     keep = placed_by(timeline, lambda *_: Placement.KEEP)
     even, yielding = spread(timeline), by_yield(timeline)
     ways: list[tuple[list[Region], list[Region]]]
-    ways = [(even, []), (in_order(timeline), [])]
+    ways = [(even, []), (as_they_run(timeline), [])]
     for order, storing in [*ways, (even, yielding)] if yielding else ways:
         low, high = 0, len(order)
         while high - low > 1:

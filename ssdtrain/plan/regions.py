@@ -32,7 +32,7 @@ def spread(timeline: Timeline) -> list[Region]:
     return [(kind, number) for _, kind, number in sorted(found)]
 
 
-def in_order(timeline: Timeline) -> list[Region]:
+def as_they_run(timeline: Timeline) -> list[Region]:
     """Order region calls as they run: where a prefix runs again and nothing moves, what
     stays is what backward gives back first."""
     return sorted(spread(timeline), key=lambda region: (region[1], region[0]))

@@ -16,7 +16,7 @@ from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.profile import Profile
-from ssdtrain.plan.regions import in_order, spread, with_regions
+from ssdtrain.plan.regions import as_they_run, spread, with_regions
 from ssdtrain.plan.scaled import Growth, UpTo, scaled
 from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.simulate import Run, simulate
@@ -83,7 +83,7 @@ def fewest_again(profile: Profile, larger: Profile, goal: Goal) -> Plan | None:
     """Return the plan that moves nothing and runs as few regions again as fit: the last
     ones stay, whose memory backward gives back first. None: all run again, or none."""
     observed, largest = _timelines(profile, larger)
-    order = in_order(observed)
+    order = as_they_run(observed)
     limits = goal.most_bytes(largest.profile), goal.easy_bytes(largest.profile)
     most_bytes = min((each for each in limits if each is not None), default=None)
     if most_bytes is None:
