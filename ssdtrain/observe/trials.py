@@ -146,7 +146,7 @@ class Trials:
             return self.compare(tried)
         if limit_ms is not None and tried.ms > limit_ms:
             return Verdict.KEEPS_ALL if best is None else Verdict.GOES_BACK
-        elif best is not None and tried.peak_bytes > (1 - GAIN) * best.peak_bytes:
+        if best is not None and tried.peak_bytes > (1 - GAIN) * best.peak_bytes:
             return Verdict.GOES_BACK
         self.best = tried
         return Verdict.STAYS

@@ -350,3 +350,24 @@ def test_regions_that_the_budget_has_room_for_stay_while_a_plan_is_searched_for(
     assert 1 < number < 6
     assert times[-1] <= 1.01 * (6 * 3 + number) * 4 * FORWARD_S
     assert all(report.saved_peak_bytes <= budget for report in reports[3:])
+
+
+def test_a_search_for_more_room_is_not_begun_anew(
+    virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All steps are beyond the limit, and the search takes longer than training."""
+    _, _, _, reports, _ = run(virtual_time, None, num_steps=5)
+    budget = reports[-1].saved_peak_bytes // 2
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr(observation, "fitted_links", lambda *measured: links(1e6))
+    monkeypatch.setattr(MemoryGoal, "over_bytes", lambda memory, goal: 1000)
+    efforts = list[int]()
+
+    def begin(searching: Searching, request: Any, effort: int) -> None:
+        efforts.append(effort)
+
+    monkeypatch.setattr(Searching, "begin", begin)
+    monkeypatch.setattr(Searching, "is_under_way", property(lambda _: bool(efforts)))
+    _, _, plan, _, is_settled = run(virtual_time, budget, num_steps=20)
+    assert plan is not None and not is_settled
+    assert efforts == [planner.QUICK_MARKS]
