@@ -500,7 +500,7 @@ class HeteroGraph(GraphBase):
     def become(self, made: "HeteroGraph") -> None:
         """Take the nodes, edges and features of another graph."""
         self._frames, self._relations = made._frames, made._relations
-        self.set_sizes(None)
+        self.set_sizes(made)
 
     to = rebuild.to
     reverse = rebuild.reverse
