@@ -135,7 +135,8 @@ class GraphBase:
             ends, size = ends[::-1], size[::-1]
         ones = torch.ones(r.num_edges(), device=ends[0].device)
         if scipy_fmt is None:
-            made = torch.sparse_coo_tensor(torch.stack(ends), ones, size)
+            pairs = torch.stack(ends)
+            made = torch.sparse_coo_tensor(pairs, ones, size, check_invariants=True)
             return made.to(ctx)
         from scipy.sparse import coo_matrix
 
@@ -177,6 +178,12 @@ class GraphBase:
     def edge_attr_schemes(self, etype: Any = None) -> dict[str, "Scheme"]:
         """Return the shape and dtype of each edge feature."""
         return _schemes(self._me[etype].edata)
+
+    def sample_neighbors(self, *args: Any, **named: Any) -> Any:
+        """Return `hector.message.dgl.sampling.sample_neighbors` of the graph."""
+        from hector.message.blocks import sample_neighbors
+
+        return sample_neighbors(self._me, *args, **named)
 
     def filter_nodes(
         self, predicate: Any, nodes: Any = None, ntype: str | None = None

@@ -102,6 +102,8 @@ class HeteroGraph(GraphBase):
             )
             for k, e in edges.items()
         }
+        for k, relation in self._relations.items():
+            relation.kind, relation.is_block = k, self.is_block
 
     @classmethod
     def block(

@@ -220,6 +220,8 @@ class GatedGCNConv(nn.Module):
                 g.ndata[name] = linear(getattr(self, name), x)
             g.edata["e"] = linear(self.edge, e)
             g.apply_edges(_next_edges())
+            if not g.num_edges():  # then nothing is reduced
+                g.ndata["near"] = torch.zeros_like(g.ndata["near"])
             g.update_all(_gated(), _normalized(self.eps), _added())
             return g.ndata["out"].to(dtype), g.edata["next"].to(edge_dtype)
 

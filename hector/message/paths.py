@@ -41,8 +41,8 @@ def metapath_reachable_graph(g: HeteroGraph, metapath: Sequence[Any]) -> Any:
     src, dst = g[path[0]].edges()
     for kind in path[1:]:
         ends = g[kind].edges()
-        one, other = _joined((src, dst), ends, g.num_nodes(kind[0]))
-        src, dst = _distinct(src[one], ends[1][other], g.num_nodes(kind[2]))
+        begin, then = _joined((src, dst), ends, g.num_nodes(kind[0]))
+        src, dst = _distinct(src[begin], ends[1][then], g.num_nodes(kind[2]))
     src, dst = _distinct(src, dst, g.num_nodes(last))
     made: Any = HeteroGraph(
         {(first, "_E", last): (src, dst)},
@@ -136,7 +136,8 @@ def to_heterogeneous(
 def norm_by_dst(g: AnyGraph, etype: Any = None) -> Tensor:
     """Return 1 over the in-degree of each edge's destination, [edges]."""
     r = g[etype]
-    return 1.0 / r.in_degrees()[r.edges()[1]].float()
+    degrees: Tensor = r.in_degrees()[r.edges()[1]]
+    return 1.0 / degrees.float()
 
 
 @untraced

@@ -106,6 +106,31 @@ class Relation:
         self.counts: Counter[str] = Counter()
         """How calls ran: "compiled", or why messages were in memory."""
 
+    kind: tuple[str, str, str] | None = None
+    """(source type, relation, destination type) in a typed graph."""
+    is_block = False
+    """Whether it is of a block."""
+
+    @property
+    def canonical_etypes(self) -> list[tuple[str, str, str]]:
+        """Return the type of the edges, whole, in a list."""
+        return [] if self.kind is None else [self.kind]
+
+    @property
+    def etypes(self) -> list[str]:
+        """Return the relation, in a list."""
+        return [r for _, r, _ in self.canonical_etypes]
+
+    @property
+    def srctypes(self) -> list[str]:
+        """Return the type of sources, in a list."""
+        return [n for n, _, _ in self.canonical_etypes]
+
+    @property
+    def dsttypes(self) -> list[str]:
+        """Return the type of destinations, in a list."""
+        return [n for _, _, n in self.canonical_etypes]
+
     # The edges.
 
     def _new_edges(self) -> Edges:
@@ -320,13 +345,15 @@ class Relation:
         other."""
         source = self.srcdata.copied()
         same = self.srcdata is self.dstdata
-        return Relation(
+        made = Relation(
             self._given,
             (source, source if same else self.dstdata.copied()),
             sampled=self.sampled,
             programs=self.programs,
             edata=self.edata.copied(),
         )
+        made.kind, made.is_block = self.kind, self.is_block
+        return made
 
     @contextmanager
     def local_scope(self) -> Iterator[None]:
@@ -464,7 +491,15 @@ class Relation:
     def propagate(
         self, message: Message, reduce: Reduce, apply: Apply | None = None
     ) -> dict[str, Tensor]:
-        """Return what `update_all` stores."""
+        """Return what `update_all` stores.
+
+        Where there are no messages at all, features that a reduce function of the
+        user's would set stay as they are, as DGL has it, and `apply` reads those; what
+        is no feature yet is zeros.
+        """
+        if not isinstance(reduce, ReduceFunction) and not self.num_edges():
+            unset = self._unset(message, reduce)
+            return unset if apply is None else self._apply(apply, unset)
         count = self.num_dst_nodes()
         if MASK in self.edata:
             message = _masked(message)
@@ -738,6 +773,27 @@ class Relation:
             )
 
         return reduce_user(call, messages, self._now().groups)
+
+    def _unset(self, message: Message, reduce: Any) -> dict[str, Tensor]:
+        """Return zeros for what a reduce function makes and is no feature yet. It is
+        asked with one message of zeros; of one that takes no such mailbox nothing is
+        known, and nothing set."""
+        count = self.num_dst_nodes()
+        if not count:
+            return {}
+        first = self._node_ids()[:1]
+        data = self.dstdata.rows_at(torch.zeros_like(first))
+        messages = self._messages(message).items()
+        mailbox = {k: m.new_zeros(1, 1, *m.shape[1:]) for k, m in messages}
+        try:
+            made = reduce(NodeBatch(data, mailbox, lambda: first))
+        except Exception:
+            return {}
+        return {
+            k: v.new_zeros(count, *v.shape[1:])
+            for k, v in checked(made, 1, "reduce function").items()
+            if k not in self.dstdata
+        }
 
     def _reduce_rows(self, messages: Tensor, reduce: ReduceFunction) -> Tensor:
         """Reduce real messages by a compiled reducer."""

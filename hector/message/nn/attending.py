@@ -133,8 +133,9 @@ class GatedGraphConv(nn.Module):
         self.linears = nn.ModuleList(
             nn.Linear(out_feats, out_feats) for _ in range(n_etypes)
         )
-        for layer in self.linears:
-            nn.init.zeros_(layer.bias)
+        for p in self.linears.parameters():
+            if p.dim() == 1:
+                nn.init.zeros_(p)
         self.gru = nn.GRUCell(out_feats, out_feats, bias=bias)
 
     @untraced
@@ -222,8 +223,10 @@ class HGTConv(nn.Module):
         made = self.drop(self.linear_a(near, kind))
         part = torch.sigmoid(self.skip[kind])[:, None]
         rest = own if self.residual_w is None else own @ self.residual_w
-        out = made * part + rest * (1 - part)
-        return out if self.norm is None else self.norm(out)
+        out: Tensor = made * part + rest * (1 - part)
+        if self.norm is not None:
+            out = self.norm(out)
+        return out
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(1, (self.heads, -1))
+        return x.view(len(x), self.heads, x.shape[1] // self.heads)

@@ -236,7 +236,8 @@ class EdgeConv(nn.Module):
         with r.local_scope():
             r.srcdata["l"] = F.linear(rows, self.theta.weight)
             r.dstdata["r"] = right
-            message = fn.v_sub_u("r", "l", "m")
+            sides = (fn.Side.DESTINATION, "r"), (fn.Side.SOURCE, "l")
+            message = fn.MessageFunction(fn.Combine.SUB, *sides, "m")
             if self.bn is not None:
                 r.apply_edges(message)
                 return edges_reduced(r, self.bn(r.edata["m"]), "max")
@@ -306,7 +307,7 @@ class EGATConv(nn.Module):
         return (*found, share) if get_attention else found
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(1, (self.heads, -1))
+        return x.view(len(x), self.heads, x.shape[1] // self.heads)
 
 
 @fn.pure

@@ -53,7 +53,7 @@ class JumpingKnowledge(nn.Module):
         rows = torch.stack(list(feat_list), 1)
         if self.mode == "max":
             return rows.max(1).values
-        share = self.att(self.lstm(rows)[0]).softmax(1)
+        share: Tensor = self.att(self.lstm(rows)[0]).softmax(1)
         return (rows * share).sum(1)
 
 
