@@ -71,12 +71,13 @@ class GraphBase:
         each graph of this batch it has."""
         if self._edges_of is None:
             return
-        sizes = {
-            k: [int(part.sum()) for part in kept[k].split(list(sizes))]
-            for k, sizes in self._edges_of.items()
-        }
-        other._nodes = self._nodes
-        other._edges_of = {k: tuple(v) for k, v in sizes.items()}
+        other.set_batch_num_nodes(self._nodes)
+        other.set_batch_num_edges(
+            {
+                k: [int(part.sum()) for part in kept[k].split(list(sizes))]
+                for k, sizes in self._edges_of.items()
+            }
+        )
 
     @property
     def batch_size(self) -> int:

@@ -1,6 +1,6 @@
 """DGL's mini-batches: `NeighborSampler` makes blocks, `DataLoader` walks over seeds."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import ceil
 from typing import Any, Protocol, cast
@@ -276,7 +276,7 @@ class GraphDataLoader(TorchLoader[Any]):
     def __init__(
         self,
         dataset: Dataset[Any] | Sequence[Any],
-        collate_fn: Any = None,
+        collate_fn: Callable[[Any], Any] | None = None,
         use_ddp: bool = False,
         ddp_seed: int = 0,
         **named: Any,

@@ -51,7 +51,7 @@ class Graph(GraphBase, Relation):
 
     # What a typed graph says of its types.
 
-    is_block, is_homogeneous = False, True
+    is_homogeneous = True
 
     @property
     def ntypes(self) -> list[str]:

@@ -99,11 +99,11 @@ class HeteroGraph(GraphBase):
                 (sources[k[0]], destinations[k[2]]),
                 sampled=sampled,
                 programs=programs,
+                kind=k,
+                is_block=self.is_block,
             )
             for k, e in edges.items()
         }
-        for k, relation in self._relations.items():
-            relation.kind, relation.is_block = k, self.is_block
 
     @classmethod
     def block(

@@ -81,13 +81,16 @@ class Relation:
         sampled: bool = False,
         programs: Programs | None = None,
         edata: EdgeFrame | None = None,
+        kind: tuple[str, str, str] | None = None,
+        is_block: bool = False,
     ) -> None:
         """Make edges from `ends[0][i]` to `ends[1][i]`; edge ids are positions. Tensors
         may be written to later: every call runs on what they hold.
 
         `frames`: of sources and of destinations. `sampled`: one of many similar graphs,
-        see `HeteroGraph.sampled`. Raises ValueError on non-integer, ragged or
-        out-of-range input.
+        see `HeteroGraph.sampled`. `kind`: (source type, relation, destination type) in
+        a typed graph; `is_block`: of a block. Raises ValueError on non-integer, ragged
+        or out-of-range input.
         """
         first, second = integers("src", ends[0]), integers("dst", ends[1])
         if first.shape != second.shape:
@@ -96,6 +99,7 @@ class Relation:
                 f"{second.numel()}"
             )
         self.srcdata, self.dstdata = frames
+        self.kind, self.block = kind, is_block
         self.sampled = sampled
         self.programs = SHARED if programs is None else programs
         self._given = ends
@@ -106,10 +110,10 @@ class Relation:
         self.counts: Counter[str] = Counter()
         """How calls ran: "compiled", or why messages were in memory."""
 
-    kind: tuple[str, str, str] | None = None
-    """(source type, relation, destination type) in a typed graph."""
-    is_block = False
-    """Whether it is of a block."""
+    @property
+    def is_block(self) -> bool:
+        """Return whether the edges are of a block."""
+        return self.block
 
     @property
     def canonical_etypes(self) -> list[tuple[str, str, str]]:
@@ -345,15 +349,15 @@ class Relation:
         other."""
         source = self.srcdata.copied()
         same = self.srcdata is self.dstdata
-        made = Relation(
+        return Relation(
             self._given,
             (source, source if same else self.dstdata.copied()),
             sampled=self.sampled,
             programs=self.programs,
             edata=self.edata.copied(),
+            kind=self.kind,
+            is_block=self.block,
         )
-        made.kind, made.is_block = self.kind, self.is_block
-        return made
 
     @contextmanager
     def local_scope(self) -> Iterator[None]:

@@ -114,23 +114,11 @@ def _changed(name: str) -> Callable[..., Any]:
     return call
 
 
-def to_networkx(g: Any, node_attrs: Any = None, edge_attrs: Any = None) -> Any:
-    """Return `g.to_networkx(...)`."""
-    return g.to_networkx(node_attrs, edge_attrs)
-
-
-def prop_nodes(g: Graph, nodes_generator: Any, *funcs: Any, **named: Any) -> None:
-    """Run `g.prop_nodes(...)`."""
-    g.prop_nodes(nodes_generator, *funcs, **named)
-
-
-def prop_edges(g: Graph, edges_generator: Any, *funcs: Any, **named: Any) -> None:
-    """Run `g.prop_edges(...)`."""
-    g.prop_edges(edges_generator, *funcs, **named)
-
-
 from_scipy, from_networkx = scipy_graph, networkx_graph
 reverse = _method("reverse")
+to_networkx = _method("to_networkx")
+prop_nodes = _method("prop_nodes")
+prop_edges = _method("prop_edges")
 add_self_loop = _method("add_self_loop")
 remove_self_loop = _method("remove_self_loop")
 edge_type_subgraph = _method("edge_type_subgraph")

@@ -1,5 +1,6 @@
 """`dgl.data`: the base of data sets of one's own, and files of graphs."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ class DGLDataset:
         url: str | None = None,
         raw_dir: str | None = None,
         save_dir: str | None = None,
-        hash_key: Any = (),
+        hash_key: object = (),
         force_reload: bool = False,
         verbose: bool = False,
-        transform: Any = None,
+        transform: Callable[[Any], Any] | None = None,
     ) -> None:
         """`url` is for `download`, which does nothing unless it is written; `hash_key`
         is not read."""

@@ -18,28 +18,28 @@ REDUCERS = ("sum", "mean", "max", "min")
 __all__ = ["edge_softmax"]
 
 
-def _made(name: str, reducer: str | None) -> Any:
-    sides = [w for w in name.split("_") if len(w) == 1]
-    fields = ["l", "r"][: len(sides)]
+class _Product:
+    """Call with (graph, rows, ...), in the order of the name's letters."""
 
-    def call(g: Any, *rows: Tensor) -> Tensor:
-        if len(rows) != len(sides):
-            raise TypeError(f"expected {len(sides)} tensors, got {len(rows)}")
-        r = relation_of(g)
+    def __init__(self, name: str, reducer: str | None) -> None:
+        self.name, self.reducer = name, reducer
+        self.sides = [w for w in name.split("_") if len(w) == 1]
+
+    def __call__(self, g: Any, *rows: Tensor) -> Tensor:
+        """Return rows of destinations, or of edges without a reducer."""
+        if len(rows) != len(self.sides):
+            raise TypeError(f"expected {len(self.sides)} tensors, got {len(rows)}")
+        r, fields = relation_of(g), ["l", "r"][: len(rows)]
         with r.local_scope():
             frames = {"u": r.srcdata, "v": r.dstdata, "e": r.edata}
-            for side, field, x in zip(sides, fields, rows, strict=True):
+            for side, field, x in zip(self.sides, fields, rows, strict=True):
                 frames[side][field] = x
-            message = getattr(fn, name)(*fields, "m")
-            if reducer is None:
+            message = getattr(fn, self.name)(*fields, "m")
+            if self.reducer is None:
                 r.apply_edges(message)
                 return r.edata["m"]
-            r.update_all(message, getattr(fn, reducer)("m", "o"))
+            r.update_all(message, getattr(fn, self.reducer)("m", "o"))
             return r.dstdata["o"]
-
-    call.__name__ = call.__qualname__ = name if reducer is None else f"{name}_{reducer}"
-    call.__doc__ = f"Return `{call.__name__}` of rows, in the order of its letters."
-    return call
 
 
 _NAMES = ["copy_u", "copy_e"]
@@ -48,6 +48,6 @@ _NAMES += [
 ]
 for _name in _NAMES:
     for _how in (None, *REDUCERS):
-        _call = _made(_name, _how)
-        globals()[_call.__name__] = _call
-        __all__.append(_call.__name__)
+        _whole = _name if _how is None else f"{_name}_{_how}"
+        globals()[_whole] = _Product(_name, _how)
+        __all__.append(_whole)

@@ -79,7 +79,7 @@ class AddSelfLoop:
         self,
         allow_duplicate: bool = False,
         new_etypes: bool = False,
-        edge_feat_names: Any = None,
+        edge_feat_names: Sequence[str] | None = None,
         fill_data: float | str = 1.0,
     ) -> None:
         self.twice, self.new_etypes = allow_duplicate, new_etypes

@@ -13,7 +13,7 @@ import hector.message.dgl.function as fn
 import hector.message.dgl.nn.pytorch as dglnn
 from hector.message import Graph
 from hector.message.layers import GatedGCNConv
-from tests.hector.message.dgl_graphs import SIZES, market, near, pairs, same, some_graph
+from tests.hector.message.dgl_graphs import SIZES, market, pairs, same, some_graph
 
 pytestmark = pytest.mark.usefixtures("double")
 
