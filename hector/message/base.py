@@ -180,12 +180,6 @@ class GraphBase:
         """Return the shape and dtype of each edge feature."""
         return _schemes(self._me[etype].edata)
 
-    def sample_neighbors(self, *args: Any, **named: Any) -> Any:
-        """Return `hector.message.dgl.sampling.sample_neighbors` of the graph."""
-        from hector.message.blocks import sample_neighbors
-
-        return sample_neighbors(self._me, *args, **named)
-
     def filter_nodes(
         self, predicate: Any, nodes: Any = None, ntype: str | None = None
     ) -> Tensor:

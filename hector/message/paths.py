@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hector.indexing import group_by
+from hector.message.batching import unbatch
 from hector.message.frame import ids_of
 from hector.message.graph import EID, NID, Graph
 from hector.message.hetero import HeteroGraph
@@ -143,8 +144,6 @@ def norm_by_dst(g: AnyGraph, etype: Any = None) -> Tensor:
 @untraced
 def laplacian_lambda_max(g: Graph) -> list[float]:
     """Return the largest eigenvalue of each graph's normalized Laplacian."""
-    from hector.message.batching import unbatch
-
     found = []
     for one in unbatch(g):
         src, dst = one.edges()

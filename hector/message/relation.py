@@ -43,7 +43,7 @@ from hector.message.functions import (
     copy_e,
 )
 from hector.message.programs import SHARED, Facts, Known, Programs
-from hector.message.sums import summed
+from hector.message.sums import plain_sum
 from hector.message.traced import (
     FUSED,
     TRACE_ERRORS,
@@ -539,7 +539,7 @@ class Relation:
 
     def _builtin(self, message: MessageFunction, reduce: ReduceFunction) -> Tensor:
         """Run built-in functions: their program is found without a trace."""
-        plain = summed(self, message, reduce.reducer)
+        plain = plain_sum(self, message, reduce.reducer)
         if plain is not None:
             self.counts["compiled"] += 1
             return plain

@@ -1,7 +1,7 @@
 """Sums of neighbours' rows on a CPU without a program: of a small graph the host's work
 for one is longer than the sum."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +12,6 @@ from hector.message.programs import SHARED
 from hector.runtime.again import transformed
 from hector.runtime.bags import Edges
 from hector.runtime.executable import graph_arrays
-
-if TYPE_CHECKING:
-    from hector.message.relation import Relation
 
 PLAIN = (torch.float32, torch.float64)
 
@@ -30,12 +27,13 @@ class _Sum(torch.autograd.Function):
         return edges.total(rows.contiguous(), read, at, None)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Any:
         """Return the gradient of rows."""
-        return _Sum.apply(grad, ctx.edges, *ctx.ends), None, None, None  # type: ignore[no-untyped-call]
+        found = _Sum.apply(grad, ctx.edges, *ctx.ends)  # type: ignore[no-untyped-call]
+        return found, None, None, None
 
 
-def summed(r: "Relation", message: MessageFunction, reducer: Reducer) -> Tensor | None:
+def plain_sum(r: Any, message: MessageFunction, reducer: Reducer) -> Tensor | None:
     """Return the sum or mean of sources' rows, None where a program is needed."""
     side, name = message.left
     if (
@@ -55,8 +53,8 @@ def summed(r: "Relation", message: MessageFunction, reducer: Reducer) -> Tensor 
     found: Tensor = _Sum.apply(rows, edges, Index.SRC, Index.DST)  # type: ignore[no-untyped-call]
     if reducer is Reducer.SUM:
         return found
-    count = r.derived(_counts).to(found.dtype)
-    return found / count
+    count: Tensor = r.derived(_counts)
+    return found / count.to(found.dtype)
 
 
 def _counts(r: Any) -> Tensor:

@@ -105,7 +105,9 @@ def test_parts_by_weight_and_of_what_blocks_reach() -> None:
         assert part.num_edges() == int((inside[0] & inside[1]).sum())
     _, _, part = sampler.sample(g, torch.arange(20), torch.tensor([3, 5]))
     assert not torch.isin(part.edata[dgl.EID], torch.tensor([3, 5])).any()
-    bare = g.sample_neighbors([1, 2], -1, copy_ndata=False, output_device="cpu")
+    bare = dgl.sampling.sample_neighbors(
+        g, [1, 2], -1, copy_ndata=False, output_device="cpu"
+    )
     assert list(bare.ndata) == [] and bare.num_edges() == int(
         g.in_degrees([1, 2]).sum()
     )
