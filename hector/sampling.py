@@ -143,21 +143,16 @@ class NeighborSampler:
         `most_drawn` knows: node ids, edge ids (the same, in another order) and places
         of the seeds, with anything after them, and int64 [2], how many nodes and edges
         there are."""
-        graph, group = self.graph, self.graph.csc()
+        graph, last = self.graph, self._hops - 1
         slots, live, drawn = seeds, torch.ones_like(seeds, dtype=torch.bool), []
         self._taken.index_fill_(0, seeds, True)
         for hop, fanout in enumerate(self.fanouts):
-            first = group.ptr[slots]
-            degree = torch.where(live, group.ptr[slots + 1] - first, 0)
-            places, real = _places(first, degree, fanout, _mixed(key + hop))
-            real = real.flatten()
-            at = torch.where(real, places.flatten(), 0)
-            edges = group.items[at]
-            slots = graph.src[edges]
-            fresh = real & ~self._taken[slots]
-            live = fresh & self._first_of_each(slots, fresh)
+            edges, slots, real = self.hop_padded(slots, live, key, hop, fanout)
+            if hop < last:  # after it nobody asks
+                fresh = real & ~self._taken[slots]
+                live = fresh & self._first_of_each(slots, fresh)
             self._taken.index_fill_(0, torch.where(real, slots, seeds[:1]), True)
-            drawn.append(torch.where(real, edges, -1))
+            drawn.append(edges)
         every = torch.cat(drawn)
         count = (every >= 0).cumsum(0)
         at = torch.searchsorted(count, _numbers_from_one(count))
@@ -168,6 +163,23 @@ class NeighborSampler:
         self._taken.zero_()
         sizes = torch.stack((nodes[-1], count[-1]))
         return node_ids, edge_ids, nodes[seeds] - 1, sizes
+
+    def hop_padded(
+        self, slots: Tensor, live: Tensor, key: Tensor, hop: int, fanout: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """In-edges of the live slots, `fanout` places for each: edges, -1 in places
+        that are not used, the nodes that they come from, and which places are used."""
+        graph, group = self.graph, self.graph.csc()
+        if slots.is_cuda:
+            from hector.drawing_kernels import padded_hop
+
+            return padded_hop(slots, live, group, graph.src, key, fanout, hop)
+        first = group.ptr[slots]
+        degree = torch.where(live, group.ptr[slots + 1] - first, 0)
+        places, real = _places(first, degree, fanout, _mixed(key + hop))
+        real = real.flatten()
+        edges = group.items[torch.where(real, places.flatten(), 0)]
+        return torch.where(real, edges, -1), graph.src[edges], real
 
     def _first_of_each(self, nodes: Tensor, asked: Tensor) -> Tensor:
         """Whether no `asked` place before has the same node: bool [nodes]."""

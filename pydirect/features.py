@@ -7,6 +7,7 @@ it is read, and then ``rows[node_ids]``.
 
 import enum
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,7 @@ def rows(
     width: int | None = None,
     cache_bytes: int | None = None,
     seed: int = 0,
+    max_sms: int | None = 16,
 ) -> "FeatureRows | HostEmbedding | None":
     """Make what a trainer takes as its features.
 
@@ -50,6 +52,8 @@ def rows(
         cache_bytes: GPU memory for the hottest rows, with "tiered" and "peers"; None
             for what is free less a fifth of the GPU.
         seed: of random rows.
+        max_sms: multiprocessors of the GPU for a gather from host memory; None lets
+            the gather decide. Sixteen fill the link while training goes on.
 
     Returns:
         None for embeddings in GPU memory, which are the trainer's own.
@@ -59,6 +63,7 @@ def rows(
             would have to follow every update on every GPU.
     """
     where = FeaturePlace(place)
+    check_cache(cache_bytes)
     if cache_bytes is not None and where not in (
         FeaturePlace.TIERED,
         FeaturePlace.PEERS,
@@ -69,7 +74,11 @@ def rows(
         )
     if source is not None:
         return FeatureRows(
-            source, where, width=width, cache_bytes=cache_bytes, seed=seed
+            *(source, where),
+            width=width,
+            cache_bytes=cache_bytes,
+            seed=seed,
+            max_sms=max_sms,
         )
     if where is FeaturePlace.PEERS:
         raise ValueError(
@@ -79,6 +88,15 @@ def rows(
     if where is FeaturePlace.DEVICE:
         return None
     return HostEmbedding(0 if where is FeaturePlace.DIRECT else cache_bytes)
+
+
+def check_cache(cache_bytes: int | None) -> None:
+    """
+    Raises:
+        ValueError: fewer bytes than none.
+    """
+    if cache_bytes is not None and cache_bytes < 0:
+        raise ValueError(f"features.cache_bytes: expects 0 or more, got {cache_bytes}")
 
 
 class FeatureRows:
@@ -92,8 +110,13 @@ class FeatureRows:
         width: int | None = None,
         cache_bytes: int | None = None,
         seed: int = 0,
+        max_sms: int | None = 16,
     ) -> None:
         """See `rows`."""
+        if max_sms is not None and max_sms < 1:
+            raise ValueError(
+                f"features.max_sms: expects at least 1, or null, got {max_sms}"
+            )
         if source == RANDOM and (width is None or width < 1):
             raise ValueError(
                 "features.width: expects 1 or more with features.source=random, got "
@@ -101,7 +124,7 @@ class FeatureRows:
             )
         self.place = FeaturePlace(place)
         self._source, self._width, self._seed = source, width, seed
-        self._cache_bytes = cache_bytes
+        self._cache_bytes, self._max_sms = cache_bytes, max_sms
         self._gather: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.device = torch.device("cpu")
 
@@ -130,7 +153,7 @@ class FeatureRows:
         if gpu:
             host = pin(host)
         if self.place is FeaturePlace.DIRECT:
-            self._gather = lambda ids: index_select(host, ids)
+            self._gather = partial(index_select, host, max_sms=self._max_sms)
             return
         if self.place is FeaturePlace.TIERED:
             table = TieredTable(
@@ -143,7 +166,7 @@ class FeatureRows:
                     f"another, got {ranks.size}: start them by torchrun, or set tiered"
                 )
             table = spread_table(ranks, host, heat, budget_bytes=self._cache_bytes)
-        self._gather = table.index_select
+        self._gather = partial(table.index_select, max_sms=self._max_sms)
 
     def __getitem__(self, node_ids: torch.Tensor) -> torch.Tensor:
         """Rows of int64 ids of any device, shape (len(node_ids), width).
@@ -214,7 +237,8 @@ def read_rows(path: str | Path, num_rows: int) -> torch.Tensor:
     """Read a ``.npy`` file of floating-point rows into memory that GPUs read.
 
     Raises:
-        ValueError: no such file, no such array, or another number of rows.
+        ValueError: no such file, no such array, another number of rows, or a value that
+            is not finite.
     """
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -222,10 +246,11 @@ def read_rows(path: str | Path, num_rows: int) -> torch.Tensor:
         raise ValueError(
             f"features.source: expects a .npy file, got {path} ({error})"
         ) from error
-    if not isinstance(array, np.ndarray) or array.ndim != 2:
+    if not isinstance(array, np.ndarray) or array.ndim != 2 or not array.shape[1]:
         shape = list(getattr(array, "shape", ()))
         raise ValueError(f"{path}: expects one array of rows, got shape {shape}")
-    if array.dtype not in (np.float16, np.float32, np.float64):
+    kind = array.dtype.newbyteorder("=")
+    if kind not in (np.float16, np.float32, np.float64):
         raise ValueError(f"{path}: expects float16, 32 or 64, got {array.dtype}")
     if len(array) != num_rows:
         raise ValueError(
@@ -234,6 +259,13 @@ def read_rows(path: str | Path, num_rows: int) -> torch.Tensor:
     dtype = {t.itemsize: t for t in _TYPES}[array.dtype.itemsize]
     found = empty_table(array.shape, dtype)
     for first in range(0, num_rows, _AT_ONCE):
-        part = np.array(array[first : first + _AT_ONCE])
+        part = np.array(array[first : first + _AT_ONCE], dtype=kind)
+        finite = np.isfinite(part)
+        if not finite.all():
+            row, column = np.argwhere(~finite)[0].tolist()
+            raise ValueError(
+                f"{path}: expects finite numbers, got {part[row, column]} at row "
+                f"{first + row}, column {column}"
+            )
         found[first : first + len(part)] = torch.from_numpy(part)
     return found

@@ -18,7 +18,7 @@ import torch
 
 from pydirect.captured import CapturedStep
 from pydirect.datasets import NodeDataset
-from pydirect.features import DeviceFetch
+from pydirect.features import DeviceFetch, check_cache
 from pydirect.loader import (
     DirectFetch,
     Fetch,
@@ -121,6 +121,13 @@ class NodeClassificationTrainer:
         self.score = Score(self.score)
         if self.epochs < 1:
             raise ValueError(f"epochs: expects 1 or more, got {self.epochs}")
+        if self.cache_bytes is not None:
+            if self.fetch not in (FetchMode.TIERED, FetchMode.PEERS):
+                raise ValueError(
+                    "features.cache_bytes: expects null where features.place is "
+                    f"{self.fetch.value}, got {self.cache_bytes}"
+                )
+            check_cache(self.cache_bytes)
         if self.resume and self.run_directory is None:
             raise ValueError("resume: expects run_directory, where checkpoint.pt lies")
         if self.run_directory is not None:
@@ -134,6 +141,8 @@ class NodeClassificationTrainer:
             in_channels=self.dataset.num_features,
             out_channels=self.dataset.num_classes,
         ).to(self.target)
+        if hasattr(self.network, "convs"):  # PyG's; others may take rows as they are
+            self.network.register_forward_pre_hook(_in_its_type)
         hops, layers = len(self.loader.fanouts), getattr(self.network, "num_layers", 0)
         if layers and layers != hops:
             raise ValueError(
@@ -404,6 +413,14 @@ def limit_device_memory(device: torch.device, num_bytes: int) -> None:
             f"device_bytes: expects 1 to {total}, which {device} has, got {num_bytes}"
         )
     torch.cuda.set_per_process_memory_fraction(num_bytes / total, device)
+
+
+def _in_its_type(network: torch.nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Give a network features of the type of its weights: they are widened on the
+    device, after they came over the link."""
+    x, *rest = inputs
+    weight = next(network.parameters(), None)
+    return (x if weight is None else x.to(weight.dtype), *rest)
 
 
 class _Metrics:

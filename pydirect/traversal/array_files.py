@@ -57,8 +57,33 @@ def of_arrays(path: Path, file: IO[bytes], *, weighted: bool) -> Edges:
             f"{path}: {name}: expects nodes 0 to {limit - 1}, got "
             f"{index[:, at].tolist()} at edge {at}"
         )
+    if name == "indices" and len(arrays["indptr"]) != limit + 1:
+        raise ValueError(
+            f"{path}: indptr: expects {limit + 1} numbers for {limit} nodes, got "
+            f"{len(arrays['indptr'])}"
+        )
+    if name != "edge_index":
+        index, values = merged_entries(index, values if weighted else None)
     weights = _weights_of(path, values, index.shape[1:]) if weighted else None
     return Edges(index, weights, limit)
+
+
+def merged_entries(
+    ends: "np.ndarray[Any, Any]", values: Any
+) -> "tuple[np.ndarray[Any, Any], Any]":
+    """Entries of a matrix, each once: one that is stored in parts is their sum, as in
+    scipy. Values that are not one an entry stay as they are."""
+    for major, minor in (ends, ends[::-1]):
+        step = np.diff(major)
+        if bool(((step > 0) | ((step == 0) & (np.diff(minor) > 0))).all()):
+            return ends, values  # in order, and none twice, as in most files
+    order = np.lexsort(ends[::-1])
+    ranked = ends[:, order]
+    new = np.append(True, (np.diff(ranked) != 0).any(0))
+    if values is not None and values.shape == order.shape and values.dtype.kind != "O":
+        kind = np.int64 if values.dtype.kind == "b" else None
+        values = np.add.reduceat(values[order], np.flatnonzero(new), dtype=kind)
+    return ranked[:, new], values
 
 
 def _num_nodes(path: Path, shape: Any) -> int | None:
@@ -111,8 +136,13 @@ def _entries(
             f"{path}: expects scipy's arrays (indptr, indices) or edge_index, got "
             f"{', '.join(arrays) or 'none'}"
         )
+    form = str(arrays.get("format", "csr"))
+    if "bsr" in form:
+        raise ValueError(
+            f"{path}: expects entries, got blocks (bsr): save matrix.tocsr()"
+        )
     index = _of_lists(path, integers("indptr"), integers("indices"))
-    if "csc" in str(arrays.get("format")):
+    if "csc" in form:
         index = index[::-1].copy()
     return "indices", index, arrays.get("data")
 

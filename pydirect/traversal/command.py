@@ -3,9 +3,11 @@
 import argparse
 import csv
 import json
+import os
 import sys
 import time
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +164,25 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"--nodes: expects 0 or more, got {args.nodes}")
     for name, kinds in {"out": _WRITERS, "picture": (".png", ".svg")}.items():
         value = getattr(args, name)
-        if value and Path(value).suffix not in kinds:
-            raise ValueError(f"--{name}: expects {', '.join(kinds)}, got {value!r}")
+        if value:
+            _check_written(name, Path(value), kinds, Path(args.file))
+
+
+def _check_written(name: str, path: Path, kinds: Collection[str], graph: Path) -> None:
+    """
+    Raises:
+        ValueError: a file that cannot be written, or the graph itself. Said before the
+            work, whose result would be lost.
+    """
+    if path.suffix not in kinds:
+        raise ValueError(f"--{name}: expects {', '.join(kinds)}, got {str(path)!r}")
+    if not os.access(path.parent, os.W_OK | os.X_OK) or path.is_dir():
+        raise ValueError(
+            f"--{name}: expects a file in a directory that can be written to, got "
+            f"{str(path)!r}"
+        )
+    if path.exists() and graph.exists() and path.samefile(graph):
+        raise ValueError(f"--{name}: expects another file than the graph, got {path}")
 
 
 def _answer(
@@ -261,7 +280,14 @@ def write_result(path: str, found: GraphFile, values: dict[str, torch.Tensor]) -
             nobody: Any = -1 if isinstance(names, torch.Tensor) else ""
             column = [nobody if node < 0 else listed[node] for node in column]
         columns[name] = column
-    _WRITERS[Path(path).suffix](path, columns)
+    target = Path(path)
+    # An earlier result stays until this one is whole.
+    part = target.with_name(f".{target.stem}.{os.getpid()}{target.suffix}")
+    try:
+        _WRITERS[target.suffix](str(part), columns)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _write_npz(path: str, columns: dict[str, list[Any]]) -> None:

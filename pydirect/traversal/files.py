@@ -7,39 +7,39 @@ one by one until the bad one is found.
 import bz2
 import codecs
 import gzip
+import io
 import itertools
-import json
 import lzma
 import re
 import warnings
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from pydirect.memory.limits import read_limits
 from pydirect.sampling import Graph
-from pydirect.traversal.array_files import LARGEST, Edges, of_arrays
-from pydirect.traversal.convert import from_networkx
+from pydirect.traversal.array_files import LARGEST, Edges, merged_entries, of_arrays
+from pydirect.traversal.network_files import CUT, READERS, of_networkx
 
 _BLOCK_BYTES = 1 << 24
+_PIECE_BYTES = 1 << 16
 _OPENERS: dict[str, Callable[[Path], Any]] = {
     ".gz": lambda path: gzip.open(path, "rb"),
     ".xz": lambda path: lzma.open(path, "rb"),
     ".bz2": lambda path: bz2.open(path, "rb"),
 }
-_READERS_OF_NETWORKX: dict[str, Callable[[IO[bytes], Any], Any]] = {
-    ".graphml": lambda file, networkx: networkx.read_graphml(file),
-    ".gml": lambda file, networkx: networkx.read_gml(file, label="id"),
-    ".json": lambda file, networkx: _node_link(json.load(file), networkx),
-}
-_CUT = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
+_OTHER_FORMS = (".adjlist", ".multiline_adjlist")
+"""Text whose lines look like edges and are none."""
 _BLANKS = bytes.maketrans(b",;\t", b"   ")
 _NODE_BYTES = 48
 """Of a node: while edges are sorted its count and offset, its name, its result."""
+_BANNER = b"%%matrixmarket"
+_EMPTY = re.compile(rb"([,;])[ \t]*(?=[,;])|^[ \t]*(?=[,;])", re.MULTILINE)
+_NOTHING = b"(nothing)"
+"""Stands where a field between separators is empty."""
 _PROMISE = re.compile(rb"nodes:\s*(\d+)\s+edges:\s*(\d+)", re.IGNORECASE)
 
 Note = Callable[[str], None]
@@ -101,14 +101,24 @@ def read_graph(
         OSError: a file that cannot be read.
     """
     path = Path(path)
-    suffix = path.suffixes[-1] if path.suffixes else ""
+    suffix = path.suffix.lower()
     packed = _OPENERS.get(suffix)
-    if suffix in _OPENERS:
-        suffix = path.with_suffix("").suffix
+    if packed is not None:
+        suffix = path.with_suffix("").suffix.lower()
+        if path.is_file() and not path.stat().st_size:
+            raise ValueError(f"{path}: expects compressed data, got an empty file")
+    if suffix in _OTHER_FORMS:
+        raise ValueError(
+            f"{path}: expects a line for each edge, got a name of {suffix}: write it "
+            "with networkx.write_graphml or networkx.write_edgelist(data=False)"
+        )
     note(f"reading {path}")
     with packed(path) if packed else path.open("rb") as file:
-        if suffix in _READERS_OF_NETWORKX:
-            return _of_networkx(path, suffix, file, weighted, undirected)
+        if suffix in READERS:
+            if num_nodes is not None:
+                raise ValueError(f"{path}: expects no --nodes: the file has its own")
+            ways = {"weighted": weighted, "undirected": undirected}
+            return GraphFile(*of_networkx(path, suffix, file, **ways))
         if suffix in (".npz", ".npy"):
             edges, names = of_arrays(path, file, weighted=weighted), None
         elif suffix == ".mtx":
@@ -148,7 +158,7 @@ class _Lines:
     def __init__(
         self,
         path: Path,
-        file: IO[bytes],
+        file: io.BufferedIOBase,
         weighted: bool,
         num_nodes: int | None,
         note: Note,
@@ -183,7 +193,8 @@ class _Lines:
 
     def matrix(self) -> Edges:
         """A Matrix Market file."""
-        head = self._next().decode("latin-1").lower().split()
+        first = self._next().removeprefix(codecs.BOM_UTF8)
+        head = first.decode("latin-1").lower().split()
         if head[:2] != ["%%matrixmarket", "matrix"] or len(head) != 5:
             raise self._error(
                 1, "'%%MatrixMarket matrix coordinate TYPE SYMMETRY'", " ".join(head)
@@ -219,18 +230,34 @@ class _Lines:
             )
         if self._weighted and weights is None:
             weights = np.ones(entries, dtype=np.int64)
-        return Edges(index - 1, weights, rows, symmetry == "symmetric")
+        index, weights = merged_entries(index - 1, weights)
+        return Edges(index, weights, rows, symmetry == "symmetric")
 
     def _next(self) -> bytes:
         self._line += 1
         return self._read(self._file.readline)
 
-    def _read(self, call: Callable[[], bytes]) -> bytes:
+    def _block(self) -> bytes:
+        """The next lines, whole. Piece by piece: of data that is cut off, the lines
+        before the end are counted."""
+        pieces: list[bytes] = []
+        num_bytes = 0
+        while num_bytes < _BLOCK_BYTES:
+            piece = self._read(lambda: self._file.read1(_PIECE_BYTES), pieces)
+            if not piece:
+                return b"".join(pieces)
+            pieces.append(piece)
+            num_bytes += len(piece)
+        pieces.append(self._read(self._file.readline, pieces))
+        return b"".join(pieces)
+
+    def _read(self, call: Callable[[], bytes], before: Sequence[bytes] = ()) -> bytes:
         try:
             return call()
-        except (*_CUT, OSError) as error:
+        except (*CUT, OSError) as error:
+            line = self._line + sum(piece.count(b"\n") for piece in before)
             raise ValueError(
-                f"{self._path}:{self._line}: expects more lines, got the end of "
+                f"{self._path}:{line}: expects more lines, got the end of "
                 f"compressed data that is cut off or damaged ({error})"
             ) from error
 
@@ -240,24 +267,22 @@ class _Lines:
         """Structured arrays u, v and perhaps w, a block of lines each."""
         total = 0
         while True:
-            block = self._read(lambda: self._file.read(_BLOCK_BYTES))
-            block += self._read(self._file.readline)
+            block = self._block()
             if not block:
                 return
             if not self._line:
                 block = block.removeprefix(codecs.BOM_UTF8)
+                if block[: len(_BANNER)].lower() == _BANNER:
+                    raise self._error(1, "a name that ends in .mtx", block.split()[0])
             block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+            if b"," in block or b";" in block:
+                block = _EMPTY.sub(rb"\1" + _NOTHING, block)
             lines = block.translate(_BLANKS).split(b"\n")
             if not lines[-1]:
                 lines.pop()
             begin, self._line = self._line + 1, self._line + len(lines)
             if b"#" in block or b"%" in block:
-                for at, line in enumerate(lines):
-                    if line.lstrip()[:1] in (b"#", b"%"):
-                        found = _PROMISE.search(line)
-                        if found:
-                            promises.append((begin + at, int(found[2])))
-                        lines[at] = b""
+                promises += _without_comments(lines, begin)
             if self._columns is None:
                 self._look(lines, begin)
             part = self._parsed(lines, begin)
@@ -271,14 +296,27 @@ class _Lines:
         if not full:
             return
         fields = [lines[at].split() for at in full]
-        csv = {".csv", ".tsv"} & set(self._path.suffixes)
-        numeric = [re.fullmatch(rb"-?\d+", field) for field in fields[0]]
+        csv = {".csv", ".tsv"} & {each.lower() for each in self._path.suffixes}
+        numeric = [re.fullmatch(rb"['\"]?-?\d+['\"]?", field) for field in fields[0]]
         other = len(fields) > 1 and len(fields[1]) != len(fields[0])
-        if csv and (not any(numeric) or (other and not all(numeric))):
+        if csv and (not any(numeric) or (other and not numeric[0])):
+            self._check_heading(fields[0], begin + full[0])
             lines[full[0]] = b""
             fields, full = fields[1:], full[1:]
         if full:
             self._columns = (len(fields[0]), begin + full[0])
+
+    def _check_heading(self, names: list[bytes], line: int) -> None:
+        """
+        Raises:
+            ValueError: what is asked for is said to stand in other columns.
+        """
+        lower = [name.strip(b"'\"").lower() for name in names]
+        for place, name in enumerate((b"source", b"target", b"weight")):
+            asked = place < 2 or self._weighted
+            if asked and name in lower and lower.index(name) != place:
+                what = f"{name.decode()} in column {place + 1}"
+                raise self._error(line, what, b" ".join(names))
 
     def _parsed(self, lines: list[bytes], begin: int) -> "np.ndarray[Any, Any]":
         if self._columns is None:
@@ -355,6 +393,17 @@ class _Lines:
         return ValueError(f"{self._path}:{line}: expects {expected}, got {text[:60]!r}")
 
 
+def _without_comments(lines: list[bytes], begin: int) -> list[tuple[int, int]]:
+    """Empty the comments; the lines that say how many edges there are, and how many."""
+    promises = []
+    for at, line in enumerate(lines):
+        if line.lstrip()[:1] in (b"#", b"%"):
+            if found := _PROMISE.search(line):
+                promises.append((begin + at, int(found[2])))
+            lines[at] = b""
+    return promises
+
+
 def _joined(
     parts: "list[np.ndarray[Any, Any]]",
 ) -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]":
@@ -377,37 +426,3 @@ def _check_memory(path: Path, num_nodes: int) -> None:
             f"{path}: {num_nodes:,} nodes need {needed:,} bytes of memory, this "
             f"machine has {free:,}: nodes are numbered from 0 to the largest number"
         )
-
-
-def _of_networkx(
-    path: Path, suffix: str, file: IO[bytes], weighted: bool, undirected: bool
-) -> GraphFile:
-    """
-    Raises:
-        ValueError: what networkx cannot read, or an edge without a weight.
-    """
-    import networkx
-
-    try:
-        theirs = _READERS_OF_NETWORKX[suffix](file, networkx)
-        if undirected:
-            theirs = theirs.to_undirected()
-        graph, names = from_networkx(theirs, weight="weight" if weighted else None)
-    except (ValueError, SyntaxError, LookupError, TypeError, OSError, *_CUT) as error:
-        raise ValueError(f"{path}: {error}") from error
-    except networkx.NetworkXException as error:
-        raise ValueError(f"{path}: {error}") from error
-    return GraphFile(graph, names)
-
-
-def _node_link(document: Any, networkx: Any) -> Any:
-    """A graph of JSON, whose edges older versions of networkx call links."""
-    edges = "links" if "links" in document else "edges"
-    known = {node["id"] for node in document["nodes"]}
-    for at, edge in enumerate(document[edges]):
-        for end in ("source", "target"):
-            if edge[end] not in known:
-                raise ValueError(
-                    f"{edges}[{at}]: expects a node of the file, got {edge[end]!r}"
-                )
-    return networkx.node_link_graph(document, edges=edges)

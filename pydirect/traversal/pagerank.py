@@ -223,5 +223,7 @@ def _enough(damping: float, tolerance: float) -> int:
     """Iterations after which the ranks of any graph change by less than ``tolerance``:
     iteration k changes them by ``2 * damping**k`` at most."""
     if not (0 < damping < 1 and 0 < tolerance < 2):
-        return 1 if damping == 0 or tolerance >= 2 else _MOST_ITERATIONS
+        if damping == 0:
+            return 2  # the second one shows that nothing changes any more
+        return 1 if tolerance >= 2 else _MOST_ITERATIONS
     return 2 + math.ceil(math.log(tolerance / 2) / math.log(damping))

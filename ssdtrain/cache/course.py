@@ -22,7 +22,7 @@ from ssdtrain.cache.record import (
     RecordView,
     Way,
 )
-from ssdtrain.cache.sizes import MOST, SLACK, is_same_item
+from ssdtrain.cache.sizes import MOST, SLACK, is_same_item, producer_of
 from ssdtrain.counters import Fallback
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
@@ -275,7 +275,10 @@ class Course:
             if (order.name, order.num_bytes) == (name, num_bytes):
                 self._found(course, order, num_bytes)
                 return number, order
-            if not is_exact and order.name != name and is_same_item(order.name, name):
+            resized = order.name != name and is_same_item(order.name, name)
+            if resized and not (
+                is_exact or self._rather_floats(course, order, name, num_bytes)
+            ):
                 found = self._found_resized(course, order, num_bytes)
                 return number, order if found else None
             if not order.floats:
@@ -309,6 +312,20 @@ class Course:
             if not (order.floats or self._is_absent(order, course)):
                 return False
         return False
+
+    def _rather_floats(
+        self, course: LaneCourse, order: Order, name: str, num_bytes: int
+    ) -> bool:
+        """Whether a tensor is a view of one that floats, and not the next order at
+        another size: a rotary table where the mask of attention comes next."""
+        if self._is_scaled_alike(course, order, num_bytes):
+            return False
+        floating = ((course.orders or ())[number] for number in course.floating)
+        return any(
+            producer_of(each.name) == producer_of(name)
+            and _is_as_large(course, each, num_bytes)
+            for each in floating
+        )
 
     def _found(self, course: LaneCourse, order: Order, num_bytes: int) -> None:
         course.planned_bytes += order.num_bytes

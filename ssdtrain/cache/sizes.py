@@ -86,6 +86,11 @@ def num_changed(name: str, other: str) -> int:
     return sum(one != another for one, another in zip(*both, strict=True))
 
 
+def producer_of(name: str) -> str:
+    """Return what made a tensor of this name."""
+    return name.partition(" [")[0]
+
+
 def elements_of(name: str) -> int:
     """Return how many elements a tensor of this name has."""
     return math.prod(_dims(name.partition(" [")[2]))

@@ -11,7 +11,7 @@ In the first step under a plan its lanes are served by the general path, while t
 tables are made: a region's call then takes the host five to ten times as long. So
 nothing is measured in the first one (nor without a plan: ranks count the same). In the
 next one the host's own time is measured, which takes it longer; the others tell how
-long a step is.
+long a step is, and one of them does where steps take a second and more.
 (tests/ssdtrain/observe/test_measured.py)
 """
 
@@ -37,6 +37,7 @@ from ssdtrain.observe.regionsteps import (
     least_host_ms,
 )
 from ssdtrain.observe.room import Room
+from ssdtrain.observe.trials import LONG_MS
 from ssdtrain.plan.agree import Peers
 from ssdtrain.plan.calibrate import (
     PLAIN_STEP,
@@ -181,9 +182,11 @@ class Measured:
 
     def _with_regions(self, observed: Observed) -> Steps:
         steps: list[RegionStep] = []
+        self._room.trim()  # see [Note: torn blocks]
         yield
         yield from self._region_step(steps, with_host=True)
-        for _ in range(NUM_REGION_STEPS - 2):
+        is_long = observed.profile.compute_ms >= LONG_MS
+        for _ in range(1 if is_long else NUM_REGION_STEPS - 2):
             yield from self._region_step(steps, with_host=False)
         first, *own_steps = steps
         saved_bytes = observed.saved_bytes
@@ -227,7 +230,6 @@ class Measured:
         """One more of them is measured. with_host: the host's time in hooks as well."""
         cache, ledger = self._cache, self._cache.ledger
         start = ledger.closed
-        self._room.trim()  # see [Note: torn blocks]
         meter = self._host.listen() if with_host else None
         timer = cache.timer = Bypass(
             ledger.clock, lambda: 0 if meter is None else meter.spent_ns

@@ -21,7 +21,9 @@ comes back where none is faster. Where that is too much for the limit, the first
 regions read leaves, as much as must: copies of so little are over long before backward.
 An observed step holds what backward asked for until its operator's gradients are
 summed, a re-run does not: so that base may need less than was told, and where all
-regions again fit by as much, they are the base after all.
+regions again fit by as much, they are the base after all. Where the limit leaves room
+for some regions, they stay while a plan is searched for (`fewest_again`): that needs no
+price, as it does nothing but leave out re-runs.
 (tests/ssdtrain/observe/test_tries.py)
 """
 
@@ -53,6 +55,7 @@ from ssdtrain.observe.steptimes import StepTimes
 from ssdtrain.observe.strays import Strays
 from ssdtrain.observe.tightened import Tightened
 from ssdtrain.observe.trials import (
+    MOST_TRIES,
     Stopwatch,
     Trials,
     Tried,
@@ -77,6 +80,7 @@ from ssdtrain.plan.unsearched import (
     ALL_AGAIN,
     all_again,
     all_again_moving,
+    fewest_again,
     keeping_all,
     runs_always,
 )
@@ -91,6 +95,9 @@ MAX_ATTEMPTS = 3
 TOLERANCE = 0.01
 """By which the plan that runs all regions again may seem to need more than the budget:
 what is next to its saved tensors was measured in a step that held more of them."""
+HANDLES = 0.009
+"""The same, of its steps: what checkpointing needs may be the budget, and it needs a
+little more."""
 MOST_DOUBT = 0.1
 """The same, where no other plan fits: then it is measured before it is refused."""
 MOST_OTHERS = 2
@@ -181,10 +188,16 @@ class Planner:
         """Signature of the profile that `plan` was made for."""
         self._stopwatch: Stopwatch | None = None
         """Of the plan that is tried."""
+        self._is_searched = True
+        """Whether that one was searched for."""
         self._again: Tried | None = None
         """A plan that was tried before, and is timed again; what the best one took
         until now."""
         self._next_look = FIRST_LOOK
+        self._effort = SEARCH_MARKS
+        """Of the last search."""
+        self._too_large: Plan | None = None
+        """A plan that went beyond the memory limit, until another one is found."""
         self._spared_bytes = 0
         """By how much steps of all regions again need less than they are told to."""
         self._num_others = 0
@@ -222,9 +235,7 @@ class Planner:
     @property
     def is_settled(self) -> bool:
         """Whether the best plan is followed, and none is searched for or tried."""
-        if self._searching.is_under_way or self._adoption.taken is not None:
-            return False
-        if self._smaller.is_searching:
+        if self._is_awaited or self._smaller.is_searching:
             return False
         return self._stage in (Stage.FOLLOWING, Stage.RESTING)
 
@@ -573,7 +584,7 @@ class Planner:
         seen = self._seen
         if not self._wants_graph or seen is None or not self._measured.may_hold(seen):
             return False
-        if self._searching.is_under_way or self._adoption.taken is not None:
+        if self._is_awaited:
             return False
         cache = self._cache
         self._stage = Stage.HELD
@@ -614,17 +625,52 @@ class Planner:
         else:
             self._stage = Stage.SEARCHING
         self._largest.plan_for_it()
-        self._begin_search(SEARCH_MARKS)
-        if self._stage is Stage.SEARCHING:
+        fewer = self._fewest_again()
+        self._begin_search(SEARCH_MARKS, fewer)
+        if fewer is not None:
+            self._planned = profile.signature()
+            self._largest.planned()
+            self.num_plans += 1
+            logger.info("ssdtrain: plan %d: %s", self.num_plans, fewer.policy)
+            self._begin_try(fewer, is_searched=False)
+        elif self._stage is Stage.SEARCHING:
             self._plan_by_size()
 
-    def _begin_search(self, effort: int) -> None:
+    def _fewest_again(self) -> Plan | None:
+        """Return what is tried while a plan is searched for: no more regions run again
+        than must, and nothing moves; None: all of them must, or there is no time."""
+        seen, best = self._seen, self._trials.best
+        if seen is None or best is None or best.plan.policy != ALL_AGAIN:
+            return None
+        if not self._peers.is_alone or not self._cache.device.runs_beside:
+            return None
+        profile = corrected(seen, self._measured.corrections)
+        goal = self._goal.goal.grown(self._largest.planned_ratio)
+        goal = replace(goal, budget_margin=TOLERANCE)
+        return fewest_again(profile, self._larger(profile), goal)
+
+    def _begin_search(self, effort: int, tried: Plan | None = None) -> None:
+        """tried: meanwhile, instead of the plan in force."""
         if self._seen is None:
             return
-        answer = self._searching.begin(self._request(self._seen), effort)
+        request = self._request(self._seen)
+        if tried is not None:
+            request = replace(request, plan=tried)
+        self._effort = effort
+        answer = self._searching.begin(request, effort)
         if answer is not None:
             self._take_answer(answer)
             self._follow_taken(is_now=True)
+
+    def _search_longer(self) -> None:
+        """Where a plan was wanted soon and is followed now, search for a better one."""
+        if self._effort < SEARCH_MARKS and self._trials.num_tries < MOST_TRIES:
+            self._begin_search(SEARCH_MARKS)
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether a plan is searched for, or taken and not in force yet."""
+        return self._searching.is_under_way or self._adoption.taken is not None
 
     def _request(self, seen: Profile) -> Request:
         return Request(
@@ -706,6 +752,11 @@ class Planner:
             self._largest.planned()
             self._stays(answer.plan)
         elif answer.plan is not None and self._seen is not None:
+            is_base = answer.plan.policy == ALL_AGAIN
+            by_memory = self._goal.goal.is_by_memory
+            if by_memory and not is_base and self._trials.is_hopeless(answer.plan):
+                self._stays(None)
+                return
             self._adoption.take(answer.plan)
             self._prepare(self._seen)
 
@@ -771,7 +822,8 @@ class Planner:
             return
         self._begin_try(plan)
 
-    def _begin_try(self, plan: Plan) -> None:
+    def _begin_try(self, plan: Plan, *, is_searched: bool = True) -> None:
+        self._is_searched = is_searched
         told = 0.0 if plan.prediction is None else plan.prediction.step_ms
         self._stopwatch = Stopwatch(told)
         self._put_in_force(plan, Stage.TRYING)
@@ -809,6 +861,10 @@ class Planner:
         """Go on with the best plan so far, and search for another one where this one
         took longer than it said."""
         is_by_memory = self._goal.goal.is_by_memory
+        if not self._is_searched:
+            self._trials.compare(tried)
+            self._follow_best()
+            return
         verdict = self._trials.judge(tried, self._most_ms(), is_by_memory=is_by_memory)
         told = tried.plan.prediction
         logger.info(
@@ -825,6 +881,7 @@ class Planner:
             return
         self._follow_best()
         if verdict is not Verdict.STAYS or not is_by_memory:
+            self._search_longer()
             return
         second = self._trials.second
         if second is None:
@@ -850,8 +907,7 @@ class Planner:
 
     def _goal_of(self, plan: Plan) -> Goal:
         """Return what the memory of its steps is judged by: a plan that moves nothing
-        may use a budget to its end. All regions again need what checkpointing needs,
-        which may be the budget, and a little more for their handles."""
+        may use a budget to its end, and all regions again `HANDLES` more."""
         if not plan.moves_nothing or not self._peers.is_alone:
             return self._goal.goal
         return self._goal_within(is_all=plan.policy == ALL_AGAIN)
@@ -859,7 +915,7 @@ class Planner:
     def _goal_within(self, *, is_all: bool) -> Goal:
         goal = self._goal.goal
         if is_all and goal.memory_budget_bytes is not None:
-            most_bytes = int((1 + TOLERANCE / 2) * goal.memory_budget_bytes)
+            most_bytes = int((1 + HANDLES) * goal.memory_budget_bytes)
             goal = replace(goal, memory_budget_bytes=most_bytes)
         return replace(goal, budget_margin=0.0)
 
@@ -875,6 +931,9 @@ class Planner:
             raise ConfigError(self._refusal)
         if not over_bytes or not self._goal.can_be:
             return False
+        if plan is self._too_large and self._is_awaited:
+            return False
+        self._too_large = plan
         logger.info("ssdtrain: the plan takes %d bytes more", over_bytes)
         self._spared_bytes = 0
         goal, best = self._goal.goal, self._trials.best
@@ -1005,6 +1064,7 @@ class Planner:
                 best_ms,
             )
         self._follow_best()
+        self._search_longer()
 
     def _makes_room(self) -> bool:
         """Under a memory limit, plan for the largest batch so far: [Note: sizes].
@@ -1012,8 +1072,7 @@ class Planner:
         has_grown = self._largest.has_grown()
         # A search ends with a plan that is followed before the next one begins, or
         # batches that grow and grow would never have one.
-        is_awaited = self._searching.is_under_way or self._adoption.taken is not None
-        if not has_grown or is_awaited:
+        if not has_grown or self._is_awaited:
             return False
         self._again = self._stopwatch = None
         self._stage = Stage.FOLLOWING

@@ -7,10 +7,10 @@ What an optimizer allocates in its first step stays forever. Where memory is sho
 would tear the blocks of logits and of whole layers, and there is no room for the others
 that the next step needs. So just before that step what is cached goes back to the
 device: what is left are the holes between gradients. For the same reason it goes back
-before each step in which all regions run again, the first ones and those that are
-measured, and where a plan is taken: the blocks are those that other tensors have left.
-What it costs are the allocations of one step, and only where most of the memory is
-reserved.
+before the first of the steps in which all regions run again and are measured, and where
+a plan is taken: the blocks are those that other tensors have left. What it costs are
+the allocations of one step (75 ms of 230 for a 1B model on an H200, so none that is
+timed), and only where most of the memory is reserved.
 
 That alone is not enough: training that needs 4.2 GB under checkpointing ended out of
 memory at 4.8, with 0.9 GB free in blocks that tensors of a few bytes held. So where

@@ -7,7 +7,8 @@ limit the fastest one does, and the plan that runs all regions again, which cost
 checkpointing does, is tried as well where it fits. Under a limit in time the one with
 the least memory does, of those that keep it. A plan whose steps took longer than it
 said makes copies and hooks more expensive, and another one is searched for with these
-prices, `MOST_TRIES` in all. Of the first steps under a plan none counts: tables and
+prices, `MOST_TRIES` in all: it is not tried if it says by them that it takes longer
+than the best one did. Of the first steps under a plan none counts: tables and
 memory are made in them. Of the others a step that is disturbed is longer, never
 shorter, so the lower middle counts.
 The one that it takes the place of is timed once more at once: the first steps of a run
@@ -142,16 +143,31 @@ class Trials:
         self.num_tries += 1
         best = self.best
         if is_by_memory:
-            if best is not None and tried.ms > (1 - GAIN) * best.ms:
-                self.second = tried
-                return Verdict.GOES_BACK
-            self.second = best
-        elif limit_ms is not None and tried.ms > limit_ms:
+            return self.compare(tried)
+        if limit_ms is not None and tried.ms > limit_ms:
             return Verdict.KEEPS_ALL if best is None else Verdict.GOES_BACK
         elif best is not None and tried.peak_bytes > (1 - GAIN) * best.peak_bytes:
             return Verdict.GOES_BACK
         self.best = tried
         return Verdict.STAYS
+
+    def compare(self, tried: Tried) -> Verdict:
+        """Under a memory limit: follow the faster of this one and the best."""
+        best = self.best
+        if best is not None and tried.ms > (1 - GAIN) * best.ms:
+            self.second = tried
+            return Verdict.GOES_BACK
+        self.best, self.second = tried, best
+        return Verdict.STAYS
+
+    def is_hopeless(self, plan: Plan) -> bool:
+        """Whether a plan is not worth a try under a memory limit: a try has told what
+        copies and hooks cost, and with that it says itself that its steps take longer
+        than the best plan's."""
+        best, told = self.best, plan.prediction
+        if best is None or told is None or not self.num_tries:
+            return False
+        return told.step_ms > (1 - GAIN) * best.ms
 
     def wants_another(self, tried: Tried) -> bool:
         """Whether another plan is worth a search, with what this one's steps tell."""

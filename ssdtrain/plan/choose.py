@@ -33,6 +33,7 @@ from ssdtrain.plan.profile import Item, Profile
 from ssdtrain.plan.regions import (
     Region,
     by_yield,
+    as_they_run,
     is_made_again,
     part_items,
     running,
@@ -275,8 +276,10 @@ def _search_regions(judge: Judge, best: Contender) -> Contender:
     if judge.always or not may_run_again(timeline):
         return best
     keep = placed_by(timeline, lambda *_: Placement.KEEP)
-    order, yielding = spread(timeline), by_yield(timeline)
-    for storing in ([], yielding) if yielding else ([],):
+    even, yielding = spread(timeline), by_yield(timeline)
+    ways: list[tuple[list[Region], list[Region]]]
+    ways = [(even, []), (as_they_run(timeline), [])]
+    for order, storing in [*ways, (even, yielding)] if yielding else ways:
         low, high = 0, len(order)
         while high - low > 1:
             number = (low + high) // 2

@@ -32,6 +32,12 @@ def spread(timeline: Timeline) -> list[Region]:
     return [(kind, number) for _, kind, number in sorted(found)]
 
 
+def as_they_run(timeline: Timeline) -> list[Region]:
+    """Order region calls as they run: where a prefix runs again and nothing moves, what
+    stays is what backward gives back first."""
+    return sorted(spread(timeline), key=lambda region: (region[1], region[0]))
+
+
 def is_made_again(kind: str, item: Item, chosen: Collection[Region]) -> bool:
     """Return whether re-running one of these regions produces the item."""
     return item.region >= 0 and not item.held and (kind, item.region) in chosen

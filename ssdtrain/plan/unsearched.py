@@ -16,7 +16,7 @@ from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.plan.profile import Profile
-from ssdtrain.plan.regions import spread, with_regions
+from ssdtrain.plan.regions import as_they_run, spread, with_regions
 from ssdtrain.plan.scaled import Growth, UpTo, scaled
 from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.simulate import Run, simulate
@@ -77,6 +77,32 @@ def all_again_moving(profile: Profile, larger: Profile, goal: Goal) -> Plan | No
         else:
             low = number
     return None if found is None or _is_too_much(largest, found, goal) else found
+
+
+def fewest_again(profile: Profile, larger: Profile, goal: Goal) -> Plan | None:
+    """Return the plan that moves nothing and runs as few regions again as fit: the last
+    ones stay, whose memory backward gives back first. None: all run again, or none."""
+    observed, largest = _timelines(profile, larger)
+    order = as_they_run(observed)
+    limits = goal.most_bytes(largest.profile), goal.easy_bytes(largest.profile)
+    most_bytes = min((each for each in limits if each is not None), default=None)
+    if most_bytes is None:
+        return None
+
+    def fits(number: int) -> bool:
+        needs = Run(largest, kept_but(largest, order[:number])).run()
+        return needs.peak_bytes <= most_bytes
+
+    low, high = 0, len(order)
+    while high - low > 1:
+        number = (low + high) // 2
+        low, high = (low, number) if fits(number) else (number, high)
+    if high >= len(order):
+        return None
+    orders = kept_but(observed, order[:high])
+    policy = f"{high} regions run again"
+    prediction = simulate(observed, orders)
+    return Plan(orders=orders, policy=policy, prediction=prediction)
 
 
 def _is_too_much(largest: Timeline, plan: Plan, goal: Goal) -> bool:

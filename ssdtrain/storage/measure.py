@@ -213,12 +213,16 @@ def _best(rates: Sequence[Rates]) -> str:
 
 
 def device_buffers(device: torch.device, num: int) -> list[torch.Tensor]:
-    """Random bytes in GPU memory, there when this returns."""
+    """Random bytes in GPU memory, there when this returns. They are drawn from a
+    generator of their own: what the user draws next stays the same."""
+    generator = torch.Generator(device).manual_seed(0)
     buffers = [
-        torch.randint(0, 256, (RECORD_BYTES,), dtype=torch.uint8, device=device)
-        for _ in range(num)
+        torch.empty(RECORD_BYTES, dtype=torch.uint8, device=device) for _ in range(num)
     ]
-    torch.cuda.synchronize(device)
+    for buffer in buffers:
+        buffer.random_(generator=generator)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return buffers
 
 

@@ -38,6 +38,9 @@ from ssdtrain.transfer.workers import Workers
 
 logger = logging.getLogger(__name__)
 
+EXPECTED = (Fallback.KEPT_BACK_PRESSURE, Fallback.RECIPE_UNSAVED)
+"""They are counted, and part of what a usual step does."""
+
 # Share of the pool in use above which `tiered` starts to drain its oldest transfers.
 DRAIN_ABOVE = 0.7
 WAIT_SLICE_S = 0.0005
@@ -268,12 +271,12 @@ class Offloader:
         return None if patient() else Fallback.KEPT_BACK_PRESSURE
 
     def fall_back(self, reason: Fallback, detail: str = "") -> None:
-        """Count a fallback; warn the first time."""
+        """Count a fallback; warn the first time, if it is not `EXPECTED`."""
         self._meters.counters.fell_back(reason)
         with self._lock:
             first = reason not in self._warned
             self._warned.add(reason)
-        if first and reason is not Fallback.KEPT_BACK_PRESSURE:
+        if first and reason not in EXPECTED:
             logger.warning(
                 "ssdtrain: %s%s (gradients stay right; further cases are counted)",
                 reason.value,

@@ -1,6 +1,7 @@
 """The node classification trainer: learns, repeats, resumes, fetches alike."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,6 +49,31 @@ def test_it_learns_and_both_fetches_agree(
     assert direct.test_accuracy == staged.test_accuracy
     assert direct.losses[-1] < 0.5 * direct.losses[0]
     assert direct.test_accuracy > 0.8
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_rows_of_other_types_train_as_the_weights_are(
+    pyg: ModuleType, dataset: NodeDataset, capture: bool
+) -> None:
+    halved = dataset.features.half()
+    found = []
+    for rows in (halved, halved.float(), halved.double()):
+        given = replace(dataset, features=rows)
+        found.append(trainer_of(pyg, given, epochs=2, capture=capture).fit().losses)
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_cache_without_its_use(pyg: ModuleType, dataset: NodeDataset) -> None:
+    for fetch, cache, message in (
+        (
+            "direct",
+            8,
+            "cache_bytes: expects null where features.place is direct, got 8",
+        ),
+        ("tiered", -1, "features.cache_bytes: expects 0 or more, got -1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            trainer_of(pyg, dataset, fetch=fetch, cache_bytes=cache)
 
 
 @pytest.mark.parametrize("score", ["degree", "weighted_reverse_pagerank"])

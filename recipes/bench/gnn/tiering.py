@@ -141,7 +141,7 @@ class Tiers:
                 max_sms=settings.max_sms,
             ),
             fetch="tiered" if share else "direct",
-            cache_bytes=int(share * data.features.nbytes),
+            cache_bytes=int(share * data.features.nbytes) if share else None,
             progress=False,
             device=self.ranks.device.type,
             ranks=self.ranks,

@@ -37,6 +37,7 @@ class Case(NamedTuple):
 
 CASES = (
     Case("models.foretold", seconds="CPU"),
+    Case("models.held_out", 300),
     Case("models.unseen", 3600),
     Case("models.real_models", seconds="600"),
     Case("models.trl_steps", 240, words="--case grpo"),
@@ -70,6 +71,7 @@ CASES = (
     Case("gnn.tiering", 60, "70"),
     Case("gnn.epochs", 120, "120", file="gnn/gnn"),
     Case("traversal.campaign", file="traversal/traversal"),
+    Case("traversal.requests", 120),
     Case("rgnn.batches", 90, "95"),
     Case("rgnn.layers", 250, "250", file="rgnn/rgnn"),
     Case("rgnn.dgl", 170),

@@ -7,31 +7,39 @@
 `grpo`: the shape of Qwen3-1.7B, 8 completions of 2,048 random tokens and a random
 reward. `sft`: LoRA on the shape of Qwen3-4B, one sequence of 16,384 tokens. Weights are
 random. The first process trains as TRL does by default, under activation checkpointing;
-the second one with `OffloadCallback`, whose `device_memory` is what the first one
-reserved. A step is timed from the call of `compute_loss` to the end of its backward.
+the second one with `OffloadCallback`, whose `memory_budget` is the measured peak of the
+first one above the level before the loss; the third one as the first, if time is left.
+A step is timed from the call of `compute_loss` to the end of its backward, a cycle from
+one such call to the next. Steps before the plan is settled are not timed.
 """
 
+import itertools
 import os
 import statistics
 import tempfile
+import time
 from typing import Any, Literal, NamedTuple
 
 import torch
+from transformers import TrainerCallback
 
 from recipes.bench.harness.cli import Bench, UsageError
 from recipes.bench.harness.processes import answer_of
-from recipes.bench.harness.timing import wait
+from recipes.bench.harness.timing import Peak, wait
 from recipes.bench.models.stock import shape_of
 
 WORDS = 200
 """Of the tokenizer: texts are random anyway."""
-NUM_LAST = 5
-"""Steps that are told."""
+NUM_WARM = 2
+"""Steps before the first timed one."""
+NUM_TIMED = 6
+MOST_STEPS = 80
 PROMPT = 16
 """Tokens."""
-COLUMNS = ("checkpointing", "ssdtrain")
-ROOM = 1.01
-"""Of what checkpointing reserved: the allocator rounds up."""
+BASE, OURS, AGAIN = "checkpointing", "ssdtrain", "checkpointing again"
+TINY_BUDGETS = {"grpo": 600_000, "sft": 250_000}
+"""Bytes: a CPU tells no peak."""
+PRELOAD = ("trl.trainer.{case}_trainer", "peft", "datasets")
 
 
 class Size(NamedTuple):
@@ -44,6 +52,17 @@ class Size(NamedTuple):
 
 
 CASES = {"grpo": Size("qwen3-1.7b", 2048, 8), "sft": Size("qwen3-4b", 16384, 1)}
+
+
+class Step(NamedTuple):
+    """A loss and its backward."""
+
+    start_s: float
+    end_s: float
+    base_bytes: int
+    """Allocated before."""
+    peak_bytes: int
+    """Above that."""
 
 
 def model_of(name: str, device: torch.device, *, tiny: bool) -> Any:
@@ -73,17 +92,18 @@ def timed(kind: type[Any], length: int) -> Any:
     class Timed(kind):  # type: ignore[misc]
         """`kind`, whose completions are random."""
 
-        spans: list[tuple[float, float]]
+        steps: list[Step]
 
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             """As the trainer's own."""
-            self.begun = wait()
+            self.begun, self.memory = wait(), Peak(self.accelerator.device)
             return super().compute_loss(*args, **kwargs)
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:
             """As the trainer's own."""
             loss = super().training_step(*args, **kwargs)
-            self.spans.append((self.begun, wait()))
+            memory = self.memory.base, self.memory.most
+            self.steps.append(Step(self.begun, wait(), *memory))
             return loss
 
         def _generate_single_turn(self, prompt_ids: Any, *_: Any, **__: Any) -> Any:
@@ -93,7 +113,32 @@ def timed(kind: type[Any], length: int) -> Any:
     return Timed
 
 
-def trainer_of(case: str, callbacks: list[Any], *, steps: int, tiny: bool) -> Any:
+class Until(TrainerCallback):  # type: ignore[misc]
+    """Ends training when enough steps were timed."""
+
+    def __init__(self, ours: Any, warm_s: float) -> None:
+        """`ours`: the callback whose plan has to settle, within `warm_s`; or None."""
+        self._ours, self._warm_s = ours, warm_s
+        self._begun = time.monotonic()
+        self.seconds_before = 0.0
+        self.is_settled = False
+        self.num_before = 0
+        """Steps that are not timed; 0: not known yet."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count the step."""
+        if self.num_before:
+            if state.global_step >= self.num_before + NUM_TIMED:
+                control.should_training_stop = True
+            return
+        self.seconds_before = round(time.monotonic() - self._begun, 1)
+        self.is_settled = self._ours is None or self._ours.session.is_settled
+        is_late = self.seconds_before > self._warm_s
+        if state.global_step >= NUM_WARM and (self.is_settled or is_late):
+            self.num_before = state.global_step
+
+
+def trainer_of(case: str, callbacks: list[Any], *, tiny: bool) -> Any:
     """Return TRL's trainer of a case."""
     from datasets import Dataset
 
@@ -104,7 +149,7 @@ def trainer_of(case: str, callbacks: list[Any], *, steps: int, tiny: bool) -> An
     model, tokenizer = model_of(name, device, tiny=tiny), tokenizer_of()
     common: dict[str, Any] = {
         "output_dir": tempfile.mkdtemp(),
-        "max_steps": steps,
+        "max_steps": MOST_STEPS,
         "per_device_train_batch_size": rows,
         "logging_steps": 1,
         "learning_rate": 1e-5,
@@ -129,14 +174,14 @@ def trainer_of(case: str, callbacks: list[Any], *, steps: int, tiny: bool) -> An
                 num_iterations=1,
             ),
             "reward_funcs": random_reward,
-            "train_dataset": Dataset.from_dict({"prompt": [text] * (steps * rows)}),
+            "train_dataset": Dataset.from_dict({"prompt": [text] * MOST_STEPS * rows}),
         }
         trainer = timed(GRPOTrainer, length)(**given, callbacks=callbacks)
     else:
         from peft import LoraConfig
         from trl import SFTConfig, SFTTrainer
 
-        tokens = torch.randint(3, WORDS, (steps * rows, length)).tolist()
+        tokens = torch.randint(3, WORDS, (MOST_STEPS * rows, length)).tolist()
         given |= {
             "args": SFTConfig(**common, max_length=length),
             "train_dataset": Dataset.from_dict({"input_ids": tokens}),
@@ -145,7 +190,7 @@ def trainer_of(case: str, callbacks: list[Any], *, steps: int, tiny: bool) -> An
             ),
         }
         trainer = timed(SFTTrainer, length)(**given, callbacks=callbacks)
-    trainer.spans = []
+    trainer.steps = []
     return trainer
 
 
@@ -154,30 +199,50 @@ def random_reward(completions: list[str], **_: Any) -> list[float]:
     return torch.rand(len(completions)).tolist()
 
 
-def measure(case: str, limit_bytes: int | None, steps: int, tiny: bool) -> Any:
-    """Train in this process; without a limit as TRL does by default."""
-    callbacks = []
-    if limit_bytes is not None:
+def measure(case: str, budget_bytes: int | None, warm_s: float, tiny: bool) -> Any:
+    """Train in this process; without a budget as TRL does by default."""
+    ours = None
+    if budget_bytes is not None:
         from ssdtrain import OffloadCallback
 
-        callbacks = [OffloadCallback(device_memory=limit_bytes)]
-        if tiny:  # nothing to fit into
-            callbacks = [OffloadCallback(plan="offload-all", min_bytes=0)]
-    trainer = trainer_of(case, callbacks, steps=steps, tiny=tiny)
+        least = {"min_bytes": 0} if tiny else {}
+        ours = OffloadCallback(
+            memory_budget=budget_bytes or TINY_BUDGETS[case], **least
+        )
+    until = Until(ours, warm_s)
+    trainer = trainer_of(case, [*filter(None, [ours]), until], tiny=tiny)
     trainer.train()
-    times = [1e3 * (end - begin) for begin, end in trainer.spans]
+    steps: list[Step] = trainer.steps[until.num_before :]
+    times = [1e3 * (step.end_s - step.start_s) for step in steps]
+    starts = [step.start_s for step in steps]
+    cycles = [1e3 * (b - a) for a, b in itertools.pairwise(starts)]
     found: dict[str, Any] = {
-        "step_ms": round(statistics.median(times[-NUM_LAST:]), 2),
+        "step_ms": round(statistics.median(times), 2),
         "steps_ms": [round(each, 1) for each in times],
+        "cycle_ms": round(statistics.median(cycles), 2),
+        "steps_before": until.num_before,
+        "seconds_before": until.seconds_before,
+        "settled": until.is_settled,
+        "checkpoints": any(
+            getattr(each, "gradient_checkpointing", False)
+            for each in trainer.model.modules()
+        ),
+        "peak_bytes": max(step.peak_bytes for step in steps),
+        "allocated_gb": max(step.base_bytes + step.peak_bytes for step in steps) / 1e9,
         "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row],
     }
     if torch.cuda.is_available():
-        found["allocated_gb"] = torch.cuda.max_memory_allocated() / 1e9
-        found["reserved_bytes"] = torch.cuda.max_memory_reserved()
-    if callbacks:
-        found["moved_bytes"] = callbacks[0].reports[-1].bytes_offloaded
-        found["rebuilt_bytes"] = callbacks[0].reports[-1].bytes_recomputed
-        found["summary"] = callbacks[0].summary()
+        found["reserved_gb"] = torch.cuda.max_memory_reserved() / 1e9
+    if ours is not None:
+        last = ours.reports[-1]
+        found |= {
+            "saved_bytes": last.bytes_saved,
+            "kept_bytes": last.bytes_kept,
+            "moved_bytes": last.bytes_offloaded,
+            "rebuilt_bytes": last.bytes_recomputed,
+            "stall_ms": round(last.stall_ms, 2),
+            "summary": ours.summary(),
+        }
     return found
 
 
@@ -185,34 +250,55 @@ def main(
     bench: Bench,
     *,
     case: Literal["grpo", "sft"],
-    steps: int = 26,
+    warm_s: float = 25,
     tiny: bool = False,
-    limit_s: float = 900,
+    limit_s: float = 300,
 ) -> None:
-    """Measure both columns of a case, each in a process of its own.
+    """Measure the columns of a case, each in a process of its own.
 
     Args:
         case: what to train
-        steps: of training
+        warm_s: most of a warm-up
         tiny: a small model, without a GPU
         limit_s: of a column
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
     cells = bench.cells({"tiny": tiny})
-    limit: int | None = None
-    for each in COLUMNS:
+    preload = [each.format(case=case) for each in PRELOAD]
+    budget: int | None = None
+    for each in (BASE, OURS, AGAIN):
         name = f"{case}/{each}"
-        cells.run(name, answer_of, measure, (case, limit, steps, tiny), limit_s)
-        if name not in cells or "step_ms" not in cells[name]:
-            raise UsageError(
-                f"{name} was not measured: {cells.data['cells'].get(name)}"
-            )
-        limit = int(ROOM * cells[name].get("reserved_bytes", 0))
-    base, ours = (cells[f"{case}/{each}"] for each in COLUMNS)
-    print(
-        f"{case}: loss and backward {ours['step_ms']:.0f} ms, checkpointing "
-        f"{base['step_ms']:.0f} ms: {ours['step_ms'] / base['step_ms']:.3f} of it "
-        f"(wanted 0.95); peak {ours.get('allocated_gb', 0):.2f} of "
-        f"{base.get('allocated_gb', 0):.2f} GB"
-    )
+        given = case, budget if each == OURS else None, warm_s, tiny
+        cells.run(name, answer_of, measure, given, limit_s, preload)
+        if name in cells and "step_ms" in cells[name]:
+            budget = cells[name]["peak_bytes"]
+        elif each != AGAIN:
+            found = cells.data["cells"].get(name)
+            raise UsageError(f"{name} was not measured: {found}")
+    ours = cells[f"{case}/{OURS}"]
+    bases = [
+        cells[f"{case}/{each}"] for each in (BASE, AGAIN) if f"{case}/{each}" in cells
+    ]
+    print(told(case, [base for base in bases if "step_ms" in base], ours))
     print(ours["summary"])
+
+
+def told(case: str, bases: list[dict[str, Any]], ours: dict[str, Any]) -> str:
+    """Return the comparison in a few words."""
+    base_ms = statistics.mean(base["step_ms"] for base in bases)
+    cycle_ms = statistics.mean(base["cycle_ms"] for base in bases)
+    base = bases[0]
+    same = [a == b for a, b in zip(base["losses"], ours["losses"], strict=False)]
+    plan = "settled" if ours["settled"] else "not settled"
+    return (
+        f"{case}: loss and backward {ours['step_ms']:.0f} ms, checkpointing "
+        f"{base_ms:.0f} ms: {ours['step_ms'] / base_ms:.3f} of it (wanted 0.95); "
+        f"whole cycle {ours['cycle_ms'] / cycle_ms:.3f} of it; peak above the step's "
+        f"start {ours['peak_bytes'] / 1e9:.2f} of {base['peak_bytes'] / 1e9:.2f} GB, "
+        f"allocated {ours['allocated_gb']:.2f} of {base['allocated_gb']:.2f} GB, "
+        f"reserved {ours.get('reserved_gb', 0):.2f} of "
+        f"{base.get('reserved_gb', 0):.2f} GB; of {ours['saved_bytes'] / 1e9:.2f} GB "
+        f"{ours['moved_bytes'] / 1e9:.2f} moved, {ours['rebuilt_bytes'] / 1e9:.2f} "
+        f"computed again, {ours['kept_bytes'] / 1e9:.2f} kept; plan {plan} after "
+        f"{ours['steps_before']} steps; {sum(same)} of {len(same)} losses equal"
+    )

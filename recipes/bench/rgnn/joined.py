@@ -6,31 +6,40 @@ A graph of ogbn-mag's sizes with its edges both ways, 1,024 seeds a batch, fanou
 and 10: what `ssdtrain train gnn=rgat features.place=... trainer.batch=1024
 trainer.capture=true` does in an epoch, without the test on the whole graph. Stages
 alone: draw, gather, step, of the same batches. Losses of all places are compared.
+`pyg` and `pyg captured`: PyG's layers with our draws and rows, `direct`.
 """
 
+import itertools
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from hector.capture import CapturedBatches, CapturedSampler
 from hector.datasets.task import NodeClassification
-from hector.sampling import NeighborSampler
+from hector.graph import HeteroGraph, subgraph
+from hector.sampling import Drawn, NeighborSampler, SampledBatch
 from hector.train import (
+    LayerSpec,
     ModelConfig,
     NodeClassificationTrainer,
     OptimizerConfig,
     RunConfig,
 )
 from hector.train.mini_batches import MiniBatches
+from hector.train.model import compiled_layer
 from hector.train.steps import Steps
 from pydirect.features import FeatureRows
 from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.timing import wait
 from recipes.bench.rgnn.mag import CLASSES, FANOUTS, SEEDS, WIDTH, mag_graph
+from recipes.bench.rgnn.pyg import pyg_conv
 
 PLACES = ("direct", "tiered", "device")
+PYG = ("pyg", "pyg captured")
 EPOCHS, STAGE_BATCHES = 4, 24
 
 
@@ -52,15 +61,37 @@ def task_of(device: torch.device, shrink: int, num_batches: int) -> NodeClassifi
     )
 
 
+class PygLayer(nn.Module):
+    """PyG's layer, on whatever graph it is called with."""
+
+    def __init__(self, spec: LayerSpec, graph: HeteroGraph) -> None:
+        super().__init__()
+        self.conv = pyg_conv(spec, graph)
+
+    def forward(self, x: Tensor, graph: HeteroGraph) -> Tensor:
+        ends = torch.stack([graph.src, graph.dst])
+        out: Tensor = self.conv(x, ends, graph.edge_type)
+        return out
+
+
 class Joined:
     """One model and its rows, from the trainer's own parts."""
 
     def __init__(
-        self, task: NodeClassification, place: str, share: float, seeds: int
+        self,
+        task: NodeClassification,
+        side: str,
+        share: float,
+        seeds: int,
+        max_sms: int | None,
     ) -> None:
-        """share: of the rows, in GPU memory where the place is tiered."""
+        """side: a place, or one of `PYG`; share: of the rows, in GPU memory where the
+        place is tiered."""
         self.task, self.seeds, self.device = task, seeds, task.graph.device
-        cuda = capture = self.device.type == "cuda"
+        cuda = self.device.type == "cuda"
+        # What a captured step needs of PyG's layers it may not have.
+        self.capture = capture = cuda and side != "pyg"
+        place = "direct" if side in PYG else side
         cache = int(share * task.graph.num_nodes * WIDTH * 4)
         trainer = NodeClassificationTrainer(
             model=ModelConfig(layer="rgat", hidden_channels=WIDTH),
@@ -75,7 +106,9 @@ class Joined:
                 place,
                 width=WIDTH,
                 cache_bytes=cache if place == "tiered" else None,
+                max_sms=max_sms,
             ),
+            make_layer=PygLayer if side in PYG else compiled_layer,
         )
         self.model = trainer.build_model(self.task, 0)
         adam = torch.optim.Adam(
@@ -102,7 +135,8 @@ class Joined:
     def stages(self) -> dict[str, float]:
         """Milliseconds a batch of each stage alone."""
         draws = CapturedSampler(self.sampler, self.seeds)
-        batches = CapturedBatches(self.steps.mini_batch, self.task.graph)
+        graph = self.task.graph
+        batches = CapturedBatches(self.steps.mini_batch, graph)
         generator = torch.Generator(self.device).manual_seed(0)
         parts = self.task.train_nodes.split(self.seeds)[:STAGE_BATCHES]
         goals = self.task.train_labels.split(self.seeds)[:STAGE_BATCHES]
@@ -119,18 +153,24 @@ class Joined:
         gather_ms, rows = each(
             [lambda f=f: self.model.gathered(f.node_ids) for f in found]
         )
+
+        def step(f: Drawn, goal: Tensor, r: tuple[Tensor, ...]) -> object:
+            if self.capture or graph.device.type != "cuda":
+                return batches(f, goal, rows=r)
+            made = subgraph(graph, f.node_ids, f.edge_ids)
+            batch = SampledBatch(made, f.node_ids, f.seeds, f.edge_ids)
+            return self.steps.mini_batch(batch, goal, *r)
+
         train = zip(found, goals, rows, strict=True)
-        step_ms, _ = each(
-            [lambda f=f, g=g, r=r: batches(f, g, rows=r) for f, g, r in train]
-        )
+        step_ms, _ = each([partial(step, *each) for each in train])
         return {"draw_ms": draw_ms, "gather_ms": gather_ms, "step_ms": step_ms}
 
 
 def cell(
-    task: NodeClassification, place: str, share: float, seeds: int
+    task: NodeClassification, side: str, share: float, seeds: int, max_sms: int | None
 ) -> dict[str, Any]:
-    """Epochs and stages of a place."""
-    joined = Joined(task, place, share, seeds)
+    """Epochs and stages of a place, or of PyG's layers."""
+    joined = Joined(task, side, share, seeds, max_sms)
     runs = [joined.epoch(number) for number in range(EPOCHS)]
     epoch_s = median(seconds for seconds, _ in runs[1:])
     stages = joined.stages()
@@ -152,18 +192,25 @@ def main(
     shrink: int = 1,
     batches: int = 96,
     share: float = 0.1,
-    places: tuple[str, ...] = tuple(PLACES),
+    places: tuple[str, ...] = (*PLACES, *PYG),
+    max_sms: tuple[int, ...] = (16,),
 ) -> int:
-    """A cell for each place; 1 if a loss differs between places.
+    """A cell for each place and budget; 1 if a loss differs between places.
 
     Args:
         shrink: divide the sizes: a trial on a CPU
         batches: of an epoch
         share: of rows near, in the tiered cell
+        max_sms: multiprocessors of a gather; 0: the gather decides
     """
     cells = bench.cells({"shrink": shrink, "batches": batches, "share": share})
     task, seeds = task_of(bench.device, shrink, batches), max(8, SEEDS // shrink)
-    for place in places:
-        cells.run(place, cell, task, place, share, seeds, limit_s=80)
-    losses = [c["losses"] for c in cells.data["cells"].values() if "losses" in c]
-    return int(any(one != losses[0] for one in losses))
+    for place, sms in itertools.product(places, max_sms):
+        first = sms == max_sms[0]
+        if not first and place not in ("direct", "tiered"):
+            continue  # no rows of host memory, or PyG's
+        name = place if first else f"{place}, {sms} SMs"
+        cells.run(name, cell, task, place, share, seeds, sms or None, limit_s=80)
+    found = {n: c["losses"] for n, c in cells.data["cells"].items() if "losses" in c}
+    ours = [losses for name, losses in found.items() if not name.startswith("pyg")]
+    return int(any(one != ours[0] for one in ours))

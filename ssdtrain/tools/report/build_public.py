@@ -146,9 +146,15 @@ def config_of(shape: Shape) -> Any:
         raise ConfigError(f"transformers cannot build {kind}: {error}") from error
 
 
-def public_subject(shape: Shape, tokens: int) -> Subject:
-    """Build the model in bf16, and a step of about so many tokens; to be called where
-    torch's default device is meta."""
+def _zeros(*size: int) -> Tensor:
+    return torch.zeros(size, dtype=torch.long)
+
+
+def public_subject(
+    shape: Shape, tokens: int, ids: Callable[..., Tensor] = _zeros
+) -> Subject:
+    """Build the model in bf16 on torch's default device, and a step of about so many
+    tokens; `ids` of a size gives token ids and labels."""
     import transformers
 
     config = config_of(shape)
@@ -164,15 +170,17 @@ def public_subject(shape: Shape, tokens: int) -> Subject:
     model.train()
     if shape.train is Train.LORA:
         add_lora(model)
-    return Subject(model, _step(kind, model, config, tokens, shape.loss))
+    return Subject(model, _step(kind, model, config, tokens, shape.loss, ids))
 
 
 def _step(
-    kind: str, model: Any, config: Any, tokens: int, loss: Loss
+    kind: str,
+    model: Any,
+    config: Any,
+    tokens: int,
+    loss: Loss,
+    ids: Callable[..., Tensor],
 ) -> Callable[[], Any]:
-    def ids(*size: int) -> Tensor:
-        return torch.zeros(size, dtype=torch.long)
-
     if kind == "vit":
         patches = (config.image_size // config.patch_size) ** 2 + 1
         batch = max(1, tokens // patches)

@@ -190,15 +190,22 @@ def _ways(
     if found[PLAIN][1] <= usable:
         return {**found, OURS: found[PLAIN]}, None
     try:
-        plan = choose(captured.profile, Goal(device_bytes=capacity), SEARCH_MARKS)
+        ms, peak, traffic = planned(captured, capacity)
     except ConfigError:
         ms, _ = found.get(CHECKPOINTING, found[PLAIN])
         return {**found, OURS: (ms, _peaks(captured)[OURS])}, None
+    return {**found, OURS: (ms, peak)}, traffic
+
+
+def planned(captured: Captured, capacity: int) -> tuple[float, int, Traffic]:
+    """Return ms, the whole peak in bytes and the traffic of ssdtrain's plan for a
+    device of so many bytes. Raises ConfigError: no plan fits."""
+    plan = choose(captured.profile, Goal(device_bytes=capacity), SEARCH_MARKS)
     if plan.prediction is None:
         raise ConfigError("a chosen plan carries a prediction")
     ms = _with_links(captured, plan.prediction.step_ms)
     peak = captured.profile.base_bytes + plan.prediction.peak_bytes
-    return {**found, OURS: (ms, peak)}, _traffic(plan, plan.prediction.host_peak_bytes)
+    return ms, peak, _traffic(plan, plan.prediction.host_peak_bytes)
 
 
 def _traffic(plan: Plan, host_bytes: int) -> Traffic:

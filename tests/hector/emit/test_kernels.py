@@ -14,16 +14,17 @@ DYNAMIC_LOOPS = (3, 7)
 
 
 CASES = ("kernel_cases.py", "sampled_cases.py", "message_cases.py")
+DRAWING = ("drawing_cases.py",)
 INTERPRETED_CASES = ("bound_cases.py",)
 
 
 @pytest.mark.timeout(900)
-def test_generated_kernels(tmp_path: Path) -> None:
+@pytest.mark.parametrize("files", [CASES, DRAWING], ids=["layers", "drawing"])
+def test_generated_kernels(files: tuple[str, ...], tmp_path: Path) -> None:
     triton = pytest.importorskip("triton")
     env = {**os.environ, "HECTOR_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    files = CASES
     if not torch.cuda.is_available():
-        files += INTERPRETED_CASES
+        files += INTERPRETED_CASES if files is CASES else ()
         version = tuple(int(n) for n in triton.__version__.split(".")[:2])
         if version < DYNAMIC_LOOPS:
             pytest.skip(f"the interpreter of Triton {triton.__version__} has no loops")

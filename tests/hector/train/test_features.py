@@ -71,8 +71,10 @@ def test_embeddings_in_host_memory(tmp_path: Path) -> None:
         (("features.source=none.npy",), "expects a .npy file, got none.npy"),
         (("features.place=peers",), "device, direct or tiered for embeddings"),
         (("features.cache_bytes=8",), "expects null where features.place is device"),
+        (("features.cache_bytes=-8",), "features.cache_bytes: expects 0 or more, got"),
         (("features.source=random", "features.place=peers"), "several ranks whose"),
         (("features.source=random", "features.width=null"), "features.width: expects"),
+        (("features.source=random", "features.max_sms=0"), "expects at least 1, or"),
         ((*TIERED, "trainer.run.dtype=float64"), "one rank, capture=false, float32"),
         ((*TIERED, "trainer.optimizer.weight_decay=0.1"), "no weight decay"),
     ],
@@ -83,10 +85,13 @@ def test_what_is_refused(words: tuple[str, ...], message: str) -> None:
 
 
 def test_files_of_other_sizes(rows: str, tmp_path: Path) -> None:
+    num = len(np.load(rows))
     for array, message in [
         (np.zeros((3, 4), "f4"), "a row for each of .* nodes, got 3"),
         (np.zeros((3, 4), "i4"), "expects float16, 32 or 64, got int32"),
         (np.zeros(3, "f4"), r"expects one array of rows, got shape \[3\]"),
+        (np.zeros((num, 0), "f4"), r"expects one array of rows, got shape \[\d+, 0\]"),
+        (np.where(np.eye(num, 4) > 0, 1, np.inf), "got inf at row 0, column 1"),
     ]:
         np.save(tmp_path / "other.npy", array)
         with pytest.raises(ValueError, match=message):

@@ -13,7 +13,7 @@ import scipy.io
 import scipy.sparse
 
 from pydirect.memory.limits import MemoryLimits
-from pydirect.traversal import files
+from pydirect.traversal import files, sssp
 from pydirect.traversal.files import read_graph
 from ssdtrain.tools.cli import main
 
@@ -152,6 +152,11 @@ def test_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 MATRIX = "%%MatrixMarket matrix coordinate real general\n% words\n3 3 2\n"
+GRAPHML = (
+    '<graphml xmlns="http://graphml.graphdrawing.org/xmlns">'
+    '<graph edgedefault="directed"><node id="a"/><node id="b"/>'
+    '<edge source="a" target="b"/></graph></graphml>'
+)
 BAD = [
     ("a.txt", "1 2\n3 x\n", ":2: expects the number of a node, got 'x'"),
     ("a.txt", "1 2\n3 -4\n", ":2: expects nodes numbered from 0, got '-4'"),
@@ -170,6 +175,22 @@ BAD = [
     ("a.graphml", "<graphml>\n<graph", ": unclosed token: line 2"),
     ("a.json", '{"nodes": [{"id": 1}], "links": [{"source": 1, "target": 7}]}',
      ": links[0]: expects a node of the file, got 7"),
+    ("a.txt", MATRIX + "1 1 4\n2 3 1\n", ":1: expects a name that ends in .mtx, got"),
+    ("a.csv", "1,2x\n0,1,5\n", ":1: expects the number of a node, got '2x'"),
+    ("a.csv", "u,v\n0,,1\n", ":2: expects the number of a node, got '(nothing)'"),
+    ("a.CSV", '"0","1"\n', ":1: expects the number of a node, got '\"0\"'"),
+    ("a.csv", "id,source,target\n0,1,2\n", ":1: expects source in column 1, got 'id"),
+    ("a.adjlist", "0 1 2\n1 2 0\n", ": expects a line for each edge, got a name of"),
+    ("a.txt.gz", "", ": expects compressed data, got an empty file"),
+    ("a.graphml", GRAPHML.replace('target="b"', 'target="c"'),
+     ": edge[0]: expects a node of the file, got 'c' as target"),
+    ("a.graphml", GRAPHML.replace(' target="b"', ""),
+     ": edge[0]: expects a node of the file, got None as target"),
+    ("a.graphml", GRAPHML.replace('<node id="b"/>', '<node id="a"/>'),
+     ": node[1]: expects an id of its own, got 'a'"),
+    ("a.json", '{"nodes": [{}], "edges": []}', ": nodes[0]: expects an id, a number"),
+    ("a.json", "[1]", ": expects an object with lists of nodes and edges, as networkx"),
+    ("a.json", "[" * 100_000, ": maximum recursion depth exceeded"),
 ]  # fmt: skip
 
 
@@ -196,6 +217,9 @@ def test_more_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     path.write_text("1 2 1\n2 3 nan\n")
     packed.write_bytes(gzip.compress(LINES.encode() * 100)[:-20])
     np.savez(arrays, edge_index=np.array([[0, 1], [1, -5]]))
+    links = tmp_path / "a.json"
+    edge = {"source": 1, "target": 1, "weight": -1}
+    links.write_text(json.dumps({"nodes": [{"id": 1}], "links": [edge]}))
     for words, message in [
         (["sssp", str(path), "--source", "1"], f"{path}:2: expects a weight of 0 or"),
         (["bfs", str(path), "--source", "9"], "--source expects nodes of the file"),
@@ -205,6 +229,16 @@ def test_more_bad_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         (["components", str(path), "--out", "x.txt"], "--out: expects .npz, .tsv"),
         (["components", str(packed)], "the end of compressed data that is cut off"),
         (["components", str(arrays)], "edge_index: expects nodes 0 to 1, got [1, -5]"),
+        (["components", str(path), "--out", str(path.parent / "b/c.tsv")], "directory"),
+        (["components", str(arrays), "--out", str(arrays)], "another file than the"),
+        (
+            ["components", str(links), "--nodes", "9"],
+            "expects no --nodes: the file has",
+        ),
+        (
+            ["sssp", str(links), "--source", "1"],
+            f"{links}: expects weights of 0 or mor",
+        ),
         (["components", str(tmp_path / "none")], "No such file or directory"),
     ]:
         assert main(["graph", *words]) == 2
@@ -222,6 +256,8 @@ BAD_ARRAYS = [
     ({"indptr": [1, 2], "indices": [0, 1]}, "indptr: expects ascending numbers"),
     ({"indptr": [0, 9, 2], "indices": [0, 1]}, "ascending numbers from 0 to 2, got"),
     ({"indptr": [[0]], "indices": [0]}, "indptr: expects two lists"),
+    ({"indptr": [0, 1], "indices": [0], "shape": [2, 2]}, "3 numbers for 2 nodes, got"),
+    ({"indptr": [0], "indices": [], "format": "bsr"}, "expects entries, got blocks"),
 ]
 
 
@@ -274,6 +310,63 @@ def test_damaged_files_are_named(
     packed.write_bytes(b"BZh9" + bytes(40))
     assert main(["graph", "components", str(packed)]) == 2
     assert f"{packed}:0: expects more lines" in capsys.readouterr().err
+
+
+def test_the_line_where_packed_lines_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(b"0 1\n" * 1000)[:-4])
+    assert main(["graph", "components", str(path)]) == 2
+    assert f"{path}:1000: expects more lines" in capsys.readouterr().err
+
+
+def test_an_earlier_result_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the new one cannot be written, and no part of it lies about."""
+    path, out = tmp_path / "a.txt", tmp_path / "out.npz"
+    path.write_text(LINES)
+    out.write_text("earlier")
+
+    def full(path: str, **columns: object) -> None:
+        Path(path).write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "savez", full)
+        assert main(["graph", "components", str(path), "--out", str(out)]) == 2
+    assert out.read_text() == "earlier"
+    assert sorted(tmp_path.iterdir()) == [path, out]
+    assert main(["graph", "components", str(path), "--out", str(out)]) == 0
+    with np.load(out) as result:
+        assert result.files == ["node", "component"]
+
+
+def test_parts_of_an_entry_are_one_edge(tmp_path: Path) -> None:
+    """As in scipy: in files of coordinates, of lists, and of Matrix Market."""
+    parts = ([2.0, 3.0, 1.0], ([1, 1, 0], [0, 0, 1]))
+    whole = scipy.sparse.coo_array(parts, shape=(3, 3))
+    lists = scipy.sparse.csr_array(([1.0, 2.0, 3.0], [1, 0, 0], [0, 1, 3, 3]))
+    lists.resize(3, 3)
+    for name, matrix in (("a.npz", whole), ("b.npz", lists)):
+        scipy.sparse.save_npz(tmp_path / name, matrix)
+    text = "1 2 1\n2 1 2\n2 1 3\n"
+    (tmp_path / "c.MTX").write_text(MATRIX.replace("3 3 2", "3 3 3") + text)
+    for path in tmp_path.iterdir():
+        found = read_graph(path, weighted=True).graph
+        assert found.offsets.tolist() == [0, 1, 2, 2]
+        assert found.weights is not None and found.weights.tolist() == [1, 5]
+        assert read_graph(path).graph.neighbors.tolist() == [1, 0]
+
+
+def test_two_weights_there_and_back(tmp_path: Path) -> None:
+    """Undirected, both edges stay, as of lines."""
+    path = tmp_path / "a.json"
+    made = networkx.DiGraph([(1, 0, {"weight": 9}), (0, 1, {"weight": 2})])
+    path.write_text(json.dumps(networkx.node_link_data(made, edges="edges")))
+    found = read_graph(path, weighted=True, undirected=True)
+    assert sssp(found.graph, found.nodes(["1"])[0]).tolist() == [0, 2]
 
 
 def test_lines_end_as_every_system_ends_them(tmp_path: Path) -> None:

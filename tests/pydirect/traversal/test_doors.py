@@ -115,8 +115,11 @@ def test_ranks_that_do_not_converge_say_so() -> None:
     with pytest.warns(RuntimeWarning, match=r"still change by 0.667 in all"):
         pagerank(swing, damping=1.0)
     for damping in (0.0, 0.5, 0.99):
-        pagerank(graph, damping=damping, tolerance=1e-13, trace=(trace := Trace()))
-        assert trace.converged
+        for start in (None, torch.arange(graph.num_nodes)):
+            trace = Trace()
+            how = {"personalization": start, "tolerance": 1e-13, "trace": trace}
+            pagerank(graph, damping=damping, **how)
+            assert trace.converged
     pagerank(graph, tolerance=0, max_iterations=4, trace=(trace := Trace()))
     assert len(trace.steps) == 4
 

@@ -17,6 +17,7 @@ def test_a_standin_keeps_to_its_record(package: str) -> None:
         assert known == parameters, name
 
 
+@pytest.mark.filterwarnings("ignore")  # the package's own, as it is imported
 @pytest.mark.skipif(ONLY is None, reason="make integrations")
 def test_the_record_is_what_the_package_says() -> None:
     assert ONLY is not None

@@ -325,3 +325,28 @@ def test_what_fits_runs_without_hooks(goal: dict[str, Any]) -> None:
                 assert session.is_settled and isinstance(session.cache.bypass, Unhooked)
                 assert "everything fits" in session.summary()
         assert seen == [True, True, False, False, False, True]
+
+
+def test_regions_that_the_budget_has_room_for_stay_while_a_plan_is_searched_for(
+    virtual_time: VirtualTime,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Copies are slow, so nothing is better; what needs no price is in force early."""
+    theirs, _, _, reports, _ = run(virtual_time, None, num_steps=20)
+    kept_bytes = reports[-1].saved_peak_bytes
+    again = {"plan": "keep-all", "recompute": "regions"}
+    _, _, _, reports, _ = run(virtual_time, None, num_steps=5, **again)
+    budget = (kept_bytes + reports[-1].saved_peak_bytes) // 2
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr(CpuDevice, "runs_beside", True)
+    monkeypatch.setattr(observation, "fitted_links", lambda *measured: links(1e6))
+    caplog.set_level("INFO", logger=planner.__name__)
+    ours, times, plan, reports, _ = run(virtual_time, budget)
+    assert same_bits(ours[:20], theirs)
+    assert plan is not None
+    second = next(line for line in caplog.messages if "plan 2: " in line)
+    number = int(second.removesuffix(" regions run again").split()[-1])
+    assert 1 < number < 6
+    assert times[-1] <= 1.01 * (6 * 3 + number) * 4 * FORWARD_S
+    assert all(report.saved_peak_bytes <= budget for report in reports[3:])

@@ -22,6 +22,19 @@ def posix(directory: Path) -> PosixStorage:
     return PosixStorage(directory, extent_bytes=MIB)
 
 
+def test_what_is_written_is_drawn_from_a_generator_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A session that measures paths leaves what its user draws next as it was."""
+    monkeypatch.setattr(measure, "RECORD_BYTES", 64)
+    torch.manual_seed(0)
+    expected = torch.rand(4)
+    torch.manual_seed(0)
+    found = measure.device_buffers(torch.device("cpu"), 2)
+    assert torch.equal(torch.rand(4), expected)
+    assert not torch.equal(*found)
+
+
 class SlowGds(ThrottledStorage):
     """Stands in for `GdsStorage` at a given rate."""
 

@@ -1,0 +1,172 @@
+"""What `ssdtrain fits` foretells of public models, written before they are measured.
+
+    python -m recipes.bench models.held_out --foretell     # a CPU
+    python -m recipes.bench models.held_out                # the GPU
+
+The first command writes, for each model, what plain training, checkpointing and
+ssdtrain's plan in a memory between the two are said to take. The second one trains the
+same models, weights random, and adds what they took. A step ends with fused AdamW; its
+peak has everything in it. A rerun goes on.
+"""
+
+import gc
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.timing import wait
+from recipes.bench.models.stock import checkpoint
+from ssdtrain.tools.foresight.device import load_device
+from ssdtrain.tools.report.build_public import Loss, Train, public_subject, shape_of
+from ssdtrain.tools.report.capture import Question, capture
+from ssdtrain.tools.report.fits import CHECKPOINTING, OURS, PLAIN, planned, priced_ways
+
+GPU = "h200"
+BETWEEN = 0.3
+"""Memory of ssdtrain's plan: so far from checkpointing's to that of plain training."""
+STEPS = 5
+"""Timed ones."""
+MOST_WARM_UP_S = 14.0
+
+
+@dataclass(frozen=True)
+class Held:
+    """A model of the shipped table, and how it is trained."""
+
+    model: str
+    train: Train
+    tokens: int
+
+    @property
+    def name(self) -> str:
+        """Such as `llama-3.2-1b/full/8k`."""
+        return f"{self.model}/{self.train.value}/{self.tokens // 1024}k"
+
+
+HELD = tuple(
+    Held(model, Train(train), tokens * 1024)
+    for model, train, tokens in (
+        ("llama-3.2-1b", "full", 8),
+        ("qwen2.5-7b", "lora", 8),
+        ("t5-large", "full", 16),
+        ("vit-huge", "full", 32),
+        ("mistral-7b", "lora", 16),
+        ("whisper-large-v3", "full", 8),
+        ("gemma-2-2b", "full", 4),
+        ("llama-3.2-3b", "full", 16),
+    )
+)
+
+
+def foretold(held: Held) -> dict[str, Any]:
+    """ms and whole peak of each way, and the memory of ssdtrain's plan."""
+    question = Question(model=held.model, train=held.train, tokens=held.tokens, gpu=GPU)
+    shape = shape_of(held.model, held.train, Loss.STOCK)
+    captured = capture(question, shape, load_device(GPU), held.tokens)
+    ways = priced_ways(captured)
+    least, most = ways[CHECKPOINTING][1], ways[PLAIN][1]
+    memory = int(least + BETWEEN * (most - least))
+    ms, peak, _ = planned(captured, memory)
+    ways[OURS] = ms, peak
+    told = {
+        name: {"foretold_ms": round(ways[name][0], 1), "foretold_bytes": ways[name][1]}
+        for name in (PLAIN, CHECKPOINTING, OURS)
+    }
+    return {"device_memory": memory, "ways": told}
+
+
+class Training:
+    """A model of the table on a device."""
+
+    def __init__(self, held: Held, device: torch.device, layers: int | None) -> None:
+        self.device = device
+        shape = shape_of(held.model, held.train, Loss.STOCK)
+        if layers is not None:
+            shape = shape.with_layers(layers)
+        torch.manual_seed(0)
+        with device:
+            subject = public_subject(shape, held.tokens, drawn)
+        self.model, self.forward = subject.model, subject.forward
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(trained, 1e-5, fused=True)
+
+    def step(self) -> float:
+        """ms."""
+        start = wait(self.device)
+        self.forward().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return (wait(self.device) - start) * 1e3
+
+    def told(self) -> dict[str, Any]:
+        """Of some steps: the median time, and the largest peak."""
+        cuda = self.device.type == "cuda"
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
+        times = [self.step() for _ in range(STEPS)]
+        peak = torch.cuda.max_memory_allocated() if cuda else 0
+        return {"ms": round(statistics.median(times), 1), "bytes": peak}
+
+
+def drawn(*size: int) -> torch.Tensor:
+    """Token ids and labels that every model of the table has."""
+    return torch.randint(100, size)
+
+
+def measure(
+    held: Held, memory: int, device: torch.device, layers: int | None = None
+) -> dict[str, Any]:
+    """What each way took."""
+    import ssdtrain
+
+    training, found = Training(held, device, layers), {}
+    for name, options in ((PLAIN, None), (CHECKPOINTING, {"use_reentrant": False})):
+        checkpoint(training.model, options)
+        for _ in range(2):
+            training.step()
+        found[name] = training.told()
+    checkpoint(training.model, None)
+    start, warm_up = time.perf_counter(), []
+    with ssdtrain.offload(training.model, device_memory=memory) as session:
+        while not (session.is_settled and len(warm_up) > 2):
+            warm_up.append(round(training.step(), 1))
+            if time.perf_counter() - start > MOST_WARM_UP_S:
+                break
+        found[OURS] = training.told()
+        found[OURS] |= {"settled": session.is_settled, "warm_up_ms": warm_up}
+        found[OURS] |= {"explain": session.explain().splitlines()[:20]}
+    del training, session
+    gc.collect()
+    return found
+
+
+def main(bench: Bench, *, foretell: bool = False) -> None:
+    """Foretell, or measure what was foretold and has no figures yet.
+
+    Args:
+        foretell: write predictions, for models that have none
+    """
+    cells = bench.cells({"gpu": GPU})
+    if foretell:
+        for held in HELD:
+            cells.run(held.name, foretold, held)
+        return
+    for held in HELD:
+        before = dict(cells[held.name])
+        if "ms" in before["ways"][OURS] or cells.left_s() <= 0:
+            continue
+        try:
+            found = measure(held, before["device_memory"], bench.device)
+        except torch.OutOfMemoryError:
+            found = {PLAIN: {"error": "out of memory"}}
+            gc.collect()
+            torch.cuda.empty_cache()
+        ways = {
+            name: {**told, **found.get(name, {})}
+            for name, told in before["ways"].items()
+        }
+        cells.record(held.name, {**before, "ways": ways})
