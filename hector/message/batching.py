@@ -183,6 +183,32 @@ def topk_nodes(
     and the nodes that they are of, counted in the graph; zeros where there are fewer.
     `sortby`: the column that decides; None: each column by itself."""
     x, sizes = graph.frame_of(ntype)[feat], graph.node_sizes(ntype)
+    return _topk(x, sizes, k, descending, sortby)
+
+
+@untraced
+def topk_edges(
+    graph: Graph | HeteroGraph,
+    feat: str,
+    k: int,
+    *,
+    descending: bool = True,
+    sortby: int | None = None,
+    etype: Any = None,
+) -> tuple[Tensor, Tensor]:
+    """Return `topk_nodes` of an edge feature."""
+    x, sizes = graph[etype].edata[feat], graph.edge_sizes(etype)
+    return _topk(x, sizes, k, descending, sortby)
+
+
+def slice_batch(graph: G, gid: int) -> G:
+    """Return one of the graphs that `batch` joined."""
+    return unbatch(graph)[gid]
+
+
+def _topk(
+    x: Tensor, sizes: Sequence[int], k: int, descending: bool, sortby: int | None
+) -> tuple[Tensor, Tensor]:
     rows, ids = [], []
     for part in x.split(list(sizes)):
         key = part if sortby is None else part[:, sortby]

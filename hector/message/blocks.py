@@ -130,8 +130,11 @@ def sample_neighbors(
     edge_dir: str = "in",
     prob: str | None = None,
     replace: bool = False,
+    copy_ndata: bool = True,
+    copy_edata: bool = True,
     *,
     exclude_edges: Any = None,
+    output_device: torch.device | str | None = None,
     generator: torch.Generator | None = None,
 ) -> Any:
     """Return the graph of all nodes and of `fanout` edges into each of `nodes`, along
@@ -153,9 +156,15 @@ def sample_neighbors(
         without=edges_by_type(graph, exclude_edges),
         generator=generator,
     )
-    if isinstance(g, Graph):
-        return g.edge_subgraph(next(iter(ids.values())), relabel_nodes=False)
-    return graph.edge_subgraph(ids, relabel_nodes=False)
+    given: Any = next(iter(ids.values())) if isinstance(g, Graph) else ids
+    made: Any = g.edge_subgraph(given, relabel_nodes=False)
+    for n in () if copy_ndata else made.ntypes:
+        made.frame_of(n).clear()
+    for k in () if copy_edata else made.canonical_etypes:
+        kept = made[k].edata[EID]
+        made[k].edata.clear()
+        made[k].edata[EID] = kept
+    return made if output_device is None else made.to(output_device)
 
 
 def check_direction(edge_dir: str) -> None:

@@ -1,6 +1,7 @@
 """DGL's mini-batches: `NeighborSampler` makes blocks, `DataLoader` walks over seeds."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import ceil
 from typing import Any, Protocol, cast
 
@@ -21,7 +22,7 @@ from hector.message.blocks import (
     hop_of,
     nodes_by_type,
 )
-from hector.message.graph import NID, Graph
+from hector.message.graph import EID, NID, Graph
 from hector.message.hetero import EdgeType, HeteroGraph, as_hetero
 from hector.tracing import untraced
 
@@ -164,6 +165,22 @@ class MultiLayerFullNeighborSampler(NeighborSampler):
         super().__init__([-1] * num_layers, **named)
 
 
+class ShaDowKHopSampler(NeighborSampler):
+    """Make the graph of all nodes that blocks of these fan-outs draw, the seeds first
+    (arXiv 2012.01380): input nodes, the seeds and that graph."""
+
+    @untraced
+    def sample(self, g: Any, seed_nodes: Nodes, exclude_eids: Any = None) -> Any:
+        """Return a batch."""
+        inputs, outputs, _ = self.sample_blocks(g, seed_nodes, exclude_eids)
+        part = g.subgraph(inputs)
+        for kind, ids in edges_by_type(as_hetero(g), exclude_eids).items():
+            part.remove_edges(torch.isin(part[kind].edata[EID], ids), etype=kind)
+        if self.output_device is not None:
+            part = part.to(self.output_device)
+        return inputs, outputs, part
+
+
 class DataLoader:
     """Walk over seeds in batches, and sample each: what the sampler returns, which are
     input nodes, seeds and blocks of a `NeighborSampler`.
@@ -218,6 +235,11 @@ class DataLoader:
         self.batch_size, self.drop_last = batch_size, drop_last
         self.shuffle, self.generator = shuffle, generator
 
+    @contextmanager
+    def enable_cpu_affinity(self, *_: Any, **__: Any) -> Iterator[None]:
+        """Do nothing: there are no workers to bind to cores."""
+        yield
+
     def __len__(self) -> int:
         whole = self._ids.numel() / self.batch_size
         return int(whole) if self.drop_last else ceil(whole)
@@ -251,10 +273,21 @@ class GraphDataLoader(TorchLoader[Any]):
     """Walk over a data set of graphs, or of (graph, label, ...): graphs are batched,
     other items stacked by PyTorch."""
 
-    def __init__(self, dataset: Dataset[Any] | Sequence[Any], **named: Any) -> None:
-        super().__init__(
-            cast("Dataset[Any]", dataset), **{"collate_fn": _collated, **named}
-        )
+    def __init__(
+        self,
+        dataset: Dataset[Any] | Sequence[Any],
+        collate_fn: Callable[[Any], Any] | None = None,
+        use_ddp: bool = False,
+        ddp_seed: int = 0,
+        **named: Any,
+    ) -> None:
+        if use_ddp:
+            raise ValueError(
+                "expected use_ddp=False; give a sampler, such as PyTorch's "
+                "DistributedSampler"
+            )
+        named["collate_fn"] = collate_fn or _collated
+        super().__init__(cast("Dataset[Any]", dataset), **named)
 
 
 def _collated(items: Sequence[Any]) -> Any:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hector.indexing import adjacency, is_adjacency, tensor_of
 from hector.message.graph import Graph
@@ -16,7 +17,8 @@ def graph(
     idtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> Graph:
-    """Return a graph of (sources, destinations), pairs, or `adj_t`.
+    """Return a graph of (sources, destinations), pairs, `adj_t`, or a format's arrays:
+    ("coo", ends), ("csr", (offsets by source, destinations, edge ids)), ("csc", ...).
 
     `idtype` is DGL's: ids may come as int32 or int64, and are int64 in results.
     """
@@ -24,6 +26,8 @@ def graph(
         raise ValueError(f"expected idtype int32 or int64, got {idtype}")
     if is_adjacency(data):
         src, dst = adjacency(data)[0]
+    elif isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], str):
+        src, dst = _of_format(*data)
     elif isinstance(data, tuple) and len(data) == 2:
         src, dst = map(tensor_of, data)
     else:
@@ -32,6 +36,20 @@ def graph(
     if device is not None:
         src, dst = src.to(device), dst.to(device)
     return Graph(src, dst, num_nodes=num_nodes)
+
+
+def _of_format(fmt: str, arrays: Any) -> tuple[Tensor, Tensor]:
+    if fmt == "coo":
+        return tensor_of(arrays[0]), tensor_of(arrays[1])
+    if fmt not in ("csr", "csc"):
+        raise ValueError(f"expected 'coo', 'csr' or 'csc', got {fmt!r}")
+    ptr, other, ids = map(tensor_of, arrays)
+    rows = torch.arange(ptr.numel() - 1, device=ptr.device)
+    by, other = rows.repeat_interleave(ptr.diff()), other.long()
+    if ids.numel():  # where edge i of the arrays is edge ids[i]
+        place = torch.argsort(ids)
+        by, other = by[place], other[place]
+    return (by, other) if fmt == "csr" else (other, by)
 
 
 def rand_graph(

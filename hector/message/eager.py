@@ -78,11 +78,6 @@ class Groups:
             lambda: int(self.degrees.max()) if self.num_edges else 0,
         )
 
-    def nothing(self) -> Bucket:
-        """Return a `Bucket` of no nodes, by which a function tells what it makes."""
-        none = torch.empty(0, dtype=torch.int64, device=self.device)
-        return Bucket(none, none.view(0, 1))
-
     def _bucket(self, nodes: Tensor, size: int) -> Bucket:
         places = torch.arange(size, device=self.device)
         there = places < self.degrees[nodes, None]
@@ -210,7 +205,7 @@ def reduce_user(
     """Run a user's reduce function on the buckets of every degree; nodes without
     messages get zeros."""
     parts: dict[str, list[Tensor]] = {}
-    buckets = groups.exact() or [groups.nothing()]
+    buckets = groups.exact()
     for i, bucket in enumerate(buckets):
         mailbox = {k: m[bucket.edges] for k, m in messages.items()}
         made = checked(call(bucket, mailbox), bucket.nodes.numel(), "reduce function")

@@ -18,11 +18,13 @@ def ids_of(
     device: torch.device,
     limit_name: str = "num_nodes",
 ) -> Tensor:
-    """Return ids [n] of an id, ids or a boolean mask [limit], on `device`.
+    """Return ids [n] of an id, ids, a slice or a boolean mask [limit], on `device`.
 
     Raises:
         ValueError: ids that are none, or a mask of another length.
     """
+    if isinstance(nodes, slice):
+        return torch.arange(limit, device=device)[nodes]
     given = tensor_of([nodes] if isinstance(nodes, int) else nodes)
     if given.dtype is torch.bool:
         if given.shape != (limit,):

@@ -183,8 +183,8 @@ def copy_e(e: str, out: str) -> MessageFunction:
 
 def _binary(left: Side, combine: Combine, right: Side) -> Any:
     @_one_object
-    def make(lhs: str, rhs: str, out: str) -> MessageFunction:
-        return MessageFunction(combine, (left, lhs), (right, rhs), out)
+    def make(lhs_field: str, rhs_field: str, out: str) -> MessageFunction:
+        return MessageFunction(combine, (left, lhs_field), (right, rhs_field), out)
 
     make.__name__ = make.__qualname__ = f"{left.value}_{combine.value}_{right.value}"
     make.__doc__ = (

@@ -51,7 +51,7 @@ class Graph(GraphBase, Relation):
 
     # What a typed graph says of its types.
 
-    is_block, is_homogeneous = False, True
+    is_homogeneous = True
 
     @property
     def ntypes(self) -> list[str]:
@@ -162,6 +162,8 @@ class Graph(GraphBase, Relation):
         made.set_frames(nodes, nodes, self.edata.copied())
         return made
 
+    clone = local_var
+
     @untraced
     def prop_nodes(
         self,
@@ -173,6 +175,18 @@ class Graph(GraphBase, Relation):
         """Run `pull` for each set of nodes in turn."""
         for nodes in levels:
             self.pull(nodes, message_func, reduce_func, apply_node_func)
+
+    @untraced
+    def prop_edges(
+        self,
+        levels: Iterable[Any],
+        message_func: Message,
+        reduce_func: Reduce,
+        apply_node_func: Any = None,
+    ) -> None:
+        """Run `send_and_recv` for each set of edges in turn."""
+        for edges in levels:
+            self.send_and_recv(edges, message_func, reduce_func, apply_node_func)
 
     @untraced
     def topological_levels(self) -> Sequence[Tensor]:
@@ -274,7 +288,9 @@ class Graph(GraphBase, Relation):
         """Return the graph without `edges`, ids or a mask."""
         kept = torch.ones(self.num_edges(), dtype=torch.bool, device=self.device)
         kept[self.edge_numbers(edges)] = False
-        return self._changed(self.nodes(), kept.nonzero().flatten(), self.nodes())
+        made = self._changed(self.nodes(), kept.nonzero().flatten(), self.nodes())
+        self.keep_sizes(made, {NTYPES: kept})
+        return made
 
     # Changes in place, as DGL has them: the graph takes the edges of another one.
 
@@ -282,7 +298,11 @@ class Graph(GraphBase, Relation):
         self._given = made.edges()
         self.set_frames(*made.frames())
         self._edges = self._new_edges()
-        self.set_sizes(None)
+        self.set_sizes(made)
+
+    def add_edge(self, u: int, v: int, data: Any = None, etype: Any = None) -> None:
+        """Add one edge; `data`: rows [1, ...]."""
+        self.add_edges([u], [v], data, etype)
 
     def add_edges(
         self,

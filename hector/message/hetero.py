@@ -99,6 +99,8 @@ class HeteroGraph(GraphBase):
                 (sources[k[0]], destinations[k[2]]),
                 sampled=sampled,
                 programs=programs,
+                kind=k,
+                is_block=self.is_block,
             )
             for k, e in edges.items()
         }
@@ -500,7 +502,7 @@ class HeteroGraph(GraphBase):
     def become(self, made: "HeteroGraph") -> None:
         """Take the nodes, edges and features of another graph."""
         self._frames, self._relations = made._frames, made._relations
-        self.set_sizes(None)
+        self.set_sizes(made)
 
     to = rebuild.to
     reverse = rebuild.reverse

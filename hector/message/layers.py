@@ -46,7 +46,13 @@ class GraphConv(nn.Module):
         x, dtype = entering(x, self.bias)
         with g.local_scope():
             g.ndata["h"] = linear(self.lin, x)
-            g.ndata["scale"] = g.derived(_scales(x.dtype))
+            scale = g.derived(_scales(x.dtype))
+            if not x.is_cuda:  # as in GINConv
+                g.ndata["h"] = rows = g.ndata["h"] * scale
+                g.update_all(fn.copy_u("h", "m"), fn.sum("m", "sum"))
+                near = g.ndata["sum"] + rows
+                return torch.addcmul(wide(self.bias), near, scale).to(dtype)
+            g.ndata["scale"] = scale
             g.update_all(_scaled(), fn.sum("m", "sum"), _with_itself(self.bias))
             return g.ndata["out"].to(dtype)
 
@@ -220,6 +226,8 @@ class GatedGCNConv(nn.Module):
                 g.ndata[name] = linear(getattr(self, name), x)
             g.edata["e"] = linear(self.edge, e)
             g.apply_edges(_next_edges())
+            if not g.num_edges():  # then nothing is reduced
+                g.ndata["near"] = torch.zeros_like(g.ndata["near"])
             g.update_all(_gated(), _normalized(self.eps), _added())
             return g.ndata["out"].to(dtype), g.edata["next"].to(edge_dtype)
 

@@ -193,11 +193,12 @@ def remove_edges(graph: "HeteroGraph", eids: Any, etype: Any = None) -> None:
     """Remove edges of a type by ids or a mask; later ids become smaller."""
     _whole(graph, "remove_edges")
     kind = graph.to_canonical_etype(etype)
-    chosen = {k: _all(r) for k, r in _relations(graph)}
-    kept = torch.ones_like(chosen[kind], dtype=torch.bool)
-    kept[graph[kind].edge_numbers(eids)] = False
-    chosen[kind] = kept.nonzero().flatten()
-    graph.become(_with_edges(graph, chosen))
+    kept = {k: torch.ones_like(_all(r), dtype=torch.bool) for k, r in _relations(graph)}
+    kept[kind][graph[kind].edge_numbers(eids)] = False
+    chosen = {k: mask.nonzero().flatten() for k, mask in kept.items()}
+    made = _with_edges(graph, chosen)
+    graph.keep_sizes(made, kept)
+    graph.become(made)
 
 
 @untraced

@@ -43,6 +43,7 @@ from hector.message.functions import (
     copy_e,
 )
 from hector.message.programs import SHARED, Facts, Known, Programs
+from hector.message.sums import plain_sum
 from hector.message.traced import (
     FUSED,
     TRACE_ERRORS,
@@ -81,13 +82,16 @@ class Relation:
         sampled: bool = False,
         programs: Programs | None = None,
         edata: EdgeFrame | None = None,
+        kind: tuple[str, str, str] | None = None,
+        is_block: bool = False,
     ) -> None:
         """Make edges from `ends[0][i]` to `ends[1][i]`; edge ids are positions. Tensors
         may be written to later: every call runs on what they hold.
 
         `frames`: of sources and of destinations. `sampled`: one of many similar graphs,
-        see `HeteroGraph.sampled`. Raises ValueError on non-integer, ragged or
-        out-of-range input.
+        see `HeteroGraph.sampled`. `kind`: (source type, relation, destination type) in
+        a typed graph; `is_block`: of a block. Raises ValueError on non-integer, ragged
+        or out-of-range input.
         """
         first, second = integers("src", ends[0]), integers("dst", ends[1])
         if first.shape != second.shape:
@@ -96,6 +100,7 @@ class Relation:
                 f"{second.numel()}"
             )
         self.srcdata, self.dstdata = frames
+        self.kind, self.block = kind, is_block
         self.sampled = sampled
         self.programs = SHARED if programs is None else programs
         self._given = ends
@@ -105,6 +110,31 @@ class Relation:
         self.edata = edata
         self.counts: Counter[str] = Counter()
         """How calls ran: "compiled", or why messages were in memory."""
+
+    @property
+    def is_block(self) -> bool:
+        """Return whether the edges are of a block."""
+        return self.block
+
+    @property
+    def canonical_etypes(self) -> list[tuple[str, str, str]]:
+        """Return the type of the edges, whole, in a list."""
+        return [] if self.kind is None else [self.kind]
+
+    @property
+    def etypes(self) -> list[str]:
+        """Return the relation, in a list."""
+        return [r for _, r, _ in self.canonical_etypes]
+
+    @property
+    def srctypes(self) -> list[str]:
+        """Return the type of sources, in a list."""
+        return [n for n, _, _ in self.canonical_etypes]
+
+    @property
+    def dsttypes(self) -> list[str]:
+        """Return the type of destinations, in a list."""
+        return [n for _, _, n in self.canonical_etypes]
 
     # The edges.
 
@@ -326,6 +356,8 @@ class Relation:
             sampled=self.sampled,
             programs=self.programs,
             edata=self.edata.copied(),
+            kind=self.kind,
+            is_block=self.block,
         )
 
     @contextmanager
@@ -464,7 +496,15 @@ class Relation:
     def propagate(
         self, message: Message, reduce: Reduce, apply: Apply | None = None
     ) -> dict[str, Tensor]:
-        """Return what `update_all` stores."""
+        """Return what `update_all` stores.
+
+        Where there are no messages at all, features that a reduce function of the
+        user's would set stay as they are, as DGL has it, and `apply` reads those; what
+        is no feature yet is zeros.
+        """
+        if not isinstance(reduce, ReduceFunction) and not self.num_edges():
+            unset = self._unset(message, reduce)
+            return unset if apply is None else self._apply(apply, unset)
         count = self.num_dst_nodes()
         if MASK in self.edata:
             message = _masked(message)
@@ -499,6 +539,10 @@ class Relation:
 
     def _builtin(self, message: MessageFunction, reduce: ReduceFunction) -> Tensor:
         """Run built-in functions: their program is found without a trace."""
+        plain = plain_sum(self, message, reduce.reducer)
+        if plain is not None:
+            self.counts["compiled"] += 1
+            return plain
         facts = (message, reduce.reducer, reduce.temperature)
         key = ("update", self.two_sided, *facts, self._builtin_shapes(message))
         return self._run(
@@ -738,6 +782,27 @@ class Relation:
             )
 
         return reduce_user(call, messages, self._now().groups)
+
+    def _unset(self, message: Message, reduce: Any) -> dict[str, Tensor]:
+        """Return zeros for what a reduce function makes and is no feature yet. It is
+        asked with one message of zeros; of one that takes no such mailbox nothing is
+        known, and nothing set."""
+        count = self.num_dst_nodes()
+        if not count:
+            return {}
+        first = self._node_ids()[:1]
+        data = self.dstdata.rows_at(torch.zeros_like(first))
+        messages = self._messages(message).items()
+        mailbox = {k: m.new_zeros(1, 1, *m.shape[1:]) for k, m in messages}
+        try:
+            made = reduce(NodeBatch(data, mailbox, lambda: first))
+        except Exception:
+            return {}
+        return {
+            k: v.new_zeros(count, *v.shape[1:])
+            for k, v in checked(made, 1, "reduce function").items()
+            if k not in self.dstdata
+        }
 
     def _reduce_rows(self, messages: Tensor, reduce: ReduceFunction) -> Tensor:
         """Reduce real messages by a compiled reducer."""

@@ -100,13 +100,36 @@ def khop_in_subgraph(
 ) -> tuple[Any, Any]:
     """Return the graph of the nodes within `k` edges before some, and those nodes'
     ids in it."""
+    return _near(g, nodes, k, True, relabel_nodes, store_ids)
+
+
+@untraced
+def khop_out_subgraph(
+    g: AnyGraph,
+    nodes: Any,
+    k: int,
+    *,
+    relabel_nodes: bool = True,
+    store_ids: bool = True,
+) -> tuple[Any, Any]:
+    """Return the graph of the nodes within `k` edges after some; see
+    `khop_in_subgraph`."""
+    return _near(g, nodes, k, False, relabel_nodes, store_ids)
+
+
+def _near(
+    g: AnyGraph, nodes: Any, k: int, before: bool, relabel_nodes: bool, store_ids: bool
+) -> tuple[Any, Any]:
     single = not isinstance(nodes, Mapping)
     seeds = _nodes(g, nodes)
     last, seen = seeds, {n: ids.unique() for n, ids in seeds.items()}
     for _ in range(k):
         found: dict[str, list[Tensor]] = {n: [] for n in g.ntypes}
         for kind in g.canonical_etypes:
-            found[kind[0]].append(g[kind].in_edges(last[kind[2]])[0])
+            if before:
+                found[kind[0]].append(g[kind].in_edges(last[kind[2]])[0])
+            else:
+                found[kind[2]].append(g[kind].out_edges(last[kind[0]])[1])
         last = {n: torch.cat([seeds[n][:0], *f]).unique() for n, f in found.items()}
         seen = {n: torch.cat((seen[n], last[n])).unique() for n in seen}
     given: Any = seen if isinstance(g, HeteroGraph) else seen[g.ntypes[0]]

@@ -3,7 +3,7 @@
 `pydirect.sampling.KeyedWalks` walks the same ways on a GPU, by keys.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -95,6 +95,101 @@ def _step(r: Relation, node: Tensor, prob: str | None) -> Tensor:
 
 def _out(r: Relation) -> Any:
     return group_by(r.edges()[0], r.num_src_nodes())
+
+
+@untraced
+def node2vec_random_walk(
+    g: Graph,
+    nodes: Any,
+    p: float,
+    q: float,
+    walk_length: int,
+    prob: str | None = None,
+    return_eids: bool = False,
+) -> Any:
+    """Walk `walk_length` edges from each of `nodes`, where a step back is 1 / p as
+    likely, and one to a node that no edge from the node before leads to 1 / q
+    (arXiv 1607.00653); see `random_walk`."""
+    if p <= 0 or q <= 0:
+        raise ValueError(f"expected positive p and q, got {p} and {q}")
+    node = ids_of("nodes", nodes, g.num_nodes(), g.device)
+    dst, count, grouping = g.edges()[1], max(g.num_nodes(), 1), g.derived(_out)
+    weight = None if prob is None else g.edata[prob].detach().double().flatten()
+    there = (g.edges()[0] * count + dst).unique()
+    traces, edges, size = [node], [], grouping.ptr.diff()
+    for _ in range(walk_length):
+        many = torch.where(node < 0, 0, size[node.clamp(min=0)])
+        owner = torch.arange(node.numel(), device=g.device).repeat_interleave(many)
+        first = many.cumsum(0) - many
+        inside = torch.arange(owner.numel(), device=g.device) - first[owner]
+        ids = grouping.items[grouping.ptr[node.clamp(min=0)][owner] + inside]
+        chance = torch.ones(ids.numel(), dtype=torch.float64, device=g.device)
+        if len(traces) > 1:
+            before = traces[-2][owner]
+            near = torch.isin(before * count + dst[ids], there)
+            chance = torch.where(near, chance, 1 / q)
+            chance = torch.where(dst[ids] == before, 1 / p, chance)
+        chance = chance if weight is None else chance * weight[ids]
+        total = torch.cat((chance.new_zeros(1), chance.cumsum(0)))
+        low, high = total[first], total[first + many]
+        part = torch.rand(node.shape, dtype=torch.float64, device=g.device)
+        at = torch.searchsorted(total, low + part * (high - low), right=True) - 1
+        at = torch.minimum(torch.maximum(at, first), (first + many - 1).clamp(min=0))
+        none = high <= low
+        edge = node.new_full(node.shape, -1)
+        if ids.numel():
+            edge = torch.where(none, -1, ids[at.clamp(max=ids.numel() - 1)])
+            node = torch.where(none, -1, dst[edge.clamp(min=0)])
+        else:
+            node = edge
+        traces.append(node)
+        edges.append(edge)
+    found = torch.stack(traces, 1)
+    none = node.new_empty(node.numel(), 0)
+    return (found, torch.stack(edges, 1) if edges else none) if return_eids else found
+
+
+def pack_traces(traces: Tensor, types: Tensor) -> tuple[Tensor, ...]:
+    """Return the nodes of all walks in a row without the -1 after their ends, their
+    types, each walk's length, and where it begins."""
+    there = traces >= 0
+    sizes = there.sum(1)
+    kinds = types.expand_as(traces)[there]
+    return traces[there], kinds, sizes, sizes.cumsum(0) - sizes
+
+
+@untraced
+def select_topk(
+    g: AnyGraph,
+    k: int,
+    weight: str,
+    nodes: Any = None,
+    edge_dir: str = "in",
+    ascending: bool = False,
+) -> Any:
+    """Return the graph of all nodes and the `k` edges into each node, or out of it, of
+    the largest weights (the smallest if `ascending`); `nodes`: of these alone."""
+    if edge_dir not in ("in", "out"):
+        raise ValueError(f"expected edge_dir 'in' or 'out', got {edge_dir!r}")
+    chosen = {}
+    for kind in g.canonical_etypes:
+        r, own = g[kind], kind[2] if edge_dir == "in" else kind[0]
+        ends = r.edges()[edge_dir == "in"]
+        ids = torch.argsort(
+            r.edata[weight].flatten(), descending=not ascending, stable=True
+        )
+        if nodes is not None:
+            given = nodes if isinstance(nodes, Mapping) else {own: nodes}
+            limit = g.num_nodes(own)
+            ids = ids[
+                torch.isin(ends[ids], ids_of(own, given.get(own, []), limit, g.device))
+            ]
+        ids = ids[torch.sort(ends[ids], stable=True).indices]
+        by = ends[ids]
+        rank = torch.arange(ids.numel(), device=g.device) - torch.searchsorted(by, by)
+        chosen[kind] = ids if k < 0 else ids[rank < k]
+    given_edges: Any = chosen if isinstance(g, HeteroGraph) else chosen[kind]
+    return g.edge_subgraph(given_edges, False)
 
 
 class RandomWalkNeighborSampler:

@@ -16,7 +16,7 @@ from tests.arch.test_layers import PACKAGES, ROOT, functions, product_files, tre
 CIRCLES = 6
 """Groups of files that import one another, where imports inside functions and for
 types count as well. No group does so while it is imported."""
-TWICE = {"ssdtrain": 88, "pydirect": 6, "hector": 19}
+TWICE = {"ssdtrain": 88, "pydirect": 6, "hector": 22}
 """Public names of classes and functions that stand in several files of a package."""
 IN_SEVERAL = 93
 """Likewise in several packages."""

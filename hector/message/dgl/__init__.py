@@ -1,6 +1,6 @@
 """DGL's names: `import hector.message.dgl as dgl` in place of `import dgl`, and
-`hector.message.dgl.function`, `.nn`, `.nn.pytorch`, `.dataloading`, `.sampling` in
-place of DGL's modules of these names.
+`hector.message.dgl.function`, `.nn`, `.nn.pytorch`, `.dataloading`, `.sampling`,
+`.transforms`, `.ops`, `.data`, `.init` in place of DGL's modules of these names.
 """
 
 from collections.abc import Callable
@@ -15,16 +15,48 @@ from hector.message.batching import (
     broadcast_nodes,
     readout_edges,
     readout_nodes,
+    slice_batch,
     softmax_edges,
     softmax_nodes,
+    topk_edges,
     topk_nodes,
     unbatch,
 )
 from hector.message.blocks import sample_neighbors, to_block
-from hector.message.dgl import dataloading, function, nn, sampling
+from hector.message.dgl import (
+    data,
+    dataloading,
+    function,
+    init,
+    nn,
+    ops,
+    sampling,
+    transforms,
+)
+from hector.message.dgl.transforms import (
+    AddReverse,
+    AddSelfLoop,
+    Compose,
+    RemoveSelfLoop,
+    ToSimple,
+)
 from hector.message.doors import graph, networkx_graph, rand_graph, scipy_graph
 from hector.message.graph import EID, NID, Graph
 from hector.message.hetero import HeteroGraph
+from hector.message.paths import (
+    bfs_nodes_generator,
+    khop_graph,
+    laplacian_lambda_max,
+    line_graph,
+    merge,
+    metapath_reachable_graph,
+    norm_by_dst,
+    prop_nodes_bfs,
+    prop_nodes_topo,
+    to_heterogeneous,
+    topological_nodes_generator,
+)
+from hector.message.points import knn_graph, radius_graph, segmented_knn_graph
 from hector.message.relation import edge_softmax
 from hector.message.saved import load_graphs, save_graphs
 from hector.message.transforms import (
@@ -35,6 +67,7 @@ from hector.message.transforms import (
     edge_subgraph,
     in_subgraph,
     khop_in_subgraph,
+    khop_out_subgraph,
     node_subgraph,
     out_subgraph,
     to_bidirected,
@@ -43,8 +76,20 @@ from hector.message.transforms import (
 )
 
 heterograph = HeteroGraph
-DGLGraph = Graph | HeteroGraph
-"""For `isinstance` and annotations."""
+
+
+class _Graphs(type):
+    """Of `DGLGraph`: what it makes are graphs, and so are all of them."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, Graph | HeteroGraph)
+
+    def __call__(cls, data: Any = ((), ()), **named: Any) -> Graph:
+        return graph(data, **named)
+
+
+class DGLGraph(metaclass=_Graphs):
+    """For `isinstance`, annotations, and `DGLGraph()`, an empty graph."""
 
 
 def _method(name: str) -> Callable[..., Any]:
@@ -71,6 +116,9 @@ def _changed(name: str) -> Callable[..., Any]:
 
 from_scipy, from_networkx = scipy_graph, networkx_graph
 reverse = _method("reverse")
+to_networkx = _method("to_networkx")
+prop_nodes = _method("prop_nodes")
+prop_edges = _method("prop_edges")
 add_self_loop = _method("add_self_loop")
 remove_self_loop = _method("remove_self_loop")
 edge_type_subgraph = _method("edge_type_subgraph")
@@ -88,15 +136,11 @@ max_edges = partial(readout_edges, op="max")
 seed = torch.manual_seed
 
 _ELSEWHERE = {
-    "to_heterogeneous": "build dgl.heterograph from the edges of each type",
-    "line_graph": "build it from in_edges and out_edges",
-    "knn_graph": "give dgl.graph the pairs that torch.cdist and topk find",
-    "sparse": "write products with update_all, or torch.sparse",
+    "sparse": "write products with update_all, or torch.sparse of g.adj_external()",
     "graphbolt": "use dgl.dataloading, or pydirect's samplers for large graphs",
     "distributed": "hector.train shards graphs (docs/relational-graphs.md)",
-    "data": "read PyG's data sets; dgl.heterograph.from_hetero_data takes them",
-    "ops": "write g.update_all with functions of hector.message.dgl.function",
-    "node2vec_random_walk": "use pydirect.sampling.KeyedWalks.node2vec",
+    "dfs_edges_generator": "networkx has it, of g.to_networkx()",
+    "khop_adj": "torch.linalg.matrix_power of g.adj_external().to_dense()",
 }
 
 
@@ -114,15 +158,22 @@ __all__ = [
     "ETYPE",
     "NID",
     "NTYPE",
+    "AddReverse",
+    "AddSelfLoop",
+    "Compose",
     "DGLGraph",
+    "RemoveSelfLoop",
+    "ToSimple",
     "add_edges",
     "add_nodes",
     "add_reverse_edges",
     "add_self_loop",
     "batch",
+    "bfs_nodes_generator",
     "broadcast_edges",
     "broadcast_nodes",
     "compact_graphs",
+    "data",
     "dataloading",
     "edge_softmax",
     "edge_subgraph",
@@ -133,16 +184,31 @@ __all__ = [
     "graph",
     "heterograph",
     "in_subgraph",
+    "init",
+    "khop_graph",
     "khop_in_subgraph",
+    "khop_out_subgraph",
+    "knn_graph",
+    "laplacian_lambda_max",
+    "line_graph",
     "load_graphs",
     "max_edges",
     "max_nodes",
     "mean_edges",
     "mean_nodes",
+    "merge",
+    "metapath_reachable_graph",
     "nn",
     "node_subgraph",
     "node_type_subgraph",
+    "norm_by_dst",
+    "ops",
     "out_subgraph",
+    "prop_edges",
+    "prop_nodes",
+    "prop_nodes_bfs",
+    "prop_nodes_topo",
+    "radius_graph",
     "rand_graph",
     "readout_edges",
     "readout_nodes",
@@ -154,14 +220,21 @@ __all__ = [
     "sampling",
     "save_graphs",
     "seed",
+    "segmented_knn_graph",
+    "slice_batch",
     "softmax_edges",
     "softmax_nodes",
     "sum_edges",
     "sum_nodes",
     "to_bidirected",
     "to_block",
+    "to_heterogeneous",
     "to_homogeneous",
+    "to_networkx",
     "to_simple",
+    "topk_edges",
     "topk_nodes",
+    "topological_nodes_generator",
+    "transforms",
     "unbatch",
 ]

@@ -48,11 +48,16 @@ def weighed(name: str, rows: str = "h") -> fn.MessageFunction:
     return fn.MessageFunction(fn.Combine.MUL, *sides, "m")
 
 
-def _sum(g: Relation, rows: Tensor, how: str = "sum") -> Tensor:
-    """Reduce the rows of neighbours."""
+def summed(
+    g: Relation, rows: Tensor, how: str = "sum", weight: Tensor | None = None
+) -> Tensor:
+    """Reduce the rows of neighbours, times `weight` [edges]."""
     with g.local_scope():
         g.srcdata["h"] = rows
-        g.update_all(fn.copy_u("h", "m"), getattr(fn, how)("m", "o"))
+        message = fn.copy_u("h", "m")
+        if weight is not None:
+            g.edata["w"], message = weight.view(-1, 1), weighed("w")
+        g.update_all(message, getattr(fn, how)("m", "o"))
         return g.dstdata["o"]
 
 
@@ -104,28 +109,22 @@ class GraphConv(nn.Module):
         rows = sides_of(g, feat)[0]
         if self.norm in ("both", "left"):
             power = -0.5 if self.norm == "both" else -1.0
-            rows = rows * _scale(g.out_degrees(), power, rows)
+            rows = rows * degree_scale(g.out_degrees(), power, rows)
         first = matrix is not None and matrix.shape[0] > matrix.shape[1]
         if matrix is not None and first:
             rows = rows @ matrix
-        if edge_weight is None:
-            out = _sum(g, rows)
-        else:
-            with g.local_scope():
-                g.srcdata["h"], g.edata["w"] = rows, edge_weight.view(-1, 1)
-                g.update_all(weighed("w"), fn.sum("m", "o"))
-                out = g.dstdata["o"]
+        out = summed(g, rows, weight=edge_weight)
         if matrix is not None and not first:
             out = out @ matrix
         if self.norm in ("both", "right"):
             power = -0.5 if self.norm == "both" else -1.0
-            out = out * _scale(g.in_degrees(), power, out)
+            out = out * degree_scale(g.in_degrees(), power, out)
         if self.bias is not None:
             out = out + self.bias
         return out if self.activation is None else self.activation(out)
 
 
-def _scale(degrees: Tensor, power: float, like: Tensor) -> Tensor:
+def degree_scale(degrees: Tensor, power: float, like: Tensor) -> Tensor:
     return degrees.clamp(min=1).to(like.dtype).pow(power)[:, None]
 
 
@@ -196,12 +195,10 @@ class SAGEConv(nn.Module):
         return out if self.norm is None else self.norm(out)
 
     def _reduced(self, g: Relation, rows: Tensor, weight: Tensor | None) -> Tensor:
-        names = {"mean": fn.mean, "gcn": fn.sum, "pool": fn.max}
-        reduce = (
-            names[self.kind]("m", "o")
-            if self.lstm is None
-            else fn.lstm("m", "o", self.lstm)
-        )
+        if self.lstm is None:
+            names = {"mean": "mean", "gcn": "sum", "pool": "max"}
+            return summed(g, rows, names[self.kind], weight)
+        reduce = fn.lstm("m", "o", self.lstm)
         with g.local_scope():
             g.srcdata["h"] = rows
             message = fn.copy_u("h", "m")
@@ -238,11 +235,13 @@ class GINConv(nn.Module):
             self.register_buffer("eps", torch.tensor([init_eps]))
 
     @untraced
-    def forward(self, graph: Any, feat: Rows) -> Tensor:
-        """Return a row a destination."""
+    def forward(
+        self, graph: Any, feat: Rows, edge_weight: Tensor | None = None
+    ) -> Tensor:
+        """Return a row a destination; `edge_weight` multiplies messages."""
         g = relation_of(graph)
         rows, own = sides_of(g, feat)
-        out = (1 + self.eps) * own + _sum(g, rows, self.kind)
+        out = (1 + self.eps) * own + summed(g, rows, self.kind, edge_weight)
         if self.apply_func is not None:
             out = self.apply_func(out)
         return out if self.activation is None else self.activation(out)
@@ -274,10 +273,11 @@ class GATConv(nn.Module):
         self.heads, self.slope, self.activation = num_heads, negative_slope, activation
         self.allow_zero_in_degree = allow_zero_in_degree
         width = num_heads * out_feats
-        self.fc_src = nn.Linear(source, width, bias=False)
-        self.fc_dst = self.fc_src
         if isinstance(in_feats, tuple):
+            self.fc_src = nn.Linear(source, width, bias=False)
             self.fc_dst = nn.Linear(own, width, bias=False)
+        else:
+            self.fc = nn.Linear(source, width, bias=False)
         self.attn_l = nn.Parameter(torch.empty(1, num_heads, out_feats))
         self.attn_r = nn.Parameter(torch.empty(1, num_heads, out_feats))
         for t in (self.attn_l, self.attn_r):
@@ -288,6 +288,11 @@ class GATConv(nn.Module):
         if residual:
             same = own == width
             self.res_fc = nn.Identity() if same else nn.Linear(own, width, bias=False)
+
+    def __getattr__(self, name: str) -> Any:
+        # One matrix of both ends is `fc` in the state, as DGL names it.
+        shared = name in ("fc_src", "fc_dst") and "fc" in self._modules
+        return super().__getattr__("fc" if shared else name)
 
     def set_allow_zero_in_degree(self, set_value: bool) -> None:
         """Say whether nodes without edges into them are taken."""
@@ -339,9 +344,10 @@ class GATConv(nn.Module):
 
 
 class HeteroGraphConv(nn.Module):
-    """A layer for each relation; results for one type of nodes are joined by
-    `aggregate`: sum, mean, max, min, stack, or a function of (list, type). Layers
-    take nodes without edges, as along one relation they are common."""
+    """A layer for each relation, by its name or (source, relation, destination);
+    results for one type of nodes are joined by `aggregate`: sum, mean, max, min, stack,
+    or a function of (list, type). Layers take nodes without edges, as along one
+    relation they are common."""
 
     def __init__(
         self,
@@ -370,7 +376,11 @@ class HeteroGraphConv(nn.Module):
         mod_kwargs: Mapping[str, dict[str, Any]] | None = None,
     ) -> dict[str, Tensor]:
         """Return rows by destination type for rows by type, or for a pair of them.
-        Relations without edges, and those without rows, are left out."""
+        Relations without rows are left out; those without edges are not: their layer
+        may have a row of the node's own.
+
+        Raises ValueError for a relation without a layer.
+        """
         if isinstance(inputs, tuple):
             sources, ends = inputs
         else:
@@ -380,16 +390,23 @@ class HeteroGraphConv(nn.Module):
         found: dict[str, list[Tensor]] = {}
         for kind in g.canonical_etypes:
             start, name, end = kind
-            layer = self.mods[name] if name in self.mods else None
-            if layer is None or g.num_edges(kind) == 0:
-                continue
             if start not in sources or end not in ends:
                 continue
+            layer = self._layer(kind)
             more = (mod_args or {}).get(name, ())
             named = (mod_kwargs or {}).get(name, {})
             made = layer(g[kind], (sources[start], ends[end]), *more, **named)
             found.setdefault(end, []).append(made)
         return {n: self._joined(parts, n) for n, parts in found.items()}
+
+    def _layer(self, kind: tuple[str, str, str]) -> nn.Module:
+        for name in (str(kind), kind[1]):
+            if name in self.mods:
+                return self.mods[name]
+        raise ValueError(
+            f"expected a layer for {kind}, there are {list(self.mods)}; give one, or "
+            "g.edge_type_subgraph of the others"
+        )
 
     def _joined(self, parts: list[Tensor], ntype: str) -> Tensor:
         if callable(self.aggregate):

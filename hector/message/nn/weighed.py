@@ -158,7 +158,7 @@ class GATv2Conv(nn.Module):
 
 class EdgeWeightNorm(nn.Module):
     """Weights of edges over the root of both ends' sums of them ("both"), or over the
-    destination's sum ("right")."""
+    destination's sum ("right"); `eps` is added to sums."""
 
     def __init__(self, norm: str = "both", eps: float = 0.0) -> None:
         super().__init__()
@@ -168,15 +168,20 @@ class EdgeWeightNorm(nn.Module):
 
     @untraced
     def forward(self, graph: Any, edge_weight: Tensor) -> Tensor:
-        """Return [edges]; ValueError for weights that are not positive."""
-        if edge_weight.dim() != 1 or bool((edge_weight <= 0).any()):
-            raise ValueError("expected positive weights [edges]")
+        """Return [edges]; ValueError for weights that are not positive, whose roots
+        are none."""
+        if edge_weight.dim() != 1:
+            raise ValueError(f"expected weights [edges], got {edge_weight.shape}")
+        if self.norm == "both" and bool((edge_weight <= 0).any()):
+            raise ValueError("expected positive weights for norm 'both'")
         r = relation_of(graph)
         src, dst = r.edges()
-        into = edge_weight.new_zeros(r.num_dst_nodes()).index_add(0, dst, edge_weight)
-        out = edge_weight.new_zeros(r.num_src_nodes()).index_add(0, src, edge_weight)
+        first = edge_weight.new_full((r.num_dst_nodes(),), self.eps)
+        into = first.index_add(0, dst, edge_weight)
         if self.norm == "both":
-            return edge_weight / ((out[src] * into[dst]) ** 0.5 + self.eps)
+            first = edge_weight.new_full((r.num_src_nodes(),), self.eps)
+            out = first.index_add(0, src, edge_weight)
+            return edge_weight / (out[src] * into[dst]) ** 0.5
         if self.norm == "right":
-            return edge_weight / (into[dst] + self.eps)
+            return edge_weight / into[dst]
         return edge_weight

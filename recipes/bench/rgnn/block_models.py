@@ -130,7 +130,7 @@ def _pair(kind: str, outs: int) -> tuple[nn.Module, nn.Module]:
         heads = (WIDTH, outs // HEADS, HEADS)
         ours, theirs = dglnn.GATConv(*heads), pyg.GATConv(*heads, add_self_loops=False)
         same = {
-            theirs.lin.weight: ours.fc_src.weight,
+            theirs.lin.weight: ours.fc.weight,
             theirs.att_src: ours.attn_l,
             theirs.att_dst: ours.attn_r,
             theirs.bias: ours.bias,

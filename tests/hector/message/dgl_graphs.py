@@ -1,5 +1,7 @@
 """Graphs and loops that scripts for DGL are compared with."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -53,3 +55,8 @@ def market(edges: int = 14) -> dgl.HeteroGraph:
     }
     ends[KINDS[2]] = (torch.empty(0).long(), torch.empty(0).long())
     return dgl.heterograph(ends, num_nodes_dict=SIZES)
+
+
+def pairs(g: Any, etype: Any = None) -> list[tuple[int, ...]]:
+    """Edges in order."""
+    return sorted(zip(*(e.tolist() for e in g.edges(etype=etype)), strict=True))

@@ -1,0 +1,63 @@
+"""Sums without a program are those of the program, in every order of derivatives."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from hector.message import Graph, GraphConv, relation
+from hector.message import functions as fn
+
+
+def derivatives(g: Graph, x: Tensor, how: str) -> list[Tensor]:
+    g.ndata["h"] = x
+    g.update_all(fn.copy_u("h", "m"), getattr(fn, how)("m", "o"))
+    out = g.ndata["o"]
+    (first,) = torch.autograd.grad(out.pow(3).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.pow(2).sum(), x)
+    return [out.detach(), first.detach(), second]
+
+
+@pytest.mark.parametrize("how", ["sum", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sums_are_those_of_programs(
+    how: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    src, dst = torch.randint(40, (2, 900))
+    dst[:300] = 5  # a group of many, which is added up in parts
+    g = Graph(src, dst, num_nodes=42)
+    x = torch.randn(42, 6, dtype=dtype, requires_grad=True)
+    made = []
+    real = relation.plain_sum
+    monkeypatch.setattr(
+        relation, "plain_sum", lambda *a: made.append(real(*a)) or made[-1]
+    )
+    mine = derivatives(g, x, how)
+    assert len(made) == 1 and isinstance(made[0], Tensor)
+    assert g.counts["compiled"] == 1
+    monkeypatch.setattr(relation, "plain_sum", lambda *_: None)
+    for one, other in zip(mine, derivatives(g, x, how), strict=True):
+        if how == "sum":
+            assert torch.equal(one, other)
+        torch.testing.assert_close(one, other)  # a program divides edge by edge
+
+
+def test_edges_that_were_written_to_are_summed_as_they_are() -> None:
+    src, dst = torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])
+    g = Graph(src, dst, num_nodes=3)
+    g.ndata["h"] = torch.tensor([[1.0], [2.0], [4.0]])
+    for wanted in ([4, 1, 2], [5, 0, 2]):
+        g.update_all(fn.copy_u("h", "m"), fn.sum("m", "o"))
+        assert g.ndata["o"].flatten().tolist() == wanted
+        dst[0] = 0
+
+
+def test_gcn_of_a_cpu_is_masked_and_keeps_its_own_row() -> None:
+    g, layer = Graph([0, 1, 1], [1, 0, 2], num_nodes=3), GraphConv(2, 3)
+    x = torch.randn(3, 2, requires_grad=True)
+    degree = torch.tensor([2.0, 2, 2])[:, None].rsqrt()
+    rows = layer.lin(x) * degree
+    for mask in (torch.ones(3), torch.tensor([1.0, 0.0, 0.5])):
+        near = torch.stack((rows[1] * mask[1], rows[0] * mask[0], rows[1] * mask[2]))
+        with g.masked(mask):
+            found = layer(g, x)
+        torch.testing.assert_close(found, (near + rows) * degree + layer.bias)
