@@ -30,7 +30,7 @@ BETWEEN = 0.3
 """Memory of ssdtrain's plan: so far from checkpointing's to that of plain training."""
 STEPS = 5
 """Timed ones."""
-MOST_WARM_UP_S = 14.0
+MOST_WARM_UP_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,10 @@ HELD = tuple(
         ("whisper-large-v3", "full", 8),
         ("gemma-2-2b", "full", 4),
         ("llama-3.2-3b", "full", 16),
+        ("llama-3.1-8b", "lora", 16),
+        ("qwen3-1.7b", "full", 16),
+        ("qwen3-0.6b", "full", 16),
+        ("t5-large", "full", 8),
     )
 )
 

@@ -206,9 +206,11 @@ def _masked_attention(
     is_causal: bool,
     scale: float | None,
 ) -> Tensor | None:
-    """What CUDA runs for attention with a mask or a bias, which may learn."""
+    """What CUDA runs for attention with a mask or a bias."""
     if query.dtype not in HALF or key.shape[1] != query.shape[1]:
         return None
+    if mask.requires_grad and not is_causal:
+        return _attention_with_learned_bias(query, key, value, mask, dropout_p, scale)
     bias = mask
     if mask.dtype is torch.bool:
         bias = torch.zeros_like(mask, dtype=query.dtype)
@@ -217,6 +219,23 @@ def _masked_attention(
     fused = torch.ops.aten._scaled_dot_product_efficient_attention
     out = fused(query, key, value, bias, True, dropout_p, is_causal, scale=scale)[0]
     return out  # type: ignore[no-any-return]
+
+
+def _attention_with_learned_bias(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor,
+    dropout_p: float,
+    scale: float | None,
+) -> Tensor:
+    """Operators in float32, as no kernel of one piece takes a bias that learns."""
+    root = math.sqrt(query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = query.float() * root @ (key.float().transpose(-2, -1) * root)
+    shares = torch.ops.aten._safe_softmax(scores.add_(bias), -1)
+    if dropout_p > 0.0:
+        shares = torch.native_dropout(shares, dropout_p, True)[0]
+    return (shares @ value.float()).to(query.dtype)
 
 
 def fused_dropout(

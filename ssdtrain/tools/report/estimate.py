@@ -14,7 +14,17 @@ from torch.utils._pytree import tree_leaves
 from ssdtrain.cache.identity import is_held
 from ssdtrain.curves import Links
 from ssdtrain.errors import ConfigError
-from ssdtrain.plan.profile import ESTIMATED, Item, Mark, Part, Phase, Profile, RegionRun
+from ssdtrain.plan.profile import (
+    ESTIMATED,
+    HostCost,
+    HostCosts,
+    Item,
+    Mark,
+    Part,
+    Phase,
+    Profile,
+    RegionRun,
+)
 from ssdtrain.regions.find import find_regions
 from ssdtrain.tools.foresight.capture import record
 from ssdtrain.tools.foresight.caveats import left_out, parts_of
@@ -34,6 +44,15 @@ CHEAP = frozenset(
         *("_to_copy", "clone"),
     )
 )
+HOOKS = HostCosts(
+    keep=HostCost(pack_ms=0.7, use_ms=0.3),
+    host=HostCost(pack_ms=10.0, use_ms=8.0, load_ms=8.0),
+    ssd=HostCost(pack_ms=17.0, use_ms=14.0, load_ms=14.0),
+    rebuild=HostCost(pack_ms=10.0, use_ms=17.0),
+    region_ms=35.0,
+)
+"""What hooks have taken the hosts of five H100s and H200s, in times of what a view of a
+tensor takes the host there. A session measures its own."""
 
 
 class Estimated(NamedTuple):
@@ -100,6 +119,7 @@ def estimate(
         # A CPU runs its kernels itself: no host beside it.
         is_hosted=device.spec.kind is Kind.CUDA,
         host_lead_ms=found.host_lead_us / 1e3,
+        host_costs=HOOKS.times(device.host.view_us / 1e3),
         notes={ESTIMATED: by, "clock": f"{found.clock:.3f}"},
     )
     return Estimated(profile, saved.stored(graph, found.tasks))
