@@ -169,6 +169,9 @@ def may_change(leaf: Any) -> bool:
 
 def has_marks(tensor: Tensor) -> bool:
     """Whether a tensor has attributes of Python's, which are not stored with it. The
-    compiler's own tell it of sizes, when it sees them first."""
-    own = vars(tensor)
-    return bool(own) and not all(name.startswith("_dynamo") for name in own)
+    compiler's own tell it of sizes, when it sees them first; an empty type of
+    spmd_types (torchtitan) is as good as none."""
+    return not all(
+        name.startswith("_dynamo") or (name == "_local_type" and value == {})
+        for name, value in vars(tensor).items()
+    )

@@ -10,6 +10,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 import ssdtrain
 from ssdtrain.errors import InPlaceError, RegionError
+from ssdtrain.regions.arguments import has_marks
 from tests.ssdtrain.bits import same_bits
 
 masks = pytest.importorskip("transformers.masking_utils")
@@ -82,6 +83,14 @@ def test_they_run_again() -> None:
         assert same_bits(mine.grad, other.grad)
     report = session.steps[0]
     assert report.bytes_recomputed > 0 and not report.fallbacks
+
+
+def test_an_empty_type_of_spmd_types_is_as_good_as_none() -> None:
+    x: Any = torch.randn(2)
+    x._local_type = {}
+    assert not has_marks(x)
+    x._local_type = {"dp": 1}
+    assert has_marks(x)
 
 
 def test_a_function_of_the_program_is_not_trusted(
