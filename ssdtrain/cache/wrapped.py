@@ -39,7 +39,9 @@ tensors of torchao, say) is saved as its inner tensors, each of which is packed 
 itself, and as what is around them. Inner tensors may be wrappers again. Versions are
 those of the wrapper and of each inner tensor; no recipe makes an inner tensor, as no
 operator of autograd did. Jagged tensors stay: their sizes are those of one offsets
-tensor, by identity. A region that runs again makes the wrapper itself again.
+tensor, by identity. So do wrappers that their class does not put together as they were:
+it is tried when they are saved. A region that runs again makes the wrapper itself
+again.
 (tests/ssdtrain/cache/test_flattened.py)
 """
 
@@ -161,10 +163,25 @@ def flattened(tensor: Tensor) -> tuple[list[Tensor], Frame] | None:
         return None
     if _waits(type(tensor)) or tensor.is_nested:
         return None
-    names, context = tensor.__tensor_flatten__()
-    inners = [_waited(getattr(tensor, name)).detach() for name in names]
-    size, stride = tensor.size(), tensor.stride()
-    return inners, Frame(type(tensor), list(names), context, size, stride)
+    try:
+        names, context = tensor.__tensor_flatten__()
+        inners = [_waited(getattr(tensor, name)).detach() for name in names]
+        size, stride = tensor.size(), tensor.stride()
+        frame = Frame(type(tensor), list(names), context, size, stride)
+        return (inners, frame) if _is_like(frame.around(inners), tensor) else None
+    except NotImplementedError:  # the base class of a library's wrappers
+        return None
+
+
+def _is_like(again: Tensor, tensor: Tensor) -> bool:
+    """Whether a wrapper that was put together again is what it was, but for bytes: its
+    class may pass over the size or the strides."""
+    return (
+        type(again) is type(tensor)
+        and again.dtype is tensor.dtype
+        and again.size() == tensor.size()
+        and again.stride() == tensor.stride()
+    )
 
 
 def plain_parts(tensor: Tensor) -> Iterator[Tensor]:

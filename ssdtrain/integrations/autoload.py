@@ -18,6 +18,7 @@ from types import ModuleType
 HOOKS = {
     "transformers.trainer": "ssdtrain.integrations.transformers",
     "torch.optim.optimizer": "ssdtrain.integrations.reached",
+    "swift.trainers.patcher": "ssdtrain.integrations.swift",
     "llamafactory.v1.core.base_trainer": "ssdtrain.integrations.llamafactory",
     "verl.utils.activation_offload": "ssdtrain.integrations.verl",
 }

@@ -5,19 +5,30 @@ from ssdtrain.integrations.swift import register
 register(device_memory="fit")
 
 swift sft --external_plugins offload_plugin.py --callbacks ssdtrain ...
+
+Or SSDTRAIN=fit swift sft ...
 """
 
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ssdtrain import switch
 from ssdtrain.config import OffloadConfig, OffloadOptions, with_options
 from ssdtrain.errors import AttachError, ConfigError
-from ssdtrain.integrations import check_version
+from ssdtrain.integrations import check_version, transformers
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 CALLBACK = "ssdtrain"
+
+
+def imported(module: ModuleType) -> None:
+    """Add the callback to the defaults that `swift.trainers.patcher`, just imported,
+    has put in the place of transformers' own. Raises ConfigError: as there."""
+    if switch.asked() is not None:
+        check_version("ms-swift")
+        transformers.imported(module.trainer)
 
 
 @with_options

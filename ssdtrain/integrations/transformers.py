@@ -40,4 +40,5 @@ def imported(module: ModuleType) -> None:
             f"list, got {defaults!r}; unset SSDTRAIN and give the Trainer "
             "callbacks=[ssdtrain.OffloadCallback(...)]."
         )
-    defaults.append(Default)
+    if Default not in defaults:
+        defaults.append(Default)

@@ -4,6 +4,7 @@ Torch's `tree_flatten` asks in Python of every value what it is. Most arguments 
 plain values or tuples of some, which takes no question; all others are given to it.
 """
 
+import sys
 from collections.abc import Iterator
 from enum import Enum
 from itertools import islice
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from ssdtrain.errors import RegionError
 from ssdtrain.regions.deep import is_installed
 
 LEAVES = frozenset(
@@ -31,13 +33,34 @@ VALUES = (
 with their version."""
 
 
+class Mask(NamedTuple):
+    """A mask of flex attention, which is given again itself: its tensors are stored as
+    arguments are, and so compared, and all else in it is looked at again."""
+
+    mask: Any
+    inside: tuple[Any, ...]
+    num_leaves: int
+    """Of its tensors."""
+
+    def again(self) -> Any:
+        """The mask. Raises RegionError: something in it is another now."""
+        now = tuple(_inside(self.mask))
+        if len(now) != len(self.inside) or not all(map(_same, now, self.inside)):
+            raise RegionError(
+                "a BlockMask that a layer was given was changed between its forward "
+                "and backward, so the layer cannot run again; make another mask, or "
+                "set recompute='off'."
+            )
+        return self.mask
+
+
 class Arguments(NamedTuple):
     """How the arguments of a call lie in a list of values."""
 
     num_args: int
     names: tuple[str, ...]
     """Of the keywords, after those."""
-    parts: list[int | TreeSpec | None]
+    parts: list[int | TreeSpec | Mask | None]
     """Of each argument: None if it is one value, the length of a tuple of values, or
     how to make it of its values."""
 
@@ -53,11 +76,14 @@ class Arguments(NamedTuple):
         return found[:num_args], dict(keywords)
 
 
-def _made(part: "int | TreeSpec | None", rest: Iterator[Any]) -> Any:
+def _made(part: "int | TreeSpec | Mask | None", rest: Iterator[Any]) -> Any:
     if part is None:
         return next(rest)
     if isinstance(part, int):
         return tuple(islice(rest, part))
+    if isinstance(part, Mask):
+        list(islice(rest, part.num_leaves))
+        return part.again()
     return tree_unflatten(islice(rest, part.num_leaves), part)
 
 
@@ -66,7 +92,7 @@ def flatten(
 ) -> tuple[list[Any], Arguments]:
     """The values of a call's arguments, in order, and how they lie."""
     leaves: list[Any] = []
-    parts: list[int | TreeSpec | None] = []
+    parts: list[int | TreeSpec | Mask | None] = []
     for value in (*args, *kwargs.values()):
         kind = type(value)
         if kind in LEAVES:
@@ -75,6 +101,9 @@ def flatten(
         elif kind is tuple and LEAVES.issuperset(map(type, value)):
             leaves += value
             parts.append(len(value))
+        elif (mask := _mask(value)) is not None:
+            leaves += (each for each in mask.inside if isinstance(each, Tensor))
+            parts.append(mask)
         else:
             own, spec = tree_flatten(value)
             leaves += own
@@ -82,6 +111,49 @@ def flatten(
     # Not by its name: a call of Python more.
     given = len(args), tuple(kwargs), parts
     return leaves, tuple.__new__(Arguments, given)
+
+
+def _mask(value: Any) -> Mask | None:
+    """The parts of a mask of flex attention; None: it is none, or holds what may change
+    unseen."""
+    flex = sys.modules.get("torch.nn.attention.flex_attention")
+    if flex is None or type(value) is not flex.BlockMask:
+        return None
+    inside = tuple(_inside(value))
+    if any(each is Ellipsis for each in inside):
+        return None
+    tensors = sum(isinstance(each, Tensor) for each in inside)
+    return Mask(value, inside, tensors)
+
+
+def _inside(value: Any, outer: tuple[Any, ...] = ()) -> Iterator[Any]:
+    """What a mask, or the function in it, is made of; an ellipsis for what may change
+    unseen. `outer`: functions that this is inside of."""
+    if isinstance(value, VALUES):
+        yield value
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from _inside(each, outer)
+    elif isinstance(value, FunctionType) and value not in outer:
+        steady = is_installed(value.__module__) and value.__kwdefaults__ is None
+        yield value if steady else ...
+        for cell in value.__closure__ or ():
+            try:
+                held = cell.cell_contents
+            except ValueError:  # nothing yet
+                held = ...
+            yield from _inside(held, (*outer, value))
+        yield from _inside(value.__defaults__, outer)
+    elif type(value).__name__ == "BlockMask":
+        for each in vars(value).values():
+            yield from _inside(each)
+    else:
+        yield ...
+
+
+def _same(now: Any, before: Any) -> bool:
+    plain = not isinstance(now, Tensor | FunctionType)
+    return now is before or (plain and type(now) is type(before) and now == before)
 
 
 def may_change(leaf: Any) -> bool:
@@ -97,6 +169,9 @@ def may_change(leaf: Any) -> bool:
 
 def has_marks(tensor: Tensor) -> bool:
     """Whether a tensor has attributes of Python's, which are not stored with it. The
-    compiler's own tell it of sizes, when it sees them first."""
-    own = vars(tensor)
-    return bool(own) and not all(name.startswith("_dynamo") for name in own)
+    compiler's own tell it of sizes, when it sees them first; an empty type of
+    spmd_types (torchtitan) is as good as none."""
+    return not all(
+        name.startswith("_dynamo") or (name == "_local_type" and value == {})
+        for name, value in vars(tensor).items()
+    )

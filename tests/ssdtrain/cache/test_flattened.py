@@ -237,3 +237,72 @@ def test_inner_tensors_of_a_parameter_stay(everything: dict[str, Any]) -> None:
     weight: Any = model.weight
     gradient: Any = x.grad
     assert torch.equal(gradient.a, weight.a) and torch.equal(gradient.b, weight.b)
+
+
+class Turned(Pair):
+    """A pair whose sizes are the other way round, which its class forgets."""
+
+    @staticmethod
+    def __new__(cls, a: Tensor, b: Tensor, turned: bool = True) -> "Turned":
+        size, stride = a.size(), a.stride()
+        size = size[::-1] if turned else size
+        self: Turned = torch.Tensor._make_wrapper_subclass(
+            cls, size, strides=stride[::-1] if turned else stride, dtype=a.dtype
+        )
+        self.a, self.b, self.label = a, b, "turned"
+        return self
+
+    @classmethod
+    def __tensor_unflatten__(
+        cls, parts: dict[str, Tensor], label: str, size: Any, stride: Any
+    ) -> "Turned":
+        return cls(parts["a"], parts["b"], False)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        assert function is torch.ops.aten.detach.default
+        return cls(args[0].a, args[0].b)
+
+
+class Base(Turned):
+    """As the base class of a library's wrappers, which names no inner tensors."""
+
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        raise NotImplementedError
+
+
+class Weighted(torch.autograd.Function):
+    """A wrapper's part times a weight, if the wrapper has its sizes."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, wrapper: Any) -> Tensor:
+        ctx.save_for_backward(wrapper)
+        return weight * wrapper.a
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        [wrapper], [gradient] = ctx.saved_tensors, gradients
+        assert wrapper.size() == (48, 16) and wrapper.stride() == (1, 48)
+        return gradient * wrapper.a, None
+
+
+@pytest.mark.parametrize("kind", [Turned, Base])
+def test_what_is_not_put_together_as_it_was_stays(
+    kind: type[Turned], everything: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Weights(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(16, 48))
+
+        def forward(self, x: Tensor) -> Any:
+            return Weighted.apply(self.weight, kind(x, x.clone()))  # type: ignore[no-untyped-call]
+
+    model, x = Weights(), torch.randn(16, 48)
+    with ssdtrain.offload(model, **everything) as session:
+        model(x).sum().backward()
+        assert session.live_bytes == 0
+    assert "kept: no plain storage" in caplog.text
+    assert model.weight.grad is not None and torch.equal(model.weight.grad, x)

@@ -258,5 +258,6 @@ SCRIPTS = {
     "verl": (VERL, VERL, True),
     "llamafactory": (LLAMAFACTORY, LLAMAFACTORY, True),
     "swift": (SWIFT, SWIFT.replace("#PLUGIN", SWIFT_PLUGIN), False),
+    "swift by SSDTRAIN": (SWIFT, SWIFT, True),
     "nemo_automodel": (NEMO, NEMO.replace("#RECIPE", RECIPE), False),
 }

@@ -1,0 +1,1 @@
+from swift.trainers import patcher as patcher
