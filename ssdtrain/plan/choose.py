@@ -32,8 +32,8 @@ from ssdtrain.plan.prices import Priced, Prices
 from ssdtrain.plan.profile import Item, Profile
 from ssdtrain.plan.regions import (
     Region,
-    by_yield,
     as_they_run,
+    by_yield,
     is_made_again,
     part_items,
     running,
