@@ -190,6 +190,8 @@ class Planner:
         """Of the plan that is tried."""
         self._is_searched = True
         """Whether that one was searched for."""
+        self._found: Answer | None = None
+        """What was found meanwhile, if it is no plan to follow."""
         self._again: Tried | None = None
         """A plan that was tried before, and is timed again; what the best one took
         until now."""
@@ -670,7 +672,9 @@ class Planner:
     @property
     def _is_awaited(self) -> bool:
         """Whether a plan is searched for, or taken and not in force yet."""
-        return self._searching.is_under_way or self._adoption.taken is not None
+        if self._found is not None or self._adoption.taken is not None:
+            return True
+        return self._searching.is_under_way
 
     def _request(self, seen: Profile) -> Request:
         return Request(
@@ -703,6 +707,7 @@ class Planner:
     def _stop_search(self) -> None:
         self._searching.stop()
         self._adoption.drop()
+        self._found = None
 
     def _await_plan(self) -> None:
         """Try the first plan that is there.
@@ -722,11 +727,29 @@ class Planner:
         """Take what was found, and follow it when this rank and all others may."""
         # Of several ranks one after the other: all follow the same ones.
         if self._adoption.taken is None or self._peers.is_alone:
-            has_plan = self.plan is not None
-            answer = self._searching.answer(has_plan=has_plan)
+            answer, self._found = self._found, None
+            if answer is None:
+                has_plan = self.plan is not None
+                answer = self._searching.answer(has_plan=has_plan)
             if answer is not None:
                 self._take_answer(answer)
         self._follow_taken()
+
+    def _prepare_found(self) -> None:
+        """Have the pinned memory made for the plan that is found while another one is
+        tried, which it follows."""
+        if self._adoption.taken is not None or self._found is not None:
+            return
+        answer = self._searching.answer(has_plan=True)
+        if answer is None or answer.plan is None or answer.stays or self._seen is None:
+            self._found = answer
+            return
+        self._adoption.take(answer.plan)
+        self._prepare(self._seen)
+
+    def _is_hopeless(self, plan: Plan) -> bool:
+        by_memory = self._goal.goal.is_by_memory and plan.policy != ALL_AGAIN
+        return by_memory and self._trials.is_hopeless(plan)
 
     def _take_answer(self, answer: Answer) -> None:
         """Try what was found, if it is better than the plan in force.
@@ -752,9 +775,7 @@ class Planner:
             self._largest.planned()
             self._stays(answer.plan)
         elif answer.plan is not None and self._seen is not None:
-            is_base = answer.plan.policy == ALL_AGAIN
-            by_memory = self._goal.goal.is_by_memory
-            if by_memory and not is_base and self._trials.is_hopeless(answer.plan):
+            if self._is_hopeless(answer.plan):
                 self._stays(None)
                 return
             self._adoption.take(answer.plan)
@@ -839,6 +860,8 @@ class Planner:
             self._observe_others()
             return
         self._host.sample(self._module_of)
+        if not self._is_searched:
+            self._prepare_found()
         if not watch.asks(self._times.num_steps):
             return
         own = self._times.ended_ms(watch.num_new)
@@ -864,6 +887,9 @@ class Planner:
         if not self._is_searched:
             self._trials.compare(tried)
             self._follow_best()
+            found = self._adoption.taken
+            if found is not None and self._is_hopeless(found):
+                self._adoption.drop()
             return
         verdict = self._trials.judge(tried, self._most_ms(), is_by_memory=is_by_memory)
         told = tried.plan.prediction

@@ -7,8 +7,8 @@ limit the fastest one does, and the plan that runs all regions again, which cost
 checkpointing does, is tried as well where it fits. Under a limit in time the one with
 the least memory does, of those that keep it. A plan whose steps took longer than it
 said makes copies and hooks more expensive, and another one is searched for with these
-prices, `MOST_TRIES` in all: it is not tried if it says by them that it takes longer
-than the best one did. Of the first steps under a plan none counts: tables and
+prices, `MOST_TRIES` in all. None is tried that says itself that it takes longer than
+the best one that was. Of the first steps under a plan none counts: tables and
 memory are made in them. Of the others a step that is disturbed is longer, never
 shorter, so the lower middle counts.
 The one that it takes the place of is timed once more at once: the first steps of a run
@@ -119,11 +119,14 @@ class Trials:
         was compared with `best` again."""
         self.num_tries = 0
         """Of plans that were searched for."""
+        self._has_compared = False
+        """Whether a plan was tried under a memory limit: the base that others are
+        searched for with is what they say of it, by how they are priced."""
 
     def forget(self) -> None:
         """Steps are of another kind, or are judged by another limit, from now on."""
         self.best = self.second = None
-        self.num_tries = 0
+        self.num_tries, self._has_compared = 0, False
 
     def follow(self, tried: Tried) -> None:
         """This plan needs no comparison, or is what others are compared with."""
@@ -153,7 +156,7 @@ class Trials:
 
     def compare(self, tried: Tried) -> Verdict:
         """Under a memory limit: follow the faster of this one and the best."""
-        best = self.best
+        best, self._has_compared = self.best, True
         if best is not None and tried.ms > (1 - GAIN) * best.ms:
             self.second = tried
             return Verdict.GOES_BACK
@@ -161,11 +164,10 @@ class Trials:
         return Verdict.STAYS
 
     def is_hopeless(self, plan: Plan) -> bool:
-        """Whether a plan is not worth a try under a memory limit: a try has told what
-        copies and hooks cost, and with that it says itself that its steps take longer
-        than the best plan's."""
+        """Whether a plan is not worth a try under a memory limit: it says itself that
+        its steps take longer than those of the best plan that was tried."""
         best, told = self.best, plan.prediction
-        if best is None or told is None or not self.num_tries:
+        if best is None or told is None or not self._has_compared:
             return False
         return told.step_ms > (1 - GAIN) * best.ms
 

@@ -235,7 +235,8 @@ def _attention_with_learned_bias(
     shares = torch.ops.aten._safe_softmax(scores.add_(bias), -1)
     if dropout_p > 0.0:
         shares = torch.native_dropout(shares, dropout_p, True)[0]
-    return (shares @ value.float()).to(query.dtype)
+    found: Tensor = (shares @ value.float()).to(query.dtype)
+    return found
 
 
 def fused_dropout(

@@ -156,7 +156,7 @@ def test_steps_of_other_sizes_are_not_timed() -> None:
 def test_behind_a_try_a_plan_must_say_that_it_is_faster() -> None:
     trials, slow = Trials(), tried(0.0, 105.0).plan
     trials.follow(tried(100.0))
-    assert not trials.is_hopeless(slow)  # nobody knows yet what copies cost
+    assert not trials.is_hopeless(slow)  # nothing was tried yet
     trials.judge(tried(120.0), None, is_by_memory=True)
     assert trials.is_hopeless(slow) and trials.is_hopeless(tried(0.0, 99.5).plan)
     assert not trials.is_hopeless(tried(0.0, 90.0).plan)
