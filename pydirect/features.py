@@ -40,7 +40,7 @@ def rows(
     width: int | None = None,
     cache_bytes: int | None = None,
     seed: int = 0,
-    max_sms: int | None = 16,
+    max_sms: int | None = 8,
 ) -> "FeatureRows | HostEmbedding | None":
     """Make what a trainer takes as its features.
 
@@ -110,7 +110,7 @@ class FeatureRows:
         width: int | None = None,
         cache_bytes: int | None = None,
         seed: int = 0,
-        max_sms: int | None = 16,
+        max_sms: int | None = 8,
     ) -> None:
         """See `rows`."""
         if max_sms is not None and max_sms < 1:

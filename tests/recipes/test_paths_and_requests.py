@@ -26,7 +26,7 @@ def test_paths_are_trained_on_in_turns(tmp_path: Path) -> None:
     cells = json.loads(out.read_text())["cells"]
     assert set(cells) == set(paths.TARGETS)
     for cell in cells.values():
-        assert cell["equal"] and cell["written_bytes"] > 0, cell
+        assert cell["equal"] and cell["off_written_bytes"] > 0, cell
         assert cell["auto_path"].startswith("staging + posix: stripe of [")
         assert cell["auto_over_staged"] > 0
     assert [each.name for each in tmp_path.iterdir()] == ["paths.json"]

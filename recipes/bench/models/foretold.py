@@ -4,9 +4,11 @@
 
 The measured rows are those of `recipes/bench/results/models/real_models*.json` that
 train on one GPU without a compiler, with everything kept (`keep`) or under
-transformers' checkpointing (`gc`). No GPU is needed.
+transformers' checkpointing (`gc`), and behind them what `models.held_out` has recorded.
+No GPU is needed.
 """
 
+import itertools
 import statistics
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -16,7 +18,7 @@ from recipes.bench.models.stock import num_tokens, shape_of
 from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.report.build_public import Loss, Shape, Train
 from ssdtrain.tools.report.capture import Question, capture
-from ssdtrain.tools.report.fits import CHECKPOINTING, PLAIN, priced_ways
+from ssdtrain.tools.report.fits import CHECKPOINTING, OURS, PLAIN, priced_ways
 
 COLUMNS = {"keep": PLAIN, "gc": CHECKPOINTING}
 DENSE = ("qwen3", "mistral")
@@ -91,17 +93,37 @@ def errors(rows: list[Measured]) -> Iterator[dict[str, Any]]:
         }
 
 
+def held_out() -> Iterator[dict[str, Any]]:
+    """The rows of `models.held_out`, as they were foretold before they were measured;
+    ssdtrain's once its plan was settled."""
+    columns = {way: column for column, way in COLUMNS.items()} | {OURS: OURS}
+    for values in named("models/held_out"):
+        for cell, each in values["cells"].items():
+            for way, told in each["ways"].items():
+                if "ms" not in told or not told.get("settled", True):
+                    continue
+                yield {
+                    "gpu": values["settings"]["gpu"],
+                    "cell": cell,
+                    "column": columns[way],
+                    "step_ms": told["ms"],
+                    "peak_bytes": told["bytes"],
+                    "step_error": round(told["foretold_ms"] / told["ms"] - 1, 4),
+                    "peak_error": round(told["foretold_bytes"] / told["bytes"] - 1, 4),
+                }
+
+
 def main(*, most: int | None = None) -> None:
     """Compare and print.
 
     Args:
-        most: only so many rows
+        most: only so many rows that are foretold now
     """
     found = []
-    for row in errors(measured()[:most]):
+    for row in itertools.chain(errors(measured()[:most]), held_out()):
         found.append(row)
         print(
-            f"{row['gpu']} {row['cell']:28} {row['column']:5} "
+            f"{row['gpu']} {row['cell']:28} {row['column']:8} "
             f"step {row['step_ms']:7.1f} ms {100 * row['step_error']:+6.1f} %   "
             f"peak {row['peak_bytes'] / 1e9:6.2f} GB {100 * row['peak_error']:+6.1f} %",
             flush=True,
