@@ -5,11 +5,10 @@
 
 The first command writes, for each model, what plain training, checkpointing and
 ssdtrain's plan in a memory between the two are said to take. The second one trains the
-same models, weights random, and adds what they took. A step ends with fused AdamW; its
-peak has everything in it. A rerun goes on.
+same models, weights random, in processes of their own, and adds what they took. A step
+ends with fused AdamW; its peak has everything in it. A rerun goes on.
 """
 
-import gc
 import statistics
 import time
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from recipes.bench.harness.cli import Bench
+from recipes.bench.harness.processes import answer_of
 from recipes.bench.harness.timing import wait
 from recipes.bench.models.stock import checkpoint
 from ssdtrain.tools.foresight.device import load_device
@@ -30,7 +30,9 @@ BETWEEN = 0.3
 """Memory of ssdtrain's plan: so far from checkpointing's to that of plain training."""
 STEPS = 5
 """Timed ones."""
-MOST_WARM_UP_S = 20.0
+LIMIT_S = 120.0
+"""Of a process."""
+PRELOAD = ("torch", "transformers", "recipes.bench.models.stock")
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,9 @@ def foretold(held: Held) -> dict[str, Any]:
 class Training:
     """A model of the table on a device."""
 
-    def __init__(self, held: Held, device: torch.device, layers: int | None) -> None:
+    def __init__(self, held: Held, device: torch.device) -> None:
         self.device = device
         shape = shape_of(held.model, held.train, Loss.STOCK)
-        if layers is not None:
-            shape = shape.with_layers(layers)
         torch.manual_seed(0)
         with device:
             subject = public_subject(shape, held.tokens, drawn)
@@ -121,56 +121,56 @@ def drawn(*size: int) -> torch.Tensor:
     return torch.randint(100, size)
 
 
-def measure(
-    held: Held, memory: int, device: torch.device, layers: int | None = None
-) -> dict[str, Any]:
-    """What each way took."""
-    import ssdtrain
-
-    training, found = Training(held, device, layers), {}
+def measure_others(held: Held, device: str) -> dict[str, Any]:
+    """What plain training and checkpointing took."""
+    training, found = Training(held, torch.device(device)), {}
     for name, options in ((PLAIN, None), (CHECKPOINTING, {"use_reentrant": False})):
         checkpoint(training.model, options)
         for _ in range(2):
             training.step()
         found[name] = training.told()
-    checkpoint(training.model, None)
-    start, warm_up = time.perf_counter(), []
-    with ssdtrain.offload(training.model, device_memory=memory) as session:
-        while not (session.is_settled and len(warm_up) > 2):
-            warm_up.append(round(training.step(), 1))
-            if time.perf_counter() - start > MOST_WARM_UP_S:
-                break
-        found[OURS] = training.told()
-        found[OURS] |= {"settled": session.is_settled, "warm_up_ms": warm_up}
-        found[OURS] |= {"explain": session.explain().splitlines()[:20]}
-    del training, session
-    gc.collect()
     return found
 
 
-def main(bench: Bench, *, foretell: bool = False) -> None:
+def measure_ours(held: Held, device: str, memory: int, warm_s: float) -> dict[str, Any]:
+    """What ssdtrain's plan took, settled or not."""
+    import ssdtrain
+
+    training = Training(held, torch.device(device))
+    start, warm_up = time.perf_counter(), list[float]()
+    with ssdtrain.offload(training.model, device_memory=memory) as session:
+        while not (session.is_settled and len(warm_up) > 2):
+            warm_up.append(round(training.step(), 1))
+            if time.perf_counter() - start > warm_s:
+                break
+        found = training.told()
+        found |= {"settled": session.is_settled, "warm_up_ms": warm_up}
+        found |= {"explain": session.explain().splitlines()[:20]}
+    return {OURS: found}
+
+
+def main(bench: Bench, *, foretell: bool = False, warm_s: float = 30) -> None:
     """Foretell, or measure what was foretold and has no figures yet.
 
     Args:
         foretell: write predictions, for models that have none
+        warm_s: most of ssdtrain's warm-up
     """
     cells = bench.cells({"gpu": GPU})
     if foretell:
         for held in HELD:
             cells.run(held.name, foretold, held)
         return
+    device = bench.device.type
     for held in HELD:
-        before = dict(cells[held.name])
-        if "ms" in before["ways"][OURS] or cells.left_s() <= 0:
+        if held.name not in cells or "ms" in cells[held.name]["ways"][OURS]:
             continue
-        try:
-            found = measure(held, before["device_memory"], bench.device)
-        except torch.OutOfMemoryError:
-            found = {PLAIN: {"error": "out of memory"}}
-            gc.collect()
-            torch.cuda.empty_cache()
-        ways = {
-            name: {**told, **found.get(name, {})}
-            for name, told in before["ways"].items()
-        }
+        before = cells[held.name]
+        memory, ways = before["device_memory"], before["ways"]
+        for work, more in ((measure_others, ()), (measure_ours, (memory, warm_s))):
+            if cells.left_s() > 0:
+                found = answer_of(work, (held, device, *more), LIMIT_S, PRELOAD)
+                if "error" in found:
+                    found = {PLAIN: found}
+                ways = {name: {**ways[name], **found.get(name, {})} for name in ways}
         cells.record(held.name, {**before, "ways": ways})
