@@ -627,22 +627,20 @@ class Planner:
         else:
             self._stage = Stage.SEARCHING
         self._largest.plan_for_it()
-        fewer = self._fewest_again()
+        best = self._trials.best
+        is_base = best is not None and best.plan.policy == ALL_AGAIN
+        fewer = self._fewest_again() if is_base else None
         self._begin_search(SEARCH_MARKS, fewer)
         if fewer is not None:
-            self._planned = profile.signature()
-            self._largest.planned()
-            self.num_plans += 1
-            logger.info("ssdtrain: plan %d: %s", self.num_plans, fewer.policy)
-            self._begin_try(fewer, is_searched=False)
+            self._try_unsearched(fewer, profile)
         elif self._stage is Stage.SEARCHING:
             self._plan_by_size()
 
     def _fewest_again(self) -> Plan | None:
-        """Return what is tried while a plan is searched for: no more regions run again
-        than must, and nothing moves; None: all of them must, or there is no time."""
-        seen, best = self._seen, self._trials.best
-        if seen is None or best is None or best.plan.policy != ALL_AGAIN:
+        """Return the plan under which no more regions run again than must, and nothing
+        moves; None: all of them must, or plans are not tried during a search."""
+        seen = self._seen
+        if not self._goal.goal.is_by_memory or seen is None:
             return None
         if not self._peers.is_alone or not self._cache.device.runs_beside:
             return None
@@ -650,6 +648,13 @@ class Planner:
         goal = self._goal.goal.grown(self._largest.planned_ratio)
         goal = replace(goal, budget_margin=TOLERANCE)
         return fewest_again(profile, self._larger(profile), goal)
+
+    def _try_unsearched(self, plan: Plan, seen: Profile) -> None:
+        self._planned = seen.signature()
+        self._largest.planned()
+        self.num_plans += 1
+        logger.info("ssdtrain: plan %d: %s", self.num_plans, plan.policy)
+        self._begin_try(plan, is_searched=False)
 
     def _begin_search(self, effort: int, tried: Plan | None = None) -> None:
         """tried: meanwhile, instead of the plan in force."""
@@ -917,7 +922,13 @@ class Planner:
             self._begin_try(second.plan)
 
     def _offer_all_again(self, tried: Tried) -> None:
-        """Try all regions again next to a plan that was compared with nothing."""
+        """Try all regions again next to a plan that was compared with nothing, or no
+        more of them than must."""
+        fewest = self._fewest_again()
+        if fewest is not None and self._seen is not None:
+            if fewest.orders != tried.plan.orders:
+                self._try_unsearched(fewest, self._seen)
+            return
         plan = self._all_again()
         if plan is None or not self._peers.leads or plan.orders == tried.plan.orders:
             return
