@@ -1,7 +1,7 @@
 """How many requests a walk makes on the link, without running it (EMOGI, section 2.4).
 
-The rules are those of `pydirect.coalesce`; no cache is modelled, except that a thread
-of the naive walk reads its list a sector at a time.
+The rules are those of `pydirect.coalesce`; no cache is modelled. An H200's L2 counts the
+same sectors for every walk.
 """
 
 import numpy as np
@@ -46,10 +46,6 @@ def count_requests(
         begin, end = begin[chosen], end[chosen]
     useful = int((end - begin).sum()) * size
     how = Walk(walk)
-    if how is Walk.NAIVE:
-        first, last = begin * size // SECTOR_BYTES, (end * size - 1) // SECTOR_BYTES
-        num = int((last - first + 1)[end > begin].sum())
-        return Requests(counts=(num, 0, 0, 0), useful_bytes=useful)
     item = np.repeat(np.arange(len(begin)), end - begin)
     rank = np.arange(len(item)) - np.repeat(
         np.cumsum(end - begin) - (end - begin), end - begin
@@ -71,6 +67,9 @@ def _instructions(
     if walk is Walk.LINES:
         lines: Integers = edge // unit
         return lines
+    if walk is Walk.NAIVE:  # a warp's threads read as many lists, an id each
+        rank: Integers = edge - begin[item]
+        return item // WARP_LANES * (int(rank.max(initial=0)) + 1) + rank
     start = begin // unit * unit if walk is Walk.ALIGNED else begin
     step = (edge - start[item]) // WARP_LANES
     most = int(step.max()) + 1 if len(step) else 1
