@@ -1,7 +1,7 @@
 """How many requests a walk makes on the link, without running it (EMOGI, section 2.4).
 
-The rules are those of `pydirect.coalesce`; no cache is modelled. An H200's L2 counts the
-same sectors for every walk.
+The rules are those of `pydirect.coalesce`; no cache is modelled. The L2 of an H200
+counts the same sectors for every walk.
 """
 
 import numpy as np
