@@ -1,4 +1,4 @@
-"""Runs on disk, resuming, signals and sweeps: as a user has them, in a shell."""
+"""Runs on disk, resuming, signals and sweeps."""
 
 import json
 import os
