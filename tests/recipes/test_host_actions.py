@@ -34,7 +34,10 @@ def test_a_plan_that_did_nothing_is_refused(name: str) -> None:
         host_actions.solved(dict.fromkeys(ROWS, 1.0), rows)
 
 
-def test_a_tiny_model_runs_all_three(tmp_path: Path) -> None:
+def test_a_tiny_model_runs_all_three(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_actions, "ROUNDS", 2)
     out = tmp_path / "host_actions.json"
     row = "tiny/full/16/eager/ours"
     words = ["--row", row, "--device", "cpu", "--steps", "1", "--budget-s", "200"]

@@ -50,9 +50,10 @@ def _found(
     if workers == 1:
         start()
         yield from map(run_block, itertools.count(first))
-    with ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), start
-    ) as pool:
+    # Forks of a process that has imported torch, and has touched no GPU.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch"])
+    with ProcessPoolExecutor(workers, context, start) as pool:
         waiting = deque(pool.submit(run_block, first + n) for n in range(workers))
         for number in itertools.count(first + workers):
             yield waiting.popleft().result()

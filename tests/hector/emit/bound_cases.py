@@ -34,7 +34,7 @@ if torch.cuda.is_available():
 
 NONE = Optimizations()
 BOTH = Optimizations(compact=True, reorder=True)
-SIZES = (8, 24, 3, 2)
+SIZES = (6, 10, 3, 2)
 """Of a graph: the interpreter's time is that of its rows, and addresses have none."""
 
 

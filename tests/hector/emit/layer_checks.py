@@ -15,7 +15,9 @@ from hector.passes.pipeline import Optimizations
 from hector.runtime import Backend
 from recipes import hector_layers
 
-IN, HEADS, WIDTH = 64, 2, 32
+HEADS = 2
+IN, WIDTH = (64, 32) if torch.cuda.is_available() else (16, 8)
+"""Triton's interpreter takes twice as long for the larger ones."""
 OUT = HEADS * WIDTH
 
 Make = Callable[

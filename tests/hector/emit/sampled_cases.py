@@ -21,11 +21,7 @@ from hector.runtime import Backend, executables
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAMES, WIDTH = ("a", "b"), 4
 TYPES = (("a", "r0", "b"), ("b", "r1", "a"), ("a", "r2", "a"))
-SETTINGS = [
-    Optimizations(),
-    Optimizations(compact=True),
-    Optimizations(compact=True, reorder=True),
-]
+SETTINGS = [Optimizations(), Optimizations(compact=True, reorder=True)]
 
 
 def batch(seed: int, sampled: bool) -> HeteroGraph:
@@ -77,7 +73,7 @@ def test_batches_one_after_another(which: int, settings: Optimizations) -> None:
     layer = layers()[which].set_options(optimizations=settings, backend=Backend.TRITON)
     oracle = copy.deepcopy(layers()[which]).double()
     programs = set()
-    for seed in (0, 2, 5):
+    for seed in (0, 1, 2):
         graph = batch(seed, sampled=True)
         got = gradients(layer, graph, torch.float32)
         want = gradients(oracle, batch(seed, sampled=False), torch.float64)

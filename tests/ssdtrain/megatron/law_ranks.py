@@ -66,6 +66,11 @@ class Cell(NamedTuple):
         return 4 if "virtual_pipeline" in self.parallel else 2
 
     @property
+    def targets(self) -> tuple[str, ...]:
+        """To a store, families are alike."""
+        return ("host", "ssd") if self.family is Family.GPT else ("host",)
+
+    @property
     def num_micro_batches(self) -> int:
         """Two add their gradients; stages need more to overlap."""
         return 4 if "pipeline" in self.parallel else 2
@@ -91,18 +96,19 @@ def cells() -> list[Cell]:
                 continue
             name = f"{family.value}, {layout}"
             fused = layout != "tp 2"
-            agreed = family is Family.GPT and layout in ("tp 2", "1f1b")
-            found.append(Cell(name, family, parallel, fused, agreed=agreed))
-    tp, pp, gpt = {"tensor": 2}, {"pipeline": 2}, Family.GPT
+            gpt = family is Family.GPT
+            own = {"agreed": gpt and layout in ("tp 2", "1f1b")}
+            own["evaluate"] = gpt and layout == "interleaved"
+            found.append(Cell(name, family, parallel, fused, **own))
+    tp, pp, one = {"tensor": 2}, {"pipeline": 2}, Family.GPT
     found += [
-        Cell("sequence parallel", gpt, {**tp, "sequence": True}, recipes=True),
-        Cell("full recompute", gpt, {**pp, "recompute": "full"}),
-        Cell("selective recompute", gpt, {**tp, "recompute": "selective"}, False),
-        Cell("norms recomputed", gpt, pp, more=NORMS),
-        Cell("recipes, 1f1b", gpt, pp, False, True),
+        Cell("sequence parallel", one, {**tp, "sequence": True}, recipes=True),
+        Cell("full recompute", one, {**pp, "recompute": "full"}),
+        Cell("selective recompute", one, {**tp, "recompute": "selective"}, False),
+        Cell("norms recomputed", one, pp, more=NORMS),
+        Cell("recipes, 1f1b", one, pp, False, True),
         Cell("recipes, bert tp 2", Family.BERT, tp, True, True),
-        Cell("evaluation between", gpt, LAYOUTS["interleaved"], evaluate=True),
-        Cell("distributed optimizer", gpt, {}, wrapped=True),
+        Cell("distributed optimizer", one, {}, wrapped=True),
     ]
     return sorted(found, key=lambda cell: sorted(cell.parallel))
 
@@ -285,7 +291,7 @@ def same(left: list[Tensor], right: list[Tensor]) -> bool:
 def compare(cell: Cell, out: Path) -> dict[str, Any]:
     theirs = train(cell, None)
     result: dict[str, Any] = {"num_gradients": len(theirs["gradients"][-1])}
-    for target in ("host", "ssd"):
+    for target in cell.targets:
         settings = {"max_overhead": 0.01, **EVERYTHING, "target": target}
         settings["recompute"] = "auto" if cell.recipes else "off"
         if target == "ssd":

@@ -1,9 +1,8 @@
-"""Runs on disk, resuming, signals and sweeps: as a user has them, in a shell."""
+"""Runs on disk, resuming, signals and sweeps."""
 
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -11,9 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from ssdtrain.tools.cli import main
-from tests.ranks import LONGEST_S, reaped
+from ssdtrain.train import launch
+from tests.ranks import LONGEST_S, server
 from tests.ssdtrain.tools.cli.conftest import TINY
 
 LONG = ("train.steps=100000", "train.compare=false", "train.checkpoint_every=50000")
@@ -70,25 +71,38 @@ def stopped(
 
     run: a pattern of its directory below `runs`.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ssdtrain", "train", *words],
-        cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        text=True,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    log = directory / "log"
+    process = server().Process(target=_trains, args=(words, dict(os.environ), log))
+    process.start()
     deadline = time.monotonic() + LONGEST_S
     path = directory / "runs" / run
-    with reaped(process):
-        while time.monotonic() < deadline and process.poll() is None:
+    try:
+        while time.monotonic() < deadline and process.exitcode is None:
             path = next((directory / "runs").glob(run), path)
             if (path / "metrics.jsonl").exists() and len(losses(path)) > 1:
                 break
             time.sleep(0.1)
-        process.send_signal(signum)
-        _, error = process.communicate(timeout=LONGEST_S)
-    return process.returncode, error, path
+        assert process.pid is not None
+        os.kill(process.pid, signum)
+        process.join(LONGEST_S)
+    finally:
+        process.kill()
+        process.join()
+    assert process.exitcode is not None
+    return process.exitcode, log.read_text(), path
+
+
+def _trains(words: tuple[str, ...], environment: dict[str, str], log: Path) -> None:
+    """`ssdtrain train` in a fork of a process that has imported torch; it starts
+    processes of its own as ever. Prints to `log`, in whose directory it runs."""
+    os.environ.clear()
+    os.environ.update(environment, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+    torch.set_num_threads(1)  # OpenMP has read the server's environment
+    os.chdir(log.parent)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT, 0o600)
+    os.dup2(out, 2)
+    os.setsid()
+    sys.exit(main(["train", *words]))
 
 
 def test_a_signal_ends_the_step_and_the_run_goes_on(
@@ -269,7 +283,11 @@ def test_a_resume_that_fails_writes_nothing(
     assert state() == before
 
 
-def test_a_sweep_compares_its_runs(tmp_path: Path, train: Train) -> None:
+def test_a_sweep_compares_its_runs(
+    tmp_path: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its runs are in this process; the next test has them in their own."""
+    monkeypatch.setattr(launch, "run_in_order", lambda words, stdout: main(words))
     one = ("train.steps=1", "train.compare=false", "-q")
     done = train("-m", *TINY, "offload=host,none", *one)
     assert done.returncode == 0, done.stderr
