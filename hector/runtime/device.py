@@ -21,9 +21,10 @@ from hector.ir.kernels import (
 )
 from hector.ir.node import Node, Op
 from hector.ir.types import NARROW, ROW_DOMAINS, Domain
+from hector.kept import apart
 from hector.passes.lifetimes import constants, late_sums, lifetimes
 from hector.runtime.ahead import compiles
-from hector.runtime.bound import BoundPlan
+from hector.runtime.bound import BoundPlan, Layout
 from hector.runtime.contract import Contraction
 from hector.runtime.launch import (
     ALIGNMENT_BYTES,
@@ -69,6 +70,15 @@ class _Template(NamedTuple):
     options: dict[str, int]
 
 
+_TILES = {
+    ArgKind.TILE_TYPE: "segment",
+    ArgKind.TILE_START: "start",
+    ArgKind.TILE_END: "end",
+    ArgKind.TILE_PTR: "segment_ptr",
+}
+"""Which of a typed product's `Tiles` an argument is."""
+
+
 @dataclass(frozen=True)
 class _Part:
     """One kernel of a program: what is launched, or what PyTorch runs."""
@@ -89,8 +99,10 @@ class DeviceProgram:
         self.plan, self.dtypes, self.schedules = plan, dtypes, tuple(schedules)
         self.views = _views(plan)
         self.constants = constants(plan)
-        self.compiled: dict[Any, Any] = {}
-        """{generated function: the kernel that Triton made for aligned values}."""
+        self.compiled: dict[int, Any] = {}
+        """{id of a generated function: the kernel that Triton made for aligned
+        values}."""
+        self.layout = Layout()
         self.args: dict[tuple[ArgKind, object], int] = {}
         self.extents: dict[object, int] = {}
         """What launches ask of a graph, each once, with its place."""
@@ -176,8 +188,9 @@ class DevicePlan:
         self.shapes = dict(shapes or {})
         """Those that differ from rows of (heads, width): kernels see memory alone."""
         self.reference = Reference(arrays, torch.float32)
-        self._args = [self._static(*asked) for asked in program.args]
-        self._extents = [self._extent(g) for g in program.extents]
+        with apart():
+            self._args = [self._static(*asked) for asked in program.args]
+            self._extents = [self._extent(g) for g in program.extents]
         self.steps = tuple(map(self._step, program.parts))
         self.compiled = False
         self.bound: BoundPlan | None = None
@@ -188,10 +201,11 @@ class DevicePlan:
             if k.outputs[0].op is Op.EINSUM and isinstance(k, ParameterOp)
         }
         launches = [w for s in self.steps for w in s.work if isinstance(w, Launch)]
-        if program.compiled and all(w.function in program.compiled for w in launches):
+        known = program.compiled
+        if known and all(id(w.function) in known for w in launches):
             # Another graph compiled them all.
             for launch in launches:
-                launch.compiled = program.compiled[launch.function]
+                launch.compiled = known[id(launch.function)]
             self.compiled = True
             if arrays.graph.sampled:
                 # Others run once as they are, to keep what the graph alone decides.
@@ -278,12 +292,7 @@ class DevicePlan:
             case ArgKind.REMAP:
                 return a.heavy_first(*what)
         tiles = a.tiles(*what)
-        return {
-            ArgKind.TILE_TYPE: tiles.segment,
-            ArgKind.TILE_START: tiles.start,
-            ArgKind.TILE_END: tiles.end,
-            ArgKind.TILE_PTR: tiles.segment_ptr,
-        }[kind]
+        return getattr(tiles, _TILES[kind])
 
     def run(self, bindings: Mapping[Node, Tensor]) -> dict[Node, Tensor]:
         """Values by node: everything bound, and the plan's results."""
@@ -334,8 +343,10 @@ class DevicePlan:
         none."""
         launches = [w for s in self.steps for w in s.work if isinstance(w, Launch)]
         if self.bound is None and all(w.compiled is not None for w in launches):
-            self.program.compiled.update((w.function, w.compiled) for w in launches)
-            self.bound = BoundPlan(self.steps, device, self._torch, self._kept)
+            known = self.program.compiled
+            known.update((id(w.function), w.compiled) for w in launches)
+            args = (self.steps, device, self._torch, self._kept)
+            self.bound = BoundPlan(*args, self.program.layout)
 
     def to_compile(
         self, dtypes: Mapping[Node, torch.dtype]
