@@ -1,6 +1,7 @@
 """Convolutions with DGL's arguments."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from hector.message import functions as fn
 from hector.message.batches import EdgeBatch
 from hector.message.hetero import CROSS, HeteroGraph
+from hector.message.joined import Sent, may_join, plainly_called, send
 from hector.message.relation import Relation
 from hector.nn.common import glorot
 from hector.precision import linear
@@ -52,16 +54,43 @@ def summed(
     g: Relation, rows: Tensor, how: str = "sum", weight: Tensor | None = None
 ) -> Tensor:
     """Reduce the rows of neighbours, times `weight` [edges]."""
-    with g.local_scope():
-        g.srcdata["h"] = rows
-        message = fn.copy_u("h", "m")
-        if weight is not None:
-            g.edata["w"], message = weight.view(-1, 1), weighed("w")
-        g.update_all(message, getattr(fn, how)("m", "o"))
-        return g.dstdata["o"]
+    found: Tensor = send([g], [_sums(rows, getattr(fn, how)("m", "o"), weight)])[0]
+    return found
 
 
-class GraphConv(nn.Module):
+def _sums(
+    rows: Tensor, reduce: fn.ReduceFunction, weight: Tensor | None = None
+) -> Sent:
+    along = partial(_reduced, reduce=reduce, weight=weight)
+    return Sent(along, reduce if weight is None else None, {"h": rows}, {})
+
+
+def _reduced(g: Relation, reduce: fn.ReduceFunction, weight: Tensor | None) -> Tensor:
+    message = fn.copy_u("h", "m")
+    if weight is not None:
+        g.edata["w"], message = weight.view(-1, 1), weighed("w")
+    g.update_all(message, reduce)
+    return g.dstdata["o"]
+
+
+class _Sender(nn.Module):
+    """A layer in two halves: what it sends, and what it makes of what arrives.
+    `HeteroGraphConv` sends for several layers at once."""
+
+    def enters(self, feat: Rows) -> Rows:
+        """Return the rows that the layer computes with."""
+        return feat
+
+    def sends(self, g: Relation, feat: Rows) -> Sent:
+        """Return what is sent along the edges of `g`."""
+        raise NotImplementedError
+
+    def makes(self, g: Relation, feat: Rows, near: Tensor) -> Tensor:
+        """Return the layer's result of what arrived at destinations."""
+        raise NotImplementedError
+
+
+class GraphConv(_Sender):
     """Kipf and Welling (arXiv 1609.02907): neighbours' rows, over the root of the
     product of both degrees ("both"), the in-degree ("right"), the out-degree ("left"),
     or summed ("none"). No self-loops are added."""
@@ -102,33 +131,68 @@ class GraphConv(nn.Module):
     ) -> Tensor:
         """Return [destinations, out_feats]; `weight` takes the place of the layer's."""
         g = relation_of(graph)
-        check_degrees(g, self.allow_zero_in_degree)
         if weight is not None and self.weight is not None:
             raise ValueError("expected a layer with weight=False beside a weight")
-        matrix = self.weight if weight is None else weight
-        rows = sides_of(g, feat)[0]
+        (near,) = send([g], [self.sends(g, feat, weight, edge_weight)])
+        return self.makes(g, feat, near, weight)
+
+    def sends(
+        self,
+        g: Relation,
+        feat: Rows,
+        weight: Tensor | None = None,
+        edge_weight: Tensor | None = None,
+    ) -> Sent:
+        """Return the sources' rows: times the matrix if that makes them narrower."""
+        check_degrees(g, self.allow_zero_in_degree)
+        matrix, rows = self._matrix(weight), sides_of(g, feat)[0]
         if self.norm in ("both", "left"):
             power = -0.5 if self.norm == "both" else -1.0
-            rows = rows * degree_scale(g.out_degrees(), power, rows)
-        first = matrix is not None and matrix.shape[0] > matrix.shape[1]
-        if matrix is not None and first:
+            rows = rows * g.derived(_scale(False, power, rows.dtype))
+        if matrix is not None and _first(matrix):
             rows = rows @ matrix
-        out = summed(g, rows, weight=edge_weight)
-        if matrix is not None and not first:
+        reduce = fn.mean if self.norm == "right" else fn.sum
+        return _sums(rows, reduce("m", "o"), edge_weight)
+
+    def makes(
+        self, g: Relation, feat: Rows, near: Tensor, weight: Tensor | None = None
+    ) -> Tensor:
+        """Return [destinations, out_feats]."""
+        matrix, out = self._matrix(weight), near
+        if matrix is not None and not _first(matrix):
             out = out @ matrix
-        if self.norm in ("both", "right"):
-            power = -0.5 if self.norm == "both" else -1.0
-            out = out * degree_scale(g.in_degrees(), power, out)
+        if self.norm == "both":
+            out = out * g.derived(_scale(True, -0.5, out.dtype))
         if self.bias is not None:
             out = out + self.bias
         return out if self.activation is None else self.activation(out)
 
+    def _matrix(self, weight: Tensor | None) -> Tensor | None:
+        return self.weight if weight is None else weight
 
-def degree_scale(degrees: Tensor, power: float, like: Tensor) -> Tensor:
-    return degrees.clamp(min=1).to(like.dtype).pow(power)[:, None]
+
+def _first(matrix: Tensor) -> bool:
+    return matrix.shape[0] > matrix.shape[1]
 
 
-class SAGEConv(nn.Module):
+@cache
+def _scale(
+    incoming: bool, power: float, dtype: torch.dtype
+) -> Callable[[Relation], Tensor]:
+    """A power of each node's degree: of the edges alone."""
+
+    def make(g: Relation) -> Tensor:
+        degrees = g.in_degrees() if incoming else g.out_degrees()
+        return degree_scale(degrees, power, dtype)
+
+    return make
+
+
+def degree_scale(degrees: Tensor, power: float, dtype: torch.dtype) -> Tensor:
+    return degrees.clamp(min=1).to(dtype).pow(power)[:, None]
+
+
+class SAGEConv(_Sender):
     """GraphSAGE (arXiv 1706.02216): a matrix of a node's row plus one of its
     neighbours': "mean", "gcn" (with the node itself, one matrix), "pool" (maximum of a
     layer's results), "lstm"."""
@@ -172,18 +236,35 @@ class SAGEConv(nn.Module):
     ) -> Tensor:
         """Return [destinations, out_feats]; `edge_weight` multiplies messages."""
         g = relation_of(graph)
-        given = tuple(map(self.feat_drop, feat)) if isinstance(feat, tuple) else None
-        rows, own = sides_of(g, self.feat_drop(feat) if given is None else given)
+        feat = self.enters(feat)
+        (near,) = send([g], [self.sends(g, feat, edge_weight)])
+        return self.makes(g, feat, near)
+
+    def enters(self, feat: Rows) -> Rows:
+        """Return rows after dropout."""
+        return dropped(self.feat_drop, feat)
+
+    def _first(self) -> bool:
+        narrower = self.fc_neigh.in_features > self.fc_neigh.out_features
+        return narrower and self.kind in ("mean", "gcn")
+
+    def sends(self, g: Relation, feat: Rows, edge_weight: Tensor | None = None) -> Sent:
+        """Return the sources' rows: as they are added up."""
+        rows, _ = sides_of(g, feat)
         if self.fc_pool is not None:
             rows = F.relu(linear(self.fc_pool, rows))
-        first = self.kind in ("mean", "gcn")
-        first = first and self.fc_neigh.in_features > self.fc_neigh.out_features
-        near = linear(self.fc_neigh, rows) if first else rows
-        mine = near[: own.shape[0]] if not isinstance(feat, tuple) else None
-        near = self._reduced(g, near, edge_weight)
+        if self._first():
+            rows = linear(self.fc_neigh, rows)
+        if self.lstm is not None:
+            return _sums(rows, fn.lstm("m", "o", self.lstm), edge_weight)
+        reduce = {"mean": fn.mean, "gcn": fn.sum, "pool": fn.max}[self.kind]
+        return _sums(rows, reduce("m", "o"), edge_weight)
+
+    def makes(self, g: Relation, feat: Rows, near: Tensor) -> Tensor:
+        """Return [destinations, out_feats]."""
+        own, first = sides_of(g, feat)[1], self._first()
         if self.kind == "gcn":
-            if mine is None:
-                mine = linear(self.fc_neigh, own) if first else own
+            mine = linear(self.fc_neigh, own) if first else own
             near = (near + mine) / (g.in_degrees().to(near.dtype) + 1)[:, None]
         out = near if first else linear(self.fc_neigh, near)
         if self.fc_self is not None:
@@ -194,19 +275,12 @@ class SAGEConv(nn.Module):
             out = self.activation(out)
         return out if self.norm is None else self.norm(out)
 
-    def _reduced(self, g: Relation, rows: Tensor, weight: Tensor | None) -> Tensor:
-        if self.lstm is None:
-            names = {"mean": "mean", "gcn": "sum", "pool": "max"}
-            return summed(g, rows, names[self.kind], weight)
-        reduce = fn.lstm("m", "o", self.lstm)
-        with g.local_scope():
-            g.srcdata["h"] = rows
-            message = fn.copy_u("h", "m")
-            if weight is not None:
-                g.edata["w"] = weight.view(-1, 1)
-                message = weighed("w")
-            g.update_all(message, reduce)
-            return g.dstdata["o"]
+
+def dropped(drop: nn.Dropout, feat: Rows) -> Rows:
+    """Return rows after dropout."""
+    if not drop.p:
+        return feat
+    return tuple(map(drop, feat)) if isinstance(feat, tuple) else drop(feat)
 
 
 class GINConv(nn.Module):
@@ -252,7 +326,7 @@ def _scored(e: EdgeBatch, slope: float) -> dict[str, Any]:
     return {"a": e.softmax(F.leaky_relu(e.src["l"] + e.dst["r"], slope))}
 
 
-class GATConv(nn.Module):
+class GATConv(_Sender):
     """Graph attention (arXiv 1710.10903): [destinations, heads, out_feats]."""
 
     def __init__(
@@ -308,39 +382,63 @@ class GATConv(nn.Module):
     ) -> Any:
         """Return [destinations, heads, out_feats]; with `get_attention` also
         [edges, heads, 1]."""
-        g = relation_of(graph)
+        g, feat = relation_of(graph), self.enters(feat)
+        sent = self.sends(g, feat, edge_weight)
+        if not get_attention:
+            return self.makes(g, feat, send([g], [sent])[0])
+        along = partial(sent.along, attention=True)
+        near, attention = send([g], [sent._replace(along=along)])[0]
+        return self.makes(g, feat, near), attention
+
+    def enters(self, feat: Rows) -> Rows:
+        """Return rows after dropout."""
+        return dropped(self.feat_drop, feat)
+
+    def sends(self, g: Relation, feat: Rows, edge_weight: Tensor | None = None) -> Sent:
+        """Return what scores are made of, and the sources' rows."""
         check_degrees(g, self.allow_zero_in_degree)
-        dropped = (
-            tuple(map(self.feat_drop, feat))
-            if isinstance(feat, tuple)
-            else self.feat_drop(feat)
-        )
-        rows, own = sides_of(g, dropped)
+        rows, own = sides_of(g, feat)
         h = linear(self.fc_src, rows).unflatten(1, (self.heads, -1))
         if self.fc_dst is self.fc_src and not isinstance(feat, tuple):
             right = h[: len(own)]
         else:
             right = linear(self.fc_dst, own).unflatten(1, (self.heads, -1))
-        with g.local_scope():
-            g.srcdata["h"] = h
-            g.srcdata["l"] = (h * self.attn_l).sum(-1, keepdim=True)
-            g.dstdata["r"] = (right * self.attn_r).sum(-1, keepdim=True)
-            g.apply_edges(_scored(self.slope))
-            if self.attn_drop.p and self.training:
-                g.edata["a"] = self.attn_drop(g.edata["a"])
-            if edge_weight is not None:
-                weight = edge_weight.view(-1, 1, 1)
-                g.edata["a"] = g.edata["a"] * weight
-            g.update_all(weighed("a"), fn.sum("m", "o"))
-            out = g.dstdata["o"]
-            attention = g.edata["a"] if get_attention else None
+        left, right = (
+            (x * a).sum(-1, keepdim=True)
+            for x, a in ((h, self.attn_l), (right, self.attn_r))
+        )
+        drop = self.attn_drop if self.attn_drop.p and self.training else None
+        alone = drop is not None or edge_weight is not None
+        along = partial(_attended, slope=self.slope, drop=drop, weight=edge_weight)
+        facts = None if alone else (_attended, self.slope)
+        return Sent(along, facts, {"h": h, "l": left}, {"r": right})
+
+    def makes(self, g: Relation, feat: Rows, near: Tensor) -> Tensor:
+        """Return [destinations, heads, out_feats]."""
+        out = near
         if self.res_fc is not None:
+            own = sides_of(g, feat)[1]
             out = out + self.res_fc(own).unflatten(1, (self.heads, -1))
         if self.bias is not None:
             out = out + self.bias.view(1, self.heads, -1)
-        if self.activation is not None:
-            out = self.activation(out)
-        return out if attention is None else (out, attention)
+        return out if self.activation is None else self.activation(out)
+
+
+def _attended(
+    g: Relation,
+    slope: float,
+    drop: nn.Module | None,
+    weight: Tensor | None,
+    attention: bool = False,
+) -> Any:
+    """Return neighbours' rows times their attention, summed."""
+    g.apply_edges(_scored(slope))
+    if drop is not None:
+        g.edata["a"] = drop(g.edata["a"])
+    if weight is not None:
+        g.edata["a"] = g.edata["a"] * weight.view(-1, 1, 1)
+    g.update_all(weighed("a"), fn.sum("m", "o"))
+    return (g.dstdata["o"], g.edata["a"]) if attention else g.dstdata["o"]
 
 
 class HeteroGraphConv(nn.Module):
@@ -387,16 +485,33 @@ class HeteroGraphConv(nn.Module):
             sources = ends = inputs
             if g.is_block:
                 ends = {n: x[: g.num_dst_nodes(n)] for n, x in inputs.items()}
-        found: dict[str, list[Tensor]] = {}
+        made: dict[Any, Tensor] = {}
+        waiting: dict[Hashable, list[tuple[Any, Any, Relation, Rows, Sent]]] = {}
         for kind in g.canonical_etypes:
             start, name, end = kind
             if start not in sources or end not in ends:
                 continue
-            layer = self._layer(kind)
+            layer, r, feat = self._layer(kind), g[kind], (sources[start], ends[end])
             more = (mod_args or {}).get(name, ())
             named = (mod_kwargs or {}).get(name, {})
-            made = layer(g[kind], (sources[start], ends[end]), *more, **named)
-            found.setdefault(end, []).append(made)
+            alone = more or named or type(layer) not in (GraphConv, SAGEConv, GATConv)
+            if alone or not (may_join(r) and plainly_called(layer)):
+                made[kind] = layer(r, feat, *more, **named)
+                continue
+            feat = layer.enters(feat)
+            sent = layer.sends(r, feat)
+            group = kind if sent.facts is None else sent.kind()
+            waiting.setdefault(group, []).append((kind, layer, r, feat, sent))
+        for group in waiting.values():
+            kinds, layers, edges, feats, sents = zip(*group, strict=True)
+            near = send(edges, sents)
+            for kind, layer, *rest in zip(
+                kinds, layers, edges, feats, near, strict=True
+            ):
+                made[kind] = layer.makes(*rest)
+        found: dict[str, list[Tensor]] = {}
+        for kind in filter(made.__contains__, g.canonical_etypes):
+            found.setdefault(kind[2], []).append(made[kind])
         return {n: self._joined(parts, n) for n, parts in found.items()}
 
     def _layer(self, kind: tuple[str, str, str]) -> nn.Module:
@@ -411,4 +526,6 @@ class HeteroGraphConv(nn.Module):
     def _joined(self, parts: list[Tensor], ntype: str) -> Tensor:
         if callable(self.aggregate):
             return self.aggregate(parts, ntype)
+        if len(parts) == 1 and self.aggregate != "stack":
+            return parts[0]
         return CROSS[self.aggregate](torch.stack(parts))
