@@ -19,7 +19,7 @@ from hector.message.relation import MASK, Relation
 class Sent(NamedTuple):
     """What a layer has at both ends of its edges, and how it is sent."""
 
-    along: Callable[[Relation], Tensor]
+    along: Callable[..., Any]
     """Make a row a destination of the features of both ends."""
     facts: Hashable
     """What `along` depends on besides; None: it is of one relation alone."""
@@ -53,11 +53,16 @@ def may_join(r: Relation) -> bool:
     return r.sampled and MASK not in r.edata
 
 
-def send(relations: Sequence[Relation], sent: Sequence[Sent]) -> Sequence[Tensor]:
+def send_along(relations: Sequence[Relation], sent: Sequence[Sent]) -> Sequence[Any]:
     """Return a row a destination of each relation, for `sent` of one kind."""
     first = sent[0]
     if len(relations) == 1:
         return [_sent(relations[0], first, first.sources, first.ends)]
+    for r, s in zip(relations, sent, strict=True):
+        # In a row only their total is known.
+        for frame, rows in ((r.srcdata, s.sources), (r.dstdata, s.ends)):
+            for name, t in rows.items():
+                frame.check(name, t)
     # Relations with one source type and one layer's rows share them.
     numbers: dict[tuple[int, ...], int] = {}
     shared = tuple(
@@ -68,20 +73,20 @@ def send(relations: Sequence[Relation], sent: Sequence[Sent]) -> Sequence[Tensor
     sources = {n: torch.cat([s[n] for s in each]) for n in first.sources}
     ends = {n: torch.cat([s.ends[n] for s in sent]) for n in first.ends}
     edges = [r.now() for r in relations]
-    key = (joined, shared, *edges[1:])
-    whole = edges[0].kept(key, lambda: joined(relations, shared))
+    key = (joined_edges, shared, *edges[1:])
+    whole = edges[0].kept(key, lambda: joined_edges(relations, shared))
     sizes = [r.num_dst_nodes() for r in relations]
     return _sent(whole, first, sources, ends).split(sizes)
 
 
-def _sent(r: Relation, s: Sent, sources: Any, ends: Any) -> Tensor:
+def _sent(r: Relation, s: Sent, sources: Any, ends: Any) -> Any:
     with r.local_scope():
         r.srcdata.update(sources)
         r.dstdata.update(ends)
         return s.along(r)
 
 
-def joined(relations: Sequence[Relation], shared: Sequence[int]) -> Relation:
+def joined_edges(relations: Sequence[Relation], shared: Sequence[int]) -> Relation:
     """Return the edges of all relations in a row. Destinations are those of one after
     another; so are sources, but relations with one number in `shared` share them."""
     groups = range(max(shared) + 1)

@@ -82,7 +82,7 @@ class _Known(NamedTuple):
     pick: Callable[[list[Any]], tuple[Any, ...]]
 
 
-class Layout:
+class TableLayout:
     """What stands where in the tables of one program's plans, on whatever graph."""
 
     def __init__(self) -> None:
@@ -129,13 +129,13 @@ class BoundPlan:
         device: torch.device,
         run_torch: RunTorch,
         kept: Mapping[Node, Tensor],
-        layout: Layout | None = None,
+        layout: TableLayout | None = None,
     ) -> None:
         """`layout`: that of the program, if it has other plans."""
         self.device, self.run_torch = device, run_torch
         self.kept = dict(kept)
         """Values that depend on the graph alone: the same in every call."""
-        self._layout = Layout() if layout is None else layout
+        self._layout = TableLayout() if layout is None else layout
         self._fixed: list[tuple[int, Any]] = []
         """(place in the table, value) of what is the same in every call."""
         self.launches = tuple(w for s in steps for w in s.work if isinstance(w, Launch))

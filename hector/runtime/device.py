@@ -24,7 +24,7 @@ from hector.ir.types import NARROW, ROW_DOMAINS, Domain
 from hector.kept import apart
 from hector.passes.lifetimes import constants, late_sums, lifetimes
 from hector.runtime.ahead import compiles
-from hector.runtime.bound import BoundPlan, Layout
+from hector.runtime.bound import BoundPlan, TableLayout
 from hector.runtime.contract import Contraction
 from hector.runtime.launch import (
     ALIGNMENT_BYTES,
@@ -102,7 +102,7 @@ class DeviceProgram:
         self.compiled: dict[int, Any] = {}
         """{id of a generated function: the kernel that Triton made for aligned
         values}."""
-        self.layout = Layout()
+        self.layout = TableLayout()
         self.args: dict[tuple[ArgKind, object], int] = {}
         self.extents: dict[object, int] = {}
         """What launches ask of a graph, each once, with its place."""
@@ -271,16 +271,8 @@ class DevicePlan:
         match kind:
             case ArgKind.VALUE:
                 return a.number(what.name, torch.float32)
-            case ArgKind.COUNT if isinstance(what, Domain):
-                return a.rows(what)
-            case ArgKind.COUNT if isinstance(what, tuple) and isinstance(what[0], Sum):
-                return self._programs(what)
-            case ArgKind.COUNT if isinstance(what, tuple) and isinstance(
-                what[0], Share
-            ):
-                return self._shares(what)
             case ArgKind.COUNT:
-                return a.num_heavy(*what)
+                return self._counted(what)
             case ArgKind.INDEX:
                 return a.index(*what)
             case ArgKind.SEGMENT_PTR:
@@ -293,6 +285,15 @@ class DevicePlan:
                 return a.heavy_first(*what)
         tiles = a.tiles(*what)
         return getattr(tiles, _TILES[kind])
+
+    def _counted(self, what: Any) -> int:
+        if isinstance(what, Domain):
+            return self.arrays.rows(what)
+        if isinstance(what[0], Sum):
+            return self._programs(what)
+        if isinstance(what[0], Share):
+            return self._shares(what)
+        return self.arrays.num_heavy(*what)
 
     def run(self, bindings: Mapping[Node, Tensor]) -> dict[Node, Tensor]:
         """Values by node: everything bound, and the plan's results."""

@@ -1,6 +1,6 @@
 """Convolutions with DGL's arguments."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from hector.message import functions as fn
 from hector.message.batches import EdgeBatch
-from hector.message.hetero import CROSS, HeteroGraph
-from hector.message.joined import Sent, may_join, plainly_called, send
+from hector.message.joined import Sent, send_along
 from hector.message.relation import Relation
 from hector.nn.common import glorot
 from hector.precision import linear
@@ -54,7 +53,9 @@ def summed(
     g: Relation, rows: Tensor, how: str = "sum", weight: Tensor | None = None
 ) -> Tensor:
     """Reduce the rows of neighbours, times `weight` [edges]."""
-    found: Tensor = send([g], [_sums(rows, getattr(fn, how)("m", "o"), weight)])[0]
+    found: Tensor = send_along([g], [_sums(rows, getattr(fn, how)("m", "o"), weight)])[
+        0
+    ]
     return found
 
 
@@ -133,7 +134,7 @@ class GraphConv(_Sender):
         g = relation_of(graph)
         if weight is not None and self.weight is not None:
             raise ValueError("expected a layer with weight=False beside a weight")
-        (near,) = send([g], [self.sends(g, feat, weight, edge_weight)])
+        (near,) = send_along([g], [self.sends(g, feat, weight, edge_weight)])
         return self.makes(g, feat, near, weight)
 
     def sends(
@@ -237,12 +238,12 @@ class SAGEConv(_Sender):
         """Return [destinations, out_feats]; `edge_weight` multiplies messages."""
         g = relation_of(graph)
         feat = self.enters(feat)
-        (near,) = send([g], [self.sends(g, feat, edge_weight)])
+        (near,) = send_along([g], [self.sends(g, feat, edge_weight)])
         return self.makes(g, feat, near)
 
     def enters(self, feat: Rows) -> Rows:
         """Return rows after dropout."""
-        return dropped(self.feat_drop, feat)
+        return after_dropout(self.feat_drop, feat)
 
     def _first(self) -> bool:
         narrower = self.fc_neigh.in_features > self.fc_neigh.out_features
@@ -276,7 +277,7 @@ class SAGEConv(_Sender):
         return out if self.norm is None else self.norm(out)
 
 
-def dropped(drop: nn.Dropout, feat: Rows) -> Rows:
+def after_dropout(drop: nn.Dropout, feat: Rows) -> Rows:
     """Return rows after dropout."""
     if not drop.p:
         return feat
@@ -385,14 +386,14 @@ class GATConv(_Sender):
         g, feat = relation_of(graph), self.enters(feat)
         sent = self.sends(g, feat, edge_weight)
         if not get_attention:
-            return self.makes(g, feat, send([g], [sent])[0])
+            return self.makes(g, feat, send_along([g], [sent])[0])
         along = partial(sent.along, attention=True)
-        near, attention = send([g], [sent._replace(along=along)])[0]
+        near, attention = send_along([g], [sent._replace(along=along)])[0]
         return self.makes(g, feat, near), attention
 
     def enters(self, feat: Rows) -> Rows:
         """Return rows after dropout."""
-        return dropped(self.feat_drop, feat)
+        return after_dropout(self.feat_drop, feat)
 
     def sends(self, g: Relation, feat: Rows, edge_weight: Tensor | None = None) -> Sent:
         """Return what scores are made of, and the sources' rows."""
@@ -439,93 +440,3 @@ def _attended(
         g.edata["a"] = g.edata["a"] * weight.view(-1, 1, 1)
     g.update_all(weighed("a"), fn.sum("m", "o"))
     return (g.dstdata["o"], g.edata["a"]) if attention else g.dstdata["o"]
-
-
-class HeteroGraphConv(nn.Module):
-    """A layer for each relation, by its name or (source, relation, destination);
-    results for one type of nodes are joined by `aggregate`: sum, mean, max, min, stack,
-    or a function of (list, type). Layers take nodes without edges, as along one
-    relation they are common."""
-
-    def __init__(
-        self,
-        mods: Mapping[str, nn.Module],
-        aggregate: str | Callable[[list[Tensor], str], Tensor] = "sum",
-    ) -> None:
-        super().__init__()
-        if not callable(aggregate) and aggregate not in CROSS:
-            raise ValueError(
-                f"expected aggregate of {sorted(CROSS)} or a function, got "
-                f"{aggregate!r}"
-            )
-        self.mods = nn.ModuleDict({str(k): m for k, m in mods.items()})
-        for module in self.mods.values():
-            allow = getattr(module, "set_allow_zero_in_degree", None)
-            if allow is not None:
-                allow(True)
-        self.aggregate = aggregate
-
-    @untraced
-    def forward(
-        self,
-        g: HeteroGraph,
-        inputs: Any,
-        mod_args: Mapping[str, tuple[Any, ...]] | None = None,
-        mod_kwargs: Mapping[str, dict[str, Any]] | None = None,
-    ) -> dict[str, Tensor]:
-        """Return rows by destination type for rows by type, or for a pair of them.
-        Relations without rows are left out; those without edges are not: their layer
-        may have a row of the node's own.
-
-        Raises ValueError for a relation without a layer.
-        """
-        if isinstance(inputs, tuple):
-            sources, ends = inputs
-        else:
-            sources = ends = inputs
-            if g.is_block:
-                ends = {n: x[: g.num_dst_nodes(n)] for n, x in inputs.items()}
-        made: dict[Any, Tensor] = {}
-        waiting: dict[Hashable, list[tuple[Any, Any, Relation, Rows, Sent]]] = {}
-        for kind in g.canonical_etypes:
-            start, name, end = kind
-            if start not in sources or end not in ends:
-                continue
-            layer, r, feat = self._layer(kind), g[kind], (sources[start], ends[end])
-            more = (mod_args or {}).get(name, ())
-            named = (mod_kwargs or {}).get(name, {})
-            alone = more or named or type(layer) not in (GraphConv, SAGEConv, GATConv)
-            if alone or not (may_join(r) and plainly_called(layer)):
-                made[kind] = layer(r, feat, *more, **named)
-                continue
-            feat = layer.enters(feat)
-            sent = layer.sends(r, feat)
-            group = kind if sent.facts is None else sent.kind()
-            waiting.setdefault(group, []).append((kind, layer, r, feat, sent))
-        for group in waiting.values():
-            kinds, layers, edges, feats, sents = zip(*group, strict=True)
-            near = send(edges, sents)
-            for kind, layer, *rest in zip(
-                kinds, layers, edges, feats, near, strict=True
-            ):
-                made[kind] = layer.makes(*rest)
-        found: dict[str, list[Tensor]] = {}
-        for kind in filter(made.__contains__, g.canonical_etypes):
-            found.setdefault(kind[2], []).append(made[kind])
-        return {n: self._joined(parts, n) for n, parts in found.items()}
-
-    def _layer(self, kind: tuple[str, str, str]) -> nn.Module:
-        for name in (str(kind), kind[1]):
-            if name in self.mods:
-                return self.mods[name]
-        raise ValueError(
-            f"expected a layer for {kind}, there are {list(self.mods)}; give one, or "
-            "g.edge_type_subgraph of the others"
-        )
-
-    def _joined(self, parts: list[Tensor], ntype: str) -> Tensor:
-        if callable(self.aggregate):
-            return self.aggregate(parts, ntype)
-        if len(parts) == 1 and self.aggregate != "stack":
-            return parts[0]
-        return CROSS[self.aggregate](torch.stack(parts))
