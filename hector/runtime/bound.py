@@ -140,11 +140,10 @@ class BoundPlan:
         """(place in the table, value) of what is the same in every call."""
         self.launches = tuple(w for s in steps for w in s.work if isinstance(w, Launch))
         """Kept: they hold the graph's arrays, whose addresses stand in the table."""
-        made_once = (all(k in kept for k, _, _ in s.makes) for s in steps)
         bound = [
             self._bind(s)
-            for s, once in zip(steps, made_once, strict=True)
-            if not (once and s.makes)
+            for s in steps
+            if not (kept and s.makes and all(k in kept for k, _, _ in s.makes))
         ]
         for node, value in self.kept.items():
             self._fixed.append((self._layout.slot(node), value.data_ptr()))
@@ -185,21 +184,16 @@ class BoundPlan:
 
     def _share(self, steps: list[_Bound]) -> tuple[_Bound, ...]:
         """The steps without what finds room in the shared memory."""
-        read: set[Key] = {
-            i
-            for s in steps
-            for w in s.work
-            if isinstance(w, _Operation)
-            for i in w.reads
-        }
-        ends = {key for s in steps for key in s.dead} - read
-        inner = [m for s in steps for m in s.makes if m.key in ends]
-        if sum(m.num_bytes for m in inner) > SHARED_BYTES:
+        work = [w for s in steps for w in s.work if isinstance(w, _Operation)]
+        ends = {key for s in steps for key in s.dead}
+        ends.difference_update(*(w.reads for w in work))
+        inner = [(m, m.num_bytes) for s in steps for m in s.makes if m.key in ends]
+        if sum(size for _, size in inner) > SHARED_BYTES:
             return tuple(steps)
-        for make in inner:
+        for make, size in inner:
             self._shared.append((make.slot, self.shared_bytes))
-            self.shared_bytes += make.num_bytes
-        gone = {m.key for m in inner}
+            self.shared_bytes += size
+        gone = {m.key for m, _ in inner}
         return tuple(
             _Bound(
                 tuple(m for m in s.makes if m.key not in gone),
