@@ -41,6 +41,7 @@ from hector.message.functions import (
     Reducer,
     Side,
     copy_e,
+    pure,
 )
 from hector.message.programs import SHARED, Facts, Known, Programs
 from hector.message.sums import plain_sum
@@ -852,7 +853,7 @@ class Relation:
         with self.local_scope():
             # Rows that the compiler knows have at most two axes.
             self.edata["score"] = score if score.dim() < 4 else score.flatten(1)
-            self.apply_edges(lambda edges: {"out": edges.softmax(edges.data["score"])})
+            self.apply_edges(_softmax())
             return self.edata["out"].reshape(score.shape)
 
     # Parts.
@@ -1073,6 +1074,11 @@ def _key(trace: Trace, made: Mapping[str, Rows]) -> Facts:
 def _without(tensor: Tensor, axes: int) -> Tensor:
     """Return the shape without leading axes of size 1."""
     return tensor.view(tensor.shape[axes:]) if axes else tensor
+
+
+@pure
+def _softmax(edges: EdgeBatch) -> dict[str, Any]:
+    return {"out": edges.softmax(edges.data["score"])}
 
 
 def _single(*ids: Any) -> bool:
