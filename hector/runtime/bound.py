@@ -101,10 +101,10 @@ class TableLayout:
         return self.size - 1
 
     def call(self, launch: Launch) -> _Known:
-        """The places of a launch; a program has a function for each of its own."""
-        found = self._calls.get(id(launch.function))
+        """The places of a launch; the program keeps its template."""
+        found = self._calls.get(id(launch.template))
         if found is None:
-            found = self._calls[id(launch.function)] = self._made(launch)
+            found = self._calls[id(launch.template)] = self._made(launch)
         return found
 
     def _made(self, launch: Launch) -> _Known:

@@ -237,7 +237,7 @@ class DevicePlan:
         if 0 in grid:
             return None
         fixed = [None if i is None else self._args[i] for i in t.fixed]
-        return Launch(t.function, grid, fixed, t.slots, t.partials, t.options)
+        return Launch(t.function, grid, fixed, t.slots, t.partials, t.options, t)
 
     def _extent(self, g: Any) -> int:
         if isinstance(g, int):
