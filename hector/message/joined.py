@@ -76,7 +76,8 @@ def send_along(relations: Sequence[Relation], sent: Sequence[Sent]) -> Sequence[
     key = (joined_edges, shared, *edges[1:])
     whole = edges[0].kept(key, lambda: joined_edges(relations, shared))
     sizes = [r.num_dst_nodes() for r in relations]
-    return _sent(whole, first, sources, ends).split(sizes)
+    found: Sequence[Any] = _sent(whole, first, sources, ends).split(sizes)
+    return found
 
 
 def _sent(r: Relation, s: Sent, sources: Any, ends: Any) -> Any:
