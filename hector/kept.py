@@ -29,7 +29,10 @@ def apart() -> Iterator[None]:
 def kept(known: MutableMapping[Any, Any], key: Any, make: Callable[[], T]) -> T:
     """Return what is known by `key`, made when it is not; see [Note: what is kept]."""
     if key not in known:
-        with apart():
+        if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            with apart():
+                known[key] = make()
+        else:  # already apart, or as good
             known[key] = make()
     found: T = known[key]
     return found

@@ -194,7 +194,7 @@ class Graph(GraphBase, Relation):
 
         Raises ValueError if there is a cycle.
         """
-        return self._now().levels
+        return self.now().levels
 
     # Other graphs. Features of a changed graph are gathered or padded.
 

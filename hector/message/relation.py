@@ -41,6 +41,7 @@ from hector.message.functions import (
     Reducer,
     Side,
     copy_e,
+    pure,
 )
 from hector.message.programs import SHARED, Facts, Known, Programs
 from hector.message.sums import plain_sum
@@ -143,7 +144,7 @@ class Relation:
             self._given, self.num_src_nodes(), self.num_dst_nodes(), self.sampled
         )
 
-    def _now(self) -> Edges:
+    def now(self) -> Edges:
         """Return the edges as the caller's tensors have them."""
         if not self._edges.unchanged():
             self._edges = self._new_edges()
@@ -151,11 +152,11 @@ class Relation:
 
     @property
     def _src(self) -> Tensor:
-        return self._now().src
+        return self.now().src
 
     @property
     def _dst(self) -> Tensor:
-        return self._now().dst
+        return self.now().dst
 
     @property
     def device(self) -> torch.device:
@@ -232,7 +233,7 @@ class Relation:
     def incoming(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """Return the ids of the edges into `nodes`, node by node, and the position of
         each one's node: int64 [edges]. Waits for the device to count them."""
-        groups = self._now().groups
+        groups = self.now().groups
         size = groups.degrees[nodes]
         begin = size.cumsum(0) - size
         owner = torch.arange(nodes.numel(), device=self.device).repeat_interleave(size)
@@ -285,7 +286,7 @@ class Relation:
     def in_degrees(self, v: Any = None) -> Any:
         """Return how many edges end in each node, or in each of `v`: int64, or an int
         for an int."""
-        found = self._now().in_degrees
+        found = self.now().in_degrees
         if v is None:
             return found.clone()
         at = found[self._dst_numbers("v", v)]
@@ -295,7 +296,7 @@ class Relation:
     def out_degrees(self, u: Any = None) -> Any:
         """Return how many edges begin in each node, or in each of `u`; see
         `in_degrees`."""
-        found = self._now().out_degrees
+        found = self.now().out_degrees
         if u is None:
             return found.clone()
         at = found[self._src_numbers("u", u)]
@@ -315,13 +316,13 @@ class Relation:
     def structure(self) -> HeteroGraph:
         """Return the `HeteroGraph` that compiled programs run on: edges sorted by
         destination."""
-        return self._now().structure
+        return self.now().structure
 
     @untraced
     def derived(self, make: Callable[[Any], T]) -> T:
         """Return what `make` makes of the edges alone, made once for edges as they
         are."""
-        found: T = self._now().kept(make, lambda: make(self))
+        found: T = self.now().kept(make, lambda: make(self))
         return found
 
     def __getstate__(self) -> dict[str, Any]:
@@ -769,7 +770,7 @@ class Relation:
                     f"{value.dtype}"
                 )
             if reduce.reducer not in FUSED:
-                found = reduce_builtin(reduce, value, self._now().groups)
+                found = reduce_builtin(reduce, value, self.now().groups)
             else:
                 found = self._reduce_rows(value, reduce)
             return {reduce.out: found.to(dtype)}
@@ -781,7 +782,7 @@ class Relation:
                 NodeBatch(data, mailbox, lambda: self._node_ids()[bucket.nodes])
             )
 
-        return reduce_user(call, messages, self._now().groups)
+        return reduce_user(call, messages, self.now().groups)
 
     def _unset(self, message: Message, reduce: Any) -> dict[str, Tensor]:
         """Return zeros for what a reduce function makes and is no feature yet. It is
@@ -852,7 +853,7 @@ class Relation:
         with self.local_scope():
             # Rows that the compiler knows have at most two axes.
             self.edata["score"] = score if score.dim() < 4 else score.flatten(1)
-            self.apply_edges(lambda edges: {"out": edges.softmax(edges.data["score"])})
+            self.apply_edges(_softmax())
             return self.edata["out"].reshape(score.shape)
 
     # Parts.
@@ -1073,6 +1074,11 @@ def _key(trace: Trace, made: Mapping[str, Rows]) -> Facts:
 def _without(tensor: Tensor, axes: int) -> Tensor:
     """Return the shape without leading axes of size 1."""
     return tensor.view(tensor.shape[axes:]) if axes else tensor
+
+
+@pure
+def _softmax(edges: EdgeBatch) -> dict[str, Any]:
+    return {"out": edges.softmax(edges.data["score"])}
 
 
 def _single(*ids: Any) -> bool:

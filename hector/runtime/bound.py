@@ -72,6 +72,54 @@ class _Bound:
     dead: tuple[Key, ...]
 
 
+class _Known(NamedTuple):
+    """A launch without a graph."""
+
+    function: int
+    """Where the kernel and, next to it, its metadata stand."""
+    fixed: tuple[tuple[int, int], ...]
+    """(place in the table, position) of each argument that is the graph's."""
+    pick: Callable[[list[Any]], tuple[Any, ...]]
+
+
+class TableLayout:
+    """What stands where in the tables of one program's plans, on whatever graph."""
+
+    def __init__(self) -> None:
+        self.size = NOTHING + 1
+        self.slots: dict[Key, int] = {}
+        self._calls: dict[int, _Known] = {}
+
+    def slot(self, key: Key) -> int:
+        """The place of a value."""
+        if key not in self.slots:
+            self.slots[key] = self._place()
+        return self.slots[key]
+
+    def _place(self) -> int:
+        self.size += 1
+        return self.size - 1
+
+    def call(self, launch: Launch) -> _Known:
+        """The places of a launch; the program keeps its template."""
+        found = self._calls.get(id(launch.template))
+        if found is None:
+            found = self._calls[id(launch.template)] = self._made(launch)
+        return found
+
+    def _made(self, launch: Launch) -> _Known:
+        places = {p: self.slot(n) for p, n in launch.slots}
+        places.update((p, self.slot(Partial(n))) for p, n in launch.partials)
+        every = range(len(launch.args))
+        fixed = {p: self._place() for p in every if p not in places}
+        places.update(fixed)
+        head = self._place(), self._place()
+        # After the metadata: what hooks would be told, and the hooks.
+        order = (places[p] for p in every)
+        pick = itemgetter(STREAM, *head, NOTHING, NOTHING, NOTHING, *order)
+        return _Known(head[0], tuple((s, p) for p, s in fixed.items()), pick)
+
+
 class BoundPlan:
     """See [Note: bound plans]. Every launch of `steps` has its compiled kernel."""
 
@@ -81,27 +129,32 @@ class BoundPlan:
         device: torch.device,
         run_torch: RunTorch,
         kept: Mapping[Node, Tensor],
+        layout: TableLayout | None = None,
     ) -> None:
+        """`layout`: that of the program, if it has other plans."""
         self.device, self.run_torch = device, run_torch
         self.kept = dict(kept)
         """Values that depend on the graph alone: the same in every call."""
-        self._table: list[Any] = [None, None]
-        self._slots: dict[Key, int] = {}
+        self._layout = TableLayout() if layout is None else layout
+        self._fixed: list[tuple[int, Any]] = []
+        """(place in the table, value) of what is the same in every call."""
         self.launches = tuple(w for s in steps for w in s.work if isinstance(w, Launch))
         """Kept: they hold the graph's arrays, whose addresses stand in the table."""
-        made_once = (all(k in kept for k, _, _ in s.makes) for s in steps)
         bound = [
             self._bind(s)
-            for s, once in zip(steps, made_once, strict=True)
-            if not (once and s.makes)
+            for s in steps
+            if not (kept and s.makes and all(k in kept for k, _, _ in s.makes))
         ]
         for node, value in self.kept.items():
-            self._table[self._slot(node)] = value.data_ptr()
+            self._fixed.append((self._layout.slot(node), value.data_ptr()))
+        self._table: list[Any] = [None] * self._layout.size
+        for place, known in self._fixed:
+            self._table[place] = known
         made = {m.key for s in bound for m in s.makes}
         made |= {w.node for s in bound for w in s.work if isinstance(w, _Operation)}
         self.given = tuple(
             (n, s)
-            for n, s in self._slots.items()
+            for n, s in self._layout.slots.items()
             if isinstance(n, Node) and n not in made and n not in self.kept
         )
         self.shared_bytes = 0
@@ -109,56 +162,38 @@ class BoundPlan:
         """(place in the table, offset) of each value in the shared memory."""
         self.steps = self._share(bound)
 
-    def _slot(self, key: Key) -> int:
-        if key not in self._slots:
-            self._slots[key] = self._static(None)
-        return self._slots[key]
-
-    def _static(self, value: Any) -> int:
-        self._table.append(value)
-        return len(self._table) - 1
-
     def _bind(self, step: Step) -> _Bound:
         work = (
-            _Operation(w.node, self._slot(w.node), w.reads)
+            _Operation(w.node, self._layout.slot(w.node), w.reads)
             if isinstance(w, TorchOp)
             else self._call(w)
             for w in step.work
         )
-        makes = (_Make(self._slot(k), k, s, d) for k, s, d in step.makes)
+        makes = (_Make(self._layout.slot(k), k, s, d) for k, s, d in step.makes)
         return _Bound(tuple(makes), tuple(work), step.dead)
 
     def _call(self, launch: Launch) -> _Call:
-        kernel = launch.compiled
-        places = {p: self._slot(n) for p, n in launch.slots}
-        places.update((p, self._slot(Partial(n))) for p, n in launch.partials)
-        for p, value in enumerate(launch.args):
-            if p not in places:
-                known = value.data_ptr() if isinstance(value, Tensor) else value
-                places[p] = self._static(known)
-        head = (self._static(kernel.function), self._static(kernel.packed_metadata))
-        order = (places[p] for p in range(len(launch.args)))
-        # After the metadata: what hooks would be told, and the hooks.
-        pick = itemgetter(STREAM, *head, NOTHING, NOTHING, NOTHING, *order)
-        return _Call(partial(kernel.run, *launch.grid), pick)
+        kernel, known = launch.compiled, self._layout.call(launch)
+        head = kernel.function, kernel.packed_metadata
+        self._fixed += enumerate(head, known.function)
+        for place, position in known.fixed:
+            value = launch.args[position]
+            value = value.data_ptr() if isinstance(value, Tensor) else value
+            self._fixed.append((place, value))
+        return _Call(partial(kernel.run, *launch.grid), known.pick)
 
     def _share(self, steps: list[_Bound]) -> tuple[_Bound, ...]:
         """The steps without what finds room in the shared memory."""
-        read: set[Key] = {
-            i
-            for s in steps
-            for w in s.work
-            if isinstance(w, _Operation)
-            for i in w.reads
-        }
-        ends = {key for s in steps for key in s.dead} - read
-        inner = [m for s in steps for m in s.makes if m.key in ends]
-        if sum(m.num_bytes for m in inner) > SHARED_BYTES:
+        work = [w for s in steps for w in s.work if isinstance(w, _Operation)]
+        ends = {key for s in steps for key in s.dead}
+        ends.difference_update(*(w.reads for w in work))
+        inner = [(m, m.num_bytes) for s in steps for m in s.makes if m.key in ends]
+        if sum(size for _, size in inner) > SHARED_BYTES:
             return tuple(steps)
-        for make in inner:
+        for make, size in inner:
             self._shared.append((make.slot, self.shared_bytes))
-            self.shared_bytes += make.num_bytes
-        gone = {m.key for m in inner}
+            self.shared_bytes += size
+        gone = {m.key for m, _ in inner}
         return tuple(
             _Bound(
                 tuple(m for m in s.makes if m.key not in gone),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from hector.arrays import GraphArrays
 from hector.emit.gemm import DotPrecision, Emitted
 from hector.emit.module import Generated, generate, generate_sums, sums_of
 from hector.emit.parameters import Share
-from hector.emit.source import FUSED, Arg, ArgKind
+from hector.emit.source import FUSED, ArgKind
 from hector.emit.sums import Sum
 from hector.ir.kernels import (
     Fallback,
@@ -21,9 +21,10 @@ from hector.ir.kernels import (
 )
 from hector.ir.node import Node, Op
 from hector.ir.types import NARROW, ROW_DOMAINS, Domain
+from hector.kept import apart
 from hector.passes.lifetimes import constants, late_sums, lifetimes
 from hector.runtime.ahead import compiles
-from hector.runtime.bound import BoundPlan
+from hector.runtime.bound import BoundPlan, TableLayout
 from hector.runtime.contract import Contraction
 from hector.runtime.launch import (
     ALIGNMENT_BYTES,
@@ -56,11 +57,33 @@ def dot_precision(dtype: torch.dtype) -> DotPrecision:
     )
 
 
+class _Template(NamedTuple):
+    """A launch without a graph."""
+
+    function: Any
+    grid: tuple[int, ...]
+    """Places among the program's `extents`."""
+    fixed: tuple[int | None, ...]
+    """Places among the program's `args`; None: filled in at each call."""
+    slots: tuple[tuple[int, Node], ...]
+    partials: tuple[tuple[int, Node], ...]
+    options: dict[str, int]
+
+
+_TILES = {
+    ArgKind.TILE_TYPE: "segment",
+    ArgKind.TILE_START: "start",
+    ArgKind.TILE_END: "end",
+    ArgKind.TILE_PTR: "segment_ptr",
+}
+"""Which of a typed product's `Tiles` an argument is."""
+
+
 @dataclass(frozen=True)
 class _Part:
     """One kernel of a program: what is launched, or what PyTorch runs."""
 
-    launches: tuple[tuple[Emitted, Any], ...]
+    launches: tuple[_Template, ...]
     makes: tuple[Node, ...]
     sums: tuple[Sum, ...]
     operation: TorchOp | None
@@ -76,8 +99,13 @@ class DeviceProgram:
         self.plan, self.dtypes, self.schedules = plan, dtypes, tuple(schedules)
         self.views = _views(plan)
         self.constants = constants(plan)
-        self.compiled: dict[Any, Any] = {}
-        """{generated function: the kernel that Triton made for aligned values}."""
+        self.compiled: dict[int, Any] = {}
+        """{id of a generated function: the kernel that Triton made for aligned
+        values}."""
+        self.layout = TableLayout()
+        self.args: dict[tuple[ArgKind, object], int] = {}
+        self.extents: dict[object, int] = {}
+        """What launches ask of a graph, each once, with its place."""
         self._texts: list[str] = []
         precision = dot_precision(dtypes.feature)
         lives, late = lifetimes(plan), late_sums(plan)
@@ -116,8 +144,28 @@ class DeviceProgram:
         dead: tuple[Key, ...],
     ) -> _Part:
         self._texts.append(made.text)
-        launches = tuple(made.functions())
+        launches = tuple(self._template(e, f) for e, f in made.functions())
         return _Part(launches, tuple(makes), tuple(sums), None, dead)
+
+    def _template(self, e: Emitted, function: Any) -> _Template:
+        fixed: list[int | None] = []
+        slots: list[tuple[int, Node]] = []
+        partials: list[tuple[int, Node]] = []
+        for position, arg in enumerate(e.source.args.values()):
+            place = None
+            node = arg.what if isinstance(arg.what, Node) else None
+            if arg.kind is ArgKind.VALUE and node and node.op is not Op.GRAPH:
+                slots.append((position, self.memory(node)))
+            elif arg.kind is ArgKind.PARTIAL and node:
+                partials.append((position, node))
+            else:
+                place = self.args.setdefault((arg.kind, arg.what), len(self.args))
+            fixed.append(place)
+        grid = (self.extents.setdefault(g, len(self.extents)) for g in e.grid)
+        options = {"num_warps": e.num_warps, "num_stages": e.num_stages, **FUSED}
+        return _Template(
+            function, tuple(grid), tuple(fixed), tuple(slots), tuple(partials), options
+        )
 
     def memory(self, node: Node) -> Node:
         """The value whose memory `node` is."""
@@ -140,6 +188,9 @@ class DevicePlan:
         self.shapes = dict(shapes or {})
         """Those that differ from rows of (heads, width): kernels see memory alone."""
         self.reference = Reference(arrays, torch.float32)
+        with apart():
+            self._args = [self._static(*asked) for asked in program.args]
+            self._extents = [self._extent(g) for g in program.extents]
         self.steps = tuple(map(self._step, program.parts))
         self.compiled = False
         self.bound: BoundPlan | None = None
@@ -150,10 +201,11 @@ class DevicePlan:
             if k.outputs[0].op is Op.EINSUM and isinstance(k, ParameterOp)
         }
         launches = [w for s in self.steps for w in s.work if isinstance(w, Launch)]
-        if program.compiled and all(w.function in program.compiled for w in launches):
+        known = program.compiled
+        if known and all(id(w.function) in known for w in launches):
             # Another graph compiled them all.
             for launch in launches:
-                launch.compiled = program.compiled[launch.function]
+                launch.compiled = known[id(launch.function)]
             self.compiled = True
             if arrays.graph.sampled:
                 # Others run once as they are, to keep what the graph alone decides.
@@ -169,7 +221,7 @@ class DevicePlan:
         if part.operation is not None:
             work = (part.operation,)
         else:
-            found = (self._launch(e, f) for e, f in part.launches)
+            found = map(self._launch, part.launches)
             work = tuple(launch for launch in found if launch is not None)
         return Step((*makes, *partials), work, part.dead)
 
@@ -180,32 +232,12 @@ class DevicePlan:
         rows = self.arrays.tiles(*s.tiles).num_tiles
         return Partial(s.out), (rows, s.out.type.width), torch.float32
 
-    def _launch(self, e: Emitted, function: Any) -> Launch | None:
-        grid = tuple(self._extent(g) for g in e.grid)
+    def _launch(self, t: _Template) -> Launch | None:
+        grid = tuple([self._extents[i] for i in t.grid])
         if 0 in grid:
             return None
-        fixed: list[Any] = []
-        slots: list[tuple[int, Node]] = []
-        partials: list[tuple[int, Node]] = []
-        for position, arg in enumerate(e.source.args.values()):
-            fixed.append(None)
-            if arg.kind is ArgKind.VALUE and isinstance(arg.what, Node):
-                if arg.what.op is Op.GRAPH:
-                    fixed[-1] = self.arrays.number(arg.what.name, torch.float32)
-                else:
-                    slots.append((position, self.program.memory(arg.what)))
-            elif arg.kind is ArgKind.PARTIAL and isinstance(arg.what, Node):
-                partials.append((position, arg.what))
-            else:
-                fixed[-1] = self._static(arg)
-        return Launch(
-            function,
-            grid,
-            fixed,
-            tuple(slots),
-            tuple(partials),
-            {"num_warps": e.num_warps, "num_stages": e.num_stages, **FUSED},
-        )
+        fixed = [None if i is None else self._args[i] for i in t.fixed]
+        return Launch(t.function, grid, fixed, t.slots, t.partials, t.options, t)
 
     def _extent(self, g: Any) -> int:
         if isinstance(g, int):
@@ -234,36 +266,34 @@ class DevicePlan:
     def _shares(self, shares: tuple[Share, ...]) -> int:
         return sum(s.programs(self.arrays.rows(s.domain)) for s in shares)
 
-    def _static(self, arg: Arg) -> Any:
-        a, what = self.arrays, arg.what
-        match arg.kind:
-            case ArgKind.COUNT if isinstance(what, Domain):
-                return a.rows(what)
-            case ArgKind.COUNT if isinstance(what, tuple) and isinstance(what[0], Sum):
-                return self._programs(what)
-            case ArgKind.COUNT if isinstance(what, tuple) and isinstance(
-                what[0], Share
-            ):
-                return self._shares(what)
+    def _static(self, kind: ArgKind, what: Any) -> Any:
+        a = self.arrays
+        match kind:
+            case ArgKind.VALUE:
+                return a.number(what.name, torch.float32)
             case ArgKind.COUNT:
-                return a.num_heavy(*what)  # type: ignore[misc]
+                return self._counted(what)
             case ArgKind.INDEX:
-                return a.index(*what)  # type: ignore[misc]
+                return a.index(*what)
             case ArgKind.SEGMENT_PTR:
-                return a.segments(*what).ptr  # type: ignore[misc]
+                return a.segments(*what).ptr
             case ArgKind.SEGMENT_ITEMS:
-                return a.segments(*what).items  # type: ignore[misc]
+                return a.segments(*what).items
             case ArgKind.SEGMENT_INDEX:
-                return a.segment_index(*what)  # type: ignore[misc]
+                return a.segment_index(*what)
             case ArgKind.REMAP:
-                return a.heavy_first(*what)  # type: ignore[misc]
-        tiles = a.tiles(*what)  # type: ignore[misc]
-        return {
-            ArgKind.TILE_TYPE: tiles.segment,
-            ArgKind.TILE_START: tiles.start,
-            ArgKind.TILE_END: tiles.end,
-            ArgKind.TILE_PTR: tiles.segment_ptr,
-        }[arg.kind]
+                return a.heavy_first(*what)
+        tiles = a.tiles(*what)
+        return getattr(tiles, _TILES[kind])
+
+    def _counted(self, what: Any) -> int:
+        if isinstance(what, Domain):
+            return self.arrays.rows(what)
+        if isinstance(what[0], Sum):
+            return self._programs(what)
+        if isinstance(what[0], Share):
+            return self._shares(what)
+        return self.arrays.num_heavy(*what)
 
     def run(self, bindings: Mapping[Node, Tensor]) -> dict[Node, Tensor]:
         """Values by node: everything bound, and the plan's results."""
@@ -314,8 +344,10 @@ class DevicePlan:
         none."""
         launches = [w for s in self.steps for w in s.work if isinstance(w, Launch)]
         if self.bound is None and all(w.compiled is not None for w in launches):
-            self.program.compiled.update((w.function, w.compiled) for w in launches)
-            self.bound = BoundPlan(self.steps, device, self._torch, self._kept)
+            known = self.program.compiled
+            known.update((id(w.function), w.compiled) for w in launches)
+            args = (self.steps, device, self._torch, self._kept)
+            self.bound = BoundPlan(*args, self.program.layout)
 
     def to_compile(
         self, dtypes: Mapping[Node, torch.dtype]

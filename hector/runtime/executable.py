@@ -224,7 +224,7 @@ class Executable:
             self._backward = self._gradients(
                 backward, plans.output_grads, plans.gradients
             )
-            self.read_again = inputs_of(plans.gradients.values(), self.inputs)
+            self.read_again = compiled.read_again(plans)
         else:
             forward = compiled.inference_plan(settings)
             self.outputs = compiled.finished_outputs(settings)
@@ -581,6 +581,7 @@ class Compiled:
         self.inputs = tuple(sorted(program.inputs(), key=lambda n: n.serial))
         self._optimized: dict[Optimizations, Program] = {}
         self._training: dict[object, TrainingPlan] = {}
+        self._read_again: dict[int, tuple[int, ...]] = {}
         self._inference: dict[Optimizations, Plan] = {}
         self._features: dict[object, torch.dtype] = {}
         self._gradients: dict[object, Gradients] = {}
@@ -702,6 +703,14 @@ class Compiled:
                 self.builder, program, inputs, frozenset(self.known)
             )
         return self._training[key]
+
+    def read_again(self, plans: TrainingPlan) -> tuple[int, ...]:
+        """Inputs that gradients depend on; see [Note: gradients of gradients]."""
+        key = id(plans)  # they live as long as this object
+        if key not in self._read_again:
+            found = inputs_of(plans.gradients.values(), self.inputs)
+            self._read_again[key] = found
+        return self._read_again[key]
 
     def inference_plan(self, settings: Optimizations) -> Plan:
         if settings not in self._inference:

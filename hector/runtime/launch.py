@@ -41,6 +41,9 @@ class Launch:
     partials: tuple[tuple[int, Node], ...]
     """(position, value) of each argument that holds a value's partial sums."""
     options: dict[str, int]
+    template: Any = None
+    """What it was made of: one object for all graphs. Launches of one program may share
+    a function, if their kernels have one text."""
     compiled: Any = None
     """The kernel that Triton made for aligned values, once it ran."""
 

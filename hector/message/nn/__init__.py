@@ -15,7 +15,6 @@ from hector.message.nn.convs import (
     GATConv,
     GINConv,
     GraphConv,
-    HeteroGraphConv,
     SAGEConv,
 )
 from hector.message.nn.edge_layers import (
@@ -28,6 +27,7 @@ from hector.message.nn.edge_layers import (
     GMMConv,
     NNConv,
 )
+from hector.message.nn.hetero_conv import HeteroGraphConv
 from hector.message.nn.others import (
     EdgePredictor,
     HeteroEmbedding,

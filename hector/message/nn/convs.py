@@ -1,6 +1,7 @@
 """Convolutions with DGL's arguments."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from hector.message import functions as fn
 from hector.message.batches import EdgeBatch
-from hector.message.hetero import CROSS, HeteroGraph
+from hector.message.joined import Sent, send_along
 from hector.message.relation import Relation
 from hector.nn.common import glorot
 from hector.precision import linear
@@ -52,16 +53,45 @@ def summed(
     g: Relation, rows: Tensor, how: str = "sum", weight: Tensor | None = None
 ) -> Tensor:
     """Reduce the rows of neighbours, times `weight` [edges]."""
-    with g.local_scope():
-        g.srcdata["h"] = rows
-        message = fn.copy_u("h", "m")
-        if weight is not None:
-            g.edata["w"], message = weight.view(-1, 1), weighed("w")
-        g.update_all(message, getattr(fn, how)("m", "o"))
-        return g.dstdata["o"]
+    found: Tensor = send_along([g], [_sums(rows, getattr(fn, how)("m", "o"), weight)])[
+        0
+    ]
+    return found
 
 
-class GraphConv(nn.Module):
+def _sums(
+    rows: Tensor, reduce: fn.ReduceFunction, weight: Tensor | None = None
+) -> Sent:
+    along = partial(_reduced, reduce=reduce, weight=weight)
+    return Sent(along, reduce if weight is None else None, {"h": rows}, {})
+
+
+def _reduced(g: Relation, reduce: fn.ReduceFunction, weight: Tensor | None) -> Tensor:
+    message = fn.copy_u("h", "m")
+    if weight is not None:
+        g.edata["w"], message = weight.view(-1, 1), weighed("w")
+    g.update_all(message, reduce)
+    return g.dstdata["o"]
+
+
+class _Sender(nn.Module):
+    """A layer in two halves: what it sends, and what it makes of what arrives.
+    `HeteroGraphConv` sends for several layers at once."""
+
+    def enters(self, feat: Rows) -> Rows:
+        """Return the rows that the layer computes with."""
+        return feat
+
+    def sends(self, g: Relation, feat: Rows) -> Sent:
+        """Return what is sent along the edges of `g`."""
+        raise NotImplementedError
+
+    def makes(self, g: Relation, feat: Rows, near: Tensor) -> Tensor:
+        """Return the layer's result of what arrived at destinations."""
+        raise NotImplementedError
+
+
+class GraphConv(_Sender):
     """Kipf and Welling (arXiv 1609.02907): neighbours' rows, over the root of the
     product of both degrees ("both"), the in-degree ("right"), the out-degree ("left"),
     or summed ("none"). No self-loops are added."""
@@ -102,33 +132,68 @@ class GraphConv(nn.Module):
     ) -> Tensor:
         """Return [destinations, out_feats]; `weight` takes the place of the layer's."""
         g = relation_of(graph)
-        check_degrees(g, self.allow_zero_in_degree)
         if weight is not None and self.weight is not None:
             raise ValueError("expected a layer with weight=False beside a weight")
-        matrix = self.weight if weight is None else weight
-        rows = sides_of(g, feat)[0]
+        (near,) = send_along([g], [self.sends(g, feat, weight, edge_weight)])
+        return self.makes(g, feat, near, weight)
+
+    def sends(
+        self,
+        g: Relation,
+        feat: Rows,
+        weight: Tensor | None = None,
+        edge_weight: Tensor | None = None,
+    ) -> Sent:
+        """Return the sources' rows: times the matrix if that makes them narrower."""
+        check_degrees(g, self.allow_zero_in_degree)
+        matrix, rows = self._matrix(weight), sides_of(g, feat)[0]
         if self.norm in ("both", "left"):
             power = -0.5 if self.norm == "both" else -1.0
-            rows = rows * degree_scale(g.out_degrees(), power, rows)
-        first = matrix is not None and matrix.shape[0] > matrix.shape[1]
-        if matrix is not None and first:
+            rows = rows * g.derived(_scale(False, power, rows.dtype))
+        if matrix is not None and _first(matrix):
             rows = rows @ matrix
-        out = summed(g, rows, weight=edge_weight)
-        if matrix is not None and not first:
+        reduce = fn.mean if self.norm == "right" else fn.sum
+        return _sums(rows, reduce("m", "o"), edge_weight)
+
+    def makes(
+        self, g: Relation, feat: Rows, near: Tensor, weight: Tensor | None = None
+    ) -> Tensor:
+        """Return [destinations, out_feats]."""
+        matrix, out = self._matrix(weight), near
+        if matrix is not None and not _first(matrix):
             out = out @ matrix
-        if self.norm in ("both", "right"):
-            power = -0.5 if self.norm == "both" else -1.0
-            out = out * degree_scale(g.in_degrees(), power, out)
+        if self.norm == "both":
+            out = out * g.derived(_scale(True, -0.5, out.dtype))
         if self.bias is not None:
             out = out + self.bias
         return out if self.activation is None else self.activation(out)
 
+    def _matrix(self, weight: Tensor | None) -> Tensor | None:
+        return self.weight if weight is None else weight
 
-def degree_scale(degrees: Tensor, power: float, like: Tensor) -> Tensor:
-    return degrees.clamp(min=1).to(like.dtype).pow(power)[:, None]
+
+def _first(matrix: Tensor) -> bool:
+    return matrix.shape[0] > matrix.shape[1]
 
 
-class SAGEConv(nn.Module):
+@cache
+def _scale(
+    incoming: bool, power: float, dtype: torch.dtype
+) -> Callable[[Relation], Tensor]:
+    """A power of each node's degree: of the edges alone."""
+
+    def make(g: Relation) -> Tensor:
+        degrees = g.in_degrees() if incoming else g.out_degrees()
+        return degree_scale(degrees, power, dtype)
+
+    return make
+
+
+def degree_scale(degrees: Tensor, power: float, dtype: torch.dtype) -> Tensor:
+    return degrees.clamp(min=1).to(dtype).pow(power)[:, None]
+
+
+class SAGEConv(_Sender):
     """GraphSAGE (arXiv 1706.02216): a matrix of a node's row plus one of its
     neighbours': "mean", "gcn" (with the node itself, one matrix), "pool" (maximum of a
     layer's results), "lstm"."""
@@ -172,18 +237,35 @@ class SAGEConv(nn.Module):
     ) -> Tensor:
         """Return [destinations, out_feats]; `edge_weight` multiplies messages."""
         g = relation_of(graph)
-        given = tuple(map(self.feat_drop, feat)) if isinstance(feat, tuple) else None
-        rows, own = sides_of(g, self.feat_drop(feat) if given is None else given)
+        feat = self.enters(feat)
+        (near,) = send_along([g], [self.sends(g, feat, edge_weight)])
+        return self.makes(g, feat, near)
+
+    def enters(self, feat: Rows) -> Rows:
+        """Return rows after dropout."""
+        return after_dropout(self.feat_drop, feat)
+
+    def _first(self) -> bool:
+        narrower = self.fc_neigh.in_features > self.fc_neigh.out_features
+        return narrower and self.kind in ("mean", "gcn")
+
+    def sends(self, g: Relation, feat: Rows, edge_weight: Tensor | None = None) -> Sent:
+        """Return the sources' rows: as they are added up."""
+        rows, _ = sides_of(g, feat)
         if self.fc_pool is not None:
             rows = F.relu(linear(self.fc_pool, rows))
-        first = self.kind in ("mean", "gcn")
-        first = first and self.fc_neigh.in_features > self.fc_neigh.out_features
-        near = linear(self.fc_neigh, rows) if first else rows
-        mine = near[: own.shape[0]] if not isinstance(feat, tuple) else None
-        near = self._reduced(g, near, edge_weight)
+        if self._first():
+            rows = linear(self.fc_neigh, rows)
+        if self.lstm is not None:
+            return _sums(rows, fn.lstm("m", "o", self.lstm), edge_weight)
+        reduce = {"mean": fn.mean, "gcn": fn.sum, "pool": fn.max}[self.kind]
+        return _sums(rows, reduce("m", "o"), edge_weight)
+
+    def makes(self, g: Relation, feat: Rows, near: Tensor) -> Tensor:
+        """Return [destinations, out_feats]."""
+        own, first = sides_of(g, feat)[1], self._first()
         if self.kind == "gcn":
-            if mine is None:
-                mine = linear(self.fc_neigh, own) if first else own
+            mine = linear(self.fc_neigh, own) if first else own
             near = (near + mine) / (g.in_degrees().to(near.dtype) + 1)[:, None]
         out = near if first else linear(self.fc_neigh, near)
         if self.fc_self is not None:
@@ -194,19 +276,12 @@ class SAGEConv(nn.Module):
             out = self.activation(out)
         return out if self.norm is None else self.norm(out)
 
-    def _reduced(self, g: Relation, rows: Tensor, weight: Tensor | None) -> Tensor:
-        if self.lstm is None:
-            names = {"mean": "mean", "gcn": "sum", "pool": "max"}
-            return summed(g, rows, names[self.kind], weight)
-        reduce = fn.lstm("m", "o", self.lstm)
-        with g.local_scope():
-            g.srcdata["h"] = rows
-            message = fn.copy_u("h", "m")
-            if weight is not None:
-                g.edata["w"] = weight.view(-1, 1)
-                message = weighed("w")
-            g.update_all(message, reduce)
-            return g.dstdata["o"]
+
+def after_dropout(drop: nn.Dropout, feat: Rows) -> Rows:
+    """Return rows after dropout."""
+    if not drop.p:
+        return feat
+    return tuple(map(drop, feat)) if isinstance(feat, tuple) else drop(feat)
 
 
 class GINConv(nn.Module):
@@ -252,7 +327,7 @@ def _scored(e: EdgeBatch, slope: float) -> dict[str, Any]:
     return {"a": e.softmax(F.leaky_relu(e.src["l"] + e.dst["r"], slope))}
 
 
-class GATConv(nn.Module):
+class GATConv(_Sender):
     """Graph attention (arXiv 1710.10903): [destinations, heads, out_feats]."""
 
     def __init__(
@@ -308,107 +383,60 @@ class GATConv(nn.Module):
     ) -> Any:
         """Return [destinations, heads, out_feats]; with `get_attention` also
         [edges, heads, 1]."""
-        g = relation_of(graph)
+        g, feat = relation_of(graph), self.enters(feat)
+        sent = self.sends(g, feat, edge_weight)
+        if not get_attention:
+            return self.makes(g, feat, send_along([g], [sent])[0])
+        along = partial(sent.along, attention=True)
+        near, attention = send_along([g], [sent._replace(along=along)])[0]
+        return self.makes(g, feat, near), attention
+
+    def enters(self, feat: Rows) -> Rows:
+        """Return rows after dropout."""
+        return after_dropout(self.feat_drop, feat)
+
+    def sends(self, g: Relation, feat: Rows, edge_weight: Tensor | None = None) -> Sent:
+        """Return what scores are made of, and the sources' rows."""
         check_degrees(g, self.allow_zero_in_degree)
-        dropped = (
-            tuple(map(self.feat_drop, feat))
-            if isinstance(feat, tuple)
-            else self.feat_drop(feat)
-        )
-        rows, own = sides_of(g, dropped)
+        rows, own = sides_of(g, feat)
         h = linear(self.fc_src, rows).unflatten(1, (self.heads, -1))
         if self.fc_dst is self.fc_src and not isinstance(feat, tuple):
             right = h[: len(own)]
         else:
             right = linear(self.fc_dst, own).unflatten(1, (self.heads, -1))
-        with g.local_scope():
-            g.srcdata["h"] = h
-            g.srcdata["l"] = (h * self.attn_l).sum(-1, keepdim=True)
-            g.dstdata["r"] = (right * self.attn_r).sum(-1, keepdim=True)
-            g.apply_edges(_scored(self.slope))
-            if self.attn_drop.p and self.training:
-                g.edata["a"] = self.attn_drop(g.edata["a"])
-            if edge_weight is not None:
-                weight = edge_weight.view(-1, 1, 1)
-                g.edata["a"] = g.edata["a"] * weight
-            g.update_all(weighed("a"), fn.sum("m", "o"))
-            out = g.dstdata["o"]
-            attention = g.edata["a"] if get_attention else None
+        left, right = (
+            (x * a).sum(-1, keepdim=True)
+            for x, a in ((h, self.attn_l), (right, self.attn_r))
+        )
+        drop = self.attn_drop if self.attn_drop.p and self.training else None
+        alone = drop is not None or edge_weight is not None
+        along = partial(_attended, slope=self.slope, drop=drop, weight=edge_weight)
+        facts = None if alone else (_attended, self.slope)
+        return Sent(along, facts, {"h": h, "l": left}, {"r": right})
+
+    def makes(self, g: Relation, feat: Rows, near: Tensor) -> Tensor:
+        """Return [destinations, heads, out_feats]."""
+        out = near
         if self.res_fc is not None:
+            own = sides_of(g, feat)[1]
             out = out + self.res_fc(own).unflatten(1, (self.heads, -1))
         if self.bias is not None:
             out = out + self.bias.view(1, self.heads, -1)
-        if self.activation is not None:
-            out = self.activation(out)
-        return out if attention is None else (out, attention)
+        return out if self.activation is None else self.activation(out)
 
 
-class HeteroGraphConv(nn.Module):
-    """A layer for each relation, by its name or (source, relation, destination);
-    results for one type of nodes are joined by `aggregate`: sum, mean, max, min, stack,
-    or a function of (list, type). Layers take nodes without edges, as along one
-    relation they are common."""
-
-    def __init__(
-        self,
-        mods: Mapping[str, nn.Module],
-        aggregate: str | Callable[[list[Tensor], str], Tensor] = "sum",
-    ) -> None:
-        super().__init__()
-        if not callable(aggregate) and aggregate not in CROSS:
-            raise ValueError(
-                f"expected aggregate of {sorted(CROSS)} or a function, got "
-                f"{aggregate!r}"
-            )
-        self.mods = nn.ModuleDict({str(k): m for k, m in mods.items()})
-        for module in self.mods.values():
-            allow = getattr(module, "set_allow_zero_in_degree", None)
-            if allow is not None:
-                allow(True)
-        self.aggregate = aggregate
-
-    @untraced
-    def forward(
-        self,
-        g: HeteroGraph,
-        inputs: Any,
-        mod_args: Mapping[str, tuple[Any, ...]] | None = None,
-        mod_kwargs: Mapping[str, dict[str, Any]] | None = None,
-    ) -> dict[str, Tensor]:
-        """Return rows by destination type for rows by type, or for a pair of them.
-        Relations without rows are left out; those without edges are not: their layer
-        may have a row of the node's own.
-
-        Raises ValueError for a relation without a layer.
-        """
-        if isinstance(inputs, tuple):
-            sources, ends = inputs
-        else:
-            sources = ends = inputs
-            if g.is_block:
-                ends = {n: x[: g.num_dst_nodes(n)] for n, x in inputs.items()}
-        found: dict[str, list[Tensor]] = {}
-        for kind in g.canonical_etypes:
-            start, name, end = kind
-            if start not in sources or end not in ends:
-                continue
-            layer = self._layer(kind)
-            more = (mod_args or {}).get(name, ())
-            named = (mod_kwargs or {}).get(name, {})
-            made = layer(g[kind], (sources[start], ends[end]), *more, **named)
-            found.setdefault(end, []).append(made)
-        return {n: self._joined(parts, n) for n, parts in found.items()}
-
-    def _layer(self, kind: tuple[str, str, str]) -> nn.Module:
-        for name in (str(kind), kind[1]):
-            if name in self.mods:
-                return self.mods[name]
-        raise ValueError(
-            f"expected a layer for {kind}, there are {list(self.mods)}; give one, or "
-            "g.edge_type_subgraph of the others"
-        )
-
-    def _joined(self, parts: list[Tensor], ntype: str) -> Tensor:
-        if callable(self.aggregate):
-            return self.aggregate(parts, ntype)
-        return CROSS[self.aggregate](torch.stack(parts))
+def _attended(
+    g: Relation,
+    slope: float,
+    drop: nn.Module | None,
+    weight: Tensor | None,
+    attention: bool = False,
+) -> Any:
+    """Return neighbours' rows times their attention, summed."""
+    g.apply_edges(_scored(slope))
+    if drop is not None:
+        g.edata["a"] = drop(g.edata["a"])
+    if weight is not None:
+        g.edata["a"] = g.edata["a"] * weight.view(-1, 1, 1)
+    g.update_all(weighed("a"), fn.sum("m", "o"))
+    return (g.dstdata["o"], g.edata["a"]) if attention else g.dstdata["o"]

@@ -155,9 +155,9 @@ class LabelPropagation(nn.Module):
             y = torch.zeros_like(given)
             y[mask] = given[mask]
         first = (1 - self.alpha) * y
-        into = degree_scale(r.in_degrees(), -0.5 if self.sym else -1.0, y)
+        into = degree_scale(r.in_degrees(), -0.5 if self.sym else -1.0, y.dtype)
         for _ in range(self.k):
-            rows = y * degree_scale(r.out_degrees(), -0.5, y) if self.sym else y
+            rows = y * degree_scale(r.out_degrees(), -0.5, y.dtype) if self.sym else y
             y = first + self.alpha * summed(r, rows) * into
             y = y.clamp(0.0, 1.0) if self.clamp else y
             y = F.normalize(y, p=1) if self.normalize else y

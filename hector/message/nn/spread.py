@@ -27,8 +27,8 @@ def _step(r: Relation, x: Tensor, weight: Tensor | None, out: bool = False) -> T
     the source's out-degree; `weight`: weights that are normalized already instead."""
     if weight is not None:
         return summed(r, x, weight=weight)
-    into = degree_scale(r.in_degrees(), -0.5, x)
-    first = degree_scale(r.out_degrees(), -0.5, x) if out else into
+    into = degree_scale(r.in_degrees(), -0.5, x.dtype)
+    first = degree_scale(r.out_degrees(), -0.5, x.dtype) if out else into
     return summed(r, x * first) * into
 
 
@@ -102,9 +102,9 @@ class APPNPConv(nn.Module):
                 near = _step(r, rows, self.edge_drop(weight))
             else:
                 kept = self.edge_drop(feat.new_ones(r.num_edges()))
-                start = degree_scale(r.out_degrees(), -0.5, feat)
+                start = degree_scale(r.out_degrees(), -0.5, feat.dtype)
                 near = summed(r, rows * start, weight=kept)
-                near = near * degree_scale(r.in_degrees(), -0.5, feat)
+                near = near * degree_scale(r.in_degrees(), -0.5, feat.dtype)
             rows = (1 - self.alpha) * near + self.alpha * feat
         return rows
 

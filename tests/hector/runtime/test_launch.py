@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from hector.runtime.bound import TableLayout
 from hector.runtime.launch import (
     Launch,
     compile_together,
@@ -162,3 +163,12 @@ def test_triton_is_hashed_beside_the_rest_of_its_start(
     monkeypatch.setattr("hector.runtime.launch.add_shipped", add)
     prepare_compiler.__wrapped__().result(60)
     assert met == [True, True]
+
+
+def test_launches_of_one_function_have_places_of_their_own() -> None:
+    """Kernels of one text are one function, and read other values."""
+    kernel, templates, layout = object(), ["a", "b"], TableLayout()
+    one, other = (Launch(kernel, (1, 1, 1), [3], (), (), {}, t) for t in templates)
+    assert layout.call(one).fixed != layout.call(other).fixed
+    again = Launch(kernel, (2, 1, 1), [4], (), (), {}, templates[0])
+    assert layout.call(again) is layout.call(one)

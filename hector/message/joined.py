@@ -1,0 +1,118 @@
+"""Several types of a block's edges as one `Relation`: a layer's sums are one program.
+
+Of a mini-batch the host decides the time. What layers of the same kind send along their
+relations is put one after another, sent at once, and split again.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hector.indexing import offsets
+from hector.message.frame import Frame
+from hector.message.relation import MASK, Relation
+
+
+class Sent(NamedTuple):
+    """What a layer has at both ends of its edges, and how it is sent."""
+
+    along: Callable[..., Any]
+    """Make a row a destination of the features of both ends."""
+    facts: Hashable
+    """What `along` depends on besides; None: it is of one relation alone."""
+    sources: dict[str, Tensor]
+    ends: dict[str, Tensor]
+
+    def kind(self) -> Hashable:
+        """Equal for what can be sent at once."""
+        sides = (self.sources, self.ends)
+        shapes = (
+            (n, t.dtype, t.device, t.shape[1:]) for s in sides for n, t in s.items()
+        )
+        return self.facts, *shapes
+
+
+def plainly_called(layer: nn.Module) -> bool:
+    """Whether to call a module is to run its class's forward, and nothing else."""
+    hooks = (
+        layer._forward_hooks,
+        layer._forward_pre_hooks,
+        layer._backward_hooks,
+        layer._backward_pre_hooks,
+    )
+    changed = "forward" in vars(layer) or layer._compiled_call_impl is not None
+    return not (any(hooks) or changed or nn.modules.module._has_any_global_hook())
+
+
+def may_join(r: Relation) -> bool:
+    """Whether edges may be sent along with others. Those of other than sampled graphs
+    are watched one by one: see [Note: changes after PyTorch]."""
+    return r.sampled and MASK not in r.edata
+
+
+def send_along(relations: Sequence[Relation], sent: Sequence[Sent]) -> Sequence[Any]:
+    """Return a row a destination of each relation, for `sent` of one kind."""
+    first = sent[0]
+    if len(relations) == 1:
+        return [_sent(relations[0], first, first.sources, first.ends)]
+    for r, s in zip(relations, sent, strict=True):
+        # In a row only their total is known.
+        for frame, rows in ((r.srcdata, s.sources), (r.dstdata, s.ends)):
+            for name, t in rows.items():
+                frame.check(name, t)
+    # Relations with one source type and one layer's rows share them.
+    numbers: dict[tuple[int, ...], int] = {}
+    shared = tuple(
+        numbers.setdefault(tuple(map(id, s.sources.values())), len(numbers))
+        for s in sent
+    )
+    each = [sent[shared.index(i)].sources for i in range(len(numbers))]
+    sources = {n: torch.cat([s[n] for s in each]) for n in first.sources}
+    ends = {n: torch.cat([s.ends[n] for s in sent]) for n in first.ends}
+    edges = [r.now() for r in relations]
+    key = (joined_edges, shared, *edges[1:])
+    whole = edges[0].kept(key, lambda: joined_edges(relations, shared))
+    sizes = [r.num_dst_nodes() for r in relations]
+    found: Sequence[Any] = _sent(whole, first, sources, ends).split(sizes)
+    return found
+
+
+def _sent(r: Relation, s: Sent, sources: Any, ends: Any) -> Any:
+    with r.local_scope():
+        r.srcdata.update(sources)
+        r.dstdata.update(ends)
+        return s.along(r)
+
+
+def joined_edges(relations: Sequence[Relation], shared: Sequence[int]) -> Relation:
+    """Return the edges of all relations in a row. Destinations are those of one after
+    another; so are sources, but relations with one number in `shared` share them."""
+    groups = range(max(shared) + 1)
+    sizes = [relations[shared.index(i)].num_src_nodes() for i in groups]
+    begin = list(accumulate(sizes, initial=0))
+    targets = [r.num_dst_nodes() for r in relations]
+    firsts = list(accumulate(targets, initial=0))
+    edges, device = [r.now() for r in relations], relations[0].device
+    counts = [r.num_edges() for r in relations]
+    owner = torch.arange(len(counts), device=device).repeat_interleave(
+        offsets(counts, device).diff(), output_size=sum(counts)
+    )
+    ends = (
+        _moved([e.src for e in edges], owner, [(begin[i], sizes[i]) for i in shared]),
+        _moved([e.dst for e in edges], owner, list(zip(firsts, targets, strict=False))),
+    )
+    frames = Frame(begin[-1], device, "node"), Frame(firsts[-1], device, "node")
+    return Relation(ends, frames, sampled=True, programs=relations[0].programs)
+
+
+def _moved(ids: list[Tensor], owner: Tensor, rows: list[tuple[int, int]]) -> Tensor:
+    """Return ids among all rows; those out of their own relation's are -1, which is
+    out of range for all."""
+    found = torch.cat(ids)
+    first, size = (
+        offsets(part, owner.device).diff()[owner] for part in zip(*rows, strict=True)
+    )
+    return torch.where((found >= 0) & (found < size), found + first, -1)

@@ -1,0 +1,104 @@
+"""Layers by relation, with DGL's arguments."""
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hector.message.hetero import CROSS, HeteroGraph
+from hector.message.joined import Sent, may_join, plainly_called, send_along
+from hector.message.nn.convs import GATConv, GraphConv, Rows, SAGEConv
+from hector.message.relation import Relation
+from hector.tracing import untraced
+
+
+class HeteroGraphConv(nn.Module):
+    """A layer for each relation, by its name or (source, relation, destination);
+    results for one type of nodes are joined by `aggregate`: sum, mean, max, min, stack,
+    or a function of (list, type). Layers take nodes without edges, as along one
+    relation they are common."""
+
+    def __init__(
+        self,
+        mods: Mapping[str, nn.Module],
+        aggregate: str | Callable[[list[Tensor], str], Tensor] = "sum",
+    ) -> None:
+        super().__init__()
+        if not callable(aggregate) and aggregate not in CROSS:
+            raise ValueError(
+                f"expected aggregate of {sorted(CROSS)} or a function, got "
+                f"{aggregate!r}"
+            )
+        self.mods = nn.ModuleDict({str(k): m for k, m in mods.items()})
+        for module in self.mods.values():
+            allow = getattr(module, "set_allow_zero_in_degree", None)
+            if allow is not None:
+                allow(True)
+        self.aggregate = aggregate
+
+    @untraced
+    def forward(
+        self,
+        g: HeteroGraph,
+        inputs: Any,
+        mod_args: Mapping[str, tuple[Any, ...]] | None = None,
+        mod_kwargs: Mapping[str, dict[str, Any]] | None = None,
+    ) -> dict[str, Tensor]:
+        """Return rows by destination type for rows by type, or for a pair of them.
+        Relations without rows are left out; those without edges are not: their layer
+        may have a row of the node's own.
+
+        Raises ValueError for a relation without a layer.
+        """
+        if isinstance(inputs, tuple):
+            sources, ends = inputs
+        else:
+            sources = ends = inputs
+            if g.is_block:
+                ends = {n: x[: g.num_dst_nodes(n)] for n, x in inputs.items()}
+        made: dict[Any, Tensor] = {}
+        waiting: dict[Hashable, list[tuple[Any, Any, Relation, Rows, Sent]]] = {}
+        for kind in g.canonical_etypes:
+            start, name, end = kind
+            if start not in sources or end not in ends:
+                continue
+            layer: Any = self._layer(kind)
+            r, feat = g[kind], (sources[start], ends[end])
+            more = (mod_args or {}).get(name, ())
+            named = (mod_kwargs or {}).get(name, {})
+            alone = more or named or type(layer) not in (GraphConv, SAGEConv, GATConv)
+            if alone or not (may_join(r) and plainly_called(layer)):
+                made[kind] = layer(r, feat, *more, **named)
+                continue
+            feat = layer.enters(feat)
+            sent = layer.sends(r, feat)
+            group = kind if sent.facts is None else sent.kind()
+            waiting.setdefault(group, []).append((kind, layer, r, feat, sent))
+        for group in waiting.values():
+            kinds, layers, edges, feats, sents = zip(*group, strict=True)
+            near = send_along(edges, sents)
+            for kind, layer, *rest in zip(
+                kinds, layers, edges, feats, near, strict=True
+            ):
+                made[kind] = layer.makes(*rest)
+        found: dict[str, list[Tensor]] = {}
+        for kind in filter(made.__contains__, g.canonical_etypes):
+            found.setdefault(kind[2], []).append(made[kind])
+        return {n: self._joined(parts, n) for n, parts in found.items()}
+
+    def _layer(self, kind: tuple[str, str, str]) -> nn.Module:
+        for name in (str(kind), kind[1]):
+            if name in self.mods:
+                return self.mods[name]
+        raise ValueError(
+            f"expected a layer for {kind}, there are {list(self.mods)}; give one, or "
+            "g.edge_type_subgraph of the others"
+        )
+
+    def _joined(self, parts: list[Tensor], ntype: str) -> Tensor:
+        if callable(self.aggregate):
+            return self.aggregate(parts, ntype)
+        if len(parts) == 1 and self.aggregate != "stack":
+            return parts[0]
+        return CROSS[self.aggregate](torch.stack(parts))

@@ -1,0 +1,158 @@
+"""Layers of a block's relations that are sent at once, against one call a relation."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hector.message import HeteroGraph
+from hector.message import nn as dglnn
+from hector.message.frame import EdgeFrame, Frame
+
+KINDS = [("a", "r", "a"), ("a", "s", "b"), ("b", "t", "a"), ("b", "u", "b")]
+SOURCES, ENDS, WIDTH = {"a": 20, "b": 12}, {"a": 7, "b": 5}, 6
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "right": lambda: dglnn.GraphConv(WIDTH, 4, norm="right"),
+    "both": lambda: dglnn.GraphConv(WIDTH, 8),
+    "mean": lambda: dglnn.SAGEConv(WIDTH, 8, "mean"),
+    "narrow": lambda: dglnn.SAGEConv(WIDTH, 4, "mean", feat_drop=0.0),
+    "gcn": lambda: dglnn.SAGEConv(WIDTH, 4, "gcn"),
+    "pool": lambda: dglnn.SAGEConv(WIDTH, 4, "pool"),
+    "gat": lambda: dglnn.GATConv(WIDTH, 3, 2, residual=True),
+}
+
+
+def block(**changed: tuple[Tensor, Tensor]) -> HeteroGraph:
+    """Some relation has few edges and one has none."""
+    gen, edges = torch.Generator().manual_seed(0), {}
+    for kind, count in zip(KINDS, (60, 3, 30, 0), strict=True):
+        edges[kind] = changed.get(kind[1]) or (
+            torch.randint(SOURCES[kind[0]], (count,), generator=gen),
+            torch.randint(ENDS[kind[2]], (count,), generator=gen),
+        )
+    sides = [
+        {n: Frame(size, torch.device("cpu"), "node") for n, size in sizes.items()}
+        for sizes in (SOURCES, ENDS)
+    ]
+    edata = {k: EdgeFrame(e[0].numel(), e[0].device) for k, e in edges.items()}
+    return HeteroGraph.block(*sides, edges, edata)
+
+
+def layers_of(name: str) -> dglnn.HeteroGraphConv:
+    torch.manual_seed(0)
+    return dglnn.HeteroGraphConv({r: LAYERS[name]() for _, r, _ in KINDS}).double()
+
+
+def rows() -> dict[str, Tensor]:
+    return {
+        n: torch.randn(size, WIDTH, dtype=torch.float64, requires_grad=True)
+        for n, size in SOURCES.items()
+    }
+
+
+def one_by_one(
+    conv: dglnn.HeteroGraphConv, g: HeteroGraph, h: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """The sum of what each relation's layer returns."""
+    found: dict[str, Any] = dict.fromkeys(ENDS, 0)
+    for kind in KINDS:
+        pair = h[kind[0]], h[kind[2]][: ENDS[kind[2]]]
+        found[kind[2]] = found[kind[2]] + conv.mods[kind[1]](g[kind], pair)
+    return found
+
+
+def derivatives(conv: nn.Module, out: dict[str, Tensor], h: Any) -> list[Tensor]:
+    """Gradients, and those of the gradients' squares."""
+    inputs = [*h.values(), *conv.parameters()]
+    total = sum(t.tanh().sum() for t in out.values())
+    options: Any = {"allow_unused": True, "materialize_grads": True}
+    first = torch.autograd.grad(total, inputs, create_graph=True, **options)
+    twice = sum(g.square().sum() for g in first)
+    return [*first, *torch.autograd.grad(twice, inputs, **options)]
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_values_and_two_derivatives(name: str) -> None:
+    conv, g, h = layers_of(name), block(), rows()
+    got, want = conv(g, h), one_by_one(conv, g, h)
+    for n in ENDS:
+        torch.testing.assert_close(got[n], want[n])
+    pairs = zip(derivatives(conv, got, h), derivatives(conv, want, h), strict=True)
+    for mine, other in pairs:
+        torch.testing.assert_close(mine, other)
+
+
+@pytest.fixture
+def sums(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The destinations of each sum that runs."""
+    from hector.message.relation import Relation
+
+    found, seen = [], Relation.update_all
+
+    def update_all(r: Relation, *args: Any) -> None:
+        found.append(r.num_dst_nodes())
+        seen(r, *args)
+
+    monkeypatch.setattr(Relation, "update_all", update_all)
+    return found
+
+
+@pytest.mark.parametrize("name", ["right", "gat"])
+def test_one_sum_of_all_relations(name: str, sums: list[int]) -> None:
+    conv, g = layers_of(name), block()
+    conv(g, rows())
+    assert sums == [2 * sum(ENDS.values())]
+
+
+def test_layers_of_several_kinds_are_sent_by_kind(sums: list[int]) -> None:
+    conv, g, h = layers_of("right"), block(), rows()
+    conv.mods["t"] = dglnn.GraphConv(WIDTH, 4, norm="none").double()
+    conv.mods["t"].set_allow_zero_in_degree(True)
+    want = one_by_one(conv, g, h)
+    sums.clear()
+    got = conv(g, h)
+    assert sorted(sums) == [ENDS["a"], ENDS["a"] + 2 * ENDS["b"]]
+    torch.testing.assert_close(got["a"], want["a"])
+
+
+def test_a_layer_with_a_hook_is_called(sums: list[int]) -> None:
+    conv, g, h = layers_of("right"), block(), rows()
+    want = conv(g, h)["a"]
+    hooked: Any = conv.mods["t"]
+    hooked.register_forward_hook(lambda m, given, out: out + 1)
+    sums.clear()
+    torch.testing.assert_close(conv(g, h)["a"], want + 1)
+    assert sorted(sums) == [ENDS["a"], ENDS["a"] + 2 * ENDS["b"]]
+
+
+def test_masked_edges_are_masked() -> None:
+    conv, g, h = layers_of("mean"), block(), rows()
+    whole = conv(g, h)["a"]
+    with g["r"].masked(torch.zeros(60, dtype=torch.float64)):
+        got, want = conv(g, h)["a"], one_by_one(conv, g, h)["a"]
+    torch.testing.assert_close(got, want)
+    assert not torch.allclose(got, whole)
+
+
+def test_edges_that_are_written_to_are_read_again() -> None:
+    conv, g, h = layers_of("right"), block(), rows()
+    conv(g, h)
+    for kind in KINDS[:3]:
+        g[kind].edges()[1].copy_(g[kind].edges()[1].flip(0))
+        torch.testing.assert_close(conv(g, h)["a"], one_by_one(conv, g, h)["a"])
+
+
+def test_an_id_of_another_relation_is_out_of_range() -> None:
+    """In the row of all destinations it would be one of the next relation's."""
+    bad = torch.tensor([0, 1, 2]), torch.tensor([0, ENDS["b"], 1])
+    with pytest.raises(ValueError, match=r"expected dst in \[0, 64\), got -1"):
+        layers_of("right")(block(s=bad), rows())
+
+
+def test_rows_of_another_number_are_refused() -> None:
+    h = rows()
+    h["a"], h["b"] = h["a"][:-1], torch.cat((h["b"], h["b"][:1]))
+    with pytest.raises(ValueError, match="expected 'h' with 20 node rows, got"):
+        layers_of("right")(block(), h)
