@@ -6,11 +6,11 @@ that serves as a namespace, a partial function, a module that is registered nowh
 hold such things, some levels deep (`self.config.rope["factor"]`). All of it is
 compared: what has changed is put back for a re-run, and a forward that changes it does
 not run again. A `threading.local` is looked at in whichever thread asks: the thread of
-a re-run gets what the forward's thread had, for as long as it runs. What goes on from where it stands and cannot
-be set back (an iterator, a random generator that is not torch's, Python's or NumPy's
-own) makes the region run once. Nobody looks at objects of the standard library or of
-torch, at classes and functions of installed packages, at containers of more than
-`MAX_ITEMS` items, or beyond `MAX_OBJECTS`.
+a re-run gets what the forward's thread had, for as long as it runs. What goes on from
+where it stands and cannot be set back (an iterator, a random generator that is not
+torch's, Python's or NumPy's own) makes the region run once. Nobody looks at objects of
+the standard library or of torch, at classes and functions of installed packages, at
+containers of more than `MAX_ITEMS` items, or beyond `MAX_OBJECTS`.
 (tests/ssdtrain/regions/test_deep.py, test_threads.py)
 """
 
@@ -125,7 +125,7 @@ class Deep:
             return
         is_elsewhere = depth == MAX_DEPTH and _is_looked_into(value)
         is_threads = isinstance(value, threading.local)  # a region relies on these
-        if is_threads or not is_elsewhere and len(self._held) < MAX_OBJECTS:
+        if is_threads or (not is_elsewhere and len(self._held) < MAX_OBJECTS):
             contents = contents_of(value)
             if contents is not None:
                 self._held.append(Held(name, value, contents))

@@ -1,4 +1,4 @@
-"""What a thread has for itself: a forward reads it, and backward runs in another one."""
+"""A forward reads what its thread has for itself, and backward runs in another one."""
 
 import threading
 from collections.abc import Callable
