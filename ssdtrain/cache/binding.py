@@ -367,8 +367,9 @@ class Binding:
                 if number in closing and not spec.is_remade:
                     behind = self._with(behind, spec)
             elif isinstance(row, COUNTING_USES):
-                # A wrapper's part is asked for past the row.
-                if not (spec.is_wrapped and isinstance(row, BY_NUMBER)):
+                # A wrapper's part is asked for past a row that is not general.
+                is_general = type(row) is GeneralRow
+                if is_general or not (spec.is_wrapped and isinstance(row, BY_NUMBER)):
                     row.used_behind, behind = behind, NOTHING
 
     def _with(self, behind: Behind, spec: Spec) -> Behind:

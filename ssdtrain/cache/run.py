@@ -54,7 +54,7 @@ from ssdtrain.cache.spec import NOTHING, Behind, Spec
 from ssdtrain.cache.state import Holding, RecordState
 from ssdtrain.cache.table import Hooks, Pack, RegionPart, Table, Unpack
 from ssdtrain.cache.traced import tracer, untraced
-from ssdtrain.cache.wrapped import WrappedHandle
+from ssdtrain.cache.wrapped import FlattenedHandle, WrappedHandle
 from ssdtrain.counters import Count
 from ssdtrain.gathered import MARK
 from ssdtrain.rebuild import modes
@@ -169,6 +169,8 @@ class Run:
                     if tracer() is None:  # a user's recipe may run
                         return self.make(source)
                 return general(handle)
+            if kind in WRAPPERS and handle.number in telling:
+                self.count_quiet_uses(handle)
             if kind in SEALED and handle.seal is not None:
                 return general(handle)
             return handle.get()  # type: ignore[no-any-return]
@@ -540,7 +542,9 @@ class Run:
         # Quiet rows before it may have been told to a row of no new item.
         self._course.num_items = max(self._course.num_items, row.item)
         handle = self._generally(tensor)
-        if type(handle) is Handle and isinstance(row, BY_NUMBER):
+        kind = type(handle)
+        is_told = kind in WRAPPERS and type(row) is GeneralRow
+        if is_told or (kind is Handle and isinstance(row, BY_NUMBER)):
             handle.number = row.number
         if self._course.orders is None:
             self._stop()
@@ -677,6 +681,8 @@ class Run:
 
 GENERALLY = GeneralRow(Spec(num_bytes=0))
 """Of all tensors after the end of a table."""
+WRAPPERS = frozenset({FlattenedHandle, WrappedHandle})
+"""Handles around others."""
 SEALED = frozenset({PlaceHandle, SealedIndex, WrappedHandle})
 """Handles that the general path checks, where they have a seal."""
 AT_HAND = (RecordState.BACK, RecordState.KEPT)

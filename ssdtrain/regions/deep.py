@@ -5,12 +5,13 @@ An attribute or a global may be a tuple, an object with slots, a NumPy array, a 
 that serves as a namespace, a partial function, a module that is registered nowhere, or
 hold such things, some levels deep (`self.config.rope["factor"]`). All of it is
 compared: what has changed is put back for a re-run, and a forward that changes it does
-not run again. What goes on from where it stands and cannot
-be set back (an iterator, a random generator that is not torch's, Python's or NumPy's
-own) makes the region run once. Nobody looks at objects of the standard library or of
-torch, at classes and functions of installed packages, at containers of more than
-`MAX_ITEMS` items, or beyond `MAX_OBJECTS`.
-(tests/ssdtrain/regions/test_deep.py)
+not run again. A `threading.local` is looked at in whichever thread asks: the thread of
+a re-run gets what the forward's thread had, for as long as it runs. What goes on from
+where it stands and cannot be set back (an iterator, a random generator that is not
+torch's, Python's or NumPy's own) makes the region run once. Nobody looks at objects of
+the standard library or of torch, at classes and functions of installed packages, at
+containers of more than `MAX_ITEMS` items, or beyond `MAX_OBJECTS`.
+(tests/ssdtrain/regions/test_deep.py, test_threads.py)
 """
 
 import functools
@@ -123,7 +124,8 @@ class Deep:
         if isinstance(value, nn.Module) and not self._is_apart(value):
             return
         is_elsewhere = depth == MAX_DEPTH and _is_looked_into(value)
-        if not is_elsewhere and len(self._held) < MAX_OBJECTS:
+        is_threads = isinstance(value, threading.local)  # a region relies on these
+        if is_threads or (not is_elsewhere and len(self._held) < MAX_OBJECTS):
             contents = contents_of(value)
             if contents is not None:
                 self._held.append(Held(name, value, contents))
@@ -140,7 +142,7 @@ def _is_looked_into(value: Any) -> bool:
     """Whether [Note: state between forward and backward] covers its first level."""
     if isinstance(value, Tensor | dict | list | set | deque):
         return True
-    fixed = FunctionType | MethodType | type | nn.Module
+    fixed = FunctionType | MethodType | type | nn.Module | threading.local
     return not isinstance(value, fixed) and hasattr(value, "__dict__")
 
 
@@ -156,7 +158,7 @@ def _goes_on(value: Any) -> str | None:
         return "is a random state of its own"
     if isinstance(value, Iterator):
         return "is an iterator"
-    if isinstance(value, ContextVar | threading.local):
+    if isinstance(value, ContextVar):
         return "may be another in the thread of a backward"
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
         if value.nbytes > MAX_ARRAY_BYTES:
@@ -290,7 +292,9 @@ def _parts(module: nn.Module) -> list[Any]:
 
 def _is_users(value: Any) -> bool:
     kind = type(value)
-    return kind is SimpleNamespace or not is_standard(kind.__module__)
+    if kind is SimpleNamespace or isinstance(value, threading.local):
+        return True
+    return not is_standard(kind.__module__)
 
 
 def _slots(value: Any) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -36,8 +37,12 @@ from ssdtrain.regions.restore import (
 FIXED = frozenset(
     (FunctionType, BuiltinFunctionType, MethodType, type, *PLAIN, *weakref.ProxyTypes)
 )
-FIXED_KINDS = (type, nn.Module, ModuleType, property, staticmethod, classmethod)
-"""Kinds of values that are told by identity alone, or have nothing inside."""
+FIXED_KINDS = (
+    *(type, nn.Module, ModuleType, property, staticmethod, classmethod),
+    threading.local,
+)
+"""Kinds of values that are told by identity alone, or have nothing inside; or whose
+inside `Deep` alone looks at."""
 FOREIGN = frozenset(("builtins", "torch", "numpy", "ssdtrain", "functools", "typing"))
 """Packages whose classes and functions are taken to read what stays."""
 DRAWING = frozenset(("random", "numpy"))

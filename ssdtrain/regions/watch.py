@@ -18,6 +18,7 @@ there. What is written through functions in other modules is not seen.
 import dis
 import random
 import sys
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -47,7 +48,10 @@ WRITES = frozenset(
     """.split()
 )
 CONTAINERS = (list, dict, set, deque, tuple)
-OPAQUE = (Tensor, nn.Module, type, FunctionType, BuiltinFunctionType, MethodType)
+OPAQUE = (
+    *(Tensor, nn.Module, type, FunctionType, BuiltinFunctionType, MethodType),
+    threading.local,
+)
 FOREIGN = {
     "transformer_engine": "keeps a history that no version counts",
     "megatron": "draws from random states of Megatron's own",

@@ -2,6 +2,7 @@
 and backward gets them as what they were."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from torch.utils._pytree import tree_map_only
 
 import ssdtrain
 from ssdtrain.errors import InPlaceError
+from ssdtrain.plan.placement import Placement
+from ssdtrain.plan.plan import Plan
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.metered import copy_at_once
 from tests.ssdtrain.cache.steps import train
@@ -187,6 +190,33 @@ def test_a_wrapper_that_is_saved_twice_is_moved_once(
         list(train(net, step, 2))
         plain = 16 * 32 * 4 + 2 * PART  # the input, relu's and sigmoid's results
         assert session.steps[-1].bytes_saved - plain == 2 * 2 * PART
+
+
+def test_uses_before_a_wrapper_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor that stays is used first: by rows, what is loaded after its uses comes
+    back when it did on the general path, and as many bytes are on the device."""
+    copy_at_once(monkeypatch)
+    load_at = {1: 9, 3: 2}
+    keep = {"placement": Placement.KEEP, "release_after": 0, "load_at": 0}
+    move = {"placement": Placement.OFFLOAD, "release_after": 1}
+
+    def moved(plan: Plan) -> Plan:
+        own = [
+            replace(each, **(move | {"load_at": load_at[n]} if n in load_at else keep))
+            for n, each in enumerate(plan.orders["model/0"])
+        ]
+        return replace(plan, orders={"model/0": tuple(own)})
+
+    net, followed = Net(saved_twice, nested=False), 0
+    settings = {"min_bytes": 0, "max_overhead": 0.0, "recompute": "off"}
+    with ssdtrain.offload(net, target="host", **settings) as session:
+        for number, _ in enumerate(train(net, step, 9)):
+            if session.plan is not None and not followed:
+                session.follow(moved(session.plan))
+                followed = number + 1
+        assert session.cache.tables.tables
+        steps = session.steps[followed:]
+    assert 0 < followed < 7 and len({each.saved_peak_bytes for each in steps}) == 1
 
 
 @pytest.mark.parametrize("through", ["the wrapper", "a view", "an inner tensor"])

@@ -58,11 +58,21 @@ def light(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_slip_stops_before_a_model_is_built(light: Path) -> None:
+@pytest.mark.parametrize(
+    ("slip", "meant"),
+    [
+        ("max_overhed=2%", "max_overhead"),
+        ("plan=offload_all", "offload-all"),
+        ("fitt", "fit"),
+    ],
+)
+def test_a_slip_stops_before_a_model_is_built(
+    slip: str, meant: str, light: Path
+) -> None:
     body = "from transformers import Trainer\nopen('built', 'w').close()\n"
-    done = start(body, light, "max_overhed=2%", is_fresh=True)
+    done = start(body, light, slip, is_fresh=True)
     assert done.returncode != 0
-    assert "did you mean 'max_overhead'" in done.stderr
+    assert f"did you mean {meant!r}" in done.stderr
     assert not (light / "built").exists()
     start(body, light, "max_overhead=2%", is_fresh=True)
     assert (light / "built").exists()

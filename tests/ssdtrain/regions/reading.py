@@ -60,6 +60,7 @@ def train(
     change: Callable[[Any], Any] = nothing,
     inside: tuple[Callable[[], Any], ...] = (nothing, nothing),
     around: tuple[Callable[[], Any], ...] = (nothing, nothing),
+    backward: Callable[[Tensor], Any] = Tensor.backward,
     **others: Any,
 ) -> tuple[list[Tensor], dict[str, str]]:
     """Gradients of every step, and why regions were refused.
@@ -71,6 +72,7 @@ def train(
         change: to it, between the third forward and its backward.
         inside: set and set back by the model's own forward.
         around: likewise by the program.
+        backward: runs that of a loss.
         others: more attributes of layers.
     """
     torch.manual_seed(0)
@@ -94,7 +96,7 @@ def train(
             if number == 2:
                 for layer in net.layers:
                     change(layer.thing)
-            y.square().mean().backward()
+            backward(y.square().mean())
             for parameter in net.parameters():
                 assert parameter.grad is not None
                 found.append(parameter.grad.clone())

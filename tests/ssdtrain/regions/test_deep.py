@@ -5,7 +5,6 @@ import functools
 import itertools
 import os
 import random
-import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -285,11 +284,6 @@ GOES_ON: dict[str, tuple[Callable[[], Any], Callable[[Any, Tensor], Tensor], str
     "context variable": (
         nothing,
         lambda s, x: x * LEVEL.get(),
-        "may be another in the thread of a backward",
-    ),
-    "thread's own": (
-        threading.local,
-        lambda s, x: x * getattr(s.thing, "scale", 1.0),
         "may be another in the thread of a backward",
     ),
     "large array": (
