@@ -789,12 +789,14 @@ class Planner:
         """
         if self.plan is None:
             return
-        if priced is not None:
+        # It may tell of the one that was tried while it was searched for.
+        if priced is not None and priced.policy == self.plan.policy:
             self.plan = replace(self.plan, prediction=priced.prediction)
         best = self._trials.best
         told = 0.0 if self.plan.prediction is None else self.plan.prediction.step_ms
         self._trials.follow(Tried(self.plan, told if best is None else best.ms))
         self._follow_best()
+        self._search_longer()
 
     def _prepare(self, seen: Profile) -> None:
         ratio = self._largest.planned_ratio
@@ -911,20 +913,22 @@ class Planner:
             return
         second = self._trials.second
         if second is None:
-            self._offer_all_again(tried)
+            if not self._offers_all_again(tried):
+                self._search_longer()
         else:  # it was timed in the first steps of a run, which may take longer
             self._again = Tried(second.plan, tried.ms)
             self._begin_try(second.plan)
 
-    def _offer_all_again(self, tried: Tried) -> None:
+    def _offers_all_again(self, tried: Tried) -> bool:
         """Try all regions again next to a plan that was compared with nothing."""
         plan = self._all_again()
         if plan is None or not self._peers.leads or plan.orders == tried.plan.orders:
-            return
+            return False
         answer = Answer(plan=plan)
         if not self._peers.is_alone:
             self._peers.offer(dumps(answer))
         self._take_answer(answer)
+        return True
 
     def _most_ms(self) -> float | None:
         """Return what a step may take; None: no step without a plan was measured."""
@@ -1053,10 +1057,13 @@ class Planner:
     def _look_again(self) -> None:
         """Time the next best plan once more: machines change."""
         times = self._times
-        if times.num_steps < self._next_look or not self.is_settled:
+        if times.num_steps < self._next_look:
             return
         own = times.ended_ms()
-        if not own:
+        # Only the rank that searches for a plan knows that one is searched for.
+        may = self.is_settled and bool(own)
+        if not self._peers.all_agree(may, "look", self._step):
+            self._next_look += FIRST_LOOK
             return
         self._next_look *= 2
         second = self._next_best()
