@@ -176,7 +176,7 @@ class Inputs:
         for tensor, version in self._versions:
             if tensor._version != version:
                 return False
-        return True
+        return self._arguments.are_unchanged
 
     def are_same_bytes(self, digests: Digests) -> bool:
         """Whether their bytes are the same, as far as digests were taken."""

@@ -137,6 +137,10 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return tensor if found is None else found.local
 
 
+NOT_PUT_TOGETHER = (AssertionError, NotImplementedError, TypeError, ValueError)
+"""By a class that does not put a wrapper together, as the base class of a library's."""
+
+
 class Frame(NamedTuple):
     """A wrapper without its inner tensors: [Note: flattened]."""
 
@@ -169,7 +173,7 @@ def flattened(tensor: Tensor) -> tuple[list[Tensor], Frame] | None:
         size, stride = tensor.size(), tensor.stride()
         frame = Frame(type(tensor), list(names), context, size, stride)
         return (inners, frame) if _is_like(frame.around(inners), tensor) else None
-    except NotImplementedError:  # the base class of a library's wrappers
+    except NOT_PUT_TOGETHER:
         return None
 
 

@@ -794,12 +794,14 @@ class Planner:
         """
         if self.plan is None:
             return
-        if priced is not None:
+        # It may tell of the one that was tried while it was searched for.
+        if priced is not None and priced.policy == self.plan.policy:
             self.plan = replace(self.plan, prediction=priced.prediction)
         best = self._trials.best
         told = 0.0 if self.plan.prediction is None else self.plan.prediction.step_ms
         self._trials.follow(Tried(self.plan, told if best is None else best.ms))
         self._follow_best()
+        self._search_longer()
 
     def _prepare(self, seen: Profile) -> None:
         ratio = self._largest.planned_ratio
@@ -895,6 +897,7 @@ class Planner:
             found = self._adoption.taken
             if found is not None and self._is_hopeless(found):
                 self._adoption.drop()
+            self._search_longer()
             return
         verdict = self._trials.judge(tried, self._most_ms(), is_by_memory=is_by_memory)
         told = tried.plan.prediction
@@ -916,26 +919,29 @@ class Planner:
             return
         second = self._trials.second
         if second is None:
-            self._offer_all_again(tried)
+            if not self._offers_all_again(tried):
+                self._search_longer()
         else:  # it was timed in the first steps of a run, which may take longer
             self._again = Tried(second.plan, tried.ms)
             self._begin_try(second.plan)
 
-    def _offer_all_again(self, tried: Tried) -> None:
+    def _offers_all_again(self, tried: Tried) -> bool:
         """Try all regions again next to a plan that was compared with nothing, or no
-        more of them than must."""
+        more of them than must; whether a try began."""
         fewest = self._fewest_again()
         if fewest is not None and self._seen is not None:
-            if fewest.orders != tried.plan.orders:
-                self._try_unsearched(fewest, self._seen)
-            return
+            if fewest.orders == tried.plan.orders:
+                return False
+            self._try_unsearched(fewest, self._seen)
+            return True
         plan = self._all_again()
         if plan is None or not self._peers.leads or plan.orders == tried.plan.orders:
-            return
+            return False
         answer = Answer(plan=plan)
         if not self._peers.is_alone:
             self._peers.offer(dumps(answer))
         self._take_answer(answer)
+        return True
 
     def _most_ms(self) -> float | None:
         """Return what a step may take; None: no step without a plan was measured."""
@@ -1064,10 +1070,13 @@ class Planner:
     def _look_again(self) -> None:
         """Time the next best plan once more: machines change."""
         times = self._times
-        if times.num_steps < self._next_look or not self.is_settled:
+        if times.num_steps < self._next_look:
             return
         own = times.ended_ms()
-        if not own:
+        # Only the rank that searches for a plan knows that one is searched for.
+        may = self.is_settled and bool(own)
+        if not self._peers.all_agree(may, "look", self._step):
+            self._next_look += FIRST_LOOK
             return
         self._next_look *= 2
         second = self._next_best()

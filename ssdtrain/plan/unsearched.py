@@ -86,7 +86,7 @@ def fewest_again(profile: Profile, larger: Profile, goal: Goal) -> Plan | None:
     order = as_they_run(observed)
     limits = goal.most_bytes(largest.profile), goal.easy_bytes(largest.profile)
     most_bytes = min((each for each in limits if each is not None), default=None)
-    if most_bytes is None:
+    if most_bytes is None or runs_always(profile):
         return None
 
     def fits(number: int) -> bool:
@@ -171,7 +171,8 @@ def unsearched(profile: Profile, goal: Goal, growth: Growth) -> list[UpTo]:
     observed = Timeline(profile)
     order = spread(observed)
     limits = _Limits(profile, goal, growth)
-    for part in range(PARTS + 1 if order else 1):
+    first = PARTS if runs_always(profile) else 0
+    for part in range(first, PARTS + 1) if order else (0,):
         regions = order[: -(-len(order) * part // PARTS)]
         ratio = limits.most_ratio(regions)
         if ratio > (found[-1].ratio if found else 0.0):

@@ -39,13 +39,31 @@ class Mask(NamedTuple):
 
     mask: Any
     inside: tuple[Any, ...]
-    num_leaves: int
-    """Of its tensors."""
+    tensors: tuple[Tensor, ...]
+    places: tuple[tuple[torch.UntypedStorage, Any], ...]
+    """Where their bytes lie: `data` may be another, and no version tells."""
+
+    @property
+    def num_leaves(self) -> int:
+        """Of its tensors."""
+        return len(self.tensors)
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether nothing in it is another now, but for bytes."""
+        now = tuple(_inside(self.mask))
+        if len(now) != len(self.inside) or not all(map(_same, now, self.inside)):
+            return False
+        return all(
+            storage._cdata == before._cdata and part == was
+            for (storage, part), (before, was) in zip(
+                map(_place, self.tensors), self.places, strict=True
+            )
+        )
 
     def again(self) -> Any:
         """The mask. Raises RegionError: something in it is another now."""
-        now = tuple(_inside(self.mask))
-        if len(now) != len(self.inside) or not all(map(_same, now, self.inside)):
+        if not self.is_unchanged:
             raise RegionError(
                 "a BlockMask that a layer was given was changed between its forward "
                 "and backward, so the layer cannot run again; make another mask, or "
@@ -63,6 +81,11 @@ class Arguments(NamedTuple):
     parts: list[int | TreeSpec | Mask | None]
     """Of each argument: None if it is one value, the length of a tuple of values, or
     how to make it of its values."""
+
+    @property
+    def are_unchanged(self) -> bool:
+        """Whether all that is given again itself is as it was."""
+        return all(part.is_unchanged for part in self.parts if isinstance(part, Mask))
 
     def of(self, leaves: list[Any]) -> tuple[list[Any], dict[str, Any]]:
         """The arguments and keywords of these values."""
@@ -102,7 +125,7 @@ def flatten(
             leaves += value
             parts.append(len(value))
         elif (mask := _mask(value)) is not None:
-            leaves += (each for each in mask.inside if isinstance(each, Tensor))
+            leaves += mask.tensors
             parts.append(mask)
         else:
             own, spec = tree_flatten(value)
@@ -122,8 +145,14 @@ def _mask(value: Any) -> Mask | None:
     inside = tuple(_inside(value))
     if any(each is Ellipsis for each in inside):
         return None
-    tensors = sum(isinstance(each, Tensor) for each in inside)
-    return Mask(value, inside, tensors)
+    tensors = tuple(each for each in inside if isinstance(each, Tensor))
+    return Mask(value, inside, tensors, tuple(map(_place, tensors)))
+
+
+def _place(tensor: Tensor) -> tuple[torch.UntypedStorage, Any]:
+    """The storage, which lives as long as this does, and the part of it."""
+    part = tensor.storage_offset(), tensor.size(), tensor.stride()
+    return tensor.untyped_storage(), part
 
 
 def _inside(value: Any, outer: tuple[Any, ...] = ()) -> Iterator[Any]:

@@ -179,7 +179,9 @@ def fused_attention(
     **more: Any,
 ) -> Tensor | None:
     """What the device runs in one kernel: CUDA in half precision, and a CPU without
-    dropout or a mask. Else None."""
+    dropout or a mask, each in batches of heads. Else None."""
+    if query.dim() != 4:
+        return None
     scale = more.get("scale")
     if kind is not Kind.CUDA:
         fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -230,7 +232,7 @@ def _attention_with_learned_bias(
     scale: float | None,
 ) -> Tensor:
     """Operators in float32, as no kernel of one piece takes a bias that learns."""
-    root = math.sqrt(query.shape[-1] ** -0.5 if scale is None else scale)
+    root = math.sqrt(query.shape[-1] ** -0.5 if scale is None else abs(scale))
     scores = query.float() * root @ (key.float().transpose(-2, -1) * root)
     shares = torch.ops.aten._safe_softmax(scores.add_(bias), -1)
     if dropout_p > 0.0:

@@ -303,6 +303,18 @@ class Base(Turned):
         raise NotImplementedError
 
 
+class Strict(Turned):
+    """Does not put together what it was not made for."""
+
+    @classmethod
+    def __tensor_unflatten__(
+        cls, parts: dict[str, Tensor], label: str, size: Any, stride: Any
+    ) -> "Strict":
+        if parts["a"].size() != size:
+            raise ValueError("the other way round")
+        return cls(parts["a"], parts["b"], False)
+
+
 class Weighted(torch.autograd.Function):
     """A wrapper's part times a weight, if the wrapper has its sizes."""
 
@@ -318,7 +330,7 @@ class Weighted(torch.autograd.Function):
         return gradient * wrapper.a, None
 
 
-@pytest.mark.parametrize("kind", [Turned, Base])
+@pytest.mark.parametrize("kind", [Turned, Base, Strict])
 def test_what_is_not_put_together_as_it_was_stays(
     kind: type[Turned], everything: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,7 +1,8 @@
 """Ranks whose plans are searched for beside training: one searches, all follow."""
 
+import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import ssdtrain
 from ssdtrain.engines import plain
 from ssdtrain.errors import ConfigError
 from ssdtrain.observe import planner, searching
+from ssdtrain.observe.searching import Searching
 from ssdtrain.plan.agree import Alone
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.search import Search
@@ -143,5 +145,67 @@ def test_ranks_that_do_not_agree_change_nothing_where_regions_meet(
         assert not ranks.searches
         for session in ranks.sessions:
             assert session.plan is None and session.is_settled
+    finally:
+        ranks.close()
+
+
+class Meeting(Rank):
+    """Ranks that ask each other at the same steps; the leading one is first, and what
+    it says counts for both."""
+
+    is_alone = False
+    told: ClassVar[dict[tuple[str, int], Any]] = {}
+    ready: ClassVar[set[bool]] = set()
+    due: ClassVar[list[int]] = [-1]
+
+    def _said(self, own: Any, topic: str, step: int) -> Any:
+        if self.leads:
+            self.told[topic, step] = own
+        return self.told[topic, step]
+
+    def all_agree(self, own: bool, topic: str, step: int) -> bool:
+        return bool(self._said(own, topic, step))
+
+    def longest(self, own: Sequence[float], topic: str, step: int) -> tuple[float, ...]:
+        return tuple(self._said(own, topic, step))
+
+    def adopts(self, is_ready: bool, step: int) -> bool:
+        if is_ready:
+            self.ready.add(self.leads)
+        if self.leads and len(self.ready) == 2 and self.due[0] < step:
+            self.ready.clear()
+            self.due[0] = step + 1
+        return is_ready and step == self.due[0]
+
+
+def test_no_rank_times_another_plan_while_one_searches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only the leading one knows of its search; the others would wait for it."""
+    monkeypatch.setattr(planner, "FIRST_LOOK", NUM_STEPS)
+    monkeypatch.setattr(sys.modules[__name__], "Rank", Meeting)
+    for name, value in (("told", {}), ("ready", set()), ("due", [-1])):
+        monkeypatch.setattr(Meeting, name, value)
+    begin, known = Searching.begin, list[Searching]()
+
+    def noted(own: Searching, *asked: Any) -> Any:
+        known.append(own)
+        return begin(own, *asked)
+
+    monkeypatch.setattr(Searching, "begin", noted)
+    ranks = Ranks(monkeypatch)
+    try:
+        for _ in range(NUM_STEPS):
+            ranks.train()
+        assert all(session.is_settled for session in ranks.sessions)
+        with monkeypatch.context() as searched:
+            searches = property(lambda own: own is known[0])  # the first rank's
+            searched.setattr(Searching, "is_under_way", searches)
+            for _ in range(NUM_STEPS):
+                ranks.train()
+        Meeting.told.clear()
+        for _ in range(NUM_STEPS):
+            ranks.train()
+        assert {topic for topic, _ in Meeting.told} >= {"look", "keep"}
     finally:
         ranks.close()

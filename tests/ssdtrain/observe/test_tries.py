@@ -1,6 +1,7 @@
 """Plans that are tried in training, in virtual time."""
 
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,13 +12,14 @@ from torch import Tensor, nn
 import ssdtrain
 from ssdtrain.cache.bypass import Unhooked
 from ssdtrain.errors import ConfigError
-from ssdtrain.observe import observation, planner
+from ssdtrain.observe import observation, planner, trials
 from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.searching import Searching
 from ssdtrain.observe.trials import Stopwatch
+from ssdtrain.plan.choose import QUICK_MARKS, SEARCH_MARKS
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.search import Answer
-from ssdtrain.plan.unsearched import all_again, all_again_moving
+from ssdtrain.plan.search import Answer, Request
+from ssdtrain.plan.unsearched import all_again, all_again_moving, fewest_again
 from ssdtrain.transfer.device import CpuDevice
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.plan.profiles import links
@@ -371,3 +373,100 @@ def test_a_search_for_more_room_is_not_begun_anew(
     _, _, plan, _, is_settled = run(virtual_time, budget, num_steps=20)
     assert plan is not None and not is_settled
     assert efforts == [planner.QUICK_MARKS]
+
+
+@pytest.fixture
+def with_room(virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch) -> int:
+    """A budget that has room for some regions; copies are slow."""
+    _, _, _, reports, _ = run(virtual_time, None, num_steps=20)
+    kept_bytes = reports[-1].saved_peak_bytes
+    again = {"plan": "keep-all", "recompute": "regions"}
+    _, _, _, reports, _ = run(virtual_time, None, num_steps=5, **again)
+    monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 40)
+    monkeypatch.setattr(CpuDevice, "runs_beside", True)
+    monkeypatch.setattr(observation, "fitted_links", lambda *measured: links(1e6))
+    return (kept_bytes + reports[-1].saved_peak_bytes) // 2
+
+
+class Answering:
+    """Stands in for the searches, which last some steps each."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, answer: Callable[[Request], Answer]
+    ) -> None:
+        self.efforts = list[int]()
+        self._answer_to = answer
+        self._request: Request | None = None
+        self._num_steps = 0
+        monkeypatch.setattr(Searching, "begin", lambda _, *asked: self._begin(*asked))
+        monkeypatch.setattr(Searching, "answer", lambda _, has_plan: self._answer())
+        monkeypatch.setattr(Searching, "stop", lambda _: self._stop())
+        awaits = property(lambda _: self._request is not None)
+        monkeypatch.setattr(Searching, "is_under_way", awaits)
+
+    def _begin(self, request: Request, effort: int) -> None:
+        assert self._request is None, "the search before it is left"
+        self.efforts.append(effort)
+        self._request, self._num_steps = request, 0
+
+    def _stop(self) -> None:
+        self._request = None
+
+    def _answer(self) -> Answer | None:
+        request = self._request
+        self._num_steps += 1
+        if request is None or self._num_steps < 12:
+            return None
+        self._request = None
+        return self._answer_to(request)
+
+
+def staying(request: Request) -> Answer:
+    """The plan in force is the best."""
+    assert request.plan is not None
+    return Answer(plan=replace(request.plan, orders={}), stays=True)
+
+
+def test_what_was_tried_meanwhile_tells_nothing_of_the_plan_that_comes_back(
+    with_room: int, virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search has found nothing better than what was tried, and was not faster."""
+    monkeypatch.setattr(trials, "GAIN", 1.0)
+    Answering(monkeypatch, staying)
+    *_, plan, _, is_settled = run(virtual_time, with_room, num_steps=40)
+    assert is_settled and plan.policy == "regions"
+    assert plan.prediction.step_ms == pytest.approx(6 * 4 * 4e3 * FORWARD_S, rel=1e-3)
+
+
+def failing(request: Request) -> Answer:
+    """None fits."""
+    return Answer(error="the budget cannot be reached")
+
+
+def keeping_one(request: Request) -> Answer:
+    """Another plan, which all regions again are not compared with: they do not fit."""
+    plan = fewest_again(request.profile, request.profile, request.goal)
+    assert plan is not None
+    return Answer(plan=plan)
+
+
+@pytest.mark.parametrize("answer", [staying, failing, keeping_one])
+def test_a_search_that_was_short_is_followed_by_a_longer_one(
+    answer: Callable[[Request], Answer],
+    with_room: int,
+    virtual_time: VirtualTime,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The base goes beyond the limit once."""
+    over = iter([1000])
+    monkeypatch.setattr(MemoryGoal, "over_bytes", lambda *given: next(over, 0))
+    searches = Answering(monkeypatch, answer)
+
+    def first(*asked: Any) -> Any:
+        return None if searches.efforts else all_again(*asked)
+
+    monkeypatch.setattr(planner, "all_again", first)
+    monkeypatch.setattr(planner, "all_again_moving", lambda *asked: None)
+    *_, plan, _, is_settled = run(virtual_time, with_room, num_steps=60)
+    assert is_settled and plan is not None
+    assert searches.efforts == [QUICK_MARKS, SEARCH_MARKS]

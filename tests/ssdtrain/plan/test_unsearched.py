@@ -21,6 +21,7 @@ from ssdtrain.plan.unsearched import (
     MOST_RATIO,
     all_again,
     all_again_moving,
+    fewest_again,
     keeping_all,
     runs_always,
     unsearched,
@@ -96,6 +97,21 @@ def test_regions_that_always_run_again_do_so_where_everything_stays() -> None:
     assert plan.prediction is not None
     rerun_ms = sum(run.ms for run in profile.regions[KIND])
     assert plan.prediction.step_ms == profile.compute_ms + rerun_ms
+
+
+def test_regions_that_always_run_again_do_so_in_any_plan() -> None:
+    """Though a limit has room for some of them, or a batch is short."""
+    profile = layers()
+    kept = keeping_all(profile).prediction
+    assert kept is not None
+    goal = Goal(memory_budget_bytes=kept.peak_bytes - MB)
+    fewest = fewest_again(profile, profile, goal)
+    assert fewest is not None and 0 < len(fewest.regions_of(KIND)) < NUM_REGIONS
+    assert len(unsearched(profile, goal, Growth())) > 1
+    profile = always(profile)
+    assert fewest_again(profile, profile, goal) is None
+    (only,) = unsearched(profile, goal, Growth())
+    assert len(only.plan.regions_of(KIND)) == NUM_REGIONS
 
 
 def test_all_again_takes_what_checkpointing_takes() -> None:

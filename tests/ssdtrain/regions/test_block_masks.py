@@ -114,3 +114,39 @@ def test_a_change_in_backward_is_found() -> None:
         mask.mask_mod = masks.causal_mask_function
         with pytest.raises(RegionError, match="BlockMask"):
             loss.backward()
+        ids = documents()
+        loss = model(x, packed(ids))
+        ids.data = torch.zeros_like(ids)
+        with pytest.raises(RegionError, match="BlockMask"):
+            loss.backward()
+
+
+class Noting(Layer):
+    """Writes something down in the mask."""
+
+    def forward(self, x: Tensor, *, mask: BlockMask) -> Tensor:
+        mask.noted = 1 + getattr(mask, "noted", 0)  # type: ignore[attr-defined]
+        return super().forward(x, mask=mask)
+
+
+class Replacing(Layer):
+    """Has the next layer attend to other rows."""
+
+    def forward(self, x: Tensor, *, mask: BlockMask) -> Tensor:
+        x = super().forward(x, mask=mask)
+        mask.mask_mod = masks.causal_mask_function
+        return x
+
+
+@pytest.mark.parametrize("kind", [Noting, Replacing])
+def test_a_layer_that_changes_its_mask_runs_once(kind: type[Layer]) -> None:
+    x, found = torch.randn(2, LENGTH, 16), []
+    for settings in (SETTINGS, SETTINGS | {"recompute": "off"}):
+        model = net()
+        torch.manual_seed(1)
+        model.layers = nn.ModuleList(kind() for _ in range(3))
+        with ssdtrain.offload(model, **settings):
+            model(x, packed(documents())).backward()
+        found.append([each.grad for each in model.parameters()])
+    for mine, other in zip(*found, strict=True):
+        assert mine is not None and other is not None and same_bits(mine, other)
