@@ -147,16 +147,19 @@ def test_where_retries_go_on_a_plan_leaves_what_the_observed_step_had_cached(
     run.steps(4)
     session = run.session
     assert session is not None
+    first, second, third = [
+        limit * (1 - DEVICE_RESERVE - each) for each in (0, DEVICE_RESERVE, share)
+    ]
     used: list[int] = []
-    while len(used) < 3:
+    while not used or used[-1] > third:
         plan, profile = session.plan, session.profile
         assert plan is not None and plan.prediction and profile is not None
         used.append(profile.base_bytes + plan.prediction.peak_bytes)
-        while len(used) < 3 and session.plan is plan:
+        while used[-1] > third and session.plan is plan:
             assert len(run.highest) < MOST_STEPS
             retries[0] += 1
             run.steps(1)
     session.close()
-    most = [limit * (1 - DEVICE_RESERVE - each) for each in (0, DEVICE_RESERVE, share)]
-    assert all(each <= bound for each, bound in zip(used, most, strict=True))
-    assert used[1] > most[2]  # by steps: most plans need not leave that
+    assert used[0] <= first
+    # By steps: most plans need not leave as much as the third.
+    assert all(each <= second for each in used[1:]) and used[1] > third
