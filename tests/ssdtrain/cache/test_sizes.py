@@ -494,7 +494,8 @@ def test_a_batch_that_no_plan_has_room_for_ends_no_training(
     assert max(report.saved_peak_bytes for report in reports) <= budget
     outgrown = [Fallback.PLAN_OUTGROWN.value in report.fallbacks for report in reports]
     assert outgrown == [False] * 4 + [True, False]
-    assert ratios[0] > 2 and ratios[1] == 1.0 and len(ratios) == 3
+    # For the longer one: soon, and then as long as a search may take.
+    assert ratios[0] > 2 and ratios == [ratios[0], 1.0, ratios[0], ratios[0]]
 
 
 def test_a_plan_is_for_the_largest_batch_so_far() -> None:

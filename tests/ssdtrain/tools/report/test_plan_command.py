@@ -146,8 +146,8 @@ def test_rok_predicts_and_draws(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = tmp_path / "rok.png"
-    command = ["rok", "--model", "blocks:1024x3", "--sequence", "256", "--no-gpu"]
-    command += ["--batches", "2", "4", "--plot", str(picture)]
+    command = ["rok", "--model", "blocks:8192x3", "--sequence", "1024", "--no-gpu"]
+    command += ["--batches", "8", "16", "--plot", str(picture)]
     assert main(command) == 0
     assert "recompute" in capsys.readouterr().out
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -156,7 +156,7 @@ def test_rok_predicts_and_draws(
         (p["strategy"], p["batch"]): p for p in json.loads(capsys.readouterr().out)
     }
     assert len(points) == 6
-    for batch in (2, 4):
+    for batch in (8, 16):
         keep, moved = points["keep", batch], points["offload", batch]
         assert moved["peak_gb"] < keep["peak_gb"]
         assert moved["tflops"] > 0.98 * keep["tflops"]
