@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from hector.message import functions as fn
 from hector.message.batches import EdgeBatch
 from hector.message.nn.convs import (
+    ExpectsEdges,
     Rows,
     check_degrees,
     relation_of,
@@ -30,7 +31,7 @@ def _alike(e: EdgeBatch, scale: Tensor | float) -> dict[str, Any]:
     return {"a": e.softmax(score * scale)}
 
 
-class AGNNConv(nn.Module):
+class AGNNConv(ExpectsEdges):
     """Neighbours weighed by the softmax of `beta` times the cosine
     (arXiv 1803.03735)."""
 
@@ -49,10 +50,6 @@ class AGNNConv(nn.Module):
         else:
             self.register_buffer("beta", torch.tensor([float(init_beta)]))
 
-    def set_allow_zero_in_degree(self, set_value: bool) -> None:
-        """Say whether nodes without edges into them are taken."""
-        self.allow_zero_in_degree = set_value
-
     @untraced
     def forward(self, graph: Any, feat: Rows) -> Tensor:
         """Return a row a destination."""
@@ -68,7 +65,7 @@ class AGNNConv(nn.Module):
             return r.dstdata["o"]
 
 
-class DotGatConv(nn.Module):
+class DotGatConv(ExpectsEdges):
     """Attention of dot products: [destinations, heads, out_feats]."""
 
     def __init__(
@@ -88,10 +85,6 @@ class DotGatConv(nn.Module):
             self.fc_dst = nn.Linear(own, num_heads * out_feats, bias=False)
         else:
             self.fc = nn.Linear(source, num_heads * out_feats, bias=False)
-
-    def set_allow_zero_in_degree(self, set_value: bool) -> None:
-        """Say whether nodes without edges into them are taken."""
-        self.allow_zero_in_degree = set_value
 
     @untraced
     def forward(self, graph: Any, feat: Rows, get_attention: bool = False) -> Any:

@@ -43,6 +43,16 @@ def check_degrees(g: Relation, allowed: bool) -> None:
         )
 
 
+class ExpectsEdges(nn.Module):
+    """A layer that expects an edge into every node, unless it is told otherwise."""
+
+    allow_zero_in_degree: bool
+
+    def set_allow_zero_in_degree(self, set_value: bool) -> None:
+        """Say whether nodes without edges into them are taken."""
+        self.allow_zero_in_degree = set_value
+
+
 def weighed(name: str, rows: str = "h") -> fn.MessageFunction:
     """Return the source's row times an edge feature."""
     sides = (fn.Side.SOURCE, rows), (fn.Side.EDGE, name)
@@ -75,7 +85,7 @@ def _reduced(g: Relation, reduce: fn.ReduceFunction, weight: Tensor | None) -> T
 
 
 class _Sender(nn.Module):
-    """A layer in two halves: what it sends, and what it makes of what arrives.
+    """A layer whose subclass has two halves: what is sent, and what is made of it.
     `HeteroGraphConv` sends for several layers at once."""
 
     def enters(self, feat: Rows) -> Rows:
@@ -91,7 +101,7 @@ class _Sender(nn.Module):
         raise NotImplementedError
 
 
-class GraphConv(_Sender):
+class GraphConv(_Sender, ExpectsEdges):
     """Kipf and Welling (arXiv 1609.02907): neighbours' rows, over the root of the
     product of both degrees ("both"), the in-degree ("right"), the out-degree ("left"),
     or summed ("none"). No self-loops are added."""
@@ -117,10 +127,6 @@ class GraphConv(_Sender):
         self.bias = nn.Parameter(torch.zeros(out_feats)) if bias else None
         if self.weight is not None:
             glorot(self.weight)
-
-    def set_allow_zero_in_degree(self, set_value: bool) -> None:
-        """Say whether nodes without edges into them are taken."""
-        self.allow_zero_in_degree = set_value
 
     @untraced
     def forward(
@@ -327,7 +333,7 @@ def _scored(e: EdgeBatch, slope: float) -> dict[str, Any]:
     return {"a": e.softmax(F.leaky_relu(e.src["l"] + e.dst["r"], slope))}
 
 
-class GATConv(_Sender):
+class GATConv(_Sender, ExpectsEdges):
     """Graph attention (arXiv 1710.10903): [destinations, heads, out_feats]."""
 
     def __init__(
@@ -368,10 +374,6 @@ class GATConv(_Sender):
         # One matrix of both ends is `fc` in the state, as DGL names it.
         shared = name in ("fc_src", "fc_dst") and "fc" in self._modules
         return super().__getattr__("fc" if shared else name)
-
-    def set_allow_zero_in_degree(self, set_value: bool) -> None:
-        """Say whether nodes without edges into them are taken."""
-        self.allow_zero_in_degree = set_value
 
     @untraced
     def forward(

@@ -12,6 +12,7 @@ from hector.message import functions as fn
 from hector.message.batches import EdgeBatch
 from hector.message.nn.convs import (
     Activation,
+    ExpectsEdges,
     Rows,
     check_degrees,
     relation_of,
@@ -120,7 +121,7 @@ class NNConv(nn.Module):
         return _ended(self, edges_reduced(r, parts.sum(1), self.how), own)
 
 
-class GMMConv(nn.Module):
+class GMMConv(ExpectsEdges):
     """Neighbours weighed by Gaussians of pseudo-coordinates (arXiv 1611.08402)."""
 
     def __init__(
@@ -143,10 +144,6 @@ class GMMConv(nn.Module):
         self.fc = nn.Linear(source, n_kernels * out_feats, bias=False)
         self.res_fc = _residual(own, out_feats, residual)
         self.bias = nn.Parameter(torch.zeros(out_feats)) if bias else None
-
-    def set_allow_zero_in_degree(self, set_value: bool) -> None:
-        """Say whether nodes without edges into them are taken."""
-        self.allow_zero_in_degree = set_value
 
     @untraced
     def forward(self, graph: Any, feat: Rows, pseudo: Tensor) -> Tensor:
@@ -205,7 +202,7 @@ class ShiftedSoftplus(nn.Module):
         return F.softplus(x) - math.log(2.0)
 
 
-class EdgeConv(nn.Module):
+class EdgeConv(ExpectsEdges):
     """The maximum of theta(destination - source) + phi(destination)
     (arXiv 1801.07829), each a matrix; with `batch_norm` over edges."""
 
@@ -220,10 +217,6 @@ class EdgeConv(nn.Module):
         self.theta, self.phi = (nn.Linear(in_feat, out_feat) for _ in range(2))
         self.bn = nn.BatchNorm1d(out_feat) if batch_norm else None
         self.allow_zero_in_degree = allow_zero_in_degree
-
-    def set_allow_zero_in_degree(self, set_value: bool) -> None:
-        """Say whether nodes without edges into them are taken."""
-        self.allow_zero_in_degree = set_value
 
     @untraced
     def forward(self, g: Any, feat: Rows) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from hector.message.batching import broadcast_nodes
 from hector.message.nn.convs import (
     Activation,
+    ExpectsEdges,
     check_degrees,
     degree_scale,
     relation_of,
@@ -36,7 +37,7 @@ def _normed(r: Relation, weight: Tensor | None) -> Tensor | None:
     return None if weight is None else EdgeWeightNorm("both")(r, weight)
 
 
-class SGConv(nn.Module):
+class SGConv(ExpectsEdges):
     """A matrix of rows that were spread `k` times (arXiv 1902.07153). `cached` keeps
     the first call's rows."""
 
@@ -55,10 +56,6 @@ class SGConv(nn.Module):
         self.k, self.cached, self.norm = k, cached, norm
         self.allow_zero_in_degree = allow_zero_in_degree
         self._rows: Tensor | None = None
-
-    def set_allow_zero_in_degree(self, set_value: bool) -> None:
-        """Say whether nodes without edges into them are taken."""
-        self.allow_zero_in_degree = set_value
 
     @untraced
     def forward(
@@ -171,7 +168,7 @@ class ChebConv(nn.Module):
         return out if self.activation is None else self.activation(out)
 
 
-class GCN2Conv(nn.Module):
+class GCN2Conv(ExpectsEdges):
     """A layer of GCNII (arXiv 2007.02133): spread rows and a part `alpha` of the first
     layer's, and of both a matrix with the part log(lambda / layer + 1)."""
 
@@ -197,10 +194,6 @@ class GCN2Conv(nn.Module):
         for weight in (self.weight1, self.weight2):
             if weight is not None:
                 glorot(weight)
-
-    def set_allow_zero_in_degree(self, set_value: bool) -> None:
-        """Say whether nodes without edges into them are taken."""
-        self.allow_zero_in_degree = set_value
 
     @untraced
     def forward(

@@ -10,6 +10,7 @@ from hector.message import functions as fn
 from hector.message.batches import EdgeBatch
 from hector.message.nn.convs import (
     Activation,
+    ExpectsEdges,
     Rows,
     check_degrees,
     relation_of,
@@ -94,7 +95,7 @@ def _scored(e: EdgeBatch, attn: Tensor, slope: float) -> dict[str, Any]:
     return {"a": e.softmax(score.sum(-1, keepdim=True))}
 
 
-class GATv2Conv(nn.Module):
+class GATv2Conv(ExpectsEdges):
     """Attention of a nonlinear score (arXiv 2105.14491): [destinations, heads,
     out_feats]."""
 
@@ -127,10 +128,6 @@ class GATv2Conv(nn.Module):
         if residual:
             same = own == width
             self.res_fc = nn.Identity() if same else nn.Linear(own, width, bias=bias)
-
-    def set_allow_zero_in_degree(self, set_value: bool) -> None:
-        """Say whether nodes without edges into them are taken."""
-        self.allow_zero_in_degree = set_value
 
     @untraced
     def forward(self, graph: Any, feat: Rows, get_attention: bool = False) -> Any:
