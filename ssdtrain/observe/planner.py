@@ -650,11 +650,15 @@ class Planner:
         return fewest_again(profile, self._larger(profile), goal)
 
     def _try_unsearched(self, plan: Plan, seen: Profile) -> None:
+        self._count(plan, seen)
+        self._begin_try(plan, is_searched=False)
+
+    def _count(self, plan: Plan, seen: Profile) -> None:
+        """One more plan was made for this step."""
         self._planned = seen.signature()
         self._largest.planned()
         self.num_plans += 1
         logger.info("ssdtrain: plan %d: %s", self.num_plans, plan.policy)
-        self._begin_try(plan, is_searched=False)
 
     def _begin_search(self, effort: int, tried: Plan | None = None) -> None:
         """tried: meanwhile, instead of the plan in force."""
@@ -838,10 +842,7 @@ class Planner:
         plan = self._adoption.due(self._step, is_now=is_now)
         if plan is None or self._seen is None:
             return
-        self._planned = self._seen.signature()
-        self._largest.planned()
-        self.num_plans += 1
-        logger.info("ssdtrain: plan %d: %s", self.num_plans, plan.policy)
+        self._count(plan, self._seen)
         if self._is_given:
             self._is_given = False
             told = 0.0 if plan.prediction is None else plan.prediction.step_ms

@@ -120,8 +120,7 @@ class Trials:
         self.num_tries = 0
         """Of plans that were searched for."""
         self._has_compared = False
-        """Whether a plan was tried under a memory limit: the base that others are
-        searched for with is what they say of it, by how they are priced."""
+        """Whether a plan was timed next to the base under a memory limit."""
 
     def forget(self) -> None:
         """Steps are of another kind, or are judged by another limit, from now on."""

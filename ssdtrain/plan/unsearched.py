@@ -7,6 +7,7 @@ ones, what runs all regions again the long ones.
 (tests/ssdtrain/plan/test_unsearched.py)
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache
 
@@ -84,8 +85,7 @@ def fewest_again(profile: Profile, larger: Profile, goal: Goal) -> Plan | None:
     ones stay, whose memory backward gives back first. None: all run again, or none."""
     observed, largest = _timelines(profile, larger)
     order = as_they_run(observed)
-    limits = goal.most_bytes(largest.profile), goal.easy_bytes(largest.profile)
-    most_bytes = min((each for each in limits if each is not None), default=None)
+    most_bytes = _room_bytes(largest.profile, goal)
     if most_bytes is None or runs_always(profile):
         return None
 
@@ -93,16 +93,19 @@ def fewest_again(profile: Profile, larger: Profile, goal: Goal) -> Plan | None:
         needs = Run(largest, kept_but(largest, order[:number])).run()
         return needs.peak_bytes <= most_bytes
 
-    low, high = 0, len(order)
-    while high - low > 1:
-        number = (low + high) // 2
-        low, high = (low, number) if fits(number) else (number, high)
-    if high >= len(order):
+    number = 1 + bisect_left(range(1, len(order)), True, key=fits)
+    if number >= len(order):
         return None
-    orders = kept_but(observed, order[:high])
-    policy = f"{high} regions run again"
+    orders = kept_but(observed, order[:number])
+    policy = f"{number} regions run again"
     prediction = simulate(observed, orders)
     return Plan(orders=orders, policy=policy, prediction=prediction)
+
+
+def _room_bytes(profile: Profile, goal: Goal) -> float | None:
+    """Return the peak that a memory limit and torn blocks leave room for; None: any."""
+    limits = goal.most_bytes(profile), goal.easy_bytes(profile)
+    return min((each for each in limits if each is not None), default=None)
 
 
 def _is_too_much(largest: Timeline, plan: Plan, goal: Goal) -> bool:
@@ -186,11 +189,7 @@ class _Limits:
     """Up to which size plans stay within the limit."""
 
     def __init__(self, profile: Profile, goal: Goal, growth: Growth) -> None:
-        # Nor as much as blocks that are torn have no room for.
-        limits = goal.most_bytes(profile), goal.easy_bytes(profile)
-        self._most_bytes = min(
-            (each for each in limits if each is not None), default=None
-        )
+        self._most_bytes = _room_bytes(profile, goal)
         self._timeline = cache(lambda ratio: Timeline(scaled(profile, ratio, growth)))
 
     def most_ratio(self, regions: Sequence[tuple[str, int]]) -> float:
