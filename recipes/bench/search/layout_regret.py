@@ -4,8 +4,8 @@
 
 Each layout is a pair of processes: the model in fp32 under FSDP2 (and tensor
 parallelism, for the decoder without experts, by the code that the search prints), bf16
-in compute, AdamW. Under `ssdtrain` a session has the activation bytes of the predicted
-plan as its budget. At the end of each model: how the measured order follows the
+in compute, AdamW. Under `ssdtrain` a session has the predicted memory of the whole
+rank as its limit. At the end of each model: how the measured order follows the
 predicted one, what the predicted best loses, the errors of peaks. A rerun goes on. On a
 CPU (gloo): `--device cpu --small`.
 """
@@ -219,7 +219,7 @@ def built(
 
 
 def measured(
-    name: str, at: str, small: bool, on: str, budget: int, settle_s: float
+    name: str, at: str, small: bool, on: str, limit: int, settle_s: float
 ) -> dict[str, Any]:
     """Step and peak of one layout, on every rank."""
     device, rank = join_ranks(on), distributed.get_rank()
@@ -231,7 +231,7 @@ def measured(
     if own.way.startswith(OURS):
         least = 1 if small else 1 << 20
         session = ssdtrain.offload(
-            model, target="host", memory_budget=budget, min_bytes=least
+            model, target="host", device_memory=limit, min_bytes=least
         )
     count = own.micro_batches(job_for(subject).batch)
 
@@ -334,8 +334,7 @@ def _cell(
     name: str, at: str, small: bool, gpu: str, on: str, limit_s: float
 ) -> dict[str, Any]:
     price = predicted(name, small, gpu)[at]
-    budget = int(price.memory_parts["activations"])
-    given = name, at, small, on, budget, 1.0 if small else SETTLE_S
+    given = name, at, small, on, int(price.memory_bytes), 1.0 if small else SETTLE_S
     row = answer_of(measured, given, limit_s, PRELOAD, ranks=GPUS)
     told = {"predicted_ms": price.step_ms, "predicted_bytes": price.memory_bytes}
     return {**row, **told, "parts_ms": dict(price.parts_ms)}
