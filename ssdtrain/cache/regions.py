@@ -33,7 +33,7 @@ from ssdtrain.regions.before import Seen
 from ssdtrain.regions.conditions import modes_stand
 from ssdtrain.regions.deep import PLAIN
 from ssdtrain.regions.find import Region
-from ssdtrain.regions.kvcaches import empty_caches, with_own
+from ssdtrain.regions.kvcaches import EmptyCaches, with_own
 
 if TYPE_CHECKING:
     from ssdtrain.cache.cache import TensorCache
@@ -67,6 +67,7 @@ class Regions:
         """Why modules are no regions, by path."""
         self._gives_caches = False
         """Whether the caller of the forward that runs wants the model's KV cache."""
+        self._empty_caches = EmptyCaches()
         self._withheld: dict[Region, weakref.ref[Any]] = {}
         """The KV caches that layers were called with last, and did not fill."""
         self._alive = Living[RegionCall]()
@@ -95,9 +96,11 @@ class Regions:
         Raises:
             RegionError: an empty cache comes back.
         """
-        caches = {} if self.pack is None else empty_caches(region.module, kwargs)
-        for cache in caches.values():
-            if region in self._withheld and self._withheld[region]() is cache:
+        if self.pack is None:
+            return forward, kwargs
+        caches = self._empty_caches.of(region.module, kwargs)
+        for name in caches:
+            if region in self._withheld and self._withheld[region]() is kwargs[name]:
                 raise RegionError(
                     f"{region.path} is given a KV cache that stayed empty when it ran "
                     "before. Call the model with use_cache=True where you use its "
@@ -110,8 +113,8 @@ class Regions:
                 "ssdtrain: layers fill no KV cache in training, as under their own "
                 "checkpointing; set use_cache=False in the model's configuration"
             )
-        for cache in caches.values():
-            self._withheld[region] = weakref.ref(cache)
+        for name in caches:
+            self._withheld[region] = weakref.ref(kwargs[name])
         return with_own(forward, caches), {**kwargs, **dict.fromkeys(caches)}
 
     def forward_ends(self) -> None:

@@ -10,11 +10,13 @@ would be others.
 (tests/ssdtrain/regions/test_kv_cache.py)
 """
 
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, MutableSequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch._C._dynamo.guards import dict_version
 
 NAMES = ("past_key_values", "layer_past")
 """Keywords of layers."""
@@ -29,32 +31,103 @@ def asks_for_cache(args: Iterable[Any], kwargs: dict[str, Any]) -> bool:
     )
 
 
-def empty_caches(module: nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The caches with nothing in them that a layer is given in training."""
-    given = {name: kwargs[name] for name in NAMES if kwargs.get(name) is not None}
-    if not (given and module.training and hasattr(module, "gradient_checkpointing")):
-        return {}
-    if getattr(module, "_can_checkpoint_with_cache", False):
-        return {}
-    return {name: cache for name, cache in given.items() if _is_empty(cache)}
+class EmptyCaches:
+    """Finds the caches with nothing in them. All layers of a model are given the same
+    one, which has a part for each: it is looked at once, as long as it stays so."""
+
+    def __init__(self) -> None:
+        self._last: EmptyCache | None = None
+
+    def of(self, module: nn.Module, kwargs: dict[str, Any]) -> dict[str, "EmptyCache"]:
+        """Those that a layer is given in training, by keyword."""
+        given = {name: kwargs[name] for name in NAMES if kwargs.get(name) is not None}
+        if not (
+            given and module.training and hasattr(module, "gradient_checkpointing")
+        ):
+            return {}
+        if getattr(module, "_can_checkpoint_with_cache", False):
+            return {}
+        found = {}
+        for name, cache in given.items():
+            if self._last is None or not self._last.stands_for(cache):
+                self._last = EmptyCache(cache) if _is_empty(cache) else None
+            if self._last is not None:
+                found[name] = self._last
+        return found
 
 
-def with_own(forward: Callable[..., Any], caches: dict[str, Any]) -> Callable[..., Any]:
+class EmptyCache:
+    """A cache as it was when there was nothing in it."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = weakref.ref(cache)
+        self._versions = _versions(cache)
+        self._empty = _copied(cache, lambda layers: [*map(_like, layers)])
+
+    def stands_for(self, cache: Any) -> bool:
+        """Whether it is that one, and nobody has changed it since."""
+        return self._cache() is cache and self._versions == _versions(cache)
+
+    def copied(self) -> Any:
+        """Return a cache with nothing in it."""
+        return _copied(self._empty, _Copies)
+
+
+class _Copies(MutableSequence[Any]):
+    """A list of copies, made when they are asked for: a layer asks for one of many."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self._values = values
+        self._made: dict[int, Any] | None = {}
+        """By index; None: all are, and there."""
+
+    def __getitem__(self, at: Any) -> Any:
+        if self._made is None or not isinstance(at, int):
+            return self._all()[at]
+        at = range(len(self._values))[at]
+        if at not in self._made:
+            self._made[at] = _like(self._values[at])
+        return self._made[at]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        self._all()[at] = value
+
+    def __delitem__(self, at: Any) -> None:
+        del self._all()[at]
+
+    def insert(self, at: int, value: Any) -> None:
+        """As a list does."""
+        self._all().insert(at, value)
+
+    def _all(self) -> list[Any]:
+        if self._made is not None:
+            self._values, self._made = [*self], None
+        return self._values
+
+
+def with_own(
+    forward: Callable[..., Any], caches: dict[str, EmptyCache]
+) -> Callable[..., Any]:
     """A layer's forward with empty caches like these."""
-    empty = {name: _copied(cache) for name, cache in caches.items()}
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        own = {name: _copied(cache) for name, cache in empty.items()}
+        own = {name: cache.copied() for name, cache in caches.items()}
         return forward(*args, **{**kwargs, **own})
 
     return run
 
 
-def _is_empty(cache: Any) -> bool:
-    parts: list[Any] = [cache]
+def _parts(cache: Any) -> list[Any]:
     if hasattr(cache, "self_attention_cache"):
-        parts = [cache.self_attention_cache, cache.cross_attention_cache]
-    layers = [getattr(part, "layers", None) for part in parts]
+        return [cache.self_attention_cache, cache.cross_attention_cache]
+    return [cache]
+
+
+def _is_empty(cache: Any) -> bool:
+    layers = [getattr(part, "layers", None) for part in _parts(cache)]
     return all(isinstance(each, list) and all(map(_is_unused, each)) for each in layers)
 
 
@@ -64,15 +137,24 @@ def _is_unused(layer: Any) -> bool:
     return held <= STEADY
 
 
-def _copied(cache: Any) -> Any:
+def _versions(cache: Any) -> list[int]:
+    """Numbers that Python changes when anything of an empty cache is set."""
+    spaces = [vars(cache), *(v for v in vars(cache).values() if type(v) is dict)]
+    for part in _parts(cache):
+        spaces += vars(part), *map(vars, part.layers)
+    return [*map(dict_version, spaces)]
+
+
+def _copied(cache: Any, copies: Callable[[list[Any]], Any]) -> Any:
+    """copies: of a list of layers."""
     own = _like(cache)
     for name, value in vars(cache).items():
         if isinstance(value, list):
-            setattr(own, name, [*map(_like, value)])
+            setattr(own, name, copies(value))
         elif isinstance(value, dict):
             setattr(own, name, dict(value))
         elif hasattr(value, "layers"):
-            setattr(own, name, _copied(value))
+            setattr(own, name, _copied(value, copies))
     return own
 
 

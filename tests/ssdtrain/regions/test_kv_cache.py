@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import ssdtrain
 from ssdtrain.errors import RegionError
+from ssdtrain.regions.kvcaches import EmptyCaches
 from tests.ssdtrain.bits import same_bits
 
 SIZES: dict[str, Any] = {
@@ -185,3 +186,61 @@ def test_a_cache_that_stayed_empty_and_comes_back_is_an_error() -> None:
         first = model(input_ids=ids, labels=ids)
         with pytest.raises(RegionError, match="use_cache=True"):
             model(input_ids=ids, past_key_values=first.past_key_values)
+
+
+def change(how: str, cache: Any) -> None:
+    own = cache.self_attention_cache
+    if how == "filled":
+        own.update(torch.ones(1, 2, 4, 8), torch.ones(1, 2, 4, 8), 1)
+    elif how == "a layer more":
+        own.layers.append(type(own.layers[0])())
+    elif how == "a layer's setting":
+        own.layers[1].is_compileable = True
+    elif how == "a part's setting":
+        own.offloading = True
+    else:
+        cache.is_updated[1] = True
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["filled", "a layer more", "a layer's setting", "a part's setting", "updated"],
+)
+def test_a_cache_is_looked_at_again_when_it_changes(how: str) -> None:
+    import transformers
+
+    config = transformers.T5Config(**T5)
+    parts = [transformers.DynamicCache(config=config) for _ in range(2)]
+    cache = transformers.EncoderDecoderCache(*parts)
+    caches, layer = EmptyCaches(), Layer(0).train()
+    first = caches.of(layer, {"past_key_values": cache})
+    assert caches.of(layer, {"past_key_values": cache}) == first
+    change(how, cache)
+    again = caches.of(layer, {"past_key_values": cache})
+    assert again != first
+    assert bool(again) is (how != "filled")
+    # What was seen first is what a layer that runs again is given.
+    own = first["past_key_values"].copied()
+    assert len(own.self_attention_cache.layers) == 2
+    assert own.self_attention_cache.layers[1].get_seq_length() == 0
+    assert not own.is_updated.get(1)
+    assert not own.self_attention_cache.offloading
+
+
+def test_copies_are_a_list_that_shares_nothing() -> None:
+    import transformers
+
+    cache = transformers.DynamicCache(config=transformers.LlamaConfig(**SIZES))
+    empty = EmptyCaches().of(Layer(0), {"past_key_values": cache})["past_key_values"]
+    own, other = empty.copied(), empty.copied()
+    own.update(torch.ones(1, 2, 4, 8), torch.ones(1, 2, 4, 8), 1)
+    assert own.layers[-1] is own.layers[1] is own.layers[0:2][1] is [*own.layers][1]
+    assert [each.get_seq_length() for each in own.layers] == [0, 4]
+    own.layers[0] = own.layers[1]
+    own.layers.append(own.layers[1])
+    del own.layers[1]
+    assert [each.get_seq_length() for each in own.layers] == [4, 4]
+    assert [each.get_seq_length() for each in other.layers] == [0, 0]
+    assert [each.get_seq_length() for each in cache.layers] == [0, 0]
+    with pytest.raises(IndexError):
+        other.layers[2]
