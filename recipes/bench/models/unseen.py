@@ -367,6 +367,7 @@ def measure(case: Case, way: str, *, is_tiny: bool, warm_s: float) -> dict[str, 
         found = warm_up(our_side, session, warm_s)
         timed = [(block(base_side), block(our_side)) for _ in range(BLOCKS)]
         found |= {"settled_behind": session.is_settled}
+        found |= {"explain": session.explain().splitlines()[:20]}
     pairs = [(base[0], ours[0]) for base, ours in timed]
     base_peak, our_peak = (max(t[n][1] for t in timed) for n in range(2))
     found |= ratio_of(pairs)
