@@ -59,7 +59,7 @@ class EmptyCaches:
 class EmptyCache:
     """A cache as it was when there was nothing in it."""
 
-    def __init__(self, cache: Any) -> None:
+    def __init__(self, cache: object) -> None:
         self._cache = weakref.ref(cache)
         self._versions = _versions(cache)
         self._empty = _copied(cache, lambda layers: [*map(_like, layers)])
