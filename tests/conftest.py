@@ -24,11 +24,16 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Before Python's own distutils, or it refuses to come at all.
     importlib.import_module("setuptools")
+    gc.disable()  # what is imported is not garbage
     slow = [HealthCheck.too_slow]
     settings.register_profile("any", deadline=None, suppress_health_check=slow)
     settings.load_profile("any")
     if os.environ.get(INTERPRET) == "1":
         interpret_fast()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

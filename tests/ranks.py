@@ -1,11 +1,11 @@
 """Processes that tests start: ample time, none left behind, their own errors shown."""
 
+import gc
 import multiprocessing
 import os
 import re
 import runpy
 import signal
-import subprocess
 import sys
 import time
 import warnings
@@ -15,7 +15,7 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import distributed
@@ -44,23 +44,6 @@ PRELOADED = [
 ]
 """Four seconds of imports. Nothing of this repository, and no library whose presence
 ssdtrain looks for in `sys.modules`."""
-
-Process = subprocess.Popen[Any]
-
-
-@contextmanager
-def reaped(*processes: Process) -> Iterator[None]:
-    """Kill and collect, at the end, whatever still runs; close its pipes."""
-    try:
-        yield
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout, process.stderr):
-                if pipe is not None:
-                    pipe.close()
 
 
 def first_error(text: str) -> str:
@@ -151,6 +134,7 @@ def run_ranks(
 
 def run_script(words: list[str], environment: dict[str, str], log: Path) -> None:
     """Do what `python *words` does, in a fork of the server; prints to `log`."""
+    gc.freeze()  # no collection goes through what the server has imported
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(out, 1)
     os.dup2(out, 2)

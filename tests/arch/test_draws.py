@@ -5,6 +5,7 @@ import ast
 from pathlib import Path
 
 import ssdtrain
+from tests.arch.test_layers import nodes_of
 
 ROOT = Path(ssdtrain.__file__).parent
 OWN = {ROOT / "train" / "models", ROOT / "tools"}
@@ -19,7 +20,7 @@ DRAWS = {
 def draws(path: Path) -> list[int]:
     """Lines in which torch would draw from a default generator."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             names = {keyword.arg for keyword in node.keywords}
             if node.func.attr in DRAWS and "generator" not in names:

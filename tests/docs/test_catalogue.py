@@ -8,6 +8,7 @@ from pathlib import Path
 from ssdtrain.counters import Fallback
 from ssdtrain.rebuild.recipes import rules_of
 from ssdtrain.regions.watch import FOREIGN
+from tests.arch.test_layers import nodes_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "safety.md"
@@ -28,7 +29,7 @@ def strings() -> str:
     """All texts in the code, one line each; a value that is put in is a space."""
     found = []
     for path in sorted((ROOT / "ssdtrain").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.append(node.value)
             if isinstance(node, ast.JoinedStr):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from tests.arch.test_layers import nodes_of
 from tests.docs.pages import ROOT, pages
 
 PACKAGES = ("ssdtrain", "pydirect", "hector")
@@ -47,8 +48,8 @@ def code() -> str:
 def members() -> dict[str, set[str]]:
     """Of all classes of one name: what they define or set on `self`."""
     found: dict[str, set[str]] = {}
-    for text in sources().values():
-        for node in ast.walk(ast.parse(text)):
+    for file in sources():
+        for node in nodes_of(file):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, set()).update(_defined(node))
     return found

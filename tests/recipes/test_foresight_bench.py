@@ -5,17 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from recipes.bench.foresight import kernels
+from recipes.bench.foresight import kernels, steps
 from recipes.bench.foresight.collectives import fabric_of, sizes
 from recipes.bench.foresight.tables import last, runs
 from recipes.bench.harness.cli import run
 from recipes.bench.harness.records import Data, read
 from ssdtrain.tools.foresight.call import Family
 from ssdtrain.tools.foresight.collectives import Collective, load_fabric
+from ssdtrain.tools.foresight.tracing import step_us
 
 
-def test_steps_are_measured_and_then_predicted(tmp_path: Path) -> None:
+def test_steps_are_measured_and_then_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A recorded file is priced again in the same way."""
+    monkeypatch.setattr(steps, "step_us", lambda step, **_: step_us(step, seconds=0.0))
     out, into = tmp_path / "steps.json", tmp_path / "predicted.json"
     words = ["foresight.steps", "--shapes", "tiny", "--device", "cpu"]
     run([*words, "--only", "gpt/1", "dlrm/*", "--out", str(out)])

@@ -166,7 +166,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     words += ["--out", str(out), "--rows"]
     columns = ("keep", "gc", "gc every 2nd", "selective", "ours max_overhead=0.1")
     own = [f"{CELL}/{column}" for column in columns]
-    own += [f"{EXPERTS}/{column}" for column in ("keep", "gc", columns[-1])]
+    own += [f"{EXPERTS}/{column}" for column in ("keep", columns[-1])]
     assert bench([*words, *own[:2], "tiny/lora/32/eager/keep"]) == 0
     written = json.loads(out.read_text())["cells"]
     assert bench([*words, *own]) == 0

@@ -15,6 +15,7 @@ pytest.importorskip("torch_geometric")
 from hector.train import LayerKind
 from recipes.bench.harness.cli import run as bench
 from recipes.bench.rgnn import layers as rgnn
+from recipes.bench.rgnn import measure as rgnn_measure
 from recipes.bench.rgnn import tables as rgnn_table
 from recipes.bench.rgnn.cells import (
     Cell,
@@ -34,6 +35,12 @@ ARGS = (
     "bfloat16 --contenders sorted-loop sorted-grouped --budget-s 600 "
     "--limit-s 300"
 ).split()
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each record, whose time is not looked at."""
+    monkeypatch.setattr(rgnn_measure, "NUM_TIMED", ((math.inf, 2),))
 
 
 def record(

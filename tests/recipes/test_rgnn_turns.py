@@ -12,6 +12,9 @@ pytest.importorskip("torch_geometric")
 from recipes.bench.harness.cli import run as bench
 from recipes.bench.rgnn import turns as rgnn_turns
 from recipes.bench.rgnn.turns import times_in_turns
+from tests.recipes.test_rgnn_bench import few_steps
+
+__all__ = ["few_steps"]
 
 CPU = torch.device("cpu")
 ARGS = (

@@ -21,7 +21,7 @@ pytestmark = [
 ]
 LAYOUTS: dict[str, tuple[str, ...]] = {
     "fsdp2 x tp 4b": ("law", "gc", "plain", "=gc", "fit"),
-    "megatron pp": ("law", "gc", "=gc"),
+    "megatron pp": ("law", "gc"),
     "megatron ep": ("law",),
 }
 WANTED = (

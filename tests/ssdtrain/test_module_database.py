@@ -27,7 +27,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "recipes": MOVED,
 }
 DTYPE = torch.float32
-MOST_SAMPLES = 8
+MOST_SAMPLES = 4
 """Of a module: some have hundreds."""
 
 

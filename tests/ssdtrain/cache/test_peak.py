@@ -180,9 +180,13 @@ def trained(
     return training(monkeypatch)
 
 
-@pytest.mark.parametrize("block", [Block, Holding])
-@pytest.mark.parametrize("recompute", ["auto", "off"])
-@pytest.mark.parametrize("overhead", [0.05, 1.0])
+@pytest.mark.parametrize(
+    ("block", "recompute", "overhead"),
+    [
+        *((Block, "auto", 0.05), (Block, "off", 1.0)),
+        *((Holding, "auto", 1.0), (Holding, "off", 0.05)),
+    ],
+)
 def test_the_predicted_peak_is_the_metered_one(
     block: type[Block], recompute: str, overhead: float, trained: Callable[..., Trained]
 ) -> None:
@@ -249,7 +253,7 @@ def test_a_backward_that_was_announced_loads_no_more_than_predicted(
     assert predicted == pytest.approx(peaks[-1], rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("overhead", [0.0, 0.05, 1.0])
+@pytest.mark.parametrize("overhead", [0.0, 1.0])
 def test_a_saved_leaf_is_in_no_peak(
     overhead: float, trained: Callable[..., Trained]
 ) -> None:

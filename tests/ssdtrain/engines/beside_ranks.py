@@ -42,7 +42,7 @@ from tests.ssdtrain.engines.mesh_ranks import (
 from tests.ssdtrain.observe.searches import await_what_runs_beside
 
 MOST_STEPS, STEPS_BEHIND = 300, 4
-STEPS_BESIDE = 60
+STEPS_BESIDE = 25
 """Then a search that has not ended is waited for: the machine may be busy."""
 SLOW_MS = 5.0
 COLD_S = 0.35

@@ -348,7 +348,8 @@ def cases() -> dict[str, tuple[Case, list[str]]]:
     for reshard in (True, False):
         for dtype in (None, torch.bfloat16):
             name = f"fsdp2 {'reshard' if reshard else 'keep'} {dtype or 'fp32'}"
-            every[name] = Case(sharded(dtype, reshard)), ["auto", "ssd"]
+            alike = reshard == (dtype is None)
+            every[name] = Case(sharded(dtype, reshard)), ["auto", *["ssd"] * alike]
     every["fsdp2 slow rank"] = Case(sharded(None, True), slow_ms=5.0), ["auto"]
     for reshard in (True, False):
         name = f"fsdp2 nested {'reshard' if reshard else 'keep'}"

@@ -1,6 +1,7 @@
 """What recipes read of tables: a sample of `recipes/bench/safety/surprises.py`."""
 
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import pytest
@@ -21,6 +22,13 @@ from tests.ssdtrain.graphs.surprises import difference, raised_alone
 NUM_MODELS = 12
 FOUND = (1078,)
 """What campaigns have found: a conjugated view of the bytes of a row."""
+
+
+@cache
+def without(seed: int) -> tuple[Any, Counter[str]]:
+    """What a model gives without ssdtrain, and what it has."""
+    features: Counter[str] = Counter()
+    return plain(seed, features), features
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -47,7 +55,8 @@ def test_recipes_read_rows(
     monkeypatch.setattr(MovedHandle, "get", counted)
     features: Counter[str] = Counter()
     for seed in (*FOUND, *range(NUM_MODELS - len(FOUND))):
-        theirs = plain(seed, features)
+        theirs, met = without(seed)
+        features.update(met)
         ours = train(seed, settings, features)
         assert difference(ours, theirs) is None, f"seed {seed}"
         assert may_raise(seed) or not raised_alone(ours, theirs), f"seed {seed}"

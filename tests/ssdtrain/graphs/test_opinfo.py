@@ -16,12 +16,12 @@ def test_operators_give_the_same_gradients(everything: Any) -> None:
     verdicts: Counter[str] = Counter()
     different = []
     with ssdtrain.offload(ours, **everything) as session:
-        for sample in samples(every=12, at_most=2):
+        for sample in samples(every=24, at_most=2):
             said = verdict(plain, ours, sample)
             verdicts[said.partition(":")[0]] += 1
             if said.startswith("DIFFERENT"):
                 different.append((sample.name, said))
         moved = sum(step.bytes_offloaded for step in session.steps)
     assert not different
-    assert verdicts["equal"] > 70
+    assert verdicts["equal"] > 35
     assert moved > 0

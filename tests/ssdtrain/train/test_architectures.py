@@ -24,6 +24,8 @@ CASES = (
     *("llama-1b", "qwen3-1.7b", "mistral-7b/lora", "gemma2", "phi3", "olmo2-7b"),
     *("moe", "neox", "bert", "t5", "vit"),
 )
+CHECKPOINTED = ("llama-1b", "mistral-7b/lora", "moe", "t5", "vit")
+"""Of all others, checkpointing wraps the same layers of the same library."""
 KNOWN = {name: case.stock for name, case in unseen.CASES.items()} | STOCK
 MOVES: dict[str, Any] = {
     "plan": "offload-all",
@@ -106,6 +108,8 @@ def test_the_trainer_is_equal_bit_by_bit(
         assert len(reports) == NUM_STEPS
         moved = [r.bytes_offloaded + r.bytes_recomputed for r in reports]
         assert any(moved)
+    if name not in CHECKPOINTED:
+        return
     theirs, _ = trained(name, None, checkpoints=True)
     ours, _ = trained(name, MOVES, checkpoints=True)
     assert same_bits(ours, theirs)

@@ -185,6 +185,7 @@ def every_cell() -> Iterator[tuple[str, str, str]]:
 
 def main(out: str, directory: str, text: str) -> None:
     ranks = Ranks.from_environment()
+    gc.freeze()  # `GatheredBytes` collects often
     cells = {}
     for family, host, target in every_cell():
         if host == "zero0" and target != "ssd":

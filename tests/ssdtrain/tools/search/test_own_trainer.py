@@ -15,7 +15,7 @@ from ssdtrain.tools.search.launch import configurations
 from ssdtrain.tools.search.own_trainer import plan_of, settings_of
 from ssdtrain.tools.search.parallel_layout import Job, ParallelLayout
 
-JOB = Job(layers=3, hidden=128, tokens=512, batch=8, gpus=1, heads=4, words=512)
+JOB = Job(layers=3, hidden=128, tokens=256, batch=8, gpus=1, heads=4, words=512)
 OURS = "ssdtrain 5"
 
 
