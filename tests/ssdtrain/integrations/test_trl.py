@@ -10,7 +10,7 @@ from tests.ssdtrain.integrations.trl_scripts import script, scripts
 
 pytest.importorskip("trl")
 pytestmark = pytest.mark.slow
-WHICH = ("sft", "sft lora", "dpo", "dpo lora", "grpo", "rloo", "reward")
+WHICH = ("sft", "sft lora", "dpo", "dpo lora", "grpo", "grpo lora", "rloo", "reward")
 Found = tuple[dict[str, Any], dict[str, Any]]
 
 
