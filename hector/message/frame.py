@@ -10,6 +10,9 @@ from hector.indexing import check_range, integers, tensor_of
 from hector.message.batches import Features
 from hector.message.edges import Edges
 
+MASK = "_mask"
+"""Edge feature of `Relation.masked`."""
+
 
 def ids_of(
     name: str,

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from hector.indexing import offsets
-from hector.message.frame import Frame
-from hector.message.relation import MASK, Relation
+from hector.message.frame import MASK, Frame
+from hector.message.relation import Relation
 
 
 class Sent(NamedTuple):

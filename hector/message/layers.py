@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from hector.message import functions as fn
 from hector.message.batches import EdgeBatch, NodeBatch
 from hector.message.graph import Graph
+from hector.message.sums import Way, added, neighbours, sums
 from hector.nn.common import glorot
 from hector.precision import entering, linear, wide
 from hector.tracing import untraced
@@ -32,6 +33,18 @@ def _scales(dtype: torch.dtype) -> Callable[[Graph], Tensor]:
     return lambda g: (g.in_degrees() + 1).to(dtype).rsqrt()[:, None]
 
 
+@cache
+def _looped(dtype: torch.dtype) -> Callable[[Graph], Way]:
+    """Sums of the node's own row and its neighbours', each times both ends' scales."""
+
+    def make(g: Graph) -> Way:
+        structure = g.add_self_loop().structure
+        scale = _scales(dtype)(g).flatten()
+        return Way.of(structure).times(scale[structure.src] * scale[structure.dst])
+
+    return make
+
+
 class GraphConv(nn.Module):
     """Kipf and Welling (arXiv 1609.02907); every node counts as its own neighbour."""
 
@@ -44,15 +57,12 @@ class GraphConv(nn.Module):
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return [nodes, out_channels] for x [nodes, in_channels]."""
         x, dtype = entering(x, self.bias)
+        rows = linear(self.lin, x)
+        near = added(g, rows, _looped(rows.dtype))
+        if near is not None:
+            return (near + wide(self.bias)).to(dtype)
         with g.local_scope():
-            g.ndata["h"] = linear(self.lin, x)
-            scale = g.derived(_scales(x.dtype))
-            if not x.is_cuda:  # as in GINConv
-                g.ndata["h"] = rows = g.ndata["h"] * scale
-                g.update_all(fn.copy_u("h", "m"), fn.sum("m", "sum"))
-                near = g.ndata["sum"] + rows
-                return torch.addcmul(wide(self.bias), near, scale).to(dtype)
-            g.ndata["scale"] = scale
+            g.ndata["h"], g.ndata["scale"] = rows, g.derived(_scales(rows.dtype))
             g.update_all(_scaled(), fn.sum("m", "sum"), _with_itself(self.bias))
             return g.ndata["out"].to(dtype)
 
@@ -77,22 +87,16 @@ class SAGEConv(nn.Module):
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return [nodes, out_channels] for x [nodes, in_channels]."""
         x, dtype = entering(x, self.lin_l.weight)
-        sums = self.reducer in ("sum", "mean")
-        first = sums and self.lin_l.in_features > self.lin_l.out_features
-        with g.local_scope():
-            g.ndata["h"] = F.linear(x, wide(self.lin_l.weight)) if first else x
-            reduce = (
-                fn.lstm("m", "near", self.lstm)
-                if self.lstm is not None
-                else getattr(fn, self.reducer)("m", "near")
-            )
-            g.update_all(fn.copy_u("h", "m"), reduce)
-            near = g.ndata["near"]
-            if first:
-                near = near + wide(self.lin_l.bias)
-            else:
-                near = linear(self.lin_l, near)
-            return torch.addmm(near, x, wide(self.lin_r.weight).t()).to(dtype)
+        alike = self.reducer in ("sum", "mean")
+        first = alike and self.lin_l.in_features > self.lin_l.out_features
+        rows = F.linear(x, wide(self.lin_l.weight)) if first else x
+        if self.lstm is not None:
+            reduce = fn.lstm("m", "near", self.lstm)
+        else:
+            reduce = getattr(fn, self.reducer)("m", "near")
+        near = neighbours(g, rows, reduce)
+        near = near + wide(self.lin_l.bias) if first else linear(self.lin_l, near)
+        return torch.addmm(near, x, wide(self.lin_r.weight).t()).to(dtype)
 
 
 @fn.pure
@@ -112,17 +116,17 @@ class GINConv(nn.Module):
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return `net`'s result for x [nodes, width]."""
         x, dtype = entering(x, self.eps)
-        with g.local_scope():
-            g.ndata["h"] = x
-            share, near = wide(self.eps) + 1, (fn.copy_u("h", "m"), fn.sum("m", "sum"))
-            if x.is_cuda:
-                g.update_all(*near, _and_itself(share))
+        share, near = wide(self.eps) + 1, added(g, x, sums)
+        if near is not None:
+            rows = near + x * share
+        else:
+            with g.local_scope():
+                g.ndata["h"] = x
+                reduce = fn.sum("m", "sum")
+                g.update_all(fn.copy_u("h", "m"), reduce, _and_itself(share))
                 rows = g.ndata["out"]
-            else:  # without a kernel to save, PyTorch's own steps cost the host less
-                g.update_all(*near)
-                rows = g.ndata["sum"] + x * share
-            out: Tensor = self.net(rows.to(dtype))
-            return out
+        out: Tensor = self.net(rows.to(dtype))
+        return out
 
 
 @fn.pure

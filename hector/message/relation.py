@@ -33,7 +33,7 @@ from hector.message.eager import (
     reduce_user,
 )
 from hector.message.edges import Edges
-from hector.message.frame import EdgeFrame, Frame, ids_of
+from hector.message.frame import MASK, EdgeFrame, Frame, ids_of
 from hector.message.functions import (
     MessageFunction,
     PureCall,
@@ -540,9 +540,8 @@ class Relation:
 
     def _builtin(self, message: MessageFunction, reduce: ReduceFunction) -> Tensor:
         """Run built-in functions: their program is found without a trace."""
-        plain = plain_sum(self, message, reduce.reducer)
+        plain = plain_sum(self, message, reduce)
         if plain is not None:
-            self.counts["compiled"] += 1
             return plain
         facts = (message, reduce.reducer, reduce.temperature)
         key = ("update", self.two_sided, *facts, self._builtin_shapes(message))
@@ -946,10 +945,6 @@ class _Part(Relation):
             self.whole._dst[self.ids],
             self.ids,
         )
-
-
-MASK = "_mask"
-"""Edge feature of `Relation.masked`."""
 
 
 def _masked(message: Message) -> Callable[[EdgeBatch], Mapping[str, Any]]:

@@ -1,19 +1,71 @@
 """Sums of neighbours' rows on a CPU without a program: of a small graph the host's work
 for one is longer than the sum."""
 
-from typing import Any
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hector.graph import HeteroGraph
 from hector.ir.types import Domain, Index
-from hector.message.functions import Combine, MessageFunction, Reducer, Side
+from hector.message.frame import MASK
+from hector.message.functions import (
+    Combine,
+    MessageFunction,
+    ReduceFunction,
+    Reducer,
+    Side,
+    copy_u,
+)
 from hector.message.programs import SHARED
 from hector.runtime.again import transformed
-from hector.runtime.bags import Edges
+from hector.runtime.bags import Bags, Edges
 from hector.runtime.executable import graph_arrays
 
 PLAIN = (torch.float32, torch.float64)
+
+
+class Way(NamedTuple):
+    """Rows that are added up, and the same of the gradient."""
+
+    bags: Bags
+    back: Bags
+    weight: Tensor | None = None
+    """Of the rows, in the order of `bags`."""
+    back_weight: Tensor | None = None
+    counts: Tensor | None = None
+    """What sums are divided by: [nodes, 1]."""
+
+    @classmethod
+    def of(cls, structure: HeteroGraph) -> "Way":
+        """Return the sums over edges."""
+        edges = Edges(graph_arrays(structure), Domain.EDGE)
+        to, fro = (Index.DST, Index.SRC), (Index.SRC, Index.DST)
+        return cls(edges.bags(*to, 1), edges.bags(*fro, 1))
+
+    def times(self, weight: Tensor) -> "Way":
+        """Return the sums of rows times `weight`, a number an edge."""
+        sides = self.bags, self.back
+        numbers = (weight if b.order is None else weight[b.order] for b in sides)
+        return Way(*(b._replace(order=None) for b in sides), *numbers)
+
+
+def sums(r: Any) -> Way:
+    """Return the way of sums of sources' rows."""
+    return Way.of(r.structure)
+
+
+@cache
+def means(dtype: torch.dtype) -> Callable[[Any], Way]:
+    """Return the way of their means."""
+
+    def make(r: Any) -> Way:
+        counts = r.in_degrees().clamp(min=1)[:, None]
+        return sums(r)._replace(counts=counts.to(dtype))
+
+    return make
 
 
 class _Sum(torch.autograd.Function):
@@ -21,42 +73,65 @@ class _Sum(torch.autograd.Function):
     so differentiable again."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, edges: Edges, read: Index, at: Index) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, way: Way) -> Tensor:
         """Return [nodes, width], what a program's sum is."""
-        ctx.edges, ctx.ends = edges, (at, read)
-        return edges.total(rows.contiguous(), read, at, None)
+        ctx.back = Way(way.back, way.bags, way.back_weight, way.weight)
+        return way.bags.sum(rows.contiguous(), way.weight)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         """Return the gradient of rows."""
-        found = _Sum.apply(grad, ctx.edges, *ctx.ends)  # type: ignore[no-untyped-call]
-        return found, None, None, None
+        return _Sum.apply(grad, ctx.back), None  # type: ignore[no-untyped-call]
 
 
-def plain_sum(r: Any, message: MessageFunction, reducer: Reducer) -> Tensor | None:
-    """Return the sum or mean of sources' rows, None where a program is needed."""
-    side, name = message.left
+def added(r: Any, rows: Tensor, make: Callable[[Any], Way]) -> Tensor | None:
+    """Return sums of sources' rows, None where a program is needed. What `make` makes
+    of the edges is made once for edges as they are."""
     if (
-        message.combine is not Combine.COPY
-        or side is not Side.SOURCE
-        or reducer not in (Reducer.SUM, Reducer.MEAN)
+        not rows.is_cpu
+        or rows.dtype not in PLAIN
+        or rows.dim() != 2
         or r.two_sided
         or r.programs is not SHARED
-        or r.device.type != "cpu"
         or not r.num_edges()
+        or not rows.shape[1]
+        or MASK in r.edata
+        or transformed()
     ):
         return None
-    rows = r.srcdata[name]
-    if rows.dim() != 2 or not rows.shape[1] or rows.dtype not in PLAIN or transformed():
+    r.srcdata.check("rows", rows)
+    r.counts["compiled"] += 1
+    way: Way = r.now().kept(make, lambda: make(r))
+    found: Tensor = _Sum.apply(rows, way)  # type: ignore[no-untyped-call]
+    return found if way.counts is None else found / way.counts
+
+
+def way_of(reduce: ReduceFunction, rows: Tensor) -> Callable[[Any], Way] | None:
+    """Return the way of a reducer, None where a program is needed."""
+    if reduce.reducer is Reducer.SUM:
+        return sums
+    return means(rows.dtype) if reduce.reducer is Reducer.MEAN else None
+
+
+def plain_sum(
+    r: Any, message: MessageFunction, reduce: ReduceFunction
+) -> Tensor | None:
+    """Return the sum or mean of a feature of sources, None where a program is
+    needed."""
+    side, name = message.left
+    if message.combine is not Combine.COPY or side is not Side.SOURCE:
         return None
-    edges = Edges(graph_arrays(r.structure), Domain.EDGE)
-    found: Tensor = _Sum.apply(rows, edges, Index.SRC, Index.DST)  # type: ignore[no-untyped-call]
-    if reducer is Reducer.SUM:
+    way = way_of(reduce, r.srcdata[name])
+    return None if way is None else added(r, r.srcdata[name], way)
+
+
+def neighbours(r: Any, rows: Tensor, reduce: ReduceFunction) -> Tensor:
+    """Return the rows of neighbours, reduced; no feature is set."""
+    way = way_of(reduce, rows)
+    found = None if way is None else added(r, rows, way)
+    if found is not None:
         return found
-    count: Tensor = r.derived(_counts)
-    return found / count.to(found.dtype)
-
-
-def _counts(r: Any) -> Tensor:
-    found: Tensor = r.in_degrees().clamp(min=1)[:, None]
-    return found
+    with r.local_scope():
+        r.srcdata["h"] = rows
+        r.update_all(copy_u("h", reduce.message), reduce)
+        return r.dstdata[reduce.out]

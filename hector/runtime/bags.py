@@ -24,7 +24,7 @@ WHOLE = 4096
 """Edges of a dot product that is taken in one step: of fewer, steps take longer."""
 
 
-class _Bags(NamedTuple):
+class Bags(NamedTuple):
     """Sums as `embedding_bag` takes them."""
 
     ids: Tensor
@@ -45,7 +45,8 @@ class _Bags(NamedTuple):
             weight = weight.index_select(0, self.order)
         args = (False, 0, False, weight, True)
         # Of rows that want gradients it would note whose bag each is, whoever asks.
-        made = torch.embedding_bag(rows.detach(), self.ids, self.ptr, *args)[0]
+        rows = rows.detach() if rows.requires_grad else rows
+        made = torch.embedding_bag(rows, self.ids, self.ptr, *args)[0]
         if self.first is None:
             return made
         parts = torch.arange(len(made), device=rows.device, dtype=self.first.dtype)
@@ -54,16 +55,16 @@ class _Bags(NamedTuple):
         return wide.to(made.dtype)
 
 
-def _bags(ids: Tensor, ptr: Tensor, order: Tensor | None) -> _Bags:
+def _bags(ids: Tensor, ptr: Tensor, order: Tensor | None) -> Bags:
     sizes = ptr.diff()
     if not sizes.numel() or int(sizes.max()) <= MANY:
-        return _Bags(ids, ptr, None, order)
+        return Bags(ids, ptr, None, order)
     parts = torch.where(sizes > MANY, (sizes + PART - 1) // PART, 1)
     first = torch.cat((parts.new_zeros(1), parts.cumsum(0))).to(ptr.dtype)
     within = torch.arange(int(first[-1]), device=ptr.device)
     within = within - first[:-1].repeat_interleave(parts)
     starts = ptr[:-1].repeat_interleave(parts) + within * PART
-    return _Bags(ids, torch.cat((starts.to(ptr.dtype), ptr[-1:])), first, order)
+    return Bags(ids, torch.cat((starts.to(ptr.dtype), ptr[-1:])), first, order)
 
 
 class Edges(NamedTuple):
@@ -78,12 +79,12 @@ class Edges(NamedTuple):
             return rows
         return rows.index_select(0, self.arrays.index(self.domain, index))
 
-    def _bags(self, group: Index, read: Index | None, heads: int) -> _Bags:
+    def bags(self, group: Index, read: Index | None, heads: int) -> Bags:
         """Bags of what a group's edges read; with several heads, one for each."""
         key = ("bags", self.domain, group, read, heads)
         return kept(self.arrays.known, key, lambda: self._make_bags(group, read, heads))
 
-    def _make_bags(self, group: Index, read: Index | None, heads: int) -> _Bags:
+    def _make_bags(self, group: Index, read: Index | None, heads: int) -> Bags:
         ptr, items = self.arrays.segments(self.domain, group)
         size = self.arrays.rows(self.domain)
         every = torch.arange(size, device=ptr.device, dtype=ptr.dtype)
@@ -116,7 +117,7 @@ class Edges(NamedTuple):
         if weight is not None and weight.shape[1] > 1:
             heads = weight.shape[1]
         flat = None if weight is None else weight.flatten()
-        made = self._bags(group, read, heads).sum(
+        made = self.bags(group, read, heads).sum(
             rows.reshape(rows.shape[0] * heads, shape.numel() // heads), flat
         )
         return made.view(made.shape[0] // heads, *shape)

@@ -32,8 +32,7 @@ class Watch:
 
     def unchanged(self, tensors: Sequence[Tensor]) -> bool:
         """Whether they hold what they held."""
-        pairs = zip(tensors, self._copies, strict=True)
-        return all(torch.equal(t, copy) for t, copy in pairs)
+        return all(map(torch.equal, tensors, self._copies))
 
     def check(self, results: Sequence[Tensor]) -> None:
         """Called with what a layer computed of the graph; nothing is left to do."""
