@@ -7,8 +7,6 @@ only if something else reads it, and values go when their last reader is done.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -22,12 +20,12 @@ from hector.kept import kept
 from hector.runtime.bags import CHUNK, Edges
 from hector.runtime.reference import BINARY, UNARY, Reference
 
-Run = Callable[[Reference, list[Tensor]], Tensor]
-"""Not a closure over the `Host` that keeps it: a cycle would wait for the collector."""
+Run = Callable[..., Tensor]
+"""Makes a value of those of its operands. Not a closure over the `Host` that keeps it: a
+cycle would wait for the collector."""
 
 
-@dataclass(frozen=True)
-class _Step:
+class _Step(NamedTuple):
     node: Node
     operands: tuple[Node, ...]
     run: Run
@@ -49,10 +47,9 @@ class _Term(NamedTuple):
     narrow: tuple[tuple[Node, bool], ...]
     """Those that divide are marked."""
 
-    def weight(self, args: Sequence[Tensor]) -> Tensor | None:
-        """The product of the numbers, whose values follow those of the rows."""
+    def weight(self, numbers: Sequence[Tensor]) -> Tensor | None:
+        """The product of the numbers."""
         out: Tensor | None = None
-        numbers = args[len(self.whole) :]
         for value, (_, divides) in zip(numbers, self.narrow, strict=True):
             if divides:
                 out = value.reciprocal() if out is None else out / value
@@ -78,10 +75,11 @@ class Host(Reference):
         if steps is None:
             steps = self._steps[key] = self.planned(nodes, set(bindings))
         values = dict(bindings)
-        for step in steps:
-            values[step.node] = step.run(self, [values[n] for n in step.operands])
-            for node in step.last:
-                del values[node]
+        get = values.__getitem__
+        for node, operands, run, last in steps:
+            values[node] = run(*map(get, operands))
+            for done in last:
+                del values[done]
         return {n: values[n] for n in nodes}
 
     def planned(self, nodes: tuple[Node, ...], given: set[Node]) -> list[_Step]:
@@ -133,13 +131,13 @@ class Host(Reference):
         plain = Reference(self.arrays, self.dtype)
         key = ("decided", node, self.dtype)
         made = kept(self.arrays.known, key, lambda: plain.run([node], {})[node])
-        return (), lambda _, args: made
+        return (), lambda: made
 
     def _plain(self, node: Node) -> tuple[tuple[Node, ...], Run]:
-        function = UNARY.get(node.op) or BINARY.get(node.op)
-        if function is not None:
-            return node.inputs, lambda _, args: function(*args)
-        return node.inputs, lambda host, args: host.evaluate(node, args)
+        run: Run | None = UNARY.get(node.op) or BINARY.get(node.op)
+        if run is None:
+            run = Reference(self.arrays, self.dtype).bound(node)
+        return node.inputs, run
 
     def _fused(
         self, node: Node, given: set[Node]
@@ -148,7 +146,7 @@ class Host(Reference):
             return self._total(node, given)
         if node.op is Op.AGG:
             edges, group = Edges(self.arrays, node.inputs[0].domain), node.index
-            return node.inputs, lambda _, args: edges.largest(args[0], group)
+            return node.inputs, lambda rows: edges.largest(rows, group)
         if node.op is Op.SUM_WIDTH and node.inputs[0].domain is not Domain.NODE:
             return self._dot(node, given)
         if node.op in (Op.LINEAR, Op.OUTER):
@@ -159,8 +157,10 @@ class Host(Reference):
         x, group = node.inputs[0], node.index
         edges, shape = Edges(self.arrays, x.domain), x.shape
 
-        def total(term: _Term, read: Index | None, args: list[Tensor]) -> Tensor:
-            return edges.total(_shaped(args[0], shape), read, group, term.weight(args))
+        def total(term: _Term, read: Index | None) -> Run:
+            return lambda rows, *numbers: edges.total(
+                _shaped(rows, shape), read, group, term.weight(numbers)
+            )
 
         return _summed(_terms_of(x, given), given, total)
 
@@ -171,12 +171,13 @@ class Host(Reference):
             return None
         edges, shape = Edges(self.arrays, x.domain), x.shape
 
-        def dot(
-            term: _Term, read: Index | None, other: Index | None, args: list[Tensor]
-        ) -> Tensor:
-            left, right = (_shaped(t, shape) for t in args[:2])
-            out, weight = edges.dot(left, read, right, other), term.weight(args)
-            return out if weight is None else out.mul_(weight)
+        def dot(term: _Term, read: Index | None, other: Index | None) -> Run:
+            def run(left: Tensor, right: Tensor, *numbers: Tensor) -> Tensor:
+                left, right = _shaped(left, shape), _shaped(right, shape)
+                out, weight = edges.dot(left, read, right, other), term.weight(numbers)
+                return out if weight is None else out.mul_(weight)
+
+            return run
 
         return _summed(terms, given, dot)
 
@@ -196,7 +197,7 @@ class Host(Reference):
         heads = node.inputs[0].shape[0]
         flipped = node.op is Op.LINEAR and bool(node.attr("transpose"))
 
-        def linear(_: Reference, args: list[Tensor]) -> Tensor:
+        def linear(*args: Tensor) -> Tensor:
             parts, (w, *bias) = rows[0].bound(args), args[rows[0].size :]
             w = w.transpose(-1, -2) if flipped else w
             out = w.new_empty(offsets[-1], heads, w.shape[-1])
@@ -210,7 +211,7 @@ class Host(Reference):
                     place += bias[0][t]
             return out
 
-        def outer(_: Reference, args: list[Tensor]) -> Tensor:
+        def outer(*args: Tensor) -> Tensor:
             left = rows[0].bound(args)
             right = rows[1].bound(args[rows[0].size :])
             out = args[0].new_zeros(len(offsets) - 1, heads, *(r.width for r in rows))
@@ -250,12 +251,12 @@ class _Factor:
             i is not None for i in self._ids
         )
 
-    def bound(self, args: list[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
+    def bound(self, args: Sequence[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
         """Rows and weight of each term."""
         found, at = [], 0
         for term in self.terms:
             mine = args[at : at + 1 + len(term.narrow)]
-            found.append((_shaped(mine[0], self._inner), term.weight(mine)))
+            found.append((_shaped(mine[0], self._inner), term.weight(mine[1:])))
             at += len(mine)
         return found
 
@@ -270,22 +271,24 @@ class _Factor:
 
 
 def _summed(
-    terms: Sequence[_Term], given: set[Node], make: Callable[..., Tensor]
+    terms: Sequence[_Term], given: set[Node], make: Callable[..., Run]
 ) -> tuple[tuple[Node, ...], Run]:
-    """The sum of what `make` makes of each term: of (term, indices, values)."""
+    """The sum of what each term's function, made by `make` of it and its indices, makes
+    of the term's values."""
     operands: list[Node] = []
-    calls: list[tuple[Callable[..., Tensor], int, int]] = []
+    calls: list[tuple[Run, int, int]] = []
     for term in terms:
         rows = [_rows(n, given) for n in term.whole]
         begin = len(operands)
         operands += [r.node for r in rows] + [n for n, _ in term.narrow]
-        call = partial(make, term, *(r.read for r in rows))
-        calls.append((call, begin, len(operands)))
+        calls.append((make(term, *(r.read for r in rows)), begin, len(operands)))
+    if len(calls) == 1:
+        return tuple(operands), calls[0][0]
 
-    def run(_: Reference, args: list[Tensor]) -> Tensor:
+    def run(*args: Tensor) -> Tensor:
         out: Tensor | None = None
         for call, begin, end in calls:
-            made = call(args[begin:end])
+            made = call(*args[begin:end])
             out = made if out is None else out.add_(made)
         return _made(out)
 

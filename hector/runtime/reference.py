@@ -6,6 +6,7 @@ can be had from autograd, independent of `hector.passes.autodiff`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -69,6 +70,15 @@ class Reference:
         if node.op in BINARY:
             return BINARY[node.op](args[0], args[1])
         return _OTHER[node.op](self, node, args)
+
+    def bound(self, node: Node) -> Callable[..., Tensor]:
+        """The operation as a function of its operands' values."""
+        if node.op is Op.LEAKY_RELU:
+            return partial(F.leaky_relu, negative_slope=node.number("slope"))
+        if node.op is Op.READ and node.index is not Index.ALL:
+            ids = self.arrays.index(node.domain, node.index)
+            return lambda rows: rows.index_select(0, ids)
+        return lambda *args: self.evaluate(node, list(args))
 
     def _input(self, node: Node, args: list[Tensor]) -> Tensor:
         raise KeyError(f"no tensor is bound to input {node.name!r}")
