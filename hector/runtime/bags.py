@@ -130,18 +130,19 @@ class Edges(NamedTuple):
         rows = rows if order is None else rows.index_select(0, order)
         # Several times as fast as `scatter_reduce`, which sorts in every call.
         out = torch.segment_reduce(rows.contiguous(), "max", offsets=ptr, unsafe=True)
-        return out.masked_fill_(none, 0.0)
+        return out if none is None else out.masked_fill_(none, 0.0)
 
-    def _runs(self, group: Index) -> tuple[Tensor | None, Tensor, Tensor]:
+    def _runs(self, group: Index) -> tuple[Tensor | None, Tensor, Tensor | None]:
         """The edges group by group, None: as they are; where groups begin; those
-        without edges."""
+        without edges, None: there are none."""
 
-        def make() -> tuple[Tensor | None, Tensor, Tensor]:
+        def make() -> tuple[Tensor | None, Tensor, Tensor | None]:
             ptr, items = self.arrays.segments(self.domain, group)
             size = self.arrays.rows(self.domain)
             same = torch.arange(size, device=ptr.device, dtype=ptr.dtype)
             order = None if items is None or torch.equal(items, same) else items
-            return order, ptr.long(), (ptr.diff() == 0).view(-1, 1, 1)
+            none = (ptr.diff() == 0).view(-1, 1, 1)
+            return order, ptr.long(), none if bool(none.any()) else None
 
         return kept(self.arrays.known, ("runs", self.domain, group), make)
 
@@ -150,21 +151,25 @@ class Edges(NamedTuple):
     ) -> Tensor:
         """[edges, heads, 1]: the dot product of what edges read, head by head."""
         size, (heads, width) = self.arrays.rows(self.domain), left.shape[1:]
-        out, ones = left.new_empty(size, heads, 1), left.new_ones(width)
-        step = size if size <= WHOLE else CHUNK
+        ones = left.new_ones(width)
+        if size <= WHOLE:
+            rows, others = self.at(left, read), self.at(right, other)
+            product = rows * others if read is None else rows.mul_(others)
+            return torch.mv(product.reshape(-1, width), ones).view(size, heads, 1)
+        out = left.new_empty(size, heads, 1)
         sides = [
-            t.flatten(1).split(step)
+            t.flatten(1).split(CHUNK)
             if i is None
-            else _gathered(t.flatten(1), self.arrays.index(self.domain, i), step)
+            else _gathered(t.flatten(1), self.arrays.index(self.domain, i))
             for t, i in ((left, read), (right, other))
         ]
-        places = out.view(-1).split(step * heads)
+        places = out.view(-1).split(CHUNK * heads)
         for a, b, place in zip(*sides, places, strict=True):
             product = a * b if read is None else a.mul_(b)
             torch.mv(product.view(-1, width), ones, out=place)
         return out
 
 
-def _gathered(rows: Tensor, ids: Tensor, step: int) -> Iterator[Tensor]:
-    for part in ids.split(step):
+def _gathered(rows: Tensor, ids: Tensor) -> Iterator[Tensor]:
+    for part in ids.split(CHUNK):
         yield rows.index_select(0, part)

@@ -25,6 +25,13 @@ Run = Callable[..., Tensor]
 cycle would wait for the collector."""
 
 
+_COMPARED: dict[Op, Run] = {
+    Op.EQ: lambda a, b: torch.eq(a, b, out=a.new_empty(0)),
+    Op.GT: lambda a, b: torch.gt(a, b, out=a.new_empty(0)),
+}
+"""Into numbers at once."""
+
+
 class _Step(NamedTuple):
     node: Node
     operands: tuple[Node, ...]
@@ -134,7 +141,8 @@ class Host(Reference):
         return (), lambda: made
 
     def _plain(self, node: Node) -> tuple[tuple[Node, ...], Run]:
-        run: Run | None = UNARY.get(node.op) or BINARY.get(node.op)
+        run: Run | None = _COMPARED.get(node.op)
+        run = run or UNARY.get(node.op) or BINARY.get(node.op)
         if run is None:
             run = Reference(self.arrays, self.dtype).bound(node)
         return node.inputs, run
