@@ -20,7 +20,7 @@ from hector.cost import CostModel, DeviceModel
 from hector.graph import HeteroGraph
 from hector.ir.builder import Builder
 from hector.ir.kernels import Plan, Schedule, SegmentMapping
-from hector.ir.node import BINARY, UNARY, Node, Op, Program, stored
+from hector.ir.node import BINARY, UNARY, Node, Op, Program, stored, topological
 from hector.ir.types import ROW_DOMAINS
 from hector.memory import SLACK, StepMemory, available_bytes, step_memory
 from hector.passes import finish
@@ -221,6 +221,8 @@ class Executable:
             forward, backward = plans.forward, plans.backward
             self.outputs = plans.outputs
             self.saved = tuple(n for n in plans.saved if n.op is not Op.GRAPH)
+            if not triton:
+                self.saved += _numbers_of_rows(plans)
             self._backward = self._gradients(
                 backward, plans.output_grads, plans.gradients
             )
@@ -471,6 +473,23 @@ class _Gradients:
     heads: tuple[Node, ...]
     of: tuple[Node | None, ...]
     """Of each input, its gradient."""
+
+
+def _numbers_of_rows(plans: TrainingPlan) -> tuple[Node, ...]:
+    """What backward reads of forward's numbers, one a row and head, that no plan
+    keeps: without kernels that compute them in passing, each costs an operation."""
+    done = set(topological(plans.outputs))
+    back = topological(plans.gradients.values())
+    read = dict.fromkeys(i for n in back if n not in done for i in n.inputs)
+    return tuple(
+        n
+        for n in read
+        if n in done
+        and n not in plans.saved
+        and n.domain in ROW_DOMAINS
+        and n.shape[1] == 1
+        and n.op in FRESH
+    )
 
 
 FRESH = frozenset((Op.AGG, Op.LINEAR, Op.OUTER, Op.SUM_WIDTH, Op.SUM_HEADS, Op.CONCAT))
