@@ -13,6 +13,7 @@ Node ids are global: the nodes of type 0 come first, then those of type 1, and s
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -49,6 +50,7 @@ __all__ = [
 
 T = TypeVar("T")
 _TENSORS = ("node_type_ptr", "etype_ptr", "src", "dst", "edge_type", "edge_order")
+_HELD, _VERSION = attrgetter(*_TENSORS), attrgetter("_version")
 EdgeTypeName = tuple[str, str, str]
 Metadata = tuple[Sequence[str], Sequence[EdgeTypeName]]
 """PyG's: (node types, edge types)."""
@@ -329,7 +331,7 @@ class HeteroGraph:
         object.__setattr__(self, "_versions", self._versions_now())
 
     def _versions_now(self) -> tuple[int, ...]:
-        return tuple(getattr(self, name)._version for name in _TENSORS)
+        return tuple(map(_VERSION, _HELD(self)))
 
     def check_unchanged(self) -> None:
         """Raise StaleGraphError if a tensor of this graph was changed in place: what is

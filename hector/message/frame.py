@@ -80,14 +80,15 @@ class Frame(MutableMapping[str, Tensor]):
         self._columns: dict[str, Tensor] = {}
 
     def __getitem__(self, name: str) -> Tensor:
-        if self.fill is not None and name in self._unfilled():
-            self._columns[name] = self.fill(name)
-        try:
-            return self._columns[name]
-        except KeyError:
+        found = self._columns.get(name)
+        if found is not None:
+            return found
+        if self.fill is None or name not in self.names:
             raise KeyError(
                 f"expected a {self.rows} feature {name!r}, there are {sorted(self)}"
-            ) from None
+            )
+        found = self._columns[name] = self.fill(name)
+        return found
 
     def __setitem__(self, name: str, value: Tensor) -> None:
         self.check(name, value)

@@ -12,7 +12,7 @@ The side with fewer rows is padded, and results are cut to the destinations.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial, reduce
 from typing import Any, TypeVar
@@ -361,19 +361,9 @@ class Relation:
             is_block=self.block,
         )
 
-    @contextmanager
-    def local_scope(self) -> Iterator[None]:
+    def local_scope(self) -> AbstractContextManager[None]:
         """Drop features that are set inside when it ends."""
-        before = self.frames()
-        source = before[0].copied()
-        same = before[0] is before[1]
-        self.set_frames(
-            source, source if same else before[1].copied(), before[2].copied()
-        )
-        try:
-            yield
-        finally:
-            self.set_frames(*before)
+        return _Scope(self)
 
     # Message passing on all edges.
 
@@ -849,11 +839,15 @@ class Relation:
         if norm_by == "src":
             back: Relation = self.derived(_reversed)
             return back.edge_softmax(score)
-        with self.local_scope():
+        rows = self.edata
+        self.edata = EdgeFrame(self.num_edges(), self.device)
+        try:
             # Rows that the compiler knows have at most two axes.
             self.edata["score"] = score if score.dim() < 4 else score.flatten(1)
             self.apply_edges(_softmax())
             return self.edata["out"].reshape(score.shape)
+        finally:
+            self.edata = rows
 
     # Parts.
 
@@ -903,6 +897,24 @@ class Relation:
         local = torch.searchsorted(part.nodes, part.reached)
         for name, value in part.propagate(message, reduce, apply).items():
             self.dstdata.write(name, part.reached, value[local])
+
+
+class _Scope(AbstractContextManager[None]):
+    """Copied frames of a relation, until it ends."""
+
+    def __init__(self, relation: Relation) -> None:
+        self.relation = relation
+
+    def __enter__(self) -> None:
+        r = self.relation
+        self.before = source, ends, edges = r.srcdata, r.dstdata, r.edata
+        r.srcdata = r.dstdata = source.copied()
+        if source is not ends:
+            r.dstdata = ends.copied()
+        r.edata = edges.copied()
+
+    def __exit__(self, *_: object) -> None:
+        self.relation.set_frames(*self.before)
 
 
 class _Part(Relation):

@@ -20,7 +20,7 @@ from hector.message.functions import (
     copy_u,
 )
 from hector.message.programs import SHARED
-from hector.runtime.again import transformed
+from hector.runtime.again import alive, plain_apply, transformed
 from hector.runtime.bags import Bags, Edges
 from hector.runtime.executable import graph_arrays
 
@@ -84,6 +84,9 @@ class _Sum(torch.autograd.Function):
         return _Sum.apply(grad, ctx.back), None  # type: ignore[no-untyped-call]
 
 
+_apply = plain_apply(_Sum)
+
+
 def added(r: Any, rows: Tensor, make: Callable[[Any], Way]) -> Tensor | None:
     """Return sums of sources' rows, None where a program is needed. What `make` makes
     of the edges is made once for edges as they are."""
@@ -102,7 +105,7 @@ def added(r: Any, rows: Tensor, make: Callable[[Any], Way]) -> Tensor | None:
     r.srcdata.check("rows", rows)
     r.counts["compiled"] += 1
     way: Way = r.now().kept(make, lambda: make(r))
-    found: Tensor = _Sum.apply(rows, way)  # type: ignore[no-untyped-call]
+    found: Tensor = _apply(alive(rows), way)
     return found if way.counts is None else found / way.counts
 
 

@@ -9,7 +9,8 @@ attention. Transformations of `torch.func` know PyTorch's operators alone: for t
 programs run in those.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,6 +41,18 @@ def in_pytorch(
         values[n].to(dtype).reshape(tuple(shape))
         for n, (dtype, shape) in zip(nodes, like, strict=True)
     ]
+
+
+def plain_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Return `function.apply` without the host's work for transformations of
+    `torch.func`, for where none is in force. Tensors that left one are to be
+    `alive`."""
+    found: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    return found
+
+
+alive: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
+"""A tensor, or what one holds that left its transformation."""
 
 
 def transformed() -> bool:

@@ -37,7 +37,13 @@ from hector.passes.pipeline import (
 )
 from hector.passes.rewrite import rewrite
 from hector.precision import computed
-from hector.runtime.again import in_pytorch, inputs_of, transformed
+from hector.runtime.again import (
+    alive,
+    in_pytorch,
+    inputs_of,
+    plain_apply,
+    transformed,
+)
 from hector.runtime.ahead import arch, compiles
 from hector.runtime.host import Host
 from hector.runtime.reference import Reference
@@ -130,6 +136,7 @@ class _Runner:
         self.plan = plan
         self._reference: Reference | None = None
         self._results = results
+        self._asked: dict[tuple[Node, ...], list[torch.dtype]] = {}
         self._common = computed(reduce(torch.promote_types, inputs, feature))
         """What PyTorch computes in, its products want one dtype; see [Note: numbers of
         a layer]."""
@@ -143,10 +150,7 @@ class _Runner:
             self.source = program.source
         else:
             self._reference = reference_of(arrays, self._common)
-
-    @property
-    def on_device(self) -> bool:
-        return self._reference is None
+        self.on_device = self._reference is None
 
     def type_of(self, node: Node) -> torch.dtype:
         """The dtype of a value that the plan stores."""
@@ -161,8 +165,8 @@ class _Runner:
     def run(
         self,
         bindings: Mapping[Node, Tensor],
-        wanted: Sequence[Node],
-        kept: Sequence[Node] = (),
+        wanted: tuple[Node, ...],
+        kept: tuple[Node, ...] = (),
     ) -> list[Tensor]:
         """Values of `wanted`, memory in whatever shape and dtype it was asked for, and
         of `kept`, which backward reads: a maximum that was rounded is no message's."""
@@ -172,9 +176,13 @@ class _Runner:
                 n: t if t.dtype is common else t.to(common) for n, t in bindings.items()
             }
             values = self._reference.run((*wanted, *kept), given)
-            asked = self._results.dtypes
-            found = [values[n].to(asked.get(stored(n), self._common)) for n in wanted]
-            return [*found, *(values[n] for n in kept)]
+            asked = self._asked.get(wanted)
+            if asked is None:
+                dtypes = self._results.dtypes
+                asked = [dtypes.get(stored(n), common) for n in wanted]
+                self._asked[wanted] = asked
+            found = [values[n].to(d) for n, d in zip(wanted, asked, strict=True)]
+            return [*found, *map(values.__getitem__, kept)]
         return self._device.fetch(self._device.run(bindings), (*wanted, *kept))
 
 
@@ -256,6 +264,9 @@ class Executable:
         )
         """Whether outputs share no memory with anything on a CPU."""
         self._forward = self._runner(forward, asked)
+        given = {*self.inputs, *self.known}
+        self._made = tuple(n for n in self.saved if n not in given)
+        """Of what is saved, what forward makes."""
         if key.wanted and triton:
             self._compile()
         self._plans = (forward, backward)
@@ -276,7 +287,8 @@ class Executable:
         for i, gradient in enumerate(gradients):
             if gradient is not None:
                 asked.add(gradient, self._dtypes[i], self._shapes[i])
-        return _Gradients(self._runner(plan, asked), heads, tuple(gradients))
+        there = tuple(g for g in gradients if g is not None)
+        return _Gradients(self._runner(plan, asked), heads, tuple(gradients), there)
 
     def _compile(self) -> None:
         """Compile both ways at once: on all cores, and before backward begins."""
@@ -345,7 +357,7 @@ class Executable:
             reference = Reference(self._whole, common)
             return tuple(in_pytorch(reference, self.outputs, given, self.results))
         if self._key.wanted:
-            result: tuple[Tensor, ...] = _Run.apply(self, known, *tensors)  # type: ignore[no-untyped-call]
+            result: tuple[Tensor, ...] = _apply(self, known, *map(alive, tensors))
             return result
         return tuple(self.forward(tensors, known)[0])
 
@@ -359,10 +371,9 @@ class Executable:
             watch.raise_if_known()
         bindings = self._bind(self.inputs, tensors)
         bindings.update(zip(self.known, known, strict=True))
-        made = tuple(n for n in self.saved if n not in bindings)
-        results = self._forward.run(bindings, self.outputs, made)
-        kept = dict(zip(made, results[len(self.outputs) :], strict=True))
-        saved = [kept[n] if n in kept else bindings[n] for n in self.saved]
+        results = self._forward.run(bindings, self.outputs, self._made)
+        made = dict(zip(self._made, results[len(self.outputs) :], strict=True))
+        saved = [made[n] if n in made else bindings[n] for n in self.saved]
         outputs = results[: len(self.outputs)]
         if not self._forward.on_device:
             if not self._fresh or not all(t.is_contiguous() for t in outputs):
@@ -396,8 +407,7 @@ class Executable:
             bindings.update(self._bind(places, again))
         given = [g for g in grads if g is not None]
         bindings.update(self._bind(way.heads, given))
-        wanted_nodes = [g for g in way.of if g is not None]
-        results = iter(way.runner.run(bindings, wanted_nodes))
+        results = iter(way.runner.run(bindings, way.found))
         return [
             None if g is None else _seen_as(next(results), d, s)
             for g, d, s in zip(way.of, self._dtypes, self._shapes, strict=True)
@@ -473,6 +483,8 @@ class _Gradients:
     heads: tuple[Node, ...]
     of: tuple[Node | None, ...]
     """Of each input, its gradient."""
+    found: tuple[Node, ...]
+    """Those that are there."""
 
 
 def _numbers_of_rows(plans: TrainingPlan) -> tuple[Node, ...]:
@@ -569,15 +581,19 @@ class _Run(torch.autograd.Function):
 def _needed(node: Any) -> list[bool]:
     """Which inputs need their gradient in the backward that runs:
     `torch.autograd.grad` of a few tensors leaves the others out."""
-    return [f is not None and _executes(f) for f, _ in node.next_functions]
+    found = []
+    for function, _ in node.next_functions:
+        try:
+            wanted = function is not None and _executes(function)
+        except RuntimeError:
+            # A leaf whose gradient `torch.autograd.grad` returns.
+            wanted = True
+        found.append(wanted)
+    return found
 
 
-def _executes(function: Any) -> bool:
-    try:
-        return bool(torch._C._will_engine_execute_node(function))
-    except RuntimeError:
-        # A leaf whose gradient `torch.autograd.grad` returns.
-        return True
+_executes = torch._C._will_engine_execute_node
+_apply = plain_apply(_Run)
 
 
 class Compiled:
