@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from hector.ir.builder import Builder
 from hector.ir.kernels import Kernel, Plan, Region
-from hector.ir.node import Node, Op, Program, stored
+from hector.ir.node import BINARY, UNARY, Node, Op, Program, stored, topological
 from hector.ir.rules import check_plan, check_program
 from hector.passes import canonicalize, finish, optimize
 from hector.passes.autodiff import differentiate
@@ -89,6 +89,9 @@ class TrainingPlan:
     """Inputs of the backward plan, one an output."""
     gradients: dict[Node, Node]
     """{program input: its gradient}."""
+    numbers: tuple[Node, ...]
+    """What backward reads of forward's numbers, one a row and head, that no plan keeps:
+    without kernels that compute them in passing, each costs an operation."""
 
 
 def inference_plan(b: Builder, program: Program, known: Iterable[Node] = ()) -> Plan:
@@ -178,4 +181,22 @@ def training_plan(
         saved=saved,
         output_grads=gradients.heads,
         gradients=found,
+        numbers=_numbers(program, found.values(), saved),
     )
+
+
+def _numbers(
+    program: Program, gradients: Iterable[Node], saved: tuple[Node, ...]
+) -> tuple[Node, ...]:
+    done = set(program.order())
+    back = topological(gradients)
+    read = dict.fromkeys(i for n in back if n not in done for i in n.inputs)
+    return tuple(
+        n
+        for n in read
+        if n in done and n not in saved and n.shape[1] == 1 and n.op in COMPUTED
+    )
+
+
+COMPUTED = (BINARY | UNARY) - {Op.DETACH}
+"""Row by row, into memory of their own."""

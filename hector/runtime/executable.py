@@ -20,7 +20,7 @@ from hector.cost import CostModel, DeviceModel
 from hector.graph import HeteroGraph
 from hector.ir.builder import Builder
 from hector.ir.kernels import Plan, Schedule, SegmentMapping
-from hector.ir.node import BINARY, UNARY, Node, Op, Program, stored, topological
+from hector.ir.node import BINARY, UNARY, Node, Op, Program, stored
 from hector.ir.types import ROW_DOMAINS
 from hector.memory import SLACK, StepMemory, available_bytes, step_memory
 from hector.passes import finish
@@ -230,7 +230,7 @@ class Executable:
             self.outputs = plans.outputs
             self.saved = tuple(n for n in plans.saved if n.op is not Op.GRAPH)
             if not triton:
-                self.saved += _numbers_of_rows(plans)
+                self.saved += plans.numbers
             self._backward = self._gradients(
                 backward, plans.output_grads, plans.gradients
             )
@@ -485,23 +485,6 @@ class _Gradients:
     """Of each input, its gradient."""
     found: tuple[Node, ...]
     """Those that are there."""
-
-
-def _numbers_of_rows(plans: TrainingPlan) -> tuple[Node, ...]:
-    """What backward reads of forward's numbers, one a row and head, that no plan
-    keeps: without kernels that compute them in passing, each costs an operation."""
-    done = set(topological(plans.outputs))
-    back = topological(plans.gradients.values())
-    read = dict.fromkeys(i for n in back if n not in done for i in n.inputs)
-    return tuple(
-        n
-        for n in read
-        if n in done
-        and n not in plans.saved
-        and n.domain in ROW_DOMAINS
-        and n.shape[1] == 1
-        and n.op in FRESH
-    )
 
 
 FRESH = frozenset((Op.AGG, Op.LINEAR, Op.OUTER, Op.SUM_WIDTH, Op.SUM_HEADS, Op.CONCAT))
