@@ -276,6 +276,10 @@ class BoundedArrays(GraphArrays):
     def _make_tiles(self, domain: Domain, index: Index, block: int) -> Tiles:
         ptr = self.type_ptr(domain, index)
         num = self.rows(domain) // block + self.num_types(domain, index)
+        if ptr.is_cuda:
+            from hector.tile_kernels import tiled
+
+            return Tiles(*tiled(ptr.contiguous(), num, block, self.dtype))
         counts = (ptr.diff() + block - 1) // block
         first = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
         places = torch.arange(num, device=ptr.device)

@@ -137,9 +137,6 @@ class _Runner:
         self._reference: Reference | None = None
         self._results = results
         self._asked: dict[tuple[Node, ...], list[torch.dtype]] = {}
-        self._common = computed(reduce(torch.promote_types, inputs, feature))
-        """What PyTorch computes in, its products want one dtype; see [Note: numbers of
-        a layer]."""
         self.source = ""
         if uses_triton(compiled.options.backend, arrays.graph, feature):
             from hector.runtime.device import DevicePlan
@@ -149,6 +146,8 @@ class _Runner:
             self._device = DevicePlan(program, arrays, results.shapes)
             self.source = program.source
         else:
+            # Products of PyTorch want one dtype; see [Note: numbers of a layer].
+            self._common = computed(reduce(torch.promote_types, inputs, feature))
             self._reference = reference_of(arrays, self._common)
         self.on_device = self._reference is None
 

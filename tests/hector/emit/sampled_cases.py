@@ -17,6 +17,7 @@ from hector.nn import HGTConv, RGATConv, RGCNConv
 from hector.nn.common import CompiledConv
 from hector.passes.pipeline import Optimizations
 from hector.runtime import Backend, executables
+from hector.tile_kernels import tiled
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAMES, WIDTH = ("a", "b"), 4
@@ -154,3 +155,27 @@ def test_kernels_belong_to_the_dtypes_that_they_read() -> None:
             found.append(exe._forward._device.program)
     assert found[0] is not found[1]
     assert found[0] is found[2]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    "sizes", [(5, 0, 33, 0, 0, 16), (0, 0), (0, 7), (40,), (0, 0, 9, 0)]
+)
+def test_tiles_of_a_kernel_are_those_of_operators(
+    sizes: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Empty types first, last and in a row, none but empty ones, more places than
+    tiles, and more than one program's."""
+    ptr = torch.tensor([0, *sizes]).cumsum(0)
+    for rows in (1, 4, 16):
+        num = int(ptr[-1]) // rows + len(sizes) + (300 if rows == 4 else 0)
+        counts = (ptr.diff() + rows - 1) // rows
+        first = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
+        segment = torch.searchsorted(first[1:], torch.arange(num), right=True)
+        segment = segment.clamp(max=len(sizes) - 1)
+        places = torch.arange(num) - first[segment]
+        start = torch.minimum(ptr[segment] + places * rows, ptr[segment + 1])
+        end = torch.minimum(start + rows, ptr[segment + 1])
+        found = tiled(ptr.to(DEVICE), num, rows, dtype)
+        for one, want in zip(found, (segment, start, end, first), strict=True):
+            assert one.dtype is dtype and torch.equal(one.cpu().long(), want)
