@@ -464,9 +464,9 @@ class HeteroGraph:
         What is kept in `state` refers to this one: a graph then goes, with the memory
         of what ran on it, when its last user does.
         """
-        made = self.replace()
-        object.__setattr__(made, "maps", self.maps)
-        object.__setattr__(made, "_versions", self._versions)
+        made = object.__new__(HeteroGraph)
+        made.__dict__.update(self.__dict__, state=GraphState())
+        made.state.watch = self.state.watch
         return made
 
     @untraced

@@ -10,7 +10,7 @@ whatever the program's default device is.
 """
 
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -19,9 +19,13 @@ from torch import Tensor
 T = TypeVar("T")
 
 
-@contextmanager
-def apart() -> Iterator[None]:
+def apart() -> AbstractContextManager[None]:
     """Make what outlives the call that it is made in."""
+    return _outside() if torch.is_inference_mode_enabled() else torch.no_grad()
+
+
+@contextmanager
+def _outside() -> Iterator[None]:
     with torch.inference_mode(False), torch.no_grad():
         yield
 

@@ -1,5 +1,5 @@
-"""The tiles of `hector.arrays.BoundedArrays` as one kernel: a graph that is new in every
-step has theirs made in every step, and some thirty operators are most of its host time."""
+"""The tiles of `hector.arrays.BoundedArrays` as one kernel: those of a graph that is new
+in every step are made in every step, and some thirty operators take the host's time."""
 
 from typing import Any
 
@@ -9,10 +9,11 @@ import triton.language as tl
 from torch import Tensor
 
 _LANES = 256
+_FREE = ["num", "types", "rows"]
 
 
-@triton.jit(do_not_specialize=["num", "types", "rows"])  # type: ignore[untyped-decorator]
-def _tile(  # type: ignore[no-untyped-def]  # noqa: PLR0913
+@triton.jit(do_not_specialize=_FREE)  # type: ignore[untyped-decorator]
+def _tile(  # type: ignore[no-untyped-def]
     ptr, segment, start, end, first, num, types, rows, LANES: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)

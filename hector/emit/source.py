@@ -10,6 +10,8 @@ from enum import Enum
 class ArgKind(Enum):
     """Where the launcher finds an argument of a generated kernel."""
 
+    __hash__ = object.__hash__
+
     VALUE = "value"
     """The memory of an IR value."""
     INDEX = "index"

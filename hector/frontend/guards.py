@@ -8,13 +8,11 @@ program is used again only while all of them would give the same.
 
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class _Read:
+class _Read(NamedTuple):
     """One value: how to read it again, and what it was."""
 
     again: Callable[[Mapping[str, Any]], Any]
@@ -59,7 +57,14 @@ class Guards:
 
     def hold(self, values: Mapping[str, Any]) -> bool:
         """Whether every read would give now what it gave."""
-        return all(snapshot(r.again(values)) == r.was for r in self._reads.values())
+        for again, was in self._reads.values():
+            now = again(values)
+            if isinstance(was, _Identity):
+                if not was.of(now):
+                    return False
+            elif snapshot(now) != was:
+                return False
+        return True
 
 
 _GONE = object()
@@ -101,11 +106,12 @@ class _Identity:
         except TypeError:
             self._ref = lambda: value
 
+    def of(self, value: Any) -> bool:
+        """Whether it is that of `value`."""
+        return value is not None and self._ref() is value
+
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Identity):
-            return NotImplemented
-        mine = self._ref()
-        return mine is not None and mine is other._ref()
+        return isinstance(other, _Identity) and self.of(other._ref())
 
     def __hash__(self) -> int:
         return id(self._ref())

@@ -19,7 +19,7 @@ from hector.arrays import BoundedArrays, GraphArrays
 from hector.cost import CostModel, DeviceModel
 from hector.graph import HeteroGraph
 from hector.ir.builder import Builder
-from hector.ir.kernels import Plan, Schedule, SegmentMapping
+from hector.ir.kernels import Plan, SegmentMapping
 from hector.ir.node import BINARY, UNARY, Node, Op, Program, stored
 from hector.ir.types import ROW_DOMAINS
 from hector.memory import SLACK, StepMemory, available_bytes, step_memory
@@ -609,7 +609,8 @@ class Compiled:
         """What the first of the sampled graphs was given, and all others are."""
         self._device: dict[object, Any] = {}
         """{(plan, dtypes, schedules): `hector.runtime.device.DeviceProgram`}."""
-        self._schedules: dict[object, Sequence[Schedule | None]] = {}
+        self._sampled: dict[object, Any] = {}
+        """{(plan, dtypes): that of all sampled graphs}."""
 
     def __call__(
         self, graph: HeteroGraph, tensors: Sequence[Tensor]
@@ -766,18 +767,19 @@ class Compiled:
             # Edges of one relation lie in the order of their destinations.
             arrays.graph.num_edge_types == 1,
         )
-        chosen = self._schedules.get(key) if arrays.graph.sampled else None
-        if chosen is None:
-            o, mapping = self.options, self.options.mapping
-            if arrays.graph.sampled and mapping is None:
-                # Others count the heavy groups of each graph.
-                mapping = SegmentMapping.PROGRAM
-            chosen = schedules_for(plan, arrays, types, o.tune, mapping)
-            if arrays.graph.sampled:
-                self._schedules[key] = chosen
+        sampled = arrays.graph.sampled
+        if sampled and key in self._sampled:
+            return self._sampled[key]
+        mapping = self.options.mapping
+        if sampled and mapping is None:
+            # Others count the heavy groups of each graph.
+            mapping = SegmentMapping.PROGRAM
+        chosen = schedules_for(plan, arrays, types, self.options.tune, mapping)
         whole = (*key, tuple(chosen))
         if whole not in self._device:
             self._device[whole] = DeviceProgram(plan, types, chosen)
+        if sampled:
+            self._sampled[key] = self._device[whole]
         return self._device[whole]
 
     def settings_for(
