@@ -1,5 +1,5 @@
-"""The tiles of `hector.arrays.BoundedArrays` as one kernel: those of a graph that is new
-in every step are made in every step, and some thirty operators take the host's time."""
+"""The tiles of `hector.arrays.BoundedArrays` as one kernel: those of a graph that is
+new in every step are made in every step, by some thirty operators if by PyTorch."""
 
 from typing import Any
 

@@ -21,8 +21,8 @@ from hector.runtime.bags import CHUNK, Edges
 from hector.runtime.reference import BINARY, UNARY, Reference
 
 Run = Callable[..., Tensor]
-"""Makes a value of those of its operands. Not a closure over the `Host` that keeps it: a
-cycle would wait for the collector."""
+"""Makes a value of those of its operands. Not a closure over the `Host` that keeps it:
+a cycle would wait for the collector."""
 
 
 _COMPARED: dict[Op, Run] = {

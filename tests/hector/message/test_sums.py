@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hector.message import Graph, GraphConv, relation
+from hector.message import GINConv, Graph, GraphConv, SAGEConv, layers, relation, sums
 from hector.message import functions as fn
 
 
@@ -39,6 +39,41 @@ def test_sums_are_those_of_programs(
         if how == "sum":
             assert torch.equal(one, other)
         torch.testing.assert_close(one, other)  # a program divides edge by edge
+
+
+LAYERS = {
+    "gcn": lambda: GraphConv(6, 5),
+    "sage": lambda: SAGEConv(6, 5),
+    "narrow": lambda: SAGEConv(5, 6, "sum"),
+    "gin": lambda: GINConv(torch.nn.Linear(6, 5), 0.25),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_layers_without_a_program_are_those_with_one(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    src, dst = torch.randint(40, (2, 900))
+    dst[:600] = 5
+    g, layer = Graph(src, dst, num_nodes=42), LAYERS[name]().to(dtype)
+    width = 5 if name == "narrow" else 6
+    x = torch.randn(42, width, dtype=dtype, requires_grad=True)
+    wanted = (x, *layer.parameters())
+
+    def found() -> list[Tensor]:
+        out = layer(g, x)
+        first = torch.autograd.grad(out.pow(2).mean(), wanted, create_graph=True)
+        total = sum(t.pow(2).sum() for t in first)
+        return [out, *first, *torch.autograd.grad(total, wanted)]
+
+    mine = found()
+    assert g.counts == {"compiled": 1} and not g.ndata and not g.edata
+    for module in (layers, sums):
+        monkeypatch.setattr(module, "added", lambda *_: None)
+    for one, other in zip(mine, found(), strict=True):
+        bound = {"rtol": 0.05, "atol": 0.05} if dtype is torch.bfloat16 else {}
+        torch.testing.assert_close(one, other, **bound)
 
 
 def test_edges_that_were_written_to_are_summed_as_they_are() -> None:
