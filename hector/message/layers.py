@@ -165,9 +165,10 @@ class GATConv(nn.Module):
         h = h.unflatten(1, (self.heads, -1))
         left, right = self._scores(x, h, whole)
         with g.local_scope():
-            g.ndata["h"], g.ndata["left"], g.ndata["right"] = h, left, right
+            rows = g.ndata
+            rows["h"], rows["left"], rows["right"] = h, left, right
             g.update_all(_attend(self.slope), fn.sum("m", "out"))
-            return (g.ndata["out"].flatten(1) + wide(self.bias)).to(dtype)
+            return (rows["out"].flatten(1) + wide(self.bias)).to(dtype)
 
     def _scores(self, x: Tensor, h: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return what sources and destinations add to scores: [nodes, heads, 1]."""

@@ -11,7 +11,7 @@ The side with fewer rows is padded, and results are cut to the destinations.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial, reduce
@@ -377,7 +377,8 @@ class Relation:
         With an apply function, its results alone are stored.
         """
         found = self.propagate(message_func, reduce_func, apply_node_func)
-        self.dstdata.update(found)
+        for name, rows in found.items():
+            self.dstdata[name] = rows
 
     @untraced
     def apply_edges(self, func: Message, edges: Any = None) -> None:
@@ -576,23 +577,21 @@ class Relation:
     ) -> dict[str, Tensor]:
         """Return the results of `call`, made of `parts` that were declared pure: they
         are traced once for features of a shape."""
-        tensors = [
-            v
-            for p in parts
-            if isinstance(p, PureCall)
-            for v in p.values
-            if isinstance(v, Tensor)
-        ]
+        tensors: list[Tensor] = []
+        facts: list[Hashable] = [self.two_sided]
+        for p in parts:
+            if isinstance(p, PureCall):
+                tensors += [v for v in p.values if isinstance(v, Tensor)]
+                facts.append(p.facts)
+            else:
+                facts.append(p)
         places = {id(t): i for i, t in enumerate(tensors)}
-        # A trace knows tensors by identity: which of them are one is a fact, too.
-        facts = (
-            *(p.facts if isinstance(p, PureCall) else p for p in parts),
-            tuple(places[id(t)] for t in tensors),
-            self.two_sided,
-        )
-        traces = self.programs.traces(Facts(facts))
+        if tensors:
+            # A trace knows tensors by identity: which of them are one is a fact, too.
+            facts.append(tuple([places[id(t)] for t in tensors]))
+        traces = self.programs.traces(Facts(tuple(facts)))
         for known in traces:
-            if all(self._row_shape(s, n) == shape for s, n, shape in known.reads):
+            if self._reads_alike(known):
                 break
         else:
             trace, made = self._traced(call)
@@ -626,6 +625,16 @@ class Relation:
         self.counts["compiled"] += 1
         found = self.programs.run(self.structure, known.key, build, tensor)
         return dict(zip(known.names, found, strict=True))
+
+    def _reads_alike(self, known: Known) -> bool:
+        """Whether features have the shapes that a trace was made for."""
+        frames = {Side.SOURCE: self.srcdata, Side.DESTINATION: self.dstdata}
+        for side, name, shape in known.reads:
+            edge = side is Side.EDGE
+            value = self.edata.either(name) if edge else frames[side][name]
+            if value.shape[1:] != shape or not is_float(value):
+                return False
+        return True
 
     def _run_traced(self, trace: Trace, made: Mapping[str, Rows]) -> tuple[Tensor, ...]:
         captured = trace.captured

@@ -48,8 +48,9 @@ class Way(NamedTuple):
     def times(self, weight: Tensor) -> "Way":
         """Return the sums of rows times `weight`, a number an edge."""
         sides = self.bags, self.back
-        numbers = (weight if b.order is None else weight[b.order] for b in sides)
-        return Way(*(b._replace(order=None) for b in sides), *numbers)
+        own, back = (weight if b.order is None else weight[b.order] for b in sides)
+        bags, others = (b._replace(order=None) for b in sides)
+        return Way(bags, others, own, back)
 
 
 def sums(r: Any) -> Way:
@@ -137,4 +138,5 @@ def neighbours(r: Any, rows: Tensor, reduce: ReduceFunction) -> Tensor:
     with r.local_scope():
         r.srcdata["h"] = rows
         r.update_all(copy_u("h", reduce.message), reduce)
-        return r.dstdata[reduce.out]
+        reduced: Tensor = r.dstdata[reduce.out]
+        return reduced
