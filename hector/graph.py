@@ -63,7 +63,7 @@ class StaleGraphError(RuntimeError):
 class GraphState:
     """What running on a graph leaves with it: it lives as long as the graph."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Any = None) -> None:
         self.arrays: dict[type, Any] = {}
         """`hector.arrays.GraphArrays`, exact ones and bounded ones."""
         self.executables: dict[Any, Any] = {}
@@ -71,7 +71,7 @@ class GraphState:
         """Executables by what is quickly asked of tensors."""
         self.prepared: dict[Any, Any] = {}
         """Calls that layers prepared for the graph."""
-        self.watch: Any = None
+        self.watch = watch
         """`hector.runtime.watch.Watch` over the tensors that it was made of."""
 
     def __reduce__(self) -> tuple[type["GraphState"], tuple[()]]:
@@ -465,8 +465,7 @@ class HeteroGraph:
         of what ran on it, when its last user does.
         """
         made = object.__new__(HeteroGraph)
-        made.__dict__.update(self.__dict__, state=GraphState())
-        made.state.watch = self.state.watch
+        made.__dict__.update(self.__dict__, state=GraphState(self.state.watch))
         return made
 
     @untraced

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hector.message import functions as fn
 from hector.message.batches import EdgeBatch, NodeBatch
 from hector.message.graph import Graph
-from hector.message.sums import Way, added, neighbours, sums
+from hector.message.sums import RowSums, neighbours, sum_rows, sums
 from hector.nn.common import glorot
 from hector.precision import entering, linear, wide
 from hector.tracing import untraced
@@ -34,13 +34,13 @@ def _scales(dtype: torch.dtype) -> Callable[[Graph], Tensor]:
 
 
 @cache
-def _looped(dtype: torch.dtype) -> Callable[[Graph], Way]:
+def _looped(dtype: torch.dtype) -> Callable[[Graph], RowSums]:
     """Sums of the node's own row and its neighbours', each times both ends' scales."""
 
-    def make(g: Graph) -> Way:
+    def make(g: Graph) -> RowSums:
         structure = g.add_self_loop().structure
         scale = _scales(dtype)(g).flatten()
-        return Way.of(structure).times(scale[structure.src] * scale[structure.dst])
+        return RowSums.of(structure).times(scale[structure.src] * scale[structure.dst])
 
     return make
 
@@ -58,7 +58,7 @@ class GraphConv(nn.Module):
         """Return [nodes, out_channels] for x [nodes, in_channels]."""
         x, dtype = entering(x, self.bias)
         rows = linear(self.lin, x)
-        near = added(g, rows, _looped(rows.dtype))
+        near = sum_rows(g, rows, _looped(rows.dtype))
         if near is not None:
             return (near + wide(self.bias)).to(dtype)
         with g.local_scope():
@@ -116,7 +116,7 @@ class GINConv(nn.Module):
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return `net`'s result for x [nodes, width]."""
         x, dtype = entering(x, self.eps)
-        share, near = wide(self.eps) + 1, added(g, x, sums)
+        share, near = wide(self.eps) + 1, sum_rows(g, x, sums)
         if near is not None:
             rows = near + x * share
         else:

@@ -915,12 +915,10 @@ class _Scope(AbstractContextManager[None]):
         self.relation = relation
 
     def __enter__(self) -> None:
-        r = self.relation
-        self.before = source, ends, edges = r.srcdata, r.dstdata, r.edata
-        r.srcdata = r.dstdata = source.copied()
-        if source is not ends:
-            r.dstdata = ends.copied()
-        r.edata = edges.copied()
+        source, ends, edges = self.before = self.relation.frames()
+        first = source.copied()
+        second = first if source is ends else ends.copied()
+        self.relation.set_frames(first, second, edges.copied())
 
     def __exit__(self, *_: object) -> None:
         self.relation.set_frames(*self.before)

@@ -27,7 +27,7 @@ from hector.runtime.executable import graph_arrays
 PLAIN = (torch.float32, torch.float64)
 
 
-class Way(NamedTuple):
+class RowSums(NamedTuple):
     """Rows that are added up, and the same of the gradient."""
 
     bags: Bags
@@ -39,30 +39,30 @@ class Way(NamedTuple):
     """What sums are divided by: [nodes, 1]."""
 
     @classmethod
-    def of(cls, structure: HeteroGraph) -> "Way":
+    def of(cls, structure: HeteroGraph) -> "RowSums":
         """Return the sums over edges."""
         edges = Edges(graph_arrays(structure), Domain.EDGE)
         to, fro = (Index.DST, Index.SRC), (Index.SRC, Index.DST)
         return cls(edges.bags(*to, 1), edges.bags(*fro, 1))
 
-    def times(self, weight: Tensor) -> "Way":
+    def times(self, weight: Tensor) -> "RowSums":
         """Return the sums of rows times `weight`, a number an edge."""
         sides = self.bags, self.back
         own, back = (weight if b.order is None else weight[b.order] for b in sides)
         bags, others = (b._replace(order=None) for b in sides)
-        return Way(bags, others, own, back)
+        return RowSums(bags, others, own, back)
 
 
-def sums(r: Any) -> Way:
+def sums(r: Any) -> RowSums:
     """Return the way of sums of sources' rows."""
-    return Way.of(r.structure)
+    return RowSums.of(r.structure)
 
 
 @cache
-def means(dtype: torch.dtype) -> Callable[[Any], Way]:
+def means(dtype: torch.dtype) -> Callable[[Any], RowSums]:
     """Return the way of their means."""
 
-    def make(r: Any) -> Way:
+    def make(r: Any) -> RowSums:
         counts = r.in_degrees().clamp(min=1)[:, None]
         return sums(r)._replace(counts=counts.to(dtype))
 
@@ -74,9 +74,9 @@ class _Sum(torch.autograd.Function):
     so differentiable again."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, way: Way) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, way: RowSums) -> Tensor:
         """Return [nodes, width], what a program's sum is."""
-        ctx.back = Way(way.back, way.bags, way.back_weight, way.weight)
+        ctx.back = RowSums(way.back, way.bags, way.back_weight, way.weight)
         return way.bags.sum(rows.contiguous(), way.weight)
 
     @staticmethod
@@ -88,7 +88,7 @@ class _Sum(torch.autograd.Function):
 _apply = plain_apply(_Sum)
 
 
-def added(r: Any, rows: Tensor, make: Callable[[Any], Way]) -> Tensor | None:
+def sum_rows(r: Any, rows: Tensor, make: Callable[[Any], RowSums]) -> Tensor | None:
     """Return sums of sources' rows, None where a program is needed. What `make` makes
     of the edges is made once for edges as they are."""
     if (
@@ -105,12 +105,12 @@ def added(r: Any, rows: Tensor, make: Callable[[Any], Way]) -> Tensor | None:
         return None
     r.srcdata.check("rows", rows)
     r.counts["compiled"] += 1
-    way: Way = r.now().kept(make, lambda: make(r))
+    way: RowSums = r.now().kept(make, lambda: make(r))
     found: Tensor = _apply(alive(rows), way)
     return found if way.counts is None else found / way.counts
 
 
-def way_of(reduce: ReduceFunction, rows: Tensor) -> Callable[[Any], Way] | None:
+def way_of(reduce: ReduceFunction, rows: Tensor) -> Callable[[Any], RowSums] | None:
     """Return the way of a reducer, None where a program is needed."""
     if reduce.reducer is Reducer.SUM:
         return sums
@@ -126,13 +126,13 @@ def plain_sum(
     if message.combine is not Combine.COPY or side is not Side.SOURCE:
         return None
     way = way_of(reduce, r.srcdata[name])
-    return None if way is None else added(r, r.srcdata[name], way)
+    return None if way is None else sum_rows(r, r.srcdata[name], way)
 
 
 def neighbours(r: Any, rows: Tensor, reduce: ReduceFunction) -> Tensor:
     """Return the rows of neighbours, reduced; no feature is set."""
     way = way_of(reduce, rows)
-    found = None if way is None else added(r, rows, way)
+    found = None if way is None else sum_rows(r, rows, way)
     if found is not None:
         return found
     with r.local_scope():
