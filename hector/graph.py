@@ -63,7 +63,8 @@ class StaleGraphError(RuntimeError):
 class GraphState:
     """What running on a graph leaves with it: it lives as long as the graph."""
 
-    def __init__(self, watch: Any = None) -> None:
+    def __init__(self, same: "GraphState | None" = None) -> None:
+        """Take the watch of `same`, a state of the same tensors."""
         self.arrays: dict[type, Any] = {}
         """`hector.arrays.GraphArrays`, exact ones and bounded ones."""
         self.executables: dict[Any, Any] = {}
@@ -71,7 +72,7 @@ class GraphState:
         """Executables by what is quickly asked of tensors."""
         self.prepared: dict[Any, Any] = {}
         """Calls that layers prepared for the graph."""
-        self.watch = watch
+        self.watch: Any = None if same is None else same.watch
         """`hector.runtime.watch.Watch` over the tensors that it was made of."""
 
     def __reduce__(self) -> tuple[type["GraphState"], tuple[()]]:
@@ -465,7 +466,7 @@ class HeteroGraph:
         of what ran on it, when its last user does.
         """
         made = object.__new__(HeteroGraph)
-        made.__dict__.update(self.__dict__, state=GraphState(self.state.watch))
+        made.__dict__.update(self.__dict__, state=GraphState(self.state))
         return made
 
     @untraced
