@@ -95,7 +95,7 @@ class Host(Reference):
         done: list[Node] = []
         stack = [(n, False) for n in reversed(nodes)]
         placed = set(given)
-        own = {stored(n) for n in nodes}
+        decided = _decided(nodes).difference(map(stored, nodes))
         while stack:
             node, ready = stack.pop()
             if node in placed:
@@ -106,7 +106,7 @@ class Host(Reference):
                 continue
             if node not in found:
                 found[node] = (
-                    (self._decided(node) if node not in own else None)
+                    (self._kept(node) if node in decided else None)
                     or self._fused(node, given)
                     or self._plain(node)
                 )
@@ -130,10 +130,10 @@ class Host(Reference):
                 ends[i].append(operand)
         return [_Step(n, *found[n], tuple(e)) for n, e in zip(order, ends, strict=True)]
 
-    def _decided(self, node: Node) -> tuple[tuple[Node, ...], Run] | None:
-        """What the graph alone decides, a number a row: made once, and the caller's to
-        read."""
-        if node.type.width > 1 or not _is_decided(node):
+    def _kept(self, node: Node) -> tuple[tuple[Node, ...], Run] | None:
+        """What the graph alone decides, if it is a number a row: made once, and the
+        caller's to read."""
+        if node.type.width > 1:
             return None
         plain = Reference(self.arrays, self.dtype)
         key = ("decided", node, self.dtype)
@@ -309,9 +309,14 @@ def _made(out: Tensor | None) -> Tensor:
     return out
 
 
-def _is_decided(node: Node) -> bool:
-    leaves = topological([node])
-    return all(n.inputs or n.op in (Op.CONST, Op.GRAPH) for n in leaves)
+def _decided(nodes: Iterable[Node]) -> set[Node]:
+    """What the graph alone decides."""
+    found: set[Node] = set()
+    for node in topological(nodes):
+        leaf = node.op in (Op.CONST, Op.GRAPH)
+        if found.issuperset(node.inputs) if node.inputs else leaf:
+            found.add(node)
+    return found
 
 
 def _shaped(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
