@@ -64,7 +64,6 @@ CASES = (
     Case("foresight.kernels", seconds="CPU", words="--name h100"),
     Case("foresight.steps", 60),
     Case("search.random_graphs", seconds="CPU"),
-    Case("search.table_regret", 580),
     Case("search.layout_regret", 580),
     Case("megatron.scale", 1500),
     Case("gather.sweep", 200, "250", words="--budget-s 250", file="gather/gather"),

@@ -10,12 +10,9 @@ loses the device ends the run; the next one goes on after it.
 """
 
 import gc
-import os
-import tempfile
 import time
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -138,13 +135,11 @@ def _check(cell: Cell, graphs: Graphs, layer: Any) -> float | str:
 def main(args: Settings) -> int:
     """Take what is missing."""
     cap_memory(args.device)
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     # What is loaded now stays: the collections between measurements skip it.
     gc.collect()
     gc.freeze()
     try:
-        with tempfile.TemporaryDirectory(dir=memory) as store:
-            return run_all(args, Graphs(args.device, args.scale, Path(store)))
+        return run_all(args, Graphs(args.device, args.scale))
     finally:
         gc.unfreeze()
 
