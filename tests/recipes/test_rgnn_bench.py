@@ -31,9 +31,8 @@ from recipes.bench.rgnn.records import Records, compare, geometric_mean
 from tests.ranks import SOON_S
 
 ARGS = (
-    "--device cpu --scale 0.0001 --graphs mag --models rgcn --phases main "
-    "bfloat16 --contenders sorted-loop sorted-grouped --budget-s 600 "
-    "--limit-s 300"
+    "--device cpu --scale 0.0001 --phases main bfloat16 --only mag/rgcn/*/sorted-* "
+    "--budget-s 600 --limit-s 300"
 ).split()
 
 

@@ -19,15 +19,13 @@ import torch
 
 from hector.runtime import executables
 from hector.statistics import statistics
-from recipes.bench.harness.cells import Cells
+from recipes.bench.harness.cells import Cells, matches
 from recipes.bench.harness.cli import Bench
 from recipes.bench.rgnn.cells import (
     GRAPHS,
-    KINDS,
     Cell,
     Contender,
     Phase,
-    Task,
     Work,
     name_of,
     plan,
@@ -55,20 +53,12 @@ class Settings(Bench):
     limit_s: float = 20.0
     scale: float = 1.0
     phases: tuple[str, ...] = tuple(phase.value for phase in Phase)
-    graphs: tuple[str, ...] = tuple(GRAPHS)
-    models: tuple[str, ...] = tuple(kind.value for kind in KINDS)
-    tasks: tuple[str, ...] = tuple(task.value for task in Task)
-    contenders: tuple[str, ...] = tuple(each.value for each in Contender)
 
     def wanted(self) -> list[Work]:
         """All measurements that are asked for, in their order."""
-        return [
-            work
-            for work in plan(map(Phase, self.phases), self.graphs)
-            if work.cell.model.value in self.models
-            and work.cell.task.value in self.tasks
-            and work.contender.value in self.contenders
-        ]
+        asked = self.only or ("*",)
+        found = plan(map(Phase, self.phases), GRAPHS)
+        return [work for work in found if matches(work.name, asked)]
 
 
 def machine(cells: Cells, device: torch.device) -> dict[str, Any]:
