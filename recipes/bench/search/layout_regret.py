@@ -22,7 +22,6 @@ from torch import distributed
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import ssdtrain
-from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.processes import answer_of, any_rank, join_ranks
 from recipes.bench.harness.timing import Peak, wait
@@ -308,18 +307,14 @@ def main(bench: Bench, *, gpu: str = "h100", small: bool = False) -> int:
             cell = f"{name}: {at}"
             limit_s = min(LIMIT_S, cells.left_s())
             cells.run(cell, _cell, name, at, small, gpu, bench.device.type, limit_s)
-            found = _found(cells, cell)
-            missing += found is None
-            if found is not None:
-                rows[at] = found
+            if cell in cells and "error" not in cells[cell]:
+                rows[at] = cells[cell]
+            else:
+                missing += 1
         if len(rows) > 2:
             cells.fact(name, summary(rows))
             print(name, cells.data[name])
     return int(missing > 0)
-
-
-def _found(cells: Cells, name: str) -> dict[str, Any] | None:
-    return cells[name] if name in cells and "error" not in cells[name] else None
 
 
 def _cell(
