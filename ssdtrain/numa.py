@@ -9,6 +9,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 NODES = Path("/sys/devices/system/node")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
@@ -47,6 +48,14 @@ def node_of_pci(address: str | None) -> int | None:
     except (OSError, ValueError):
         return None
     return None if node < 0 else node
+
+
+def pci_address(gpu: Any) -> str | None:
+    """Return the address of a GPU by its properties in torch; None: they lack it."""
+    names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
+    if not all(hasattr(gpu, name) for name in names):
+        return None
+    return "{:04x}:{:02x}:{:02x}.0".format(*(getattr(gpu, name) for name in names))
 
 
 def nodes_of_process() -> tuple[int, ...]:

@@ -6,6 +6,7 @@ and round once. Whether that gave the same bytes is for admission to say.
 
 import functools
 import struct
+from bisect import bisect_left
 from typing import NamedTuple
 
 import torch
@@ -177,15 +178,11 @@ def _draw(target, size, key, first, num_threads, LAW: tl.constexpr):  # type: ig
 def first_dropped(rate: float) -> int:
     """The least 32 bits that torch's kernel drops: the numbers it makes of bits,
     above 0 and up to 1, grow with them."""
-    kept = _float32(1.0 - rate)
-    low, high = 0, 2**32
-    while low < high:
-        bits = (low + high) // 2
-        if _float32(_float32(bits) * 2.0**-32 + 2.0**-33) < kept:
-            low = bits + 1
-        else:
-            high = bits
-    return low
+
+    def number(bits: int) -> float:
+        return _float32(_float32(bits) * 2.0**-32 + 2.0**-33)
+
+    return bisect_left(range(2**32), _float32(1.0 - rate), key=number)
 
 
 def _float32(number: float) -> float:

@@ -122,9 +122,8 @@ class Ranks:
         device = self.device()
         if device.type != "cuda":
             return None
-        found: Any = torch.cuda.get_device_properties(device)
-        parts = (found.pci_domain_id, found.pci_bus_id, found.pci_device_id)
-        return numa.node_of_pci("{:04x}:{:02x}:{:02x}.0".format(*parts))
+        gpu = torch.cuda.get_device_properties(device)
+        return numa.node_of_pci(numa.pci_address(gpu))
 
     def bind(self) -> int | None:
         """Run on the NUMA node of this rank's GPU; return it, or None: unchanged."""

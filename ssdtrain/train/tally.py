@@ -60,9 +60,14 @@ class Tally:
     """Written, by the operating system's counters, checkpoints excluded."""
 
     @property
+    def loss_bits(self) -> tuple[str, ...]:
+        """The loss of each step, exactly: NaN equals itself."""
+        return tuple(step.loss_hex for step in self.steps)
+
+    @property
     def losses(self) -> tuple[float, ...]:
         """The loss of each step."""
-        return tuple(float.fromhex(step.loss_hex) for step in self.steps)
+        return tuple(map(float.fromhex, self.loss_bits))
 
     @property
     def step_ms(self) -> tuple[float, ...]:

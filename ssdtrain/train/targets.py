@@ -150,7 +150,8 @@ def refuse_unfit(node: Mapping[str, Any], where: str) -> None:
         if isinstance(value, Mapping) and "_target_" in value:
             refuse_unfit(value, key)
         elif not _fits(parameters.get(name, Any), value):
-            known = _choices(parameters[name])
+            kinds = (parameters[name], *get_args(parameters[name]))
+            known = [str(one.value) for kind in kinds if _is_enum(kind) for one in kind]
             expected = " or ".join(_described(parameters[name]))
             raise ConfigError(
                 f"{key} expects {expected}, got {value!r}{did_you_mean(value, known)}"
@@ -228,11 +229,6 @@ def _described(kind: Any) -> list[str]:
         return [repr(member.value) for member in kind]
     name = getattr(kind, "__name__", str(kind))
     return [_PLAIN.get(kind, f"{name} (a node with _target_)")]
-
-
-def _choices(kind: Any) -> list[str]:
-    enums = [one for one in (kind, *get_args(kind)) if _is_enum(one)]
-    return [str(member.value) for one in enums for member in one]
 
 
 def _is_enum(kind: Any) -> bool:

@@ -2,7 +2,6 @@
 
 import os
 import statistics
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -250,15 +249,6 @@ def deterministic(wanted: bool) -> Iterator[None]:
         fills.fill_uninitialized_memory = filling
 
 
-def same_bits(left: tuple[float, ...], right: tuple[float, ...]) -> bool:
-    """Return whether two sequences of floats are equal bit by bit (NaN included)."""
-    return _bits(left) == _bits(right)
-
-
-def _bits(values: tuple[float, ...]) -> bytes:
-    return struct.pack(f"<{len(values)}d", *values)
-
-
 def summary(settings: RunSettings, legs: dict[str, list[LegResult]]) -> dict[str, Any]:
     """Return what happened, over all ranks, as plain values."""
     every = next(iter(legs.values()))
@@ -341,7 +331,7 @@ def _leg_summary(results: list[LegResult]) -> dict[str, Any]:
 def _compared(without: list[LegResult], with_: list[LegResult]) -> dict[str, Any]:
     pairs = list(zip(without, with_, strict=True))
     weights = all(a.weights_checksum == b.weights_checksum for a, b in pairs)
-    losses = all(same_bits(a.own.losses, b.own.losses) for a, b in pairs)
+    losses = all(a.own.loss_bits == b.own.loss_bits for a, b in pairs)
     verdict = {"losses_equal": losses, "weights_equal": weights}
     tallies = [result.own for result in without], [result.own for result in with_]
     found = compare(*tallies, on_cpu=not torch.cuda.is_available())

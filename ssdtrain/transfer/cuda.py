@@ -159,8 +159,6 @@ class CudaDevice(Device):
         """Whether copies are measured."""
         self._num_cuts = 0
         self._times_waits = True
-        self._num_timed = 0
-        """Steps, this one included, in which somebody must know the waits."""
         self._stalled = Stalled(0.0, 0.0)
         self.has_captured = False
         """Whether a graph was ever captured."""
@@ -260,8 +258,7 @@ class CudaDevice(Device):
         own, out = self._stalls.cut(), self._out_stalls.cut()
         timed = self._times_waits
         self._num_cuts += 1
-        self._num_timed = max(0, self._num_timed - 1)
-        self._times_waits = self._num_timed > 0 or is_timed_step(self._num_cuts)
+        self._times_waits = is_timed_step(self._num_cuts)
 
         def total() -> Stalled:
             if timed:
@@ -324,10 +321,6 @@ class CudaDevice(Device):
     def reset_peak(self) -> None:
         """Reset the caching allocator's peak statistics."""
         torch.cuda.reset_peak_memory_stats(self.torch_device)
-
-    def time_waits(self, num_steps: int) -> None:
-        """By two events around each."""
-        self._num_timed, self._times_waits = num_steps, True
 
     def watch_copies(self) -> None:
         """Time each copy on its stream from now on."""

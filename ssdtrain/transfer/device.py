@@ -207,11 +207,6 @@ class Device(Protocol):
             Gives the old account's sums; calling it waits for the device.
         """
 
-    def time_waits(self, num_steps: int) -> None:
-        """Time compute's waits in this step and those after it, so many in all,
-        whatever `cut_stalls` would leave out."""
-        return
-
     def watch_copies(self) -> None:
         """Measure every copy from now on, until `watched_copies`."""
 

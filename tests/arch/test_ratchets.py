@@ -18,11 +18,11 @@ CIRCLES = 6
 types count as well. No group does so while it is imported."""
 TWICE = {"ssdtrain": 88, "pydirect": 6, "hector": 22}
 """Public names of classes and functions that stand in several files of a package."""
-IN_SEVERAL = 93
+IN_SEVERAL = 92
 """Likewise in several packages."""
 ANYTHING = {"ssdtrain": 32, "pydirect": 1, "hector": 9}
 """Parameters of constructors that are typed `Any`."""
-FROM_OUTSIDE = {"ssdtrain": 423, "pydirect": 90, "hector": 49}
+FROM_OUTSIDE = {"ssdtrain": 421, "pydirect": 90, "hector": 49}
 """Assignments to an attribute of another object."""
 COMMANDS = {"add_arguments", "run", "main"}
 """Every module of a command has them."""

@@ -1,4 +1,4 @@
-"""What DGL's users come for: all cells of the benchmark, tiny, on a CPU."""
+"""What DGL's users come for, and message passing: cells of all kinds, on a CPU."""
 
 import json
 from pathlib import Path
@@ -11,6 +11,7 @@ pytest.importorskip("torch_geometric")
 
 from recipes.bench.harness.cli import run as bench
 from recipes.bench.rgnn import batches, block_models, dgl, messages
+from recipes.bench.rgnn.mag import WIDTH, mag_graph
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's, of sparse tensors
@@ -25,26 +26,41 @@ def test_all_cells_have_equal_values_and_a_failure_ends_nothing(
         return real(name, *more)
 
     monkeypatch.setattr(dgl, "second_cell", second)
-    once, times = batches.milliseconds, messages.times_ms
+    once = batches.milliseconds
     monkeypatch.setattr(batches, "milliseconds", lambda step, rounds=8: once(step, 1))
-    monkeypatch.setattr(messages, "times_ms", lambda *which: times(*which[:2], 2))
     words = ["--device", "cpu", "--shrink", "4000", "--out", str(out)]
     assert bench(["rgnn.dgl", *words]) == 0
     cells = json.loads(out.read_text())["cells"]
     wrong = cells.pop("second/hgt")
     assert wrong["error"] == "RuntimeError: no kernel"
-    kinds = [f"second/{n}" for n in (*dgl.ALIKE, "rgcn", "rgat")]
-    kinds += [
-        f"one type/{g}/{n}" for g in ("pubmed", "flickr") for n in messages.LAYERS
-    ]
+    kinds = [f"second/{n}" for n in (*messages.LAYERS, "rgcn", "rgat")]
     kinds += [f"blocks/{n}" for n in block_models.KINDS]
-    kinds += [f"typed/{n}" for n in batches.KINDS]
     assert list(cells) == kinds
     for name, cell in cells.items():
         assert cell["ratio"] > 0, name
-        sides = [cell[w] for w in messages.WAYS] if "one type" in name else [cell]
-        found = [v for s in sides for k, v in s.items() if k.endswith("error")]
+        found = [v for k, v in cell.items() if k.endswith("error")]
         assert found and max(found) < 1e-5, name
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch's, of sparse tensors
+def test_layers_on_one_type_and_on_typed_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once, times = batches.milliseconds, messages.times_ms
+    monkeypatch.setattr(batches, "milliseconds", lambda step, rounds=8: once(step, 1))
+    monkeypatch.setattr(messages, "times_ms", lambda *which: times(*which[:2], 2))
+    out = tmp_path / "r.json"
+    words = ["--device", "cpu", "--shrink", "4000", "--out", str(out)]
+    assert bench(["rgnn.messages", *words, "--graphs", "pubmed"]) == 0
+    for cell in json.loads(out.read_text())["cells"].values():
+        ways = [cell[way] for way in messages.WAYS]
+        errors = [v for way in ways for k, v in way.items() if k.endswith("error")]
+        assert cell["ratio"] > 0 and max(errors) < 1e-5
+    graph = mag_graph(torch.device("cpu"), 4000)
+    rows = torch.randn(graph.num_nodes, WIDTH)
+    for kind in batches.KINDS:
+        cell = batches.batch_cell(kind, graph, rows, 4)
+        assert cell["ratio"] > 0 and cell["largest_loss_error"] < 1e-5
 
 
 def test_a_wrong_value_of_either_side_is_seen() -> None:

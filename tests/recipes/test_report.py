@@ -11,7 +11,7 @@ from recipes.bench.harness import report
 from recipes.bench.harness.cases import CASES
 from recipes.bench.harness.cells import Cells, environment
 from recipes.bench.harness.cli import run
-from recipes.bench.harness.records import RESULTS, ROOT, find, public, read, write
+from recipes.bench.harness.records import RESULTS, ROOT, public, read, write
 from recipes.bench.safety.tables import searches
 from ssdtrain.tools.cli import build_parser
 
@@ -154,7 +154,6 @@ def test_a_search_that_found_something_says_so() -> None:
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    assert find(path) is None
     path.write_text('{"environment": {}, "cells": []}')
     with pytest.raises(ValueError, match=r"no \['settings', 'cells'\]"):
         read(path)

@@ -26,14 +26,13 @@ from recipes.bench.rgnn.cells import (
     plan,
 )
 from recipes.bench.rgnn.contenders import Graphs, build
-from recipes.bench.rgnn.measure import OutOfTimeError, deadline, measure
+from recipes.bench.rgnn.measure import OutOfTimeError, deadline
 from recipes.bench.rgnn.records import Records, compare, geometric_mean
 from tests.ranks import SOON_S
 
 ARGS = (
-    "--device cpu --scale 0.0001 --graphs mag --models rgcn --phases main "
-    "bfloat16 --contenders sorted-loop sorted-grouped --budget-s 600 "
-    "--limit-s 300"
+    "--device cpu --scale 0.0001 --phases main bfloat16 --only mag/rgcn/*/sorted-* "
+    "--budget-s 600 --limit-s 300"
 ).split()
 
 
@@ -128,12 +127,18 @@ def test_failures_are_recorded_and_tried_again(
     assert {r["status"] for r in found} == {"ok"}
 
 
-def test_out_of_memory_is_a_result() -> None:
-    def step() -> None:
+def test_out_of_memory_is_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def large(*_: object) -> None:
         raise torch.OutOfMemoryError("Tried to allocate 9 GiB. GPU 0 has")
 
-    found = measure(step, lambda: None, torch.device("cpu"))
-    assert (found["status"], found["reason"]) == ("oom", "Tried to allocate 9 GiB")
+    monkeypatch.setattr(rgnn, "measure", large)
+    bench(["rgnn.layers", *ARGS, "--out", str(tmp_path / "r.json")])
+    found = json.loads((tmp_path / "r.json").read_text())["cells"].values()
+    assert {(r["status"], r["reason"]) for r in found} == {
+        ("oom", "Tried to allocate 9 GiB")
+    }
 
 
 def test_deadline_rings_and_is_taken_down() -> None:
@@ -185,10 +190,10 @@ def test_summary_counts_our_own_failures() -> None:
     assert "| 4.00 | 2.76 | 4.00 (g) | 4.00 (g) | 1 | 1 | 0 |" in row
 
 
-def test_a_graph_that_another_process_made_is_read(tmp_path: Path) -> None:
-    """And without what was kept with it, as its executables."""
-    makes, reads = (Graphs(torch.device("cpu"), 0.01, tmp_path) for _ in range(2))
-    made = makes.get("aifb")
+def test_a_graph_comes_back_without_what_was_kept_with_it() -> None:
+    """Such as its executables."""
+    graphs = Graphs(torch.device("cpu"), 0.01)
+    made = graphs.get("aifb")
     cell = Cell(
         graph="aifb",
         model=LayerKind.RGCN,
@@ -198,7 +203,9 @@ def test_a_graph_that_another_process_made_is_read(tmp_path: Path) -> None:
     )
     layer = build(cell, Contender.HECTOR, made)
     layer.module(layer.x, made)
-    read = reads.get("aifb")
+    assert made.state.executables
+    graphs.get("mutag")
+    read = graphs.get("aifb")
     assert torch.equal(read.src, made.src) and not read.state.executables
     assert read.node_type_names == made.node_type_names
     torch.backends.cuda.matmul.allow_tf32 = False

@@ -18,8 +18,8 @@ __all__ = ["few_steps"]
 
 CPU = torch.device("cpu")
 ARGS = (
-    "--device cpu --scale 0.0001 --graphs mag --models rgcn --phases ablation "
-    "--budget-s 600 --limit-s 300"
+    "--device cpu --scale 0.0001 --phases ablation --only mag/rgcn/* --budget-s 600 "
+    "--limit-s 300"
 ).split()
 
 

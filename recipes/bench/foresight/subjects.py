@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from recipes.bench.models.stock import encoder
+
 
 class Subject(NamedTuple):
     model: nn.Module
@@ -36,15 +38,6 @@ def _stock(kind: str, head: str, **settings: Any) -> nn.Module:
     return model.to(torch.bfloat16).train()
 
 
-def _encoder(hidden: int, layers: int) -> dict[str, int]:
-    return {
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": hidden // 64,
-        "intermediate_size": 4 * hidden,
-    }
-
-
 def _language(
     model: nn.Module, words: int, size: tuple[int, int], **more: Any
 ) -> Subject:
@@ -59,7 +52,7 @@ def _language(
 
 
 def bert(batch: int, *, hidden: int, layers: int, sequence: int) -> Subject:
-    model = _stock("Bert", "ForMaskedLM", **_encoder(hidden, layers))
+    model = _stock("Bert", "ForMaskedLM", **encoder(hidden, layers, hidden // 64))
     return _language(model, 30522, (batch, sequence))
 
 
@@ -85,7 +78,8 @@ def llama(batch: int, *, hidden: int, layers: int, sequence: int) -> Subject:
 
 def vit(batch: int, *, hidden: int, layers: int, sequence: int) -> Subject:
     """`sequence` is the side of the image; patches are of 16."""
-    settings = {**_encoder(hidden, layers), "image_size": sequence, "num_labels": 1000}
+    more = {"image_size": sequence, "num_labels": 1000}
+    settings = encoder(hidden, layers, hidden // 64, **more)
     model = _stock("ViT", "ForImageClassification", **settings)
     images = torch.randn(batch, 3, sequence, sequence, dtype=torch.bfloat16)
     labels = _ids(1000, batch)

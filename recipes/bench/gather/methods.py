@@ -33,9 +33,9 @@ MOST_CALLS = 8
 WARM_ROWS = 1000
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Method:
-    """One column of a table."""
+    """One column of a table, and what it took so far."""
 
     name: str
     work: Work
@@ -44,6 +44,17 @@ class Method:
 
     on_cpu: bool = False
     """Whether it wants the index on the CPU (where a sampler leaves it)."""
+    turns: int = 0
+    calls: int = 0
+    """Of a turn."""
+    ms: list[float] = field(default_factory=list)
+    error: str = ""
+
+    def repeat(self, num_bytes: int) -> None:
+        """Choose how many turns of how many calls of so many bytes it gets."""
+        expected_s = max(1e-5, num_bytes / self.gbps / 1e9)
+        self.turns = next((turns for most, turns in TURNS if expected_s <= most), 1)
+        self.calls = max(1, min(MOST_CALLS, int(BURST_S / expected_s)))
 
 
 def ours(table: torch.Tensor, path: gather.Path | None = None) -> Work:
@@ -175,17 +186,6 @@ def check_rows(table: torch.Tensor, index: torch.Tensor, out: torch.Tensor) -> N
         raise RuntimeError("the gather returned wrong rows")
 
 
-@dataclass(kw_only=True)
-class Contender:
-    """One way and what it took so far."""
-
-    method: Method
-    turns: int
-    calls: int
-    ms: list[float] = field(default_factory=list)
-    error: str = ""
-
-
 class Rounds:
     """The ways on one table and batch. Indices are fresh for every call of a way, so
     that no cache remembers the rows."""
@@ -193,67 +193,57 @@ class Rounds:
     def __init__(self, table: torch.Tensor, batch: int, methods: list[Method]) -> None:
         self.table = table
         self.out = torch.empty(batch, table.shape[1], dtype=torch.uint8, device=DEVICE)
-        self.contenders = [contender(m, self.out.numel()) for m in methods]
-        most = max(c.turns * c.calls for c in self.contenders)
+        self.methods = methods
+        for method in methods:
+            method.repeat(self.out.numel())
+        most = max(m.turns * m.calls for m in methods)
         self.sets = indices(batch, table.shape[0], max(2, most))
-        on_cpu = [c for c in self.contenders if c.method.on_cpu]
-        most = max((c.turns * c.calls for c in on_cpu), default=0)
+        most = max((m.turns * m.calls for m in methods if m.on_cpu), default=0)
         self.cpu_sets = [index.cpu() for index in self.sets[: max(1, most)]]
 
     def run(self) -> tuple[dict[str, float], dict[str, str]]:
         """Milliseconds of a call, and why a way has none."""
-        for contender in self.contenders:
-            self._attempt(contender, self._first)
+        for method in self.methods:
+            self._attempt(method, self._first)
         for turn in range(TURNS[0][1]):
-            for contender in self.contenders:
-                if turn < contender.turns and not contender.error:
-                    self._attempt(contender, functools.partial(self._turn, turn))
-        ms = {
-            c.method.name: round(statistics.median(c.ms), 4)
-            for c in self.contenders
-            if not c.error
-        }
-        return ms, {c.method.name: c.error for c in self.contenders if c.error}
+            for method in self.methods:
+                if turn < method.turns and not method.error:
+                    self._attempt(method, functools.partial(self._turn, turn))
+        good = (m for m in self.methods if not m.error)
+        ms = {m.name: round(statistics.median(m.ms), 4) for m in good}
+        return ms, {m.name: m.error for m in self.methods if m.error}
 
-    def _attempt(self, contender: Contender, part: "functools.partial[None]") -> None:
+    def _attempt(self, method: Method, part: "functools.partial[None]") -> None:
         try:
-            part(contender)
+            part(method)
         except Exception as error:  # the other ways still count
-            contender.error = f"{type(error).__name__}: {error}"[:300]
+            method.error = f"{type(error).__name__}: {error}"[:300]
 
-    def _first(self, contender: Contender) -> None:
+    def _first(self, method: Method) -> None:
         """Whether the rows are right; the only turn of a way that takes long."""
-        work, index = contender.method.work, self._sets(contender)[0]
+        work, index = method.work, self._sets(method)[0]
         self.out.fill_(255)
         wait()
-        if contender.turns > 1:
+        if method.turns > 1:
             work(index, self.out)
         else:
             work(index[:WARM_ROWS], self.out[:WARM_ROWS])
             wait()
-            contender.ms.append(once_ms(functools.partial(work, index, self.out)))
-            contender.turns = 0
+            method.ms.append(once_ms(functools.partial(work, index, self.out)))
+            method.turns = 0
         check_rows(self.table, index.to(DEVICE), self.out)
 
-    def _turn(self, turn: int, contender: Contender) -> None:
-        work, sets = contender.method.work, self._sets(contender)
+    def _turn(self, turn: int, method: Method) -> None:
+        work, sets = method.work, self._sets(method)
         # Threads of the CPU and caches of the interpreter wake up outside the time.
         work(sets[0][:WARM_ROWS], self.out[:WARM_ROWS])
         wait()
 
         def burst() -> None:
-            for k in range(contender.calls):
-                work(sets[(turn * contender.calls + k) % len(sets)], self.out)
+            for k in range(method.calls):
+                work(sets[(turn * method.calls + k) % len(sets)], self.out)
 
-        contender.ms.append(once_ms(burst) / contender.calls)
+        method.ms.append(once_ms(burst) / method.calls)
 
-    def _sets(self, contender: Contender) -> list[torch.Tensor]:
-        return self.cpu_sets if contender.method.on_cpu else self.sets
-
-
-def contender(method: Method, num_bytes: int) -> Contender:
-    """How many turns of how many calls a way gets."""
-    expected_s = max(1e-5, num_bytes / method.gbps / 1e9)
-    turns = next((turns for most, turns in TURNS if expected_s <= most), 1)
-    calls = max(1, min(MOST_CALLS, int(BURST_S / expected_s)))
-    return Contender(method=method, turns=turns, calls=calls)
+    def _sets(self, method: Method) -> list[torch.Tensor]:
+        return self.cpu_sets if method.on_cpu else self.sets

@@ -1,11 +1,11 @@
 """How a trainer is measured: part by part, in whole overlapped runs, and in epochs."""
 
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import psutil
 import torch
 
 from pydirect.datasets import NodeDataset
@@ -79,13 +79,12 @@ def overlapped(
     """A run of ``num`` batches as a user sees it: wall, idle GPU, busy CPU."""
     trainer.loader = replace(trainer.loader, num_buffers=buffers)
     loader = trainer._loader(trainer.dataset.train_nodes, shuffle=True)
-    process = psutil.Process()
     clock = Clock(trainer.target)
     marks: list[Any] = []
     wall, cpu = 0.0, 0.0
     for number, batch in enumerate(loader):
         if number == warm:
-            wall, cpu = wait(), cpu_seconds(process)
+            wall, cpu = wait(), time.process_time()
         if number >= warm:
             marks.append(clock.mark())
         trainer.step(batch)
@@ -94,7 +93,7 @@ def overlapped(
         if number + 1 == warm + num:
             break
     wall = wait() - wall
-    cpu = cpu_seconds(process) - cpu
+    cpu = time.process_time() - cpu
     steps = [clock.ms(*pair) for pair in zip(marks[::2], marks[1::2], strict=True)]
     busy = sum(steps) / 1e3 if torch.cuda.is_available() else None
     return {
@@ -103,11 +102,6 @@ def overlapped(
         "cpu_percent": round(100 * cpu / wall, 1),
         "gpu_idle_share": None if busy is None else round(max(0, 1 - busy / wall), 4),
     }
-
-
-def cpu_seconds(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 def epochs(

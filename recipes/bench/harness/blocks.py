@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from recipes.bench.harness.timing import Clock, Peak
-from ssdtrain.tools.report.subject import Block
+from ssdtrain.tools.report import subject
 
 SETTLE_S = 40.0
 """A session may take so long until its steps are timed."""
@@ -34,13 +34,10 @@ class Size:
         return f"{self.hidden}x{self.num_layers}"
 
 
-class Blocks(nn.Module):
-    """`num_layers` blocks; returns the mean square of the last one's output."""
+class Blocks(subject.Blocks):
+    """The blocks, which may be checkpointed one by one."""
 
-    def __init__(self, hidden: int, num_layers: int) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block(hidden) for _ in range(num_layers))
-        self.recompute = False
+    recompute = False
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, S, H) to a scalar."""
@@ -56,7 +53,7 @@ def build(hidden: int, num_layers: int, device: torch.device) -> Blocks:
     """Seeded blocks in bf16 with gradients allocated."""
     torch.manual_seed(0)
     with device:
-        model = Blocks(hidden, num_layers).to(torch.bfloat16).train()
+        model = Blocks(hidden, num_layers).train()
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     return model

@@ -89,7 +89,7 @@ class Cells:
                 cells = {
                     name: cell
                     for name, cell in before["cells"].items()
-                    if cell.get("error") != NOT_ENDED and not _matches(name, again)
+                    if cell.get("error") != NOT_ENDED and not matches(name, again)
                 }
                 self.data = {**before, **self.data, "cells": cells}
 
@@ -105,7 +105,7 @@ class Cells:
 
     def is_wanted(self, name: str) -> bool:
         """Whether the cell is to be run, is not there yet, and there is time."""
-        asked = not self.only or _matches(name, self.only)
+        asked = not self.only or matches(name, self.only)
         return asked and name not in self and self.left_s() > 0
 
     def run(
@@ -179,7 +179,8 @@ class Cells:
         records.write(self.path, self.data)
 
 
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Whether one of the patterns fits."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 

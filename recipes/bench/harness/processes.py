@@ -4,7 +4,6 @@ too."""
 import contextlib
 import multiprocessing
 import os
-import socket
 import sys
 import time
 import traceback
@@ -40,7 +39,9 @@ def answer_of(
     # Asked through NVML, whether there is a GPU does not initialize CUDA.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     until = time.monotonic() + limit_s
-    port = _free_port()
+    from ssdtrain.train.launch import free_port  # not where peers are measured
+
+    port = free_port()
     given = [(work, arguments, _place(rank, ranks, port)) for rank in range(ranks)]
     found, why = _answers("forkserver", given, until, preload)
     if found == POISONED:
@@ -122,12 +123,6 @@ def _tell(
             if "error" not in found:
                 torch.distributed.barrier()
             torch.distributed.destroy_process_group()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _place(rank: int, ranks: int, port: int) -> dict[str, str]:

@@ -62,11 +62,6 @@ def read(path: Path) -> Data:
     return data  # type: ignore[no-any-return]
 
 
-def find(path: Path) -> Data | None:
-    """Read a results file; None if there is none."""
-    return read(path) if path.exists() else None
-
-
 def named(pattern: str, results: Path = RESULTS) -> list[Data]:
     """All records that a pattern such as `models/real_models*` names, in order; each
     knows its `file`."""

@@ -2,12 +2,10 @@
 
 import itertools
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,6 +13,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
 import ssdtrain
+from recipes.bench.harness import blocks
 from recipes.bench.harness.processes import any_rank
 from recipes.bench.harness.records import Data
 from recipes.bench.harness.timing import Peak, wait
@@ -211,14 +210,6 @@ def law(cell: Cell, directory: Path) -> Data:
     return result
 
 
-def settling(session: Any, limit_s: float = SETTLE_S) -> Callable[[], bool]:
-    """Whether a step is not to be timed yet, the same for all ranks: the session of one
-    of them settles still, and has not taken that long."""
-    until = time.monotonic() + limit_s
-
-    return lambda: any_rank(not session.is_settled and time.monotonic() < until)
-
-
 def measure(
     training: Training,
     warm_up: int,
@@ -262,7 +253,9 @@ def measure(
 def ours(training: Training, settings: Data, num_steps: int) -> Data:
     """Steps under ssdtrain, once it has settled: what was predicted, and reported."""
     with ssdtrain.offload(training.chunks, **settings) as session:
-        result = measure(training, 2, num_steps, settling(session))
+        own = blocks.settling(session, SETTLE_S)
+        # The same for all ranks: the session of one of them settles still.
+        result = measure(training, 2, num_steps, lambda: any_rank(own()))
         report, plan = session.last_step, session.plan
         result["settled"] = session.is_settled
     if plan is not None and plan.prediction is not None:

@@ -10,16 +10,17 @@ ends with fused AdamW; its peak has everything in it. A rerun goes on.
 """
 
 import statistics
-import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.processes import answer_of
-from recipes.bench.harness.timing import wait
+from recipes.bench.harness.timing import Peak, wait
 from recipes.bench.models.stock import checkpoint
+from recipes.bench.models.unseen import warm_up
 from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.report.build_public import Loss, Train, public_subject, shape_of
 from ssdtrain.tools.report.capture import Question, capture
@@ -93,7 +94,9 @@ class Training:
         shape = shape_of(held.model, held.train, Loss.STOCK)
         torch.manual_seed(0)
         with device:
-            subject = public_subject(shape, held.tokens, drawn)
+            # Token ids and labels that every model of the table has.
+            ids = partial(torch.randint, 100)
+            subject = public_subject(shape, held.tokens, lambda *size: ids(size))
         self.model, self.forward = subject.model, subject.forward
         trained = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(trained, 1e-5, fused=True)
@@ -108,17 +111,10 @@ class Training:
 
     def told(self) -> dict[str, Any]:
         """Of some steps: the median time, and the largest peak."""
-        cuda = self.device.type == "cuda"
-        if cuda:
-            torch.cuda.reset_peak_memory_stats()
+        memory = Peak(self.device)
         times = [self.step() for _ in range(STEPS)]
-        peak = torch.cuda.max_memory_allocated() if cuda else 0
+        peak = memory.base + memory.most
         return {"ms": round(statistics.median(times), 1), "bytes": peak}
-
-
-def drawn(*size: int) -> torch.Tensor:
-    """Token ids and labels that every model of the table has."""
-    return torch.randint(100, size)
 
 
 def measure_others(held: Held, device: str) -> dict[str, Any]:
@@ -137,14 +133,9 @@ def measure_ours(held: Held, device: str, memory: int, warm_s: float) -> dict[st
     import ssdtrain
 
     training = Training(held, torch.device(device))
-    start, warm_up = time.perf_counter(), list[float]()
     with ssdtrain.offload(training.model, device_memory=memory) as session:
-        while not (session.is_settled and len(warm_up) > 2):
-            warm_up.append(round(training.step(), 1))
-            if time.perf_counter() - start > warm_s:
-                break
-        found = training.told()
-        found |= {"settled": session.is_settled, "warm_up_ms": warm_up}
+        found = warm_up(training.step, session, warm_s)
+        found |= training.told() | {"settled": session.is_settled}
         found |= {"explain": session.explain().splitlines()[:20]}
     return {OURS: found}
 

@@ -93,12 +93,12 @@ def real_models(data: Data) -> str:
     """Ratio, peak and prediction of every column."""
     places = grouped(data["cells"])
     columns = {column: None for cells in places.values() for column in cells}
-    rows = [{"": column, **_of_column(places, column)} for column in columns]
+    rows = [
+        {"": column}
+        | {place: real_entry(cells.get(column)) for place, cells in places.items()}
+        for column in columns
+    ]
     return table(rows, {head: lambda row, h=head: row[h] for head in ("", *places)})
-
-
-def _of_column(places: Rows, column: str) -> dict[str, str]:
-    return {place: real_entry(cells.get(column)) for place, cells in places.items()}
 
 
 def real_entry(cell: Data | None) -> str:

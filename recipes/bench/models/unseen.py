@@ -313,11 +313,11 @@ def settings_of(way: str, base_bytes: int, device: torch.device) -> dict[str, An
     return {"memory_budget": base_bytes}
 
 
-def warm_up(side: Side, session: Any, limit_s: float) -> dict[str, Any]:
-    """Steps until the session says that it is settled, or the time is over."""
+def warm_up(step: Callable[[], float], session: Any, limit_s: float) -> dict[str, Any]:
+    """Steps (ms) until the session says that it is settled, or the time is over."""
     times, start = [], time.perf_counter()
     while not (session.is_settled and len(times) >= 3):
-        times.append(round(side.step()[0], 1))
+        times.append(round(step(), 1))
         if time.perf_counter() - start > limit_s:
             break
     return {
@@ -364,7 +364,7 @@ def measure(case: Case, way: str, *, is_tiny: bool, warm_s: float) -> dict[str, 
     settings = settings_of(way, base_bytes, device)
     least = {"min_bytes": 0} if is_tiny else {}
     with ssdtrain.offload(our_side.model, **settings, **least) as session:
-        found = warm_up(our_side, session, warm_s)
+        found = warm_up(lambda: our_side.step()[0], session, warm_s)
         timed = [(block(base_side), block(our_side)) for _ in range(BLOCKS)]
         found |= {"settled_behind": session.is_settled}
         found |= {"explain": session.explain().splitlines()[:20]}

@@ -11,6 +11,7 @@ more, or `--settle-s` are over: the cell says which.
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -29,52 +30,51 @@ from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.timing import link_gb_per_s
 from recipes.bench.models.real_row import trl_context
 
+Column = Callable[[Blocks], AbstractContextManager[tuple[Forward, Any]]]
+"""Gives what is run in the place of the model, and the session, if there is one."""
+
 
 @contextlib.contextmanager
-def plain(model: Blocks) -> Iterator[Forward]:
+def plain(model: Blocks) -> Iterator[tuple[Forward, None]]:
     """No placement at all."""
-    yield model
+    yield model, None
 
 
 @contextlib.contextmanager
-def recompute(model: Blocks) -> Iterator[Forward]:
-    """Every block checkpointed."""
+def recompute(model: Blocks) -> Iterator[tuple[Forward, None]]:
+    """Every block checkpointed, of a model that is not used again."""
     model.recompute = True
-    try:
-        yield model
-    finally:
-        model.recompute = False
+    yield model, None
 
 
-def around(context: Callable[[], Any]) -> Callable[[Blocks], Any]:
+def around(context: Callable[[], Any]) -> Column:
     """The forward in a context."""
 
     @contextlib.contextmanager
-    def column(model: Blocks) -> Iterator[Forward]:
+    def column(model: Blocks) -> Iterator[tuple[Forward, None]]:
         within = context()
 
         def forward(x: torch.Tensor) -> torch.Tensor:
             with within():
                 return model(x)
 
-        yield forward
+        yield forward, None
 
     return column
 
 
-def ours(**settings: Any) -> Callable[[Blocks], Any]:
+def ours(**settings: Any) -> Column:
     """ssdtrain with these settings."""
 
     @contextlib.contextmanager
-    def column(model: Blocks) -> Iterator[Forward]:
+    def column(model: Blocks) -> Iterator[tuple[Forward, Any]]:
         with ssdtrain.offload(model, **settings) as session:
-            column.session = session  # type: ignore[attr-defined]
-            yield model
+            yield model, session
 
     return column
 
 
-def columns() -> dict[str, Callable[[Blocks], Any]]:
+def columns() -> dict[str, Column]:
     """Every way to place activations, the baseline first, the slowest last."""
     host = {"target": "host", "recompute": "off"}
     return {
@@ -103,22 +103,19 @@ def link(device: torch.device, num_bytes: int) -> dict[str, Any]:
 
 def run_column(
     size: Size,
-    column: Callable[[Blocks], Any],
+    column: Column,
     device: torch.device,
     num_steps: int,
     settle_s: float = SETTLE_S,
 ) -> dict[str, Any]:
     """One cell: a fresh model under one column."""
     steps = Steps(size, device)
-    with column(steps.model) as forward:
-        session = getattr(column, "session", None)
+    with column(steps.model) as (forward, session):
         result = steps.measured(num_steps, settling(session, settle_s), forward)
         if session is not None:
             result["settled"] = session.is_settled
             report = session.last_step
             result["report"] = None if report is None else report.as_dict()
-    if session is not None:
-        del column.session  # type: ignore[attr-defined]
     return result
 
 

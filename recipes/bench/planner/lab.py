@@ -86,12 +86,9 @@ class Lab:
         self.cache = self.session.cache
         self.recipes = self.cache.recipes
 
-    def step(self) -> tuple[float, int]:
-        """One step: ms and peak bytes above its start."""
-        return self.steps(1)[0]
-
     def steps(self, num: int) -> list[tuple[float, int]]:
-        """Steps in a row, as in training: nobody waits for the device in between.
+        """Steps in a row, as in training: nobody waits for the device in between. Gives
+        ms, and peak bytes above a step's start.
 
         A step lasts to the begin of the next, or to the end of the last.
         """
@@ -164,7 +161,7 @@ class Lab:
         self.cache.course.rule = rule
         self.cache.recipes = self.recipes if recipes else Recipes()
         try:
-            self.step()  # the lane learns its new size
+            self.steps(1)  # the lane learns its new size
             return self.under(None)
         finally:
             self.cache.limits, self.cache.course.rule = before

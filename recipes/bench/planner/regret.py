@@ -98,7 +98,7 @@ def prediction(size: Size, device: torch.device, num: int, record: Record) -> An
     plans: list[dict[str, Any]] = []
     try:
         profile = lab.settle()
-        lab.step()
+        lab.steps(1)
         lab.hold()
         timeline = Timeline(profile)
         found = {"plans": plans}
@@ -158,7 +158,7 @@ def regret(size: Size, device: torch.device, num: int, record: Record) -> Any:
     pool = ProcessPoolExecutor(NUM_PLANNERS, multiprocessing.get_context("spawn"))
     try:
         profile = lab.settle()
-        lab.step()
+        lab.steps(1)
         lab.hold()
         least = least_peak(profile)
         keep = Run(Timeline(profile), keep_all(Timeline(profile))).run().peak_bytes

@@ -1,16 +1,14 @@
 """The planner's and the ROK curve's tables."""
 
 import itertools
-import math
 import statistics
 from typing import Any
 
 from recipes.bench.harness.records import Data
 from recipes.bench.harness.tables import Column, paragraphs, table
+from ssdtrain.tools.foresight.fit import geometric_mean_error
 
 TARGETS_GB = {"8192x4": 7.1, "12288x3": 8.0, "16384x2": 11.0, "6144x24": 9.0}
-OFFSET = 4e-4
-"""Keeps an exact prediction from making the geometric mean zero (Lin 2023)."""
 
 
 def targets(data: Data) -> str:
@@ -92,8 +90,8 @@ def scores(plans: list[Data]) -> dict[str, float]:
     keep_ms = _keep_ms(plans)
     return {
         "number": len(plans),
-        "step_error": geometric(errors),
-        "constant_error": geometric(constant),
+        "step_error": geometric_mean_error(errors),
+        "constant_error": geometric_mean_error(constant),
         "peak_error": max(peaks, default=0.0),
         "overheads": statistics.fmean(_overhead_holds(p, keep_ms) for p in plans),
         "tau": kendall([(p["predicted_ms"], p["step_ms"]) for p in plans]),
@@ -112,11 +110,6 @@ def _keep_ms(plans: list[Data]) -> float:
     """The measured step with everything kept."""
     kept = (p["step_ms"] for p in plans if p.get("policy") == "keep-all")
     return float(next(kept, plans[0]["predicted_keep_ms"]))
-
-
-def geometric(errors: list[float]) -> float:
-    """Geometric mean."""
-    return math.exp(statistics.fmean(math.log(e + OFFSET) for e in errors))
 
 
 def kendall(pairs: list[tuple[float, float]]) -> float:

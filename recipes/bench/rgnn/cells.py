@@ -146,11 +146,6 @@ def _against(graph: str, dtype: str) -> Iterator[_Row]:
         yield from _each([cell], Contender.HECTOR, *baselines(cell.model, dtype))
 
 
-def _ablation(graph: str) -> Iterator[_Row]:
-    # Table 3.5 first: the attention layers.
-    return _each(_cells(graph, [*KINDS[1:], KINDS[0]]), *SETTINGS)
-
-
 def _widths(graph: str) -> Iterator[_Row]:
     cells = _cells(graph, dtype="tf32")
     return _each(
@@ -162,6 +157,9 @@ def _widths(graph: str) -> Iterator[_Row]:
 _PHASES: dict[Phase, Callable[[str], Iterable[_Row]]] = {
     Phase.MAIN: lambda graph: _against(graph, "float32"),
     Phase.BFLOAT16: lambda graph: _against(graph, "bfloat16"),
-    Phase.ABLATION: _ablation,
+    # Table 3.5 first: the attention layers.
+    Phase.ABLATION: lambda graph: _each(
+        _cells(graph, [*KINDS[1:], KINDS[0]]), *SETTINGS
+    ),
     Phase.WIDTHS: _widths,
 }

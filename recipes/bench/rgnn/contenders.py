@@ -1,8 +1,6 @@
 """Builds a contender's step for a cell; all contenders share PyG's parameters."""
 
 from collections.abc import Callable
-from dataclasses import fields
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -51,28 +49,22 @@ class Layer(NamedTuple):
 
 
 class Graphs:
-    """The graphs of Table 3.3: kept in files, one at a time on the device."""
+    """The graphs of Table 3.3: kept in host memory, one at a time on the device."""
 
-    def __init__(self, device: torch.device, scale: float, store: Path) -> None:
-        self.device, self.scale, self.store = device, scale, store
+    def __init__(self, device: torch.device, scale: float) -> None:
+        self.device, self.scale = device, scale
+        self._kept: dict[str, HeteroGraph] = {}
         self._current: tuple[str, HeteroGraph] | None = None
 
     def get(self, name: str) -> HeteroGraph:
-        if self._current is not None and self._current[0] == name:
-            return self._current[1]
-        self._current = None
-        path = self.store / f"{name}.pt"
-        if path.exists():
-            found = HeteroGraph(**torch.load(path, map_location=self.device))
-        else:
-            spec = scaled(TABLE_3_3[name], self.scale)
-            found = generate(spec, seed=0, device=self.device)
-            # What is kept with a graph, as its executables, is no part of it.
-            values = {f.name: getattr(found, f.name) for f in fields(found) if f.init}
-            torch.save(values, path.with_suffix(".part"))
-            path.with_suffix(".part").replace(path)
-        self._current = (name, found)
-        return found
+        """Return the graph on the device, without what was kept with it before."""
+        if self._current is None or self._current[0] != name:
+            self._current = None
+            if name not in self._kept:
+                spec = scaled(TABLE_3_3[name], self.scale)
+                self._kept[name] = generate(spec, seed=0, device=self.device).to("cpu")
+            self._current = name, self._kept[name].replace().to(self.device)
+        return self._current[1]
 
 
 def build(cell: Cell, contender: Contender, graph: HeteroGraph, seed: int = 0) -> Layer:

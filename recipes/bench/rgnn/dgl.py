@@ -1,19 +1,16 @@
-"""What DGL's users come for, on this machine: typed batches, blocks, derivatives.
+"""What DGL's users come for, on this machine: blocks and second derivatives.
 
     python -m recipes.bench rgnn.dgl
 
-- `typed`: RGCN, RGAT and HGT on neighbourhoods of a graph of ogbn-mag's size, hector's
-  layers and PyG's (`recipes.bench.rgnn.batches`).
 - `blocks`: two layers on DGL's blocks of 1,024 papers, ten neighbours a relation and
   layer: `hector.message.nn`, and PyG's layers on the same bipartite edges
   (`recipes.bench.rgnn.block_models`), as edge_index and as sorted `EdgeIndex`. A step
   is forward and backward, on blocks and edges that were made before.
-- `one type`: GCN, SAGE, GIN and GAT on PubMed and Flickr
-  (`recipes.bench.rgnn.messages`).
 - `second`: seconds of a second backward over those of a first one, for the gradient of
   the squared gradient of a layer's input; PyG's layers do the same beside.
 
-`ratio` is the best way of PyG over hector. Medians by the clock.
+`ratio` is the best way of PyG over hector. Medians by the clock. Typed batches are
+`rgnn.batches`', graphs of one type `rgnn.messages`'.
 """
 
 from collections.abc import Callable
@@ -34,8 +31,8 @@ from recipes.bench.rgnn import batches, block_models, messages
 from recipes.bench.rgnn.mag import CLASSES, WIDTH, mag_graph
 from recipes.bench.rgnn.pyg import relations
 
-FANOUT, LIMIT_S = 10, 45.0
-ALIKE, RELATIONAL = ("gcn", "sage", "gin", "gat"), ("rgcn", "rgat", "hgt")
+FANOUT, LIMIT_S, HEADS = 10, 45.0, 4
+RELATIONAL = ("rgcn", "rgat", "hgt")
 PAPER = "n0"
 
 
@@ -125,53 +122,32 @@ def second_cell(name: str, device: str, shrink: int) -> dict[str, Any]:
     ends, graph = torch.stack((src, dst)), message.Graph(src, dst, num_nodes=nodes)
     names = [("n", f"r{i}", "n") for i in range(8)]
     typed = {k: ends[:, kinds == i] for i, k in enumerate(names)}
-    quarter, heads = (WIDTH, WIDTH // 4), {"heads": 4}
-    hgt = (WIDTH, WIDTH, (["n"], names), 4)
-    layers: dict[str, tuple[Any, Any, Callable[[Any, Any], Tensor]]] = {
-        "gcn": (
-            message.GraphConv(WIDTH, WIDTH),
-            pyg.GCNConv(WIDTH, WIDTH, cached=True),
-            lambda layer, x: layer(x, ends),
-        ),
-        "sage": (
-            message.SAGEConv(WIDTH, WIDTH),
-            pyg.SAGEConv(WIDTH, WIDTH),
-            lambda layer, x: layer(x, ends),
-        ),
-        "gin": (
-            message.GINConv(nn.Linear(WIDTH, WIDTH), messages.EPS),
-            pyg.GINConv(nn.Linear(WIDTH, WIDTH), messages.EPS, train_eps=True),
-            lambda layer, x: layer(x, ends),
-        ),
-        "gat": (
-            message.GATConv(*quarter, **heads),
-            pyg.GATConv(*quarter, **heads, add_self_loops=False),
-            lambda layer, x: layer(x, ends),
-        ),
-        "rgcn": (
-            RGCNConv(WIDTH, WIDTH, 8),
-            pyg.RGCNConv(WIDTH, WIDTH, 8),
-            lambda layer, x: layer(x, ends, kinds),
-        ),
+    relational: dict[str, tuple[Any, Any, tuple[Any, ...]]] = {
+        "rgcn": (RGCNConv, pyg.RGCNConv, (WIDTH, WIDTH, 8)),
         "rgat": (
-            RGATConv(*quarter, 8, **heads),
-            pyg.RGATConv(*quarter, 8, **heads),
-            lambda layer, x: layer(x, ends, kinds),
+            partial(RGATConv, heads=HEADS),
+            partial(pyg.RGATConv, heads=HEADS),
+            (WIDTH, WIDTH // HEADS, 8),
         ),
-        "hgt": (
-            HGTConv(*hgt),
-            pyg.HGTConv(*hgt),
-            lambda layer, x: layer({"n": x}, typed)["n"],
-        ),
+        "hgt": (HGTConv, pyg.HGTConv, (WIDTH, WIDTH, (["n"], names), HEADS)),
     }
-    mine, other, call = layers[name]
-    if name in RELATIONAL:
+
+    def call(layer: Any, x: Tensor) -> Tensor:
+        if name == "hgt":
+            return layer({"n": x}, typed)["n"]  # type: ignore[no-any-return]
+        return layer(x, ends, kinds) if name in relational else layer(x, ends)
+
+    ours: Callable[[Any, Tensor], Tensor] = call
+    if name in relational:
+        own, theirs, sizes = relational[name]
+        mine, other = own(*sizes), theirs(*sizes)
         mine.load_state_dict(other.state_dict())
     else:
+        mine, other = (make() for make in messages.layers_of(name, WIDTH, HEADS))
         messages.load(mine, other)
+        ours = lambda layer, x: layer(graph, x)  # noqa: E731
     x = torch.randn(nodes, WIDTH, device=device, requires_grad=True)
     found: dict[str, Any] = {}
-    ours = call if name in RELATIONAL else lambda layer, x: layer(graph, x)
     sides = {"": (mine.to(device), ours), "pyg_": (other.to(device), call)}
     grads = []
     for side, (layer, run) in sides.items():
@@ -209,20 +185,8 @@ def main(bench: Bench, *, shrink: int = 1) -> None:
     device, limit = str(bench.device), {"limit_s": LIMIT_S}
     about = {"width": WIDTH, "fanout": FANOUT, "shrink": shrink}
     cells, seeds = bench.cells(about), max(4, 1024 // shrink)
-    for name in ALIKE + RELATIONAL:
+    for name in messages.LAYERS + RELATIONAL:
         cells.run(f"second/{name}", second_cell, name, device, shrink, **limit)
-    for graph in ("pubmed", "flickr"):
-        for kind in messages.LAYERS:
-            name = f"one type/{graph}/{kind}"
-            cells.run(name, messages.cell, kind, graph, bench.device, shrink, **limit)
-    whole = mag_graph(bench.device, shrink)
-    of_types = of_message(whole)
+    graph = of_message(mag_graph(bench.device, shrink))
     for kind in block_models.KINDS:
-        cells.run(f"blocks/{kind}", blocks_cell, kind, of_types, seeds, **limit)
-    del of_types
-    rows = torch.randn(whole.num_nodes, WIDTH, device=bench.device)
-    for kind in batches.KINDS:
-        cells.run(
-            f"typed/{kind}", batches.batch_cell, kind, whole, rows, seeds, **limit
-        )
-    cells.save()
+        cells.run(f"blocks/{kind}", blocks_cell, kind, graph, seeds, **limit)

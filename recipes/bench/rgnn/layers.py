@@ -10,27 +10,22 @@ loses the device ends the run; the next one goes on after it.
 """
 
 import gc
-import os
-import tempfile
 import time
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from hector.runtime import executables
 from hector.statistics import statistics
-from recipes.bench.harness.cells import Cells
+from recipes.bench.harness.cells import Cells, matches
 from recipes.bench.harness.cli import Bench
 from recipes.bench.rgnn.cells import (
     GRAPHS,
-    KINDS,
     Cell,
     Contender,
     Phase,
-    Task,
     Work,
     name_of,
     plan,
@@ -58,20 +53,12 @@ class Settings(Bench):
     limit_s: float = 20.0
     scale: float = 1.0
     phases: tuple[str, ...] = tuple(phase.value for phase in Phase)
-    graphs: tuple[str, ...] = tuple(GRAPHS)
-    models: tuple[str, ...] = tuple(kind.value for kind in KINDS)
-    tasks: tuple[str, ...] = tuple(task.value for task in Task)
-    contenders: tuple[str, ...] = tuple(each.value for each in Contender)
 
     def wanted(self) -> list[Work]:
         """All measurements that are asked for, in their order."""
-        return [
-            work
-            for work in plan(map(Phase, self.phases), self.graphs)
-            if work.cell.model.value in self.models
-            and work.cell.task.value in self.tasks
-            and work.contender.value in self.contenders
-        ]
+        asked = self.only or ("*",)
+        found = plan(map(Phase, self.phases), GRAPHS)
+        return [work for work in found if matches(work.name, asked)]
 
 
 def machine(cells: Cells, device: torch.device) -> dict[str, Any]:
@@ -138,13 +125,11 @@ def _check(cell: Cell, graphs: Graphs, layer: Any) -> float | str:
 def main(args: Settings) -> int:
     """Take what is missing."""
     cap_memory(args.device)
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     # What is loaded now stays: the collections between measurements skip it.
     gc.collect()
     gc.freeze()
     try:
-        with tempfile.TemporaryDirectory(dir=memory) as store:
-            return run_all(args, Graphs(args.device, args.scale, Path(store)))
+        return run_all(args, Graphs(args.device, args.scale))
     finally:
         gc.unfreeze()
 

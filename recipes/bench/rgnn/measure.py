@@ -68,27 +68,23 @@ def measure(
     Returns `ms`, `ms_least`, `ms_most`, `num_timed`, `first_ms` (the first call, with
     compilation and tuning), `peak_bytes` and `resident_bytes` (allocated between steps
     once `clear` dropped the gradients: graph, maps, parameters, input), the last two
-    None on a CPU; or `status` "oom" with the allocator's words.
+    None on a CPU.
     """
     cuda = device.type == "cuda"
-    try:
-        began = time.perf_counter()
-        step()
-        wait(device)
-        first_ms = 1e3 * (time.perf_counter() - began)
-        step()
-        clear()
-        resident = torch.cuda.memory_allocated(device) if cuda else None
-        # A third run tells how slow the step is once it is warm.
-        guess_ms = times_ms(step, device, 1)[0]
-        if cuda:
-            torch.cuda.reset_peak_memory_stats(device)
-        num_timed = _num_timed(guess_ms, other_ms)
-        times = times_ms(step, device, num_timed)
-        peak = torch.cuda.max_memory_allocated(device) if cuda else None
-    except torch.OutOfMemoryError as error:
-        text = str(error).split(". ")[0]
-        return {"status": "oom", "reason": text}
+    began = time.perf_counter()
+    step()
+    wait(device)
+    first_ms = 1e3 * (time.perf_counter() - began)
+    step()
+    clear()
+    resident = torch.cuda.memory_allocated(device) if cuda else None
+    # A third run tells how slow the step is once it is warm.
+    guess_ms = times_ms(step, device, 1)[0]
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(device)
+    num_timed = _num_timed(guess_ms, other_ms)
+    times = times_ms(step, device, num_timed)
+    peak = torch.cuda.max_memory_allocated(device) if cuda else None
     return {
         "status": "ok",
         "ms": median(times),

@@ -51,14 +51,16 @@ def ends(nodes: int, edges: int, device: str) -> tuple[Tensor, Tensor]:
     return src[order], dst[order]
 
 
-def layers_of(kind: str) -> tuple[Callable[[], nn.Module], Callable[[], nn.Module]]:
-    """Ours and PyG's, made."""
+def layers_of(
+    kind: str, width: int = WIDTH, num_heads: int = HEADS
+) -> tuple[Callable[[], nn.Module], Callable[[], nn.Module]]:
+    """What makes ours and PyG's."""
     from torch_geometric import nn as pyg
 
     def linear() -> nn.Module:
-        return nn.Linear(WIDTH, WIDTH)
+        return nn.Linear(width, width)
 
-    both, heads = (WIDTH, WIDTH), (WIDTH, WIDTH // HEADS, HEADS)
+    both, heads = (width, width), (width, width // num_heads, num_heads)
     return {
         # Cached: the normalization is made in the first step.
         "gcn": (

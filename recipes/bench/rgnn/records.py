@@ -2,6 +2,7 @@
 took, against the fixed settings measured in turns with it."""
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -106,8 +107,8 @@ def cells(records: Records, dtypes: tuple[str, ...] = DTYPES) -> list[Named]:
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    logs = [math.log(v) for v in values]
-    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+    found = list(values)
+    return statistics.geometric_mean(found) if found else math.nan
 
 
 def cell_name(cell: Mapping[str, Any]) -> str:

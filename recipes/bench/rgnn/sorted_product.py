@@ -174,7 +174,8 @@ class SortedHGT(nn.Module):
         key, query, value = kqv.view(-1, 3, heads, dim).unbind(1)
         key = self._edge_linear(key[graph.src], conv.k_rel)
         value = self._edge_linear(value[graph.src], conv.v_rel)
-        prior = torch.cat([p for p in self._priors()])[graph.edge_type]
+        priors = [conv.p_rel["__".join(e)] for e in conv.edge_types]
+        prior = torch.cat(priors)[graph.edge_type]
         logits = (query[graph.dst] * key).sum(-1) * prior / math.sqrt(dim)
         alpha = segment_softmax(logits, graph.dst, graph.num_nodes)
         message = (value * alpha[:, :, None]).flatten(1)
@@ -187,6 +188,3 @@ class SortedHGT(nn.Module):
             gate = skip[graph.node_type][:, None]
             out = gate * out + (1 - gate) * x
         return out
-
-    def _priors(self) -> list[Tensor]:
-        return [self.conv.p_rel["__".join(e)] for e in self.conv.edge_types]

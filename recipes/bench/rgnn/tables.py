@@ -61,11 +61,6 @@ def summary(data: Data) -> str:
                 "others' OOM": sum(c.num_oom for c in row.values()),
             }
         )
-    return as_they_are(rows)
-
-
-def as_they_are(rows: list[Data]) -> str:
-    """Rows whose keys are the heads."""
     return table(rows, {head: f"{{{head}}}" for head in rows[0]}) if rows else ""
 
 

@@ -22,10 +22,10 @@ from torch import distributed
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import ssdtrain
-from recipes.bench.harness.cells import Cells
 from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.processes import answer_of, any_rank, join_ranks
 from recipes.bench.harness.timing import Peak, wait
+from recipes.bench.models.stock import shrunk
 from ssdtrain.regions.find import find_regions
 from ssdtrain.tools.foresight.cluster import cluster_of
 from ssdtrain.tools.foresight.device import Device, load_device
@@ -94,22 +94,13 @@ SUBJECTS = {
     "ViT": Subject(PUBLIC["vit-huge"], 64, 257, False),
     "MoE": Subject(MIXTURE, 1, 4096),
 }
-NARROW = {"hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 128}
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-WORDS = {"vocab_size": 256}
-DEPTHS = {"num_layers": 2, "num_decoder_layers": 2, "num_heads": 4, "d_kv": 16}
 SMALL = {
-    "4B": Subject({**PUBLIC["qwen3-4b"], **NARROW, **HEADS, **WORDS}, 2, 64),
-    "T5": Subject(
-        {**PUBLIC["t5-large"], "d_model": 64, "d_ff": 128, **DEPTHS, **WORDS},
-        *(1, 1024, False),
-    ),
-    "ViT": Subject(
-        {"model_type": "vit", **NARROW, "num_attention_heads": 4, "image_size": 32},
-        *(4, 5, False),
-    ),
-    "MoE": Subject({**MIXTURE, **NARROW, **HEADS, **WORDS}, 2, 64),
+    name: Subject({**shrunk(one.values), "vocab_size": 256}, *few, one.is_decoder)
+    for (name, one), few in zip(
+        SUBJECTS.items(), ((2, 64), (1, 1024), (4, 5), (2, 64)), strict=True
+    )
 }
+"""Tiny models: sequences of a micro-batch, and their tokens."""
 
 
 def layouts_of(subject: Subject) -> dict[str, ParallelLayout]:
@@ -316,18 +307,14 @@ def main(bench: Bench, *, gpu: str = "h100", small: bool = False) -> int:
             cell = f"{name}: {at}"
             limit_s = min(LIMIT_S, cells.left_s())
             cells.run(cell, _cell, name, at, small, gpu, bench.device.type, limit_s)
-            found = _found(cells, cell)
-            missing += found is None
-            if found is not None:
-                rows[at] = found
+            if cell in cells and "error" not in cells[cell]:
+                rows[at] = cells[cell]
+            else:
+                missing += 1
         if len(rows) > 2:
             cells.fact(name, summary(rows))
             print(name, cells.data[name])
     return int(missing > 0)
-
-
-def _found(cells: Cells, name: str) -> dict[str, Any] | None:
-    return cells[name] if name in cells and "error" not in cells[name] else None
 
 
 def _cell(

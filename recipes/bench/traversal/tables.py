@@ -10,7 +10,9 @@ def traversal(*found: Data) -> str:
     """Searches, components, ranks and paths by graph."""
     columns: dict[str, Column] = {
         "graph, ids": lambda s: s["name"].replace(" managed", ""),
-        "edges GB": lambda s: _gigabytes(s["bfs lines"]),
+        "edges GB": lambda s: "{:.1f}".format(
+            s["bfs lines"]["num_edges"] * s["bfs lines"]["id_bytes"] / 1e9
+        ),
         "naive / merged / aligned / lines, ms": lambda s: " / ".join(
             _ms(s.get(f"bfs {walk}"))
             for walk in ("naive", "merged", "aligned", "lines")
@@ -19,7 +21,9 @@ def traversal(*found: Data) -> str:
         "large levels, of the peak": lambda s: ", ".join(
             f"{share:.2f}" for share in s["bfs lines"]["large_of_peak"]
         ),
-        "search, ms (read)": lambda s: _with_read(_best(s)),
+        "search, ms (read)": lambda s: _with_read(
+            next(s[name] for name in OURS if name in s)
+        ),
         "components, ms (read)": lambda s: _with_read(s.get("components")),
         "PageRank, of the peak": _ranks,
         "shortest paths, ms": lambda s: _ms(s.get("sssp")),
@@ -34,14 +38,6 @@ def traversal(*found: Data) -> str:
         if rows := table(graphs, columns, needs="bfs lines"):
             parts += [rows, where(data)]
     return paragraphs(*parts)
-
-
-def _gigabytes(walked: Data) -> str:
-    return f"{walked['num_edges'] * walked['id_bytes'] / 1e9:.1f}"
-
-
-def _best(systems: dict[str, Data]) -> Data:
-    return next(systems[name] for name in OURS if name in systems)
 
 
 def _ranks(systems: dict[str, Data]) -> str:

@@ -240,7 +240,8 @@ class _Run:
             if to_start:
                 if not self._quiet:
                     print(f"ssdtrain: {to_start} ranks, {path}", flush=True)
-                return start_ranks(to_start, self._words(), str(path))
+                words = [_resolved(word) for word in self._args.words]
+                return start_ranks(to_start, words, str(path))
             self._bind()
             self._prepare(trainer)
             ready = True
@@ -283,10 +284,6 @@ class _Run:
                 "GPU does; numa=never leaves it free",
                 flush=True,
             )
-
-    def _words(self) -> list[str]:
-        """Return the command line for ranks of this run."""
-        return [_resolved(word) for word in self._args.words]
 
     def _choose_directory(self) -> tuple[Path, bool]:
         """Return the run's directory, the same on every rank (given, or chosen by who

@@ -28,7 +28,7 @@ from ssdtrain.tools.foresight.graph import Graph
 from ssdtrain.tools.foresight.power import Power
 from ssdtrain.tools.foresight.price import estimate_step
 from ssdtrain.tools.foresight.spec import Kind
-from ssdtrain.tools.foresight.sustained import Watch, products
+from ssdtrain.tools.foresight.sustained import Watch, product
 from ssdtrain.tools.foresight.tracing import step_us
 
 # Fewer measurements than this say nothing of a family.
@@ -196,7 +196,7 @@ def scale_of(measured: Sequence[float], predicted: Sequence[float]) -> float:
 def measured_power(power: Power) -> Power:
     """What products draw on this machine's GPU, by the clock that a long one keeps."""
     with Watch() as watch:
-        [run] = products((SUSTAINED_SIZE,), SUSTAINED_S)
+        run = product(SUSTAINED_SIZE, SUSTAINED_S)
     return drawn(power, run, watch.between(run["from"], run["to"]))
 
 

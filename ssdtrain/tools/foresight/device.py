@@ -4,7 +4,7 @@ made by `ssdtrain foresight fit`, and scaled to one machine by a calibration."""
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +95,10 @@ class _File:
     """A device as its file holds it."""
 
     spec: Spec
-    forests: Mapping[str, Forest]
-    laws: Mapping[str, Mapping[str, tuple[float, ...]]]
-    errors: Mapping[str, Fraction]
-    scales: Mapping[str, Fraction]
+    forests: Mapping[Family, Forest]
+    laws: Mapping[Family, Mapping[str, tuple[float, ...]]]
+    errors: Mapping[Family, Fraction]
+    scales: Mapping[Family, Fraction]
     host: Mapping[str, tuple[float, ...]]
     host_scale: Fraction
     power: Power | None
@@ -106,22 +106,19 @@ class _File:
 
 
 def _check(file: _File) -> None:
-    known = {family.value for family in Family}
-    for name in (*file.forests, *file.laws, *file.errors, *file.scales):
-        if name not in known:
-            raise Unfit("forests", " or ".join(sorted(known)), name)
-    for name, forest in file.forests.items():
-        if forest.names != names_of(Family(name)):
-            raise Unfit(f"forests.{name}.names", "this version's features", "others")
+    for family, forest in file.forests.items():
+        where = f"forests.{family.value}"
+        if forest.names != names_of(family):
+            raise Unfit(f"{where}.names", "this version's features", "others")
         try:
             forest.check()
         except ConfigError as error:
-            raise Unfit(f"forests.{name}", "trees that end", str(error)) from None
-    for name, values in file.laws.items():
+            raise Unfit(where, "trees that end", str(error)) from None
+    for family, values in file.laws.items():
         try:
-            Law.from_dict(Family(name), values)
+            Law.from_dict(family, values)
         except ValueError as error:
-            where, expected = f"laws.{name}", "this version's constants"
+            where, expected = f"laws.{family.value}", "this version's constants"
             raise Unfit(where, expected, str(error)) from None
     HostTable.from_dict(file.host)
 
@@ -138,39 +135,18 @@ _FORMAT = Format(
 
 def to_json(device: Device) -> dict[str, Any]:
     """Plain values, with the schema's name and version."""
-    return _FORMAT.to_json(
-        _File(
-            spec=device.spec,
-            forests={family.value: f for family, f in device.forests.items()},
-            laws={family.value: law.as_dict() for family, law in device.laws.items()},
-            errors={family.value: e for family, e in device.errors.items()},
-            scales={family.value: s for family, s in device.scales.items()},
-            host=device.host.as_dict(),
-            host_scale=device.host_scale,
-            power=device.power,
-            context_bytes=device.context_bytes,
-        )
-    )
+    own = {field.name: getattr(device, field.name) for field in fields(_File)}
+    own["laws"] = {family: law.as_dict() for family, law in device.laws.items()}
+    return _FORMAT.to_json(_File(**{**own, "host": device.host.as_dict()}))
 
 
 def from_json(values: object, source: str = "") -> Device:
     """Build a `Device` from what `to_json` made. Raises DamagedFileError: another
     schema or version, or a wrong field."""
     file = _FORMAT.from_json(values, source)
-    return Device(
-        spec=file.spec,
-        forests={Family(name): forest for name, forest in file.forests.items()},
-        laws={
-            Family(name): Law.from_dict(Family(name), values)
-            for name, values in file.laws.items()
-        },
-        errors={Family(name): error for name, error in file.errors.items()},
-        scales={Family(name): scale for name, scale in file.scales.items()},
-        host=HostTable.from_dict(file.host),
-        host_scale=file.host_scale,
-        power=file.power,
-        context_bytes=file.context_bytes,
-    )
+    laws = {family: Law.from_dict(family, own) for family, own in file.laws.items()}
+    read = {"laws": laws, "host": HostTable.from_dict(file.host)}
+    return Device(**{**vars(file), **read})
 
 
 def write_device(path: str | Path, device: Device) -> None:

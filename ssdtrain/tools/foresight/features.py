@@ -43,10 +43,8 @@ def _common(call: Call, spec: Spec) -> list[float]:
 
 def alignment(value: float) -> float:
     """log2 of the largest power of two that divides a size."""
-    whole, found = int(value), 0
-    while whole and whole % 2 == 0 and found < MAX_ALIGNMENT:
-        whole, found = whole // 2, found + 1
-    return float(found)
+    whole = int(value)
+    return float(min(MAX_ALIGNMENT, (whole & -whole).bit_length() - 1) if whole else 0)
 
 
 def waves(tiles: float, spec: Spec) -> tuple[float, float]:

@@ -51,8 +51,13 @@ class HostTable:
         ConfigError: a row lacks a field."""
         self._rows = [dict(row) for row in rows]
         self._correction = correction or Correction()
+        groups: dict[tuple[Phase, str], list[Mapping[str, Any]]] = {}
         try:
-            costs = _pooled(self._rows, self._correction)
+            for row in self._rows:
+                groups.setdefault((Phase(row["phase"]), row["name"]), []).append(row)
+            costs = {
+                key: _cost(group, self._correction) for key, group in groups.items()
+            }
             self._costs = _without_waits(costs) if has_waits else costs
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
@@ -111,15 +116,6 @@ class HostTable:
         return cls(rows, has_waits=False)
 
 
-def _pooled(
-    rows: Sequence[Mapping[str, Any]], correction: Correction
-) -> dict[tuple[Phase, str], HostCost]:
-    groups: dict[tuple[Phase, str], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((Phase(row["phase"]), row["name"]), []).append(row)
-    return {key: _cost(group, correction) for key, group in groups.items()}
-
-
 def _without_waits(
     costs: Mapping[tuple[Phase, str], HostCost],
 ) -> dict[tuple[Phase, str], HostCost]:
@@ -158,7 +154,9 @@ def _cost(group: Sequence[Mapping[str, Any]], correction: Correction) -> HostCos
     inner = max(0.0, events - 1.0) * correction.event_us
     half = correction.event_us / 2
     own = mean("t2") + mean("t3") if launches else mean("t5")
-    less = _share(own, inner) * correction.share
+    # What is left without the profiler's part; at least a third.
+    less = max(1 / 3, 1.0 - inner / own) if own > 0.0 else 1.0
+    less *= correction.share
     return HostCost(
         t1=max(0.0, mean("t1") - 2 * half) * correction.share,
         t2=mean("t2") * less,
@@ -167,13 +165,6 @@ def _cost(group: Sequence[Mapping[str, Any]], correction: Correction) -> HostCos
         t5=mean("t5") * less,
         num_launches=round(launches),
     )
-
-
-def _share(own_us: float, added_us: float) -> float:
-    """What is left of a time without the profiler's part; at least a third."""
-    if own_us <= 0.0:
-        return 1.0
-    return max(1 / 3, 1.0 - added_us / own_us)
 
 
 def _mean_cost(costs: Sequence[HostCost]) -> HostCost:

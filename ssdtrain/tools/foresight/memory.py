@@ -17,8 +17,6 @@ class PeakEstimate:
     """A predicted peak of allocated bytes."""
 
     peak_bytes: int
-    peak_node: int
-    """Index of the node that runs then."""
     resident_bytes: int
     """Of it, what is there before the step: weights, optimizer state, inputs."""
 
@@ -31,10 +29,8 @@ def estimate_peak(graph: Graph, context_bytes: int = 0) -> PeakEstimate:
         if storage.born == CALLER
     )
     curve = memory_curve(graph, context_bytes)
-    peak, at = max(((size, i) for i, size in enumerate(curve)), default=(resident, 0))
-    return PeakEstimate(
-        peak_bytes=max(peak, resident), peak_node=at, resident_bytes=resident
-    )
+    peak = max(curve, default=resident)
+    return PeakEstimate(peak_bytes=max(peak, resident), resident_bytes=resident)
 
 
 def _rounded(num_bytes: int) -> int:

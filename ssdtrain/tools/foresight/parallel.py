@@ -124,7 +124,9 @@ def fully_sharded(graph: Graph, num_ranks: int, unit_of: Callable[[str], str]) -
         draft.gather(unit, unit.forward, unit.forward, num_ranks)
     again = [unit for unit in units if unit.name and unit.backward is not None]
     again.sort(key=lambda unit: unit.backward or 0)
-    starts = [_backward_start(graph), *(unit.backward or 0 for unit in again)]
+    first = next(i for i, n in enumerate(graph.nodes) if n.phase is Phase.BACKWARD)
+    # After the gradient of the loss itself.
+    starts = [first + 1, *(unit.backward or 0 for unit in again)]
     for unit, (ahead, use) in zip(again, pairwise(starts), strict=True):
         draft.gather(unit, ahead, use, num_ranks)
     owner = {graph.tensors[n].storage: unit for unit in units for n in unit.weights}
@@ -157,13 +159,6 @@ def unit_of(path: str) -> str:
 def unit_bytes(graph: Graph, unit_of: Callable[[str], str]) -> dict[str, int]:
     """Return the bytes of each unit's weights."""
     return {unit.name: unit.num_bytes for unit in _units(graph, unit_of)}
-
-
-def _backward_start(graph: Graph) -> int:
-    """After the gradient of the loss itself."""
-    return 1 + next(
-        index for index, node in enumerate(graph.nodes) if node.phase is Phase.BACKWARD
-    )
 
 
 def _units(graph: Graph, unit_of: Callable[[str], str]) -> list[_Unit]:

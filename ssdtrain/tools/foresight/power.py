@@ -16,8 +16,6 @@ from ssdtrain.tools.foresight.call import Call, Family
 
 LOWEST_CLOCK = 0.4
 BISECTIONS = 40
-# Of waits and clock, which depend on one another.
-SETTLING = 12
 # Families whose kernels follow the clock as far as they are bound by FLOPs.
 MULTIPLYING = (Family.PRODUCT, Family.ATTENTION, Family.CONVOLUTION)
 
@@ -64,47 +62,6 @@ class Power:
         seconds = (busy_us - bound_us + bound_us / clock) * 1e-6
         above: float = joules * clock**self.exponent / seconds
         return self.idle_watts + above
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settled:
-    """What a step seen at a high clock takes among many like it: without waits the
-    clock is lower, and slower compute gives copies time. Found for wide blocks in bf16
-    on H200s: 159 plans (recipes/bench/results/planner/planner.json)."""
-
-    limit_watts: float = 700.0
-    idle_watts: float = 100.0
-    full_watts: float = 800.0
-    """Drawn above idle at the highest clock and without waits."""
-    bound_share: float = 0.8
-    """Of compute, what goes with the clock."""
-    exponent: float = 2.0
-    relief: float = 0.3
-    """Of what compute takes longer, the part that waits for copies get shorter by."""
-    beside_copies: float = 3.0
-    """How much more copies slow compute down than the links' measured fraction says:
-    that is of products, and other kernels want the memory that copies use."""
-
-    def step_ms(self, step_ms: float, compute_ms: float, stall_ms: float) -> float:
-        """A step's time with the clock that its waits allow, by its time at the highest
-        one, of which compute is busy without copies, and waits for them."""
-        power = Power(
-            limit_watts=self.limit_watts,
-            idle_watts=self.idle_watts,
-            joules_per_tflop=0.0,
-            joules_per_gb=0.0,
-            exponent=self.exponent,
-        )
-        copies = max(0.0, step_ms - compute_ms - stall_ms) * self.beside_copies
-        bound = self.bound_share * compute_ms
-        joules = self.full_watts * compute_ms * 1e-3
-        waits, working = stall_ms, compute_ms + copies
-        for _ in range(SETTLING):  # shorter waits lower the clock, which shortens them
-            clock = power.clock((working + waits) * 1e3, bound * 1e3, joules)
-            longer = bound * (1.0 / clock - 1.0)
-            given = self.relief * (longer + copies * (1.0 - 1.0 / self.beside_copies))
-            waits = (waits + max(0.0, stall_ms - given)) / 2
-        return working + longer + waits
 
 
 def bound_us(call: Call, us: float, compute_us: float) -> float:

@@ -125,7 +125,7 @@ class Recorder(TorchDispatchMode):
         self._states: list[Tensor] = []
         """Keeps the optimizer's state alive until the graph is made."""
         for parameter in model.parameters():
-            self._parameters.add(self._storage(local(parameter)))
+            self._parameters.add(self.storage_of(local(parameter)))
 
     def ignore_compile_internals(self) -> bool:  # type: ignore[override]
         """Let Dynamo run compiled code under this mode (torch asks for it)."""
@@ -239,7 +239,8 @@ class Recorder(TorchDispatchMode):
             return True
         return func(*args, **kwargs)
 
-    def _storage(self, tensor: Tensor) -> int:
+    def storage_of(self, tensor: Tensor) -> int:
+        """The number of a tensor's storage."""
         storage: Any = tensor.untyped_storage()
         stamp = getattr(storage, "_ssdtrain_foresight", None)
         if stamp is None or stamp.of is not self._token:
@@ -268,11 +269,7 @@ class Recorder(TorchDispatchMode):
 
     def has_seen(self, tensor: Tensor) -> bool:
         """Whether an operator has read or written the tensor's storage."""
-        return self._storage(tensor) in self._seen
-
-    def storage_of(self, tensor: Tensor) -> int:
-        """The number of a tensor's storage."""
-        return self._storage(tensor)
+        return self.storage_of(tensor) in self._seen
 
     def maker_of(self, storage: int) -> int | None:
         """Index of the operator that made a storage; None: it was there before."""
@@ -298,7 +295,7 @@ class Recorder(TorchDispatchMode):
                 "ones for the prediction: nn.Embedding and nn.EmbeddingBag take "
                 "sparse=False."
             )
-        storage = self._storage(tensor)
+        storage = self.storage_of(tensor)
         dtype = DTYPES.get(tensor.dtype)
         if dtype is None:
             raise ConfigError(
@@ -350,7 +347,7 @@ class Recorder(TorchDispatchMode):
         if self.num_assumed:
             notes[ASSUMED] = str(self.num_assumed)
         gradients = {
-            self._storage(local(parameter.grad))
+            self.storage_of(local(parameter.grad))
             for parameter in self._model.parameters()
             if parameter.grad is not None
         }

@@ -147,13 +147,3 @@ class Lookups:
             dtype=self.dtype,
         )
         return self.device.kernel_us(call)
-
-    def choose(
-        self, tables: Sequence[Table], num_ranks: int, seed: int = 0
-    ) -> tuple[str, Sharding, float]:
-        """(rule, sharding, predicted microseconds) of the fastest candidate."""
-        priced = (
-            (name, sharding, self.step_us(tables, sharding, num_ranks))
-            for name, sharding in candidates(tables, num_ranks, seed).items()
-        )
-        return min(priced, key=lambda found: found[2])

@@ -1,10 +1,9 @@
-"""Matrix products and copies at length, which the power limit slows, against a burst
-after a pause; with the clock and power that `nvidia-smi` saw meanwhile."""
+"""Matrix products at length, which the power limit slows, against a burst after a
+pause; with the clock and power that `nvidia-smi` saw meanwhile."""
 
 import statistics
 import subprocess
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -65,37 +64,18 @@ def _present() -> str:
     return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
 
 
-def products(sizes: Sequence[int], seconds: float) -> list[dict[str, Any]]:
-    """Square bf16 products, bursts after a pause against `seconds` of them."""
-    rows = []
-    for size in sizes:
-        a = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
-        b = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
-        out = torch.empty_like(a)
-        rows.append({"kind": "product", "size": size, **_run(a, b, out, seconds)})
-    return rows
-
-
-def copies(num_bytes: int, seconds: float) -> dict[str, Any]:
-    """Copies within device memory, at length."""
-    a = torch.randn(num_bytes // 4, dtype=torch.float32, device="cuda")
+def product(size: int, seconds: float) -> dict[str, Any]:
+    """A square bf16 product: a burst after a pause against `seconds` of them."""
+    a = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
     out = torch.empty_like(a)
-    return {"kind": "copy", "size": num_bytes, **_run(a, None, out, seconds)}
-
-
-def _run(a: Any, b: Any, out: Any, seconds: float) -> dict[str, Any]:
-    def work() -> None:
-        if b is None:
-            out.copy_(a)
-        else:
-            torch.mm(a, b, out=out)
 
     def timed(repeats: int) -> float:
         start = torch.cuda.Event(enable_timing=True)
         end = torch.cuda.Event(enable_timing=True)
         start.record()
         for _ in range(repeats):
-            work()
+            torch.mm(a, b, out=out)
         end.record()
         end.synchronize()
         return float(start.elapsed_time(end)) * 1e3 / repeats
@@ -109,6 +89,8 @@ def _run(a: Any, b: Any, out: Any, seconds: float) -> dict[str, Any]:
         series.append(timed(chunk))
     steady = series[len(series) // 3 :]
     return {
+        "kind": "product",
+        "size": size,
         "burst_us": round(burst_us, 2),
         "steady_us": round(statistics.median(steady), 2),
         "from": began + seconds / 3,

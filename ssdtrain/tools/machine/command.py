@@ -68,7 +68,9 @@ def run(args: argparse.Namespace) -> int:
         if args.save:
             LINK_FILE.write(args.save, found.links)
         if args.plot:
-            _plot(found, args.plot)
+            from ssdtrain.tools.machine.render import plot_links
+
+            plot_links(found.links, args.plot)
     except (ConfigError, ValueError, ImportError, OSError) as error:
         print(f"ssdtrain doctor: {reason(error, args)}", file=sys.stderr)
         return 2
@@ -101,9 +103,3 @@ def _print_tables(found: Examination) -> None:
     console = Console(width=None if sys.stdout.isatty() else WIDE_COLUMNS)
     for table in tables(found):
         console.print(table)
-
-
-def _plot(found: Examination, path: str) -> None:
-    from ssdtrain.tools.machine.render import plot_links
-
-    plot_links(found.links, path)

@@ -116,11 +116,7 @@ def _without_nvml(reason: str) -> GpuReport:
 
 def _from_torch(torch: Any, index: int) -> Gpu:
     found = torch.cuda.get_device_properties(index)
-    parts = [getattr(found, f"pci_{part}_id", None) for part in ("domain", "bus")]
-    device = getattr(found, "pci_device_id", None)
-    address = None
-    if None not in (*parts, device):
-        address = f"{parts[0]:04x}:{parts[1]:02x}:{device:02x}.0"
+    address = numa.pci_address(found)
     return Gpu(
         index=index,
         name=found.name,

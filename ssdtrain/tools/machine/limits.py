@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from ssdtrain import numa
 from ssdtrain.tools.machine.findings import LIMITS, Finding
 
@@ -35,23 +37,17 @@ class Limits:
 
 def inspect_limits(root: Path = CGROUP_ROOT) -> Limits:
     """Read the limits of this process."""
-    memory = memory_info(Path("/proc/meminfo").read_text())
+    memory = psutil.virtual_memory()
     return Limits(
         locked_memory_bytes=_soft(resource.RLIMIT_MEMLOCK),
         file_size_bytes=_soft(resource.RLIMIT_FSIZE),
         open_files=_soft(resource.RLIMIT_NOFILE),
         cgroup_memory_bytes=cgroup_memory(root, Path("/proc/self/cgroup")),
-        host_memory_bytes=memory["MemTotal"],
-        host_available_bytes=memory["MemAvailable"],
+        host_memory_bytes=memory.total,
+        host_available_bytes=memory.available,
         cpus=len(os.sched_getaffinity(0)),
         numa_nodes=numa.nodes_of_process(),
     )
-
-
-def memory_info(text: str) -> dict[str, int]:
-    """Return the fields of /proc/meminfo in bytes (the kernel writes KiB)."""
-    fields = (line.split() for line in text.splitlines())
-    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in fields}
 
 
 def _soft(which: int) -> int | None:

@@ -68,14 +68,6 @@ class LinkFile:
         """Return all links of a kind, in measured order."""
         return tuple(link for link in self.links if link.kind is kind)
 
-    def best(self, kind: LinkKind, num_bytes: int) -> Link | None:
-        """Return the link (and depth) of that kind that moves `num_bytes` fastest."""
-
-        def seconds(link: Link) -> float:
-            return link.curve.seconds(num_bytes)
-
-        return min(self.of_kind(kind), key=seconds, default=None)
-
 
 LINK_FILE = Format(
     kind=LinkFile,

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ssdtrain.tools.machine.doctor import POOR_FIT, Examination
 from ssdtrain.tools.machine.findings import Level
 from ssdtrain.tools.machine.links import Link, LinkFile
@@ -11,6 +13,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 KIB = 1024
+GRID_POINTS = 101
+"""Of a fitted line."""
 COLUMN_BYTES = (64 * KIB, 1024 * KIB, 16 * 1024 * KIB, 256 * 1024 * KIB)
 COLOURS = {
     Level.GOOD: "green",
@@ -95,7 +99,7 @@ def plot_links(links: LinkFile, path: str) -> None:
         sizes = [sample.size_bytes for sample in link.samples]
         rates = [sample.size_bytes / sample.seconds / 1e9 for sample in link.samples]
         axes.plot(sizes, rates, "o", color=colour, markersize=4)
-        grid = _grid(sizes[0], sizes[-1])
+        grid = np.geomspace(sizes[0], sizes[-1], GRID_POINTS).tolist()
         fitted = [link.curve.gb_per_s(size) for size in grid]
         style = "--" if link.curve.fit_error > POOR_FIT else "-"
         axes.plot(grid, fitted, style, color=colour, label=_label(link))
@@ -111,9 +115,3 @@ def _label(link: Link) -> str:
     doubt = f" (dashed: misses by up to {error:.0%})" if error > POOR_FIT else ""
     place = f"{link.source} to {link.target}, {link.depth} in flight"
     return f"{link.kind.value} {place}{doubt}"
-
-
-def _grid(first: int, last: int) -> list[float]:
-    steps = 100
-    ratio = (last / first) ** (1 / steps)
-    return [first * ratio**step for step in range(steps + 1)]

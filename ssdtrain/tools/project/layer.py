@@ -4,6 +4,7 @@ Korthikanti et al. 2022 (arXiv 2205.05198), section 4, less its 5 a s / h attent
 term; the first 10 of its 34 s b h bytes are divided only under sequence parallelism."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ssdtrain.tools.project.tables import Model
 
@@ -28,16 +29,7 @@ class Split:
         return self.tensor if self.sequence_parallel else 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Saved:
-    """A tensor that backward needs."""
-
-    name: str
-    num_bytes: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Operator:
+class Operator(NamedTuple):
     """A sub-layer: floating-point operations and bytes of GPU memory traffic."""
 
     name: str
@@ -45,15 +37,14 @@ class Operator:
     num_bytes: float
 
 
-def saved_tensors(
-    model: Model, split: Split, dropout_mask_bytes: float = 1.0
-) -> tuple[Saved, ...]:
-    """Return every tensor one layer saves for backward, in forward order."""
+def saved_bytes(model: Model, split: Split, dropout_mask_bytes: float = 1.0) -> float:
+    """Return the bytes one layer saves for backward on one GPU."""
     tokens = split.micro_batch * model.sequence
     wide = tokens * model.hidden / split.outer
     inner = tokens * model.hidden / split.tensor
     statistics = 2 * SINGLE * tokens / split.outer
-    sizes = (
+    # In the order of the forward.
+    tensors = (
         ("attention norm input", HALF * wide),
         ("attention norm mean and deviation", statistics),
         ("query, key and value product input", HALF * wide),
@@ -68,13 +59,7 @@ def saved_tensors(
         ("second MLP product input", 4 * HALF * inner),
         ("MLP dropout mask", dropout_mask_bytes * wide),
     )
-    return tuple(Saved(name=name, num_bytes=size) for name, size in sizes)
-
-
-def saved_bytes(model: Model, split: Split, dropout_mask_bytes: float = 1.0) -> float:
-    """Return the bytes one layer saves for backward on one GPU."""
-    tensors = saved_tensors(model, split, dropout_mask_bytes)
-    return sum(tensor.num_bytes for tensor in tensors)
+    return sum(size for _, size in tensors)
 
 
 def operators(model: Model, split: Split) -> tuple[Operator, ...]:
@@ -102,10 +87,7 @@ def operators(model: Model, split: Split) -> tuple[Operator, ...]:
         ("second MLP product", 4 * product, 4 * inner + 4 * weight + whole),
         ("MLP dropout and sum", 0.0, 3 * wide + mask),
     )
-    return tuple(
-        Operator(name=name, flops=flops, num_bytes=num_bytes)
-        for name, flops, num_bytes in costs
-    )
+    return tuple(Operator(*cost) for cost in costs)
 
 
 def reduced_bytes(model: Model, split: Split) -> float:

@@ -3,7 +3,7 @@ Table 5.1 and 5.4.4, with their prices; rates and watts are the vendors'."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.spec import A100_PCIE, A100_SXM, B200, H100, H200, Spec
@@ -135,22 +135,13 @@ MODELS = (
 )
 
 
-class Named(Protocol):
-    """Anything in a table."""
-
-    @property
-    def name(self) -> str:
-        """The key."""
-
-
-Row = TypeVar("Row", bound=Named)
+Row = TypeVar("Row", Gpu, Ssd, Model)
 
 
 def find(table: Iterable[Row], name: str, what: str) -> Row:
     """Return the row of that name. Raises ConfigError, with the names there are."""
-    rows = list(table)
-    for row in rows:
-        if row.name == name:
-            return row
-    known = ", ".join(row.name for row in rows)
-    raise ConfigError(f"no {what} is called {name!r}; known: {known}")
+    rows = {row.name: row for row in table}
+    if name not in rows:
+        known = ", ".join(rows)
+        raise ConfigError(f"no {what} is called {name!r}; known: {known}")
+    return rows[name]

@@ -95,8 +95,7 @@ def capture(
         with torch.device("meta"):
             subject = user_subject(question.model, question.train, size)
         made = _estimated(question, subject, device, keeps_gradients)
-        found = _sizes(question, subject.model, made, device, keeps_gradients)
-        return _sharded(question, found, subject, device)
+        return _captured(question, subject, made, device, keeps_gradients)
     total, period = shape.num_layers, shape.period
     few = total
     if total is not None and total > 2 * period + 1:
@@ -106,11 +105,11 @@ def capture(
         subject = public_subject(small, size)
         made = _estimated(question, subject, device, keeps_gradients)
         if small is shape or total is None or few is None:
-            found = _sizes(question, subject.model, made, device, keeps_gradients)
-            return _sharded(question, found, subject, device)
+            return _captured(question, subject, made, device, keeps_gradients)
         whole = public_subject(shape, size)
-    blocks = _block_bytes(subject, made.profile)
-    gradients = sum(blocks[1 : 1 + period])
+    modules = dict(subject.model.named_modules())
+    [runs] = made.profile.regions.values()
+    gradients = sum(_trained(modules[run.module]) for run in runs[1 : 1 + period])
     times = (total - few) // period
     by = Repeated(1, period, times, 0 if keeps_gradients else gradients)
     longer = _trained(whole.model) / max(1, _trained(subject.model))
@@ -119,8 +118,7 @@ def capture(
     profile = replace(profile, tail_ms=tail_ms, tail_host_ms=host_ms)
     stored = tuple(made.stored[each] for each in calls_of(len(made.stored), by))
     made = Estimated(profile, stored)
-    found = _sizes(question, whole.model, made, device, keeps_gradients)
-    return _sharded(question, found, whole, device)
+    return _captured(question, whole, made, device, keeps_gradients)
 
 
 def _estimated(
@@ -141,34 +139,28 @@ def _trained(model: torch.nn.Module) -> int:
     return sum(num_bytes_of(p) for p in model.parameters() if p.requires_grad)
 
 
-def _block_bytes(subject: Subject, profile: Profile) -> list[int]:
-    """Return the bytes of each region's gradients, in the order of the calls."""
-    modules = dict(subject.model.named_modules())
-    [runs] = profile.regions.values()
-    return [_trained(modules[run.module]) for run in runs]
-
-
-def _sizes(
+def _captured(
     question: Question,
-    model: torch.nn.Module,
+    subject: Subject,
     made: Estimated,
     device: Device,
     keeps_gradients: bool,
 ) -> Captured:
     """Count what is there before the step."""
-    weights = sum(map(num_bytes_of, model.parameters()))
-    trained = _trained(model)
+    weights = sum(map(num_bytes_of, subject.model.parameters()))
+    trained = _trained(subject.model)
     states = trained * STATES[question.optimizer]
     base = device.context_bytes + weights + states
     base += trained if keeps_gradients else 0
     rest = 0 if keeps_gradients else trained
-    return Captured(
+    whole = Captured(
         profile=replace(made.profile, base_bytes=base, rest_bytes=rest),
         stored=made.stored,
         weights=weights,
         gradients=trained,
         optimizer=states,
     )
+    return _sharded(question, whole, subject, device) if question.fsdp else whole
 
 
 def _sharded(
@@ -176,8 +168,6 @@ def _sharded(
 ) -> Captured:
     """Return one rank's share under FSDP2, with whole layers and collectives next
     to."""
-    if not question.fsdp:
-        return found
     number = question.gpus
     modules = dict(subject.model.named_modules())
     paths = [region.path for region in find_regions(subject.model)]

@@ -9,7 +9,6 @@ from ssdtrain.plan.baselines import fixed_policies
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import DEVICE_RESERVE, Goal
 from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import simulate
@@ -205,19 +204,19 @@ def planned(captured: Captured, capacity: int) -> tuple[float, int, Traffic]:
         raise ConfigError("a chosen plan carries a prediction")
     ms = _with_links(captured, plan.prediction.step_ms)
     peak = captured.profile.base_bytes + plan.prediction.peak_bytes
-    return ms, peak, _traffic(plan, plan.prediction.host_peak_bytes)
-
-
-def _traffic(plan: Plan, host_bytes: int) -> Traffic:
     by = plan.bytes_by_placement()
 
     def bytes_of(*placements: Placement) -> int:
         return sum(by.get(each.name.lower(), 0) for each in placements)
 
-    return Traffic(
-        moved_bytes=bytes_of(Placement.OFFLOAD, Placement.OFFLOAD_SSD),
-        again_bytes=bytes_of(Placement.RECOMPUTE, Placement.RERUN),
-        host_bytes=host_bytes,
+    return (
+        ms,
+        peak,
+        Traffic(
+            moved_bytes=bytes_of(Placement.OFFLOAD, Placement.OFFLOAD_SSD),
+            again_bytes=bytes_of(Placement.RECOMPUTE, Placement.RERUN),
+            host_bytes=plan.prediction.host_peak_bytes,
+        ),
     )
 
 

@@ -23,7 +23,6 @@ from ssdtrain.arguments import (
 from ssdtrain.config import Target
 from ssdtrain.curves import COPY_SLOWDOWN, Curve, Links
 from ssdtrain.errors import ConfigError
-from ssdtrain.plan.calibrate import NOTES
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import PLAN_FILE, Plan
@@ -32,7 +31,6 @@ from ssdtrain.plan.words import ModuleRow, explain, rows
 from ssdtrain.progress import Progress, each
 from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.foresight.device import DEFAULT_DEVICE, Device, load_device
-from ssdtrain.tools.foresight.power import Settled
 from ssdtrain.tools.foresight.recorder import STATES
 from ssdtrain.tools.foresight.spec import links_of as spec_links
 from ssdtrain.tools.machine.links import LINK_FILE, LinkKind
@@ -257,25 +255,8 @@ def _print(profile: Profile, plan: Plan, capacity: int | None) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(table)
     room = None if capacity is None else capacity - profile.base_bytes
-    told = [explain(profile, plan), _settled(profile, plan)]
-    for line in (*told, *lines(spots(profile), room)):
-        if line is not None:
-            console.print(line, highlight=False, markup=False)
-
-
-def _settled(profile: Profile, plan: Plan) -> str | None:
-    """Return what many such steps take at the board's power limit, if known."""
-    known = any(name in profile.device for name in ("H100", "H200"))
-    has_clock = any(note in profile.notes for note in NOTES)  # many steps' times
-    if plan.prediction is None or not known or has_clock:
-        return None
-    found = plan.prediction
-    compute_ms = profile.compute_ms + found.recompute_ms
-    step_ms = Settled().step_ms(found.step_ms, compute_ms, found.stall_ms)
-    return (
-        "The observed step waits for copies, at a higher clock than steps that do not: "
-        f"at the power limit, with wide products, this one takes {step_ms:.1f} ms."
-    )
+    for line in (explain(profile, plan), *lines(spots(profile), room)):
+        console.print(line, highlight=False, markup=False)
 
 
 # -- size against number of micro-batches ---------------------------------------------

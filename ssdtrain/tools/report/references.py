@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ssdtrain.plan.profile import Phase
 from ssdtrain.plan.simulate import Outcome, Run, keep_all
 from ssdtrain.plan.timeline import Timeline
+from ssdtrain.tools.foresight.parallel import unit_of
 
 ATTENTION = ("Attention",)
 PRODUCTS = ("MmBackward", "AddmmBackward", "LinearBackward", "UnsafeViewBackward")
@@ -155,15 +156,6 @@ def _with_again_ms(
     return max(device_ms, host_ms + sum(mark.host_ms for mark in again))
 
 
-def block_of(module: str) -> str:
-    """`blocks.3` of `blocks.3.mlp.up`; empty outside numbered modules."""
-    parts = module.split(".")
-    for at, part in enumerate(parts):
-        if part.isdigit():
-            return ".".join(parts[: at + 1])
-    return ""
-
-
 def _blocks(timeline: Timeline) -> list[list[int]]:
     """Return the items of each numbered module, its input first: what its region alone
     reads."""
@@ -176,7 +168,7 @@ def _blocks(timeline: Timeline) -> list[list[int]]:
     }
     found: dict[tuple[int, str], list[int]] = {}
     for item, what in enumerate(timeline.items):
-        name = block_of(read_in.get(item, what.module))
+        name = unit_of(read_in.get(item, what.module))
         if name:
             found.setdefault((timeline.lane_of[item], name), []).append(item)
     return list(found.values())

@@ -1,5 +1,6 @@
 """Descriptions of matrix products, convolutions and attention."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ssdtrain.tools.search.calls import OperatorCall, describes
@@ -22,54 +23,30 @@ from ssdtrain.tools.search.language import (
 ALL = slice(None)
 
 
-@describes("aten::mm")
-def _mm(call: OperatorCall) -> Description:
-    a, b = call.tensors
-    return description(lambda i, j: Sum(lambda k: a[i, k] * b[k, j]))
-
-
-@describes("aten::addmm")
-def _addmm(call: OperatorCall) -> Description:
-    c, a, b = call.tensors
-    return description(lambda i, j: Sum(lambda k: a[i, k] * b[k, j]) + c.spread((i, j)))
-
-
-@describes("aten::bmm")
-def _bmm(call: OperatorCall) -> Description:
-    a, b = call.tensors
-    return description(lambda n, i, j: Sum(lambda k: a[n, i, k] * b[n, k, j]))
-
-
-@describes("aten::baddbmm")
-def _baddbmm(call: OperatorCall) -> Description:
-    c, a, b = call.tensors
-    return description(
+PRODUCTS: Mapping[str, Callable[..., Callable[..., Term]]] = {
+    "aten::mm": lambda a, b: lambda i, j: Sum(lambda k: a[i, k] * b[k, j]),
+    "aten::addmm": lambda c, a, b: (
+        lambda i, j: Sum(lambda k: a[i, k] * b[k, j]) + c.spread((i, j))
+    ),
+    "aten::bmm": lambda a, b: lambda n, i, j: Sum(lambda k: a[n, i, k] * b[n, k, j]),
+    "aten::baddbmm": lambda c, a, b: (
         lambda n, i, j: Sum(lambda k: a[n, i, k] * b[n, k, j]) + c.spread((n, i, j))
-    )
+    ),
+    "aten::mv": lambda a, b: lambda i: Sum(lambda k: a[i, k] * b[k]),
+    "aten::addmv": lambda c, a, b: (
+        lambda i: Sum(lambda k: a[i, k] * b[k]) + c.spread((i,))
+    ),
+    **dict.fromkeys(
+        ("aten::dot", "aten::vdot"), lambda a, b: lambda: Sum(lambda k: a[k] * b[k])
+    ),
+    "aten::addr": lambda c, a, b: lambda i, j: apply(a[i], b[j], c.spread((i, j))),
+}
+"""By operator, a function of its operands that gives one of its result's indices."""
 
 
-@describes("aten::mv")
-def _mv(call: OperatorCall) -> Description:
-    a, b = call.tensors
-    return description(lambda i: Sum(lambda k: a[i, k] * b[k]))
-
-
-@describes("aten::addmv")
-def _addmv(call: OperatorCall) -> Description:
-    c, a, b = call.tensors
-    return description(lambda i: Sum(lambda k: a[i, k] * b[k]) + c.spread((i,)))
-
-
-@describes("aten::dot", "aten::vdot")
-def _dot(call: OperatorCall) -> Description:
-    a, b = call.tensors
-    return description(lambda: Sum(lambda k: a[k] * b[k]))
-
-
-@describes("aten::addr")
-def _addr(call: OperatorCall) -> Description:
-    c, a, b = call.tensors
-    return description(lambda i, j: apply(a[i], b[j], c.spread((i, j))))
+@describes(*PRODUCTS)
+def _product(call: OperatorCall) -> Description:
+    return description(PRODUCTS[call.name](*call.tensors))
 
 
 @describes("aten::_cdist_forward")

@@ -1,6 +1,6 @@
 """Descriptions of reductions, norms, softmax, losses and embeddings."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ssdtrain.tools.search.calls import OperatorCall, aten, describes
 from ssdtrain.tools.search.interval import Interval
@@ -9,7 +9,6 @@ from ssdtrain.tools.search.language import (
     Form,
     Reducer,
     Result,
-    Tensor,
     Term,
     apply,
     description,
@@ -125,33 +124,34 @@ def with_whole(call: OperatorCall, whole: set[int]) -> Description:
     return Description(tuple(result(indices_of(rank), body) for rank in call.ranks))
 
 
+def with_own(call: OperatorCall, lead: int, body: Callable[..., Term]) -> Description:
+    """Results that share their first `lead` dimensions, and no others."""
+    names = (
+        [*indices_of(lead), *(f"own{at}.{dim}" for dim in range(rank - lead))]
+        for at, rank in enumerate(call.ranks)
+    )
+    return Description(tuple(result(own, body) for own in names))
+
+
 def asked_for(call: OperatorCall, *forms: Form) -> tuple[Result, ...]:
     """Return the results that a backward's `output_mask` asks for."""
     pairs = zip(forms, call["output_mask"], strict=False)
     return tuple(result(*form) for form, is_asked in pairs if is_asked)
 
 
-@describes("aten::native_layer_norm")
-def _layer_norm(call: OperatorCall) -> Description:
-    source = call["input"]
-    lead = source.rank - len(call["normalized_shape"])
-    return _normed(call, source, lead, call.tensors[1:])
-
-
-def _normed(
-    call: OperatorCall, source: Tensor, lead: int, others: Sequence[Tensor]
-) -> Description:
-    """Rows by their elements; what is normalized, and `others`, as a whole."""
+@describes("aten::native_layer_norm", "aten::native_group_norm")
+def _normed(call: OperatorCall) -> Description:
+    """Rows by their elements; what is normalized, and the weights, as a whole."""
+    source, others = call["input"], call.tensors[1:]
+    lead = 1
+    if call.name == "aten::native_layer_norm":
+        lead = source.rank - len(call["normalized_shape"])
 
     def body(*i: Interval) -> Term:
         rows = source.at(*i[:lead], *(ALL,) * (source.rank - lead))
         return opaque(rows, *(one.whole() for one in others))[i[lead:]]
 
-    results = []
-    for at, rank in enumerate(call.ranks):
-        names = [*indices_of(lead), *(f"n{at}.{dim}" for dim in range(rank - lead))]
-        results.append(result(names, body))
-    return Description(tuple(results))
+    return with_own(call, lead, body)
 
 
 @describes("aten::native_layer_norm_backward")
@@ -175,11 +175,6 @@ def _layer_norm_backward(call: OperatorCall) -> Description:
     inner = [f"n{dim}" for dim in range(source.rank - lead)]
     rows_form = ([*indices_of(lead), *inner], by_row)
     return Description(asked_for(call, rows_form, *[(inner, by_weight)] * 2))
-
-
-@describes("aten::native_group_norm")
-def _group_norm(call: OperatorCall) -> Description:
-    return _normed(call, call["input"], 1, call.tensors[1:])
 
 
 @describes("aten::native_group_norm_backward")

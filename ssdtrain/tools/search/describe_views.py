@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.search.calls import OperatorCall, aten, describes
-from ssdtrain.tools.search.describe_rows import positive, with_whole
+from ssdtrain.tools.search.describe_rows import positive, with_own, with_whole
 from ssdtrain.tools.search.interval import Interval
 from ssdtrain.tools.search.language import (
     Access,
@@ -193,11 +193,7 @@ def _matrices(call: OperatorCall) -> Description:
         reads = [one.at(*i[:lead], *(ALL,) * (one.rank - lead)) for one in call.tensors]
         return opaque(*reads)[i[lead:]]
 
-    results = []
-    for at, rank in enumerate(call.ranks):
-        inner = [f"m{at}.{dim}" for dim in range(rank - lead)]
-        results.append(result([*indices_of(lead), *inner], body))
-    return Description(tuple(results))
+    return with_own(call, lead, body)
 
 
 WHOLE = (
@@ -213,10 +209,7 @@ def _opaque(call: OperatorCall) -> Description:
     def body(*i: Interval) -> Term:
         return opaque(*(tensor.whole() for tensor in call.tensors))[i]
 
-    results = []
-    for at, rank in enumerate(call.ranks):
-        results.append(result([f"o{at}.{dim}" for dim in range(rank)], body))
-    return Description(tuple(results))
+    return with_own(call, 0, body)
 
 
 MADE = (

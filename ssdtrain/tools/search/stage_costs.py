@@ -186,6 +186,7 @@ def _ways(found: Estimated, by: Repeated) -> dict[str, tuple[float, float, float
 
 
 def priced(found: Estimated) -> dict[str, tuple[float, float, float]]:
+    """Return (ms, peak bytes, moved bytes) of each way."""
     profile = found.profile
     captured = Captured(
         profile=profile, weights=0, gradients=0, optimizer=0, stored=found.stored

@@ -104,7 +104,9 @@ class SpanObjective:
         """Inputs: (source [batch, sequence], shifted targets); labels: [batch,
         target_length]."""
         rows = [self._corrupt(window, random) for window in windows]
-        source = np.stack([_padded(r[0], self._length, self._pad) for r in rows])
+        source = np.full((len(rows), self._length), self._pad)
+        for row, (ids, _) in zip(source, rows, strict=True):
+            row[: len(ids)] = ids
         target = np.stack([r[1] for r in rows])
         shifted = np.roll(target, 1, axis=1)
         shifted[:, 0] = self._pad  # T5 starts decoding from the padding id
@@ -134,10 +136,6 @@ def _partition(total: int, parts: int, random: Generator) -> Ids:
     cuts = np.sort(random.choice(total - 1, parts - 1, replace=False)) + 1
     edges = np.concatenate([[0], cuts, [total]])
     return np.diff(edges).astype(np.int64)
-
-
-def _padded(ids: Ids, length: int, pad_id: int) -> Ids:
-    return np.concatenate([ids, np.full(length - len(ids), pad_id)])
 
 
 def _tensor(values: NDArray[np.generic]) -> Tensor:

@@ -84,26 +84,8 @@ class Drop(nn.Module):
         return *state[:-1], self.drop(state[-1])
 
 
-class EncoderBlock(nn.Module):
-    """One block of the encoder; see [Note: What crosses a T5 stage]."""
-
-    def __init__(self, config: T5Config, index: int, how: Checkpointing) -> None:
-        super().__init__()
-        self.block = T5Block(config, index == 0, layer_idx=index)
-        self._is_last = index == config.num_layers - 1
-        self._how = how
-        initialise(self.block, T5PreTrainedModel, config)
-
-    def forward(self, state: State) -> State:
-        """See State; the last block drops the bias."""
-        target, *bias, hidden = state
-        given = bias[0] if bias else None
-        hidden, given, *_ = run_block(self._how, self.block, hidden, None, given)
-        return (target, hidden) if self._is_last else (target, given, hidden)
-
-
-class DecoderBlock(nn.Module):
-    """One block of the decoder; see [Note: What crosses a T5 stage]."""
+class _Block(nn.Module):
+    """One block of a stack; see [Note: What crosses a T5 stage]."""
 
     def __init__(self, config: T5Config, index: int, how: Checkpointing) -> None:
         super().__init__()
@@ -113,20 +95,40 @@ class DecoderBlock(nn.Module):
         self._how = how
         initialise(self.block, T5PreTrainedModel, config)
 
-    def forward(self, state: State) -> State | Tensor:
-        """See State; the last block returns the hidden state alone."""
-        encoded, *bias, hidden = state
+    def _passed(
+        self, state: State, mask: Tensor | None, encoded: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the hidden state and the bias after this block."""
+        _, *bias, hidden = state
         given = bias[0] if bias else None
-        mask = create_causal_mask(
-            config=self._config,
-            inputs_embeds=hidden,
-            attention_mask=None,
-            past_key_values=None,
-        )
         hidden, given, *_ = run_block(
             self._how, self.block, hidden, mask, given, encoded
         )
-        return hidden if self._is_last else (encoded, given, hidden)
+        return hidden, given
+
+
+class EncoderBlock(_Block):
+    """A block of the encoder."""
+
+    def forward(self, state: State) -> State:
+        """See State; the last block drops the bias."""
+        hidden, bias = self._passed(state, None, None)
+        return (state[0], hidden) if self._is_last else (state[0], bias, hidden)
+
+
+class DecoderBlock(_Block):
+    """A block of the decoder."""
+
+    def forward(self, state: State) -> State | Tensor:
+        """See State; the last block returns the hidden state alone."""
+        mask = create_causal_mask(
+            config=self._config,
+            inputs_embeds=state[-1],
+            attention_mask=None,
+            past_key_values=None,
+        )
+        hidden, bias = self._passed(state, mask, state[0])
+        return hidden if self._is_last else (state[0], bias, hidden)
 
 
 class Norm(nn.Module):

@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from recipes.bench.search.baselines import BASELINES
-from recipes.bench.search.random_graphs import Maker, compare, random_problem
+from recipes.bench.search.random_graphs import (
+    BASELINES,
+    Maker,
+    compare,
+    random_problem,
+)
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.collectives import Collective, straight_fabric
 from ssdtrain.tools.search.elimination import Factor, minimize
