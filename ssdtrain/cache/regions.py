@@ -96,8 +96,6 @@ class Regions:
         Raises:
             RegionError: an empty cache comes back.
         """
-        if self.pack is None:
-            return forward, kwargs
         caches = self._empty_caches.of(region.module, kwargs)
         for name in caches:
             if region in self._withheld and self._withheld[region]() is kwargs[name]:

@@ -55,6 +55,8 @@ def _wrap(region: Region, regions: Regions, patches: Patches) -> None:
             attached.clear()
             undo()
             return inner(*args, **kwargs)
+        if regions.pack is None:  # a forward without hooks
+            return inner(*args, **kwargs)
         # From here on no compiler looks at the frames of this thread.
         inner, kwargs = regions.without_caches(region, inner, kwargs)
         call = regions.begin(region, inner, args, kwargs)

@@ -110,14 +110,14 @@ class Finder:
         A bound method, as the class's own is: a copy of the model rebinds it to the
         copied module, and a pickle stores the class's.
         """
-        draws = self._draws
-
-        def is_idle() -> bool:
-            return self.is_idle()
+        draws, finder = self._draws, self
 
         def forward(self: nn.Dropout, input: Tensor) -> Tensor:
+            # A compiler looks no further than the first.
+            if torch.compiler.is_compiling() or not self.p or not self.training:
+                return type(self).forward(self, input)
             # An inference tensor has no version, and nobody saves it.
-            if torch.compiler.is_compiling() or input.is_inference() or is_idle():
+            if finder.is_idle() or input.is_inference():
                 return type(self).forward(self, input)
             unchanged = input._version == 0
             with draws.around(self, input):
