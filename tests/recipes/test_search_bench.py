@@ -6,7 +6,24 @@ from pathlib import Path
 import pytest
 
 from recipes.bench.harness.cli import run
-from recipes.bench.search import layout_regret
+from recipes.bench.search import layout_regret, table_regret
+
+
+def test_what_a_choice_of_tables_loses() -> None:
+    """The choice is a rule's; what is best may be a random placement."""
+    actual = {"naive": 12.0, "size": 11.0, "random 1": 10.0}
+    found = table_regret.summary(actual, {"naive": 9.0, "size": 8.0, "random 1": 1.0})
+    assert (found["chosen"], found["best"]) == ("size", "random 1")
+    assert found["regret"] == pytest.approx(0.1)
+    assert found["regret_naive"] == pytest.approx(0.2)
+
+
+def test_placements_have_room() -> None:
+    tables, _ = table_regret.task_of(0, 2, small=True)
+    largest = 4.0 * sum(table.rows * table.width for table in tables)
+    found = table_regret.placements(tables, 2, 3, largest)
+    assert len(found) == 6 + 3
+    assert not table_regret.placements(tables, 2, 3, largest / 2 - 1)
 
 
 def test_how_predictions_of_layouts_hold() -> None:
@@ -28,6 +45,15 @@ def test_how_predictions_of_layouts_hold() -> None:
 def test_at_least_six_layouts_of_each_model(name: str) -> None:
     for subjects in (layout_regret.SUBJECTS, layout_regret.SMALL):
         assert len(layout_regret.layouts_of(subjects[name])) >= 6
+
+
+@pytest.mark.slow
+def test_two_ranks_measure_tables(tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    words = ["search.table_regret", "--device", "cpu", "--small", "--out", str(out)]
+    assert run([*words, "--tasks", "1", "--others", "1"]) == 0
+    [row] = json.loads(out.read_text())["cells"].values()
+    assert len(row["us"]) == 7 and row["us"][row["best"]][0] > 0
 
 
 @pytest.mark.slow

@@ -1,18 +1,19 @@
-"""TRL's GRPO beside its own checkpointing, a tiny one on a CPU."""
+"""TRL's trainers beside their own checkpointing, tiny ones on a CPU."""
 
 import pytest
 
 pytest.importorskip("trl")
 
 from recipes.bench.models import trl_steps
-from recipes.bench.models.trl_steps import NUM_TIMED, measure
+from recipes.bench.models.trl_steps import NUM_TIMED, measure, told
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning:transformers")
-def test_both_columns_train_the_same() -> None:
-    base = measure(None, 0.0, True)
-    ours = measure(0, 5.0, True)
+@pytest.mark.parametrize("case", ["grpo", "sft"])
+def test_both_columns_train_the_same(case: str) -> None:
+    base = measure(case, None, 0.0, True)
+    ours = measure(case, 0, 5.0, True)
     assert base["checkpoints"] and not ours["checkpoints"]
     steps = len(base["losses"])
     assert base["steps_before"] == trl_steps.NUM_WARM
@@ -22,3 +23,4 @@ def test_both_columns_train_the_same() -> None:
     away = ours["moved_bytes"] + ours["rebuilt_bytes"]
     assert ours["saved_bytes"] == away + ours["kept_bytes"]
     assert away > 0.3 * ours["saved_bytes"]
+    assert f"{steps} of {steps} losses equal" in told(case, [base], ours)

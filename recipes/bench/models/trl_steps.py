@@ -1,15 +1,16 @@
-"""TRL's GRPO at checkpointing's memory: loss and backward, generation left out.
+"""TRL's own trainers at checkpointing's memory: loss and backward, generation left out.
 
-    python -m recipes.bench models.trl_steps
-    python -m recipes.bench models.trl_steps --tiny    # no GPU
+    python -m recipes.bench models.trl_steps --case grpo
+    python -m recipes.bench models.trl_steps --case sft
+    python -m recipes.bench models.trl_steps --case grpo --tiny    # no GPU
 
-The shape of Qwen3-1.7B, 8 completions of 2,048 random tokens and a random reward.
-Weights are random. The first process trains as TRL does by default, under activation
-checkpointing; the second one with `OffloadCallback`, whose `memory_budget` is the
-measured peak of the first one above the level before the loss; the third one as the
-first, if time is left. A step is timed from the call of `compute_loss` to the end of
-its backward, a cycle from one such call to the next. Steps before the plan is settled
-are not timed.
+`grpo`: the shape of Qwen3-1.7B, 8 completions of 2,048 random tokens and a random
+reward. `sft`: LoRA on the shape of Qwen3-4B, one sequence of 16,384 tokens. Weights are
+random. The first process trains as TRL does by default, under activation checkpointing;
+the second one with `OffloadCallback`, whose `memory_budget` is the measured peak of the
+first one above the level before the loss; the third one as the first, if time is left.
+A step is timed from the call of `compute_loss` to the end of its backward, a cycle from
+one such call to the next. Steps before the plan is settled are not timed.
 """
 
 import itertools
@@ -17,7 +18,7 @@ import os
 import statistics
 import tempfile
 import time
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from transformers import TrainerCallback
@@ -36,11 +37,21 @@ MOST_STEPS = 80
 PROMPT = 16
 """Tokens."""
 BASE, OURS, AGAIN = "checkpointing", "ssdtrain", "checkpointing again"
-TINY_BUDGET = 600_000
+TINY_BUDGETS = {"grpo": 600_000, "sft": 250_000}
 """Bytes: a CPU tells no peak."""
-PRELOAD = ("trl.trainer.grpo_trainer", "datasets")
-MODEL, ROWS, LENGTH, TINY_LENGTH = "qwen3-1.7b", 8, 2048, 32
-"""Completions of a step, and their tokens."""
+PRELOAD = ("trl.trainer.{case}_trainer", "peft", "datasets")
+
+
+class Size(NamedTuple):
+    """Of a case."""
+
+    model: str
+    length: int
+    """Of a completion or a sequence, in tokens."""
+    rows: int
+
+
+CASES = {"grpo": Size("qwen3-1.7b", 2048, 8), "sft": Size("qwen3-4b", 16384, 1)}
 
 
 class Step(NamedTuple):
@@ -54,9 +65,9 @@ class Step(NamedTuple):
     """Above that."""
 
 
-def model_of(device: torch.device, *, tiny: bool) -> Any:
+def model_of(name: str, device: torch.device, *, tiny: bool) -> Any:
     """Return a model of random weights."""
-    stock = shape_of("tiny" if tiny else MODEL)
+    stock = shape_of("tiny" if tiny else name)
     config = stock.config(depth=stock.depth)
     config.update({"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2})
     return stock.model(config, device, attn_implementation="sdpa")
@@ -127,40 +138,58 @@ class Until(TrainerCallback):  # type: ignore[misc]
             self.num_before = state.global_step
 
 
-def trainer_of(callbacks: list[Any], *, tiny: bool) -> Any:
-    """Return TRL's trainer."""
+def trainer_of(case: str, callbacks: list[Any], *, tiny: bool) -> Any:
+    """Return TRL's trainer of a case."""
     from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
-    length = TINY_LENGTH if tiny else LENGTH
-    settings = GRPOConfig(
-        output_dir=tempfile.mkdtemp(),
-        max_steps=MOST_STEPS,
-        per_device_train_batch_size=ROWS,
-        num_generations=ROWS,
-        max_completion_length=length,
-        num_iterations=1,
-        logging_steps=1,
-        learning_rate=1e-5,
-        report_to=[],
-        disable_tqdm=True,
-        save_strategy="no",
-        use_cpu=device.type == "cpu",
-        bf16=device.type == "cuda",
-        optim="adamw_torch_fused",
-        dataloader_pin_memory=device.type == "cuda",
-    )
-    text = " ".join(f"w{3 + n}" for n in range(PROMPT))
-    trainer = timed(GRPOTrainer, length)(
-        model=model_of(device, tiny=tiny),
-        processing_class=tokenizer_of(),
-        args=settings,
-        reward_funcs=random_reward,
-        train_dataset=Dataset.from_dict({"prompt": [text] * MOST_STEPS * ROWS}),
-        callbacks=callbacks,
-    )
+    name, length, rows = CASES[case]
+    length = 32 if tiny else length
+    model, tokenizer = model_of(name, device, tiny=tiny), tokenizer_of()
+    common: dict[str, Any] = {
+        "output_dir": tempfile.mkdtemp(),
+        "max_steps": MOST_STEPS,
+        "per_device_train_batch_size": rows,
+        "logging_steps": 1,
+        "learning_rate": 1e-5,
+        "report_to": [],
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "use_cpu": device.type == "cpu",
+        "bf16": device.type == "cuda",
+        "optim": "adamw_torch_fused",
+        "dataloader_pin_memory": device.type == "cuda",
+    }
+    given: dict[str, Any] = {"model": model, "processing_class": tokenizer}
+    if case == "grpo":
+        from trl import GRPOConfig, GRPOTrainer
+
+        text = " ".join(f"w{3 + n}" for n in range(PROMPT))
+        given |= {
+            "args": GRPOConfig(
+                **common,
+                num_generations=rows,
+                max_completion_length=length,
+                num_iterations=1,
+            ),
+            "reward_funcs": random_reward,
+            "train_dataset": Dataset.from_dict({"prompt": [text] * MOST_STEPS * rows}),
+        }
+        trainer = timed(GRPOTrainer, length)(**given, callbacks=callbacks)
+    else:
+        from peft import LoraConfig
+        from trl import SFTConfig, SFTTrainer
+
+        tokens = torch.randint(3, WORDS, (MOST_STEPS * rows, length)).tolist()
+        given |= {
+            "args": SFTConfig(**common, max_length=length),
+            "train_dataset": Dataset.from_dict({"input_ids": tokens}),
+            "peft_config": LoraConfig(
+                r=16, target_modules="all-linear", task_type="CAUSAL_LM"
+            ),
+        }
+        trainer = timed(SFTTrainer, length)(**given, callbacks=callbacks)
     trainer.steps = []
     return trainer
 
@@ -170,16 +199,18 @@ def random_reward(completions: list[str], **_: Any) -> list[float]:
     return torch.rand(len(completions)).tolist()
 
 
-def measure(budget_bytes: int | None, warm_s: float, tiny: bool) -> Any:
+def measure(case: str, budget_bytes: int | None, warm_s: float, tiny: bool) -> Any:
     """Train in this process; without a budget as TRL does by default."""
     ours = None
     if budget_bytes is not None:
         from ssdtrain import OffloadCallback
 
         least = {"min_bytes": 0} if tiny else {}
-        ours = OffloadCallback(memory_budget=budget_bytes or TINY_BUDGET, **least)
+        ours = OffloadCallback(
+            memory_budget=budget_bytes or TINY_BUDGETS[case], **least
+        )
     until = Until(ours, warm_s)
-    trainer = trainer_of([*filter(None, [ours]), until], tiny=tiny)
+    trainer = trainer_of(case, [*filter(None, [ours]), until], tiny=tiny)
     trainer.train()
     steps: list[Step] = trainer.steps[until.num_before :]
     times = [1e3 * (step.end_s - step.start_s) for step in steps]
@@ -216,24 +247,58 @@ def measure(budget_bytes: int | None, warm_s: float, tiny: bool) -> Any:
 
 
 def main(
-    bench: Bench, *, warm_s: float = 25, tiny: bool = False, limit_s: float = 300
+    bench: Bench,
+    *,
+    case: Literal["grpo", "sft"],
+    warm_s: float = 25,
+    tiny: bool = False,
+    limit_s: float = 300,
 ) -> None:
-    """Measure the columns, each in a process of its own.
+    """Measure the columns of a case, each in a process of its own.
 
     Args:
+        case: what to train
         warm_s: most of a warm-up
         tiny: a small model, without a GPU
         limit_s: of a column
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
     cells = bench.cells({"tiny": tiny})
+    preload = [each.format(case=case) for each in PRELOAD]
     budget: int | None = None
     for each in (BASE, OURS, AGAIN):
-        name = f"grpo/{each}"
-        given = budget if each == OURS else None, warm_s, tiny
-        cells.run(name, answer_of, measure, given, limit_s, PRELOAD)
+        name = f"{case}/{each}"
+        given = case, budget if each == OURS else None, warm_s, tiny
+        cells.run(name, answer_of, measure, given, limit_s, preload)
         if name in cells and "step_ms" in cells[name]:
             budget = cells[name]["peak_bytes"]
         elif each != AGAIN:
             found = cells.data["cells"].get(name)
             raise UsageError(f"{name} was not measured: {found}")
+    ours = cells[f"{case}/{OURS}"]
+    bases = [
+        cells[f"{case}/{each}"] for each in (BASE, AGAIN) if f"{case}/{each}" in cells
+    ]
+    print(told(case, [base for base in bases if "step_ms" in base], ours))
+    print(ours["summary"])
+
+
+def told(case: str, bases: list[dict[str, Any]], ours: dict[str, Any]) -> str:
+    """Return the comparison in a few words."""
+    base_ms = statistics.mean(base["step_ms"] for base in bases)
+    cycle_ms = statistics.mean(base["cycle_ms"] for base in bases)
+    base = bases[0]
+    same = [a == b for a, b in zip(base["losses"], ours["losses"], strict=False)]
+    plan = "settled" if ours["settled"] else "not settled"
+    return (
+        f"{case}: loss and backward {ours['step_ms']:.0f} ms, checkpointing "
+        f"{base_ms:.0f} ms: {ours['step_ms'] / base_ms:.3f} of it (wanted 0.95); "
+        f"whole cycle {ours['cycle_ms'] / cycle_ms:.3f} of it; peak above the step's "
+        f"start {ours['peak_bytes'] / 1e9:.2f} of {base['peak_bytes'] / 1e9:.2f} GB, "
+        f"allocated {ours['allocated_gb']:.2f} of {base['allocated_gb']:.2f} GB, "
+        f"reserved {ours.get('reserved_gb', 0):.2f} of "
+        f"{base.get('reserved_gb', 0):.2f} GB; of {ours['saved_bytes'] / 1e9:.2f} GB "
+        f"{ours['moved_bytes'] / 1e9:.2f} moved, {ours['rebuilt_bytes'] / 1e9:.2f} "
+        f"computed again, {ours['kept_bytes'] / 1e9:.2f} kept; plan {plan} after "
+        f"{ours['steps_before']} steps; {sum(same)} of {len(same)} losses equal"
+    )

@@ -1,57 +1,26 @@
-"""Plans of random small graphs, against exhaustive search and beside simpler ones.
+"""Plans of random small graphs, against exhaustive search and beside the baselines.
 
 python -m recipes.bench search.random_graphs --count 200
 """
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from recipes.bench.harness.cli import Bench
+from recipes.bench.search.baselines import BASELINES
 from ssdtrain.tools.search.calls import call_of
 from ssdtrain.tools.search.describe import describe, is_elementwise
 from ssdtrain.tools.search.moves import WorkerAxis
-from ssdtrain.tools.search.placement import Unreduced
 from ssdtrain.tools.search.problem import Extent, Operation, Problem
-from ssdtrain.tools.search.search import (
-    Partition,
-    Space,
-    along_one,
-    exhaustive,
-    partition,
-)
+from ssdtrain.tools.search.search import exhaustive, partition
 from ssdtrain.tools.search.strategies import extents, strategies
 
 SIZES = (16, 64, 256, 1024)
 aten = torch.ops.aten
-
-
-def without_reduction(problem: Problem, axes: Sequence[WorkerAxis]) -> Partition:
-    """Search as `partition` does, but never split a reduction (Jia et al. 2018)."""
-    operations = tuple(
-        replace(
-            one,
-            strategies=tuple(
-                s
-                for s in one.strategies
-                if not any(isinstance(give, Unreduced) for give in s.gives)
-            ),
-        )
-        for one in problem.operations
-    )
-    return partition(replace(problem, operations=operations), axes)
-
-
-BASELINES: Mapping[str, Callable[[Problem, Sequence[WorkerAxis]], Partition]] = {
-    "equal chop": lambda problem, axes: along_one(Space(problem, axes)),
-    "without reduction": without_reduction,
-}
-"""By name. Equal chop cuts each tensor along one dimension for all axes."""
 
 
 class Maker:
