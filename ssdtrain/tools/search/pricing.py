@@ -226,8 +226,10 @@ class _Priced:
             return 0.0
         backward = stage_ms * 2 / 3
         gather = ms(Collective.ALL_GATHER, WEIGHT)
-        if layout.zero == 3:
-            busy = 2 * gather + ms(Collective.REDUCE_SCATTER, GRADIENT)
+        keeps = layout.zero == 2 and self._framework is Framework.FSDP2
+        if layout.zero == 3 or keeps:
+            # Layer by layer, the next one's ahead; FSDP2 keeps what ZeRO-2 gathered.
+            busy = (layout.zero - 1) * gather + ms(Collective.REDUCE_SCATTER, GRADIENT)
             return self.count * max(0.0, busy - stage_ms) + busy / self.layers
         if layout.zero == 0:
             reduced = ms(Collective.ALL_REDUCE, GRADIENT)

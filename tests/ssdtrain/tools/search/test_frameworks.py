@@ -65,6 +65,12 @@ def test_gradients_are_there_from_the_second_micro_batch_on() -> None:
     assert two.memory_bytes - one.memory_bytes == pytest.approx(4 * shard)
 
 
+def test_fsdp2_gathers_once_where_weights_stay_whole() -> None:
+    """And hides it: two H200s trained ZeRO-2 as fast as ZeRO-3, or faster."""
+    two, three = (priced(36, 8, zero=zero) for zero in (2, 3))
+    assert 0 < two.parts_ms["data parallelism"] < three.parts_ms["data parallelism"]
+
+
 def test_the_end_of_backward_under_fsdp2() -> None:
     """Next to torch's FSDPMemTracker: 8 layers of Qwen3-4B, two ranks, 512 tokens,
     fp32 shards left out."""
