@@ -22,18 +22,15 @@ steps that keep everything, where those fit.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 from ssdtrain.plan.plan import Plan
 
 MOST_TRIES = 3
 """Plans that are searched for and tried for one kind of step."""
-NEW_STEPS = 3
-"""Of a new plan, that say nothing of it."""
-LEAST_STEPS, MOST_STEPS = 3, 6
-"""After these, that are timed: the more where the fewer differ."""
-NEW_LONG, LEAST_LONG, MOST_LONG = 1, 1, 2
-"""The same of steps that take `LONG_MS` or more."""
-LONG_MS = 1000.0
+LONG_MS, SHORT_MS = 1000.0, 200.0
+"""A step that takes at least the first is long, one that takes less than the second is
+short: what disturbs a step takes some milliseconds, and more of a short one."""
 ALIKE = 0.05
 """By how much steps that take as long as one another may differ."""
 GAIN = 0.01
@@ -50,6 +47,24 @@ def typical(times_ms: Sequence[float]) -> float:
     return sorted(times_ms)[(len(times_ms) - 1) // 2]
 
 
+class Counts(NamedTuple):
+    """Steps of a try."""
+
+    new: int
+    """The first ones, that say nothing of a plan."""
+    least: int
+    """Behind those, that are timed."""
+    most: int
+    """The same where the fewer differ."""
+
+
+def counts_of(step_ms: float) -> Counts:
+    """Return how many steps of about this length a try takes."""
+    if step_ms >= LONG_MS:
+        return Counts(1, 1, 2)
+    return Counts(3, 3, 6) if step_ms < SHORT_MS else Counts(1, 2, 4)
+
+
 class Stopwatch:
     """Which steps under a plan are timed, and when there are enough; reads no clock.
 
@@ -58,11 +73,7 @@ class Stopwatch:
     """
 
     def __init__(self, expected_ms: float) -> None:
-        is_long = expected_ms >= LONG_MS
-        self.num_new = NEW_LONG if is_long else NEW_STEPS
-        """Steps that are not timed."""
-        self._least = LEAST_LONG if is_long else LEAST_STEPS
-        self._most = MOST_LONG if is_long else MOST_STEPS
+        self.num_new, self._least, self._most = counts_of(expected_ms)
 
     def asks(self, num_steps: int) -> bool:
         """Return whether to look at what steps have taken, after so many in all."""
