@@ -95,8 +95,8 @@ def sum_rows(r: Any, rows: Tensor, make: Callable[[Any], RowSums]) -> Tensor | N
         not rows.is_cpu
         or rows.dtype not in PLAIN
         or rows.dim() != 2
+        or r.programs is not SHARED  # nor is a typed graph's
         or r.two_sided
-        or r.programs is not SHARED
         or not r.num_edges()
         or not rows.shape[1]
         or MASK in r.edata

@@ -4,7 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from hector.message import GINConv, Graph, GraphConv, SAGEConv, layers, relation, sums
+from hector.message import (
+    GINConv,
+    Graph,
+    GraphConv,
+    HeteroGraph,
+    SAGEConv,
+    layers,
+    relation,
+    sums,
+)
 from hector.message import functions as fn
 
 
@@ -96,3 +105,26 @@ def test_gcn_of_a_cpu_is_masked_and_keeps_its_own_row() -> None:
         with g.masked(mask):
             found = layer(g, x)
         torch.testing.assert_close(found, (near + rows) * degree + layer.bias)
+
+
+def test_layers_leave_features_alone() -> None:
+    """Those of a part are gathered when they are read first."""
+    whole = Graph([0, 1, 1], [1, 0, 2], num_nodes=3)
+    read: list[str] = []
+    part = whole.subgraph([0, 1])
+    part.ndata.fill = part.edata.fill = lambda name: read.append(name) or part.nodes()
+    part.ndata.names = part.edata.names = ["h"]
+    for name, layer in LAYERS.items():
+        layer()(part, torch.randn(2, 5 if name == "narrow" else 6))
+        assert not read, name
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_of_a_typed_graphs_relation(name: str) -> None:
+    src, dst = torch.randint(9, (2, 30))
+    layer, x = LAYERS[name](), torch.randn(9, 5 if name == "narrow" else 6)
+    typed = HeteroGraph({("a", "to", "a"): (src, dst)}, {"a": 9})
+    wanted = layer(Graph(src, dst, num_nodes=9), x)
+    torch.testing.assert_close(layer(typed["to"], x), wanted)
+    if name != "gcn":
+        torch.testing.assert_close(layer(typed, x), wanted)
