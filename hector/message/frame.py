@@ -1,7 +1,7 @@
 """Features of nodes and edges by name, one row a node or edge."""
 
 from collections.abc import Callable, Collection, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -61,10 +61,14 @@ def ends_of(u: Any, v: Any, device: torch.device) -> list[Tensor]:
     return found
 
 
-@contextmanager
-def recorded() -> Iterator[None]:
+def recorded() -> AbstractContextManager[None]:
     """Make what a frame keeps of features: its history is that of the features, in
     whatever mode it is asked for first."""
+    return nullcontext() if torch.is_grad_enabled() else _recording()
+
+
+@contextmanager
+def _recording() -> Iterator[None]:
     with torch.inference_mode(False), torch.enable_grad():
         yield
 

@@ -63,8 +63,9 @@ def means(dtype: torch.dtype) -> Callable[[Any], RowSums]:
     """Return the way of their means."""
 
     def make(r: Any) -> RowSums:
+        way = sums(r)  # first: it says what is wrong with ids
         counts = r.in_degrees().clamp(min=1)[:, None]
-        return sums(r)._replace(counts=counts.to(dtype))
+        return way._replace(counts=counts.to(dtype))
 
     return make
 

@@ -128,3 +128,15 @@ def test_layers_of_a_typed_graphs_relation(name: str) -> None:
     torch.testing.assert_close(layer(typed["to"], x), wanted)
     if name != "gcn":
         torch.testing.assert_close(layer(typed, x), wanted)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("wrong", [-4, 9])
+def test_ids_of_a_sampled_graph_are_checked_without_a_program(
+    name: str, wrong: int
+) -> None:
+    src, dst = torch.randint(9, (2, 30))
+    dst[7] = wrong
+    g = Graph(src, dst, num_nodes=9, sampled=True)
+    with pytest.raises(ValueError, match=r"dst in \[0, 9\)"):
+        LAYERS[name]()(g, torch.randn(9, 5 if name == "narrow" else 6))
