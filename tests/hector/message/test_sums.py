@@ -109,10 +109,14 @@ def test_gcn_of_a_cpu_is_masked_and_keeps_its_own_row() -> None:
 
 def test_layers_leave_features_alone() -> None:
     """Those of a part are gathered when they are read first."""
-    whole = Graph([0, 1, 1], [1, 0, 2], num_nodes=3)
-    read: list[str] = []
-    part = whole.subgraph([0, 1])
-    part.ndata.fill = part.edata.fill = lambda name: read.append(name) or part.nodes()
+    part = Graph([0, 1, 1], [1, 0, 2], num_nodes=3).subgraph([0, 1])
+    read = []
+
+    def fill(name: str) -> Tensor:
+        read.append(name)
+        return part.nodes()
+
+    part.ndata.fill = part.edata.fill = fill
     part.ndata.names = part.edata.names = ["h"]
     for name, layer in LAYERS.items():
         layer()(part, torch.randn(2, 5 if name == "narrow" else 6))
