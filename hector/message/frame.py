@@ -1,12 +1,14 @@
 """Features of nodes and edges by name, one row a node or edge."""
 
 from collections.abc import Callable, Collection, Iterator, MutableMapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hector.indexing import check_range, integers, tensor_of
+from hector.kept import lasting
 from hector.message.batches import Features
 from hector.message.edges import Edges
 
@@ -59,6 +61,18 @@ def ends_of(u: Any, v: Any, device: torch.device) -> list[Tensor]:
     return found
 
 
+def recorded() -> AbstractContextManager[None]:
+    """Make what a frame keeps of features: its history is that of the features, in
+    whatever mode it is asked for first."""
+    return nullcontext() if torch.is_grad_enabled() else _recording()
+
+
+@contextmanager
+def _recording() -> Iterator[None]:
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
 class Frame(MutableMapping[str, Tensor]):
     """Hold named tensors with the same number of rows on one device.
 
@@ -87,7 +101,8 @@ class Frame(MutableMapping[str, Tensor]):
             raise KeyError(
                 f"expected a {self.rows} feature {name!r}, there are {sorted(self)}"
             )
-        found = self._columns[name] = self.fill(name)
+        with recorded():
+            found = self._columns[name] = self.fill(name)
         return found
 
     def __setitem__(self, name: str, value: Tensor) -> None:
@@ -135,7 +150,7 @@ class Frame(MutableMapping[str, Tensor]):
 
     def part(self, ids: Tensor) -> "Frame":
         """Return a frame of the rows `ids`, gathered when they are read."""
-        now = self.copied()
+        now, ids = self.copied(), lasting(ids)
         return Frame(
             ids.numel(),
             self.device,
@@ -175,11 +190,10 @@ class _Sorted:
         self._given: Tensor | None = None
 
     def given(self) -> Tensor:
-        """Return the column in the caller's order, the same tensor each time; its
-        history is that of the rows, whoever asks first."""
+        """Return the column in the caller's order, the same tensor each time."""
         if self._given is None:
             inverse = self.edges.inverse
-            with torch.inference_mode(False), torch.enable_grad():
+            with recorded():
                 self._given = (
                     self.rows if inverse is None else self.rows.index_select(0, inverse)
                 )
@@ -261,7 +275,7 @@ class EdgeFrame(Frame):
 
     def part(self, ids: Tensor) -> "EdgeFrame":
         """Return a frame of the rows `ids`, gathered when they are read."""
-        now = self.copied()
+        now, ids = self.copied(), lasting(ids)
         return EdgeFrame(
             ids.numel(),
             self.device,

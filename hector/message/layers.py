@@ -38,7 +38,11 @@ def _looped(dtype: torch.dtype) -> Callable[[Graph], RowSums]:
     """Sums of the node's own row and its neighbours', each times both ends' scales."""
 
     def make(g: Graph) -> RowSums:
-        structure = g.add_self_loop().structure
+        # Of the edges alone: features are another call's.
+        src, dst = g.edges()
+        own = torch.arange(g.num_dst_nodes(), device=g.device)
+        ends = torch.cat((src, own)), torch.cat((dst, own))
+        structure = Graph(*ends, num_nodes=len(own)).structure
         scale = _scales(dtype)(g).flatten()
         return RowSums.of(structure).times(scale[structure.src] * scale[structure.dst])
 

@@ -913,15 +913,18 @@ class _Scope(AbstractContextManager[None]):
 
     def __init__(self, relation: Relation) -> None:
         self.relation = relation
+        self.before: list[tuple[Frame, Frame, EdgeFrame]] = []
+        """Of each time that it was entered and has not ended."""
 
     def __enter__(self) -> None:
-        source, ends, edges = self.before = self.relation.frames()
+        source, ends, edges = before = self.relation.frames()
         first = source.copied()
         second = first if source is ends else ends.copied()
+        self.before.append(before)
         self.relation.set_frames(first, second, edges.copied())
 
     def __exit__(self, *_: object) -> None:
-        self.relation.set_frames(*self.before)
+        self.relation.set_frames(*self.before.pop())
 
 
 class _Part(Relation):

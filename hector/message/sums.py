@@ -63,8 +63,9 @@ def means(dtype: torch.dtype) -> Callable[[Any], RowSums]:
     """Return the way of their means."""
 
     def make(r: Any) -> RowSums:
+        way = sums(r)  # first: it says what is wrong with ids
         counts = r.in_degrees().clamp(min=1)[:, None]
-        return sums(r)._replace(counts=counts.to(dtype))
+        return way._replace(counts=counts.to(dtype))
 
     return make
 
@@ -95,8 +96,8 @@ def sum_rows(r: Any, rows: Tensor, make: Callable[[Any], RowSums]) -> Tensor | N
         not rows.is_cpu
         or rows.dtype not in PLAIN
         or rows.dim() != 2
+        or r.programs is not SHARED  # nor is a typed graph's
         or r.two_sided
-        or r.programs is not SHARED
         or not r.num_edges()
         or not rows.shape[1]
         or MASK in r.edata

@@ -49,10 +49,12 @@ class EmptyCaches:
             return {}
         found = {}
         for name, cache in given.items():
-            if self._last is None or not self._last.stands_for(cache):
-                self._last = EmptyCache(cache) if _is_empty(cache) else None
-            if self._last is not None:
-                found[name] = self._last
+            last = self._last  # read once: another thread may look at another cache
+            if last is None or not last.stands_for(cache):
+                last = EmptyCache(cache) if _is_empty(cache) else None
+                self._last = last
+            if last is not None:
+                found[name] = last
         return found
 
 

@@ -82,6 +82,23 @@ def test_edge_features_that_were_read_without_gradients(first: Any) -> None:
     graph.edge_softmax(score).square().sum().backward()
 
 
+@pytest.mark.parametrize("first", [torch.no_grad, torch.inference_mode])
+def test_features_of_a_part_that_were_read_without_gradients(first: Any) -> None:
+    graph = made()
+    with first():
+        part = graph.subgraph([1, 2, 3])
+        result(part)
+    loss = result(part).square().sum() + part.edata["w"].sum()
+    sources = graph.ndata["h"], graph.edata["w"]
+    found = torch.autograd.grad(loss, sources)
+    again = made()
+    part = again.subgraph([1, 2, 3])
+    loss = result(part).square().sum() + part.edata["w"].sum()
+    wanted = torch.autograd.grad(loss, (again.ndata["h"], again.edata["w"]))
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_columns_that_programs_made_may_be_written_to() -> None:
     graph = made()
     graph.apply_edges(fn.u_add_v("h", "h", "s"))

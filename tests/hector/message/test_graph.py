@@ -339,6 +339,17 @@ def test_local_scope_leaves_no_trace(graph: Graph) -> None:
     torch.testing.assert_close(graph.edata["w2"], graph.edata["w"])
 
 
+def test_a_scope_may_be_entered_again(graph: Graph) -> None:
+    before, scope = sorted(graph.ndata), graph.local_scope()
+    for _ in range(2):
+        with scope:
+            graph.ndata["outer"] = graph.ndata["h"]
+            with scope:
+                graph.ndata["inner"] = graph.ndata["h"]
+            assert "outer" in graph.ndata and "inner" not in graph.ndata
+        assert sorted(graph.ndata) == before
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [

@@ -4,7 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from hector.message import GINConv, Graph, GraphConv, SAGEConv, layers, relation, sums
+from hector.message import (
+    GINConv,
+    Graph,
+    GraphConv,
+    HeteroGraph,
+    SAGEConv,
+    layers,
+    relation,
+    sums,
+)
 from hector.message import functions as fn
 
 
@@ -96,3 +105,42 @@ def test_gcn_of_a_cpu_is_masked_and_keeps_its_own_row() -> None:
         with g.masked(mask):
             found = layer(g, x)
         torch.testing.assert_close(found, (near + rows) * degree + layer.bias)
+
+
+def test_layers_leave_features_alone() -> None:
+    """Those of a part are gathered when they are read first."""
+    part = Graph([0, 1, 1], [1, 0, 2], num_nodes=3).subgraph([0, 1])
+    read = []
+
+    def fill(name: str) -> Tensor:
+        read.append(name)
+        return part.nodes()
+
+    part.ndata.fill = part.edata.fill = fill
+    part.ndata.names = part.edata.names = ["h"]
+    for name, layer in LAYERS.items():
+        layer()(part, torch.randn(2, 5 if name == "narrow" else 6))
+        assert not read, name
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_of_a_typed_graphs_relation(name: str) -> None:
+    src, dst = torch.randint(9, (2, 30))
+    layer, x = LAYERS[name](), torch.randn(9, 5 if name == "narrow" else 6)
+    typed = HeteroGraph({("a", "to", "a"): (src, dst)}, {"a": 9})
+    wanted = layer(Graph(src, dst, num_nodes=9), x)
+    torch.testing.assert_close(layer(typed["to"], x), wanted)
+    if name != "gcn":
+        torch.testing.assert_close(layer(typed, x), wanted)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("wrong", [-4, 9])
+def test_ids_of_a_sampled_graph_are_checked_without_a_program(
+    name: str, wrong: int
+) -> None:
+    src, dst = torch.randint(9, (2, 30))
+    dst[7] = wrong
+    g = Graph(src, dst, num_nodes=9, sampled=True)
+    with pytest.raises(ValueError, match=r"dst in \[0, 9\)"):
+        LAYERS[name]()(g, torch.randn(9, 5 if name == "narrow" else 6))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import ssdtrain
 from ssdtrain.errors import RegionError
-from ssdtrain.regions.kvcaches import EmptyCaches
+from ssdtrain.regions.kvcaches import EmptyCache, EmptyCaches
 from tests.ssdtrain.bits import same_bits
 
 SIZES: dict[str, Any] = {
@@ -225,6 +225,23 @@ def test_a_cache_is_looked_at_again_when_it_changes(how: str) -> None:
     assert own.self_attention_cache.layers[1].get_seq_length() == 0
     assert not own.is_updated.get(1)
     assert not own.self_attention_cache.offloading
+
+
+def test_another_threads_cache_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    caches, layer = EmptyCaches(), Layer(0).train()
+    mine, other = ({"past_key_values": transformers.DynamicCache()} for _ in range(2))
+    first, real = caches.of(layer, mine), EmptyCache.stands_for
+
+    def stands_for(self: EmptyCache, cache: Any) -> bool:
+        found = real(self, cache)
+        monkeypatch.undo()
+        caches.of(layer, other)  # between a look and what it is for
+        return found
+
+    monkeypatch.setattr(EmptyCache, "stands_for", stands_for)
+    assert caches.of(layer, mine) == first
 
 
 def test_copies_are_a_list_that_shares_nothing() -> None:
