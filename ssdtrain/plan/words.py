@@ -7,7 +7,6 @@ from ssdtrain.plan.calibrate import NOTES
 from ssdtrain.plan.placement import AGAIN_PLACEMENTS, Placement
 from ssdtrain.plan.plan import Plan, PredictedStall, Prediction, Wait
 from ssdtrain.plan.profile import ESTIMATED, HostCosts, Profile
-from ssdtrain.plan.timeline import Timeline
 
 # A stall below this fraction of the step is not worth a change.
 SMALL_STALL = 0.002
@@ -360,10 +359,3 @@ def _busiest(profile: Profile, prediction: Prediction) -> tuple[str, str]:
         return "", ""
     share = min(1.0, parts[worst])
     return names[worst], f"busy for {100 * share:.0f} % of its half of the step"
-
-
-def curve(profile: Profile, plan: Plan) -> list[tuple[float, int]]:
-    """Predicted memory over the step: (ms, bytes) at each mark."""
-    from ssdtrain.plan.simulate import Run
-
-    return Run(Timeline(profile), plan.orders).run(detailed=True).curve

@@ -47,7 +47,6 @@ WRITES = frozenset(
     setdefault sort reverse
     """.split()
 )
-CONTAINERS = (list, dict, set, deque, tuple)
 OPAQUE = (
     *(Tensor, nn.Module, type, FunctionType, BuiltinFunctionType, MethodType),
     threading.local,
