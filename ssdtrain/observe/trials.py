@@ -47,7 +47,7 @@ def typical(times_ms: Sequence[float]) -> float:
     return sorted(times_ms)[(len(times_ms) - 1) // 2]
 
 
-class Counts(NamedTuple):
+class StepCounts(NamedTuple):
     """Steps of a try."""
 
     new: int
@@ -58,11 +58,11 @@ class Counts(NamedTuple):
     """The same where the fewer differ."""
 
 
-def counts_of(step_ms: float) -> Counts:
+def steps_of_a_try(step_ms: float) -> StepCounts:
     """Return how many steps of about this length a try takes."""
     if step_ms >= LONG_MS:
-        return Counts(1, 1, 2)
-    return Counts(3, 3, 6) if step_ms < SHORT_MS else Counts(1, 2, 4)
+        return StepCounts(1, 1, 2)
+    return StepCounts(3, 3, 6) if step_ms < SHORT_MS else StepCounts(1, 2, 4)
 
 
 class Stopwatch:
@@ -73,7 +73,7 @@ class Stopwatch:
     """
 
     def __init__(self, expected_ms: float) -> None:
-        self.num_new, self._least, self._most = counts_of(expected_ms)
+        self.num_new, self._least, self._most = steps_of_a_try(expected_ms)
 
     def asks(self, num_steps: int) -> bool:
         """Return whether to look at what steps have taken, after so many in all."""
