@@ -1,4 +1,4 @@
-"""The malloc hook from Python: build it, decide on it, load it.
+"""The malloc hook from Python: build it, decide on it, load it, read its counters.
 
 `ssdtrain train` starts with it where it is of use (`preload=auto`); for other commands
 `ssdtrain env` prints what a shell sets. It needs a C compiler, no CUDA.
@@ -13,11 +13,12 @@ counted (`unregistered_async`).
 
 import ctypes
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ssdtrain.storage.clibrary import BuildError, CLibrary
 from ssdtrain.storage.directory import check_trusted
@@ -27,9 +28,121 @@ SOURCE = Path(__file__).parent / "csrc" / "malloc_hook.c"
 LIBRARY = CLibrary(SOURCE, ("-ldl", "-lpthread"))
 
 
-def loaded() -> bool:
-    """Return whether the hook was preloaded into this process."""
-    return hasattr(ctypes.CDLL(None), "ssdtrain_hook_read")
+@dataclass(frozen=True, kw_only=True)
+class HookCounters:
+    """What the hook has seen since the process started; all are counts."""
+
+    malloc_calls: int
+    malloc_async_calls: int
+    free_calls: int
+    free_async_calls: int
+    failed_calls: int
+    """The runtime returned an error."""
+    below_threshold: int
+    """Smaller than `SSDTRAIN_HOOK_MIN_BYTES`."""
+    reentrant: int
+    """Calls made by cuFile itself while it registered a buffer."""
+    registered: int
+    """cuFile took the allocation."""
+    deregistered: int
+    refused: int
+    """cuFile did not; `last_cufile_error` says why."""
+    without_cufile: int
+    """libcufile was not found, or its driver did not open."""
+    unregistered_async: int
+    """Large enough, but from cudaMallocAsync; see `SSDTRAIN_HOOK_ASYNC`."""
+    live: int
+    """Allocations that are in use now."""
+    live_bytes: int
+    """Their bytes."""
+    live_registered: int
+    last_cufile_error: int
+    """CUfileOpError of the last refusal; 0: there was none."""
+
+
+class _Counters(ctypes.Structure):
+    _fields_ = [
+        (f.name, ctypes.c_int64 if f.name.startswith("last") else ctypes.c_uint64)
+        for f in fields(HookCounters)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """The allocator's segments against the hook's table."""
+
+    num_segments: int
+    """Segments of the caching allocator."""
+    num_known: int
+    """Of these, at addresses and with sizes that the hook has."""
+    num_expandable: int
+    """Unknown because they are expandable: their memory comes from cuMemCreate,
+    which the allocator finds past any preloaded library. Set
+    `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False`."""
+    num_small: int
+    """Unknown because they are below the threshold."""
+
+    @property
+    def num_unexplained(self) -> int:
+        """Unknown for neither reason: made before the hook or by another allocator."""
+        known = self.num_known + self.num_expandable + self.num_small
+        return self.num_segments - known
+
+
+class Hook:
+    """The hook in this process."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        library.ssdtrain_hook_size_of.restype = ctypes.c_size_t
+        library.ssdtrain_hook_size_of.argtypes = [ctypes.c_void_p]
+
+    @property
+    def enabled(self) -> bool:
+        """False when `SSDTRAIN_HOOK=0` switched it off."""
+        return bool(self._library.ssdtrain_hook_enabled())
+
+    def counters(self) -> HookCounters:
+        """Read all counters at one moment."""
+        raw = _Counters()
+        self._library.ssdtrain_hook_read(ctypes.byref(raw))
+        names = (field.name for field in fields(HookCounters))
+        return HookCounters(**{name: getattr(raw, name) for name in names})
+
+    def size_of(self, address: int) -> int:
+        """Return the bytes of the allocation that starts at a device address; 0:
+        unknown."""
+        return int(self._library.ssdtrain_hook_size_of(address))
+
+    def coverage(self, segments: Iterable[Mapping[str, Any]]) -> Coverage:
+        """Compare with `torch.cuda.memory_snapshot()`."""
+        least = min_bytes()
+        num = known = expandable = small = 0
+        for segment in segments:
+            num += 1
+            if self.size_of(segment["address"]) >= segment["total_size"]:
+                known += 1
+            elif segment.get("is_expandable"):
+                expandable += 1
+            elif segment["total_size"] < least:
+                small += 1
+        return Coverage(
+            num_segments=num,
+            num_known=known,
+            num_expandable=expandable,
+            num_small=small,
+        )
+
+
+def loaded() -> Hook | None:
+    """Return the hook, if it was preloaded into this process."""
+    process = ctypes.CDLL(None)
+    return Hook(process) if hasattr(process, "ssdtrain_hook_read") else None
+
+
+def min_bytes() -> int:
+    """Return the threshold, as the hook reads it."""
+    return int(os.environ.get("SSDTRAIN_HOOK_MIN_BYTES", 1024 * 1024))
 
 
 def preload(

@@ -64,7 +64,7 @@ def start_with_hook(config: Any, words: list[str], *, told: bool) -> None:
         found = malloc_hook.decide(choice, to_ssd=to_ssd)
     except BuildError as error:
         raise ConfigError(f"preload=always: {error}") from error
-    if found.library is None or malloc_hook.loaded():
+    if found.library is None or malloc_hook.loaded() is not None:
         return
     if str(found.library) in os.environ.get("LD_PRELOAD", ""):
         raise ConfigError(

@@ -223,20 +223,50 @@ def test_recorded_on_a_gpu(native: Native, recording: Path, tmp_path: Path) -> N
 
 
 READER = """
-import ctypes
+import ctypes, json, sys
+from dataclasses import asdict
 ctypes.CDLL({stubs!r}, ctypes.RTLD_GLOBAL)
 from ssdtrain.storage import malloc_hook
-raise SystemExit(0 if malloc_hook.loaded() else 3)
+hook = malloc_hook.loaded()
+if hook is None:
+    sys.exit(3)
+process, address = ctypes.CDLL(None), ctypes.c_void_p()
+segments = []
+for size in (4 << 20, 8 << 20, 4096):
+    assert process.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(size)) == 0
+    segments.append({{"address": address.value, "total_size": size}})
+segments.append({{"address": 1 << 40, "total_size": 1 << 21, "is_expandable": True}})
+segments.append({{"address": 1 << 41, "total_size": 1 << 21, "is_expandable": False}})
+coverage = hook.coverage(segments)
+print(json.dumps([hook.enabled, asdict(hook.counters()), asdict(coverage),
+                  coverage.num_unexplained]))
 """
 
 
-def test_a_process_tells_whether_it_began_with_the_hook(plain: Native) -> None:
+def test_counters_from_python(plain: Native) -> None:
     stubs = plain.directory / "libstubs.so"
     environment = {**os.environ, "SSDTRAIN_HOOK_CUFILE": str(stubs)}
     command = [sys.executable, "-c", READER.format(stubs=str(stubs))]
     root = Path(__file__).parents[3]
-    with_hook = malloc_hook.preload(environment, plain.hook)
-    assert subprocess.run(command, env=with_hook, cwd=root).returncode == 0
+    done = subprocess.run(
+        command,
+        env=malloc_hook.preload(environment, plain.hook),
+        cwd=root,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    enabled, counters, coverage, unexplained = json.loads(done.stdout)
+    assert enabled is True
+    assert counters["registered"] == counters["live"] == 2
+    assert counters["live_bytes"] == 12 << 20
+    assert coverage == {
+        "num_segments": 5,
+        "num_known": 2,
+        "num_expandable": 1,
+        "num_small": 1,
+    }
+    assert unexplained == 1
     assert subprocess.run(command, env=environment, cwd=root).returncode == 3
 
 
