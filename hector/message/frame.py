@@ -61,7 +61,7 @@ def ends_of(u: Any, v: Any, device: torch.device) -> list[Tensor]:
     return found
 
 
-def recorded() -> AbstractContextManager[None]:
+def _recorded() -> AbstractContextManager[None]:
     """Make what a frame keeps of features: its history is that of the features, in
     whatever mode it is asked for first."""
     return nullcontext() if torch.is_grad_enabled() else _recording()
@@ -101,7 +101,7 @@ class Frame(MutableMapping[str, Tensor]):
             raise KeyError(
                 f"expected a {self.rows} feature {name!r}, there are {sorted(self)}"
             )
-        with recorded():
+        with _recorded():
             found = self._columns[name] = self.fill(name)
         return found
 
@@ -193,7 +193,7 @@ class _Sorted:
         """Return the column in the caller's order, the same tensor each time."""
         if self._given is None:
             inverse = self.edges.inverse
-            with recorded():
+            with _recorded():
                 self._given = (
                     self.rows if inverse is None else self.rows.index_select(0, inverse)
                 )

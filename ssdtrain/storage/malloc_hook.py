@@ -94,8 +94,8 @@ class Hook:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        library.ssdtrain_hook_size_of.restype = ctypes.c_size_t
-        library.ssdtrain_hook_size_of.argtypes = [ctypes.c_void_p]
+        prototype = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p)
+        self._size_of = prototype(("ssdtrain_hook_size_of", library))
 
     @property
     def enabled(self) -> bool:
@@ -112,7 +112,7 @@ class Hook:
     def size_of(self, address: int) -> int:
         """Return the bytes of the allocation that starts at a device address; 0:
         unknown."""
-        return int(self._library.ssdtrain_hook_size_of(address))
+        return int(self._size_of(address))
 
     def coverage(self, segments: Iterable[Mapping[str, Any]]) -> Coverage:
         """Compare with `torch.cuda.memory_snapshot()`."""
