@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -141,6 +142,11 @@ class Frame(MutableMapping[str, Tensor]):
     def __len__(self) -> int:
         return len(list(iter(self)))
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A frame whose columns are all there goes without those it came from."""
+        made = {} if self._unfilled() else {"fill": None, "names": ()}
+        return vars(self) | made
+
     def copied(self) -> "Frame":
         """Return a frame of the same columns; what is set in one is not seen in the
         other."""
@@ -155,7 +161,7 @@ class Frame(MutableMapping[str, Tensor]):
             ids.numel(),
             self.device,
             self.rows,
-            lambda name: now[name].index_select(0, ids),
+            partial(_gathered, now, ids),
             tuple(now),
         )
 
@@ -279,7 +285,7 @@ class EdgeFrame(Frame):
         return EdgeFrame(
             ids.numel(),
             self.device,
-            lambda name: now[name].index_select(0, ids),
+            partial(_gathered, now, ids),
             tuple(now),
         )
 
@@ -288,6 +294,10 @@ class EdgeFrame(Frame):
         made = EdgeFrame(num_rows, self.device)
         made.update(_longer(self, num_rows))
         return made
+
+
+def _gathered(frame: Frame, ids: Tensor, name: str) -> Tensor:
+    return frame[name].index_select(0, ids)
 
 
 def _longer(frame: Frame, num_rows: int) -> dict[str, Tensor]:

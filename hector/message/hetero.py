@@ -14,7 +14,14 @@ from hector.message.frame import EdgeFrame, Frame, ids_of
 from hector.message.functions import ReduceFunction, Reducer
 from hector.message.graph import Graph
 from hector.message.programs import Programs
-from hector.message.relation import Apply, Message, Reduce, Relation, apply_nodes
+from hector.message.relation import (
+    Apply,
+    Message,
+    Reduce,
+    Relation,
+    T,
+    apply_nodes,
+)
 from hector.message.views import ColumnsByType, RowsView, TypeView
 from hector.tracing import untraced
 
@@ -355,6 +362,10 @@ class HeteroGraph(GraphBase):
     ) -> None:
         """Run `Relation.update_all` on one type of edges."""
         self[etype].update_all(message_func, reduce_func, apply_node_func)
+
+    def derived(self, make: Callable[[Any], T], etype: Any = None) -> T:
+        """Return `Relation.derived` of one type of edges."""
+        return self[etype].derived(make)
 
     @untraced
     def multi_update_all(

@@ -1,5 +1,7 @@
 """The graph: user functions, parts of a graph, frames, errors."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -477,3 +479,21 @@ def test_a_pure_function_reads_its_arguments_alone(graph: Graph) -> None:
     message = fn.pure(lambda edges: {"m": edges.src["h"] * BIAS})
     with pytest.raises(ValueError, match="its arguments alone"):
         graph.update_all(message(), fn.sum("m", "out"))
+
+
+def test_a_part_is_sent_to_another_process() -> None:
+    """Alone once its features have been read, else with those of its graph."""
+    g = Graph([0, 1, 2, 3], [1, 2, 3, 0], num_nodes=4)
+    g.ndata["h"], g.edata["w"] = torch.randn(4, 1000), torch.randn(4)
+    part = g.subgraph([2, 1])
+    sizes = []
+    for _ in range(2):
+        sent = pickle.dumps(part)
+        sizes.append(len(sent))
+        found = pickle.loads(sent)
+        assert torch.equal(found.ndata["h"], g.ndata["h"][[2, 1]])
+        assert torch.equal(found.edata["w"], part.edata["w"])
+        assert torch.equal(copy.deepcopy(part).ndata["h"], part.ndata["h"])
+        for frame in (part.ndata, part.edata):
+            assert all(name in frame and frame[name] is not None for name in [*frame])
+    assert sizes[1] < sizes[0]

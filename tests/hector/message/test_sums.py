@@ -130,8 +130,7 @@ def test_layers_of_a_typed_graphs_relation(name: str) -> None:
     typed = HeteroGraph({("a", "to", "a"): (src, dst)}, {"a": 9})
     wanted = layer(Graph(src, dst, num_nodes=9), x)
     torch.testing.assert_close(layer(typed["to"], x), wanted)
-    if name != "gcn":
-        torch.testing.assert_close(layer(typed, x), wanted)
+    torch.testing.assert_close(layer(typed, x), wanted)
 
 
 @pytest.mark.parametrize("name", LAYERS)
