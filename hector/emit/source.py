@@ -10,6 +10,7 @@ from enum import Enum
 class ArgKind(Enum):
     """Where the launcher finds an argument of a generated kernel."""
 
+    # By identity: an enum's own is a call of Python, in each launch.
     __hash__ = object.__hash__
 
     VALUE = "value"
