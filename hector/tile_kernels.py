@@ -1,6 +1,7 @@
 """The tiles of `hector.arrays.BoundedArrays` as one kernel: those of a graph that is
 new in every step are made in every step, by some thirty operators if by PyTorch."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def tiled(ptr: Tensor, num: int, rows: int, dtype: torch.dtype) -> list[Tensor]:
     types = ptr.numel() - 1
     found = [ptr.new_empty(n, dtype=dtype) for n in (num, num, num, types + 1)]
     # The interpreter runs on a CPU.
-    where: Any = torch.cuda.device(ptr.device) if ptr.is_cuda else torch.no_grad()
+    where: Any = torch.cuda.device(ptr.device) if ptr.is_cuda else nullcontext()
     with where:
         _tile[(triton.cdiv(num, _LANES),)](ptr, *found, num, types, rows, LANES=_LANES)
     return found
