@@ -110,8 +110,8 @@ class GpuDirect(str, Enum):
     """Whether the SSD target looks for a path past host memory (extra `gds`)."""
 
     AUTO = "auto"
-    """Measure kvikio's modes against staging at attach (a few seconds, only where
-    kvikio can run) and take the fastest."""
+    """Measure it against staging at attach (a few seconds, only where nvidia-fs is
+    loaded) and take the faster way."""
     OFF = "off"
     """Always staging."""
 

@@ -20,6 +20,8 @@ STARTUP_S = 1e-5
 """What one transfer costs besides its bytes, where no curve was fitted."""
 WINDOW_BYTES = 256 * 1024 * 1024
 """A `Meter` takes a new reading from at least this many bytes."""
+FIRST_GUESS = 1.0
+"""GB/s of a `Meter` before its first reading."""
 FLOOR = 0.05
 """No reading falls below this share of the one before: a link that gets too little to
 be measured would never come back."""
@@ -122,12 +124,11 @@ class Meter:
     """The rate of one direction while at least one transfer of it is under way.
 
     Args:
-        gb_per_s: the first reading.
         clock: times the transfers.
     """
 
-    def __init__(self, gb_per_s: float, clock: Clock = time.monotonic) -> None:
-        self.gb_per_s = gb_per_s
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self.gb_per_s = FIRST_GUESS
         self._clock = clock
         self._lock = threading.Lock()
         self._active = 0

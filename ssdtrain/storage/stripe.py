@@ -31,20 +31,17 @@ class Member:
 
     Args:
         storage: closed with the stripe.
-        round_trip_gb_per_s: the first reading of its speed.
         clock: times the transfers.
     """
 
-    def __init__(
-        self, storage: Storage, round_trip_gb_per_s: float, clock: Clock
-    ) -> None:
+    def __init__(self, storage: Storage, clock: Clock) -> None:
         self.storage = storage
         self.used_bytes = 0
         """In slots that the stripe has taken."""
         self.why_lost = ""
         """Why it left the stripe; "" while it is in."""
-        self.writes = Meter(2 * round_trip_gb_per_s, clock)
-        self.reads = Meter(2 * round_trip_gb_per_s, clock)
+        self.writes = Meter(clock)
+        self.reads = Meter(clock)
 
     def done_at(self, num_bytes: int) -> float:
         """When it would be done with all it holds and so many bytes more."""
@@ -62,12 +59,11 @@ class StripeStorage:
     """A `Storage` over members of uneven speed.
 
     A slot goes to the member that would be done first with all it holds: shares of
-    the bytes follow the measured speeds, so that all members end together.
+    the bytes follow the speeds, so that all members end together. Transfers tell the
+    speeds; until they have, all are taken for equal.
 
     Args:
         members: closed with this storage, of one file and the same alignment each.
-        speeds: round-trip GB/s of each (`measure.round_trip_gb_per_s`); None: equal
-            until transfers have shown otherwise.
         on_fallback: told `Fallback.STRIPE_MEMBER_LOST` when a member leaves.
         clock: times the transfers.
 
@@ -79,7 +75,6 @@ class StripeStorage:
         self,
         members: Sequence[Storage],
         *,
-        speeds: Sequence[float] | None = None,
         on_fallback: Callable[[Fallback], None] = lambda _: None,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -89,13 +84,7 @@ class StripeStorage:
                 "a stripe expects members of one alignment, got "
                 f"{sorted(alignments) or 'no member'}"
             )
-        first = [1.0] * len(members) if speeds is None else list(speeds)
-        if len(first) != len(members) or min(first) <= 0:
-            raise ValueError(f"expected a speed above 0 for each member, got {first}")
-        self.members = tuple(
-            Member(storage, speed, clock)
-            for storage, speed in zip(members, first, strict=True)
-        )
+        self.members = tuple(Member(storage, clock) for storage in members)
         """As given, lost ones too; a slot's file is its number here."""
         self._on_fallback = on_fallback
         self._lock = threading.Lock()

@@ -17,7 +17,6 @@ from ssdtrain.errors import ActivationLostError
 from ssdtrain.storage import PosixStorage, Slot, Storage
 from ssdtrain.storage.base import ForwardingStorage
 from ssdtrain.storage.gds import GdsStorage
-from ssdtrain.storage.kvikio_shim import GdsMode, availability
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
 from ssdtrain.transfer.direct import DirectOffloader
 from ssdtrain.transfer.offloader import Drain, Meters
@@ -26,6 +25,7 @@ from ssdtrain.transfer.transfers import TransferState
 from tests.ranks import SOON_S
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.faulty import Fault, FaultKind, FaultyStorage, Operation
+from tests.ssdtrain.kvikio_files import use_kvikio
 from tests.ssdtrain.memory_storage import MemoryStorage
 
 PAGE = 4096
@@ -331,15 +331,11 @@ def test_a_model_trains_to_the_same_bits(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("mode", GdsMode)
 def test_a_gpu_trains_to_the_same_bits(
-    mode: GdsMode,
     tmp_path: Path,
     everything: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    reason = availability().why_not(mode)
-    if reason is not None:
-        pytest.skip(reason)
-    storage = GdsStorage(PosixStorage(tmp_path), mode)
+    use_kvikio(monkeypatch)
+    storage = GdsStorage(PosixStorage(tmp_path))
     check_training(storage, "cuda", everything, monkeypatch)
