@@ -49,7 +49,6 @@ class Fallback(str, Enum):
     UNPINNED_LOAD = "loaded through unpinned memory: the pool was exhausted"
     RECIPE_REFUSED = "stored: a recipe was refused (unequal, changed or unknown input)"
     RECIPE_UNSAVED = "stored: a recipe passes a tensor that may have been changed"
-    RECIPE_SLOWER = "rebuilt by torch's kernel: no faster one gave the same bytes"
     NO_REGION = "stored: a region has side effects, or its call cannot be repeated"
     ATTENTION_COMPUTED = "computed again: stored attention met another call"
     BUFFERED_IO = "buffered: the file system refused O_DIRECT"

@@ -326,17 +326,10 @@ class Rebuilder(Recipes):
             return None
 
     def _chosen(self, plain: Expression, base: Tensor) -> Expression | None:
-        """The first admitted way to make this tensor. See [Note: faster kernels]."""
-        wanted = plain.faster
-        for expression in wanted:
-            if self._admits(expression, base):
-                own = self._is_equal_here(expression, expression.held, base)
-                return expression if own else None
+        """The recipe, if it is admitted here."""
         if not self._admits(plain, base):
             self.keeper.refuse()
             return None
-        if wanted:
-            self._cache.offloader.fall_back(Fallback.RECIPE_SLOWER)
         return plain if self._is_equal_here(plain, plain.held, base) else None
 
     def _admits(self, expression: Expression, base: Tensor) -> bool:
