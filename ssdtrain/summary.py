@@ -5,14 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ssdtrain.counters import StepReport
-from ssdtrain.plan.baselines import fixed_policies
-from ssdtrain.plan.calibrate import NOTES, PLAIN_STEP
+from ssdtrain.plan.calibrate import PLAIN_STEP
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Item, Profile
-from ssdtrain.plan.schedule import schedule
-from ssdtrain.plan.simulate import simulate
-from ssdtrain.plan.timeline import Timeline
 from ssdtrain.quantities import bytes_text
 
 NEXT = "Next: "
@@ -21,8 +17,6 @@ NOISY = 4 / 3
 """Steps whose longest takes more than this times the shortest give no ratio."""
 NUM_TIMED = 3
 """The newest timed steps that are looked at."""
-SLOWER = 1.03
-"""Steps that take this times another one are slower."""
 LEAST_SHARE = 0.01
 """Of what was saved: less is not worth a reason."""
 
@@ -36,8 +30,6 @@ class Seen:
     plan: Plan | None = None
     profile: Profile | None = None
     """What the plan was made for."""
-    most_bytes: float | None = None
-    """The peak that the goal allows; None: any."""
     advice: str = ""
     """What to do next, a sentence without its subject."""
 
@@ -122,36 +114,6 @@ def _times_ms(seen: Seen) -> list[float]:
         return []
     errors = [s.plan_error for s in seen.steps if s.plan_error is not None]
     return [prediction.step_ms * (1 + error) for error in errors[-NUM_TIMED:]]
-
-
-def slower_than_checkpointing(seen: Seen) -> str | None:
-    """Return what to do where steps take longer than those in which every layer runs
-    again, and these stay within the goal's memory; None: they do not, or nobody knows.
-
-    The times are of the plan's newest steps, and of the measured re-runs.
-    """
-    times = _times_ms(seen)
-    if seen.plan is None or seen.profile is None or len(times) < NUM_TIMED:
-        return None
-    prediction = seen.plan.prediction
-    is_timed = any(note in seen.profile.notes for note in NOTES)
-    if prediction is None or not is_timed or max(times) > NOISY * min(times):
-        return None
-    timeline = Timeline(seen.profile)
-    policies = {policy.name: policy for policy in fixed_policies(timeline)}
-    if "regions" not in policies or seen.plan.policy.startswith("regions"):
-        return None
-    every = policies["regions"]
-    again = simulate(timeline, schedule(timeline, every.placements, every.style))
-    took = statistics.median(times)
-    most_bytes = max(prediction.peak_bytes, seen.most_bytes or 0.0)
-    if took <= SLOWER * again.step_ms or again.peak_bytes > most_bytes:
-        return None
-    return (
-        f"a step takes {took:.1f} ms, and running every layer again, as gradient "
-        f"checkpointing does, would take {again.step_ms:.1f} ms and fit as well; set "
-        "recompute='regions' and plan='keep-all'"
-    )
 
 
 def why_it_stays(profile: Profile, plan: Plan) -> list[str]:
