@@ -27,7 +27,7 @@ all pieces.
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple
 
 from ssdtrain.storage.clibrary import CLibrary
 from ssdtrain.transfer.cuda import CudaDevice
@@ -75,49 +75,6 @@ class Ordering(NamedTuple):
     """An event that is recorded after them."""
 
 
-class Calls(Protocol):
-    """Copies that run while compute does."""
-
-    def batch(self, order: Ordering, parts: Sequence[Part]) -> int:
-        """Copy, one part after the other; other threads run meanwhile, as it may wait
-        for room in a device's queue. Return a status, 0 for success."""
-
-    def fail(self, status: int) -> NoReturn:
-        """A call was not successful.
-
-        Raises:
-            RuntimeError: with what CUDA says.
-        """
-
-
-class Runtime:
-    """CUDA's functions that copies take."""
-
-    def __init__(self, functions: Any) -> None:
-        self._functions = functions
-        self._text = functions.cudaGetErrorString
-        self._text.restype, self._text.argtypes = ctypes.c_char_p, [ctypes.c_int]
-
-    @property
-    def addresses(self) -> tuple[int, int, int]:
-        """Of the functions that record, wait and copy."""
-        own = self._functions
-        every = own.cudaEventRecord, own.cudaStreamWaitEvent, own.cudaMemcpyAsync
-        record, wait, copy = (ctypes.cast(each, ADDRESS).value or 0 for each in every)
-        return record, wait, copy
-
-    def fail(self, status: int) -> NoReturn:
-        """See `Calls`."""
-        said = self._text(status).decode()
-        raise RuntimeError(f"a copy could not be started: {said} (CUDA error {status})")
-
-
-def loaded_runtime() -> Runtime | None:
-    """The runtime of this process; None: see `library`."""
-    functions = library()
-    return None if functions is None else Runtime(functions)
-
-
 class _Calls(ctypes.Structure):
     _fields_ = [("record", ADDRESS), ("wait", ADDRESS), ("copy", ADDRESS)]
 
@@ -135,25 +92,29 @@ class _Way(ctypes.Structure):
 
 
 class Native:
-    """`Calls` in C, in pieces: [Note: others' small copies]. Of one thread at a time:
+    """Copies in C, in pieces: [Note: others' small copies]. Of one thread at a time:
     the cache calls it under its lock."""
 
     def __init__(
         self,
-        runtime: Runtime,
+        runtime: Any,
         device: CudaDevice,
         in_bytes: int | None = IN_BYTES,
         out_bytes: int | None = OUT_BYTES,
     ) -> None:
-        """Take the size of a piece in each direction; None: copies are whole.
+        """Take CUDA's runtime (`library`), and the size of a piece in each direction;
+        None: copies are whole.
 
         Raises:
             BuildError: the library cannot be built. ConfigError: others could have
                 written it. OSError: it cannot be loaded.
         """
         library = ctypes.CDLL(str(LIBRARY.built()))
-        self.fail = runtime.fail
-        self._calls = _Calls(*runtime.addresses)
+        self._text = runtime.cudaGetErrorString
+        self._text.restype, self._text.argtypes = ctypes.c_char_p, [ctypes.c_int]
+        calls = runtime.cudaEventRecord, runtime.cudaStreamWaitEvent
+        every = (*calls, runtime.cudaMemcpyAsync)
+        self._calls = _Calls(*(ctypes.cast(each, ADDRESS).value for each in every))
         self._events: list[Any] = []
         """Whose numbers C knows."""
         self._ways = {
@@ -182,17 +143,26 @@ class Native:
             left_bytes=piece_bytes,
         )
 
-    def batch(self, order: Ordering, parts: Sequence[Part]) -> int:
-        """See `Calls`."""
+    def batch(self, order: Ordering, parts: Sequence[Part]) -> None:
+        """Copy, one part after the other; other threads run meanwhile, as it may wait
+        for room in a device's queue.
+
+        Raises:
+            RuntimeError: with what CUDA says.
+        """
         kind, *between = order
         head = self._calls_at, self._ways_at[kind], *between
         num = len(parts)
         if num == 1:
-            one: int = self._one(*head, *parts[0])
-            return one
-        to, source, counts = zip(*parts, strict=True)
-        addresses, sizes = ADDRESS * num, ctypes.c_size_t * num
-        status: int = self._batch(
-            *head, num, addresses(*to), addresses(*source), sizes(*counts)
-        )
-        return status
+            status = self._one(*head, *parts[0])
+        else:
+            to, source, counts = zip(*parts, strict=True)
+            addresses, sizes = ADDRESS * num, ctypes.c_size_t * num
+            status = self._batch(
+                *head, num, addresses(*to), addresses(*source), sizes(*counts)
+            )
+        if status:
+            said = self._text(status).decode()
+            raise RuntimeError(
+                f"a copy could not be started: {said} (CUDA error {status})"
+            )
