@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ssdtrain.errors import StorageFullError
-from ssdtrain.storage.base import FULL_ERRNOS, ForwardingStorage, Slot, StorageStats
+from ssdtrain.storage.base import FULL_ERRNOS, ForwardingStorage, Slot
 from ssdtrain.storage.posix import PosixStorage
 
 GDS = "GDS"
@@ -129,8 +129,6 @@ class GdsStorage(ForwardingStorage):
     def __init__(self, posix: PosixStorage) -> None:
         super().__init__(posix)
         self._directory = posix.directory
-        self._lock = threading.Lock()
-        self._written_bytes = self._read_bytes = 0
         self._file: Any = _open(posix.fileno(), posix.directory)
         """None once it is released."""
 
@@ -144,8 +142,6 @@ class GdsStorage(ForwardingStorage):
             self.inner.write(slot, buffer)
             return
         self._move(slot, buffer, "write to", lambda file: file.pwrite)
-        with self._lock:
-            self._written_bytes += buffer.numel()
 
     def read(self, slot: Slot, buffer: torch.Tensor) -> None:
         """Fill the whole buffer, host or CUDA; see `Storage.read`."""
@@ -153,19 +149,6 @@ class GdsStorage(ForwardingStorage):
             self.inner.read(slot, buffer)
             return
         self._move(slot, buffer, "read from", lambda file: file.pread)
-        with self._lock:
-            self._read_bytes += buffer.numel()
-
-    def stats(self) -> StorageStats:
-        """Return the bytes held and moved so far, on both paths."""
-        held = self.inner.stats()
-        with self._lock:
-            return StorageStats(
-                used_bytes=held.used_bytes,
-                allocated_bytes=held.allocated_bytes,
-                written_bytes=held.written_bytes + self._written_bytes,
-                read_bytes=held.read_bytes + self._read_bytes,
-            )
 
     def close(self) -> None:
         """Release kvikio's side, then close the file."""

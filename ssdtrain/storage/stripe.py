@@ -147,12 +147,7 @@ class StripeStorage:
     def stats(self) -> StorageStats:
         """Sums over all members."""
         parts = [member.storage.stats() for member in self.members]
-        return StorageStats(
-            used_bytes=sum(p.used_bytes for p in parts),
-            allocated_bytes=sum(p.allocated_bytes for p in parts),
-            written_bytes=sum(p.written_bytes for p in parts),
-            read_bytes=sum(p.read_bytes for p in parts),
-        )
+        return StorageStats(*map(sum, zip(*parts, strict=True)))
 
     def close(self) -> None:
         """Close all members, also if one of them fails to."""

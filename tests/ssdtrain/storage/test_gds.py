@@ -106,7 +106,6 @@ def test_both_kinds_of_buffer_reach_the_same_bytes(
     store.write(slot, aligned(MIB, seed=2))
     store.read(slot, DeviceTensor(back))  # type: ignore[arg-type]
     assert torch.equal(back, aligned(MIB, seed=2))
-    assert store.stats().written_bytes == store.stats().read_bytes == 2 * MIB
     assert store.describe().startswith("GDS: /")
     store.close()
 
@@ -151,7 +150,6 @@ def test_kvikios_errors_get_a_kind(
     with pytest.raises(OSError, match=r"write to .* failed: ") as raised:
         store.write(slot, device)  # type: ignore[arg-type]
     assert type(raised.value) is kind
-    assert store.stats().written_bytes == 0
 
 
 def test_bad_device_buffers(

@@ -163,4 +163,4 @@ def test_without_gpudirect_storage_nothing_is_measured(
     made = choose_path([posix], torch.device("cuda"))
     assert made.members == (posix,) and not made.is_direct
     assert made.why == "staging + posix (the only path here); no GDS: no driver"
-    assert posix.stats().written_bytes == 0
+    assert posix.stats().allocated_bytes == 0
