@@ -55,8 +55,19 @@ class Plain:
         """Whose saved tensors are looked after."""
 
     def progress(self, patches: Patches) -> Callable[[], int]:
-        """A number that changes with every optimizer step."""
-        return progress_of(self.modules, patches)
+        """A number that changes with every optimizer step; see [Note: Who has
+        stepped]."""
+        trainable = [p for m in self.modules for p in m.parameters() if p.requires_grad]
+        own = Own(self.modules)
+        counted = [0]
+
+        def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            counted[0] += own.trains(optimizer)
+
+        patches.also(register_optimizer_step_post_hook(stepped).remove)
+        if not trainable:  # adapters may come
+            return lambda: counted[0]
+        return lambda: trainable[0]._version + counted[0]
 
     def peers(self, alone: Callable[[], None]) -> Peers:
         """The ranks that follow one plan.
@@ -79,22 +90,12 @@ class Plain:
             AttachError: this model or version must be refused.
         """
         for number, module in enumerate(self.modules):
-            attach(module, hints, patches, f"model{number or ''}")
+            attach(module, hints, patches, chunk_name(number))
 
 
-def progress_of(modules: list[nn.Module], patches: Patches) -> Callable[[], int]:
-    """A number that changes with every optimizer step; see [Note: Who has stepped]."""
-    trainable = [p for m in modules for p in m.parameters() if p.requires_grad]
-    own = Own(modules)
-    counted = [0]
-
-    def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        counted[0] += own.trains(optimizer)
-
-    patches.also(register_optimizer_step_post_hook(stepped).remove)
-    if not trainable:  # adapters may come
-        return lambda: counted[0]
-    return lambda: trainable[0]._version + counted[0]
+def chunk_name(chunk: int) -> str:
+    """The name of a chunk's lanes."""
+    return f"model{chunk or ''}"
 
 
 def attach(root: nn.Module, hints: Hints, patches: Patches, chunk: str) -> None:
