@@ -54,17 +54,8 @@ def side_by_side(
         return Timed(results, clock() - began)
 
 
-def best_of(run: Callable[[int], float], num_repeats: int, num_runs: int = 3) -> float:
-    """Seconds of one transfer: the best of several runs of `num_repeats` transfers.
-
-    Args:
-        run: makes that many transfers and returns their seconds.
-    """
-    return min(run(num_repeats) for _ in range(num_runs)) / num_repeats
-
-
 def middle_rate(
-    transfers: Iterable[tuple[int, float]], startup_s: float = STARTUP_S
+    transfers: Iterable[tuple[int, float]],
 ) -> float | None:
     """Bytes a second at which the middle byte moved; None without any byte.
 
@@ -75,7 +66,7 @@ def middle_rate(
         transfers: (bytes, seconds) of each.
     """
     rates = sorted(
-        (num_bytes / max(seconds - startup_s, 1e-9), num_bytes)
+        (num_bytes / max(seconds - STARTUP_S, 1e-9), num_bytes)
         for num_bytes, seconds in transfers
         if num_bytes
     )

@@ -4,14 +4,14 @@ import argparse
 import json
 import sys
 
-from ssdtrain.arguments import positive_argument, reason, show, size_argument
 from ssdtrain.errors import ConfigError
-from ssdtrain.progress import Progress
+from ssdtrain.tools.arguments import positive_argument, reason, show, size_argument
 from ssdtrain.tools.machine.copies import CopyBudget
 from ssdtrain.tools.machine.doctor import Examination, Request, examine, parts
 from ssdtrain.tools.machine.findings import Level
 from ssdtrain.tools.machine.links import LINK_FILE
 from ssdtrain.tools.machine.ssd import SsdBudget
+from ssdtrain.tools.progress import Progress
 
 EXAMPLES = """examples:
   ssdtrain doctor                                     facts, and host or GPU copies

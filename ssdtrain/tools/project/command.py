@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ssdtrain.arguments import count_argument, positive_argument, reason, show
 from ssdtrain.errors import ConfigError
+from ssdtrain.tools.arguments import count_argument, positive_argument, reason, show
 from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.foresight.layers import LayerTimes, layer_times
 from ssdtrain.tools.project.assumptions import Assumptions

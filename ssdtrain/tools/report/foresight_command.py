@@ -15,10 +15,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ssdtrain.arguments import count_argument, positive_argument, reason, show
 from ssdtrain.errors import ConfigError
 from ssdtrain.jsonfile import load_as
 from ssdtrain.quantities import bytes_text
+from ssdtrain.tools.arguments import count_argument, positive_argument, reason, show
 from ssdtrain.tools.foresight.autocast import Autocast
 from ssdtrain.tools.foresight.calibrate import family_scales, host_scale, measured_power
 from ssdtrain.tools.foresight.call import Family

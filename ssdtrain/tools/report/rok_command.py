@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
-from ssdtrain.arguments import count_argument, reason, show
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.timeline import Timeline
-from ssdtrain.progress import each
+from ssdtrain.tools.arguments import count_argument, reason, show
+from ssdtrain.tools.progress import each
 from ssdtrain.tools.report.plan_command import add_subject, profile_of
 from ssdtrain.tools.report.references import references
 from ssdtrain.tools.report.subject import MODELS, Build, build_of
