@@ -519,9 +519,8 @@ def _attach_recipes(
     settings: OffloadConfig,
 ) -> None:
     # See [Note: matrix products] in rebuild/recipes.py.
-    full = settings.recompute is Recompute.FULL
-    weighed = full or not _is_fixed(settings)
-    finder = Finder(rules_of(weighed=weighed), passes_unproved=full)
+    weighed = settings.recompute is Recompute.FULL or not _is_fixed(settings)
+    finder = Finder(rules_of(weighed=weighed))
     weights = Weights()
     for module in modules:
         finder.attach(module, patches.set)

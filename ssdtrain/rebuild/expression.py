@@ -124,8 +124,6 @@ class Expression:
     constants: tuple[tuple[str, Hashable], ...]
     exact: Hashable = None
     """What else its class depends on."""
-    needs_digest: bool = False
-    """Its result is compared with a digest: [Note: unproved tensors] in node.py."""
     is_compared_always: bool = False
     """Equal once says nothing of the next time: its own bytes are compared."""
     depth: int = field(init=False)

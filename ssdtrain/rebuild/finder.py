@@ -1,7 +1,6 @@
 """Finds the recipe of a tensor at the moment it is saved."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -32,15 +31,8 @@ class Found(NamedTuple):
 class Finder:
     """Recipes of one session."""
 
-    def __init__(
-        self,
-        rules: OpRules | None = None,
-        *,
-        passes_unproved: bool = False,
-    ) -> None:
-        """passes_unproved: see [Note: unproved tensors] in node.py."""
+    def __init__(self, rules: OpRules | None = None) -> None:
         self._rules = rules_of(weighed=False) if rules is None else rules
-        self._passes_unproved = passes_unproved
         self._purity = Purity()
         self._draws = Draws()
         self.is_idle: Callable[[], bool] = lambda: False
@@ -66,7 +58,7 @@ class Finder:
         # Now: a recipe may be a user's function, with a frame of its own.
         caller = operators_frame()
         graph = AutogradGraph(tensor, lookup, lambda: CallerFrame(self._purity, caller))
-        search = RecipeSearch(graph, self._rules, passes_unproved=self._passes_unproved)
+        search = RecipeSearch(graph, self._rules)
         node = Producer(search, output=tensor.output_nr, is_at_hand=True)
         found = rule.recipe(node)
         if found is None:
@@ -75,8 +67,6 @@ class Finder:
             lookup.refuse()
             return None
         graph.forget_frame()
-        if search.needs_digest:
-            found = replace(found, needs_digest=True)
         return Found(found, search)
 
     def again(
