@@ -153,12 +153,16 @@ class StepReport:
         return values
 
 
+MOST_SPANS = 200_000
+"""Of a time line: the newest."""
+
+
 class Trace:
     """A bounded time line; recording is a single append (atomic under the GIL)."""
 
-    def __init__(self, enabled: bool, capacity: int = 200_000) -> None:
+    def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
-        self._spans: deque[Span] = deque(maxlen=capacity)
+        self._spans: deque[Span] = deque(maxlen=MOST_SPANS)
 
     def add(self, row: str, name: str, start_ns: int, num_bytes: int) -> None:
         """Record an interval that ends now."""

@@ -32,10 +32,11 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from ssdtrain.cache.traced import Untraced, tracer
 from ssdtrain.engines.hints import Hints
-from ssdtrain.engines.meshes import gathers_in_hooks, peers
+from ssdtrain.engines.meshes import peers
 from ssdtrain.engines.patch import Patches
 from ssdtrain.engines.recognition import AUTOMATIC, Own, lightning_of
 from ssdtrain.errors import AttachError
+from ssdtrain.gathered import is_gathering
 from ssdtrain.plan.agree import Peers
 from ssdtrain.regions.kvcaches import asks_for_cache
 
@@ -110,7 +111,7 @@ def attach(root: nn.Module, hints: Hints, patches: Patches, chunk: str) -> None:
             "module has none in Python; put it into an nn.Module that calls it."
         )
     patches.mark(root)
-    if gathers_in_hooks(root):
+    if is_gathering(root):
         _watch_call(root, hints, patches)
     for name in entries_of(root):
         _wrap(root, name, hints, patches, chunk)

@@ -154,7 +154,7 @@ def _checked(directories: Sequence[str | Path]) -> list[Path]:
         raise ConfigError(
             "an SSD target needs a directory, got none; set directory='/path/on/nvme'."
         )
-    paths = [check_directory(d).path for d in directories]
+    paths = [check_directory(d) for d in directories]
     for path in paths:
         if paths.count(path) > 1:
             raise ConfigError(

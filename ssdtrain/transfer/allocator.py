@@ -64,17 +64,15 @@ class TorchAllocator:
         return torch.cuda.get_allocator_backend()
 
     def settings(self) -> str | None:
-        """What was set last, at run time or by the environment. Torch tells since
-        2.10; None before."""
+        """What was set last, at run time or by the environment; None: this torch does
+        not tell (2.11)."""
         get = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
         return None if get is None else str(get())
 
     def set(self, settings: str) -> None:
-        """Set all settings: those that are not named get their defaults. By the
-        function that this torch has: the older one, where it is there."""
+        """Set all settings: those that are not named get their defaults."""
         own: Any = torch._C
-        older = getattr(own, "_cuda_cudaCachingAllocator_set_allocator_settings", None)
-        (older or own._accelerator_setAllocatorSettings)(settings)
+        own._accelerator_setAllocatorSettings(settings)
 
     def grows(self) -> bool:
         """Whether new segments grow, as the allocator itself says: where the driver

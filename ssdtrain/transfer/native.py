@@ -110,8 +110,9 @@ class Native:
                 written it. OSError: it cannot be loaded.
         """
         library = ctypes.CDLL(str(LIBRARY.built()))
-        self._text = runtime.cudaGetErrorString
-        self._text.restype, self._text.argtypes = ctypes.c_char_p, [ctypes.c_int]
+        self._runtime = runtime  # C has addresses alone
+        runtime.cudaGetErrorString.restype = ctypes.c_char_p
+        runtime.cudaGetErrorString.argtypes = [ctypes.c_int]
         calls = runtime.cudaEventRecord, runtime.cudaStreamWaitEvent
         every = (*calls, runtime.cudaMemcpyAsync)
         self._calls = _Calls(*(ctypes.cast(each, ADDRESS).value for each in every))
@@ -162,7 +163,7 @@ class Native:
                 *head, num, addresses(*to), addresses(*source), sizes(*counts)
             )
         if status:
-            said = self._text(status).decode()
+            said = self._runtime.cudaGetErrorString(status).decode()
             raise RuntimeError(
                 f"a copy could not be started: {said} (CUDA error {status})"
             )

@@ -152,11 +152,11 @@ class FakeCuda:
         patch.setattr(torch.cuda, "current_stream", lambda device=None: self.current)
         patch.setattr(torch.cuda, "current_device", lambda: 0)
         patch.setattr(torch.cuda, "set_stream", self._set)
+        patch.setattr(torch.cuda, "stream", self.on)
         for name, function in {
             "_cuda_getDevice": lambda: 0,
             "_cuda_getCurrentStream": lambda device: self.current.ids,
             "_cuda_getCurrentRawStream": lambda device: self.current.cuda_stream,
-            "_cuda_setStream": lambda number, *_: self._set(Stream.made[number]),
             "_CudaEventBase": Event,
         }.items():
             patch.setattr(torch._C, name, function, raising=False)
