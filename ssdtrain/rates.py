@@ -1,7 +1,7 @@
 """Link rates: the one place where bytes and times become bytes a second.
 
 On the ground floor, because `machine`, `storage` and the planner's observation all
-measure links. Every function takes its clock, so that tests need no real time.
+measure links.
 """
 
 import threading
@@ -12,9 +12,6 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from ssdtrain.curves import Curve
-
-Clock = Callable[[], float]
-"""Seconds, from any origin; never falls."""
 
 STARTUP_S = 1e-5
 """What one transfer costs besides its bytes, where no curve was fitted."""
@@ -39,19 +36,17 @@ class Timed(NamedTuple):
         return sum(self.results) / max(self.seconds, 1e-9)
 
 
-def side_by_side(
-    jobs: Sequence[Callable[[], int]], clock: Clock = time.monotonic
-) -> Timed:
+def side_by_side(jobs: Sequence[Callable[[], int]]) -> Timed:
     """Run each job on a thread of its own; a job returns what it moved.
 
     Raises:
         Exception: the first one that a job raised, when all have ended.
     """
     with ThreadPoolExecutor(len(jobs)) as pool:
-        began = clock()
+        began = time.perf_counter()
         futures = [pool.submit(job) for job in jobs]
         results = [future.result() for future in futures]
-        return Timed(results, clock() - began)
+        return Timed(results, time.perf_counter() - began)
 
 
 def middle_rate(
@@ -112,15 +107,10 @@ def straight(bytes_per_second: float) -> Curve:
 
 
 class Meter:
-    """The rate of one direction while at least one transfer of it is under way.
+    """The rate of one direction while at least one transfer of it is under way."""
 
-    Args:
-        clock: times the transfers.
-    """
-
-    def __init__(self, clock: Clock = time.monotonic) -> None:
+    def __init__(self) -> None:
         self.gb_per_s = FIRST_GUESS
-        self._clock = clock
         self._lock = threading.Lock()
         self._active = 0
         self._since_s = 0.0
@@ -132,7 +122,7 @@ class Meter:
         """Around a transfer; a failed one counts time and no bytes."""
         with self._lock:
             if self._active == 0:
-                self._since_s = self._clock()
+                self._since_s = time.perf_counter()
             self._active += 1
         moved = 0
         try:
@@ -142,7 +132,7 @@ class Meter:
             with self._lock:
                 self._active -= 1
                 self._bytes += moved
-                now = self._clock()
+                now = time.perf_counter()
                 self._busy_s += now - self._since_s
                 self._since_s = now
                 self._take_reading()

@@ -6,7 +6,6 @@ The arithmetic of rates is `ssdtrain.rates`; here are the transfers that it is f
 import mmap
 import statistics
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple, Protocol
@@ -14,7 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from ssdtrain.curves import Curve
-from ssdtrain.rates import Clock, round_trip, shared_fraction, side_by_side, straight
+from ssdtrain.rates import round_trip, shared_fraction, side_by_side, straight
 from ssdtrain.storage.base import Slot, Storage
 from ssdtrain.storage.gds import (
     GDS,
@@ -116,11 +115,7 @@ class PathChoice(NamedTuple):
     """Whether kvikio is installed, which asks for a direct path, and there is none."""
 
 
-def choose_path(
-    posix: Sequence[PosixStorage],
-    device: torch.device,
-    clock: Clock = time.monotonic,
-) -> PathChoice:
+def choose_path(posix: Sequence[PosixStorage], device: torch.device) -> PathChoice:
     """Measure staging and GPUDirect Storage from `device` to these files and take the
     faster one.
 
@@ -131,7 +126,6 @@ def choose_path(
     Args:
         posix: the file of each directory; the returned members own them.
         device: CUDA.
-        clock: times the transfers.
     """
     staged: tuple[Storage, ...] = tuple(posix)
     reason = why_no_gds()
@@ -143,7 +137,7 @@ def choose_path(
                 for file in posix:
                     direct.append(GdsStorage(file))
                     undo.callback(direct[-1].release)
-                rates = _compared(as_one(posix), as_one(direct), device, clock)
+                rates = _compared(as_one(posix), as_one(direct), device)
                 slow, fast = (each.round_trip_gb_per_s for each in rates)
                 told = f"{GDS} {rates[1]}; {STAGED} {rates[0]}"
                 if fast < GAIN_TO_GO_DIRECT * slow:
@@ -164,7 +158,7 @@ def as_one(members: Sequence[Storage]) -> Storage:
 
 
 def _compared(
-    posix: Storage, direct: Storage, device: torch.device, clock: Clock
+    posix: Storage, direct: Storage, device: torch.device
 ) -> tuple[Rates, Rates]:
     """Rates of staging and of the direct path, in alternate rounds.
 
@@ -178,8 +172,8 @@ def _compared(
         buffers = device_buffers(device, NUM_THREADS)
         for turn in range(1 + NUM_ROUNDS):  # the first warms up and is not counted
             for way, rounds in zip(ways, seen, strict=True):
-                write = transfer_rate(way.write, slots, buffers, clock)
-                read = transfer_rate(way.read, slots, buffers, clock)
+                write = transfer_rate(way.write, slots, buffers)
+                read = transfer_rate(way.read, slots, buffers)
                 if turn:
                     rounds.append((write, read))
     staged, through = (
@@ -206,7 +200,6 @@ def transfer_rate(
     call: Callable[[Slot, torch.Tensor], None],
     slots: Sequence[Slot],
     buffers: Sequence[torch.Tensor],
-    clock: Clock = time.monotonic,
 ) -> float:
     """GB/s of `call` over all slots, one thread for each buffer."""
 
@@ -221,7 +214,7 @@ def transfer_rate(
         return work
 
     jobs = [job(number) for number in range(len(buffers))]
-    return side_by_side(jobs, clock).per_second / 1e9
+    return side_by_side(jobs).per_second / 1e9
 
 
 class Drive(NamedTuple):
@@ -240,7 +233,6 @@ def probe_drive(
     *,
     num_threads: int,
     record_bytes: int = PROBE_BYTES,
-    clock: Clock = time.monotonic,
 ) -> Drive:
     """Write records, read them, and do both at once.
 
@@ -256,13 +248,13 @@ def probe_drive(
             (storage.write, slots[:num_threads], buffers[:num_threads]),
             (storage.read, slots[num_threads:], buffers[num_threads:]),
         ]
-        rates = [1e9 * transfer_rate(*way, clock=clock) for way in ways]
+        rates = [1e9 * transfer_rate(*way) for way in ways]
 
         def job(way: int) -> int:
             transfer_rate(*ways[way])
             return 1
 
-        both = side_by_side([lambda: job(0), lambda: job(1)], clock)
+        both = side_by_side([lambda: job(0), lambda: job(1)])
     num_bytes = num_threads * record_bytes
     shared = shared_fraction([num_bytes / rate for rate in rates], both.seconds)
     return Drive(straight(rates[0]), straight(rates[1]), shared)

@@ -12,7 +12,6 @@ that turned read-only still allows; a read that fails is the caller's
 import errno
 import logging
 import threading
-import time
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
@@ -20,28 +19,22 @@ import torch
 
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import StorageFullError
-from ssdtrain.rates import Clock, Meter, round_trip
+from ssdtrain.rates import Meter, round_trip
 from ssdtrain.storage.base import Slot, Storage, StorageStats
 
 logger = logging.getLogger(__name__)
 
 
 class Member:
-    """A storage of a stripe: its speed, its bytes, and whether it is still in.
+    """A storage of a stripe: its speed, its bytes, and whether it is still in."""
 
-    Args:
-        storage: closed with the stripe.
-        clock: times the transfers.
-    """
-
-    def __init__(self, storage: Storage, clock: Clock) -> None:
+    def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self.used_bytes = 0
         """In slots that the stripe has taken."""
         self.why_lost = ""
         """Why it left the stripe; "" while it is in."""
-        self.writes = Meter(clock)
-        self.reads = Meter(clock)
+        self.writes, self.reads = Meter(), Meter()
 
     def done_at(self, num_bytes: int) -> float:
         """When it would be done with all it holds and so many bytes more."""
@@ -65,7 +58,6 @@ class StripeStorage:
     Args:
         members: closed with this storage, of one file and the same alignment each.
         on_fallback: told `Fallback.STRIPE_MEMBER_LOST` when a member leaves.
-        clock: times the transfers.
 
     Raises:
         ValueError: no member, or alignments differ.
@@ -76,7 +68,6 @@ class StripeStorage:
         members: Sequence[Storage],
         *,
         on_fallback: Callable[[Fallback], None] = lambda _: None,
-        clock: Clock = time.monotonic,
     ) -> None:
         alignments = {member.alignment_bytes for member in members}
         if len(alignments) != 1:
@@ -84,7 +75,7 @@ class StripeStorage:
                 "a stripe expects members of one alignment, got "
                 f"{sorted(alignments) or 'no member'}"
             )
-        self.members = tuple(Member(storage, clock) for storage in members)
+        self.members = tuple(map(Member, members))
         """As given, lost ones too; a slot's file is its number here."""
         self._on_fallback = on_fallback
         self._lock = threading.Lock()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from ssdtrain import rates
 from ssdtrain.storage import PosixStorage, measure
 from ssdtrain.storage.measure import choose_path
 from tests.ssdtrain.throttle import ThrottledStorage
@@ -74,6 +75,7 @@ def choose(
     time = VirtualTime()
     fake = type("Fake", (SlowGds,), {"gb_per_s": direct, "fails": fails, "time": time})
     fake = gds or fake
+    monkeypatch.setattr(rates, "time", time)
     monkeypatch.setattr(measure, "RECORD_BYTES", MIB)
     monkeypatch.setattr(measure, "GdsStorage", fake)
     monkeypatch.setattr(measure, "set_threads", lambda _: None)
@@ -91,7 +93,6 @@ def choose(
     made = choose_path(
         posix if isinstance(posix, list) else [posix],
         torch.device("cpu"),
-        clock=time.monotonic,
     )
     return made, fake
 

@@ -58,7 +58,8 @@ def test_speeds_are_learned_from_transfers(
         time.throttled(memory(), write_gb_per_s=rate, read_gb_per_s=100.0)
         for rate in (0.4, 0.1)
     ]
-    stripe = StripeStorage(members, clock=time.monotonic)
+    monkeypatch.setattr(rates, "time", time)
+    stripe = StripeStorage(members)
     buffer = aligned(256 * 1024)
 
     def step() -> list[int]:
