@@ -216,15 +216,6 @@ class Producer:
         return self._node
 
     @property
-    def tensor(self) -> Tensor | None:
-        """The tensor itself when it is at hand; None on the way to another.
-
-        A recipe that looks at it is searched for at every step.
-        """
-        self._search.ask(AutogradGraph.unknown)
-        return self._graph.tensor if self.is_at_hand else None
-
-    @property
     def layout(self) -> Layout | None:
         """Layout of the tensor, when it is at hand."""
         return Layout.of(self._graph.tensor) if self.is_at_hand else None
@@ -272,11 +263,6 @@ class Producer:
     def dimension(self, name: str) -> int:
         """A dimension that the node keeps; torch shows -1 as an unsigned number."""
         return signed(self.constant(name))
-
-    @property
-    def num_edges(self) -> int:
-        """How many inputs the operator has, tensors without a gradient included."""
-        return int(self._search.ask(AutogradGraph.num_edges, self._at))
 
     def has_edge(self, index: int) -> bool:
         """Whether the input at this position came from a node."""

@@ -185,11 +185,6 @@ def decide(
 ) -> PreloadDecision:
     """Decide whether a process of this environment starts with the hook; builds it.
 
-    Args:
-        choice: what the user says.
-        to_ssd: whether tensors go to an SSD.
-        environment: of the process.
-
     Raises:
         BuildError: ``always``, and it cannot be built.
         ConfigError: others could have written it.

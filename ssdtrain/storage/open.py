@@ -183,12 +183,8 @@ class Opener(Protocol):
         device: torch.device,
         on_fallback: Callable[[Fallback], None],
     ) -> Opened:
-        """Open it for this rank.
-
-        Args:
-            settings: of the session.
-            device: whose tensors will come.
-            on_fallback: told what is not done the way it was asked for.
+        """Open it for this rank, for tensors of a device. on_fallback is told what is
+        not done the way it was asked for.
 
         Raises:
             ConfigError: it cannot be had as the settings ask for it.
