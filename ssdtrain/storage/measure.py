@@ -8,7 +8,7 @@ import statistics
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -26,7 +26,6 @@ from ssdtrain.storage.posix import PosixStorage
 from ssdtrain.storage.stripe import StripeStorage
 
 STAGED = "staging + posix"
-PROBE_BYTES = 16 * 1024 * 1024
 RECORD_BYTES = 32 * 1024 * 1024
 NUM_RECORDS = 8
 NUM_THREADS = 4
@@ -36,28 +35,12 @@ GAIN_TO_GO_DIRECT = 1.03
 that of the SSD: it must be faster by more than a measurement errs."""
 
 
-class Moves(Protocol):
-    """A way between buffers and slots."""
-
-    def write(self, slot: Slot, buffer: torch.Tensor) -> None:
-        """Write the whole buffer."""
-
-    def read(self, slot: Slot, buffer: torch.Tensor) -> None:
-        """Fill the whole buffer."""
-
-
 class StagedPath:
-    """Takes CUDA buffers through one pinned buffer a thread: what the offloader does,
-    on its own.
+    """Takes CUDA buffers of a record through one pinned buffer a thread: what the
+    offloader does, on its own."""
 
-    Args:
-        inner: takes host buffers.
-        buffer_bytes: the largest transfer.
-    """
-
-    def __init__(self, inner: Storage, buffer_bytes: int) -> None:
+    def __init__(self, inner: Storage) -> None:
         self._inner = inner
-        self._buffer_bytes = buffer_bytes
         self._local = threading.local()
 
     def write(self, slot: Slot, buffer: torch.Tensor) -> None:
@@ -81,10 +64,10 @@ class StagedPath:
     ) -> tuple[torch.Tensor, torch.cuda.Stream]:
         if not hasattr(self._local, "staging"):
             self._local.staging = torch.empty(
-                self._buffer_bytes, dtype=torch.uint8, device="cpu", pin_memory=True
+                RECORD_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True
             )
             self._local.stream = torch.cuda.Stream(buffer.device)
-        return self._local.staging[: buffer.numel()], self._local.stream
+        return self._local.staging, self._local.stream
 
 
 class Rates(NamedTuple):
@@ -137,7 +120,7 @@ def choose_path(posix: Sequence[PosixStorage], device: torch.device) -> PathChoi
                 for file in posix:
                     direct.append(GdsStorage(file))
                     undo.callback(direct[-1].release)
-                rates = _compared(as_one(posix), as_one(direct), device)
+                rates = _compared(posix, direct, device)
                 slow, fast = (each.round_trip_gb_per_s for each in rates)
                 told = f"{GDS} {rates[1]}; {STAGED} {rates[0]}"
                 if fast < GAIN_TO_GO_DIRECT * slow:
@@ -158,28 +141,28 @@ def as_one(members: Sequence[Storage]) -> Storage:
 
 
 def _compared(
-    posix: Storage, direct: Storage, device: torch.device
+    posix: Sequence[Storage], direct: Sequence[Storage], device: torch.device
 ) -> tuple[Rates, Rates]:
     """Rates of staging and of the direct path, in alternate rounds.
 
     Raises:
         OSError: one of them fails, or there is no room.
     """
-    ways: tuple[Moves, ...] = (StagedPath(posix, RECORD_BYTES), direct)
-    num = NUM_RECORDS * (len(posix.members) if isinstance(posix, StripeStorage) else 1)
-    seen: list[list[tuple[float, float]]] = [[] for _ in ways]
-    with taken_slots(posix, num, RECORD_BYTES) as slots:
+    whole, through = as_one(posix), as_one(direct)
+    staged = StagedPath(whole)
+    ways = (staged.write, staged.read), (through.write, through.read)
+    seen: list[list[list[float]]] = [[] for _ in ways]
+    with taken_slots(whole, NUM_RECORDS * len(posix), RECORD_BYTES) as slots:
         buffers = device_buffers(device, NUM_THREADS)
         for turn in range(1 + NUM_ROUNDS):  # the first warms up and is not counted
-            for way, rounds in zip(ways, seen, strict=True):
-                write = transfer_rate(way.write, slots, buffers)
-                read = transfer_rate(way.read, slots, buffers)
+            for calls, rounds in zip(ways, seen, strict=True):
+                rates = [transfer_rate(call, slots, buffers) for call in calls]
                 if turn:
-                    rounds.append((write, read))
-    staged, through = (
+                    rounds.append(rates)
+    one, other = (
         Rates(*map(statistics.median, zip(*rounds, strict=True))) for rounds in seen
     )
-    return staged, through
+    return one, other
 
 
 def device_buffers(device: torch.device, num: int) -> list[torch.Tensor]:
@@ -232,7 +215,7 @@ def probe_drive(
     storage: Storage,
     *,
     num_threads: int,
-    record_bytes: int = PROBE_BYTES,
+    record_bytes: int,
 ) -> Drive:
     """Write records, read them, and do both at once.
 

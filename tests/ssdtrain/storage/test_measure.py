@@ -85,7 +85,7 @@ def choose(
     monkeypatch.setattr(
         measure,
         "StagedPath",
-        lambda storage, _: time.throttled(
+        lambda storage: time.throttled(
             storage, write_gb_per_s=staged, read_gb_per_s=staged
         ),
     )
