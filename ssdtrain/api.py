@@ -50,7 +50,7 @@ from ssdtrain.rebuild.recipes import rules_of
 from ssdtrain.regions.find import find_regions
 from ssdtrain.storage.open import Opener, budget_bytes_per_s, rank_of, wear_of
 from ssdtrain.storage.wear import WearReport
-from ssdtrain.summary import NEXT, Seen, summary, why_it_stays
+from ssdtrain.summary import NEXT, summary, why_it_stays
 from ssdtrain.transfer.cuda import open_device
 from ssdtrain.transfer.device import Device
 from ssdtrain.transfer.direct import DirectOffloader
@@ -152,14 +152,7 @@ class Session:
 
     def _summary(self, explained: str) -> str:
         steps = self.steps
-        return summary(
-            Seen(
-                steps=steps,
-                plan=self.plan,
-                profile=self.profile,
-                advice=self._advice(steps, explained),
-            )
-        )
+        return summary(steps, self.plan, self.profile, self._advice(steps, explained))
 
     def _advice(self, steps: list[StepReport], explained: str) -> str:
         """What to do next, the most pressing first."""

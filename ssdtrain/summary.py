@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ssdtrain.counters import StepReport
 from ssdtrain.plan.calibrate import PLAIN_STEP
@@ -21,35 +20,41 @@ LEAST_SHARE = 0.01
 """Of what was saved: less is not worth a reason."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Seen:
-    """What a session has measured."""
-
-    steps: Sequence[StepReport]
-    """Finished steps, oldest first."""
-    plan: Plan | None = None
-    profile: Profile | None = None
-    """What the plan was made for."""
-    advice: str = ""
-    """What to do next, a sentence without its subject."""
+Reports = Sequence[StepReport]
+"""Finished ones, oldest first."""
 
 
-def summary(seen: Seen) -> str:
-    """Return three lines: memory saved, time paid, what to do next."""
-    advice = seen.advice or "nothing; go on training."
+def summary(
+    steps: Reports,
+    plan: Plan | None = None,
+    profile: Profile | None = None,
+    advice: str = "",
+) -> str:
+    """Return three lines: memory saved, time paid, what to do next.
+
+    Args:
+        steps: of the session.
+        plan: in force.
+        profile: what it was made for.
+        advice: what to do next, a sentence without its subject.
+    """
     return "\n".join(
-        [f"Memory: {_memory(seen)}", f"Time: {_time(seen)}", f"{NEXT}{advice}"]
+        [
+            f"Memory: {_memory(steps, plan, profile)}",
+            f"Time: {_time(steps, plan, profile)}",
+            f"{NEXT}{advice or 'nothing; go on training.'}",
+        ]
     )
 
 
-def _memory(seen: Seen) -> str:
-    if not seen.steps:
+def _memory(steps: Reports, plan: Plan | None, profile: Profile | None) -> str:
+    if not steps:
         return "no step has been reported yet."
-    last = seen.steps[-1]
+    last = steps[-1]
     if not last.bytes_saved:  # it may have run without hooks
         return "nothing is moved or made again; the step is as without ssdtrain."
     peak = last.saved_peak_bytes
-    whole = _kept_bytes(seen, last)
+    whole = _kept_bytes(steps, plan, profile)
     told = f"at most {bytes_text(peak)} of saved tensors on the device"
     if whole is None:
         return (
@@ -62,17 +67,20 @@ def _memory(seen: Seen) -> str:
     return f"{told} instead of {bytes_text(whole)}: {share:.0f} % less (measured)."
 
 
-def _kept_bytes(seen: Seen, last: StepReport) -> int | None:
+def _kept_bytes(
+    steps: Reports, plan: Plan | None, profile: Profile | None
+) -> int | None:
     """Return the most bytes of saved tensors alive at once if all of them stayed, as
     autograd was seen to save them; None: the micro-batches of the step are unknown."""
-    if seen.profile is not None:
-        if len(seen.profile.lanes) == 1:
+    last = steps[-1]
+    if profile is not None:
+        if len(profile.lanes) == 1:
             return max(last.bytes_saved, last.saved_peak_bytes)
-        prediction = None if seen.plan is None else seen.plan.prediction
+        prediction = None if plan is None else plan.prediction
         return None if prediction is None else prediction.keep_peak_bytes
     stayed = [
         step.saved_peak_bytes
-        for step in seen.steps
+        for step in steps
         if not (step.bytes_offloaded or step.bytes_recomputed) and step.bytes_saved
     ]
     if stayed:
@@ -81,21 +89,21 @@ def _kept_bytes(seen: Seen, last: StepReport) -> int | None:
     return None
 
 
-def _time(seen: Seen) -> str:
-    prediction = None if seen.plan is None else seen.plan.prediction
-    if seen.plan is not None and seen.plan.keeps_all:
+def _time(steps: Reports, plan: Plan | None, profile: Profile | None) -> str:
+    prediction = None if plan is None else plan.prediction
+    if plan is not None and plan.keeps_all:
         return "none; the step runs without hooks."
-    plain = seen.profile is not None and PLAIN_STEP in seen.profile.notes
-    times = _times_ms(seen)
-    if prediction is None or not times:
+    errors = [step.plan_error for step in steps if step.plan_error is not None]
+    if prediction is None or not errors:
         return "not compared; no step without ssdtrain was timed."
+    times = [prediction.step_ms * (1 + error) for error in errors[-NUM_TIMED:]]
     took = statistics.median(times)
     if max(times) > NOISY * min(times):
         return (
             f"not compared; the last steps took {min(times):.0f} to {max(times):.0f} "
             "ms, too different for a ratio. Is the machine busy?"
         )
-    if not plain:
+    if profile is None or PLAIN_STEP not in profile.notes:
         return f"{took:.1f} ms a step; not compared, as no plain step was timed."
     change = 100 * (took / prediction.keep_ms - 1)
     how = f"{change:.1f} % slower than" if change >= 0.05 else "as fast as"
@@ -105,15 +113,6 @@ def _time(seen: Seen) -> str:
         f"{took:.1f} ms a step, {how} the step without ssdtrain "
         f"({prediction.keep_ms:.1f} ms, measured here)."
     )
-
-
-def _times_ms(seen: Seen) -> list[float]:
-    """Return what the newest timed steps under the plan took."""
-    prediction = None if seen.plan is None else seen.plan.prediction
-    if prediction is None:
-        return []
-    errors = [s.plan_error for s in seen.steps if s.plan_error is not None]
-    return [prediction.step_ms * (1 + error) for error in errors[-NUM_TIMED:]]
 
 
 def why_it_stays(profile: Profile, plan: Plan) -> list[str]:

@@ -14,7 +14,6 @@ from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Item, Mark, Phase, Profile
 from ssdtrain.summary import (
-    Seen,
     summary,
     why_it_stays,
 )
@@ -70,7 +69,7 @@ def test_memory_and_time_are_measured_or_not_told() -> None:
     assert plan.prediction is not None
     longer = 500 / plan.prediction.step_ms - 1
     timed = [step(plan_error=longer)] * 3
-    told = summary(Seen(steps=timed, plan=plan, profile=profile, advice="go on."))
+    told = summary(timed, plan=plan, profile=profile, advice="go on.")
     assert told.splitlines() == [
         "Memory: at most 1.00 GB of saved tensors on the device instead of 4.00 GB: "
         "75 % less (measured).",
@@ -79,25 +78,25 @@ def test_memory_and_time_are_measured_or_not_told() -> None:
         "Next: go on.",
     ]
     without = replace(profile, notes={})
-    told = summary(Seen(steps=timed, plan=plan, profile=without))
+    told = summary(timed, plan=plan, profile=without)
     assert "500.0 ms a step; not compared, as no plain step was timed." in told
-    assert "Time: not compared" in summary(Seen(steps=[step()]))
-    assert "no step has been reported" in summary(Seen(steps=[]))
+    assert "Time: not compared" in summary([step()])
+    assert "no step has been reported" in summary([])
 
 
 def test_a_busy_machine_gets_no_ratio() -> None:
     profile, plan = planned(plain_step_ms="400")
     steps = [step(plan_error=error) for error in (0.0, 0.5, 0.1)]
-    told = summary(Seen(steps=steps, plan=plan, profile=profile))
+    told = summary(steps, plan=plan, profile=profile)
     assert "too different for a ratio" in told and "%" not in told.splitlines()[1]
 
 
 def test_unknown_micro_batches_give_no_share() -> None:
     """Four micro-batches save four times what is alive at once."""
-    told = summary(Seen(steps=[step(saved_peak_bytes=10**9, bytes_saved=4 * 10**9)]))
+    told = summary([step(saved_peak_bytes=10**9, bytes_saved=4 * 10**9)])
     assert "% less" not in told and "autograd saved 4.00 GB in the step" in told
     kept = step(bytes_offloaded=0, saved_peak_bytes=2 * 10**9)
-    assert "instead of 2.00 GB: 50 % less" in summary(Seen(steps=[kept, step()]))
+    assert "instead of 2.00 GB: 50 % less" in summary([kept, step()])
 
 
 def test_reasons_for_what_stays_by_size() -> None:
