@@ -4,16 +4,13 @@ A recipe gets the `Producer` of a tensor. It returns the expression that makes i
 or None. Add a rule to `RULES`, or a user's recipe with `ssdtrain.recipe`.
 
 [Note: matrix products]
-A product is an expensive recipe: 5 ms a GB at a hidden size of 2,500 on an H100, where
-an element-wise kernel takes 1 and a link 18. Only a plan that knows each tensor's price
-can tell where it is worth it, so products and attention are rebuilt under such plans,
-and where `recompute="full"` asks for them. The libraries choose a kernel by the exact
-shapes and strides, so each of these is a class of its own. A factor that was not saved
-(of a frozen weight's layer) is reached through its edge.
-
-`_unsafe_view` is torch's own operator: a product of more dimensions is one of two, seen
-in another shape, and nobody holds what lies between the two. So where their nodes
-follow one another, nobody can have written to it: see `AutogradGraph.is_composite`.
+A product takes several times as long as an element-wise kernel, so products and
+attention are rebuilt under plans that know each tensor's price, and where
+`recompute="full"` asks for them. The libraries choose a kernel by the exact shapes and
+strides, so each of these is a class of its own. A factor that was not saved (of a
+frozen weight's layer) is reached through its edge. A product of more dimensions is one
+of two, seen in another shape by `_unsafe_view`. Where their nodes follow one another,
+nobody can have written to what lies between: see `AutogradGraph.is_composite`.
 (tests/ssdtrain/rebuild/test_products.py)
 
 [Note: fused attention]

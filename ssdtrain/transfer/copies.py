@@ -15,15 +15,13 @@ and the others for nothing.
 (tests/ssdtrain/transfer/test_places.py, tests/pitfalls/test_order.py)
 
 [Note: batches]
-What compute itself records or waits for costs it microseconds, however short the wait.
-So copies in that a plan starts at one moment are a batch. Memory for all of them is
-taken first. Then one event is recorded that the load order waits for; no operator runs
-between the first allocation and it. One more event is recorded after the last copy.
-Copies in end in the order of their starts, so a stream that has waited for a batch has
-waited for every batch before it. That is remembered of the one stream that waited last,
-and no longer than until the next copy out: a stream that was destroyed may leave its
-number to another. An event that several buffers share may be recorded again by one of
-them; whoever waits for it then waits for a later copy of the same order, which is safe.
+What compute records or waits for costs it microseconds. So copies in that a plan starts
+at one moment are a batch: memory for all is taken first, then one event is recorded
+that the load order waits for, and one more after the last copy. They end in the order
+of their starts, so a stream that has waited for a batch has waited for all before it.
+That is remembered of the stream that waited last, and until the next copy out: a stream
+that was destroyed may leave its number to another. An event that buffers share may be
+recorded again by one of them; whoever waits for it waits for a later copy of the order.
 (tests/pitfalls/test_order.py)
 """
 

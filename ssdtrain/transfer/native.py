@@ -1,26 +1,19 @@
 """Copies while compute runs, made in C: one call of Python for all that one takes.
 
 A tensor that moves takes five calls of CUDA each way, and five more for every second
-piece of it. On an H200 with a fast loop around them they take 3 microseconds, and 26
-called from Python between the operators of a step: a 4B under FSDP2 spent 190 on each
-load. So csrc/copies.c makes them in a row. It is built with the user's compiler when
-the first session on a GPU begins. The functions are as old as streams, from the CUDA
-runtime that torch has loaded; their arguments are in its API's reference.
+piece of it. csrc/copies.c makes them in a row, in an eighth of the host's time. It is
+built with the user's compiler when the first session on a GPU begins. The functions are
+of the CUDA runtime that torch has loaded.
 (tests/ssdtrain/transfer/test_native.py)
 
 [Note: others' small copies]
-The device has one engine for copies in and one for copies out, and an engine serves a
+The device has one engine for copies in and one for copies out. An engine serves a
 stream as long as that has something to copy. FSDP2 copies a small table to the device
-for each layer that it gathers or reduces (`split_with_sizes_copy`, `chunk_cat`), in
-compute order. Such a table came after every load that had been started, and compute
-waited for it: up to 10 ms each, 6 to 38 ms a step (two H200, 4B, 6 to 8 GB moved), at
-no wait of ours. A result that the host reads back (`item`, in a loss) waits for all
-copies out in the same way.
-So copies go in pieces, by two streams in turns. Each stream waits for the other's
-piece, and when a stream waits, the engine turns to whoever else is there: 0.5 to 2.4 ms
-a step were left.
-For the rest nothing changes: what waits for the stream that was asked to copy waits for
-all pieces.
+for each layer that it gathers or reduces, in compute order, and compute would wait
+until every load was done. A result that the host reads back would wait for all copies
+out. So copies go in pieces, by two streams in turns: each stream waits for the other's
+piece, and meanwhile the engine turns to whoever else is there. What waits for the
+stream that was asked to copy waits for all pieces.
 (tests/ssdtrain/transfer/test_native.py)
 """
 
