@@ -18,8 +18,7 @@
  * milliseconds. A training step became 41 times slower on an H200.
  *
  * Not seen: allocations that do not come through these calls. Expandable segments
- * (cuMemCreate through cuGetProcAddress) and statically linked runtimes pass by;
- * `ssdtrain.storage.malloc_hook.coverage` counts them.
+ * (cuMemCreate through cuGetProcAddress) and statically linked runtimes pass by.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
