@@ -5,10 +5,7 @@
 
 The hook registers CUDA allocations with cuFile (Wu 5.3.1; csrc/malloc_hook.c). It
 is switched by the environment: `SSDTRAIN_HOOK=0` turns it off,
-`SSDTRAIN_HOOK_MIN_BYTES` sets the least allocation worth registering (1 MiB),
-`SSDTRAIN_HOOK_RECORD` names a file for one line a call. `SSDTRAIN_HOOK_ASYNC=1`
-registers what cudaMallocAsync gives as well, at milliseconds a tensor; else it is
-counted (`unregistered_async`).
+`SSDTRAIN_HOOK_MIN_BYTES` sets the least allocation worth registering (1 MiB).
 """
 
 import ctypes
@@ -50,7 +47,8 @@ class HookCounters:
     without_cufile: int
     """libcufile was not found, or its driver did not open."""
     unregistered_async: int
-    """Large enough, but from cudaMallocAsync; see `SSDTRAIN_HOOK_ASYNC`."""
+    """Large enough, but from cudaMallocAsync: a registration of every tensor would
+    take milliseconds each."""
     live: int
     """Allocations that are in use now."""
     live_bytes: int
