@@ -189,8 +189,6 @@ class Count(IntEnum):
     PARAMETERS = auto()
     WRITTEN = auto()
     """To a storage device."""
-    READ = auto()
-    """From it."""
     VERIFIED = auto()
     TENSORS_VERIFIED = auto()
     RESIZED = auto()

@@ -212,4 +212,3 @@ class DirectOffloader(Offloader):
             self._enqueue(transfer, load)
         else:
             load.enqueued(CpuEvent(done=True))
-            self._meters.counters.add(Count.READ, transfer.num_bytes)
