@@ -8,21 +8,9 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ssdtrain.cache.wrapped import plain_parts
-from ssdtrain.engines.peers import peers_of
 from ssdtrain.gathered import is_gathering
-from ssdtrain.plan.agree import Alone, Peers
 
 FSDP = "torch.distributed.fsdp"
-
-
-def peers(modules: Iterable[nn.Module], alone: Callable[[], None]) -> Peers:
-    """The ranks that hold other parts, or other copies, of the same parameters.
-
-    alone: told of every plan that this rank made by itself.
-    """
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return Alone()
-    return peers_of(sorted(ranks_of(modules)), alone)
 
 
 def ranks_of(modules: Iterable[nn.Module]) -> set[int]:

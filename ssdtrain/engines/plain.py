@@ -32,8 +32,9 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from ssdtrain.cache.traced import Untraced, tracer
 from ssdtrain.engines.hints import Hints
-from ssdtrain.engines.meshes import peers
+from ssdtrain.engines.meshes import ranks_of
 from ssdtrain.engines.patch import Patches
+from ssdtrain.engines.peers import peers_of
 from ssdtrain.engines.recognition import AUTOMATIC, Own, lightning_of
 from ssdtrain.errors import AttachError
 from ssdtrain.gathered import is_gathering
@@ -71,11 +72,12 @@ class Plain:
         return lambda: trainable[0]._version + counted[0]
 
     def peers(self, alone: Callable[[], None]) -> Peers:
-        """The ranks that follow one plan.
+        """The ranks that follow one plan: those that hold other parts, or other copies,
+        of the same parameters.
 
         alone: told of every plan that this rank made by itself.
         """
-        return peers(self.modules, alone)
+        return peers_of(sorted(ranks_of(self.modules)), alone)
 
     def attach(
         self, hints: Hints, patches: Patches, keep: Callable[[Tensor], None]
