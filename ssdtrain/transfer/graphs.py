@@ -56,10 +56,6 @@ class GraphLoad:
         self._event = event
         self.target = target
 
-    def poll(self) -> bool:
-        """It stands in the graph."""
-        return True
-
     def wait(self, device: Device) -> None:
         """Order compute after it."""
         device.wait(self._event)
