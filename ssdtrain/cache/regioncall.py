@@ -439,7 +439,7 @@ class RegionCall:
         finally:
             drawn = None if expected is None else RandomState.now(self._device)
             before.restore(self._device)
-        if course.observer.listens:
+        if course.observer.hears_reruns:
             course.observer.ran_again(course.of(self.lane).number, self.number)
         return expected is None or drawn is None or expected.is_same(drawn)
 

@@ -13,12 +13,14 @@ from ssdtrain.cache import bypass
 from ssdtrain.cache.bypass import Bypass
 from ssdtrain.cache.course import Unobserved
 from ssdtrain.cache.regions import Choice
+from ssdtrain.observe.hostprices import HostPrices
 from ssdtrain.observe.measured import NUM_REGION_STEPS, Measured
 from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.plainsteps import NUM_STEPS
+from ssdtrain.observe.regionsteps import RegionStep
 from ssdtrain.plan.calibrate import Corrections
 from ssdtrain.plan.plan import LinkLoad, Prediction
-from ssdtrain.plan.profile import HostCosts
+from ssdtrain.plan.profile import HostCosts, Profile
 from ssdtrain.transfer.device import CpuDevice
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
@@ -124,6 +126,34 @@ def test_the_hosts_time_is_not_that_of_the_step_that_makes_the_tables(
     assert base[0] == (False, False)  # here they are made
     assert base[1] == (True, True)
     assert base[2:] == [(False, True)] * (NUM_REGION_STEPS - 2)
+
+
+def test_each_rerun_of_the_base_has_its_time_of_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CpuDevice, "hold", lambda own, ms: None)
+    monkeypatch.setattr("ssdtrain.api._first_regions", lambda *own: Choice.ALL)
+    monkeypatch.setattr(HostPrices, "is_on_gpu", True)
+    found: list[list[dict[tuple[str, int], int]]] = []
+
+    def host_ms(own: Measured, profile: Profile, steps: list[RegionStep]) -> Any:
+        found.append([dict(step.reruns.spent_ns) for step in steps if step.reruns])
+        return {}
+
+    monkeypatch.setattr(Measured, "_rerun_host_ms", host_ms)
+    net = Net(lambda: bypass.time.sleep(STEP_S))  # type: ignore[attr-defined]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with ssdtrain.offload(
+        net, min_bytes=1, target="host", memory_budget=900
+    ) as session:
+        for _ in range(3 + NUM_REGION_STEPS):
+            net(torch.ones(4, 8)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            session.cache.offloader.wait_io()
+    (steps,) = found
+    assert len(steps) == NUM_REGION_STEPS - 2
+    assert all({number for _, number in each} == {0, 1, 2, 3} for each in steps)
 
 
 @pytest.mark.parametrize(
