@@ -8,9 +8,9 @@ checkpointing does, is tried as well where it fits. Under a limit in time the on
 the least memory does, of those that keep it. A plan whose steps took longer than it
 said makes copies and hooks more expensive, and another one is searched for with these
 prices, `MOST_TRIES` in all. None is tried that says itself that it takes longer than
-the best one that was. Of the first steps under a plan none counts: tables and
-memory are made in them. Of the others a step that is disturbed is longer, never
-shorter, so the lower middle counts.
+the best one that was, or than the base says. Of the first steps under a plan none
+counts: tables and memory are made in them. Of the others a step that is disturbed is
+longer, never shorter, so the lower middle counts.
 The one that it takes the place of is timed once more at once: the first steps of a run
 may be slow for reasons that are gone by now.
 Machines change: a drive whose cache is full writes slower. So the plan that is followed
@@ -175,11 +175,15 @@ class Trials:
 
     def is_hopeless(self, plan: Plan) -> bool:
         """Whether a plan is not worth a try under a memory limit: it says itself that
-        its steps take longer than those of the best plan that was tried."""
+        its steps take longer than those of the best plan that was tried. Where none was
+        but the base, than what the base says: both are wrong alike."""
         best, told = self.best, plan.prediction
-        if best is None or told is None or not self._has_compared:
+        if best is None or told is None:
             return False
-        return told.step_ms > (1 - GAIN) * best.ms
+        best_ms, known = best.ms, best.plan.prediction
+        if known is not None and not self._has_compared:
+            best_ms = known.step_ms
+        return told.step_ms > (1 - GAIN) * best_ms
 
     def wants_another(self, tried: Tried) -> bool:
         """Whether another plan is worth a search, with what this one's steps tell."""
