@@ -130,7 +130,7 @@ class Measured:
             host_factor=by.host_factor * factor,
         )
 
-    def match(self, profile: Profile, plan: Plan, step_ms: float) -> None:
+    def match(self, profile: Profile, plan: Plan, step_ms: float) -> Profile:
         """Let region calls and kept tensors cost the host no more than what makes the
         steps of a plan that has nothing else as long as they were. By themselves they
         were timed in one step, in which the clock was looked at around each.
@@ -139,21 +139,26 @@ class Measured:
             profile: the observed step, with the corrections so far.
             plan: the base.
             step_ms: what its steps took.
+
+        Returns:
+            The profile, with this one as well.
         """
-        costs = self.corrections.host_costs
+        costs, own = self.corrections.host_costs, profile.host_costs
         if costs is None or not self._host.is_on_gpu:
-            return
+            return profile
 
         def told_ms(part: float) -> float:
-            own = replace(profile, host_costs=_with_part(profile.host_costs, part))
-            return Run(Timeline(own), plan.orders).run().step_ms
+            timeline = Timeline(replace(profile, host_costs=_with_part(own, part)))
+            return Run(timeline, plan.orders).run().step_ms
 
         whole_ms, least_ms, part = told_ms(1.0), told_ms(0.0), 0.0
         if whole_ms <= step_ms:
-            return
+            return profile
         if least_ms < step_ms:
             part = (step_ms - least_ms) / (whole_ms - least_ms)
-        self.corrections = replace(self.corrections, host_costs=_with_part(costs, part))
+        costs = _with_part(costs, part)
+        self.corrections = replace(self.corrections, host_costs=costs)
+        return replace(profile, host_costs=_with_part(own, part))
 
     @property
     def lacks_regions(self) -> bool:

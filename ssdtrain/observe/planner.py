@@ -566,9 +566,10 @@ class Planner:
             return
         regions_ms, plan, seen = self._measured.regions_ms, self.plan, self._seen
         if plan is not None and seen is not None and regions_ms is not None:
-            self._measured.match(self._known(seen), plan, regions_ms)
-            timeline = Timeline(self._known(seen))
-            self.plan = replace(plan, prediction=simulate(timeline, plan.orders))
+            profile = self._measured.match(self._known(seen), plan, regions_ms)
+            self._corrected = seen, self._measured.corrections, profile
+            prediction = simulate(Timeline(profile), plan.orders)
+            self.plan = replace(plan, prediction=prediction)
             self._trials.follow(Tried(self.plan, regions_ms))
         self._plan()
 

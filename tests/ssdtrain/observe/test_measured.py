@@ -205,11 +205,12 @@ def test_the_base_tells_what_region_calls_and_kept_tensors_cost(part: float) -> 
     measured.corrections = Corrections(host_costs=costs)
     plan = Plan(orders=orders, policy="base")
     took_ms = least_ms + part * (whole_ms - least_ms) - (0.0 if part else 9.0)
-    measured.match(profile, plan, took_ms)
+    matched = measured.match(profile, plan, took_ms)
     found = measured.corrections.host_costs
     assert found is not None and found.host == costs.host
     assert found.keep.pack_ms == pytest.approx(part * 0.5)
-    own_ms = told_ms(replace(profile, host_costs=found))
+    own_ms = told_ms(matched)
+    assert matched == replace(profile, host_costs=found)
     assert own_ms == pytest.approx(max(took_ms, least_ms))
     measured.match(profile, plan, 2 * whole_ms)  # not more than was measured
     assert measured.corrections.host_costs == found
