@@ -61,6 +61,7 @@ from ssdtrain.observe.trials import (
     Tried,
     Verdict,
     most_ms,
+    noise_of,
     typical,
 )
 from ssdtrain.plan.agree import Peers
@@ -886,16 +887,16 @@ class Planner:
         # One step is as long on all ranks that wait for each other, or nearly.
         spread = max(told) / min(told) if min(told) > 0.0 else 1.0
         was_ms = 0.0 if self._again is None else self._again.ms
-        ms, spread, was_ms = self._peers.longest(
-            (typical(told), spread, was_ms), "try", self._step
+        ms, spread, was_ms, noise = self._peers.longest(
+            (typical(told), spread, was_ms, noise_of(told)), "try", self._step
         )
         if not watch.is_enough(self._times.num_steps, spread):
             return
         self._stopwatch = None
         if self._again is not None:
-            self._compare_again(Tried(plan, ms), was_ms)
+            self._compare_again(Tried(plan, ms, noise), was_ms)
         else:
-            self._judge(Tried(plan, ms))
+            self._judge(Tried(plan, ms, noise))
 
     def _judge(self, tried: Tried) -> None:
         """Go on with the best plan so far, and search for another one where this one
