@@ -566,12 +566,16 @@ class Planner:
         if self._needs_less():
             return
         regions_ms, plan, seen = self._measured.regions_ms, self.plan, self._seen
+        own_ms = 0.0
         if plan is not None and seen is not None and regions_ms is not None:
             profile = self._measured.match(self._known(seen), plan, regions_ms)
             self._corrected = seen, self._measured.corrections, profile
             prediction = simulate(Timeline(profile), plan.orders)
-            self.plan = replace(plan, prediction=prediction)
-            self._trials.follow(Tried(self.plan, regions_ms))
+            self.plan, own_ms = replace(plan, prediction=prediction), prediction.step_ms
+        # Or ranks would not agree on which plans are worth a try.
+        (told_ms,) = self._peers.longest((own_ms,), "base", self._step)
+        if self.plan is not None and regions_ms is not None:
+            self._trials.follow(Tried(self.plan, regions_ms, told_ms=told_ms))
         self._plan()
 
     def _needs_less(self) -> bool:

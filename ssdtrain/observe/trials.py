@@ -115,6 +115,9 @@ class Tried:
     ms: float
     noise: float = 0.0
     """See `noise_of`."""
+    told_ms: float = 0.0
+    """Of the base: what it says by the prices of the plans that follow; 0: nobody
+    knows."""
 
     def is_faster_than(self, ms: float) -> bool:
         """Whether its steps are shorter than this, and not by chance."""
@@ -194,10 +197,8 @@ class Trials:
         best, told = self.best, plan.prediction
         if best is None or told is None:
             return False
-        best_ms, known = best.ms, best.plan.prediction
-        if known is not None and not self._has_compared:
-            best_ms = known.step_ms
-        return told.step_ms > (1 - GAIN) * best_ms
+        best_ms = best.ms if self._has_compared else best.told_ms
+        return best_ms > 0.0 and told.step_ms > (1 - GAIN) * best_ms
 
     def wants_another(self, tried: Tried) -> bool:
         """Whether another plan is worth a search, with what this one's steps tell."""

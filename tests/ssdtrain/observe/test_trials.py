@@ -180,7 +180,7 @@ def test_behind_a_try_a_plan_must_say_that_it_is_faster() -> None:
     trials, slow = Trials(), tried(0.0, 105.0).plan
     assert not trials.is_hopeless(slow)  # nothing was tried yet
     # Whatever the base took: it says what it takes by the same prices.
-    trials.follow(tried(100.0, told_ms=107.0))
+    trials.follow(replace(tried(100.0), told_ms=107.0))
     assert not trials.is_hopeless(slow) and trials.is_hopeless(tried(0.0, 106.5).plan)
     trials.judge(tried(120.0), None, is_by_memory=True)
     assert trials.is_hopeless(slow) and trials.is_hopeless(tried(0.0, 99.5).plan)
