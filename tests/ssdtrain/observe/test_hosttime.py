@@ -16,18 +16,14 @@ from ssdtrain.cache.moved import MovedHandle
 from ssdtrain.cache.record import Handle, RebuiltView
 from ssdtrain.observe import hostprobe
 from ssdtrain.observe.hostprobe import (
-    NUM_ITEMS,
-    NUM_MEASURED,
     host_costs,
     measured_chain,
 )
 from ssdtrain.observe.hosttime import (
-    BESIDE,
     DEVICE_PERIOD,
     HostMeter,
 )
 from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.profile import HostCost, HostCosts
 from ssdtrain.transfer.copies import PinnedBuffer
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
 from tests.ssdtrain.virtual_time import VirtualTime
@@ -44,33 +40,6 @@ class Turned:
 
     def pass_us(self, us: int) -> None:
         self.ns += 1000 * us
-
-
-def test_time_outside_the_hooks_is_the_programs() -> None:
-    now = Turned()
-    meter = HostMeter(now=now)
-    seen: list[int] = []
-
-    def pack(tensor: Any) -> Any:
-        now.pass_us(20)
-        seen.append(meter.outside_ns())
-        start = meter.now()
-        now.pass_us(5)  # an observer's
-        meter.exclude(start)
-        return tensor
-
-    timed, used = meter.around(pack, lambda handle: now.pass_us(2))
-    for _ in range(3):
-        now.pass_us(100)
-        timed("tensor")
-    now.pass_us(50)
-    used("handle")
-    assert seen == [100_000, 200_000, 300_000]
-    assert meter.outside_ns() == 350_000
-    assert meter.num_calls == 4
-    costs = meter.costs(HostCosts())
-    # What they take by themselves is not all that they cost.
-    assert costs.keep == HostCost(pack_ms=BESIDE * 0.02, use_ms=BESIDE * 0.002)
 
 
 def test_a_failing_hook_ends_its_call() -> None:
@@ -93,17 +62,6 @@ def test_the_probe_runs_a_compiled_plan() -> None:
         assert cost.pack_ms > 0.0 and cost.use_ms > 0.0
     assert costs.host.load_ms > 0.0 and costs.ssd.load_ms > 0.0
     assert costs.rebuild.load_ms == 0.0
-
-
-def test_where_a_moved_tensor_went_is_seen() -> None:
-    """The probe's chain moves a quarter to the host and a quarter to the SSD's side,
-    and rebuilds another one."""
-    meter = measured_chain(torch.device("cpu"))
-    places = (Placement.OFFLOAD, Placement.OFFLOAD_SSD, Placement.RECOMPUTE)
-    assert [meter.num_packed(p) / NUM_MEASURED for p in places] == [8, 8, 9]
-    # The start, what the last links keep, what recipes read, and a parameter each.
-    kept = meter.num_packed(Placement.KEEP) / NUM_MEASURED
-    assert kept == 1 + (NUM_ITEMS - 8 - 8 - 9) + 9 + NUM_ITEMS + 1
 
 
 def test_the_device_in_the_hooks_is_told_by_module() -> None:

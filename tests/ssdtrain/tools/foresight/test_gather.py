@@ -14,7 +14,6 @@ from ssdtrain.tools.foresight.call import Family
 from ssdtrain.tools.foresight.device import bare_device
 from ssdtrain.tools.foresight.spec import Kind
 from ssdtrain.tools.foresight.tracing import composites, traced
-from tests.ssdtrain.virtual_time import VirtualTime
 
 CPU = torch.device("cpu")
 
@@ -40,20 +39,6 @@ def test_a_gather_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert times[0][0] == drawn
 
 
-def test_a_budget_cuts_all_families_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "times.jsonl"
-    monkeypatch.setattr(gather, "time", VirtualTime(tick_s=0.01))
-    gather.gather({Family.MEMORY: 400, Family.NORM: 200}, path, CPU, budget_s=0.4)
-    # Those that failed were tried as well.
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    found = [row["family"] for row in rows]
-    assert 3 < len(found) < 50
-    memory, norm = (found.count(one.value) for one in (Family.MEMORY, Family.NORM))
-    assert abs(memory - 2 * norm) <= 3
-
-
 def test_what_cannot_run_is_written_down_and_not_tried_again(tmp_path: Path) -> None:
     path = tmp_path / "times.jsonl"
     gather.gather({Family.NORM: 24}, path, CPU)
@@ -72,31 +57,6 @@ def test_every_element_wise_variant_runs(variant: str, shape: tuple[int, int]) -
     _, found = bodies.bodies_of(call, bodies.Pool(CPU))
     for body in found:
         body()
-
-
-def test_a_time_that_no_kernel_takes_is_no_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    times = iter((0.052, 1.9))
-    monkeypatch.setattr(gather, "time_call", lambda call, pool: (call, next(times)))
-    monkeypatch.setattr(gather, "Pool", lambda device: SimpleNamespace(device=device))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    path = tmp_path / "times.jsonl"
-    assert gather.gather({Family.MEMORY: 2}, path, torch.device("cuda")) == 2
-    nothing, timed = map(json.loads, path.read_text().splitlines())
-    assert nothing["us"] is None and "no kernel ran" in nothing["error"]
-    assert timed["us"] == 1.9
-    assert [us for _, us in gather.read_times(path)] == [1.9]
-
-
-def test_lookups_report_the_rows_they_really_hit() -> None:
-    call = next(
-        c
-        for c in (design.draw(Family.LOOKUP, i) for i in range(200))
-        if c.sizes["skew"] > 1.0
-    )
-    drawn, _ = bodies.bodies_of(call, bodies.Pool(CPU))
-    assert 0 < drawn.sizes["distinct_rows"] < call.sizes["rows"]
 
 
 def test_the_host_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
