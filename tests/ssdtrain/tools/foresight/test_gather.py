@@ -1,19 +1,14 @@
 """Timing kernels: the design runs on a CPU, resumes, and keeps what failed."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from ssdtrain.tools.foresight import bodies, calibrate, calls, design, gather
-from ssdtrain.tools.foresight.calibrate import host_scale, programs
+from ssdtrain.tools.foresight import bodies, calls, design, gather
 from ssdtrain.tools.foresight.call import Family
-from ssdtrain.tools.foresight.device import bare_device
 from ssdtrain.tools.foresight.spec import Kind
-from ssdtrain.tools.foresight.tracing import composites, traced
 
 CPU = torch.device("cpu")
 
@@ -57,40 +52,3 @@ def test_every_element_wise_variant_runs(variant: str, shape: tuple[int, int]) -
     _, found = bodies.bodies_of(call, bodies.Pool(CPU))
     for body in found:
         body()
-
-
-def test_the_host_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole steps of three programs, in turn; one round in which the machine is busy,
-    and one program that is priced wrong, change nothing."""
-    asked: list[int] = []
-
-    def seen_us(step: Callable[[], None], *, seconds: float) -> float:
-        step()
-        asked.append(len(asked))
-        program, is_busy = len(asked) % 3, len(asked) > 6
-        return (1.0, 2.0, 9.0)[program] * (5.0 if is_busy else 1.0)
-
-    for each in programs(Kind.CPU):
-        before = [parameter.detach().clone() for parameter in each.model.parameters()]
-        each.step()()
-        assert all(p.grad is not None for p in each.model.parameters())
-        assert all(map(torch.equal, before, each.model.parameters()))
-    monkeypatch.setattr(calibrate, "step_us", seen_us)
-    monkeypatch.setattr(
-        calibrate, "estimate_step", lambda graph, device: SimpleNamespace(step_us=0.5)
-    )
-    assert host_scale(bare_device("h100"), seconds=0.0) == 4.0
-    assert len(asked) == 9
-
-
-def test_a_trace_names_what_a_dispatch_mode_sees() -> None:
-    known = composites()
-    assert "aten::linear" in known and "aten::sum" not in known
-    layer = torch.nn.Linear(8, 8)
-    x = torch.randn(4, 8)
-    seen = traced(lambda: layer(x).relu().sum().backward(), 1)
-    names = {(one.phase.value, one.name) for one in seen}
-    assert ("forward", "aten::addmm") in names
-    assert ("backward", "aten::mm") in names
-    assert ("forward", "aten::sum") in names
-    assert not any(name == "aten::linear" for _, name in names)

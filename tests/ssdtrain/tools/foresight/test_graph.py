@@ -16,10 +16,7 @@ from ssdtrain.tools.foresight.cluster import cluster_of
 from ssdtrain.tools.foresight.device import bare_device
 from ssdtrain.tools.foresight.graph import (
     Graph,
-    Node,
-    Storage,
     Stream,
-    TensorInfo,
     data_dependencies,
     from_json,
     to_json,
@@ -202,39 +199,6 @@ def test_a_step_s_element_wise_chains_become_one_kernel_each() -> None:
     for node in joined.nodes:
         assert {joined.tensors[t].storage for t in node.inputs} <= made, node.name
         made |= {joined.tensors[t].storage for t in node.outputs}
-
-
-def test_a_copy_in_waits_for_the_copy_out() -> None:
-    graph = graph_of(4096, 64, optimizer=None)
-    gelu = next(i for i, n in enumerate(graph.nodes) if n.name == "aten::gelu")
-    [saved] = graph.nodes[gelu].outputs
-    number, storage = max(graph.tensors) + 1, max(graph.storages) + 1
-    info = TensorInfo(shape=(0,), dtype="int8", stride=(1,), storage=storage)
-    out, back = (
-        Node(
-            name="copy",
-            phase=Phase.FORWARD,
-            inputs=(one,),
-            outputs=(other,),
-            stream=stream,
-            attr={"num_bytes": graph.tensors[saved].num_bytes},
-        )
-        for one, other, stream in (
-            (saved, number, Stream.COPY_OUT),
-            (number, saved, Stream.COPY_IN),
-        )
-    )
-    moved = edits.inserted(
-        graph,
-        gelu + 1,
-        (out, back),
-        tensors={number: info},
-        storages={storage: Storage(num_bytes=0, born=0, dies=0)},
-    )
-    device = bare_device("h100")
-    free = steady_us(price(moved, device, wires(0.0)).tasks)
-    slow = steady_us(price(moved, device, wires(5e4)).tasks)
-    assert slow >= max(free, 1e5)  # out, then in, one behind the other
 
 
 def test_data_parallel_reduces_every_gradient_once() -> None:
