@@ -6,12 +6,10 @@ import random
 import pytest
 
 from ssdtrain.tools.foresight import calls, design
-from ssdtrain.tools.foresight.calibrate import drawn
 from ssdtrain.tools.foresight.call import Call, Family
 from ssdtrain.tools.foresight.device import Device, from_json, load_device, to_json
 from ssdtrain.tools.foresight.host import HostTable
 from ssdtrain.tools.foresight.laws import fit_law, law_us
-from ssdtrain.tools.foresight.power import Power
 from ssdtrain.tools.foresight.spec import H100, H200
 
 
@@ -58,22 +56,3 @@ def test_a_device_with_laws_survives_json() -> None:
     assert to_json(again) == to_json(device)
     call = design.draw(Family.ATTENTION, 3)
     assert again.kernel_us(call) == pytest.approx(shipped.kernel_us(call))
-
-
-def test_power_is_found_from_the_clock_that_a_long_product_keeps() -> None:
-    power = Power(
-        limit_watts=650, idle_watts=130, joules_per_tflop=1.3, joules_per_gb=0.13
-    )
-    size, clock = 8192, 0.8
-    call = calls.product(m=size, n=size, k=size, dtype="bf16")
-    # At the limit: idle + energy * clock ** 2 / time.
-    steady = power.joules(call) * clock**2 / (power.limit_watts - power.idle_watts)
-    run = {"size": size, "steady_us": steady * 1e6}
-    seen = {"sm_mhz": 1600.0, "max_sm_mhz": 2000.0}
-    other = Power(
-        limit_watts=650, idle_watts=130, joules_per_tflop=0.5, joules_per_gb=0.13
-    )
-    found = drawn(other, run, seen)
-    assert found.joules_per_tflop == pytest.approx(1.3, rel=1e-6)
-    assert drawn(other, run, {}) == other
-    assert drawn(other, run, {"sm_mhz": 2000.0, "max_sm_mhz": 2000.0}) == other
