@@ -143,7 +143,7 @@ class _HostTimes(NamedTuple):
 class Recording(Observer):
     """The observer of one step. See [Note: what is measured]."""
 
-    listens = True
+    listens = hears_reruns = True
 
     def __init__(
         self,

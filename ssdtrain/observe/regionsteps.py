@@ -73,6 +73,8 @@ class Reruns(Observer):
         moment: a moment of the device.
     """
 
+    hears_reruns = True
+
     def __init__(
         self, moment: Callable[[], Any], now: Callable[[], int] = time.monotonic_ns
     ) -> None:

@@ -12,6 +12,7 @@ from ssdtrain.observe.trials import (
     Tried,
     Verdict,
     most_ms,
+    noise_of,
     typical,
 )
 from ssdtrain.plan.placement import Placement
@@ -43,6 +44,29 @@ def test_under_a_memory_limit_the_fastest_stays() -> None:
     assert trials.best is faster and trials.second is base
     trials.forget()
     assert trials.best is trials.second is None and not trials.num_tries
+
+
+def test_a_gain_is_more_than_steps_differ() -> None:
+    """On a host that others share the middle step is far from the fastest."""
+    assert noise_of([10.0]) == 0.0 and noise_of([0.0, 1.0]) == 0.0
+    assert noise_of([12.0, 10.0, 11.0, 30.0]) == pytest.approx(0.1)
+    trials, base = Trials(), tried(100.0)
+    trials.follow(base)
+    lucky, good = replace(tried(92.0), noise=0.1), replace(tried(88.0), noise=0.1)
+    assert trials.judge(lucky, None, is_by_memory=True) is Verdict.GOES_BACK
+    assert trials.judge(good, None, is_by_memory=True) is Verdict.STAYS
+
+
+def test_of_two_that_are_as_fast_the_one_without_copies_stays() -> None:
+    order = Order(name="a", num_bytes=8, placement=Placement.OFFLOAD)
+    trials, base = Trials(), tried(100.0)
+    moving = replace(tried(95.0), plan=replace(base.plan, orders={"m": (order,)}))
+    for base_ms, noise, stays in ((96.0, 0.0, 1), (95.5, 0.0, 0), (96.0, 0.02, 0)):
+        trials.follow(moving)
+        again = Tried(base.plan, base_ms, noise)
+        trials.compare_again(again, 95.0)
+        assert trials.best is not None
+        assert trials.best.plan is (moving.plan if stays else base.plan)
 
 
 def test_under_a_limit_in_time_the_least_memory_stays() -> None:
@@ -95,8 +119,10 @@ def test_steps_of_other_sizes_are_not_timed() -> None:
 
 def test_behind_a_try_a_plan_must_say_that_it_is_faster() -> None:
     trials, slow = Trials(), tried(0.0, 105.0).plan
-    trials.follow(tried(100.0))
     assert not trials.is_hopeless(slow)  # nothing was tried yet
+    # Whatever the base took: it says what it takes by the same prices.
+    trials.follow(tried(100.0, told_ms=107.0))
+    assert not trials.is_hopeless(slow) and trials.is_hopeless(tried(0.0, 106.5).plan)
     trials.judge(tried(120.0), None, is_by_memory=True)
     assert trials.is_hopeless(slow) and trials.is_hopeless(tried(0.0, 99.5).plan)
     assert not trials.is_hopeless(tried(0.0, 90.0).plan)
