@@ -227,18 +227,3 @@ def test_a_plan_that_disappoints_makes_what_it_does_dearer() -> None:
     measured.disappointed(told(100.0, 0.0), 400.0)
     assert measured.corrections.copy_slowdown == by.copy_slowdown
     assert measured.corrections.host_factor <= 2.0 * by.host_factor
-
-
-def test_region_calls_that_were_believed_free_are_blamed_first() -> None:
-    free, priced = HostCosts(), HostCosts(region_ms=0.3)
-    host = SimpleNamespace(costs=free)
-    measured = empty(host)
-    measured.corrections = Corrections(host_costs=free)
-    measured.disappointed(told(110.0, 0.0), 120.0)
-    assert measured.corrections.host_factor > 1.0  # there are none
-    measured.corrections = Corrections(host_costs=free)
-    host.costs = priced
-    measured.disappointed(told(110.0, 50.0), 120.0)
-    assert measured.corrections == Corrections(host_costs=priced)
-    measured.disappointed(told(110.0, 50.0), 120.0)
-    assert measured.corrections.host_factor == pytest.approx(1.5)

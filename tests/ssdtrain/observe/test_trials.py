@@ -5,16 +5,9 @@ from dataclasses import replace
 import pytest
 
 from ssdtrain.observe.steptimes import StepTimes
-from ssdtrain.observe.strays import FIRST_PAUSE_STEPS, Strays
 from ssdtrain.observe.trials import (
-    ALIKE,
     ERROR,
     GAIN,
-    LONG_MS,
-    MOST_TRIES,
-    SHORT_MS,
-    WRONG,
-    Stopwatch,
     Trials,
     Tried,
     Verdict,
@@ -38,21 +31,6 @@ def test_the_lower_middle_counts() -> None:
     assert typical([3.0, 1.0]) == 1.0
     assert typical([9.0, 1.0, 2.0]) == 2.0
     assert typical([4.0, 3.0, 2.0, 1.0]) == 2.0
-
-
-@pytest.mark.parametrize(
-    ("ms", "few", "most"), [(10.0, 6, 9), (SHORT_MS, 3, 5), (LONG_MS, 2, 3)]
-)
-def test_steps_that_differ_are_followed_by_others(
-    ms: float, few: int, most: int
-) -> None:
-    """Of long steps few are timed: what disturbs them is a small part of them."""
-    watch = Stopwatch(ms)
-    asks = [n for n in range(20) if watch.asks(n)]
-    assert asks == [few, most]
-    assert watch.is_enough(asks[0], 1 + ALIKE)
-    assert not watch.is_enough(asks[0], 1.01 + ALIKE)
-    assert watch.is_enough(asks[1], 9.0)
 
 
 def test_under_a_memory_limit_the_fastest_stays() -> None:
@@ -106,33 +84,6 @@ def test_under_a_limit_in_time_the_least_memory_stays() -> None:
     assert trials.best is less
 
 
-def test_where_no_plain_step_was_measured_a_plan_stays() -> None:
-    assert Trials().judge(tried(99.0), None, is_by_memory=False) is Verdict.STAYS
-
-
-def test_a_plan_that_takes_longer_than_it_says_is_followed_by_another() -> None:
-    trials = Trials()
-    right, wrong = tried(10.0 * (1 + WRONG / 2)), tried(10.0 * (1 + 2 * WRONG))
-    for _ in range(MOST_TRIES):
-        assert trials.wants_another(wrong) and not trials.wants_another(right)
-        trials.judge(wrong, None, is_by_memory=True)
-    assert not trials.wants_another(wrong)
-
-
-def test_machines_change() -> None:
-    trials = Trials()
-    base, plan = tried(10.0), tried(8.0)
-    trials.compare_again(base, 1.0)
-    assert trials.best is None, "nothing was tried"
-    trials.follow(base)
-    trials.judge(plan, None, is_by_memory=True)
-    trials.compare_again(replace(base, ms=9.0), 9.0)
-    assert trials.best is not None and trials.best.plan is plan.plan
-    assert trials.best.ms == 9.0
-    trials.compare_again(replace(base, ms=9.0), 12.0)
-    assert trials.best.plan is base.plan and trials.second == replace(plan, ms=12.0)
-
-
 def test_under_a_limit_in_time_the_other_one_keeps_everything() -> None:
     """A plan that takes too long by now goes, and comes back where it does not."""
     trials, limit = Trials(), 0.05
@@ -150,16 +101,6 @@ def test_under_a_limit_in_time_the_other_one_keeps_everything() -> None:
     assert trials.best == plain
     trials.compare_again(replace(plan, ms=10.5), 10.0, limit)
     assert trials.best == replace(plan, ms=10.5)
-
-
-def test_two_strays_in_a_row_are_a_new_shape() -> None:
-    strays = Strays()
-    assert not any(strays.step(n) for n in (1, 0, 1, 0, 1))
-    assert strays.step(1)
-    told = [strays.step(1) for _ in range(3 * FIRST_PAUSE_STEPS)]
-    assert told.index(True) == FIRST_PAUSE_STEPS - 1 and sum(told) == 2
-    strays.planned()
-    assert not strays.step(1)
 
 
 def test_steps_of_other_sizes_are_not_timed() -> None:
