@@ -43,12 +43,15 @@ class Edges:
             check_range("src", self.src, num_src, "num_nodes")
             check_range("dst", self.dst, num_dst, "num_nodes")
         self._kept: dict[Any, Any] = {}
+        self.ready: dict[object, Any] = {}
+        """See [Note: found by shapes] in message/direct.py."""
 
     def unchanged(self) -> bool:
         """Whether the caller's tensors are as they were."""
-        states = self._states
-        if states is not None and states != tuple(map(state_of, self._given)):
-            return False
+        if self._states is not None:
+            for t, state in zip(self._given, self._states, strict=True):
+                if state_of(t) != state:
+                    return False
         return self._watch is None or self._watch.unchanged(self._given)
 
     def kept(self, key: Any, make: Callable[[], Any]) -> Any:

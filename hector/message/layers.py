@@ -1,7 +1,7 @@
 """Layers of homogeneous graphs, each a few lines of message passing."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from hector.message import functions as fn
 from hector.message.batches import EdgeBatch, NodeBatch
+from hector.message.direct import NO_ROWS, Passing, neighbours
 from hector.message.graph import Graph
-from hector.message.sums import RowSums, neighbours, sum_rows, sums
+from hector.message.sums import RowSums, sum_rows, sums
 from hector.nn.common import glorot
 from hector.precision import entering, linear, wide
 from hector.tracing import untraced
@@ -49,6 +50,15 @@ def _looped(dtype: torch.dtype) -> Callable[[Graph], RowSums]:
     return make
 
 
+@cache
+def _convolved(dtype: torch.dtype) -> Passing:
+    """Neighbours' rows and the node's own, each times both ends' scales."""
+    return Passing(
+        lambda bias: (_scaled(), fn.sum("m", "sum"), _with_itself(bias)),
+        {"scale": _scales(dtype)},
+    )
+
+
 class GraphConv(nn.Module):
     """Kipf and Welling (arXiv 1609.02907); every node counts as its own neighbour."""
 
@@ -60,15 +70,13 @@ class GraphConv(nn.Module):
     @untraced
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return [nodes, out_channels] for x [nodes, in_channels]."""
-        x, dtype = entering(x, self.bias)
+        bias = self.bias
+        x, dtype = entering(x, bias)
         rows = linear(self.lin, x)
-        near = sum_rows(g, rows, _looped(rows.dtype))
+        near = sum_rows(g, rows, _looped(rows.dtype)) if x.is_cpu else None
         if near is not None:
-            return (near + wide(self.bias)).to(dtype)
-        with g.local_scope():
-            g.ndata["h"], g.ndata["scale"] = rows, g.derived(_scales(rows.dtype))
-            g.update_all(_scaled(), fn.sum("m", "sum"), _with_itself(self.bias))
-            return g.ndata["out"].to(dtype)
+            return (near + wide(bias)).to(dtype)
+        return _convolved(rows.dtype)(g, {"h": rows}, NO_ROWS, bias).to(dtype)
 
 
 class SAGEConv(nn.Module):
@@ -95,10 +103,12 @@ class SAGEConv(nn.Module):
         first = alike and self.lin_l.in_features > self.lin_l.out_features
         rows = F.linear(x, wide(self.lin_l.weight)) if first else x
         if self.lstm is not None:
-            reduce = fn.lstm("m", "near", self.lstm)
+            with g.local_scope():
+                g.ndata["h"] = rows
+                g.update_all(fn.copy_u("h", "m"), fn.lstm("m", "near", self.lstm))
+                near = g.ndata["near"]
         else:
-            reduce = getattr(fn, self.reducer)("m", "near")
-        near = neighbours(g, rows, reduce)
+            near = neighbours(g, rows, getattr(fn, self.reducer))
         near = near + wide(self.lin_l.bias) if first else linear(self.lin_l, near)
         return torch.addmm(near, x, wide(self.lin_r.weight).t()).to(dtype)
 
@@ -106,6 +116,11 @@ class SAGEConv(nn.Module):
 @fn.pure
 def _and_itself(n: NodeBatch, share: Tensor) -> dict[str, Tensor]:
     return {"out": n.data["sum"] + n.data["h"] * share}
+
+
+_isomorphic = Passing(
+    lambda share: (fn.copy_u("h", "m"), fn.sum("m", "sum"), _and_itself(share))
+)
 
 
 class GINConv(nn.Module):
@@ -119,16 +134,14 @@ class GINConv(nn.Module):
     @untraced
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return `net`'s result for x [nodes, width]."""
-        x, dtype = entering(x, self.eps)
-        share, near = wide(self.eps) + 1, sum_rows(g, x, sums)
+        eps = self.eps
+        x, dtype = entering(x, eps)
+        share = wide(eps) + 1
+        near = sum_rows(g, x, sums) if x.is_cpu else None
         if near is not None:
             rows = near + x * share
         else:
-            with g.local_scope():
-                g.ndata["h"] = x
-                reduce = fn.sum("m", "sum")
-                g.update_all(fn.copy_u("h", "m"), reduce, _and_itself(share))
-                rows = g.ndata["out"]
+            rows = _isomorphic(g, {"h": x}, NO_ROWS, share)
         out: Tensor = self.net(rows.to(dtype))
         return out
 
@@ -137,6 +150,13 @@ class GINConv(nn.Module):
 def _attend(e: EdgeBatch, slope: float) -> dict[str, Tensor]:
     score = F.leaky_relu(e.src["left"] + e.dst["right"], slope)
     return {"m": e.softmax(score) * e.src["h"]}
+
+
+@lru_cache(maxsize=64)
+def attending(slope: float) -> Passing:
+    """Neighbours' rows "h" times their attention, of the scores "left" of sources and
+    "right" of destinations."""
+    return Passing(lambda: (_attend(slope), fn.sum("m", "out"), None))
 
 
 class GATConv(nn.Module):
@@ -168,11 +188,9 @@ class GATConv(nn.Module):
         h = self.lin(x) if plain else F.linear(x, whole)
         h = h.unflatten(1, (self.heads, -1))
         left, right = self._scores(x, h, whole)
-        with g.local_scope():
-            rows = g.ndata
-            rows["h"], rows["left"], rows["right"] = h, left, right
-            g.update_all(_attend(self.slope), fn.sum("m", "out"))
-            return (rows["out"].flatten(1) + wide(self.bias)).to(dtype)
+        rows = {"h": h, "left": left, "right": right}
+        near = attending(self.slope)(g, rows)
+        return (near.flatten(1) + wide(self.bias)).to(dtype)
 
     def _scores(self, x: Tensor, h: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return what sources and destinations add to scores: [nodes, heads, 1]."""

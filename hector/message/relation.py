@@ -11,7 +11,14 @@ The side with fewer rows is padded, and results are cut to the destinations.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial, reduce
@@ -43,7 +50,14 @@ from hector.message.functions import (
     copy_e,
     pure,
 )
-from hector.message.programs import SHARED, Facts, Known, Programs
+from hector.message.programs import (
+    SHARED,
+    CompiledPass,
+    Facts,
+    Known,
+    PassProgram,
+    Programs,
+)
 from hector.message.sums import plain_sum
 from hector.message.traced import (
     FUSED,
@@ -65,6 +79,7 @@ Reduce = ReduceFunction | Callable[[NodeBatch], Mapping[str, Any]]
 Apply = Callable[[NodeBatch], Mapping[str, Any]]
 
 T = TypeVar("T")
+TraceCall = Callable[[Trace], dict[str, Rows]]
 
 
 class Relation:
@@ -573,10 +588,58 @@ class Relation:
     def _pure(
         self,
         parts: tuple[Message | Reduce | Apply | None, ...],
-        call: Callable[[Trace], dict[str, Rows]],
+        call: TraceCall,
     ) -> dict[str, Tensor]:
         """Return the results of `call`, made of `parts` that were declared pure: they
         are traced once for features of a shape."""
+        known, tensors = self._known(parts, call)
+        self.counts["compiled"] += 1
+        made = self.programs.made(known.key, self._building(call))
+        structure = self.structure  # first: rows are sorted as edges are now
+        found = made.compiled(structure, self._inputs(made, known, tensors))
+        return dict(zip(known.names, found, strict=True))
+
+    def program(
+        self, parts: tuple[Message, Reduce, Apply | None]
+    ) -> tuple[PassProgram, list[Tensor]]:
+        """Return the program of `update_all` of functions that were declared pure, and
+        its inputs now.
+
+        Raises one of TRACE_ERRORS where messages are to be in memory.
+        """
+        call: TraceCall = lambda t: self._whole(t, *parts)  # noqa: E731
+        known, tensors = self._known(parts, call)
+        made = self.programs.made(known.key, self._building(call))
+        names = [(s[0], s if s[0] == "t" else s[2:]) for s in made.sources]
+        self.now()  # first: see `_pure`
+        inputs = self._inputs(made, known, tensors)
+        return PassProgram(made.compiled, names, known.captured), inputs
+
+    def _building(self, call: TraceCall) -> Callable[[], tuple[Trace, Sequence[Sym]]]:
+        def build() -> tuple[Trace, list[Sym]]:
+            again, made = self._traced(call)
+            return again, [r.sym for r in made.values()]
+
+        return build
+
+    def _inputs(
+        self, made: CompiledPass, known: Known, tensors: Sequence[Tensor]
+    ) -> list[Tensor]:
+        found = []
+        for name in made.sources:
+            if name in known.captured:
+                place, dropped = known.captured[name]
+                found.append(_without(tensors[place], dropped))
+            else:
+                found.append(self._tensor(name))
+        return found
+
+    def _known(
+        self,
+        parts: tuple[Message | Reduce | Apply | None, ...],
+        call: TraceCall,
+    ) -> tuple[Known, list[Tensor]]:
+        """Return the trace of pure functions, and the tensors that they read."""
         tensors: list[Tensor] = []
         facts: list[Hashable] = [self.two_sided]
         for p in parts:
@@ -611,20 +674,7 @@ class Relation:
             )
             traces.append(known)
             del traces[:-MAX_TRACES]
-
-        def tensor(name: str) -> Tensor:
-            if name not in known.captured:
-                return self._tensor(name)
-            place, dropped = known.captured[name]
-            return _without(tensors[place], dropped)
-
-        def build() -> tuple[Trace, list[Sym]]:
-            again, made = self._traced(call)
-            return again, [r.sym for r in made.values()]
-
-        self.counts["compiled"] += 1
-        found = self.programs.run(self.structure, known.key, build, tensor)
-        return dict(zip(known.names, found, strict=True))
+        return known, tensors
 
     def _reads_alike(self, known: Known) -> bool:
         """Whether features have the shapes that a trace was made for."""

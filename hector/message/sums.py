@@ -17,7 +17,6 @@ from hector.message.functions import (
     ReduceFunction,
     Reducer,
     Side,
-    copy_u,
 )
 from hector.message.programs import SHARED
 from hector.runtime.again import alive, plain_apply, transformed
@@ -128,16 +127,3 @@ def plain_sum(
         return None
     way = way_of(reduce, r.srcdata[name])
     return None if way is None else sum_rows(r, r.srcdata[name], way)
-
-
-def neighbours(r: Any, rows: Tensor, reduce: ReduceFunction) -> Tensor:
-    """Return the rows of neighbours, reduced; no feature is set."""
-    way = way_of(reduce, rows)
-    found = None if way is None else sum_rows(r, rows, way)
-    if found is not None:
-        return found
-    with r.local_scope():
-        r.srcdata["h"] = rows
-        r.update_all(copy_u("h", reduce.message), reduce)
-        reduced: Tensor = r.dstdata[reduce.out]
-        return reduced
