@@ -39,15 +39,23 @@ def wide(t: Tensor) -> Tensor:
 
 def entering(x: Tensor, parameter: Tensor) -> tuple[Tensor, torch.dtype]:
     """The rows of a layer as it computes with them, and the dtype of its results."""
-    x = features("x", x, parameter.dtype)
-    return wide(x), x.dtype
+    dtype = x.dtype
+    if not dtype.is_floating_point:
+        x = features("x", x, parameter.dtype)
+        dtype = x.dtype
+    return (wide(x) if dtype in HALF else x), dtype
 
 
 def linear(module: nn.Module, x: Tensor) -> Tensor:
     """`module(x)`; a plain `nn.Linear` in half precision is computed wide."""
     if type(module) is nn.Linear and x.dtype not in HALF:
-        bias = None if module.bias is None else wide(module.bias)
-        return functional.linear(x, wide(module.weight), bias)
+        weight: Tensor = module.weight
+        bias: Tensor | None = module.bias
+        if weight.dtype in HALF:
+            weight = wide(weight)
+        if bias is not None and bias.dtype in HALF:
+            bias = wide(bias)
+        return functional.linear(x, weight, bias)
     out: Tensor = module(x)
     return out
 

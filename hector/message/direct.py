@@ -20,7 +20,7 @@ from hector.message.functions import PureCall, ReduceFunction, copy_u
 from hector.message.relation import Apply, Message, Relation
 from hector.message.sums import sum_rows, way_of
 from hector.message.traced import TRACE_ERRORS
-from hector.runtime.ahead import arch
+from hector.runtime.ahead import arch, target_now
 from hector.runtime.executable import Executable
 
 Parts = tuple[Message, ReduceFunction, Apply | None]
@@ -71,7 +71,8 @@ class Passing:
         given = (*sources.values(), *ends.values(), *tensors)
         facts = [(t.dtype, t.shape, t.requires_grad, t.device) for t in given]
         known = r.now().ready
-        key = (self, torch.is_grad_enabled(), arch(), *facts)
+        ahead = None if target_now() is None else arch()
+        key = (self, torch.is_grad_enabled(), ahead, *facts)
         ready: _Ready | None = known.get(key)
         if ready is None or MASK in r.edata:
             return self._first(r, sources, ends, tensors, key)

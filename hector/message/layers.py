@@ -98,10 +98,11 @@ class SAGEConv(nn.Module):
     @untraced
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return [nodes, out_channels] for x [nodes, in_channels]."""
-        x, dtype = entering(x, self.lin_l.weight)
+        lin = self.lin_l
+        x, dtype = entering(x, lin.weight)
         alike = self.reducer in ("sum", "mean")
-        first = alike and self.lin_l.in_features > self.lin_l.out_features
-        rows = F.linear(x, wide(self.lin_l.weight)) if first else x
+        first = alike and lin.in_features > lin.out_features
+        rows = F.linear(x, wide(lin.weight)) if first else x
         if self.lstm is not None:
             with g.local_scope():
                 g.ndata["h"] = rows
@@ -109,7 +110,7 @@ class SAGEConv(nn.Module):
                 near = g.ndata["near"]
         else:
             near = neighbours(g, rows, getattr(fn, self.reducer))
-        near = near + wide(self.lin_l.bias) if first else linear(self.lin_l, near)
+        near = near + wide(lin.bias) if first else linear(lin, near)
         return torch.addmm(near, x, wide(self.lin_r.weight).t()).to(dtype)
 
 
@@ -181,28 +182,33 @@ class GATConv(nn.Module):
     @untraced
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return [nodes, heads * out_channels] for x [nodes, in_channels]."""
-        x, dtype = entering(x, self.bias)
-        whole = wide(self.lin.weight)
+        bias, lin = self.bias, self.lin
+        x, dtype = entering(x, bias)
+        weight = lin.weight
+        whole = wide(weight)
         # Converted once: its gradient is then rounded once.
-        plain = whole is self.lin.weight
-        h = self.lin(x) if plain else F.linear(x, whole)
-        h = h.unflatten(1, (self.heads, -1))
+        h = lin(x) if whole is weight else F.linear(x, whole)
+        h = h.view(h.shape[0], self.heads, h.shape[1] // self.heads)
         left, right = self._scores(x, h, whole)
         rows = {"h": h, "left": left, "right": right}
         near = attending(self.slope)(g, rows)
-        return (near.flatten(1) + wide(self.bias)).to(dtype)
+        return (near.flatten(1) + wide(bias)).to(dtype)
 
     def _scores(self, x: Tensor, h: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return what sources and destinations add to scores: [nodes, heads, 1]."""
-        sides = [wide(a) for a in (self.att_src, self.att_dst)]
-        if not x.is_cuda and len(x) <= 4 * x.shape[1]:
-            left, right = ((h * a).sum(-1, keepdim=True) for a in sides)
-            return left, right
-        # Linear in x: two columns a head, not two passes over its rows. No batched
-        # product: on a CPU it takes longer than all else of a small graph.
-        heads = weight.view(self.heads, -1, x.shape[1])
-        score = F.linear(x, (heads * torch.cat(sides)[..., None]).sum(2).flatten(0, 1))
-        left, right = score.view(len(x), 2, self.heads, 1).unbind(1)
+        src, dst = wide(self.att_src), wide(self.att_dst)
+        count, width = x.shape
+        if x.is_cpu and count <= 4 * width:
+            return (h * src).sum(-1, keepdim=True), (h * dst).sum(-1, keepdim=True)
+        # Linear in x: two columns a head, not two passes over its rows.
+        heads, sides = weight.view(self.heads, -1, width), torch.cat((src, dst))
+        if x.is_cpu:
+            # A batched product takes longer than all else of a small graph.
+            columns = (heads * sides[..., None]).sum(2)
+        else:
+            columns = torch.matmul(sides.transpose(0, 1), heads).transpose(0, 1)
+        score = F.linear(x, columns.reshape(-1, width))
+        left, right = score.view(count, 2, self.heads, 1).unbind(1)
         return left, right
 
 

@@ -19,7 +19,7 @@ from hector.message.functions import (
     Side,
 )
 from hector.message.programs import SHARED
-from hector.runtime.again import alive, plain_apply, transformed
+from hector.runtime.again import alive, in_transform, plain_apply
 from hector.runtime.bags import Bags, Edges
 from hector.runtime.executable import graph_arrays
 
@@ -100,7 +100,7 @@ def sum_rows(r: Any, rows: Tensor, make: Callable[[Any], RowSums]) -> Tensor | N
         or not r.num_edges()
         or not rows.shape[1]
         or MASK in r.edata
-        or transformed()
+        or in_transform() is not None
     ):
         return None
     r.srcdata.check("rows", rows)

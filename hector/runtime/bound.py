@@ -37,6 +37,15 @@ Make = Callable[..., Call]
 """A `Call` of what is the same in every call."""
 
 
+def current_stream_of(device: torch.device) -> Callable[[int], int]:
+    """What gives the current stream for a device's index, as Triton's own launches ask
+    for it."""
+    if device.type != "cuda":
+        return lambda _: 0
+    ask: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+    return ask
+
+
 def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return -(-prod(shape) * dtype.itemsize // PLACE_BYTES) * PLACE_BYTES
 
@@ -224,8 +233,7 @@ class BoundPlan:
     def _write_stream(self, w: _Writer) -> str:
         if self.device.type != "cuda":
             return "None"
-        # As Triton's own launches ask for it.
-        ask = w.constant(torch._C._cuda_getCurrentRawStream)
+        ask = w.constant(current_stream_of(self.device))
         w.lines.append(f"stream = {ask}({w.constant(self.device.index)})")
         return "stream"
 

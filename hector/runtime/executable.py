@@ -41,9 +41,9 @@ from hector.precision import computed
 from hector.runtime.again import (
     alive,
     in_pytorch,
+    in_transform,
     inputs_of,
     plain_apply,
-    transformed,
 )
 from hector.runtime.ahead import arch, compiles
 from hector.runtime.bound import Call
@@ -137,6 +137,7 @@ class _Runner:
         ends: "_Ends",
     ) -> None:
         self.plan, self.ends = plan, ends
+        self._rows = arrays.rows
         self._reference: Reference | None = None
         self._call: Call | None = None
         device = arrays.graph.device
@@ -157,6 +158,9 @@ class _Runner:
             self._reference = reference_of(arrays, common)
             self._asked = [results.dtypes.get(stored(n), common) for n in ends.wanted]
         self.on_device = self._reference is None
+        self.views = not self.on_device
+        """Whether values are read as rows of (heads, width): kernels see memory
+        alone."""
 
     def type_of(self, node: Node) -> torch.dtype:
         """The dtype of a value that the plan stores."""
@@ -167,6 +171,14 @@ class _Runner:
         """Launches whose kernels are to be compiled for inputs of these dtypes."""
         found: list[Any] = self._device.to_compile(dtypes)
         return found
+
+    def taken(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Tensors as `run` reads them."""
+        tensors = [t.contiguous() for t in tensors]
+        if not self.views:
+            return tensors
+        pairs = zip(self.ends.given, tensors, strict=True)
+        return [t.view(self._rows(n.domain), *n.shape) for n, t in pairs]
 
     def run(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Values of what is wanted, memory in whatever shape and dtype it was asked
@@ -378,18 +390,13 @@ class Executable:
         if torch.is_autocast_enabled(kind):
             # It would give PyTorch's part of a program other dtypes than the kernels'.
             with torch.autocast(kind, enabled=False):
-                return self._called(tensors, known)
-        return self._called(tensors, known)
-
-    def _called(
-        self, tensors: Sequence[Tensor], known: Sequence[Tensor]
-    ) -> tuple[Tensor, ...]:
+                return self(tensors, known)
         for t, dtype in zip(tensors, self._dtypes, strict=True):
             if t.dtype is not dtype:
                 both = zip(tensors, self._dtypes, strict=True)
                 tensors = [t if t.dtype is d else t.to(d) for t, d in both]
                 break
-        if transformed():
+        if in_transform() is not None:
             common = computed(reduce(torch.promote_types, self._dtypes, self.feature))
             given = zip(self.inputs, tensors, strict=True)
             reference = Reference(self._whole, common)
@@ -403,13 +410,14 @@ class Executable:
         self, tensors: Sequence[Tensor], known: Sequence[Tensor]
     ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
         """Outputs, and what is saved for backward."""
-        graph = self.arrays.graph
+        graph, runner = self.arrays.graph, self._forward
         graph.check_unchanged()
         watch = graph.state.watch
-        if watch is not None:
+        if watch is not None and watch.is_late:
             watch.raise_if_known()
-        runner = self._forward
-        given = self._taken(runner, (*tensors, *known))
+        given: Sequence[Tensor] = (*tensors, *known)
+        if runner.views or not all(map(_is_contiguous, given)):
+            given = runner.taken(given)
         found = runner.run(given)
         outputs = list(found[: len(self.results)])
         if not runner.on_device:
@@ -434,18 +442,22 @@ class Executable:
         """Gradients of the inputs, None where none is wanted; `kept`: what `forward`
         saved."""
         watch = self.arrays.graph.state.watch
-        if watch is not None:
+        if watch is not None and watch.is_late:
             watch.raise_if_known()
+        there: Sequence[Tensor]
         for i in self._key.wanted:
             if not needed[i]:
                 way = self._part(*self._asked(grads, needed))
                 there = (*kept, *(g for g in grads if g is not None))
                 break
         else:
-            way = self._backward
-            given = [self._zeros(i) if g is None else g for i, g in enumerate(grads)]
-            there = (*kept[: len(self.saved)], *given)
-        found = way.runner.run(self._taken(way.runner, there))
+            way, there = self._backward, kept[: len(self.saved)]
+            for i, g in enumerate(grads):
+                there = (*there, self._zeros(i) if g is None else g)
+        runner = way.runner
+        if runner.views or not all(map(_is_contiguous, there)):
+            there = runner.taken(there)
+        found = runner.run(there)
         made: list[Tensor | None] = [None] * len(self._dtypes)
         for i, place in way.of:
             t = found[place]
@@ -505,19 +517,6 @@ class Executable:
         made = self._again[whole](tensors, [values[n] for n in known])
         found = dict(zip(gradients.of, made, strict=True))
         return [found.get(n) for n in self.inputs]
-
-    def _taken(self, runner: _Runner, tensors: tuple[Tensor, ...]) -> Sequence[Tensor]:
-        """Tensors as a plan reads them: kernels see memory alone, PyTorch rows of
-        (heads, width)."""
-        if not runner.on_device:
-            return [
-                t.contiguous().view(self.arrays.rows(n.domain), *n.shape)
-                for n, t in zip(runner.ends.given, tensors, strict=True)
-            ]
-        for t in tensors:
-            if not t.is_contiguous():
-                return [t.contiguous() for t in tensors]
-        return tensors
 
 
 def _picker(places: tuple[int, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
@@ -594,8 +593,8 @@ class _Run(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         outputs, saved = exe.forward(tensors, known)
         ctx.exe = exe
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*saved)
+        # What the methods of these names do.
+        ctx.materialize_grads, ctx.to_save = False, saved
         return tuple(outputs)
 
     @staticmethod
@@ -620,6 +619,7 @@ def _needed(node: Any) -> list[bool]:
 
 
 _executes = torch._C._will_engine_execute_node
+_is_contiguous: Callable[[Tensor], bool] = Tensor.is_contiguous
 _apply = plain_apply(_Run)
 
 
