@@ -20,7 +20,7 @@ class Sent(NamedTuple):
     """What a layer has at both ends of its edges, and how it is sent."""
 
     along: Callable[..., Any]
-    """Make a row a destination of the features of both ends."""
+    """Make a row a destination of (edges, rows of sources, rows of ends)."""
     facts: Hashable
     """What `along` depends on besides; None: it is of one relation alone."""
     sources: dict[str, Tensor]
@@ -28,23 +28,22 @@ class Sent(NamedTuple):
 
     def kind(self) -> Hashable:
         """Equal for what can be sent at once."""
-        sides = (self.sources, self.ends)
-        shapes = (
-            (n, t.dtype, t.device, t.shape[1:]) for s in sides for n, t in s.items()
-        )
+        both = [*self.sources.items(), *self.ends.items()]
+        shapes = [(n, t.dtype, t.device, t.shape[1:]) for n, t in both]
         return self.facts, *shapes
 
 
 def plainly_called(layer: nn.Module) -> bool:
     """Whether to call a module is to run its class's forward, and nothing else."""
-    hooks = (
-        layer._forward_hooks,
-        layer._forward_pre_hooks,
-        layer._backward_hooks,
-        layer._backward_pre_hooks,
+    return not (
+        layer._forward_hooks
+        or layer._forward_pre_hooks
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
+        or "forward" in layer.__dict__
+        or layer._compiled_call_impl is not None
+        or nn.modules.module._has_any_global_hook()
     )
-    changed = "forward" in vars(layer) or layer._compiled_call_impl is not None
-    return not (any(hooks) or changed or nn.modules.module._has_any_global_hook())
 
 
 def may_join(r: Relation) -> bool:
@@ -57,12 +56,13 @@ def send_along(relations: Sequence[Relation], sent: Sequence[Sent]) -> Sequence[
     """Return a row a destination of each relation, for `sent` of one kind."""
     first = sent[0]
     if len(relations) == 1:
-        return [_sent(relations[0], first, first.sources, first.ends)]
+        return [first.along(relations[0], first.sources, first.ends)]
     for r, s in zip(relations, sent, strict=True):
         # In a row only their total is known.
         for frame, rows in ((r.srcdata, s.sources), (r.dstdata, s.ends)):
             for name, t in rows.items():
-                frame.check(name, t)
+                if t.shape[:1] != (frame.num_rows,) or t.device != frame.device:
+                    frame.check(name, t)
     # Relations with one source type and one layer's rows share them.
     numbers: dict[tuple[int, ...], int] = {}
     shared = tuple(
@@ -76,15 +76,23 @@ def send_along(relations: Sequence[Relation], sent: Sequence[Sent]) -> Sequence[
     key = (joined_edges, shared, *edges[1:])
     whole = edges[0].kept(key, lambda: joined_edges(relations, shared))
     sizes = [r.num_dst_nodes() for r in relations]
-    found: Sequence[Any] = _sent(whole, first, sources, ends).split(sizes)
+    found: Sequence[Any] = first.along(whole, sources, ends).split(sizes)
     return found
 
 
-def _sent(r: Relation, s: Sent, sources: Any, ends: Any) -> Any:
-    with r.local_scope():
-        r.srcdata.update(sources)
-        r.dstdata.update(ends)
-        return s.along(r)
+def as_features(
+    call: Callable[..., Any],
+) -> Callable[[Relation, dict[str, Tensor], dict[str, Tensor]], Any]:
+    """Return a `Sent.along` that calls a function of edges which have the rows as
+    features."""
+
+    def along(r: Relation, sources: dict[str, Tensor], ends: dict[str, Tensor]) -> Any:
+        with r.local_scope():
+            r.srcdata.update(sources)
+            r.dstdata.update(ends)
+            return call(r)
+
+    return along
 
 
 def joined_edges(relations: Sequence[Relation], shared: Sequence[int]) -> Relation:

@@ -15,7 +15,7 @@ last reader: see [Note: lifetimes].
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +48,15 @@ def current_stream_of(device: torch.device) -> Callable[[int], int]:
 
 def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     return -(-prod(shape) * dtype.itemsize // PLACE_BYTES) * PLACE_BYTES
+
+
+class Viewed(NamedTuple):
+    """A value that is another one's memory in another shape."""
+
+    of: Node
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    """None: the other one's."""
 
 
 class TableLayout:
@@ -109,9 +118,11 @@ class BoundPlan:
         run_torch: RunTorch,
         kept: Mapping[Node, Tensor],
         layout: TableLayout | None = None,
+        view_of: Callable[[Node], Viewed | None] = lambda _: None,
     ) -> None:
-        """`layout`: that of the program, if it has other plans."""
-        self.device, self.run_torch = device, run_torch
+        """`layout`: that of the program, if it has other plans; `view_of`: which
+        operations of PyTorch are views."""
+        self.device, self.run_torch, self._view_of = device, run_torch, view_of
         self.kept = dict(kept)
         """Values that depend on the graph alone: the same in every call."""
         self._layout = TableLayout() if layout is None else layout
@@ -202,10 +213,8 @@ class BoundPlan:
                 if isinstance(item, Launch):
                     w.lines.append(self._launch(w, item, stream))
                     continue
-                reads = {n: tensors[n] for n in item.reads if n in tensors}
+                made = self._torch(w, item, tensors, torch_op)
                 name = tensors[item.node] = w.value(item.node)
-                operands = ", ".join(f"{w.constant(n)}: {t}" for n, t in reads.items())
-                made = f"{torch_op}({w.constant(item.node)}, {{{operands}}})"
                 w.lines.append(f"{name} = {made}")
                 w.lines.append(f"{w.address(item.node)} = {name}.data_ptr()")
             for key in step.dead:
@@ -214,6 +223,18 @@ class BoundPlan:
                     w.lines.append(f"del {name}")
         results = "".join(f"{_memory(tensors, n)}, " for n in wanted)
         w.lines.append(f"return ({results})")
+
+    def _torch(
+        self, w: _Writer, item: TorchOp, tensors: Mapping[Key, str], run: str
+    ) -> str:
+        """What PyTorch computes: a view is taken as it is."""
+        view = self._view_of(item.node)
+        if view is not None and view.of in tensors:
+            dtype = "" if view.dtype is None else f".to({w.constant(view.dtype)})"
+            return f"{tensors[view.of]}.view({w.constant(view.shape)}){dtype}"
+        reads = {n: tensors[n] for n in item.reads if n in tensors}
+        operands = ", ".join(f"{w.constant(n)}: {t}" for n, t in reads.items())
+        return f"{run}({w.constant(item.node)}, {{{operands}}})"
 
     def _write_arguments(self, w: _Writer, tensors: Mapping[Key, str]) -> None:
         read = dict.fromkeys(self._reads())
