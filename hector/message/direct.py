@@ -25,8 +25,6 @@ from hector.runtime.executable import Executable
 
 Parts = tuple[Message, ReduceFunction, Apply | None]
 """Of `update_all`: built-in functions and pure ones."""
-MAX_READY = 64
-"""Calls that are kept next to the edges of a graph."""
 NO_ROWS: Mapping[str, Tensor] = {}
 
 
@@ -102,11 +100,8 @@ class Passing:
             if MASK not in r.edata:
                 names = (sources, ends, made)
                 ready = self._ready(r, parts, names, tensors)
-                known = r.now().ready
                 if ready is not None:
-                    if len(known) >= MAX_READY:
-                        known.clear()
-                    known[key] = ready
+                    r.now().keep_ready(key, ready)
             r.update_all(*parts)
             return r.dstdata["out"]
 

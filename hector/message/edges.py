@@ -13,6 +13,9 @@ from hector.kept import kept, lasting
 from hector.message.eager import Groups, levels_of
 from hector.runtime.watch import Watch, watch
 
+MAX_READY = 64
+"""Calls that are kept next to the edges of a graph."""
+
 
 class Edges:
     """Hold sources and destinations, and what was made of them.
@@ -45,6 +48,13 @@ class Edges:
         self._kept: dict[Any, Any] = {}
         self.ready: dict[object, Any] = {}
         """See [Note: found by shapes] in message/direct.py."""
+
+    def keep_ready(self, key: object, call: Any) -> Any:
+        """Return a call, kept in `ready` with at most `MAX_READY`."""
+        if len(self.ready) >= MAX_READY:
+            self.ready.clear()
+        self.ready[key] = call
+        return call
 
     def unchanged(self) -> bool:
         """Whether the caller's tensors are as they were."""

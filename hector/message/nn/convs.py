@@ -55,6 +55,7 @@ class ExpectsEdges(nn.Module):
         self.allow_zero_in_degree = set_value
 
 
+@cache
 def weighed(name: str, rows: str = "h") -> fn.MessageFunction:
     """Return the source's row times an edge feature."""
     sides = (fn.Side.SOURCE, rows), (fn.Side.EDGE, name)

@@ -129,7 +129,7 @@ def test_second_derivatives_of_a_known_call() -> None:
 
 
 def test_no_more_calls_are_kept_than_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "MAX_READY", 3)
+    monkeypatch.setattr("hector.message.edges.MAX_READY", 3)
     g = graph_of(4)
     for width in range(1, 9):
         rows = torch.randn(N, width)
