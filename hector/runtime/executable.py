@@ -137,7 +137,7 @@ class _Runner:
         ends: "_Ends",
     ) -> None:
         self.plan, self.ends = plan, ends
-        self._rows = arrays.rows
+        self._shapes = [(arrays.rows(n.domain), *n.shape) for n in ends.given]
         self._reference: Reference | None = None
         self._call: Call | None = None
         device = arrays.graph.device
@@ -174,11 +174,11 @@ class _Runner:
 
     def taken(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Tensors as `run` reads them."""
-        tensors = [t.contiguous() for t in tensors]
-        if not self.views:
-            return tensors
-        pairs = zip(self.ends.given, tensors, strict=True)
-        return [t.view(self._rows(n.domain), *n.shape) for n, t in pairs]
+        found = []
+        for t, shape in zip(tensors, self._shapes, strict=True):
+            t = t if t.is_contiguous() else t.contiguous()
+            found.append(t.view(shape) if self.views and t.shape != shape else t)
+        return found
 
     def run(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Values of what is wanted, memory in whatever shape and dtype it was asked
@@ -192,12 +192,14 @@ class _Runner:
                 if found is not None:
                     return found
             return self._first(tensors)
-        common = self._common
-        shaped = zip(self.ends.given, tensors, strict=True)
-        given = {n: t if t.dtype is common else t.to(common) for n, t in shaped}
-        wanted, kept = self.ends.wanted, self.ends.kept
-        values = self._reference.run((*wanted, *kept), given)
-        made = [values[n].to(d) for n, d in zip(wanted, self._asked, strict=True)]
+        common, ends = self._common, self.ends
+        given = dict(zip(ends.given, tensors, strict=True))
+        for n, t in given.items():
+            if t.dtype is not common:
+                given[n] = t.to(common)
+        kept = ends.kept
+        values = self._reference.run((*ends.wanted, *kept), given)
+        made = [values[n].to(d) for n, d in zip(ends.wanted, self._asked, strict=True)]
         return [*made, *map(values.__getitem__, kept)]
 
     def _first(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
