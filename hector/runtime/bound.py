@@ -14,6 +14,8 @@ last reader: see [Note: lifetimes].
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
 
@@ -33,8 +35,6 @@ RunTorch = Callable[[Node, Mapping[Any, Tensor]], Tensor]
 Call = Callable[..., tuple[Tensor, ...] | None]
 """The wanted values of a plan for tensors; None, and nothing was launched, if an
 address is not what the kernels were made for."""
-Make = Callable[..., Call]
-"""A `Call` of what is the same in every call."""
 
 
 def current_stream_of(device: torch.device) -> Callable[[int], int]:
@@ -64,11 +64,23 @@ class TableLayout:
 
     def __init__(self) -> None:
         self._numbers: dict[Key, int] = {}
-        self.made: dict[object, Make] = {}
+        self.written: dict[object, _Written] = {}
 
     def number(self, key: Key) -> int:
         """The number of a value, in its names."""
         return self._numbers.setdefault(key, len(self._numbers))
+
+
+Read = Callable[["BoundPlan"], tuple[Any, ...]]
+"""What is the same in every call of a plan."""
+
+
+class _Written(NamedTuple):
+    """A function without a graph."""
+
+    make: Callable[..., Call]
+    """The function for what `reads` give of a plan."""
+    reads: tuple[Read, ...]
 
 
 class _Writer:
@@ -76,13 +88,25 @@ class _Writer:
 
     def __init__(self, layout: TableLayout) -> None:
         self.lines: list[str] = []
-        self.fixed: list[Any] = []
         self._number = layout.number
+        self._unpacked: list[str] = []
+        self._reads: list[Read] = []
+        self._space: dict[str, Any] = {}
 
     def constant(self, value: Any) -> str:
-        """The name of what is the same in every call."""
-        self.fixed.append(value)
-        return f"c{len(self.fixed) - 1}"
+        """The name of what is the same on all graphs."""
+        name = f"k{len(self._space)}"
+        self._space[name] = value
+        return name
+
+    def fixed(self, read: Read, count: int) -> list[str]:
+        """The names of `count` values that are the same in every call of a plan."""
+        place = len(self._reads)
+        names = [f"c{place}_{i}" for i in range(count)]
+        if names:
+            self._reads.append(read)
+            self._unpacked.append(f"{', '.join(names)}, = c{place}")
+        return names
 
     def value(self, key: Key) -> str:
         """The name of a value's tensor."""
@@ -92,20 +116,16 @@ class _Writer:
         """The name of a value's address."""
         return f"p{self._number(key)}"
 
-    def made(self, given: Sequence[str]) -> Make:
-        """What makes the function of arguments with these names."""
-        names = ", ".join(f"c{i}" for i in range(len(self.fixed)))
-        body = "\n        ".join(self.lines)
-        text = (
-            f"def make({names}):\n"
-            f"    def run({', '.join(given)}):\n"
-            f"        {body}\n"
-            f"    return run\n"
-        )
-        space: dict[str, Any] = {}
-        exec(compile(text, "<bound plan>", "exec"), space)
-        made: Make = space["make"]
-        return made
+    def written(self, given: Sequence[str]) -> _Written:
+        """The function of arguments with these names."""
+        arguments = ", ".join(f"c{i}" for i in range(len(self._reads)))
+        text = [f"def make({arguments}):"]
+        text += [f"    {line}" for line in self._unpacked]
+        text += [f"    def run({', '.join(given)}):"]
+        text += [f"        {line}" for line in self.lines]
+        text += ["    return run"]
+        exec(compile("\n".join(text), "<bound plan>", "exec"), self._space)
+        return _Written(self._space["make"], tuple(self._reads))
 
 
 class BoundPlan:
@@ -122,7 +142,7 @@ class BoundPlan:
     ) -> None:
         """`layout`: that of the program, if it has other plans; `view_of`: which
         operations of PyTorch are views."""
-        self.device, self.run_torch, self._view_of = device, run_torch, view_of
+        self.device, self.run_torch, self.view_of = device, run_torch, view_of
         self.kept = dict(kept)
         """Values that depend on the graph alone: the same in every call."""
         self._layout = TableLayout() if layout is None else layout
@@ -179,41 +199,44 @@ class BoundPlan:
         )
         # Templates and nodes live as long as the program, and so do their functions.
         key = (given, wanted, templates, tuple(self.kept), bool(self._shared))
-        writer = _Writer(self._layout)
-        self._write(writer, given, wanted)
-        made = self._layout.made.get(key)
-        if made is None:
+        written = self._layout.written.get(key)
+        if written is None:
+            writer = _Writer(self._layout)
+            self._write(writer, given, wanted)
             arguments = [f"a{i}" for i in range(len(given))]
-            made = self._layout.made[key] = writer.made(arguments)
-        return made(*writer.fixed)
+            written = self._layout.written[key] = writer.written(arguments)
+        return written.make(*[read(self) for read in written.reads])
 
     def _write(
         self, w: _Writer, given: tuple[Node, ...], wanted: tuple[Node, ...]
     ) -> None:
         tensors: dict[Key, str] = {n: f"a{i}" for i, n in enumerate(given)}
         self._write_arguments(w, tensors)
-        for node, value in self.kept.items():
-            tensors[node] = w.constant(value)
-            w.lines.append(f"{w.address(node)} = {w.constant(value.data_ptr())}")
+        kept = w.fixed(lambda plan: tuple(plan.kept.values()), len(self.kept))
+        places = w.fixed(_places_of_kept, len(self.kept))
+        for node, name, place in zip(self.kept, kept, places, strict=True):
+            tensors[node] = name
+            w.lines.append(f"{w.address(node)} = {place}")
         empty, device = w.constant(torch.empty), w.constant(self.device)
         stream = self._write_stream(w)
         self._write_shared(w, empty, device)
-        torch_op = w.constant(self.run_torch)
-        for step in self.steps:
-            for key, shape, dtype in step.makes:
+        (run,) = w.fixed(lambda plan: (plan.run_torch,), 1)
+        for i, step in enumerate(self.steps):
+            shapes = w.fixed(partial(_shapes_of, step=i), len(step.makes))
+            for (key, _, dtype), size in zip(step.makes, shapes, strict=True):
                 if key in self._shared:
                     continue
                 name = tensors[key] = w.value(key)
-                size, kind = w.constant(shape), w.constant(dtype)
+                kind = w.constant(dtype)
                 w.lines.append(
                     f"{name} = {empty}({size}, dtype={kind}, device={device})"
                 )
                 w.lines.append(f"{w.address(key)} = {name}.data_ptr()")
-            for item in step.work:
+            for j, item in enumerate(step.work):
                 if isinstance(item, Launch):
-                    w.lines.append(self._launch(w, item, stream))
+                    w.lines.append(self._launch(w, item, stream, (i, j)))
                     continue
-                made = self._torch(w, item, tensors, torch_op)
+                made = self._torch(w, item, tensors, run)
                 name = tensors[item.node] = w.value(item.node)
                 w.lines.append(f"{name} = {made}")
                 w.lines.append(f"{w.address(item.node)} = {name}.data_ptr()")
@@ -228,13 +251,15 @@ class BoundPlan:
         self, w: _Writer, item: TorchOp, tensors: Mapping[Key, str], run: str
     ) -> str:
         """What PyTorch computes: a view is taken as it is."""
-        view = self._view_of(item.node)
+        node = item.node
+        view = self.view_of(node)
         if view is not None and view.of in tensors:
             dtype = "" if view.dtype is None else f".to({w.constant(view.dtype)})"
-            return f"{tensors[view.of]}.view({w.constant(view.shape)}){dtype}"
+            (shape,) = w.fixed(partial(_shape_of_view, node=node), 1)
+            return f"{tensors[view.of]}.view({shape}){dtype}"
         reads = {n: tensors[n] for n in item.reads if n in tensors}
         operands = ", ".join(f"{w.constant(n)}: {t}" for n, t in reads.items())
-        return f"{run}({w.constant(item.node)}, {{{operands}}})"
+        return f"{run}({w.constant(node)}, {{{operands}}})"
 
     def _write_arguments(self, w: _Writer, tensors: Mapping[Key, str]) -> None:
         read = dict.fromkeys(self._reads())
@@ -261,30 +286,57 @@ class BoundPlan:
     def _write_shared(self, w: _Writer, empty: str, device: str) -> None:
         if not self._shared:
             return
-        size, kind = w.constant(self.shared_bytes), w.constant(torch.uint8)
+        size, *offsets = w.fixed(BoundPlan._shared_places, 1 + len(self._shared))
+        kind = w.constant(torch.uint8)
         # The stream orders this memory's next use after the kernels.
         w.lines.append(f"memory = {empty}({size}, dtype={kind}, device={device})")
         w.lines.append("base = memory.data_ptr()")
-        offset = 0
-        for key, num_bytes in self._shared.items():
-            w.lines.append(f"{w.address(key)} = base + {w.constant(offset)}")
-            offset += num_bytes
+        for key, offset in zip(self._shared, offsets, strict=True):
+            w.lines.append(f"{w.address(key)} = base + {offset}")
 
-    def _launch(self, w: _Writer, launch: Launch, stream: str) -> str:
+    def _shared_places(self) -> tuple[int, ...]:
+        """Bytes of the shared memory, and where each value begins."""
+        return (self.shared_bytes, *accumulate((0, *self._shared.values())))[:-1]
+
+    def _launch(
+        self, w: _Writer, launch: Launch, stream: str, place: tuple[int, int]
+    ) -> str:
         """The call of a kernel: after its metadata, what hooks would be told, and the
         hooks."""
-        kernel = launch.compiled
         slots = {p: w.address(n) for p, n in launch.slots}
         slots |= {p: w.address(Partial(n)) for p, n in launch.partials}
-        run = w.constant(kernel.run)
-        grid = [w.constant(size) for size in launch.grid]
-        head = w.constant(kernel.function), w.constant(kernel.packed_metadata)
-        args = [
-            slots[i] if i in slots else w.constant(_passed(value))
-            for i, value in enumerate(launch.args)
-        ]
-        passed = (*grid, stream, *head, "None", "None", "None", *args)
+        left = [i for i in range(len(launch.args)) if i not in slots]
+        read = partial(_values_of, place=place, left=tuple(left))
+        run, x, y, z, *head = w.fixed(read, 6 + len(left))
+        slots |= dict(zip(left, head[2:], strict=True))
+        args = (slots[i] for i in range(len(launch.args)))
+        passed = (x, y, z, stream, *head[:2], "None", "None", "None", *args)
         return f"{run}({', '.join(passed)})"
+
+
+def _places_of_kept(plan: BoundPlan) -> tuple[int, ...]:
+    return tuple([value.data_ptr() for value in plan.kept.values()])
+
+
+def _shapes_of(plan: BoundPlan, step: int) -> tuple[tuple[int, ...], ...]:
+    return tuple([shape for _, shape, _ in plan.steps[step].makes])
+
+
+def _shape_of_view(plan: BoundPlan, node: Node) -> tuple[tuple[int, ...]]:
+    view = plan.view_of(node)
+    if view is None:
+        raise ValueError(f"expected a view, got {node}")
+    return (view.shape,)
+
+
+def _values_of(
+    plan: BoundPlan, place: tuple[int, int], left: tuple[int, ...]
+) -> tuple[Any, ...]:
+    """What a launch passes that is the same in every call."""
+    launch: Any = plan.steps[place[0]].work[place[1]]
+    kernel, args = launch.compiled, launch.args
+    head = (kernel.run, *launch.grid, kernel.function, kernel.packed_metadata)
+    return (*head, *[_passed(args[i]) for i in left])
 
 
 def _passed(value: Any) -> Any:

@@ -205,9 +205,10 @@ class _Runner:
     def _first(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """What `run` returns, where no function for it is at hand."""
         given, wanted = self.ends.given, (*self.ends.wanted, *self.ends.kept)
-        values = self._device.run(dict(zip(given, tensors, strict=True)))
         if self._call is None and self._device.bound is not None:
             self._call = self._device.bound.call(given, wanted)
+            return self.run(tensors)
+        values = self._device.run(dict(zip(given, tensors, strict=True)))
         found: Sequence[Tensor] = self._device.fetch(values, wanted)
         return found
 

@@ -188,4 +188,4 @@ def test_launches_of_one_function_have_places_of_their_own() -> None:
     call((1, 3), (1, 4))
     call((2, 5), (1, 6))
     assert [(args[0], args[-1]) for args in seen] == [(1, 3), (1, 4), (2, 5), (1, 6)]
-    assert len(layout.made) == 1
+    assert len(layout.written) == 1
