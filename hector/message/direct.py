@@ -71,16 +71,19 @@ class Passing:
         known = r.now().ready
         ahead = None if target_now() is None else arch()
         key = (self, torch.is_grad_enabled(), ahead, *facts)
-        ready: _Ready | None = known.get(key)
+        ready: Any = known.get(key)
         if ready is None or MASK in r.edata:
-            return self._first(r, sources, ends, tensors, key)
+            first = self._first(r, sources, ends, tensors)
+            if isinstance(first, Tensor):
+                return first
+            ready = r.now().keep_ready(key, first)
         inputs: Any = ready.pick((*given, *ready.made))
         if ready.changes:
             inputs = list(inputs)
             for i, change in ready.changes:
                 inputs[i] = change(inputs[i])
         r.counts["compiled"] += 1
-        (out,) = ready.executable(inputs)
+        out: Tensor = ready.executable(inputs)[0]
         return out if ready.short is None else out.narrow(0, 0, ready.short)
 
     def _first(
@@ -89,19 +92,18 @@ class Passing:
         sources: Mapping[str, Tensor],
         ends: Mapping[str, Tensor],
         tensors: tuple[Tensor, ...],
-        key: object,
-    ) -> Tensor:
-        """Run as any call of `update_all`, and note its program for the next one."""
+    ) -> "_Ready | Tensor":
+        """Return the program of a call, or the result of one without: on masked edges,
+        or with messages in memory."""
         parts = self._parts(*tensors)
         made = {name: r.derived(make) for name, make in self._made.items()}
         with r.local_scope():
             r.srcdata.update(sources)
             r.dstdata.update({**ends, **made})
             if MASK not in r.edata:
-                names = (sources, ends, made)
-                ready = self._ready(r, parts, names, tensors)
+                ready = self._ready(r, parts, (sources, ends, made), tensors)
                 if ready is not None:
-                    r.now().keep_ready(key, ready)
+                    return ready
             r.update_all(*parts)
             return r.dstdata["out"]
 
