@@ -13,7 +13,7 @@ from hector.message.direct import NO_ROWS, Passing, neighbours
 from hector.message.graph import Graph
 from hector.message.sums import RowSums, sum_rows, sums
 from hector.nn.common import glorot
-from hector.precision import entering, linear, wide
+from hector.precision import entering, is_product, linear, wide
 from hector.tracing import untraced
 
 
@@ -98,11 +98,13 @@ class SAGEConv(nn.Module):
     @untraced
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return [nodes, out_channels] for x [nodes, in_channels]."""
-        lin = self.lin_l
+        lin, own = self.lin_l, self.lin_r
         x, dtype = entering(x, lin.weight)
-        alike = self.reducer in ("sum", "mean")
-        first = alike and lin.in_features > lin.out_features
-        rows = F.linear(x, wide(lin.weight)) if first else x
+        # Another module is called where it stands in the formula.
+        weight: Tensor | None = wide(lin.weight) if is_product(lin) else None
+        first = self.reducer in ("sum", "mean") and weight is not None
+        first = first and lin.in_features > lin.out_features
+        rows = F.linear(x, weight) if first and weight is not None else x
         if self.lstm is not None:
             with g.local_scope():
                 g.ndata["h"] = rows
@@ -110,8 +112,18 @@ class SAGEConv(nn.Module):
                 near = g.ndata["near"]
         else:
             near = neighbours(g, rows, getattr(fn, self.reducer))
-        near = near + wide(lin.bias) if first else linear(lin, near)
-        return torch.addmm(near, x, wide(self.lin_r.weight).t()).to(dtype)
+        if weight is None:
+            near = lin(near)
+        else:
+            bias = None if lin.bias is None else wide(lin.bias)
+            if not first:
+                near = F.linear(near, weight, bias)
+            elif bias is not None:
+                near = near + bias
+        if is_product(own) and own.bias is None:
+            return torch.addmm(near, x, wide(own.weight).t()).to(dtype)
+        out: Tensor = near + own(x)
+        return out.to(dtype)
 
 
 @fn.pure
@@ -184,21 +196,25 @@ class GATConv(nn.Module):
         """Return [nodes, heads * out_channels] for x [nodes, in_channels]."""
         bias, lin = self.bias, self.lin
         x, dtype = entering(x, bias)
-        weight = lin.weight
-        whole = wide(weight)
-        # Converted once: its gradient is then rounded once.
-        h = lin(x) if whole is weight else F.linear(x, whole)
+        weight: Tensor | None = None
+        if is_product(lin) and lin.bias is None:
+            # Converted once: its gradient is then rounded once.
+            weight = wide(lin.weight)
+        h = lin(x) if weight is None else F.linear(x, weight)
         h = h.view(h.shape[0], self.heads, h.shape[1] // self.heads)
-        left, right = self._scores(x, h, whole)
+        left, right = self._scores(x, h, weight)
         rows = {"h": h, "left": left, "right": right}
         near = attending(self.slope)(g, rows)
         return (near.flatten(1) + wide(bias)).to(dtype)
 
-    def _scores(self, x: Tensor, h: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what sources and destinations add to scores: [nodes, heads, 1]."""
+    def _scores(
+        self, x: Tensor, h: Tensor, weight: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return what sources and destinations add to scores: [nodes, heads, 1].
+        `weight`: the matrix of `h`, None where it is more than a product."""
         src, dst = wide(self.att_src), wide(self.att_dst)
         count, width = x.shape
-        if x.is_cpu and count <= 4 * width:
+        if weight is None or (x.is_cpu and count <= 4 * width):
             return (h * src).sum(-1, keepdim=True), (h * dst).sum(-1, keepdim=True)
         # Linear in x: two columns a head, not two passes over its rows.
         heads, sides = weight.view(self.heads, -1, width), torch.cat((src, dst))

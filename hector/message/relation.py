@@ -1137,15 +1137,6 @@ def apply_nodes(frame: Frame, func: Apply, v: Any = None) -> None:
         frame.write(name, ids, value)
 
 
-def edge_softmax(
-    graph: Any, logits: Tensor, eids: Any = None, norm_by: str = "dst"
-) -> Tensor:
-    """Return `Relation.edge_softmax` of the edges of a graph with one type."""
-    relation = graph if isinstance(graph, Relation) else graph[None]
-    found: Tensor = relation.edge_softmax(logits, eids, norm_by)
-    return found
-
-
 def formed(form: str, u: Tensor, v: Tensor, ids: Tensor) -> Any:
     """Return edges as DGL's `form` says: "uv", "eid" or "all"."""
     found = {"uv": (u, v), "eid": ids, "all": (u, v, ids)}

@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from hector.message.nn.convs import GATConv, GraphConv, SAGEConv
+from hector.precision import is_product
 
 
 def sum_of_layers(
@@ -77,14 +78,11 @@ _WAYS: Mapping[type, Callable[..., Tensor | None]] = {
 }
 
 
-def _plain(module: nn.Module, rows: Tensor) -> bool:
-    """Whether a module is a plain `nn.Linear` that computes in the dtype of rows."""
-    if type(module) is not nn.Linear or rows.dtype not in (
-        torch.float32,
-        torch.float64,
-    ):
+def _plain(module: Any, rows: Tensor) -> bool:
+    """Whether a module is a plain product that computes in the dtype of rows."""
+    if not is_product(module) or module.weight.dtype is not rows.dtype:
         return False
-    return module.weight.dtype is rows.dtype
+    return rows.dtype in (torch.float32, torch.float64)
 
 
 def _total(parts: Sequence[Tensor | None]) -> Tensor | None:

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from hector.message.hetero import CROSS, HeteroGraph
-from hector.message.joined import Sent, may_join, plainly_called, send_along
+from hector.message.joined import Sent, may_join, send_along
 from hector.message.nn.added import sum_of_layers
 from hector.message.nn.convs import GATConv, GraphConv, Rows, SAGEConv
 from hector.message.relation import Relation
+from hector.precision import plainly_called
 from hector.tracing import untraced
 
 

@@ -86,6 +86,17 @@ def test_what_changes_between_calls(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", LAYERS)
+def test_a_layer_that_is_trained_after_it_was_frozen(kind: str) -> None:
+    torch.manual_seed(0)
+    g, layer = graph_of(5), LAYERS[kind]().double().requires_grad_(False)
+    x = torch.randn(N, WIDTH, dtype=torch.float64)
+    frozen = layer(g, x)
+    assert not frozen.requires_grad
+    agree(layer.requires_grad_(), g, x)
+    agree(layer, g, x.requires_grad_())
+
+
+@pytest.mark.parametrize("kind", LAYERS)
 def test_masks_and_modes_after_a_known_call(kind: str) -> None:
     torch.manual_seed(0)
     g, layer = graph_of(1), LAYERS[kind]().double()
