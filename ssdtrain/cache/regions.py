@@ -17,7 +17,8 @@ from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from ssdtrain.cache.course import OUTSIDE_PLAN
-from ssdtrain.cache.digest import Digests
+from ssdtrain.cache.digest import Digests, word_bytes
+from ssdtrain.cache.identity import is_plain
 from ssdtrain.cache.living import Living
 from ssdtrain.cache.quiet import Around, ForwardHooks
 from ssdtrain.cache.record import Lane
@@ -80,6 +81,18 @@ class Regions:
         if self._digests is None:
             self._digests = Digests(self.cache.device.torch_device)
         return self._digests
+
+    def digest(self, tensor: Tensor) -> Tensor | None:
+        """Of a tensor's bytes, on its device; None: it is none of bytes there."""
+        if not is_plain(tensor) or tensor.device != self.cache.device.torch_device:
+            return None
+        return self.digests.of(tensor.detach(), word_bytes(tensor))
+
+    def updates(self, tensor: Tensor) -> bool:
+        """Whether it is a buffer that the region which runs updates, or a view of one:
+        a re-run counts it no more than a parameter."""
+        call = self.current
+        return call is not None and call.updated.holds(tensor)
 
     def hooks_are(self, hooks: ForwardHooks, *, gives_caches: bool) -> None:
         """A forward of the model is about to run under these hooks."""
