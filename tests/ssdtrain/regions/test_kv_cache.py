@@ -31,6 +31,13 @@ T5: dict[str, Any] = {
     "vocab_size": 64,
     "decoder_start_token_id": 0,
 }
+HYBRID: dict[str, Any] = {
+    "attn_layer_indices": [1],
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 8,
+}
 
 
 def built(kind: str) -> nn.Module:
@@ -41,7 +48,8 @@ def built(kind: str) -> nn.Module:
         config = transformers.T5Config(**T5)
         model = transformers.T5ForConditionalGeneration(config)
     else:
-        config = getattr(transformers, f"{kind}Config")(**SIZES)
+        others = HYBRID if kind == "Bamba" else {}
+        config = getattr(transformers, f"{kind}Config")(**SIZES, **others)
         model = getattr(transformers, f"{kind}ForCausalLM")(config)
     assert config.use_cache
     return model.train()  # type: ignore[no-any-return]
@@ -60,7 +68,7 @@ def step(model: nn.Module) -> list[Tensor]:
     return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Mixtral", "Gemma2", "T5"])
+@pytest.mark.parametrize("kind", ["Llama", "Mixtral", "Gemma2", "T5", "Bamba"])
 def test_an_empty_cache_is_no_obstacle(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -261,3 +269,25 @@ def test_copies_are_a_list_that_shares_nothing() -> None:
     assert [each.get_seq_length() for each in cache.layers] == [0, 0]
     with pytest.raises(IndexError):
         other.layers[2]
+
+
+class Holder:
+    states: dict[int, Tensor | None]
+    layers: list["Holder"]
+
+
+def test_states_in_dictionaries_are_copied_and_looked_at() -> None:
+    """Layers of state space models hold theirs so."""
+    cache, state = Holder(), Holder()
+    state.states = {0: None}
+    cache.layers = [state]
+    caches, layer = EmptyCaches(), Layer(0).train()
+    first = caches.of(layer, {"past_key_values": cache})["past_key_values"]
+    own = first.copied()
+    own.layers[0].states[0] = torch.ones(1)
+    assert state.states == {0: None}
+    assert first.copied().layers[0].states == {0: None}
+    assert first.stands_for(cache)
+    state.states[0] = torch.ones(1)
+    assert not first.stands_for(cache)
+    assert caches.of(layer, {"past_key_values": cache}) == {}
