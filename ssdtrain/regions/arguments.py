@@ -73,7 +73,7 @@ class Mask(NamedTuple):
         return self.mask
 
 
-class Wrapped(NamedTuple):
+class WrappedDict(NamedTuple):
     """A dictionary in an object of Python's, such as the keys and values that layers of
     Gemma 3n share. A re-run gets one of its own, filled as the forward found it."""
 
@@ -89,11 +89,11 @@ class Wrapped(NamedTuple):
     def of(self, leaves: Iterable[Any]) -> UserDict[Any, Any]:
         """One with these values."""
         made = self.kind.__new__(self.kind)
-        made.data = tree_unflatten(leaves, self.spec)
+        vars(made).update(data=tree_unflatten(leaves, self.spec))
         return made
 
 
-Part = int | TreeSpec | Mask | Wrapped | None
+ArgumentPart = int | TreeSpec | Mask | WrappedDict | None
 """Of one argument: None if it is one value, the length of a tuple of values, or how to
 make it of its values."""
 
@@ -104,7 +104,7 @@ class Arguments(NamedTuple):
     num_args: int
     names: tuple[str, ...]
     """Of the keywords, after those."""
-    parts: list[Part]
+    parts: list[ArgumentPart]
 
     @property
     def are_unchanged(self) -> bool:
@@ -123,7 +123,7 @@ class Arguments(NamedTuple):
         return found[:num_args], dict(keywords)
 
 
-def _made(part: Part, rest: Iterator[Any]) -> Any:
+def _made(part: ArgumentPart, rest: Iterator[Any]) -> Any:
     if part is None:
         return next(rest)
     if isinstance(part, int):
@@ -131,7 +131,7 @@ def _made(part: Part, rest: Iterator[Any]) -> Any:
     if isinstance(part, Mask):
         list(islice(rest, part.num_leaves))
         return part.again()
-    if isinstance(part, Wrapped):
+    if isinstance(part, WrappedDict):
         return part.of(islice(rest, part.num_leaves))
     return tree_unflatten(islice(rest, part.num_leaves), part)
 
@@ -141,7 +141,7 @@ def flatten(
 ) -> tuple[list[Any], Arguments]:
     """The values of a call's arguments, in order, and how they lie."""
     leaves: list[Any] = []
-    parts: list[Part] = []
+    parts: list[ArgumentPart] = []
     for value in (*args, *kwargs.values()):
         kind = type(value)
         if kind in LEAVES:
@@ -156,7 +156,7 @@ def flatten(
         elif isinstance(value, UserDict) and vars(value).keys() == {"data"}:
             own, spec = tree_flatten(value.data)
             leaves += own
-            parts.append(Wrapped(kind, spec))
+            parts.append(WrappedDict(kind, spec))
         else:
             own, spec = tree_flatten(value)
             leaves += own

@@ -11,12 +11,14 @@ would be others.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, MutableSequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._C._dynamo.guards import dict_version
+
+from ssdtrain.errors import RegionError
 
 NAMES = ("past_key_values", "layer_past")
 """Keywords of layers."""
@@ -38,12 +40,19 @@ class EmptyCaches:
     def __init__(self) -> None:
         self._last: EmptyCache | None = None
 
-    def of(self, module: nn.Module, kwargs: dict[str, Any]) -> dict[str, "EmptyCache"]:
-        """Those that a layer is given in training, by keyword."""
-        given = {name: kwargs[name] for name in NAMES if kwargs.get(name) is not None}
-        if not (
-            given and module.training and hasattr(module, "gradient_checkpointing")
-        ):
+    def of(
+        self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> dict[str | int, "EmptyCache"]:
+        """Those that a layer is given in training, by keyword or position."""
+        if not (module.training and hasattr(module, "gradient_checkpointing")):
+            return {}
+        given: dict[str | int, Any] = {
+            name: kwargs[name] for name in NAMES if kwargs.get(name) is not None
+        }
+        for at, value in enumerate(args):
+            if type(value) is not Tensor and hasattr(value, "get_seq_length"):
+                given[at] = value
+        if not given:
             return {}
         if getattr(module, "_can_checkpoint_with_cache", False):
             return {}
@@ -62,13 +71,17 @@ class EmptyCache:
     """A cache as it was when there was nothing in it."""
 
     def __init__(self, cache: object) -> None:
-        self._cache = weakref.ref(cache)
+        self.original = weakref.ref(cache)
         self._versions = _versions(cache)
         self._empty = _copied(cache, lambda layers: [*map(_like, layers)])
 
+    def is_of(self, cache: Any) -> bool:
+        """Whether it is that one's."""
+        return cache is not None and self.original() is cache
+
     def stands_for(self, cache: Any) -> bool:
         """Whether it is that one, and nobody has changed it since."""
-        return self._cache() is cache and self._versions == _versions(cache)
+        return self.is_of(cache) and self._versions == _versions(cache)
 
     def copied(self) -> Any:
         """Return a cache with nothing in it."""
@@ -104,22 +117,79 @@ class _Copies(MutableSequence[Any]):
         """As a list does."""
         self._all().insert(at, value)
 
+    def used(self) -> Iterable[int]:
+        """Indices of those that were asked for."""
+        return range(len(self._values)) if self._made is None else self._made
+
     def _all(self) -> list[Any]:
         if self._made is not None:
             self._values, self._made = [*self], None
         return self._values
 
 
+class Slots:
+    """Parts of the caches that one layer has used in the forward of the model that
+    runs. A model may call it several times (HRM), with another part each time."""
+
+    def __init__(self) -> None:
+        self._written: set[tuple[str | int, int, int]] = set()
+
+    def use(self, path: str, own: dict[str | int, Any]) -> None:
+        """A call has ended.
+
+        Args:
+            path: of the layer.
+            own: the caches that it had.
+
+        Raises:
+            RegionError: it has used a part that an earlier call has filled.
+        """
+        used: set[tuple[str | int, int, int]] = set()
+        for name, cache in own.items():
+            for number, part in enumerate(_parts(cache)):
+                layers = part.layers
+                found = layers.used() if isinstance(layers, _Copies) else ()
+                used.update((name, number, at) for at in found)
+        if not used.isdisjoint(self._written):
+            raise RegionError(
+                f"{path} is called again with a KV cache that its first call would "
+                "have filled. Call the model with use_cache=True where you use its "
+                "cache, and with use_cache=False elsewhere."
+            )
+        self._written |= used
+
+
 def with_own(
-    forward: Callable[..., Any], caches: dict[str, EmptyCache]
+    forward: Callable[..., Any],
+    caches: dict[str | int, EmptyCache],
+    end: Callable[[dict[str | int, Any]], None],
 ) -> Callable[..., Any]:
-    """A layer's forward with empty caches like these."""
+    """A layer's forward with empty caches like these.
+
+    Args:
+        end: is given them when the forward has ended; not in a re-run.
+    """
+    waiting = [end]
 
     def run(*args: Any, **kwargs: Any) -> Any:
         own = {name: cache.copied() for name, cache in caches.items()}
-        return forward(*args, **{**kwargs, **own})
+        args, kwargs = with_given(args, kwargs, own)
+        result = forward(*args, **kwargs)
+        if waiting:
+            waiting.pop()(own)
+        return result
 
     return run
+
+
+def with_given(
+    args: tuple[Any, ...], kwargs: dict[str, Any], others: dict[str | int, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of a call, with others by keyword or position."""
+    named = {name: value for name, value in others.items() if isinstance(name, str)}
+    if len(named) < len(others):
+        args = tuple([others.get(at, value) for at, value in enumerate(args)])
+    return args, {**kwargs, **named}
 
 
 def _parts(cache: Any) -> list[Any]:
