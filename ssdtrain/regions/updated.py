@@ -2,14 +2,14 @@
 
 [Note: updated buffers]
 A forward that runs again would update its running statistics twice. So a re-run finds
-copies of such buffers in their places, and what it writes goes with the copies. They
-have the values from before the forward. Torch's own normalizations only write to their
-statistics in training: where no other code of the region names them, any values do,
-and nothing is copied in forward. Torch's normalizations are known beforehand. Of all
-other modules the first call that updates a buffer runs once, and tells which buffer.
-A kernel may write past the version (`F.batch_norm` does), so bytes are compared in the
-first calls. Normalization that is synchronized between processes runs once: its re-run
-would communicate, and other ranks may follow other plans.
+copies of such buffers in their places, which have the values from before the forward,
+and what it writes goes with the copies. Batch normalizations are known beforehand. Of
+all other modules the first call that updates a buffer runs once, and tells which
+buffer. A kernel may write past the version (`F.batch_norm` does), so bytes are compared
+in the first calls. Two kinds run once. Normalization that is synchronized between
+processes communicates, and other ranks may follow other plans. Instance normalization
+has copies of its statistics saved, and writes to these copies after that: `verify`
+could not tell them from wrong ones.
 (tests/ssdtrain/regions/test_updated.py)
 """
 
@@ -20,16 +20,16 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ssdtrain.regions.restore import Undo, put_item
 
 STATISTICS = frozenset(("running_mean", "running_var", "num_batches_tracked"))
-WRITE_ONLY = frozenset((_BatchNorm.forward, _InstanceNorm.forward))
-"""Forwards whose results in training do not depend on the statistics."""
+ONCE = (nn.SyncBatchNorm, _InstanceNorm)
 MAX_BYTES = 1024 * 1024
-"""Of one region's buffers that are copied in each forward; with more it runs once."""
+"""Of buffers of one region that are copied in each forward; with more it runs once.
+Batch normalization's do not count: what it saves is a hundred times as large."""
 Digest = Callable[[Tensor], Tensor | None]
 
 
@@ -42,23 +42,16 @@ class BufferPlace(NamedTuple):
 
 
 class Updated:
-    """The buffers of a region that its forward updates.
+    """The buffers of a region that its forward updates."""
 
-    Args:
-        read: those whose values its code may read.
-        unread: the others.
-    """
-
-    def __init__(self, read: list[BufferPlace], unread: list[BufferPlace]) -> None:
-        self._read, self._unread = read, unread
-        self._any: list[Tensor] = []
-        """Copies of any values, made for the first re-run."""
-        self.ids = {id(place.buffer) for place in (*read, *unread)}
+    def __init__(self, places: list[BufferPlace]) -> None:
+        self._places = places
+        self._buffers = [place.buffer for place in places]
+        self.ids = set(map(id, self._buffers))
 
     def values(self) -> list[Tensor]:
-        """Copies of the values that its code may read, as they are now."""
-        with torch.no_grad():
-            return [place.buffer.clone() for place in self._read]
+        """Copies of them as they are now."""
+        return _copies(self._buffers)
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether it is one of them, or a view of one."""
@@ -73,13 +66,10 @@ class Updated:
             ids: filled with those of the copies.
         """
         undo: Undo = []
-        with torch.no_grad():
-            if not self._any:
-                self._any = [place.buffer.clone() for place in self._unread]
-            copies = [*(value.clone() for value in values), *self._any]
+        copies = _copies(values)
         ids.update(map(id, copies))
         try:
-            for place, other in zip((*self._read, *self._unread), copies, strict=True):
+            for place, other in zip(self._places, copies, strict=True):
                 put_item(place.module._buffers, place.name, other, undo)
             yield
         finally:
@@ -88,7 +78,15 @@ class Updated:
                 undo.pop()()
 
 
-NONE_UPDATED = Updated([], [])
+NONE_UPDATED = Updated([])
+
+
+def _copies(tensors: list[Tensor]) -> list[Tensor]:
+    """Of a normalization's many small ones; in one kernel on a GPU."""
+    with torch.no_grad():
+        found = [*map(torch.empty_like, tensors)]
+        torch._foreach_copy_(found, tensors)
+    return found
 
 
 class Updating:
@@ -102,46 +100,30 @@ class Updating:
         """A forward has updated these."""
         self._known.setdefault(module, set()).update(names)
 
-    def among(self, modules: Sequence[nn.Module], asked: set[str]) -> Updated:
-        """Those of these modules.
-
-        Args:
-            asked: names that code other than torch's reads.
-        """
-        read: list[BufferPlace] = []
-        unread: list[BufferPlace] = []
-        is_asked = not STATISTICS.isdisjoint(asked)
+    def among(self, modules: Sequence[nn.Module]) -> Updated:
+        """Those of these modules."""
+        found: list[BufferPlace] = []
+        num_bytes = 0
         for module in modules:
-            if isinstance(module, nn.SyncBatchNorm):
+            if isinstance(module, ONCE):
                 continue
-            names, found = self._known.get(module, set()), unread
-            if isinstance(module, _NormBase) and module.training:
-                if module.track_running_stats:
-                    names = names | STATISTICS
-            if is_asked or not _only_writes(module):
-                found = read
+            names = self._known.get(module, set())
+            is_norm = isinstance(module, _BatchNorm)
+            if is_norm and module.training and module.track_running_stats:
+                names = names | STATISTICS
             for name in sorted(names):
                 buffer = module._buffers.get(name)
                 if buffer is not None:
                     found.append(BufferPlace(module, name, buffer))
-        if not (read or unread):
+                    num_bytes += 0 if is_norm and name in STATISTICS else buffer.nbytes
+        if not found or num_bytes > MAX_BYTES or not _are_apart(found):
             return NONE_UPDATED
-        own = [place.buffer for place in (*read, *unread)]
-        num_bytes = sum(place.buffer.nbytes for place in read)
-        if num_bytes > MAX_BYTES or not _are_apart(own):
-            return NONE_UPDATED
-        return Updated(read, unread)
+        return Updated(found)
 
 
-def _only_writes(module: nn.Module) -> bool:
-    """Whether it is a normalization of torch's that uses the batch's statistics."""
-    forward = getattr(type(module), "forward", None)
-    is_own = isinstance(module, _NormBase) and "forward" not in vars(module)
-    return is_own and module.training and forward in WRITE_ONLY
-
-
-def _are_apart(buffers: list[Tensor]) -> bool:
+def _are_apart(places: list[BufferPlace]) -> bool:
     """Whether all are plain, and none shares its bytes with another."""
+    buffers = [place.buffer for place in places]
     for each in buffers:
         is_plain = type(each) is Tensor and each.layout is torch.strided
         if not is_plain or each._base is not None or each.requires_grad:

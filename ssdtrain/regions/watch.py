@@ -134,7 +134,7 @@ class Watch:
             self._num_clean = 0
             self._judge()
         names = [list(_interesting(each)) for each in modules]
-        updated = self._updating.among(modules, self._reads.asked)
+        updated = self._updating.among(modules)
         return Seen(modules, names, self._reads, self.hooks(modules), updated)
 
     def hooks(self, modules: Iterable[nn.Module]) -> str | None:

@@ -133,7 +133,15 @@ class OfViews(Block):
         return View()
 
 
-KNOWN = [Block, Cumulative, ReadsStatistics, OwnForward, Drops]
+class Compiled(Block):
+    """Autograd saves what compiled code makes of the statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compile(backend="aot_eager")
+
+
+KNOWN = [Block, Cumulative, ReadsStatistics, OwnForward, Drops, Compiled]
 LEARNT = [Spectral, Counts, NoVersion, OfViews]
 
 
@@ -191,6 +199,7 @@ def trained(
     return found, reports
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # the compiler asks for it
 @pytest.mark.parametrize("verify", ["off", "shadow"])
 @pytest.mark.parametrize("plan", ["keep-all", "offload-all"])
 @pytest.mark.parametrize("kind", [*KNOWN, *LEARNT])
@@ -335,13 +344,20 @@ def test_no_region(prepare: Callable[[nn.Module], None]) -> None:
     assert not any(report.recipes.get("region") for report in reports)
 
 
-def test_synchronized_normalization_is_no_region() -> None:
-    class Synchronized(Block):
-        def made(self) -> nn.Module:
-            return nn.SyncBatchNorm(WIDTH)
+class Synchronized(Block):
+    def made(self) -> nn.Module:
+        return nn.SyncBatchNorm(WIDTH)
 
-    plain, _ = trained(Synchronized)
-    ours, reports = trained(Synchronized, **SETTINGS)
+
+class PerInstance(Block):
+    def made(self) -> nn.Module:
+        return nn.InstanceNorm1d(WIDTH, track_running_stats=True)
+
+
+@pytest.mark.parametrize("kind", [Synchronized, PerInstance])
+def test_other_normalizations_are_no_regions(kind: type[Block]) -> None:
+    plain, _ = trained(kind)
+    ours, reports = trained(kind, **SETTINGS)
     assert same_bits(plain, ours)
     assert not any(report.recipes.get("region") for report in reports)
 
