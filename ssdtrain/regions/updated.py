@@ -85,7 +85,8 @@ def _copies(tensors: list[Tensor]) -> list[Tensor]:
     """Of a normalization's many small ones; in one kernel on a GPU."""
     with torch.no_grad():
         found = [*map(torch.empty_like, tensors)]
-        torch._foreach_copy_(found, tensors)
+        if found:
+            torch._foreach_copy_(found, tensors)
     return found
 
 
