@@ -13,6 +13,8 @@ from ssdtrain.regions.watch import Watch
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 LEAST_NAMED = 3
 """Like modules under names of their own: two are a pair (queries and keys)."""
+LEAST_CHAINED = 3
+"""Layers of a chain inside a list: two may be the halves of one (attention and MLP)."""
 MAX_STRIKES = 3
 """Calls with side effects after which a module is no region any more."""
 
@@ -54,7 +56,7 @@ def find_regions(root: nn.Module, patterns: Sequence[str] = ()) -> list[Region]:
         if not path or any(path.startswith(f"{outer}.") for outer in paths):
             continue
         wanted = _matches(path, module, patterns) if patterns else module in likes
-        if wanted:
+        if wanted and not (likes and _is_stage(module, likes)):
             paths.append(path)
             found.append(Region(path, module))
     return found
@@ -102,6 +104,13 @@ def _members_of_lists(root: nn.Module) -> Iterator[nn.Module]:
             is_like = kinds[type(member)] > 1 or is_stack or _is_checkpointed(member)
             if is_like and _has_parts(member) and not _is_list(member):
                 yield member
+
+
+def _is_stage(module: nn.Module, likes: set[nn.Module]) -> bool:
+    """Whether it is a chain of layers, such as a stage of ConvNeXt: to run all of it
+    again at once would take the memory of all of them."""
+    own = sum(each in likes for each in module.children())
+    return type(module) is nn.Sequential and own >= LEAST_CHAINED
 
 
 def _is_checkpointed(module: nn.Module) -> bool:

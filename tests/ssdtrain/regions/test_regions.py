@@ -324,6 +324,16 @@ def test_like_modules_under_names_of_their_own() -> None:
     assert "net.tower1.blocks.0" in paths and "net.tower1" not in paths
 
 
+def test_of_a_stage_its_layers_are_regions() -> None:
+    """As in torchvision's ConvNeXt; a module of its own around a list is a layer."""
+    stages = nn.Sequential(
+        nn.Sequential(Block(), Block()),
+        nn.Sequential(Block(), Block(), Block(), nn.Linear(2, 2)),
+    )
+    found = [region.path for region in find_regions(nn.ModuleDict({"a": stages}))]
+    assert found == ["a.0", "a.1.0", "a.1.1", "a.1.2"]
+
+
 def test_layers_that_transformers_can_checkpoint() -> None:
     """Also where each is of a kind of its own."""
 
