@@ -30,13 +30,14 @@ test: $(VENV)/.installed-test
 
 # What of tests/ssdtrain runs in the other parts, so that all take about as long.
 HOSTS := $(addprefix tests/ssdtrain/,cache engines graphs megatron observe plan tools/project regions rebuild storage)
-OTHERS := $(filter-out tests/ssdtrain,$(wildcard tests/*))
+TOOLS := $(addprefix tests/ssdtrain/tools/,foresight search)
+OTHERS := $(filter-out tests/ssdtrain,$(wildcard tests/*)) $(TOOLS)
 # Bytecode is kept, also where that is switched off: else each process, ranks too,
 # compiles the sources of torch, and of DeepSpeed, again: ten seconds and more.
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 "$(BIN)/python" -m pytest
 
 test-ssdtrain: $(VENV)/.installed-test
-	$(PYTEST) tests/ssdtrain $(addprefix --ignore=,$(HOSTS))
+	$(PYTEST) tests/ssdtrain $(addprefix --ignore=,$(HOSTS) $(TOOLS))
 
 test-hosts: $(VENV)/.installed-test
 	$(PYTEST) $(HOSTS)

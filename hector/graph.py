@@ -337,7 +337,7 @@ class HeteroGraph:
     def check_unchanged(self) -> None:
         """Raise StaleGraphError if a tensor of this graph was changed in place: what is
         kept of it would be another graph's."""
-        if self._versions_now() != self._versions:
+        if tuple(map(_VERSION, _HELD(self))) != self._versions:
             raise StaleGraphError(
                 "expected the tensors of a HeteroGraph as they were when it was made, "
                 "but one was changed in place; build a new graph of the changed ids"

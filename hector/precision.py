@@ -7,6 +7,8 @@ compiled program compute in float32 and round once, at the end. Sums of many row
 accumulated in float64.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -39,15 +41,44 @@ def wide(t: Tensor) -> Tensor:
 
 def entering(x: Tensor, parameter: Tensor) -> tuple[Tensor, torch.dtype]:
     """The rows of a layer as it computes with them, and the dtype of its results."""
-    x = features("x", x, parameter.dtype)
-    return wide(x), x.dtype
+    dtype = x.dtype
+    if not dtype.is_floating_point:
+        x = features("x", x, parameter.dtype)
+        dtype = x.dtype
+    return (wide(x) if dtype in HALF else x), dtype
+
+
+def plainly_called(module: nn.Module) -> bool:
+    """Return whether to call a module is to run its class's forward, and nothing
+    else."""
+    return not (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+        or module._compiled_call_impl is not None
+        or nn.modules.module._has_any_global_hook()
+    )
+
+
+def is_product(module: nn.Module) -> bool:
+    """Whether a module is its weight's product and its bias: a plain `nn.Linear`
+    without hooks. Pruning and old norms of weights are hooks."""
+    return type(module) is nn.Linear and plainly_called(module)
 
 
 def linear(module: nn.Module, x: Tensor) -> Tensor:
     """`module(x)`; a plain `nn.Linear` in half precision is computed wide."""
-    if type(module) is nn.Linear and x.dtype not in HALF:
-        bias = None if module.bias is None else wide(module.bias)
-        return functional.linear(x, wide(module.weight), bias)
+    if x.dtype not in HALF and is_product(module):
+        # mypy does not know what `is_product` tells.
+        weight: Any = module.weight
+        bias: Any = module.bias
+        if weight.dtype in HALF:
+            weight = wide(weight)
+        if bias is not None and bias.dtype in HALF:
+            bias = wide(bias)
+        return functional.linear(x, weight, bias)
     out: Tensor = module(x)
     return out
 

@@ -12,7 +12,7 @@ time: work starts when it is ready and the queue is free. Opposite directions of
 wire slow one another down for as long as both are busy, and copies and collectives
 slow compute down meanwhile; the piece that starts later pays. Time has no unit here: a
 driver uses one for all.
-(tests/ssdtrain/test_queues.py, tests/ssdtrain/plan/test_recorded_steps.py)
+(tests/ssdtrain/plan/test_recorded_steps.py)
 """
 
 from ssdtrain.curves import Links

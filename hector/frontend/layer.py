@@ -256,16 +256,18 @@ class Prepared:
     def __init__(self, made: _Specialized, executable: Executable) -> None:
         self._made, self.executable = made, executable
         self.sources = made.sources
+        domains = [s.node.domain for s in made.results]
+        self._of_edges = [i for i, d in enumerate(domains) if d is Domain.EDGE]
 
     def __call__(self, values: Mapping[str, Tensor]) -> Any:
         """The function's results for its tensor arguments by name."""
-        outputs = self.executable([values[s] for s in self.sources])
-        graph = self.executable.arrays.graph
-        found = [
-            _in_callers_order(t, graph) if s.node.domain is Domain.EDGE else t
-            for s, t in zip(self._made.results, outputs, strict=True)
-        ]
-        return found[0] if self._made.single else tuple(found)
+        outputs = self.executable([*map(values.__getitem__, self.sources)])
+        if self._of_edges:
+            graph, found = self.executable.arrays.graph, list(outputs)
+            for i in self._of_edges:
+                found[i] = _in_callers_order(found[i], graph)
+            outputs = tuple(found)
+        return outputs[0] if self._made.single else outputs
 
 
 def _call(made: _Specialized, graph: HeteroGraph, tensors: list[Tensor]) -> Any:

@@ -17,6 +17,7 @@ from hector.message.batching import (
 from hector.message.blocks import sample_neighbors, to_block
 from hector.message.graph import EID, NID, Graph
 from hector.message.hetero import HeteroGraph
+from hector.message.joined import edge_softmax
 from hector.message.layers import (
     GATConv,
     GatedGCNConv,
@@ -25,7 +26,6 @@ from hector.message.layers import (
     GraphConv,
     SAGEConv,
 )
-from hector.message.relation import edge_softmax
 from hector.message.trees import TreeLSTM
 
 __all__ = [

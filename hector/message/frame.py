@@ -250,7 +250,7 @@ class EdgeFrame(Frame):
         return iter([*super().__iter__(), *self._made])
 
     def __contains__(self, name: object) -> bool:
-        return name in self._made or super().__contains__(name)
+        return name in self._columns or name in self._made or name in self.names
 
     def sorted(self, name: str, edges: Edges) -> Tensor:
         """Return the column in the order of `edges`."""

@@ -91,6 +91,11 @@ class MessageFunction:
     right: tuple[Side, str] | None
     out: str
 
+    @property
+    def sides(self) -> tuple[tuple[Side, str], ...]:
+        """Return both operands, or the one of a copy."""
+        return (self.left,) if self.right is None else (self.left, self.right)
+
 
 @dataclass(frozen=True)
 class ReduceFunction:
@@ -221,6 +226,7 @@ mul = prod = _reducer(Reducer.MUL)
 median = _reducer(Reducer.MEDIAN)
 
 
+@_one_object
 def softmax(msg: str, out: str, temperature: float = 1.0) -> ReduceFunction:
     """Return the reducer that sums messages m weighted by softmax(temperature * m).
 

@@ -195,6 +195,8 @@ class HeteroGraph(GraphBase):
 
         Raises ValueError where there is no such type, or more than one.
         """
+        if type(etype) is tuple and etype in self._relations:
+            return etype
         found = [k for k in self._relations if etype in (None, k, k[1])]
         if len(found) != 1:
             what = "one edge type" if etype is None else f"an edge type {etype!r}"

@@ -4,12 +4,12 @@ Of a mini-batch the host decides the time. What layers of the same kind send alo
 relations is put one after another, sent at once, and split again.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hector.indexing import offsets
 from hector.message.frame import MASK, Frame
@@ -20,7 +20,7 @@ class Sent(NamedTuple):
     """What a layer has at both ends of its edges, and how it is sent."""
 
     along: Callable[..., Any]
-    """Make a row a destination of the features of both ends."""
+    """Make a row a destination of (edges, rows of sources, rows of ends)."""
     facts: Hashable
     """What `along` depends on besides; None: it is of one relation alone."""
     sources: dict[str, Tensor]
@@ -28,23 +28,9 @@ class Sent(NamedTuple):
 
     def kind(self) -> Hashable:
         """Equal for what can be sent at once."""
-        sides = (self.sources, self.ends)
-        shapes = (
-            (n, t.dtype, t.device, t.shape[1:]) for s in sides for n, t in s.items()
-        )
+        both = [*self.sources.items(), *self.ends.items()]
+        shapes = [(n, t.dtype, t.device, t.shape[1:]) for n, t in both]
         return self.facts, *shapes
-
-
-def plainly_called(layer: nn.Module) -> bool:
-    """Whether to call a module is to run its class's forward, and nothing else."""
-    hooks = (
-        layer._forward_hooks,
-        layer._forward_pre_hooks,
-        layer._backward_hooks,
-        layer._backward_pre_hooks,
-    )
-    changed = "forward" in vars(layer) or layer._compiled_call_impl is not None
-    return not (any(hooks) or changed or nn.modules.module._has_any_global_hook())
 
 
 def may_join(r: Relation) -> bool:
@@ -57,12 +43,13 @@ def send_along(relations: Sequence[Relation], sent: Sequence[Sent]) -> Sequence[
     """Return a row a destination of each relation, for `sent` of one kind."""
     first = sent[0]
     if len(relations) == 1:
-        return [_sent(relations[0], first, first.sources, first.ends)]
+        return [first.along(relations[0], first.sources, first.ends)]
     for r, s in zip(relations, sent, strict=True):
         # In a row only their total is known.
         for frame, rows in ((r.srcdata, s.sources), (r.dstdata, s.ends)):
             for name, t in rows.items():
-                frame.check(name, t)
+                if t.shape[:1] != (frame.num_rows,) or t.device != frame.device:
+                    frame.check(name, t)
     # Relations with one source type and one layer's rows share them.
     numbers: dict[tuple[int, ...], int] = {}
     shared = tuple(
@@ -76,15 +63,23 @@ def send_along(relations: Sequence[Relation], sent: Sequence[Sent]) -> Sequence[
     key = (joined_edges, shared, *edges[1:])
     whole = edges[0].kept(key, lambda: joined_edges(relations, shared))
     sizes = [r.num_dst_nodes() for r in relations]
-    found: Sequence[Any] = _sent(whole, first, sources, ends).split(sizes)
+    found: Sequence[Any] = first.along(whole, sources, ends).split(sizes)
     return found
 
 
-def _sent(r: Relation, s: Sent, sources: Any, ends: Any) -> Any:
-    with r.local_scope():
-        r.srcdata.update(sources)
-        r.dstdata.update(ends)
-        return s.along(r)
+def as_features(
+    call: Callable[..., Any],
+) -> Callable[[Relation, dict[str, Tensor], dict[str, Tensor]], Any]:
+    """Return a `Sent.along` that calls a function of edges which have the rows as
+    features."""
+
+    def along(r: Relation, sources: dict[str, Tensor], ends: dict[str, Tensor]) -> Any:
+        with r.local_scope():
+            r.srcdata.update(sources)
+            r.dstdata.update(ends)
+            return call(r)
+
+    return along
 
 
 def joined_edges(relations: Sequence[Relation], shared: Sequence[int]) -> Relation:
@@ -116,3 +111,53 @@ def _moved(ids: list[Tensor], owner: Tensor, rows: list[tuple[int, int]]) -> Ten
         offsets(part, owner.device).diff()[owner] for part in zip(*rows, strict=True)
     )
     return torch.where((found >= 0) & (found < size), found + first, -1)
+
+
+def edge_softmax(
+    graph: Any, logits: Any, eids: Any = None, norm_by: str = "dst"
+) -> Any:
+    """Return `Relation.edge_softmax` of the edges of a graph with one type.
+
+    Of a dict of scores by edge type a dict: the softmax is over all edges into a node,
+    or out of it, of whatever type. Raises ValueError for `eids` next to a dict.
+    """
+    if not isinstance(logits, Mapping):
+        relation = graph if isinstance(graph, Relation) else graph[None]
+        return relation.edge_softmax(logits, eids, norm_by)
+    if eids is not None:
+        raise ValueError("expected no eids next to scores by edge type")
+    place = {"dst": 2, "src": 0}.get(norm_by)
+    if place is None:
+        raise ValueError(f"expected norm_by 'dst' or 'src', got {norm_by!r}")
+    groups: dict[str, list[Any]] = {}
+    for kind in map(graph.to_canonical_etype, logits):
+        groups.setdefault(kind[place], []).append(kind)
+    scores = {graph.to_canonical_etype(k): v for k, v in logits.items()}
+    found: dict[Any, Tensor] = {}
+    for kinds in groups.values():
+        relations = [graph[kind] for kind in kinds]
+        sizes = [r.num_edges() for r in relations]
+        for r, kind in zip(relations, kinds, strict=True):
+            r.edata.check(f"scores of {kind}", scores[kind])
+        edges = [r.now() for r in relations]
+        key = (ends_of_all, place, *edges[1:])
+        whole = edges[0].kept(key, lambda rs=relations: ends_of_all(rs, place))
+        rows = torch.cat([scores[kind] for kind in kinds])
+        parts = whole.edge_softmax(rows).split(sizes)
+        found.update(zip(kinds, parts, strict=True))
+    return {k: found[graph.to_canonical_etype(k)] for k in logits}
+
+
+def ends_of_all(relations: Sequence[Relation], place: int) -> Relation:
+    """Return the edges of relations that share a type of nodes at one end, 2: as
+    destinations of all; their other ends are of no use."""
+    first = relations[0]
+    count = first.num_dst_nodes() if place else first.num_src_nodes()
+    ends = torch.cat([r.now().dst if place else r.now().src for r in relations])
+    nodes = Frame(count, first.device, "node")
+    return Relation(
+        (torch.zeros_like(ends), ends),
+        (Frame(1, first.device, "node"), nodes),
+        sampled=any(r.sampled for r in relations),
+        programs=first.programs,
+    )

@@ -1,7 +1,7 @@
 """Layers of homogeneous graphs, each a few lines of message passing."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from hector.message import functions as fn
 from hector.message.batches import EdgeBatch, NodeBatch
+from hector.message.direct import NO_ROWS, Passing, neighbours
 from hector.message.graph import Graph
-from hector.message.sums import RowSums, neighbours, sum_rows, sums
+from hector.message.sums import RowSums, sum_rows, sums
 from hector.nn.common import glorot
-from hector.precision import entering, linear, wide
+from hector.precision import entering, is_product, linear, wide
 from hector.tracing import untraced
 
 
@@ -49,6 +50,15 @@ def _looped(dtype: torch.dtype) -> Callable[[Graph], RowSums]:
     return make
 
 
+@cache
+def _convolved(dtype: torch.dtype) -> Passing:
+    """Neighbours' rows and the node's own, each times both ends' scales."""
+    return Passing(
+        lambda bias: (_scaled(), fn.sum("m", "sum"), _with_itself(bias)),
+        {"scale": _scales(dtype)},
+    )
+
+
 class GraphConv(nn.Module):
     """Kipf and Welling (arXiv 1609.02907); every node counts as its own neighbour."""
 
@@ -60,15 +70,13 @@ class GraphConv(nn.Module):
     @untraced
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return [nodes, out_channels] for x [nodes, in_channels]."""
-        x, dtype = entering(x, self.bias)
+        bias = self.bias
+        x, dtype = entering(x, bias)
         rows = linear(self.lin, x)
-        near = sum_rows(g, rows, _looped(rows.dtype))
+        near = sum_rows(g, rows, _looped(rows.dtype)) if x.is_cpu else None
         if near is not None:
-            return (near + wide(self.bias)).to(dtype)
-        with g.local_scope():
-            g.ndata["h"], g.ndata["scale"] = rows, g.derived(_scales(rows.dtype))
-            g.update_all(_scaled(), fn.sum("m", "sum"), _with_itself(self.bias))
-            return g.ndata["out"].to(dtype)
+            return (near + wide(bias)).to(dtype)
+        return _convolved(rows.dtype)(g, {"h": rows}, NO_ROWS, bias).to(dtype)
 
 
 class SAGEConv(nn.Module):
@@ -90,22 +98,42 @@ class SAGEConv(nn.Module):
     @untraced
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return [nodes, out_channels] for x [nodes, in_channels]."""
-        x, dtype = entering(x, self.lin_l.weight)
-        alike = self.reducer in ("sum", "mean")
-        first = alike and self.lin_l.in_features > self.lin_l.out_features
-        rows = F.linear(x, wide(self.lin_l.weight)) if first else x
+        lin, own = self.lin_l, self.lin_r
+        x, dtype = entering(x, lin.weight)
+        # Another module is called where it stands in the formula.
+        weight: Tensor | None = wide(lin.weight) if is_product(lin) else None
+        first = self.reducer in ("sum", "mean") and weight is not None
+        first = first and lin.in_features > lin.out_features
+        rows = F.linear(x, weight) if first and weight is not None else x
         if self.lstm is not None:
-            reduce = fn.lstm("m", "near", self.lstm)
+            with g.local_scope():
+                g.ndata["h"] = rows
+                g.update_all(fn.copy_u("h", "m"), fn.lstm("m", "near", self.lstm))
+                near = g.ndata["near"]
         else:
-            reduce = getattr(fn, self.reducer)("m", "near")
-        near = neighbours(g, rows, reduce)
-        near = near + wide(self.lin_l.bias) if first else linear(self.lin_l, near)
-        return torch.addmm(near, x, wide(self.lin_r.weight).t()).to(dtype)
+            near = neighbours(g, rows, getattr(fn, self.reducer))
+        if weight is None:
+            near = lin(near)
+        else:
+            bias = None if lin.bias is None else wide(lin.bias)
+            if not first:
+                near = F.linear(near, weight, bias)
+            elif bias is not None:
+                near = near + bias
+        if is_product(own) and own.bias is None:
+            return torch.addmm(near, x, wide(own.weight).t()).to(dtype)
+        out: Tensor = near + own(x)
+        return out.to(dtype)
 
 
 @fn.pure
 def _and_itself(n: NodeBatch, share: Tensor) -> dict[str, Tensor]:
     return {"out": n.data["sum"] + n.data["h"] * share}
+
+
+_isomorphic = Passing(
+    lambda share: (fn.copy_u("h", "m"), fn.sum("m", "sum"), _and_itself(share))
+)
 
 
 class GINConv(nn.Module):
@@ -119,16 +147,14 @@ class GINConv(nn.Module):
     @untraced
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return `net`'s result for x [nodes, width]."""
-        x, dtype = entering(x, self.eps)
-        share, near = wide(self.eps) + 1, sum_rows(g, x, sums)
+        eps = self.eps
+        x, dtype = entering(x, eps)
+        share = wide(eps) + 1
+        near = sum_rows(g, x, sums) if x.is_cpu else None
         if near is not None:
             rows = near + x * share
         else:
-            with g.local_scope():
-                g.ndata["h"] = x
-                reduce = fn.sum("m", "sum")
-                g.update_all(fn.copy_u("h", "m"), reduce, _and_itself(share))
-                rows = g.ndata["out"]
+            rows = _isomorphic(g, {"h": x}, NO_ROWS, share)
         out: Tensor = self.net(rows.to(dtype))
         return out
 
@@ -137,6 +163,13 @@ class GINConv(nn.Module):
 def _attend(e: EdgeBatch, slope: float) -> dict[str, Tensor]:
     score = F.leaky_relu(e.src["left"] + e.dst["right"], slope)
     return {"m": e.softmax(score) * e.src["h"]}
+
+
+@lru_cache(maxsize=64)
+def attending(slope: float) -> Passing:
+    """Neighbours' rows "h" times their attention, of the scores "left" of sources and
+    "right" of destinations."""
+    return Passing(lambda: (_attend(slope), fn.sum("m", "out"), None))
 
 
 class GATConv(nn.Module):
@@ -161,30 +194,37 @@ class GATConv(nn.Module):
     @untraced
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return [nodes, heads * out_channels] for x [nodes, in_channels]."""
-        x, dtype = entering(x, self.bias)
-        whole = wide(self.lin.weight)
-        # Converted once: its gradient is then rounded once.
-        plain = whole is self.lin.weight
-        h = self.lin(x) if plain else F.linear(x, whole)
-        h = h.unflatten(1, (self.heads, -1))
-        left, right = self._scores(x, h, whole)
-        with g.local_scope():
-            rows = g.ndata
-            rows["h"], rows["left"], rows["right"] = h, left, right
-            g.update_all(_attend(self.slope), fn.sum("m", "out"))
-            return (rows["out"].flatten(1) + wide(self.bias)).to(dtype)
+        bias, lin = self.bias, self.lin
+        x, dtype = entering(x, bias)
+        weight: Tensor | None = None
+        if is_product(lin) and lin.bias is None:
+            # Converted once: its gradient is then rounded once.
+            weight = wide(lin.weight)
+        h = lin(x) if weight is None else F.linear(x, weight)
+        h = h.view(h.shape[0], self.heads, h.shape[1] // self.heads)
+        left, right = self._scores(x, h, weight)
+        rows = {"h": h, "left": left, "right": right}
+        near = attending(self.slope)(g, rows)
+        return (near.flatten(1) + wide(bias)).to(dtype)
 
-    def _scores(self, x: Tensor, h: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what sources and destinations add to scores: [nodes, heads, 1]."""
-        sides = [wide(a) for a in (self.att_src, self.att_dst)]
-        if not x.is_cuda and len(x) <= 4 * x.shape[1]:
-            left, right = ((h * a).sum(-1, keepdim=True) for a in sides)
-            return left, right
-        # Linear in x: two columns a head, not two passes over its rows. No batched
-        # product: on a CPU it takes longer than all else of a small graph.
-        heads = weight.view(self.heads, -1, x.shape[1])
-        score = F.linear(x, (heads * torch.cat(sides)[..., None]).sum(2).flatten(0, 1))
-        left, right = score.view(len(x), 2, self.heads, 1).unbind(1)
+    def _scores(
+        self, x: Tensor, h: Tensor, weight: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return what sources and destinations add to scores: [nodes, heads, 1].
+        `weight`: the matrix of `h`, None where it is more than a product."""
+        src, dst = wide(self.att_src), wide(self.att_dst)
+        count, width = x.shape
+        if weight is None or (x.is_cpu and count <= 4 * width):
+            return (h * src).sum(-1, keepdim=True), (h * dst).sum(-1, keepdim=True)
+        # Linear in x: two columns a head, not two passes over its rows.
+        heads, sides = weight.view(self.heads, -1, width), torch.cat((src, dst))
+        if x.is_cpu:
+            # A batched product takes longer than all else of a small graph.
+            columns = (heads * sides[..., None]).sum(2)
+        else:
+            columns = torch.matmul(sides.transpose(0, 1), heads).transpose(0, 1)
+        score = F.linear(x, columns.reshape(-1, width))
+        left, right = score.view(count, 2, self.heads, 1).unbind(1)
         return left, right
 
 

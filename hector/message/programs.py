@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -35,7 +36,9 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class _Made:
+class CompiledPass:
+    """Hold a compiled program."""
+
     compiled: Compiled
     sources: tuple[str, ...]
     """Name of each program input: `n:` node, `s:` source, `e:` edge feature, `t:`
@@ -54,6 +57,17 @@ class Known:
     """Of the results."""
 
 
+class PassProgram(NamedTuple):
+    """Hold a compiled program and what its inputs are."""
+
+    compiled: Compiled
+    inputs: Sequence[tuple[str, str]]
+    """(kind, name) of each: "n" of nodes, "s" of sources, "e" of edges, "t" what
+    functions read besides."""
+    captured: Mapping[str, tuple[int, int]]
+    """See `Known.captured`."""
+
+
 class Programs:
     """Keep programs under one set of options; the least recently used one leaves first.
 
@@ -64,7 +78,7 @@ class Programs:
         self, options: Options | None = None, capacity: int = MAX_PROGRAMS
     ) -> None:
         self.options, self.capacity = options or Options(), capacity
-        self._made: OrderedDict[Facts, _Made] = OrderedDict()
+        self._made: OrderedDict[Facts, CompiledPass] = OrderedDict()
         self._pure: OrderedDict[Facts, list[Known]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -87,6 +101,13 @@ class Programs:
     ) -> tuple[Tensor, ...]:
         """Run the program of `key`, built when it is new; `tensors` gives an input by
         its name."""
+        made = self.made(key, build)
+        return made.compiled(graph, [tensors(s) for s in made.sources])
+
+    def made(
+        self, key: Facts, build: Callable[[], tuple[Trace, Sequence[Sym]]]
+    ) -> CompiledPass:
+        """Return the program of `key`, built when it is new."""
         made = self._made.get(key)
         if made is None:
             made = self._make(*build())
@@ -95,14 +116,14 @@ class Programs:
                 self._made.popitem(last=False)
         else:
             self._made.move_to_end(key)
-        return made.compiled(graph, [tensors(s) for s in made.sources])
+        return made
 
-    def _make(self, trace: Trace, results: Sequence[Sym]) -> _Made:
+    def _make(self, trace: Trace, results: Sequence[Sym]) -> CompiledPass:
         shapes = [_row_shape(r) for r in results]
         program = trace.program(results)
         compiled = Compiled(trace.builder, program, self.options, shapes)
         sources = tuple(trace.state.bound[n] for n in compiled.inputs)
-        return _Made(compiled, sources)
+        return CompiledPass(compiled, sources)
 
 
 def _row_shape(s: Sym) -> tuple[int, ...]:

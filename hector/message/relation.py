@@ -11,11 +11,18 @@ The side with fewer rows is padded, and results are cut to the destinations.
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial, reduce
-from typing import Any, TypeVar
+from functools import lru_cache, partial, reduce
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,9 +48,15 @@ from hector.message.functions import (
     Reducer,
     Side,
     copy_e,
-    pure,
 )
-from hector.message.programs import SHARED, Facts, Known, Programs
+from hector.message.programs import (
+    SHARED,
+    CompiledPass,
+    Facts,
+    Known,
+    PassProgram,
+    Programs,
+)
 from hector.message.sums import plain_sum
 from hector.message.traced import (
     FUSED,
@@ -58,6 +71,7 @@ from hector.message.traced import (
 )
 from hector.message.views import RowsView, TypeView
 from hector.precision import wide
+from hector.runtime.ahead import arch, target_now
 from hector.tracing import untraced
 
 Message = MessageFunction | Callable[[EdgeBatch], Mapping[str, Any]]
@@ -65,6 +79,7 @@ Reduce = ReduceFunction | Callable[[NodeBatch], Mapping[str, Any]]
 Apply = Callable[[NodeBatch], Mapping[str, Any]]
 
 T = TypeVar("T")
+TraceCall = Callable[[Trace], dict[str, Rows]]
 
 
 class Relation:
@@ -404,9 +419,7 @@ class Relation:
         caller's."""
         try:
             if isinstance(func, MessageFunction):
-                key = ("apply", self.two_sided, func, self._builtin_shapes(func))
-                found = self._run(key, lambda t: [message_rows(t, func)])
-                return {func.out: found[0]}, {}
+                return {func.out: self._run(func)}, {}
             if isinstance(func, PureCall):
                 return self._pure((func,), lambda t: _call_edges(t, func)), {}
             trace, made = self._traced(lambda t: _call_edges(t, func))
@@ -534,11 +547,7 @@ class Relation:
         plain = plain_sum(self, message, reduce)
         if plain is not None:
             return plain
-        facts = (message, reduce.reducer, reduce.temperature)
-        key = ("update", self.two_sided, *facts, self._builtin_shapes(message))
-        return self._run(
-            key, lambda t: [reduce_rows(message_rows(t, message), reduce)]
-        )[0]
+        return self._run(message, reduce)
 
     def _whole(
         self, t: Trace, message: Message, reduce: Reduce, apply: Apply | None
@@ -573,10 +582,58 @@ class Relation:
     def _pure(
         self,
         parts: tuple[Message | Reduce | Apply | None, ...],
-        call: Callable[[Trace], dict[str, Rows]],
+        call: TraceCall,
     ) -> dict[str, Tensor]:
         """Return the results of `call`, made of `parts` that were declared pure: they
         are traced once for features of a shape."""
+        known, tensors = self._known(parts, call)
+        self.counts["compiled"] += 1
+        made = self.programs.made(known.key, self._building(call))
+        structure = self.structure  # first: rows are sorted as edges are now
+        found = made.compiled(structure, self._inputs(made, known, tensors))
+        return dict(zip(known.names, found, strict=True))
+
+    def program(
+        self, parts: tuple[Message, Reduce, Apply | None]
+    ) -> tuple[PassProgram, list[Tensor]]:
+        """Return the program of `update_all` of functions that were declared pure, and
+        its inputs now.
+
+        Raises one of TRACE_ERRORS where messages are to be in memory.
+        """
+        call: TraceCall = lambda t: self._whole(t, *parts)  # noqa: E731
+        known, tensors = self._known(parts, call)
+        made = self.programs.made(known.key, self._building(call))
+        names = [(s[0], s if s[0] == "t" else s[2:]) for s in made.sources]
+        self.now()  # first: see `_pure`
+        inputs = self._inputs(made, known, tensors)
+        return PassProgram(made.compiled, names, known.captured), inputs
+
+    def _building(self, call: TraceCall) -> Callable[[], tuple[Trace, Sequence[Sym]]]:
+        def build() -> tuple[Trace, list[Sym]]:
+            again, made = self._traced(call)
+            return again, [r.sym for r in made.values()]
+
+        return build
+
+    def _inputs(
+        self, made: CompiledPass, known: Known, tensors: Sequence[Tensor]
+    ) -> list[Tensor]:
+        found = []
+        for name in made.sources:
+            if name in known.captured:
+                place, dropped = known.captured[name]
+                found.append(_without(tensors[place], dropped))
+            else:
+                found.append(self._tensor(name))
+        return found
+
+    def _known(
+        self,
+        parts: tuple[Message | Reduce | Apply | None, ...],
+        call: TraceCall,
+    ) -> tuple[Known, list[Tensor]]:
+        """Return the trace of pure functions, and the tensors that they read."""
         tensors: list[Tensor] = []
         facts: list[Hashable] = [self.two_sided]
         for p in parts:
@@ -611,20 +668,7 @@ class Relation:
             )
             traces.append(known)
             del traces[:-MAX_TRACES]
-
-        def tensor(name: str) -> Tensor:
-            if name not in known.captured:
-                return self._tensor(name)
-            place, dropped = known.captured[name]
-            return _without(tensors[place], dropped)
-
-        def build() -> tuple[Trace, list[Sym]]:
-            again, made = self._traced(call)
-            return again, [r.sym for r in made.values()]
-
-        self.counts["compiled"] += 1
-        found = self.programs.run(self.structure, known.key, build, tensor)
-        return dict(zip(known.names, found, strict=True))
+        return known, tensors
 
     def _reads_alike(self, known: Known) -> bool:
         """Whether features have the shapes that a trace was made for."""
@@ -650,27 +694,74 @@ class Relation:
         return self.programs.run(self.structure, key, lambda: (trace, results), tensor)
 
     def _run(
-        self,
-        key: Any,
-        build: Callable[[Trace], list[Rows]],
-    ) -> tuple[Tensor, ...]:
-        def made() -> tuple[Trace, list[Sym]]:
-            trace = Trace(self._row_shape, self._frame, self.two_sided)
-            return trace, [r.sym for r in build(trace)]
+        self, message: MessageFunction, reduce: ReduceFunction | None = None
+    ) -> Tensor:
+        """Return the rows of built-in functions; see [Note: found by shapes] in
+        message/direct.py."""
+        edges = self.now()
+        sides = message.sides
+        given = [self._operand(side, name, edges) for side, name in sides]
 
+        def build() -> _Built:
+            facts = (message, reduce and (reduce.reducer, reduce.temperature))
+            key = (*facts, self.two_sided, self._builtin_shapes(message))
+            names = [f"{self._letter(side)}:{name}" for side, name in sides]
+            return _Built(key, names, lambda: self._built(message, reduce))
+
+        return self._found((message, reduce), edges, given, build)
+
+    def _built(
+        self, message: MessageFunction, reduce: ReduceFunction | None
+    ) -> tuple[Trace, list[Sym]]:
+        trace = Trace(self._row_shape, self._frame, self.two_sided)
+        rows = message_rows(trace, message)
+        return trace, [(rows if reduce is None else reduce_rows(rows, reduce)).sym]
+
+    def _letter(self, side: Side) -> str:
+        if side is Side.EDGE:
+            return "e"
+        return "s" if side is Side.SOURCE and self.two_sided else "n"
+
+    def _operand(self, side: Side, name: str, edges: Edges) -> Tensor:
+        """Return a feature as programs read it."""
+        if side is Side.EDGE:
+            return self.edata.sorted(name, edges)
+        rows = (self.srcdata if side is Side.SOURCE else self.dstdata)[name]
+        short = edges.num_rows - rows.shape[0]
+        if not short:
+            return rows
+        return torch.cat((rows, rows.new_zeros(short, *rows.shape[1:])))
+
+    def _found(
+        self,
+        what: tuple[object, ...],
+        edges: Edges,
+        given: Sequence[Tensor],
+        build: Callable[[], "_Built"],
+    ) -> Tensor:
+        """Return the result of the program for `given`. `what`: objects that it is
+        found by; `build` is called where it is not."""
+        facts = [(t.dtype, t.shape, t.requires_grad, t.device) for t in given]
+        ahead = None if target_now() is None else arch()
+        key = (*map(id, what), torch.is_grad_enabled(), ahead, *facts)
+        known = edges.ready.get(key)
+        if known is None:
+            asked = build()
+            made = self.programs.made(Facts(asked.facts), asked.make)
+            places = [asked.names.index(s) for s in made.sources]
+            inputs = [given[i] for i in places]
+            found = made.compiled.executable(edges.structure, inputs)
+            # With the objects, whose ids others would have after their end.
+            known = edges.keep_ready(key, (found, places, what))
+        executable, places, _ = known
         self.counts["compiled"] += 1
-        structure = self.structure
-        return self.programs.run(structure, Facts(key), made, self._tensor)
+        result: Tensor = executable([given[i] for i in places])[0]
+        return result
 
     def _tensor(self, name: str) -> Tensor:
         kind, feature = name.split(":", 1)
-        if kind == "e":
-            return self.edata.sorted(feature, self._edges)
-        rows = self.srcdata[feature] if kind == "s" else self.dstdata[feature]
-        short = self._edges.num_rows - rows.shape[0]
-        return (
-            torch.cat((rows, rows.new_zeros(short, *rows.shape[1:]))) if short else rows
-        )
+        side = {"e": Side.EDGE, "s": Side.SOURCE, "n": Side.DESTINATION}[kind]
+        return self._operand(side, feature, self._edges)
 
     def _row_shape(self, side: Side, name: str) -> tuple[int, ...]:
         edge = side is Side.EDGE
@@ -680,8 +771,7 @@ class Relation:
         return tuple(value.shape[1:])
 
     def _builtin_shapes(self, f: MessageFunction) -> tuple[tuple[int, ...], ...]:
-        sides = (f.left,) if f.right is None else (f.left, f.right)
-        return tuple(self._row_shape(*s) for s in sides)
+        return tuple(self._row_shape(*s) for s in f.sides)
 
     @property
     def two_sided(self) -> bool:
@@ -709,7 +799,7 @@ class Relation:
     def _builtin_messages(self, f: MessageFunction) -> tuple[Tensor, torch.dtype]:
         """Return messages as they are computed, and the dtype of what is made of
         them."""
-        sides = (f.left,) if f.right is None else (f.left, f.right)
+        sides = f.sides
         columns = [self._column(*s) for s in sides]
         # Once, if both ends read one column: its gradient is then rounded once.
         made = {id(column): wide(column) for column in columns}
@@ -805,7 +895,7 @@ class Relation:
 
     def _reduce_rows(self, messages: Tensor, reduce: ReduceFunction) -> Tensor:
         """Reduce real messages by a compiled reducer."""
-        again = replace(reduce, message="m", out="out")
+        again = _renamed(reduce)
         with self.local_scope():
             self.edata["m"] = messages if messages.dim() < 4 else messages.flatten(1)
             found = self._builtin(copy_e("m", "m"), again)
@@ -848,15 +938,26 @@ class Relation:
         if norm_by == "src":
             back: Relation = self.derived(_reversed)
             return back.edge_softmax(score)
-        rows = self.edata
-        self.edata = EdgeFrame(self.num_edges(), self.device)
-        try:
-            # Rows that the compiler knows have at most two axes.
-            self.edata["score"] = score if score.dim() < 4 else score.flatten(1)
-            self.apply_edges(_softmax())
-            return self.edata["out"].reshape(score.shape)
-        finally:
-            self.edata = rows
+        self.edata.check("scores", score)
+        edges = self.now()
+        # Rows that the compiler knows have at most two axes.
+        rows = score if score.dim() < 4 else score.flatten(1)
+        order, inverse = edges.order, edges.inverse
+        given = rows if order is None else rows.index_select(0, order)
+        shape = tuple(rows.shape[1:])
+
+        def make() -> tuple[Trace, list[Sym]]:
+            trace = Trace(lambda *_: shape)
+            return trace, [softmax_rows(trace.feature(Side.EDGE, "score")).sym]
+
+        found = self._found(
+            (Relation.edge_softmax,),
+            edges,
+            [given],
+            lambda: _Built(("softmax", shape), ["e:score"], make),
+        )
+        found = found if inverse is None else found.index_select(0, inverse)
+        return found.reshape(score.shape)
 
     # Parts.
 
@@ -906,6 +1007,16 @@ class Relation:
         local = torch.searchsorted(part.nodes, part.reached)
         for name, value in part.propagate(message, reduce, apply).items():
             self.dstdata.write(name, part.reached, value[local])
+
+
+class _Built(NamedTuple):
+    """How a program with one result is made."""
+
+    facts: Hashable
+    """What it is found by among all programs."""
+    names: Sequence[str]
+    """Of the tensors that are given, as `CompiledPass.sources` names them."""
+    make: Callable[[], tuple[Trace, Sequence[Sym]]]
 
 
 class _Scope(AbstractContextManager[None]):
@@ -1026,15 +1137,6 @@ def apply_nodes(frame: Frame, func: Apply, v: Any = None) -> None:
         frame.write(name, ids, value)
 
 
-def edge_softmax(
-    graph: Any, logits: Tensor, eids: Any = None, norm_by: str = "dst"
-) -> Tensor:
-    """Return `Relation.edge_softmax` of the edges of a graph with one type."""
-    relation = graph if isinstance(graph, Relation) else graph[None]
-    found: Tensor = relation.edge_softmax(logits, eids, norm_by)
-    return found
-
-
 def formed(form: str, u: Tensor, v: Tensor, ids: Tensor) -> Any:
     """Return edges as DGL's `form` says: "uv", "eid" or "all"."""
     found = {"uv": (u, v), "eid": ids, "all": (u, v, ids)}
@@ -1093,9 +1195,9 @@ def _without(tensor: Tensor, axes: int) -> Tensor:
     return tensor.view(tensor.shape[axes:]) if axes else tensor
 
 
-@pure
-def _softmax(edges: EdgeBatch) -> dict[str, Any]:
-    return {"out": edges.softmax(edges.data["score"])}
+@lru_cache(maxsize=64)
+def _renamed(reduce: ReduceFunction) -> ReduceFunction:
+    return replace(reduce, message="m", out="out")
 
 
 def _single(*ids: Any) -> bool:

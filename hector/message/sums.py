@@ -17,10 +17,9 @@ from hector.message.functions import (
     ReduceFunction,
     Reducer,
     Side,
-    copy_u,
 )
 from hector.message.programs import SHARED
-from hector.runtime.again import alive, plain_apply, transformed
+from hector.runtime.again import alive, in_transform, plain_apply
 from hector.runtime.bags import Bags, Edges
 from hector.runtime.executable import graph_arrays
 
@@ -101,7 +100,7 @@ def sum_rows(r: Any, rows: Tensor, make: Callable[[Any], RowSums]) -> Tensor | N
         or not r.num_edges()
         or not rows.shape[1]
         or MASK in r.edata
-        or transformed()
+        or in_transform() is not None
     ):
         return None
     r.srcdata.check("rows", rows)
@@ -128,16 +127,3 @@ def plain_sum(
         return None
     way = way_of(reduce, r.srcdata[name])
     return None if way is None else sum_rows(r, r.srcdata[name], way)
-
-
-def neighbours(r: Any, rows: Tensor, reduce: ReduceFunction) -> Tensor:
-    """Return the rows of neighbours, reduced; no feature is set."""
-    way = way_of(reduce, rows)
-    found = None if way is None else sum_rows(r, rows, way)
-    if found is not None:
-        return found
-    with r.local_scope():
-        r.srcdata["h"] = rows
-        r.update_all(copy_u("h", reduce.message), reduce)
-        reduced: Tensor = r.dstdata[reduce.out]
-        return reduced

@@ -200,10 +200,20 @@ def to_simple(
     return_counts: str | None = "count",
     writeback_mapping: bool = False,
     copy_ndata: bool = True,
+    copy_edata: bool = False,
+    aggregator: str = "arbitrary",
 ) -> Any:
     """Return the graph with one edge where there are several, sorted by source and
     destination; edge feature `return_counts` says how many. `writeback_mapping`: also
-    the new id of each edge, by type where there are several."""
+    the new id of each edge, by type where there are several. `copy_edata`: features of
+    edges are those of the last of several, or their "sum" or "mean".
+
+    Raises ValueError for another `aggregator`.
+    """
+    if aggregator not in ("arbitrary", "sum", "mean"):
+        raise ValueError(
+            f"expected aggregator 'arbitrary', 'sum' or 'mean', got {aggregator!r}"
+        )
     edges, counts, mapping = {}, {}, {}
     for k in g.canonical_etypes:
         src, dst = g[k].edges()
@@ -213,12 +223,26 @@ def to_simple(
         )
         edges[k] = pairs // width, pairs % width
     made = _like(g, edges, copy_ndata)
-    if return_counts is not None:
-        for k, number in counts.items():
+    for k, number in counts.items():
+        for name, rows in g[k].edata.items() if copy_edata else ():
+            made[k].edata[name] = _one_of(rows, mapping[k], number, aggregator)
+        if return_counts is not None:
             made[k].edata[return_counts] = number
     if not writeback_mapping:
         return made
     return made, mapping if len(mapping) > 1 else next(iter(mapping.values()))
+
+
+def _one_of(rows: Tensor, place: Tensor, counts: Tensor, how: str) -> Tensor:
+    """Return a row for each of `counts` edges, of the rows that go to its `place`."""
+    if how == "arbitrary":
+        ids = torch.arange(len(place), device=place.device)
+        last = torch.zeros_like(counts).scatter_reduce(0, place, ids, "amax")
+        return rows.index_select(0, last)
+    total = rows.new_zeros(len(counts), *rows.shape[1:]).index_add(0, place, rows)
+    if how == "sum":
+        return total
+    return total / counts.view(-1, *(1,) * (rows.dim() - 1))
 
 
 @untraced

@@ -12,7 +12,7 @@ from hector.graph import HeteroGraph
 from hector.graph_cache import GraphCache
 from hector.indexing import adjacency, is_adjacency
 from hector.passes.pipeline import Optimizations
-from hector.runtime.ahead import arch
+from hector.runtime.ahead import arch, target_now
 
 FLOWS = ("source_to_target", "target_to_source")
 MAX_PREPARED = 64
@@ -95,8 +95,10 @@ class CompiledConv(nn.Module):
 
         `numbers` is everything else that the program depends on.
         """
-        kinds = tuple((t.dtype, t.shape, t.requires_grad) for t in values.values())
-        key = (layer, torch.is_grad_enabled(), numbers, tuple(values), kinds, arch())
+        kinds = [(t.dtype, t.shape, t.requires_grad) for t in values.values()]
+        ahead = None if target_now() is None else arch()
+        modes = (torch.is_grad_enabled(), ahead)
+        key = (layer, modes, numbers, tuple(values), *kinds)
         known = graph.state.prepared
         call: Prepared | None = known.get(key)
         if call is None:

@@ -13,7 +13,7 @@ from hector.graph import HeteroGraph
 from hector.indexing import endpoints, is_adjacency
 from hector.nn.common import CompiledConv, empty, kaiming_uniform
 from hector.nn.layers import hgt, hgt_attention
-from hector.precision import entering, wide
+from hector.precision import entering, is_product, wide
 from hector.tracing import untraced
 
 EdgeType = tuple[str, str, str]
@@ -52,6 +52,13 @@ class _TypedLinears(nn.Module):
         Rows are joined, not stacked: what each parameter's gradient gets back then is
         a run of rows that needs no copy. Transposing is one copy for all parts.
         """
+        for name in names:
+            lin = self.lins[name]
+            if not (is_product(lin) or isinstance(lin, nn.LazyLinear)):
+                raise ValueError(
+                    f"expected an nn.Linear without hooks for {name!r}, as its weight "
+                    f"is read and it is not called, got {type(lin).__name__}"
+                )
         weights = [self._of(name, "weight", width) for name in names]
         biases = [self._of(name, "bias") for name in names]
         # Padding copies: on small graphs that is a visible part of a call.

@@ -55,7 +55,7 @@ alive: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
 """A tensor, or what one holds that left its transformation."""
 
 
-def transformed() -> bool:
-    """Return whether a transformation of `torch.func` is in force."""
-    stack = getattr(torch._C._functorch, "peek_interpreter_stack", None)
-    return stack is not None and stack() is not None
+in_transform: Callable[[], object | None] = getattr(
+    torch._C._functorch, "peek_interpreter_stack", lambda: None
+)
+"""The transformation of `torch.func` that is in force; None: there is none."""

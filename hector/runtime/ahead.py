@@ -36,9 +36,13 @@ class Target:
 _TARGET: ContextVar[Target | None] = ContextVar("hector_target", default=None)
 
 
+target_now = _TARGET.get
+"""`target`, without a call of Python's."""
+
+
 def target() -> Target | None:
     """What is compiled for; None: the device that tensors lie on."""
-    return _TARGET.get()
+    return target_now()
 
 
 def arch() -> int | None:

@@ -4,7 +4,7 @@ PyTorch's `embedding_bag` reads rows and adds them up in one kernel, where a gat
 an `index_add` write and read a row an edge.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hector.arrays import GraphArrays
 from hector.ir.types import Domain, Index
-from hector.kept import kept
+from hector.kept import apart, kept
 from hector.precision import MANY
 
 PART = 32
@@ -53,6 +53,16 @@ class Bags(NamedTuple):
         args = (False, 0, False, None, True)
         wide = torch.embedding_bag(made.double(), parts, self.first, *args)[0]
         return wide.to(made.dtype)
+
+    def total(
+        self, rows: Tensor, shape: tuple[int, ...], heads: int, weight: Tensor | None
+    ) -> Tensor:
+        """[groups, *shape] of rows of `shape`; a bag for each of `heads`, `weight`
+        [edges, 1 or heads, 1]."""
+        flat = None if weight is None else weight.flatten()
+        width = shape[0] * shape[1] // heads
+        made = self.sum(rows.reshape(rows.numel() // max(width, 1), width), flat)
+        return made.view(made.shape[0] // heads, *shape)
 
 
 def _bags(ids: Tensor, ptr: Tensor, order: Tensor | None) -> Bags:
@@ -113,14 +123,11 @@ class Edges(NamedTuple):
         times `weight` [edges, 1 or heads, 1]."""
         if group is Index.ALL and read is None and weight is None and len(rows) <= MANY:
             return rows.sum(0, keepdim=True)
-        shape, heads = rows.shape[1:], 1
+        heads = 1
         if weight is not None and weight.shape[1] > 1:
             heads = weight.shape[1]
-        flat = None if weight is None else weight.flatten()
-        made = self.bags(group, read, heads).sum(
-            rows.reshape(rows.shape[0] * heads, shape.numel() // heads), flat
-        )
-        return made.view(made.shape[0] // heads, *shape)
+        bags = self.bags(group, read, heads)
+        return bags.total(rows, rows.shape[1:], heads, weight)
 
     def largest(self, rows: Tensor, group: Index) -> Tensor:
         """[groups, ...]: the largest of a group's rows; 0 for none."""
@@ -146,16 +153,40 @@ class Edges(NamedTuple):
 
         return kept(self.arrays.known, ("runs", self.domain, group), make)
 
+    def is_small(self) -> bool:
+        """Whether dot products are taken in one step."""
+        return self.arrays.rows(self.domain) <= WHOLE
+
+    def small_dot(
+        self, shape: tuple[int, ...], read: Index | None, other: Index | None
+    ) -> Callable[[Tensor, Tensor], Tensor]:
+        """`dot` of rows of `shape` [heads, width] in one step."""
+        (heads, width), size = shape, self.arrays.rows(self.domain)
+        ids, others = (
+            None if i is None else self.arrays.index(self.domain, i)
+            for i in (read, other)
+        )
+        ones: list[Tensor] = []
+
+        def run(left: Tensor, right: Tensor) -> Tensor:
+            a = left if ids is None else left.index_select(0, ids)
+            b = right if others is None else right.index_select(0, others)
+            product = a * b if ids is None else a.mul_(b)
+            if not ones or ones[0].dtype is not product.dtype:
+                with apart():
+                    ones[:] = [product.new_ones(width)]
+            return torch.mv(product.reshape(-1, width), ones[0]).view(size, heads, 1)
+
+        return run
+
     def dot(
         self, left: Tensor, read: Index | None, right: Tensor, other: Index | None
     ) -> Tensor:
         """[edges, heads, 1]: the dot product of what edges read, head by head."""
         size, (heads, width) = self.arrays.rows(self.domain), left.shape[1:]
+        if self.is_small():
+            return self.small_dot((heads, width), read, other)(left, right)
         ones = left.new_ones(width)
-        if size <= WHOLE:
-            rows, others = self.at(left, read), self.at(right, other)
-            product = rows * others if read is None else rows.mul_(others)
-            return torch.mv(product.reshape(-1, width), ones).view(size, heads, 1)
         out = left.new_empty(size, heads, 1)
         sides = [
             t.flatten(1).split(CHUNK)

@@ -3,121 +3,129 @@
 [Note: bound plans] On small graphs the host bounds a step, and most of a launch's host
 time goes into questions that have the same answer in every call: which binary, where
 a tensor's memory is, whether the device can reach it, which stream. So after the first
-call everything that a plan passes to its kernels stands in one table: counts and the
-addresses of the graph's arrays from the start, those of values filled in once a call.
-A launch picks its arguments from the table and calls the compiled kernel; addresses as
-integers are passed on as they are. (Hooks that were set on Triton's launches do not see
-these.) Values that nobody outside the plan reads share one allocation if they are
-small; the stream orders its next use after the plan's kernels. Larger ones keep their
-own memory, so that it ends with its last reader: see [Note: lifetimes].
+call a plan is a Python function that was written for it: it asks its arguments for
+their addresses, allocates, and calls each compiled kernel; addresses as integers are
+passed on as they are. (Hooks that were set on Triton's launches do not see these.) What
+is the same in every call, counts and the addresses of the graph's arrays, stands in the
+function's closure, so graphs of one program share its text. Values that nobody outside
+the plan reads share one allocation if they are small; the stream orders its next use
+after the plan's kernels. Larger ones keep their own memory, so that it ends with its
+last reader: see [Note: lifetimes].
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from math import prod
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hector.ir.node import Node
+from hector.ir.node import Node, Op
 from hector.runtime.launch import ALIGNMENT_BYTES, Key, Launch, Partial, Step, TorchOp
 
 SHARED_BYTES = 1 << 25
 """Most bytes of one plan's values that share an allocation for all of its run."""
 PLACE_BYTES = 256
 """A shared value starts at a multiple of this."""
-STREAM, NOTHING = 0, 1
-"""Places in the table."""
 
 RunTorch = Callable[[Node, Mapping[Any, Tensor]], Tensor]
 """The value of a parameter operation from those of its operands."""
+Call = Callable[..., tuple[Tensor, ...] | None]
+"""The wanted values of a plan for tensors; None, and nothing was launched, if an
+address is not what the kernels were made for."""
 
 
-class _Make(NamedTuple):
-    """Memory of a value: where its address stands, and what it looks like."""
+def current_stream_of(device: torch.device) -> Callable[[int], int]:
+    """What gives the current stream for a device's index, as Triton's own launches ask
+    for it."""
+    if device.type != "cuda":
+        return lambda _: 0
+    ask: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+    return ask
 
-    slot: int
-    key: Key
+
+def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return -(-prod(shape) * dtype.itemsize // PLACE_BYTES) * PLACE_BYTES
+
+
+class Viewed(NamedTuple):
+    """A value that is another one's memory in another shape."""
+
+    of: Node
     shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def num_bytes(self) -> int:
-        size = prod(self.shape) * self.dtype.itemsize
-        return -(-size // PLACE_BYTES) * PLACE_BYTES
-
-
-class _Call(NamedTuple):
-    """A launch: the compiled kernel and what picks its arguments from the table."""
-
-    run: Callable[..., object]
-    pick: Callable[[list[Any]], tuple[Any, ...]]
-
-
-class _Operation(NamedTuple):
-    node: Node
-    slot: int
-    reads: tuple[Node, ...]
-
-
-@dataclass(frozen=True)
-class _Bound:
-    """One step with places for names."""
-
-    makes: tuple[_Make, ...]
-    work: tuple[_Call | _Operation, ...]
-    dead: tuple[Key, ...]
-
-
-class _Known(NamedTuple):
-    """A launch without a graph."""
-
-    function: int
-    """Where the kernel and, next to it, its metadata stand."""
-    fixed: tuple[tuple[int, int], ...]
-    """(place in the table, position) of each argument that is the graph's."""
-    pick: Callable[[list[Any]], tuple[Any, ...]]
+    dtype: torch.dtype | None
+    """None: the other one's."""
 
 
 class TableLayout:
-    """What stands where in the tables of one program's plans, on whatever graph."""
+    """What the functions of one program's plans have in common, on whatever graph."""
 
     def __init__(self) -> None:
-        self.size = NOTHING + 1
-        self.slots: dict[Key, int] = {}
-        self._calls: dict[int, _Known] = {}
+        self._numbers: dict[Key, int] = {}
+        self.written: dict[object, _Written] = {}
 
-    def slot(self, key: Key) -> int:
-        """The place of a value."""
-        if key not in self.slots:
-            self.slots[key] = self._place()
-        return self.slots[key]
+    def number(self, key: Key) -> int:
+        """The number of a value, in its names."""
+        return self._numbers.setdefault(key, len(self._numbers))
 
-    def _place(self) -> int:
-        self.size += 1
-        return self.size - 1
 
-    def call(self, launch: Launch) -> _Known:
-        """The places of a launch; the program keeps its template."""
-        found = self._calls.get(id(launch.template))
-        if found is None:
-            found = self._calls[id(launch.template)] = self._made(launch)
-        return found
+Read = Callable[["BoundPlan"], tuple[Any, ...]]
+"""What is the same in every call of a plan."""
 
-    def _made(self, launch: Launch) -> _Known:
-        places = {p: self.slot(n) for p, n in launch.slots}
-        places.update((p, self.slot(Partial(n))) for p, n in launch.partials)
-        every = range(len(launch.args))
-        fixed = {p: self._place() for p in every if p not in places}
-        places.update(fixed)
-        head = self._place(), self._place()
-        # After the metadata: what hooks would be told, and the hooks.
-        order = (places[p] for p in every)
-        pick = itemgetter(STREAM, *head, NOTHING, NOTHING, NOTHING, *order)
-        return _Known(head[0], tuple((s, p) for p, s in fixed.items()), pick)
+
+class _Written(NamedTuple):
+    """A function without a graph."""
+
+    make: Callable[..., Call]
+    """The function for what `reads` give of a plan."""
+    reads: tuple[Read, ...]
+
+
+class _Writer:
+    """Writes a function, and notes what is the same in every call of it."""
+
+    def __init__(self, layout: TableLayout) -> None:
+        self.lines: list[str] = []
+        self._number = layout.number
+        self._unpacked: list[str] = []
+        self._reads: list[Read] = []
+        self._space: dict[str, Any] = {}
+
+    def constant(self, value: Any) -> str:
+        """The name of what is the same on all graphs."""
+        name = f"k{len(self._space)}"
+        self._space[name] = value
+        return name
+
+    def fixed(self, read: Read, count: int) -> list[str]:
+        """The names of `count` values that are the same in every call of a plan."""
+        place = len(self._reads)
+        names = [f"c{place}_{i}" for i in range(count)]
+        if names:
+            self._reads.append(read)
+            self._unpacked.append(f"{', '.join(names)}, = c{place}")
+        return names
+
+    def value(self, key: Key) -> str:
+        """The name of a value's tensor."""
+        return f"v{self._number(key)}"
+
+    def address(self, key: Key) -> str:
+        """The name of a value's address."""
+        return f"p{self._number(key)}"
+
+    def written(self, given: Sequence[str]) -> _Written:
+        """The function of arguments with these names."""
+        arguments = ", ".join(f"c{i}" for i in range(len(self._reads)))
+        text = [f"def make({arguments}):"]
+        text += [f"    {line}" for line in self._unpacked]
+        text += [f"    def run({', '.join(given)}):"]
+        text += [f"        {line}" for line in self.lines]
+        text += ["    return run"]
+        exec(compile("\n".join(text), "<bound plan>", "exec"), self._space)
+        return _Written(self._space["make"], tuple(self._reads))
 
 
 class BoundPlan:
@@ -130,115 +138,212 @@ class BoundPlan:
         run_torch: RunTorch,
         kept: Mapping[Node, Tensor],
         layout: TableLayout | None = None,
+        view_of: Callable[[Node], Viewed | None] = lambda _: None,
     ) -> None:
-        """`layout`: that of the program, if it has other plans."""
-        self.device, self.run_torch = device, run_torch
+        """`layout`: that of the program, if it has other plans; `view_of`: which
+        operations of PyTorch are views."""
+        self.device, self.run_torch, self.view_of = device, run_torch, view_of
         self.kept = dict(kept)
         """Values that depend on the graph alone: the same in every call."""
         self._layout = TableLayout() if layout is None else layout
-        self._fixed: list[tuple[int, Any]] = []
-        """(place in the table, value) of what is the same in every call."""
-        self.launches = tuple(w for s in steps for w in s.work if isinstance(w, Launch))
-        """Kept: they hold the graph's arrays, whose addresses stand in the table."""
-        bound = [
-            self._bind(s)
+        self.steps = tuple(
+            s
             for s in steps
             if not (kept and s.makes and all(k in kept for k, _, _ in s.makes))
-        ]
-        for node, value in self.kept.items():
-            self._fixed.append((self._layout.slot(node), value.data_ptr()))
-        self._table: list[Any] = [None] * self._layout.size
-        for place, known in self._fixed:
-            self._table[place] = known
-        made = {m.key for s in bound for m in s.makes}
-        made |= {w.node for s in bound for w in s.work if isinstance(w, _Operation)}
-        self.given = tuple(
-            (n, s)
-            for n, s in self._layout.slots.items()
-            if isinstance(n, Node) and n not in made and n not in self.kept
         )
-        self.shared_bytes = 0
-        self._shared: list[tuple[int, int]] = []
-        """(place in the table, offset) of each value in the shared memory."""
-        self.steps = self._share(bound)
+        self._work = tuple(w for s in self.steps for w in s.work)
+        self.launches = tuple(w for s in steps for w in s.work if isinstance(w, Launch))
+        """Kept: they hold the graph's arrays, whose addresses the function has."""
+        self._shared = self._share()
+        self.shared_bytes = sum(self._shared.values())
+        self._calls: dict[object, Call] = {}
 
-    def _bind(self, step: Step) -> _Bound:
-        work = (
-            _Operation(w.node, self._layout.slot(w.node), w.reads)
-            if isinstance(w, TorchOp)
-            else self._call(w)
-            for w in step.work
-        )
-        makes = (_Make(self._layout.slot(k), k, s, d) for k, s, d in step.makes)
-        return _Bound(tuple(makes), tuple(work), step.dead)
-
-    def _call(self, launch: Launch) -> _Call:
-        kernel, known = launch.compiled, self._layout.call(launch)
-        head = kernel.function, kernel.packed_metadata
-        self._fixed += enumerate(head, known.function)
-        for place, position in known.fixed:
-            value = launch.args[position]
-            value = value.data_ptr() if isinstance(value, Tensor) else value
-            self._fixed.append((place, value))
-        return _Call(partial(kernel.run, *launch.grid), known.pick)
-
-    def _share(self, steps: list[_Bound]) -> tuple[_Bound, ...]:
-        """The steps without what finds room in the shared memory."""
-        work = [w for s in steps for w in s.work if isinstance(w, _Operation)]
-        ends = {key for s in steps for key in s.dead}
-        ends.difference_update(*(w.reads for w in work))
-        inner = [(m, m.num_bytes) for s in steps for m in s.makes if m.key in ends]
-        if sum(size for _, size in inner) > SHARED_BYTES:
-            return tuple(steps)
-        for make, size in inner:
-            self._shared.append((make.slot, self.shared_bytes))
-            self.shared_bytes += size
-        gone = {m.key for m, _ in inner}
-        return tuple(
-            _Bound(
-                tuple(m for m in s.makes if m.key not in gone),
-                s.work,
-                tuple(k for k in s.dead if k not in gone),
-            )
-            for s in steps
-        )
+    def _share(self) -> dict[Key, int]:
+        """{value in the shared memory: its bytes}."""
+        ends = {key for s in self.steps for key in s.dead}
+        for work in self._work:
+            if isinstance(work, TorchOp):
+                ends.difference_update(work.reads)
+        sizes = {
+            k: _bytes(shape, dtype)
+            for s in self.steps
+            for k, shape, dtype in s.makes
+            if k in ends
+        }
+        return {} if sum(sizes.values()) > SHARED_BYTES else sizes
 
     def run(self, bindings: Mapping[Node, Tensor]) -> dict[Node, Tensor] | None:
-        """Values by node: everything bound, and the plan's results; None, and nothing
-        was launched, if an input's address is not what the kernels were made for."""
-        table = self._table.copy()
-        for node, slot in self.given:
-            pointer = bindings[node].data_ptr()
-            if pointer % ALIGNMENT_BYTES:
-                return None
-            table[slot] = pointer
-        memory = self._place(table)
-        device = self.device
-        values: dict[Any, Tensor] = {**bindings, **self.kept}
-        for step in self.steps:
-            for slot, key, shape, dtype in step.makes:
-                made = values[key] = torch.empty(shape, dtype=dtype, device=device)
-                table[slot] = made.data_ptr()
-            for item in step.work:
-                if isinstance(item, _Call):
-                    item.run(*item.pick(table))
-                else:
-                    made = values[item.node] = self.run_torch(item.node, values)
-                    table[item.slot] = made.data_ptr()
-            for key in step.dead:
-                del values[key]
-        # The stream orders this memory's next use after the kernels.
-        del memory
-        return values
-
-    def _place(self, table: list[Any]) -> Tensor | None:
-        """The stream and the shared memory of one call."""
-        if self.device.type == "cuda":
-            table[STREAM] = torch.cuda.current_stream(self.device).cuda_stream
-        if not self.shared_bytes:
+        """Values by node: everything bound, and the plan's results; None if `call`'s
+        function gives that."""
+        gone = {key for s in self.steps for key in s.dead}
+        made = [k for s in self.steps for k, _, _ in s.makes]
+        made += [w.node for w in self._work if isinstance(w, TorchOp)]
+        made += self.kept
+        wanted = tuple(k for k in made if k not in gone and isinstance(k, Node))
+        found = self.call(tuple(bindings), wanted)(*bindings.values())
+        if found is None:
             return None
-        memory = torch.empty(self.shared_bytes, dtype=torch.uint8, device=self.device)
-        base = memory.data_ptr()
-        for slot, offset in self._shared:
-            table[slot] = base + offset
-        return memory
+        return {**bindings, **dict(zip(wanted, found, strict=True))}
+
+    def call(self, given: tuple[Node, ...], wanted: tuple[Node, ...]) -> Call:
+        """The function of tensors in the order of `given` that returns the memory of
+        `wanted`; joining or splitting heads changes none."""
+        found = self._calls.get((given, wanted))
+        if found is None:
+            found = self._calls[given, wanted] = self._called(given, wanted)
+        return found
+
+    def _called(self, given: tuple[Node, ...], wanted: tuple[Node, ...]) -> Call:
+        templates = tuple(
+            id(w.template) if isinstance(w, Launch) else w.node for w in self._work
+        )
+        # Templates and nodes live as long as the program, and so do their functions.
+        key = (given, wanted, templates, tuple(self.kept), bool(self._shared))
+        written = self._layout.written.get(key)
+        if written is None:
+            writer = _Writer(self._layout)
+            self._write(writer, given, wanted)
+            arguments = [f"a{i}" for i in range(len(given))]
+            written = self._layout.written[key] = writer.written(arguments)
+        return written.make(*[read(self) for read in written.reads])
+
+    def _write(
+        self, w: _Writer, given: tuple[Node, ...], wanted: tuple[Node, ...]
+    ) -> None:
+        tensors: dict[Key, str] = {n: f"a{i}" for i, n in enumerate(given)}
+        self._write_arguments(w, tensors)
+        kept = w.fixed(lambda plan: tuple(plan.kept.values()), len(self.kept))
+        places = w.fixed(_places_of_kept, len(self.kept))
+        for node, name, place in zip(self.kept, kept, places, strict=True):
+            tensors[node] = name
+            w.lines.append(f"{w.address(node)} = {place}")
+        empty, device = w.constant(torch.empty), w.constant(self.device)
+        stream = self._write_stream(w)
+        self._write_shared(w, empty, device)
+        (run,) = w.fixed(lambda plan: (plan.run_torch,), 1)
+        for i, step in enumerate(self.steps):
+            shapes = w.fixed(partial(_shapes_of, step=i), len(step.makes))
+            for (key, _, dtype), size in zip(step.makes, shapes, strict=True):
+                if key in self._shared:
+                    continue
+                name = tensors[key] = w.value(key)
+                kind = w.constant(dtype)
+                w.lines.append(
+                    f"{name} = {empty}({size}, dtype={kind}, device={device})"
+                )
+                w.lines.append(f"{w.address(key)} = {name}.data_ptr()")
+            for j, item in enumerate(step.work):
+                if isinstance(item, Launch):
+                    w.lines.append(self._launch(w, item, stream, (i, j)))
+                    continue
+                made = self._torch(w, item, tensors, run)
+                name = tensors[item.node] = w.value(item.node)
+                w.lines.append(f"{name} = {made}")
+                w.lines.append(f"{w.address(item.node)} = {name}.data_ptr()")
+            for key in step.dead:
+                name = tensors.pop(key, "")
+                if name.startswith("v"):
+                    w.lines.append(f"del {name}")
+        results = "".join(f"{_memory(tensors, n)}, " for n in wanted)
+        w.lines.append(f"return ({results})")
+
+    def _torch(
+        self, w: _Writer, item: TorchOp, tensors: Mapping[Key, str], run: str
+    ) -> str:
+        """What PyTorch computes: a view is taken as it is."""
+        node = item.node
+        view = self.view_of(node)
+        if view is not None and view.of in tensors:
+            dtype = "" if view.dtype is None else f".to({w.constant(view.dtype)})"
+            (shape,) = w.fixed(partial(_shape_of_view, node=node), 1)
+            return f"{tensors[view.of]}.view({shape}){dtype}"
+        reads = {n: tensors[n] for n in item.reads if n in tensors}
+        operands = ", ".join(f"{w.constant(n)}: {t}" for n, t in reads.items())
+        return f"{run}({w.constant(node)}, {{{operands}}})"
+
+    def _write_arguments(self, w: _Writer, tensors: Mapping[Key, str]) -> None:
+        read = dict.fromkeys(self._reads())
+        names = [(w.address(n), t) for n, t in tensors.items() if n in read]
+        w.lines.extend(f"{address} = {t}.data_ptr()" for address, t in names)
+        if names:
+            every = " | ".join(address for address, _ in names)
+            w.lines.append(f"if ({every}) % {ALIGNMENT_BYTES}:")
+            w.lines.append("    return None")
+
+    def _reads(self) -> Iterator[Key]:
+        """What kernels read or write."""
+        for work in self._work:
+            if isinstance(work, Launch):
+                yield from (n for _, n in work.slots)
+
+    def _write_stream(self, w: _Writer) -> str:
+        if self.device.type != "cuda":
+            return "None"
+        ask = w.constant(current_stream_of(self.device))
+        w.lines.append(f"stream = {ask}({w.constant(self.device.index)})")
+        return "stream"
+
+    def _write_shared(self, w: _Writer, empty: str, device: str) -> None:
+        if not self._shared:
+            return
+        size, *offsets = w.fixed(BoundPlan._shared_places, 1 + len(self._shared))
+        kind = w.constant(torch.uint8)
+        # The stream orders this memory's next use after the kernels.
+        w.lines.append(f"memory = {empty}({size}, dtype={kind}, device={device})")
+        w.lines.append("base = memory.data_ptr()")
+        for key, offset in zip(self._shared, offsets, strict=True):
+            w.lines.append(f"{w.address(key)} = base + {offset}")
+
+    def _shared_places(self) -> tuple[int, ...]:
+        """Bytes of the shared memory, and where each value begins."""
+        return (self.shared_bytes, *accumulate((0, *self._shared.values())))[:-1]
+
+    def _launch(
+        self, w: _Writer, launch: Launch, stream: str, place: tuple[int, int]
+    ) -> str:
+        """The call of a kernel: after its metadata, what hooks would be told, and the
+        hooks."""
+        slots = {p: w.address(n) for p, n in launch.slots}
+        slots |= {p: w.address(Partial(n)) for p, n in launch.partials}
+        left = [i for i in range(len(launch.args)) if i not in slots]
+        read = partial(_values_of, place=place, left=tuple(left))
+        run, x, y, z, *head = w.fixed(read, 6 + len(left))
+        slots |= dict(zip(left, head[2:], strict=True))
+        args = (slots[i] for i in range(len(launch.args)))
+        passed = (x, y, z, stream, *head[:2], "None", "None", "None", *args)
+        return f"{run}({', '.join(passed)})"
+
+
+def _places_of_kept(plan: BoundPlan) -> tuple[int, ...]:
+    return tuple([value.data_ptr() for value in plan.kept.values()])
+
+
+def _shapes_of(plan: BoundPlan, step: int) -> tuple[tuple[int, ...], ...]:
+    return tuple([shape for _, shape, _ in plan.steps[step].makes])
+
+
+def _shape_of_view(plan: BoundPlan, node: Node) -> tuple[tuple[int, ...]]:
+    view = plan.view_of(node)
+    if view is None:
+        raise ValueError(f"expected a view, got {node}")
+    return (view.shape,)
+
+
+def _values_of(
+    plan: BoundPlan, place: tuple[int, int], left: tuple[int, ...]
+) -> tuple[Any, ...]:
+    """What a launch passes that is the same in every call."""
+    launch: Any = plan.steps[place[0]].work[place[1]]
+    kernel, args = launch.compiled, launch.args
+    head = (kernel.run, *launch.grid, kernel.function, kernel.packed_metadata)
+    return (*head, *[_passed(args[i]) for i in left])
+
+
+def _passed(value: Any) -> Any:
+    return value.data_ptr() if isinstance(value, Tensor) else value
+
+
+def _memory(tensors: Mapping[Key, str], node: Node) -> str:
+    while node not in tensors and node.op is Op.RESHAPE:
+        node = node.inputs[0]
+    return tensors[node]

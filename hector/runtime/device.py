@@ -24,7 +24,7 @@ from hector.ir.types import NARROW, ROW_DOMAINS, Domain
 from hector.kept import apart
 from hector.passes.lifetimes import constants, late_sums, lifetimes
 from hector.runtime.ahead import compiles
-from hector.runtime.bound import BoundPlan, TableLayout
+from hector.runtime.bound import BoundPlan, TableLayout, Viewed
 from hector.runtime.contract import Contraction
 from hector.runtime.launch import (
     ALIGNMENT_BYTES,
@@ -347,7 +347,7 @@ class DevicePlan:
             known = self.program.compiled
             known.update((id(w.function), w.compiled) for w in launches)
             args = (self.steps, device, self._torch, self._kept)
-            self.bound = BoundPlan(*args, self.program.layout)
+            self.bound = BoundPlan(*args, self.program.layout, self._view_of)
 
     def to_compile(
         self, dtypes: Mapping[Node, torch.dtype]
@@ -382,12 +382,18 @@ class DevicePlan:
             found.append(values[node])
         return found
 
+    def _view_of(self, node: Node) -> Viewed | None:
+        if not _is_view(node):
+            return None
+        of = self.program.memory(node.inputs[0])
+        # Kernels widen what they load: no copy unless the caller wants a dtype.
+        return Viewed(of, self._shape(node), self.dtypes.fixed.get(node))
+
     def _torch(self, node: Node, values: Mapping[Any, Tensor]) -> Tensor:
-        value = values.get(self.program.memory(node.inputs[0]))
-        if value is not None and _is_view(node):
-            # Kernels widen what they load: no copy unless the caller wants a dtype.
-            dtype = self.dtypes.fixed.get(node, value.dtype)
-            return value.view(self._shape(node)).to(dtype)
+        view = self._view_of(node)
+        if view is not None and view.of in values:
+            value = values[view.of].view(view.shape)
+            return value if view.dtype is None else value.to(view.dtype)
         args = [
             self.reference.evaluate(i, [])
             if i.op in (Op.CONST, Op.GRAPH)

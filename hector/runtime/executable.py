@@ -5,12 +5,13 @@ and then only allocates and launches: no host synchronisation, no shape that dep
 data, so a call can be captured in a CUDA graph.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import reduce
 from math import prod
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,11 +41,12 @@ from hector.precision import computed
 from hector.runtime.again import (
     alive,
     in_pytorch,
+    in_transform,
     inputs_of,
     plain_apply,
-    transformed,
 )
 from hector.runtime.ahead import arch, compiles
+from hector.runtime.bound import Call
 from hector.runtime.host import Host
 from hector.runtime.reference import Reference
 
@@ -132,11 +134,14 @@ class _Runner:
         results: "_Results",
         compiled: "Compiled",
         inputs: tuple[torch.dtype, ...],
+        ends: "_Ends",
     ) -> None:
-        self.plan = plan
+        self.plan, self.ends = plan, ends
+        self._shapes = [(arrays.rows(n.domain), *n.shape) for n in ends.given]
         self._reference: Reference | None = None
-        self._results = results
-        self._asked: dict[tuple[Node, ...], list[torch.dtype]] = {}
+        self._call: Call | None = None
+        device = arrays.graph.device
+        self._index = device.index if device.type == "cuda" else None
         self.source = ""
         if uses_triton(compiled.options.backend, arrays.graph, feature):
             from hector.runtime.device import DevicePlan
@@ -147,9 +152,15 @@ class _Runner:
             self.source = program.source
         else:
             # Products of PyTorch want one dtype; see [Note: numbers of a layer].
-            self._common = computed(reduce(torch.promote_types, inputs, feature))
-            self._reference = reference_of(arrays, self._common)
+            self._common = common = computed(
+                reduce(torch.promote_types, inputs, feature)
+            )
+            self._reference = reference_of(arrays, common)
+            self._asked = [results.dtypes.get(stored(n), common) for n in ends.wanted]
         self.on_device = self._reference is None
+        self.views = not self.on_device
+        """Whether values are read as rows of (heads, width): kernels see memory
+        alone."""
 
     def type_of(self, node: Node) -> torch.dtype:
         """The dtype of a value that the plan stores."""
@@ -161,28 +172,58 @@ class _Runner:
         found: list[Any] = self._device.to_compile(dtypes)
         return found
 
-    def run(
-        self,
-        bindings: Mapping[Node, Tensor],
-        wanted: tuple[Node, ...],
-        kept: tuple[Node, ...] = (),
-    ) -> list[Tensor]:
-        """Values of `wanted`, memory in whatever shape and dtype it was asked for, and
-        of `kept`, which backward reads: a maximum that was rounded is no message's."""
-        if self._reference is not None:
-            common = self._common
-            given = {
-                n: t if t.dtype is common else t.to(common) for n, t in bindings.items()
-            }
-            values = self._reference.run((*wanted, *kept), given)
-            asked = self._asked.get(wanted)
-            if asked is None:
-                dtypes = self._results.dtypes
-                asked = [dtypes.get(stored(n), common) for n in wanted]
-                self._asked[wanted] = asked
-            found = [values[n].to(d) for n, d in zip(wanted, asked, strict=True)]
-            return [*found, *map(values.__getitem__, kept)]
-        return self._device.fetch(self._device.run(bindings), (*wanted, *kept))
+    def taken(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Tensors as `run` reads them."""
+        found = []
+        for t, shape in zip(tensors, self._shapes, strict=True):
+            t = t if t.is_contiguous() else t.contiguous()
+            found.append(t.view(shape) if self.views and t.shape != shape else t)
+        return found
+
+    def run(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Values of what is wanted, memory in whatever shape and dtype it was asked
+        for, and of what backward reads: a maximum that was rounded is no message's."""
+        if self._reference is None:
+            call = self._call
+            if call is not None and (
+                self._index is None or _current_device() == self._index
+            ):
+                found = call(*tensors)
+                if found is not None:
+                    return found
+            return self._first(tensors)
+        common, ends = self._common, self.ends
+        given = dict(zip(ends.given, tensors, strict=True))
+        for n, t in given.items():
+            if t.dtype is not common:
+                given[n] = t.to(common)
+        kept = ends.kept
+        values = self._reference.run((*ends.wanted, *kept), given)
+        made = [values[n].to(d) for n, d in zip(ends.wanted, self._asked, strict=True)]
+        return [*made, *map(values.__getitem__, kept)]
+
+    def _first(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """What `run` returns, where no function for it is at hand."""
+        given, wanted = self.ends.given, (*self.ends.wanted, *self.ends.kept)
+        if self._call is None and self._device.bound is not None:
+            self._call = self._device.bound.call(given, wanted)
+            return self.run(tensors)
+        values = self._device.run(dict(zip(given, tensors, strict=True)))
+        found: Sequence[Tensor] = self._device.fetch(values, wanted)
+        return found
+
+
+class _Ends(NamedTuple):
+    """What a plan is given and what is wanted of it, in their order."""
+
+    given: tuple[Node, ...]
+    wanted: tuple[Node, ...]
+    kept: tuple[Node, ...] = ()
+    """As they are computed."""
+
+
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", int)
+"""`torch.cuda.current_device` of a process that has a CUDA context."""
 
 
 def uses_triton(backend: Backend, graph: HeteroGraph, dtype: torch.dtype) -> bool:
@@ -231,7 +272,7 @@ class Executable:
             if not triton:
                 self.saved += plans.numbers
             self._backward = self._gradients(
-                backward, plans.output_grads, plans.gradients
+                backward, self.saved, plans.output_grads, plans.gradients
             )
             self.read_again = compiled.read_again(plans)
         else:
@@ -258,14 +299,18 @@ class Executable:
                     self._twice.append(i)
                 seen.add(node)
         memory = [stored(n) for n in self.outputs]
+        self._kind = arrays.graph.device.type
         self._fresh = len(set(memory)) == len(memory) and all(
             n.op in FRESH and n not in self.known for n in memory
         )
         """Whether outputs share no memory with anything on a CPU."""
-        self._forward = self._runner(forward, asked)
-        given = {*self.inputs, *self.known}
-        self._made = tuple(n for n in self.saved if n not in given)
-        """Of what is saved, what forward makes."""
+        given = (*self.inputs, *self.known)
+        made = tuple(n for n in self.saved if n not in given)
+        self._forward = self._runner(forward, asked, _Ends(given, self.outputs, made))
+        where = {n: i + len(self.outputs) for i, n in enumerate((*made, *given))}
+        again = (len(where) + len(self.outputs) + i for i in self.read_again)
+        self._saves = _picker((*(where[n] for n in self.saved), *again))
+        """Of results, what is given and inputs as they came: what is saved."""
         if key.wanted and triton:
             self._compile()
         self._plans = (forward, backward)
@@ -273,21 +318,29 @@ class Executable:
         """{(outputs that have a gradient, inputs that need one): their plan}."""
         self._again: dict[object, Executable] = {}
 
-    def _runner(self, plan: Plan, asked: "_Results") -> _Runner:
+    def _runner(self, plan: Plan, asked: "_Results", ends: _Ends) -> _Runner:
         return _Runner(
-            plan, self.arrays, self.feature, asked, self._compiled, self._types
+            plan, self.arrays, self.feature, asked, self._compiled, self._types, ends
         )
 
     def _gradients(
-        self, plan: Plan, heads: tuple[Node, ...], found: Mapping[Node, Node]
+        self,
+        plan: Plan,
+        given: tuple[Node, ...],
+        heads: tuple[Node, ...],
+        found: Mapping[Node, Node],
     ) -> "_Gradients":
+        """`given`: next to the gradients `heads`."""
         gradients = [found.get(n) for n in self.inputs]
         asked = _Results()
         for i, gradient in enumerate(gradients):
             if gradient is not None:
                 asked.add(gradient, self._dtypes[i], self._shapes[i])
         there = tuple(g for g in gradients if g is not None)
-        return _Gradients(self._runner(plan, asked), heads, tuple(gradients), there)
+        runner = self._runner(plan, asked, _Ends((*given, *heads), there))
+        places = iter(range(len(there)))
+        of = tuple((i, next(places)) for i, g in enumerate(gradients) if g is not None)
+        return _Gradients(runner, heads, of)
 
     def _compile(self) -> None:
         """Compile both ways at once: on all cores, and before backward begins."""
@@ -336,21 +389,17 @@ class Executable:
     ) -> tuple[Tensor, ...]:
         """Outputs in their rows' shapes, in the autograd graph if gradients are
         wanted."""
-        kind = self.arrays.graph.device.type
+        kind = self._kind
         if torch.is_autocast_enabled(kind):
             # It would give PyTorch's part of a program other dtypes than the kernels'.
             with torch.autocast(kind, enabled=False):
-                return self._called(tensors, known)
-        return self._called(tensors, known)
-
-    def _called(
-        self, tensors: Sequence[Tensor], known: Sequence[Tensor]
-    ) -> tuple[Tensor, ...]:
-        tensors = [
-            t if t.dtype is d else t.to(d)
-            for t, d in zip(tensors, self._dtypes, strict=True)
-        ]
-        if transformed():
+                return self(tensors, known)
+        for t, dtype in zip(tensors, self._dtypes, strict=True):
+            if t.dtype is not dtype:
+                both = zip(tensors, self._dtypes, strict=True)
+                tensors = [t if t.dtype is d else t.to(d) for t, d in both]
+                break
+        if in_transform() is not None:
             common = computed(reduce(torch.promote_types, self._dtypes, self.feature))
             given = zip(self.inputs, tensors, strict=True)
             reference = Reference(self._whole, common)
@@ -362,55 +411,63 @@ class Executable:
 
     def forward(
         self, tensors: Sequence[Tensor], known: Sequence[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Outputs, and what backward needs."""
-        self.arrays.graph.check_unchanged()
-        watch = self.arrays.graph.state.watch
-        if watch is not None:
+    ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+        """Outputs, and what is saved for backward."""
+        graph, runner = self.arrays.graph, self._forward
+        graph.check_unchanged()
+        watch = graph.state.watch
+        if watch is not None and watch.is_late:
             watch.raise_if_known()
-        bindings = self._bind(self.inputs, tensors)
-        bindings.update(zip(self.known, known, strict=True))
-        results = self._forward.run(bindings, self.outputs, self._made)
-        made = dict(zip(self._made, results[len(self.outputs) :], strict=True))
-        saved = [made[n] if n in made else bindings[n] for n in self.saved]
-        outputs = results[: len(self.outputs)]
-        if not self._forward.on_device:
+        given: Sequence[Tensor] = (*tensors, *known)
+        if runner.views or not all(map(_is_contiguous, given)):
+            given = runner.taken(given)
+        found = runner.run(given)
+        outputs = list(found[: len(self.results)])
+        if not runner.on_device:
             if not self._fresh or not all(t.is_contiguous() for t in outputs):
-                outputs = _own(outputs, bindings.values())
+                outputs = _own(outputs, given)
         for i in self._twice:
             outputs[i] = outputs[i].clone()
         if watch is not None:
             watch.check(outputs)
-        shaped = zip(outputs, self.results, strict=True)
-        return [_seen_as(t, *result) for t, result in shaped], saved
+        for i, (dtype, shape) in enumerate(self.results):
+            t = outputs[i]
+            if t.dtype is not dtype or t.shape != shape:
+                outputs[i] = t.to(dtype).view(shape)
+        return outputs, self._saves((*found, *given, *tensors))
 
     def backward(
         self,
         grads: Sequence[Tensor | None],
         needed: Sequence[bool],
-        saved: Sequence[Tensor],
-        again: Sequence[Tensor],
+        kept: Sequence[Tensor],
     ) -> list[Tensor | None]:
-        """Gradients of the inputs, None where none is wanted; `again`: the inputs of
-        `read_again`."""
+        """Gradients of the inputs, None where none is wanted; `kept`: what `forward`
+        saved."""
         watch = self.arrays.graph.state.watch
-        if watch is not None:
+        if watch is not None and watch.is_late:
             watch.raise_if_known()
-        bindings = dict(zip(self.saved, saved, strict=True))
-        if all(needed[i] for i in self._key.wanted):
-            way = self._backward
-            grads = [self._zeros(i) if g is None else g for i, g in enumerate(grads)]
+        there: Sequence[Tensor]
+        for i in self._key.wanted:
+            if not needed[i]:
+                way = self._part(*self._asked(grads, needed))
+                there = (*kept, *(g for g in grads if g is not None))
+                break
         else:
-            way = self._part(*self._asked(grads, needed))
-            places = [self.inputs[i] for i in self.read_again]
-            bindings.update(self._bind(places, again))
-        given = [g for g in grads if g is not None]
-        bindings.update(self._bind(way.heads, given))
-        results = iter(way.runner.run(bindings, way.found))
-        return [
-            None if g is None else _seen_as(next(results), d, s)
-            for g, d, s in zip(way.of, self._dtypes, self._shapes, strict=True)
-        ]
+            way, there = self._backward, kept[: len(self.saved)]
+            for i, g in enumerate(grads):
+                there = (*there, self._zeros(i) if g is None else g)
+        runner = way.runner
+        if runner.views or not all(map(_is_contiguous, there)):
+            there = runner.taken(there)
+        found = runner.run(there)
+        made: list[Tensor | None] = [None] * len(self._dtypes)
+        for i, place in way.of:
+            t = found[place]
+            if t.dtype is not self._dtypes[i] or t.shape != self._shapes[i]:
+                t = t.to(self._dtypes[i]).view(self._shapes[i])
+            made[i] = t
+        return made
 
     def _zeros(self, i: int) -> Tensor:
         dtype, shape = self.results[i]
@@ -429,18 +486,19 @@ class Executable:
             gradients = self._compiled.gradients(self._settings, wanted, present)
             known = tuple(n for n in self.saved if n.op is not Op.INPUT)
             plan, found = self._compiled.backward_plan(gradients, known)
-            self.parts[key] = self._gradients(plan, gradients.heads, found)
+            given = (*self.saved, *(self.inputs[i] for i in self.read_again))
+            self.parts[key] = self._gradients(plan, given, gradients.heads, found)
         return self.parts[key]
 
     def backward_again(
         self,
         grads: Sequence[Tensor | None],
         needed: Sequence[bool],
-        saved: Sequence[Tensor],
-        again: Sequence[Tensor],
+        kept: Sequence[Tensor],
     ) -> list[Tensor | None]:
         """`backward`, as functions that have gradients; see [Note: gradients of
         gradients]."""
+        saved, again = kept[: len(self.saved)], kept[len(self.saved) :]
         present, wanted = self._asked(grads, needed)
         gradients = self._compiled.gradients(self._settings, wanted, present)
         known = tuple(n for n in self.saved if n.op is not Op.INPUT)
@@ -448,30 +506,27 @@ class Executable:
         given = dict(zip((self.inputs[i] for i in self.read_again), again, strict=True))
         there = (g for g in grads if g is not None)
         given.update(zip(gradients.heads, there, strict=True))
-        kept = dict(zip(self.saved, saved, strict=True))
+        values = dict(zip(self.saved, saved, strict=True))
         place = {n: i for i, n in enumerate(self.inputs)}
         results = tuple(
             (self._dtypes[place[n]], self._shapes[place[n]]) for n in gradients.of
         )
         tensors = [given[n] for n in compiled.inputs]
-        key = compiled.key(tensors, [kept[n] for n in known], results)
+        key = compiled.key(tensors, [values[n] for n in known], results)
         whole = (compiled, key)
         if whole not in self._again:
             args = (compiled, key, self._settings, self.arrays, self._whole)
             self._again[whole] = Executable(*args)
-        made = self._again[whole](tensors, [kept[n] for n in known])
+        made = self._again[whole](tensors, [values[n] for n in known])
         found = dict(zip(gradients.of, made, strict=True))
         return [found.get(n) for n in self.inputs]
 
-    def _bind(
-        self, nodes: Sequence[Node], tensors: Sequence[Tensor]
-    ) -> dict[Node, Tensor]:
-        found = {}
-        views = not self._forward.on_device  # kernels see memory alone
-        for n, t in zip(nodes, tensors, strict=True):
-            t = t if t.is_contiguous() else t.contiguous()
-            found[n] = t.view(self.arrays.rows(n.domain), *n.shape) if views else t
-        return found
+
+def _picker(places: tuple[int, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """What picks the values at these places."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda values: tuple([values[i] for i in places])
 
 
 @dataclass(frozen=True)
@@ -480,10 +535,8 @@ class _Gradients:
 
     runner: _Runner
     heads: tuple[Node, ...]
-    of: tuple[Node | None, ...]
-    """Of each input, its gradient."""
-    found: tuple[Node, ...]
-    """Those that are there."""
+    of: tuple[tuple[int, int], ...]
+    """(input, place among what the plan returns) of each gradient."""
 
 
 FRESH = frozenset((Op.AGG, Op.LINEAR, Op.OUTER, Op.SUM_WIDTH, Op.SUM_HEADS, Op.CONCAT))
@@ -503,11 +556,6 @@ def _own(outputs: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
         taken.add(place)
         found.append(t)
     return found
-
-
-def _seen_as(t: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    t = t if t.dtype is dtype else t.to(dtype)
-    return t if t.shape == shape else t.view(shape)
 
 
 @dataclass(frozen=True)
@@ -548,16 +596,15 @@ class _Run(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         outputs, saved = exe.forward(tensors, known)
         ctx.exe = exe
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*saved, *(tensors[i] for i in exe.read_again))
+        # What the methods of these names do.
+        ctx.materialize_grads, ctx.to_save = False, saved
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        exe, kept = ctx.exe, ctx.saved_tensors
-        num = len(kept) - len(exe.read_again)
+        exe = ctx.exe
         run = exe.backward_again if torch.is_grad_enabled() else exe.backward
-        return (None, None, *run(grads, _needed(ctx), kept[:num], kept[num:]))
+        return (None, None, *run(grads, _needed(ctx), ctx.saved_tensors))
 
 
 def _needed(node: Any) -> list[bool]:
@@ -575,6 +622,7 @@ def _needed(node: Any) -> list[bool]:
 
 
 _executes = torch._C._will_engine_execute_node
+_is_contiguous: Callable[[Tensor], bool] = Tensor.is_contiguous
 _apply = plain_apply(_Run)
 
 

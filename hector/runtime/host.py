@@ -7,6 +7,7 @@ only if something else reads it, and values go when their last reader is done.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -159,15 +160,22 @@ class Host(Reference):
             return self._dot(node, given)
         if node.op in (Op.LINEAR, Op.OUTER):
             return self._typed(node, given)
-        return None
+        return _leaky_slope(node, given) if node.op is Op.MUL else None
 
     def _total(self, node: Node, given: set[Node]) -> tuple[tuple[Node, ...], Run]:
         x, group = node.inputs[0], node.index
         edges, shape = Edges(self.arrays, x.domain), x.shape
 
         def total(term: _Term, read: Index | None) -> Run:
-            return lambda rows, *numbers: edges.total(
-                _shaped(rows, shape), read, group, term.weight(numbers)
+            if group is Index.ALL:
+                return lambda rows, *numbers: edges.total(
+                    _shaped(rows, shape), read, group, term.weight(numbers)
+                )
+            # Asked for once: of a small graph questions take as long as sums.
+            heads = max((n.shape[0] for n, _ in term.narrow), default=1)
+            bags = edges.bags(group, read, heads)
+            return lambda rows, *numbers: bags.total(
+                rows, shape, heads, term.weight(numbers)
             )
 
         return _summed(_terms_of(x, given), given, total)
@@ -180,6 +188,10 @@ class Host(Reference):
         edges, shape = Edges(self.arrays, x.domain), x.shape
 
         def dot(term: _Term, read: Index | None, other: Index | None) -> Run:
+            if edges.is_small() and not term.narrow:
+                small = edges.small_dot(shape, read, other)
+                return lambda a, b: small(_shaped(a, shape), _shaped(b, shape))
+
             def run(left: Tensor, right: Tensor, *numbers: Tensor) -> Tensor:
                 left, right = _shaped(left, shape), _shaped(right, shape)
                 out, weight = edges.dot(left, read, right, other), term.weight(numbers)
@@ -232,6 +244,39 @@ class Host(Reference):
             return out
 
         return operands, linear if sides == 1 else outer
+
+
+def _leaky_slope(node: Node, given: set[Node]) -> tuple[tuple[Node, ...], Run] | None:
+    """A product with the slope of a leaky ReLU, (x > 0) * (1 - slope) + slope, as the
+    one operation that PyTorch has for it."""
+    for x, factor in (node.inputs, node.inputs[::-1]):
+        match factor:
+            case Node(
+                op=Op.ADD,
+                inputs=(
+                    Node(
+                        op=Op.MUL,
+                        inputs=(
+                            Node(op=Op.GT, inputs=(of, Node(op=Op.CONST) as zero)),
+                            Node(op=Op.CONST) as rest,
+                        ),
+                    ),
+                    Node(op=Op.CONST) as slope,
+                ),
+            ) if factor not in given and x.type == of.type:
+                part = slope.number("value")
+                plain = zero.number("value") == 0 and rest.number("value") == 1 - part
+                if plain:
+                    return (x, of), partial(_slope_times, slope=part)
+    return None
+
+
+_LEAKY_BACKWARD = torch.ops.aten.leaky_relu_backward.default
+
+
+def _slope_times(x: Tensor, of: Tensor, slope: float) -> Tensor:
+    found: Tensor = _LEAKY_BACKWARD(x, of, slope, False)
+    return found
 
 
 class _Factor:

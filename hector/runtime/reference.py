@@ -78,6 +78,8 @@ class Reference:
         if node.op is Op.READ and node.index is not Index.ALL:
             ids = self.arrays.index(node.domain, node.index)
             return lambda rows: rows.index_select(0, ids)
+        if node.op is Op.SUM_WIDTH:
+            return lambda rows: rows.sum(2, keepdim=True)
         return lambda *args: self.evaluate(node, list(args))
 
     def _input(self, node: Node, args: list[Tensor]) -> Tensor:

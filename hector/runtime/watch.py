@@ -18,6 +18,7 @@ from torch import Tensor
 from hector.emit.source import FUSED
 from hector.graph import StaleGraphError
 from hector.kept import apart
+from hector.runtime.bound import current_stream_of
 
 BLOCK = 4096
 """Elements of one digest."""
@@ -25,6 +26,9 @@ BLOCK = 4096
 
 class Watch:
     """Compares tensors with a copy of them, by value."""
+
+    is_late = False
+    """Whether `raise_if_known` has anything to raise."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         with apart():
@@ -48,6 +52,8 @@ class Watch:
 
 class RangeWatch(Watch):
     """Ids of a sampled graph that are out of range: known to the device alone."""
+
+    is_late = True
 
     def __init__(self, wrong: Tensor) -> None:
         self._wrong = wrong
@@ -88,12 +94,14 @@ class DeviceWatch(Watch):
         device = tensors[0].device
         self._device = device
         self._compare = kernels.compare
-        self._compiled: Any = None
+        self._compiled: dict[torch.dtype, tuple[Any, tuple[Any, ...]]] = {}
         self._raised = False
         # Pinned memory has one address for the host and the devices.
         pin = device.type == "cuda"
         self._flag = torch.zeros(1, dtype=torch.int32, device="cpu", pin_memory=pin)
         self._seen = self._flag.numpy()
+        self._last = self._flag.data_ptr(), BLOCK
+        self._stream = current_stream_of(device)
         # The memory and not the tensors, whose end is the graph's.
         self._memory = [t.detach() for t in tensors]
         starts, sizes = [], []
@@ -129,38 +137,25 @@ class DeviceWatch(Watch):
         if not self._grid[0]:
             return
         for out in results:
-            self._launch(out)
+            known = self._compiled.get(out.dtype)
+            if known is None:
+                self._launch(out)
+                continue
+            run, fixed = known
+            stream = self._stream(self._device.index)
+            run(stream, *fixed, out.data_ptr(), out.numel(), *self._last)
 
     def _launch(self, out: Tensor) -> None:
+        """Launch for the first result of a dtype, and keep the launch with its
+        questions answered; see [Note: bound plans]."""
         fixed = (self._starts, self._sizes, self._digests)
-        if self._compiled is None or out.dtype is not self._compiled.dtype:
-            args = (*fixed, out, out.numel(), self._flag)
-            made = self._compare[self._grid](*args, block=BLOCK, **FUSED)
-            if made is not None and hasattr(made, "packed_metadata"):
-                self._compiled = _Compiled(made, out.dtype, self._grid, fixed)
-            return
-        self._compiled(out, self._flag)
-
-
-class _Compiled:
-    """The launch with its questions answered; see [Note: bound plans]."""
-
-    def __init__(
-        self,
-        kernel: Any,
-        dtype: torch.dtype,
-        grid: tuple[int, ...],
-        fixed: Sequence[Tensor],
-    ) -> None:
-        self.dtype = dtype
-        self._run = partial(kernel.run, *grid)
-        self._head = (kernel.function, kernel.packed_metadata, None, None, None)
-        self._fixed = tuple(t.data_ptr() for t in fixed)
-
-    def __call__(self, out: Tensor, flag: Tensor) -> None:
-        stream = torch.cuda.current_stream(out.device).cuda_stream
-        known = (*self._head, *self._fixed)
-        self._run(stream, *known, out.data_ptr(), out.numel(), flag.data_ptr(), BLOCK)
+        args = (*fixed, out, out.numel(), self._flag)
+        made = self._compare[self._grid](*args, block=BLOCK, **FUSED)
+        if made is not None and hasattr(made, "packed_metadata"):
+            head = made.function, made.packed_metadata, None, None, None
+            places = [t.data_ptr() for t in fixed]
+            run = partial(made.run, *self._grid)
+            self._compiled[out.dtype] = run, (*head, *places)
 
 
 def watch(tensors: Sequence[Tensor]) -> Watch:

@@ -83,6 +83,8 @@ class Observer:
 
     listens = False
     """Whether telling it is worth the time."""
+    hears_reruns = False
+    """The same, of regions that have run again."""
 
     def lane(self, course: LaneCourse, kind: str) -> None:
         """A lane begins."""

@@ -7,16 +7,24 @@ the session's while its forward runs. They put the tensor into a list and give a
 the index. Nothing else is done at pack, because there are twenty to sixty of them in a
 layer. What safety needs is done for all at once when the forward ends: shapes and
 strides, to be compared with those of the re-run; which tensors an operator may fill
-after autograd saved them; and a probe of each version. Then the bytes go.
+after autograd saved them; and probes of versions. Then the bytes go.
+
+Looks that were equal twice are compared by torch's own guards from then on, which make
+no objects. A probe is needed only where somebody can still write to the bytes: whoever
+holds the tensor, or a result of the forward that shares them. What nobody holds is gone
+with its forward; a view of it that was put somewhere else is not seen, and the re-run
+makes the bytes as they were when they were saved.
 (tests/ssdtrain/regions/test_saved_index.py)
 """
 
-from collections.abc import Callable, Mapping
-from operator import attrgetter
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter, is_, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._dynamo import guards
 from torch.nn import Parameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -35,10 +43,15 @@ if TYPE_CHECKING:
 _TENSOR: Any = torch._C.TensorBase
 # Called for all tensors at once, by `map`: without a call of Python for each.
 DETACH, SIZE, STRIDE = _TENSOR.detach, _TENSOR.size, _TENSOR.stride
-IS_ZERO = _TENSOR._is_zerotensor
+IS_ZERO, ADDRESS = _TENSOR._is_zerotensor, _TENSOR.data_ptr
 DTYPE, LEAF = attrgetter("dtype"), attrgetter("is_leaf")
+VERSION = attrgetter("_version")
 KIND = attrgetter("layout", "device", "is_nested", "is_quantized")
 DEVICE = attrgetter("device")
+(ALONE,) = map(sys.getrefcount, [object()])
+"""References to what a list alone holds, as `map` counts them."""
+Alike = Callable[..., bool]
+"""Whether tensors are of the types, devices, dtypes, shapes and strides of others."""
 
 
 class FromRegion(NamedTuple):
@@ -121,6 +134,8 @@ class SavedLayout(NamedTuple):
     num_bytes: int
     kinds: list[Any]
     """Type and device of each, if all are bytes of one storage; else empty."""
+    alike: Alike | None = None
+    """Whether others look so; None: they are compared one by one."""
 
 
 NO_LAYOUT = SavedLayout([], set(), [], 0, [])
@@ -130,7 +145,8 @@ class SavedTensors:
     """The tensors that one region call saved, and what is known of them."""
 
     __slots__ = (
-        *("layout", "leaves", "made", "probes", "stored", "tensors", "versions"),
+        *("is_known", "layout", "leaves", "made", "probes", "stored", "tensors"),
+        "versions",
     )
 
     def __init__(self) -> None:
@@ -140,13 +156,16 @@ class SavedTensors:
         self.versions: list[int] = []
         self.made: list[Tensor | None] = []
         """By the re-run; None: it was asked for, or has not run."""
-        self.probes: list[Tensor] = []
-        """They share the version counters, and hold no bytes. Empty before."""
+        self.probes: list[Tensor | None] = []
+        """They share the version counters, and hold no bytes; None: nobody can write to
+        these bytes. Empty before."""
         self.leaves: list[bool] = []
         """Which may be filled by their operator after autograd saved them."""
         self.stored: set[int] = set()
         """Those that autograd gets from elsewhere: a plan stores them."""
         self.layout = NO_LAYOUT
+        self.is_known = False
+        """Whether guards have found all as in the layout."""
 
     def at_hand(self, index: int) -> Tensor | None:
         """A tensor that is on the device; None: the region must run again."""
@@ -163,8 +182,15 @@ class SavedTensors:
         """
         tensors = self.tensors
         self.leaves = [*map(LEAF, tensors)]
+        if last is not None and last.stored == self.stored:
+            if are_alike(last.alike, last.looks, tensors):
+                self.layout, self.is_known = last, True
+                return last
         looks = looks_of(tensors)
-        if last is None or last.looks != looks or last.stored != self.stored:
+        if last is not None and last.looks == looks and last.stored == self.stored:
+            if last.kinds and last.alike is None:
+                last = last._replace(alike=alike_to(tensors))
+        else:
             own_bytes = _own_bytes(tensors, inputs.tensors)
             for index in self.stored:
                 own_bytes[index] = 0
@@ -173,42 +199,56 @@ class SavedTensors:
         self.layout = last
         return last
 
-    def drop(self, nothing: Tensor) -> list[Tensor]:
+    def drop(self, nothing: Tensor, result: Any) -> list[Tensor]:
         """Let go of the bytes.
 
         Args:
             nothing: an empty tensor on the device.
+            result: of the forward.
 
         Returns:
             Those that stay: sparse ones and the like have no probe without bytes.
         """
         tensors = self._taken()
         self.made = [None] * len(tensors)
-        if self._are_plain(tensors, nothing.device):
-            self.probes = [*map(DETACH, tensors)]
-            for probe in self.probes:
-                probe.data = nothing
+        self.probes = [None] * len(tensors)
+        if self._are_bytes(tensors):
+            for index in self._shared(tensors, result):
+                self.probes[index] = probe_of(tensors[index], nothing)
             return []
-        stays = []
-        for tensor in tensors:
-            if is_plain(tensor):  # an attention's seed lies on the host
-                probe = tensor.detach()
-                probe.data = nothing.to(tensor.device)
+        stays: list[Tensor] = []
+        for index, tensor in enumerate(tensors):
+            if is_plain(tensor):
+                probe = probe_of(tensor, nothing)
             elif is_traceable_wrapper_subclass(tensor):
                 probe = counter_of(tensor)
             else:
                 probe = tensor.detach()
                 stays.append(probe)
-            self.probes.append(probe)
+            self.probes[index] = probe
         return stays
 
-    def _are_plain(self, tensors: list[Tensor], device: torch.device) -> bool:
-        """Whether all are bytes of one storage on the device. The layout, of equal
-        looks, says all but what looks do not tell."""
+    def _are_bytes(self, tensors: list[Tensor]) -> bool:
+        """Whether each is bytes of one storage. The layout, of equal looks, says all
+        but what looks do not tell."""
         kinds = self.layout.kinds
-        if not kinds or any(map(IS_ZERO, tensors)) or kinds_of(tensors) != kinds:
-            return False
-        return kinds.count(device) == len(tensors)
+        if not kinds or self.is_known:
+            return bool(kinds)
+        return not any(map(IS_ZERO, tensors)) and kinds_of(tensors) == kinds
+
+    def _shared(self, tensors: list[Tensor], result: Any) -> Iterable[int]:
+        """Which of them somebody can write to. All, if one was written to since it was
+        saved: then backward may not ask for it."""
+        held = [*map(sys.getrefcount, tensors)]
+        places = places_of(result)
+        if places is None or [*map(VERSION, tensors)] != self.versions:
+            return range(len(tensors))
+        found = {n for n, number in enumerate(held) if number > ALONE}
+        if places:
+            addresses = [*map(ADDRESS, tensors)]
+            for place in places:
+                found |= {n for n, at in enumerate(addresses) if at in place}
+        return found
 
     def hand_out(self, found: list[Tensor]) -> int:
         """Take what was made again; return its bytes."""
@@ -239,6 +279,66 @@ class SavedTensors:
         tensors = [*self.tensors]
         self.tensors.clear()
         return tensors
+
+
+def probe_of(tensor: Tensor, nothing: Tensor) -> Tensor:
+    """An alias of a plain tensor that shares its version counter and holds no bytes."""
+    probe = tensor.detach()
+    # An attention's seed lies on the host.
+    probe.data = (
+        nothing if tensor.device == nothing.device else nothing.to(tensor.device)
+    )
+    return probe
+
+
+def places_of(result: Any) -> list[range] | None:
+    """Where the bytes of a forward's results lie; None: nobody knows."""
+    values = result if isinstance(result, tuple | list) else (result,)
+    found = []
+    for value in values:
+        if value is None:
+            continue
+        if type(value) is not Tensor or value.layout is not torch.strided:
+            return None
+        storage = value.untyped_storage()
+        first = storage.data_ptr()
+        found.append(range(first, first + storage.nbytes()))
+    return found
+
+
+def alike_to(tensors: list[Tensor]) -> Alike | None:
+    """Whether other tensors look like these, as torch's guards tell; None: they
+    cannot."""
+    make: Any = getattr(guards, "TensorGuards", None)
+    if make is None or not tensors:
+        return None
+    firsts: dict[int, int] = {}
+    for number, tensor in enumerate(tensors):
+        firsts.setdefault(id(tensor), number)
+    own = [tensors[number] for number in firsts.values()]
+    check: Alike = make(
+        *own,
+        dynamic_dims_sizes=[*map(list, map(SIZE, own))],
+        dynamic_dims_strides=[*map(list, map(STRIDE, own))],
+    ).check
+    if len(own) == len(tensors):
+        return check
+    if len(own) == 1:
+        return None
+    # Guards take no tensor twice.
+    without, again = itemgetter(*firsts.values()), [firsts[id(t)] for t in tensors]
+
+    def alike(*others: Tensor) -> bool:
+        same = all(map(is_, others, map(others.__getitem__, again)))
+        return same and check(*without(others))
+
+    return alike
+
+
+def are_alike(alike: Alike | None, looks: list[Any], tensors: list[Tensor]) -> bool:
+    """Whether guards find the tensors like those of these looks; False: they do not, or
+    there are none."""
+    return alike is not None and len(looks) == len(tensors) and alike(*tensors)
 
 
 def is_odd(tensor: Tensor) -> bool:

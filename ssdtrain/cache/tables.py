@@ -1,5 +1,17 @@
-"""The compiled plans of a session."""
+"""The compiled plans of a session.
 
+[Note: tables of other plans]
+While plans are tried they take turns, and a lane that makes a table takes the host five
+to ten times as long as one that follows it. So the tables of the last few plans stay,
+without the pinned buffers of their places. Tables of smaller lanes go: the next plan
+for these may be another one.
+(tests/ssdtrain/cache/test_table.py)
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from ssdtrain.cache.binding import Binding
@@ -8,9 +20,13 @@ from ssdtrain.cache.record import Lane
 from ssdtrain.cache.rows import HostRow, moving
 from ssdtrain.cache.run import Run
 from ssdtrain.cache.table import Hooks, Table
-from ssdtrain.plan.plan import Plan
+from ssdtrain.plan.plan import Order, Plan
 from ssdtrain.transfer.copies import PinnedBuffer, give_back
 from ssdtrain.transfer.pinned import PinnedPool
+
+MOST_PLANS = 3
+"""Plans whose tables stay: the base, the best one, and the one that is tried."""
+Orders = Mapping[str, tuple[Order, ...]]
 
 
 class Tables:
@@ -18,6 +34,10 @@ class Tables:
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
+        self._before: deque[tuple[Orders, dict[tuple[str, float], Table]]] = deque(
+            maxlen=MOST_PLANS - 1
+        )
+        """Tables of the plans before: [Note: tables of other plans]."""
         self.tables: dict[tuple[str, float], Table] = {}
         """By kind of lane, and which plan it is (`SizedPlan.key`)."""
         self._places: dict[tuple[str, int], list[PinnedBuffer]] = {}
@@ -31,8 +51,7 @@ class Tables:
     ) -> Hooks:
         """What serves the forward of a lane; `general` are the general path's."""
         if sized.in_force is not self._plan:
-            self._plan = sized.in_force
-            self.close(cache.offloader.pool)
+            self._begin(sized.in_force, cache.offloader.pool)
         plan = sized.plan
         if plan is None or lane.kind not in plan.orders:
             return general
@@ -47,6 +66,24 @@ class Tables:
         lane.num_live += 1
         return run.hooks()
 
+    def _begin(self, plan: Plan | None, pool: PinnedPool) -> None:
+        """Another plan is in force from now on."""
+        before, self._plan = self._plan, plan
+        own = {key: table for key, table in self.tables.items() if key[1] == math.inf}
+        self.close(pool)
+        if before is not None and own:
+            self._before.append((before.orders, own))
+        for known in list(self._before):
+            if plan is not None and known[0] is plan.orders:
+                self._before.remove(known)
+                for (kind, ratio), table in known[1].items():
+                    self._add(table, kind, ratio)
+
+    def _add(self, table: Table, kind: str, ratio: float) -> None:
+        for row in _moving(table):
+            row.free = self._places.setdefault((kind, row.item), row.free)
+        self.tables[kind, ratio] = table
+
     @property
     def place_sizes(self) -> list[int]:
         """Bytes of the buffers of all places where no tensor is."""
@@ -54,8 +91,10 @@ class Tables:
         return [place.buffer.capacity_bytes for place in free]
 
     def close(self, pool: PinnedPool) -> None:
-        """Forget all tables, and give their places back."""
-        for free in self._places.values():
+        """Follow no table, and give the places of all back."""
+        before = (table for _, tables in self._before for table in tables.values())
+        late = (row.free for table in before for row in _moving(table))
+        for free in chain(self._places.values(), late):
             while free:
                 give_back(pool, free.pop())
         self._places.clear()
@@ -70,8 +109,10 @@ class Tables:
             return
         table, key = binding.table(), (lane.kind, binding.sized.key)
         if table is not None and key not in self.tables:
-            for row in map(moving, table.rows):
-                if type(row) is HostRow:
-                    row.free = self._places.setdefault((lane.kind, row.item), row.free)
-            self.tables[key] = table
+            self._add(table, *key)
             self.num_made += 1
+
+
+def _moving(table: Table) -> list[HostRow]:
+    """Return the rows that have places."""
+    return [row for row in map(moving, table.rows) if type(row) is HostRow]

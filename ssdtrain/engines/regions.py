@@ -74,7 +74,7 @@ def _wrap(region: Region, regions: Regions, patches: Patches) -> None:
         except BaseException:
             regions.abort(call)
             raise
-        regions.end(call)
+        regions.end(call, result)
         return result
 
     if compiled is None:

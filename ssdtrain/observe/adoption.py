@@ -2,7 +2,7 @@
 
 Its pinned memory is made first, so that nothing waits for that while it is followed for
 the first time, and all ranks follow it from the same step on.
-(tests/ssdtrain/observe/test_adoption.py, test_beside.py)
+(tests/ssdtrain/observe/test_beside.py)
 """
 
 from ssdtrain.cache.cache import TensorCache

@@ -1,7 +1,6 @@
 """What hooks cost the host, and in which module's hooks a step waited for it.
 
 See [Note: host time] in hosttime.py.
-(tests/ssdtrain/observe/test_hostprices.py)
 """
 
 from collections.abc import Callable

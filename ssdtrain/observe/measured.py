@@ -46,9 +46,11 @@ from ssdtrain.plan.calibrate import (
     PlainTimes,
 )
 from ssdtrain.plan.forwards import most_host_ms
-from ssdtrain.plan.plan import Prediction
-from ssdtrain.plan.profile import Profile
+from ssdtrain.plan.plan import Plan, Prediction
+from ssdtrain.plan.profile import HostCosts, Profile
 from ssdtrain.plan.scaled import FIXED_SHARE, Growth
+from ssdtrain.plan.simulate import Run
+from ssdtrain.plan.timeline import Timeline
 
 NUM_REGION_STEPS = 4
 """In which all regions run again: [Note: base steps]."""
@@ -127,6 +129,36 @@ class Measured:
             copy_slowdown=min(1.0, by.copy_slowdown + slowdown),
             host_factor=by.host_factor * factor,
         )
+
+    def match(self, profile: Profile, plan: Plan, step_ms: float) -> Profile:
+        """Let region calls and kept tensors cost the host no more than what makes the
+        steps of a plan that has nothing else as long as they were. By themselves they
+        were timed in one step, in which the clock was looked at around each.
+
+        Args:
+            profile: the observed step, with the corrections so far.
+            plan: the base.
+            step_ms: what its steps took.
+
+        Returns:
+            The profile, with this one as well.
+        """
+        costs, own = self.corrections.host_costs, profile.host_costs
+        if costs is None or not self._host.is_on_gpu:
+            return profile
+
+        def told_ms(part: float) -> float:
+            timeline = Timeline(replace(profile, host_costs=_with_part(own, part)))
+            return Run(timeline, plan.orders).run().step_ms
+
+        whole_ms, least_ms, part = told_ms(1.0), told_ms(0.0), 0.0
+        if whole_ms <= step_ms:
+            return profile
+        if least_ms < step_ms:
+            part = (step_ms - least_ms) / (whole_ms - least_ms)
+        costs = _with_part(costs, part)
+        self.corrections = replace(self.corrections, host_costs=costs)
+        return replace(profile, host_costs=_with_part(own, part))
 
     @property
     def lacks_regions(self) -> bool:
@@ -301,6 +333,12 @@ class Measured:
             held_regions=self.corrections.held_regions,
             held_head_ms=self.corrections.held_head_ms,
         )
+
+
+def _with_part(costs: HostCosts, part: float) -> HostCosts:
+    """Return these costs, of what a plan has that moves nothing so many times."""
+    keep = costs.keep.times(part)
+    return replace(costs, keep=keep, region_ms=costs.region_ms * part)
 
 
 def _places(profile: Profile) -> list[tuple[str, int]]:

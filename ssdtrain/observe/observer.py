@@ -19,7 +19,6 @@ operator has no such waits, so one factor for the whole step would take time fro
 give it to the others, and copies would be planned into that. So the device is held at
 each second moment, before rebuilds and before re-runs, and operators are launched
 before it goes on.
-(tests/ssdtrain/observe/test_observer.py)
 
 [Note: to the operator's end]
 Autograd drops what it kept when an operator has ended, its gradients summed to the
@@ -144,7 +143,7 @@ class _HostTimes(NamedTuple):
 class Recording(Observer):
     """The observer of one step. See [Note: what is measured]."""
 
-    listens = True
+    listens = hears_reruns = True
 
     def __init__(
         self,

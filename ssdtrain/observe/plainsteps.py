@@ -5,7 +5,7 @@ fetch memory from the driver that it gave back: two ranks' third step was 866 ms
 all after it 660. A plan made for 866 was 1.4 times as long as it might be. So a step
 counts when the one after it takes as long. The device is asked after the last one
 only: after a wait for it a step starts on an idle device.
-(tests/ssdtrain/observe/test_plainsteps.py)
+(tests/ssdtrain/observe/test_measured.py)
 """
 
 from collections.abc import Generator, Sequence

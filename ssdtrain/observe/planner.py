@@ -61,6 +61,7 @@ from ssdtrain.observe.trials import (
     Tried,
     Verdict,
     most_ms,
+    noise_of,
     typical,
 )
 from ssdtrain.plan.agree import Peers
@@ -184,6 +185,8 @@ class Planner:
         self._attempts = 0
         self._seen: Profile | None = None
         """The last step that was observed."""
+        self._corrected: tuple[Profile, Corrections, Profile] | None = None
+        """That step, with these corrections."""
         self._planned: tuple[Any, ...] = ()
         """Signature of the profile that `plan` was made for."""
         self._stopwatch: Stopwatch | None = None
@@ -225,9 +228,14 @@ class Planner:
     @property
     def profile(self) -> Profile | None:
         """The observed step, with what was measured since; what plans are made for."""
-        if self._seen is None:
-            return None
-        return corrected(self._seen, self._measured.corrections)
+        return None if self._seen is None else self._known(self._seen)
+
+    def _known(self, seen: Profile) -> Profile:
+        """Return the step that was observed, with what was measured since."""
+        by, known = self._measured.corrections, self._corrected
+        if known is None or known[0] is not seen or known[1] is not by:
+            known = self._corrected = seen, by, corrected(seen, by)
+        return known[2]
 
     @property
     def stage(self) -> Stage:
@@ -503,7 +511,7 @@ class Planner:
         seen = self._seen
         if seen is None or not self._goal.goal.is_by_memory:
             return None
-        profile = corrected(seen, self._measured.corrections)
+        profile = self._known(seen)
         larger = self._larger(profile)
         goal = near = self._goal.goal.grown(self._largest.planned_ratio)
         if self._peers.is_alone:
@@ -520,7 +528,7 @@ class Planner:
         seen, goal = self._seen, self._goal.goal
         if seen is None or not self._peers.is_alone or goal.memory_budget_bytes is None:
             return False
-        profile = corrected(seen, self._measured.corrections)
+        profile = self._known(seen)
         near = replace(goal, budget_margin=-MOST_DOUBT)
         plan = all_again(profile, self._larger(profile), near)
         if plan is None:
@@ -558,10 +566,16 @@ class Planner:
         if self._needs_less():
             return
         regions_ms, plan, seen = self._measured.regions_ms, self.plan, self._seen
+        own_ms = 0.0
         if plan is not None and seen is not None and regions_ms is not None:
-            timeline = Timeline(corrected(seen, self._measured.corrections))
-            self.plan = replace(plan, prediction=simulate(timeline, plan.orders))
-            self._trials.follow(Tried(self.plan, regions_ms))
+            profile = self._measured.match(self._known(seen), plan, regions_ms)
+            self._corrected = seen, self._measured.corrections, profile
+            prediction = simulate(Timeline(profile), plan.orders)
+            self.plan, own_ms = replace(plan, prediction=prediction), prediction.step_ms
+        # Or ranks would not agree on which plans are worth a try.
+        (told_ms,) = self._peers.longest((own_ms,), "base", self._step)
+        if self.plan is not None and regions_ms is not None:
+            self._trials.follow(Tried(self.plan, regions_ms, told_ms=told_ms))
         self._plan()
 
     def _needs_less(self) -> bool:
@@ -644,7 +658,7 @@ class Planner:
             return None
         if not self._peers.is_alone or not self._cache.device.runs_beside:
             return None
-        profile = corrected(seen, self._measured.corrections)
+        profile = self._known(seen)
         goal = self._goal.goal.grown(self._largest.planned_ratio)
         goal = replace(goal, budget_margin=TOLERANCE)
         return fewest_again(profile, self._larger(profile), goal)
@@ -877,16 +891,16 @@ class Planner:
         # One step is as long on all ranks that wait for each other, or nearly.
         spread = max(told) / min(told) if min(told) > 0.0 else 1.0
         was_ms = 0.0 if self._again is None else self._again.ms
-        ms, spread, was_ms = self._peers.longest(
-            (typical(told), spread, was_ms), "try", self._step
+        ms, spread, was_ms, noise = self._peers.longest(
+            (typical(told), spread, was_ms, noise_of(told)), "try", self._step
         )
         if not watch.is_enough(self._times.num_steps, spread):
             return
         self._stopwatch = None
         if self._again is not None:
-            self._compare_again(Tried(plan, ms), was_ms)
+            self._compare_again(Tried(plan, ms, noise), was_ms)
         else:
-            self._judge(Tried(plan, ms))
+            self._judge(Tried(plan, ms, noise))
 
     def _judge(self, tried: Tried) -> None:
         """Go on with the best plan so far, and search for another one where this one
@@ -1000,7 +1014,7 @@ class Planner:
         """Follow the best plan so far; keep everything where none may be followed."""
         best, seen = self._trials.best, self._seen
         if best is None and seen is not None:
-            plan = keeping_all(corrected(seen, self._measured.corrections))
+            plan = keeping_all(self._known(seen))
             best = Tried(plan, 0.0)
             self._trials.follow(best)
         if best is not None:
@@ -1096,7 +1110,7 @@ class Planner:
         fits = self._memory.fits_plain(self._larger(seen))
         if not self._peers.all_agree(fits, "keep", self._step):
             return None
-        return keeping_all(corrected(seen, self._measured.corrections))
+        return keeping_all(self._known(seen))
 
     def _compare_again(self, tried: Tried, best_ms: float) -> None:
         """Follow whichever is faster, by what both took just now."""

@@ -20,7 +20,7 @@ ones as long as the host takes. Waits for copies are left out, and what comes af
 backward, which no plan scales. Steps before count as well, until one that saves other
 tensors is observed. One share holds for all operators and rebuilds: none of them is
 measured by itself at two sizes.
-(tests/ssdtrain/observe/test_regionsteps.py)
+(tests/ssdtrain/observe/test_measured.py)
 """
 
 import math
@@ -72,6 +72,8 @@ class Reruns(Observer):
     Args:
         moment: a moment of the device.
     """
+
+    hears_reruns = True
 
     def __init__(
         self, moment: Callable[[], Any], now: Callable[[], int] = time.monotonic_ns

@@ -31,7 +31,7 @@ whole pages of 20 MiB. Between two steps little lies next to little; in the midd
 backward each hole between tensors holds parts of two pages, 0.1 to 0.6 GB of them where
 training ended out of memory on an H200 (0.29 of 8.1 under a plan that left 0.28). So
 where segments grow a plan leaves some pages free besides the reserve.
-(tests/ssdtrain/observe/test_room.py, test_blocks.py)
+(tests/ssdtrain/observe/test_room.py)
 """
 
 import logging

@@ -1,6 +1,6 @@
 """The goal, tighter each time that steps go beyond it.
 
-(tests/ssdtrain/observe/test_tightened.py)
+(tests/ssdtrain/observe/test_peaks.py)
 """
 
 from dataclasses import replace

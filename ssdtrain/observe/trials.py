@@ -8,9 +8,11 @@ checkpointing does, is tried as well where it fits. Under a limit in time the on
 the least memory does, of those that keep it. A plan whose steps took longer than it
 said makes copies and hooks more expensive, and another one is searched for with these
 prices, `MOST_TRIES` in all. None is tried that says itself that it takes longer than
-the best one that was. Of the first steps under a plan none counts: tables and
-memory are made in them. Of the others a step that is disturbed is longer, never
-shorter, so the lower middle counts.
+the best one that was, or than the base says. Of the first steps under a plan none
+counts: tables and memory are made in them. Of the others a step that is disturbed is
+longer, never shorter, so the lower middle counts. A plan is faster than another one
+where it is so by more than its own steps differ: the middle one from the fastest. On a
+host that others share, copies that win by chance lose later.
 The one that it takes the place of is timed once more at once: the first steps of a run
 may be slow for reasons that are gone by now.
 Machines change: a drive whose cache is full writes slower. So the plan that is followed
@@ -45,6 +47,12 @@ off, another one is searched for with what its steps tell."""
 def typical(times_ms: Sequence[float]) -> float:
     """Return the lower middle."""
     return sorted(times_ms)[(len(times_ms) - 1) // 2]
+
+
+def noise_of(times_ms: Sequence[float]) -> float:
+    """Return by how much steps differ that ought to be alike, as a fraction."""
+    least_ms = min(times_ms)
+    return typical(times_ms) / least_ms - 1.0 if least_ms > 0.0 else 0.0
 
 
 class StepCounts(NamedTuple):
@@ -105,6 +113,15 @@ class Tried:
 
     plan: Plan
     ms: float
+    noise: float = 0.0
+    """See `noise_of`."""
+    told_ms: float = 0.0
+    """Of the base: what it says by the prices of the plans that follow; 0: nobody
+    knows."""
+
+    def is_faster_than(self, ms: float) -> bool:
+        """Whether its steps are shorter than this, and not by chance."""
+        return self.ms < (1 - max(GAIN, self.noise)) * ms
 
     @property
     def peak_bytes(self) -> float:
@@ -167,7 +184,7 @@ class Trials:
     def compare(self, tried: Tried) -> Verdict:
         """Under a memory limit: follow the faster of this one and the best."""
         best, self._has_compared = self.best, True
-        if best is not None and tried.ms > (1 - GAIN) * best.ms:
+        if best is not None and not tried.is_faster_than(best.ms):
             self.second = tried
             return Verdict.GOES_BACK
         self.best, self.second = tried, best
@@ -175,11 +192,13 @@ class Trials:
 
     def is_hopeless(self, plan: Plan) -> bool:
         """Whether a plan is not worth a try under a memory limit: it says itself that
-        its steps take longer than those of the best plan that was tried."""
+        its steps take longer than those of the best plan that was tried. Where none was
+        but the base, than what the base says: both are wrong alike."""
         best, told = self.best, plan.prediction
-        if best is None or told is None or not self._has_compared:
+        if best is None or told is None:
             return False
-        return told.step_ms > (1 - GAIN) * best.ms
+        best_ms = best.ms if self._has_compared else best.told_ms
+        return best_ms > 0.0 and told.step_ms > (1 - GAIN) * best_ms
 
     def wants_another(self, tried: Tried) -> bool:
         """Whether another plan is worth a search, with what this one's steps tell."""
@@ -198,9 +217,13 @@ class Trials:
         """
         if self.best is None:
             return
-        best = Tried(self.best.plan, best_ms)
-        if max_overhead is None:
-            is_better = second.ms < (1 - GAIN) * best_ms
+        best = Tried(self.best.plan, best_ms, second.noise)
+        if max_overhead is None and second.plan.moves_nothing:
+            # Of two that are as fast, the one without copies.
+            copies = not best.plan.moves_nothing and not best.is_faster_than(second.ms)
+            is_better = copies or second.is_faster_than(best_ms)
+        elif max_overhead is None:
+            is_better = second.is_faster_than(best_ms)
         elif best.plan.keeps_all:
             is_better = second.ms <= most_ms(best_ms, max_overhead)
         else:

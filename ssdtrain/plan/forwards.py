@@ -22,7 +22,6 @@ So does the host: where it had hooks to run between its launches, a forward of F
 took it 224 ms, and its regions 105 again without them. With the first a plan for
 checkpointing's memory ran all 36 regions again and moved 4 GB, and was predicted to
 take 882 ms; with the second one that moves 11 GB was found, for 829.
-(tests/ssdtrain/plan/test_forwards.py)
 """
 
 import math

@@ -2,7 +2,6 @@
 
 A region call has a part in forward and one in backward. What lies after a call belongs
 to it, up to the next one; after the last one nothing says where it ends.
-(tests/ssdtrain/plan/test_forwards.py)
 """
 
 from collections.abc import Sequence

@@ -15,7 +15,6 @@ Where no held step told, as of several ranks, forward and backward take a replay
 longer than they took in the observed step, whose operators waited for the host the
 least ([Note: held marks] in observe/observer.py). Believed too short, they hide fewer
 copies, and the plan is a worse one; believed too long, the replay waits for copies.
-(tests/ssdtrain/plan/test_replays.py)
 """
 
 import statistics

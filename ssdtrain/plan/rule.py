@@ -6,7 +6,7 @@ one (the first steps, which must fit and may not wait for long), after a lane ha
 its plan, and for what a recipe or a region stores outside of its order, a placement is
 found with what is known at that moment. `plan="offload-all"`, which observes nothing,
 is a rule alone. One executor carries out orders and rules.
-(tests/ssdtrain/cache/test_executor.py, tests/ssdtrain/plan/test_rule.py)
+(tests/ssdtrain/cache/test_executor.py)
 """
 
 from dataclasses import dataclass

@@ -31,6 +31,8 @@ class Region:
         """Why it is no region; None: it is one."""
         self.layout: Any = None
         """Of what its last call saved: a `SavedLayout`."""
+        self.again: tuple[Any, Any] | None = None
+        """Looks of a layout, and guards of what a re-run saved that looked so."""
         self._num_strikes = 0
 
     def strike(self, reason: str) -> None:

@@ -268,7 +268,6 @@ STILL_REACHED: dict[str, set[str]] = {
     "tests/ssdtrain/engines/hinted_ranks.py": {"_cache"},
     "tests/ssdtrain/megatron/test_host.py": {"_resident"},
     "tests/ssdtrain/races/perturb.py": {"_release"},
-    "tests/ssdtrain/rebuild/test_admission.py": {"_check"},
     "tests/ssdtrain/rebuild/test_kernels.py": {"_tables"},
     "tests/ssdtrain/transfer/test_direct.py": {"_writers"},
     "tests/ssdtrain/transfer/test_fork.py": {"_changed", "_lock", "_mode", "_weights"},

@@ -16,7 +16,6 @@ from recipes.bench.harness.cli import run
 from tests.recipes.written import ENVIRONMENT
 
 pytest.importorskip("torch_geometric")
-ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 MILLION = 1_000_000
 

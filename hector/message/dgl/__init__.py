@@ -43,6 +43,7 @@ from hector.message.dgl.transforms import (
 from hector.message.doors import graph, networkx_graph, rand_graph, scipy_graph
 from hector.message.graph import EID, NID, Graph
 from hector.message.hetero import HeteroGraph
+from hector.message.joined import edge_softmax
 from hector.message.paths import (
     bfs_nodes_generator,
     khop_graph,
@@ -57,7 +58,6 @@ from hector.message.paths import (
     topological_nodes_generator,
 )
 from hector.message.points import knn_graph, radius_graph, segmented_knn_graph
-from hector.message.relation import edge_softmax
 from hector.message.saved import load_graphs, save_graphs
 from hector.message.transforms import (
     ETYPE,

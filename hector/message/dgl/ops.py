@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hector.message import functions as fn
 from hector.message.functions import Side
+from hector.message.joined import edge_softmax
 from hector.message.nn.convs import relation_of
-from hector.message.relation import edge_softmax
 
 OPS = ("add", "sub", "mul", "div", "dot")
 REDUCERS = ("sum", "mean", "max", "min")

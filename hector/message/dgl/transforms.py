@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hector.message.graph import Graph
 from hector.message.hetero import HeteroGraph
@@ -26,7 +27,11 @@ __all__ = [
     "AddReverse",
     "AddSelfLoop",
     "Compose",
+    "DropEdge",
+    "DropNode",
+    "FeatMask",
     "RemoveSelfLoop",
+    "RowFeatNormalizer",
     "ToSimple",
     "add_reverse_edges",
     "compact_graphs",
@@ -150,3 +155,104 @@ class ToSimple:
     def __call__(self, g: Any) -> Any:
         """Return the simple graph."""
         return to_simple(g, return_counts=self.counts)
+
+
+def _share(name: str, p: float) -> float:
+    if not 0 <= p <= 1:
+        raise ValueError(f"expected {name} of 0 to 1, got {p}")
+    return p
+
+
+class DropEdge:
+    """Drop each edge, of all types, with probability `p`."""
+
+    def __init__(self, p: float = 0.5) -> None:
+        self.p = _share("p", p)
+
+    def __call__(self, g: Any) -> Any:
+        """Return a graph without them; features of the others stay."""
+        made = g.clone()
+        for kind in g.canonical_etypes:
+            draws = torch.rand(g.num_edges(kind), device=g.device)
+            made.remove_edges((draws < self.p).nonzero().flatten(), etype=kind)
+        return made
+
+
+class DropNode:
+    """Drop each node, of all types, with probability `p`, and its edges."""
+
+    def __init__(self, p: float = 0.5) -> None:
+        self.p = _share("p", p)
+
+    def __call__(self, g: Any) -> Any:
+        """Return a graph without them; features of the others stay."""
+        made = g.clone()
+        for kind in g.ntypes:
+            draws = torch.rand(g.num_nodes(kind), device=g.device)
+            made.remove_nodes((draws < self.p).nonzero().flatten(), ntype=kind)
+        return made
+
+
+class _OfFeatures:
+    """Change some features, by name, of nodes and edges of all types that have them;
+    the graph that is given stays as it is."""
+
+    def __init__(
+        self,
+        node_feat_names: Sequence[str] | None = None,
+        edge_feat_names: Sequence[str] | None = None,
+    ) -> None:
+        self.nodes, self.edges = node_feat_names or (), edge_feat_names or ()
+
+    def changed(self, rows: Tensor) -> Tensor:
+        """Return other rows."""
+        raise NotImplementedError
+
+    def __call__(self, g: Any) -> Any:
+        """Return a graph with other features."""
+        made = g.local_var()
+        frames = [(made.frame_of(n), self.nodes) for n in made.ntypes]
+        frames += [(made[k].edata, self.edges) for k in made.canonical_etypes]
+        for frame, names in frames:
+            for name in names:
+                if name in frame:
+                    frame[name] = self.changed(frame[name])
+        return made
+
+
+class FeatMask(_OfFeatures):
+    """Set each column of features to zeros with probability `p`."""
+
+    def __init__(
+        self,
+        p: float = 0.5,
+        node_feat_names: Sequence[str] | None = None,
+        edge_feat_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(node_feat_names, edge_feat_names)
+        self.p = _share("p", p)
+
+    def changed(self, rows: Tensor) -> Tensor:
+        """Return rows with zeros in some columns."""
+        gone = torch.rand(rows.shape[1:], device=rows.device) < self.p
+        return rows.masked_fill(gone, 0)
+
+
+class RowFeatNormalizer(_OfFeatures):
+    """Divide each row by its sum, and by no less than 1; with `subtract_min` after the
+    least number of all rows is subtracted."""
+
+    def __init__(
+        self,
+        subtract_min: bool = False,
+        node_feat_names: Sequence[str] | None = None,
+        edge_feat_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(node_feat_names, edge_feat_names)
+        self.subtract_min = subtract_min
+
+    def changed(self, rows: Tensor) -> Tensor:
+        """Return rows that add up to at most one."""
+        if self.subtract_min and rows.numel():
+            rows = rows - rows.min()
+        return rows / rows.sum(-1, keepdim=True).clamp(min=1.0)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from hector.message import functions as fn
 from hector.message.batches import EdgeBatch
+from hector.message.joined import edge_softmax
 from hector.message.nn.convs import (
     ExpectsEdges,
     Rows,
@@ -18,7 +19,6 @@ from hector.message.nn.convs import (
     weighed,
 )
 from hector.message.nn.edge_layers import edges_reduced
-from hector.message.relation import edge_softmax
 from hector.nn.common import glorot
 from hector.precision import linear
 from hector.tracing import untraced

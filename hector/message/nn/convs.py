@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from hector.message import functions as fn
 from hector.message.batches import EdgeBatch
-from hector.message.joined import Sent, send_along
+from hector.message.direct import neighbours
+from hector.message.joined import Sent, as_features
+from hector.message.layers import attending
 from hector.message.relation import Relation
 from hector.nn.common import glorot
 from hector.precision import linear
@@ -53,27 +55,40 @@ class ExpectsEdges(nn.Module):
         self.allow_zero_in_degree = set_value
 
 
+@cache
 def weighed(name: str, rows: str = "h") -> fn.MessageFunction:
     """Return the source's row times an edge feature."""
     sides = (fn.Side.SOURCE, rows), (fn.Side.EDGE, name)
     return fn.MessageFunction(fn.Combine.MUL, *sides, "m")
 
 
+Reducers = Callable[[str, str], fn.ReduceFunction]
+"""A function of `hector.message.functions`."""
+
+
 def summed(
     g: Relation, rows: Tensor, how: str = "sum", weight: Tensor | None = None
 ) -> Tensor:
     """Reduce the rows of neighbours, times `weight` [edges]."""
-    found: Tensor = send_along([g], [_sums(rows, getattr(fn, how)("m", "o"), weight)])[
-        0
-    ]
+    sent = _sums(rows, getattr(fn, how), weight)
+    found: Tensor = sent.along(g, sent.sources, sent.ends)
     return found
 
 
-def _sums(
-    rows: Tensor, reduce: fn.ReduceFunction, weight: Tensor | None = None
-) -> Sent:
-    along = partial(_reduced, reduce=reduce, weight=weight)
-    return Sent(along, reduce if weight is None else None, {"h": rows}, {})
+def _sums(rows: Tensor, reducer: Reducers, weight: Tensor | None = None) -> Sent:
+    if weight is None:
+        return Sent(_along(reducer), reducer, {"h": rows}, {})
+    return _weighed(rows, reducer("m", "o"), weight)
+
+
+@cache
+def _along(reducer: Reducers) -> Callable[..., Tensor]:
+    return lambda g, sources, _: neighbours(g, sources["h"], reducer)
+
+
+def _weighed(rows: Tensor, reduce: fn.ReduceFunction, weight: Tensor | None) -> Sent:
+    along = as_features(partial(_reduced, reduce=reduce, weight=weight))
+    return Sent(along, None, {"h": rows}, {})
 
 
 def _reduced(g: Relation, reduce: fn.ReduceFunction, weight: Tensor | None) -> Tensor:
@@ -140,7 +155,8 @@ class GraphConv(_Sender, ExpectsEdges):
         g = relation_of(graph)
         if weight is not None and self.weight is not None:
             raise ValueError("expected a layer with weight=False beside a weight")
-        (near,) = send_along([g], [self.sends(g, feat, weight, edge_weight)])
+        sent = self.sends(g, feat, weight, edge_weight)
+        near = sent.along(g, sent.sources, sent.ends)
         return self.makes(g, feat, near, weight)
 
     def sends(
@@ -158,8 +174,8 @@ class GraphConv(_Sender, ExpectsEdges):
             rows = rows * g.derived(_scale(False, power, rows.dtype))
         if matrix is not None and _first(matrix):
             rows = rows @ matrix
-        reduce = fn.mean if self.norm == "right" else fn.sum
-        return _sums(rows, reduce("m", "o"), edge_weight)
+        reducer = fn.mean if self.norm == "right" else fn.sum
+        return _sums(rows, reducer, edge_weight)
 
     def makes(
         self, g: Relation, feat: Rows, near: Tensor, weight: Tensor | None = None
@@ -244,14 +260,16 @@ class SAGEConv(_Sender):
         """Return [destinations, out_feats]; `edge_weight` multiplies messages."""
         g = relation_of(graph)
         feat = self.enters(feat)
-        (near,) = send_along([g], [self.sends(g, feat, edge_weight)])
+        sent = self.sends(g, feat, edge_weight)
+        near = sent.along(g, sent.sources, sent.ends)
         return self.makes(g, feat, near)
 
     def enters(self, feat: Rows) -> Rows:
         """Return rows after dropout."""
         return after_dropout(self.feat_drop, feat)
 
-    def _first(self) -> bool:
+    def multiplies_first(self) -> bool:
+        """Return whether rows are multiplied before they are reduced."""
         narrower = self.fc_neigh.in_features > self.fc_neigh.out_features
         return narrower and self.kind in ("mean", "gcn")
 
@@ -260,16 +278,16 @@ class SAGEConv(_Sender):
         rows, _ = sides_of(g, feat)
         if self.fc_pool is not None:
             rows = F.relu(linear(self.fc_pool, rows))
-        if self._first():
+        if self.multiplies_first():
             rows = linear(self.fc_neigh, rows)
         if self.lstm is not None:
-            return _sums(rows, fn.lstm("m", "o", self.lstm), edge_weight)
-        reduce = {"mean": fn.mean, "gcn": fn.sum, "pool": fn.max}[self.kind]
-        return _sums(rows, reduce("m", "o"), edge_weight)
+            return _weighed(rows, fn.lstm("m", "o", self.lstm), edge_weight)
+        reducer = {"mean": fn.mean, "gcn": fn.sum, "pool": fn.max}[self.kind]
+        return _sums(rows, reducer, edge_weight)
 
     def makes(self, g: Relation, feat: Rows, near: Tensor) -> Tensor:
         """Return [destinations, out_feats]."""
-        own, first = sides_of(g, feat)[1], self._first()
+        own, first = sides_of(g, feat)[1], self.multiplies_first()
         if self.kind == "gcn":
             mine = linear(self.fc_neigh, own) if first else own
             near = (near + mine) / (g.in_degrees().to(near.dtype) + 1)[:, None]
@@ -330,7 +348,7 @@ class GINConv(nn.Module):
 
 @fn.pure
 def _scored(e: EdgeBatch, slope: float) -> dict[str, Any]:
-    return {"a": e.softmax(F.leaky_relu(e.src["l"] + e.dst["r"], slope))}
+    return {"a": e.softmax(F.leaky_relu(e.src["left"] + e.dst["right"], slope))}
 
 
 class GATConv(_Sender, ExpectsEdges):
@@ -388,9 +406,9 @@ class GATConv(_Sender, ExpectsEdges):
         g, feat = relation_of(graph), self.enters(feat)
         sent = self.sends(g, feat, edge_weight)
         if not get_attention:
-            return self.makes(g, feat, send_along([g], [sent])[0])
-        along = partial(sent.along, attention=True)
-        near, attention = send_along([g], [sent._replace(along=along)])[0]
+            return self.makes(g, feat, sent.along(g, sent.sources, sent.ends))
+        whole = as_features(partial(self._attended(edge_weight), attention=True))
+        near, attention = whole(g, sent.sources, sent.ends)
         return self.makes(g, feat, near), attention
 
     def enters(self, feat: Rows) -> Rows:
@@ -406,15 +424,17 @@ class GATConv(_Sender, ExpectsEdges):
             right = h[: len(own)]
         else:
             right = linear(self.fc_dst, own).unflatten(1, (self.heads, -1))
-        left, right = (
-            (x * a).sum(-1, keepdim=True)
-            for x, a in ((h, self.attn_l), (right, self.attn_r))
-        )
+        left = (h * self.attn_l).sum(-1, keepdim=True)
+        right = (right * self.attn_r).sum(-1, keepdim=True)
+        sources, ends = {"h": h, "left": left}, {"right": right}
+        if edge_weight is None and not (self.training and self.attn_drop.p):
+            along = attending(self.slope)
+            return Sent(along, along, sources, ends)
+        return Sent(as_features(self._attended(edge_weight)), None, sources, ends)
+
+    def _attended(self, weight: Tensor | None) -> Callable[..., Any]:
         drop = self.attn_drop if self.attn_drop.p and self.training else None
-        alone = drop is not None or edge_weight is not None
-        along = partial(_attended, slope=self.slope, drop=drop, weight=edge_weight)
-        facts = None if alone else (_attended, self.slope)
-        return Sent(along, facts, {"h": h, "l": left}, {"r": right})
+        return partial(_attended, slope=self.slope, drop=drop, weight=weight)
 
     def makes(self, g: Relation, feat: Rows, near: Tensor) -> Tensor:
         """Return [destinations, heads, out_feats]."""

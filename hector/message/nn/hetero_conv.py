@@ -1,5 +1,6 @@
 """Layers by relation, with DGL's arguments."""
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -7,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from hector.message.hetero import CROSS, HeteroGraph
-from hector.message.joined import Sent, may_join, plainly_called, send_along
+from hector.message.joined import Sent, may_join, send_along
+from hector.message.nn.added import sum_of_layers
 from hector.message.nn.convs import GATConv, GraphConv, Rows, SAGEConv
 from hector.message.relation import Relation
+from hector.precision import plainly_called
 from hector.tracing import untraced
 
 
@@ -75,28 +78,61 @@ class HeteroGraphConv(nn.Module):
             sent = layer.sends(r, feat)
             group = kind if sent.facts is None else sent.kind()
             waiting.setdefault(group, []).append((kind, layer, r, feat, sent))
+        sums: dict[str, Tensor] = {}
+        senders = Counter(end for _, _, end in g.canonical_etypes)
         for group in waiting.values():
-            kinds, layers, edges, feats, sents = zip(*group, strict=True)
-            near = send_along(edges, sents)
-            for kind, layer, *rest in zip(
-                kinds, layers, edges, feats, near, strict=True
-            ):
-                made[kind] = layer.makes(*rest)
-        found: dict[str, list[Tensor]] = {}
-        for kind in filter(made.__contains__, g.canonical_etypes):
-            found.setdefault(kind[2], []).append(made[kind])
-        return {n: self._joined(parts, n) for n, parts in found.items()}
+            near = send_along([e[2] for e in group], [e[4] for e in group])
+            by_end: dict[str, list[tuple[Any, ...]]] = {}
+            for (kind, *rest, _), rows in zip(group, near, strict=True):
+                by_end.setdefault(kind[2], []).append((kind, *rest, rows))
+            for end, entries in by_end.items():
+                whole = self._added(entries, senders[end])
+                if whole is not None:
+                    sums[end] = whole
+                else:
+                    made |= {k: sender.makes(*e) for k, sender, *e in entries}
+        return self._joined(g, made, sums)
+
+    def _added(self, entries: list[tuple[Any, ...]], count: int) -> Tensor | None:
+        """Return the sum, or mean, for a type of destinations if these layers are all
+        `count` that send to it; None where they are to make their results one by
+        one."""
+        if self.aggregate not in ("sum", "mean") or not 1 < len(entries) == count:
+            return None
+        _, layers, _, feats, near = zip(*entries, strict=True)
+        own = feats[0][1]
+        if any(f[1] is not own for f in feats):
+            return None
+        out = sum_of_layers(layers, own, list(near))
+        if out is None or self.aggregate == "sum":
+            return out
+        return out / len(entries)
 
     def _layer(self, kind: tuple[str, str, str]) -> nn.Module:
+        known = self.mods._modules
         for name in (str(kind), kind[1]):
-            if name in self.mods:
-                return self.mods[name]
+            found = known.get(name)
+            if found is not None:
+                return found
         raise ValueError(
             f"expected a layer for {kind}, there are {list(self.mods)}; give one, or "
             "g.edge_type_subgraph of the others"
         )
 
-    def _joined(self, parts: list[Tensor], ntype: str) -> Tensor:
+    def _joined(
+        self, g: HeteroGraph, made: dict[Any, Tensor], sums: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Return rows by type of destinations, of those by relation and of sums that
+        are there already."""
+        parts: dict[str, list[Tensor]] = {}
+        for kind in g.canonical_etypes:
+            if kind in made:
+                parts.setdefault(kind[2], []).append(made[kind])
+            elif kind[2] in sums:
+                parts[kind[2]] = []
+        return {n: self._one(p, n) if p else sums[n] for n, p in parts.items()}
+
+    def _one(self, parts: list[Tensor], ntype: str) -> Tensor:
         if callable(self.aggregate):
             return self.aggregate(parts, ntype)
         if len(parts) == 1 and self.aggregate != "stack":

@@ -48,7 +48,7 @@ BATCHES = (2048, 4096, 8192, 16384)
 """Samples of a step, over all ranks."""
 MOST_ROWS = 4_000_000
 """Larger tables are cut: drawing them would take most of the time."""
-ROUNDS, WARM, STEPS = 3, 3, 8
+ROUNDS, WARM, STEPS = 9, 3, 8
 """Of each placement: rounds in an order of their own, steps of each."""
 LIMIT_S = 180.0
 TABLES_A_GPU, WIDTHS, HEAVY_LOOKUPS = 13, (32, 64, 128, 256), 20.0

@@ -21,6 +21,10 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "gcn": lambda: dglnn.SAGEConv(WIDTH, 4, "gcn"),
     "pool": lambda: dglnn.SAGEConv(WIDTH, 4, "pool"),
     "gat": lambda: dglnn.GATConv(WIDTH, 3, 2, residual=True),
+    "wide": lambda: dglnn.GraphConv(WIDTH, 8, norm="right"),
+    "no bias": lambda: dglnn.SAGEConv(WIDTH, 8, "mean", bias=False),
+    "gat alone": lambda: dglnn.GATConv(WIDTH, 3, 2),
+    "relu": lambda: dglnn.SAGEConv(WIDTH, 8, "mean", activation=torch.relu),
 }
 
 
@@ -84,18 +88,40 @@ def test_values_and_two_derivatives(name: str) -> None:
         torch.testing.assert_close(mine, other)
 
 
+def test_means_and_layers_of_two_widths() -> None:
+    conv, g, h = layers_of("mean"), block(), rows()
+    whole = conv(g, h)
+    conv.aggregate = "mean"
+    for n in ENDS:
+        torch.testing.assert_close(conv(g, h)[n], whole[n] / 2)
+    conv.aggregate = "max"
+    pair = h["a"], h["a"][: ENDS["a"]]
+    other = h["b"], pair[1]
+    want = torch.maximum(conv.mods["r"](g["r"], pair), conv.mods["t"](g["t"], other))
+    torch.testing.assert_close(conv(g, h)["a"], want)
+
+
+def test_parameters_of_two_dtypes_are_refused_as_one_by_one() -> None:
+    conv, g, h = layers_of("mean"), block(), rows()
+    conv.mods["r"].float()
+    with pytest.raises(RuntimeError):
+        one_by_one(conv, g, h)
+    with pytest.raises(RuntimeError):
+        conv(g, h)
+
+
 @pytest.fixture
 def sums(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The destinations of each sum that runs."""
-    from hector.message.relation import Relation
+    from hector.message.direct import Passing
 
-    found, seen = [], Relation.update_all
+    found, seen = [], Passing.__call__
 
-    def update_all(r: Relation, *args: Any) -> None:
+    def call(passing: Passing, r: Any, *args: Any) -> Tensor:
         found.append(r.num_dst_nodes())
-        seen(r, *args)
+        return seen(passing, r, *args)
 
-    monkeypatch.setattr(Relation, "update_all", update_all)
+    monkeypatch.setattr(Passing, "__call__", call)
     return found
 
 

@@ -196,3 +196,26 @@ def test_what_the_graph_decides_is_made_once_and_kept_apart() -> None:
             assert torch.allclose(first, torch.tensor([1 / 2, 1 / 3]))
         for out in found:
             out.mul_(7)
+
+
+@pytest.mark.parametrize("slope", [0.2, 0.25, -0.5])
+def test_slopes_of_leaky_relu(slope: float) -> None:
+    """One operation of PyTorch's, where the expression is that of a slope."""
+    b, e = Builder(), edges()
+    x, y = (b.input(n, Domain.EDGE, (2, 1)) for n in "xy")
+    gate = b.mul(b.binary(Op.GT, x, b.const(0.0)), b.const(1 - slope))
+    other = b.mul(b.binary(Op.GT, x, b.const(0.5)), b.const(1 - slope))
+    wanted = (
+        b.mul(y, b.add(gate, b.const(slope))),
+        b.mul(y, b.add(gate, b.const(slope + 1))),
+        b.mul(y, b.add(other, b.const(slope))),
+    )
+    rows = torch.randn(EDGES, 2, 1, dtype=torch.float64)
+    rows[:3] = torch.tensor([0.0, -0.0, torch.nan])[:, None, None]
+    given = {x: rows, y: torch.randn_like(rows)}
+    host, plain = (k(e.arrays, torch.float64) for k in (Host, Reference))
+    got, want = host.run(wanted, given), plain.run(wanted, given)
+    for node in wanted:
+        torch.testing.assert_close(got[node], want[node], rtol=1e-12, atol=0)
+    steps = {n for s in host.planned(wanted[:1], {x, y}) for n in (s.node, *s.operands)}
+    assert gate not in steps

@@ -4,15 +4,18 @@ import ast
 import inspect
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
-from hector.runtime.bound import TableLayout
+from hector.runtime.bound import BoundPlan, TableLayout
 from hector.runtime.launch import (
     Launch,
+    Step,
     compile_together,
     parse_in_turn,
     prepare_compiler,
@@ -166,9 +169,23 @@ def test_triton_is_hashed_beside_the_rest_of_its_start(
 
 
 def test_launches_of_one_function_have_places_of_their_own() -> None:
-    """Kernels of one text are one function, and read other values."""
-    kernel, templates, layout = object(), ["a", "b"], TableLayout()
-    one, other = (Launch(kernel, (1, 1, 1), [3], (), (), {}, t) for t in templates)
-    assert layout.call(one).fixed != layout.call(other).fixed
-    again = Launch(kernel, (2, 1, 1), [4], (), (), {}, templates[0])
-    assert layout.call(again) is layout.call(one)
+    """Kernels of one text are one function, and read other values; so do graphs of one
+    program, whose function is written once."""
+    templates, layout, seen = ["a", "b"], TableLayout(), list[Any]()
+    kernel = SimpleNamespace(
+        run=lambda *args: seen.append(args), function="f", packed_metadata="m"
+    )
+
+    def call(*sizes: tuple[int, int]) -> None:
+        launches = [
+            Launch(kernel, (grid, 1, 1), [count], (), (), {}, t, kernel)
+            for t, (grid, count) in zip(templates, sizes, strict=True)
+        ]
+        steps = [Step((), (launch,), ()) for launch in launches]
+        args = (steps, torch.device("cpu"), lambda *_: torch.empty(0), {}, layout)
+        BoundPlan(*args).call((), ())()
+
+    call((1, 3), (1, 4))
+    call((2, 5), (1, 6))
+    assert [(args[0], args[-1]) for args in seen] == [(1, 3), (1, 4), (2, 5), (1, 6)]
+    assert len(layout.written) == 1

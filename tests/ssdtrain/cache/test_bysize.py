@@ -1,7 +1,6 @@
 """Batches of other sizes follow plans of their own."""
 
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,18 +10,12 @@ from torch import Tensor, nn
 import ssdtrain
 from ssdtrain.cache.bysize import PlansBySize
 from ssdtrain.counters import Fallback, StepReport
-from ssdtrain.observe.smaller import SmallerPlans, sizes_for
-from ssdtrain.plan.choose import choose
-from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.scaled import UpTo
-from ssdtrain.plan.search import Answer, Request
 from ssdtrain.transfer.device import CpuDevice, MemoryLevel
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.heldsearch import Searches
 from tests.ssdtrain.eventually import until
-from tests.ssdtrain.observe import parts
-from tests.ssdtrain.plan.profiles import MB, chain
 
 WIDTH, ROWS = 16, 32
 KEPT: dict[str, Any] = {
@@ -314,53 +307,3 @@ def test_a_batch_that_is_hardly_larger_than_the_plans_follows_it() -> None:
     by_size.note(110, 1.02)
     assert by_size.of(usual, 1.0, 100).plan is usual
     assert by_size.of(usual, 1.0, 110).plan is large
-
-
-def test_the_larger_one_counts_of_lanes_with_equal_arguments() -> None:
-    small, usual, _ = plans()
-    by_size = PlansBySize()
-    by_size.follow(usual, [UpTo(0.5, small)])
-    by_size.note(10, 0.4)
-    assert by_size.of(usual, 1.0, 10).plan is small
-    by_size.note(10, 0.9)
-    by_size.note(10, 0.3)
-    assert by_size.of(usual, 1.0, 10).plan is usual
-
-
-def test_they_are_searched_for_when_no_other_plan_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A better one for the largest batch would be a candidate for them."""
-    asked: list[Request] = []
-    monkeypatch.setattr("ssdtrain.observe.smaller.answers", lambda one: _note(one))
-
-    def _note(one: Request) -> list[Answer]:
-        asked.append(one)
-        return [Answer() for _ in one.smaller]
-
-    profile, goal = chain(10), Goal(memory_budget_bytes=5 * MB)
-    cache: Any = parts.Cache()
-    cache.device.runs_beside = False
-    cache.offloader = SimpleNamespace(pool=None)
-    cache.course.plan, cache.course.most_ratio = choose(profile, goal), 1.0
-    smaller = SmallerPlans(cache)
-    smaller.planned(Request(profile=profile, goal=goal))
-    for number in range(10):
-        cache.course.by_size.note(10 + number, 0.1 + 0.1 * number)
-    smaller.step(may_begin=False)
-    assert not asked
-    smaller.step(may_begin=True)
-    (one,) = asked
-    assert one.plan is cache.course.plan and not one.efforts
-    assert one.smaller == pytest.approx((0.9, 0.8, 0.7, 0.6), abs=0.02)
-    smaller.step(may_begin=True)
-    assert len(asked) == 1
-
-
-def test_sizes_lie_between_what_fits_and_the_largest() -> None:
-    assert sizes_for([0.5, 0.7, 1.0], 1.0) == ()  # too few are known
-    assert sizes_for([0.95, 0.96, 0.97, 1.0], 1.0) == ()  # one plan serves all
-    met = [0.2, 0.3, 0.7, 1.0]
-    found = sizes_for(met, 1.0, 0.5)
-    assert found == pytest.approx((0.9, 0.8, 0.7, 0.6))
-    assert max(sizes_for(met, 1.0)) == pytest.approx(0.84)

@@ -57,19 +57,6 @@ def test_a_rule_holds_for_what_no_order_names(rule: Rule) -> None:
         assert last.bytes_kept == 2 * ONE, "a window's worth"
 
 
-class Casting(nn.Module):
-    """Two of what it saves are made by recipes: the last one of a copy that is stored
-    for that alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor = nn.Parameter(torch.tensor(2.0))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.nn.functional.gelu(x * self.factor) * x
-        return x.bfloat16().float().square()
-
-
 def test_a_lane_that_leaves_its_plan_goes_by_the_rule() -> None:
     """Under the same steps, moved by orders before and by the rule behind."""
     model = net()

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain
+from ssdtrain.cache.tables import MOST_PLANS
 from ssdtrain.errors import InPlaceError
 from ssdtrain.plan.plan import Plan
 from tests.ssdtrain.bits import same_bits
-from tests.ssdtrain.cache.plans import all_moved, nearly_all_kept
+from tests.ssdtrain.cache.plans import all_moved, every_other_moved, nearly_all_kept
 from tests.ssdtrain.cache.steps import Step, train
 
 WIDTH, ROWS, NUM_BLOCKS = 32, 64, 3
@@ -339,3 +340,40 @@ def test_places_are_used_again_and_given_back() -> None:
         session.follow(all_moved(session))
         next(steps)
         assert session.cache.is_idle and pool.used_bytes == 0
+
+
+def test_plans_that_take_turns_keep_their_tables() -> None:
+    """[Note: tables of other plans]: with all bits, and no buffer that is nobody's."""
+    expected = list(train(model(), plain_step, num_steps := 16))
+    plans: list[Plan] = []
+    num_made: list[int] = []
+    used: list[tuple[int, int]] = []
+    with ssdtrain.offload(net := model(), **SETTINGS) as session:
+        tables, pool = session.cache.tables, session.cache.offloader.pool
+        for number, found in enumerate(train(net, plain_step, num_steps)):
+            assert all(map(same_bits, found, expected[number]))
+            if session.plan is not None and not plans:
+                first, second = all_moved(session), every_other_moved(session)
+                plans = [first, second, replace(first, prediction=None)]
+            if plans:
+                if len(num_made) % 3 == 2:  # a step that follows its table
+                    used.append((sum(tables.place_sizes), pool.used_bytes))
+                num_made.append(tables.num_made)
+                session.follow(plans[len(num_made) // 3 % len(plans)])
+        assert session.cache.is_idle and session.live_bytes == 0
+    assert len(num_made) > 9 and len(set(num_made[5:])) == 1  # both have theirs
+    assert used[0] == used[2] == used[3] > used[1] > (0, 0)
+    assert pool.used_bytes == 0
+
+
+def test_no_more_tables_stay_than_those_of_a_few_plans() -> None:
+    with ssdtrain.offload(net := model(), **SETTINGS) as session:
+        plans: list[Plan] = []
+        made = []
+        for _ in train(net, plain_step, 4 * (MOST_PLANS + 2) + 6):
+            if session.plan is not None:
+                if not plans:
+                    plans = [all_moved(session) for _ in range(MOST_PLANS + 1)]
+                made.append(session.cache.tables.num_made)
+                session.follow(plans[len(made) // 3 % len(plans)])
+    assert made[-1] - made[0] > MOST_PLANS + 1  # the first one was forgotten

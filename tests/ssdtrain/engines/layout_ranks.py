@@ -28,7 +28,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.distributed.pipelining import (
     PipelineStage,
-    Schedule1F1B,
     ScheduleInterleaved1F1B,
 )
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -99,24 +98,24 @@ class Meshed:
 
 
 class Piped:
-    """Stages of torch's pipelining, in one of its schedules."""
+    """Stages of torch's pipelining, two on each rank."""
 
-    def __init__(self, num_chunks: int) -> None:
-        """num_chunks: of each rank."""
+    def __init__(self) -> None:
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        numbers = range(rank, num_chunks * ranks, ranks)
+        numbers = range(rank, 2 * ranks, ranks)
         self.modules: list[nn.Module] = []
         for number in numbers:
             torch.manual_seed(number)
             self.modules.append(nn.Sequential(Block(), nn.Dropout(0.1), Block()))
-        every = num_chunks * ranks
+        every = 2 * ranks
         stages = [
             PipelineStage(module, number, every, CPU)
             for module, number in zip(self.modules, numbers, strict=True)
         ]
-        own: Any = stages if num_chunks > 1 else stages[0]
-        kind: Any = ScheduleInterleaved1F1B if num_chunks > 1 else Schedule1F1B
-        self._schedule = kind(own, NUM_MICRO_BATCHES, loss_fn=F.mse_loss)
+        own: Any = stages
+        self._schedule = ScheduleInterleaved1F1B(
+            own, NUM_MICRO_BATCHES, loss_fn=F.mse_loss
+        )
         self._is_first, self._is_last = numbers[0] == 0, numbers[-1] == every - 1
         parameters = [p for module in self.modules for p in module.parameters()]
         self._optimizer = torch.optim.SGD(parameters, lr=0.1)
@@ -259,18 +258,14 @@ def layouts() -> dict[str, Layout]:
         "fsdp2 nested keep": Layout(meshed(nested(False), line, rank), SEARCHED),
         "fsdp2 x tp": Layout(meshed(parallel_and_sharded, square, rank // 2), SEARCHED),
         "tp x sequence": Layout(meshed(parallel, line, 0), WAYS),
-        "pp": Layout(lambda: Piped(1), WAYS),
-        "pp interleaved": Layout(lambda: Piped(2), WAYS),
+        "pp interleaved": Layout(Piped, WAYS),
         "experts": Layout(meshed(experts, line, rank), WAYS),
         "experts by hand": Layout(meshed(experts, None, rank), BY_HAND),
     }
-    tp, pp = {"tensor": ranks}, {"pipeline": ranks}
-    parted = {**tp, "sequence": True}
-    cut = {**pp, "virtual_pipeline": 2}
+    parted = {"tensor": ranks, "sequence": True}
+    cut = {"pipeline": ranks, "virtual_pipeline": 2}
     for name, split, layers, more in (
-        ("tp", tp, 1, {}),
         ("tp x sequence", parted, 1, {}),
-        ("pp", pp, ranks, {}),
         ("pp interleaved", cut, 2 * ranks, {}),
         ("experts", {}, 1, {**EXPERTS, "expert_model_parallel_size": ranks}),
     ):

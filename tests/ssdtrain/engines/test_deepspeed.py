@@ -19,7 +19,6 @@ from tests.ranks import run_ranks
 from tests.ssdtrain.targets import TARGETS
 
 SCRIPT = Path(__file__).with_name("pipeline_ranks.py")
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")

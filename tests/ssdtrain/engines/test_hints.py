@@ -17,7 +17,6 @@ from tests.ranks import run_ranks
 from tests.ssdtrain.bits import same_bits
 
 SCRIPT = Path(__file__).with_name("hinted_ranks.py")
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_torch_pipelining_schedule_drives_the_hints(tmp_path: Path) -> None:

@@ -58,17 +58,6 @@ def release(record: Record | None) -> None:
     record.state, record.data = RecordState.AWAY, None
 
 
-def test_a_kept_tensor_is_the_models_as_long_as_its_locals_are() -> None:
-    saver, local = Saver(), produced()
-    record = saver.save(local)
-    assert saver.next_row() == (0, 0), "the record holds it, too"
-    assert saver.next_row() == (0, 0)
-    del local
-    assert saver.next_row() == (0, 0)
-    assert saver.marks(0) == 3
-    assert record is not None and record.data is not None
-
-
 def test_what_was_released_counts_until_the_local_is_gone() -> None:
     saver, local = Saver(), produced()
     record = saver.save(local)
@@ -91,36 +80,3 @@ def test_a_mask_that_is_rebuilt_is_gone_before_the_next_operator() -> None:
     del result
     assert saver.next_row() == (NUM_BYTES, 0), "an input lives while it is read"
     assert (saver.marks(0), saver.marks(1)) == (0, 1)
-
-
-def test_records_of_one_storage_are_not_its_others() -> None:
-    saver = Saver()
-    first, second = torch.unsafe_chunk(produced(), 2)
-    kept = saver.save(first)
-    del first
-    saver.next_row()
-    also = saver.save(second)
-    del second
-    saver.next_row()
-    assert (saver.marks(0), saver.marks(1)) == (2, 1)
-    local = produced()
-    before = saver.save(local)
-    saver.next_row()
-    with torch.no_grad():
-        local += 1
-    after = saver.save(local)
-    del local
-    saver.next_row()
-    assert (saver.marks(2), saver.marks(3)) == (2, 1)
-    assert all(each is not None for each in (kept, also, before, after))
-
-
-def test_from_its_first_use_on_a_record_counts_for_itself() -> None:
-    saver, local = Saver(), produced()
-    record = saver.save(local)
-    saver.next_row()
-    release(record)
-    saver.frames.use(saver.course, 0, saver.row)
-    assert saver.next_row() == (0, 0)
-    assert saver.marks(0) == 1
-    assert local is not None

@@ -1,34 +1,17 @@
 """Host time of the hooks, with a clock that the test turns."""
 
-import statistics
-import sys
-from collections import defaultdict
-from collections.abc import Sequence
-from types import FrameType
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from ssdtrain.cache.handles import KeptHandle, KeptItemHandle, ParameterHandle
-from ssdtrain.cache.moved import MovedHandle
-from ssdtrain.cache.record import Handle, RebuiltView
-from ssdtrain.observe import hostprobe
 from ssdtrain.observe.hostprobe import (
-    NUM_ITEMS,
-    NUM_MEASURED,
     host_costs,
-    measured_chain,
 )
 from ssdtrain.observe.hosttime import (
-    BESIDE,
     DEVICE_PERIOD,
     HostMeter,
 )
-from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.profile import HostCost, HostCosts
-from ssdtrain.transfer.copies import PinnedBuffer
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
 from tests.ssdtrain.virtual_time import VirtualTime
 
@@ -44,33 +27,6 @@ class Turned:
 
     def pass_us(self, us: int) -> None:
         self.ns += 1000 * us
-
-
-def test_time_outside_the_hooks_is_the_programs() -> None:
-    now = Turned()
-    meter = HostMeter(now=now)
-    seen: list[int] = []
-
-    def pack(tensor: Any) -> Any:
-        now.pass_us(20)
-        seen.append(meter.outside_ns())
-        start = meter.now()
-        now.pass_us(5)  # an observer's
-        meter.exclude(start)
-        return tensor
-
-    timed, used = meter.around(pack, lambda handle: now.pass_us(2))
-    for _ in range(3):
-        now.pass_us(100)
-        timed("tensor")
-    now.pass_us(50)
-    used("handle")
-    assert seen == [100_000, 200_000, 300_000]
-    assert meter.outside_ns() == 350_000
-    assert meter.num_calls == 4
-    costs = meter.costs(HostCosts())
-    # What they take by themselves is not all that they cost.
-    assert costs.keep == HostCost(pack_ms=BESIDE * 0.02, use_ms=BESIDE * 0.002)
 
 
 def test_a_failing_hook_ends_its_call() -> None:
@@ -93,17 +49,6 @@ def test_the_probe_runs_a_compiled_plan() -> None:
         assert cost.pack_ms > 0.0 and cost.use_ms > 0.0
     assert costs.host.load_ms > 0.0 and costs.ssd.load_ms > 0.0
     assert costs.rebuild.load_ms == 0.0
-
-
-def test_where_a_moved_tensor_went_is_seen() -> None:
-    """The probe's chain moves a quarter to the host and a quarter to the SSD's side,
-    and rebuilds another one."""
-    meter = measured_chain(torch.device("cpu"))
-    places = (Placement.OFFLOAD, Placement.OFFLOAD_SSD, Placement.RECOMPUTE)
-    assert [meter.num_packed(p) / NUM_MEASURED for p in places] == [8, 8, 9]
-    # The start, what the last links keep, what recipes read, and a parameter each.
-    kept = meter.num_packed(Placement.KEEP) / NUM_MEASURED
-    assert kept == 1 + (NUM_ITEMS - 8 - 8 - 9) + 9 + NUM_ITEMS + 1
 
 
 def test_the_device_in_the_hooks_is_told_by_module() -> None:
@@ -172,91 +117,3 @@ def test_waits_are_reported_by_cause(virtual_time: VirtualTime) -> None:
         assert device.cut_stalls()() == (0.0, 0.0)
     finally:
         device.close()
-
-
-class AtOnce:
-    """Copies without threads: what is left is what the hooks call."""
-
-    def __init__(self) -> None:
-        self._ended = CpuEvent()
-        self._ended.reach()
-
-    def out(self, place: PinnedBuffer, source: Tensor) -> None:
-        place.memory.copy_(source)
-        place.copied = self._ended
-
-    def back(self, places: Sequence[PinnedBuffer]) -> list[Tensor]:
-        return [place.memory.clone() for place in places]
-
-    def arrive(self, place: PinnedBuffer) -> None:
-        """It has."""
-
-    def quiesce(self) -> None:
-        """Nothing is under way."""
-
-
-def _kind(handle: Any) -> type:
-    return type(handle.source) if type(handle) is Handle else type(handle)
-
-
-class CallMeter(HostMeter):
-    """Counts functions of Python that a hook calls in this thread."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: dict[tuple[str, type], list[int]] = defaultdict(list)
-
-    def around(self, pack: Any, unpack: Any) -> Any:
-        def packed(tensor: Tensor) -> Any:
-            handle, num = self._counted(pack, tensor)
-            self.calls["pack", _kind(handle)].append(num)
-            return handle
-
-        def unpacked(handle: Any) -> Tensor:
-            tensor, num = self._counted(unpack, handle)
-            self.calls["use", _kind(handle)].append(num)
-            return tensor
-
-        return packed, unpacked
-
-    def _counted(self, hook: Any, argument: Any) -> Any:
-        num = 0
-
-        def count(frame: FrameType, event: str, _: object) -> None:
-            nonlocal num
-            num += event == "call"
-
-        before = sys.getprofile()
-        sys.setprofile(count)
-        try:
-            found = hook(argument)
-        finally:
-            sys.setprofile(before)
-        return found, num
-
-
-def test_calls_for_a_tensor_of_a_settled_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each costs the host a tenth of a microsecond and more. These are the figures of
-    today; whoever needs one more looks for one less first."""
-    at_once = lambda device, fall_back, loads_in_pieces: AtOnce()  # noqa: E731
-    monkeypatch.setattr("ssdtrain.cache.cache.copies_of", at_once)
-    monkeypatch.setattr(hostprobe, "PLACES", (Placement.KEEP, Placement.OFFLOAD))
-    meter = CallMeter()
-    measured_chain(torch.device("cpu"), meter)
-    found = {what: statistics.median(each) for what, each in meter.calls.items()}
-    assert found["pack", KeptHandle] == found["use", KeptHandle] == 1
-    assert found["pack", ParameterHandle] == found["use", ParameterHandle] == 1
-    # A tensor that stays, and by which another one is released or buried, as most are
-    # here; a CPU's wait for a copy takes four calls of it.
-    assert found["pack", KeptItemHandle] <= 25
-    assert found["use", KeptItemHandle] <= 16
-    assert found["pack", MovedHandle] <= 18
-    assert found["use", MovedHandle] <= 29, "with the load of a batch of one"
-    monkeypatch.setattr(hostprobe, "PLACES", (Placement.KEEP, Placement.RECOMPUTE))
-    meter = CallMeter()
-    measured_chain(torch.device("cpu"), meter)
-    found = {what: statistics.median(each) for what, each in meter.calls.items()}
-    # Of these a CPU's settings take seven each way.
-    assert found["pack", RebuiltView] <= 45
-    assert found["use", RebuiltView] <= 47, "with its input's"
-    assert found["pack", MovedHandle] <= 18, "what a recipe reads"

@@ -1,6 +1,7 @@
 """The steps between an observed one and the first plan, and what they leave behind."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,14 +14,20 @@ from ssdtrain.cache import bypass
 from ssdtrain.cache.bypass import Bypass
 from ssdtrain.cache.course import Unobserved
 from ssdtrain.cache.regions import Choice
+from ssdtrain.observe.hostprices import HostPrices
 from ssdtrain.observe.measured import NUM_REGION_STEPS, Measured
 from ssdtrain.observe.memorygoal import MemoryGoal
 from ssdtrain.observe.plainsteps import NUM_STEPS
+from ssdtrain.observe.regionsteps import RegionStep
 from ssdtrain.plan.calibrate import Corrections
-from ssdtrain.plan.plan import LinkLoad, Prediction
-from ssdtrain.plan.profile import HostCosts
+from ssdtrain.plan.plan import LinkLoad, Plan, Prediction
+from ssdtrain.plan.profile import HostCost, HostCosts, Profile
+from ssdtrain.plan.simulate import Run
+from ssdtrain.plan.timeline import Timeline
 from ssdtrain.transfer.device import CpuDevice
+from tests.ssdtrain.plan.test_host import hosted, moved_orders
 
+FREE = HostCosts(host=HostCost(pack_ms=1))
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
 PLAIN = ["plain"] * NUM_STEPS
@@ -126,6 +133,34 @@ def test_the_hosts_time_is_not_that_of_the_step_that_makes_the_tables(
     assert base[2:] == [(False, True)] * (NUM_REGION_STEPS - 2)
 
 
+def test_each_rerun_of_the_base_has_its_time_of_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CpuDevice, "hold", lambda own, ms: None)
+    monkeypatch.setattr("ssdtrain.api._first_regions", lambda *own: Choice.ALL)
+    monkeypatch.setattr(HostPrices, "is_on_gpu", True)
+    found: list[list[dict[tuple[str, int], int]]] = []
+
+    def host_ms(own: Measured, profile: Profile, steps: list[RegionStep]) -> Any:
+        found.append([dict(step.reruns.spent_ns) for step in steps if step.reruns])
+        return {}
+
+    monkeypatch.setattr(Measured, "_rerun_host_ms", host_ms)
+    net = Net(lambda: bypass.time.sleep(STEP_S))  # type: ignore[attr-defined]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with ssdtrain.offload(
+        net, min_bytes=1, target="host", memory_budget=900
+    ) as session:
+        for _ in range(3 + NUM_REGION_STEPS):
+            net(torch.ones(4, 8)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            session.cache.offloader.wait_io()
+    (steps,) = found
+    assert len(steps) == NUM_REGION_STEPS - 2
+    assert all({number for _, number in each} == {0, 1, 2, 3} for each in steps)
+
+
 @pytest.mark.parametrize(
     ("fits", "kinds"),
     [(True, PLAIN[:n]) for n in (1, NUM_STEPS)]
@@ -156,6 +191,31 @@ def told(step_ms: float, copies_ms: float) -> Prediction:
     )
 
 
+@pytest.mark.parametrize("part", [0.0, 0.4, 1.0])
+def test_the_base_tells_what_region_calls_and_kept_tensors_cost(part: float) -> None:
+    costs = HostCosts(keep=HostCost(pack_ms=0.5, use_ms=0.3), host=HostCost(pack_ms=1))
+    profile = replace(hosted(1.0), host_costs=costs)
+    orders = moved_orders(profile, {0})
+
+    def told_ms(profile: Profile) -> float:
+        return Run(Timeline(profile), orders).run().step_ms
+
+    whole_ms, least_ms = told_ms(profile), told_ms(replace(profile, host_costs=FREE))
+    measured = empty(SimpleNamespace(costs=costs, is_on_gpu=True))
+    measured.corrections = Corrections(host_costs=costs)
+    plan = Plan(orders=orders, policy="base")
+    took_ms = least_ms + part * (whole_ms - least_ms) - (0.0 if part else 9.0)
+    matched = measured.match(profile, plan, took_ms)
+    found = measured.corrections.host_costs
+    assert found is not None and found.host == costs.host
+    assert found.keep.pack_ms == pytest.approx(part * 0.5)
+    own_ms = told_ms(matched)
+    assert matched == replace(profile, host_costs=found)
+    assert own_ms == pytest.approx(max(took_ms, least_ms))
+    measured.match(profile, plan, 2 * whole_ms)  # not more than was measured
+    assert measured.corrections.host_costs == found
+
+
 def test_a_plan_that_disappoints_makes_what_it_does_dearer() -> None:
     measured = empty()
     measured.disappointed(told(110.0, 50.0), 110.0)
@@ -167,18 +227,3 @@ def test_a_plan_that_disappoints_makes_what_it_does_dearer() -> None:
     measured.disappointed(told(100.0, 0.0), 400.0)
     assert measured.corrections.copy_slowdown == by.copy_slowdown
     assert measured.corrections.host_factor <= 2.0 * by.host_factor
-
-
-def test_region_calls_that_were_believed_free_are_blamed_first() -> None:
-    free, priced = HostCosts(), HostCosts(region_ms=0.3)
-    host = SimpleNamespace(costs=free)
-    measured = empty(host)
-    measured.corrections = Corrections(host_costs=free)
-    measured.disappointed(told(110.0, 0.0), 120.0)
-    assert measured.corrections.host_factor > 1.0  # there are none
-    measured.corrections = Corrections(host_costs=free)
-    host.costs = priced
-    measured.disappointed(told(110.0, 50.0), 120.0)
-    assert measured.corrections == Corrections(host_costs=priced)
-    measured.disappointed(told(110.0, 50.0), 120.0)
-    assert measured.corrections.host_factor == pytest.approx(1.5)

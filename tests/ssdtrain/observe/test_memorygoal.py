@@ -3,8 +3,6 @@
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from ssdtrain.observe.memorygoal import PLAIN_SHARE, MemoryGoal
 from ssdtrain.observe.tightened import Tightened
 from ssdtrain.plan.agree import Alone
@@ -78,34 +76,6 @@ def test_plans_leave_what_is_torn_or_stuck_on_any_rank() -> None:
     own.cache.device.capacity = None
     own.memory.look_at_device(8)
     assert own.goal.goal == Goal() and len(told) == 1 and not own.goal.was
-
-
-def test_a_step_beyond_the_limit_is_seen() -> None:
-    own = Memory(Goal(memory_budget_bytes=100 * MB))
-    goal, start = own.goal.goal, MemoryLevel(0, 0, 0, 0)
-    own.cache.ledger.levels = start, MemoryLevel(0, 0, 110 * MB, 0)
-    own.memory.planned()
-    asked = [own.memory.over_bytes(goal) for _ in range(3)]
-    assert asked == [0, 0, goal.beyond(110 * MB, 0)], "the first ones free what was"
-    own.cache.course.num_strayed = 1
-    assert not own.memory.over_bytes(goal)
-
-
-@pytest.mark.parametrize("cached", [0, 90 * MB])
-def test_an_allocator_that_tries_again_is_left_more(cached: int) -> None:
-    own = Memory(Goal(capacity_bytes=CAPACITY))
-    own.observed.cached_bytes = cached
-    own.memory.planned()
-    left = []
-    for number in range(64):
-        own.cache.device.level = MemoryLevel(0, 0, 0, 0, num_retries=number)
-        if own.memory.is_short():
-            left.append(own.goal.goal.torn_bytes)
-    reserve = int(DEVICE_RESERVE * CAPACITY)
-    assert left[0] == reserve
-    assert left[1] == max(2 * reserve, cached)
-    own.cache.device.level = None
-    assert not own.memory.is_short()
 
 
 def test_of_several_ranks_no_limit_is_tightened() -> None:

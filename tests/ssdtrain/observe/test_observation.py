@@ -9,7 +9,6 @@ from torch import nn
 import ssdtrain
 from ssdtrain.cache.course import Unobserved
 from ssdtrain.counters import Trace
-from ssdtrain.observe import observation
 from ssdtrain.observe.hostprices import HostPrices
 from ssdtrain.observe.observation import Observation
 from ssdtrain.observe.room import Room
@@ -86,20 +85,4 @@ def test_one_that_is_given_up_leaves_nothing() -> None:
     own.observation.stop()
     own.observation.stop()
     assert own.is_clean
-    own.session.close()
-
-
-@pytest.mark.parametrize("how", [{}, {"is_cold": True}])
-def test_a_step_that_pinned_its_memory_is_too_slow_but_for_its_memory(
-    monkeypatch: pytest.MonkeyPatch, how: dict[str, bool]
-) -> None:
-    monkeypatch.setattr(observation, "COLD_BYTES", 0)
-    own = Watched()
-    own.observe()
-    own.step()
-    assert (own.observation.end(is_first=True, **how) is None) == (not how)
-    assert own.is_clean
-    own.observe()
-    own.step()
-    assert own.observation.end(is_first=False) is not None
     own.session.close()

@@ -6,10 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ssdtrain.cache.ledger import Ledger
-from ssdtrain.counters import Counters
-from ssdtrain.observe.peaks import PeakWatch, RetryWatch
-from ssdtrain.plan.goal import DEVICE_RESERVE, Goal
+from ssdtrain.plan.goal import DEVICE_RESERVE
 from ssdtrain.transfer.device import CpuDevice, MemoryLevel
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.test_device_memory import SETTINGS, Run
@@ -54,49 +51,6 @@ def test_a_step_beyond_the_limit_is_planned_anew(
     assert after.prediction.peak_bytes < before.prediction.peak_bytes
     assert not resets or run.highest[-1] <= limit
     assert same_bits(run.seen, Run(monkeypatch).steps(12).seen)
-
-
-def test_which_steps_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the first one under a plan, none of other sizes, and none whose maximum an
-    earlier one hides: that is started again."""
-    device = CpuDevice()
-    levels = [(100, 900), (100, 2000)]
-    resets: list[int] = []
-    monkeypatch.setattr(device, "reset_peak", lambda: resets.append(1))
-    ledger = Ledger(device, Counters())
-    start, end = (MemoryLevel(now, 0, most, 0) for now, most in levels)
-    watch, goal = PeakWatch(device, ledger), Goal(device_bytes=1000)
-    monkeypatch.setattr(Ledger, "levels", (start, end))
-    watch.planned()
-    assert [watch.step(goal, True) for _ in range(3)] == [0, 0, 1030]
-    assert watch.step(goal, False) == 0 and not resets
-    monkeypatch.setattr(Ledger, "levels", (end, end))
-    assert watch.step(goal, True) == 0 and resets
-    monkeypatch.setattr(Ledger, "levels", (None, None))
-    assert watch.step(goal, True) == 0
-    device.close()
-
-
-def test_retries_of_the_allocator_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not those of the first steps under a plan, nor those of before."""
-    device = CpuDevice()
-    retries = [3]
-    monkeypatch.setattr(
-        device, "memory", lambda: MemoryLevel(0, 0, 0, 0, num_retries=retries[0])
-    )
-    watch = RetryWatch(device)
-    watch.planned()
-    found = []
-    for number in range(1, 17):
-        retries[0] += number in (1, 2, 3, 5, 12)  # in the step before
-        found.append(watch.step())
-    assert [number for number, each in enumerate(found, 1) if each] == [5, 16]
-    watch.planned()
-    retries[0] += 1
-    assert not any(watch.step() for _ in range(8))
-    monkeypatch.setattr(device, "memory", lambda: None)
-    assert not watch.step()
-    device.close()
 
 
 def test_a_plan_with_retries_is_followed_by_one_that_leaves_more(

@@ -17,7 +17,7 @@ from ssdtrain.counters import Fallback
 from ssdtrain.counters import Span as TraceSpan
 from ssdtrain.engines import plain
 from ssdtrain.errors import ConfigError
-from ssdtrain.observe import observation, searching, trials
+from ssdtrain.observe import searching, trials
 from ssdtrain.observe.links import fitted_drive
 from ssdtrain.plan.agree import Alone
 from ssdtrain.plan.choose import SEARCH_MARKS, choose, options
@@ -28,14 +28,10 @@ from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.search import Request, Search
 from ssdtrain.plan.simulate import simulate
 from ssdtrain.plan.timeline import Timeline
-from ssdtrain.rebuild.recipes import narrow
-from ssdtrain.storage.base import ForwardingStorage, Slot
 from ssdtrain.transfer.device import CpuDevice
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.memory_storage import MemoryStorage
 from tests.ssdtrain.observe.searches import await_what_runs_beside
-from tests.ssdtrain.throttle import Link
-from tests.ssdtrain.virtual_time import VirtualTime
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
@@ -179,57 +175,6 @@ def test_the_first_steps_need_no_more_than_full_offloading() -> None:
     assert ours[2].saved_peak_bytes <= full[2].saved_peak_bytes
 
 
-@pytest.mark.parametrize(("cold_bytes", "num_steps"), [(1 << 30, 2), (0, 3)])
-def test_a_step_that_pinned_its_memory_is_observed_again(
-    monkeypatch: pytest.MonkeyPatch, cold_bytes: int, num_steps: int
-) -> None:
-    """Once: what it pinned is there when the next one is observed."""
-    monkeypatch.setattr(observation, "COLD_BYTES", cold_bytes)
-    planned: list[int] = []
-
-    def hook(step: int, session: ssdtrain.Session) -> None:
-        if session.plan is not None:
-            planned.append(step)
-
-    # Longer sequences in the observed step: it has to pin more than the warm-up did.
-    train(SETTINGS, num_steps=6, hook=hook, rows=lambda step: ROWS if step else 1)
-    assert planned[0] == num_steps + 1
-
-
-class OneMedium(ForwardingStorage):
-    """Writes and reads in one queue, at 0.1 GB/s; `shared` off: a queue for each."""
-
-    def __init__(self, inner: MemoryStorage, shared: bool, time: VirtualTime) -> None:
-        super().__init__(inner)
-        self._time = time
-        self._write = Link(0.1, clock=time.monotonic)
-        self._read = self._write if shared else Link(0.1, clock=time.monotonic)
-
-    def write(self, slot: Slot, buffer: Tensor) -> None:
-        super().write(slot, buffer)
-        self._pass(self._write.book(buffer.numel()))
-
-    def read(self, slot: Slot, buffer: Tensor) -> None:
-        super().read(slot, buffer)
-        self._pass(self._read.book(buffer.numel()))
-
-    def _pass(self, moment_s: float) -> None:
-        self._time.sleep(max(0.0, moment_s - self._time.monotonic()))
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_a_drive_is_probed_in_both_directions_at_once(
-    shared: bool, virtual_time: VirtualTime
-) -> None:
-    memory = MemoryStorage()
-    storage = OneMedium(memory, shared, virtual_time)
-    drive = fitted_drive(storage, [], num_threads=2)
-    assert drive is not None
-    assert drive.duplex_slowdown == pytest.approx(1.0 if shared else 0.0, abs=0.05)
-    assert drive.write.bytes_per_second == pytest.approx(0.1e9, rel=0.05)
-    assert memory.stats().used_bytes == 0
-
-
 def test_a_full_drive_is_not_probed() -> None:
     full = MemoryStorage(capacity_bytes=1 << 20)
     assert fitted_drive(full, [], num_threads=2) is None
@@ -242,23 +187,6 @@ def test_a_full_drive_is_not_probed() -> None:
     assert told is not None
     assert told.write.bytes_per_second == pytest.approx(1e9)
     assert told.duplex_slowdown == 1.0  # as of one medium, until it is known
-
-
-@pytest.mark.parametrize("waits", [{2}, {1, 2}])
-def test_waiting_for_another_ranks_plan_is_no_part_of_the_step(
-    waits: set[int], virtual_time: VirtualTime
-) -> None:
-    """Unless it waits as long before the observed step: that is how the job runs."""
-    wait_s = 40.0
-
-    def hook(step: int, session: ssdtrain.Session) -> None:
-        session.hints.step_end()
-        if step in waits:
-            virtual_time.sleep(wait_s)
-
-    _, _, (plan, profile) = train(SETTINGS, num_steps=3, hook=hook)
-    assert plan is not None
-    assert (profile.tail_ms >= wait_s * 1e3) == (waits == {1, 2})
 
 
 @pytest.mark.parametrize("build", [Net, Casting])
@@ -305,24 +233,6 @@ def test_any_plan_gives_the_same_gradients_and_the_predicted_memory(
         peaks = {report.saved_peak_bytes for report in reports}
         assert peaks == {predicted.peak_bytes}
     assert num_batched > 0
-
-
-def test_what_a_recipe_stores_in_a_smaller_dtype_has_a_price(
-    monkeypatch: pytest.MonkeyPatch, virtual_time: VirtualTime
-) -> None:
-    """Forward makes a copy that no operator of the model makes."""
-
-    def slowly(wide: Tensor, dtype: torch.dtype) -> Tensor:
-        virtual_time.sleep(0.25)
-        return narrow(wide, dtype)
-
-    monkeypatch.setattr("ssdtrain.cache.keeper.narrow", slowly)
-    _, _, (_, profile) = train(SETTINGS, num_steps=3, build=Casting)
-    (items,) = profile.kinds.values()
-    (made_ms,) = [item.made_ms for item in items if item.owner >= 0]
-    assert made_ms == pytest.approx(250.0, rel=0.01)
-    assert {item.made_ms for item in items if item.owner < 0} == {0.0}
-    assert sum(mark.ms for mark in profile.marks) < 250.0, "it is no operator's"
 
 
 @pytest.mark.parametrize("refused_at", [3, 5])

@@ -196,6 +196,24 @@ def test_under_a_limit_segments_grow_from_the_start_and_nothing_old_is_cached() 
     assert device.asked == 1 and device.shares == [0.0]
 
 
+def test_segments_grow_from_the_start_where_much_is_trained() -> None:
+    """An optimizer's state would stay in the holes between the gradients."""
+
+    class Sized(Growing):
+        def capacity_bytes(self) -> int:
+            return 64 * 4096
+
+    for size, trained, segments in (
+        (4096, True, "growing"),
+        (4096, False, "whole"),
+        (2048, True, "whole"),
+    ):
+        model = nn.Linear(size, 1, bias=False).requires_grad_(trained)
+        room = Room(Sized())
+        room.open_for([model, nn.LazyLinear(4)])
+        assert room.segments == segments
+
+
 def test_segments_that_do_not_grow_are_told_with_the_reason() -> None:
     device = Growing("the user's settings name it")
     device.is_short = True

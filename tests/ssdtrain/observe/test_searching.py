@@ -85,21 +85,3 @@ def test_a_search_that_fails_is_made_up_for_where_there_is_no_plan(
     assert len(efforts) == len(told) == (0 if has_plan else 1)
     assert has_plan or (answer is not None and answered(other).plan == answer.plan)
     own.clear()
-
-
-def test_a_search_that_is_stopped_answers_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[Request] = []
-
-    def search(request: Request) -> Search:
-        asked.append(request)
-        return Search(request)
-
-    monkeypatch.setattr(searching, "Search", search)
-    own = on()
-    own.begin(REQUEST, QUICK_MARKS)
-    own.stop()
-    assert not own.is_under_way and own.answer(has_plan=False) is None
-    assert [each.efforts for each in asked] == [(QUICK_MARKS,)]
-    own.clear()

@@ -1,54 +1,18 @@
-"""What the planner would do on the machine of results/offload/placement.json.
+"""What is planned for profiles observed on an H200, whose known faults are mended."""
 
-Below: profiles observed there, whose known faults are mended here.
-
-The profile is the estimated one (bytes are exact), with forward, backward, update and
-links as recorded there, and recipes at the recorded price.
-"""
-
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ssdtrain.curves import COPY_SLOWDOWN, Links
+from ssdtrain.curves import COPY_SLOWDOWN
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.profile import PROFILE_FILE, Item, Profile
-from ssdtrain.tools.report.plan_command import read_link_curves
+from ssdtrain.plan.profile import PROFILE_FILE, Profile
 
-RESULTS = Path(__file__).resolve().parents[3] / "recipes" / "bench" / "results"
 RECORDED = Path(__file__).parent / "recorded"
-RECIPE_MS_PER_GB = {"aten::gelu": 0.80, "aten::native_layer_norm": 0.96}
-"""As recorded with `12288x3/ours recipes`."""
-DEAREST_MS_PER_GB = 2.0
-"""A dropout mask's."""
 TARGETS = {"12288x3": (0.01, 8.0), "8192x4": (0.02, 7.1), "16384x2": (0.01, 11.0)}
 """Overhead and activation peak in GB."""
-
-
-def recorded(name: str) -> dict[str, float]:
-    cells = json.loads((RESULTS / "offload" / "placement.json").read_text())["cells"]
-    found: dict[str, float] = cells[name]
-    return found
-
-
-@pytest.fixture
-def links(tmp_path: Path) -> Links:
-    """Of the recorded link file."""
-    found = json.loads((RESULTS / "storage" / "links_h200.json").read_text())["cells"][
-        "doctor"
-    ]["links"]
-    (tmp_path / "links.json").write_text(json.dumps(found))
-    return read_link_curves(str(tmp_path / "links.json"))
-
-
-def price(item: Item) -> float:
-    """ms of a rebuild for each GB."""
-    return RECIPE_MS_PER_GB.get(item.recipe or "", DEAREST_MS_PER_GB)
-
-
 OBSERVED = {"12288x3": 843.6238, "8192x4": 521.6455, "16384x2": 994.2361}
 """ms of a step that keeps all, measured beside the profile."""
 NUM_LINGERING, NUM_LEAVES = 5, 1

@@ -13,7 +13,7 @@ from ssdtrain.plan.calibrate import (
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.plan import Wait
+from ssdtrain.plan.plan import Order, Prediction, Wait
 from ssdtrain.plan.profile import HostCost, HostCosts, Profile
 from ssdtrain.plan.schedule import schedule
 from ssdtrain.plan.simulate import Run, keep_all, simulate
@@ -38,16 +38,20 @@ def hosted(share: float, *, num: int = 12, num_handles: int = 0) -> Profile:
     return replace(plain, marks=marks, host_costs=COSTS, tail_host_ms=tail_ms)
 
 
-def moved(profile: Profile, numbers: set[int]) -> object:
-    """A prediction for the plan that moves these items."""
-    timeline = Timeline(profile)
+def moved_orders(profile: Profile, numbers: set[int]) -> dict[str, tuple[Order, ...]]:
+    """Orders that move these items."""
     count = len(profile.kinds["model/0"])
     placements = {
         "model/0": [
             Placement.OFFLOAD if n in numbers else Placement.KEEP for n in range(count)
         ]
     }
-    return simulate(timeline, schedule(timeline, placements))
+    return schedule(Timeline(profile), placements)
+
+
+def moved(profile: Profile, numbers: set[int]) -> Prediction:
+    """A prediction for the plan that moves these items."""
+    return simulate(Timeline(profile), moved_orders(profile, numbers))
 
 
 def test_what_a_bound_host_does_is_added_to_the_step() -> None:

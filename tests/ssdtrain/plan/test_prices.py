@@ -5,27 +5,9 @@ from pathlib import Path
 
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.placement import Placement
-from ssdtrain.plan.prices import Priced, Prices
 from ssdtrain.plan.profile import PROFILE_FILE, HostCost, HostCosts, Profile
-from ssdtrain.plan.timeline import Timeline
-from tests.ssdtrain.plan import profiles as made
 
-MB = made.MB
 RECORDED = Path(__file__).parent / "recorded" / "h200_qwen3_4b_12_layers.json"
-KIND = "model/0"
-
-
-def prices_of(profile: Profile, *, with_runs: bool = True) -> Prices:
-    return Prices(Timeline(profile), with_runs=with_runs)
-
-
-def bytes_of(profile: Profile, prices: Prices, at: Priced, way: Placement) -> int:
-    placed = prices.placements(at)[KIND]
-    items = profile.kinds[KIND]
-    return sum(
-        item.num_bytes for item, to in zip(items, placed, strict=True) if to is way
-    )
 
 
 def busy(profile: Profile) -> Profile:
@@ -37,19 +19,6 @@ def busy(profile: Profile) -> Profile:
         rebuild=HostCost(pack_ms=0.09, use_ms=0.09),
     )
     return replace(profile, marks=marks, host_costs=costs)
-
-
-def test_nothing_happens_for_nothing_and_all_that_can_for_enough() -> None:
-    profile = PROFILE_FILE.read(RECORDED)
-    prices = prices_of(profile)
-    assert {*prices.placements(Priced(0, 0, 0))[KIND]} == {Placement.KEEP}
-    last = Priced(prices.ends.level, 0, 0)
-    reruns = prices.placements(last)[KIND].count(Placement.RERUN)
-    inside = [i for i in profile.kinds[KIND] if i.region >= 0 and not i.held]
-    assert reruns == len(inside)
-    alone = prices_of(profile, with_runs=False)
-    assert Placement.RERUN not in alone.placements(last)[KIND]
-    assert bytes_of(profile, alone, last, Placement.RECOMPUTE) > 0
 
 
 def test_a_search_saves_more_than_it_did() -> None:

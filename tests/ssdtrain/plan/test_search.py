@@ -1,7 +1,6 @@
 """The search beside training finds what one on the thread finds, for less time."""
 
 import json
-import math
 import subprocess
 import sys
 import time
@@ -14,17 +13,15 @@ from ssdtrain.jsonfile import decode, dumps
 from ssdtrain.plan.calibrate import Corrections, corrected
 from ssdtrain.plan.choose import QUICK_MARKS, choose
 from ssdtrain.plan.goal import Goal
-from ssdtrain.plan.plan import Plan, PredictedStall, Prediction
+from ssdtrain.plan.plan import PredictedStall, Prediction
 from ssdtrain.plan.profile import PROFILE_FILE, HostCost, HostCosts, Profile
-from ssdtrain.plan.scaled import BytesByGrowth, Growth, as_observed, scaled
+from ssdtrain.plan.scaled import Growth, as_observed, scaled
 from ssdtrain.plan.search import (
-    GAIN,
     Answer,
     Request,
     Search,
     answer_of,
     answers,
-    is_better,
 )
 from tests.ranks import LONGEST_S
 
@@ -98,25 +95,6 @@ def test_what_was_measured_since_counts() -> None:
     assert right.host_costs == costs and right.notes["plain_step_ms"] == "300.000"
 
 
-def test_what_grows_with_the_square_does_where_the_profile_is_scaled() -> None:
-    """By what all together grow by, unless it is the first item that grows by more."""
-    profile = PROFILE_FILE.read(LONG)
-    kind, items = next(iter(profile.kinds.items()))
-    growth = Growth(fixed=(items[0].name,), squares={kind: (1, 3)})
-    exponents = growth.exponents(kind, items)
-    assert exponents[1] == exponents[3] == 2 and 0 in exponents and 1 in exponents
-    sums = growth.sums(kind, items)
-    for ratio in (0.25, 2.0, 3.0):
-        even = sums.even_ratio(ratio)
-        larger = scaled(profile, ratio, growth).kinds[kind]
-        for old, new, exponent in zip(items, larger, exponents, strict=True):
-            assert new.num_bytes == round(old.num_bytes * even**exponent)
-        together = sum(item.num_bytes for item in larger) / sum(sums)
-        assert max(together, even) == pytest.approx(ratio, rel=1e-6)
-    assert BytesByGrowth(2, 8, 0).even_ratio(3.0) == 3.0
-    assert BytesByGrowth(1, 1, 1).even_ratio(math.inf) == math.inf
-
-
 def test_plans_for_smaller_batches_come_behind_the_others() -> None:
     """Each for its own size, and in the observed one's; where none fits, the next one
     comes all the same."""
@@ -136,48 +114,6 @@ def test_plans_for_smaller_batches_come_behind_the_others() -> None:
     assert least.plan is not None and least.plan.keeps_all
 
 
-def test_no_smaller_batch_follows_a_plan_that_costs_more_than_a_larger_ones() -> None:
-    """Plans that were found for larger ones are candidates, that in force as well; and
-    none is another one's equal."""
-    little = 10_000  # by which no good plan is found
-    goal, growth = Goal(memory_budget_bytes=6 << 30), Growth()
-    profile = PROFILE_FILE.read(LONG)
-    sizes = (0.93, 0.87, 0.8, 0.7)
-    alone = [choose(scaled(profile, size), goal, little) for size in sizes]
-    in_force = choose(profile, goal, 4 * QUICK_MARKS)
-    request = Request(
-        profile=profile,
-        goal=goal,
-        growth=growth,
-        efforts=(),
-        smaller=sizes,
-        smaller_effort=little,
-    )
-    found = list(answers(replace(request, plan=in_force)))
-    assert len(found) == len(sizes) and not any(answer.error for answer in found)
-    larger, missed = [in_force], 0
-    for size, own, answer in zip(sizes, alone, found, strict=True):
-        smaller = scaled(profile, size)
-        limit = goal.most_bytes(smaller)
-        assert limit is not None and own.prediction is not None
-        before = [step_of(plan, smaller).step_ms for plan in larger]
-        if answer.plan is not None:
-            taken = step_of(answer.plan, smaller)
-            assert taken.peak_bytes <= limit
-            larger.append(answer.plan)
-        now_ms = step_of(larger[-1], smaller).step_ms
-        assert now_ms <= (1 + GAIN) * min(*before, own.prediction.step_ms)
-        missed += own.prediction.step_ms > 1.02 * now_ms
-    assert missed  # else this shows nothing
-
-
-def step_of(plan: Plan, profile: Profile) -> Prediction:
-    """What a batch takes under a plan for another size."""
-    found = as_observed(plan, profile).prediction
-    assert found is not None
-    return found
-
-
 def test_a_plan_that_is_as_good_stays() -> None:
     request = asked(Goal(max_overhead=0.05))
     best = next(answers(request))  # the longer search finds none better here
@@ -190,16 +126,6 @@ def test_a_plan_that_is_as_good_stays() -> None:
     worse = choose(request.profile, Goal(max_overhead=0.0), 1)
     first, _ = answers(replace(request, plan=worse))
     assert not first.stays
-
-
-def test_a_new_plan_must_be_clearly_better() -> None:
-    old = prediction(100.5, 500)
-    assert not is_better(prediction(100.5, 499), old, False, 101.0)
-    assert is_better(prediction(100.5, 450), old, False, 101.0)
-    assert is_better(prediction(100.5, 600), prediction(120.0, 500), False, 101.0)
-    assert not is_better(prediction(100.0, 900), old, True, 1000)
-    assert is_better(prediction(90.0, 900), old, True, 1000)
-    assert is_better(prediction(150.0, 400), old, True, 450)
 
 
 def test_a_request_is_written_at_once() -> None:

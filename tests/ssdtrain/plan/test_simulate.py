@@ -55,24 +55,6 @@ def test_everything_on_an_infinite_link_costs_no_time() -> None:
     assert found.links["d2h"].num_bytes == found.links["h2d"].num_bytes == 6 * MB
 
 
-@pytest.mark.parametrize("gb_per_s", [0.05, 0.2, 0.5, 2.0])
-def test_a_link_bound_step_is_the_maximum(gb_per_s: float) -> None:
-    """All packs release the item before: forward is the longer of compute and link."""
-    num, forward_ms = 40, 1.0
-    profile = made.chain(num, gb_per_s=gb_per_s, forward_ms=forward_ms)
-    each = Order(
-        name="", num_bytes=0, placement=Placement.OFFLOAD, release_after=1, load_at=0
-    )
-    orders = {
-        kind: tuple(replace(o, load_at=max(0, num - 2 - n)) for n, o in enumerate(own))
-        for kind, own in orders_of(profile, each).items()
-    }
-    outcome = Run(Timeline(profile), orders).run()
-    copy_ms = MB / (gb_per_s * 1e9) * 1e3
-    expected = num * max(forward_ms, copy_ms) + num * max(2 * forward_ms, copy_ms) + 3
-    assert outcome.step_ms == pytest.approx(expected, rel=3 / num)
-
-
 def test_stall_is_the_part_of_a_copy_that_compute_does_not_hide() -> None:
     profile = made.chain(2, gb_per_s=0.1)  # 10 ms a copy
     orders = orders_of(profile, Order(name="", num_bytes=0, placement=Placement.KEEP))
@@ -130,19 +112,6 @@ def test_nothing_frees_what_a_frame_holds(
     at_least = 1 if placement is Placement.OFFLOAD else 0  # its own mark
     held = [mark < max(frame_marks, at_least) for mark in range(2 * num)]
     assert curve == [a + b for a, b in zip(others, held, strict=True)]
-
-
-def test_copies_slow_compute_by_the_measured_fraction() -> None:
-    profile = made.chain(8, gb_per_s=0.25)  # 4 ms a copy, 1 ms an operator
-    slow = replace(profile, links=replace(profile.links, copy_slowdown=0.1))
-    orders = orders_of(
-        profile,
-        Order(name="", num_bytes=0, placement=Placement.OFFLOAD, release_after=0),
-    )
-    plain = Run(Timeline(profile), orders).run().step_ms
-    slowed = Run(Timeline(slow), orders).run().step_ms
-    # The link is busy from the first pack until 32 ms, longer than the 24 ms of work.
-    assert slowed == pytest.approx(plain + 0.1 * 24.0)
 
 
 def test_ssd_waits_for_staging_and_reads_back() -> None:

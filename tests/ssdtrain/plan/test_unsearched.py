@@ -8,13 +8,10 @@ import pytest
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.profile import PROFILE_FILE, Mark, Phase, Profile
-from ssdtrain.plan.regions import spread, with_regions
 from ssdtrain.plan.scaled import (
     Growth,
-    StepTime,
     scaled,
 )
-from ssdtrain.plan.schedule import Late, Style, schedule
 from ssdtrain.plan.simulate import Run, simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.unsearched import (
@@ -114,17 +111,6 @@ def test_regions_that_always_run_again_do_so_in_any_plan() -> None:
     assert len(only.plan.regions_of(KIND)) == NUM_REGIONS
 
 
-def test_all_again_takes_what_checkpointing_takes() -> None:
-    """Each re-run once; what is not made again stays."""
-    profile = layers()
-    plan = all_again(profile, profile, Goal(memory_budget_bytes=20 * MB))
-    assert plan is not None and plan.policy == "regions" and plan.moves_nothing
-    assert len(plan.regions_of(KIND)) == NUM_REGIONS
-    assert plan.prediction is not None
-    assert plan.prediction.recompute_ms == sum(r.ms for r in profile.regions[KIND])
-    assert plan.prediction.peak_bytes < plan.prediction.keep_peak_bytes
-
-
 def test_all_again_must_fit_for_the_largest_batch() -> None:
     """And is predicted for the observed one."""
     profile = layers()
@@ -138,34 +124,6 @@ def test_all_again_must_fit_for_the_largest_batch() -> None:
     least = Goal(memory_budget_bytes=int(0.95 * needs))
     assert all_again(profile, profile, least) == small
     assert all_again(profile, larger, least) is None
-
-
-@pytest.mark.parametrize("share", [0.97, 0.8, 0.6])
-def test_what_regions_read_leaves_as_far_as_it_must(share: float) -> None:
-    """The first of it; one less would be too much."""
-    profile = layers(gb_per_s=10.0)
-    whole = all_again(profile, profile, Goal(memory_budget_bytes=20 * MB))
-    assert whole is not None and whole.prediction is not None
-    goal = Goal(memory_budget_bytes=int(share * whole.prediction.peak_bytes))
-    assert all_again(profile, profile, goal) is None
-    plan = all_again_moving(profile, profile, goal)
-    assert plan is not None and plan.prediction is not None
-    assert plan.policy == "regions" and not plan.moves_nothing
-    assert plan.prediction.peak_bytes <= goal.memory_budget_bytes  # type: ignore[operator]
-    assert plan.prediction.step_ms <= 1.01 * whole.prediction.step_ms
-    moved = [
-        number
-        for number, order in enumerate(plan.orders[KIND])
-        if order.placement is Placement.OFFLOAD
-    ]
-    assert moved == list(range(0, 3 * len(moved), 3))
-    timeline = Timeline(profile)
-    placed = {KIND: [Placement.KEEP] * len(profile.kinds[KIND])}
-    for number in moved[:-1]:
-        placed[KIND][number] = Placement.OFFLOAD
-    placements = with_regions(timeline, placed, spread(timeline))
-    fewer = simulate(timeline, schedule(timeline, placements, Style(late=Late.WAIT)))
-    assert fewer.peak_bytes > goal.memory_budget_bytes * (1 - goal.budget_margin)  # type: ignore[operator]
 
 
 def test_what_leaves_has_room_in_host_memory() -> None:
@@ -182,47 +140,6 @@ def test_what_leaves_has_room_in_host_memory() -> None:
     assert all_again_moving(enough, enough, goal) == plan
     short = replace(profile, host_bytes=needed - 1)
     assert all_again_moving(short, short, goal) is None
-
-
-def test_nothing_leaves_where_that_is_not_enough() -> None:
-    profile = layers(gb_per_s=10.0)
-    goal = Goal(memory_budget_bytes=MB)
-    assert all_again_moving(profile, profile, goal) is None
-    assert all_again_moving(chain(4), chain(4), goal) is None
-    assert all_again_moving(profile, profile, Goal()) is None
-
-
-def test_without_regions_or_a_limit_nothing_runs_all_again() -> None:
-    profile, limit = chain(4), Goal(memory_budget_bytes=20 * MB)
-    assert all_again(profile, profile, limit) is None
-    assert all_again(layers(), layers(), Goal()) is None
-
-
-def test_nothing_where_nothing_fits(recorded: Profile) -> None:
-    assert not unsearched(recorded, Goal(memory_budget_bytes=MB), Growth())
-    assert not unsearched(recorded, Goal(), Growth())  # no limit: no need
-
-
-def test_what_does_not_grow_stays_as_it_is() -> None:
-    """A gradient of the head's weights that a fused loss saves for backward."""
-    profile = chain(4)
-    fixed = profile.kinds["model/0"][2].name
-    larger = scaled(profile, 3.0, Growth(fixed=(fixed,)))
-    assert [item.num_bytes for item in larger.kinds["model/0"]] == [
-        3 * MB,
-        3 * MB,
-        MB,
-        3 * MB,
-    ]
-    # Nor does a part of the time, nor what is behind backward.
-    assert larger.compute_ms - larger.tail_ms == pytest.approx(
-        Growth().times_longer(3.0) * (profile.compute_ms - profile.tail_ms)
-    )
-
-
-def line(*sizes: int) -> list[StepTime]:
-    """Steps of which 40 ms do not grow, and 0.02 ms a byte does."""
-    return [StepTime(size, 40.0 + 0.02 * size) for size in sizes]
 
 
 def test_a_smaller_batch_has_no_smaller_gradients() -> None:

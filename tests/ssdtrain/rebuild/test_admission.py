@@ -1,7 +1,5 @@
 """What is compared, and how often: [Note: admission]."""
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,11 +9,9 @@ from torch.nn import functional as F
 
 import ssdtrain
 from ssdtrain.cache import rebuilder
-from ssdtrain.cache.rebuilder import Rebuilder
 from ssdtrain.errors import ConfigError
 from ssdtrain.rebuild import admission
 from ssdtrain.rebuild.admission import is_dense, raw, same_bytes
-from ssdtrain.rebuild.expression import Layout
 
 
 class Net(nn.Module):
@@ -27,27 +23,6 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(F.gelu(self.first(x))).sum()
-
-
-def test_a_class_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    checks = []
-    check = Rebuilder._check
-
-    def counted(self: Rebuilder, *args: Any) -> bool:
-        checks.append(args[0].recipe)
-        return check(self, *args)
-
-    monkeypatch.setattr(Rebuilder, "_check", counted)
-    net = Net()
-    with ssdtrain.offload(net, target="host", plan="keep-all", min_bytes=0):
-        for _ in range(3):
-            net(torch.randn(4, 8)).backward()
-        assert len(checks) == 1
-        net(torch.randn(64, 8)).backward()
-        assert len(checks) == 2
-        net.double()
-        net(torch.randn(4, 8).double()).backward()
-        assert len(checks) == 3
 
 
 def test_bytes_and_not_values() -> None:
@@ -127,16 +102,3 @@ def test_dense_means_that_raw_bytes_are_all_of_it(
     if shape[-1] > 1:
         assert not is_dense(torch.randn(shape)[..., 1:])
     assert not is_dense(torch.randn(shape).expand(2, *shape))
-
-
-def test_shape_classes() -> None:
-    def of(*shape: int, dtype: torch.dtype = torch.float32) -> Any:
-        return Layout.of(torch.empty(shape, dtype=dtype)).shape_class
-
-    assert of(32, 64) == of(33, 64)
-    assert of(32, 64) != of(32, 63)
-    assert of(32, 64) != of(64, 64)
-    assert of(32, 64) != of(2, 16, 64)
-    assert of(32, 64) != of(32, 64, dtype=torch.bfloat16)
-    flipped = Layout.of(torch.empty(64, 32).t()).shape_class
-    assert flipped != of(32, 64)

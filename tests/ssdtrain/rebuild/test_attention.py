@@ -12,7 +12,6 @@ from tests.ssdtrain.bits import same_bits
 
 BATCH, HEADS, SEQUENCE, SIZE = 2, 2, 16, 64
 WIDTH = HEADS * SIZE
-ON_CPU = "ScaledDotProductFlashAttentionForCpuBackward0"
 
 
 class Net(nn.Module):

@@ -1,10 +1,11 @@
 """One pass over what a forward reads and may change: whatever is another is seen."""
 
 import gc
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -281,7 +282,10 @@ def test_weights_that_were_written_or_replaced(name: str) -> None:
     assert weights.stand() is stands
 
 
-def test_data_of_gathered_weights_may_come_and_go() -> None:
+def test_data_of_gathered_weights_may_come_and_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", ModuleType("deepspeed"))
     weight: Any = nn.Parameter(torch.zeros(4))
     weight.ds_id = 1
     tensors = [weight, torch.zeros(2)]

@@ -243,33 +243,6 @@ def test_programs_that_use_their_blocks_otherwise(kind: type[Net]) -> None:
     assert not rows[GeneralRow] and rows[HostRow], rows
 
 
-def test_rows_cost_less_than_the_general_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls of both hooks and of the region's own, without those of the model."""
-    model = Net(dropout=0.0)
-    x = batch(0)
-    found = []
-
-    def step() -> None:
-        model(x).square().mean().backward()
-
-    with ssdtrain.offload(model, **SETTINGS, recompute="regions") as session:
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for number in range(NUM_COMPILED + 2):
-            step()
-            optimizer.step()
-            optimizer.zero_grad()
-            if number == NUM_OBSERVED:
-                planned(session, Placement.OFFLOAD)
-        found.append(calls_of(step)[1])
-        optimizer.step()
-        with monkeypatch.context() as patch:
-            patch.setattr(Tables, "hooks_of", lambda own, cache, lane, plan, all: all)
-            found.append(calls_of(step)[1])
-    plain = calls_of(step)[1]
-    fast, general = (each - plain for each in found)
-    assert 0 < fast < 0.55 * general, (fast, general)
-
-
 class Checkpointed(Block):
     """As people write it: torch's checkpoint around the forward."""
 

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ssdtrain
+from ssdtrain.cache import regioncall, savedindex
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.errors import InPlaceError, RegionError
 from tests.ssdtrain.unseen import Owner
@@ -236,3 +238,96 @@ def test_a_tensor_of_another_device_is_made_again_as_well() -> None:
         assert all(map(torch.equal, train(model, 4), expected))
         assert session.last_step is not None
         assert session.last_step.bytes_recomputed > 0
+
+
+def doubled(hidden: Tensor) -> Tensor:
+    """Saves one tensor twice."""
+    made = hidden.exp()
+    return made * made + made.t().contiguous().t()
+
+
+@pytest.mark.parametrize("act", [torch.tanh, doubled])
+def test_looks_that_were_equal_twice_are_compared_by_guards(
+    act: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    looks_of = savedindex.looks_of
+
+    def counted(tensors: list[Tensor]) -> list[Any]:
+        asked.append(len(tensors))
+        return looks_of(tensors)
+
+    monkeypatch.setattr(savedindex, "looks_of", counted)
+    monkeypatch.setattr(regioncall, "looks_of", counted)
+    expected = train(net(act), 8)
+    model = net(act)
+    with ssdtrain.offload(model, **SETTINGS):
+        found = train(model, 6)
+        asked.clear()
+        found += train(model, 8)[len(found) :]
+    assert all(map(torch.equal, found, expected))
+    assert not asked
+
+
+@pytest.mark.parametrize("what", ["dtype", "shape", "strides", "gradient"])
+def test_guards_see_tensors_of_other_looks(what: str) -> None:
+    """In the forward they are another layout; in its re-run they are an error."""
+    given = Owner(None)
+    unseen = given.proxy()
+
+    def act(hidden: Tensor) -> Tensor:
+        if unseen.value == "dtype":
+            return hidden.double().exp().to(hidden.dtype)
+        if unseen.value == "shape":
+            return hidden.unsqueeze(0).exp().squeeze(0)
+        if unseen.value == "strides":
+            return hidden.t().contiguous().exp().t()
+        return hidden.detach().exp() if unseen.value else hidden.exp()
+
+    def run(model: nn.Module, values: list[Any]) -> list[Tensor]:
+        found = []
+        for number, value in enumerate(values):
+            given.value = value
+            torch.manual_seed(number)
+            model(torch.randn(4, 8)).square().mean().backward()
+            found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+            model.zero_grad()
+        return found
+
+    values = [None] * 5 + [what, None, what, what, what, None]
+    expected = run(net(act), values)
+    model = net(act)
+    with ssdtrain.offload(model, **SETTINGS):
+        assert all(map(torch.equal, run(model, values), expected))
+        given.value = None
+        loss = model(torch.randn(4, 8)).mean()
+        given.value = what
+        with pytest.raises(RegionError):
+            loss.backward()
+
+
+def test_a_change_of_a_result_raises_as_plain_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a view of what the forward saved, where that counts no reference more."""
+    monkeypatch.setattr(savedindex.sys, "getrefcount", lambda _: savedindex.ALONE)
+
+    class Viewing(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(super().forward(x)).view(2, -1).view(4, 8)
+
+    def run(session: bool) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(Viewing() for _ in range(3)))
+        context = ssdtrain.offload(model, **SETTINGS) if session else nullcontext()
+        with context:
+            for _ in range(4):
+                model(torch.randn(4, 8)).sum().backward()
+            made = model(torch.randn(4, 8))
+            made.detach().mul_(2)
+            made.sum().backward()
+
+    with pytest.raises(RuntimeError, match="inplace operation"):
+        run(session=False)
+    with pytest.raises(InPlaceError, match="inplace operation"):
+        run(session=True)

@@ -51,10 +51,6 @@ def test_another_user_sees_nothing(tmp_path: Path, open_to_all: object) -> None:
     store.close()
 
 
-def model() -> nn.Linear:
-    return nn.Linear(4, 4)
-
-
 def test_a_planted_name_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

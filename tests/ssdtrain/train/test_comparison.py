@@ -1,12 +1,5 @@
 """How much longer a step takes is told where steps are alike, and explained."""
 
-import json
-import os
-import threading
-import time
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from ssdtrain.train import comparison
@@ -19,7 +12,6 @@ from ssdtrain.train.comparison import (
     compare,
     later,
 )
-from ssdtrain.train.processors import Processors
 from ssdtrain.train.tally import StepTally, Tally
 
 
@@ -101,67 +93,3 @@ def test_what_is_not_measured_is_not_explained() -> None:
     # More than all of it is as wrong as too little.
     over = Comparison(without_ms=100.0, with_ms=110.0, parts_ms={WORKED: 15.0})
     assert over.share == pytest.approx(0.5)
-
-
-@pytest.fixture
-def one_processor() -> Iterator[int]:
-    """This thread, and those that it starts, share a processor."""
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(allowed)})
-    yield min(allowed)
-    os.sched_setaffinity(0, allowed)
-
-
-def spin(seconds: float) -> None:
-    """Work for so much processor time."""
-    until = time.thread_time() + seconds
-    while time.thread_time() < until:
-        json.dumps({})
-
-
-@pytest.mark.usefixtures("one_processor")
-def test_each_cause_is_measured_as_its_own_part() -> None:
-    """Others use the machine as well: these bounds hold whatever they do."""
-    start, processors = time.monotonic(), Processors()
-    spin(0.2)
-    worked = processors.take()
-    assert worked.worked_ms >= 199.0 and worked.own_ms >= 199.0
-    time.sleep(0.2)
-    slept = processors.take()
-    assert slept.worked_ms < 100.0
-    # A process: a thread would take the interpreter's lock and not only the processor.
-    child = os.fork()
-    if not child:
-        while True:
-            pass
-    try:
-        spin(0.2)
-    finally:
-        os.kill(child, 9)
-        os.waitpid(child, 0)
-    queued = processors.take()
-    passed_ms = 1e3 * (time.monotonic() - start)
-    assert queued.worked_ms >= 199.0
-    if queued.queued_ms is not None:
-        assert queued.queued_ms > 20.0
-        told = (worked, slept, queued)
-        sum_ms = sum(each.worked_ms + (each.queued_ms or 0.0) for each in told)
-        assert sum_ms <= passed_ms - 199.0
-
-
-def test_processors_count_work_and_idling(tmp_path: Path) -> None:
-    processors = Processors()
-    spin(0.2)
-    worked = processors.take()
-    assert worked.own_ms >= 190.0 and worked.worked_ms >= 190.0
-    thread = threading.Thread(target=spin, args=(0.2,))
-    thread.start()
-    thread.join()
-    other = processors.take()
-    assert other.own_ms >= 190.0 and other.worked_ms < 100.0
-    scheduled = tmp_path / "schedstat"
-    scheduled.write_text("5 1000000 3\n")
-    told = Processors(scheduled)
-    scheduled.write_text("9 4000000 4\n")
-    assert told.take().queued_ms == pytest.approx(3.0)
-    assert Processors(tmp_path / "none").take().queued_ms is None

@@ -2,8 +2,12 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,46 +35,65 @@ TINY = (
 )
 
 
-def started(directory: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """A tiny training in a directory of its own."""
-    words = [*TINY, f"data.cache_directory={directory / 'cache'}", "train.steps=4"]
+def start(directory: Path, *command: str) -> subprocess.Popen[str]:
+    """A tiny training in a directory of its own, which has begun."""
+    words = [*TINY, f"data.cache_directory={directory / 'cache'}"]
     paths = [str(LAUNCH), str(Path(sys.executable).parent), os.environ["PATH"]]
     environment = {"PATH": ":".join(paths), "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
+    return subprocess.Popen(
         [*command, *words],
         cwd=directory,
         env={**os.environ, **environment, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=LONGEST_S,
+        start_new_session=True,
     )
 
 
-def headline(directory: Path) -> subprocess.CompletedProcess[str]:
-    """`deepspeed --config ssdtrain.yaml model=gpt offload=ssd`, smaller."""
+def headline(directory: Path) -> str:
+    """What `deepspeed --config ssdtrain.yaml model=gpt offload=ssd` prints, smaller."""
     for _ in range(5):
         port = ("--master_port", str(free_port()))
         words = ("--config", "ssdtrain.yaml", "model=gpt", "offload=ssd")
-        saved = "train.checkpoint_every=2"
-        done = started(directory, str(LAUNCH / "deepspeed"), *port, *words, saved)
-        if "EADDRINUSE" not in done.stderr:  # another process took the port
+        steps = ("train.checkpoint_every=2", "train.steps=4")
+        run = start(directory, str(LAUNCH / "deepspeed"), *port, *words, *steps)
+        with ended(run):
+            out, error = run.communicate(timeout=LONGEST_S)
+        if "EADDRINUSE" not in error:  # another process took the port
             break
-    return done
+    assert run.returncode == 0, error
+    return out
+
+
+@contextmanager
+def ended(run: subprocess.Popen[str]) -> Iterator[None]:
+    """Nothing of it is left."""
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
 
 
 def result(directory: Path) -> dict[str, Any]:
     return json.loads((directory / "runs" / "latest" / "result.json").read_text())
 
 
-def losses(directory: Path, leg: str) -> list[float]:
-    return result(directory)["legs"][leg]["losses"]
+def losses(directory: Path) -> dict[int, float]:
+    """Of the steps of the last run that have ended, with ssdtrain."""
+    path = directory / "runs" / "latest" / "metrics.jsonl"
+    whole, _, _ = path.read_text().rpartition("\n") if path.exists() else ("", "", "")
+    lines = [json.loads(line) for line in whole.splitlines()]
+    return {v["step"]: v["loss"] for v in lines if v["leg"] == "with ssdtrain"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_two_stages_equal_losses_and_exact_resume(tmp_path: Path) -> None:
-    done = headline(tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_two_stages_equal_losses_exact_resume_and_stop(tmp_path: Path) -> None:
+    """What goes on from the second step is stopped: both ranks behind the same step."""
+    told = headline(tmp_path)
     found = result(tmp_path)
     assert found["num_ranks"] == 2
     with_ = found["legs"]["with ssdtrain"]
@@ -85,16 +108,33 @@ def test_two_stages_equal_losses_and_exact_resume(tmp_path: Path) -> None:
     without = found["legs"]["without ssdtrain"]
     for less, more in zip(with_["peak_bytes"], without["peak_bytes"], strict=True):
         assert 0 < less < more
-    assert "verified: losses equal" in done.stdout
+    assert "verified: losses equal" in told
 
     # From the checkpoint of step 2 the last two steps come out as they did.
     checkpoints = tmp_path / "runs" / "latest" / "checkpoints"
     (checkpoints / "latest").write_text("step2")
-    ssdtrain = (sys.executable, "-m", "ssdtrain", "train")
-    rest = ("train.compare=false", f"train.resume={checkpoints}")
-    again = started(tmp_path, *ssdtrain, *rest)
-    assert again.returncode == 0, again.stderr
-    assert losses(tmp_path, "with ssdtrain") == with_["losses"][2:]
+    ssdtrain = (sys.executable, "-m", "ssdtrain", "train", "offload=ssd")
+    rest = ("train.compare=false", f"train.resume={checkpoints}", "train.steps=100000")
+    first = (tmp_path / "runs" / "latest").resolve()
+    again = start(tmp_path, *ssdtrain, *rest, "train.checkpoint_every=50000")
+    path, until = tmp_path / "runs" / "latest", time.monotonic() + LONGEST_S
+    with ended(again):
+        while path.resolve() == first or len(losses(tmp_path)) < 3:
+            assert again.poll() is None and time.monotonic() < until
+            time.sleep(0.1)
+        again.terminate()
+        _, error = again.communicate(timeout=LONGEST_S)
+    assert again.returncode == 128 + signal.SIGTERM, error
+    steps = losses(tmp_path)
+    assert [steps[2], steps[3]] == with_["losses"][2:]
+    said, line = (one for one in error.splitlines() if one.startswith("ssdtrain"))
+    assert said == "ssdtrain: SIGTERM: finishing the step"
+    assert "stopped by SIGTERM" in line and "go on with" in line
+    kept, count = path / "checkpoints", max(steps) + 1
+    assert (kept / "latest").read_text() == f"step{count}"
+    for part in (f"rank{rank}/tally-{count}.json" for rank in range(2)):
+        assert (kept / part).is_file(), part
+    assert len(list((kept / f"step{count}").glob("mp_rank_*"))) == 2
 
 
 def test_a_rank_ends_behind_its_exit_handlers_with_its_status() -> None:

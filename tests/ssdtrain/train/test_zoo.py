@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.ranks import run_ranks
+from tests.ssdtrain.train.zoo_worker import TIERED
 
 pytest.importorskip("deepspeed")
 
@@ -30,12 +31,12 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Cells:
     return json.loads(out.read_text())
 
 
-@pytest.mark.parametrize("target", ["ssd", "tiered"])
 @pytest.mark.parametrize(
-    ("family", "host"),
+    ("family", "host", "target"),
     [
-        *itertools.product(FAMILIES, ("pipeline", "zero3")),
-        *(("bert", "zero1"), ("t5", "zero2")),
+        *itertools.product(FAMILIES, ("pipeline", "zero3"), ["ssd"]),
+        *(("bert", "zero1", "ssd"), ("t5", "zero2", "ssd")),
+        *((*each, "tiered") for each in TIERED),
     ],
 )
 def test_law(cells: Cells, family: str, host: str, target: str) -> None:
@@ -75,8 +76,9 @@ def test_zero_3_moves_what_zero_0_moves(cells: Cells, family: str) -> None:
         assert zero3["bytes_offloaded"] == zero0["bytes_offloaded"]
 
 
-@pytest.mark.parametrize("target", ["ssd", "tiered"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "target"), [*((family, "ssd") for family in FAMILIES), ("gpt", "tiered")]
+)
 def test_zero_3_lets_go_of_gathered_parameters(
     cells: Cells, family: str, target: str
 ) -> None:

@@ -55,6 +55,8 @@ HOSTS: dict[str, dict[str, Any]] = {
 }
 ALONE = {"zero1": "bert", "zero2": "t5"}
 """Of these two one family each: to a model they are as ZeRO-0."""
+TIERED = (("gpt", "zero3"), ("bert", "pipeline"), ("bert", "zero1"), ("t5", "zero2"))
+"""Host memory before the SSD: to a target all families are alike."""
 TARGETS: dict[str, dict[str, Any]] = {
     "none": {},
     # Without recipes: those that need a parameter are refused under ZeRO-3, and bytes
@@ -179,8 +181,11 @@ def every_cell() -> Iterator[tuple[str, str, str]]:
                 continue
             for target in TARGETS:
                 once = target in ("host", "ssd full")
-                if not once or (family, host) == ("gpt", "zero3"):
-                    yield family, host, target
+                if once and (family, host) != ("gpt", "zero3"):
+                    continue
+                if target == "tiered" and (family, host) not in TIERED:
+                    continue
+                yield family, host, target
 
 
 def main(out: str, directory: str, text: str) -> None:

@@ -11,7 +11,6 @@ from ssdtrain.errors import RegionError
 from tests.ssdtrain.zoo import judge
 
 HOST = judge.GROUPS[0]
-REGIONS = judge.GROUPS[2]
 WIDTH = 8
 
 

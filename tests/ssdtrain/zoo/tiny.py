@@ -18,8 +18,6 @@ VOCABULARY, POSITIONS, IMAGE, PATCH = 128, 128, 32, 8
 SPECIAL = 32
 """Tokens at the end of the vocabulary for special ones."""
 
-Rule = tuple[str, Callable[[int], int]]
-
 
 def at_most(limit: int) -> Callable[[int], int]:
     return lambda value: min(value, limit)

@@ -1,5 +1,5 @@
 """`dgl.nn.functional`."""
 
-from hector.message.relation import edge_softmax
+from hector.message.joined import edge_softmax
 
 __all__ = ["edge_softmax"]

@@ -321,20 +321,3 @@ def test_the_config_is_shown_and_nothing_runs(tmp_path: Path, train: Train) -> N
     done = train("--cfg", "job", "model=bert")
     assert done.returncode == 0
     assert "family: bert" in done.stdout and not (tmp_path / "runs").exists()
-
-
-@pytest.mark.slow
-def test_two_ranks_stop_behind_the_same_step(tmp_path: Path) -> None:
-    """How stages go on from one is in tests/ssdtrain/train/test_pipeline.py."""
-    pytest.importorskip("deepspeed")
-    code, error, path = stopped(tmp_path, signal.SIGTERM, *TINY[1:], *LONG)
-    assert code == 128 + signal.SIGTERM
-    told = [one for one in error.splitlines() if one.startswith("ssdtrain")]
-    first, line = told
-    assert first == "ssdtrain: SIGTERM: finishing the step"
-    assert "stopped by SIGTERM" in line and "go on with" in line
-    kept, count = path / "checkpoints", len(losses(path))
-    assert (kept / "latest").read_text() == f"step{count}"
-    for part in (f"rank{rank}/tally-{count}.json" for rank in range(2)):
-        assert (kept / part).is_file(), part
-    assert len(list((kept / f"step{count}").glob("mp_rank_*"))) == 2

@@ -1,20 +1,14 @@
 """Timing kernels: the design runs on a CPU, resumes, and keeps what failed."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from ssdtrain.tools.foresight import bodies, calibrate, calls, design, gather
-from ssdtrain.tools.foresight.calibrate import host_scale, programs
+from ssdtrain.tools.foresight import bodies, calls, design, gather
 from ssdtrain.tools.foresight.call import Family
-from ssdtrain.tools.foresight.device import bare_device
 from ssdtrain.tools.foresight.spec import Kind
-from ssdtrain.tools.foresight.tracing import composites, traced
-from tests.ssdtrain.virtual_time import VirtualTime
 
 CPU = torch.device("cpu")
 
@@ -40,20 +34,6 @@ def test_a_gather_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert times[0][0] == drawn
 
 
-def test_a_budget_cuts_all_families_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "times.jsonl"
-    monkeypatch.setattr(gather, "time", VirtualTime(tick_s=0.01))
-    gather.gather({Family.MEMORY: 400, Family.NORM: 200}, path, CPU, budget_s=0.4)
-    # Those that failed were tried as well.
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    found = [row["family"] for row in rows]
-    assert 3 < len(found) < 50
-    memory, norm = (found.count(one.value) for one in (Family.MEMORY, Family.NORM))
-    assert abs(memory - 2 * norm) <= 3
-
-
 def test_what_cannot_run_is_written_down_and_not_tried_again(tmp_path: Path) -> None:
     path = tmp_path / "times.jsonl"
     gather.gather({Family.NORM: 24}, path, CPU)
@@ -72,65 +52,3 @@ def test_every_element_wise_variant_runs(variant: str, shape: tuple[int, int]) -
     _, found = bodies.bodies_of(call, bodies.Pool(CPU))
     for body in found:
         body()
-
-
-def test_a_time_that_no_kernel_takes_is_no_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    times = iter((0.052, 1.9))
-    monkeypatch.setattr(gather, "time_call", lambda call, pool: (call, next(times)))
-    monkeypatch.setattr(gather, "Pool", lambda device: SimpleNamespace(device=device))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    path = tmp_path / "times.jsonl"
-    assert gather.gather({Family.MEMORY: 2}, path, torch.device("cuda")) == 2
-    nothing, timed = map(json.loads, path.read_text().splitlines())
-    assert nothing["us"] is None and "no kernel ran" in nothing["error"]
-    assert timed["us"] == 1.9
-    assert [us for _, us in gather.read_times(path)] == [1.9]
-
-
-def test_lookups_report_the_rows_they_really_hit() -> None:
-    call = next(
-        c
-        for c in (design.draw(Family.LOOKUP, i) for i in range(200))
-        if c.sizes["skew"] > 1.0
-    )
-    drawn, _ = bodies.bodies_of(call, bodies.Pool(CPU))
-    assert 0 < drawn.sizes["distinct_rows"] < call.sizes["rows"]
-
-
-def test_the_host_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole steps of three programs, in turn; one round in which the machine is busy,
-    and one program that is priced wrong, change nothing."""
-    asked: list[int] = []
-
-    def seen_us(step: Callable[[], None], *, seconds: float) -> float:
-        step()
-        asked.append(len(asked))
-        program, is_busy = len(asked) % 3, len(asked) > 6
-        return (1.0, 2.0, 9.0)[program] * (5.0 if is_busy else 1.0)
-
-    for each in programs(Kind.CPU):
-        before = [parameter.detach().clone() for parameter in each.model.parameters()]
-        each.step()()
-        assert all(p.grad is not None for p in each.model.parameters())
-        assert all(map(torch.equal, before, each.model.parameters()))
-    monkeypatch.setattr(calibrate, "step_us", seen_us)
-    monkeypatch.setattr(
-        calibrate, "estimate_step", lambda graph, device: SimpleNamespace(step_us=0.5)
-    )
-    assert host_scale(bare_device("h100"), seconds=0.0) == 4.0
-    assert len(asked) == 9
-
-
-def test_a_trace_names_what_a_dispatch_mode_sees() -> None:
-    known = composites()
-    assert "aten::linear" in known and "aten::sum" not in known
-    layer = torch.nn.Linear(8, 8)
-    x = torch.randn(4, 8)
-    seen = traced(lambda: layer(x).relu().sum().backward(), 1)
-    names = {(one.phase.value, one.name) for one in seen}
-    assert ("forward", "aten::addmm") in names
-    assert ("backward", "aten::mm") in names
-    assert ("forward", "aten::sum") in names
-    assert not any(name == "aten::linear" for _, name in names)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from ssdtrain.curves import Curve, Links
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight import edits
 from ssdtrain.tools.foresight.call import Family
@@ -16,10 +15,6 @@ from ssdtrain.tools.foresight.cluster import cluster_of
 from ssdtrain.tools.foresight.device import bare_device
 from ssdtrain.tools.foresight.graph import (
     Graph,
-    Node,
-    Storage,
-    Stream,
-    TensorInfo,
     data_dependencies,
     from_json,
     to_json,
@@ -27,10 +22,8 @@ from ssdtrain.tools.foresight.graph import (
 from ssdtrain.tools.foresight.lowering import lower
 from ssdtrain.tools.foresight.memory import estimate_peak
 from ssdtrain.tools.foresight.overheads import Phase
-from ssdtrain.tools.foresight.parallel import data_parallel, fully_sharded
-from ssdtrain.tools.foresight.price import estimate_step, price, steady_us
+from ssdtrain.tools.foresight.price import price, steady_us
 from ssdtrain.tools.foresight.ranks import Layout, Spread, estimate_ranks
-from ssdtrain.tools.foresight.wires import Wires
 
 
 class Block(nn.Module):
@@ -50,12 +43,6 @@ def graph_of(
         model = nn.Sequential(Block(width), Block(width))
         x = torch.randn(batch, width)
         return capture(model, lambda: model(x).square().mean(), optimizer=optimizer)
-
-
-def wires(copy_us: float) -> Wires:
-    """Links on which every copy takes as long."""
-    curve = Curve.straight(copy_us * 1e-6, 1e18)
-    return Wires(links=Links(d2h=curve, h2d=curve))
 
 
 def products(graph: Graph) -> list[float]:
@@ -204,49 +191,6 @@ def test_a_step_s_element_wise_chains_become_one_kernel_each() -> None:
         made |= {joined.tensors[t].storage for t in node.outputs}
 
 
-def test_a_copy_in_waits_for_the_copy_out() -> None:
-    graph = graph_of(4096, 64, optimizer=None)
-    gelu = next(i for i, n in enumerate(graph.nodes) if n.name == "aten::gelu")
-    [saved] = graph.nodes[gelu].outputs
-    number, storage = max(graph.tensors) + 1, max(graph.storages) + 1
-    info = TensorInfo(shape=(0,), dtype="int8", stride=(1,), storage=storage)
-    out, back = (
-        Node(
-            name="copy",
-            phase=Phase.FORWARD,
-            inputs=(one,),
-            outputs=(other,),
-            stream=stream,
-            attr={"num_bytes": graph.tensors[saved].num_bytes},
-        )
-        for one, other, stream in (
-            (saved, number, Stream.COPY_OUT),
-            (number, saved, Stream.COPY_IN),
-        )
-    )
-    moved = edits.inserted(
-        graph,
-        gelu + 1,
-        (out, back),
-        tensors={number: info},
-        storages={storage: Storage(num_bytes=0, born=0, dies=0)},
-    )
-    device = bare_device("h100")
-    free = steady_us(price(moved, device, wires(0.0)).tasks)
-    slow = steady_us(price(moved, device, wires(5e4)).tasks)
-    assert slow >= max(free, 1e5)  # out, then in, one behind the other
-
-
-def test_data_parallel_reduces_every_gradient_once() -> None:
-    graph = graph_of()
-    spread = data_parallel(graph, bucket_bytes=40_000, first_bucket_bytes=40_000)
-    reduces = [n for n in spread.nodes if n.stream is Stream.COMMUNICATION]
-    assert len(reduces) > 2
-    assert sum(n.attr["num_bytes"] for n in reduces) == graph.parameter_bytes
-    with pytest.raises(ConfigError, match="with an optimizer"):
-        data_parallel(graph_of(optimizer=None))
-
-
 def test_who_reads_a_view_waits_for_the_kernel_behind_it() -> None:
     """A weight's gradient is a transposed product: the view is written by nobody."""
     graph = graph_of()
@@ -255,34 +199,6 @@ def test_who_reads_a_view_waits_for_the_kernel_behind_it() -> None:
     update = next(i for i, n in enumerate(graph.nodes) if n.phase is Phase.UPDATE)
     makers = {graph.nodes[d].name for d in deps[update]}
     assert makers == {"aten::mm", "aten::sum", "aten::native_layer_norm_backward"}
-
-
-def test_fully_sharded_gathers_each_unit_twice() -> None:
-    graph = graph_of()
-    sharded = fully_sharded(graph, 8, lambda path: path.split(".")[0])
-    gathers = [n for n in sharded.nodes if n.name == "c10d::all_gather"]
-    assert len(gathers) == 4  # two units, forward and backward
-    assert sum(n.attr["num_bytes"] for n in gathers) == 2 * graph.parameter_bytes
-
-
-def test_the_peak_of_keep_all_is_what_lives_at_once() -> None:
-    """Weights, state of the optimizer, and saved tensors counted by hand."""
-    with torch.device("meta"):
-        model = nn.Linear(256, 256, bias=False)
-        x = torch.randn(1024, 256)
-        graph = capture(model, lambda: model(x).relu().sum(), optimizer="sgd")
-    weight, wide = 256 * 256 * 4, 1024 * 256 * 4
-    peak = estimate_peak(graph)
-    assert peak.resident_bytes == weight + wide
-    # relu's backward: product's result gone, relu's result, the loss's gradient is
-    # broadcast, the input's gradient made; then the weight's gradient beside it.
-    assert peak.peak_bytes - peak.resident_bytes == pytest.approx(2 * wide, rel=0.02)
-
-
-def test_a_step_of_known_kernels_is_priced_without_guesses() -> None:
-    estimate = estimate_step(graph_of(), bare_device("h100"))
-    assert estimate.num_generic == 0
-    assert estimate.step_us >= max(estimate.device_us, estimate.host_us) * 0.5
 
 
 def test_backward_has_the_operators_that_run_without_a_mode() -> None:

@@ -15,11 +15,10 @@ from ssdtrain.tools.cli import main
 from ssdtrain.tools.foresight import bodies, design, fit, learn
 from ssdtrain.tools.foresight.call import Call, Family
 from ssdtrain.tools.foresight.capture import capture
-from ssdtrain.tools.foresight.device import Device, from_json, load_device, to_json
+from ssdtrain.tools.foresight.device import from_json, load_device, to_json
 from ssdtrain.tools.foresight.gather import read_times
 from ssdtrain.tools.foresight.host import HostTable
 from ssdtrain.tools.foresight.overheads import Phase
-from ssdtrain.tools.foresight.price import estimate_step, price
 from ssdtrain.tools.foresight.recorder import IN_PLACE
 from ssdtrain.tools.foresight.spec import Kind, Spec
 
@@ -102,22 +101,6 @@ def host(t1: float, t5: float) -> HostTable:
     )
 
 
-def test_a_cpu_step_is_its_gaps_and_its_kernels() -> None:
-    """The host runs every kernel itself: nothing overlaps."""
-    with torch.device("meta"):
-        weight = nn.Linear(64, 64, bias=False)
-        x = torch.randn(32, 64)
-        graph = capture(weight, lambda: weight(x), on=Kind.CPU)
-    device = Device(spec=MADE_UP, host=host(t1=5.0, t5=2.0))
-    kernels = sum(us for _, us in price(graph, device).calls)
-    tasks = price(graph, device).tasks
-    assert all(task.host_waits for task in tasks)
-    gaps = sum(task.host_us for task in tasks)
-    step = estimate_step(graph, device)
-    assert step.step_us == pytest.approx(kernels + gaps)
-    assert step.device_us == pytest.approx(kernels)
-
-
 def made_up_times(
     family: Family, count: int, seed: int = 1
 ) -> list[tuple[Call, float]]:
@@ -128,14 +111,6 @@ def made_up_times(
         us = 2.0 + 1.3 * MADE_UP.roofline_us(call) * noise.gauss(1.0, 0.02)
         found.append((call, us))
     return found
-
-
-def test_cpus_are_timed_in_fp32_and_small() -> None:
-    for family in Family:
-        for index in range(60):
-            call = design.draw(family, index, 0, CPU)
-            assert call.dtype == "fp32"
-            assert CPU.allow(call)
 
 
 def test_an_assembled_machine_has_error_bars_and_survives_json() -> None:

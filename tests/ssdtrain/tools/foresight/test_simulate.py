@@ -1,39 +1,13 @@
 """Closed forms: host, device, late ranks, collectives, copies, pipelines."""
 
-import random
-
 import pytest
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.graph import Stream
 from ssdtrain.tools.foresight.pipeline import ChunkTimes, pipeline_tasks, schedule
-from ssdtrain.tools.foresight.simulate import KERNEL_GAP_US, Task, simulate
+from ssdtrain.tools.foresight.simulate import Task, simulate
 
 COMM = Stream.COMMUNICATION
-
-
-def reduced(late_us: float, dependent: bool) -> list[Task]:
-    """Backward, an all-reduce, and compute that does or does not need its result."""
-    return [
-        Task(name="backward", device_us=100.0 + late_us),
-        Task(name="reduce", device_us=40.0, stream=COMM, group="reduce", after=(0,)),
-        Task(name="more", device_us=60.0, after=(1,) if dependent else ()),
-    ]
-
-
-def test_a_late_rank_holds_the_others_at_a_collective() -> None:
-    times = simulate([reduced(0.0, True), reduced(500.0, True)])
-    for rank in times.ranks:
-        assert rank.step_us == pytest.approx(100 + 500 + 40 + 60)
-    assert times.ranks[0].waited_us == pytest.approx(500.0)
-    assert times.ranks[1].waited_us == pytest.approx(0.0)
-
-
-def test_compute_that_does_not_need_a_collective_overlaps_it() -> None:
-    times = simulate([reduced(0.0, False)] * 2)
-    assert times.step_us == pytest.approx(100 + KERNEL_GAP_US + 60)
-    late = simulate([reduced(0.0, False), reduced(500.0, False)])
-    assert late.ranks[0].step_us == pytest.approx(640.0)  # its reduce, not its compute
 
 
 def test_ranks_that_disagree_on_the_order_of_collectives_are_told_so() -> None:
@@ -44,25 +18,6 @@ def test_ranks_that_disagree_on_the_order_of_collectives_are_told_so() -> None:
         simulate([rank("a", "b"), rank("b", "a")])
     with pytest.raises(ConfigError, match="every signal"):
         simulate([[Task(name="x", device_us=1.0, waits_for=("never",))]])
-
-
-def test_the_order_in_which_ranks_are_given_does_not_matter() -> None:
-    rng = random.Random(3)
-    ranks = []
-    for _ in range(5):
-        tasks = []
-        for number in range(20):
-            tasks.append(Task(name="c", host_us=2, device_us=rng.uniform(1, 50)))
-            reduce = Task(
-                name="r", device_us=5.0, stream=COMM, group=number, after=(2 * number,)
-            )
-            tasks.append(reduce)
-        ranks.append(tasks)
-    forwards = simulate(ranks)
-    backwards = simulate(ranks[::-1])
-    assert [r.step_us for r in forwards.ranks] == pytest.approx(
-        [r.step_us for r in backwards.ranks][::-1]
-    )
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4, 8])

@@ -14,20 +14,15 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from ssdtrain.errors import ConfigError
 from ssdtrain.tools.cli import main
 from ssdtrain.tools.foresight.call import Family
 from ssdtrain.tools.foresight.capture import capture
-from ssdtrain.tools.foresight.collectives import Collective, straight_fabric
-from ssdtrain.tools.foresight.device import bare_device
+from ssdtrain.tools.foresight.collectives import Collective
 from ssdtrain.tools.foresight.graph import Graph, Stream
 from ssdtrain.tools.foresight.lowering import lower
 from ssdtrain.tools.foresight.overheads import Phase
-from ssdtrain.tools.foresight.price import estimate_step
-from ssdtrain.tools.foresight.recorder import UPDATE_VIEWS, WRAPPED_VIEWS
 from ssdtrain.tools.foresight.spec import Kind
 from ssdtrain.tools.foresight.steps import capture_step
-from ssdtrain.tools.foresight.wires import Wires
 
 WIDTH, ROWS, RANKS = 32, 16, 2
 
@@ -84,25 +79,6 @@ def test_a_rank_has_its_share_of_products_and_what_is_sent() -> None:
         assert node.attr["collective"] == Collective.ALL_REDUCE.value
         assert (node.attr["num_bytes"], node.attr["ranks"]) == (4 * ROWS * WIDTH, RANKS)
     assert graph.parameter_bytes == whole.parameter_bytes * 2 / 3
-
-
-def test_the_host_pays_for_every_operator_on_dtensors() -> None:
-    graph, whole = graph_of(is_split=True), graph_of(is_split=False)
-    assert views(whole, Phase.FORWARD) == views(whole, Phase.BACKWARD) == 0.0
-    # Two transpositions and two products.
-    assert views(graph, Phase.FORWARD) == pytest.approx(
-        4 * WRAPPED_VIEWS[Phase.FORWARD]
-    )
-    count = views(graph, Phase.BACKWARD) / WRAPPED_VIEWS[Phase.BACKWARD]
-    assert count == pytest.approx(round(count)) and count >= 4
-    assert views(whole, Phase.UPDATE) == pytest.approx(3 * UPDATE_VIEWS)
-    more = 2 * WRAPPED_VIEWS[Phase.UPDATE]
-    assert views(graph, Phase.UPDATE) == pytest.approx(3 * UPDATE_VIEWS + more)
-    device, wires = bare_device("h100"), Wires(fabric=straight_fabric(10.0, 300.0))
-    parts, one = estimate_step(graph, device, wires), estimate_step(whole, device)
-    assert parts.host_us > one.host_us + 100.0 * device.host.view_us
-    with pytest.raises(ConfigError, match="the fabric between ranks"):
-        estimate_step(graph, device)
 
 
 def test_what_runs_is_what_the_meta_device_shows_of_a_rank() -> None:

@@ -267,27 +267,6 @@ def test_backward_starts_from_the_loss_of_an_output() -> None:
     assert names[0] == names[1]
 
 
-def test_bags_of_embeddings_are_lookups_whatever_the_table() -> None:
-    def bag(rows: int) -> Callable[[int], tuple[nn.Module, Forward]]:
-        def build(batch: int) -> tuple[nn.Module, Forward]:
-            model = nn.EmbeddingBag(rows, 64, mode="sum")
-            ids = torch.zeros(batch, 20, dtype=torch.long)
-            return model, lambda: model(ids).square().mean()
-
-        return build
-
-    small, large = (
-        [
-            c
-            for c in calls_of(captured(bag(rows)), Phase.FORWARD)
-            if c.family is Family.LOOKUP
-        ]
-        for rows in (1000, 10_000_000)
-    )
-    assert small[0].sizes["rows"] == large[0].sizes["rows"] == 160
-    assert large[0].num_bytes < 1.1 * small[0].num_bytes < 1e6
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("within", [False, True])
 def test_a_checkpointed_forward_runs_again_as_it_ran(
