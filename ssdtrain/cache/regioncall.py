@@ -52,6 +52,7 @@ from ssdtrain.regions.conditions import (
 )
 from ssdtrain.regions.find import Region
 from ssdtrain.regions.rerun import Collector, is_parameter
+from ssdtrain.regions.updated import BufferDigests
 from ssdtrain.regions.weights import RegionWeights
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ class RegionCall:
         """Whether its tensors are in `saved`, and not among the places."""
         self.saved = SavedTensors()
         """See [Note: saved by index]."""
-        self._has_digests = False
+        self._buffers: BufferDigests | None = None
+        """Of a call that is not trusted yet; its inputs have digests as well."""
         self.parameter_bytes = 0
         """Of parameters that it saved by index."""
         self.sealed = -1
@@ -115,6 +117,7 @@ class RegionCall:
         self._device = device
         self._conditions = Conditions.now(device)
         self._before = Before(region.path, seen)
+        self.updated = seen.updated
         self._slow = region.watch.slow() if region.watch.is_thorough else []
         """Random states that nobody draws from, while the forward runs."""
         self._weights = RegionWeights(seen.tensors, seen.placed)
@@ -129,7 +132,9 @@ class RegionCall:
         cache = self._cache
         looks = not self.region.watch.is_trusted and not cache.captures.is_forward
         digests = self._regions.digests if looks else None
-        self._has_digests = looks
+        if looks:
+            places = self._before.seen.uncompared()
+            self._buffers = BufferDigests(places, self._regions.digest)
         keeps = cache.course.rule.placement is Placement.KEEP and self.lane.run is None
         keeps = keeps and cache.needs_no_record(self)
         self.inputs.store(leaves, arguments, pack, digests, keeps=keeps)
@@ -141,6 +146,8 @@ class RegionCall:
             with without_modes():
                 return self.save(tensor)
         if torch._C._current_graph_task_id() != -1 or is_parameter(tensor):
+            return self._cache.pack(tensor)
+        if self.updated.ids and self.updated.holds(tensor):
             return self._cache.pack(tensor)
         return self.handle_of(self._add_saved(tensor), tensor)
 
@@ -244,12 +251,15 @@ class RegionCall:
         self.inputs.forward_ended()
 
     def _obstacle(self) -> str | None:
+        written = () if self._buffers is None else self._buffers.written()
+        if written:
+            return self.region.watch.updates(written)
         change = self.region.watch.change(self._before, self._slow)
         if change is not None:
             return change
         if not self.inputs.are_unchanged():
             return "it changes one of its inputs in place"
-        if self._has_digests:
+        if self._buffers is not None:
             if not self.inputs.are_same_bytes(self._regions.digests):
                 # For good: a call that is trusted is not looked at so closely.
                 self.region.refusal = "it writes to an input, past its version"
@@ -408,7 +418,9 @@ class RegionCall:
         take: Any = None if watched is None else watched.hears
         if not self.by_index:
             take = partial(self.places.take, found, take)
-        collector = Collector(take, num_places, may_stop=self._may_stop)
+        collector = Collector(
+            take, num_places, may_stop=self._may_stop, aside=self._before.copies
+        )
         if not self._has_run(collector, args, kwargs, watched):
             return None
         num_taken = len(collector.found)

@@ -409,7 +409,7 @@ def hooks_of(  # noqa: C901 (in place: no calls)
     planned: Mapping[int, Any] = {} if call.part is None else call.part.using
     use, use_planned = call.use_unplanned, call.use
     add, note = tensors.append, versions.append
-    task = torch._C._current_graph_task_id
+    task, updated = torch._C._current_graph_task_id, call.updated.ids
     dispatching, overriding, inferring = modes.ASKED
 
     def pack(tensor: Tensor) -> Any:
@@ -418,6 +418,8 @@ def hooks_of(  # noqa: C901 (in place: no calls)
             return call.save(tensor)
         if kind is Tensor:
             base = tensor._base
+            if updated and (id(tensor) in updated or id(base) in updated):
+                return call.save(tensor)
             if base is None or type(base) is Tensor:
                 index = len(tensors)
                 note(tensor._version)
