@@ -319,7 +319,7 @@ class RegionCall:
             raise RegionError(f"{handle.name}: its forward, run again, did not save it")
         return tensor
 
-    def use(self, index: int) -> Tensor:
+    def use_planned(self, index: int) -> Tensor:
         """A tensor that was saved by index, made again if it must be.
 
         Raises:
@@ -328,14 +328,14 @@ class RegionCall:
         """
         row = None if self.part is None else self.part.using.get(index)
         if row is None:
-            return self.use_unplanned(index)
+            return self.use(index)
         at = self.run.begin_use(row)
-        tensor = self.use_unplanned(index)
+        tensor = self.use(index)
         self.run.end_use(at)
         return tensor
 
-    def use_unplanned(self, index: int) -> Tensor:
-        """As `use`, of a call of which no plan says anything."""
+    def use(self, index: int) -> Tensor:
+        """As `use_planned`, where the plan has nothing to do."""
         saved = self.saved
         probes = saved.probes
         if not probes:

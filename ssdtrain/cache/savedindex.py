@@ -80,9 +80,9 @@ class SavedIndex(tuple["RegionCall", int]):
         return f"a tensor saved in {self[0].region.path}"
 
     def get(self) -> Tensor:
-        """The tensor; see `RegionCall.use`."""
+        """The tensor; see `RegionCall.use_planned`."""
         call, index = self
-        return call.use(index)
+        return call.use_planned(index)
 
     def stayed(self) -> Tensor:
         """The tensor, in a forked child.
@@ -117,7 +117,7 @@ class SealedIndex(Handle):
         return self.index.source
 
     def get(self) -> Tensor:
-        """The tensor; see `RegionCall.use`."""
+        """The tensor; see `RegionCall.use_planned`."""
         return self.index.get()
 
 
@@ -407,7 +407,7 @@ def hooks_of(  # noqa: C901 (in place: no calls)
     saved, special = call.saved, call.special
     tensors, versions = saved.tensors, saved.versions
     planned: Mapping[int, Any] = {} if call.part is None else call.part.using
-    use, use_planned = call.use_unplanned, call.use
+    use, use_planned = call.use, call.use_planned
     add, note = tensors.append, versions.append
     task, updated = torch._C._current_graph_task_id, call.updated.ids
     dispatching, overriding, inferring = modes.ASKED

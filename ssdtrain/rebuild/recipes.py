@@ -383,6 +383,8 @@ RULES: OpRules = {
     "EluBackward0": _made(torch.ops.aten.elu, SELF, "alpha", "scale", "input_scale"),
     "LeakyReluBackward0": _made(F.leaky_relu, SELF, "negative_slope"),
     "HardswishBackward0": _made(F.hardswish, SELF),
+    "HardtanhBackward0": _made(F.hardtanh, SELF, "min_val", "max_val"),
+    "MishBackward0": _made(F.mish, SELF),
     "GluBackward0": _made(F.glu, SELF, dim=dimension("dim")),
     "TanhBackward0": _made(torch.tanh, INPUT)._replace(result="result"),
     "SigmoidBackward0": _made(torch.sigmoid, INPUT)._replace(result="result"),

@@ -143,6 +143,8 @@ CASES = {
     "elu": Case("EluBackward0", lambda n, a: torch.ops.aten.elu(a, 0.5, 2.0, 3.0)),
     "leaky relu": Case("LeakyReluBackward0", lambda n, a: F.leaky_relu(a, 0.1)),
     "hardswish": Case("HardswishBackward0", lambda net, a: F.hardswish(a)),
+    "hardtanh": Case("HardtanhBackward0", lambda n, a: F.hardtanh(a, -0.5, 0.75)),
+    "mish": Case("MishBackward0", lambda net, a: F.mish(a)),
     "glu": Case("GluBackward0", lambda net, a: F.glu(torch.cat((a, 2 * a)), 0)),
     "gated product": Case("MulBackward0", gated),
     "power": Case("PowBackward0", cube),
