@@ -213,9 +213,8 @@ class RegionCall:
         places = self._places
         return len(self.saved.versions) or (0 if places is None else len(places))
 
-    def end(self, result: Any) -> None:
-        """The forward has ended with this result: let go of what it saved, if it can
-        run again."""
+    def end(self) -> None:
+        """The forward has ended: let go of what it saved, if it can run again."""
         if self.by_index:
             self._look_at_saved()
         reason = self._obstacle()
@@ -230,7 +229,7 @@ class RegionCall:
         if not self.drops:
             self._before.forget()
         self.inputs.forward_ended()
-        self._settle(result)
+        self._settle()
 
     def _look_at_saved(self) -> None:
         saved, region = self.saved, self.region
@@ -270,13 +269,13 @@ class RegionCall:
             return "it makes a nested tensor, whose lengths would be others"
         return None
 
-    def _settle(self, result: Any) -> None:
+    def _settle(self) -> None:
         held_bytes = 0
         if self._places is not None:
             self.dropped_bytes += self._places.settle(self._cache.nothing)
             held_bytes = self._places.held_bytes
         if self.by_index:
-            self._settle_saved(result)
+            self._settle_saved()
             held_bytes += self.saved.layout.num_bytes
         booked = {Count.SAVED: held_bytes}
         if self.by_index and self.part is None:  # else its table tells them
@@ -293,12 +292,12 @@ class RegionCall:
         self.holding.live_bytes += num_bytes
         self._cache.ledger.live(num_bytes)
 
-    def _settle_saved(self, result: Any) -> None:
+    def _settle_saved(self) -> None:
         cache, saved = self._cache, self.saved
         if not self.drops:
             saved.keep()
             return
-        for tensor in saved.drop(cache.nothing, result):
+        for tensor in saved.drop(cache.nothing):
             if tensor.numel():
                 cache.offloader.fall_back(Fallback.KEPT_UNSUPPORTED)
 

@@ -221,15 +221,15 @@ class Regions:
             found = lane.binding.watched(arguments)
         return found
 
-    def end(self, call: RegionCall, result: Any) -> None:
-        """Its forward has ended with this result."""
+    def end(self, call: RegionCall) -> None:
+        """Its forward has ended."""
         if self.cache.owner.is_elsewhere:  # forked inside of it: nothing is dropped
             return
         meter = self.cache.meter
         since_ns = 0 if meter is None else meter.outside_ns()
         with self.cache.lock:
             self._leave()
-            call.end(result)
+            call.end()
             if call.drops and call.dropped_bytes:
                 counters = self.cache.ledger.counters
                 counters.rebuilt(REGION, call.dropped_bytes)

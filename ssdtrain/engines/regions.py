@@ -74,7 +74,7 @@ def _wrap(region: Region, regions: Regions, patches: Patches) -> None:
         except BaseException:
             regions.abort(call)
             raise
-        regions.end(call, result)
+        regions.end(call)
         return result
 
     if compiled is None:
