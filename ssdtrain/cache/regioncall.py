@@ -133,8 +133,8 @@ class RegionCall:
         looks = not self.region.watch.is_trusted and not cache.captures.is_forward
         digests = self._regions.digests if looks else None
         if looks:
-            places = self._before.seen.uncompared()
-            self._buffers = BufferDigests(places, self._regions.digest)
+            buffers = self._before.seen.uncompared()
+            self._buffers = BufferDigests(buffers, self._regions.digest)
         keeps = cache.course.rule.placement is Placement.KEEP and self.lane.run is None
         keeps = keeps and cache.needs_no_record(self)
         self.inputs.store(leaves, arguments, pack, digests, keeps=keeps)
@@ -250,9 +250,6 @@ class RegionCall:
         self.inputs.forward_ended()
 
     def _obstacle(self) -> str | None:
-        written = () if self._buffers is None else self._buffers.written()
-        if written:
-            return self.region.watch.updates(written)
         change = self.region.watch.change(self._before, self._slow)
         if change is not None:
             return change
@@ -262,6 +259,9 @@ class RegionCall:
             if not self.inputs.are_same_bytes(self._regions.digests):
                 # For good: a call that is trusted is not looked at so closely.
                 self.region.refusal = "it writes to an input, past its version"
+                return self.region.refusal
+            if not self._buffers.are_same():
+                self.region.refusal = "it writes to a buffer, past its version"
                 return self.region.refusal
         if not self._weights.unwritten():
             return "it writes to one of its parameters"

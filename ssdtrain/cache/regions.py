@@ -70,8 +70,8 @@ class Regions:
         self._gives_caches = False
         """Whether the caller of the forward that runs wants the model's KV cache."""
         self._empty_caches = EmptyCaches()
-        self._withheld: dict[Region, weakref.ref[Any]] = {}
-        """The KV caches that layers were called with last, and did not fill."""
+        self._withheld: dict[Region, weakref.WeakSet[Any]] = {}
+        """The KV caches that layers were called with, and did not fill."""
         self._slots: dict[Region, Slots] = {}
         """What they have used of those in the forward that runs."""
         self._alive = Living[RegionCall]()
@@ -114,10 +114,9 @@ class Regions:
             RegionError: an empty cache comes back.
         """
         caches = self._empty_caches.of(region.module, args, kwargs)
+        withheld = self._withheld.get(region, ())
         for cache in caches.values():
-            if region not in self._withheld or region in self._slots:
-                continue
-            if cache.is_of(self._withheld[region]()):
+            if region not in self._slots and cache.original() in withheld:
                 raise RegionError(
                     f"{region.path} is given a KV cache that stayed empty when it ran "
                     "before. Call the model with use_cache=True where you use its "
@@ -130,11 +129,12 @@ class Regions:
                 "ssdtrain: layers fill no KV cache in training, as under their own "
                 "checkpointing; set use_cache=False in the model's configuration"
             )
+        withheld = self._withheld.setdefault(region, weakref.WeakSet())
         for cache in caches.values():
-            self._withheld[region] = cache.original
+            withheld.add(cache.original())
         args, kwargs = with_given(args, kwargs, dict.fromkeys(caches))
         slots = self._slots.setdefault(region, Slots())
-        end = partial(slots.use, region.path)
+        end = partial(slots.use, region.path, caches)
         return with_own(forward, caches, end), args, kwargs
 
     def forward_ends(self) -> None:

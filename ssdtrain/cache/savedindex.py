@@ -35,6 +35,7 @@ from ssdtrain.cache.wrapped import counter_of
 from ssdtrain.errors import ForkedError
 from ssdtrain.gathered import MARK
 from ssdtrain.rebuild import modes
+from ssdtrain.regions.weights import UNSHARED, uses_of
 
 if TYPE_CHECKING:
     from ssdtrain.cache.regioncall import RegionCall
@@ -42,16 +43,13 @@ if TYPE_CHECKING:
 _TENSOR: Any = torch._C.TensorBase
 # Called for all tensors at once, by `map`: without a call of Python for each.
 DETACH, SIZE, STRIDE = _TENSOR.detach, _TENSOR.size, _TENSOR.stride
-IS_ZERO, STORAGE = _TENSOR._is_zerotensor, _TENSOR.untyped_storage
+IS_ZERO = _TENSOR._is_zerotensor
 DTYPE, LEAF = attrgetter("dtype"), attrgetter("is_leaf")
 VERSION = attrgetter("_version")
 KIND = attrgetter("layout", "device", "is_nested", "is_quantized")
 DEVICE = attrgetter("device")
-PLACE, USES = attrgetter("_cdata"), torch._C._storage_Use_Count
 (ALONE,) = map(sys.getrefcount, [object()])
 """References to what a list alone holds, as `map` counts them."""
-(UNSHARED,) = map(USES, map(PLACE, map(STORAGE, [torch.empty(1, device="cpu")])))
-"""Uses of a storage that one tensor has, counted so."""
 Alike = Callable[..., bool]
 """Whether tensors are of the types, devices, dtypes, shapes and strides of others."""
 
@@ -243,11 +241,8 @@ class SavedTensors:
         held = [*map(sys.getrefcount, tensors)]
         if [*map(VERSION, tensors)] != self.versions:
             return range(len(tensors))
-        uses = [*map(USES, map(PLACE, map(STORAGE, tensors)))]
-        either = zip(held, uses, strict=True)
-        return [
-            n for n, own in enumerate(either) if own[0] > ALONE or own[1] > UNSHARED
-        ]
+        both = enumerate(zip(held, uses_of(tensors), strict=True))
+        return [n for n, own in both if own[0] > ALONE or own[1] > UNSHARED]
 
     def hand_out(self, found: list[Tensor]) -> int:
         """Take what was made again; return its bytes."""

@@ -32,7 +32,7 @@ from ssdtrain.regions.inventory import (
 )
 from ssdtrain.regions.reads import Reads, versions_of
 from ssdtrain.regions.restore import Undo, put_back, put_items
-from ssdtrain.regions.updated import NONE_UPDATED, BufferPlace, Updated
+from ssdtrain.regions.updated import NONE_UPDATED, Updated
 from ssdtrain.regions.weights import has_place
 
 # Of `nn.Module` itself; hooks are looked at by `Watch.hooks`.
@@ -166,12 +166,12 @@ class Seen:
                     return f"{name} is an inference tensor, which counts no changes"
         return None
 
-    def uncompared(self) -> Iterator[BufferPlace]:
+    def uncompared(self) -> Iterator[Tensor]:
         """Buffers that no forward is known to update."""
         for part in self.parts:
-            for name, each in part.buffers.items():
+            for each in part.buffers.values():
                 if each is not None and id(each) not in self.updated.ids:
-                    yield BufferPlace(part.module, name, each)
+                    yield each
 
     def stands(self) -> bool:
         """Whether everything is the same now; if not, it may still be equal."""

@@ -129,34 +129,43 @@ class _Copies(MutableSequence[Any]):
 
 class Slots:
     """Parts of the caches that one layer has used in the forward of the model that
-    runs. A model may call it several times (HRM), with another part each time."""
+    runs. A model may call it several times, with another part each time (HRM) or with
+    another cache (for a question and its answer)."""
 
     def __init__(self) -> None:
-        self._written: set[tuple[str | int, int, int]] = set()
+        self._written: list[tuple[EmptyCache, set[tuple[int, int]]]] = []
 
-    def use(self, path: str, own: dict[str | int, Any]) -> None:
+    def use(
+        self,
+        path: str,
+        caches: dict[str | int, EmptyCache],
+        own: dict[str | int, Any],
+    ) -> None:
         """A call has ended.
 
         Args:
             path: of the layer.
-            own: the caches that it had.
+            caches: that it was given.
+            own: those that it had in their places.
 
         Raises:
             RegionError: it has used a part that an earlier call has filled.
         """
-        used: set[tuple[str | int, int, int]] = set()
         for name, cache in own.items():
+            used: set[tuple[int, int]] = set()
             for number, part in enumerate(_parts(cache)):
                 layers = part.layers
                 found = layers.used() if isinstance(layers, _Copies) else ()
-                used.update((name, number, at) for at in found)
-        if not used.isdisjoint(self._written):
-            raise RegionError(
-                f"{path} is called again with a KV cache that its first call would "
-                "have filled. Call the model with use_cache=True where you use its "
-                "cache, and with use_cache=False elsewhere."
-            )
-        self._written |= used
+                used.update((number, at) for at in found)
+            given = caches[name]
+            for other, written in self._written:
+                if other.is_of(given.original()) and not used.isdisjoint(written):
+                    raise RegionError(
+                        f"{path} is called again with a KV cache that its first call "
+                        "would have filled. Call the model with use_cache=True where "
+                        "you use its cache, and with use_cache=False elsewhere."
+                    )
+            self._written.append((given, used))
 
 
 def with_own(

@@ -1,35 +1,32 @@
-"""Buffers that a forward updates in place, as batch normalization does in training.
+"""Statistics that batch normalization updates in place in training.
 
 [Note: updated buffers]
 A forward that runs again would update its running statistics twice. So a re-run finds
 copies of such buffers in their places, which have the values from before the forward,
-and what it writes goes with the copies. Batch normalizations are known beforehand. Of
-all other modules the first call that updates a buffer runs once, and tells which
-buffer. A kernel may write past the version (`F.batch_norm` does), so bytes are compared
-in the first calls. Two kinds run once. Normalization that is synchronized between
-processes communicates, and other ranks may follow other plans. Instance normalization
-has copies of its statistics saved, and writes to these copies after that: `verify`
-could not tell them from wrong ones.
+and what it writes goes with the copies. That holds for torch's own batch normalization
+alone, and where nobody else in the region can read its buffers: no code asks for them
+by name, no attribute leads to them, and nothing shares their bytes. A forward that
+updates any other buffer runs once. A kernel may write past the version
+(`F.batch_norm` does), so bytes of all buffers are compared in the first calls.
+Another thread that uses the module while it runs again finds the copies as well.
 (tests/ssdtrain/regions/test_updated.py)
 """
 
-import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ssdtrain.regions.restore import Undo, put_item
+from ssdtrain.regions.weights import UNSHARED, uses_of
 
 STATISTICS = frozenset(("running_mean", "running_var", "num_batches_tracked"))
-ONCE = (nn.SyncBatchNorm, _InstanceNorm)
-MAX_BYTES = 1024 * 1024
-"""Of buffers of one region that are copied in each forward; with more it runs once.
-Batch normalization's do not count: what it saves is a hundred times as large."""
+MAX_DEPTH = 4
+"""Of containers and objects in one another, among a module's attributes."""
 Digest = Callable[[Tensor], Tensor | None]
 
 
@@ -90,47 +87,64 @@ def _copies(tensors: list[Tensor]) -> list[Tensor]:
     return found
 
 
-class Updating:
-    """Which modules of one region update which of their buffers."""
+def is_norm(module: nn.Module) -> bool:
+    """Whether it is a batch normalization of torch's own code."""
+    own = type(module).forward is _BatchNorm.forward and "forward" not in vars(module)
+    return own and isinstance(module, _BatchNorm)
 
-    def __init__(self) -> None:
-        self._known: weakref.WeakKeyDictionary[nn.Module, set[str]]
-        self._known = weakref.WeakKeyDictionary()
 
-    def note(self, module: nn.Module, names: Iterable[str]) -> None:
-        """A forward has updated these."""
-        self._known.setdefault(module, set()).update(names)
-
-    def among(self, modules: Sequence[nn.Module]) -> Updated:
-        """Those of these modules."""
-        found: list[BufferPlace] = []
-        num_bytes = 0
-        for module in modules:
-            if isinstance(module, ONCE):
-                continue
-            names = self._known.get(module, set())
-            is_norm = isinstance(module, _BatchNorm)
-            if is_norm and module.training and module.track_running_stats:
-                names = names | STATISTICS
-            for name in sorted(names):
-                buffer = module._buffers.get(name)
-                if buffer is not None:
-                    found.append(BufferPlace(module, name, buffer))
-                    num_bytes += 0 if is_norm and name in STATISTICS else buffer.nbytes
-        if not found or num_bytes > MAX_BYTES or not _are_apart(found):
-            return NONE_UPDATED
-        return Updated(found)
+def updated_by(modules: Sequence[nn.Module]) -> Updated:
+    """The statistics that the batch normalizations among a region's modules update."""
+    found = [
+        BufferPlace(module, name, buffer)
+        for module in modules
+        if is_norm(module) and module.training and module.track_running_stats
+        for name in sorted(STATISTICS)
+        if (buffer := module._buffers.get(name)) is not None
+    ]
+    if not found or not _are_apart(found) or _are_reached(modules, found):
+        return NONE_UPDATED
+    return Updated(found)
 
 
 def _are_apart(places: list[BufferPlace]) -> bool:
-    """Whether all are plain, and none shares its bytes with another."""
-    buffers = [place.buffer for place in places]
-    for each in buffers:
+    """Whether all are plain, and nothing shares the bytes of one."""
+    for _, _, each in places:
         is_plain = type(each) is Tensor and each.layout is torch.strided
         if not is_plain or each._base is not None or each.requires_grad:
             return False
-    storages = {each.untyped_storage().data_ptr() for each in buffers if each.numel()}
-    return len(storages) == sum(each.numel() > 0 for each in buffers)
+    if max(uses_of([place.buffer for place in places])) > UNSHARED:
+        return False
+    ids = {id(place.buffer) for place in places}
+    return len(ids) == len(places)
+
+
+def _are_reached(modules: Sequence[nn.Module], places: list[BufferPlace]) -> bool:
+    """Whether an attribute of a module leads to one of them."""
+    ids = {id(place.buffer) for place in places}
+    own = ("_buffers", "_parameters", "_modules")
+    for module in modules:
+        others = (value for name, value in vars(module).items() if name not in own)
+        if any(_leads_to(ids, value, MAX_DEPTH) for value in others):
+            return True
+        if not is_norm(module):
+            if any(id(each) in ids for each in module._buffers.values()):
+                return True
+    return False
+
+
+def _leads_to(ids: set[int], value: Any, depth: int) -> bool:
+    if isinstance(value, Tensor):
+        return id(value) in ids
+    if depth == 0 or isinstance(value, nn.Module | type):
+        return False
+    if isinstance(value, dict):
+        inside: Iterable[Any] = value.values()
+    elif isinstance(value, tuple | list | set | frozenset | deque):
+        inside = value
+    else:
+        inside = getattr(value, "__dict__", {}).values()
+    return any(_leads_to(ids, each, depth - 1) for each in inside)
 
 
 class BufferDigests:
@@ -138,19 +152,18 @@ class BufferDigests:
     to them past their versions.
 
     Args:
-        places: of the modules.
+        buffers: of the modules.
         digest: of a tensor; None: there is none.
     """
 
-    def __init__(self, places: Iterable[BufferPlace], digest: Digest) -> None:
+    def __init__(self, buffers: Iterable[Tensor], digest: Digest) -> None:
         self._digest = digest
-        self._before = [(place, digest(place.buffer)) for place in places]
+        self._before = [(buffer, digest(buffer)) for buffer in buffers]
 
-    def written(self) -> list[BufferPlace]:
-        """Those whose bytes are others now; waits for the device."""
-        found = []
-        for place, before in self._before:
-            now = None if before is None else self._digest(place.buffer)
+    def are_same(self) -> bool:
+        """Whether the bytes are what they were; waits for the device."""
+        for buffer, before in self._before:
+            now = None if before is None else self._digest(buffer)
             if before is not None and (now is None or not torch.equal(now, before)):
-                found.append(place)
-        return found
+                return False
+        return True

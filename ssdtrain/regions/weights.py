@@ -1,6 +1,7 @@
 """The weights that a re-run reads again."""
 
-from operator import is_
+from collections.abc import Iterable
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -15,6 +16,18 @@ _TENSOR: Any = torch._C.TensorBase
 # Without the calls of Python that the public methods are.
 STORAGE, OFFSET = _TENSOR.untyped_storage, _TENSOR.storage_offset
 SIZE, STRIDE = _TENSOR.size, _TENSOR.stride
+
+
+PLACE, USES = attrgetter("_cdata"), torch._C._storage_Use_Count
+
+
+def uses_of(tensors: Iterable[Tensor]) -> list[int]:
+    """How many hold the storage of each: its tensors, and others."""
+    return [*map(USES, map(PLACE, map(STORAGE, tensors)))]
+
+
+(UNSHARED,) = uses_of([torch.empty(1, dtype=torch.uint8, device="cpu")])
+"""`uses_of` a storage that one tensor alone has."""
 
 
 def has_place(tensor: Tensor) -> bool:
