@@ -136,6 +136,12 @@ def _made(part: ArgumentPart, rest: Iterator[Any]) -> Any:
     return tree_unflatten(islice(rest, part.num_leaves), part)
 
 
+def _is_data_alone(value: UserDict[Any, Any]) -> bool:
+    """Whether it has nothing else, in slots neither."""
+    slots = [vars(each).get("__slots__") for each in type(value).__mro__]
+    return vars(value).keys() == {"data"} and not any(slots)
+
+
 def flatten(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[Any], Arguments]:
@@ -153,7 +159,7 @@ def flatten(
         elif (mask := _mask(value)) is not None:
             leaves += mask.tensors
             parts.append(mask)
-        elif isinstance(value, UserDict) and vars(value).keys() == {"data"}:
+        elif isinstance(value, UserDict) and _is_data_alone(value):
             own, spec = tree_flatten(value.data)
             leaves += own
             parts.append(WrappedDict(kind, spec))

@@ -52,6 +52,8 @@ OPAQUE = (
     *(Tensor, nn.Module, type, FunctionType, BuiltinFunctionType, MethodType),
     threading.local,
 )
+NORMALIZING = frozenset(("batch_norm", "native_batch_norm", "instance_norm"))
+"""Functions that write to running statistics and count no version."""
 FOREIGN = {
     "transformer_engine": "keeps a history that no version counts",
     "megatron": "draws from random states of Megatron's own",
@@ -83,6 +85,8 @@ class Watch:
         """What the code of modules of these classes reads of others."""
         self._asks_for_statistics = False
         """Whether code beside that of batch normalizations reads what they update."""
+        self._normalizes = False
+        """Whether that code may update statistics past their versions."""
         self._modes: set[tuple[bool, ...]] = set()
         """`training` of all modules, as it was in some call."""
 
@@ -133,6 +137,7 @@ class Watch:
             if len(others) < len(kinds):
                 asked = Reads(others, given).asked
             self._asks_for_statistics = not STATISTICS.isdisjoint(asked)
+            self._normalizes = not NORMALIZING.isdisjoint(asked)
             self._judge()
         modes = tuple([each.training for each in modules])
         if modes not in self._modes:  # its code may go other ways
@@ -142,7 +147,10 @@ class Watch:
         names = [list(_interesting(each)) for each in modules]
         may = not self._asks_for_statistics
         updated = updated_by(modules) if may else NONE_UPDATED
-        return Seen(modules, names, self._reads, self.hooks(modules), updated)
+        reason = self.hooks(modules)
+        if self._normalizes and any(map(_has_statistics, modules)):
+            reason = "a normalization of its own may update statistics at times"
+        return Seen(modules, names, self._reads, reason, updated)
 
     def hooks(self, modules: Iterable[nn.Module]) -> str | None:
         """One of the modules whose forward hooks would run twice; None: there is
@@ -196,6 +204,11 @@ class Watch:
     def _judge(self) -> None:
         self.is_trusted = self._num_clean > 0
         self.is_thorough = self._num_clean < NUM_THOROUGH or self._reads.may_draw
+
+
+def _has_statistics(module: nn.Module) -> bool:
+    """Whether code of its own may write to some."""
+    return not is_norm(module) and module._buffers.get("running_mean") is not None
 
 
 def _nothing() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain
+from ssdtrain.regions.arguments import flatten
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.regions.settings import SETTINGS
 
@@ -324,3 +325,13 @@ def test_a_dictionary_with_attributes_of_its_own_is_refused() -> None:
     ours, refused = train(lambda: Sharing(Marked), SETTINGS)
     assert refused
     assert same_bits(ours, train(lambda: Sharing(Marked), None)[0])
+
+
+class Slotted(UserDict[str, Any]):
+    __slots__ = ("extra",)
+
+
+def test_a_dictionary_with_slots_is_no_argument_that_can_be_made_again() -> None:
+    made = Slotted(a=torch.ones(2))
+    leaves, _ = flatten((made,), {})
+    assert leaves == [made]

@@ -423,3 +423,38 @@ def test_a_second_backward_and_its_gradient() -> None:
     model = Stack(Block)
     with ssdtrain.offload(model, **SETTINGS):
         assert same_bits(plain, grads(model))
+
+
+class Frozen(Statistics):
+    """A normalization whose flag is its own, and which begins to write later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", self.mean)
+        self.register_buffer("running_var", self.var)
+        self.calls = [0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, var, writes = self.running_mean, self.running_var, FLAG[0]
+        return functional.batch_norm(x, mean, var, None, None, writes)
+
+
+FLAG = [False]
+
+
+class OfFrozen(Block):
+    def made(self) -> nn.Module:
+        return Frozen()
+
+
+def test_a_normalization_that_begins_to_write() -> None:
+    def later(model: nn.Module, x: Tensor) -> Tensor:
+        FLAG[0] = len(seen) > 2
+        seen.append(0)
+        return one_forward(model, x)
+
+    seen: list[int] = []
+    plain, _ = trained(OfFrozen, later)
+    seen.clear()
+    ours, _ = trained(OfFrozen, later, **SETTINGS)
+    assert same_bits(plain, ours)
