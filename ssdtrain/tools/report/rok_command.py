@@ -3,6 +3,7 @@ activation peak against algorithmic FLOPs a second, over batch sizes and strateg
 `python -m recipes.bench planner.rok` measures it."""
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.progress import each
 from ssdtrain.tools.report.plan_command import add_subject, profile_of
-from ssdtrain.tools.report.references import references
+from ssdtrain.tools.report.scatter import reruns
 from ssdtrain.tools.report.subject import MODELS, Build, build_of
 
 EXAMPLES = """examples:
@@ -88,8 +89,8 @@ def _predicted(args: argparse.Namespace, build: Build, batch: int) -> list[Point
         ("keep", found.keep_ms, found.keep_peak_bytes),
         ("offload", found.step_ms, found.peak_bytes),
     ]
-    for reference in references(Timeline(profile))[:1]:
-        runs.append(("recompute", reference.step_ms, reference.peak_bytes))
+    for _, again in itertools.islice(reruns(Timeline(profile)), 1):
+        runs.append(("recompute", again.step_ms, again.peak_bytes))
     return [
         Point(args.model, name, batch, peak / GB, ms, work / (ms / 1e3) / 1e12)
         for name, ms, peak in runs
