@@ -2,15 +2,14 @@
 
 import argparse
 import json
-import sys
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from ssdtrain.arguments import count_argument, positive_argument, reason, show
+from ssdtrain.arguments import count_argument, positive_argument, show
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.foresight.layers import LayerTimes, layer_times
+from ssdtrain.tools.printed import show_tables, table_of
 from ssdtrain.tools.project.assumptions import Assumptions
 from ssdtrain.tools.project.cases import CaseSet, cases, parse_set
 from ssdtrain.tools.project.endurance import cost, fewest, wear
@@ -22,9 +21,6 @@ from ssdtrain.tools.project.render import (
     projection_table,
 )
 from ssdtrain.tools.project.tables import GPUS, MODELS, SSDS, Gpu, Model, find
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 EXAMPLES = """examples:
   ssdtrain project                                    the systems of Figure 5.10
@@ -38,7 +34,6 @@ EXAMPLES = """examples:
 
 Activations, bandwidth and drives are per GPU. docs/project.md derives every formula.
 """
-WIDE_COLUMNS = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,25 +97,21 @@ def _add_system(group: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Project and print; 0, or 2 for impossible settings."""
-    try:
-        assume = Assumptions().changed(args.assume)
-        if args.list:
-            _print_list(args.json)
-            return 0
-        rows = _rows(args, assume)
-        if args.plot:
-            plot_projection(rows, args.plot)
-    except (ConfigError, ImportError, OSError) as error:
-        print(f"ssdtrain project: {reason(error, args)}", file=sys.stderr)
-        return 2
+    """Project and print. Raises ConfigError, OSError: impossible settings."""
+    assume = Assumptions().changed(args.assume)
+    if args.list:
+        _print_list(args.json)
+        return 0
+    rows = _rows(args, assume)
+    if args.plot:
+        plot_projection(rows, args.plot)
     if args.json:
         plain = {"assumptions": asdict(assume), "rows": [row.as_dict() for row in rows]}
         print(json.dumps(plain, indent=1))
         return 0
-    _print(projection_table(rows))
+    show_tables(projection_table(rows))
     if args.cost:
-        _print(cost_table(rows, args.years))
+        show_tables(cost_table(rows, args.years))
     return 0
 
 
@@ -225,15 +216,6 @@ def _model(args: argparse.Namespace) -> Model:
     )
 
 
-def _print(*tables: "Table") -> None:
-    from rich.console import Console
-
-    # A pipe has no width; 80 columns would cut the cells.
-    console = Console(width=None if sys.stdout.isatty() else WIDE_COLUMNS)
-    for table in tables:
-        console.print(table)
-
-
 def _cell(value: object) -> str:
     if value is None:
         return "-"
@@ -253,10 +235,6 @@ def _print_list(as_json: bool) -> None:
     if as_json:
         print(json.dumps(tables, indent=1))
         return
-    from rich.table import Table
-
     for title, rows in tables.items():
-        table = Table(*rows[0], title=title)
-        for row in rows:
-            table.add_row(*map(_cell, row.values()))
-        _print(table)
+        cells = [[_cell(value) for value in row.values()] for row in rows]
+        show_tables(table_of(title, [*rows[0]], cells, words=len(rows[0])))
