@@ -7,8 +7,6 @@ from functools import partial
 
 from ssdtrain.arguments import count_argument, positive_argument, show
 from ssdtrain.errors import ConfigError
-from ssdtrain.tools.foresight.device import load_device
-from ssdtrain.tools.foresight.layers import LayerTimes, layer_times
 from ssdtrain.tools.printed import show_tables, table_of
 from ssdtrain.tools.project.assumptions import Assumptions
 from ssdtrain.tools.project.cases import CaseSet, cases, parse_set
@@ -86,12 +84,6 @@ def _add_system(group: argparse._ArgumentGroup) -> None:
     count("--micro-batch", default=1, help="sequences at once")
     reached = "reached TFLOP/s a GPU (default: peak x efficiency)"
     add("--tflops", type=positive_argument, help=reached)
-    add(
-        "--kernels",
-        metavar="DEVICE",
-        help="price a layer by the kernel models of h100, h200 or a device file "
-        "(docs/foresight.md), not by its roofline",
-    )
     of_steps = "--tflops is of whole steps: add no communication and no bubble"
     add("--end-to-end", action="store_true", help=of_steps)
 
@@ -179,23 +171,7 @@ def _own_case(args: argparse.Namespace, gpu: Gpu) -> Case:
         batch=16 * args.gpus if args.batch is None else args.batch,
         micro_batch=args.micro_batch,
         tflops=args.tflops,
-        kernels=_kernels(args, model),
         throughput=Throughput.END_TO_END if args.end_to_end else Throughput.KERNEL,
-    )
-
-
-def _kernels(args: argparse.Namespace, model: Model) -> LayerTimes | None:
-    if args.kernels is None:
-        return None
-    if args.tflops is not None:
-        raise ConfigError("--kernels and --tflops exclude one another")
-    return layer_times(
-        load_device(args.kernels),
-        micro_batch=args.micro_batch,
-        sequence=model.sequence,
-        hidden=model.hidden,
-        heads=model.heads,
-        tensor=args.tensor,
     )
 
 

@@ -1,4 +1,4 @@
-"""Predicted plans next to predicted checkpointing: a table and a plot."""
+"""Predicted plans next to predicted checkpointing."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -15,7 +15,6 @@ from ssdtrain.plan.unsearched import again_moving, num_read
 from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.report.frontier import frontier
 
-WIDTH, HEIGHT = 64, 16
 OURS, OTHERS = "o", "x"
 
 
@@ -69,41 +68,15 @@ def reruns(timeline: Timeline) -> Iterator[tuple[str, Prediction]]:
 
 
 def lines(points: Sequence[Spot], room_bytes: int | None = None) -> list[str]:
-    """Format one line a point, and the plot below; `room_bytes` of the device, if
-    known."""
+    """Format one line a point; `room_bytes` of the device, if known."""
     if not points:
         return []
     keep_ms = min(point.step_ms for point in points)
     told = [
-        f"  {mark_of(point)} {bytes_text(point.peak_bytes):>10}  "
+        f"  {OURS if point.is_ours else OTHERS} {bytes_text(point.peak_bytes):>10}  "
         f"{point.step_ms:9.1f} ms  {point.step_ms / keep_ms:5.2f}x  {point.name}"
         + ("  (does not fit)" if room_bytes and point.peak_bytes > room_bytes else "")
         for point in points
     ]
     head = f"Frontier: peak, predicted step ({OURS} ssdtrain's, {OTHERS} others)"
-    return [head, *told, *plot(points)]
-
-
-def mark_of(point: Spot) -> str:
-    """Return the letter of a point in the plot."""
-    return OURS if point.is_ours else OTHERS
-
-
-def plot(points: Sequence[Spot]) -> list[str]:
-    """Plot step time upwards, peak to the right; ssdtrain's points hide the others'."""
-    most_bytes = max(point.peak_bytes for point in points)
-    times = [point.step_ms for point in points]
-    low_ms, high_ms = min(times), max(times)
-    span_ms = max(high_ms - low_ms, 1e-9)
-    grid = [[" "] * WIDTH for _ in range(HEIGHT)]
-    for point in sorted(points, key=lambda point: point.is_ours):
-        column = round((WIDTH - 1) * point.peak_bytes / max(1, most_bytes))
-        row = round((HEIGHT - 1) * (high_ms - point.step_ms) / span_ms)
-        grid[row][column] = mark_of(point)
-    labels = {0: f"{high_ms:.1f} ms", HEIGHT - 1: f"{low_ms:.1f} ms"}
-    body = [
-        f"{labels.get(number, ''):>11} |{''.join(row).rstrip()}"
-        for number, row in enumerate(grid)
-    ]
-    right = bytes_text(most_bytes)
-    return [*body, " " * 12 + "+" + "-" * WIDTH, " " * 12 + "0" + f"{right:>{WIDTH}}"]
+    return [head, *told]
