@@ -11,13 +11,18 @@ WIDE_COLUMNS = 200
 """A pipe has no width; 80 columns would cut the cells."""
 
 
-def table_of(
-    title: str, heads: Sequence[str], rows: Iterable[Sequence[Any]], *, words: int = 1
+def figures_table(
+    title: str,
+    heads: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    words: int = 1,
+    caption: str | None = None,
 ) -> "Table":
     """Build a table whose first `words` columns hold words, the others numbers."""
     from rich.table import Table
 
-    table = Table(title=title)
+    table = Table(title=title, caption=caption)
     for at, head in enumerate(heads):
         is_word = at < words
         table.add_column(head, justify="left" if is_word else "right", no_wrap=at == 0)

@@ -8,7 +8,7 @@ import numpy as np
 from ssdtrain.tools.machine.doctor import POOR_FIT, Examination
 from ssdtrain.tools.machine.findings import Level
 from ssdtrain.tools.machine.links import Link, LinkFile
-from ssdtrain.tools.printed import table_of
+from ssdtrain.tools.printed import figures_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,7 +53,7 @@ def _gpu_table(found: Examination) -> "Table":
         known = ("?" if value is None else str(value) for value in rest)
         rows.append((f"{gpu.index} {gpu.name}", memory, pcie, *known))
     columns = ("GPU", "memory GB", "PCIe", "NUMA node", "NVLinks", "driver")
-    return table_of("GPUs", columns, rows, words=len(columns))
+    return figures_table("GPUs", columns, rows, words=len(columns))
 
 
 def _link_table(links: LinkFile) -> "Table":
@@ -67,7 +67,7 @@ def _link_table(links: LinkFile) -> "Table":
     words = ("link", "from", "to", "in flight", "mode")
     heads = (*words, *map(size_text, COLUMN_BYTES), "start-up us", "fit error")
     title = "Links, GB/s by transfer size (fitted curve)"
-    return table_of(title, heads, rows, words=len(words))
+    return figures_table(title, heads, rows, words=len(words))
 
 
 def _finding_table(found: Examination) -> "Table":
@@ -82,7 +82,7 @@ def _finding_table(found: Examination) -> "Table":
         )
         for one in found.findings
     ]
-    return table_of("Findings", ("", "about", "found", "advice"), rows, words=4)
+    return figures_table("Findings", ("", "about", "found", "advice"), rows, words=4)
 
 
 def plot_links(links: LinkFile, path: str) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 
 from ssdtrain.arguments import count_argument, positive_argument, show
 from ssdtrain.errors import ConfigError
-from ssdtrain.tools.printed import show_tables, table_of
+from ssdtrain.tools.printed import figures_table, show_tables
 from ssdtrain.tools.project.assumptions import Assumptions
 from ssdtrain.tools.project.cases import CaseSet, cases, parse_set
 from ssdtrain.tools.project.endurance import cost, fewest, wear
@@ -213,4 +213,4 @@ def _print_list(as_json: bool) -> None:
         return
     for title, rows in tables.items():
         cells = [[_cell(value) for value in row.values()] for row in rows]
-        show_tables(table_of(title, [*rows[0]], cells, words=len(rows[0])))
+        show_tables(figures_table(title, [*rows[0]], cells, words=len(rows[0])))

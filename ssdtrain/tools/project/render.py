@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ssdtrain.tools.printed import table_of
+from ssdtrain.tools.printed import figures_table
 from ssdtrain.tools.project.bubble import bubble_fraction
 from ssdtrain.tools.project.endurance import Cost, Drives, Need
 from ssdtrain.tools.project.model import Projection
@@ -67,12 +67,11 @@ def projection_table(rows: Sequence[Row]) -> "Table":
         for found in [row.found]
     ]
     title = f"Per GPU, with {drives.count} x {drives.ssd.name}"
-    table = table_of(title, heads, cells)
-    table.caption = (
+    caption = (
         "micro-batch and in flight: largest with all but the resident layers away; "
         "the power of two first, any integer in brackets"
     )
-    return table
+    return figures_table(title, heads, cells, caption=caption)
 
 
 def years_text(years: float) -> str:
@@ -102,7 +101,7 @@ def cost_table(rows: Sequence[Row], years: float) -> "Table":
     words = ("case", "cheapest drives that do (count set by)")
     names = ("drives", "drives total", "GPU total", "share", "watts", "$ per PB")
     title = f"Cost for each GPU over {years:g} years, US dollars"
-    return table_of(title, (*words, *names), cells, words=2)
+    return figures_table(title, (*words, *names), cells, words=2)
 
 
 def _cheapest(needs: Sequence[Need]) -> str:

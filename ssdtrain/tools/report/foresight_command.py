@@ -50,7 +50,7 @@ from ssdtrain.tools.foresight.spec import Kind, links_of
 from ssdtrain.tools.foresight.steps import capture_step
 from ssdtrain.tools.foresight.table_plan import TABLE_PLAN_FILE, table_plan
 from ssdtrain.tools.foresight.wires import Wires, fabric_of
-from ssdtrain.tools.printed import show_tables, table_of
+from ssdtrain.tools.printed import figures_table, show_tables
 from ssdtrain.tools.report.subject import add_batch, build_of, function_of
 
 EXAMPLES = """actions and examples:
@@ -310,7 +310,7 @@ def _print(device: Device, step: StepEstimate, peak_bytes: int) -> None:
     ]
     title = f"one step on {device.spec.name}, by kernel model"
     heads = ("family", "ms", "share", "error of a kernel")
-    show_tables(table_of(title, heads, rows))
+    show_tables(figures_table(title, heads, rows))
     bound = "the host binds it" if step.is_host_bound else "the device binds it"
     lines = [
         f"step {step.step_us / 1e3:.2f} ms ({bound}: host {step.host_us / 1e3:.2f} ms, "

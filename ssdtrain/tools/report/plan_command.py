@@ -29,7 +29,7 @@ from ssdtrain.tools.foresight.device import DEFAULT_DEVICE, Device, load_device
 from ssdtrain.tools.foresight.recorder import STATES
 from ssdtrain.tools.foresight.spec import links_of as spec_links
 from ssdtrain.tools.machine.links import LINK_FILE, LinkKind
-from ssdtrain.tools.printed import show_tables, table_of
+from ssdtrain.tools.printed import figures_table, show_tables
 from ssdtrain.tools.report.scatter import lines, spots
 from ssdtrain.tools.report.subject import (
     MODELS,
@@ -242,7 +242,7 @@ def _print(profile: Profile, plan: Plan, capacity: int | None) -> None:
         figures = (*map(bytes_text, sizes), f"{row.recompute_ms:.2f}")
         cells.append((row.module, row.num_items, *figures))
     heads = ("module", "tensors", "kept", "host", "SSD", "rebuilt", "rebuild ms")
-    show_tables(table_of("placements by module, one micro-batch", heads, cells))
+    show_tables(figures_table("placements by module, one micro-batch", heads, cells))
     room = None if capacity is None else capacity - profile.base_bytes
     print(explain(profile, plan), *lines(spots(profile), room), sep="\n")
 
@@ -288,7 +288,7 @@ def _sweep(args: argparse.Namespace) -> int:
         rows_of_sizes.append((plan, *cells))
     title = f"micro-batch size at batch {args.batch}, {args.stages} stages"
     heads = ("size", "number", "in flight", "bubble", "step", "peak", "samples/s")
-    show_tables(table_of(title, ("plan", *heads), rows_of_sizes))
+    show_tables(figures_table(title, ("plan", *heads), rows_of_sizes))
     return 0
 
 

@@ -18,7 +18,7 @@ from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.progress import each
-from ssdtrain.tools.printed import show_tables, table_of
+from ssdtrain.tools.printed import figures_table, show_tables
 from ssdtrain.tools.report.plan_command import add_subject, profile_of
 from ssdtrain.tools.report.scatter import reruns
 from ssdtrain.tools.report.subject import MODELS, Build, build_of
@@ -107,7 +107,7 @@ def _print(points: Sequence[Point]) -> None:
         (*words, f"{peak_gb:.2f}", f"{step_ms:.1f}", f"{tflops:.1f}")
         for *words, peak_gb, step_ms, tflops in sorted(points)
     ]
-    show_tables(table_of("recompute, offload, keep", heads, rows, words=2))
+    show_tables(figures_table("recompute, offload, keep", heads, rows, words=2))
 
 
 def draw(points: Sequence[Point], path: Path) -> None:
