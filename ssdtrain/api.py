@@ -2,7 +2,6 @@
 
 import logging
 import os
-from collections.abc import Sequence
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -51,13 +50,7 @@ from ssdtrain.rebuild.recipes import rules_of
 from ssdtrain.regions.find import find_regions
 from ssdtrain.storage.open import Opener, budget_bytes_per_s, rank_of, wear_of
 from ssdtrain.storage.wear import WearReport
-from ssdtrain.summary import (
-    NEXT,
-    Seen,
-    slower_than_checkpointing,
-    summary,
-    why_it_stays,
-)
+from ssdtrain.summary import NEXT, summary, why_it_stays
 from ssdtrain.transfer.cuda import open_device
 from ssdtrain.transfer.device import Device
 from ssdtrain.transfer.direct import DirectOffloader
@@ -159,14 +152,7 @@ class Session:
 
     def _summary(self, explained: str) -> str:
         steps = self.steps
-        return summary(
-            Seen(
-                steps=steps,
-                plan=self.plan,
-                profile=self.profile,
-                advice=self._advice(steps, explained),
-            )
-        )
+        return summary(steps, self.plan, self.profile, self._advice(steps, explained))
 
     def _advice(self, steps: list[StepReport], explained: str) -> str:
         """What to do next, the most pressing first."""
@@ -178,8 +164,6 @@ class Session:
         why = self.why_nothing_moves(steps[-1]) if steps else None
         if why is not None:
             return f"nothing was offloaded: {why}."
-        if (slower := self.slower_than_checkpointing(steps)) is not None:
-            return f"{slower}."
         return explained.partition(NEXT)[2]
 
     def _explained(self) -> str:
@@ -251,21 +235,6 @@ class Session:
             "the plan keeps everything, because nothing that could move or be rebuilt "
             f"pays within max_overhead={settings.max_overhead}; set it higher, or "
             "memory_budget, to trade time for memory"
-        )
-
-    def slower_than_checkpointing(self, steps: Sequence[StepReport]) -> str | None:
-        """What to do where running every layer again would be faster than these steps,
-        and fit as well; None where it would not, or nobody knows."""
-        if not self.is_settled:
-            return None
-        most_bytes = None if self._planner is None else self._planner.most_bytes
-        return slower_than_checkpointing(
-            Seen(
-                steps=steps,
-                plan=self.plan,
-                profile=self.profile,
-                most_bytes=most_bytes,
-            )
         )
 
     @property
@@ -484,7 +453,6 @@ def _attach(model: Any, settings: OffloadConfig) -> Session:
         session.why_nothing_moves,
         lambda: cache.ledger.num_steps > 0 or cache.ledger.step_is_open,
         patches,
-        session.slower_than_checkpointing,
     )
     try:
         _keep_buffers(cache, modules, patches)
@@ -544,9 +512,8 @@ def _attach_recipes(
     settings: OffloadConfig,
 ) -> None:
     # See [Note: matrix products] in rebuild/recipes.py.
-    full = settings.recompute is Recompute.FULL
-    weighed = full or not _is_fixed(settings)
-    finder = Finder(rules_of(weighed=weighed), passes_unproved=full)
+    weighed = settings.recompute is Recompute.FULL or not _is_fixed(settings)
+    finder = Finder(rules_of(weighed=weighed))
     weights = Weights()
     for module in modules:
         finder.attach(module, patches.set)

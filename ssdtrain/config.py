@@ -97,8 +97,7 @@ class Recompute(str, Enum):
     """Use every cheap recipe that was admitted as bitwise equal on this device; matrix
     products and attention, too, where a plan weighs their time (`plan="auto"`)."""
     FULL = "full"
-    """Use every recipe under any plan, also past tensors that nobody saved (rotary
-    embeddings, LoRA): a digest tells if one was written to, and backward then stops."""
+    """Use every recipe under any plan."""
     REGIONS = "regions"
     """Run the forward of every repeated module again in backward, from its inputs, as
     gradient checkpointing does; the inputs are moved or kept as `plan` says."""
@@ -110,8 +109,8 @@ class GpuDirect(str, Enum):
     """Whether the SSD target looks for a path past host memory (extra `gds`)."""
 
     AUTO = "auto"
-    """Measure kvikio's modes against staging at attach (a few seconds, only where
-    kvikio can run) and take the fastest."""
+    """Measure it against staging at attach (a few seconds, only where nvidia-fs is
+    loaded) and take the faster way."""
     OFF = "off"
     """Always staging."""
 

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -49,7 +49,6 @@ class Fallback(str, Enum):
     UNPINNED_LOAD = "loaded through unpinned memory: the pool was exhausted"
     RECIPE_REFUSED = "stored: a recipe was refused (unequal, changed or unknown input)"
     RECIPE_UNSAVED = "stored: a recipe passes a tensor that may have been changed"
-    RECIPE_SLOWER = "rebuilt by torch's kernel: no faster one gave the same bytes"
     NO_REGION = "stored: a region has side effects, or its call cannot be repeated"
     ATTENTION_COMPUTED = "computed again: stored attention met another call"
     BUFFERED_IO = "buffered: the file system refused O_DIRECT"
@@ -154,12 +153,16 @@ class StepReport:
         return values
 
 
+MOST_SPANS = 200_000
+"""Of a time line: the newest."""
+
+
 class Trace:
     """A bounded time line; recording is a single append (atomic under the GIL)."""
 
-    def __init__(self, enabled: bool, capacity: int = 200_000) -> None:
+    def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
-        self._spans: deque[Span] = deque(maxlen=capacity)
+        self._spans: deque[Span] = deque(maxlen=MOST_SPANS)
 
     def add(self, row: str, name: str, start_ns: int, num_bytes: int) -> None:
         """Record an interval that ends now."""
@@ -186,8 +189,6 @@ class Count(IntEnum):
     PARAMETERS = auto()
     WRITTEN = auto()
     """To a storage device."""
-    READ = auto()
-    """From it."""
     VERIFIED = auto()
     TENSORS_VERIFIED = auto()
     RESIZED = auto()
@@ -197,9 +198,9 @@ class Count(IntEnum):
 class Sums(NamedTuple):
     """What was counted since the last step boundary."""
 
-    counts: dict[Count, int]
-    fallbacks: dict[Fallback, int]
-    recipes: dict[str, int]
+    counts: Counter[Count]
+    fallbacks: Counter[Fallback]
+    recipes: Counter[str]
     """Bytes rebuilt, by recipe."""
 
 
@@ -213,15 +214,13 @@ class Counters:
     def add(self, count: Count, amount: int = 1) -> None:
         """Add to a sum."""
         with self._lock:
-            counts = self._sums.counts
-            counts[count] = counts.get(count, 0) + amount
+            self._sums.counts[count] += amount
 
     def add_all(self, amounts: Mapping[Count, int]) -> None:
         """Add to several sums."""
         with self._lock:
-            counts = self._sums.counts
-            for count, amount in amounts.items():
-                counts[count] = counts.get(count, 0) + amount
+            for count, amount in amounts.items():  # faster than Counter.update
+                self._sums.counts[count] += amount
 
     def shift(self, source: Count, target: Count, amount: int) -> None:
         """Count under one sum what was counted under another."""
@@ -230,13 +229,12 @@ class Counters:
     def of(self, count: Count) -> int:
         """One sum so far."""
         with self._lock:
-            return self._sums.counts.get(count, 0)
+            return self._sums.counts[count]
 
     def fell_back(self, reason: Fallback) -> None:
         """Something was not done the way it was asked for."""
         with self._lock:
-            fallbacks = self._sums.fallbacks
-            fallbacks[reason] = fallbacks.get(reason, 0) + 1
+            self._sums.fallbacks[reason] += 1
 
     def rebuilt(self, recipe: str, num_bytes: int, *, num_records: int = 0) -> None:
         """So many bytes are made again instead of stored; records of their own are
@@ -244,10 +242,10 @@ class Counters:
         with self._lock:
             counts, _, recipes = self._sums
             if num_records:
-                counts[Count.RECORDS] = counts.get(Count.RECORDS, 0) + num_records
-                counts[Count.SAVED] = counts.get(Count.SAVED, 0) + num_bytes
-            counts[Count.RECOMPUTED] = counts.get(Count.RECOMPUTED, 0) + num_bytes
-            recipes[recipe] = recipes.get(recipe, 0) + num_bytes
+                counts[Count.RECORDS] += num_records
+                counts[Count.SAVED] += num_bytes
+            counts[Count.RECOMPUTED] += num_bytes
+            recipes[recipe] += num_bytes
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
@@ -259,9 +257,7 @@ class Counters:
         finally:
             with self._lock:
                 inside, self._sums = self._sums, before
-            for reason, number in inside.fallbacks.items():
-                for _ in range(number):
-                    self.fell_back(reason)
+                before.fallbacks.update(inside.fallbacks)
 
     def take(self) -> Sums:
         """Return the sums and start again (at a step boundary)."""
@@ -271,7 +267,7 @@ class Counters:
 
 
 def _none() -> Sums:
-    return Sums({}, {}, {})
+    return Sums(Counter(), Counter(), Counter())
 
 
 FIGURES = (

@@ -27,11 +27,21 @@ def any_gathered(parameters: Iterable[Tensor]) -> bool:
     return "deepspeed" in sys.modules and any(map(hasattr, parameters, repeat(MARK)))
 
 
+def _fsdp2_module() -> Any:
+    loaded: Any = sys.modules.get(FSDP2)  # nobody shards without it
+    return getattr(loaded, "FSDPModule", None)
+
+
+def is_gathering(module: nn.Module) -> bool:
+    """Whether FSDP2 gathers its weights before its forward is called."""
+    kind = _fsdp2_module()
+    return kind is not None and isinstance(module, kind)
+
+
 def gathered_inside(modules: Sequence[nn.Module]) -> set[int]:
     """Ids of the modules whose parameters FSDP2 gathers while the first of them runs,
     which holds all others. See [Note: two faces]."""
-    loaded: Any = sys.modules.get(FSDP2)  # nobody shards without it
-    kind = getattr(loaded, "FSDPModule", None)
+    kind = _fsdp2_module()
     if kind is None:
         return set()
     units = [module for module in modules[1:] if isinstance(module, kind)]

@@ -1,7 +1,7 @@
 """Link rates: the one place where bytes and times become bytes a second.
 
 On the ground floor, because `machine`, `storage` and the planner's observation all
-measure links. Every function takes its clock, so that tests need no real time.
+measure links.
 """
 
 import threading
@@ -13,13 +13,12 @@ from typing import NamedTuple
 
 from ssdtrain.curves import Curve
 
-Clock = Callable[[], float]
-"""Seconds, from any origin; never falls."""
-
 STARTUP_S = 1e-5
 """What one transfer costs besides its bytes, where no curve was fitted."""
 WINDOW_BYTES = 256 * 1024 * 1024
 """A `Meter` takes a new reading from at least this many bytes."""
+FIRST_GUESS = 1.0
+"""GB/s of a `Meter` before its first reading."""
 FLOOR = 0.05
 """No reading falls below this share of the one before: a link that gets too little to
 be measured would never come back."""
@@ -37,32 +36,21 @@ class Timed(NamedTuple):
         return sum(self.results) / max(self.seconds, 1e-9)
 
 
-def side_by_side(
-    jobs: Sequence[Callable[[], int]], clock: Clock = time.monotonic
-) -> Timed:
+def side_by_side(jobs: Sequence[Callable[[], int]]) -> Timed:
     """Run each job on a thread of its own; a job returns what it moved.
 
     Raises:
         Exception: the first one that a job raised, when all have ended.
     """
     with ThreadPoolExecutor(len(jobs)) as pool:
-        began = clock()
+        began = time.perf_counter()
         futures = [pool.submit(job) for job in jobs]
         results = [future.result() for future in futures]
-        return Timed(results, clock() - began)
-
-
-def best_of(run: Callable[[int], float], num_repeats: int, num_runs: int = 3) -> float:
-    """Seconds of one transfer: the best of several runs of `num_repeats` transfers.
-
-    Args:
-        run: makes that many transfers and returns their seconds.
-    """
-    return min(run(num_repeats) for _ in range(num_runs)) / num_repeats
+        return Timed(results, time.perf_counter() - began)
 
 
 def middle_rate(
-    transfers: Iterable[tuple[int, float]], startup_s: float = STARTUP_S
+    transfers: Iterable[tuple[int, float]],
 ) -> float | None:
     """Bytes a second at which the middle byte moved; None without any byte.
 
@@ -73,7 +61,7 @@ def middle_rate(
         transfers: (bytes, seconds) of each.
     """
     rates = sorted(
-        (num_bytes / max(seconds - startup_s, 1e-9), num_bytes)
+        (num_bytes / max(seconds - STARTUP_S, 1e-9), num_bytes)
         for num_bytes, seconds in transfers
         if num_bytes
     )
@@ -119,16 +107,10 @@ def straight(bytes_per_second: float) -> Curve:
 
 
 class Meter:
-    """The rate of one direction while at least one transfer of it is under way.
+    """The rate of one direction while at least one transfer of it is under way."""
 
-    Args:
-        gb_per_s: the first reading.
-        clock: times the transfers.
-    """
-
-    def __init__(self, gb_per_s: float, clock: Clock = time.monotonic) -> None:
-        self.gb_per_s = gb_per_s
-        self._clock = clock
+    def __init__(self) -> None:
+        self.gb_per_s = FIRST_GUESS
         self._lock = threading.Lock()
         self._active = 0
         self._since_s = 0.0
@@ -140,7 +122,7 @@ class Meter:
         """Around a transfer; a failed one counts time and no bytes."""
         with self._lock:
             if self._active == 0:
-                self._since_s = self._clock()
+                self._since_s = time.perf_counter()
             self._active += 1
         moved = 0
         try:
@@ -150,7 +132,7 @@ class Meter:
             with self._lock:
                 self._active -= 1
                 self._bytes += moved
-                now = self._clock()
+                now = time.perf_counter()
                 self._busy_s += now - self._since_s
                 self._since_s = now
                 self._take_reading()

@@ -2,17 +2,12 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ssdtrain.counters import StepReport
-from ssdtrain.plan.baselines import fixed_policies
-from ssdtrain.plan.calibrate import NOTES, PLAIN_STEP
+from ssdtrain.plan.calibrate import PLAIN_STEP
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Item, Profile
-from ssdtrain.plan.schedule import schedule
-from ssdtrain.plan.simulate import simulate
-from ssdtrain.plan.timeline import Timeline
 from ssdtrain.quantities import bytes_text
 
 NEXT = "Next: "
@@ -21,43 +16,45 @@ NOISY = 4 / 3
 """Steps whose longest takes more than this times the shortest give no ratio."""
 NUM_TIMED = 3
 """The newest timed steps that are looked at."""
-SLOWER = 1.03
-"""Steps that take this times another one are slower."""
 LEAST_SHARE = 0.01
 """Of what was saved: less is not worth a reason."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Seen:
-    """What a session has measured."""
-
-    steps: Sequence[StepReport]
-    """Finished steps, oldest first."""
-    plan: Plan | None = None
-    profile: Profile | None = None
-    """What the plan was made for."""
-    most_bytes: float | None = None
-    """The peak that the goal allows; None: any."""
-    advice: str = ""
-    """What to do next, a sentence without its subject."""
+Reports = Sequence[StepReport]
+"""Finished ones, oldest first."""
 
 
-def summary(seen: Seen) -> str:
-    """Return three lines: memory saved, time paid, what to do next."""
-    advice = seen.advice or "nothing; go on training."
+def summary(
+    steps: Reports,
+    plan: Plan | None = None,
+    profile: Profile | None = None,
+    advice: str = "",
+) -> str:
+    """Return three lines: memory saved, time paid, what to do next.
+
+    Args:
+        steps: of the session.
+        plan: in force.
+        profile: what it was made for.
+        advice: what to do next, a sentence without its subject.
+    """
     return "\n".join(
-        [f"Memory: {_memory(seen)}", f"Time: {_time(seen)}", f"{NEXT}{advice}"]
+        [
+            f"Memory: {_memory(steps, plan, profile)}",
+            f"Time: {_time(steps, plan, profile)}",
+            f"{NEXT}{advice or 'nothing; go on training.'}",
+        ]
     )
 
 
-def _memory(seen: Seen) -> str:
-    if not seen.steps:
+def _memory(steps: Reports, plan: Plan | None, profile: Profile | None) -> str:
+    if not steps:
         return "no step has been reported yet."
-    last = seen.steps[-1]
+    last = steps[-1]
     if not last.bytes_saved:  # it may have run without hooks
         return "nothing is moved or made again; the step is as without ssdtrain."
     peak = last.saved_peak_bytes
-    whole = _kept_bytes(seen, last)
+    whole = _kept_bytes(steps, plan, profile)
     told = f"at most {bytes_text(peak)} of saved tensors on the device"
     if whole is None:
         return (
@@ -70,17 +67,20 @@ def _memory(seen: Seen) -> str:
     return f"{told} instead of {bytes_text(whole)}: {share:.0f} % less (measured)."
 
 
-def _kept_bytes(seen: Seen, last: StepReport) -> int | None:
+def _kept_bytes(
+    steps: Reports, plan: Plan | None, profile: Profile | None
+) -> int | None:
     """Return the most bytes of saved tensors alive at once if all of them stayed, as
     autograd was seen to save them; None: the micro-batches of the step are unknown."""
-    if seen.profile is not None:
-        if len(seen.profile.lanes) == 1:
+    last = steps[-1]
+    if profile is not None:
+        if len(profile.lanes) == 1:
             return max(last.bytes_saved, last.saved_peak_bytes)
-        prediction = None if seen.plan is None else seen.plan.prediction
+        prediction = None if plan is None else plan.prediction
         return None if prediction is None else prediction.keep_peak_bytes
     stayed = [
         step.saved_peak_bytes
-        for step in seen.steps
+        for step in steps
         if not (step.bytes_offloaded or step.bytes_recomputed) and step.bytes_saved
     ]
     if stayed:
@@ -89,21 +89,21 @@ def _kept_bytes(seen: Seen, last: StepReport) -> int | None:
     return None
 
 
-def _time(seen: Seen) -> str:
-    prediction = None if seen.plan is None else seen.plan.prediction
-    if seen.plan is not None and seen.plan.keeps_all:
+def _time(steps: Reports, plan: Plan | None, profile: Profile | None) -> str:
+    prediction = None if plan is None else plan.prediction
+    if plan is not None and plan.keeps_all:
         return "none; the step runs without hooks."
-    plain = seen.profile is not None and PLAIN_STEP in seen.profile.notes
-    times = _times_ms(seen)
-    if prediction is None or not times:
+    errors = [step.plan_error for step in steps if step.plan_error is not None]
+    if prediction is None or not errors:
         return "not compared; no step without ssdtrain was timed."
+    times = [prediction.step_ms * (1 + error) for error in errors[-NUM_TIMED:]]
     took = statistics.median(times)
     if max(times) > NOISY * min(times):
         return (
             f"not compared; the last steps took {min(times):.0f} to {max(times):.0f} "
             "ms, too different for a ratio. Is the machine busy?"
         )
-    if not plain:
+    if profile is None or PLAIN_STEP not in profile.notes:
         return f"{took:.1f} ms a step; not compared, as no plain step was timed."
     change = 100 * (took / prediction.keep_ms - 1)
     how = f"{change:.1f} % slower than" if change >= 0.05 else "as fast as"
@@ -112,45 +112,6 @@ def _time(seen: Seen) -> str:
     return (
         f"{took:.1f} ms a step, {how} the step without ssdtrain "
         f"({prediction.keep_ms:.1f} ms, measured here)."
-    )
-
-
-def _times_ms(seen: Seen) -> list[float]:
-    """Return what the newest timed steps under the plan took."""
-    prediction = None if seen.plan is None else seen.plan.prediction
-    if prediction is None:
-        return []
-    errors = [s.plan_error for s in seen.steps if s.plan_error is not None]
-    return [prediction.step_ms * (1 + error) for error in errors[-NUM_TIMED:]]
-
-
-def slower_than_checkpointing(seen: Seen) -> str | None:
-    """Return what to do where steps take longer than those in which every layer runs
-    again, and these stay within the goal's memory; None: they do not, or nobody knows.
-
-    The times are of the plan's newest steps, and of the measured re-runs.
-    """
-    times = _times_ms(seen)
-    if seen.plan is None or seen.profile is None or len(times) < NUM_TIMED:
-        return None
-    prediction = seen.plan.prediction
-    is_timed = any(note in seen.profile.notes for note in NOTES)
-    if prediction is None or not is_timed or max(times) > NOISY * min(times):
-        return None
-    timeline = Timeline(seen.profile)
-    policies = {policy.name: policy for policy in fixed_policies(timeline)}
-    if "regions" not in policies or seen.plan.policy.startswith("regions"):
-        return None
-    every = policies["regions"]
-    again = simulate(timeline, schedule(timeline, every.placements, every.style))
-    took = statistics.median(times)
-    most_bytes = max(prediction.peak_bytes, seen.most_bytes or 0.0)
-    if took <= SLOWER * again.step_ms or again.peak_bytes > most_bytes:
-        return None
-    return (
-        f"a step takes {took:.1f} ms, and running every layer again, as gradient "
-        f"checkpointing does, would take {again.step_ms:.1f} ms and fit as well; set "
-        "recompute='regions' and plan='keep-all'"
     )
 
 

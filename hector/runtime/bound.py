@@ -198,7 +198,8 @@ class BoundPlan:
             id(w.template) if isinstance(w, Launch) else w.node for w in self._work
         )
         # Templates and nodes live as long as the program, and so do their functions.
-        key = (given, wanted, templates, tuple(self.kept), bool(self._shared))
+        own = self.device, tuple(self.kept), bool(self._shared)
+        key = given, wanted, templates, own
         written = self._layout.written.get(key)
         if written is None:
             writer = _Writer(self._layout)

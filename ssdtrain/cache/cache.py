@@ -241,6 +241,8 @@ class TensorCache:
             parameter = parameter_of(tensor)
             if parameter is not None:
                 return self._pack_parameter(tensor, parameter)
+            if self.regions.updates(tensor):
+                return self._keep(tensor)
             call = self.regions.current
             if call is not None and not call.by_index and self._has_place:
                 return self._pack_in_region(tensor, call)
@@ -259,6 +261,8 @@ class TensorCache:
             parameter = parameter_of(tensor)
             if parameter is not None:
                 return self._pack_parameter(tensor, parameter)
+            if self.regions.updates(tensor):
+                return self._keep(tensor)
             handle, call = self._keep(tensor), self.regions.current
             if call is not None and self._has_place:  # a re-run counts it: scope.py
                 return call.stored(tensor, handle)

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ssdtrain.cache.digest import word_bytes
 from ssdtrain.cache.identity import Key, Probe, View, is_plain, view_of
 from ssdtrain.cache.keeper import CacheKeeper, Note
 from ssdtrain.cache.moved import MovedHandle, MovedNote
@@ -44,7 +43,6 @@ from ssdtrain.cache.record import (
     Record,
     RecordView,
 )
-from ssdtrain.cache.verify import LateChecksum
 from ssdtrain.cache.weights import Weights
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError
@@ -76,7 +74,6 @@ class Rebuilder(Recipes):
         self._cache = cache
         self.finder = finder
         self._device = cache.offloader.device.torch_device
-        self._guard = LateChecksum(self._device)
         self._classes = Classes()
         self._places: dict[Hashable, bool] = {}
         """Whether a recipe was equal at a place of the step: [Note: places]."""
@@ -238,8 +235,6 @@ class Rebuilder(Recipes):
         rebuilt.region = self._cache.regions.current
         if self._device.type == "cpu" or expression.is_expensive:
             rebuilt.numerics = numerics(self._device)
-        if expression.needs_digest:
-            rebuilt.digest = self._guard.evidence(base.detach(), word_bytes(base))
         if key is not None:
             self._alive.add(key, rebuilt)
         stored_bytes = 0
@@ -290,7 +285,7 @@ class Rebuilder(Recipes):
         place: number of the item, and of its saves before this one.
         """
         has_places = bool(self._cache.lanes.current.kind)
-        if not has_places or expression.needs_digest or expression.is_compared_always:
+        if not has_places or expression.is_compared_always:
             return True
         key = self._key_of(expression, place)
         equal = self._compared_once(self._places, key, expression, base, holders)
@@ -326,25 +321,18 @@ class Rebuilder(Recipes):
             return None
 
     def _chosen(self, plain: Expression, base: Tensor) -> Expression | None:
-        """The first admitted way to make this tensor. See [Note: faster kernels]."""
-        wanted = plain.faster
-        for expression in wanted:
-            if self._admits(expression, base):
-                own = self._is_equal_here(expression, expression.held, base)
-                return expression if own else None
+        """The recipe, if it is admitted here."""
         if not self._admits(plain, base):
             self.keeper.refuse()
             return None
-        if wanted:
-            self._cache.offloader.fall_back(Fallback.RECIPE_SLOWER)
         return plain if self._is_equal_here(plain, plain.held, base) else None
 
     def _admits(self, expression: Expression, base: Tensor) -> bool:
         """Whether its class gave the same bytes: [Note: admission]."""
         holders = [held.holder for held in expression.held]
         captured = self._cache.captures.is_forward
-        if captured and (expression.needs_digest or expression.is_compared_always):
-            return False  # nothing can be compared at a rebuild, or now
+        if captured and expression.is_compared_always:
+            return False  # nothing can be compared now
         if expression.is_compared_always:
             return bool(self._check(expression, base, holders))
         key = expression.signature, Layout.of(base).shape_class, base.device
@@ -496,20 +484,11 @@ class Rebuilder(Recipes):
                 f"{rebuilt.layout}; a recipe must depend on its inputs and constants "
                 "alone. Set recompute='off', or mend the recipe."
             )
-        if rebuilt.digest is not None:
-            text = (
-                f"{rebuilt.name} is not what was saved: the model writes to a tensor "
-                "on the way to it, under no_grad, in some steps and not in others; set "
-                "recompute='off'"
-            )
-            word = word_bytes(tensor)
-            self._guard.compare_digests(tensor, word, rebuilt.digest, text)
         return tensor
 
     def close(self) -> None:
         """As the base class."""
         self._stop_listening()
-        self._guard.settle()
 
 
 def _depth(operands: Iterable[Held]) -> int:

@@ -416,7 +416,6 @@ class Rebuilt:
         "__weakref__",
         "compiled",
         "data",
-        "digest",
         "expression",
         "holders",
         "holding",
@@ -445,8 +444,6 @@ class Rebuilt:
         self.expression = expression
         self.holders = holders
         """Handles of its inputs, in the order of `expression.held`."""
-        self.digest: Tensor | None = None
-        """Of the bytes: [Note: unproved tensors] in rebuild/node.py."""
         self.compiled: Compiled | None = None
         """What a row of a table may ask instead of searching."""
         self.numerics: Any = None

@@ -52,6 +52,7 @@ from ssdtrain.regions.conditions import (
 )
 from ssdtrain.regions.find import Region
 from ssdtrain.regions.rerun import Collector, is_parameter
+from ssdtrain.regions.updated import BufferDigests
 from ssdtrain.regions.weights import RegionWeights
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ class RegionCall:
         """Whether its tensors are in `saved`, and not among the places."""
         self.saved = SavedTensors()
         """See [Note: saved by index]."""
-        self._has_digests = False
+        self._buffers: BufferDigests | None = None
+        """Of a call that is not trusted yet; its inputs have digests as well."""
         self.parameter_bytes = 0
         """Of parameters that it saved by index."""
         self.sealed = -1
@@ -115,6 +117,7 @@ class RegionCall:
         self._device = device
         self._conditions = Conditions.now(device)
         self._before = Before(region.path, seen)
+        self.updated = seen.updated
         self._slow = region.watch.slow() if region.watch.is_thorough else []
         """Random states that nobody draws from, while the forward runs."""
         self._weights = RegionWeights(seen.tensors, seen.placed)
@@ -129,7 +132,9 @@ class RegionCall:
         cache = self._cache
         looks = not self.region.watch.is_trusted and not cache.captures.is_forward
         digests = self._regions.digests if looks else None
-        self._has_digests = looks
+        if looks:
+            places = self._before.seen.uncompared()
+            self._buffers = BufferDigests(places, self._regions.digest)
         keeps = cache.course.rule.placement is Placement.KEEP and self.lane.run is None
         keeps = keeps and cache.needs_no_record(self)
         self.inputs.store(leaves, arguments, pack, digests, keeps=keeps)
@@ -141,6 +146,8 @@ class RegionCall:
             with without_modes():
                 return self.save(tensor)
         if torch._C._current_graph_task_id() != -1 or is_parameter(tensor):
+            return self._cache.pack(tensor)
+        if self.updated.ids and self.updated.holds(tensor):
             return self._cache.pack(tensor)
         return self.handle_of(self._add_saved(tensor), tensor)
 
@@ -206,9 +213,8 @@ class RegionCall:
         places = self._places
         return len(self.saved.versions) or (0 if places is None else len(places))
 
-    def end(self, result: Any) -> None:
-        """The forward has ended with this result: let go of what it saved, if it can
-        run again."""
+    def end(self) -> None:
+        """The forward has ended: let go of what it saved, if it can run again."""
         if self.by_index:
             self._look_at_saved()
         reason = self._obstacle()
@@ -223,7 +229,7 @@ class RegionCall:
         if not self.drops:
             self._before.forget()
         self.inputs.forward_ended()
-        self._settle(result)
+        self._settle()
 
     def _look_at_saved(self) -> None:
         saved, region = self.saved, self.region
@@ -244,12 +250,15 @@ class RegionCall:
         self.inputs.forward_ended()
 
     def _obstacle(self) -> str | None:
+        written = () if self._buffers is None else self._buffers.written()
+        if written:
+            return self.region.watch.updates(written)
         change = self.region.watch.change(self._before, self._slow)
         if change is not None:
             return change
         if not self.inputs.are_unchanged():
             return "it changes one of its inputs in place"
-        if self._has_digests:
+        if self._buffers is not None:
             if not self.inputs.are_same_bytes(self._regions.digests):
                 # For good: a call that is trusted is not looked at so closely.
                 self.region.refusal = "it writes to an input, past its version"
@@ -260,13 +269,13 @@ class RegionCall:
             return "it makes a nested tensor, whose lengths would be others"
         return None
 
-    def _settle(self, result: Any) -> None:
+    def _settle(self) -> None:
         held_bytes = 0
         if self._places is not None:
             self.dropped_bytes += self._places.settle(self._cache.nothing)
             held_bytes = self._places.held_bytes
         if self.by_index:
-            self._settle_saved(result)
+            self._settle_saved()
             held_bytes += self.saved.layout.num_bytes
         booked = {Count.SAVED: held_bytes}
         if self.by_index and self.part is None:  # else its table tells them
@@ -283,12 +292,12 @@ class RegionCall:
         self.holding.live_bytes += num_bytes
         self._cache.ledger.live(num_bytes)
 
-    def _settle_saved(self, result: Any) -> None:
+    def _settle_saved(self) -> None:
         cache, saved = self._cache, self.saved
         if not self.drops:
             saved.keep()
             return
-        for tensor in saved.drop(cache.nothing, result):
+        for tensor in saved.drop(cache.nothing):
             if tensor.numel():
                 cache.offloader.fall_back(Fallback.KEPT_UNSUPPORTED)
 
@@ -309,7 +318,7 @@ class RegionCall:
             raise RegionError(f"{handle.name}: its forward, run again, did not save it")
         return tensor
 
-    def use(self, index: int) -> Tensor:
+    def use_planned(self, index: int) -> Tensor:
         """A tensor that was saved by index, made again if it must be.
 
         Raises:
@@ -318,14 +327,14 @@ class RegionCall:
         """
         row = None if self.part is None else self.part.using.get(index)
         if row is None:
-            return self.use_unplanned(index)
+            return self.use(index)
         at = self.run.begin_use(row)
-        tensor = self.use_unplanned(index)
+        tensor = self.use(index)
         self.run.end_use(at)
         return tensor
 
-    def use_unplanned(self, index: int) -> Tensor:
-        """As `use`, of a call of which no plan says anything."""
+    def use(self, index: int) -> Tensor:
+        """As `use_planned`, where the plan has nothing to do."""
         saved = self.saved
         probes = saved.probes
         if not probes:
@@ -408,7 +417,9 @@ class RegionCall:
         take: Any = None if watched is None else watched.hears
         if not self.by_index:
             take = partial(self.places.take, found, take)
-        collector = Collector(take, num_places, may_stop=self._may_stop)
+        collector = Collector(
+            take, num_places, may_stop=self._may_stop, aside=self._before.copies
+        )
         if not self._has_run(collector, args, kwargs, watched):
             return None
         num_taken = len(collector.found)

@@ -8,6 +8,7 @@ import logging
 import weakref
 from collections.abc import Iterable
 from enum import Enum, auto
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,8 @@ from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from ssdtrain.cache.course import OUTSIDE_PLAN
-from ssdtrain.cache.digest import Digests
+from ssdtrain.cache.digest import Digests, word_bytes
+from ssdtrain.cache.identity import is_plain
 from ssdtrain.cache.living import Living
 from ssdtrain.cache.quiet import Around, ForwardHooks
 from ssdtrain.cache.record import Lane
@@ -33,7 +35,7 @@ from ssdtrain.regions.before import Seen
 from ssdtrain.regions.conditions import modes_stand
 from ssdtrain.regions.deep import PLAIN
 from ssdtrain.regions.find import Region
-from ssdtrain.regions.kvcaches import EmptyCaches, with_own
+from ssdtrain.regions.kvcaches import EmptyCaches, Slots, with_given, with_own
 
 if TYPE_CHECKING:
     from ssdtrain.cache.cache import TensorCache
@@ -70,6 +72,8 @@ class Regions:
         self._empty_caches = EmptyCaches()
         self._withheld: dict[Region, weakref.ref[Any]] = {}
         """The KV caches that layers were called with last, and did not fill."""
+        self._slots: dict[Region, Slots] = {}
+        """What they have used of those in the forward that runs."""
         self._alive = Living[RegionCall]()
         self._digests: Digests | None = None
         self._looked_at: set[Region] = set()
@@ -81,39 +85,57 @@ class Regions:
             self._digests = Digests(self.cache.device.torch_device)
         return self._digests
 
+    def digest(self, tensor: Tensor) -> Tensor | None:
+        """Of a tensor's bytes, on its device; None: it is none of bytes there."""
+        if not is_plain(tensor) or tensor.device != self.cache.device.torch_device:
+            return None
+        return self.digests.of(tensor.detach(), word_bytes(tensor))
+
+    def updates(self, tensor: Tensor) -> bool:
+        """Whether it is a buffer that the region which runs updates, or a view of one:
+        a re-run counts it no more than a parameter."""
+        call = self.current
+        return call is not None and call.updated.holds(tensor)
+
     def hooks_are(self, hooks: ForwardHooks, *, gives_caches: bool) -> None:
         """A forward of the model is about to run under these hooks."""
         self._gives_caches = gives_caches
+        self._slots.clear()
         self.pack, self.unpack = hooks.pack_hook, hooks.unpack_hook
         self._hooks = hooks
 
     def without_caches(
-        self, region: Region, forward: Any, kwargs: dict[str, Any]
-    ) -> tuple[Any, dict[str, Any]]:
-        """A region's forward and the keywords of a call of it, in every forward under
+        self, region: Region, forward: Any, args: Any, kwargs: dict[str, Any]
+    ) -> tuple[Any, Any, dict[str, Any]]:
+        """A region's forward and the arguments of a call of it, in every forward under
         hooks: see [Note: KV caches] in kvcaches.py.
 
         Raises:
             RegionError: an empty cache comes back.
         """
-        caches = self._empty_caches.of(region.module, kwargs)
-        for name in caches:
-            if region in self._withheld and self._withheld[region]() is kwargs[name]:
+        caches = self._empty_caches.of(region.module, args, kwargs)
+        for cache in caches.values():
+            if region not in self._withheld or region in self._slots:
+                continue
+            if cache.is_of(self._withheld[region]()):
                 raise RegionError(
                     f"{region.path} is given a KV cache that stayed empty when it ran "
                     "before. Call the model with use_cache=True where you use its "
                     "cache, and with use_cache=False elsewhere."
                 )
         if not caches or self._gives_caches:
-            return forward, kwargs
+            return forward, args, kwargs
         if not self._withheld:
             logger.warning(
                 "ssdtrain: layers fill no KV cache in training, as under their own "
                 "checkpointing; set use_cache=False in the model's configuration"
             )
-        for name in caches:
-            self._withheld[region] = weakref.ref(kwargs[name])
-        return with_own(forward, caches), {**kwargs, **dict.fromkeys(caches)}
+        for cache in caches.values():
+            self._withheld[region] = cache.original
+        args, kwargs = with_given(args, kwargs, dict.fromkeys(caches))
+        slots = self._slots.setdefault(region, Slots())
+        end = partial(slots.use, region.path)
+        return with_own(forward, caches, end), args, kwargs
 
     def forward_ends(self) -> None:
         """It is over; the hooks may go with the graph."""
@@ -199,15 +221,15 @@ class Regions:
             found = lane.binding.watched(arguments)
         return found
 
-    def end(self, call: RegionCall, result: Any) -> None:
-        """Its forward has ended with this result."""
+    def end(self, call: RegionCall) -> None:
+        """Its forward has ended."""
         if self.cache.owner.is_elsewhere:  # forked inside of it: nothing is dropped
             return
         meter = self.cache.meter
         since_ns = 0 if meter is None else meter.outside_ns()
         with self.cache.lock:
             self._leave()
-            call.end(result)
+            call.end()
             if call.drops and call.dropped_bytes:
                 counters = self.cache.ledger.counters
                 counters.rebuilt(REGION, call.dropped_bytes)

@@ -11,9 +11,8 @@ after autograd saved them; and probes of versions. Then the bytes go.
 
 Looks that were equal twice are compared by torch's own guards from then on, which make
 no objects. A probe is needed only where somebody can still write to the bytes: whoever
-holds the tensor, or a result of the forward that shares them. What nobody holds is gone
-with its forward; a view of it that was put somewhere else is not seen, and the re-run
-makes the bytes as they were when they were saved.
+holds the tensor or shares its storage, such as a view, the table that it is a part of,
+or what made it. All others are gone with their forward.
 (tests/ssdtrain/regions/test_saved_index.py)
 """
 
@@ -43,13 +42,16 @@ if TYPE_CHECKING:
 _TENSOR: Any = torch._C.TensorBase
 # Called for all tensors at once, by `map`: without a call of Python for each.
 DETACH, SIZE, STRIDE = _TENSOR.detach, _TENSOR.size, _TENSOR.stride
-IS_ZERO, ADDRESS = _TENSOR._is_zerotensor, _TENSOR.data_ptr
+IS_ZERO, STORAGE = _TENSOR._is_zerotensor, _TENSOR.untyped_storage
 DTYPE, LEAF = attrgetter("dtype"), attrgetter("is_leaf")
 VERSION = attrgetter("_version")
 KIND = attrgetter("layout", "device", "is_nested", "is_quantized")
 DEVICE = attrgetter("device")
+PLACE, USES = attrgetter("_cdata"), torch._C._storage_Use_Count
 (ALONE,) = map(sys.getrefcount, [object()])
 """References to what a list alone holds, as `map` counts them."""
+(UNSHARED,) = map(USES, map(PLACE, map(STORAGE, [torch.empty(1, device="cpu")])))
+"""Uses of a storage that one tensor has, counted so."""
 Alike = Callable[..., bool]
 """Whether tensors are of the types, devices, dtypes, shapes and strides of others."""
 
@@ -80,9 +82,9 @@ class SavedIndex(tuple["RegionCall", int]):
         return f"a tensor saved in {self[0].region.path}"
 
     def get(self) -> Tensor:
-        """The tensor; see `RegionCall.use`."""
+        """The tensor; see `RegionCall.use_planned`."""
         call, index = self
-        return call.use(index)
+        return call.use_planned(index)
 
     def stayed(self) -> Tensor:
         """The tensor, in a forked child.
@@ -117,7 +119,7 @@ class SealedIndex(Handle):
         return self.index.source
 
     def get(self) -> Tensor:
-        """The tensor; see `RegionCall.use`."""
+        """The tensor; see `RegionCall.use_planned`."""
         return self.index.get()
 
 
@@ -199,12 +201,11 @@ class SavedTensors:
         self.layout = last
         return last
 
-    def drop(self, nothing: Tensor, result: Any) -> list[Tensor]:
+    def drop(self, nothing: Tensor) -> list[Tensor]:
         """Let go of the bytes.
 
         Args:
             nothing: an empty tensor on the device.
-            result: of the forward.
 
         Returns:
             Those that stay: sparse ones and the like have no probe without bytes.
@@ -213,7 +214,7 @@ class SavedTensors:
         self.made = [None] * len(tensors)
         self.probes = [None] * len(tensors)
         if self._are_bytes(tensors):
-            for index in self._shared(tensors, result):
+            for index in self._to_probe(tensors):
                 self.probes[index] = probe_of(tensors[index], nothing)
             return []
         stays: list[Tensor] = []
@@ -236,19 +237,17 @@ class SavedTensors:
             return bool(kinds)
         return not any(map(IS_ZERO, tensors)) and kinds_of(tensors) == kinds
 
-    def _shared(self, tensors: list[Tensor], result: Any) -> Iterable[int]:
+    def _to_probe(self, tensors: list[Tensor]) -> Iterable[int]:
         """Which of them somebody can write to. All, if one was written to since it was
         saved: then backward may not ask for it."""
         held = [*map(sys.getrefcount, tensors)]
-        places = places_of(result)
-        if places is None or [*map(VERSION, tensors)] != self.versions:
+        if [*map(VERSION, tensors)] != self.versions:
             return range(len(tensors))
-        found = {n for n, number in enumerate(held) if number > ALONE}
-        if places:
-            addresses = [*map(ADDRESS, tensors)]
-            for place in places:
-                found |= {n for n, at in enumerate(addresses) if at in place}
-        return found
+        uses = [*map(USES, map(PLACE, map(STORAGE, tensors)))]
+        either = zip(held, uses, strict=True)
+        return [
+            n for n, own in enumerate(either) if own[0] > ALONE or own[1] > UNSHARED
+        ]
 
     def hand_out(self, found: list[Tensor]) -> int:
         """Take what was made again; return its bytes."""
@@ -289,21 +288,6 @@ def probe_of(tensor: Tensor, nothing: Tensor) -> Tensor:
         nothing if tensor.device == nothing.device else nothing.to(tensor.device)
     )
     return probe
-
-
-def places_of(result: Any) -> list[range] | None:
-    """Where the bytes of a forward's results lie; None: nobody knows."""
-    values = result if isinstance(result, tuple | list) else (result,)
-    found = []
-    for value in values:
-        if value is None:
-            continue
-        if type(value) is not Tensor or value.layout is not torch.strided:
-            return None
-        storage = value.untyped_storage()
-        first = storage.data_ptr()
-        found.append(range(first, first + storage.nbytes()))
-    return found
 
 
 def alike_to(tensors: list[Tensor]) -> Alike | None:
@@ -407,9 +391,9 @@ def hooks_of(  # noqa: C901 (in place: no calls)
     saved, special = call.saved, call.special
     tensors, versions = saved.tensors, saved.versions
     planned: Mapping[int, Any] = {} if call.part is None else call.part.using
-    use, use_planned = call.use_unplanned, call.use
+    use, use_planned = call.use, call.use_planned
     add, note = tensors.append, versions.append
-    task = torch._C._current_graph_task_id
+    task, updated = torch._C._current_graph_task_id, call.updated.ids
     dispatching, overriding, inferring = modes.ASKED
 
     def pack(tensor: Tensor) -> Any:
@@ -418,6 +402,8 @@ def hooks_of(  # noqa: C901 (in place: no calls)
             return call.save(tensor)
         if kind is Tensor:
             base = tensor._base
+            if updated and (id(tensor) in updated or id(base) in updated):
+                return call.save(tensor)
             if base is None or type(base) is Tensor:
                 index = len(tensors)
                 note(tensor._version)

@@ -33,11 +33,13 @@ class RecordState(Enum):
     """Where a record's bytes are, as backward sees it."""
 
     KEPT = auto()
-    """On the device for the record's whole life. Final."""
+    """On the device: the first state, and mostly the last. > LEAVING when a copy out
+    starts, DROPPED when its region can run again."""
     LEAVING = auto()
-    """On the device, and a copy is on its way out. > AWAY, or KEPT when forwarded."""
+    """On the device, and a copy is on its way out. > AWAY; KEPT when backward came
+    first, the copy failed, or the bytes are saved again."""
     AWAY = auto()
-    """Only in the transfer. > RETURNING."""
+    """Only in the transfer. > RETURNING when a load starts."""
     RETURNING = auto()
     """A load into fresh device memory was started. > BACK."""
     BACK = auto()

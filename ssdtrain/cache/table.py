@@ -12,7 +12,7 @@ of another dtype or rank, or one too many, ends the table for its lane: the rest
 the general way, and the lane is counted as a plan mismatch.
 Most of what is kept is *quiet*: nothing is sent, released or loaded when it is packed
 or used. Such rows do not even count. What they would have counted, marks and bytes,
-stands at the next row of the lane that does (`After`), so releases and loads come
+stands at the next row of the lane that does (`Behind`), so releases and loads come
 exactly where the plan wants them.
 Rows act on one tensor only, so a program that saves other tensors in other places gets
 more traffic or more memory, never other gradients.

@@ -45,12 +45,18 @@ class DeepSpeed(Plain):
 
     @classmethod
     def of(cls, model: Any) -> "DeepSpeed | None":
-        """The engine, if it is one."""
-        return cls(model) if is_engine(model) else None
+        """The engine, if it is one; does not import DeepSpeed."""
+        kinds = type(model).__mro__
+        is_engine = any(
+            kind.__name__ == "DeepSpeedEngine"
+            and kind.__module__.startswith("deepspeed")
+            for kind in kinds
+        )
+        return cls(model) if is_engine else None
 
     def progress(self, patches: Patches) -> Callable[[], int]:
-        """The engine's own count."""
-        return progress_of(self._engine)
+        """The engine's own count of optimizer steps."""
+        return lambda: int(self._engine.global_steps)
 
     def peers(self, alone: Callable[[], None]) -> Peers:
         """Those of the module inside."""
@@ -60,23 +66,11 @@ class DeepSpeed(Plain):
         self, hints: Hints, patches: Patches, keep: Callable[[Tensor], None]
     ) -> None:
         """Read a pipeline's schedule; under ZeRO the module's forward is all."""
-        if is_pipeline(self._engine):
+        kinds = type(self._engine).__mro__
+        if any(kind.__name__ == "PipelineEngine" for kind in kinds):
             attach_pipeline(self._engine, hints, patches)
         else:
             self._inner.attach(hints, patches, keep)
-
-
-def is_engine(model: object) -> bool:
-    """Whether this is a DeepSpeed engine, without importing DeepSpeed."""
-    return any(
-        cls.__name__ == "DeepSpeedEngine" and cls.__module__.startswith("deepspeed")
-        for cls in type(model).__mro__
-    )
-
-
-def is_pipeline(engine: object) -> bool:
-    """Whether this engine runs a pipeline schedule."""
-    return any(cls.__name__ == "PipelineEngine" for cls in type(engine).__mro__)
 
 
 def check(engine: Any) -> None:
@@ -94,11 +88,6 @@ def check(engine: Any) -> None:
             "this DeepSpeed's PipelineEngine has no _INSTRUCTION_MAP; tested "
             f"versions: {', '.join(TESTED_VERSIONS)}. Install one of them."
         )
-
-
-def progress_of(engine: Any) -> Callable[[], int]:
-    """The engine's own count of optimizer steps."""
-    return lambda: int(engine.global_steps)
 
 
 def attach_pipeline(engine: Any, hints: Hints, patches: Patches) -> None:

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, distributed, nn
 
-from ssdtrain.engines import plain
 from ssdtrain.engines.hints import Hints, Stage
 from ssdtrain.engines.patch import Patches, Shared, check_parameters
 from ssdtrain.engines.peers import peers_of
+from ssdtrain.engines.plain import Plain, chunk_name
 from ssdtrain.engines.recognition import called_of, given
 from ssdtrain.errors import AttachError
 from ssdtrain.plan.agree import Alone, Peers
@@ -89,7 +89,7 @@ def is_megatron(modules: Iterable[object]) -> bool:
     )
 
 
-class Megatron(plain.Plain):
+class Megatron(Plain):
     """Chunks of Megatron-Core, under any of its schedules."""
 
     @classmethod
@@ -102,14 +102,31 @@ class Megatron(plain.Plain):
         return cls(modules) if is_megatron(modules) else None
 
     def peers(self, alone: Callable[[], None]) -> Peers:
-        """The tensor-parallel ranks."""
-        return peers(self.modules, alone)
+        """The tensor-parallel ranks, which wait for each other in every layer. All
+        chunks are in one group of them."""
+        state = import_module(STATE)
+        if not (distributed.is_initialized() and state.model_parallel_is_initialized()):
+            return Alone()
+        group = state.get_tensor_model_parallel_group()
+        return peers_of(distributed.get_process_group_ranks(group), alone)
 
     def attach(
         self, hints: Hints, patches: Patches, keep: Callable[[Tensor], None]
     ) -> None:
-        """See `attach`."""
-        attach(self.modules, hints, patches, keep)
+        """Let the schedules fill a lane for every micro-batch of every chunk."""
+        for config in configs_of(self.modules):
+            check_config(config)
+        schedules = import_module(SCHEDULES)
+        router: Router | None = Shared.at(schedules)
+        if router is None:
+            check_schedules(schedules)
+            parts = import_module(RANDOM), import_module(NEIGHBOURS)
+            router = Router(schedules, *parts)
+        schedule = Schedule(self.modules, hints, keep)
+        router.add(schedule)
+        patches.also(functools.partial(router.remove, schedule))
+        # Outside the schedules (a loop of one's own) a chunk is a plain module.
+        super().attach(hints, patches, keep)
 
 
 def check_schedules(schedules: Any) -> None:
@@ -320,11 +337,6 @@ def first_tensor(output: Any) -> Tensor | None:
     return output if isinstance(output, Tensor) else None
 
 
-def chunk_name(chunk: int) -> str:
-    """The name of a chunk's lanes."""
-    return f"model{chunk or ''}"
-
-
 def configs_of(modules: list[nn.Module]) -> Iterator[Any]:
     """The configurations of all Megatron modules, each once."""
     seen: set[int] = set()
@@ -334,45 +346,3 @@ def configs_of(modules: list[nn.Module]) -> Iterator[Any]:
             if config is not None and id(config) not in seen:
                 seen.add(id(config))
                 yield config
-
-
-def peers(modules: list[nn.Module], alone: Callable[[], None]) -> Peers:
-    """The tensor-parallel ranks, which wait for each other in every layer.
-
-    Args:
-        modules: all of them are in one group.
-        alone: told of every plan that this rank made alone.
-    """
-    state = import_module(STATE)
-    if not (distributed.is_initialized() and state.model_parallel_is_initialized()):
-        return Alone()
-    group = state.get_tensor_model_parallel_group()
-    return peers_of(distributed.get_process_group_ranks(group), alone)
-
-
-def attach(
-    modules: list[nn.Module],
-    hints: Hints,
-    patches: Patches,
-    keep: Callable[[Tensor], None],
-) -> None:
-    """Let the schedules fill a lane for every micro-batch of every chunk.
-
-    keep: never move the storage of this tensor.
-
-    Raises:
-        AttachError: an unknown Megatron-Core, or a setting that cannot work.
-    """
-    for config in configs_of(modules):
-        check_config(config)
-    schedules = import_module(SCHEDULES)
-    router: Router | None = Shared.at(schedules)
-    if router is None:
-        check_schedules(schedules)
-        router = Router(schedules, import_module(RANDOM), import_module(NEIGHBOURS))
-    schedule = Schedule(modules, hints, keep)
-    router.add(schedule)
-    patches.also(functools.partial(router.remove, schedule))
-    for number, module in enumerate(modules):
-        # Outside the schedules (a loop of one's own) the chunk is a plain module.
-        plain.attach(module, hints, patches, chunk_name(number))

@@ -1,6 +1,5 @@
 """FSDP2, tensor-parallel meshes and data parallel models: which ranks wait for whom."""
 
-import sys
 from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
@@ -9,20 +8,9 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ssdtrain.cache.wrapped import plain_parts
-from ssdtrain.engines.peers import peers_of
-from ssdtrain.plan.agree import Alone, Peers
+from ssdtrain.gathered import is_gathering
 
 FSDP = "torch.distributed.fsdp"
-
-
-def peers(modules: Iterable[nn.Module], alone: Callable[[], None]) -> Peers:
-    """The ranks that hold other parts, or other copies, of the same parameters.
-
-    alone: told of every plan that this rank made by itself.
-    """
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return Alone()
-    return peers_of(sorted(ranks_of(modules)), alone)
 
 
 def ranks_of(modules: Iterable[nn.Module]) -> set[int]:
@@ -40,16 +28,10 @@ def ranks_of(modules: Iterable[nn.Module]) -> set[int]:
     return ranks
 
 
-def gathers_in_hooks(root: nn.Module) -> bool:
-    """Whether FSDP2 gathers its own weights before its forward is called."""
-    kind = getattr(sys.modules.get(FSDP), "FSDPModule", None)
-    return kind is not None and isinstance(root, kind)
-
-
 def copies_tables(module: nn.Module) -> bool:
     """Whether FSDP2 gathers weights of it, for which it copies small tables to the
     device: [Note: others' small copies] in transfer/native.py."""
-    return any(map(gathers_in_hooks, module.modules()))
+    return any(map(is_gathering, module.modules()))
 
 
 def _is_fsdp1(module: nn.Module) -> bool:

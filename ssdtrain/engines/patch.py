@@ -38,12 +38,10 @@ def check_parameters(
     """Refuse a function that does not take what the one that we know takes.
 
     Args:
-        owner: whose function it is.
-        name: of the function.
+        owner: has the function `name`.
         expected: names of its parameters, separated by commas, as known versions
             have them.
-        package: its distribution.
-        tested: versions of it.
+        package: its distribution, whose versions `tested` have them.
 
     Raises:
         AttachError: names the version met and the versions tested.

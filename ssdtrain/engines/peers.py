@@ -2,28 +2,20 @@
 
 [Note: no collective]
 A rank may be late, or gone; another one that waits in a collective would hang with it.
-A store is written and read by each alone, and every wait on it is bounded. The first of
-the ranks collects what the others wrote and writes down the conclusion, so that all of
-them read the same one. Who finds none goes on alone, which is counted: where bytes lie
-never changes what is computed.
-
-Ranks that share layers come to a conclusion together, for none of them ends a step that
-another has not begun. So a wait is as long as a rank may be late (it pins memory, or
-measures copies), and short once one did not come: it may have ended its training.
-
-A rank whose plan drifts does not observe by itself: the others wait for it in every
-layer, and would see its slow step as their own. It asks all of them to observe.
+A store is written and read by each alone, and every wait on it is bounded. The first
+rank collects what the others wrote and writes down the conclusion, so that all read the
+same one. Who finds none goes on alone, which is counted: where bytes lie never changes
+what is computed. A wait is as long as a rank may be late (it pins memory, or measures
+copies), and short once one did not come. A rank whose plan drifts asks all of them to
+observe: alone it would slow the others, who wait for it in every layer.
 
 [Note: one step for all]
-The first rank decides what the others do, too: follow another plan, or observe. It
-decides at one look for the next one, which no rank may reach before: so all of them do
-it at the same step, or know that they are late. A plan is followed when all ranks have
-what it needs. It does not matter where bytes lie, but a region that runs again may run
-collectives ([Note: regions]; those of tensor parallel layers), and
-collectives of ranks that run other regions again meet others than their own: ranks hang
-or, worse, compute with what another layer sent. Where that may be (`communicates`),
-a rank waits for a decision as long as a collective would wait for the rank, and who
-did not agree changes nothing any more.
+The first rank decides what all do, follow another plan or observe: at one look for the
+next one, which no rank may reach before. A plan is followed when all have what it
+needs. A region that runs again may run collectives, and ranks that run other regions
+again would meet one another's: they hang or, worse, compute with what another layer
+sent. Where that may be (`communicates`), a rank waits for a decision as long as a
+collective would wait for the rank, and who did not agree changes nothing any more.
 (tests/ssdtrain/plan/test_agree.py, tests/ssdtrain/engines/test_meshes.py)
 """
 

@@ -32,10 +32,12 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from ssdtrain.cache.traced import Untraced, tracer
 from ssdtrain.engines.hints import Hints
-from ssdtrain.engines.meshes import gathers_in_hooks, peers
+from ssdtrain.engines.meshes import ranks_of
 from ssdtrain.engines.patch import Patches
+from ssdtrain.engines.peers import peers_of
 from ssdtrain.engines.recognition import AUTOMATIC, Own, lightning_of
 from ssdtrain.errors import AttachError
+from ssdtrain.gathered import is_gathering
 from ssdtrain.plan.agree import Peers
 from ssdtrain.regions.kvcaches import asks_for_cache
 
@@ -55,15 +57,27 @@ class Plain:
         """Whose saved tensors are looked after."""
 
     def progress(self, patches: Patches) -> Callable[[], int]:
-        """A number that changes with every optimizer step."""
-        return progress_of(self.modules, patches)
+        """A number that changes with every optimizer step; see [Note: Who has
+        stepped]."""
+        trainable = [p for m in self.modules for p in m.parameters() if p.requires_grad]
+        own = Own(self.modules)
+        counted = [0]
+
+        def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            counted[0] += own.trains(optimizer)
+
+        patches.also(register_optimizer_step_post_hook(stepped).remove)
+        if not trainable:  # adapters may come
+            return lambda: counted[0]
+        return lambda: trainable[0]._version + counted[0]
 
     def peers(self, alone: Callable[[], None]) -> Peers:
-        """The ranks that follow one plan.
+        """The ranks that follow one plan: those that hold other parts, or other copies,
+        of the same parameters.
 
         alone: told of every plan that this rank made by itself.
         """
-        return peers(self.modules, alone)
+        return peers_of(sorted(ranks_of(self.modules)), alone)
 
     def attach(
         self, hints: Hints, patches: Patches, keep: Callable[[Tensor], None]
@@ -79,22 +93,12 @@ class Plain:
             AttachError: this model or version must be refused.
         """
         for number, module in enumerate(self.modules):
-            attach(module, hints, patches, f"model{number or ''}")
+            attach(module, hints, patches, chunk_name(number))
 
 
-def progress_of(modules: list[nn.Module], patches: Patches) -> Callable[[], int]:
-    """A number that changes with every optimizer step; see [Note: Who has stepped]."""
-    trainable = [p for m in modules for p in m.parameters() if p.requires_grad]
-    own = Own(modules)
-    counted = [0]
-
-    def stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        counted[0] += own.trains(optimizer)
-
-    patches.also(register_optimizer_step_post_hook(stepped).remove)
-    if not trainable:  # adapters may come
-        return lambda: counted[0]
-    return lambda: trainable[0]._version + counted[0]
+def chunk_name(chunk: int) -> str:
+    """The name of a chunk's lanes."""
+    return f"model{chunk or ''}"
 
 
 def attach(root: nn.Module, hints: Hints, patches: Patches, chunk: str) -> None:
@@ -109,7 +113,7 @@ def attach(root: nn.Module, hints: Hints, patches: Patches, chunk: str) -> None:
             "module has none in Python; put it into an nn.Module that calls it."
         )
     patches.mark(root)
-    if gathers_in_hooks(root):
+    if is_gathering(root):
         _watch_call(root, hints, patches)
     for name in entries_of(root):
         _wrap(root, name, hints, patches, chunk)

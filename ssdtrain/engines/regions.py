@@ -58,7 +58,8 @@ def _wrap(region: Region, regions: Regions, patches: Patches) -> None:
         if regions.pack is None:  # a forward without hooks
             return inner(*args, **kwargs)
         # From here on no compiler looks at the frames of this thread.
-        inner, kwargs = regions.without_caches(region, inner, kwargs)
+        given = regions.without_caches(region, inner, args, kwargs)
+        inner, args, kwargs = given
         call = regions.begin(region, inner, args, kwargs)
         if call is None:
             return inner(*args, **kwargs)
@@ -73,7 +74,7 @@ def _wrap(region: Region, regions: Regions, patches: Patches) -> None:
         except BaseException:
             regions.abort(call)
             raise
-        regions.end(call, result)
+        regions.end(call)
         return result
 
     if compiled is None:

@@ -8,8 +8,7 @@ device, or save nothing that could move. Silence would look like success.
 import functools
 import logging
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -33,9 +32,6 @@ HELD = (
 )
 
 
-COMPARED_AT = (8, 16, 32, 64)
-"""Timed steps under a plan after which they are compared with checkpointing: plans
-become better."""
 NUM_FORWARDS = 10
 """So many forwards without any backward are no gradient accumulation."""
 _attached: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
@@ -62,7 +58,6 @@ class Watch:
         why: Callable[[StepReport], str | None],
         has_saved: Callable[[], bool],
         patches: Patches,
-        slower: Callable[[Sequence[StepReport]], str | None] = lambda _: None,
     ) -> None:
         """Watch from now on.
 
@@ -72,11 +67,7 @@ class Watch:
             why: the reason that nothing moves; None: that is as it should be.
             has_saved: whether a saved tensor was ever large enough.
             patches: undone when the session is closed.
-            slower: says of the newest steps that checkpointing would be faster.
         """
-        self._slower = slower
-        self._newest: deque[StepReport] = deque(maxlen=NUM_STEPS)
-        self._num_timed = 0
         self._has_saved = has_saved
         self._modules = modules
         self._device = device
@@ -227,7 +218,6 @@ class Watch:
 
     def step_ended(self, report: StepReport) -> None:
         """A report was built."""
-        self._compare(report)
         if self._num_idle is None:
             return
         if report.bytes_offloaded or report.bytes_recomputed:
@@ -239,14 +229,3 @@ class Watch:
         self._num_idle += 1
         if self._num_idle == NUM_STEPS:
             self._tell(why)
-
-    def _compare(self, report: StepReport) -> None:
-        """Say once that checkpointing would be faster, where that is known."""
-        if report.plan_error is None:
-            return
-        self._newest.append(report)
-        self._num_timed += 1
-        if self._num_timed not in COMPARED_AT or self.told:
-            return
-        if (why := self._slower(tuple(self._newest))) is not None:
-            self._hint(why)

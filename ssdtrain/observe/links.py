@@ -1,6 +1,5 @@
 """Curves of the links: from a step's own copies, writes and reads, or from probes."""
 
-import time
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -87,7 +86,6 @@ def fitted_drive(
             storage,
             num_threads=num_threads,
             record_bytes=PROBE_BYTES,
-            clock=time.monotonic,
         )
     except OSError:
         return None if write is None or read is None else Drive(write, read)

@@ -220,12 +220,6 @@ class Planner:
     # -- what others ask -----------------------------------------------------------
 
     @property
-    def most_bytes(self) -> float | None:
-        """The peak above a step's start that the goal allows a plan; None: any."""
-        profile = self.profile
-        return None if profile is None else self._goal.goal.most_bytes(profile)
-
-    @property
     def profile(self) -> Profile | None:
         """The observed step, with what was measured since; what plans are made for."""
         return None if self._seen is None else self._known(self._seen)

@@ -121,7 +121,7 @@ class Tried:
 
     def is_faster_than(self, ms: float) -> bool:
         """Whether its steps are shorter than this, and not by chance."""
-        return self.ms < (1 - max(GAIN, self.noise)) * ms
+        return (1 + max(GAIN, self.noise)) * self.ms < ms
 
     @property
     def peak_bytes(self) -> float:

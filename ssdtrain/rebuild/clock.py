@@ -64,14 +64,7 @@ class Clock:
         return self.now()
 
     def end(self, start: Any, recipe: str, place: Hashable, num_bytes: int) -> None:
-        """It has been rebuilt.
-
-        Args:
-            start: what `begin` gave.
-            recipe: its name.
-            place: where in a step.
-            num_bytes: of the tensor.
-        """
+        """It has been rebuilt. start: what `begin` gave; place: where in a step."""
         self._rebuilds.append(_Rebuild(recipe, place, num_bytes, start, self.now()))
         if self.after_rebuild is not None:
             self.after_rebuild()

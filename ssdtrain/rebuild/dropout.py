@@ -16,7 +16,6 @@ import importlib.util
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -78,17 +77,14 @@ class Draws:
             )
         if not _alone_has_drawn(draw, tensor.numel()):
             return None
-        # Elements of the widest vector that torch reads; it was 4 before torch 2.7.
-        found = Expression(
+        # Elements of the widest vector that torch reads.
+        is_wide = draw.layout.dtype in HALF and tensor.numel() % 8 == 0
+        return Expression(
             recipe=MASK,
             function=draw_mask,
             operands=(draw.state,),
-            constants=(*constants, ("vector", 4)),
+            constants=(*constants, ("vector", 8 if is_wide else 4)),
         )
-        if draw.layout.dtype not in HALF:
-            return found
-        wide = replace(found, constants=(*constants, ("vector", 8)))
-        return replace(found, faster=(wide,))
 
 
 def _draw(module: nn.Dropout, source: Tensor) -> RunningDropout | None:

@@ -124,10 +124,6 @@ class Expression:
     constants: tuple[tuple[str, Hashable], ...]
     exact: Hashable = None
     """What else its class depends on."""
-    faster: tuple["Expression", ...] = ()
-    """Others of the same tensor, best first. See [Note: faster kernels]."""
-    needs_digest: bool = False
-    """Its result is compared with a digest: [Note: unproved tensors] in node.py."""
     is_compared_always: bool = False
     """Equal once says nothing of the next time: its own bytes are compared."""
     depth: int = field(init=False)
@@ -223,7 +219,7 @@ def _without_holders(of: Expression, known: dict[int, Any]) -> Expression:
                 bare = _without_holders(operand, known)
             known[id(operand)] = bare
         operands.append(known.get(id(operand), operand))
-    return replace(of, operands=tuple(operands), faster=())
+    return replace(of, operands=tuple(operands))
 
 
 def evaluate(expression: Expression, tensors: list[Tensor]) -> Tensor:

@@ -1,7 +1,6 @@
 """Finds the recipe of a tensor at the moment it is saved."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -13,7 +12,6 @@ from ssdtrain.rebuild.dropout import Draws, saw
 from ssdtrain.rebuild.expression import Expression
 from ssdtrain.rebuild.frame import CallerFrame, operators_frame
 from ssdtrain.rebuild.graph import AutogradGraph, OperandLookup
-from ssdtrain.rebuild.kernels import Kernels
 from ssdtrain.rebuild.node import Producer, RecipeSearch
 from ssdtrain.rebuild.purity import Purity
 from ssdtrain.rebuild.recipes import OpRules, rules_of
@@ -30,28 +28,13 @@ class Found(NamedTuple):
     """What was read for it; None: it cannot be read again."""
 
 
-def with_digest(expression: Expression) -> Expression:
-    """The expression, and others of the same tensor, under a digest."""
-    faster = tuple(with_digest(each) for each in expression.faster)
-    return replace(expression, needs_digest=True, faster=faster)
-
-
 class Finder:
     """Recipes of one session."""
 
-    def __init__(
-        self,
-        rules: OpRules | None = None,
-        kernels: Kernels | None = None,
-        *,
-        passes_unproved: bool = False,
-    ) -> None:
-        """passes_unproved: see [Note: unproved tensors] in node.py."""
+    def __init__(self, rules: OpRules | None = None) -> None:
         self._rules = rules_of(weighed=False) if rules is None else rules
-        self._passes_unproved = passes_unproved
         self._purity = Purity()
         self._draws = Draws()
-        self._kernels = kernels or Kernels()
         self.is_idle: Callable[[], bool] = lambda: False
         """Whether nobody will ask how what runs now is made."""
 
@@ -68,16 +51,14 @@ class Finder:
             return None
         if tensor.grad_fn is None:
             drawn = self._draws.expression(tensor)
-            if drawn is None:
-                return None
-            return Found(self._kernels.offer(drawn, tensor, None), None)
+            return None if drawn is None else Found(drawn, None)
         rule = self._rules.get(tensor.grad_fn.name())
         if rule is None or rule.recipe is None or tensor._version:
             return None  # the node made version 0
         # Now: a recipe may be a user's function, with a frame of its own.
         caller = operators_frame()
         graph = AutogradGraph(tensor, lookup, lambda: CallerFrame(self._purity, caller))
-        search = RecipeSearch(graph, self._rules, passes_unproved=self._passes_unproved)
+        search = RecipeSearch(graph, self._rules)
         node = Producer(search, output=tensor.output_nr, is_at_hand=True)
         found = rule.recipe(node)
         if found is None:
@@ -85,12 +66,8 @@ class Finder:
         if not search.covers(found):
             lookup.refuse()
             return None
-        mark = search.mark()
-        offered = self._kernels.offer(found, tensor, node)
-        if not offered.faster:
-            search.back_to(mark)
         graph.forget_frame()
-        return Found(with_digest(offered) if search.needs_digest else offered, search)
+        return Found(found, search)
 
     def again(
         self, compiled: Compiled, tensor: Tensor, lookup: OperandLookup

@@ -92,14 +92,10 @@ def operators_frame() -> FrameType | None:
 
 
 class CallerFrame:
-    """The innermost module call, as it is now. Made when a tensor is saved.
-
-    Args:
-        purity: knows pure forwards.
-        frame: that called the operator.
-    """
+    """The innermost module call, as it is now. Made when a tensor is saved."""
 
     def __init__(self, purity: Purity, frame: FrameType | None) -> None:
+        """frame: that called the operator."""
         self.module: nn.Module | None = None
         """None: no module runs."""
         self.arguments: list[Any] = []

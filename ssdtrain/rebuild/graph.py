@@ -175,10 +175,6 @@ class AutogradGraph:
         """Whether the input at this position came from a node."""
         return self._edge(at, place)[0] is not None
 
-    def num_edges(self, at: int) -> int:
-        """How many inputs a node has."""
-        return len(self.nodes[at].next_functions)
-
     def made(self, at: int, output: int) -> tuple[torch.dtype, tuple[int, ...]]:
         """Dtype and shape of an output."""
         made = self.nodes[at]._input_metadata[output]

@@ -1,14 +1,4 @@
-"""The autograd node that produced a tensor, as a recipe sees it.
-
-[Note: unproved tensors]
-A chain may pass a tensor that nobody saved and of which nothing is proved ([Note:
-unsaved tensors] in frame.py). Under `recompute="full"` it is passed all the same: a
-digest of the tensor is taken when it is saved, and compared with that of what the
-recipe makes, at every rebuild (0.3 ms a GB, twice). Bytes that differ stop backward
-with `ActivationChangedError`; on a GPU, which is not waited for, when the next backward
-ends or the session is closed. A tensor that is known to have been changed refuses.
-(tests/ssdtrain/rebuild/test_products.py)
-"""
+"""The autograd node that produced a tensor, as a recipe sees it."""
 
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
@@ -55,9 +45,8 @@ class OpRule(NamedTuple):
     is_view: bool = False
     """Its result shares storage and version counter with its input."""
     is_expensive: bool = False
-    """It takes much longer than reading its inputs does."""
-    is_weighed: bool = False
-    """Its recipe is used where a plan weighs it."""
+    """It takes much longer than reading its inputs does: its recipe is used where a
+    plan weighs it."""
 
 
 UNKNOWN = OpRule()
@@ -74,8 +63,6 @@ class Reach(Enum):
     """It is being saved, at version 0."""
     OPEN = auto()
     """Not known of a view: its source will be asked for."""
-    UNPROVED = auto()
-    """Nothing is known, and a digest will tell: [Note: unproved tensors]."""
 
 
 class Made(NamedTuple):
@@ -95,7 +82,6 @@ class SearchMark(NamedTuple):
     num_nodes: int
     num_held: int
     num_owners: int
-    needs_digest: bool
 
 
 class RecipeSearch:
@@ -105,14 +91,9 @@ class RecipeSearch:
         self,
         graph: AutogradGraph,
         rules: Mapping[str, OpRule],
-        *,
-        passes_unproved: bool = False,
     ) -> None:
         self.graph = graph
         self._rules = rules
-        self._passes_unproved = passes_unproved
-        self.needs_digest = False
-        """Whether an unproved tensor was passed."""
         self.guards: list[Guard] = []
         self.narrow: torch.dtype | None = None
         """The tensor itself is stored in this dtype: the last operand."""
@@ -143,16 +124,11 @@ class RecipeSearch:
         self.ask(AutogradGraph.follow, at, place)
         return len(self.graph.nodes) - 1
 
-    def may_pass(self) -> bool:
-        """Whether an unproved tensor may be passed; counts that one was."""
-        self.needs_digest = self.needs_digest or self._passes_unproved
-        return self._passes_unproved
-
     def mark(self) -> SearchMark:
         """Where it is now."""
         graph = self.graph
         sizes = len(self.guards), len(graph.nodes), len(graph.held), len(graph.owners)
-        return SearchMark(*sizes, self.needs_digest)
+        return SearchMark(*sizes)
 
     def back_to(self, mark: SearchMark) -> None:
         """Forget what led nowhere."""
@@ -160,7 +136,6 @@ class RecipeSearch:
         del self.graph.nodes[mark.num_nodes :]
         del self.graph.held[mark.num_held :]
         del self.graph.owners[mark.num_owners :]
-        self.needs_digest = mark.needs_digest
         self.made = {
             key: each for key, each in self.made.items() if each.at < mark.num_nodes
         }
@@ -241,15 +216,6 @@ class Producer:
         return self._node
 
     @property
-    def tensor(self) -> Tensor | None:
-        """The tensor itself when it is at hand; None on the way to another.
-
-        A recipe that looks at it is searched for at every step.
-        """
-        self._search.ask(AutogradGraph.unknown)
-        return self._graph.tensor if self.is_at_hand else None
-
-    @property
     def layout(self) -> Layout | None:
         """Layout of the tensor, when it is at hand."""
         return Layout.of(self._graph.tensor) if self.is_at_hand else None
@@ -297,11 +263,6 @@ class Producer:
     def dimension(self, name: str) -> int:
         """A dimension that the node keeps; torch shows -1 as an unsigned number."""
         return signed(self.constant(name))
-
-    @property
-    def num_edges(self) -> int:
-        """How many inputs the operator has, tensors without a gradient included."""
-        return int(self._search.ask(AutogradGraph.num_edges, self._at))
 
     def has_edge(self, index: int) -> bool:
         """Whether the input at this position came from a node."""
@@ -398,9 +359,7 @@ class Producer:
         if self.name == "UnsafeViewBackward0" and graph.is_composite(self._at, at):
             search.ask(AutogradGraph.is_composite, self._at, at)
             return Reach.SEEN
-        if search.rule(graph.nodes[at]).is_view:
-            return Reach.OPEN
-        return Reach.UNPROVED if search.may_pass() else None
+        return Reach.OPEN if search.rule(graph.nodes[at]).is_view else None
 
     def _is_made_here(self) -> bool:
         if self._reach is not Reach.SAVED:

@@ -4,16 +4,13 @@ A recipe gets the `Producer` of a tensor. It returns the expression that makes i
 or None. Add a rule to `RULES`, or a user's recipe with `ssdtrain.recipe`.
 
 [Note: matrix products]
-A product is an expensive recipe: 5 ms a GB at a hidden size of 2,500 on an H100, where
-an element-wise kernel takes 1 and a link 18. Only a plan that knows each tensor's price
-can tell where it is worth it, so products and attention are rebuilt under such plans,
-and where `recompute="full"` asks for them. The libraries choose a kernel by the exact
-shapes and strides, so each of these is a class of its own. A factor that was not saved
-(of a frozen weight's layer) is reached through its edge.
-
-`_unsafe_view` is torch's own operator: a product of more dimensions is one of two, seen
-in another shape, and nobody holds what lies between the two. So where their nodes
-follow one another, nobody can have written to it: see `AutogradGraph.is_composite`.
+A product takes several times as long as an element-wise kernel, so products and
+attention are rebuilt under plans that know each tensor's price, and where
+`recompute="full"` asks for them. The libraries choose a kernel by the exact shapes and
+strides, so each of these is a class of its own. A factor that was not saved (of a
+frozen weight's layer) is reached through its edge. A product of more dimensions is one
+of two, seen in another shape by `_unsafe_view`. Where their nodes follow one another,
+nobody can have written to what lies between: see `AutogradGraph.is_composite`.
 (tests/ssdtrain/rebuild/test_products.py)
 
 [Note: fused attention]
@@ -41,7 +38,6 @@ NodeRead = Callable[[Producer], Any]
 OpRules = dict[str, OpRule]
 """By the name of the node."""
 HALF = (torch.bfloat16, torch.float16)
-MOST_JOINED = 4
 RecipeFunction = TypeVar("RecipeFunction", bound=Recipe)
 
 
@@ -84,16 +80,6 @@ def dimension(name: str) -> NodeRead:
 def shape(node: Producer) -> tuple[int, ...]:
     """Of the result."""
     return node.shape
-
-
-def dtype(node: Producer) -> torch.dtype:
-    """Of the result."""
-    return node.dtype
-
-
-def output(node: Producer) -> int:
-    """Which of the node's outputs it is."""
-    return node.output
 
 
 def made_by(
@@ -368,59 +354,6 @@ def attend_on_cpu(
     return made[0]  # type: ignore[no-any-return]
 
 
-# -- what stands between a product and the tensor that is saved -----------------------
-
-
-def slice_of(
-    source: Tensor, *, dim: int, start: int | None, end: int | None, step: int
-) -> Tensor:
-    """`source[..., start:end:step, ...]`."""
-    return torch.ops.aten.slice.Tensor(source, dim, start, end, step)  # type: ignore[no-any-return]
-
-
-def split_sizes(node: Producer) -> tuple[int, ...]:
-    """Of unequal pieces."""
-    return tuple(node.constant("split_sizes"))
-
-
-def piece_of(
-    source: Tensor, *, dim: int, sizes: int | tuple[int, ...], at: int
-) -> Tensor:
-    """The piece of this number, of equal ones or of given sizes."""
-    return torch.split(source, sizes if isinstance(sizes, int) else [*sizes], dim)[at]
-
-
-def joined(node: Producer) -> Expression | None:
-    """A few tensors one after the other."""
-    if node.num_edges > MOST_JOINED:
-        return None
-    sources = _read_all(node, tuple(map(edge, range(node.num_edges))))
-    if sources is None:
-        return None
-    return node.rebuilt_by(join_all, *sources, dim=node.dimension("dim"))
-
-
-def join_all(*sources: Tensor, dim: int) -> Tensor:
-    """All of them along a dimension."""
-    return torch.cat(sources, dim)
-
-
-def widens(node: Producer) -> bool:
-    """Whether the result has another dtype than its input."""
-    return node.source_dtype(0) != node.dtype
-
-
-def softmax_of(source: Tensor, *, dim: int, widens: bool) -> Tensor:
-    """`widens`: 16 bits to float32."""
-    return torch._softmax(source, dim, widens)
-
-
-def safe_softmax_of(source: Tensor, *, dim: int, dtype: torch.dtype) -> Tensor:
-    """That of torch's math attention: rows without any key are zero."""
-    found = torch.ops.aten._safe_softmax(source, dim, dtype)
-    return found  # type: ignore[no-any-return]
-
-
 # -- the table -------------------------------------------------------------------------
 
 
@@ -436,14 +369,7 @@ def _view(function: Callable[..., Tensor], **constants: NodeRead) -> OpRule:
     return OpRule(made_by(function, INPUT, **constants), is_view=True)
 
 
-def _weighed(
-    function: Callable[..., Tensor], *reads: NodeRead | str, **constants: NodeRead
-) -> OpRule:
-    """As `_made`, but used only where a plan weighs it (`is_weighed`)."""
-    return OpRule(made_by(function, *reads, **constants), is_weighed=True)
-
-
-_expensive = partial(OpRule, is_expensive=True, is_weighed=True)
+_expensive = partial(OpRule, is_expensive=True)
 _reshaped = OpRule(reshaped, is_view=True)
 
 RULES: OpRules = {
@@ -457,6 +383,8 @@ RULES: OpRules = {
     "EluBackward0": _made(torch.ops.aten.elu, SELF, "alpha", "scale", "input_scale"),
     "LeakyReluBackward0": _made(F.leaky_relu, SELF, "negative_slope"),
     "HardswishBackward0": _made(F.hardswish, SELF),
+    "HardtanhBackward0": _made(F.hardtanh, SELF, "min_val", "max_val"),
+    "MishBackward0": _made(F.mish, SELF),
     "GluBackward0": _made(F.glu, SELF, dim=dimension("dim")),
     "TanhBackward0": _made(torch.tanh, INPUT)._replace(result="result"),
     "SigmoidBackward0": _made(torch.sigmoid, INPUT)._replace(result="result"),
@@ -464,6 +392,8 @@ RULES: OpRules = {
     "PowBackward0": _made(torch.pow, SELF, "exponent"),
     "MulBackward0": _made(torch.mul, factor("self", 0), factor("other", 1)),
     "AddBackward0": OpRule(sum_of),
+    "SubBackward0": _made(torch.sub, INPUT, edge(1), "alpha"),
+    "NegBackward0": _made(torch.neg, INPUT),
     # Norms and dropout.
     "NativeLayerNormBackward0": OpRule(layer_norm),
     "FusedRmsNormBackward0": OpRule(rms_norm),
@@ -487,6 +417,8 @@ RULES: OpRules = {
     "ExpBackward0": OpRule(result="result"),
     "ReluBackward0": OpRule(result="result"),
     "RsqrtBackward0": OpRule(result="result"),
+    "SoftmaxBackward0": OpRule(result="result"),
+    "SafeSoftmaxBackward0": OpRule(result="result"),
     # [Note: matrix products]
     "AddmmBackward0": _expensive(
         made_by(
@@ -513,27 +445,6 @@ RULES: OpRules = {
     "ScaledDotProductFlashAttentionForCpuBackward0": _expensive(
         attention_recipe(attend_on_cpu, "attn_mask"), result="output"
     ),
-    # Rotary embeddings, fused projections that are split, attention out of single
-    # operators. Nobody saves most of what these read: [Note: unproved tensors] in
-    # node.py.
-    "SliceBackward0": _weighed(
-        slice_of, INPUT, "start", "end", "step", dim=dimension("dim")
-    ),
-    "SplitBackward0": _weighed(
-        piece_of, INPUT, dim=dimension("dim"), sizes=constant("split_size"), at=output
-    ),
-    "SplitWithSizesBackward0": _weighed(
-        piece_of, INPUT, dim=dimension("dim"), sizes=split_sizes, at=output
-    ),
-    "CatBackward0": OpRule(joined, is_weighed=True),
-    "NegBackward0": _weighed(torch.neg, INPUT),
-    "SubBackward0": _weighed(torch.sub, INPUT, edge(1), "alpha"),
-    "SoftmaxBackward0": _weighed(
-        softmax_of, INPUT, dim=dimension("dim"), widens=widens
-    )._replace(result="result"),
-    "SafeSoftmaxBackward0": _weighed(
-        safe_softmax_of, INPUT, dim=dimension("dim"), dtype=dtype
-    )._replace(result="result"),
 }
 """All that come with ssdtrain."""
 
@@ -578,7 +489,7 @@ def rules_of(*, weighed: bool) -> OpRules:
         weighed: whether a plan weighs what recipes cost.
     """
     found = {
-        name: each if weighed or not each.is_weighed else each._replace(recipe=None)
+        name: each if weighed or not each.is_expensive else each._replace(recipe=None)
         for name, each in RULES.items()
     }
     for name, function in REGISTERED.items():

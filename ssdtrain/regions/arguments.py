@@ -5,7 +5,8 @@ plain values or tuples of some, which takes no question; all others are given to
 """
 
 import sys
-from collections.abc import Iterator
+from collections import UserDict
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from itertools import islice
 from types import FunctionType
@@ -72,15 +73,38 @@ class Mask(NamedTuple):
         return self.mask
 
 
+class WrappedDict(NamedTuple):
+    """A dictionary in an object of Python's, such as the keys and values that layers of
+    Gemma 3n share. A re-run gets one of its own, filled as the forward found it."""
+
+    kind: type[UserDict[Any, Any]]
+    spec: TreeSpec
+    """Of the dictionary."""
+
+    @property
+    def num_leaves(self) -> int:
+        """Of what is in it."""
+        return self.spec.num_leaves
+
+    def of(self, leaves: Iterable[Any]) -> UserDict[Any, Any]:
+        """One with these values."""
+        made = self.kind.__new__(self.kind)
+        vars(made).update(data=tree_unflatten(leaves, self.spec))
+        return made
+
+
+ArgumentPart = int | TreeSpec | Mask | WrappedDict | None
+"""Of one argument: None if it is one value, the length of a tuple of values, or how to
+make it of its values."""
+
+
 class Arguments(NamedTuple):
     """How the arguments of a call lie in a list of values."""
 
     num_args: int
     names: tuple[str, ...]
     """Of the keywords, after those."""
-    parts: list[int | TreeSpec | Mask | None]
-    """Of each argument: None if it is one value, the length of a tuple of values, or
-    how to make it of its values."""
+    parts: list[ArgumentPart]
 
     @property
     def are_unchanged(self) -> bool:
@@ -99,7 +123,7 @@ class Arguments(NamedTuple):
         return found[:num_args], dict(keywords)
 
 
-def _made(part: "int | TreeSpec | Mask | None", rest: Iterator[Any]) -> Any:
+def _made(part: ArgumentPart, rest: Iterator[Any]) -> Any:
     if part is None:
         return next(rest)
     if isinstance(part, int):
@@ -107,6 +131,8 @@ def _made(part: "int | TreeSpec | Mask | None", rest: Iterator[Any]) -> Any:
     if isinstance(part, Mask):
         list(islice(rest, part.num_leaves))
         return part.again()
+    if isinstance(part, WrappedDict):
+        return part.of(islice(rest, part.num_leaves))
     return tree_unflatten(islice(rest, part.num_leaves), part)
 
 
@@ -115,7 +141,7 @@ def flatten(
 ) -> tuple[list[Any], Arguments]:
     """The values of a call's arguments, in order, and how they lie."""
     leaves: list[Any] = []
-    parts: list[int | TreeSpec | Mask | None] = []
+    parts: list[ArgumentPart] = []
     for value in (*args, *kwargs.values()):
         kind = type(value)
         if kind in LEAVES:
@@ -127,6 +153,10 @@ def flatten(
         elif (mask := _mask(value)) is not None:
             leaves += mask.tensors
             parts.append(mask)
+        elif isinstance(value, UserDict) and vars(value).keys() == {"data"}:
+            own, spec = tree_flatten(value.data)
+            leaves += own
+            parts.append(WrappedDict(kind, spec))
         else:
             own, spec = tree_flatten(value)
             leaves += own

@@ -24,9 +24,15 @@ from torch.nn.parameter import is_lazy
 from ssdtrain.errors import RegionError
 from ssdtrain.gathered import gathered_inside, is_other_face
 from ssdtrain.regions.deep import PLAIN, Deep
-from ssdtrain.regions.inventory import HOOKS_OF_ALL, Fingerprint, Inventory
+from ssdtrain.regions.inventory import (
+    HOOKS_OF_ALL,
+    Fingerprint,
+    Inventory,
+    counts_changes,
+)
 from ssdtrain.regions.reads import Reads, versions_of
 from ssdtrain.regions.restore import Undo, put_back, put_items
+from ssdtrain.regions.updated import NONE_UPDATED, BufferPlace, Updated
 from ssdtrain.regions.weights import has_place
 
 # Of `nn.Module` itself; hooks are looked at by `Watch.hooks`.
@@ -41,8 +47,8 @@ class Parts(NamedTuple):
     buffers: dict[str, Any]
     parameters: dict[str, Any]
     modules: dict[str, Any]
-    written: tuple[int, ...]
-    """Versions of the buffers."""
+    written: dict[str, int]
+    """Versions of the buffers, but for those that a re-run gets copies of."""
     insides: dict[str, Any]
     """Contents of attributes, by name."""
     requires: tuple[bool, ...]
@@ -52,11 +58,14 @@ class Parts(NamedTuple):
     for which the code may ask."""
 
     @classmethod
-    def of(cls, module: nn.Module, names: list[str], asked: set[str]) -> "Parts":
+    def of(
+        cls, module: nn.Module, names: list[str], asked: set[str], updated: Updated
+    ) -> "Parts":
         """As it is now, with the contents of these attributes.
 
         Args:
             asked: names of attributes that the code may ask for.
+            updated: buffers that it updates.
         """
         own = vars(module)
         buffers, parameters = dict(module._buffers), dict(module._parameters)
@@ -68,7 +77,12 @@ class Parts(NamedTuple):
             buffers,
             parameters,
             dict(module._modules),
-            versions_of(buffers.values()),
+            {
+                name: each._version
+                for name, each in module._buffers.items()
+                if isinstance(each, Tensor) and counts_changes(each)
+                if id(each) not in updated.ids
+            },
             {name: contents_of(own.get(name)) for name in names},
             tuple([p is not None and p.requires_grad for p in parameters.values()]),
             {name: own_marks for name, own_marks in marks.items() if own_marks},
@@ -83,6 +97,7 @@ class Seen:
         names: of each one's attributes that may change inside.
         reads: what their code reads of others.
         refusal: why they cannot run again as they are; None: they can.
+        updated: buffers that their forward updates, and a re-run gets copies of.
     """
 
     def __init__(
@@ -91,10 +106,12 @@ class Seen:
         names: list[list[str]],
         reads: Reads,
         refusal: str | None,
+        updated: Updated = NONE_UPDATED,
     ) -> None:
         asked = reads.asked
+        self.updated = updated
         self.parts = [
-            Parts.of(module, own, asked)
+            Parts.of(module, own, asked, updated)
             for module, own in zip(modules, names, strict=True)
         ]
         self.reads = reads
@@ -104,7 +121,7 @@ class Seen:
             refusal or reads.refusal or self._uncounted() or self.deep.refusal
         )
         self.tensors: list[Tensor] = []
-        """Parameters and buffers."""
+        """Parameters and buffers, but for `updated`."""
         self._inventory = self._listed(modules)
         self.placed = [each for each in self.tensors if has_place(each)]
         """Those of them that have bytes of their own."""
@@ -119,10 +136,13 @@ class Seen:
         for hooks in HOOKS_OF_ALL:
             inventory.hooks(hooks)
         for module, part in zip(modules, self.parts, strict=True):
-            inventory.module(module, hooks=module is not modules[0])
+            inventory.module(
+                module, hooks=module is not modules[0], unread=self.updated.ids
+            )
             inventory.marks_of_tensors(module, self.reads.asked)
             for held in (part.parameters, part.buffers):
-                self.tensors += [each for each in held.values() if each is not None]
+                own = [each for each in held.values() if each is not None]
+                self.tensors += [x for x in own if id(x) not in self.updated.ids]
             for name in part.insides:
                 value = part.own[name]
                 if isinstance(value, Tensor):
@@ -145,6 +165,13 @@ class Seen:
                 if isinstance(value, Tensor) and value.is_inference():
                     return f"{name} is an inference tensor, which counts no changes"
         return None
+
+    def uncompared(self) -> Iterator[BufferPlace]:
+        """Buffers that no forward is known to update."""
+        for part in self.parts:
+            for name, each in part.buffers.items():
+                if each is not None and id(each) not in self.updated.ids:
+                    yield BufferPlace(part.module, name, each)
 
     def stands(self) -> bool:
         """Whether everything is the same now; if not, it may still be equal."""
@@ -203,10 +230,15 @@ class Before:
         """When the re-run that is under way began."""
         self.is_steady = False
         """Whether its forward has written nothing that has a version."""
+        updated = seen.updated
+        self._values = updated.values() if updated is not NONE_UPDATED else []
+        """Of the buffers that it updates."""
+        self.copies: set[int] = set()
+        """Ids of those in their places, while the re-run is under way."""
 
     def forget(self) -> None:
         """It is not run again: hold nothing of what was seen."""
-        self.seen, self._begun = UNSEEN, None
+        self.seen, self._begun, self._values = UNSEEN, None, []
 
     def is_untouched(self) -> bool:
         """Whether the re-run has changed nothing so far; in the middle of it, where
@@ -233,7 +265,9 @@ class Before:
         if not self.seen.stands():
             return self._restored(hooks)
         self._begun = self.seen.inside
-        return AS_IT_IS
+        if self.seen.updated is NONE_UPDATED:
+            return AS_IT_IS
+        return self.seen.updated.replaced(self._values, self.copies)
 
     @contextmanager
     def _restored(self, hooks: Callable[[Any], str | None]) -> Iterator[None]:
@@ -249,7 +283,8 @@ class Before:
             if reason is not None:
                 raise self._error(f"its hooks ({reason})")
             self._begun = self.seen.now()
-            yield
+            with self.seen.updated.replaced(self._values, self.copies):
+                yield
         finally:
             self._begun = None  # it holds what it found
             while undo:

@@ -11,6 +11,10 @@ from ssdtrain.regions.attention import Attention
 from ssdtrain.regions.watch import Watch
 
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+LEAST_NAMED = 3
+"""Like modules under names of their own: two are a pair (queries and keys)."""
+LEAST_CHAINED = 3
+"""Layers of a chain inside a list: two may be the halves of one (attention and MLP)."""
 MAX_STRIKES = 3
 """Calls with side effects after which a module is no region any more."""
 
@@ -49,12 +53,12 @@ def find_regions(root: nn.Module, patterns: Sequence[str] = ()) -> list[Region]:
     """
     found: list[Region] = []
     paths: list[str] = []
-    likes = set() if patterns else set(_members_of_lists(root))
+    likes = set() if patterns else _layers(root)
     for path, module in root.named_modules():
         if not path or any(path.startswith(f"{outer}.") for outer in paths):
             continue
         wanted = _matches(path, module, patterns) if patterns else module in likes
-        if wanted:
+        if wanted and not (likes and _is_stage(module, likes)):
             paths.append(path)
             found.append(Region(path, module))
     return found
@@ -63,6 +67,30 @@ def find_regions(root: nn.Module, patterns: Sequence[str] = ()) -> list[Region]:
 def _matches(path: str, module: nn.Module, patterns: Sequence[str]) -> bool:
     names = path, type(module).__name__
     return any(fnmatchcase(name, each) for name in names for each in patterns)
+
+
+def _layers(root: nn.Module) -> set[nn.Module]:
+    """Members of lists of like modules, and what is as good as one."""
+    likes = set(_members_of_lists(root))
+    alone = [each for each in _alone(root) if likes.isdisjoint(each.modules())]
+    return likes.union(alone)
+
+
+def _alone(root: nn.Module) -> Iterator[nn.Module]:
+    """Modules that are layers if none is inside of them: the only one of a list, which
+    may be called many times (ALBERT); and like modules under names of their own
+    (`down1`, `down2`, `down3`)."""
+    for module in root.modules():
+        members = [each for each in module.children() if _has_parts(each)]
+        if isinstance(module, nn.ModuleList):
+            if len(module) == 1:
+                yield from members
+        elif not isinstance(module, LISTS):
+            kinds = Counter(map(type, members))
+            for member in members:
+                if kinds[type(member)] >= LEAST_NAMED:
+                    if not isinstance(member, LISTS):
+                        yield member
 
 
 def _members_of_lists(root: nn.Module) -> Iterator[nn.Module]:
@@ -75,11 +103,26 @@ def _members_of_lists(root: nn.Module) -> Iterator[nn.Module]:
         most = max(kinds.values(), default=0)
         is_stack = isinstance(module, nn.ModuleList) and 1 < most > len(members) / 2
         for member in members:
-            # A module without modules saves little more than its input.
-            has_parts = next(member.children(), None) is not None
-            is_like = kinds[type(member)] > 1 or is_stack
-            if is_like and has_parts and not _is_list(member):
+            is_like = kinds[type(member)] > 1 or is_stack or _is_checkpointed(member)
+            if is_like and _has_parts(member) and not _is_list(member):
                 yield member
+
+
+def _is_stage(module: nn.Module, likes: set[nn.Module]) -> bool:
+    """Whether it is a chain of layers, such as a stage of ConvNeXt: to run all of it
+    again at once would take the memory of all of them."""
+    own = sum(each in likes for each in module.children())
+    return type(module) is nn.Sequential and own >= LEAST_CHAINED
+
+
+def _is_checkpointed(module: nn.Module) -> bool:
+    """Whether it is a layer that transformers can checkpoint."""
+    return hasattr(type(module), "gradient_checkpointing")
+
+
+def _has_parts(module: nn.Module) -> bool:
+    """A module without modules saves little more than its input."""
+    return next(module.children(), None) is not None
 
 
 def _is_list(module: nn.Module) -> bool:

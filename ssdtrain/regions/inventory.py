@@ -97,11 +97,12 @@ class Inventory:
 
     # -- what is read -------------------------------------------------------------
 
-    def module(self, module: nn.Module, *, hooks: bool) -> None:
+    def module(self, module: nn.Module, *, hooks: bool, unread: set[int]) -> None:
         """Attributes, parameters, buffers and submodules.
 
         Args:
             hooks: whether its forward hooks are looked at.
+            unread: ids of buffers that may be written.
         """
         self.owner(module)
         self.dictionary(module._modules)
@@ -111,7 +112,8 @@ class Inventory:
         if hooks:
             self.hooks(module._forward_hooks)
             self.hooks(module._forward_pre_hooks)
-        self.versions(module._buffers.values())
+        buffers = module._buffers.values()
+        self.versions(each for each in buffers if id(each) not in unread)
         parameters = module._parameters.values()
         self._parameters += [each for each in parameters if each is not None]
 

@@ -11,12 +11,14 @@ would be others.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, MutableSequence
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._C._dynamo.guards import dict_version
+
+from ssdtrain.errors import RegionError
 
 NAMES = ("past_key_values", "layer_past")
 """Keywords of layers."""
@@ -38,12 +40,19 @@ class EmptyCaches:
     def __init__(self) -> None:
         self._last: EmptyCache | None = None
 
-    def of(self, module: nn.Module, kwargs: dict[str, Any]) -> dict[str, "EmptyCache"]:
-        """Those that a layer is given in training, by keyword."""
-        given = {name: kwargs[name] for name in NAMES if kwargs.get(name) is not None}
-        if not (
-            given and module.training and hasattr(module, "gradient_checkpointing")
-        ):
+    def of(
+        self, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> dict[str | int, "EmptyCache"]:
+        """Those that a layer is given in training, by keyword or position."""
+        if not (module.training and hasattr(module, "gradient_checkpointing")):
+            return {}
+        given: dict[str | int, Any] = {
+            name: kwargs[name] for name in NAMES if kwargs.get(name) is not None
+        }
+        for at, value in enumerate(args):
+            if type(value) is not Tensor and hasattr(value, "get_seq_length"):
+                given[at] = value
+        if not given:
             return {}
         if getattr(module, "_can_checkpoint_with_cache", False):
             return {}
@@ -62,13 +71,17 @@ class EmptyCache:
     """A cache as it was when there was nothing in it."""
 
     def __init__(self, cache: object) -> None:
-        self._cache = weakref.ref(cache)
+        self.original = weakref.ref(cache)
         self._versions = _versions(cache)
         self._empty = _copied(cache, lambda layers: [*map(_like, layers)])
 
+    def is_of(self, cache: Any) -> bool:
+        """Whether it is that one's."""
+        return cache is not None and self.original() is cache
+
     def stands_for(self, cache: Any) -> bool:
         """Whether it is that one, and nobody has changed it since."""
-        return self._cache() is cache and self._versions == _versions(cache)
+        return self.is_of(cache) and self._versions == _versions(cache)
 
     def copied(self) -> Any:
         """Return a cache with nothing in it."""
@@ -104,22 +117,79 @@ class _Copies(MutableSequence[Any]):
         """As a list does."""
         self._all().insert(at, value)
 
+    def used(self) -> Iterable[int]:
+        """Indices of those that were asked for."""
+        return range(len(self._values)) if self._made is None else self._made
+
     def _all(self) -> list[Any]:
         if self._made is not None:
             self._values, self._made = [*self], None
         return self._values
 
 
+class Slots:
+    """Parts of the caches that one layer has used in the forward of the model that
+    runs. A model may call it several times (HRM), with another part each time."""
+
+    def __init__(self) -> None:
+        self._written: set[tuple[str | int, int, int]] = set()
+
+    def use(self, path: str, own: dict[str | int, Any]) -> None:
+        """A call has ended.
+
+        Args:
+            path: of the layer.
+            own: the caches that it had.
+
+        Raises:
+            RegionError: it has used a part that an earlier call has filled.
+        """
+        used: set[tuple[str | int, int, int]] = set()
+        for name, cache in own.items():
+            for number, part in enumerate(_parts(cache)):
+                layers = part.layers
+                found = layers.used() if isinstance(layers, _Copies) else ()
+                used.update((name, number, at) for at in found)
+        if not used.isdisjoint(self._written):
+            raise RegionError(
+                f"{path} is called again with a KV cache that its first call would "
+                "have filled. Call the model with use_cache=True where you use its "
+                "cache, and with use_cache=False elsewhere."
+            )
+        self._written |= used
+
+
 def with_own(
-    forward: Callable[..., Any], caches: dict[str, EmptyCache]
+    forward: Callable[..., Any],
+    caches: dict[str | int, EmptyCache],
+    end: Callable[[dict[str | int, Any]], None],
 ) -> Callable[..., Any]:
-    """A layer's forward with empty caches like these."""
+    """A layer's forward with empty caches like these.
+
+    Args:
+        end: is given them when the forward has ended; not in a re-run.
+    """
+    waiting = [end]
 
     def run(*args: Any, **kwargs: Any) -> Any:
         own = {name: cache.copied() for name, cache in caches.items()}
-        return forward(*args, **{**kwargs, **own})
+        args, kwargs = with_given(args, kwargs, own)
+        result = forward(*args, **kwargs)
+        if waiting:
+            waiting.pop()(own)
+        return result
 
     return run
+
+
+def with_given(
+    args: tuple[Any, ...], kwargs: dict[str, Any], others: dict[str | int, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of a call, with others by keyword or position."""
+    named = {name: value for name, value in others.items() if isinstance(name, str)}
+    if len(named) < len(others):
+        args = tuple([others.get(at, value) for at, value in enumerate(args)])
+    return args, {**kwargs, **named}
 
 
 def _parts(cache: Any) -> list[Any]:
@@ -134,16 +204,23 @@ def _is_empty(cache: Any) -> bool:
 
 
 def _is_unused(layer: Any) -> bool:
-    """Whether it holds nothing, and a copy shares nothing that may be written."""
-    held = {type(value) for name, value in vars(layer).items() if name[0] != "_"}
-    return held <= STEADY
+    """Whether it holds nothing, and a copy shares nothing that may be written. Layers
+    of state space models have dictionaries of their states."""
+    held = {name: value for name, value in vars(layer).items() if name[0] != "_"}
+    for name, value in [*held.items()]:
+        if type(value) is dict:
+            held.update((f"{name} {key}", each) for key, each in value.items())
+            del held[name]
+    return {*map(type, held.values())} <= STEADY
 
 
 def _versions(cache: Any) -> list[int]:
     """Numbers that Python changes when anything of an empty cache is set."""
     spaces = [vars(cache), *(v for v in vars(cache).values() if type(v) is dict)]
     for part in _parts(cache):
-        spaces += vars(part), *map(vars, part.layers)
+        spaces.append(vars(part))
+        for layer in part.layers:
+            spaces += vars(layer), *(v for v in vars(layer).values() if type(v) is dict)
     return [*map(dict_version, spaces)]
 
 
@@ -153,8 +230,6 @@ def _copied(cache: Any, copies: Callable[[list[Any]], Any]) -> Any:
     for name, value in vars(cache).items():
         if isinstance(value, list):
             setattr(own, name, copies(value))
-        elif isinstance(value, dict):
-            setattr(own, name, dict(value))
         elif hasattr(value, "layers"):
             setattr(own, name, _copied(value, copies))
     return own
@@ -162,7 +237,11 @@ def _copied(cache: Any, copies: Callable[[list[Any]], Any]) -> Any:
 
 def _like(value: Any) -> Any:
     """As `copy.copy` does, in a quarter of its time: once a layer of the cache, twice a
-    call."""
+    call. Its dictionaries are copied as well."""
     own = object.__new__(type(value))
-    vars(own).update(vars(value))
+    held = vars(own)
+    held.update(vars(value))
+    for name, each in held.items():
+        if type(each) is dict:
+            held[name] = dict(each)
     return own

@@ -13,7 +13,7 @@ has set something that it sets back at its end (a flag, a depth), or it has a `t
 
 import dis
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import CodeType
 from typing import Any
 
@@ -41,14 +41,21 @@ class Collector:
         take: is given each tensor as well; None: nobody is.
         num_places: of the forward.
         may_stop: asked after the last tensor whether the rest may be left out.
+        aside: ids of tensors that count as little as parameters do, while it runs.
     """
 
     def __init__(
-        self, take: Taker | None, num_places: int, *, may_stop: Callable[[], bool]
+        self,
+        take: Taker | None,
+        num_places: int,
+        *,
+        may_stop: Callable[[], bool],
+        aside: Collection[int] = (),
     ) -> None:
         self._take = take
         self._num_places = num_places
         self._may_stop = may_stop
+        self._aside = aside
         self.found: list[Tensor] = []
         """Aliases of what was saved, without its graph."""
 
@@ -56,6 +63,7 @@ class Collector:
         """The hook that takes a saved tensor."""
         take, found, num_places = self._take, self.found, self._num_places
         add, task_now = found.append, torch._C._current_graph_task_id
+        aside = self._aside
         task = task_now()
 
         def pack(tensor: Tensor) -> Tensor:
@@ -68,6 +76,8 @@ class Collector:
                 return alias
             plain = kind is Tensor and (base is None or type(base) is Tensor)
             if not plain and is_parameter(tensor):
+                return alias
+            if aside and (id(tensor) in aside or id(base) in aside):
                 return alias
             add(alias)
             number = len(found)

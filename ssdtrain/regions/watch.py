@@ -34,6 +34,7 @@ from ssdtrain.regions.conditions import COLLECTING
 from ssdtrain.regions.deep import PLAIN
 from ssdtrain.regions.inventory import HOOKS_OF_ALL
 from ssdtrain.regions.reads import Call, Reads, functions_of
+from ssdtrain.regions.updated import BufferPlace, Updating
 
 NUM_THOROUGH = 2
 """Calls without side effects in which slow states were compared, too."""
@@ -80,6 +81,9 @@ class Watch:
         """A forward that the module itself has had before it was wrapped."""
         self._reads = Reads(())
         """What the code of modules of these classes reads of others."""
+        self._updating = Updating()
+        self._modes: set[tuple[bool, ...]] = set()
+        """`training` of all modules, as it was in some call."""
 
     def standing_refusal(self) -> str | None:
         """Why the module can never run again, whatever its calls do; None: it can."""
@@ -124,8 +128,14 @@ class Watch:
             self._kinds, self._given = kinds, given
             self._reads = Reads(kinds, given)
             self._judge()
+        modes = tuple([each.training for each in modules])
+        if modes not in self._modes:  # its code may go other ways
+            self._modes.add(modes)
+            self._num_clean = 0
+            self._judge()
         names = [list(_interesting(each)) for each in modules]
-        return Seen(modules, names, self._reads, self.hooks(modules))
+        updated = self._updating.among(modules)
+        return Seen(modules, names, self._reads, self.hooks(modules), updated)
 
     def hooks(self, modules: Iterable[nn.Module]) -> str | None:
         """One of the modules whose forward hooks would run twice; None: there is
@@ -163,6 +173,7 @@ class Watch:
         reason = None
         before.is_steady = before.seen.stands()
         if not before.is_steady:
+            self._note_updated(before.seen)
             reason = _change_of_modules(before.seen, self._see())
             self._last = _nothing  # it may hold what the forward has replaced
         if reason is None and self._reads.came is not None:
@@ -175,6 +186,21 @@ class Watch:
             if self.is_thorough:
                 self._judge()
         return reason
+
+    def updates(self, places: Iterable[BufferPlace]) -> str:
+        """A forward has updated these past their versions; why it runs once."""
+        for place in places:
+            self._updating.note(place.module, (place.name,))
+        self._last = _nothing
+        return "a buffer was written"
+
+    def _note_updated(self, before: Seen) -> None:
+        """Learn which buffers a forward has written."""
+        for part in before.parts:
+            now = part.buffers
+            names = [n for n, old in part.written.items() if now[n]._version != old]
+            if names:
+                self._updating.note(part.module, names)
 
     def _judge(self) -> None:
         self.is_trusted = self._num_clean > 0

@@ -1,7 +1,6 @@
 """The `Storage` protocol: where activation bytes rest."""
 
 import errno
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -21,16 +20,13 @@ class Slot(NamedTuple):
     """Room, a multiple of `alignment_bytes`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StorageStats:
-    """What a storage holds and has done, in bytes."""
+class StorageStats(NamedTuple):
+    """What a storage holds, in bytes."""
 
     used_bytes: int
     """In slots that are not freed."""
     allocated_bytes: int
     """Room taken from the device (file sizes); does not grow from step to step."""
-    written_bytes: int
-    read_bytes: int
 
 
 class Storage(Protocol):
@@ -78,7 +74,7 @@ class Storage(Protocol):
         """Give the slot back for reuse. Called once per slot, from any thread."""
 
     def stats(self) -> StorageStats:
-        """Return the bytes held and moved so far."""
+        """Return the bytes held."""
 
     def close(self) -> None:
         """Release files and memory. Idempotent."""

@@ -6,7 +6,6 @@ A source takes a few hundred milliseconds, once for each version of it.
 
 import hashlib
 import os
-import shutil
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,21 +44,16 @@ class CLibrary:
         name = f"{self.source.stem}-{os.uname().machine}-{digest}.so"
         return cache / "ssdtrain" / name
 
-    def build(self, target: Path | None = None, compiler: str | None = None) -> Path:
-        """Compile it.
-
-        Args:
-            target: the library to write; None: `path`.
-            compiler: None: `$CC`, or cc.
+    def build(self) -> Path:
+        """Compile it by `$CC`, or cc. Returns `path`.
 
         Raises:
             BuildError: no compiler, or it failed.
             ConfigError: others could write to the directory.
         """
-        path = target or self.path
-        found = shutil.which(compiler) if compiler else c_compiler()
+        path, found = self.path, c_compiler()
         if found is None:
-            name = compiler or os.environ.get("CC") or "cc"
+            name = os.environ.get("CC") or "cc"
             raise BuildError(f"no C compiler {name!r}; install one, or set CC")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_trusted(path.parent)

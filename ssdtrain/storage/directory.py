@@ -5,7 +5,6 @@ import os
 import pwd
 import stat
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 
 from ssdtrain.errors import ConfigError
@@ -19,20 +18,8 @@ NETWORK_FILE_SYSTEMS = frozenset(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class DirectoryInfo:
-    """A directory that passed the checks."""
-
-    path: Path
-    """As the user gave it, made absolute."""
-    file_system: str
-    """Type of the file system, as in /proc/self/mountinfo; `unknown` without it."""
-    device: int
-    """`st_dev`: directories with the same number share a disk's file system."""
-
-
-def check_directory(path: str | Path) -> DirectoryInfo:
-    """Check a directory and warn where it is no SSD.
+def check_directory(path: str | Path) -> Path:
+    """Check a directory and warn where it is no SSD. Returns it made absolute.
 
     Raises:
         ConfigError: missing, no directory, a symbolic link, not writable, owned by
@@ -46,13 +33,11 @@ def check_directory(path: str | Path) -> DirectoryInfo:
     try:
         status = os.fstat(fd)
         _check_rights(place, fd, status)
-        info = DirectoryInfo(
-            path=place, file_system=file_system_of(fd), device=status.st_dev
-        )
+        kind = file_system_of(fd)
     finally:
         os.close(fd)
-    _warn_if_no_disk(info)
-    return info
+    _warn_if_no_disk(place, kind)
+    return place
 
 
 def check_trusted(path: Path) -> None:
@@ -161,8 +146,7 @@ def _is_private_group(status: os.stat_result) -> bool:
     return group.gr_name == owner and set(group.gr_mem) <= {owner}
 
 
-def _warn_if_no_disk(info: DirectoryInfo) -> None:
-    kind = info.file_system
+def _warn_if_no_disk(place: Path, kind: str) -> None:
     if kind in MEMORY_FILE_SYSTEMS:
         what = "it is main memory, not an SSD (target='host' is faster)"
     elif kind in OVERLAY_FILE_SYSTEMS:
@@ -172,7 +156,7 @@ def _warn_if_no_disk(info: DirectoryInfo) -> None:
     else:
         return
     warnings.warn(
-        f"directory={str(info.path)!r} is on {kind}, {what}; set directory to a local "
+        f"directory={str(place)!r} is on {kind}, {what}; set directory to a local "
         "SSD for speed.",
         stacklevel=2,
     )

@@ -5,20 +5,17 @@
 
 The hook registers CUDA allocations with cuFile (Wu 5.3.1; csrc/malloc_hook.c). It
 is switched by the environment: `SSDTRAIN_HOOK=0` turns it off,
-`SSDTRAIN_HOOK_MIN_BYTES` sets the least allocation worth registering (1 MiB),
-`SSDTRAIN_HOOK_RECORD` names a file for one line a call. `SSDTRAIN_HOOK_ASYNC=1`
-registers what cudaMallocAsync gives as well, at milliseconds a tensor; else it is
-counted (`unregistered_async`).
+`SSDTRAIN_HOOK_MIN_BYTES` sets the least allocation worth registering (1 MiB).
 """
 
 import ctypes
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ssdtrain.storage.clibrary import BuildError, CLibrary
 from ssdtrain.storage.directory import check_trusted
@@ -50,7 +47,8 @@ class HookCounters:
     without_cufile: int
     """libcufile was not found, or its driver did not open."""
     unregistered_async: int
-    """Large enough, but from cudaMallocAsync; see `SSDTRAIN_HOOK_ASYNC`."""
+    """Large enough, but from cudaMallocAsync: a registration of every tensor would
+    take milliseconds each."""
     live: int
     """Allocations that are in use now."""
     live_bytes: int
@@ -67,35 +65,11 @@ class _Counters(ctypes.Structure):
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Coverage:
-    """The allocator's segments against the hook's table."""
-
-    num_segments: int
-    """Segments of the caching allocator."""
-    num_known: int
-    """Of these, at addresses and with sizes that the hook has."""
-    num_expandable: int
-    """Unknown because they are expandable: their memory comes from cuMemCreate,
-    which the allocator finds past any preloaded library. Set
-    `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False`."""
-    num_small: int
-    """Unknown because they are below the threshold."""
-
-    @property
-    def num_unexplained(self) -> int:
-        """Unknown for neither reason: made before the hook or by another allocator."""
-        known = self.num_known + self.num_expandable + self.num_small
-        return self.num_segments - known
-
-
 class Hook:
     """The hook in this process."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        prototype = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p)
-        self._size_of = prototype(("ssdtrain_hook_size_of", library))
 
     @property
     def enabled(self) -> bool:
@@ -109,40 +83,11 @@ class Hook:
         names = (field.name for field in fields(HookCounters))
         return HookCounters(**{name: getattr(raw, name) for name in names})
 
-    def size_of(self, address: int) -> int:
-        """Return the bytes of the allocation that starts at a device address; 0:
-        unknown."""
-        return int(self._size_of(address))
-
-    def coverage(self, segments: Iterable[Mapping[str, Any]]) -> Coverage:
-        """Compare with `torch.cuda.memory_snapshot()`."""
-        least = min_bytes()
-        num = known = expandable = small = 0
-        for segment in segments:
-            num += 1
-            if self.size_of(segment["address"]) >= segment["total_size"]:
-                known += 1
-            elif segment.get("is_expandable"):
-                expandable += 1
-            elif segment["total_size"] < least:
-                small += 1
-        return Coverage(
-            num_segments=num,
-            num_known=known,
-            num_expandable=expandable,
-            num_small=small,
-        )
-
 
 def loaded() -> Hook | None:
     """Return the hook, if it was preloaded into this process."""
     process = ctypes.CDLL(None)
     return Hook(process) if hasattr(process, "ssdtrain_hook_read") else None
-
-
-def min_bytes() -> int:
-    """Return the threshold, as the hook reads it."""
-    return int(os.environ.get("SSDTRAIN_HOOK_MIN_BYTES", 1024 * 1024))
 
 
 def preload(
@@ -184,11 +129,6 @@ def decide(
     choice: Preload, *, to_ssd: bool, environment: Mapping[str, str] = os.environ
 ) -> PreloadDecision:
     """Decide whether a process of this environment starts with the hook; builds it.
-
-    Args:
-        choice: what the user says.
-        to_ssd: whether tensors go to an SSD.
-        environment: of the process.
 
     Raises:
         BuildError: ``always``, and it cannot be built.

@@ -6,51 +6,41 @@ The arithmetic of rates is `ssdtrain.rates`; here are the transfers that it is f
 import mmap
 import statistics
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from ssdtrain.curves import Curve
-from ssdtrain.rates import Clock, round_trip, shared_fraction, side_by_side, straight
-from ssdtrain.storage.base import ForwardingStorage, Slot, Storage
-from ssdtrain.storage.gds import GdsStorage
-from ssdtrain.storage.kvikio_shim import (
-    Availability,
-    GdsMode,
-    Refusal,
-    availability,
+from ssdtrain.rates import round_trip, shared_fraction, side_by_side, straight
+from ssdtrain.storage.base import Slot, Storage
+from ssdtrain.storage.gds import (
+    GDS,
+    GdsStorage,
     kvikio_installed,
     set_threads,
+    why_no_gds,
 )
 from ssdtrain.storage.posix import PosixStorage
 from ssdtrain.storage.stripe import StripeStorage
 
-STAGED_POSIX = "staging + posix"
-PROBE_BYTES = 16 * 1024 * 1024
+STAGED = "staging + posix"
 RECORD_BYTES = 32 * 1024 * 1024
 NUM_RECORDS = 8
+NUM_THREADS = 4
 NUM_ROUNDS = 2
 GAIN_TO_GO_DIRECT = 1.03
 """Staging frees device memory at the speed of the host link, the direct path only at
 that of the SSD: it must be faster by more than a measurement errs."""
 
 
-class StagedPath(ForwardingStorage):
-    """A storage that takes CUDA buffers through one pinned buffer a thread: what the
-    offloader does, on its own.
+class StagedPath:
+    """Takes CUDA buffers of a record through one pinned buffer a thread: what the
+    offloader does, on its own."""
 
-    Args:
-        inner: takes host buffers.
-        buffer_bytes: the largest transfer.
-    """
-
-    def __init__(self, inner: Storage, buffer_bytes: int) -> None:
-        super().__init__(inner)
-        self._buffer_bytes = buffer_bytes
+    def __init__(self, inner: Storage) -> None:
+        self._inner = inner
         self._local = threading.local()
 
     def write(self, slot: Slot, buffer: torch.Tensor) -> None:
@@ -59,12 +49,12 @@ class StagedPath(ForwardingStorage):
         with torch.cuda.stream(stream):
             staging.copy_(buffer, non_blocking=True)
         stream.synchronize()
-        self.inner.write(slot, staging)
+        self._inner.write(slot, staging)
 
     def read(self, slot: Slot, buffer: torch.Tensor) -> None:
         """Read, copy to the device, wait."""
         staging, stream = self._of_this_thread(buffer)
-        self.inner.read(slot, staging)
+        self._inner.read(slot, staging)
         with torch.cuda.stream(stream):
             buffer.copy_(staging, non_blocking=True)
         stream.synchronize()
@@ -74,16 +64,15 @@ class StagedPath(ForwardingStorage):
     ) -> tuple[torch.Tensor, torch.cuda.Stream]:
         if not hasattr(self._local, "staging"):
             self._local.staging = torch.empty(
-                self._buffer_bytes, dtype=torch.uint8, device="cpu", pin_memory=True
+                RECORD_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True
             )
             self._local.stream = torch.cuda.Stream(buffer.device)
-        return self._local.staging[: buffer.numel()], self._local.stream
+        return self._local.staging, self._local.stream
 
 
 class Rates(NamedTuple):
     """Measured bandwidth of one path, 1e9 bytes a second."""
 
-    path: str
     write_gb_per_s: float
     read_gb_per_s: float
 
@@ -92,98 +81,58 @@ class Rates(NamedTuple):
         """Every record is written once and read once: bytes over both times."""
         return round_trip(self.write_gb_per_s, self.read_gb_per_s)
 
+    def __str__(self) -> str:
+        return f"{self.write_gb_per_s:.2f} GB/s write, {self.read_gb_per_s:.2f} read"
 
-@dataclass(frozen=True, kw_only=True)
-class PathChoice:
+
+class PathChoice(NamedTuple):
     """The path that was taken, and why."""
 
     members: tuple[Storage, ...]
-    """A `PosixStorage` (staging) or a `GdsStorage` over it for each directory."""
-    rates: tuple[Rates, ...] = ()
-    """All paths that were measured, the best first; empty if there was one only."""
-    refusals: tuple[Refusal, ...] = ()
-    """Modes that are not to be had here, each with its reason."""
-
-    @property
-    def unusable(self) -> bool:
-        """kvikio is installed, which asks for a direct path, and nothing came of it."""
-        return not self.rates and kvikio_installed()
-
-    @property
-    def path(self) -> str:
-        """Name of the path taken."""
-        taken = self.members[0]
-        return taken.mode.value if isinstance(taken, GdsStorage) else STAGED_POSIX
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether the members take CUDA buffers."""
-        return isinstance(self.members[0], GdsStorage)
-
-    def explain(self) -> str:
-        """For the report: what was taken, against what, and what is missing."""
-        measured = [
-            f"{r.path} {r.write_gb_per_s:.2f} GB/s write, {r.read_gb_per_s:.2f} read"
-            for r in self.rates
-        ]
-        missing = [f"no {r.mode.value}: {r.reason}" for r in self.refusals]
-        fastest = bool(self.rates) and self.rates[0].path == self.path
-        why = "measured fastest" if fastest else "no other is faster by enough"
-        why = why if self.rates else "the only path here"
-        return "; ".join([f"{self.path} ({why})", *measured, *missing])
+    """For each directory its `PosixStorage`, or a `GdsStorage` over it."""
+    is_direct: bool
+    """Whether the members take CUDA buffers."""
+    why: str
+    """The path taken, against what, and what is missing, for the report."""
+    is_missed: bool = False
+    """Whether kvikio is installed, which asks for a direct path, and there is none."""
 
 
-def choose_path(
-    posix: Sequence[PosixStorage],
-    device: torch.device,
-    *,
-    depth: int = 4,
-    look: Callable[[], Availability] = availability,
-    clock: Clock = time.monotonic,
-) -> PathChoice:
-    """Measure every path from `device` to these files and take the fastest.
+def choose_path(posix: Sequence[PosixStorage], device: torch.device) -> PathChoice:
+    """Measure staging and GPUDirect Storage from `device` to these files and take the
+    faster one.
 
     Writes and reads `NUM_RECORDS` records a path, directory and round, a few seconds in
-    all; nothing where kvikio cannot run. A path that one directory refuses is not taken
-    for any.
+    all; nothing where there is no GPUDirect Storage. What one directory refuses is not
+    taken for any.
 
     Args:
         posix: the file of each directory; the returned members own them.
         device: CUDA.
-        depth: threads that will do I/O.
-        look: what kvikio can do here.
-        clock: times the transfers.
     """
-    found = look()
     staged: tuple[Storage, ...] = tuple(posix)
-    if not found.modes:
-        return PathChoice(members=staged, refusals=found.refusals)
-    set_threads(max(depth, 8))
-    whole = as_one(posix)
-    paths: dict[str, Storage] = {STAGED_POSIX: StagedPath(whole, RECORD_BYTES)}
-    direct: dict[str, tuple[GdsStorage, ...]] = {}
-    refusals = list(found.refusals)
-    for mode in found.modes:
+    reason = why_no_gds()
+    if not reason:
+        set_threads(2 * NUM_THREADS)
         try:
-            direct[mode.value] = _opened(posix, mode)
-        except OSError as error:
-            refusals.append(Refusal(mode, str(error)))
-    paths |= {name: as_one(members) for name, members in direct.items()}
-    rates: list[Rates] = []
-    taken = STAGED_POSIX
-    try:
-        with taken_slots(whole, NUM_RECORDS * len(posix), RECORD_BYTES) as slots:
-            buffers = device_buffers(device, depth)
-            rates = measure_paths(paths, slots, buffers, refusals, clock)
-        taken = _best(rates)
-    except OSError as error:
-        # The disk cannot be measured (full, or failing): staging reports that better.
-        refusals += [Refusal(m, f"not measured: {error}") for m in found.modes]
-    members = direct.pop(taken, staged)
-    for others in direct.values():
-        for other in others:
-            other.release()
-    return PathChoice(members=members, rates=tuple(rates), refusals=tuple(refusals))
+            with ExitStack() as undo:
+                direct: list[GdsStorage] = []
+                for file in posix:
+                    direct.append(GdsStorage(file))
+                    undo.callback(direct[-1].release)
+                rates = _compared(posix, direct, device)
+                slow, fast = (each.round_trip_gb_per_s for each in rates)
+                told = f"{GDS} {rates[1]}; {STAGED} {rates[0]}"
+                if fast < GAIN_TO_GO_DIRECT * slow:
+                    why = f"{STAGED} (no other is faster by enough); {told}"
+                    return PathChoice(staged, False, why)
+                undo.pop_all()
+                why = f"{GDS} (measured fastest); {told}"
+                return PathChoice(tuple(direct), True, why)
+        except OSError as error:  # a full disk among others: staging reports it better
+            reason = str(error)
+    why = f"{STAGED} (the only path here); no {GDS}: {reason}"
+    return PathChoice(staged, False, why, is_missed=kvikio_installed())
 
 
 def as_one(members: Sequence[Storage]) -> Storage:
@@ -191,25 +140,29 @@ def as_one(members: Sequence[Storage]) -> Storage:
     return members[0] if len(members) == 1 else StripeStorage(members)
 
 
-def _opened(posix: Sequence[PosixStorage], mode: GdsMode) -> tuple[GdsStorage, ...]:
-    """Open all files in a mode, or none.
+def _compared(
+    posix: Sequence[Storage], direct: Sequence[Storage], device: torch.device
+) -> tuple[Rates, Rates]:
+    """Rates of staging and of the direct path, in alternate rounds.
 
     Raises:
-        OSError: one of them refuses it.
+        OSError: one of them fails, or there is no room.
     """
-    with ExitStack() as undo:
-        members = []
-        for file in posix:
-            members.append(GdsStorage(file, mode))
-            undo.callback(members[-1].release)
-        undo.pop_all()
-    return tuple(members)
-
-
-def _best(rates: Sequence[Rates]) -> str:
-    staged = next(r for r in rates if r.path == STAGED_POSIX)
-    gain = rates[0].round_trip_gb_per_s / staged.round_trip_gb_per_s
-    return rates[0].path if gain >= GAIN_TO_GO_DIRECT else STAGED_POSIX
+    whole, through = as_one(posix), as_one(direct)
+    staged = StagedPath(whole)
+    ways = (staged.write, staged.read), (through.write, through.read)
+    seen: list[list[list[float]]] = [[] for _ in ways]
+    with taken_slots(whole, NUM_RECORDS * len(posix), RECORD_BYTES) as slots:
+        buffers = device_buffers(device, NUM_THREADS)
+        for turn in range(1 + NUM_ROUNDS):  # the first warms up and is not counted
+            for calls, rounds in zip(ways, seen, strict=True):
+                rates = [transfer_rate(call, slots, buffers) for call in calls]
+                if turn:
+                    rounds.append(rates)
+    one, other = (
+        Rates(*map(statistics.median, zip(*rounds, strict=True))) for rounds in seen
+    )
+    return one, other
 
 
 def device_buffers(device: torch.device, num: int) -> list[torch.Tensor]:
@@ -226,46 +179,10 @@ def device_buffers(device: torch.device, num: int) -> list[torch.Tensor]:
     return buffers
 
 
-def measure_paths(
-    paths: Mapping[str, Storage],
-    slots: Sequence[Slot],
-    buffers: Sequence[torch.Tensor],
-    refusals: list[Refusal],
-    clock: Clock = time.monotonic,
-) -> list[Rates]:
-    """Rates of all paths in alternate rounds, the best first.
-
-    A path that fails is left out and named in `refusals`.
-    """
-    seen: dict[str, list[tuple[float, float]]] = {name: [] for name in paths}
-    for turn in range(1 + NUM_ROUNDS):  # the first warms up and is not counted
-        for name in list(seen):
-            path = paths[name]
-            try:
-                rates = (
-                    transfer_rate(path.write, slots, buffers, clock),
-                    transfer_rate(path.read, slots, buffers, clock),
-                )
-            except OSError as error:
-                if name == STAGED_POSIX:
-                    raise
-                refusals.append(Refusal(GdsMode(name), str(error)))
-                del seen[name]
-                continue
-            if turn:
-                seen[name].append(rates)
-    measured = [
-        Rates(name, *map(statistics.median, zip(*rounds, strict=True)))
-        for name, rounds in seen.items()
-    ]
-    return sorted(measured, key=lambda r: r.round_trip_gb_per_s, reverse=True)
-
-
 def transfer_rate(
     call: Callable[[Slot, torch.Tensor], None],
     slots: Sequence[Slot],
     buffers: Sequence[torch.Tensor],
-    clock: Clock = time.monotonic,
 ) -> float:
     """GB/s of `call` over all slots, one thread for each buffer."""
 
@@ -280,7 +197,7 @@ def transfer_rate(
         return work
 
     jobs = [job(number) for number in range(len(buffers))]
-    return side_by_side(jobs, clock).per_second / 1e9
+    return side_by_side(jobs).per_second / 1e9
 
 
 class Drive(NamedTuple):
@@ -298,59 +215,32 @@ def probe_drive(
     storage: Storage,
     *,
     num_threads: int,
-    record_bytes: int = PROBE_BYTES,
-    clock: Clock = time.monotonic,
+    record_bytes: int,
 ) -> Drive:
     """Write records, read them, and do both at once.
 
     Raises:
         OSError: the storage is full, or fails.
     """
-    with _written(storage, 2 * num_threads, record_bytes) as (slots, buffers):
+    with taken_slots(storage, 2 * num_threads, record_bytes) as slots:
+        size = slots[0].capacity_bytes
+        buffers = [_random_bytes(size, seed) for seed in range(2 * num_threads)]
+        # The first write of fresh extents is slower than all that follow.
+        transfer_rate(storage.write, slots, buffers)
         ways = [
             (storage.write, slots[:num_threads], buffers[:num_threads]),
             (storage.read, slots[num_threads:], buffers[num_threads:]),
         ]
-        rates = [1e9 * transfer_rate(*way, clock=clock) for way in ways]
+        rates = [1e9 * transfer_rate(*way) for way in ways]
 
         def job(way: int) -> int:
             transfer_rate(*ways[way])
             return 1
 
-        both = side_by_side([lambda: job(0), lambda: job(1)], clock)
+        both = side_by_side([lambda: job(0), lambda: job(1)])
     num_bytes = num_threads * record_bytes
     shared = shared_fraction([num_bytes / rate for rate in rates], both.seconds)
     return Drive(straight(rates[0]), straight(rates[1]), shared)
-
-
-def round_trip_gb_per_s(
-    storage: Storage,
-    *,
-    record_bytes: int = PROBE_BYTES,
-    depth: int = 4,
-    clock: Clock = time.monotonic,
-) -> float:
-    """Round-trip GB/s of a storage: `depth` threads write and read a record each.
-
-    Raises:
-        OSError: the storage fails, or is full.
-    """
-    with _written(storage, depth, record_bytes) as (slots, buffers):
-        write = transfer_rate(storage.write, slots, buffers, clock)
-        read = transfer_rate(storage.read, slots, buffers, clock)
-    return round_trip(write, read)
-
-
-@contextmanager
-def _written(
-    storage: Storage, num: int, num_bytes: int
-) -> Iterator[tuple[list[Slot], list[torch.Tensor]]]:
-    """Slots and their buffers, written once: the first write of fresh extents is
-    slower than all that follow."""
-    with taken_slots(storage, num, num_bytes) as slots:
-        buffers = [_random_bytes(slots[0].capacity_bytes, seed) for seed in range(num)]
-        transfer_rate(storage.write, slots, buffers)
-        yield slots, buffers
 
 
 @contextmanager

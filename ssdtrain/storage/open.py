@@ -19,12 +19,7 @@ from ssdtrain.counters import Fallback
 from ssdtrain.errors import ConfigError
 from ssdtrain.storage.base import ForwardingStorage, Storage
 from ssdtrain.storage.directory import check_directory
-from ssdtrain.storage.measure import (
-    STAGED_POSIX,
-    PathChoice,
-    choose_path,
-    round_trip_gb_per_s,
-)
+from ssdtrain.storage.measure import STAGED, PathChoice, choose_path
 from ssdtrain.storage.posix import PosixStorage
 from ssdtrain.storage.stripe import StripeStorage
 from ssdtrain.storage.wear import Endurance, MeteredStorage, WearReport, disk_of
@@ -114,9 +109,7 @@ def open_storage(
     endurance: Endurance | None = None,
     on_fallback: Callable[[Fallback], None] = lambda _: None,
 ) -> Storage:
-    """Check the directories and open a storage over them.
-
-    Several directories become a stripe whose shares follow their measured speeds.
+    """Check the directories and open a storage over them, a stripe if they are several.
 
     Args:
         directories: one, or several on different SSDs.
@@ -143,17 +136,17 @@ def _open(
         for path in paths:
             posix.append(PosixStorage(path, on_fallback=on_fallback))
             undo.callback(posix[-1].close)
-        if device is None:
-            choice = PathChoice(members=tuple(posix))
-        else:
+        choice = PathChoice(tuple(posix), False, STAGED)
+        if device is not None:
             choice = choose_path(posix, device)
         members = list(choice.members)
         if endurance is not None:
             for at, path in enumerate(paths):
                 members[at] = MeteredStorage(members[at], disk_of(path), endurance)
-        storage = members[0] if len(members) == 1 else _stripe(members, on_fallback)
         undo.pop_all()
-    return storage, choice
+    if len(members) == 1:
+        return members[0], choice
+    return StripeStorage(members, on_fallback=on_fallback), choice
 
 
 def _checked(directories: Sequence[str | Path]) -> list[Path]:
@@ -161,30 +154,13 @@ def _checked(directories: Sequence[str | Path]) -> list[Path]:
         raise ConfigError(
             "an SSD target needs a directory, got none; set directory='/path/on/nvme'."
         )
-    paths = [check_directory(d).path for d in directories]
+    paths = [check_directory(d) for d in directories]
     for path in paths:
         if paths.count(path) > 1:
             raise ConfigError(
                 f"directory names {str(path)!r} twice; name each SSD's directory once."
             )
     return paths
-
-
-def _stripe(
-    members: list[Storage], on_fallback: Callable[[Fallback], None]
-) -> StripeStorage:
-    # A disk that is full, or whose budget is spent, must not fail the opening: what
-    # cannot be measured starts at the others' mean.
-    speeds: list[float | None] = []
-    for member in members:
-        try:
-            speeds.append(round_trip_gb_per_s(member))
-        except OSError:
-            speeds.append(None)
-    known = [speed for speed in speeds if speed is not None]
-    mean = sum(known) / len(known) if known else 1.0
-    filled = [speed or mean for speed in speeds]
-    return StripeStorage(members, speeds=filled, on_fallback=on_fallback)
 
 
 class Opened(NamedTuple):
@@ -207,12 +183,8 @@ class Opener(Protocol):
         device: torch.device,
         on_fallback: Callable[[Fallback], None],
     ) -> Opened:
-        """Open it for this rank.
-
-        Args:
-            settings: of the session.
-            device: whose tensors will come.
-            on_fallback: told what is not done the way it was asked for.
+        """Open it for this rank, for tensors of a device. on_fallback is told what is
+        not done the way it was asked for.
 
         Raises:
             ConfigError: it cannot be had as the settings ask for it.
@@ -277,13 +249,13 @@ def open_for_rank(
         return Opened(None, False, f"host memory: {places} does not exist")
     if device is None:
         storage = open_storage(own.paths, endurance=endurance, on_fallback=on_fallback)
-        return Opened(storage, False, f"{STAGED_POSIX}: {storage.describe()}")
+        return Opened(storage, False, f"{STAGED}: {storage.describe()}")
     storage, choice = _open(own.paths, device, endurance, on_fallback)
-    if choice.unusable:
+    if choice.is_missed:
         on_fallback(Fallback.NO_GDS)
     num = len(own.paths)
     over = f"; over {num} directories" if num > 1 else ""
-    return Opened(storage, choice.is_direct, choice.explain() + over)
+    return Opened(storage, choice.is_direct, choice.why + over)
 
 
 def budget_bytes_per_s(

@@ -79,7 +79,6 @@ class PosixStorage:
         self._capacity_bytes = capacity_bytes
         self._lock = threading.Lock()
         self._table = SlotTable()
-        self._written_bytes = self._read_bytes = 0
         self._transfers = 0
         self._closed = False
         self._owner = Owner()
@@ -140,8 +139,6 @@ class PosixStorage:
         check_buffer(slot, buffer)
         with self._transfer() as fd:
             _move_all(os.pwritev, fd, buffer, slot, f"write to {self.directory}")
-        with self._lock:
-            self._written_bytes += buffer.numel()
 
     def read(self, slot: Slot, buffer: torch.Tensor) -> None:
         """Fill the whole buffer from the slot; see `Storage.read`."""
@@ -149,8 +146,6 @@ class PosixStorage:
         check_buffer(slot, buffer)
         with self._transfer() as fd:
             _move_all(os.preadv, fd, buffer, slot, f"read from {self.directory}")
-        with self._lock:
-            self._read_bytes += buffer.numel()
 
     def free(self, slot: Slot) -> None:
         """Give the slot back; after `close` there is nothing left to give back to."""
@@ -161,15 +156,10 @@ class PosixStorage:
                 self._table.give(slot)
 
     def stats(self) -> StorageStats:
-        """Return the bytes held and moved so far."""
+        """Return the bytes held."""
         self._owner.check("a storage")
         with self._lock:
-            return StorageStats(
-                used_bytes=self._table.used_bytes,
-                allocated_bytes=self._table.end_bytes,
-                written_bytes=self._written_bytes,
-                read_bytes=self._read_bytes,
-            )
+            return StorageStats(self._table.used_bytes, self._table.end_bytes)
 
     def close(self) -> None:
         """Release the file, at once or when the transfer in flight ends."""

@@ -4,8 +4,6 @@ Pure bookkeeping: it never touches the file. Its owner holds the lock and extend
 file (see `posix.PosixStorage`).
 """
 
-from bisect import bisect_left, insort
-
 from ssdtrain.storage.base import Slot
 
 ALIGNMENT_BYTES = 4096
@@ -22,7 +20,8 @@ class SlotTable:
 
     Best fit, lowest offset first among equals, leaves large blocks whole for large
     records. Neighbours are joined as soon as they are both free, so a file whose slots
-    are all free is one block again: the next step takes the same places.
+    are all free is one block again: the next step takes the same places. Free blocks
+    are few, so all of them are looked at.
     """
 
     def __init__(self) -> None:
@@ -31,14 +30,12 @@ class SlotTable:
         self.used_bytes = 0
         """In slots that are taken."""
         self._taken: dict[int, int] = {}  # offset -> capacity
-        self._by_size: list[tuple[int, int]] = []  # free: (size, start), sorted
-        self._size_at: dict[int, int] = {}  # free: start -> size
-        self._start_at: dict[int, int] = {}  # free: end -> start
+        self._free: dict[int, int] = {}  # start -> size
 
     @property
     def num_free_blocks(self) -> int:
         """Separate free blocks; 1 when everything is free."""
-        return len(self._by_size)
+        return len(self._free)
 
     def extend(self, num_bytes: int) -> None:
         """The file became `num_bytes` longer."""
@@ -48,18 +45,18 @@ class SlotTable:
 
     def missing_bytes(self, num_bytes: int) -> int:
         """Return how far the file must grow so that `num_bytes` fit at its end."""
-        tail_start = self._start_at.get(self.end_bytes, self.end_bytes)
-        return max(0, num_bytes - (self.end_bytes - tail_start))
+        last = self._free_before(self.end_bytes)
+        return max(0, num_bytes - (self.end_bytes - last))
 
     def take(self, capacity_bytes: int) -> Slot | None:
         """A slot of this capacity; None when no free block is large enough."""
-        at = bisect_left(self._by_size, (capacity_bytes, -1))
-        if at == len(self._by_size):
+        large = [(n, at) for at, n in self._free.items() if n >= capacity_bytes]
+        if not large:
             return None
-        size, start = self._by_size[at]
-        self._remove(start)
+        size, start = min(large)
+        del self._free[start]
         if size > capacity_bytes:
-            self._add(start + capacity_bytes, size - capacity_bytes)
+            self._free[start + capacity_bytes] = size - capacity_bytes
         self.used_bytes += capacity_bytes
         self._taken[start] = capacity_bytes
         return Slot(0, start, capacity_bytes)
@@ -78,21 +75,11 @@ class SlotTable:
 
     def _make_free(self, start: int, num_bytes: int) -> None:
         """Add a free block, joined with its free neighbours."""
-        before = self._start_at.get(start)
-        if before is not None:
-            num_bytes += self._remove(before)
-            start = before
-        if start + num_bytes in self._size_at:
-            num_bytes += self._remove(start + num_bytes)
-        self._add(start, num_bytes)
+        first, end = self._free_before(start), start + num_bytes
+        end += self._free.pop(end, 0)
+        self._free[first] = end - first
 
-    def _add(self, start: int, size: int) -> None:
-        insort(self._by_size, (size, start))
-        self._size_at[start] = size
-        self._start_at[start + size] = start
-
-    def _remove(self, start: int) -> int:
-        size = self._size_at.pop(start)
-        del self._start_at[start + size]
-        del self._by_size[bisect_left(self._by_size, (size, start))]
-        return size
+    def _free_before(self, end: int) -> int:
+        """Where the free block begins that ends there; `end` itself: there is none."""
+        ends = (at for at, size in self._free.items() if at + size == end)
+        return next(ends, end)

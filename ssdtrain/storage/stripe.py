@@ -12,7 +12,6 @@ that turned read-only still allows; a read that fails is the caller's
 import errno
 import logging
 import threading
-import time
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
@@ -20,31 +19,22 @@ import torch
 
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import StorageFullError
-from ssdtrain.rates import Clock, Meter, round_trip
+from ssdtrain.rates import Meter, round_trip
 from ssdtrain.storage.base import Slot, Storage, StorageStats
 
 logger = logging.getLogger(__name__)
 
 
 class Member:
-    """A storage of a stripe: its speed, its bytes, and whether it is still in.
+    """A storage of a stripe: its speed, its bytes, and whether it is still in."""
 
-    Args:
-        storage: closed with the stripe.
-        round_trip_gb_per_s: the first reading of its speed.
-        clock: times the transfers.
-    """
-
-    def __init__(
-        self, storage: Storage, round_trip_gb_per_s: float, clock: Clock
-    ) -> None:
+    def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self.used_bytes = 0
         """In slots that the stripe has taken."""
         self.why_lost = ""
         """Why it left the stripe; "" while it is in."""
-        self.writes = Meter(2 * round_trip_gb_per_s, clock)
-        self.reads = Meter(2 * round_trip_gb_per_s, clock)
+        self.writes, self.reads = Meter(), Meter()
 
     def done_at(self, num_bytes: int) -> float:
         """When it would be done with all it holds and so many bytes more."""
@@ -62,14 +52,12 @@ class StripeStorage:
     """A `Storage` over members of uneven speed.
 
     A slot goes to the member that would be done first with all it holds: shares of
-    the bytes follow the measured speeds, so that all members end together.
+    the bytes follow the speeds, so that all members end together. Transfers tell the
+    speeds; until they have, all are taken for equal.
 
     Args:
         members: closed with this storage, of one file and the same alignment each.
-        speeds: round-trip GB/s of each (`measure.round_trip_gb_per_s`); None: equal
-            until transfers have shown otherwise.
         on_fallback: told `Fallback.STRIPE_MEMBER_LOST` when a member leaves.
-        clock: times the transfers.
 
     Raises:
         ValueError: no member, or alignments differ.
@@ -79,9 +67,7 @@ class StripeStorage:
         self,
         members: Sequence[Storage],
         *,
-        speeds: Sequence[float] | None = None,
         on_fallback: Callable[[Fallback], None] = lambda _: None,
-        clock: Clock = time.monotonic,
     ) -> None:
         alignments = {member.alignment_bytes for member in members}
         if len(alignments) != 1:
@@ -89,13 +75,7 @@ class StripeStorage:
                 "a stripe expects members of one alignment, got "
                 f"{sorted(alignments) or 'no member'}"
             )
-        first = [1.0] * len(members) if speeds is None else list(speeds)
-        if len(first) != len(members) or min(first) <= 0:
-            raise ValueError(f"expected a speed above 0 for each member, got {first}")
-        self.members = tuple(
-            Member(storage, speed, clock)
-            for storage, speed in zip(members, first, strict=True)
-        )
+        self.members = tuple(map(Member, members))
         """As given, lost ones too; a slot's file is its number here."""
         self._on_fallback = on_fallback
         self._lock = threading.Lock()
@@ -158,12 +138,7 @@ class StripeStorage:
     def stats(self) -> StorageStats:
         """Sums over all members."""
         parts = [member.storage.stats() for member in self.members]
-        return StorageStats(
-            used_bytes=sum(p.used_bytes for p in parts),
-            allocated_bytes=sum(p.allocated_bytes for p in parts),
-            written_bytes=sum(p.written_bytes for p in parts),
-            read_bytes=sum(p.read_bytes for p in parts),
-        )
+        return StorageStats(*map(sum, zip(*parts, strict=True)))
 
     def close(self) -> None:
         """Close all members, also if one of them fails to."""

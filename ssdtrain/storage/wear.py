@@ -56,15 +56,6 @@ class Smart:
     """Of its rated endurance, as the vendor estimates it; may exceed 1."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SmartReading:
-    """A reading, or why there is none."""
-
-    smart: Smart | None
-    reason: str
-    """Empty with a reading."""
-
-
 def disk_of(directory: str | Path, sys: Path = Path("/sys")) -> str:
     """Name of the whole disk that a directory is on, as in /sys/block.
 
@@ -80,10 +71,11 @@ def disk_of(directory: str | Path, sys: Path = Path("/sys")) -> str:
     return real.parent.name if (real / "partition").exists() else real.name
 
 
-def read_smart(disk: str, dev: Path = Path("/dev")) -> SmartReading:
-    """Ask an NVMe controller for its health log; needs the right to (root)."""
+def read_smart(disk: str, dev: Path = Path("/dev")) -> Smart | str:
+    """Ask an NVMe controller for its health log; needs the right to (root). Returns why
+    there is none."""
     if not disk.startswith("nvme"):
-        return SmartReading(smart=None, reason=f"{disk} is not an NVMe disk")
+        return f"{disk} is not an NVMe disk"
     page = ctypes.create_string_buffer(SMART_LOG_BYTES)
     # struct nvme_admin_cmd of linux/nvme_ioctl.h. Word 10 has the length in 32-bit
     # words less one, above the number of the page.
@@ -94,15 +86,14 @@ def read_smart(disk: str, dev: Path = Path("/dev")) -> SmartReading:
     try:
         fd = os.open(dev / disk, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        return SmartReading(smart=None, reason=f"{dev / disk}: {error.strerror}")
+        return f"{dev / disk}: {error.strerror}"
     try:
         fcntl.ioctl(fd, NVME_IOCTL_ADMIN_CMD, command)
     except OSError as error:
-        reason = f"{disk} refuses its SMART log: {error.strerror}"
-        return SmartReading(smart=None, reason=reason)
+        return f"{disk} refuses its SMART log: {error.strerror}"
     finally:
         os.close(fd)
-    return SmartReading(smart=parse_smart(page.raw), reason="")
+    return parse_smart(page.raw)
 
 
 def parse_smart(page: bytes) -> Smart:
@@ -255,7 +246,7 @@ class MeteredStorage(ForwardingStorage):
         inner: Storage,
         disk: str,
         endurance: Endurance,
-        smart: Callable[[str], SmartReading] = read_smart,
+        smart: Callable[[str], Smart | str] = read_smart,
     ) -> None:
         super().__init__(inner)
         self._disk = disk
@@ -334,11 +325,10 @@ class MeteredStorage(ForwardingStorage):
     def _endurance(self, written_bytes: int) -> tuple[float | None, str, float | None]:
         """Return the bytes left by the rating, where that comes from, and the share
         used."""
-        reading = self._smart(self._disk)
-        smart = reading.smart
-        if smart is None:
+        smart = self._smart(self._disk)
+        if isinstance(smart, str):
             if self._rated_bytes is None:
-                return None, f"{reading.reason}; no rating configured", None
+                return None, f"{smart}; no rating configured", None
             left = float(self._rated_bytes - written_bytes)
             return left, "rating, less what this user's runs wrote", None
         if self._rated_bytes is not None:

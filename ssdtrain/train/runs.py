@@ -28,7 +28,7 @@ from yaml import YAMLError
 
 import ssdtrain
 from ssdtrain.errors import ConfigError
-from ssdtrain.rundirs import LATEST, RUNS, no_such_run
+from ssdtrain.train.rundirs import LATEST, RUNS, no_such_run
 from ssdtrain.versions import installed
 
 CONFIG = "config.yaml"

@@ -1,29 +1,19 @@
 """Torch's caching allocator: segments that grow, the segment of a graph, shortages.
 
 [Note: growing segments]
-A segment as `cudaMalloc` gives it goes back as a whole, or not at all: one small tensor
-that lives holds all of it, and what is free in it serves only what is smaller. The
-allocator's other kind (`expandable_segments`) maps pages of 2 or 20 MiB one after
-another, and takes single pages back. Which kind it takes may be changed at any time: it
-holds for what is allocated from then on, blocks of both kinds live side by side, and
-what is cached of the other kind goes when the cache is emptied.
-
-The kind is one of the process, not of a session, so it stays as it is where somebody
-else has a say. The user's own settings may name it. Another allocator may be in use.
-NCCL may register the allocator's segments; it refuses those that grow. A captured CUDA
-graph has addresses that must stay. A drive may write from device memory that was
-registered by `cudaMalloc`'s addresses. The last session that asked puts it back: a
-tensor that is shared with another process afterwards lies where it would without us.
+A segment of `cudaMalloc` goes back as a whole: one small tensor that lives holds all of
+it. `expandable_segments` maps pages one after another, and takes single pages back. The
+setting is the process's, and holds for what is allocated from then on. It stays as it
+is where the user's settings name it, another allocator is in use, NCCL registers
+segments (it refuses those that grow) or a CUDA graph was captured (its addresses must
+stay). The last session that asked for it puts it back.
 (tests/ssdtrain/transfer/test_allocator.py)
 
 [Note: one segment]
-A captured graph has a pool of its own, which begins empty and stays as large as it
-was at most. The caching allocator fills it with segments of 20 MiB for small tensors
-and one for each larger tensor, and memory of different segments is never joined: what a
-plan frees in pieces of 24 MiB serves no backward of attention that wants 144 MiB at
-once, and another segment is taken for it: 7 % more than was ever allocated. So what a
-plan needs at most is taken as one piece when the captured forward begins. It is given
-back to the pool, which cuts all later tensors from it and joins what is freed.
+A captured graph has a pool of its own, which stays as large as it was at most. Memory
+of different segments is never joined: what a plan frees in small pieces serves no
+large tensor. So what a plan needs at most is taken as one piece when the captured
+forward begins, and given back to the pool, which cuts all later tensors from it.
 (tests/ssdtrain/transfer/test_allocator.py)
 """
 
@@ -64,17 +54,15 @@ class TorchAllocator:
         return torch.cuda.get_allocator_backend()
 
     def settings(self) -> str | None:
-        """What was set last, at run time or by the environment. Torch tells since
-        2.10; None before."""
+        """What was set last, at run time or by the environment; None: this torch does
+        not tell (2.11)."""
         get = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
         return None if get is None else str(get())
 
     def set(self, settings: str) -> None:
-        """Set all settings: those that are not named get their defaults. By the
-        function that this torch has: the older one, where it is there."""
+        """Set all settings: those that are not named get their defaults."""
         own: Any = torch._C
-        older = getattr(own, "_cuda_cudaCachingAllocator_set_allocator_settings", None)
-        (older or own._accelerator_setAllocatorSettings)(settings)
+        own._accelerator_setAllocatorSettings(settings)
 
     def grows(self) -> bool:
         """Whether new segments grow, as the allocator itself says: where the driver

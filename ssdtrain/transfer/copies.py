@@ -15,21 +15,19 @@ and the others for nothing.
 (tests/ssdtrain/transfer/test_places.py, tests/pitfalls/test_order.py)
 
 [Note: batches]
-What compute itself records or waits for costs it microseconds, however short the wait.
-So copies in that a plan starts at one moment are a batch. Memory for all of them is
-taken first. Then one event is recorded that the load order waits for; no operator runs
-between the first allocation and it. One more event is recorded after the last copy.
-Copies in end in the order of their starts, so a stream that has waited for a batch has
-waited for every batch before it. That is remembered of the one stream that waited last,
-and no longer than until the next copy out: a stream that was destroyed may leave its
-number to another. An event that several buffers share may be recorded again by one of
-them; whoever waits for it then waits for a later copy of the same order, which is safe.
+What compute records or waits for costs it microseconds. So copies in that a plan starts
+at one moment are a batch: memory for all is taken first, then one event is recorded
+that the load order waits for, and one more after the last copy. They end in the order
+of their starts, so a stream that has waited for a batch has waited for all before it.
+That is remembered of the stream that waited last, and until the next copy out: a stream
+that was destroyed may leave its number to another. An event that buffers share may be
+recorded again by one of them; whoever waits for it waits for a later copy of the order.
 (tests/pitfalls/test_order.py)
 """
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,10 +42,9 @@ from ssdtrain.transfer.native import (
     IN_BYTES,
     TO_DEVICE,
     TO_HOST,
-    Calls,
     Native,
     Ordering,
-    loaded_runtime,
+    library,
 )
 from ssdtrain.transfer.offloader import Offloader
 from ssdtrain.transfer.pinned import Buffer, PinnedPool
@@ -117,40 +114,26 @@ class Arrival:
     settle = wait
 
 
-class Copies(Protocol):
-    """Copies between the device and buffers."""
-
-    def out(self, pinned: PinnedBuffer, source: Tensor) -> object:
-        """Start to copy a tensor out, after the caller's present compute. Return where
-        that is: `Device.order`."""
-
-    def back(self, buffers: Sequence[PinnedBuffer]) -> list[Tensor]:
-        """Start to copy the bytes into new tensors on the device, as one batch."""
-
-    def arrive(self, pinned: PinnedBuffer) -> None:
-        """Order the caller's compute after the copy in."""
-
-    def quiesce(self) -> None:
-        """Wait until no copy is under way."""
-
-
-class AnyCopies:
-    """By the device's own copies: for devices whose copies are made by threads."""
+class Copies:
+    """Copies between a device and buffers, by the device's own calls: on a CPU, and
+    where there is no C compiler."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._reached = device.now()
 
     def out(self, pinned: PinnedBuffer, source: Tensor) -> object:
-        """See `Copies`."""
-        after = [self._device.now()]
+        """Start to copy a tensor out, after the caller's present compute. Return where
+        that is: `Device.order`."""
+        device = self._device
+        order, after = device.order(), [device.now()]
         if pinned.loaded is not None:
             after.append(pinned.loaded)
-        pinned.copied = self._device.copy_out(source, pinned.memory, after)
-        return None
+        pinned.copied = device.copy_out(source, pinned.memory, after)
+        return order
 
     def back(self, buffers: Sequence[PinnedBuffer]) -> list[Tensor]:
-        """See `Copies`."""
+        """Start to copy the bytes into new tensors on the device, as one batch."""
         device = self._device
         targets = [room_for(pinned, device.torch_device) for pinned in buffers]
         now = device.now()
@@ -159,31 +142,30 @@ class AnyCopies:
         return targets
 
     def arrive(self, pinned: PinnedBuffer) -> None:
-        """See `Copies`."""
+        """Order the caller's compute after the copy in."""
         if pinned.loaded is None:
             return  # it has: an interrupt has what is dead buried once more
         self._device.wait(pinned.loaded)
-        if pinned.loaded.query():
+        if not self._device.is_capturing() and pinned.loaded.query():
             # And so is its copy out. A buffer outlives many steps; events are some
             # objects each that Python's collector would count as old.
             pinned.copied, pinned.loaded = self._reached, None
 
     def quiesce(self) -> None:
-        """See `Copies`."""
+        """Wait until no copy is under way."""
         self._device.quiesce()
 
 
-class CudaCopies:
-    """As few calls as CUDA needs, with events that are recorded again and again.
+class CudaCopies(Copies):
+    """In C, with as few calls as CUDA needs, and events that are recorded again and
+    again. A copy that is watched goes the device's own way."""
 
-    Where the runtime is not torch's own file, or a copy is watched, torch's way.
-    """
+    _device: CudaDevice
 
-    def __init__(self, device: CudaDevice, runtime: Calls | None) -> None:
-        self._device = device
+    def __init__(self, device: CudaDevice, native: Native) -> None:
+        super().__init__(device)
         self._torch_device = device.torch_device
-        self.calls = runtime
-        """None: torch's own."""
+        self._native = native
         self._store_id: int = device.store_stream.cuda_stream
         self._load_id: int = device.load_stream.cuda_stream
         self._current: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
@@ -204,15 +186,12 @@ class CudaCopies:
 
     def out(self, pinned: PinnedBuffer, source: Tensor) -> object:
         """See `Copies`."""
-        device, runtime = self._device, self.calls
+        device = self._device
         order = device.order()
         self._behind = 0, 0
         self._number = pinned.number = self._number + 1
-        if runtime is None or device.is_watching or not device.is_current:
-            after = [device.now()]
-            if pinned.loaded is not None:
-                after.append(pinned.loaded)
-            pinned.copied = device.copy_out(source, pinned.memory, after)
+        if device.is_watching or not device.is_current:
+            super().out(pinned, source)
             pinned.copied_id = pinned.copied.cuda_event
             return order
         if not pinned.copied_id:
@@ -227,26 +206,22 @@ class CudaCopies:
             pinned.copied_id,
         )
         part = memory.data_ptr(), source.data_ptr(), memory.nbytes
-        status = runtime.batch(between, (part,))
-        if status:
-            runtime.fail(status)
+        self._native.batch(between, (part,))
         self._store_behind = max(self._store_behind, behind)
         return order
 
     def back(self, buffers: Sequence[PinnedBuffer]) -> list[Tensor]:
         """See `Copies`."""
-        device, runtime = self._device, self.calls
-        targets = [room_for(pinned, self._torch_device) for pinned in buffers]
+        device, last = self._device, buffers[-1]
         self._batch = batch = self._batch + 1
-        if runtime is None or device.is_watching or not device.is_current:
-            now = device.now()
-            for pinned, target in zip(buffers, targets, strict=True):
-                done: Any = device.copy_in(pinned.memory, target, [pinned.copied, now])
-            for pinned in buffers:  # the last one's: it stands for the batch
+        if device.is_watching or not device.is_current:
+            targets = super().back(buffers)
+            done = last.loaded  # it stands for the batch
+            for pinned in buffers:
                 pinned.loaded, pinned.loaded_id = done, done.cuda_event
                 pinned.batch = batch
             return targets
-        last = buffers[-1]
+        targets = [room_for(pinned, self._torch_device) for pinned in buffers]
         if not last.loaded_id:
             last.loaded, last.loaded_id = device.event()
         newest = max(buffers, key=attrgetter("number"))
@@ -262,9 +237,7 @@ class CudaCopies:
             newest.copied_id if newest.number > self._load_behind else 0,
             last.loaded_id,
         )
-        status = runtime.batch(between, parts)
-        if status:
-            runtime.fail(status)
+        self._native.batch(between, parts)
         self._load_behind = max(self._load_behind, newest.number)
         for pinned in buffers:
             pinned.loaded, pinned.loaded_id = last.loaded, last.loaded_id
@@ -280,10 +253,6 @@ class CudaCopies:
         device.wait(pinned.loaded)
         if not device.has_captured:  # waits inside a capture are left out
             self._behind = stream, pinned.batch
-
-    def quiesce(self) -> None:
-        """See `Copies`."""
-        self._device.quiesce()
 
 
 def room_for(pinned: PinnedBuffer, device: torch.device) -> Tensor:
@@ -308,17 +277,15 @@ def copies_of(
         loads_in_pieces: whether others copy to the device while plans do, and wait: see
             [Note: others' small copies] in native.py.
     """
-    if not isinstance(device, CudaDevice):
-        return AnyCopies(device)
-    runtime = loaded_runtime()
-    if runtime is None:
-        return CudaCopies(device, None)
-    calls: Calls | None = None
+    runtime = library() if isinstance(device, CudaDevice) else None
+    if not isinstance(device, CudaDevice) or runtime is None:
+        return Copies(device)
     try:
-        calls = Native(runtime, device, IN_BYTES if loads_in_pieces else None)
+        native = Native(runtime, device, IN_BYTES if loads_in_pieces else None)
     except (BuildError, ConfigError, OSError) as error:
         fall_back(Fallback.COPIES_FROM_PYTHON, f": {error}")
-    return CudaCopies(device, calls)
+        return Copies(device)
+    return CudaCopies(device, native)
 
 
 def buffer_for(pool: PinnedPool, tensor: Tensor) -> PinnedBuffer | None:

@@ -1,7 +1,7 @@
 """A GPU: the three orders of device.py as CUDA streams.
 
-The small contexts here stand in for `torch.cuda.stream` and for generators at every
-copy and every wait. There the host's time counts: a GPU with small layers waits for it.
+The small contexts here stand in for generators at every wait. There the host's time
+counts: a GPU with small layers waits for it.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,35 +44,6 @@ class CurrentStream:
             )
             self._known[number] = stream
         return stream
-
-
-class OnStream:
-    """Makes a stream current, as `torch.cuda.stream` does at several times the cost.
-
-    Setting a stream makes its device current as well. Both are put back, also where the
-    caller's current device is another one.
-    """
-
-    __slots__ = ("_before", "_here", "_index", "_stream")
-
-    def __init__(self, stream: torch.cuda.Stream, index: int) -> None:
-        self._stream = stream
-        self._index = index
-
-    def __enter__(self) -> None:
-        self._before = self._here = torch._C._cuda_getCurrentStream(self._index)
-        device = torch._C._cuda_getDevice()
-        if device != self._index:
-            self._here = torch._C._cuda_getCurrentStream(device)
-        stream = self._stream
-        torch._C._cuda_setStream(
-            stream.stream_id, stream.device_index, stream.device_type
-        )
-
-    def __exit__(self, *error: object) -> None:
-        torch._C._cuda_setStream(*self._before)
-        if self._here is not self._before:
-            torch._C._cuda_setStream(*self._here)
 
 
 class Stall:
@@ -347,7 +318,7 @@ class CudaDevice(Device):
         `CudaCopies` in copies.py."""
         stream = self._store if outwards else self._load
         done = torch.cuda.Event(enable_timing=self.is_watching)
-        with OnStream(stream, self.index):
+        with torch.cuda.stream(stream):
             for event in after:
                 stream.wait_event(event)  # type: ignore[arg-type]
             if self.is_watching:

@@ -140,13 +140,8 @@ class Device(Protocol):
     def wait(
         self, event: Event, order: object = None, *, outwards: bool = False
     ) -> None:
-        """Let compute (the caller's order, or `order`) wait for `event`.
-
-        Args:
-            event: what is waited for.
-            order: whose wait it is; None: the caller's.
-            outwards: it is a copy out, for the account of waits.
-        """
+        """Let compute (the caller's order, or `order`) wait for `event`. outwards: it
+        is a copy out, for the account of waits."""
 
     def ends_in_order(self, copied: Event) -> bool:
         """Whether this is the end of a copy out after those that were started before,

@@ -28,8 +28,7 @@ from ssdtrain.transfer.transfers import Load, Transfer, TransferOwner, TransferS
 
 
 class DirectOffloader(Offloader):
-    """An `Offloader` whose transfers go past host memory. Only the bytes of a failed
-    write are rescued into the pool.
+    """An `Offloader` whose transfers go past host memory.
 
     With `Drain.WHEN_FULL` a transfer goes past it only if the pool has no room: the
     others take the way of `Offloader`, and the oldest are written from there.
@@ -152,7 +151,7 @@ class DirectOffloader(Offloader):
             self._written(transfer)
         except BaseException as error:
             self.fall_back(why_kept(error), f": {error}")
-            self._rescue_or_lose(transfer, source, ready)
+            self._keep(transfer, source, ready)
         finally:
             with self._lock:
                 self._writing.discard(transfer)
@@ -165,33 +164,12 @@ class DirectOffloader(Offloader):
             else:
                 transfer.state = TransferState.STORED
 
-    def _rescue_or_lose(
-        self, transfer: Transfer, source: torch.Tensor, ready: Event
-    ) -> None:
-        try:
-            self._rescue(transfer, source, ready)
-        except BaseException:
-            with self._lock:
-                self._free_slot(transfer)
-                if transfer.state is not TransferState.GONE:
-                    transfer.state = TransferState.LOST  # a load says so, with the name
-            raise
-
-    def _rescue(self, transfer: Transfer, source: torch.Tensor, ready: Event) -> None:
-        """Bring bytes that the storage did not take to host memory: nothing is lost.
-
-        The source is still whole: it is released after `copied`, and that is reached
-        after this.
-        """
-        buffer = self.pool.take(transfer.num_bytes, for_load=True)
-        buffer = buffer or self._unpinned(transfer.num_bytes)
-        buffer.settle()
-        staged = buffer.memory[: transfer.num_bytes]
-        event = self.device.copy_out(source, staged, [ready])
-        event.synchronize()
+    def _keep(self, transfer: Transfer, source: torch.Tensor, ready: Event) -> None:
+        """What the storage did not take stays where it is: it is still whole, for it is
+        released after `copied`, which is reached after this."""
         with self._lock:
             self._free_slot(transfer)
-            transfer.buffer, transfer.copied = buffer, event
+            transfer.buffer, transfer.copied = Buffer(source, pooled=False), ready
             if transfer.state is TransferState.GONE:
                 self._give_buffer(transfer)
             else:
@@ -207,7 +185,7 @@ class DirectOffloader(Offloader):
             if transfer.state is TransferState.STORED and transfer.slot is not None:
                 self._need_storage().read(transfer.slot, load.target)
             elif transfer.state not in (TransferState.STAGED, TransferState.GONE):
-                raise RuntimeError("neither the write nor the rescue came to its end")
+                raise RuntimeError("the write has not come to its end")
         except BaseException as caught:
             error = caught
         with self._lock:
@@ -234,4 +212,3 @@ class DirectOffloader(Offloader):
             self._enqueue(transfer, load)
         else:
             load.enqueued(CpuEvent(done=True))
-            self._meters.counters.add(Count.READ, transfer.num_bytes)

@@ -1,21 +1,14 @@
 """Copies that are nodes of a CUDA graph.
 
 [Note: captured copies]
-What runs while a graph is captured is not done but written down, and done at every
-replay, without any of our Python. So a captured copy goes to pinned memory that it
-never shares, and that stays where it is for as long as the model lives. The graph's
-edges alone keep the order: compute waits in the graph for the copy out before the
-tensor's memory is used again, and for the copy in before the operator that reads it.
-Both copy streams are joined with compute where a captured backward ends, and where the
-capture does (`make_graphed_callables` captures forward and backward each by itself;
-engines/graphs.py hears of it). Not where a forward ends whose backward follows in the
-same graph: copies out last into backward there, and compute would wait for all of them.
-Each edge between compute and a copy is microseconds in every replay: a kernel after it
-does not start as the one before it ends. So compute does not wait for a copy if it has
-waited for a later one of the same direction. Copies in that the plan starts together
-leave compute at one point and come back to it at one.
-Nothing may be asked of an event of a capture, and nothing that was recorded before it
-may be waited for; a capture begins after a synchronization of the device.
+What runs in a capture is written down, and done at every replay without our Python. So
+a captured copy goes to pinned memory of its own, which lives as long as the model. The
+graph's edges alone keep the order: compute waits for the copy out before the memory is
+used again, and for the copy in before it is read. Both copy streams are joined with
+compute where a captured backward ends, and where the capture does (engines/graphs.py).
+Each edge takes microseconds in every replay. So compute does not wait for a copy if it
+has waited for a later one of its direction, and copies in that start together have one.
+An event that was recorded before a capture may be neither asked nor waited for.
 (tests/ssdtrain/engines/test_graphs.py)
 """
 
@@ -62,10 +55,6 @@ class GraphLoad:
     def __init__(self, event: GraphEvent, target: Tensor) -> None:
         self._event = event
         self.target = target
-
-    def poll(self) -> bool:
-        """It stands in the graph."""
-        return True
 
     def wait(self, device: Device) -> None:
         """Order compute after it."""

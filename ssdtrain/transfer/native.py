@@ -1,33 +1,26 @@
 """Copies while compute runs, made in C: one call of Python for all that one takes.
 
 A tensor that moves takes five calls of CUDA each way, and five more for every second
-piece of it. On an H200 with a fast loop around them they take 3 microseconds, and 26
-called from Python between the operators of a step: a 4B under FSDP2 spent 190 on each
-load. So csrc/copies.c makes them in a row. It is built with the user's compiler when
-the first session on a GPU begins. The functions are as old as streams, from the CUDA
-runtime that torch has loaded; their arguments are in its API's reference.
+piece of it. csrc/copies.c makes them in a row, in an eighth of the host's time. It is
+built with the user's compiler when the first session on a GPU begins. The functions are
+of the CUDA runtime that torch has loaded.
 (tests/ssdtrain/transfer/test_native.py)
 
 [Note: others' small copies]
-The device has one engine for copies in and one for copies out, and an engine serves a
+The device has one engine for copies in and one for copies out. An engine serves a
 stream as long as that has something to copy. FSDP2 copies a small table to the device
-for each layer that it gathers or reduces (`split_with_sizes_copy`, `chunk_cat`), in
-compute order. Such a table came after every load that had been started, and compute
-waited for it: up to 10 ms each, 6 to 38 ms a step (two H200, 4B, 6 to 8 GB moved), at
-no wait of ours. A result that the host reads back (`item`, in a loss) waits for all
-copies out in the same way.
-So copies go in pieces, by two streams in turns. Each stream waits for the other's
-piece, and when a stream waits, the engine turns to whoever else is there: 0.5 to 2.4 ms
-a step were left.
-For the rest nothing changes: what waits for the stream that was asked to copy waits for
-all pieces.
+for each layer that it gathers or reduces, in compute order, and compute would wait
+until every load was done. A result that the host reads back would wait for all copies
+out. So copies go in pieces, by two streams in turns: each stream waits for the other's
+piece, and meanwhile the engine turns to whoever else is there. What waits for the
+stream that was asked to copy waits for all pieces.
 (tests/ssdtrain/transfer/test_native.py)
 """
 
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple
 
 from ssdtrain.storage.clibrary import CLibrary
 from ssdtrain.transfer.cuda import CudaDevice
@@ -75,49 +68,6 @@ class Ordering(NamedTuple):
     """An event that is recorded after them."""
 
 
-class Calls(Protocol):
-    """Copies that run while compute does."""
-
-    def batch(self, order: Ordering, parts: Sequence[Part]) -> int:
-        """Copy, one part after the other; other threads run meanwhile, as it may wait
-        for room in a device's queue. Return a status, 0 for success."""
-
-    def fail(self, status: int) -> NoReturn:
-        """A call was not successful.
-
-        Raises:
-            RuntimeError: with what CUDA says.
-        """
-
-
-class Runtime:
-    """CUDA's functions that copies take."""
-
-    def __init__(self, functions: Any) -> None:
-        self._functions = functions
-        self._text = functions.cudaGetErrorString
-        self._text.restype, self._text.argtypes = ctypes.c_char_p, [ctypes.c_int]
-
-    @property
-    def addresses(self) -> tuple[int, int, int]:
-        """Of the functions that record, wait and copy."""
-        own = self._functions
-        every = own.cudaEventRecord, own.cudaStreamWaitEvent, own.cudaMemcpyAsync
-        record, wait, copy = (ctypes.cast(each, ADDRESS).value or 0 for each in every)
-        return record, wait, copy
-
-    def fail(self, status: int) -> NoReturn:
-        """See `Calls`."""
-        said = self._text(status).decode()
-        raise RuntimeError(f"a copy could not be started: {said} (CUDA error {status})")
-
-
-def loaded_runtime() -> Runtime | None:
-    """The runtime of this process; None: see `library`."""
-    functions = library()
-    return None if functions is None else Runtime(functions)
-
-
 class _Calls(ctypes.Structure):
     _fields_ = [("record", ADDRESS), ("wait", ADDRESS), ("copy", ADDRESS)]
 
@@ -135,25 +85,30 @@ class _Way(ctypes.Structure):
 
 
 class Native:
-    """`Calls` in C, in pieces: [Note: others' small copies]. Of one thread at a time:
+    """Copies in C, in pieces: [Note: others' small copies]. Of one thread at a time:
     the cache calls it under its lock."""
 
     def __init__(
         self,
-        runtime: Runtime,
+        runtime: Any,
         device: CudaDevice,
         in_bytes: int | None = IN_BYTES,
         out_bytes: int | None = OUT_BYTES,
     ) -> None:
-        """Take the size of a piece in each direction; None: copies are whole.
+        """Take CUDA's runtime (`library`), and the size of a piece in each direction;
+        None: copies are whole.
 
         Raises:
             BuildError: the library cannot be built. ConfigError: others could have
                 written it. OSError: it cannot be loaded.
         """
         library = ctypes.CDLL(str(LIBRARY.built()))
-        self.fail = runtime.fail
-        self._calls = _Calls(*runtime.addresses)
+        self._runtime = runtime  # C has addresses alone
+        runtime.cudaGetErrorString.restype = ctypes.c_char_p
+        runtime.cudaGetErrorString.argtypes = [ctypes.c_int]
+        calls = runtime.cudaEventRecord, runtime.cudaStreamWaitEvent
+        every = (*calls, runtime.cudaMemcpyAsync)
+        self._calls = _Calls(*(ctypes.cast(each, ADDRESS).value for each in every))
         self._events: list[Any] = []
         """Whose numbers C knows."""
         self._ways = {
@@ -182,17 +137,26 @@ class Native:
             left_bytes=piece_bytes,
         )
 
-    def batch(self, order: Ordering, parts: Sequence[Part]) -> int:
-        """See `Calls`."""
+    def batch(self, order: Ordering, parts: Sequence[Part]) -> None:
+        """Copy, one part after the other; other threads run meanwhile, as it may wait
+        for room in a device's queue.
+
+        Raises:
+            RuntimeError: with what CUDA says.
+        """
         kind, *between = order
         head = self._calls_at, self._ways_at[kind], *between
         num = len(parts)
         if num == 1:
-            one: int = self._one(*head, *parts[0])
-            return one
-        to, source, counts = zip(*parts, strict=True)
-        addresses, sizes = ADDRESS * num, ctypes.c_size_t * num
-        status: int = self._batch(
-            *head, num, addresses(*to), addresses(*source), sizes(*counts)
-        )
-        return status
+            status = self._one(*head, *parts[0])
+        else:
+            to, source, counts = zip(*parts, strict=True)
+            addresses, sizes = ADDRESS * num, ctypes.c_size_t * num
+            status = self._batch(
+                *head, num, addresses(*to), addresses(*source), sizes(*counts)
+            )
+        if status:
+            said = self._runtime.cudaGetErrorString(status).decode()
+            raise RuntimeError(
+                f"a copy could not be started: {said} (CUDA error {status})"
+            )

@@ -404,7 +404,6 @@ class Offloader:
             elif error is None:
                 transfer.state = TransferState.STORED
                 self._recalled[transfer] = None
-                self._meters.counters.add(Count.READ, transfer.num_bytes)
                 for load in transfer.loads:
                     self._enqueue(transfer, load)
                 transfer.loads.clear()

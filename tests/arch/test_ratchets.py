@@ -16,13 +16,13 @@ from tests.arch.test_layers import PACKAGES, ROOT, functions, product_files, tre
 CIRCLES = 6
 """Groups of files that import one another, where imports inside functions and for
 types count as well. No group does so while it is imported."""
-TWICE = {"ssdtrain": 88, "pydirect": 6, "hector": 22}
+TWICE = {"ssdtrain": 86, "pydirect": 6, "hector": 22}
 """Public names of classes and functions that stand in several files of a package."""
-IN_SEVERAL = 91
+IN_SEVERAL = 89
 """Likewise in several packages."""
 ANYTHING = {"ssdtrain": 32, "pydirect": 1, "hector": 8}
 """Parameters of constructors that are typed `Any`."""
-FROM_OUTSIDE = {"ssdtrain": 421, "pydirect": 90, "hector": 49}
+FROM_OUTSIDE = {"ssdtrain": 418, "pydirect": 90, "hector": 49}
 """Assignments to an attribute of another object."""
 COMMANDS = {"add_arguments", "run", "main"}
 """Every module of a command has them."""

@@ -8,7 +8,7 @@ import contextlib
 import ctypes
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -87,20 +87,44 @@ class Event:
         return self.known.get(stream, 0) >= number
 
 
+class ErrorText:
+    """`cudaGetErrorString`, as `ctypes` gives it."""
+
+    restype: Any = None
+    argtypes: Any = None
+
+    def __call__(self, status: int) -> bytes:
+        return b"out of luck"
+
+
 class FakeRuntime:
-    """CUDA's own calls: `Runtime`; and a batch of them in Python, which C's equals."""
+    """The library of CUDA's own calls; and a batch of them in Python, as `Native` has
+    it."""
 
     def __init__(self) -> None:
         self.record, self.wait, self.copy = self._record, self._wait, self._copy
+        self.cudaGetErrorString = ErrorText()
+        # For C, which calls whatever these are by then.
+        address, integer = ctypes.c_void_p, ctypes.c_int
+        self.cudaEventRecord = ctypes.CFUNCTYPE(integer, address, address)(
+            lambda *each: self.record(*each)
+        )
+        wait = ctypes.CFUNCTYPE(integer, address, address, ctypes.c_uint)
+        self.cudaStreamWaitEvent = wait(lambda *each: self.wait(*each))
+        copy = ctypes.CFUNCTYPE(
+            integer, address, address, ctypes.c_size_t, integer, address
+        )
+        self.cudaMemcpyAsync = copy(lambda *each: self.copy(*each))
 
-    def batch(self, order: Ordering, parts: Sequence[Part]) -> int:
+    def batch(self, order: Ordering, parts: Sequence[Part]) -> None:
         kind, ready, compute, stream, more, done = order
         status = self.record(ready, compute) or self.wait(stream, ready, 0)
         if more:
             status = status or self.wait(stream, more, 0)
         for to, source, count in parts:
             status = status or self.copy(to, source, count, kind, stream)
-        return status or self.record(done, stream)
+        if status or self.record(done, stream):
+            raise RuntimeError(f"CUDA error {status}")
 
     def _record(self, event: int, stream: int) -> int:
         Event.made[event - 1].record(Stream.made[stream - 1])
@@ -117,27 +141,6 @@ class FakeRuntime:
         Stream.made[stream - 1].tick()
         return 0
 
-    def fail(self, status: int) -> NoReturn:
-        raise RuntimeError(f"CUDA error {status}")
-
-    @property
-    def addresses(self) -> tuple[int, int, int]:
-        """For C, which calls whatever these are by now."""
-        address, integer = ctypes.c_void_p, ctypes.c_int
-        record = ctypes.CFUNCTYPE(integer, address, address)
-        wait = ctypes.CFUNCTYPE(integer, address, address, ctypes.c_uint)
-        copy = ctypes.CFUNCTYPE(
-            integer, address, address, ctypes.c_size_t, integer, address
-        )
-        self.functions = (
-            record(lambda *each: self.record(*each)),
-            wait(lambda stream, event, flags: self.wait(stream, event, flags)),
-            copy(lambda *each: self.copy(*each)),
-        )
-        found = (ctypes.cast(each, address).value for each in self.functions)
-        first, second, third = (each or 0 for each in found)
-        return first, second, third
-
 
 class FakeCuda:
     """Streams of one device."""
@@ -149,11 +152,11 @@ class FakeCuda:
         patch.setattr(torch.cuda, "current_stream", lambda device=None: self.current)
         patch.setattr(torch.cuda, "current_device", lambda: 0)
         patch.setattr(torch.cuda, "set_stream", self._set)
+        patch.setattr(torch.cuda, "stream", self.on)
         for name, function in {
             "_cuda_getDevice": lambda: 0,
             "_cuda_getCurrentStream": lambda device: self.current.ids,
             "_cuda_getCurrentRawStream": lambda device: self.current.cuda_stream,
-            "_cuda_setStream": lambda number, *_: self._set(Stream.made[number]),
             "_CudaEventBase": Event,
         }.items():
             patch.setattr(torch._C, name, function, raising=False)

@@ -225,14 +225,13 @@ MADE: list[Any] = [
     pytest.param(lambda cuda: Native(FakeRuntime(), cuda.device), marks=needs_compiler),
     lambda cuda: None,
 ]
-"""Copies by calls from Python, from C, and torch's own."""
+"""Copies by calls from Python, from C, and, where they are watched, torch's own."""
 
 
 @pytest.mark.parametrize("make", MADE)
 def test_places_are_ordered_as_transfers_are(cuda: FakeCuda, make: Make) -> None:
     """Out behind its producer, back behind its own copy out, out again behind that."""
-    copies, device = CudaCopies(cuda.device, make(cuda)), cuda.device
-    copies._torch_device = torch.device("cpu")
+    copies, device = copies_on(cuda, make(cuda)), cuda.device
     place = buffer_for(PinnedPool(CpuDevice(), 1 << 20), torch.ones(4))
     assert place is not None
     store, load, read = device.store_stream, device.load_stream, 0
@@ -265,10 +264,11 @@ def places() -> Buffers:
     return [place for place in found if place is not None]
 
 
-def copies_on(cuda: FakeCuda, runtime: Any) -> CudaCopies:
-    copies = CudaCopies(cuda.device, runtime)
-    copies._torch_device = torch.device("cpu")
-    return copies
+def copies_on(cuda: FakeCuda, native: Any) -> CudaCopies:
+    """native: None: the copies are watched."""
+    cuda.device.is_watching = native is None
+    cuda.device.torch_device = torch.device("cpu")
+    return CudaCopies(cuda.device, native)
 
 
 def away(cuda: FakeCuda, copies: CudaCopies, places: Buffers) -> list[int]:

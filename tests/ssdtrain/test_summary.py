@@ -1,25 +1,19 @@
 """What a person reads of a session: three lines, a step, and the keywords."""
 
-from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-import torch
 
 import ssdtrain
 from ssdtrain.config import AdvancedOptions, OffloadConfig
 from ssdtrain.counters import StepReport
 from ssdtrain.curves import Curve, Links
-from ssdtrain.engines.patch import Patches
-from ssdtrain.engines.watch import COMPARED_AT, Watch
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import Plan
-from ssdtrain.plan.profile import Item, Mark, Phase, Profile, RegionRun
+from ssdtrain.plan.profile import Item, Mark, Phase, Profile
 from ssdtrain.summary import (
-    Seen,
-    slower_than_checkpointing,
     summary,
     why_it_stays,
 )
@@ -75,7 +69,7 @@ def test_memory_and_time_are_measured_or_not_told() -> None:
     assert plan.prediction is not None
     longer = 500 / plan.prediction.step_ms - 1
     timed = [step(plan_error=longer)] * 3
-    told = summary(Seen(steps=timed, plan=plan, profile=profile, advice="go on."))
+    told = summary(timed, plan=plan, profile=profile, advice="go on.")
     assert told.splitlines() == [
         "Memory: at most 1.00 GB of saved tensors on the device instead of 4.00 GB: "
         "75 % less (measured).",
@@ -84,25 +78,25 @@ def test_memory_and_time_are_measured_or_not_told() -> None:
         "Next: go on.",
     ]
     without = replace(profile, notes={})
-    told = summary(Seen(steps=timed, plan=plan, profile=without))
+    told = summary(timed, plan=plan, profile=without)
     assert "500.0 ms a step; not compared, as no plain step was timed." in told
-    assert "Time: not compared" in summary(Seen(steps=[step()]))
-    assert "no step has been reported" in summary(Seen(steps=[]))
+    assert "Time: not compared" in summary([step()])
+    assert "no step has been reported" in summary([])
 
 
 def test_a_busy_machine_gets_no_ratio() -> None:
     profile, plan = planned(plain_step_ms="400")
     steps = [step(plan_error=error) for error in (0.0, 0.5, 0.1)]
-    told = summary(Seen(steps=steps, plan=plan, profile=profile))
+    told = summary(steps, plan=plan, profile=profile)
     assert "too different for a ratio" in told and "%" not in told.splitlines()[1]
 
 
 def test_unknown_micro_batches_give_no_share() -> None:
     """Four micro-batches save four times what is alive at once."""
-    told = summary(Seen(steps=[step(saved_peak_bytes=10**9, bytes_saved=4 * 10**9)]))
+    told = summary([step(saved_peak_bytes=10**9, bytes_saved=4 * 10**9)])
     assert "% less" not in told and "autograd saved 4.00 GB in the step" in told
     kept = step(bytes_offloaded=0, saved_peak_bytes=2 * 10**9)
-    assert "instead of 2.00 GB: 50 % less" in summary(Seen(steps=[kept, step()]))
+    assert "instead of 2.00 GB: 50 % less" in summary([kept, step()])
 
 
 def test_reasons_for_what_stays_by_size() -> None:
@@ -146,82 +140,3 @@ def test_help_explains_every_keyword() -> None:
     assert len(shown) == 11
     for name in (*shown, "advanced"):
         assert f"\n        {name}: " in text, name
-
-
-def layered(budget_gb: float, link: Curve = LINK) -> tuple[Profile, Plan]:
-    """Four layers of three tensors of 1 GB; each runs again from what it reads, which
-    takes 5 ms. They need 3.4 GB then, and the step takes 340 ms instead of 320."""
-    items: list[Item] = []
-    for region in range(4):
-        items.append(Item(name="in", num_bytes=10**8, floats=True))
-        items += [Item(name="t", num_bytes=10**9, region=region) for _ in range(3)]
-    order = [(Phase.FORWARD, n) for n in range(16)]
-    order += [(Phase.BACKWARD, n) for n in reversed(range(16))]
-    marks = tuple(Mark(lane=0, phase=phase, item=n, ms=10.0) for phase, n in order)
-    runs = tuple(
-        RegionRun(module=f"layers.{n}", inputs=(4 * n,), ms=5.0) for n in range(4)
-    )
-    profile = Profile(
-        lanes=("model/0",),
-        kinds={"model/0": tuple(items)},
-        regions={"model/0": runs},
-        marks=marks,
-        links=Links(d2h=link, h2d=link),
-        notes={"plain_step_ms": "320"},
-    )
-    return profile, choose(profile, Goal(memory_budget_bytes=int(1e9 * budget_gb)))
-
-
-def test_checkpointing_that_would_be_faster_is_told() -> None:
-    profile, plan = layered(6.0, Curve.straight(1e-6, 1e10))
-    assert plan.prediction is not None and not plan.policy.startswith("regions")
-
-    def told(took_ms: float, profile: Profile = profile) -> str | None:
-        assert plan.prediction is not None
-        steps = [step(plan_error=took_ms / plan.prediction.step_ms - 1)] * 3
-        return slower_than_checkpointing(
-            Seen(steps=steps, plan=plan, profile=profile, most_bytes=6e9)
-        )
-
-    why = told(400.0)
-    assert why is not None and "a step takes 400.0 ms" in why
-    assert "would take 340.0 ms and fit as well" in why
-    assert "recompute='regions' and plan='keep-all'" in why
-    assert told(345.0) is None, "within what steps vary by"
-    assert told(400.0, replace(profile, notes={})) is None, "no step was timed"
-    assert told(400.0, replace(profile, regions={}, kinds=without(profile))) is None
-
-
-def without(profile: Profile) -> dict[str, tuple[Item, ...]]:
-    """Its items, of no region."""
-    return {
-        kind: tuple(replace(item, region=-1) for item in items)
-        for kind, items in profile.kinds.items()
-    }
-
-
-def test_a_plan_that_needs_less_than_checkpointing_is_not_blamed() -> None:
-    profile, plan = layered(3.2)
-    assert plan.prediction is not None and plan.prediction.peak_bytes < 3_400_000_000
-    steps = [step(plan_error=1.0)] * 3
-    seen = Seen(steps=steps, plan=plan, profile=profile)
-    assert slower_than_checkpointing(seen) is None
-
-
-def test_a_session_says_it_once(caplog: pytest.LogCaptureFixture) -> None:
-    """After so many timed steps, and only if the plan's steps stay slower."""
-    asked: list[int] = []
-
-    def slower(steps: Sequence[StepReport]) -> str:
-        asked.append(len(steps))
-        return "a step takes 400.0 ms"
-
-    watch = Watch(
-        [], torch.device("cpu"), lambda _: None, lambda: True, Patches(), slower
-    )
-    for _ in range(COMPARED_AT[-1]):
-        watch.step_ended(step(plan_error=None))
-        watch.step_ended(step(plan_error=0.2))
-    assert asked == [3], "once it is said"
-    assert watch.told == "a step takes 400.0 ms"
-    assert [r.getMessage() for r in caplog.records] == [f"ssdtrain: {watch.told}."]

@@ -7,19 +7,18 @@
  * Builds without CUDA: the runtime and cuFile are found with dlsym and dlopen, and
  * the few types of theirs that cross the border are spelled out below.
  *
- * Locks: `lock` guards the table, the counters and the record file, and is never
- * held across a call into CUDA or cuFile: those take locks of their own, and cuFile
- * may allocate. An address is in the table from behind its cudaMalloc to before its
- * cudaFree, and CUDA gives no address out twice in between, so nobody can meet an
- * entry that is being made or removed.
+ * Locks: `lock` guards the table and the counters, and is never held across a call into
+ * CUDA or cuFile: those take locks of their own, and cuFile may allocate. An address is
+ * in the table from behind its cudaMalloc to before its cudaFree, and CUDA gives no
+ * address out twice in between, so nobody can meet an entry that is being made or
+ * removed.
  *
- * cudaMallocAsync is counted and not registered, unless SSDTRAIN_HOOK_ASYNC=1: an
- * allocator on top of it calls for every tensor, and a registration takes
- * milliseconds. A training step became 41 times slower on an H200.
+ * cudaMallocAsync is counted and not registered: an allocator on top of it calls for
+ * every tensor, and a registration takes milliseconds. A training step became 41 times
+ * slower on an H200.
  *
  * Not seen: allocations that do not come through these calls. Expandable segments
- * (cuMemCreate through cuGetProcAddress) and statically linked runtimes pass by;
- * `ssdtrain.storage.malloc_hook.coverage` counts them.
+ * (cuMemCreate through cuGetProcAddress) and statically linked runtimes pass by.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -59,9 +58,7 @@ static char tombstone;
 
 static struct {
     bool enabled;
-    bool register_async;
     size_t min_bytes;
-    FILE *record;
 } config = {.enabled = true, .min_bytes = 1024 * 1024};
 
 static struct {
@@ -201,7 +198,6 @@ static void after_fork_in_child(void)
     table_size = table_used = 0;
     memset(&counters, 0, sizeof counters);
     memset(&cufile, 0, sizeof cufile);
-    config.record = NULL; /* the parent's buffer: not closed, so not written twice */
     inside = false;
     pthread_mutex_unlock(&lock);
 }
@@ -210,15 +206,10 @@ static void configure(void)
 {
     const char *enabled = getenv("SSDTRAIN_HOOK");
     const char *min_bytes = getenv("SSDTRAIN_HOOK_MIN_BYTES");
-    const char *async = getenv("SSDTRAIN_HOOK_ASYNC");
-    const char *record = getenv("SSDTRAIN_HOOK_RECORD");
     if (enabled != NULL && strcmp(enabled, "0") == 0)
         config.enabled = false;
-    config.register_async = async != NULL && strcmp(async, "1") == 0;
     if (min_bytes != NULL)
         config.min_bytes = (size_t)strtoull(min_bytes, NULL, 10);
-    if (config.enabled && record != NULL)
-        config.record = fopen(record, "w");
     pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
@@ -237,20 +228,7 @@ static bool enter(uint64_t *calls)
     return !inside;
 }
 
-/* One line a call: what was asked for and what the libraries answered. Replayed by
- * the tests' stand-ins for CUDA and cuFile. Under the lock. */
-static void record(const char *call, const void *address, size_t size, int result,
-                   int cufile_error)
-{
-    if (config.record != NULL) {
-        fprintf(config.record, "%s %p %zu %d %d\n", call, address, size, result,
-                cufile_error);
-        fflush(config.record);
-    }
-}
-
-static void allocated(const char *call, void *address, size_t size, int result,
-                      bool may_register)
+static void allocated(void *address, size_t size, int result, bool may_register)
 {
     bool known = result == CUDA_SUCCESS && address != NULL && size >= config.min_bytes;
     bool wanted = known && may_register;
@@ -277,14 +255,13 @@ static void allocated(const char *call, void *address, size_t size, int result,
     }
     bool lost = known && !table_add(address, size, registered) && registered;
     counters.deregistered += lost;
-    record(call, address, size, result, registration.error);
     pthread_mutex_unlock(&lock);
     if (lost) /* no memory to remember it by: better unregistered than stale */
         cufile.deregister_buffer(address);
     inside = false;
 }
 
-static void about_to_free(const char *call, const void *address)
+static void about_to_free(const void *address)
 {
     struct entry gone = {NULL, 0, false};
     inside = true;
@@ -292,7 +269,6 @@ static void about_to_free(const char *call, const void *address)
     bool known = table_take(address, &gone);
     bool drop = known && gone.registered && cufile.deregister_buffer != NULL;
     counters.deregistered += drop;
-    record(call, address, gone.size, 0, 0);
     pthread_mutex_unlock(&lock);
     if (drop)
         cufile.deregister_buffer(address);
@@ -327,7 +303,7 @@ EXPORT int cudaMalloc(void **address, size_t size)
     int result = real(address, size);
     int saved = errno;
     if (ours)
-        allocated("cudaMalloc", result == 0 ? *address : NULL, size, result, true);
+        allocated(result == 0 ? *address : NULL, size, result, true);
     errno = saved;
     return result;
 }
@@ -339,8 +315,7 @@ EXPORT int cudaMallocAsync(void **address, size_t size, void *stream)
     int result = real(address, size, stream);
     int saved = errno;
     if (ours)
-        allocated("cudaMallocAsync", result == 0 ? *address : NULL, size, result,
-                  config.register_async);
+        allocated(result == 0 ? *address : NULL, size, result, false);
     errno = saved;
     return result;
 }
@@ -351,7 +326,7 @@ EXPORT int cudaFree(void *address)
     if (!enter(&counters.free_calls))
         return real(address);
     if (address != NULL) /* cudaFree(NULL) is a way to start the runtime */
-        about_to_free("cudaFree", address);
+        about_to_free(address);
     return freed(real(address));
 }
 
@@ -361,7 +336,7 @@ EXPORT int cudaFreeAsync(void *address, void *stream)
     if (!enter(&counters.free_async_calls))
         return real(address, stream);
     if (address != NULL)
-        about_to_free("cudaFreeAsync", address);
+        about_to_free(address);
     return freed(real(address, stream));
 }
 

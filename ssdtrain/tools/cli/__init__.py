@@ -16,9 +16,9 @@ from importlib import import_module
 from typing import NamedTuple, NoReturn
 
 from ssdtrain import __version__
-from ssdtrain.arguments import reason
 from ssdtrain.errors import AttachError, ConfigError
 from ssdtrain.quantities import did_you_mean
+from ssdtrain.tools.arguments import reason
 
 
 class Command(NamedTuple):

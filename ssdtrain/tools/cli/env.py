@@ -6,10 +6,10 @@ import shlex
 import sys
 from typing import Any
 
-from ssdtrain.arguments import show
 from ssdtrain.errors import ConfigError
 from ssdtrain.storage import malloc_hook
 from ssdtrain.storage.clibrary import BuildError
+from ssdtrain.tools.arguments import show
 
 EXAMPLES = """examples:
   eval "$(ssdtrain env)" && python train.py

@@ -2,8 +2,8 @@
 
 import argparse
 
-from ssdtrain.arguments import show
 from ssdtrain.packaged import packaged_directory
+from ssdtrain.tools.arguments import show
 
 NAMES = ("configs", "launch", "recipes")
 EXAMPLES = """examples:

@@ -15,15 +15,15 @@ from typing import Any
 
 from rich.console import Console
 
-from ssdtrain.arguments import show
 from ssdtrain.counters import Span
 from ssdtrain.errors import AttachError, ConfigError
 from ssdtrain.plan.plan import PLAN_FILE
 from ssdtrain.plan.profile import PROFILE_FILE
-from ssdtrain.rundirs import LATEST
+from ssdtrain.tools.arguments import show
 from ssdtrain.tools.report.pictures import write_memory
 from ssdtrain.tools.report.table import render
 from ssdtrain.tools.report.trace import write_trace
+from ssdtrain.train.rundirs import LATEST
 
 EXAMPLES = """examples:
   ssdtrain train                                      a laptop's GPT, two ranks, SSD

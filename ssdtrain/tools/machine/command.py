@@ -3,15 +3,15 @@
 import argparse
 import json
 
-from ssdtrain.arguments import positive_argument, show, size_argument
 from ssdtrain.errors import ConfigError
-from ssdtrain.progress import Progress
+from ssdtrain.tools.arguments import positive_argument, show, size_argument
 from ssdtrain.tools.machine.copies import CopyBudget
 from ssdtrain.tools.machine.doctor import Request, examine, parts
 from ssdtrain.tools.machine.findings import Level
 from ssdtrain.tools.machine.links import LINK_FILE
 from ssdtrain.tools.machine.ssd import SsdBudget
 from ssdtrain.tools.printed import show_tables
+from ssdtrain.tools.progress import Progress
 
 EXAMPLES = """examples:
   ssdtrain doctor                                     facts, and host or GPU copies

@@ -3,9 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
-from ssdtrain.rates import best_of
 from ssdtrain.tools.machine.fit import fit_curve
 from ssdtrain.tools.machine.links import Link, LinkKind, Sample
 
@@ -149,7 +147,7 @@ def _samples(run: Callable[[int, int], float], budget: CopyBudget) -> list[Sampl
         # The least: one that was interrupted would make each run a single copy.
         once = max(min(run(size, 1) for _ in range(3)), 1e-7)
         repeats = max(1, min(int(min(share / 4, RUN_SECONDS) / once), 2000))
-        seconds = best_of(partial(run, size), repeats)
+        seconds = min(run(size, repeats) for _ in range(3)) / repeats
         samples.append(Sample(size_bytes=size, seconds=seconds))
     return samples
 

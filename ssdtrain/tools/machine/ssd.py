@@ -234,9 +234,7 @@ class _Measurement:
             places = range(number, room - room % depth, depth)
             return lambda: self._run_thread(transfer, places, block, limits)
 
-        timed = side_by_side(
-            [job(number) for number in range(depth)], time.perf_counter
-        )
+        timed = side_by_side([job(number) for number in range(depth)])
         num_done, seconds = sum(timed.results), timed.seconds
         if writing:
             self.bytes_written += num_done * block

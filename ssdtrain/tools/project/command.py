@@ -5,8 +5,8 @@ import json
 from dataclasses import asdict, replace
 from functools import partial
 
-from ssdtrain.arguments import count_argument, positive_argument, show
 from ssdtrain.errors import ConfigError
+from ssdtrain.tools.arguments import count_argument, positive_argument, show
 from ssdtrain.tools.printed import figures_table, show_tables
 from ssdtrain.tools.project.assumptions import Assumptions
 from ssdtrain.tools.project.cases import CaseSet, cases, parse_set

@@ -5,9 +5,9 @@ import json
 import re
 from dataclasses import asdict
 
-from ssdtrain.arguments import count_argument, show
 from ssdtrain.errors import ConfigError
 from ssdtrain.quantities import bytes_text
+from ssdtrain.tools.arguments import count_argument, show
 from ssdtrain.tools.foresight.recorder import STATES
 from ssdtrain.tools.report.build_public import Loss, Train
 from ssdtrain.tools.report.capture import OPTIMIZER, Question

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from ssdtrain.arguments import count_argument, positive_argument, show
 from ssdtrain.errors import ConfigError
 from ssdtrain.jsonfile import load_as
 from ssdtrain.quantities import bytes_text
+from ssdtrain.tools.arguments import count_argument, positive_argument, show
 from ssdtrain.tools.foresight.autocast import Autocast
 from ssdtrain.tools.foresight.calibrate import family_scales, host_scale, measured_power
 from ssdtrain.tools.foresight.call import Family

@@ -4,11 +4,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ssdtrain.arguments import show
 from ssdtrain.errors import ConfigError
-from ssdtrain.progress import Progress
-from ssdtrain.rundirs import RUNS, no_such_run
+from ssdtrain.tools.arguments import show
+from ssdtrain.tools.progress import Progress
 from ssdtrain.tools.report.page import page, read_run, runs_of
+from ssdtrain.train.rundirs import RUNS, no_such_run
 
 EXAMPLES = """examples:
   ssdtrain report latest                 writes runs/latest/report.html

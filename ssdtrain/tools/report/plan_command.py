@@ -8,13 +8,6 @@ from dataclasses import replace
 from operator import add
 from typing import NamedTuple
 
-from ssdtrain.arguments import (
-    count_argument,
-    fraction_argument,
-    refuse_all_but_one,
-    show,
-    size_argument,
-)
 from ssdtrain.config import Target
 from ssdtrain.curves import COPY_SLOWDOWN, Curve, Links
 from ssdtrain.errors import ConfigError
@@ -23,13 +16,20 @@ from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.plan import PLAN_FILE, Plan
 from ssdtrain.plan.profile import PROFILE_FILE, Profile
 from ssdtrain.plan.words import ModuleRow, explain, rows
-from ssdtrain.progress import Progress, each
 from ssdtrain.quantities import bytes_text
+from ssdtrain.tools.arguments import (
+    count_argument,
+    fraction_argument,
+    refuse_all_but_one,
+    show,
+    size_argument,
+)
 from ssdtrain.tools.foresight.device import DEFAULT_DEVICE, Device, load_device
 from ssdtrain.tools.foresight.recorder import STATES
 from ssdtrain.tools.foresight.spec import links_of as spec_links
 from ssdtrain.tools.machine.links import LINK_FILE, LinkKind
 from ssdtrain.tools.printed import figures_table, show_tables
+from ssdtrain.tools.progress import Progress, each
 from ssdtrain.tools.report.scatter import lines, spots
 from ssdtrain.tools.report.subject import (
     MODELS,

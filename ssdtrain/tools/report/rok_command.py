@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from ssdtrain.arguments import count_argument, show
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.timeline import Timeline
-from ssdtrain.progress import each
+from ssdtrain.tools.arguments import count_argument, show
 from ssdtrain.tools.printed import figures_table, show_tables
+from ssdtrain.tools.progress import each
 from ssdtrain.tools.report.plan_command import add_subject, profile_of
 from ssdtrain.tools.report.scatter import reruns
 from ssdtrain.tools.report.subject import MODELS, Build, build_of

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain.api
-from ssdtrain.arguments import count_argument
 from ssdtrain.curves import Links
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.profile import Profile
+from ssdtrain.tools.arguments import count_argument
 from ssdtrain.tools.foresight.caveats import explained
 from ssdtrain.tools.foresight.device import Device
 from ssdtrain.tools.report.estimate import estimate

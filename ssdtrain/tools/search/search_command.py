@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from ssdtrain.arguments import count_argument, positive_argument, show
 from ssdtrain.plan.plan import PLAN_FILE
 from ssdtrain.quantities import bytes_text
+from ssdtrain.tools.arguments import count_argument, positive_argument, show
 from ssdtrain.tools.foresight.cluster import DEFAULT
 from ssdtrain.tools.foresight.device import Device, load_device
 from ssdtrain.tools.report.build_public import Loss

@@ -20,7 +20,7 @@ from hector.nn.common import CompiledConv
 from hector.passes.lifetimes import constants
 from hector.passes.pipeline import ALL_SETTINGS, Optimizations
 from hector.runtime import Backend, bound, executables, graph_arrays
-from hector.runtime.bound import BoundPlan
+from hector.runtime.bound import BoundPlan, TableLayout
 from hector.runtime.device import DevicePlan, DeviceProgram, ValueTypes
 from hector.runtime.launch import Launch
 from hector.runtime.reference import Reference
@@ -124,6 +124,15 @@ def test_addresses_give_the_same_bits(
     _same(device, first, want)
     inner = set(second or ()) - set(given) - set(device.plan.outputs)
     assert not inner
+
+
+def test_another_device_has_a_function_of_its_own(made: Any) -> None:
+    device, given, want = made
+    layout = TableLayout()
+    for place in (torch.device("cpu"), torch.device("cpu", 0)):
+        own = device.steps, place, device._torch, device._kept
+        _same(device, BoundPlan(*own, layout).run(given), want)
+    assert len(layout.written) == 2
 
 
 def test_a_plan_binds_itself_after_its_first_call(made: Any) -> None:

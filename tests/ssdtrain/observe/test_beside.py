@@ -61,7 +61,7 @@ class Ranks:
         for leads in (True, False):
             peers = Rank(self.answers, leads=leads)
             self.peers.append(peers)
-            monkeypatch.setattr(plain, "peers", lambda modules, alone, own=peers: own)
+            monkeypatch.setattr(plain, "peers_of", lambda ranks, alone, own=peers: own)
             torch.manual_seed(0)
             parts = [nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(4)]
             model = nn.Sequential(*parts)

@@ -162,7 +162,7 @@ def test_ranks_plan_for_the_least_device(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("ssdtrain.plan.search.choose", chosen)
     monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1 << 21)
-    monkeypatch.setattr(plain, "peers", lambda modules, alone: Smaller())
+    monkeypatch.setattr(plain, "peers_of", lambda ranks, alone: Smaller())
     train(SETTINGS)
     assert set(seen) == {1 << 20}
 

@@ -60,6 +60,18 @@ class Sums(nn.Module):
         return total * total
 
 
+class Differences(nn.Module):
+    def forward(self, a: Tensor) -> Tensor:
+        between = torch.sub(a.square(), F.gelu(a), alpha=2)
+        return between * between
+
+
+class Negated(nn.Module):
+    def forward(self, a: Tensor) -> Tensor:
+        b = -a.square()
+        return b * b
+
+
 class Copied(nn.Module):
     def forward(self, a: Tensor) -> Tensor:
         b = F.gelu(a).view(a.shape[0], 2, -1).transpose(0, 1).contiguous()
@@ -131,11 +143,15 @@ CASES = {
     "elu": Case("EluBackward0", lambda n, a: torch.ops.aten.elu(a, 0.5, 2.0, 3.0)),
     "leaky relu": Case("LeakyReluBackward0", lambda n, a: F.leaky_relu(a, 0.1)),
     "hardswish": Case("HardswishBackward0", lambda net, a: F.hardswish(a)),
+    "hardtanh": Case("HardtanhBackward0", lambda n, a: F.hardtanh(a, -0.5, 0.75)),
+    "mish": Case("MishBackward0", lambda net, a: F.mish(a)),
     "glu": Case("GluBackward0", lambda net, a: F.glu(torch.cat((a, 2 * a)), 0)),
     "gated product": Case("MulBackward0", gated),
     "power": Case("PowBackward0", cube),
     "sigmoid": Case("SigmoidBackward0", calls(Sigmoids())),
     "sum": Case("AddBackward0", calls(Sums())),
+    "difference": Case("SubBackward0", calls(Differences())),
+    "negated": Case("NegBackward0", calls(Negated())),
     "unfused gelu: tanh": Case("TanhBackward0", lambda net, a: net.act(a)),
     "unfused gelu: one more": Case("AddBackward0", lambda net, a: net.act(a)),
     "unfused gelu": Case("MulBackward0", lambda net, a: net.act(a)),

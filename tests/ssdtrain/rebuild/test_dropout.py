@@ -1,8 +1,12 @@
 """Masks drawn again: [Note: dropout masks]."""
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from ssdtrain.rebuild.dropout import MASK
 from tests.ssdtrain.bits import same_bits
 
 WIDTH = 8
+TRITON_CASES = Path("tests/ssdtrain/rebuild/triton_cases.py")
 
 
 class Net(nn.Module):
@@ -133,3 +138,15 @@ def test_the_output_of_a_fused_dropout_is_rebuilt_from_its_mask() -> None:
     ours, recipes = train(Net(fused), {"plan": "keep-all"})
     assert same_bits(plain, ours)
     assert recipes["NativeDropoutBackward0"] == 2 * 4 * WIDTH * 4
+
+
+def test_the_kernel_draws_as_torch_does() -> None:
+    """In a process of its own: the interpreter is chosen when Triton is imported."""
+    pytest.importorskip("triton")
+    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    env["PYTHONPATH"] = os.getcwd()
+    command = [sys.executable, "-W", "ignore", "-m", "pytest", "-q", str(TRITON_CASES)]
+    command += ["-W", "ignore", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+    assert " passed" in done.stdout and "skipped" not in done.stdout

@@ -1,71 +1,13 @@
-"""Each Triton kernel against the arithmetic it repeats; run by test_kernels.py."""
-
-from typing import Any
+"""The Triton kernel against the draws it repeats; run by test_dropout.py."""
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from triton.runtime import interpreter
 
 from ssdtrain.rebuild import triton_kernels as kernels
 
-EVEN, UNEVEN = (16, 1024), (11, 1100)
 CPU = torch.device("cpu")
 NUM_THREADS = 512
-
-
-@pytest.fixture(autouse=True)
-def rounds_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Interpreters up to Triton 3.8 round a fused product and sum twice; GPUs and later
-    ones do not. In doubles the product of two floats is exact."""
-
-    def fma(builder: Any, x: Any, y: Any, z: Any) -> Any:
-        wide = x.data.astype(np.float64) * y.data + z.data
-        return interpreter.TensorHandle(wide.astype(z.data.dtype), z.dtype.scalar)
-
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_fma", fma)
-
-
-def operands(rows: int, columns: int) -> tuple[Tensor, ...]:
-    """Source, mean, deviation, weight, bias; float32."""
-    torch.manual_seed(0)
-    shapes = ((rows, columns), (rows, 1), (rows, 1), (columns,), (columns,))
-    return tuple(torch.randn(shape) for shape in shapes)
-
-
-@pytest.mark.parametrize("shape", [EVEN, UNEVEN])
-def test_normalize(shape: tuple[int, int]) -> None:
-    x, mean, deviation, weight, bias = operands(*shape)
-    full = kernels.Statistics(mean, deviation)
-    y = weight * (deviation * (x - mean))
-    assert torch.equal(kernels.normalize_rows(x, full, weight, None, fused=False), y)
-    made = kernels.normalize_rows(x, full, weight, bias, fused=False)
-    assert torch.equal(made, y + bias)
-    exact = weight.double() * (deviation * (x - mean)).double() + bias.double()
-    made = kernels.normalize_rows(x, full, weight, bias, fused=True)
-    assert torch.equal(made, exact.float())
-    assert not torch.equal(made, y + bias)
-
-
-def test_normalize_without_mean() -> None:
-    x, _, deviation, weight, _ = operands(*EVEN)
-    statistics = kernels.Statistics(None, deviation)
-    made = kernels.normalize_rows(x, statistics, weight, None, fused=False)
-    assert torch.equal(made, weight * (deviation * x))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_widen(dtype: torch.dtype) -> None:
-    x = torch.randn(5, 1001).to(dtype)
-    assert torch.equal(kernels.widen_halves(x), x.float())
-
-
-def test_look_up() -> None:
-    table = torch.randperm(2**16).to(torch.int16)
-    bits = torch.randint(-(2**15), 2**15, (5, 1001)).to(torch.int16)
-    made = kernels.look_up(bits.view(torch.bfloat16), table)
-    assert torch.equal(made.view(torch.int16), table[bits.int() & 0xFFFF])
 
 
 def philox(counter: list[int], key: tuple[int, int]) -> list[int]:

@@ -1,5 +1,6 @@
 """What a region is given, its re-run is given again."""
 
+from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 
@@ -276,3 +277,50 @@ def test_functions_of_installed_packages_are_given_again() -> None:
     ours, refused = train(make, SETTINGS)
     assert not refused
     assert same_bits(ours, train(make, None)[0])
+
+
+class Shared(UserDict[str, Any]):
+    """As the keys and values that layers of Gemma 3n share."""
+
+
+def sharing(block: Any, x: Tensor, shared: Shared) -> Tensor:
+    """The first layer leaves a tensor there, and counts; later ones read both."""
+    shared.setdefault("keys", (x.sin(), block.up(x)))
+    shared["calls"] = number = shared.get("calls", 0) + 1
+    keys, values = shared["keys"]
+    return x * keys + values * number
+
+
+class Sharing(nn.Module):
+    def __init__(self, kind: type[Any]) -> None:
+        super().__init__()
+        block = type("Own", (Block,), {"first": sharing, "__module__": __name__})
+        self.blocks = nn.ModuleList(block() for _ in range(3))
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        shared, x = self.kind(), torch.tanh(x)
+        for block in self.blocks:
+            x = block(x, shared)
+        return x * shared["calls"]
+
+
+@pytest.mark.parametrize("kind", [Shared, dict])
+@pytest.mark.parametrize("settings", [SETTINGS, PLAN])
+def test_what_layers_leave_in_a_dictionary(
+    settings: dict[str, Any], kind: type[Any]
+) -> None:
+    ours, refused = train(lambda: Sharing(kind), settings)
+    assert not refused
+    assert same_bits(ours, train(lambda: Sharing(kind), None)[0])
+
+
+def test_a_dictionary_with_attributes_of_its_own_is_refused() -> None:
+    class Marked(Shared):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mark = object()
+
+    ours, refused = train(lambda: Sharing(Marked), SETTINGS)
+    assert refused
+    assert same_bits(ours, train(lambda: Sharing(Marked), None)[0])

@@ -31,6 +31,13 @@ T5: dict[str, Any] = {
     "vocab_size": 64,
     "decoder_start_token_id": 0,
 }
+HYBRID: dict[str, Any] = {
+    "attn_layer_indices": [1],
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 8,
+}
 
 
 def built(kind: str) -> nn.Module:
@@ -41,7 +48,8 @@ def built(kind: str) -> nn.Module:
         config = transformers.T5Config(**T5)
         model = transformers.T5ForConditionalGeneration(config)
     else:
-        config = getattr(transformers, f"{kind}Config")(**SIZES)
+        others = HYBRID if kind == "Bamba" else {}
+        config = getattr(transformers, f"{kind}Config")(**SIZES, **others)
         model = getattr(transformers, f"{kind}ForCausalLM")(config)
     assert config.use_cache
     return model.train()  # type: ignore[no-any-return]
@@ -60,7 +68,7 @@ def step(model: nn.Module) -> list[Tensor]:
     return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Mixtral", "Gemma2", "T5"])
+@pytest.mark.parametrize("kind", ["Llama", "Mixtral", "Gemma2", "T5", "Bamba"])
 def test_an_empty_cache_is_no_obstacle(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -188,6 +196,53 @@ def test_a_cache_that_stayed_empty_and_comes_back_is_an_error() -> None:
             model(input_ids=ids, past_key_values=first.past_key_values)
 
 
+class Looped(nn.Module):
+    """Calls each layer twice, as HRM does, with one cache."""
+
+    def __init__(self, step: int, *, by_position: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(index) for index in range(2))
+        self.step, self.by_position = step, by_position
+
+    def forward(self, x: Tensor) -> Tensor:
+        import transformers
+
+        config = transformers.LlamaConfig(num_hidden_layers=4)
+        cache = transformers.DynamicCache(config=config)
+        x = x[:, None]
+        for number in range(2):
+            for index, layer in enumerate(self.layers):
+                layer.index = index + number * self.step
+                x = layer(x, cache) if self.by_position else self.named(layer, x, cache)
+        return x
+
+    def named(self, layer: nn.Module, x: Tensor, cache: Any) -> Tensor:
+        return layer(x, past_key_values=cache)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("by_position", [False, True])
+def test_a_layer_that_is_called_twice(by_position: bool) -> None:
+    torch.manual_seed(0)
+    model = Looped(2, by_position=by_position)
+    x = torch.randn(2, 3, 4, 8)
+
+    def one() -> list[Tensor]:
+        model.zero_grad()
+        loss = model(x).square().sum()
+        loss.backward()
+        return [loss.detach(), *(p.grad for p in model.parameters())]
+
+    theirs = one()
+    with offloaded(model) as session:
+        for _ in range(3):
+            assert same_bits(one(), theirs)
+        assert session.last_step is not None
+        assert session.last_step.recipes["region"] > 0
+    model.step = 0
+    with offloaded(model), pytest.raises(RegionError, match="use_cache=False"):
+        one()
+
+
 def change(how: str, cache: Any) -> None:
     own = cache.self_attention_cache
     if how == "filled":
@@ -213,10 +268,10 @@ def test_a_cache_is_looked_at_again_when_it_changes(how: str) -> None:
     parts = [transformers.DynamicCache(config=config) for _ in range(2)]
     cache = transformers.EncoderDecoderCache(*parts)
     caches, layer = EmptyCaches(), Layer(0).train()
-    first = caches.of(layer, {"past_key_values": cache})
-    assert caches.of(layer, {"past_key_values": cache}) == first
+    first = caches.of(layer, (), {"past_key_values": cache})
+    assert caches.of(layer, (), {"past_key_values": cache}) == first
     change(how, cache)
-    again = caches.of(layer, {"past_key_values": cache})
+    again = caches.of(layer, (), {"past_key_values": cache})
     assert again != first
     assert bool(again) is (how != "filled")
     # What was seen first is what a layer that runs again is given.
@@ -232,23 +287,25 @@ def test_another_threads_cache_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> 
 
     caches, layer = EmptyCaches(), Layer(0).train()
     mine, other = ({"past_key_values": transformers.DynamicCache()} for _ in range(2))
-    first, real = caches.of(layer, mine), EmptyCache.stands_for
+    first, real = caches.of(layer, (), mine), EmptyCache.stands_for
 
     def stands_for(self: EmptyCache, cache: Any) -> bool:
         found = real(self, cache)
         monkeypatch.undo()
-        caches.of(layer, other)  # between a look and what it is for
+        caches.of(layer, (), other)  # between a look and what it is for
         return found
 
     monkeypatch.setattr(EmptyCache, "stands_for", stands_for)
-    assert caches.of(layer, mine) == first
+    assert caches.of(layer, (), mine) == first
 
 
 def test_copies_are_a_list_that_shares_nothing() -> None:
     import transformers
 
     cache = transformers.DynamicCache(config=transformers.LlamaConfig(**SIZES))
-    empty = EmptyCaches().of(Layer(0), {"past_key_values": cache})["past_key_values"]
+    empty = EmptyCaches().of(Layer(0), (), {"past_key_values": cache})[
+        "past_key_values"
+    ]
     own, other = empty.copied(), empty.copied()
     own.update(torch.ones(1, 2, 4, 8), torch.ones(1, 2, 4, 8), 1)
     assert own.layers[-1] is own.layers[1] is own.layers[0:2][1] is [*own.layers][1]
@@ -261,3 +318,25 @@ def test_copies_are_a_list_that_shares_nothing() -> None:
     assert [each.get_seq_length() for each in cache.layers] == [0, 0]
     with pytest.raises(IndexError):
         other.layers[2]
+
+
+class Holder:
+    states: dict[int, Tensor | None]
+    layers: list["Holder"]
+
+
+def test_states_in_dictionaries_are_copied_and_looked_at() -> None:
+    """Layers of state space models hold theirs so."""
+    cache, state = Holder(), Holder()
+    state.states = {0: None}
+    cache.layers = [state]
+    caches, layer = EmptyCaches(), Layer(0).train()
+    first = caches.of(layer, (), {"past_key_values": cache})["past_key_values"]
+    own = first.copied()
+    own.layers[0].states[0] = torch.ones(1)
+    assert state.states == {0: None}
+    assert first.copied().layers[0].states == {0: None}
+    assert first.stands_for(cache)
+    state.states[0] = torch.ones(1)
+    assert not first.stands_for(cache)
+    assert caches.of(layer, (), {"past_key_values": cache}) == {}

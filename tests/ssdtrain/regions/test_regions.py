@@ -287,6 +287,66 @@ def test_one_model_in_a_list_is_no_region(is_named: bool) -> None:
     assert [region.module for region in found] == list(stack.blocks)
 
 
+def test_the_only_layer_of_a_list_may_be_called_many_times() -> None:
+    """As in ALBERT, whose layers share their weights."""
+
+    class Shared(Stack):
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(3):
+                x = self.blocks[0](x)
+            return self.head(x).square().mean()
+
+    model = Shared()
+    model.blocks = nn.ModuleList([Block()])
+    (session,) = check(model)
+    assert remade(session) > 0
+    with offloaded(model):
+        RUNS.count = 0
+        model(torch.randn(BATCH, WIDTH)).backward()
+    assert RUNS.count == 2 * 3
+
+
+def test_like_modules_under_names_of_their_own() -> None:
+    """As in a U-Net; two are a pair, and containers are no layers."""
+    net = nn.Module()
+    for name in ("down1", "down2", "down3"):
+        setattr(net, name, Block())
+    net.query, net.key = (nn.Sequential(nn.Linear(2, 2)) for _ in range(2))
+    for name in ("a", "b", "c"):
+        setattr(net, name, nn.Sequential(nn.Linear(2, 2)))
+    model = nn.ModuleDict({"net": net})
+    assert [region.path for region in find_regions(model)] == [
+        *("net.down1", "net.down2", "net.down3"),
+    ]
+    for name in ("tower1", "tower2", "tower3"):  # their layers are
+        setattr(net, name, Stack())
+    paths = {region.path for region in find_regions(model)}
+    assert "net.tower1.blocks.0" in paths and "net.tower1" not in paths
+
+
+def test_of_a_stage_its_layers_are_regions() -> None:
+    """As in torchvision's ConvNeXt; a module of its own around a list is a layer."""
+    stages = nn.Sequential(
+        nn.Sequential(Block(), Block()),
+        nn.Sequential(Block(), Block(), Block(), nn.Linear(2, 2)),
+    )
+    found = [region.path for region in find_regions(nn.ModuleDict({"a": stages}))]
+    assert found == ["a.0", "a.1.0", "a.1.1", "a.1.2"]
+
+
+def test_layers_that_transformers_can_checkpoint() -> None:
+    """Also where each is of a kind of its own."""
+
+    class Mamba(Block):
+        gradient_checkpointing = False
+
+    class Attention(Block):
+        gradient_checkpointing = False
+
+    model = nn.Sequential(nn.ModuleList([Mamba(), Attention()]))
+    assert [region.path for region in find_regions(model)] == ["0.0", "0.1"]
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
 def test_checkpoints_of_the_user(inside: bool, reentrant: bool) -> None:

@@ -46,14 +46,6 @@ class Block(nn.Module):
         return x + torch.sin(self.part(x))
 
 
-class Norm(Block):
-    def effects(self) -> None:
-        self.norm = nn.BatchNorm1d(WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(self.norm(x))
-
-
 class Counter(Block):
     def effects(self) -> None:
         self.num_calls = 0
@@ -62,15 +54,10 @@ class Counter(Block):
         self.num_calls += 1
 
 
-class RouterBuffer(Block):
+class NewBuffer(Block):
     def effects(self) -> None:
         self.register_buffer("tokens", torch.zeros(WIDTH))
 
-    def touch(self, x: Tensor) -> None:
-        self.tokens += x.detach().sum(0)
-
-
-class NewBuffer(RouterBuffer):
     def touch(self, x: Tensor) -> None:
         self.tokens = self.tokens + x.detach().sum(0)
 
@@ -211,9 +198,7 @@ class Stack(nn.Module):
 
 
 EFFECTS = [
-    Norm,
     Counter,
-    RouterBuffer,
     NewBuffer,
     History,
     OwnList,

@@ -29,8 +29,7 @@ def test_bytes_come_back(storage: Storage, aligned: Aligned, num_bytes: int) -> 
     back = aligned(num_bytes)
     storage.read(slot, back)
     assert torch.equal(back, sent)
-    stats = storage.stats()
-    assert stats.written_bytes == stats.read_bytes == stats.used_bytes == num_bytes
+    assert storage.stats().used_bytes == num_bytes
 
 
 def test_slots_do_not_overlap(storage: Storage, aligned: Aligned) -> None:
@@ -95,7 +94,8 @@ def test_bad_buffers_are_refused(storage: Storage, aligned: Aligned) -> None:
                 call(slot, bad)
     with pytest.raises(ValueError, match="at least 1 byte"):
         storage.allocate(0)
-    assert storage.stats().written_bytes == 0
+    storage.read(slot, room[:PAGE])
+    assert not room[:PAGE].any()
 
 
 def test_a_slot_is_freed_once(storage: Storage) -> None:
@@ -146,7 +146,6 @@ def test_a_transfer_that_close_meets_reaches_no_other_file(
         go_on.set()
         writer.join()
         assert other.read() == b""
-    assert storage.stats().written_bytes == PAGE
 
 
 def test_the_cap_holds(opened: Callable[..., Storage]) -> None:

@@ -1,7 +1,7 @@
-"""kvikio's three modes: named, available or refused with a reason, and never short.
+"""GPUDirect Storage: to be had or refused with a reason, and never short.
 
-Without a GPU, stand-ins take kvikio's place at its one import (`kvikio_shim`); the
-tests marked `gpu` use the real one.
+Without a GPU, stand-ins take kvikio's place at its one import (`gds`); the tests marked
+`gpu` use the real one.
 """
 
 import ctypes
@@ -10,18 +10,15 @@ import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from ssdtrain.errors import StorageFullError
-from ssdtrain.storage import PosixStorage, gds, kvikio_shim
-from ssdtrain.storage.gds import GdsStorage
-from ssdtrain.storage.kvikio_shim import (
-    DeviceBytes,
-    GdsMode,
-    availability,
-)
+from ssdtrain.storage import PosixStorage, gds
+from ssdtrain.storage.gds import DeviceBytes, GdsStorage, why_no_gds
+from tests.ssdtrain.kvikio_files import use_kvikio
 
 MIB = 1024 * 1024
 PAGE = 4096
@@ -48,6 +45,13 @@ class DeviceTensor:
         return self.host.data_ptr()
 
 
+class FakeFuture(NamedTuple):
+    moved: int
+
+    def get(self) -> int:
+        return self.moved
+
+
 class FakeFile:
     """kvikio's file, moving host bytes; `behave` is set by the test."""
 
@@ -55,21 +59,25 @@ class FakeFile:
     behave: Callable[[int], int] = staticmethod(lambda size: size)
     paths: list[str] = []  # noqa: RUF012  (reset by the fixture)
 
-    def __init__(self, path: str, mode: GdsMode) -> None:
+    def __init__(self, path: str) -> None:
         if self.refuses_links and path.startswith("/proc/"):
             raise OSError("cuFile wants a name")
         self.paths.append(path)
         self._fd = os.open(path, os.O_RDWR)
 
-    def write(self, data: DeviceBytes, size: int, offset: int, task: int) -> int:
+    def pwrite(
+        self, data: DeviceBytes, size: int, offset: int, task: int
+    ) -> "FakeFuture":
         address = data.__cuda_array_interface__["data"][0]
         moved = self.behave(size)
-        return os.pwrite(self._fd, ctypes.string_at(address, moved), offset)
+        return FakeFuture(os.pwrite(self._fd, ctypes.string_at(address, moved), offset))
 
-    def read(self, data: DeviceBytes, size: int, offset: int, task: int) -> int:
+    def pread(
+        self, data: DeviceBytes, size: int, offset: int, task: int
+    ) -> "FakeFuture":
         got = os.pread(self._fd, self.behave(size), offset)
         ctypes.memmove(data.__cuda_array_interface__["data"][0], got, len(got))
-        return len(got)
+        return FakeFuture(len(got))
 
     def close(self) -> None:
         os.close(self._fd)
@@ -78,7 +86,7 @@ class FakeFile:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeFile]:
     file = type("File", (FakeFile,), {"paths": []})
-    monkeypatch.setattr(gds, "KvikioFile", file)
+    monkeypatch.setattr(gds, "open_cufile", file)
     return file
 
 
@@ -90,7 +98,7 @@ def posix(directory: Path) -> PosixStorage:
 def test_both_kinds_of_buffer_reach_the_same_bytes(
     posix: PosixStorage, fake: type[FakeFile], aligned: Aligned
 ) -> None:
-    store = GdsStorage(posix, GdsMode.CUFILE_COMPAT)
+    store = GdsStorage(posix)
     slot, sent, back = store.allocate(MIB), aligned(MIB, seed=1), aligned(MIB)
     store.write(slot, DeviceTensor(sent))  # type: ignore[arg-type]
     store.read(slot, back)
@@ -98,15 +106,14 @@ def test_both_kinds_of_buffer_reach_the_same_bytes(
     store.write(slot, aligned(MIB, seed=2))
     store.read(slot, DeviceTensor(back))  # type: ignore[arg-type]
     assert torch.equal(back, aligned(MIB, seed=2))
-    assert store.stats().written_bytes == store.stats().read_bytes == 2 * MIB
-    assert store.describe().startswith("cuFile compatibility mode: /")
+    assert store.describe().startswith("GDS: /")
     store.close()
 
 
 def test_short_transfers_are_errors(
     posix: PosixStorage, fake: type[FakeFile], aligned: Aligned
 ) -> None:
-    store = GdsStorage(posix, GdsMode.GDS)
+    store = GdsStorage(posix)
     slot, device = store.allocate(MIB), DeviceTensor(aligned(MIB))
     fake.behave = staticmethod(lambda size: size - PAGE)
     short = f"{MIB - PAGE} of {MIB} bytes"
@@ -138,18 +145,17 @@ def test_kvikios_errors_get_a_kind(
         raise RuntimeError(text)
 
     fake.behave = staticmethod(fail)
-    store = GdsStorage(posix, GdsMode.GDS)
+    store = GdsStorage(posix)
     slot, device = store.allocate(PAGE), DeviceTensor(aligned(PAGE))
     with pytest.raises(OSError, match=r"write to .* failed: ") as raised:
         store.write(slot, device)  # type: ignore[arg-type]
     assert type(raised.value) is kind
-    assert store.stats().written_bytes == 0
 
 
 def test_bad_device_buffers(
     posix: PosixStorage, fake: type[FakeFile], aligned: Aligned
 ) -> None:
-    store = GdsStorage(posix, GdsMode.GDS)
+    store = GdsStorage(posix)
     slot = store.allocate(PAGE)
     for bad in (aligned(2 * PAGE), aligned(PAGE)[:0]):
         with pytest.raises(ValueError, match="does not fit"):
@@ -165,7 +171,7 @@ def test_a_file_gets_a_name_only_while_it_is_opened(
     posix: PosixStorage, fake: type[FakeFile], directory: Path, aligned: Aligned
 ) -> None:
     fake.refuses_links = True
-    store = GdsStorage(posix, GdsMode.CUFILE_COMPAT)
+    store = GdsStorage(posix)
     assert fake.paths[0].startswith(str(directory))
     assert list(directory.iterdir()) == []
     slot, sent, back = store.allocate(PAGE), aligned(PAGE, seed=3), aligned(PAGE)
@@ -179,31 +185,26 @@ def test_a_file_gets_a_name_only_while_it_is_opened(
 
 
 def test_without_kvikio(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kvikio_shim, "find_spec", lambda _: None)
-    found = availability()
-    assert found.modes == ()
-    assert {r.mode for r in found.refusals} == set(GdsMode)
-    assert found.why_not(GdsMode.GDS) == (
-        "kvikio is not installed (pip install 'ssdtrain[gds]')"
-    )
+    monkeypatch.setattr(gds, "find_spec", lambda _: None)
+    assert why_no_gds() == "kvikio is not installed (pip install 'ssdtrain[gds]')"
 
 
 def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
-    monkeypatch.setattr(kvikio_shim, "find_spec", lambda _: True)
-    monkeypatch.setattr(kvikio_shim.ctypes, "CDLL", missing)
-    reason = availability().why_not(GdsMode.KVIKIO_POSIX)
-    assert reason == "libcuda.so.1 is missing: no NVIDIA driver on this machine"
+    monkeypatch.setattr(gds, "find_spec", lambda _: True)
+    monkeypatch.setattr(gds.ctypes, "CDLL", missing)
+    expected = "libcuda.so.1 is missing: no NVIDIA driver on this machine"
+    assert why_no_gds() == expected
 
 
 class FakeDriver(types.ModuleType):
     """kvikio.cufile_driver; a driver that is not open answers nothing."""
 
-    def __init__(self, properties: dict[str, bool], error: str | None) -> None:
+    def __init__(self, has_gds: bool, error: str | None) -> None:
         super().__init__("kvikio.cufile_driver")
-        self.properties, self.error, self.opened = properties, error, 0
+        self.has_gds, self.error, self.opened = has_gds, error, 0
 
     def initialize(self) -> None:
         if self.error is not None:
@@ -213,61 +214,41 @@ class FakeDriver(types.ModuleType):
     def get(self, name: str) -> bool:
         if self.opened < 1:
             raise RuntimeError("not open")
-        return self.properties[name]
+        assert name == "is_gds_available"
+        return self.has_gds
 
 
 @pytest.mark.parametrize(
-    ("properties", "error", "modes", "reason"),
+    ("has_gds", "error", "reason"),
     [
-        ((True, True), None, [GdsMode.GDS, GdsMode.KVIKIO_POSIX], "nvidia-fs is load"),
-        (
-            (False, True),
-            None,
-            [GdsMode.CUFILE_COMPAT, GdsMode.KVIKIO_POSIX],
-            "nvidia-fs kernel module is missing",
-        ),
-        ((False, False), None, [GdsMode.KVIKIO_POSIX], "allow_compat_mode is off"),
-        ((True, True), "\ncuFile: no libcufile", [GdsMode.KVIKIO_POSIX], "libcufile"),
+        (True, None, ""),
+        (False, None, "the nvidia-fs kernel module is missing"),
+        (True, "\ncuFile: no libcufile", "cuFile does not open: cuFile: no libcufile"),
     ],
 )
-def test_modes(
-    properties: tuple[bool, bool],
-    error: str | None,
-    modes: list[GdsMode],
-    reason: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+def test_what_kvikio_says(
+    has_gds: bool, error: str | None, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kvikio_shim, "UDEV_DATABASE", tmp_path)
-    names = ("is_gds_available", "allow_compat_mode")
-    driver = FakeDriver(dict(zip(names, properties, strict=True)), error)
+    driver = FakeDriver(has_gds, error)
     package = types.ModuleType("kvikio")
     package.__version__ = "26.10.00"  # type: ignore[attr-defined]
     package.cufile_driver = driver  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "kvikio", package)
     monkeypatch.setitem(sys.modules, "kvikio.cufile_driver", driver)
-    monkeypatch.setattr(kvikio_shim, "find_spec", lambda _: True)
-    monkeypatch.setattr(kvikio_shim.ctypes, "CDLL", lambda _: None)
-    found = availability()
-    assert list(found.modes) == modes
-    assert any(reason in r.reason for r in found.refusals)
-    monkeypatch.setattr(kvikio_shim, "UDEV_DATABASE", tmp_path / "none")
-    without_udev = availability()
-    assert GdsMode.CUFILE_COMPAT not in without_udev.modes
-    if GdsMode.CUFILE_COMPAT in modes:
-        assert "udev" in str(without_udev.why_not(GdsMode.CUFILE_COMPAT))
+    monkeypatch.setattr(gds, "find_spec", lambda _: True)
+    monkeypatch.setattr(gds.ctypes, "CDLL", lambda _: None)
+    assert why_no_gds() == reason
     package.__version__ = "24.12.01"  # type: ignore[attr-defined]
-    assert availability().why_not(GdsMode.GDS) == "kvikio 24.12 is older than 25.2"
+    assert why_no_gds() == "kvikio 24.12 is older than 25.2"
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("mode", GdsMode)
-def test_real_bytes(mode: GdsMode, directory: Path, aligned: Aligned) -> None:
-    reason = availability().why_not(mode)
-    if reason is not None:
-        pytest.skip(reason)
-    store = GdsStorage(PosixStorage(directory), mode)
+def test_real_bytes(
+    directory: Path, aligned: Aligned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_kvikio(monkeypatch)
+    store = GdsStorage(PosixStorage(directory))
     slot = store.allocate(16 * MIB)
     sent = torch.randint(0, 256, (16 * MIB,), dtype=torch.uint8, device="cuda")
     back, host = torch.zeros_like(sent), aligned(16 * MIB)

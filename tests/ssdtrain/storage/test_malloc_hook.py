@@ -100,41 +100,26 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Native:
 
 
 def test_basic(native: Native) -> None:
-    counters = native.run("basic", SSDTRAIN_HOOK_ASYNC="1")
+    counters = native.run("basic")
     # 4 own calls that succeed or fail, and one of cuFile's for each registration.
-    assert counters["malloc_calls"] == 4 + 3
-    assert counters["malloc_async_calls"] == 1
-    assert counters["free_async_calls"] == 1
-    assert counters["reentrant"] == 2 * 3
+    assert counters["malloc_calls"] == 4 + 2
+    assert counters["malloc_async_calls"] == counters["free_async_calls"] == 1
+    assert counters["reentrant"] == 2 * 2
     assert counters["failed_calls"] == 1
     assert counters["below_threshold"] == 1
-    assert counters["registered"] == 2
+    assert counters["registered"] == 1
     assert counters["refused"] == 1
     assert counters["last_cufile_error"] == 5023
-    assert counters["deregistered"] == 1
+    assert counters["deregistered"] == 0
     assert counters["live"] == counters["live_registered"] == 1
     assert counters["cufile_registered"] == 1
     assert counters["live_bytes"] == 4 * 1024 * 1024
-    assert counters["unregistered_async"] == 0
+    assert counters["unregistered_async"] == 1
 
 
-def test_async_is_known_and_not_registered(native: Native) -> None:
-    """A registration for every tensor would make a step 41 times slower."""
-    counters = native.run("basic")
-    assert counters["malloc_async_calls"] == counters["free_async_calls"] == 1
-    assert counters["unregistered_async"] == counters["below_threshold"] == 1
-    assert counters["registered"] == 1
-    assert counters["deregistered"] == 0
-    assert counters["reentrant"] == 2 * 2
-    assert counters["live"] == counters["live_registered"] == 1
-
-
-@pytest.mark.parametrize("register_async", ["0", "1"])
-def test_threads(native: Native, register_async: str) -> None:
-    counters = native.run(
-        "threads", SSDTRAIN_HOOK_MIN_BYTES="2048", SSDTRAIN_HOOK_ASYNC=register_async
-    )
-    assert (counters["unregistered_async"] > 100) == (register_async == "0")
+def test_threads(native: Native) -> None:
+    counters = native.run("threads", SSDTRAIN_HOOK_MIN_BYTES="2048")
+    assert counters["unregistered_async"] > 100
     assert counters["live"] == counters["live_bytes"] == 0
     assert counters["cufile_registered"] == 0
     assert counters["registered"] == counters["deregistered"] > 500
@@ -188,21 +173,6 @@ def test_preloaded(plain: Native) -> None:
     assert plain.run("basic", program="bare") == {}
 
 
-def test_a_recording_replays_to_the_same_counters(
-    plain: Native, tmp_path: Path
-) -> None:
-    recording = tmp_path / "calls"
-    both = {"SSDTRAIN_HOOK_ASYNC": "1"}
-    live = plain.run("basic", SSDTRAIN_HOOK_RECORD=str(recording), **both)
-    text = recording.read_text()
-    assert len(text.splitlines()) == 5 + 4  # cudaFree(NULL) and nested calls are not
-    # The driver prints its counters while one allocation lives: leave out its free.
-    recording.write_text("\n".join(text.splitlines()[:-1]) + "\n")
-    again = plain.run("replay", str(recording), **both)
-    same = {"registered", "refused", "deregistered", "live", "live_bytes"}
-    assert {k: again[k] for k in same} == {k: live[k] for k in same}
-
-
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda p: p.stem)
 def test_recorded_on_a_gpu(native: Native, recording: Path, tmp_path: Path) -> None:
     """Calls and answers of the real libraries under PyTorch's allocators."""
@@ -211,9 +181,6 @@ def test_recorded_on_a_gpu(native: Native, recording: Path, tmp_path: Path) -> N
     (tmp_path / "calls").write_text("\n".join(calls) + "\n")
     settings = {"SSDTRAIN_HOOK_MIN_BYTES": "0"}
     arguments = ("replay", str(tmp_path / "calls"))
-    counters = native.run(*arguments, SSDTRAIN_HOOK_ASYNC="1", **settings)
-    for name in ("registered", "refused", "deregistered", "live", "live_bytes"):
-        assert counters[name] == expected[name], name
     asked = sum(call.startswith("cudaMallocAsync ") for call in calls)
     counters = native.run(*arguments, **settings)
     assert counters["unregistered_async"] == asked
@@ -231,15 +198,9 @@ hook = malloc_hook.loaded()
 if hook is None:
     sys.exit(3)
 process, address = ctypes.CDLL(None), ctypes.c_void_p()
-segments = []
 for size in (4 << 20, 8 << 20, 4096):
     assert process.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(size)) == 0
-    segments.append({{"address": address.value, "total_size": size}})
-segments.append({{"address": 1 << 40, "total_size": 1 << 21, "is_expandable": True}})
-segments.append({{"address": 1 << 41, "total_size": 1 << 21, "is_expandable": False}})
-coverage = hook.coverage(segments)
-print(json.dumps([hook.enabled, asdict(hook.counters()), asdict(coverage),
-                  coverage.num_unexplained]))
+print(json.dumps([hook.enabled, asdict(hook.counters())]))
 """
 
 
@@ -256,17 +217,10 @@ def test_counters_from_python(plain: Native) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    enabled, counters, coverage, unexplained = json.loads(done.stdout)
+    enabled, counters = json.loads(done.stdout)
     assert enabled is True
     assert counters["registered"] == counters["live"] == 2
     assert counters["live_bytes"] == 12 << 20
-    assert coverage == {
-        "num_segments": 5,
-        "num_known": 2,
-        "num_expandable": 1,
-        "num_small": 1,
-    }
-    assert unexplained == 1
     assert subprocess.run(command, env=environment, cwd=root).returncode == 3
 
 
@@ -283,13 +237,17 @@ def test_build_writes_one_library(
 def test_build_says_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(BuildError, match="no C compiler 'no-such-cc'"):
-        malloc_hook.LIBRARY.build(tmp_path / "x.so", compiler="no-such-cc")
-    with pytest.raises(BuildError, match=r"false .* failed"):
-        malloc_hook.LIBRARY.build(tmp_path / "x.so", compiler="false")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for compiler, why in (
+        ("no-such-cc", "no C compiler"),
+        ("false", "false .* failed"),
+    ):
+        monkeypatch.setenv("CC", compiler)
+        with pytest.raises(BuildError, match=why):
+            malloc_hook.LIBRARY.build()
     with pytest.raises(BuildError, match="is missing; build it"):
         malloc_hook.preload({}, tmp_path / "x.so")
-    assert list(tmp_path.iterdir()) == []
+    assert not any(tmp_path.rglob("*.so"))
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from ssdtrain import rates
 from ssdtrain.storage import PosixStorage, measure
-from ssdtrain.storage.kvikio_shim import Availability, GdsMode, Refusal
-from ssdtrain.storage.measure import STAGED_POSIX, choose_path
+from ssdtrain.storage.measure import choose_path
 from tests.ssdtrain.throttle import ThrottledStorage
 from tests.ssdtrain.virtual_time import VirtualTime
 
@@ -44,7 +44,7 @@ class SlowGds(ThrottledStorage):
 
     time = VirtualTime()
 
-    def __init__(self, posix: PosixStorage, mode: GdsMode) -> None:
+    def __init__(self, posix: PosixStorage) -> None:
         super().__init__(
             posix,
             write_gb_per_s=self.gb_per_s,
@@ -52,7 +52,6 @@ class SlowGds(ThrottledStorage):
             clock=self.time.monotonic,
             sleep=self.time.sleep,
         )
-        self.mode = mode
 
     def write(self, slot: Any, buffer: torch.Tensor) -> None:
         if self.fails:
@@ -76,6 +75,7 @@ def choose(
     time = VirtualTime()
     fake = type("Fake", (SlowGds,), {"gb_per_s": direct, "fails": fails, "time": time})
     fake = gds or fake
+    monkeypatch.setattr(rates, "time", time)
     monkeypatch.setattr(measure, "RECORD_BYTES", MIB)
     monkeypatch.setattr(measure, "GdsStorage", fake)
     monkeypatch.setattr(measure, "set_threads", lambda _: None)
@@ -85,18 +85,14 @@ def choose(
     monkeypatch.setattr(
         measure,
         "StagedPath",
-        lambda storage, _: time.throttled(
+        lambda storage: time.throttled(
             storage, write_gb_per_s=staged, read_gb_per_s=staged
         ),
     )
-    found = Availability(
-        modes=(GdsMode.GDS,), refusals=(Refusal(GdsMode.CUFILE_COMPAT, "GDS is"),)
-    )
+    monkeypatch.setattr(measure, "why_no_gds", lambda: "")
     made = choose_path(
         posix if isinstance(posix, list) else [posix],
         torch.device("cpu"),
-        look=lambda: found,
-        clock=time.monotonic,
     )
     return made, fake
 
@@ -105,13 +101,13 @@ def test_the_faster_path_is_taken(
     posix: PosixStorage, aligned: Aligned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, fake = choose(posix, monkeypatch, aligned, staged=0.05, direct=0.2)
-    assert made.path == "GDS" and isinstance(made.members[0], fake)
-    assert [r.path for r in made.rates] == ["GDS", STAGED_POSIX]
-    assert made.explain().startswith("GDS (measured fastest); GDS 0.")
-    assert "no cuFile compatibility mode: GDS is" in made.explain()
+    assert made.is_direct and isinstance(made.members[0], fake)
+    assert made.why.startswith("GDS (measured fastest); GDS 0.")
+    assert "; staging + posix 0." in made.why
     assert posix.stats().used_bytes == 0
     made, fake = choose(posix, monkeypatch, aligned, staged=0.2, direct=0.05)
-    assert made.path == STAGED_POSIX and made.members == (posix,)
+    assert not made.is_direct and made.members == (posix,)
+    assert made.why.startswith("staging + posix (no other is faster by enough); GDS")
     assert fake.released == 1
 
 
@@ -127,18 +123,18 @@ def test_one_directory_that_refuses_a_mode_refuses_it_for_all(
     class Refuses(SlowGds):
         gb_per_s = 0.2
 
-        def __init__(self, posix: PosixStorage, mode: GdsMode) -> None:
+        def __init__(self, posix: PosixStorage) -> None:
             if posix is files[1]:
                 raise OSError("no nvidia-fs for this file system")
             opened.append(posix)
-            super().__init__(posix, mode)
+            super().__init__(posix)
 
     made, _ = choose(files, monkeypatch, aligned, staged=0.1, direct=0.2, gds=Refuses)
     assert made.members == tuple(files) and not made.is_direct
     assert opened == [files[0]] and Refuses.released == 1
-    assert "no GDS: no nvidia-fs for this file system" in made.explain()
+    assert "no GDS: no nvidia-fs for this file system" in made.why
     made, fake = choose(files, monkeypatch, aligned, staged=0.1, direct=0.2)
-    assert made.path == "GDS" and [type(m) for m in made.members] == [fake, fake]
+    assert made.is_direct and [type(m) for m in made.members] == [fake, fake]
     assert all(one.stats().used_bytes == 0 for one in files)
 
 
@@ -146,8 +142,8 @@ def test_a_path_that_fails_is_named(
     posix: PosixStorage, aligned: Aligned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, _ = choose(posix, monkeypatch, aligned, staged=0.2, direct=0.2, fails=True)
-    assert made.path == STAGED_POSIX
-    assert "no GDS: cuFile error: no P2P" in made.explain()
+    assert made.members == (posix,) and not made.is_direct
+    assert "no GDS: cuFile error: no P2P" in made.why
 
 
 def test_a_full_disk_is_not_measured(
@@ -155,16 +151,17 @@ def test_a_full_disk_is_not_measured(
 ) -> None:
     posix = PosixStorage(directory, extent_bytes=MIB, capacity_bytes=3 * MIB)
     made, fake = choose(posix, monkeypatch, aligned, staged=1.0, direct=1.0)
-    assert made.members == (posix,) and made.rates == ()
+    assert made.members == (posix,) and not made.is_direct
     assert fake.released == 1
-    assert "no GDS: not measured: [Errno 28] no room" in made.explain()
+    assert "no GDS: [Errno 28] no room" in made.why
     assert posix.stats().used_bytes == 0
 
 
-def test_without_kvikio_nothing_is_measured(posix: PosixStorage) -> None:
-    refusals = tuple(Refusal(mode, "no driver") for mode in GdsMode)
-    none = Availability(modes=(), refusals=refusals)
-    made = choose_path([posix], torch.device("cuda"), look=lambda: none)
-    assert made.members == (posix,) and made.rates == ()
-    assert made.explain().startswith("staging + posix (the only path here); no GDS: no")
-    assert posix.stats().written_bytes == 0
+def test_without_gpudirect_storage_nothing_is_measured(
+    posix: PosixStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "why_no_gds", lambda: "no driver")
+    made = choose_path([posix], torch.device("cuda"))
+    assert made.members == (posix,) and not made.is_direct
+    assert made.why == "staging + posix (the only path here); no GDS: no driver"
+    assert posix.stats().allocated_bytes == 0

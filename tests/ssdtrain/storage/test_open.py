@@ -19,8 +19,7 @@ from ssdtrain.storage import PosixStorage, measure
 from ssdtrain.storage import open as opening
 from ssdtrain.storage.base import ForwardingStorage
 from ssdtrain.storage.gds import GdsStorage
-from ssdtrain.storage.kvikio_shim import GdsMode, Refusal
-from ssdtrain.storage.measure import PathChoice, Rates
+from ssdtrain.storage.measure import PathChoice
 from ssdtrain.storage.open import (
     Opened,
     Opener,
@@ -91,7 +90,6 @@ def test_every_disk_is_metered(
     stripe = made.storage
     assert isinstance(stripe, StripeStorage)
     assert all(isinstance(each.storage, MeteredStorage) for each in stripe.members)
-    # The speed probe of the stripe is more than this budget, and did not fail.
     reports = wear_of(stripe)
     assert [r.disk for r in reports] == [disk_of(place) for place in places]
     assert all(r.budget_bytes == 4 * PAGE for r in reports)
@@ -101,19 +99,13 @@ def test_every_disk_is_metered(
     stripe.close()
 
 
-def choice_of(members: list[PosixStorage], refused: bool) -> PathChoice:
-    refusals = (Refusal(GdsMode.GDS, "no driver"),) if refused else ()
-    rates = () if refused else (Rates("staging + posix", 3.0, 3.0),)
-    return PathChoice(members=tuple(members), rates=rates, refusals=refusals)
-
-
 @pytest.mark.parametrize("installed", [True, False])
 def test_no_direct_path_is_counted_where_it_was_asked_for(
     installed: bool, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Fallback] = []
-    monkeypatch.setattr(opening, "choose_path", lambda s, _: choice_of(s, True))
-    monkeypatch.setattr("ssdtrain.storage.measure.kvikio_installed", lambda: installed)
+    monkeypatch.setattr(measure, "why_no_gds", lambda: "no driver")
+    monkeypatch.setattr(measure, "kvikio_installed", lambda: installed)
     made = open_for_rank([directory], Rank(), device=CUDA, on_fallback=told.append)
     assert made.why == "staging + posix (the only path here); no GDS: no driver"
     assert told == ([Fallback.NO_GDS] if installed else [])
@@ -127,7 +119,11 @@ def test_the_chosen_storage_is_metered_too(
     aligned: Aligned,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(opening, "choose_path", lambda s, _: choice_of(s, False))
+    monkeypatch.setattr(
+        opening,
+        "choose_path",
+        lambda posix, _: PathChoice(tuple(posix), False, "measured"),
+    )
     made = open_for_rank([directory], Rank(), device=CUDA, endurance=endurance)
     storage = made.storage
     assert isinstance(storage, MeteredStorage)
@@ -141,9 +137,8 @@ def test_the_chosen_storage_is_metered_too(
 class TakesAll(GdsStorage):
     """Takes kvikio's place: host buffers alone reach it here."""
 
-    def __init__(self, posix: PosixStorage, mode: GdsMode) -> None:
+    def __init__(self, posix: PosixStorage) -> None:
         ForwardingStorage.__init__(self, posix)
-        self.mode = mode
 
     write = ForwardingStorage.write
     read = ForwardingStorage.read
@@ -169,9 +164,8 @@ def test_several_directories_take_the_direct_path_together(
 
     def choose(posix: Any, device: Any) -> PathChoice:
         measured.append(measure.as_one(posix))
-        members = tuple(TakesAll(files, GdsMode.GDS) for files in posix)
-        rates = (Rates("GDS", 6.0, 6.0), Rates("staging + posix", 3.0, 3.0))
-        return PathChoice(members=members, rates=rates, refusals=())
+        members = tuple(map(TakesAll, posix))
+        return PathChoice(members, True, "GDS (measured fastest)")
 
     monkeypatch.setattr(opening, "choose_path", choose)
     ample = replace(endurance, budget_bytes=None)

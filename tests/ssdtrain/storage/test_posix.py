@@ -144,7 +144,6 @@ def test_a_file_size_limit_is_a_short_write_then_an_error(
         with pytest.raises(OSError, match=f"failed after .* of {MIB} bytes") as told:
             store.write(slot, aligned(MIB))
         assert not isinstance(told.value, StorageFullError)
-        assert store.stats().written_bytes == 0
         return OK
 
     assert in_child(child) == OK
@@ -226,7 +225,6 @@ def test_a_file_that_ends_early_is_a_short_read(
     os.ftruncate(store.fileno(), 8 * PAGE)
     with pytest.raises(OSError, match=r"short read .* 32768 of 1048576 bytes"):
         store.read(slot, aligned(MIB))
-    assert store.stats().read_bytes == 0
     store.close()
 
 
@@ -272,7 +270,6 @@ def test_close_waits_for_the_transfer_under_way(
     go_on.set()
     writer.join()
     assert not open_below(directory)
-    assert store.stats().written_bytes == PAGE
 
 
 def test_a_dropped_storage_closes_its_files(directory: Path) -> None:

@@ -15,7 +15,6 @@ from ssdtrain import rates
 from ssdtrain.counters import Fallback
 from ssdtrain.errors import StorageFullError
 from ssdtrain.storage import Storage, open_storage
-from ssdtrain.storage.measure import round_trip_gb_per_s
 from ssdtrain.storage.stripe import StripeStorage
 from tests.ssdtrain.faulty import Fault, FaultKind, FaultyStorage, Operation
 from tests.ssdtrain.memory_storage import MemoryStorage
@@ -37,7 +36,9 @@ def memory(capacity_bytes: int | None = None) -> MemoryStorage:
     st.lists(st.integers(1, 16), min_size=60, max_size=120),
 )
 def test_shares_follow_the_speeds(speeds: list[float], pages: list[int]) -> None:
-    stripe = StripeStorage([memory() for _ in speeds], speeds=speeds)
+    stripe = StripeStorage([memory() for _ in speeds])
+    for member, speed in zip(stripe.members, speeds, strict=True):
+        member.writes.gb_per_s = member.reads.gb_per_s = speed
     for size in pages:
         stripe.allocate(size * PAGE)
     both = zip(stripe.members, speeds, strict=True)
@@ -57,7 +58,8 @@ def test_speeds_are_learned_from_transfers(
         time.throttled(memory(), write_gb_per_s=rate, read_gb_per_s=100.0)
         for rate in (0.4, 0.1)
     ]
-    stripe = StripeStorage(members, clock=time.monotonic)
+    monkeypatch.setattr(rates, "time", time)
+    stripe = StripeStorage(members)
     buffer = aligned(256 * 1024)
 
     def step() -> list[int]:
@@ -166,21 +168,6 @@ def test_a_failed_read_is_not_hidden(aligned: Aligned) -> None:
 def test_impossible_members() -> None:
     with pytest.raises(ValueError, match="no member"):
         StripeStorage([])
-    with pytest.raises(ValueError, match="a speed above 0 for each member"):
-        StripeStorage([memory(), memory()], speeds=[1.0])
-
-
-def test_measured_speed_is_the_throttle(aligned: Aligned) -> None:
-    time = VirtualTime()
-    slow = time.throttled(memory(), write_gb_per_s=0.2, read_gb_per_s=0.2)
-    rate = round_trip_gb_per_s(slow, record_bytes=8 * MIB, clock=time.monotonic)
-    # Half of each direction's; `Link.SLACK_S` a direction is 2.4 % of it.
-    assert rate == pytest.approx(0.1, rel=0.025)
-    assert slow.stats().used_bytes == 0
-    small = memory(3 * MIB)
-    with pytest.raises(StorageFullError):
-        round_trip_gb_per_s(small, record_bytes=MIB)
-    assert small.stats().used_bytes == 0
 
 
 def test_a_second_file_system(tmp_path: Path, aligned: Aligned) -> None:

@@ -17,7 +17,6 @@ from ssdtrain.storage.wear import (
     Endurance,
     MeteredStorage,
     Smart,
-    SmartReading,
     WearLog,
     disk_of,
     lifetime_years,
@@ -51,19 +50,19 @@ def wear_log(tmp_path: Path, clock: Clock) -> WearLog:
     return WearLog(tmp_path / "cache" / "wear.json", clock)
 
 
-def no_smart(name: str) -> SmartReading:
-    return SmartReading(smart=None, reason=f"{name} has none")
+def no_smart(name: str) -> str:
+    return f"{name} has none"
 
 
-def smart(written_bytes: int, used_fraction: float) -> Callable[[str], SmartReading]:
+def smart(written_bytes: int, used_fraction: float) -> Callable[[str], Smart]:
     reading = Smart(written_bytes=written_bytes, used_fraction=used_fraction)
-    return lambda _: SmartReading(smart=reading, reason="")
+    return lambda _: reading
 
 
 def metered(
     inner: Storage,
     disk: str,
-    smart: Callable[[str], SmartReading] = read_smart,
+    smart: Callable[[str], Smart | str] = read_smart,
     **endurance: Any,
 ) -> MeteredStorage:
     return MeteredStorage(inner, disk, Endurance(**endurance), smart)
@@ -176,7 +175,7 @@ def test_lifetime_by_rating(wear_log: WearLog, clock: Clock) -> None:
 def test_endurance_sources(
     wear_log: WearLog,
     rated: int | None,
-    reading: Callable[[str], SmartReading],
+    reading: Callable[[str], Smart | str],
     left: int | None,
     source: str,
 ) -> None:
@@ -267,14 +266,14 @@ def test_smart_asks_the_controller(
 
     monkeypatch.setattr(wear.fcntl, "ioctl", answer)
     reading = read_smart("nvme0n1", tmp_path)
-    assert reading.smart == Smart(written_bytes=9 * 512_000, used_fraction=0.07)
+    assert reading == Smart(written_bytes=9 * 512_000, used_fraction=0.07)
 
 
 def test_smart_reasons(tmp_path: Path) -> None:
-    assert read_smart("sda").reason == "sda is not an NVMe disk"
-    assert "No such file" in read_smart("nvme9n1", tmp_path).reason
+    assert read_smart("sda") == "sda is not an NVMe disk"
+    assert "No such file" in str(read_smart("nvme9n1", tmp_path))
     (tmp_path / "nvme9n1").write_bytes(b"")
-    assert "refuses its SMART log" in read_smart("nvme9n1", tmp_path).reason
+    assert "refuses its SMART log" in str(read_smart("nvme9n1", tmp_path))
 
 
 def test_partitions_lead_to_their_disk(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from ssdtrain.errors import ActivationLostError
 from ssdtrain.storage import PosixStorage, Slot, Storage
 from ssdtrain.storage.base import ForwardingStorage
 from ssdtrain.storage.gds import GdsStorage
-from ssdtrain.storage.kvikio_shim import GdsMode, availability
 from ssdtrain.transfer.device import CpuDevice, CpuEvent
 from ssdtrain.transfer.direct import DirectOffloader
 from ssdtrain.transfer.offloader import Drain, Meters
@@ -26,6 +25,7 @@ from ssdtrain.transfer.transfers import TransferState
 from tests.ranks import SOON_S
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.faulty import Fault, FaultKind, FaultyStorage, Operation
+from tests.ssdtrain.kvikio_files import use_kvikio
 from tests.ssdtrain.memory_storage import MemoryStorage
 
 PAGE = 4096
@@ -90,7 +90,7 @@ def test_bytes_come_back(num_bytes: int) -> None:
     assert storage.stats().used_bytes == 0
     assert offloader.pool.total_bytes == 0, "no staging was used"
     counts = counters.take().counts
-    assert counts[Count.WRITTEN] == counts[Count.READ] == num_bytes
+    assert counts[Count.WRITTEN] == num_bytes
     offloader.close()
 
 
@@ -133,7 +133,7 @@ def test_bytes_are_computed_before_they_are_written_or_overwritten() -> None:
 
 @pytest.mark.parametrize("kind", [FaultKind.IO_ERROR, FaultKind.NO_SPACE])
 @pytest.mark.parametrize("cap_bytes", [1 << 20, 1])
-def test_a_failed_write_is_rescued(kind: FaultKind, cap_bytes: int) -> None:
+def test_what_a_write_did_not_take_is_kept(kind: FaultKind, cap_bytes: int) -> None:
     fault = Fault(operation=Operation.WRITE, kind=kind, at=0)
     storage = FaultyStorage(AnyBuffer(MemoryStorage()), [fault])
     counters = Counters()
@@ -143,9 +143,9 @@ def test_a_failed_write_is_rescued(kind: FaultKind, cap_bytes: int) -> None:
     transfer = offloader.store(source, "x", lambda: True)
     assert transfer is not None
     offloader.device.wait(transfer.copied)
-    source.zero_()  # released: only the rescued bytes are left
+    del source  # released
     for _ in range(2):
-        target = torch.zeros_like(source)
+        target = torch.zeros_like(kept)
         offloader.load(transfer, target).wait(offloader.device)
         assert same_bits(target, kept)
     offloader.discard(transfer)
@@ -155,25 +155,6 @@ def test_a_failed_write_is_rescued(kind: FaultKind, cap_bytes: int) -> None:
     full = kind is FaultKind.NO_SPACE
     reason = Fallback.KEPT_STORAGE_FULL if full else Fallback.KEPT_WRITE_FAILED
     assert fallbacks[reason] == 1
-    offloader.close()
-
-
-def test_a_failed_rescue_is_lost_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    fault = Fault(operation=Operation.WRITE, kind=FaultKind.IO_ERROR, at=0)
-    storage = FaultyStorage(AnyBuffer(MemoryStorage()), [fault])
-    offloader = open_direct(storage)
-
-    def fail(*_: object) -> None:
-        raise RuntimeError("the device is gone")
-
-    monkeypatch.setattr(offloader.device, "copy_out", fail)
-    transfer = offloader.store(torch.zeros(PAGE, dtype=torch.uint8), "x", lambda: True)
-    assert transfer is not None
-    target = torch.empty(PAGE, dtype=torch.uint8)
-    with pytest.raises(ActivationLostError):
-        offloader.load(transfer, target).wait(offloader.device)
-    offloader.discard(transfer)
-    assert storage.stats().used_bytes == 0
     offloader.close()
 
 
@@ -238,7 +219,7 @@ def train(
         seen.append(loss.detach().clone())
     if session is not None:
         report = session.last_step
-        assert report is not None and report.bytes_offloaded > 0
+        assert report is not None and report.bytes_written > 0
         session.close()
     return [*seen, *(p.detach().clone() for p in model.parameters())]
 
@@ -260,7 +241,6 @@ def check_training(
     moved = train(device, lambda model: ssdtrain.offload(model, **everything))
     assert same_bits(plain, moved)
     assert storage.stats().used_bytes == 0
-    assert storage.stats().written_bytes > 0
 
 
 class Asked(AnyBuffer):
@@ -331,15 +311,11 @@ def test_a_model_trains_to_the_same_bits(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("mode", GdsMode)
 def test_a_gpu_trains_to_the_same_bits(
-    mode: GdsMode,
     tmp_path: Path,
     everything: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    reason = availability().why_not(mode)
-    if reason is not None:
-        pytest.skip(reason)
-    storage = GdsStorage(PosixStorage(tmp_path), mode)
+    use_kvikio(monkeypatch)
+    storage = GdsStorage(PosixStorage(tmp_path))
     check_training(storage, "cuda", everything, monkeypatch)

@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +13,8 @@ from ssdtrain.transfer import copies, native
 from ssdtrain.transfer.native import (
     TO_DEVICE,
     TO_HOST,
-    Calls,
     Native,
     Ordering,
-    Runtime,
-    library,
-    loaded_runtime,
 )
 from tests.compilers import needs_compiler
 
@@ -80,7 +75,7 @@ def test_c_makes_the_calls_that_python_would(
             more * has_more,
             done,
         )
-        assert runtime.batch(order, parts) == 0
+        runtime.batch(order, parts)  # type: ignore[attr-defined]
         assert all(map(torch.equal, targets, sources))
         found.append({part[0]: number for number, part in enumerate(parts)})
     for runtime, numbers in zip((heard, own), found, strict=True):
@@ -98,10 +93,10 @@ def test_without_a_compiler_torch_makes_them(
     """Counted, with what to set."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CC", "no-such-compiler")
-    monkeypatch.setattr(copies, "loaded_runtime", FakeRuntime)
+    monkeypatch.setattr(copies, "library", FakeRuntime)
     told: list[tuple[Fallback, str]] = []
     found: Any = copies.copies_of(cuda.device, lambda *each: told.append(each))
-    assert found.calls is None
+    assert type(found) is copies.Copies
     ((reason, detail),) = told
     assert reason is Fallback.COPIES_FROM_PYTHON and "set CC" in detail
 
@@ -111,11 +106,11 @@ def test_what_others_could_have_written_is_not_loaded(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(copies, "loaded_runtime", FakeRuntime)
+    monkeypatch.setattr(copies, "library", FakeRuntime)
     native.LIBRARY.build().chmod(0o777)
     told: list[tuple[Fallback, str]] = []
     found: Any = copies.copies_of(cuda.device, lambda *each: told.append(each))
-    assert found.calls is None
+    assert type(found) is copies.Copies
     ((_, detail),) = told
     assert "writable by others" in detail
 
@@ -126,37 +121,23 @@ def test_with_a_compiler_c_makes_them(
 ) -> None:
     """Built once, for later sessions as well."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(copies, "loaded_runtime", FakeRuntime)
+    monkeypatch.setattr(copies, "library", FakeRuntime)
     told: list[tuple[Fallback, str]] = []
     for _ in range(2):
         found: Any = copies.copies_of(cuda.device, lambda *each: told.append(each))
-        assert isinstance(found.calls, Native)
+        assert isinstance(found, copies.CudaCopies)
         monkeypatch.setenv("CC", "no-such-compiler")
     assert not told
     assert native.LIBRARY.path.stat().st_mode & 0o777 == 0o700
 
 
-class Text:
-    """`cudaGetErrorString`, as `ctypes` gives it."""
-
-    restype: Any = None
-    argtypes: Any = None
-
-    def __call__(self, status: int) -> bytes:
-        return b"out of luck"
-
-
-def test_what_cuda_says_is_raised() -> None:
-    runtime = Runtime(SimpleNamespace(cudaGetErrorString=Text()))
-    with pytest.raises(RuntimeError, match=r"out of luck \(CUDA error 700\)"):
-        runtime.fail(700)
-
-
-def test_without_a_runtime_torch_copies() -> None:
-    if library() is None:
-        assert loaded_runtime() is None
-    else:
-        assert isinstance(loaded_runtime(), Runtime)
+def test_without_a_runtime_torch_copies(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "library", lambda: None)
+    told: list[Any] = []
+    found = copies.copies_of(cuda.device, lambda *each: told.append(each))
+    assert type(found) is copies.Copies and not told
 
 
 # -- by pieces --------------------------------------------------------------------
@@ -177,24 +158,24 @@ class Written(FakeRuntime):
         return super()._copy(to, source, count, kind, stream)
 
 
-def status_of(
-    calls: Calls, cuda: FakeCuda, source: Tensor, target: Tensor, kind: int
-) -> int:
-    """Copy, behind compute."""
+def copy(
+    calls: Native, cuda: FakeCuda, source: Tensor, target: Tensor, kind: int
+) -> None:
+    """Behind compute."""
     device = cuda.device
     stream = device.load_stream if kind == TO_DEVICE else device.store_stream
     (_, ready), (_, done) = device.event(), device.event()
     part = target.data_ptr(), source.data_ptr(), source.nbytes
     own = cuda.current.cuda_stream
     order = Ordering(kind, ready, own, stream.cuda_stream, more=0, done=done)
-    return calls.batch(order, [part])
+    calls.batch(order, [part])
 
 
-def moved(calls: Calls, cuda: FakeCuda, num_bytes: int, kind: int = TO_DEVICE) -> bool:
+def moved(calls: Native, cuda: FakeCuda, num_bytes: int, kind: int = TO_DEVICE) -> bool:
     """Copy so many bytes, and say whether they came."""
     source = torch.randint(0, 255, (num_bytes,), dtype=torch.uint8)
     target = torch.zeros_like(source)
-    assert status_of(calls, cuda, source, target, kind) == 0
+    copy(calls, cuda, source, target, kind)
     return torch.equal(target, source)
 
 
@@ -271,7 +252,8 @@ def test_behind_a_failure_nothing_is_copied(cuda: FakeCuda, name: str) -> None:
     calls = Native(written, cuda.device, PIECE, PIECE)
     source = torch.ones(4 * PIECE, dtype=torch.uint8)
     target = torch.zeros_like(source)
-    assert status_of(calls, cuda, source, target, TO_DEVICE) == 700
+    with pytest.raises(RuntimeError, match=r"out of luck \(CUDA error 700\)"):
+        copy(calls, cuda, source, target, TO_DEVICE)
     assert len(written.copies) == (name != "copy")
     assert target.sum() == sum(count for _, count in written.copies)
 

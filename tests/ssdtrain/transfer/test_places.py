@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssdtrain.transfer.copies import AnyCopies, buffer_for, fits, give_back
+from ssdtrain.transfer.copies import Copies, buffer_for, fits, give_back
 from ssdtrain.transfer.device import CpuDevice
 from ssdtrain.transfer.pinned import PinnedPool
 from tests.ssdtrain.bits import same_bits
@@ -33,6 +33,12 @@ class Told:
     def now(self) -> str:
         return "compute"
 
+    def order(self) -> None:
+        return None
+
+    def is_capturing(self) -> bool:
+        return False
+
     def wait(self, event: Any) -> None:
         self.waited.append(event)
 
@@ -55,7 +61,7 @@ def pool() -> PinnedPool:
 
 def test_what_a_place_waits_for(pool: PinnedPool) -> None:
     told = Told()
-    copies = AnyCopies(told)  # type: ignore[arg-type]
+    copies = Copies(told)  # type: ignore[arg-type]
     first, second = torch.randn(8, 4), torch.randn(8, 4)
     place = buffer_for(pool, first)
     assert place is not None
@@ -75,7 +81,7 @@ def test_what_a_place_waits_for(pool: PinnedPool) -> None:
 
 def test_a_place_holds_no_events_of_copies_that_ended(pool: PinnedPool) -> None:
     device = CpuDevice()
-    copies, tensor = AnyCopies(device), torch.randn(8, 4)
+    copies, tensor = Copies(device), torch.randn(8, 4)
     place = buffer_for(pool, tensor)
     assert place is not None
     for _ in range(3):
@@ -108,7 +114,7 @@ def test_another_layout_does_not_fit(pool: PinnedPool, other: Tensor) -> None:
 
 
 def test_a_permuted_tensor_comes_back_as_it_was(pool: PinnedPool) -> None:
-    copies = AnyCopies(CpuDevice())
+    copies = Copies(CpuDevice())
     tensor = torch.randn(3, 4, 5).permute(2, 0, 1)
     place = buffer_for(pool, tensor)
     assert place is not None

@@ -7,7 +7,7 @@ from typing import NoReturn
 import pytest
 import torch
 
-from ssdtrain.arguments import size_argument
+from ssdtrain.tools.arguments import size_argument
 from ssdtrain.tools.cli import main
 from ssdtrain.tools.machine.doctor import judge_links
 from ssdtrain.tools.machine.links import LINK_FILE, LinkKind

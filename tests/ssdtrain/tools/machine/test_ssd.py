@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ssdtrain import rates
 from ssdtrain.tools.machine import ssd
 from ssdtrain.tools.machine.links import LinkKind
 from ssdtrain.tools.machine.ssd import KIB, MIB, SsdBudget, accepts_direct, measure_ssd
@@ -98,6 +99,7 @@ def test_the_time_budget_ends_it(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(os, "preadv", slow)
     clock = SimpleNamespace(perf_counter=lambda: now[0])
     monkeypatch.setattr(ssd, "time", clock)
+    monkeypatch.setattr(rates, "time", clock)
     budget = SsdBudget(
         max_bytes=64 * MIB,
         max_seconds=0.5,

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from ssdtrain.progress import Progress, each
+from ssdtrain.tools.progress import Progress, each
 
 
 def console(terminal: bool) -> tuple[Console, io.StringIO]:
