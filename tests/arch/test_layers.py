@@ -48,6 +48,7 @@ FLOORS = {
     "tools.progress": 8,
     "tools.foresight": 8,
     "tools.machine": 8,
+    "tools.printed": 8,
     "tools.project": 9,
     "tools.report": 9,
     "tools.search": 10,
@@ -55,8 +56,11 @@ FLOORS = {
 }
 # Pure rooms that import the ground floor alone.
 GROUND_ONLY = {"plan", "tools.foresight", "tools.machine", "tools.project"}
-# `project` prices layers by foresight's kernel models.
-BESIDE = {"tools.project": {"tools.foresight"}}
+# `project` reads foresight's data sheets; both print tables.
+BESIDE = {
+    "tools.machine": {"tools.printed"},
+    "tools.project": {"tools.foresight", "tools.printed"},
+}
 GROUND = {
     "errors",
     "config",

@@ -20,18 +20,16 @@ def on_disk(path: Path) -> dict[str, object]:
     return found
 
 
-def test_a_failure_keeps_what_was_noted(tmp_path: Path) -> None:
+def test_a_failure_is_a_result(tmp_path: Path) -> None:
     cells = Cells(tmp_path / "cells.json", 60.0, {})
 
     def cell() -> dict[str, object]:
-        cells.note("one", {"first": 1})
-        assert on_disk(cells.path)["one"] == {"first": 1, "error": NOT_ENDED}
         raise ValueError("no")
 
     cells.run("one", cell)
-    assert cells["one"]["first"] == 1
     assert cells["one"]["error"] == "ValueError: no"
     assert 'raise ValueError("no")' in "".join(cells["one"]["traceback"])
+    assert on_disk(cells.path).keys() == {"one"}
 
 
 def test_a_cell_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
@@ -53,7 +51,7 @@ def test_what_was_not_ended_is_run_again(tmp_path: Path, ended: bool) -> None:
     if ended:
         cells.run("one", lambda: {"value": 1})
     else:
-        cells.note("one", {"value": 1})
+        cells.record("one", {"error": NOT_ENDED})
     again = Cells(tmp_path / "cells.json", 60.0, {})
     assert ("one" in again) is ended
 

@@ -11,7 +11,6 @@ written.
 """
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,9 @@ from recipes.bench.harness.records import RESULTS
 from ssdtrain.tools.foresight import calls
 from ssdtrain.tools.foresight.call import Call, Family
 from ssdtrain.tools.foresight.device import DATA, SUFFIX, load_device, write_device
-from ssdtrain.tools.foresight.fit import fit_closed_form, fit_forest, score
+from ssdtrain.tools.foresight.fit import score
 from ssdtrain.tools.foresight.gather import read_times
+from ssdtrain.tools.foresight.learn import fitted
 from ssdtrain.tools.foresight.spec import SPECS
 
 Times = list[tuple[Call, float]]
@@ -97,24 +97,18 @@ def main(
         family: only these
         save: write the files
     """
-    made, spec, times = load_device(name), SPECS[name], recorded(name)
+    device, spec, times = load_device(name), SPECS[name], recorded(name)
     for call, us in read_times(more) if more else ():
         times.setdefault(call.family, []).append((call, us))
     pooled = [(recorded(each), SPECS[each]) for each in pool]
-    forests, laws, errors = dict(made.forests), dict(made.laws), dict(made.errors)
     for kind in family or times:
         rows = times[kind]
         relatives = [(more[kind], sheet) for more, sheet in pooled if kind in more]
         found = score(rows, spec, relatives=relatives)
         print(kind.value, len(rows), {k: round(v, 4) for k, v in found.items()})
-        law = fit_closed_form(rows, spec, relatives=relatives)
-        forests[kind] = fit_forest(rows, spec, law=law, relatives=relatives)
-        errors[kind] = round(found["gmae"], 4)
-        laws.pop(kind, None)
-        if law is not None:
-            laws[kind] = law
+        error = round(found["gmae"], 4)
+        device = fitted(device, kind, rows, error, relatives=relatives)
     if save:
-        device = replace(made, forests=forests, laws=laws, errors=errors)
         write_device(DATA / f"{name}{SUFFIX}", device)
         text = json.dumps(compact(times), separators=(",", ":"))
         path_of(name).write_text(text + "\n")

@@ -76,7 +76,6 @@ class Cells:
         self.path = path
         self.only = only
         self._deadline = time.monotonic() + budget_s
-        self._notes: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
         self.data: dict[str, Any] = {
             "environment": environment(),
@@ -117,7 +116,6 @@ class Cells:
     ) -> None:
         """Run `cell(*arguments)` if it is wanted; an error is a result.
 
-        What the cell noted before an error, or before `limit_s` were over, is kept.
         Between cells the device's cache is emptied.
         """
         if not self.is_wanted(name):
@@ -140,8 +138,7 @@ class Cells:
             error = {"error": text, "traceback": where}
         if result.get("error") == TOO_LONG and self.left_s() <= 0:
             error = {"error": NOT_ENDED}
-        noted = self._notes.pop(name, {})
-        result = {**noted, **result, **error}
+        result = {**result, **error}
         gc.collect()  # the frames of a failure hold the model
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             with contextlib.suppress(RuntimeError):  # a broken device shows below
@@ -161,13 +158,6 @@ class Cells:
         with self._lock:
             change(self.data["cells"])
             self.save()
-
-    def note(self, name: str, part: dict[str, Any]) -> None:
-        """Write what a running cell knows already."""
-        self._notes[name] = part
-        self.data["cells"][name] = {**part, "error": NOT_ENDED}
-        self.save()
-        del self.data["cells"][name]
 
     def fact(self, name: str, value: Any) -> None:
         """Write what belongs to the whole run."""

@@ -275,30 +275,3 @@ def main(
         elif each != AGAIN:
             found = cells.data["cells"].get(name)
             raise UsageError(f"{name} was not measured: {found}")
-    ours = cells[f"{case}/{OURS}"]
-    bases = [
-        cells[f"{case}/{each}"] for each in (BASE, AGAIN) if f"{case}/{each}" in cells
-    ]
-    print(told(case, [base for base in bases if "step_ms" in base], ours))
-    print(ours["summary"])
-
-
-def told(case: str, bases: list[dict[str, Any]], ours: dict[str, Any]) -> str:
-    """Return the comparison in a few words."""
-    base_ms = statistics.mean(base["step_ms"] for base in bases)
-    cycle_ms = statistics.mean(base["cycle_ms"] for base in bases)
-    base = bases[0]
-    same = [a == b for a, b in zip(base["losses"], ours["losses"], strict=False)]
-    plan = "settled" if ours["settled"] else "not settled"
-    return (
-        f"{case}: loss and backward {ours['step_ms']:.0f} ms, checkpointing "
-        f"{base_ms:.0f} ms: {ours['step_ms'] / base_ms:.3f} of it (wanted 0.95); "
-        f"whole cycle {ours['cycle_ms'] / cycle_ms:.3f} of it; peak above the step's "
-        f"start {ours['peak_bytes'] / 1e9:.2f} of {base['peak_bytes'] / 1e9:.2f} GB, "
-        f"allocated {ours['allocated_gb']:.2f} of {base['allocated_gb']:.2f} GB, "
-        f"reserved {ours.get('reserved_gb', 0):.2f} of "
-        f"{base.get('reserved_gb', 0):.2f} GB; of {ours['saved_bytes'] / 1e9:.2f} GB "
-        f"{ours['moved_bytes'] / 1e9:.2f} moved, {ours['rebuilt_bytes'] / 1e9:.2f} "
-        f"computed again, {ours['kept_bytes'] / 1e9:.2f} kept; plan {plan} after "
-        f"{ours['steps_before']} steps; {sum(same)} of {len(same)} losses equal"
-    )

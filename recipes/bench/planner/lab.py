@@ -12,7 +12,6 @@ import torch
 
 import ssdtrain
 from recipes.bench.harness.blocks import SETTLE_S, Size, Steps, settling
-from recipes.bench.harness.cells import Cells
 from ssdtrain.cache.regions import Choice
 from ssdtrain.cache.window import CacheLimits
 from ssdtrain.errors import ConfigError
@@ -47,12 +46,10 @@ class FirstPart(Rule):
         return super().place(left_bytes, tail_bytes, held=held)
 
 
-class Record:
-    """A running cell writes what it knows through this, and asks for its time."""
+class Time:
+    """What a running cell has left of its limit."""
 
-    def __init__(self, cells: Cells, name: str, limit_s: float) -> None:
-        self._cells = cells
-        self._name = name
+    def __init__(self, limit_s: float) -> None:
         self._end = time.monotonic() + limit_s
         self.limit_s = limit_s
 
@@ -65,10 +62,6 @@ class Record:
     def is_late(self) -> bool:
         """Whether nothing new should be begun."""
         return self.left_s < SHARE_TO_END * self.limit_s
-
-    def note(self, part: dict[str, Any]) -> None:
-        """What is known so far; kept if the cell fails or its time is over."""
-        self._cells.note(self._name, part)
 
 
 class Lab:

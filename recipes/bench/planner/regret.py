@@ -3,7 +3,7 @@
     python -m recipes.bench planner.regret --budget-s 250
 
 Cells are run in the order of what matters most and resumed by a second run; each has
-a limit of its own, and writes what it knows as it goes. `--only` also gives an order.
+a limit of its own, within which it ends. `--only` also gives an order.
 `--small` runs all paths on tiny models (a CPU is enough).
 """
 
@@ -23,7 +23,7 @@ from recipes.bench.offload.placement import ours, plain, recompute, run_column
 from recipes.bench.planner.lab import (
     Lab,
     Orders,
-    Record,
+    Time,
     planned,
     predicted,
     random_orders,
@@ -69,12 +69,12 @@ GRID = [
 
 
 def target(
-    size: Size, overhead: float, device: torch.device, record: Record
+    size: Size, overhead: float, device: torch.device, time: Time
 ) -> dict[str, Any]:
     """`plan="auto"` as a user gets it."""
     lab = Lab(size, device, max_overhead=overhead)
     try:
-        lab.settle(record.limit_s / 2)
+        lab.settle(time.limit_s / 2)
         own = lab.steps(6)[1:]
         return {
             "step_ms": statistics.median(ms for ms, _ in own[1:]),
@@ -88,7 +88,7 @@ def target(
         lab.close()
 
 
-def prediction(size: Size, device: torch.device, num: int, record: Record) -> Any:
+def prediction(size: Size, device: torch.device, num: int, time: Time) -> Any:
     """Predicted against measured over fixed, random and chosen plans of one model.
 
     Everything kept is measured between any two of them: a device's clock drifts. All
@@ -106,14 +106,13 @@ def prediction(size: Size, device: torch.device, num: int, record: Record) -> An
         drawn = list(_drawn(profile, timeline, num))
         before_ms = lab.under(keep, WARM_STEPS)["step_ms"]
         for how, name, orders in drawn:
-            if record.is_late:
+            if time.is_late:
                 break
             cell = {"how": how, "policy": name, **predicted(timeline, orders)}
             cell |= lab.under(orders)
             behind_ms = lab.under(keep)["step_ms"]
             plans.append({**cell, "keep_ms": (before_ms + behind_ms) / 2})
             before_ms = behind_ms
-            record.note(found)
         return found
     finally:
         lab.close()
@@ -152,7 +151,7 @@ def decline(size: Size, device: torch.device, num_steps: int) -> dict[str, Any]:
     }
 
 
-def regret(size: Size, device: torch.device, num: int, record: Record) -> Any:
+def regret(size: Size, device: torch.device, num: int, time: Time) -> Any:
     """A measured grid, and plans for budgets between the least and keep."""
     lab = Lab(size, device)
     pool = ProcessPoolExecutor(NUM_PLANNERS, multiprocessing.get_context("spawn"))
@@ -167,35 +166,30 @@ def regret(size: Size, device: torch.device, num: int, record: Record) -> Any:
         # Planned beside the grid: a search takes longer than the steps it is for.
         plans = [pool.submit(planned, profile, b) for b in (int(0.9 * least), *budgets)]
         found: dict[str, Any] = {"grid": []}
-        _grid(lab, profile, found["grid"], record)
+        _grid(lab, profile, found["grid"], time)
         found["budgets"] = [{"least_bytes": least, "keep_bytes": keep}]
-        record.note(found)
         found["budgets"][0]["unreachable"] = str(plans[0].result())
         for budget, plan in zip(budgets, plans[1:], strict=True):
-            if record.is_late:
+            if time.is_late:
                 break
             cell = _within(lab, profile, plan.result())
             found["budgets"].append({"budget_bytes": budget, **cell})
-            record.note(found)
         return found
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         lab.close()
 
 
-def _grid(
-    lab: Lab, profile: Profile, grid: list[dict[str, Any]], record: Record
-) -> None:
+def _grid(lab: Lab, profile: Profile, grid: list[dict[str, Any]], time: Time) -> None:
     """The policy's own numbers, added to `grid` while there is time."""
     largest = max(item.num_bytes for item in Timeline(profile).items)
     for window, prefetch, fraction, recipes in GRID:
-        if record.left_s < record.limit_s * 0.4:
+        if time.left_s < time.limit_s * 0.4:
             return
         cell = lab.under_settings(
             int(window * largest), int(prefetch * largest), fraction, recipes
         )
         grid.append({"point": [window, prefetch, fraction, recipes], **cell})
-        record.note({"grid": grid})
 
 
 def _within(lab: Lab, profile: Profile, plan: Plan | str) -> dict[str, Any]:
@@ -215,7 +209,7 @@ def least_peak(profile: Profile) -> int:
     raise RuntimeError("a budget of one byte was reached")
 
 
-Jobs = dict[str, tuple[float, Callable[[Record], dict[str, Any]]]]
+Jobs = dict[str, tuple[float, Callable[[Time], dict[str, Any]]]]
 """Cells by name: their limit in seconds, and how they are run."""
 
 
@@ -258,4 +252,4 @@ def main(bench: Bench, *, small: bool = False, random_plans: int = 45) -> None:
     wanted = bench.only or ("*",)
     for name in [name for each in wanted for name in fnmatch.filter(found, each)]:
         limit_s, run = found[name]
-        cells.run(name, run, Record(cells, name, limit_s), limit_s=limit_s)
+        cells.run(name, run, Time(limit_s), limit_s=limit_s)

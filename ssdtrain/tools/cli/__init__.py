@@ -18,6 +18,7 @@ from typing import NamedTuple, NoReturn
 from ssdtrain import __version__
 from ssdtrain.errors import AttachError, ConfigError
 from ssdtrain.quantities import did_you_mean
+from ssdtrain.tools.arguments import reason
 
 
 class Command(NamedTuple):
@@ -143,6 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not words:
         build_parser("").print_help(sys.stderr)
         return 2
+    args = None
     try:
         args = parse(words)
         args.words = [word for word in words if not word.startswith("--local_rank")]
@@ -155,23 +157,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())  # or the interpreter fails at its end
         return 128 + signal.SIGPIPE
-    except (ConfigError, AttachError) as error:
-        print(f"ssdtrain: {error}", file=sys.stderr)
-        return 2
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] in _OURS:
+    except (ConfigError, AttachError, OSError, ModuleNotFoundError) as error:
+        if (told := _told(error, args)) is None:
             raise
-        print(
-            f"ssdtrain: the package {error.name} is missing in {sys.prefix}; install "
-            "ssdtrain again with what it needs, as `python -m pip install '.[train]'` "
-            "does in a checkout",
-            file=sys.stderr,
-        )
+        print(f"ssdtrain: {told}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         if os.environ.get("RANK", "0") == "0":  # Ctrl-C reaches every rank
             print(f"ssdtrain {' '.join(words[:1])}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
+
+
+def _told(error: Exception, args: argparse.Namespace | None) -> str | None:
+    """Return what to say of input that cannot work; None: the error is another one."""
+    if isinstance(error, OSError):
+        # No option of `train` names the files that a run reads and writes.
+        return None if args is None or args.command == "train" else reason(error, args)
+    if not isinstance(error, ModuleNotFoundError):
+        return str(error)
+    if error.name is None or error.name.partition(".")[0] in _OURS:
+        return None
+    return (
+        f"the package {error.name} is missing in {sys.prefix}; install ssdtrain again "
+        "with what it needs, as `python -m pip install '.[train]'` does in a checkout"
+    )
 
 
 def _reader_is_gone() -> bool:

@@ -201,10 +201,18 @@ def assemble(kind: Kind, times: Times, host: HostTable) -> Device:
     return device
 
 
-def fitted(device: Device, family: Family, times: Times, error: float) -> Device:
-    """The device with a family's model learned from these times."""
-    law = fit_closed_form(times, device.spec)
-    forest = fit_forest(times, device.spec, law=law)
+def fitted(
+    device: Device,
+    family: Family,
+    times: Times,
+    error: float,
+    *,
+    relatives: Sequence[tuple[Times, Spec]] = (),
+) -> Device:
+    """The device with a family's model learned from these times. `relatives`: times on
+    other devices, which join in."""
+    law = fit_closed_form(times, device.spec, relatives=relatives)
+    forest = fit_forest(times, device.spec, law=law, relatives=relatives)
     laws = {other: one for other, one in device.laws.items() if other is not family}
     return replace(
         device,

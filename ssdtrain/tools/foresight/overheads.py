@@ -66,7 +66,6 @@ class Seen:
     num_launches: int
     num_events: int
     """Profiled events in it, itself included."""
-    device_us: float
     start_us: float
 
 
@@ -76,7 +75,6 @@ class _Span:
     category: str
     start: float
     end: float
-    args: Mapping[str, Any]
     inside: list["_Span"] = field(default_factory=list)
 
 
@@ -85,31 +83,26 @@ def operators_of(
 ) -> list[Seen]:
     """The operators of a Kineto trace (complete events, microseconds), in the order of
     their start; `composites` only call others."""
-    kernels: dict[int, float] = {}
     threads: dict[Any, list[_Span]] = {}
     updates: list[tuple[float, float]] = []
     for event in events:
         if event.get("ph") != "X":
             continue
-        category, args = event.get("cat", ""), event.get("args", {})
+        category = event.get("cat", "")
         start, length = float(event["ts"]), float(event.get("dur", 0.0))
-        if category in ("kernel", "gpu_memcpy", "gpu_memset"):
-            key = int(args.get("correlation", -1))
-            kernels[key] = kernels.get(key, 0.0) + length
-        elif category == "cpu_op" or category in RUNTIME:
-            span = _Span(event["name"], category, start, start + length, args)
+        if category == "cpu_op" or category in RUNTIME:
+            span = _Span(event["name"], category, start, start + length)
             threads.setdefault(event["tid"], []).append(span)
         elif event.get("name", "").startswith("Optimizer.step"):
             updates.append((start, start + length))
     found: list[Seen] = []
     for spans in threads.values():
-        found += _of_thread(spans, kernels, updates, composites)
+        found += _of_thread(spans, updates, composites)
     return sorted(found, key=lambda seen: seen.start_us)
 
 
 def _of_thread(
     spans: list[_Span],
-    kernels: Mapping[int, float],
     updates: Sequence[tuple[float, float]],
     composites: Collection[str],
 ) -> list[Seen]:
@@ -130,7 +123,7 @@ def _of_thread(
         gap = None if last_end is None else span.start - last_end
         if gap is not None and gap > LONGEST_GAP_US:
             gap = None
-        found.append(_seen(span, phase, gap, kernels))
+        found.append(_seen(span, phase, gap))
         last_end = span.end
     return found
 
@@ -147,15 +140,11 @@ def _nest(spans: list[_Span]) -> list[_Span]:
     return roots
 
 
-def _seen(
-    span: _Span, phase: Phase, gap: float | None, kernels: Mapping[int, float]
-) -> Seen:
+def _seen(span: _Span, phase: Phase, gap: float | None) -> Seen:
     below = list(_below(span))
     calls = (span for span in below if span.category in RUNTIME)
     launches = [call for call in calls if call.name.startswith(LAUNCHES)]
     launches.sort(key=lambda s: s.start)
-    keys = (int(launch.args.get("correlation", -1)) for launch in launches)
-    device_us = sum(kernels.get(key, 0.0) for key in keys)
     t2, t3, t4, t5 = 0.0, 0.0, 0.0, span.end - span.start
     if launches:
         t2 = launches[0].start - span.start
@@ -173,7 +162,6 @@ def _seen(
         t5=t5,
         num_launches=len(launches),
         num_events=1 + len(below),
-        device_us=device_us,
         start_us=span.start,
     )
 
@@ -212,6 +200,5 @@ def summary(seen: Sequence[Seen]) -> list[dict[str, Any]]:
         for field_name in ("t2", "t3", "t4", "t5", "num_launches", "num_events"):
             values = [float(getattr(one, field_name)) for one in group]
             row[field_name] = round(trimmed_mean(values), 3)
-        row["device_us"] = round(sum(one.device_us for one in group), 2)
         rows.append(row)
     return rows

@@ -2,15 +2,15 @@
 
 import argparse
 import json
-import sys
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.tools.arguments import positive_argument, reason, show, size_argument
+from ssdtrain.tools.arguments import positive_argument, show, size_argument
 from ssdtrain.tools.machine.copies import CopyBudget
-from ssdtrain.tools.machine.doctor import Examination, Request, examine, parts
+from ssdtrain.tools.machine.doctor import Request, examine, parts
 from ssdtrain.tools.machine.findings import Level
 from ssdtrain.tools.machine.links import LINK_FILE
 from ssdtrain.tools.machine.ssd import SsdBudget
+from ssdtrain.tools.printed import show_tables
 from ssdtrain.tools.progress import Progress
 
 EXAMPLES = """examples:
@@ -24,7 +24,6 @@ A measurement writes at most --max-write-bytes to each directory, takes about
 --max-seconds for each, and leaves no file behind. Exit status: 0, or 1 when a
 finding is a problem.
 """
-WIDE_COLUMNS = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,25 +58,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Examine and print; 0, 1 if a finding is a problem, 2 for impossible settings."""
-    try:
-        request = _request(args)
-        # Each part is said as it begins: it may take half a minute.
-        with Progress(parts(request), interval_s=0.0) as progress:
-            found = examine(request, progress.part)
-        if args.save:
-            LINK_FILE.write(args.save, found.links)
-        if args.plot:
-            from ssdtrain.tools.machine.render import plot_links
+    """Examine and print; 0, or 1 if a finding is a problem. Raises ConfigError,
+    OSError: impossible settings."""
+    from ssdtrain.tools.machine.render import plot_links, tables
 
-            plot_links(found.links, args.plot)
-    except (ConfigError, ValueError, ImportError, OSError) as error:
-        print(f"ssdtrain doctor: {reason(error, args)}", file=sys.stderr)
-        return 2
+    request = _request(args)
+    # Each part is said as it begins: it may take half a minute.
+    with Progress(parts(request), interval_s=0.0) as progress:
+        found = examine(request, progress.part)
+    if args.save:
+        LINK_FILE.write(args.save, found.links)
+    if args.plot:
+        plot_links(found.links, args.plot)
     if args.json:
         print(json.dumps(found.as_dict(), indent=1))
     else:
-        _print_tables(found)
+        show_tables(*tables(found))
     return int(any(one.level is Level.PROBLEM for one in found.findings))
 
 
@@ -92,14 +88,3 @@ def _request(args: argparse.Namespace) -> Request:
         copy=CopyBudget(max_seconds=args.max_seconds),
         ssd=SsdBudget(max_bytes=args.max_write_bytes, max_seconds=args.max_seconds),
     )
-
-
-def _print_tables(found: Examination) -> None:
-    from rich.console import Console
-
-    from ssdtrain.tools.machine.render import tables
-
-    # A pipe has no width; 80 columns would cut the cells.
-    console = Console(width=None if sys.stdout.isatty() else WIDE_COLUMNS)
-    for table in tables(found):
-        console.print(table)

@@ -8,6 +8,7 @@ import numpy as np
 from ssdtrain.tools.machine.doctor import POOR_FIT, Examination
 from ssdtrain.tools.machine.findings import Level
 from ssdtrain.tools.machine.links import Link, LinkFile
+from ssdtrain.tools.printed import figures_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -44,47 +45,44 @@ def tables(found: Examination) -> Iterator["Table"]:
 
 
 def _gpu_table(found: Examination) -> "Table":
-    from rich.table import Table
-
-    columns = ("GPU", "memory GB", "PCIe", "NUMA node", "NVLinks", "driver")
-    table = Table(*columns, title="GPUs")
+    rows = []
     for gpu in found.gpu.gpus:
         pcie = f"gen {gpu.pcie_generation_max or '?'} x{gpu.pcie_width or '?'}"
         rest = (gpu.numa_node, gpu.nvlinks, gpu.driver)
         memory = f"{gpu.memory_bytes / 1e9:.0f}"
         known = ("?" if value is None else str(value) for value in rest)
-        table.add_row(f"{gpu.index} {gpu.name}", memory, pcie, *known)
-    return table
+        rows.append((f"{gpu.index} {gpu.name}", memory, pcie, *known))
+    columns = ("GPU", "memory GB", "PCIe", "NUMA node", "NVLinks", "driver")
+    return figures_table("GPUs", columns, rows, words=len(columns))
 
 
 def _link_table(links: LinkFile) -> "Table":
-    from rich.table import Table
-
-    table = Table(title="Links, GB/s by transfer size (fitted curve)")
-    for name in ("link", "from", "to", "in flight", "mode"):
-        table.add_column(name, no_wrap=name == "link")
-    for num_bytes in COLUMN_BYTES:
-        table.add_column(size_text(num_bytes), justify="right")
-    table.add_column("start-up us", justify="right")
-    table.add_column("fit error", justify="right")
+    rows = []
     for link in links.links:
         curve = link.curve
         way = link.kind.value, link.source, link.target, str(link.depth), link.mode
         rates = (f"{curve.gb_per_s(num_bytes):.2f}" for num_bytes in COLUMN_BYTES)
         startup, error = curve.startup_seconds * 1e6, curve.fit_error
-        table.add_row(*way, *rates, f"{startup:.1f}", f"{error:.0%}")
-    return table
+        rows.append((*way, *rates, f"{startup:.1f}", f"{error:.0%}"))
+    words = ("link", "from", "to", "in flight", "mode")
+    heads = (*words, *map(size_text, COLUMN_BYTES), "start-up us", "fit error")
+    title = "Links, GB/s by transfer size (fitted curve)"
+    return figures_table(title, heads, rows, words=len(words))
 
 
 def _finding_table(found: Examination) -> "Table":
     from rich.markup import escape
-    from rich.table import Table
 
-    table = Table("", "about", "found", "advice", title="Findings")
-    for one in found.findings:
-        level = f"[{COLOURS[one.level]}]{one.level.value}[/]"
-        table.add_row(level, one.subject, escape(one.text), escape(one.advice))
-    return table
+    rows = [
+        (
+            f"[{COLOURS[one.level]}]{one.level.value}[/]",
+            one.subject,
+            escape(one.text),
+            escape(one.advice),
+        )
+        for one in found.findings
+    ]
+    return figures_table("Findings", ("", "about", "found", "advice"), rows, words=4)
 
 
 def plot_links(links: LinkFile, path: str) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ssdtrain.errors import ConfigError
 from ssdtrain.rates import side_by_side
 from ssdtrain.tools.machine.fit import fit_curve
 from ssdtrain.tools.machine.links import Link, LinkKind, Sample
@@ -42,13 +43,13 @@ class SsdBudget:
 
     def __post_init__(self) -> None:
         if self.max_bytes < 2 * ALIGNMENT_BYTES or self.max_seconds <= 0:
-            raise ValueError(
+            raise ConfigError(
                 f"an SSD budget expects max_bytes >= {2 * ALIGNMENT_BYTES} and "
                 f"max_seconds > 0, got {self.max_bytes} and {self.max_seconds}"
             )
         wrong = [b for b in self.block_bytes if b <= 0 or b % ALIGNMENT_BYTES]
         if wrong or any(d < 1 for d in self.depths):
-            raise ValueError(
+            raise ConfigError(
                 f"block_bytes expects multiples of {ALIGNMENT_BYTES} and depths >= 1, "
                 f"got {wrong or self.depths}"
             )

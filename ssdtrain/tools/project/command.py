@@ -2,15 +2,12 @@
 
 import argparse
 import json
-import sys
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.tools.arguments import count_argument, positive_argument, reason, show
-from ssdtrain.tools.foresight.device import load_device
-from ssdtrain.tools.foresight.layers import LayerTimes, layer_times
+from ssdtrain.tools.arguments import count_argument, positive_argument, show
+from ssdtrain.tools.printed import figures_table, show_tables
 from ssdtrain.tools.project.assumptions import Assumptions
 from ssdtrain.tools.project.cases import CaseSet, cases, parse_set
 from ssdtrain.tools.project.endurance import cost, fewest, wear
@@ -22,9 +19,6 @@ from ssdtrain.tools.project.render import (
     projection_table,
 )
 from ssdtrain.tools.project.tables import GPUS, MODELS, SSDS, Gpu, Model, find
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 EXAMPLES = """examples:
   ssdtrain project                                    the systems of Figure 5.10
@@ -38,7 +32,6 @@ EXAMPLES = """examples:
 
 Activations, bandwidth and drives are per GPU. docs/project.md derives every formula.
 """
-WIDE_COLUMNS = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,36 +84,26 @@ def _add_system(group: argparse._ArgumentGroup) -> None:
     count("--micro-batch", default=1, help="sequences at once")
     reached = "reached TFLOP/s a GPU (default: peak x efficiency)"
     add("--tflops", type=positive_argument, help=reached)
-    add(
-        "--kernels",
-        metavar="DEVICE",
-        help="price a layer by the kernel models of h100, h200 or a device file "
-        "(docs/foresight.md), not by its roofline",
-    )
     of_steps = "--tflops is of whole steps: add no communication and no bubble"
     add("--end-to-end", action="store_true", help=of_steps)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Project and print; 0, or 2 for impossible settings."""
-    try:
-        assume = Assumptions().changed(args.assume)
-        if args.list:
-            _print_list(args.json)
-            return 0
-        rows = _rows(args, assume)
-        if args.plot:
-            plot_projection(rows, args.plot)
-    except (ConfigError, ImportError, OSError) as error:
-        print(f"ssdtrain project: {reason(error, args)}", file=sys.stderr)
-        return 2
+    """Project and print. Raises ConfigError, OSError: impossible settings."""
+    assume = Assumptions().changed(args.assume)
+    if args.list:
+        _print_list(args.json)
+        return 0
+    rows = _rows(args, assume)
+    if args.plot:
+        plot_projection(rows, args.plot)
     if args.json:
         plain = {"assumptions": asdict(assume), "rows": [row.as_dict() for row in rows]}
         print(json.dumps(plain, indent=1))
         return 0
-    _print(projection_table(rows))
+    show_tables(projection_table(rows))
     if args.cost:
-        _print(cost_table(rows, args.years))
+        show_tables(cost_table(rows, args.years))
     return 0
 
 
@@ -188,23 +171,7 @@ def _own_case(args: argparse.Namespace, gpu: Gpu) -> Case:
         batch=16 * args.gpus if args.batch is None else args.batch,
         micro_batch=args.micro_batch,
         tflops=args.tflops,
-        kernels=_kernels(args, model),
         throughput=Throughput.END_TO_END if args.end_to_end else Throughput.KERNEL,
-    )
-
-
-def _kernels(args: argparse.Namespace, model: Model) -> LayerTimes | None:
-    if args.kernels is None:
-        return None
-    if args.tflops is not None:
-        raise ConfigError("--kernels and --tflops exclude one another")
-    return layer_times(
-        load_device(args.kernels),
-        micro_batch=args.micro_batch,
-        sequence=model.sequence,
-        hidden=model.hidden,
-        heads=model.heads,
-        tensor=args.tensor,
     )
 
 
@@ -223,15 +190,6 @@ def _model(args: argparse.Namespace) -> Model:
         heads=args.heads or max(1, args.hidden // 128),
         sequence=args.sequence or Model.sequence,
     )
-
-
-def _print(*tables: "Table") -> None:
-    from rich.console import Console
-
-    # A pipe has no width; 80 columns would cut the cells.
-    console = Console(width=None if sys.stdout.isatty() else WIDE_COLUMNS)
-    for table in tables:
-        console.print(table)
 
 
 def _cell(value: object) -> str:
@@ -253,10 +211,6 @@ def _print_list(as_json: bool) -> None:
     if as_json:
         print(json.dumps(tables, indent=1))
         return
-    from rich.table import Table
-
     for title, rows in tables.items():
-        table = Table(*rows[0], title=title)
-        for row in rows:
-            table.add_row(*map(_cell, row.values()))
-        _print(table)
+        cells = [[_cell(value) for value in row.values()] for row in rows]
+        show_tables(figures_table(title, [*rows[0]], cells, words=len(rows[0])))

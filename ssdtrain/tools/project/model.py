@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.tools.foresight.layers import LayerTimes
 from ssdtrain.tools.project.assumptions import Assumptions
 from ssdtrain.tools.project.bubble import bubble_over_ideal, layers_in_flight
 from ssdtrain.tools.project.layer import Split, operators, reduced_bytes, saved_bytes
@@ -57,8 +56,6 @@ class Case:
     tflops: float | None = None
     """Reached TFLOP/s a GPU; None: peak times the assumed efficiency."""
     throughput: Throughput = Throughput.KERNEL
-    kernels: LayerTimes | None = None
-    """One layer by kernel models; None: by the roofline."""
 
     def __post_init__(self) -> None:
         replica = self.tensor * self.pipeline
@@ -143,7 +140,7 @@ def project(case: Case, assume: Assumptions) -> Projection:
     if case.throughput is Throughput.KERNEL:
         share = bubble_over_ideal(case.pipeline, case.micro_batches, case.chunks)
         forward *= 1 + share
-    step = step_per_forward(case, assume) * forward
+    step = assume.step_per_forward * forward
     layer_bytes = saved_bytes(case.model, case.split(), assume.dropout_mask_bytes)
     written = layer_bytes * case.layers_per_gpu * case.micro_batches
     state = state_bytes(case, assume)
@@ -164,13 +161,6 @@ def project(case: Case, assume: Assumptions) -> Projection:
     )
 
 
-def step_per_forward(case: Case, assume: Assumptions) -> float:
-    """As assumed, or as kernel models have it."""
-    if case.kernels is not None:
-        return case.kernels.step_per_forward
-    return assume.step_per_forward
-
-
 def layer_seconds(case: Case, assume: Assumptions) -> float:
     """Forward time of one layer for one micro-batch. See [Note: the forward time]."""
     gpu = case.gpu
@@ -180,8 +170,6 @@ def layer_seconds(case: Case, assume: Assumptions) -> float:
         max(operator.flops / (reached * TERA), operator.num_bytes / bandwidth)
         for operator in operators(case.model, case.split())
     )
-    if case.kernels is not None:
-        own = case.kernels.forward
     if case.throughput is Throughput.KERNEL and case.tensor > 1:
         sent = reduced_bytes(case.model, case.split())
         own += sent / (gpu.peer_gb_per_s * GB)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from ssdtrain.tools.printed import figures_table
 from ssdtrain.tools.project.bubble import bubble_fraction
 from ssdtrain.tools.project.endurance import Cost, Drives, Need
 from ssdtrain.tools.project.model import Projection
@@ -43,23 +44,13 @@ class Row:
 
 def projection_table(rows: Sequence[Row]) -> "Table":
     """Step, activations, bandwidth, lifespan, micro-batch: one line a case."""
-    from rich.table import Table
-
     drives = rows[0].drives
-    table = Table(
-        title=f"Per GPU, with {drives.count} x {drives.ssd.name}",
-        caption="micro-batch and in flight: largest with all but the resident layers "
-        "away; the power of two first, any integer in brackets",
-    )
-    table.add_column("case", no_wrap=True)
-    for name in (
-        *("step s", "activations GB", "write GB/s", "drives' write", "bubble"),
+    heads = (
+        *("case", "step s", "activations GB", "write GB/s", "drives' write", "bubble"),
         *("lifespan years", "state GB", "micro-batch", "in flight TB"),
-    ):
-        table.add_column(name, justify="right")
-    for row in rows:
-        found = row.found
-        table.add_row(
+    )
+    cells = [
+        (
             found.case.name,
             f"{found.step_seconds:.2f}",
             f"{found.activation_bytes / GB:.1f}",
@@ -72,7 +63,15 @@ def projection_table(rows: Sequence[Row]) -> "Table":
             f"{found.power_of_two_in_flight_bytes / TB:.2f} "
             f"({found.largest_in_flight_bytes / TB:.2f})",
         )
-    return table
+        for row in rows
+        for found in [row.found]
+    ]
+    title = f"Per GPU, with {drives.count} x {drives.ssd.name}"
+    caption = (
+        "micro-batch and in flight: largest with all but the resident layers away; "
+        "the power of two first, any integer in brackets"
+    )
+    return figures_table(title, heads, cells, caption=caption)
 
 
 def years_text(years: float) -> str:
@@ -82,29 +81,27 @@ def years_text(years: float) -> str:
 
 def cost_table(rows: Sequence[Row], years: float) -> "Table":
     """Drives against the GPU, and the fewest drives of each kind."""
-    from rich.table import Table
-
-    table = Table(title=f"Cost for each GPU over {years:g} years, US dollars")
-    table.add_column("case", no_wrap=True)
-    names = ("drives", "drives total", "GPU total", "share", "watts", "$ per PB")
-    for name in names:
-        table.add_column(name, justify="right")
-    table.add_column("cheapest drives that do (count set by)")
+    cells = []
     for row in rows:
         if row.cost is None:
             continue
         cost, total = row.cost, row.cost.gpu_total_usd
-        table.add_row(
-            row.found.case.name,
-            f"{cost.drives_usd:,.0f}",
-            f"{cost.drives_total_usd:,.0f}",
-            f"{total:,.0f}" if total is not None else "set --gpu-price",
-            "-" if cost.share is None else f"{cost.share:.0%}",
-            f"{cost.drives_watts:.0f} of {cost.gpu_watts:.0f}",
-            f"{cost.usd_per_pb:.2f}",
-            _cheapest(row.needs),
+        cells.append(
+            (
+                row.found.case.name,
+                _cheapest(row.needs),
+                f"{cost.drives_usd:,.0f}",
+                f"{cost.drives_total_usd:,.0f}",
+                f"{total:,.0f}" if total is not None else "set --gpu-price",
+                "-" if cost.share is None else f"{cost.share:.0%}",
+                f"{cost.drives_watts:.0f} of {cost.gpu_watts:.0f}",
+                f"{cost.usd_per_pb:.2f}",
+            )
         )
-    return table
+    words = ("case", "cheapest drives that do (count set by)")
+    names = ("drives", "drives total", "GPU total", "share", "watts", "$ per PB")
+    title = f"Cost for each GPU over {years:g} years, US dollars"
+    return figures_table(title, (*words, *names), cells, words=2)
 
 
 def _cheapest(needs: Sequence[Need]) -> str:

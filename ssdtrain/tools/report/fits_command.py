@@ -3,7 +3,6 @@
 import argparse
 import json
 import re
-import sys
 from dataclasses import asdict
 
 from ssdtrain.errors import ConfigError
@@ -75,24 +74,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer; 0, or 2 for input that cannot work or weights that cannot fit."""
-    try:
-        names = ("model", "gpu", "gpus", "fsdp", "optimizer")
-        given = {name: getattr(args, name) for name in names}
-        is_own = Question(model=args.model).is_own
-        if is_own and args.tokens:
-            raise ConfigError("--tokens is for public models; give --micro-batch")
-        if not is_own and args.micro_batch:
-            raise ConfigError("--micro-batch is for FILE.py:FUNCTION; give --tokens")
-        if args.tokens:
-            given["tokens"] = args.tokens
-        if args.micro_batch:
-            given["micro_batch"] = args.micro_batch
-        asked = Question(**given, train=Train(args.train), loss=Loss(args.loss))
-        answer = fits(asked)
-    except (ConfigError, OSError) as error:
-        print(f"ssdtrain fits: {error}", file=sys.stderr)
-        return 2
+    """Answer. Raises ConfigError: input that cannot work, or weights that cannot fit;
+    OSError: a file cannot be read."""
+    names = ("model", "gpu", "gpus", "fsdp", "optimizer")
+    given = {name: getattr(args, name) for name in names}
+    is_own = Question(model=args.model).is_own
+    if is_own and args.tokens:
+        raise ConfigError("--tokens is for public models; give --micro-batch")
+    if not is_own and args.micro_batch:
+        raise ConfigError("--micro-batch is for FILE.py:FUNCTION; give --tokens")
+    if args.tokens:
+        given["tokens"] = args.tokens
+    if args.micro_batch:
+        given["micro_batch"] = args.micro_batch
+    answer = fits(Question(**given, train=Train(args.train), loss=Loss(args.loss)))
     if args.json:
         print(json.dumps(asdict(answer), indent=1))
     else:

@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -12,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.jsonfile import load_as
 from ssdtrain.quantities import bytes_text
-from ssdtrain.tools.arguments import count_argument, positive_argument, reason, show
+from ssdtrain.tools.arguments import count_argument, positive_argument, show
 from ssdtrain.tools.foresight.autocast import Autocast
 from ssdtrain.tools.foresight.calibrate import family_scales, host_scale, measured_power
 from ssdtrain.tools.foresight.call import Family
@@ -53,6 +50,7 @@ from ssdtrain.tools.foresight.spec import Kind, links_of
 from ssdtrain.tools.foresight.steps import capture_step
 from ssdtrain.tools.foresight.table_plan import TABLE_PLAN_FILE, table_plan
 from ssdtrain.tools.foresight.wires import Wires, fabric_of
+from ssdtrain.tools.printed import figures_table, show_tables
 from ssdtrain.tools.report.subject import add_batch, build_of, function_of
 
 EXAMPLES = """actions and examples:
@@ -134,12 +132,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do one action; 0, or 2 for input that cannot work."""
-    try:
-        _ACTIONS[args.action](args)
-    except (ConfigError, OSError) as error:
-        print(f"ssdtrain foresight: {reason(error, args)}", file=sys.stderr)
-        return 2
+    """Do one action. Raises ConfigError, OSError: input that cannot work."""
+    _ACTIONS[args.action](args)
     return 0
 
 
@@ -304,18 +298,19 @@ def _shard(args: argparse.Namespace) -> None:
 
 
 def _print(device: Device, step: StepEstimate, peak_bytes: int) -> None:
-    table = Table(title=f"one step on {device.spec.name}, by kernel model")
-    for head in ("family", "ms", "share", "error of a kernel"):
-        table.add_column(head, justify="left" if head == "family" else "right")
     total = max(1.0, sum(step.by_family_us.values()))
-    for family, us in sorted(step.by_family_us.items(), key=lambda pair: -pair[1]):
-        share, error = (
+    rows = [
+        (
+            family.value,
+            f"{us / 1e3:.2f}",
             f"{100 * us / total:.0f} %",
             f"{100 * device.error(family):.1f} %",
         )
-        table.add_row(family.value, f"{us / 1e3:.2f}", share, error)
-    console = Console(width=None if sys.stdout.isatty() else 100)
-    console.print(table)
+        for family, us in sorted(step.by_family_us.items(), key=lambda pair: -pair[1])
+    ]
+    title = f"one step on {device.spec.name}, by kernel model"
+    heads = ("family", "ms", "share", "error of a kernel")
+    show_tables(figures_table(title, heads, rows))
     bound = "the host binds it" if step.is_host_bound else "the device binds it"
     lines = [
         f"step {step.step_us / 1e3:.2f} ms ({bound}: host {step.host_us / 1e3:.2f} ms, "
@@ -332,7 +327,7 @@ def _print(device: Device, step: StepEstimate, peak_bytes: int) -> None:
         )
     if step.unknown_host:
         lines.append(f"Host times of {step.unknown_host} operators are means.")
-    console.print("\n".join(lines), highlight=False)
+    print(*lines, sep="\n")
 
 
 def _gather(args: argparse.Namespace) -> None:

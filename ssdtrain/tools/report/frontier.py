@@ -35,7 +35,11 @@ def frontier(profile: Profile, num_budgets: int = NUM_BUDGETS) -> list[Point]:
             point = least
         if point.peak_bytes < found[-1].peak_bytes:
             found.append(point)
-    return found
+    return [
+        point
+        for at, point in enumerate(found)
+        if all(point.overhead < later.overhead for later in found[at + 1 :])
+    ]
 
 
 def _best(profile: Profile, goal: Goal) -> Point:

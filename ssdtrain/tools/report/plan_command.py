@@ -3,14 +3,10 @@
 import argparse
 import json
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import add
 from typing import NamedTuple
-
-from rich.console import Console
-from rich.table import Table
 
 from ssdtrain.config import Target
 from ssdtrain.curves import COPY_SLOWDOWN, Curve, Links
@@ -24,7 +20,6 @@ from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.arguments import (
     count_argument,
     fraction_argument,
-    reason,
     refuse_all_but_one,
     show,
     size_argument,
@@ -33,6 +28,7 @@ from ssdtrain.tools.foresight.device import DEFAULT_DEVICE, Device, load_device
 from ssdtrain.tools.foresight.recorder import STATES
 from ssdtrain.tools.foresight.spec import links_of as spec_links
 from ssdtrain.tools.machine.links import LINK_FILE, LinkKind
+from ssdtrain.tools.printed import figures_table, show_tables
 from ssdtrain.tools.progress import Progress, each
 from ssdtrain.tools.report.scatter import lines, spots
 from ssdtrain.tools.report.subject import (
@@ -166,28 +162,24 @@ def profile_of(args: argparse.Namespace, build: Build, micro_batch: int) -> Prof
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan and print; 0, or 2 for input that cannot work."""
-    try:
-        if args.sweep:
-            return _sweep(args)
-        with Progress(2) as progress:
-            progress.part("reading the profile" if args.profile else "a step")
-            profile = _profile(args)
-            _refuse_too_large(args, profile)
-            progress.part("searching for a plan")
-            goal = Goal(
-                max_overhead=args.max_overhead,
-                memory_budget_bytes=args.memory_budget,
-                device_bytes=args.device_memory,
-            )
-            plan = choose(profile, goal)
-        if args.save is not None:
-            PLAN_FILE.write(args.save, plan)
-        if args.save_profile is not None:
-            PROFILE_FILE.write(args.save_profile, profile)
-    except (ConfigError, OSError) as error:
-        print(f"ssdtrain plan: {reason(error, args)}", file=sys.stderr)
-        return 2
+    """Plan and print. Raises ConfigError, OSError: input that cannot work."""
+    if args.sweep:
+        return _sweep(args)
+    with Progress(2) as progress:
+        progress.part("reading the profile" if args.profile else "a step")
+        profile = _profile(args)
+        _refuse_too_large(args, profile)
+        progress.part("searching for a plan")
+        goal = Goal(
+            max_overhead=args.max_overhead,
+            memory_budget_bytes=args.memory_budget,
+            device_bytes=args.device_memory,
+        )
+        plan = choose(profile, goal)
+    if args.save is not None:
+        PLAN_FILE.write(args.save, plan)
+    if args.save_profile is not None:
+        PROFILE_FILE.write(args.save_profile, profile)
     if args.json:
         print(json.dumps(PLAN_FILE.to_json(plan), indent=1))
     else:
@@ -244,19 +236,15 @@ def by_layer(found: Sequence[ModuleRow]) -> list[ModuleRow]:
 
 
 def _print(profile: Profile, plan: Plan, capacity: int | None) -> None:
-    table = Table(title="placements by module, one micro-batch")
-    heads = ("module", "tensors", "kept", "host", "SSD", "rebuilt", "rebuild ms")
-    for at, head in enumerate(heads):
-        table.add_column(head, justify="left" if at == 0 else "right")
+    cells = []
     for row in by_layer(rows(profile, plan)):
         sizes = row.kept_bytes, row.host_bytes, row.ssd_bytes, row.recomputed_bytes
         figures = (*map(bytes_text, sizes), f"{row.recompute_ms:.2f}")
-        table.add_row(row.module, str(row.num_items), *figures)
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(table)
+        cells.append((row.module, row.num_items, *figures))
+    heads = ("module", "tensors", "kept", "host", "SSD", "rebuilt", "rebuild ms")
+    show_tables(figures_table("placements by module, one micro-batch", heads, cells))
     room = None if capacity is None else capacity - profile.base_bytes
-    for line in (explain(profile, plan), *lines(spots(profile), room)):
-        console.print(line, highlight=False, markup=False)
+    print(explain(profile, plan), *lines(spots(profile), room), sep="\n")
 
 
 # -- size against number of micro-batches ---------------------------------------------
@@ -288,10 +276,7 @@ def _sweep(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([entry._asdict() for entry in found], indent=1))
         return 0
-    table = Table(title=f"micro-batch size at batch {args.batch}, {args.stages} stages")
-    for head in ("size", "number", "in flight", "bubble", "step", "peak", "samples/s"):
-        table.add_column(head, justify="right")
-    table.add_column("plan")
+    rows_of_sizes = []
     best = max((entry.samples_per_s for entry in found), default=0.0)
     for entry in found:
         fastest = entry.samples_per_s == best > 0
@@ -300,8 +285,10 @@ def _sweep(args: argparse.Namespace) -> int:
         priced = [f"{entry.step_ms:.1f} ms", peak, speed]
         cells += priced if entry.policy else ["-"] * len(priced)
         plan = (entry.policy or entry.note) + (" < fastest" if fastest else "")
-        table.add_row(*cells, plan)
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+        rows_of_sizes.append((plan, *cells))
+    title = f"micro-batch size at batch {args.batch}, {args.stages} stages"
+    heads = ("size", "number", "in flight", "bubble", "step", "peak", "samples/s")
+    show_tables(figures_table(title, ("plan", *heads), rows_of_sizes))
     return 0
 
 

@@ -3,25 +3,24 @@ activation peak against algorithmic FLOPs a second, over batch sizes and strateg
 `python -m recipes.bench planner.rok` measures it."""
 
 import argparse
+import itertools
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.plan.choose import choose
 from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.timeline import Timeline
-from ssdtrain.tools.arguments import count_argument, reason, show
+from ssdtrain.tools.arguments import count_argument, show
+from ssdtrain.tools.printed import figures_table, show_tables
 from ssdtrain.tools.progress import each
 from ssdtrain.tools.report.plan_command import add_subject, profile_of
-from ssdtrain.tools.report.references import references
+from ssdtrain.tools.report.scatter import reruns
 from ssdtrain.tools.report.subject import MODELS, Build, build_of
 
 EXAMPLES = """examples:
@@ -54,18 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print and draw; 0, or 2 for input that cannot work."""
-    try:
-        points = _points(args)
-        if args.plot:
-            draw(points, Path(args.plot))
-    except (ConfigError, OSError, ImportError) as error:
-        print(f"ssdtrain rok: {reason(error, args)}", file=sys.stderr)
-        return 2
+    """Print and draw. Raises ConfigError, OSError: input that cannot work."""
+    points = _points(args)
+    if args.plot:
+        draw(points, Path(args.plot))
     if args.json:
         print(json.dumps([point._asdict() for point in points], indent=1))
     else:
-        Console(width=None if sys.stdout.isatty() else 100).print(table(points))
+        _print(points)
     return 0
 
 
@@ -88,8 +83,8 @@ def _predicted(args: argparse.Namespace, build: Build, batch: int) -> list[Point
         ("keep", found.keep_ms, found.keep_peak_bytes),
         ("offload", found.step_ms, found.peak_bytes),
     ]
-    for reference in references(Timeline(profile))[:1]:
-        runs.append(("recompute", reference.step_ms, reference.peak_bytes))
+    for _, again in itertools.islice(reruns(Timeline(profile)), 1):
+        runs.append(("recompute", again.step_ms, again.peak_bytes))
     return [
         Point(args.model, name, batch, peak / GB, ms, work / (ms / 1e3) / 1e12)
         for name, ms, peak in runs
@@ -105,17 +100,14 @@ def _flops(build: Build, batch: int) -> float:
     return float(counter.get_total_flops())
 
 
-def table(points: Sequence[Point]) -> Table:
+def _print(points: Sequence[Point]) -> None:
     """List all points, by model, strategy and batch."""
-    result = Table(title="recompute, offload, keep")
-    for head in ("model", "strategy"):
-        result.add_column(head)
-    for head in ("batch", "peak GB", "step ms", "TFLOP/s"):
-        result.add_column(head, justify="right")
-    for model, strategy, batch, peak_gb, step_ms, tflops in sorted(points):
-        figures = f"{peak_gb:.2f}", f"{step_ms:.1f}", f"{tflops:.1f}"
-        result.add_row(model, strategy, str(batch), *figures)
-    return result
+    heads = ("model", "strategy", "batch", "peak GB", "step ms", "TFLOP/s")
+    rows = [
+        (*words, f"{peak_gb:.2f}", f"{step_ms:.1f}", f"{tflops:.1f}")
+        for *words, peak_gb, step_ms, tflops in sorted(points)
+    ]
+    show_tables(figures_table("recompute, offload, keep", heads, rows, words=2))
 
 
 def draw(points: Sequence[Point], path: Path) -> None:

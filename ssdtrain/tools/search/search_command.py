@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from ssdtrain.errors import ConfigError
 from ssdtrain.plan.plan import PLAN_FILE
 from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.arguments import count_argument, positive_argument, show
@@ -66,7 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search; 0, 1 if no layout fits, or 2 for input that cannot work."""
+    """Search; 0, or 1 if no layout fits. Raises ConfigError, OSError: input that
+    cannot work."""
 
     def progress(text: str) -> None:
         if sys.stderr.isatty():
@@ -76,13 +76,9 @@ def run(args: argparse.Namespace) -> int:
     given = {name: getattr(args, name) for name in (*names, "host", "ssd_years")}
     framework = args.framework and Framework(args.framework)
     asked = Asked(**given, ssd=args.ssd, loss=Loss(args.loss), framework=framework)
-    try:
-        found = search(asked, progress)
-        if args.save is not None:
-            save(found, load_device(args.gpu), args.save)
-    except (ConfigError, OSError) as error:
-        print(f"ssdtrain search: {error}", file=sys.stderr)
-        return 2
+    found = search(asked, progress)
+    if args.save is not None:
+        save(found, load_device(args.gpu), args.save)
     if args.json:
         print(json.dumps(to_json(found), indent=1))
     else:

@@ -40,7 +40,7 @@ plan: SUBJECT --batch --device-memory --json --memory-budget --optimizer --profi
 rok: SUBJECT --batches --json --plot
 doctor: --directory --json --max-seconds --max-write-bytes --no-measure --plot --save
 project: --assume --batch --cases --chunks --cost --end-to-end --gpu --gpu-price
-  --gpus --heads --hidden --json --kernels --layers --list --micro-batch --model
+  --gpus --heads --hidden --json --layers --list --micro-batch --model
   --pipeline --plot --sequence --sequence-parallel --ssd --ssds --tensor --tflops
   --years --zero3
 """

@@ -1,6 +1,5 @@
 """`ssdtrain doctor` end to end, on whatever machine this is."""
 
-import argparse
 import json
 from pathlib import Path
 from typing import NoReturn
@@ -9,16 +8,14 @@ import pytest
 import torch
 
 from ssdtrain.tools.arguments import size_argument
-from ssdtrain.tools.machine import command
+from ssdtrain.tools.cli import main
 from ssdtrain.tools.machine.doctor import judge_links
 from ssdtrain.tools.machine.links import LINK_FILE, LinkKind
 from tests.ssdtrain.tools.machine.made import link
 
 
 def doctor(*arguments: str) -> int:
-    parser = argparse.ArgumentParser(prog="ssdtrain doctor")
-    command.add_arguments(parser)
-    return command.run(parser.parse_args(arguments))
+    return main(["doctor", *arguments])
 
 
 def test_measures_saves_and_plots(
@@ -55,14 +52,14 @@ def test_what_takes_long_is_said_as_it_begins(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("ssdtrain.tools.machine.doctor.measure_ssd", ends)
-    with pytest.raises(KeyboardInterrupt):
-        doctor("--directory", str(tmp_path))
+    assert doctor("--directory", str(tmp_path)) == 130
     said = capsys.readouterr()
     assert said.out == ""  # which may be JSON
     assert said.err.splitlines() == [
         "ssdtrain: 1 of 3: looking at GPUs, limits and versions ...",
         f"ssdtrain: 2 of 3: measuring {tmp_path}: about 20 s, 4.3 GB written at most "
         "...",
+        "ssdtrain doctor: interrupted",
     ]
 
 

@@ -1,19 +1,16 @@
 """`ssdtrain project` end to end."""
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ssdtrain.tools.project import command
+from ssdtrain.tools.cli import main
 
 
 def run(*arguments: str) -> int:
-    parser = argparse.ArgumentParser(prog="ssdtrain project")
-    command.add_arguments(parser)
-    return command.run(parser.parse_args(arguments))
+    return main(["project", *arguments])
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
