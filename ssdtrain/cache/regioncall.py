@@ -509,7 +509,7 @@ class RegionCall:
             number = next(n for n, (look, again) in pairs if look != again)
             raise self.other(number, looks[number], made[number])
         if self.saved.layout.alike is not None:
-            self.region.again = looks, alike_to(found)
+            self.region.made_again(looks, alike_to(found))
 
     def other(self, number: int, look: Any, made: Any) -> RegionError:
         """The error of a re-run that saved another tensor than the forward."""

@@ -35,6 +35,10 @@ class Region:
         """Looks of a layout, and guards of what a re-run saved that looked so."""
         self._num_strikes = 0
 
+    def made_again(self, looks: Any, alike: Any) -> None:
+        """A re-run has saved tensors of these looks, and these guards are theirs."""
+        self.again = looks, alike
+
     def strike(self, reason: str) -> None:
         """A call of it could not run again. Something that is made in the first call
         and stays (a cache of constants) is forgiven."""

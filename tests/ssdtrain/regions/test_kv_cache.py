@@ -243,6 +243,35 @@ def test_a_layer_that_is_called_twice(by_position: bool) -> None:
         one()
 
 
+def test_a_model_that_is_called_twice_has_a_cache_each_time() -> None:
+    """A question and its answer, by one decoder, which fills none by default."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 4, 8)
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.decoder = Looped(2, by_position=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.decoder(x) * self.decoder(x.flip(0))).square().sum()
+
+    pair = Pair()
+
+    def one() -> list[Tensor]:
+        pair.zero_grad()
+        loss = pair(x)
+        loss.backward()
+        return [loss.detach(), *(p.grad for p in pair.parameters())]
+
+    theirs = one()
+    with offloaded(pair) as session:
+        for _ in range(3):
+            assert same_bits(one(), theirs)
+        assert session.last_step is not None
+        assert session.last_step.recipes["region"] > 0
+
+
 def change(how: str, cache: Any) -> None:
     own = cache.self_attention_cache
     if how == "filled":
