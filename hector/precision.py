@@ -48,23 +48,31 @@ def entering(x: Tensor, parameter: Tensor) -> tuple[Tensor, torch.dtype]:
     return (wide(x) if dtype in HALF else x), dtype
 
 
-def plainly_called(module: nn.Module) -> bool:
-    """Return whether to call a module is to run its class's forward, and nothing
-    else."""
-    return not (
+def is_altered(module: nn.Module) -> bool:
+    """Return whether a module has hooks or a forward of its own, beside its class's.
+    Pruning and old norms of weights are hooks; parametrizations are not."""
+    return bool(
         module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
         or "forward" in module.__dict__
+    )
+
+
+def plainly_called(module: nn.Module) -> bool:
+    """Return whether to call a module is to run its class's forward, and nothing
+    else."""
+    return not (
+        is_altered(module)
         or module._compiled_call_impl is not None
         or nn.modules.module._has_any_global_hook()
     )
 
 
 def is_product(module: nn.Module) -> bool:
-    """Whether a module is its weight's product and its bias: a plain `nn.Linear`
-    without hooks. Pruning and old norms of weights are hooks."""
+    """Return whether `F.linear(x, weight, bias)` may replace a call of a module: it is
+    an `nn.Linear` itself, without hooks. False under global hooks."""
     return type(module) is nn.Linear and plainly_called(module)
 
 
