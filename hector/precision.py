@@ -7,7 +7,7 @@ compiled program compute in float32 and round once, at the end. Sums of many row
 accumulated in float64.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,11 +39,20 @@ def wide(t: Tensor) -> Tensor:
     return t.float() if t.dtype in HALF and t.device.type == "cpu" else t
 
 
-def entering(x: Tensor, parameter: Tensor) -> tuple[Tensor, torch.dtype]:
-    """The rows of a layer as it computes with them, and the dtype of its results."""
+def entering(x: Tensor, weights: Tensor | nn.Module) -> tuple[Tensor, torch.dtype]:
+    """Return the rows of a layer as it computes with them, and the dtype of its
+    results.
+
+    `weights`: what rows of integers get the dtype of; for a weight that may be
+    parametrized its module, as each reading of it would be an evaluation.
+    """
     dtype = x.dtype
     if not dtype.is_floating_point:
-        x = features("x", x, parameter.dtype)
+        if isinstance(weights, nn.Module):
+            # Replicas of DataParallel have no parameters.
+            found = next(weights.parameters(), None)
+            weights = cast("Tensor", weights.weight) if found is None else found
+        x = features("x", x, weights.dtype)
         dtype = x.dtype
     return (wide(x) if dtype in HALF else x), dtype
 

@@ -99,7 +99,7 @@ class SAGEConv(nn.Module):
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return [nodes, out_channels] for x [nodes, in_channels]."""
         lin, own = self.lin_l, self.lin_r
-        x, dtype = entering(x, lin.weight)
+        x, dtype = entering(x, lin)
         # Another module is called where it stands in the formula.
         weight: Tensor | None = wide(lin.weight) if is_product(lin) else None
         first = self.reducer in ("sum", "mean") and weight is not None
@@ -268,8 +268,8 @@ class GatedGCNConv(nn.Module):
     def forward(self, g: Graph, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         """Return node rows and edge rows of the next layer for x [nodes, channels] and
         e [edges, channels]."""
-        x, dtype = entering(x, self.own.weight)
-        e, edge_dtype = entering(e, self.own.weight)
+        x, dtype = entering(x, self.own)
+        e, edge_dtype = entering(e, self.own)
         with g.local_scope():
             for name in ("own", "near", "src", "dst"):
                 g.ndata[name] = linear(getattr(self, name), x)

@@ -182,7 +182,7 @@ class HGTConv(CompiledConv):
                 raise ValueError("expected a HeteroGraph beside joined rows")
             self._learn_widths(dict.fromkeys(self.node_types, x))
             self._check_width("x", x, max(self.in_channels.values()))
-            x, dtype = entering(x, self.k_rel.weight)
+            x, dtype = entering(x, self.k_rel)
             mask = self.mask_of_edges()
             out, att = self._run(x, edges, mask, return_attention_weights)
             out = out.to(dtype)
@@ -194,7 +194,7 @@ class HGTConv(CompiledConv):
             if name in x:
                 self._check_width(f"x[{name!r}]", x[name], self.in_channels[name])
         graph = self._graph(x, edges)
-        joined, dtype = entering(self._join(x), self.k_rel.weight)
+        joined, dtype = entering(self._join(x), self.k_rel)
         present = [t for t in self.edge_types if t in edges]
         mask = self.mask_of_edges()
         if mask is not None:
