@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache, lru_cache
+from numbers import Real
 
 import torch
 import torch.nn.functional as F
@@ -168,7 +169,15 @@ def _attend(e: EdgeBatch, slope: float) -> dict[str, Tensor]:
 @lru_cache(maxsize=64)
 def attending(slope: float) -> Passing:
     """Neighbours' rows "h" times their attention, of the scores "left" of sources and
-    "right" of destinations."""
+    "right" of destinations.
+
+    Raises:
+        ValueError: a slope that is no number; a tensor's would be read once.
+    """
+    if not isinstance(slope, Real):
+        raise ValueError(
+            f"expected a number as negative_slope, got {type(slope).__name__}"
+        )
     return Passing(lambda: (_attend(slope), fn.sum("m", "out"), None))
 
 
