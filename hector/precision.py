@@ -7,7 +7,7 @@ compiled program compute in float32 and round once, at the end. Sums of many row
 accumulated in float64.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,32 +39,49 @@ def wide(t: Tensor) -> Tensor:
     return t.float() if t.dtype in HALF and t.device.type == "cpu" else t
 
 
-def entering(x: Tensor, parameter: Tensor) -> tuple[Tensor, torch.dtype]:
-    """The rows of a layer as it computes with them, and the dtype of its results."""
+def entering(x: Tensor, weights: Tensor | nn.Module) -> tuple[Tensor, torch.dtype]:
+    """Return the rows of a layer as it computes with them, and the dtype of its
+    results.
+
+    `weights`: what rows of integers get the dtype of; for a weight that may be
+    parametrized its module, as each reading of it would be an evaluation.
+    """
     dtype = x.dtype
     if not dtype.is_floating_point:
-        x = features("x", x, parameter.dtype)
+        if isinstance(weights, nn.Module):
+            # Replicas of DataParallel have no parameters.
+            found = next(weights.parameters(), None)
+            weights = cast("Tensor", weights.weight) if found is None else found
+        x = features("x", x, weights.dtype)
         dtype = x.dtype
     return (wide(x) if dtype in HALF else x), dtype
+
+
+def is_altered(module: nn.Module) -> bool:
+    """Return whether a module has hooks or a forward of its own, beside its class's.
+    Pruning and old norms of weights are hooks; parametrizations are not."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+    )
 
 
 def plainly_called(module: nn.Module) -> bool:
     """Return whether to call a module is to run its class's forward, and nothing
     else."""
     return not (
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in module.__dict__
+        is_altered(module)
         or module._compiled_call_impl is not None
         or nn.modules.module._has_any_global_hook()
     )
 
 
 def is_product(module: nn.Module) -> bool:
-    """Whether a module is its weight's product and its bias: a plain `nn.Linear`
-    without hooks. Pruning and old norms of weights are hooks."""
+    """Return whether `F.linear(x, weight, bias)` may replace a call of a module: it is
+    an `nn.Linear` itself, without hooks. False under global hooks."""
     return type(module) is nn.Linear and plainly_called(module)
 
 

@@ -3,6 +3,7 @@
 import ast
 import math
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 from hector.frontend.values import (
@@ -165,6 +166,9 @@ def unary(op: Op) -> Callable[..., Sym]:
 
 
 def leaky_relu(s: State, x: Any, negative_slope: float = 0.01) -> Sym:
+    if not isinstance(negative_slope, Real):
+        found = type(negative_slope).__name__
+        raise FrontendError(f"expected a number as slope, got {found}")
     rows = as_sym(s, x)
     node = s.builder.unary(Op.LEAKY_RELU, rows.node, slope=float(negative_slope))
     return Sym(node, rows.rank)

@@ -63,8 +63,8 @@ class Passing:
         *tensors: Tensor,
     ) -> Tensor:
         """Return a row a destination for rows of both ends, which have the same names
-        in every call, and for the tensors of `parts`. `graph`: a relation, or a graph
-        with one type of edges."""
+        in the same order in every call, and for the tensors of `parts`. `graph`: a
+        relation, or a graph with one type of edges."""
         r = graph if isinstance(graph, Relation) else graph[None]
         given = (*sources.values(), *ends.values(), *tensors)
         facts = [(t.dtype, t.shape, t.requires_grad, t.device) for t in given]
@@ -114,14 +114,22 @@ class Passing:
         rows: tuple[Mapping[str, Tensor], ...],
         tensors: tuple[Tensor, ...],
     ) -> _Ready | None:
-        """Return None where messages are to be in memory."""
+        """Return None where messages are to be in memory, or where two of the tensors
+        of functions are one: a trace knows them by identity."""
+        if len({id(t) for t in tensors}) < len(tensors):
+            return None
         try:
             found, inputs = r.program(parts)
         except TRACE_ERRORS:
             return None
+        # By name, as rows of two names may be one tensor in this call alone.
         sources, ends, made = rows
-        ends = {**ends, **made}
-        order = [*sources.values(), *rows[1].values(), *tensors, *made.values()]
+        order = [*sources.values(), *ends.values(), *tensors, *made.values()]
+        firsts = len(sources), len(order) - len(made)
+        by_source = {name: i for i, name in enumerate(sources)}
+        by_end = {name: i for i, name in enumerate(ends, firsts[0])}
+        by_end |= {name: i for i, name in enumerate(made, firsts[1])}
+        captured = {id(t): i for i, t in enumerate(tensors, firsts[0] + len(ends))}
         values = [v for p in parts if isinstance(p, PureCall) for v in p.values]
         read = [v for v in values if isinstance(v, Tensor)]
         places: list[int] = []
@@ -129,16 +137,16 @@ class Passing:
         for i, (kind, name) in enumerate(found.inputs):
             if kind == "t":
                 place, dropped = found.captured[name]
-                tensor = read[place]
+                at = captured[id(read[place])]
                 if dropped:
                     changes.append((i, _dropping(dropped)))
             else:
-                first, second = (sources, ends) if kind == "s" else (ends, sources)
-                tensor = first[name] if name in first else second[name]
-                more = inputs[i].shape[0] - tensor.shape[0]
+                sides = (by_source, by_end) if kind == "s" else (by_end, by_source)
+                at = sides[0][name] if name in sides[0] else sides[1][name]
+                more = inputs[i].shape[0] - order[at].shape[0]
                 if more:
                     changes.append((i, _padding(more)))
-            places.append(next(j for j, t in enumerate(order) if t is tensor))
+            places.append(at)
         executable = found.compiled.executable(r.structure, inputs)
         count = r.num_dst_nodes()
         whole = executable.results[0][1][0] == count

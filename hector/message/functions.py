@@ -157,6 +157,10 @@ def pure(function: Callable[..., Any]) -> Callable[..., PureCall]:
     It is then traced once for each shape and not in every call, which is most of the
     host's time of a small graph: `g.update_all(attend(self.slope), ...)` for `attend`
     with arguments (edges, slope). Values are tensors, which get gradients, or hashable.
+
+    The function must not read tensors as numbers, as by `float(t)`, `t.item()` or
+    `if t > 0:`. What they hold is no part of what a trace is found by, so later calls
+    would have the first call's numbers: pass a number instead.
     """
 
     @functools.wraps(function)

@@ -119,26 +119,46 @@ def edge_softmax(
     """Return `Relation.edge_softmax` of the edges of a graph with one type.
 
     Of a dict of scores by edge type a dict: the softmax is over all edges into a node,
-    or out of it, of whatever type. Raises ValueError for `eids` next to a dict.
+    or out of it, of whatever type.
+
+    Raises:
+        ValueError: next to a dict: `eids`, a `Relation`, a type that is named twice, or
+            scores of several dtypes or row shapes whose edges share a type of nodes.
     """
     if not isinstance(logits, Mapping):
         relation = graph if isinstance(graph, Relation) else graph[None]
         return relation.edge_softmax(logits, eids, norm_by)
+    if isinstance(graph, Relation):
+        raise ValueError(
+            "expected a tensor of scores of a Relation's edges, got a dict; pass the "
+            "graph, or one type's scores"
+        )
     if eids is not None:
         raise ValueError("expected no eids next to scores by edge type")
     place = {"dst": 2, "src": 0}.get(norm_by)
     if place is None:
         raise ValueError(f"expected norm_by 'dst' or 'src', got {norm_by!r}")
     groups: dict[str, list[Any]] = {}
-    for kind in map(graph.to_canonical_etype, logits):
+    scores: dict[Any, Tensor] = {}
+    for name, score in logits.items():
+        kind = graph.to_canonical_etype(name)
+        if kind in scores:
+            raise ValueError(f"expected one score tensor for {kind}, it is named twice")
         groups.setdefault(kind[place], []).append(kind)
-    scores = {graph.to_canonical_etype(k): v for k, v in logits.items()}
+        scores[kind] = score
     found: dict[Any, Tensor] = {}
-    for kinds in groups.values():
+    for end, kinds in groups.items():
         relations = [graph[kind] for kind in kinds]
         sizes = [r.num_edges() for r in relations]
         for r, kind in zip(relations, kinds, strict=True):
             r.edata.check(f"scores of {kind}", scores[kind])
+        given = {(scores[k].dtype, tuple(scores[k].shape[1:])) for k in kinds}
+        if len(given) > 1:
+            way = "into" if place else "out of"
+            raise ValueError(
+                f"expected scores of one dtype and row shape {way} {end!r}, got "
+                f"{sorted(map(str, given))}"
+            )
         edges = [r.now() for r in relations]
         key = (ends_of_all, place, *edges[1:])
         whole = edges[0].kept(key, lambda rs=relations: ends_of_all(rs, place))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache, lru_cache
+from numbers import Real
 
 import torch
 import torch.nn.functional as F
@@ -99,7 +100,7 @@ class SAGEConv(nn.Module):
     def forward(self, g: Graph, x: Tensor) -> Tensor:
         """Return [nodes, out_channels] for x [nodes, in_channels]."""
         lin, own = self.lin_l, self.lin_r
-        x, dtype = entering(x, lin.weight)
+        x, dtype = entering(x, lin)
         # Another module is called where it stands in the formula.
         weight: Tensor | None = wide(lin.weight) if is_product(lin) else None
         first = self.reducer in ("sum", "mean") and weight is not None
@@ -168,7 +169,15 @@ def _attend(e: EdgeBatch, slope: float) -> dict[str, Tensor]:
 @lru_cache(maxsize=64)
 def attending(slope: float) -> Passing:
     """Neighbours' rows "h" times their attention, of the scores "left" of sources and
-    "right" of destinations."""
+    "right" of destinations.
+
+    Raises:
+        ValueError: a slope that is no number; a tensor's would be read once.
+    """
+    if not isinstance(slope, Real):
+        raise ValueError(
+            f"expected a number as negative_slope, got {type(slope).__name__}"
+        )
     return Passing(lambda: (_attend(slope), fn.sum("m", "out"), None))
 
 
@@ -268,8 +277,8 @@ class GatedGCNConv(nn.Module):
     def forward(self, g: Graph, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         """Return node rows and edge rows of the next layer for x [nodes, channels] and
         e [edges, channels]."""
-        x, dtype = entering(x, self.own.weight)
-        e, edge_dtype = entering(e, self.own.weight)
+        x, dtype = entering(x, self.own)
+        e, edge_dtype = entering(e, self.own)
         with g.local_scope():
             for name in ("own", "near", "src", "dst"):
                 g.ndata[name] = linear(getattr(self, name), x)

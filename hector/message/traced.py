@@ -11,6 +11,7 @@ import ast
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -253,9 +254,15 @@ def _maximum(a: Any, b: Any) -> Rows:
     return _with(a, Sym(node, a.sym.rank))
 
 
+def _check_numbers(*values: Any) -> None:
+    """Refuse tensors, which would be read once, when the trace is made."""
+    for value in values:
+        if not isinstance(value, Real):
+            raise UntraceableError(f"{type(value).__name__} instead of a number")
+
+
 def _power(x: Rows, power: Any) -> Rows:
-    if not isinstance(power, int | float):
-        raise UntraceableError("a power that is no number")
+    _check_numbers(power)
     if power == 2:
         return x * x
     if power == 0.5:
@@ -265,6 +272,7 @@ def _power(x: Rows, power: Any) -> Rows:
 
 def _leaky_relu(x: Rows, negative_slope: float = 0.01, inplace: bool = False) -> Rows:
     _new(inplace)
+    _check_numbers(negative_slope)
     return _with(x, rules.leaky_relu(x.trace.state, x.sym, negative_slope))
 
 
@@ -274,6 +282,7 @@ def _gelu(x: Rows, approximate: str = "none") -> Rows:
 
 def _elu(x: Rows, alpha: float = 1.0, inplace: bool = False) -> Rows:
     _new(inplace)
+    _check_numbers(alpha)
     if alpha != 1.0:
         raise UntraceableError("elu with another alpha")
     return _unary(Op.ELU)(x)
@@ -379,6 +388,7 @@ def softmax_rows(x: Rows) -> Rows:
 
 
 def _unsqueeze(x: Rows, dim: int) -> Rows:
+    _check_numbers(dim)
     rank = x.sym.rank + x.boxed
     dim = dim if dim >= 0 else rank + 1 + dim
     inner = dim - x.boxed
@@ -390,6 +400,7 @@ def _unsqueeze(x: Rows, dim: int) -> Rows:
 def _squeeze(x: Rows, dim: int | None = None) -> Rows:
     if dim is None:
         raise UntraceableError("squeeze of all axes")
+    _check_numbers(dim)
     dim = dim if dim >= 0 else x.sym.rank + x.boxed + dim
     inner = dim - x.boxed
     if inner < 1:
@@ -399,6 +410,7 @@ def _squeeze(x: Rows, dim: int | None = None) -> Rows:
 
 def _view(x: Rows, *shape: Any) -> Rows:
     sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+    _check_numbers(*sizes)
     if x.boxed or not sizes or sizes[0] != -1:
         raise UntraceableError(f"a view as {list(sizes)}; rows are counted by -1")
     if math.prod(sizes[1:]) != x.sym.node.type.width:
@@ -407,6 +419,7 @@ def _view(x: Rows, *shape: Any) -> Rows:
 
 
 def _flatten(x: Rows, start_dim: int = 0, end_dim: int = -1) -> Rows:
+    _check_numbers(start_dim, end_dim)
     if x.boxed or start_dim != 1 or end_dim != -1:
         raise UntraceableError("flatten of other than rows")
     node = x.trace.builder.reshape(x.sym.node, (1, x.sym.node.type.width))

@@ -13,7 +13,7 @@ from hector.graph import HeteroGraph
 from hector.indexing import endpoints, is_adjacency
 from hector.nn.common import CompiledConv, empty, kaiming_uniform
 from hector.nn.layers import hgt, hgt_attention
-from hector.precision import entering, is_product, wide
+from hector.precision import entering, is_altered, wide
 from hector.tracing import untraced
 
 EdgeType = tuple[str, str, str]
@@ -54,10 +54,14 @@ class _TypedLinears(nn.Module):
         """
         for name in names:
             lin = self.lins[name]
-            if not (is_product(lin) or isinstance(lin, nn.LazyLinear)):
+            # Hooks of one that no call had rows of are what makes its parameters.
+            lazy = isinstance(lin, nn.LazyLinear)
+            own = getattr(type(lin), "forward", None) is not nn.Linear.forward
+            if not lazy and (own or is_altered(lin)):
                 raise ValueError(
-                    f"expected an nn.Linear without hooks for {name!r}, as its weight "
-                    f"is read and it is not called, got {type(lin).__name__}"
+                    f"expected an nn.Linear without hooks or a forward of its own for "
+                    f"{name!r}, as its weight is read and it is not called, got "
+                    f"{type(lin).__name__}"
                 )
         weights = [self._of(name, "weight", width) for name in names]
         biases = [self._of(name, "bias") for name in names]
@@ -178,7 +182,7 @@ class HGTConv(CompiledConv):
                 raise ValueError("expected a HeteroGraph beside joined rows")
             self._learn_widths(dict.fromkeys(self.node_types, x))
             self._check_width("x", x, max(self.in_channels.values()))
-            x, dtype = entering(x, self.k_rel.weight)
+            x, dtype = entering(x, self.k_rel)
             mask = self.mask_of_edges()
             out, att = self._run(x, edges, mask, return_attention_weights)
             out = out.to(dtype)
@@ -190,7 +194,7 @@ class HGTConv(CompiledConv):
             if name in x:
                 self._check_width(f"x[{name!r}]", x[name], self.in_channels[name])
         graph = self._graph(x, edges)
-        joined, dtype = entering(self._join(x), self.k_rel.weight)
+        joined, dtype = entering(self._join(x), self.k_rel)
         present = [t for t in self.edge_types if t in edges]
         mask = self.mask_of_edges()
         if mask is not None:

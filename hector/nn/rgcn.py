@@ -195,7 +195,7 @@ class RGCNConv(CompiledConv):
         """Features, or node ids [nodes] as they are, and the dtype of results."""
         if x.dim() == 1 and x.dtype in _IDS:
             return x.long(), self.weight.dtype
-        return entering(x, self.weight)
+        return entering(x, self)
 
     def _neighbours(
         self, graph: HeteroGraph, sides: _Sides, weight: Tensor, aggr: str

@@ -288,3 +288,29 @@ def test_types_are_given_once() -> None:
     x = torch.randn(NODES, 4)
     with pytest.raises(ValueError, match="expected no etypes"):
         layer(whole, x, etypes)
+
+
+class Leaky(nn.Module):
+    """An activation of a module, and one of a function."""
+
+    def __init__(self, slope: Any) -> None:
+        super().__init__()
+        self.act = nn.LeakyReLU(slope)
+
+    def message(self, edges: Any) -> Any:
+        return {"m": self.act(edges.src["h"])}
+
+    def written(self, g: Any, feat: Any) -> Any:
+        with g.local_scope():
+            g.srcdata["h"] = feat
+            g.update_all(self.message, fn.sum("m", "o"))
+            return g.dstdata["o"]
+
+    forward = hector.compile(written)
+
+
+def test_a_tensor_as_slope_is_refused() -> None:
+    (g, _), x = drawn(), torch.randn(NODES, 4)
+    same(Leaky(0.2), (g, x.requires_grad_()), [x])
+    with pytest.raises(UnsupportedPythonError, match="a number as slope, got Tensor"):
+        Leaky(torch.tensor(0.2))(g, x)

@@ -15,7 +15,6 @@ import hector.message.dgl as dgl
 import hector.message.dgl.nn.pytorch as dglnn
 from hector import message
 from hector.message.dgl import function as fn
-from hector.nn import HGTConv
 from tests.hector.message.dgl_graphs import KINDS, SIZES, market, near, same, some_graph
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -455,12 +454,3 @@ def test_pruned_weights_are_trained() -> None:
         torch.testing.assert_close(out, conv.fc_self(x) + mean @ weight.t())
         out.square().sum().backward()
         optimizer.step()
-
-
-def test_hooks_that_hgt_would_not_run_are_refused() -> None:
-    conv = HGTConv(4, 4, (["n"], [("n", "r", "n")]), 2)
-    given = {"n": torch.randn(3, 4)}, {("n", "r", "n"): torch.tensor([[0], [1]])}
-    conv(*given)
-    conv.kqv_lin.lins["n"].register_forward_hook(lambda m, i, o: o * 2)
-    with pytest.raises(ValueError, match="without hooks for 'n'"):
-        conv(*given)

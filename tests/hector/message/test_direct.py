@@ -165,3 +165,52 @@ def test_two_kinds_of_rows() -> None:
             found = score(g, {"a": a}, {"b": b})
             want = torch.zeros_like(b).index_add(0, dst, a[src] * b[dst])
             torch.testing.assert_close(found, want)
+
+
+@pytest.mark.parametrize("order", ["one first", "two first"])
+def test_rows_of_two_names_that_are_one_tensor(order: str) -> None:
+    """Which of the given tensors are one object may change between calls."""
+    torch.manual_seed(0)
+    score = direct.Passing(
+        lambda: (fn.u_mul_v("a", "b", "m"), fn.sum("m", "out"), None)
+    )
+    g, (src, dst) = graph_of(3), graph_of(3).edges()
+    x, y = torch.randn(2, N, WIDTH, dtype=torch.float64).unbind()
+    pairs = [(x, x), (x, y), (y, x), (y, y)]
+    for a, b in pairs if order == "one first" else [*pairs[1:], pairs[0]]:
+        want = torch.zeros_like(x).index_add(0, dst, a[src] * b[dst])
+        torch.testing.assert_close(score(g, {"a": a}, {"b": b}), want)
+
+
+@fn.pure
+def _shifted(n: Any, first: Tensor, second: Tensor) -> dict[str, Tensor]:
+    return {"out": n.data["sum"] * first + second}
+
+
+@pytest.mark.parametrize("order", ["one first", "two first"])
+def test_tensors_of_functions_that_are_one(order: str) -> None:
+    torch.manual_seed(0)
+    score = direct.Passing(
+        lambda a, b: (fn.copy_u("h", "m"), fn.sum("m", "sum"), _shifted(a, b))
+    )
+    g, (src, dst) = graph_of(4), graph_of(4).edges()
+    x = torch.randn(N, WIDTH, dtype=torch.float64)
+    v, w = torch.randn(2, WIDTH, dtype=torch.float64).unbind()
+    pairs = [(v, v), (v, w), (w, v), (w, w)]
+    near = torch.zeros_like(x).index_add(0, dst, x[src])
+    for a, b in pairs if order == "one first" else [*pairs[1:], pairs[0]]:
+        found = score(g, {"h": x}, direct.NO_ROWS, a, b)
+        torch.testing.assert_close(found, near * a + b)
+
+
+def test_a_row_that_a_function_reads_as_well() -> None:
+    torch.manual_seed(0)
+    score = direct.Passing(
+        lambda a, b: (fn.copy_u("h", "m"), fn.sum("m", "sum"), _shifted(a, b))
+    )
+    g = message.Graph([0], [0], num_nodes=1)
+    x, v, w = torch.randn(3, 1, WIDTH, dtype=torch.float64).unbind()
+    for given in ((x, x, v), (x, v, x), (x, v, w), (v, x, w), (v, v, w)):
+        rows, a, b = given
+        found = score(g, {"h": rows}, direct.NO_ROWS, a, b)
+        torch.testing.assert_close(found, rows * a + b)

@@ -302,6 +302,30 @@ def test_edge_softmax(graph: HeteroGraph, norm_by: str, some: bool) -> None:
         relation.edge_softmax(score, norm_by="both")
 
 
+def test_scores_by_type_that_fit_no_graph_are_refused(graph: HeteroGraph) -> None:
+    into = {k: torch.randn(graph.num_edges(k), 2) for k in (FOLLOWS, SOLD)}
+    assert list(edge_softmax(graph, into)) == [FOLLOWS, SOLD]
+    assert edge_softmax(graph, {}) == {}
+    with pytest.raises(ValueError, match=r"one score tensor .*'follows'.* twice"):
+        edge_softmax(graph, {**into, "follows": into[FOLLOWS]})
+    with pytest.raises(ValueError, match=r"a tensor of scores of a Relation.*dict"):
+        edge_softmax(graph["follows"], {"follows": into[FOLLOWS]})
+    for other in (into[SOLD].double(), into[SOLD][:, :1], into[SOLD][:, 0]):
+        with pytest.raises(ValueError, match=r"one dtype and row shape into 'user'"):
+            edge_softmax(graph, {**into, SOLD: other})
+    with pytest.raises(ValueError, match=r"row shape out of 'user'"):
+        scores = {
+            k: torch.randn(graph.num_edges(k), len(k[1])) for k in (BUYS, FOLLOWS)
+        }
+        edge_softmax(graph, scores, norm_by="src")
+    with pytest.raises(ValueError, match="floating-point"):
+        edge_softmax(graph, {k: v.long() for k, v in into.items()})
+    # Types whose edges end in different ones meet in no sum.
+    mixed = {SOLD: into[SOLD], BUYS: torch.randn(graph.num_edges(BUYS)).double()}
+    for kind, found in edge_softmax(graph, mixed).items():
+        torch.testing.assert_close(found, graph[kind].edge_softmax(mixed[kind]))
+
+
 def test_homogeneous_graphs_have_the_same_words() -> None:
     src, dst = torch.randint(6, (2, 11))
     g = Graph(src, dst, num_nodes=6)

@@ -1,10 +1,12 @@
 """Layers made of messages against PyG's, and batches against single graphs."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
 
 from hector.message import (
     GATConv,
@@ -236,3 +238,63 @@ def test_readouts_have_gradients() -> None:
             return readout_nodes(joined, "h", op=how)
 
         assert torch.autograd.gradcheck(readout, h)
+
+
+class _Counting(nn.Module):
+    """A parametrization that counts its evaluations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, weight: Tensor) -> Tensor:
+        self.calls += 1
+        return weight * 2
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.int64])
+@pytest.mark.parametrize("name", ["sage", "gated", "gcn", "gat", "gmm"])
+def test_a_parametrization_is_evaluated_once_a_call(
+    graph: Graph, name: str, kind: torch.dtype
+) -> None:
+    x = torch.randint(3, (N, 4)).to(kind)
+    layer, read, more = {
+        "sage": (SAGEConv(4, 4), ["lin_l", "lin_r"], []),
+        "gated": (GatedGCNConv(4), ["own", "near", "src", "dst", "edge"], [x[:1]]),
+        "gcn": (GraphConv(4, 4), ["lin"], []),
+        "gat": (GATConv(4, 4), ["lin"], []),
+        "gmm": (GMMConv(4, 4, 2, 3), ["lin"], [x[:1, :2]]),
+    }[name]
+    more = [rows.expand(E, -1) for rows in more]
+    counting = [_Counting() for _ in read]
+    for lin, each in zip(read, counting, strict=True):
+        parametrize.register_parametrization(getattr(layer, lin), "weight", each)
+        each.calls = 0
+    layer(graph, x, *more)
+    assert [each.calls for each in counting] == [1] * len(read)
+
+
+@pytest.mark.parametrize("reducer", ["mean", "max"])
+def test_spectral_norm_in_training(graph: Graph, reducer: str) -> None:
+    """Each evaluation of it in training is a step of a power iteration."""
+    layer = SAGEConv(4, 3, reducer)
+    parametrizations.spectral_norm(layer.lin_l)
+    loop, optimizers = copy.deepcopy(layer), list[Any]()
+    for each in (layer, loop):
+        optimizers.append(torch.optim.SGD(each.parameters(), lr=0.1))
+    src, dst = graph.edges()
+    for _ in range(3):
+        x, near = torch.randn(N, 4), torch.zeros(N, 4)
+        for n in range(N):
+            if (dst == n).any():
+                rows = x[src[dst == n]]
+                near[n] = rows.mean(0) if reducer == "mean" else rows.amax(0)
+        wanted, found = loop.lin_l(near) + loop.lin_r(x), layer(graph, x)
+        torch.testing.assert_close(found, wanted)
+        for out, optimizer in zip((found, wanted), optimizers, strict=True):
+            optimizer.zero_grad()
+            out.square().sum().backward()
+            optimizer.step()
+    states = layer.state_dict().values(), loop.state_dict().values()
+    for p, q in zip(*states, strict=True):
+        torch.testing.assert_close(p, q)

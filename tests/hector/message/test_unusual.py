@@ -4,13 +4,16 @@ import copy
 import math
 import pickle
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+import hector.message.dgl.nn.pytorch as dglnn
 from hector.emit.source import number
-from hector.message import Graph
+from hector.message import GATConv, Graph
 from hector.message import functions as fn
 
 
@@ -113,3 +116,51 @@ def test_a_column_that_both_ends_read_has_its_gradient_rounded_once(
         return found
 
     assert torch.equal(gradient(rows), gradient(rows.float()).bfloat16())
+
+
+ARGUMENTS: dict[str, tuple[Callable[..., torch.Tensor], float, float]] = {
+    "slope": (F.leaky_relu, 0.2, 0.7),
+    "alpha": (F.elu, 1.0, 0.5),
+    "axis": (lambda h, t: h.unsqueeze(t).sum((1, 2))[:, None], 1, 2),
+    "squeezed": (lambda h, t: h.unsqueeze(1).squeeze(t).flatten(1), 1, 0),
+    "start": (lambda h, t: h.unsqueeze(2).flatten(t).view(3, -1), 1, 2),
+    "view": (lambda h, t: h.view(-1, t, 4 // t).sum(2), 4, 2),
+}
+
+
+@pytest.mark.parametrize("pure", [True, False])
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_tensors_read_as_numbers_are_read_in_every_call(name: str, pure: bool) -> None:
+    call, first, second = ARGUMENTS[name]
+    graph = Graph([0, 1, 2], [0, 1, 2], num_nodes=3)
+    h = torch.randn(3, 4, dtype=torch.float64)
+    graph.ndata["h"] = h
+    t = torch.tensor(first)
+    message = fn.pure(lambda e, t: {"m": call(e.src["h"], t)})
+    for value in (first, second, first):
+        t.fill_(value)
+        made = message(t) if pure else lambda e: {"m": call(e.src["h"], t)}
+        graph.update_all(made, fn.sum("m", "out"))
+        torch.testing.assert_close(graph.ndata["out"], call(h, t))
+
+
+def test_slopes_that_are_numbers_are_compiled() -> None:
+    graph = Graph([0, 1, 2], [0, 1, 2], num_nodes=3)
+    graph.ndata["h"] = h = torch.randn(3, 4)
+    message = fn.pure(lambda e, t: {"m": F.leaky_relu(e.src["h"], t)})
+    for slope in (0.5, 1, True, np.float64(0.25), np.float32(0.75)):
+        graph.update_all(message(slope), fn.sum("m", "out"))
+        wanted = F.leaky_relu(h, float(slope))
+        torch.testing.assert_close(graph.ndata["out"], wanted)
+    assert set(graph.counts) == {"compiled"}
+
+
+@pytest.mark.parametrize("layer", [GATConv(4, 2), dglnn.GATConv(4, 2, 1)])
+def test_a_tensor_as_slope_of_attention_is_refused(layer: Any) -> None:
+    graph, x = Graph([0, 1, 2], [0, 1, 2], num_nodes=3), torch.randn(3, 4)
+    for slope in (0.5, np.float32(0.75)):
+        layer.slope = slope
+        layer(graph, x)
+    layer.slope = torch.tensor(0.2)
+    with pytest.raises(ValueError, match="a number as negative_slope, got Tensor"):
+        layer(graph, x)
