@@ -3,10 +3,10 @@
 [Note: conditions of a re-run]
 Backward runs outside the contexts of forward: autocast is off, gradients are off,
 settings are the defaults ([Note: numerics] in numerics.py), and the model may have been
-set to `eval()` meanwhile. A re-run gets all of them back. So it does the random states
-from before the forward; after it they are as they were. If a forward that draws does
-not end where it ended before, somebody else draws from the same generator, and the
-masks are not the forward's.
+set to `eval()` meanwhile. A re-run gets all of them back, and the random states that
+the forward began with; when it has ended, those of backward stand again. If a forward
+that draws does not end where it ended before, somebody else draws from the same
+generator, and the masks are not the forward's.
 (tests/ssdtrain/regions/test_regions.py)
 """
 

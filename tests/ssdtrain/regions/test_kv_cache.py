@@ -144,22 +144,27 @@ class Cached(nn.Module):
         return x
 
 
-def test_a_layer_computes_what_it_does_with_a_cache() -> None:
-    torch.manual_seed(0)
-    model, x = Cached(), torch.randn(1, 2, 4, 8)
+def one(model: nn.Module, x: Tensor) -> list[Any]:
+    """The loss of a step, and its gradients."""
+    model.zero_grad()
+    loss = model(x).square().sum()
+    loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters())]
 
-    def one() -> list[Any]:
-        model.zero_grad()
-        loss = model(x).square().sum()
-        loss.backward()
-        return [loss.detach(), *(p.grad for p in model.parameters())]
 
-    theirs = one()
+def compare(model: nn.Module, x: Tensor) -> None:
+    """Steps in which all layers run again are those of the model alone."""
+    theirs = one(model, x)
     with offloaded(model) as session:
         for _ in range(3):
-            assert same_bits(one(), theirs)
+            assert same_bits(one(model, x), theirs)
         assert session.last_step is not None
         assert session.last_step.recipes["region"] > 0
+
+
+def test_a_layer_computes_what_it_does_with_a_cache() -> None:
+    torch.manual_seed(0)
+    compare(Cached(), torch.randn(1, 2, 4, 8))
 
 
 @pytest.mark.parametrize("way", ["asked for", "given"])
@@ -225,51 +230,27 @@ def test_a_layer_that_is_called_twice(by_position: bool) -> None:
     torch.manual_seed(0)
     model = Looped(2, by_position=by_position)
     x = torch.randn(2, 3, 4, 8)
-
-    def one() -> list[Tensor]:
-        model.zero_grad()
-        loss = model(x).square().sum()
-        loss.backward()
-        return [loss.detach(), *(p.grad for p in model.parameters())]
-
-    theirs = one()
-    with offloaded(model) as session:
-        for _ in range(3):
-            assert same_bits(one(), theirs)
-        assert session.last_step is not None
-        assert session.last_step.recipes["region"] > 0
+    compare(model, x)
     model.step = 0
     with offloaded(model), pytest.raises(RegionError, match="use_cache=False"):
-        one()
+        one(model, x)
+
+
+class Pair(nn.Module):
+    """A question and its answer, by one decoder, which fills no cache by default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = Looped(2, by_position=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.decoder(x) * self.decoder(x.flip(0))
+        return found
 
 
 def test_a_model_that_is_called_twice_has_a_cache_each_time() -> None:
-    """A question and its answer, by one decoder, which fills none by default."""
     torch.manual_seed(0)
-    x = torch.randn(2, 3, 4, 8)
-
-    class Pair(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.decoder = Looped(2, by_position=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (self.decoder(x) * self.decoder(x.flip(0))).square().sum()
-
-    pair = Pair()
-
-    def one() -> list[Tensor]:
-        pair.zero_grad()
-        loss = pair(x)
-        loss.backward()
-        return [loss.detach(), *(p.grad for p in pair.parameters())]
-
-    theirs = one()
-    with offloaded(pair) as session:
-        for _ in range(3):
-            assert same_bits(one(), theirs)
-        assert session.last_step is not None
-        assert session.last_step.recipes["region"] > 0
+    compare(Pair(), torch.randn(2, 3, 4, 8))
 
 
 def change(how: str, cache: Any) -> None:
