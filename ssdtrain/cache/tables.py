@@ -91,8 +91,8 @@ class Tables:
         return [place.buffer.capacity_bytes for place in free]
 
     def close(self, pool: PinnedPool) -> None:
-        """Follow no table from now on. All buffers go back to the pool, also what a late
-        backward has left with tables of plans before, which stay."""
+        """Follow no table from now on. All buffers go back to the pool, also what late
+        backwards have left with tables of plans before, which stay."""
         before = (table for _, tables in self._before for table in tables.values())
         late = (row.free for table in before for row in _moving(table))
         for free in chain(self._places.values(), late):
