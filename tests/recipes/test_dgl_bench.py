@@ -51,7 +51,9 @@ def test_layers_on_one_type_and_on_typed_batches(
     monkeypatch.setattr(messages, "times_ms", lambda *which: times(*which[:2], 2))
     out = tmp_path / "r.json"
     words = ["--device", "cpu", "--shrink", "4000", "--out", str(out)]
-    assert bench(["rgnn.messages", *words, "--graphs", "pubmed"]) == 0
+    some = ("pubmed/*", "pubmed 16 columns/*", "random 32768 nodes 0.08 % 32 *")
+    assert bench(["rgnn.messages", *words, "--only", *some]) == 0
+    assert len(json.loads(out.read_text())["cells"]) == 4 + 3 + 3
     for cell in json.loads(out.read_text())["cells"].values():
         ways = [cell[way] for way in messages.WAYS]
         errors = [v for way in ways for k, v in way.items() if k.endswith("error")]

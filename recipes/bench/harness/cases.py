@@ -77,6 +77,7 @@ CASES = (
     Case("rgnn.dgl", 170),
     Case("rgnn.messages", 120),
     Case("rgnn.joined", 100),
+    Case("rgnn.counters", 300),
 )
 
 

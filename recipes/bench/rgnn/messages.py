@@ -1,6 +1,7 @@
 """Message passing on homogeneous graphs: GCN, SAGE, GIN and GAT against PyG's layers.
 
     python -m recipes.bench rgnn.messages --budget-s 90 --out messages.json
+    python -m recipes.bench rgnn.messages --only '* columns/*'  # the sweeps
 
 Graphs have the published numbers of nodes and edges (both ways where the original is
 undirected) and ends drawn from a power law, as citations and friendships have; no edge
@@ -10,11 +11,15 @@ to parameters and input), `WIDTH` columns in and out; GAT has 8 heads. PyG's way
 EdgeIndex, sorted, with both orders filled in before); what a layer can cache is cached.
 Medians of CUDA events; peak memory above what lay there before the step. `ratio` is the
 best way of PyG over hector.
+
+The sweeps are Wang's Figures 4.4 to 4.7: columns on PubMed; Erdos-Renyi graphs (ends
+drawn uniformly) with nodes, density or columns varied about 32,768 nodes, a density of
+0.08 % and 32 columns. They have no GIN.
 """
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,15 +40,43 @@ GRAPHS = {
 """Nodes and edges; reddit-s is Reddit with a fifth of its edges (Wang, section 4.7)."""
 LAYERS = ("gcn", "sage", "gin", "gat")
 WAYS = ("scatter", "sparse", "edge_index")
+BASE = (32_768, 0.08, 32)
+"""Of a random graph: nodes, edges in percent of all pairs, columns."""
+NODES, PERCENTS, WIDTHS = (131_072, 262_144), (0.64, 5.12), (16, 128, 512)
+SWEPT = ("gcn", "gat", "sage")
 
 
-def ends(nodes: int, edges: int, device: str) -> tuple[Tensor, Tensor]:
+class Setting(NamedTuple):
+    """One graph and a number of columns."""
+
+    nodes: int
+    edges: int
+    width: int = WIDTH
+    power: int = 2
+    """Of the law of ends; 1 is uniform."""
+
+
+def sweeps() -> dict[str, Setting]:
+    """By name; what is told apart most first."""
+    nodes, percent, width = BASE
+    found = [BASE, *((nodes, percent, w) for w in WIDTHS)]
+    found += [(n, percent, width) for n in NODES]
+    found += [(nodes, p, width) for p in PERCENTS]
+    made = {
+        f"random {n} nodes {p} % {w} columns": Setting(n, round(n * n * p / 100), w, 1)
+        for n, p, w in found
+    }
+    columns = {f"pubmed {w} columns": Setting(*GRAPHS["pubmed"], w) for w in WIDTHS}
+    return made | {k: v for k, v in columns.items() if v.width != WIDTH}
+
+
+def ends(nodes: int, edges: int, device: str, power: int = 2) -> tuple[Tensor, Tensor]:
     """Both ends from a power law over shuffled nodes."""
     made = torch.Generator(device).manual_seed(0)
     found = []
     for _ in range(2):
         at = torch.rand(edges, generator=made, device=device, dtype=torch.float64)
-        rank = (nodes * at**2).long().clamp_(max=nodes - 1)
+        rank = (nodes * at**power).long().clamp_(max=nodes - 1)
         found.append(torch.randperm(nodes, generator=made, device=device)[rank])
     src, dst = found
     dst = torch.where(dst == src, (dst + 1) % nodes, dst)
@@ -128,14 +161,16 @@ def timed(
     return {"ms": round(times[len(times) // 2], 4), "peak_mb": round(peak / 2**20, 1)}
 
 
-def cell(kind: str, name: str, device: torch.device, shrink: int) -> dict[str, Any]:
+def cell(
+    kind: str, setting: Setting, device: torch.device, shrink: int
+) -> dict[str, Any]:
     """One layer on one graph, ours and PyG's ways."""
-    nodes, edges = (max(2, n // shrink) for n in GRAPHS[name])
-    src, dst = ends(nodes, edges, str(device))
+    nodes, edges = (max(2, n // shrink) for n in setting[:2])
+    src, dst = ends(nodes, edges, str(device), setting.power)
     torch.manual_seed(0)
-    x = torch.randn(nodes, WIDTH, device=device, requires_grad=True)
-    seed = torch.randn(nodes, WIDTH, device=device)
-    make, makes = layers_of(kind)
+    x = torch.randn(nodes, setting.width, device=device, requires_grad=True)
+    seed = torch.randn(nodes, setting.width, device=device)
+    make, makes = layers_of(kind, setting.width)
     theirs, mine = makes().to(device), make().to(device)
     load(mine, theirs)
     results: dict[str, Any] = {}
@@ -189,14 +224,15 @@ def cell(kind: str, name: str, device: torch.device, shrink: int) -> dict[str, A
     return results
 
 
-def main(
-    bench: Bench, *, shrink: int = 1, graphs: tuple[str, ...] = tuple(GRAPHS)
-) -> None:
+def main(bench: Bench, *, shrink: int = 1) -> None:
     """Measure what is missing.
 
     Args:
         shrink: divide the sizes: a trial on a CPU
     """
     cells = bench.cells({"width": WIDTH, "heads": HEADS, "shrink": shrink})
-    for name, kind in itertools.product(graphs, LAYERS):
-        cells.run(f"{name}/{kind}", cell, kind, name, bench.device, shrink)
+    graphs = {name: Setting(*sizes) for name, sizes in GRAPHS.items()}
+    for (name, setting), kind in itertools.product(graphs.items(), LAYERS):
+        cells.run(f"{name}/{kind}", cell, kind, setting, bench.device, shrink)
+    for (name, setting), kind in itertools.product(sweeps().items(), SWEPT):
+        cells.run(f"{name}/{kind}", cell, kind, setting, bench.device, shrink)

@@ -8,11 +8,9 @@ requests of up to a line, and sectors of 32 bytes. All lists of a graph once, by
 and gathers by the size of a row. Without a GPU: the model alone.
 """
 
-import csv
 import functools
 import re
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -24,6 +22,7 @@ from pydirect.gather import Path, index_select
 from pydirect.memory import empty_pinned
 from pydirect.sampling import Graph
 from pydirect.traversal import Walk, count_requests, pagerank, place
+from recipes.bench.harness import counters
 from recipes.bench.harness.cli import Bench
 
 ROW_BYTES = (256, 512, 2048, 2052)
@@ -81,30 +80,20 @@ def metrics() -> list[str]:
 
 
 def counted(function: str, argument: object, shrink: int, kernels: str) -> Any:
-    """The counters' sums over the kernels of a child.
-
-    Raises:
-        RuntimeError: ncu could not count; its last words.
-    """
-    command = ["ncu", "--csv", "--page", "raw", "--print-units", "base"]
-    command += ["--replay-mode", "kernel", "--kernel-name", f"regex:{kernels}"]
-    command += ["--metrics", ",".join(f"{name}.sum" for name in metrics())]
-    command += [sys.executable, "-c", CHILD.format(function, argument, shrink)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
-    found = sums(done.stdout.splitlines())
-    if not found:
-        raise RuntimeError((done.stdout + done.stderr)[-400:])
-    return found
+    """The counters' sums over the kernels of a child."""
+    child = CHILD.format(function, argument, shrink)
+    names, wanted = [f"{name}.sum" for name in metrics()], f"regex:{kernels}"
+    only = ("--kernel-name", wanted)
+    return sums(counters.counted(child, names, *only, limit_s=LIMIT_S))
 
 
-def sums(lines: Iterable[str]) -> dict[str, int]:
-    """Read ncu's CSV, kernel by kernel; other lines stand before it."""
-    table = [line for line in lines if line.startswith('"')]
+def sums(rows: Iterable[dict[str, str]]) -> dict[str, int]:
+    """The wanted counters, over all kernels."""
     total: dict[str, int] = defaultdict(int)
-    for row in list(csv.DictReader(table))[1:]:  # the first one has the units
+    for row in rows:
         for name, value in row.items():
             if WANTED.match(name.removesuffix(".sum")):
-                total[name.removesuffix(".sum")] += round(float(value.replace(",", "")))
+                total[name.removesuffix(".sum")] += round(counters.number(value))
     return dict(total)
 
 
