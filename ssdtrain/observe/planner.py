@@ -279,6 +279,7 @@ class Planner:
         self._step = num_steps
         self._largest.step_ended()
         self._times.step_starts()
+        self._smaller.step_starts()
         acts: dict[Stage, Callable[[], object]] = {
             Stage.WARM_UP: self._warm_up,
             Stage.OBSERVING: self._conclude,

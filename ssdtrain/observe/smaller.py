@@ -48,8 +48,8 @@ class SmallerPlans:
         """For those of other sizes."""
         self._search: Search | None = None
         self._ended: list[Search] = []
-        self._unsearched: list[UpTo] = []
-        """Plans that needed no search."""
+        self._unsearched: list[UpTo] | None = None
+        """Plans that needed no search; None: not made yet."""
         self._found: list[UpTo] = []
         """Others that were searched for, and are followed."""
         self._coming: list[UpTo] = []
@@ -68,12 +68,20 @@ class SmallerPlans:
         seen, goal, before = asked.profile, asked.goal, self._asked
         if before is None or before.profile is not seen or before.goal != goal:
             self.stop()
-            profile = corrected(seen, asked.corrections)
-            self._unsearched = unsearched(profile, goal, asked.growth)
         self._asked = asked
         if self._waits:
             self._prepare()  # what the plan in force moves is others by now
         self._follow()
+
+    def step_starts(self) -> None:
+        """Make those that need no search, once batches differ in size: until then
+        nobody follows them."""
+        if self._asked is not None and self._unsearched is None and self._has_sizes:
+            self._follow()
+
+    @property
+    def _has_sizes(self) -> bool:
+        return len(self._cache.course.by_size.ratios) > 1
 
     def step(self, *, may_begin: bool) -> None:
         """At the start of a step that follows a plan.
@@ -101,7 +109,7 @@ class SmallerPlans:
 
     def _begin(self, asked: Request) -> None:
         course = self._cache.course
-        kept = [each.ratio for each in self._unsearched if each.plan.keeps_all]
+        kept = [each.ratio for each in self._unsearched or () if each.plan.keeps_all]
         ratios = sizes_for(course.by_size.ratios, course.most_ratio, *kept)
         if not ratios or not course.by_size.is_trusted:
             return
@@ -162,8 +170,11 @@ class SmallerPlans:
             pool.prepare(sizes.values(), soon=tables.place_sizes)
 
     def _follow(self) -> None:
-        course, plans = self._cache.course, self._found
-        for each in self._unsearched:
+        course, plans, asked = self._cache.course, self._found, self._asked
+        if asked is not None and self._unsearched is None and self._has_sizes:
+            profile = corrected(asked.profile, asked.corrections)
+            self._unsearched = unsearched(profile, asked.goal, asked.growth)
+        for each in self._unsearched or ():
             # Where there is room, what was searched for is better.
             if not course.plan or each.plan.keeps_all or each.ratio > course.most_ratio:
                 plans = [*plans, each]
@@ -177,7 +188,7 @@ class SmallerPlans:
             search.stop()
             self._ended.append(search)
         self._asked = self._request = None
-        self._unsearched, self._found, self._coming = [], [], []
+        self._unsearched, self._found, self._coming = None, [], []
         self._num_answers, self._waits = 0, False
         self._cache.course.by_size.leave()
 

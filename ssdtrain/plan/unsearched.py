@@ -7,8 +7,8 @@ ones, what runs all regions again the long ones.
 (tests/ssdtrain/plan/test_unsearched.py)
 """
 
-from bisect import bisect_left
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from ssdtrain.plan.baselines import away
@@ -89,17 +89,41 @@ def fewest_again(profile: Profile, larger: Profile, goal: Goal) -> Plan | None:
     if most_bytes is None or runs_always(profile):
         return None
 
-    def fits(number: int) -> bool:
+    def over_bytes(number: int) -> float:
         needs = Run(largest, kept_but(largest, order[:number])).run()
-        return needs.peak_bytes <= most_bytes
+        return needs.peak_bytes - most_bytes
 
-    number = 1 + bisect_left(range(1, len(order)), True, key=fits)
-    if number >= len(order):
+    number = _least(over_bytes, len(order) - 1)
+    if number is None:
         return None
     orders = kept_but(observed, order[:number])
     policy = f"{number} regions run again"
     prediction = simulate(observed, orders)
     return Plan(orders=orders, policy=policy, prediction=prediction)
+
+
+def _least(over: Callable[[int], float], most: int) -> int | None:
+    """Return the least number from 1 to `most` for which `over`, which falls, is not
+    above zero; None: there is none.
+
+    Training waits for it, and each `over` is a simulation: so the line through what is
+    known says where to look next, and the middle does where that did not halve it.
+    """
+    if most < 1 or (right := over(most)) > 0.0:
+        return None
+    if (left := over(1)) <= 0.0:
+        return 1
+    first, last, by_line = 1, most, True
+    while last - first > 1:
+        size = last - first
+        share = left / (left - right) if by_line else 0.5
+        middle = min(max(first + math.ceil(share * size), first + 1), last - 1)
+        if (found := over(middle)) <= 0.0:
+            last, right = middle, found
+        else:
+            first, left = middle, found
+        by_line = 2 * (last - first) <= size
+    return last
 
 
 def _room_bytes(profile: Profile, goal: Goal) -> float | None:

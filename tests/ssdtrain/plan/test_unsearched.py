@@ -16,6 +16,7 @@ from ssdtrain.plan.simulate import Run, simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.unsearched import (
     MOST_RATIO,
+    _least,
     all_again,
     all_again_moving,
     fewest_again,
@@ -62,6 +63,21 @@ def test_each_serves_batches_up_to_its_size(recorded: Profile, share: float) -> 
             assert Run(beyond, at_size(each.plan.orders, beyond)).run().peak_bytes > (
                 most_bytes
             )
+
+
+@pytest.mark.parametrize("bend", [0.25, 1.0, 4.0])
+@pytest.mark.parametrize("at", [0, 1, 2, 31, 62, 63, 64])
+def test_the_least_number_is_found_in_few_simulations(bend: float, at: int) -> None:
+    """Where memory falls evenly with each region that runs again, and where not."""
+    asked = list[int]()
+
+    def over(number: int) -> float:
+        asked.append(number)
+        return float((64 - number) ** bend - (64 - at) ** bend)
+
+    assert _least(over, 63) == (max(at, 1) if at < 64 else None)
+    assert len(asked) <= (5 if bend == 1.0 else 9)
+    assert len(set(asked)) == len(asked)
 
 
 def unsearched_orders(profile: Profile) -> dict[str, tuple[object, ...]]:
