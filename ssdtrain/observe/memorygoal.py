@@ -12,7 +12,7 @@ from dataclasses import replace
 from ssdtrain.cache.cache import TensorCache
 from ssdtrain.observe.observation import Observation
 from ssdtrain.observe.peaks import PeakWatch, RetryWatch
-from ssdtrain.observe.room import Room
+from ssdtrain.observe.room import GROWING, Room
 from ssdtrain.observe.tightened import Tightened
 from ssdtrain.plan.agree import Peers
 from ssdtrain.plan.goal import DEVICE_RESERVE, MOST_TORN, Goal
@@ -117,7 +117,8 @@ class MemoryGoal:
     def is_short(self) -> bool:
         """Whether the allocator had to empty its cache under this plan; the next one is
         to leave more: see [Note: retries] in peaks.py."""
-        if not self._peers.is_alone or not self._retries.step():
+        grows = self._room.segments == GROWING
+        if not self._peers.is_alone or not self._retries.step(grows=grows):
             return False
         goal = self.goal.goal
         limit = goal.limit_bytes

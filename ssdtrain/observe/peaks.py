@@ -23,6 +23,9 @@ from ssdtrain.cache.ledger import Ledger
 from ssdtrain.plan.goal import Goal
 from ssdtrain.transfer.device import Device, is_timed_step
 
+ENOUGH = 4
+"""Steps that tell whether most of them need a retry."""
+
 
 class PeakWatch:
     """Compares the peaks of steps that follow a plan with a limit."""
@@ -69,21 +72,30 @@ class RetryWatch:
         self._device = device
         self._num_steps = 0
         """Since the plan was taken."""
-        self._num_retries: int | None = None
-        """By then; None: nobody has looked since."""
+        self._looks: list[tuple[int, int]] = []
+        """Steps and retries by then, since a look saw no new ones."""
 
     def planned(self) -> None:
         """Another plan is followed from now on."""
-        self._num_steps, self._num_retries = 0, None
+        self._num_steps, self._looks = 0, []
 
-    def step(self) -> bool:
+    def step(self, *, grows: bool) -> bool:
         """Count the start of a step; whether the allocator had to try again since the
-        last look, with the same plan."""
+        last look, with the same plan.
+
+        Args:
+            grows: whether segments do: then, whether most steps make it do so.
+        """
         self._num_steps += 1
         if self._num_steps <= 2 or not is_timed_step(self._num_steps):
             return False
         memory = self._device.memory()
         if memory is None:
             return False
-        before, self._num_retries = self._num_retries, memory.num_retries
-        return before is not None and memory.num_retries > before
+        now = self._num_steps, memory.num_retries
+        if not self._looks or self._looks[-1][1] == memory.num_retries:
+            self._looks = [now]
+            return False
+        self._looks.append(now)
+        steps, retries = (now[n] - self._looks[0][n] for n in range(2))
+        return not grows or (steps >= ENOUGH and 2 * retries > steps)

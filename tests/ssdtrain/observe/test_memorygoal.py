@@ -21,7 +21,9 @@ class Memory:
         self.cache: Any = Cache()
         self.cache.device.capacity = CAPACITY
         self.goal = Tightened(goal or Goal())
-        self.room: Any = SimpleNamespace(stuck_bytes=0, unusable_bytes=0)
+        self.room: Any = SimpleNamespace(
+            stuck_bytes=0, unusable_bytes=0, segments="whole"
+        )
         self.observed: Any = SimpleNamespace(torn_bytes=0, cached_bytes=0)
         self.memory = MemoryGoal(
             self.cache, self.goal, self.room, self.observed, peers or Alone()

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ssdtrain.observe.peaks import RetryWatch
 from ssdtrain.plan.goal import DEVICE_RESERVE
 from ssdtrain.transfer.device import CpuDevice, MemoryLevel
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.cache.test_device_memory import SETTINGS, Run
+from tests.ssdtrain.observe.parts import Device
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 MOST_STEPS = 200
@@ -80,6 +82,31 @@ def test_a_plan_with_retries_is_followed_by_one_that_leaves_more(
     base_bytes = run.session.profile.base_bytes if run.session.profile else 0
     assert base_bytes + after.prediction.peak_bytes <= (1 - 2 * DEVICE_RESERVE) * limit
     assert same_bits(run.seen, Run(monkeypatch).steps(len(run.highest)).seen)
+
+
+@pytest.mark.parametrize(
+    ("retries", "grows", "is_short"),
+    [
+        ([0, 0, 1], False, True),
+        ([0, 0, 1], True, False),
+        ([0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 5], True, False),
+        ([0, 0, 0, *range(1, 12)], True, True),
+        ([7, 9, 11, 13, 15, 17], True, True),
+    ],
+    ids=["whole", "once", "seldom", "begins", "always"],
+)
+def test_segments_that_grow_may_need_a_retry_now_and_then(
+    retries: list[int], grows: bool, is_short: bool
+) -> None:
+    """Only where most steps do is there too little room."""
+    device = Device()
+    watch = RetryWatch(device)  # type: ignore[arg-type]
+    watch.planned()
+    found = []
+    for number in [0, 0, *retries]:  # the first two steps do not count
+        device.level = MemoryLevel(0, 0, 0, 0, num_retries=number)
+        found.append(watch.step(grows=grows))
+    assert found[-1] == is_short and not any(found[:-1])
 
 
 def test_where_retries_go_on_a_plan_leaves_what_the_observed_step_had_cached(
