@@ -92,6 +92,36 @@ trainer = GRPOTrainer(
     reward_funcs=reward, train_dataset=data, processing_class=tokenizer, PEFT
 )
 """
+ALTERNATING = """
+generate, count, masked = trainer._generate_single_turn, 0, []
+
+def cut(*args, **kwargs):
+    global count
+    count += 1
+    completions, *others = generate(*args, **kwargs)
+    if count % 2:  # some end early, so the batch is padded to the same width
+        completions[1::2] = [each[:12] for each in completions[1::2]]
+    return completions, *others
+
+def note(module, args, kwargs):
+    if torch.is_grad_enabled():
+        mask = kwargs["attention_mask"]
+        masked.append((tuple(mask.shape), not bool(mask.all())))
+
+trainer._generate_single_turn = cut
+trainer.model.register_forward_pre_hook(note, with_kwargs=True)
+"""
+"""Every other generation of GRPO gives a batch that needs a mask."""
+PEAKS = """
+FOUND["peaks"] = [
+    each.saved_peak_bytes
+    for callback in callbacks if hasattr(callback, "reports")
+    for each in callback.reports
+]
+FOUND["masked"] = masked
+with open("out.json", "w") as file:
+    json.dump(FOUND, file)
+"""
 BODIES = {
     "sft": SFT,
     "dpo": PAIRS + DPO,
@@ -124,3 +154,9 @@ def script(which: str, options: str = "gradient_checkpointing=False") -> str:
 def scripts(which: Sequence[str]) -> str:
     """One script that runs several, one after another, for one start of Python."""
     return f"SCRIPTS = { {each: script(each) for each in which}!r}\n" + LEAVES
+
+
+def alternating() -> str:
+    """GRPO for 24 steps, whose batches alternate between padded and unpadded."""
+    text = script("grpo").replace("max_steps=4", "max_steps=24")
+    return text.replace(RUN, ALTERNATING + RUN) + PEAKS
