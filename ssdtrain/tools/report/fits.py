@@ -11,7 +11,7 @@ from ssdtrain.plan.goal import DEVICE_RESERVE, Goal
 from ssdtrain.plan.placement import Placement
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.schedule import schedule
-from ssdtrain.plan.simulate import simulate
+from ssdtrain.plan.simulate import Run, keep_all, simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.unsearched import again_moving, num_read
 from ssdtrain.quantities import bytes_text
@@ -33,6 +33,8 @@ ROOM = 0.75
 """Share of a device for weights, gradients and optimizer, as proposed."""
 CONTEXT = 1024
 """Tokens in which the longest context is told."""
+HOST_SHARE = 0.1
+"""Of a plain step, from which on it is said that the host bounds it."""
 ALIKE = 0.02
 """Steps that differ by less are as fast as one another."""
 PLAIN, CHECKPOINTING = "plain", "checkpointing"
@@ -86,9 +88,17 @@ class Answer:
     """The largest `Question.size` that fits, by way; empty: it does not matter."""
     traffic: Traffic | None
     """None: there is no plan, as plain training fits or nothing does."""
+    host_wait_ms: float
+    """For which the GPU waits in a plain step until kernels are launched."""
     is_causal: bool
     """Whether it is a public model that predicts the next token."""
     sentence: str
+
+    @property
+    def is_bound_by_host(self) -> bool:
+        """Whether another host would make another step of the plain one."""
+        plain = self.way(PLAIN)
+        return plain is not None and self.host_wait_ms > HOST_SHARE * plain.step_ms
 
     def way(self, name: str) -> Way | None:
         """Return a row of the table; None: it is not there."""
@@ -136,6 +146,7 @@ def fits(question: Question) -> Answer:
         ways=rows,
         longest=longest,
         traffic=traffic,
+        host_wait_ms=_host_wait_ms(captured.profile),
         is_causal=shape is not None and shape.is_causal,
         sentence="",
     )
@@ -179,6 +190,11 @@ def priced_ways(captured: Captured) -> dict[str, tuple[float, int]]:
         SELECTIVE: priced(some, "regions"),
     }
     return {name: each for name, each in found.items() if each is not None}
+
+
+def _host_wait_ms(profile: Profile) -> float:
+    timeline = Timeline(profile)
+    return Run(timeline, keep_all(timeline)).run().host_wait_ms
 
 
 def _ways(
@@ -259,7 +275,12 @@ def _longest(
     }
     if peaks[sizes[0]] == peaks[sizes[-1]]:  # the user's function does not look at it
         return {}
-    names = [name for name in (PLAIN, CHECKPOINTING, OURS) if name in peaks[size]]
+    # In the smallest of them may be nothing to compute again.
+    names = [
+        name
+        for name in (PLAIN, CHECKPOINTING, OURS)
+        if all(name in own for own in peaks.values())
+    ]
 
     def most_of(name: str) -> int:
         return _most({one: each[name] for one, each in peaks.items()}, capacity)

@@ -144,6 +144,12 @@ def _advice(answer: Answer) -> list[str]:
     found = [answer.sentence]
     asked, plain = answer.question, answer.way(PLAIN)
     traffic = answer.traffic
+    if plain is not None and answer.is_bound_by_host:
+        found.append(
+            f"Of the {plain.step_ms:.0f} ms of the plain step the GPU waits "
+            f"{answer.host_wait_ms:.0f} for the host to launch kernels. Hosts differ "
+            "by a factor of two, and so may these steps."
+        )
     if plain is None or plain.fits:
         return found
     if traffic is not None:

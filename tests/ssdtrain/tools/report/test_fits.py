@@ -107,6 +107,16 @@ def test_one_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert abs(larger.longest[OURS] - most) <= CONTEXT, "it was what is told now"
 
 
+def test_steps_that_the_host_bounds_are_told(tmp_path: Path) -> None:
+    """A short step of many kernels waits for the host, a long one does not."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(SMALL))
+    for tokens, is_bound in ((512, True), (262144, False)):
+        answer = fits(Question(model=str(path), train=Train.FULL, tokens=tokens))
+        told = [line for line in lines(answer) if "for the host" in line]
+        assert answer.is_bound_by_host == is_bound == bool(told)
+
+
 def test_weights_that_do_not_fit_are_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
