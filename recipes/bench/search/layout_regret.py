@@ -4,8 +4,8 @@
 
 Each layout is a pair of processes: the model in fp32 under FSDP2 (and tensor
 parallelism, for the decoder without experts, by the code that the search prints), bf16
-in compute, AdamW. Under `ssdtrain` a session has the predicted memory of the whole
-rank as its limit. At the end of each model: how the measured order follows the
+in compute, AdamW. Under `ssdtrain` a session may use the predicted memory of the whole
+rank. At the end of each model: how the measured order follows the
 predicted one, what the predicted best loses, the errors of peaks. A rerun goes on. On a
 CPU (gloo): `--device cpu --small`.
 """
@@ -26,6 +26,7 @@ from recipes.bench.harness.cli import Bench
 from recipes.bench.harness.processes import answer_of, any_rank, join_ranks
 from recipes.bench.harness.timing import Peak, wait
 from recipes.bench.models.stock import shrunk
+from ssdtrain.plan.goal import DEVICE_RESERVE
 from ssdtrain.regions.find import find_regions
 from ssdtrain.tools.foresight.cluster import cluster_of
 from ssdtrain.tools.foresight.device import Device, load_device
@@ -221,8 +222,9 @@ def measured(
     session = None
     if own.way.startswith(OURS):
         least = 1 if small else 1 << 20
+        whole = int(limit / (1 - DEVICE_RESERVE))  # plans leave that part free
         session = ssdtrain.offload(
-            model, target="host", device_memory=limit, min_bytes=least
+            model, target="host", device_memory=whole, min_bytes=least
         )
     count = own.micro_batches(job_for(subject).batch)
 
