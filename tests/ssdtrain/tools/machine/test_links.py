@@ -83,21 +83,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["links.json"]
 
 
-def test_the_recorded_doctor_run_can_be_read() -> None:
-    results = Path(__file__).resolve().parents[4] / "recipes/bench/results/storage"
-    record = results / "links_h200.json"
-    if not record.exists():
-        pytest.skip("no doctor run is recorded yet")
-    links = LINK_FILE.from_json(
-        json.loads(record.read_text())["cells"]["doctor"]["links"]
-    )
-    # PCIe 5 x16: 63 GB/s at most, and a fit that describes what was measured.
-    for kind in (LinkKind.D2H, LinkKind.H2D):
-        [link] = links.of_kind(kind)
-        assert 30 < link.curve.gb_per_s(1 << 26) < 63
-        assert link.curve.fit_error < 0.3
-
-
 @settings(deadline=None, max_examples=12)
 @given(
     startup=st.floats(1e-6, 1e-3),
