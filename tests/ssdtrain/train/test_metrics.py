@@ -44,7 +44,7 @@ def test_a_line_says_how_it_goes() -> None:
         "2,000 tokens/s",
         "peak 3.0 MB",
         "observing",
-        "ETA 0:01",
+        "ETA 0:00:01",
     ):
         assert part in line
 
@@ -52,7 +52,7 @@ def test_a_line_says_how_it_goes() -> None:
 def test_a_file_gets_a_line_every_ten_seconds_and_the_last() -> None:
     lines = shown(101, 1.0)
     assert 10 <= len(lines) <= 13
-    assert "step 101/101" in lines[-1] and "ETA 0:00" in lines[-1]
+    assert "step 101/101" in lines[-1] and "ETA 0:00:00" in lines[-1]
 
 
 def test_a_terminal_keeps_no_line() -> None:
