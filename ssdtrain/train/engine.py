@@ -40,7 +40,7 @@ def import_deepspeed() -> Any:
     return deepspeed
 
 
-def start(deepspeed: Any) -> None:
+def join_deepspeed(deepspeed: Any) -> None:
     """Join the process group, or take the one that is there."""
     if deepspeed.comm.is_initialized():
         return

@@ -99,7 +99,7 @@ class Training:
             sequence_length=size.sequence,
             dropout=DROPOUT,
         )
-        models.check(settings, cell.split)
+        models.check_layout(settings, cell.split)
         config = models.config_of(settings, cell.split, DTYPE, **cell.more)
         self._vocabulary = size.vocabulary or VOCABULARY[cell.family]
         self.cell = cell

@@ -16,7 +16,7 @@ from ssdtrain.packaged import packaged_directory
 from ssdtrain.tools.cli.train import compose as composed
 from ssdtrain.train.choices import called, choices_of, refuse_early
 from ssdtrain.train.compose import compose_config, find_config
-from ssdtrain.train.refused import explained
+from ssdtrain.train.refused import told_by_hydra
 from ssdtrain.train.settings import RunSettings
 
 GROUPS = ("size", "model", "engine", "offload", "data", "train")
@@ -111,7 +111,7 @@ def test_the_nearest_name_is_told(override: str, text: str) -> None:
     words = override.split()
     with pytest.raises(HydraException) as caught:
         compose_config("ssdtrain.yaml", words)
-    told = explained(caught.value, "ssdtrain.yaml", words)
+    told = told_by_hydra(caught.value, "ssdtrain.yaml", words)
     assert text in told
     assert "search path" not in told and "schema" not in told.lower()
     assert "struct" not in told and "Could not" not in told
