@@ -10,13 +10,8 @@ from hypothesis import strategies as st
 
 from ssdtrain.curves import Curve, Sigmoid
 from ssdtrain.tools.machine.fit import fit_curve
-from ssdtrain.tools.machine.links import (
-    LINK_FILE,
-    Link,
-    LinkFile,
-    LinkKind,
-    Sample,
-)
+from ssdtrain.tools.machine.links import LINK_FILE, LinkFile, LinkKind, Sample
+from tests.ssdtrain.tools.machine.made import link
 
 KIB = 1024
 SIZES = [4 * KIB * 4**step for step in range(10)]
@@ -26,23 +21,10 @@ def samples_of(startup: float, rate: float, sizes: list[int]) -> list[Sample]:
     return [Sample(size_bytes=m, seconds=startup + m / rate) for m in sizes]
 
 
-def link(kind: LinkKind, depth: int, rate: float) -> Link:
-    samples = samples_of(1e-5, rate, SIZES)
-    return Link(
-        kind=kind,
-        source="cuda:0",
-        target="host",
-        depth=depth,
-        mode="pinned",
-        samples=tuple(samples),
-        curve=fit_curve(samples),
-    )
-
-
 def link_file() -> LinkFile:
     return LinkFile(
         created_utc="2026-01-02T03:04:05+00:00",
-        links=(link(LinkKind.D2H, 1, 5e10), link(LinkKind.SSD_WRITE, 4, 2.5e9)),
+        links=(link(LinkKind.D2H, 50, SIZES), link(LinkKind.SSD_WRITE, 2.5, SIZES)),
         machine={"host": "box", "gpus": ["H200"]},
     )
 
