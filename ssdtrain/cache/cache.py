@@ -235,7 +235,7 @@ class TensorCache:
             with without_modes():
                 return self.pack(tensor)
         if self.owner.is_elsewhere:
-            return forked.keep(tensor)
+            return forked.handle_in_child(tensor)
         with self.lock:
             self.collect()
             parameter = parameter_of(tensor)
@@ -256,7 +256,7 @@ class TensorCache:
             with without_modes():
                 return self.pack_staying(tensor)
         if self.owner.is_elsewhere:
-            return forked.keep(tensor)
+            return forked.handle_in_child(tensor)
         with self.lock:
             parameter = parameter_of(tensor)
             if parameter is not None:

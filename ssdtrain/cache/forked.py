@@ -22,7 +22,7 @@ from ssdtrain.errors import ForkedError
 from ssdtrain.rebuild.expression import evaluate
 
 
-def keep(tensor: Tensor) -> Handle:
+def handle_in_child(tensor: Tensor) -> Handle:
     """A handle of a tensor that the child saves."""
     parameter = parameter_of(tensor)
     view = None if parameter is None else ParameterView.of(tensor, parameter)

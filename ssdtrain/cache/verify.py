@@ -88,7 +88,7 @@ class Verifier:
         """
 
 
-class Look(NamedTuple):
+class TensorLayout(NamedTuple):
     """All of a tensor but its bytes."""
 
     dtype: torch.dtype
@@ -98,7 +98,7 @@ class Look(NamedTuple):
     is_neg: bool
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "Look":
+    def of(cls, tensor: Tensor) -> "TensorLayout":
         """Read from the host's side of the tensor."""
         return cls(
             tensor.dtype,
@@ -112,7 +112,7 @@ class Look(NamedTuple):
 class Seal(NamedTuple):
     """What was seen of a tensor when it was saved."""
 
-    look: Look
+    look: TensorLayout
     module: str
     """Innermost module whose forward was running, "" outside any."""
     word_bytes: int
@@ -216,7 +216,7 @@ class Checksum:
         raise_if([doubt.text for doubt in doubts], flags)
 
 
-class Copied(NamedTuple):
+class PendingComparison(NamedTuple):
     """Comparisons on their way to the host."""
 
     texts: list[str]
@@ -231,7 +231,7 @@ class LateChecksum:
     def __init__(self, device: torch.device) -> None:
         self._digests = Digests(device)
         self._doubts: list[Doubt] = []
-        self._copied: list[Copied] = []
+        self._copied: list[PendingComparison] = []
         self._armed: set[int] = set()
         self._lock = ForkedLock()
 
@@ -283,16 +283,16 @@ class LateChecksum:
         _look(copied)
 
 
-def _to_host(doubts: list[Doubt]) -> Copied:
+def _to_host(doubts: list[Doubt]) -> PendingComparison:
     flags = torch.stack([doubt.differs for doubt in doubts])
     host = torch.empty(flags.shape, dtype=torch.bool, device="cpu", pin_memory=True)
     host.copy_(flags, non_blocking=True)
     behind = torch.cuda.Event()
     behind.record()
-    return Copied([doubt.text for doubt in doubts], host, behind)
+    return PendingComparison([doubt.text for doubt in doubts], host, behind)
 
 
-def _look(copied: list[Copied]) -> None:
+def _look(copied: list[PendingComparison]) -> None:
     for each in copied:
         each.behind.synchronize()
         raise_if(each.texts, each.differs)
@@ -416,14 +416,14 @@ class Verified(Verifier):
         with torch.no_grad():
             word = min(word_bytes(stored), word_bytes(computed))
             evidence = self._mode.evidence(stored, word)
-            look = Look.of(stored)
+            look = TensorLayout.of(stored)
             self._mode.compare(computed, Seal(look, "", word, evidence), text)
 
     def _seal(self, tensor: Tensor) -> Seal:
         with torch.no_grad():
             word = word_bytes(tensor)
             evidence = self._mode.evidence(tensor, word)
-        return Seal(Look.of(tensor), self._modules.running(), word, evidence)
+        return Seal(TensorLayout.of(tensor), self._modules.running(), word, evidence)
 
     def _check(self, tensor: Tensor, handle: Handle, seal: Seal) -> None:
         if _is_unwritten(tensor):
@@ -432,10 +432,10 @@ class Verified(Verifier):
             self._counters.add(Count.TENSORS_VERIFIED)
             self._counters.add(Count.VERIFIED, tensor.nbytes)
         text = describe(handle, seal)
-        if Look.of(tensor) != seal.look:
+        if TensorLayout.of(tensor) != seal.look:
+            back = TensorLayout.of(tensor)
             raise ActivationChangedError(
-                f"{text}: saved as {seal.look}, came back as {Look.of(tensor)}. "
-                f"{ADVICE}"
+                f"{text}: saved as {seal.look}, came back as {back}. {ADVICE}"
             )
         with torch.no_grad():
             self._mode.compare(tensor, seal, text)

@@ -28,7 +28,7 @@ PLACEHOLDERS = ("{local_rank}", "{rank}")
 SECONDS_A_DAY = 86_400
 
 
-class Rank(NamedTuple):
+class RankId(NamedTuple):
     """A process among those of its job."""
 
     rank: int = 0
@@ -46,17 +46,17 @@ class RankDirectories(NamedTuple):
     """Places named for this rank that do not exist."""
 
 
-def rank_of(environment: Mapping[str, str] = os.environ) -> Rank:
+def rank_of(environment: Mapping[str, str] = os.environ) -> RankId:
     """As torchrun, the DeepSpeed launcher and most others announce it."""
     rank = int(environment.get("RANK", 0))
     local_rank = int(environment.get("LOCAL_RANK", rank))
     # torchrun's name, then DeepSpeed's; a job on one machine needs neither.
     names = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "WORLD_SIZE")
     size = next((int(environment[n]) for n in names if n in environment), 1)
-    return Rank(rank, local_rank, max(size, local_rank + 1))
+    return RankId(rank, local_rank, max(size, local_rank + 1))
 
 
-def directories_of(directories: Sequence[str | Path], rank: Rank) -> RankDirectories:
+def directories_of(directories: Sequence[str | Path], rank: RankId) -> RankDirectories:
     """Deal the directories out.
 
     A name with `{local_rank}` or `{rank}` is this rank's own, and may be missing on
@@ -88,7 +88,7 @@ def names_a_rank(name: str) -> bool:
     return any(placeholder in name for placeholder in PLACEHOLDERS)
 
 
-def fill(name: str, rank: Rank) -> str:
+def fill(name: str, rank: RankId) -> str:
     """Return a directory's name with its placeholders replaced.
 
     Raises:
@@ -223,7 +223,7 @@ def open_disks(
 
 def open_for_rank(
     directories: Sequence[str | Path],
-    rank: Rank,
+    rank: RankId,
     *,
     device: torch.device | None = None,
     endurance: Endurance | None = None,
@@ -259,7 +259,7 @@ def open_for_rank(
 
 
 def budget_bytes_per_s(
-    directories: Sequence[str | Path], rank: Rank, budget_bytes: int
+    directories: Sequence[str | Path], rank: RankId, budget_bytes: int
 ) -> float:
     """Return what a rank may write on average for its disks to stay within their
     budgets.
@@ -275,7 +275,7 @@ def budget_bytes_per_s(
     sharing: dict[str, int] = {}
     own: set[str] = set()
     for local_rank in range(rank.local_world_size):
-        one = Rank(first + local_rank, local_rank, rank.local_world_size)
+        one = RankId(first + local_rank, local_rank, rank.local_world_size)
         paths = directories_of(directories, one).paths
         # A place that another rank lacks is that rank's to report.
         disks = {disk_of(path) for path in paths if path.exists()}

@@ -18,7 +18,7 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.packaged import packaged_directory
 from ssdtrain.quantities import did_you_mean
 from ssdtrain.train.choices import DEFAULT_CONFIG, group_names
-from ssdtrain.train.schema import register
+from ssdtrain.train.schema import register_schemas
 
 # Hydra's grammar has no `~` in a value, and no shell expands one behind `=`.
 _HOME = re.compile(r"([\w.+]+=)~(/[\w./-]*)?")
@@ -49,7 +49,7 @@ def compose_config(name: str, overrides: Sequence[str]) -> DictConfig:
     ConfigError: no such file, or no YAML mapping; HydraException: an unknown name."""
     path = find_config(name)
     with _readable(path):
-        register()
+        register_schemas()
         return _compose(path, _root_of(path), [_expanded(word) for word in overrides])
 
 

@@ -1,6 +1,8 @@
 """What the operating system says was written, to confirm what ssdtrain says."""
 
+import operator
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,11 +22,15 @@ class Written(NamedTuple):
 
     def since(self, earlier: "Written") -> "Written":
         """Return the difference, counter by counter."""
-        return Written(*map(_minus, self, earlier))
+        return self._with(operator.sub, earlier)
 
     def plus(self, later: "Written") -> "Written":
         """Return the sum, counter by counter."""
-        return Written(*map(_plus, self, later))
+        return self._with(operator.add, later)
+
+    def _with(self, of: Callable[[int, int], int], other: "Written") -> "Written":
+        pairs = zip(self, other, strict=True)
+        return Written(*(None if None in pair else of(*pair) for pair in pairs))  # type: ignore[arg-type]
 
     def confirms(self, num_bytes: int) -> bool:
         """Return whether a counter saw at least `num_bytes`."""
@@ -35,10 +41,6 @@ class Written(NamedTuple):
 def written(directories: tuple[str, ...]) -> Written:
     """Read both counters; `directories` name the devices."""
     return Written(_process_bytes(), _device_bytes(directories))
-
-
-def _minus(late: int | None, early: int | None) -> int | None:
-    return None if late is None or early is None else late - early
 
 
 def file_systems(directories: tuple[str, ...]) -> tuple[str, ...]:
@@ -53,10 +55,6 @@ def file_systems(directories: tuple[str, ...]) -> tuple[str, ...]:
         finally:
             os.close(fd)
     return tuple(found)
-
-
-def _plus(one: int | None, other: int | None) -> int | None:
-    return None if one is None or other is None else one + other
 
 
 def _process_bytes() -> int | None:

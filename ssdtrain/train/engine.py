@@ -6,9 +6,10 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import Any
+from typing import Any, cast
 
 import torch
+from omegaconf import OmegaConf
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.train.runner import build_optimizer, build_schedule
@@ -39,7 +40,7 @@ def import_deepspeed() -> Any:
     return deepspeed
 
 
-def start(deepspeed: Any) -> None:
+def join_deepspeed(deepspeed: Any) -> None:
     """Join the process group, or take the one that is there."""
     if deepspeed.comm.is_initialized():
         return
@@ -81,15 +82,8 @@ def engine_config(settings: RunSettings) -> dict[str, Any]:
         "bf16": {"enabled": train.precision is Precision.BF16},
         "fp16": {"enabled": train.precision is Precision.FP16},
     }
-    return _merged(config, engine.config or {})
-
-
-def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merged(merged[key], value) if both else value
-    return merged
+    merged = OmegaConf.merge(config, engine.config or {})
+    return cast(dict[str, Any], OmegaConf.to_container(merged))
 
 
 class EngineRunner:

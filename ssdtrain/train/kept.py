@@ -12,7 +12,7 @@ from ssdtrain.storage.open import rank_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class KeptPlan:
     """What one rank keeps."""
 
     settings: str
@@ -22,7 +22,7 @@ class Kept:
 
 
 KEPT_FILE = Format(
-    kind=Kept,
+    kind=KeptPlan,
     schema="ssdtrain-kept-plan",
     version=1,
     what="a plan that was kept with a checkpoint",
@@ -41,7 +41,7 @@ def keep(session: Session, settings: object, checkpoint: str | Path) -> bool:
     plan, profile = session.plan, session.profile
     if plan is None or profile is None:
         return False
-    kept = Kept(settings=repr(settings), plan=plan, profile=profile)
+    kept = KeptPlan(settings=repr(settings), plan=plan, profile=profile)
     KEPT_FILE.write(path_in(checkpoint), kept)
     return True
 

@@ -19,10 +19,10 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.storage.directory import check_directory
-from ssdtrain.storage.open import Rank, fill, names_a_rank
+from ssdtrain.storage.open import RankId, fill, names_a_rank
 from ssdtrain.train import memory
 from ssdtrain.train.disk import Written, file_systems, written
-from ssdtrain.train.memory import Sample, Watch
+from ssdtrain.train.memory import MemorySample, Watch
 from ssdtrain.train.metrics import Sinks
 from ssdtrain.train.processors import Processors
 from ssdtrain.train.runner import Runner, Workload
@@ -50,7 +50,7 @@ class LegResult:
     """Figures of its steps, with those before the checkpoint that it goes on from."""
     weights_checksum: int
     """Sum of the final weights' bits (see `weights_checksum`)."""
-    course: tuple[Sample, ...]
+    course: tuple[MemorySample, ...]
     """Memory over the last step; sampled with ssdtrain, exact without."""
     explained: str
     """`Session.explain()` after the last step; empty without ssdtrain."""
@@ -93,7 +93,7 @@ def offload_directories(workload: Workload) -> tuple[str, ...]:
 def storage_directories(workload: Workload) -> tuple[str, ...]:
     """Return the directories of this rank, placeholders filled in."""
     ranks = workload.ranks
-    place = Rank(ranks.rank, ranks.local_rank, ranks.local_size)
+    place = RankId(ranks.rank, ranks.local_rank, ranks.local_size)
     return tuple(fill(name, place) for name in offload_directories(workload))
 
 
@@ -171,7 +171,7 @@ class Loop:
         self._steps = list(self._own.steps)
         self._num_reported = 0
         """Steps that the session has reported."""
-        self._course: list[Sample] = []
+        self._course: list[MemorySample] = []
         self._directories = storage_directories(workload)
         self._session = attach(runner, workload) if leg is Leg.WITH else None
         self._before = self._saved = Written(0, 0)

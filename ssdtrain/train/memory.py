@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 
-class Sample(NamedTuple):
+class MemorySample(NamedTuple):
     """Bytes held at a moment of the host's monotonic clock."""
 
     time_ns: int
@@ -25,7 +25,7 @@ class Watch(Protocol):
 
     def __exit__(self, *failure: Any) -> None: ...
 
-    def take(self) -> tuple[int, list[Sample]]:
+    def take(self) -> tuple[int, list[MemorySample]]:
         """Return the highest number of bytes and their curve since the last call."""
 
 
@@ -54,7 +54,7 @@ class SavedObserver:
         self._holders: dict[int, int] = {}
         self._live_bytes = 0
         self._peak_bytes = 0
-        self._samples: list[Sample] = []
+        self._samples: list[MemorySample] = []
         self._hooks = saved_tensors_hooks(self._pack, self._unpack)
 
     @property
@@ -62,7 +62,7 @@ class SavedObserver:
         """Bytes of saved storages alive now."""
         return self._live_bytes
 
-    def take(self) -> tuple[int, list[Sample]]:
+    def take(self) -> tuple[int, list[MemorySample]]:
         """Return the highest `live_bytes` and its curve since the last call."""
         with self._lock:
             peak, samples = self._peak_bytes, self._samples
@@ -108,7 +108,7 @@ class SavedObserver:
     def _change(self, num_bytes: int) -> None:
         self._live_bytes += num_bytes
         self._peak_bytes = max(self._peak_bytes, self._live_bytes)
-        self._samples.append(Sample(time.monotonic_ns(), self._live_bytes))
+        self._samples.append(MemorySample(time.monotonic_ns(), self._live_bytes))
 
 
 def _is_wrapper(tensor: Tensor) -> bool:
@@ -124,9 +124,9 @@ class SampledWatch:
         self._interval_s = interval_s
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._samples: list[Sample] = []
+        self._samples: list[MemorySample] = []
 
-    def take(self) -> tuple[int, list[Sample]]:
+    def take(self) -> tuple[int, list[MemorySample]]:
         """Return the highest sample and the curve since the last call."""
         samples, self._samples = self._samples, []
         return max((sample.num_bytes for sample in samples), default=0), samples
@@ -146,7 +146,7 @@ class SampledWatch:
 
     def _run(self) -> None:
         while True:
-            self._samples.append(Sample(time.monotonic_ns(), self._read()))
+            self._samples.append(MemorySample(time.monotonic_ns(), self._read()))
             if self._stop.wait(self._interval_s):
                 return
             if not threading.main_thread().is_alive():  # nobody leaves any more
@@ -167,7 +167,7 @@ class AllocatorWatch:
     def _above(self) -> int:
         return torch.cuda.memory_allocated() - self._base_bytes
 
-    def take(self) -> tuple[int, list[Sample]]:
+    def take(self) -> tuple[int, list[MemorySample]]:
         """Return the allocator's maximum (sampled if not alone) and the curve."""
         sampled, samples = self._sampled.take()
         return (self._peak_bytes if self._alone else sampled), samples

@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -163,7 +164,7 @@ class Terminal:
             f"{tokens_per_s:,.0f} tokens/s",
             f"peak {values['peak_bytes'] / 1e6:.1f} MB",
             str(values.get("phase") or ""),
-            f"ETA {_duration(left_s)}",
+            f"ETA {timedelta(seconds=left_s)}",
         ]
         return [part for part in parts if part]
 
@@ -182,14 +183,6 @@ def _wrapped(parts: list[str], width: int) -> str:
         else:
             lines.append(f"{'':>{len(parts[0])}}  {part}")
     return "\n".join(lines)
-
-
-def _duration(seconds: int) -> str:
-    minutes, seconds = divmod(seconds, 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}:{minutes:02d}:{seconds:02d}"
-    return f"{minutes}:{seconds:02d}"
 
 
 class Sinks:

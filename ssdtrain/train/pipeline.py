@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ssdtrain.errors import ConfigError
-from ssdtrain.train.engine import EngineRunner, import_deepspeed, quiet, start
+from ssdtrain.train.engine import EngineRunner, import_deepspeed, join_deepspeed, quiet
 from ssdtrain.train.models.base import Layer, token_loss
 from ssdtrain.train.runner import Workload, seed_step
 
@@ -33,7 +33,7 @@ class PipelineRunner(EngineRunner):
 
     def __init__(self, workload: Workload) -> None:
         deepspeed = import_deepspeed()
-        start(deepspeed)
+        join_deepspeed(deepspeed)
         super().__init__(deepspeed, _module(deepspeed, workload), workload.settings)
         self._workload = workload
         self._data_rank = int(self.attachable.grid.get_data_parallel_rank())

@@ -97,7 +97,7 @@ def _shown(trainer: DictConfig) -> Iterator[str]:
             yield f"{key}.*" if isinstance(inner, DictConfig) else key
 
 
-def explained(error: HydraException, name: str, overrides: Sequence[str]) -> str:
+def told_by_hydra(error: HydraException, name: str, overrides: Sequence[str]) -> str:
     """Return what Hydra refused, the nearest known name, and the choices."""
     message, _, options = str(error).partition("Available options in")
     lines = f"{message.strip()}\n{error.__cause__ or ''}".splitlines()

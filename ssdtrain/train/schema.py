@@ -49,7 +49,7 @@ def schema_of(cls: type) -> type:
     return make_dataclass(f"{cls.__name__}Schema", made, kw_only=True)
 
 
-def register() -> None:
+def register_schemas() -> None:
     """Put the schemas into Hydra's ConfigStore; storing again changes nothing."""
     store = ConfigStore.instance()
     for group, cls in (

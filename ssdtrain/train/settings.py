@@ -74,7 +74,7 @@ class OptimizerKind(str, Enum):
     """Without momentum, as the evaluation of chapter 5.4 uses it."""
 
 
-def choose(name: str, enum: type[Enum], value: Any) -> Any:
+def member_of(name: str, enum: type[Enum], value: Any) -> Any:
     """Return the member of `enum` for `value`; ConfigError lists the choices."""
     try:
         return enum(value)
@@ -89,7 +89,7 @@ def choose(name: str, enum: type[Enum], value: Any) -> Any:
 def choose_all(settings: object, group: str, **enums: type[Enum]) -> None:
     """Replace fields of a frozen dataclass by the members that they name."""
     for name, enum in enums.items():
-        value = choose(f"{group}.{name}", enum, getattr(settings, name))
+        value = member_of(f"{group}.{name}", enum, getattr(settings, name))
         object.__setattr__(settings, name, value)
 
 

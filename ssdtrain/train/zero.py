@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from ssdtrain.train.engine import EngineRunner, import_deepspeed, start
+from ssdtrain.train.engine import EngineRunner, import_deepspeed, join_deepspeed
 from ssdtrain.train.runner import Workload, seed_step
 
 
@@ -13,7 +13,7 @@ class ZeroRunner(EngineRunner):
 
     def __init__(self, workload: Workload) -> None:
         deepspeed = import_deepspeed()
-        start(deepspeed)
+        join_deepspeed(deepspeed)
         torch.manual_seed(workload.settings.train.seed)  # the same weights everywhere
         module = workload.model.whole().train()
         super().__init__(deepspeed, module, workload.settings)

@@ -4,12 +4,12 @@ Shapes: B batch, S sequence, H hidden.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recipes.bench.harness.timing import Clock, Peak
 from ssdtrain.tools.report import subject
@@ -100,7 +100,7 @@ class Steps:
         behind = self.clock.mark()
         peak = memory.most
         self.x.grad = None
-        update(self.model)
+        update(self.model.parameters())
         marks = (begin, middle, behind, self.clock.mark())
         return Step(marks, start, peak, loss.detach())
 
@@ -139,11 +139,11 @@ class Steps:
 
 
 @torch.no_grad()
-def update(model: nn.Module) -> None:
+def update(parameters: Iterable[Tensor], rate: float = 1e-3) -> None:
     """SGD, gradients kept allocated so that they never count as activations."""
-    parameters: list[Tensor] = list(model.parameters())
+    parameters = list(parameters)
     gradients = [p.grad for p in parameters if p.grad is not None]
-    torch._foreach_add_(parameters, gradients, alpha=-1e-3)
+    torch._foreach_add_(parameters, gradients, alpha=-rate)
     torch._foreach_zero_(gradients)
 
 

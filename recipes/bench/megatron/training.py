@@ -99,7 +99,7 @@ class Training:
             sequence_length=size.sequence,
             dropout=DROPOUT,
         )
-        models.check(settings, cell.split)
+        models.check_layout(settings, cell.split)
         config = models.config_of(settings, cell.split, DTYPE, **cell.more)
         self._vocabulary = size.vocabulary or VOCABULARY[cell.family]
         self.cell = cell
@@ -139,14 +139,6 @@ class Training:
         )
         return torch.stack([one["loss"] for one in out]) if out else torch.zeros(0)
 
-    @torch.no_grad()
-    def sgd(self, rate: float) -> None:
-        """SGD; gradients stay allocated, so they never count as activations."""
-        parameters = self.parameters()
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        torch._foreach_add_(parameters, gradients, alpha=-rate)
-        torch._foreach_zero_(gradients)
-
     @contextmanager
     def recomputing(self) -> Iterator[None]:
         """Megatron's full recomputation, every layer by itself."""
@@ -176,7 +168,7 @@ class Training:
                 losses.append(self.schedule(step).tolist())
                 found = [p.grad for p in self.parameters() if p.grad is not None]
                 tensors += [gradient.clone() for gradient in found]
-                self.sgd(0.1)
+                blocks.update(self.parameters(), 0.1)
             tensors += [parameter.detach().clone() for parameter in self.parameters()]
             report = session.steps[-1].as_dict() if session is not None else {}
         restored = before == [sorted(vars(chunk)) for chunk in self.chunks]
@@ -233,7 +225,7 @@ def measure(
         memory = Peak(training.device)
         losses.append(training.schedule(step))
         peak = memory.most
-        training.sgd(0.0)  # the same weights for every way
+        blocks.update(training.parameters(), 0.0)  # the same weights for every way
         step_ms = (wait(training.device) - start) * 1e3
         if first is None or step < first:
             before.append(round(step_ms, 1))
@@ -275,7 +267,7 @@ def estimate(cell: Cell) -> Data:
     settings = {**HOST, "recompute": "off", "plan": "offload-all"}
     with ssdtrain.offload(innermost(training.chunks[0]).encoder, **settings) as session:
         training.schedule(0)
-        training.sgd(0.0)
+        blocks.update(training.parameters(), 0.0)
         report = session.last_step
     split = Split(micro_batch=size.rows, tensor=cell.split.tensor)
     expected = size.layers * saved_bytes(bert(size.hidden, size.layers), split)

@@ -21,7 +21,7 @@ from typing import Any
 from recipes.bench.harness.cli import Bench
 from recipes.bench.safety.blocks import Sums, one_thread, run_campaign
 from tests.ssdtrain.graphs import between, layered, operands, surprises
-from tests.ssdtrain.graphs.surprises import difference, raised_alone
+from tests.ssdtrain.graphs.surprises import difference, may_raise, raised_alone
 
 BLOCK = 10
 """Seeds."""
@@ -42,7 +42,7 @@ def run_block(block: int) -> Sums:
     different = []
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
         for name, generator in GENERATORS.items():
-            theirs = generator.plain(seed, features)
+            theirs = generator.train(seed, None, features)
             counts["models"] += 1
             counts["graphs"] += len(theirs)
             for settings in generator.PLANS:
@@ -73,7 +73,7 @@ def ending_of(
     if what is not None:
         return "different", what
     if raised_alone(ours, theirs):
-        if not generator.may_raise(seed):
+        if not may_raise(generator, seed):
             return "different", "raised where everything can be made again"
         return "raised_alone", ""
     return ("raised_by_both" if isinstance(theirs[-1], str) else "equal"), ""

@@ -30,39 +30,38 @@ class Command(NamedTuple):
 
 COMMANDS: Mapping[str, Command] = {
     "train": Command(
-        "ssdtrain.tools.cli.train",
-        "train, and compare with the same run without ssdtrain",
+        ".cli.train", "train, and compare with the same run without ssdtrain"
     ),
     "fits": Command(
-        "ssdtrain.tools.report.fits_command",
+        ".report.fits_command",
         "will it fit, how fast, and what is the best way to train it",
     ),
     "search": Command(
-        "ssdtrain.tools.search.search_command",
+        ".search.search_command",
         "how to lay a model out over GPUs: data, tensor, pipeline, ZeRO, micro-batch",
     ),
     "report": Command(
-        "ssdtrain.tools.report.page_command",
+        ".report.page_command",
         "one HTML page of a run, or of several beside one another",
     ),
     "plan": Command(
-        "ssdtrain.tools.report.plan_command",
+        ".report.plan_command",
         "where each saved tensor should rest: placements, predicted step and peak",
     ),
     "rok": Command(
-        "ssdtrain.tools.report.rok_command",
+        ".report.rok_command",
         "recompute, offload or keep: peak against throughput over batch sizes",
     ),
     "doctor": Command(
-        "ssdtrain.tools.machine.command",
+        ".machine.command",
         "what this machine can do: GPUs, links, SSDs, limits, versions",
     ),
     "project": Command(
-        "ssdtrain.tools.project.command",
+        ".project.command",
         "what a cluster would need of SSDs: bandwidth, lifespan, micro-batch, cost",
     ),
     "foresight": Command(
-        "ssdtrain.tools.report.foresight_command",
+        ".report.foresight_command",
         "predict a training step from its operators, without running it",
     ),
     "graph": Command(
@@ -70,12 +69,10 @@ COMMANDS: Mapping[str, Command] = {
         "traverse a graph of a file: bfs, sssp, components, pagerank",
     ),
     "env": Command(
-        "ssdtrain.tools.cli.env",
-        "what a shell sets so that any launcher starts with the malloc hook",
+        ".cli.env", "what a shell sets so that any launcher starts with the malloc hook"
     ),
     "paths": Command(
-        "ssdtrain.tools.cli.paths",
-        "where the packaged configs, launch wrappers and recipes are",
+        ".cli.paths", "where the packaged configs, launch wrappers and recipes are"
     ),
 }
 _OURS = frozenset({"ssdtrain", "pydirect", "hector"})
@@ -102,7 +99,7 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     for name, (module, text) in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
         if only in (None, name):
-            home = import_module(module)
+            home = import_module(module, "ssdtrain.tools")
             home.add_arguments(command)
             command.set_defaults(run=home.run, parser=command)
     return parser

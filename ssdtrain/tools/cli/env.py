@@ -54,9 +54,9 @@ def start_with_hook(config: Any, words: list[str], *, told: bool) -> None:
     use. Raises ConfigError: the hook is asked for, and cannot be built or is not
     taken."""
     from ssdtrain.config import Target
-    from ssdtrain.train.settings import choose
+    from ssdtrain.train.settings import member_of
 
-    choice = choose("preload", malloc_hook.Preload, config.get("preload", "auto"))
+    choice = member_of("preload", malloc_hook.Preload, config.get("preload", "auto"))
     offload = config.get("offload") or {}
     target = offload.get("target")
     to_ssd = target is not None and Target(target).behind.is_disk

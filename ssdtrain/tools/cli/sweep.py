@@ -4,7 +4,7 @@ import argparse
 import itertools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,12 @@ from ssdtrain.quantities import bytes_text
 from ssdtrain.tools.report.table import WITH, WITHOUT, label, text_of
 
 
-def sweep(args: argparse.Namespace) -> int:
+def sweep(
+    args: argparse.Namespace, compose: Callable[[str, Sequence[str]], object]
+) -> int:
     """Run every combination in a process of its own, then compare them. Raises
     ConfigError: a combination can never work; nothing has run by then. Returns the
     largest status of a run; a signal ends the sweep with its status."""
-    from ssdtrain.tools.cli.train import compose
     from ssdtrain.train import runs
     from ssdtrain.train.launch import run_in_order
 
@@ -45,7 +46,7 @@ def sweep(args: argparse.Namespace) -> int:
             print(f"ssdtrain: {ended}; they are in {directory}", file=sys.stderr)
             return code
         worst = max(worst, code if code >= 0 else 1)
-        found.append({"overrides": label, "status": code, **figures_of(place)})
+        found.append({"overrides": label, "status": code, **figures_in(place)})
     (directory / "sweep.json").write_text(json.dumps(found, indent=1) + "\n")
     if args.json:
         print(json.dumps(found, indent=1))
@@ -79,7 +80,7 @@ def varying(job: Sequence[str], overrides: Sequence[str]) -> list[str]:
     return [own for own, given in zip(job, overrides, strict=True) if own != given]
 
 
-def figures_of(directory: Path) -> dict[str, Any]:
+def figures_in(directory: Path) -> dict[str, Any]:
     """Return what the table shows of one run; empty where it wrote no result."""
     try:
         result = json.loads((directory / "result.json").read_text(encoding="utf-8"))

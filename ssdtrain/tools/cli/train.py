@@ -88,7 +88,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.multirun:
         from ssdtrain.tools.cli.sweep import sweep
 
-        return sweep(args)
+        return sweep(args, compose)
     config, earlier = _composed(args)
     if args.cfg:
         from omegaconf import OmegaConf
@@ -113,13 +113,13 @@ def compose(name: str, overrides: Sequence[str]) -> Any:
     from hydra.errors import HydraException
 
     from ssdtrain.train.compose import compose_config
-    from ssdtrain.train.refused import checked, explained, read_groups_alone
+    from ssdtrain.train.refused import checked, read_groups_alone, told_by_hydra
 
     overrides = [checked(word) for word in overrides]
     try:
         config = compose_config(name, overrides)
     except HydraException as error:
-        raise ConfigError(explained(error, name, overrides)) from error
+        raise ConfigError(told_by_hydra(error, name, overrides)) from error
     read_groups_alone(config, name, overrides)
     return config
 
@@ -273,9 +273,9 @@ class _Run:
     def _bind(self) -> None:
         """Run on the NUMA node of this rank's GPU, unless `numa=never`. Raises
         ConfigError: another value."""
-        from ssdtrain.train.settings import Numa, choose
+        from ssdtrain.train.settings import Numa, member_of
 
-        if choose("numa", Numa, self._config.get("numa", "auto")) is Numa.NEVER:
+        if member_of("numa", Numa, self._config.get("numa", "auto")) is Numa.NEVER:
             return
         node = self._ranks.bind()
         if node is not None and not self._quiet:

@@ -6,7 +6,7 @@ import json
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.arguments import positive_argument, show, size_argument
 from ssdtrain.tools.machine.copies import CopyBudget
-from ssdtrain.tools.machine.doctor import Request, examine, parts
+from ssdtrain.tools.machine.doctor import Wanted, examine, parts
 from ssdtrain.tools.machine.findings import Level
 from ssdtrain.tools.machine.links import LINK_FILE
 from ssdtrain.tools.machine.ssd import SsdBudget
@@ -77,12 +77,12 @@ def run(args: argparse.Namespace) -> int:
     return int(any(one.level is Level.PROBLEM for one in found.findings))
 
 
-def _request(args: argparse.Namespace) -> Request:
+def _request(args: argparse.Namespace) -> Wanted:
     if args.no_measure and (args.save or args.plot):
         raise ConfigError(
             "--save and --plot need measured curves, got --no-measure; leave one out."
         )
-    return Request(
+    return Wanted(
         directories=tuple(args.directory),
         measure=not args.no_measure,
         copy=CopyBudget(max_seconds=args.max_seconds),

@@ -85,7 +85,7 @@ def _block_device(number: int) -> tuple[str | None, bool | None]:
         return None, None
 
 
-def judge(disk: Disk) -> Iterator[Finding]:
+def judge_disk(disk: Disk) -> Iterator[Finding]:
     """Findings about one directory."""
     label = f"{disk.directory} ({disk.file_system} on {disk.device})"
     if disk.file_system in MEMORY_FILE_SYSTEMS:

@@ -11,7 +11,7 @@ from ssdtrain.tools.machine.copies import CopyBudget
 from ssdtrain.tools.machine.disks import Disk
 from ssdtrain.tools.machine.findings import LINKS, STORAGE, Finding
 from ssdtrain.tools.machine.gpus import GpuReport
-from ssdtrain.tools.machine.limits import Limits
+from ssdtrain.tools.machine.limits import ProcessLimits
 from ssdtrain.tools.machine.links import LINK_FILE, Link, LinkFile, LinkKind
 from ssdtrain.tools.machine.software import Software
 from ssdtrain.tools.machine.ssd import SsdBudget, SsdResult, measure_ssd
@@ -22,7 +22,7 @@ TYPICAL_TENSOR_BYTES = 64 * MIB
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class Wanted:
     """What to examine, and what it may cost."""
 
     directories: tuple[str, ...] = ()
@@ -41,7 +41,7 @@ class Examination:
 
     gpu: GpuReport
     disks: tuple[Disk, ...]
-    limits: Limits
+    limits: ProcessLimits
     software: Software
     links: LinkFile
     findings: tuple[Finding, ...]
@@ -64,12 +64,12 @@ POOR_FIT = 0.3
 """Fitted against measured seconds; the planner's own predictions are within 5 %."""
 
 
-def parts(request: Request) -> int:
+def parts(request: Wanted) -> int:
     """Return how many parts `examine` has, each of which may take many seconds."""
     return 1 + (len(request.directories) + 1 if request.measure else 0)
 
 
-def examine(request: Request, part: Callable[[str], None]) -> Examination:
+def examine(request: Wanted, part: Callable[[str], None]) -> Examination:
     """Look at this machine and measure its links; what it lacks is a finding, and no
     error. `part`: told what begins, `parts` times."""
     part("looking at GPUs, limits and versions")
@@ -92,7 +92,7 @@ def examine(request: Request, part: Callable[[str], None]) -> Examination:
             findings.append(_unusable(directory, error))
             continue
         found_disks.append(disk)
-        findings.extend(disks.judge(disk))
+        findings.extend(disks.judge_disk(disk))
         if request.measure:
             result = _measure_directory(directory, request.ssd, findings)
             links.extend(result.links if result else ())
@@ -101,7 +101,7 @@ def examine(request: Request, part: Callable[[str], None]) -> Examination:
         part("measuring copies")
         links = [*_measure_copies(request.copy, findings), *links]
     findings.extend(judge_links(tuple(links)))
-    findings.extend(limits.judge(process))
+    findings.extend(limits.judge_limits(process))
     findings.extend(software.judge(packages))
     machine = {
         "host": platform.node(),

@@ -53,7 +53,7 @@ def inspect_gpus() -> GpuReport:
             gpus = tuple(_from_nvml(pynvml, index) for index in range(count))
     except pynvml.NVMLError as error:
         return _without_nvml(f"NVML does not answer ({error})")
-    return GpuReport(gpus=gpus, source="nvml", findings=tuple(judge(gpus)))
+    return GpuReport(gpus=gpus, source="nvml", findings=tuple(judge_gpus(gpus)))
 
 
 @contextmanager
@@ -106,7 +106,7 @@ def _without_nvml(reason: str) -> GpuReport:
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus = tuple(_from_torch(torch, index) for index in range(count))
-    findings = list(judge(gpus))
+    findings = list(judge_gpus(gpus))
     if gpus:
         advice = "`pip install nvidia-ml-py` for PCIe, NUMA and NVLink facts."
         findings.append(GPU.note(reason, advice))
@@ -154,7 +154,7 @@ def _pci_file(address: str | None, name: str) -> str | None:
         return None
 
 
-def judge(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
+def judge_gpus(gpus: tuple[Gpu, ...]) -> Iterator[Finding]:
     """Findings about the GPUs, the link width and the sockets they hang on."""
     if not gpus:
         yield GPU.note(

@@ -17,7 +17,7 @@ UNLIMITED_V1 = 1 << 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ProcessLimits:
     """Bytes unless named otherwise; None: unlimited."""
 
     locked_memory_bytes: int | None
@@ -35,10 +35,10 @@ class Limits:
     """Their NUMA nodes; empty where nothing says."""
 
 
-def inspect_limits(root: Path = CGROUP_ROOT) -> Limits:
+def inspect_limits(root: Path = CGROUP_ROOT) -> ProcessLimits:
     """Read the limits of this process."""
     memory = psutil.virtual_memory()
-    return Limits(
+    return ProcessLimits(
         locked_memory_bytes=_soft(resource.RLIMIT_MEMLOCK),
         file_size_bytes=_soft(resource.RLIMIT_FSIZE),
         open_files=_soft(resource.RLIMIT_NOFILE),
@@ -92,7 +92,7 @@ def _limit(path: Path) -> int | None:
     return int(text)
 
 
-def judge(limits: Limits) -> Iterator[Finding]:
+def judge_limits(limits: ProcessLimits) -> Iterator[Finding]:
     """Findings about the limits."""
     locked = limits.locked_memory_bytes
     if locked is not None and locked < 1 << 30:

@@ -13,26 +13,16 @@ from ssdtrain.tools.printed import figures_table
 if TYPE_CHECKING:
     from rich.table import Table
 
-KIB = 1024
 GRID_POINTS = 101
 """Of a fitted line."""
-COLUMN_BYTES = (64 * KIB, 1024 * KIB, 16 * 1024 * KIB, 256 * 1024 * KIB)
+COLUMNS = {"64 KiB": 1 << 16, "1 MiB": 1 << 20, "16 MiB": 1 << 24, "256 MiB": 1 << 28}
+"""Sizes of transfers, in bytes."""
 COLOURS = {
     Level.GOOD: "green",
     Level.NOTE: "cyan",
     Level.WARNING: "yellow",
     Level.PROBLEM: "bold red",
 }
-
-
-def size_text(num_bytes: int) -> str:
-    """Return the bytes with a binary unit: 65536 gives `64 KiB`."""
-    value, units = float(num_bytes), ("B", "KiB", "MiB", "GiB")
-    for unit in units:
-        if value < KIB or unit == units[-1]:
-            break
-        value /= KIB
-    return f"{value:g} {unit}"
 
 
 def tables(found: Examination) -> Iterator["Table"]:
@@ -61,11 +51,11 @@ def _link_table(links: LinkFile) -> "Table":
     for link in links.links:
         curve = link.curve
         way = link.kind.value, link.source, link.target, str(link.depth), link.mode
-        rates = (f"{curve.gb_per_s(num_bytes):.2f}" for num_bytes in COLUMN_BYTES)
+        rates = (f"{curve.gb_per_s(num_bytes):.2f}" for num_bytes in COLUMNS.values())
         startup, error = curve.startup_seconds * 1e6, curve.fit_error
         rows.append((*way, *rates, f"{startup:.1f}", f"{error:.0%}"))
     words = ("link", "from", "to", "in flight", "mode")
-    heads = (*words, *map(size_text, COLUMN_BYTES), "start-up us", "fit error")
+    heads = (*words, *COLUMNS, "start-up us", "fit error")
     title = "Links, GB/s by transfer size (fitted curve)"
     return figures_table(title, heads, rows, words=len(words))
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ssdtrain.errors import ConfigError
 from ssdtrain.tools.project.model import Case, Sharding, Throughput
-from ssdtrain.tools.project.tables import GB, GPUS, MODELS, TERA, Gpu, Model, find
+from ssdtrain.tools.project.tables import GB, GPUS, MODELS, TERA, GpuSheet, Model, find
 
 GIB = 1 << 30
 
@@ -24,7 +24,7 @@ class CaseSet(str, Enum):
     """The same scaled up to 64 GPUs."""
 
 
-class Measured(NamedTuple):
+class MeasuredCase(NamedTuple):
     """One column of the source's Table 5.4: BERT, batch 16, sequence 1024, TP 2."""
 
     hidden: int
@@ -36,9 +36,9 @@ class Measured(NamedTuple):
 
 
 TABLE_5_4 = (
-    Measured(8192, 4, 10.37, 11.13, 18.0),
-    Measured(12288, 3, 12.85, 12.60, 13.8),
-    Measured(16384, 2, 10.75, 11.50, 8.76),
+    MeasuredCase(8192, 4, 10.37, 11.13, 18.0),
+    MeasuredCase(12288, 3, 12.85, 12.60, 13.8),
+    MeasuredCase(16384, 2, 10.75, 11.50, 8.76),
 )
 
 # (model, GPUs, batch, micro-batch, reached TFLOP/s) of ZeRO-3, and of PTD-P with
@@ -63,7 +63,7 @@ SCALING = ((4, 1), (8, 1), (8, 2), (8, 4), (8, 8))
 """(tensor, pipeline) of Table 5.5: first tensor, then pipeline with more layers."""
 
 
-def cases(which: CaseSet, gpu: Gpu | None = None) -> tuple[Case, ...]:
+def cases(which: CaseSet, gpu: GpuSheet | None = None) -> tuple[Case, ...]:
     """Return the cases of one set; another GPU's peak scales the reached throughput."""
     makers = {
         CaseSet.FIGURE_5_10: figure_5_10,
@@ -73,7 +73,7 @@ def cases(which: CaseSet, gpu: Gpu | None = None) -> tuple[Case, ...]:
     return makers[which](gpu or find(GPUS, "a100-pcie", "GPU"))
 
 
-def figure_5_10(gpu: Gpu) -> tuple[Case, ...]:
+def figure_5_10(gpu: GpuSheet) -> tuple[Case, ...]:
     """Return six ZeRO-3 and six PTD-P systems."""
     scale = gpu.tflops / find(GPUS, "a100-pcie", "GPU").tflops
     zero3 = [
@@ -122,7 +122,7 @@ def bert(hidden: int, layers: int) -> Model:
     )
 
 
-def implied_tflops(measured: Measured) -> float:
+def implied_tflops(measured: MeasuredCase) -> float:
     """Model TFLOP/s a GPU that Table 5.4's figures imply: the FLOPs of a step over
     the step time, which is twice the offloaded amount over the bandwidth."""
     step = 2 * measured.offloaded_gib * GIB / (measured.write_gb_per_s * GB)
@@ -131,7 +131,7 @@ def implied_tflops(measured: Measured) -> float:
     return 3 * forward / 2 / step / TERA
 
 
-def table_5_4(gpu: Gpu) -> tuple[Case, ...]:
+def table_5_4(gpu: GpuSheet) -> tuple[Case, ...]:
     """Return the three measured BERTs, at the throughput their figures imply."""
     scale = gpu.tflops / find(GPUS, "a100-pcie", "GPU").tflops
     return tuple(
@@ -151,7 +151,7 @@ def table_5_4(gpu: Gpu) -> tuple[Case, ...]:
 
 
 def table_5_5(
-    gpu: Gpu, sequence_parallel: bool = True, micro_batches: int = 8
+    gpu: GpuSheet, sequence_parallel: bool = True, micro_batches: int = 8
 ) -> tuple[Case, ...]:
     """Table 5.4's cases as measured, then scaled up from 2 to 64 GPUs by the rule of
     the printed table, which is lost: tensor parallelism first, then stages with more

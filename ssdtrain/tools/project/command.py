@@ -10,7 +10,7 @@ from ssdtrain.tools.arguments import count_argument, positive_argument, show
 from ssdtrain.tools.printed import figures_table, show_tables
 from ssdtrain.tools.project.assumptions import Assumptions
 from ssdtrain.tools.project.cases import CaseSet, cases, parse_set
-from ssdtrain.tools.project.endurance import cost, fewest, wear
+from ssdtrain.tools.project.endurance import cost_of_drives, fewest, wear
 from ssdtrain.tools.project.model import Case, Sharding, Throughput, project
 from ssdtrain.tools.project.render import (
     Row,
@@ -18,7 +18,7 @@ from ssdtrain.tools.project.render import (
     plot_projection,
     projection_table,
 )
-from ssdtrain.tools.project.tables import GPUS, MODELS, SSDS, Gpu, Model, find
+from ssdtrain.tools.project.tables import GPUS, MODELS, SSDS, GpuSheet, Model, find
 
 EXAMPLES = """examples:
   ssdtrain project                                    the systems of Figure 5.10
@@ -117,7 +117,7 @@ def _rows(args: argparse.Namespace, assume: Assumptions) -> list[Row]:
         if args.cost:
             row = replace(
                 row,
-                cost=cost(found, drives, args.years, assume),
+                cost=cost_of_drives(found, drives, args.years, assume),
                 needs=tuple(fewest(found, each, args.years, assume) for each in SSDS),
             )
         rows.append(row)
@@ -155,7 +155,7 @@ def _refuse_unused(args: argparse.Namespace) -> None:
         )
 
 
-def _own_case(args: argparse.Namespace, gpu: Gpu) -> Case:
+def _own_case(args: argparse.Namespace, gpu: GpuSheet) -> Case:
     model = _model(args)
     parallel = "ZeRO3" if args.zero3 else f"TP {args.tensor} PP {args.pipeline}"
     return Case(

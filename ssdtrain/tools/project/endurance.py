@@ -112,7 +112,9 @@ def fewest(found: Projection, ssd: Ssd, years: float, assume: Assumptions) -> Ne
     )
 
 
-def cost(found: Projection, drives: Drives, years: float, assume: Assumptions) -> Cost:
+def cost_of_drives(
+    found: Projection, drives: Drives, years: float, assume: Assumptions
+) -> Cost:
     """Return what the drives of one GPU cost over `years`, against the GPU itself.
     Raises ConfigError: years not above 0."""
     if years <= 0:

@@ -14,7 +14,7 @@ from ssdtrain.errors import ConfigError
 from ssdtrain.tools.project.assumptions import Assumptions
 from ssdtrain.tools.project.bubble import bubble_over_ideal, layers_in_flight
 from ssdtrain.tools.project.layer import Split, operators, reduced_bytes, saved_bytes
-from ssdtrain.tools.project.tables import GB, TERA, Gpu, Model
+from ssdtrain.tools.project.tables import GB, TERA, GpuSheet, Model
 
 
 class Sharding(str, Enum):
@@ -42,7 +42,7 @@ class Case:
 
     name: str
     model: Model
-    gpu: Gpu
+    gpu: GpuSheet
     gpus: int
     tensor: int = 1
     pipeline: int = 1

@@ -14,7 +14,7 @@ TERA = 1e12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
+class GpuSheet:
     """A GPU's data sheet, and what it costs."""
 
     name: str
@@ -109,11 +109,11 @@ class Model:
 
 
 GPUS = (
-    Gpu(name="a100-pcie", spec=A100_PCIE, price_usd=10_000),
-    Gpu(name="a100-sxm", spec=A100_SXM, price_usd=None),
-    Gpu(name="h100-sxm", spec=H100, price_usd=None),
-    Gpu(name="h200-sxm", spec=H200, price_usd=None),
-    Gpu(name="b200-sxm", spec=B200, price_usd=None),
+    GpuSheet(name="a100-pcie", spec=A100_PCIE, price_usd=10_000),
+    GpuSheet(name="a100-sxm", spec=A100_SXM, price_usd=None),
+    GpuSheet(name="h100-sxm", spec=H100, price_usd=None),
+    GpuSheet(name="h200-sxm", spec=H200, price_usd=None),
+    GpuSheet(name="b200-sxm", spec=B200, price_usd=None),
 )
 
 _SOLIDIGM = "Table 5.1, Solidigm D7-"
@@ -135,7 +135,7 @@ MODELS = (
 )
 
 
-Row = TypeVar("Row", Gpu, Ssd, Model)
+Row = TypeVar("Row", GpuSheet, Ssd, Model)
 
 
 def find(table: Iterable[Row], name: str, what: str) -> Row:

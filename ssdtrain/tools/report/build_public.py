@@ -86,7 +86,7 @@ class Shape:
         same."""
         if self.num_layers is None:
             return ()
-        return tuple(getattr(config_of(self), "layer_types", None) or ())
+        return tuple(getattr(public_config(self), "layer_types", None) or ())
 
     def with_layers(self, number: int) -> "Shape":
         """Return the same with fewer layers of its stack."""
@@ -131,7 +131,7 @@ def _places(text: str) -> list[Path]:
     return [given, given / "config.json", *found]
 
 
-def config_of(shape: Shape) -> Any:
+def public_config(shape: Shape) -> Any:
     """Return the configuration. Raises ConfigError: transformers does not know it."""
     from transformers import AutoConfig
 
@@ -157,7 +157,7 @@ def public_subject(
     tokens; `ids` of a size gives token ids and labels."""
     import transformers
 
-    config = config_of(shape)
+    config = public_config(shape)
     if getattr(config, LENGTH, tokens) < tokens:
         setattr(config, LENGTH, tokens)
     kind = shape.values["model_type"]

@@ -22,7 +22,7 @@ from ssdtrain.tools.report.build_public import (
 )
 from ssdtrain.tools.report.deeper import Repeated, calls_of, deeper
 from ssdtrain.tools.report.estimate import Estimated, estimate, num_bytes_of
-from ssdtrain.tools.report.selective import Stored
+from ssdtrain.tools.report.selective import StoredResult
 from ssdtrain.tools.report.subject import Subject
 
 OPTIMIZER = "adamw"
@@ -76,7 +76,7 @@ class Captured:
     """Communication that nothing hides."""
     least_ms: float = 0.0
     """All communication: no step is shorter."""
-    stored: tuple[Stored, ...] = ()
+    stored: tuple[StoredResult, ...] = ()
     """By region call, what selective checkpointing stores."""
 
 

@@ -34,7 +34,7 @@ from ssdtrain.tools.foresight.price import price, steady
 from ssdtrain.tools.foresight.recorder import STATES, Recorder
 from ssdtrain.tools.foresight.simulate import KERNEL_GAP_US, Task
 from ssdtrain.tools.foresight.spec import Kind
-from ssdtrain.tools.report.selective import Stored, kept_operators
+from ssdtrain.tools.report.selective import StoredResult, kept_operators
 
 # Operators that recipes rebuild (docs/recipes.md), by name.
 CHEAP = frozenset(
@@ -59,7 +59,7 @@ class Estimated(NamedTuple):
     """A step that no machine has run."""
 
     profile: Profile
-    stored: tuple[Stored, ...]
+    stored: tuple[StoredResult, ...]
     """By region call, what selective checkpointing stores."""
 
 
@@ -383,7 +383,7 @@ class _Saved:
             **more,
         )
 
-    def stored(self, graph: Graph, tasks: Sequence[Task]) -> tuple[Stored, ...]:
+    def stored(self, graph: Graph, tasks: Sequence[Task]) -> tuple[StoredResult, ...]:
         """Return what selective checkpointing stores in each call."""
         found = []
         for call in self._calls:
@@ -393,7 +393,7 @@ class _Saved:
             made = {graph.tensors[each].storage for each in outputs}
             num_bytes = sum(graph.storages[each].num_bytes for each in made)
             ms = sum(_device_ms(tasks[at : at + 1]) for at in kept)
-            found.append(Stored(ms, num_bytes))
+            found.append(StoredResult(ms, num_bytes))
         return tuple(found)
 
     def _beside(self) -> list[int]:

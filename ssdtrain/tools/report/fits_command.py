@@ -91,11 +91,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(asdict(answer), indent=1))
     else:
-        print("\n".join(lines(answer)))
+        print("\n".join(fits_lines(answer)))
     return 0
 
 
-def lines(answer: Answer) -> list[str]:
+def fits_lines(answer: Answer) -> list[str]:
     """Return the answer as one screen of text."""
     asked = answer.question
     spread = f"{asked.gpus} x " if asked.gpus > 1 else ""

@@ -355,7 +355,7 @@ def _learn(args: argparse.Namespace) -> None:
     print(f"written to {args.save}")
 
 
-def calibrated(device: Device, seconds: float, seed: int) -> Device:
+def scaled_here(device: Device, seconds: float, seed: int) -> Device:
     """Return the device, scaled to this machine."""
     with tempfile.TemporaryDirectory(prefix="ssdtrain-") as directory:
         path = Path(directory) / "times.jsonl"
@@ -372,7 +372,7 @@ def calibrated(device: Device, seconds: float, seed: int) -> Device:
 
 def _calibrate(args: argparse.Namespace) -> None:
     _needed(args, "save")
-    device = calibrated(load_device(args.device), args.seconds, args.seed)
+    device = scaled_here(load_device(args.device), args.seconds, args.seed)
     write_device(args.save, device)
     for family, scale in device.scales.items():
         print(f"{family.value}: {scale:.3f} of the shipped time")

@@ -26,11 +26,11 @@ from ssdtrain.tools.arguments import (
 )
 from ssdtrain.tools.foresight.device import DEFAULT_DEVICE, Device, load_device
 from ssdtrain.tools.foresight.recorder import STATES
-from ssdtrain.tools.foresight.spec import links_of as spec_links
+from ssdtrain.tools.foresight.spec import links_of
 from ssdtrain.tools.machine.links import LINK_FILE, LinkKind
 from ssdtrain.tools.printed import figures_table, show_tables
 from ssdtrain.tools.progress import Progress, each
-from ssdtrain.tools.report.scatter import lines, spots
+from ssdtrain.tools.report.scatter import frontier_lines, spots
 from ssdtrain.tools.report.subject import (
     MODELS,
     Build,
@@ -101,7 +101,7 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def links_of(args: argparse.Namespace) -> Links:
+def chosen_links(args: argparse.Namespace) -> Links:
     """Return curves of the link file; the device's data sheet without one. Raises
     ConfigError: the file cannot be used, or lacks a link."""
     if args.links is None:
@@ -109,7 +109,7 @@ def links_of(args: argparse.Namespace) -> Links:
             raise ConfigError(
                 f"--target {args.target} needs --links FILE with a drive's curves"
             )
-        return spec_links(device_of(args).spec)
+        return links_of(chosen_device(args).spec)
     return read_link_curves(args.links)
 
 
@@ -143,7 +143,7 @@ def read_link_curves(path: str) -> Links:
     )
 
 
-def device_of(args: argparse.Namespace) -> Device:
+def chosen_device(args: argparse.Namespace) -> Device:
     """Return the kernel models of `--device`. Raises ConfigError: it is not known."""
     return load_device(args.device or DEFAULT_DEVICE)
 
@@ -151,7 +151,7 @@ def device_of(args: argparse.Namespace) -> Device:
 def profile_of(args: argparse.Namespace, build: Build, micro_batch: int) -> Profile:
     """Estimate or observe the profile, as asked for."""
     if args.no_gpu:
-        links, device = links_of(args), device_of(args)
+        links, device = chosen_links(args), chosen_device(args)
         given = build, micro_batch, links, device, args.min_bytes
         profile = estimated(*given, optimizer=getattr(args, "optimizer", None))
     else:
@@ -191,7 +191,7 @@ def _capacity(args: argparse.Namespace) -> int | None:
     """Return the memory of the device that `--no-gpu` asks about; None: unknown."""
     if not args.no_gpu or args.profile is not None:
         return None
-    return int(device_of(args).spec.memory_bytes)
+    return int(chosen_device(args).spec.memory_bytes)
 
 
 def _refuse_too_large(args: argparse.Namespace, profile: Profile) -> None:
@@ -244,7 +244,7 @@ def _print(profile: Profile, plan: Plan, capacity: int | None) -> None:
     heads = ("module", "tensors", "kept", "host", "SSD", "rebuilt", "rebuild ms")
     show_tables(figures_table("placements by module, one micro-batch", heads, cells))
     room = None if capacity is None else capacity - profile.base_bytes
-    print(explain(profile, plan), *lines(spots(profile), room), sep="\n")
+    print(explain(profile, plan), *frontier_lines(spots(profile), room), sep="\n")
 
 
 # -- size against number of micro-batches ---------------------------------------------

@@ -30,7 +30,7 @@ GB = 1e9
 MARKERS = {"keep": "o", "offload": "s", "recompute": "^"}
 
 
-class Point(NamedTuple):
+class RokPoint(NamedTuple):
     """One run, as predicted."""
 
     model: str
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     """Print and draw. Raises ConfigError, OSError: input that cannot work."""
     points = _points(args)
     if args.plot:
-        draw(points, Path(args.plot))
+        draw_rok(points, Path(args.plot))
     if args.json:
         print(json.dumps([point._asdict() for point in points], indent=1))
     else:
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _points(args: argparse.Namespace) -> list[Point]:
+def _points(args: argparse.Namespace) -> list[RokPoint]:
     if args.model is None:
         raise ConfigError(f"--model expects {MODELS}, got nothing")
     build = build_of(args.model, args.sequence)
@@ -72,7 +72,7 @@ def _points(args: argparse.Namespace) -> list[Point]:
     return [p for batch in batches for p in _predicted(args, build, batch)]
 
 
-def _predicted(args: argparse.Namespace, build: Build, batch: int) -> list[Point]:
+def _predicted(args: argparse.Namespace, build: Build, batch: int) -> list[RokPoint]:
     profile = profile_of(args, build, batch)
     work = _flops(build, batch)
     plan = choose(profile, Goal(max_overhead=args.max_overhead))
@@ -86,7 +86,7 @@ def _predicted(args: argparse.Namespace, build: Build, batch: int) -> list[Point
     for _, again in itertools.islice(reruns(Timeline(profile)), 1):
         runs.append(("recompute", again.step_ms, again.peak_bytes))
     return [
-        Point(args.model, name, batch, peak / GB, ms, work / (ms / 1e3) / 1e12)
+        RokPoint(args.model, name, batch, peak / GB, ms, work / (ms / 1e3) / 1e12)
         for name, ms, peak in runs
     ]
 
@@ -100,7 +100,7 @@ def _flops(build: Build, batch: int) -> float:
     return float(counter.get_total_flops())
 
 
-def _print(points: Sequence[Point]) -> None:
+def _print(points: Sequence[RokPoint]) -> None:
     """List all points, by model, strategy and batch."""
     heads = ("model", "strategy", "batch", "peak GB", "step ms", "TFLOP/s")
     rows = [
@@ -110,7 +110,7 @@ def _print(points: Sequence[Point]) -> None:
     show_tables(figures_table("recompute, offload, keep", heads, rows, words=2))
 
 
-def draw(points: Sequence[Point], path: Path) -> None:
+def draw_rok(points: Sequence[RokPoint], path: Path) -> None:
     """Draw a panel a model, a line a strategy. ImportError: matplotlib is missing."""
     from matplotlib.figure import Figure
 

@@ -18,7 +18,7 @@ from ssdtrain.tools.report.frontier import frontier
 OURS, OTHERS = "o", "x"
 
 
-class Spot(NamedTuple):
+class Predicted(NamedTuple):
     """A predicted step."""
 
     name: str
@@ -29,18 +29,18 @@ class Spot(NamedTuple):
     """Whether ssdtrain's planner chose it."""
 
 
-def spots(profile: Profile) -> list[Spot]:
+def spots(profile: Profile) -> list[Predicted]:
     """Keeping everything, the frontier's plans, and checkpointing in its forms; the
     largest peak first."""
     timeline = Timeline(profile)
     keep = Run(timeline, keep_all(timeline)).run()
-    found = [Spot("keep everything", keep.step_ms, keep.peak_bytes, False)]
+    found = [Predicted("keep everything", keep.step_ms, keep.peak_bytes, False)]
     found += [
-        Spot("plan", keep.step_ms * (1 + point.overhead), point.peak_bytes, True)
+        Predicted("plan", keep.step_ms * (1 + point.overhead), point.peak_bytes, True)
         for point in frontier(profile)
     ]
     found += [
-        Spot(name, other.step_ms, other.peak_bytes, False)
+        Predicted(name, other.step_ms, other.peak_bytes, False)
         for name, other in reruns(timeline)
     ]
     return sorted(found, key=lambda spot: (-spot.peak_bytes, spot.step_ms))
@@ -67,7 +67,9 @@ def reruns(timeline: Timeline) -> Iterator[tuple[str, Prediction]]:
         yield "every second layer recomputed", simulate(timeline, orders)
 
 
-def lines(points: Sequence[Spot], room_bytes: int | None = None) -> list[str]:
+def frontier_lines(
+    points: Sequence[Predicted], room_bytes: int | None = None
+) -> list[str]:
     """Format one line a point; `room_bytes` of the device, if known."""
     if not points:
         return []

@@ -12,7 +12,7 @@ ATTENTION = "_scaled_dot_product"
 """In the name of every operator of fused attention."""
 
 
-class Stored(NamedTuple):
+class StoredResult(NamedTuple):
     """What one call of a region stores."""
 
     ms: float
@@ -34,7 +34,7 @@ def kept_operators(names: Iterable[tuple[int, str]]) -> list[int]:
     return found
 
 
-def selective(profile: Profile, stored: Sequence[Stored]) -> Profile:
+def selective(profile: Profile, stored: Sequence[StoredResult]) -> Profile:
     """Return the profile whose "regions" policy is selective checkpointing."""
     [kind] = profile.lanes
     items, runs = profile.kinds[kind], profile.regions[kind]

@@ -37,7 +37,7 @@ GEMM = "te_general_gemm"
 """What megatron-core's routers take from Transformer Engine, if that is there."""
 
 
-def check(settings: ModelSettings, parallel: Parallel) -> None:
+def check_layout(settings: ModelSettings, parallel: Parallel) -> None:
     """Raise ConfigError for what megatron-core cannot build."""
     layers, stages = settings.num_layers, parallel.pipeline * parallel.chunks
     if settings.family is Family.T5 and parallel.pipeline > 1:

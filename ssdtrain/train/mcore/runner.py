@@ -37,7 +37,7 @@ class MegatronRunner:
         self._device = megatron_device()
         settings = workload.settings
         self._parallel = settings.parallel
-        models.check(settings.model, self._parallel)
+        models.check_layout(settings.model, self._parallel)
         parallel.start(self._parallel, settings.train.seed)
         config = models.config_of(settings.model, self._parallel, self._dtype())
         chunks = models.Chunks(

@@ -114,7 +114,7 @@ class Model(ABC):
         last, masks and ids travel as integers."""
 
 
-def project(embedding: nn.Module, hidden: Tensor) -> Tensor:
+def tied_logits(embedding: nn.Module, hidden: Tensor) -> Tensor:
     """Logits through the embedding's own weight (tied output layer)."""
     weight = embedding.weight
     if not isinstance(weight, Tensor):

@@ -16,8 +16,8 @@ from ssdtrain.train.models.base import (
     Model,
     TokenEmbedding,
     initialise,
-    project,
     run_block,
+    tied_logits,
 )
 from ssdtrain.train.settings import Checkpointing, ModelSettings
 
@@ -50,7 +50,7 @@ def embed(tokens: nn.Module, inputs: tuple[Tensor, Tensor]) -> State:
     return mask, tokens(ids)
 
 
-class Positions(nn.Module):
+class BertPositions(nn.Module):
     """Adds positions and the one token type, then layer norm and dropout."""
 
     def __init__(self, config: BertConfig) -> None:
@@ -71,7 +71,7 @@ class Positions(nn.Module):
         return mask, self.drop(self.norm(hidden))
 
 
-class Block(nn.Module):
+class BertBlock(nn.Module):
     """One BERT layer of `transformers`."""
 
     def __init__(self, config: BertConfig, index: int, how: Checkpointing) -> None:
@@ -129,14 +129,14 @@ class Bert(Model):
         how, config = self._settings.checkpointing, self.config
         tokens = (config.vocab_size, config.hidden_size, config.initializer_range)
         blocks = [
-            Layer(Block, (config, index, how))
+            Layer(BertBlock, (config, index, how))
             for index in range(config.num_hidden_layers)
         ]
         return [
             Layer(TokenEmbedding, tokens, tied=TOKENS, forward=embed),
-            Layer(Positions, (config,)),
+            Layer(BertPositions, (config,)),
             *blocks,
             Layer(Transform, (config,)),
-            Layer(TokenEmbedding, tokens, tied=TOKENS, forward=project),
+            Layer(TokenEmbedding, tokens, tied=TOKENS, forward=tied_logits),
             Layer(OutputBias, (config.vocab_size,)),
         ]

@@ -11,8 +11,8 @@ from ssdtrain.train.models.base import (
     Model,
     TokenEmbedding,
     initialise,
-    project,
     run_block,
+    tied_logits,
 )
 from ssdtrain.train.settings import Checkpointing, ModelSettings
 
@@ -35,7 +35,7 @@ def gpt_config(settings: ModelSettings, vocab_size: int) -> GPT2Config:
     )
 
 
-class Positions(nn.Module):
+class GptPositions(nn.Module):
     """Adds learned positions to embedded tokens."""
 
     def __init__(self, config: GPT2Config) -> None:
@@ -51,7 +51,7 @@ class Positions(nn.Module):
         return summed
 
 
-class Block(nn.Module):
+class GptBlock(nn.Module):
     """One GPT-2 block of `transformers`; causal without a mask (SDPA)."""
 
     def __init__(self, config: GPT2Config, index: int, how: Checkpointing) -> None:
@@ -85,13 +85,13 @@ class Gpt(Model):
         how, config = self._settings.checkpointing, self.config
         tokens = (config.vocab_size, config.n_embd, config.initializer_range)
         blocks = [
-            Layer(Block, (self.config, index, how))
+            Layer(GptBlock, (self.config, index, how))
             for index in range(self.config.n_layer)
         ]
         return [
             Layer(TokenEmbedding, tokens, tied=TOKENS),
-            Layer(Positions, (self.config,)),
+            Layer(GptPositions, (self.config,)),
             *blocks,
             Layer(FinalNorm, (self.config,)),
-            Layer(TokenEmbedding, tokens, tied=TOKENS, forward=project),
+            Layer(TokenEmbedding, tokens, tied=TOKENS, forward=tied_logits),
         ]

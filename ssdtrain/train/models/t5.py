@@ -22,8 +22,8 @@ from ssdtrain.train.models.base import (
     Model,
     TokenEmbedding,
     initialise,
-    project,
     run_block,
+    tied_logits,
 )
 from ssdtrain.train.settings import Checkpointing, ModelSettings
 
@@ -175,5 +175,5 @@ class T5(Model):
             Layer(Drop, (config,)),
             *(Layer(DecoderBlock, (own, i, how)) for i in range(own.num_layers)),
             Layer(Norm, (config, config.d_model**-0.5 if scaled else None)),
-            Layer(TokenEmbedding, tokens, tied=TOKENS, forward=project),
+            Layer(TokenEmbedding, tokens, tied=TOKENS, forward=tied_logits),
         ]

@@ -1,7 +1,7 @@
 """Batches of another size follow the plan of the observed one."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -88,19 +88,18 @@ def _every(plan: Plan, place: Callable[[int], tuple[Placement, int]]) -> Plan:
 
 
 def train(
-    rows: Callable[[int], int],
-    num_steps: int,
+    lengths: Sequence[int],
     plan_of: Callable[[Plan], Plan] | None,
     settings: dict[str, Any] | None,
     make: Callable[[], nn.Module] = lambda: nn.Sequential(Block(), Block()),
-) -> tuple[list[Tensor], list[ssdtrain.StepReport], ssdtrain.Session | None]:
+) -> tuple[list[Tensor], list[ssdtrain.StepReport], Any]:
     torch.manual_seed(0)
     net = make()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     session = None if settings is None else ssdtrain.offload(net, **settings)
     seen: list[Tensor] = []
-    for step in range(num_steps):
-        x = torch.randn(rows(step), WIDTH, requires_grad=True)
+    for step, rows in enumerate(lengths):
+        x = torch.randn(rows, WIDTH, requires_grad=True)
         loss = net(x).square().mean()
         loss.backward()
         seen += [loss.detach(), x.grad]  # type: ignore[list-item]
@@ -124,9 +123,8 @@ def test_lengths_drawn_at_random_follow_one_plan(
     lengths = [ROWS] * 6 + [draw.randint(ROWS // 4, 4 * ROWS) for _ in range(14)]
     lengths += [ROWS // 4, 4 * ROWS, ROWS, ROWS]
     settings = {**SETTINGS, "recompute": recompute, "max_overhead": 0.2}
-    theirs, _, _ = train(lengths.__getitem__, len(lengths), None, None)
-    ours, reports, session = train(lengths.__getitem__, len(lengths), plan_of, settings)
-    assert session is not None
+    theirs, _, _ = train(lengths, None, None)
+    ours, reports, session = train(lengths, plan_of, settings)
     assert same_bits(ours, theirs)
     mismatch = Fallback.PLAN_MISMATCH.value
     assert not any(mismatch in report.fallbacks for report in reports)
@@ -145,9 +143,8 @@ def test_lengths_drawn_at_random_follow_one_plan(
 
 def test_another_program_leaves_the_plan() -> None:
     lengths = [ROWS] * 6 + [8 * ROWS + 8]
-    _, reports, session = train(lengths.__getitem__, 7, moved, SETTINGS)
+    _, reports, session = train(lengths, moved, SETTINGS)
     assert reports[-1].fallbacks[Fallback.PLAN_MISMATCH.value] == 1
-    assert session is not None
     session.close()
 
 
@@ -190,9 +187,8 @@ def test_what_is_an_item_depends_on_no_length(
     settings = {**SETTINGS, "min_bytes": least_bytes, "max_overhead": 0.2}
     for first in lengths[5:7]:  # the table is made of this one
         own = [*lengths[:4], first, *lengths[5:]]
-        theirs, _, _ = train(own.__getitem__, len(own), None, None)
-        ours, reports, session = train(own.__getitem__, len(own), plan_of, settings)
-        assert session is not None
+        theirs, _, _ = train(own, None, None)
+        ours, reports, session = train(own, plan_of, settings)
         assert same_bits(ours, theirs)
         assert not any(UNPLANNED & set(report.fallbacks) for report in reports)
         session.close()
@@ -259,11 +255,8 @@ def with_floating_items(
     be saved later; reports."""
     monkeypatch.setattr(CpuDevice, "capacity_bytes", lambda device: 1)
     settings = {**SETTINGS, "memory_budget_bytes": 10**9, "verify": "checksum"}
-    theirs, _, _ = train(lengths.__getitem__, len(lengths), None, None, make)
-    ours, reports, session = train(
-        lengths.__getitem__, len(lengths), None, settings, make
-    )
-    assert session is not None and session.profile is not None
+    theirs, _, _ = train(lengths, None, None, make)
+    ours, reports, session = train(lengths, None, settings, make)
     assert session.plan is not None
     session.close()
     assert same_bits(ours, theirs)
@@ -330,10 +323,8 @@ def test_what_is_alive_depends_on_no_length_of_before(
     peaks = []
     for length in (ROWS, first):
         lengths = [*[ROWS] * 4, length, ROWS, first, ROWS]
-        _, reports, session = train(
-            lengths.__getitem__, len(lengths), drawn(seed), settings
-        )
-        assert session is not None and session.live_bytes == 0
+        _, reports, session = train(lengths, drawn(seed), settings)
+        assert session.live_bytes == 0
         tables = session.cache.tables.tables.values()
         assert any(table.is_resized for table in tables) == (length != ROWS)
         session.close()
@@ -346,12 +337,11 @@ def test_a_budget_holds_for_every_batch(first: int) -> None:
     """Also for the first one of a size that was never seen, with a table and without
     one, of whatever length."""
     lengths = [ROWS] * 4 + [first] * 2 + [2 * ROWS] * 4 + [ROWS] * 2 + [2 * ROWS] * 2
-    theirs, reports, _ = train(lengths.__getitem__, len(lengths), None, KEPT)
+    theirs, reports, _ = train(lengths, None, KEPT)
     budget = int(0.6 * reports[7].saved_peak_bytes)
     assert reports[3].saved_peak_bytes < budget
     settings = {**SETTINGS, "memory_budget_bytes": budget, "window_bytes": 1}
-    ours, reports, session = train(lengths.__getitem__, len(lengths), None, settings)
-    assert session is not None
+    ours, reports, session = train(lengths, None, settings)
     assert same_bits(ours, theirs)
     peaks = [report.saved_peak_bytes for report in reports]
     assert max(peaks) <= budget
@@ -365,11 +355,10 @@ def test_a_budget_holds_for_another_program() -> None:
     """What leaves its plan waits for the link rather than stays."""
     lengths = [ROWS] * 6 + [10 * ROWS] * 2
     every = {**SETTINGS, "plan": "offload-all", "window_bytes": 1}
-    _, moved, _ = train(lengths.__getitem__, len(lengths), None, every)
+    _, moved, _ = train(lengths, None, every)
     budget = int(1.15 * moved[5].saved_peak_bytes)  # some plan needs that much
     settings = {**SETTINGS, "memory_budget_bytes": budget, "window_bytes": 1}
-    _, reports, session = train(lengths.__getitem__, len(lengths), None, settings)
-    assert session is not None
+    _, reports, session = train(lengths, None, settings)
     assert UNPLANNED & set(reports[-1].fallbacks)
     assert reports[-1].saved_peak_bytes <= 1.05 * moved[-1].saved_peak_bytes
     assert Fallback.KEPT_BACK_PRESSURE.value not in reports[-1].fallbacks
@@ -484,11 +473,11 @@ def test_a_batch_that_no_plan_has_room_for_ends_no_training(
 
     monkeypatch.setattr(searching, "answers", small)
     lengths = [2 * ROWS, ROWS, ROWS, ROWS, 2 * ROWS, ROWS]
-    theirs, reports, _ = train(lengths.__getitem__, len(lengths), None, KEPT)
+    theirs, reports, _ = train(lengths, None, KEPT)
     budget = int(0.6 * reports[0].saved_peak_bytes)
     settings = {**SETTINGS, "memory_budget_bytes": budget, "window_bytes": 1}
-    ours, reports, session = train(lengths.__getitem__, len(lengths), None, settings)
-    assert session is not None and session.plan is not None
+    ours, reports, session = train(lengths, None, settings)
+    assert session.plan is not None
     session.close()
     assert same_bits(ours, theirs)
     assert max(report.saved_peak_bytes for report in reports) <= budget
@@ -501,11 +490,10 @@ def test_a_batch_that_no_plan_has_room_for_ends_no_training(
 def test_a_plan_is_for_the_largest_batch_so_far() -> None:
     """Also where that came before the observed one, and with some headroom."""
     lengths = [2 * ROWS, ROWS, 2 * ROWS, int(2.06 * ROWS), ROWS]
-    _, reports, _ = train(lengths.__getitem__, len(lengths), None, KEPT)
+    _, reports, _ = train(lengths, None, KEPT)
     budget = int(0.6 * reports[3].saved_peak_bytes)
     settings = {**SETTINGS, "memory_budget_bytes": budget, "window_bytes": 1}
-    _, reports, session = train(lengths.__getitem__, len(lengths), None, settings)
-    assert session is not None
+    _, reports, session = train(lengths, None, settings)
     session.close()
     for report in reports:
         assert report.saved_peak_bytes <= budget
@@ -552,8 +540,7 @@ class Beside:
 
 def budget_of(rows: int, share: float) -> int:
     """A share of what such a batch saves."""
-    _, reports, session = train(lambda step: rows, 2, None, KEPT)
-    assert session is not None
+    _, reports, session = train([rows] * 2, None, KEPT)
     session.close()
     return int(share * reports[-1].saved_peak_bytes)
 

@@ -9,7 +9,6 @@ not mind, and lengths change. The judge is that of `surprises.py`.
 import random
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ssdtrain
-from tests.ssdtrain.graphs.operands import random_plans
-from tests.ssdtrain.graphs.surprises import RANDOM, as_bytes
+from tests.ssdtrain.graphs.operands import random_plan
+from tests.ssdtrain.graphs.surprises import judged_steps, random_plans
 
 ROWS, WIDTH = 12, 16
 NUM_STEPS, TURN = 12, 6
@@ -125,6 +124,7 @@ class Model(nn.Module):
         self.adds = [draw.random() < 0.3 for _ in parts]
         self.is_narrow = draw.random() < 0.6
         self.write = draw.choice(WRITES)
+        self.number = 0
         self.shift = nn.Parameter(torch.zeros(WIDTH))
         self.last = nn.Linear(WIDTH, WIDTH)
 
@@ -142,43 +142,20 @@ class Model(nn.Module):
             return found.float().square().mean()
 
 
-def plain(seed: int, features: Counter[str]) -> Any:
-    """What autograd gives without ssdtrain."""
-    return train(seed, None, features)
-
-
-def may_raise(seed: int) -> bool:
-    """Whether ssdtrain may raise alone: what was written to may be what it reads."""
-    return True
-
-
 def train(seed: int, settings: dict[str, Any] | None, features: Counter[str]) -> Any:
     """Gradients of every step as bytes; a string where a step raised."""
     model, draw = Model(seed, features), random.Random(seed + 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    session = None
-    found: list[Any] = []
-    with ExitStack() as stack:
-        if settings is not None:
-            stack.enter_context(random_plans(random.Random(seed + 2)))
-            session = ssdtrain.offload(model, target="host", **settings)
-            stack.callback(session.close)
-        for number in range(NUM_STEPS):
-            torch.manual_seed(number)
-            optimizer.zero_grad(set_to_none=True)
-            turned = number >= TURN
-            rows = draw.choice((ROWS, ROWS, ROWS + 4)) if turned else ROWS
-            written = draw.randrange(-1, len(model.parts)) if turned else -1
-            features["written"] += written >= 0
-            try:
-                loss = model(torch.randn(rows, WIDTH), written)
-                loss.backward()
-            except RuntimeError as error:
-                found.append(f"raised {'inplace' in str(error)}")
-                break
-            found.append([as_bytes(loss.detach())])
-            found[-1] += [as_bytes(p.grad) for p in model.parameters()]
-            optimizer.step()
-    if session is not None and session.plan is not None:
-        features["planned"] += session.plan.policy == RANDOM
-    return found
+
+    def one(session: ssdtrain.Session | None) -> list[Tensor]:
+        turned = model.number >= TURN
+        rows = draw.choice((ROWS, ROWS, ROWS + 4)) if turned else ROWS
+        written = draw.randrange(-1, len(model.parts)) if turned else -1
+        features["written"] += written >= 0
+        loss = model(torch.randn(rows, WIDTH), written)
+        loss.backward()
+        return [loss.detach()]
+
+    plan_draw = random.Random(seed + 2)
+    plans = random_plans(lambda profile: random_plan(profile, plan_draw))
+    return judged_steps(model, optimizer, NUM_STEPS, settings, plans, one, features)

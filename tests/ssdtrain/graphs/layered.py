@@ -29,6 +29,7 @@ from tests.ssdtrain.graphs.surprises import (
     DATA_ROWS,
     NUM_STEPS,
     WIDTH,
+    adam,
     as_bytes,
     inputs,
     random_plan,
@@ -234,11 +235,6 @@ def usual() -> None:
     torch.set_flush_denormal(False)
 
 
-def plain(seed: int, features: Counter[str]) -> Any:
-    """What autograd gives without ssdtrain."""
-    return train(seed, None, features)
-
-
 def rows(model: Model, data: Tensor) -> Tensor:
     """Of the data; some are no numbers."""
     x = inputs(model, data)
@@ -260,12 +256,13 @@ def train(seed: int, plan: dict[str, Any] | None, features: Counter[str]) -> Any
         stack.enter_context(own_state())
         model = Model(Script(seed, SURPRISES, features))
         data = torch.randn(DATA_ROWS, WIDTH)
-        kind = [{"fused": True}, {"foreach": True}, {}][seed % 3]
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, **kind)
+        optimizer = adam(model, seed)
         session = None
         if plan is not None:
             stack.enter_context(limited(seed))
-            stack.enter_context(random_plans(seed))
+            draw = random.Random(seed)
+            plans = random_plans(lambda profile: random_plan(profile, draw))
+            stack.enter_context(plans)
             session = ssdtrain.offload(model, target="host", min_bytes=0, **plan)
             stack.callback(session.close)
         between = Between(seed, model, session)

@@ -10,10 +10,9 @@ plans. The judge is that of `surprises.py`.
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +21,20 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import ssdtrain
-from ssdtrain.plan import search
 from ssdtrain.plan.choose import options
 from ssdtrain.plan.placement import AGAIN_PLACEMENTS
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
 from ssdtrain.plan.schedule import Style, schedule
 from ssdtrain.plan.timeline import Timeline
-from tests.ssdtrain.graphs.surprises import RANDOM, Norm, as_bytes, penalty
+from tests.ssdtrain.graphs.surprises import (
+    RANDOM,
+    Norm,
+    adam,
+    judged_steps,
+    penalty,
+    random_plans,
+)
 
 ROWS, WIDTH = 4, 8
 NUM_STEPS, TURN = 10, 5
@@ -207,22 +212,6 @@ def _placed(allowed: Any, share: float, draw: random.Random) -> Any:
     return draw.choice(others)
 
 
-@contextmanager
-def random_plans(draw: random.Random) -> Iterator[None]:
-    """The planner draws its plans instead of searching for them."""
-
-    def choose(profile: Profile, goal: Any, *args: Any, **settings: Any) -> Plan:
-        return random_plan(profile, draw)
-
-    with mock.patch.object(search, "choose", choose):
-        yield
-
-
-def plain(seed: int, features: Counter[str]) -> Any:
-    """What autograd gives without ssdtrain."""
-    return train(seed, None, features)
-
-
 def may_raise(seed: int) -> bool:
     """Whether ssdtrain may raise alone: something was written to that it reads."""
     return not Model(seed, Counter()).surprises.isdisjoint(WRITES)
@@ -230,33 +219,18 @@ def may_raise(seed: int) -> bool:
 
 def train(seed: int, settings: dict[str, Any] | None, features: Counter[str]) -> Any:
     """Gradients of every step as bytes; a string where a step raised."""
-    model = Model(seed, features)
-    kind = [{"fused": True}, {"foreach": True}, {}][seed % 3]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, **kind)
-    session = None
-    draw = random.Random(seed + 3)
-    found: list[Any] = []
-    with ExitStack() as stack:
-        if settings is not None:
-            stack.enter_context(random_plans(draw))
-            session = ssdtrain.offload(model, target="host", **settings)
-            stack.callback(session.close)
-        for model.number in range(NUM_STEPS):
-            torch.manual_seed(model.number)
-            optimizer.zero_grad(set_to_none=True)
-            if model.surprised("other plan"):
-                follow(session, draw, 0.4)
-            try:
-                losses = step(model, session, draw)
-            except RuntimeError as error:
-                found.append(f"raised {'inplace' in str(error)}")
-                break
-            found.append([as_bytes(each) for each in losses])
-            found[-1] += [as_bytes(p.grad) for p in model.parameters()]
-            optimizer.step()
-    if session is not None and session.plan is not None:
-        features["planned"] += session.plan.policy == RANDOM
-    return found
+    model, draw = Model(seed, features), random.Random(seed + 3)
+
+    def before(session: ssdtrain.Session | None) -> None:
+        if model.surprised("other plan"):
+            follow(session, draw, 0.4)
+
+    def one(session: ssdtrain.Session | None) -> list[Tensor]:
+        return step(model, session, draw)
+
+    plans = random_plans(lambda profile: random_plan(profile, draw))
+    rest = settings, plans, one, features, before
+    return judged_steps(model, adam(model, seed), NUM_STEPS, *rest)
 
 
 def follow(session: ssdtrain.Session | None, draw: random.Random, share: float) -> None:

@@ -16,8 +16,8 @@ import random
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
@@ -30,7 +30,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ssdtrain
 from ssdtrain.plan import search
 from ssdtrain.plan.choose import options
-from ssdtrain.plan.goal import Goal
 from ssdtrain.plan.placement import AGAIN_PLACEMENTS, Placements
 from ssdtrain.plan.plan import Plan
 from ssdtrain.plan.profile import Profile
@@ -234,12 +233,11 @@ SURPRISES += ("two forwards", "no backward", "evaluation", "fork", "large base")
 
 
 @contextmanager
-def random_plans(seed: int) -> Iterator[None]:
+def random_plans(plan_of: Callable[[Profile], Plan]) -> Iterator[None]:
     """The planner draws its plans instead of searching for them."""
-    draw = random.Random(seed)
 
-    def choose(profile: Profile, goal: Goal, *args: Any, **settings: Any) -> Plan:
-        return random_plan(profile, draw)
+    def choose(profile: Profile, *args: Any, **settings: Any) -> Plan:
+        return plan_of(profile)
 
     with mock.patch.object(search, "choose", choose):
         yield
@@ -273,36 +271,70 @@ def is_scripted(seed: int) -> bool:
     return seed % 16 == 0
 
 
-def plain(seed: int, features: Counter[str]) -> Any:
-    """What autograd gives without ssdtrain."""
-    if is_scripted(seed):
-        # TorchScript compiles what it has run before: the first run has other bits.
-        train(seed, None, Counter())
-    return train(seed, None, features)
-
-
 def train(seed: int, settings: dict[str, Any] | None, features: Counter[str]) -> Any:
     """Gradients of every step as bytes; a string where a step raised."""
-    model = Model(seed, features)
+    if settings is None and is_scripted(seed):
+        # TorchScript compiles what it has run before: the first run has other bits.
+        train_model(Model(seed, Counter()), seed, None, Counter())
+    return train_model(Model(seed, features), seed, settings, features)
+
+
+def train_model(
+    model: Model, seed: int, settings: dict[str, Any] | None, features: Counter[str]
+) -> Any:
     data = torch.randn(DATA_ROWS, WIDTH)
+    optimizer = adam(model, seed)
+
+    def one(session: ssdtrain.Session | None) -> Sequence[Tensor]:
+        step(model, inputs(model, data), optimizer, session is not None)
+        return ()
+
+    if settings is not None:
+        settings = {"min_bytes": 0, **settings}
+    draw = random.Random(seed)
+    plans = random_plans(lambda profile: random_plan(profile, draw))
+    return judged_steps(model, optimizer, NUM_STEPS, settings, plans, one, features)
+
+
+def adam(model: nn.Module, seed: int) -> torch.optim.Optimizer:
     kind = [{"fused": True}, {"foreach": True}, {}][seed % 3]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, **kind)
-    session = None
-    found: list[Any] = []
+    return torch.optim.AdamW(model.parameters(), lr=0.01, **kind)
+
+
+def judged_steps(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    num_steps: int,
+    settings: dict[str, Any] | None,
+    plans: AbstractContextManager[None],
+    one: Callable[[ssdtrain.Session | None], Sequence[Tensor]],
+    features: Counter[str],
+    before: Callable[[ssdtrain.Session | None], object] = lambda session: None,
+) -> list[Any]:
+    """What each step tells and its gradients as bytes; a string where one raised.
+
+    Args:
+        settings: of the session; None: plain autograd.
+        one: runs a step.
+        before: is called before each step.
+    """
+    session, found = None, list[Any]()
     with ExitStack() as stack:
         if settings is not None:
-            stack.enter_context(random_plans(seed))
-            session = ssdtrain.offload(model, target="host", min_bytes=0, **settings)
+            stack.enter_context(plans)
+            session = ssdtrain.offload(model, target="host", **settings)
             stack.callback(session.close)
-        for model.number in range(NUM_STEPS):
+        for model.number in range(num_steps):
             torch.manual_seed(model.number)
             optimizer.zero_grad(set_to_none=True)
+            before(session)
             try:
-                step(model, inputs(model, data), optimizer, session is not None)
+                told = one(session)
             except RuntimeError as error:
                 found.append(f"raised {'inplace' in str(error)}")
                 break
-            found.append([as_bytes(p.grad) for p in model.parameters()])
+            grads = (p.grad for p in model.parameters())
+            found.append([as_bytes(each) for each in (*told, *grads)])
             optimizer.step()
     if session is not None and session.plan is not None:
         features["planned"] += session.plan.policy == RANDOM
@@ -423,11 +455,12 @@ def difference(ours: list[Any], theirs: list[Any]) -> str | None:
     return None if len(ours) == len(theirs) else "fewer steps"
 
 
-def may_raise(seed: int) -> bool:
-    """Whether ssdtrain may raise alone in this model."""
-    return True
-
-
 def raised_alone(ours: list[Any], theirs: list[Any]) -> bool:
     """Whether ours raised where plain autograd ran: allowed, and counted."""
     return isinstance(ours[-1], str) and not isinstance(theirs[len(ours) - 1], str)
+
+
+def may_raise(generator: Any, seed: int) -> bool:
+    """Whether ssdtrain may raise alone in this model."""
+    found: bool = getattr(generator, "may_raise", lambda seed: True)(seed)
+    return found

@@ -146,7 +146,7 @@ class Training:
             num_heads=4,
             sequence_length=LENGTH,
         )
-        models.check(settings, layout)
+        models.check_layout(settings, layout)
         config = models.config_of(settings, layout, torch.float32, **cell.more)
         build = models.Chunks(settings, config, VOCABULARY, cell.fused)
         self.cell, self.chunks = cell, build.build()

@@ -272,7 +272,7 @@ def test_what_megatron_cannot_build_is_refused_in_a_sentence() -> None:
             sequence_length=16,
         )
         with pytest.raises(ConfigError, match=text):
-            models.check(settings, layout)
+            models.check_layout(settings, layout)
 
     deep = "encoder | decoder on two stages"
     refuse(Family.T5, Parallel(pipeline=4), re.escape(deep))

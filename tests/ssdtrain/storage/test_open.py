@@ -23,7 +23,7 @@ from ssdtrain.storage.measure import PathChoice
 from ssdtrain.storage.open import (
     Opened,
     Opener,
-    Rank,
+    RankId,
     budget_bytes_per_s,
     directories_of,
     open_for_rank,
@@ -66,8 +66,8 @@ def test_a_rank_without_an_ssd_works_in_host_memory(tmp_path: Path) -> None:
     told: list[Fallback] = []
     (tmp_path / "nvme0").mkdir()
     name = str(tmp_path / "nvme{local_rank}")
-    first = open_for_rank([name], Rank(0, 0, 2), on_fallback=told.append)
-    second = open_for_rank([name], Rank(1, 1, 2), on_fallback=told.append)
+    first = open_for_rank([name], RankId(0, 0, 2), on_fallback=told.append)
+    second = open_for_rank([name], RankId(1, 1, 2), on_fallback=told.append)
     assert first.storage is not None and not first.takes_device
     assert second.storage is None
     assert second.why == f"host memory: {tmp_path / 'nvme1'} does not exist"
@@ -77,7 +77,7 @@ def test_a_rank_without_an_ssd_works_in_host_memory(tmp_path: Path) -> None:
 
 def test_a_missing_directory_without_placeholder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
-        open_for_rank([tmp_path / "none"], Rank())
+        open_for_rank([tmp_path / "none"], RankId())
 
 
 def test_every_disk_is_metered(
@@ -86,7 +86,7 @@ def test_every_disk_is_metered(
     places = [tmp_path / "a", tmp_path / "b"]
     for place in places:
         place.mkdir()
-    made = open_for_rank(places, Rank(), endurance=endurance)
+    made = open_for_rank(places, RankId(), endurance=endurance)
     stripe = made.storage
     assert isinstance(stripe, StripeStorage)
     assert all(isinstance(each.storage, MeteredStorage) for each in stripe.members)
@@ -106,7 +106,7 @@ def test_no_direct_path_is_counted_where_it_was_asked_for(
     told: list[Fallback] = []
     monkeypatch.setattr(measure, "why_no_gds", lambda: "no driver")
     monkeypatch.setattr(measure, "kvikio_installed", lambda: installed)
-    made = open_for_rank([directory], Rank(), device=CUDA, on_fallback=told.append)
+    made = open_for_rank([directory], RankId(), device=CUDA, on_fallback=told.append)
     assert made.why == "staging + posix (the only path here); no GDS: no driver"
     assert told == ([Fallback.NO_GDS] if installed else [])
     assert made.storage is not None and not made.takes_device
@@ -124,7 +124,7 @@ def test_the_chosen_storage_is_metered_too(
         "choose_path",
         lambda posix, _: PathChoice(tuple(posix), False, "measured"),
     )
-    made = open_for_rank([directory], Rank(), device=CUDA, endurance=endurance)
+    made = open_for_rank([directory], RankId(), device=CUDA, endurance=endurance)
     storage = made.storage
     assert isinstance(storage, MeteredStorage)
     slot = storage.allocate(4 * PAGE)
@@ -169,7 +169,7 @@ def test_several_directories_take_the_direct_path_together(
 
     monkeypatch.setattr(opening, "choose_path", choose)
     ample = replace(endurance, budget_bytes=None)
-    made = open_for_rank(places, Rank(), device=CUDA, endurance=ample)
+    made = open_for_rank(places, RankId(), device=CUDA, endurance=ample)
     assert made.takes_device and made.why.startswith("GDS (measured fastest)")
     assert made.why.endswith("; over 2 directories")
     stripe = made.storage
@@ -221,13 +221,13 @@ def test_the_budget_of_a_disk_is_shared_by_its_ranks(
         name.mkdir()
     monkeypatch.setattr(opening, "disk_of", lambda path: Path(path).name)
     day = 86_400 * 1000
-    assert budget_bytes_per_s(names[:1], Rank(), day) == 1000
-    assert budget_bytes_per_s(names[:2], Rank(), day) == 2000  # a stripe
-    assert budget_bytes_per_s(names[:1], Rank(5, 1, 4), day) == 250
-    assert budget_bytes_per_s(names[:2], Rank(5, 1, 4), day) == 500
+    assert budget_bytes_per_s(names[:1], RankId(), day) == 1000
+    assert budget_bytes_per_s(names[:2], RankId(), day) == 2000  # a stripe
+    assert budget_bytes_per_s(names[:1], RankId(5, 1, 4), day) == 250
+    assert budget_bytes_per_s(names[:2], RankId(5, 1, 4), day) == 500
     own = [f"{tmp_path}/nvme{{local_rank}}"]
-    assert budget_bytes_per_s(own, Rank(1, 1, 3), day) == 1000
-    assert budget_bytes_per_s(own, Rank(2, 2, 3), day) == 0.0  # has no disk
+    assert budget_bytes_per_s(own, RankId(1, 1, 3), day) == 1000
+    assert budget_bytes_per_s(own, RankId(2, 2, 3), day) == 0.0  # has no disk
 
 
 def test_a_plan_holds_the_budget(
@@ -262,15 +262,15 @@ def test_a_plan_holds_the_budget(
 
 
 def test_a_lone_process_takes_all() -> None:
-    assert directories_of(["/a", "/b"], Rank()).paths == (Path("/a"), Path("/b"))
+    assert directories_of(["/a", "/b"], RankId()).paths == (Path("/a"), Path("/b"))
 
 
 def test_its_own_by_name(tmp_path: Path) -> None:
     (tmp_path / "nvme1").mkdir()
     name = str(tmp_path / "nvme{local_rank}")
-    assert directories_of([name], Rank(9, 1, 2)).paths == (tmp_path / "nvme1",)
+    assert directories_of([name], RankId(9, 1, 2)).paths == (tmp_path / "nvme1",)
     # A rank without an SSD: host memory, and the report can name the place.
-    other = directories_of([name], Rank(8, 0, 2))
+    other = directories_of([name], RankId(8, 0, 2))
     assert other.paths == ()
     assert other.missing == (tmp_path / "nvme0",)
 
@@ -282,7 +282,7 @@ def test_shares_cover_all_and_overlap_only_if_they_must(
 ) -> None:
     names = [f"/nvme{i}" for i in range(num_directories)]
     shares = [
-        directories_of(names, Rank(r, r, num_ranks)).paths for r in range(num_ranks)
+        directories_of(names, RankId(r, r, num_ranks)).paths for r in range(num_ranks)
     ]
     assert all(shares)
     used = [path for share in shares for path in share]
@@ -298,16 +298,16 @@ def test_mistakes() -> None:
     with pytest.raises(
         ConfigError, match=r"placeholder that is not known; set \{local"
     ):
-        directories_of(["/x{local_rank}{node}"], Rank())
+        directories_of(["/x{local_rank}{node}"], RankId())
     with pytest.raises(ConfigError, match="LOCAL_RANK expects 0 to 1"):
-        directories_of(["/x"], Rank(2, 2, 2))
+        directories_of(["/x"], RankId(2, 2, 2))
 
 
 def test_from_the_environment() -> None:
-    assert rank_of({}) == Rank(0, 0, 1)
+    assert rank_of({}) == RankId(0, 0, 1)
     launched = {"RANK": "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-    assert rank_of(launched) == Rank(5, 1, 4)
+    assert rank_of(launched) == RankId(5, 1, 4)
     deepspeed = {"RANK": "1", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "WORLD_SIZE": "8"}
-    assert rank_of(deepspeed) == Rank(1, 1, 2)
-    assert rank_of({"RANK": "3", "WORLD_SIZE": "4"}) == Rank(3, 3, 4)
-    assert rank_of({"LOCAL_RANK": "2"}) == Rank(0, 2, 3)
+    assert rank_of(deepspeed) == RankId(1, 1, 2)
+    assert rank_of({"RANK": "3", "WORLD_SIZE": "4"}) == RankId(3, 3, 4)
+    assert rank_of({"LOCAL_RANK": "2"}) == RankId(0, 2, 3)

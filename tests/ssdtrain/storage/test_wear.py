@@ -20,7 +20,6 @@ from ssdtrain.storage.wear import (
     WearLog,
     disk_of,
     lifetime_years,
-    parse_smart,
     read_smart,
 )
 from tests.ssdtrain.faulty import Fault, FaultKind, FaultyStorage, Operation
@@ -234,16 +233,6 @@ def test_without_a_log_writes_go_on(
     with pytest.raises(StorageFullError):  # the budget still holds, for this run
         storage.allocate(2 * PAGE)
     assert caplog.text.count("wear log cannot be kept") == 1
-
-
-def test_smart_page() -> None:
-    page = bytearray(wear.SMART_LOG_BYTES)
-    page[5] = 42
-    page[48:64] = (123_456_789).to_bytes(16, "little")
-    parsed = parse_smart(bytes(page))
-    assert parsed == Smart(written_bytes=123_456_789 * 512_000, used_fraction=0.42)
-    with pytest.raises(ValueError, match="512 bytes, got a page of 5"):
-        parse_smart(b"short")
 
 
 def test_smart_asks_the_controller(

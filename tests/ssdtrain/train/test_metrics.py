@@ -2,10 +2,8 @@
 
 import io
 import json
-import re
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from ssdtrain.train.metrics import JsonLines, Terminal
@@ -46,7 +44,7 @@ def test_a_line_says_how_it_goes() -> None:
         "2,000 tokens/s",
         "peak 3.0 MB",
         "observing",
-        "ETA 0:01",
+        "ETA 0:00:01",
     ):
         assert part in line
 
@@ -54,7 +52,7 @@ def test_a_line_says_how_it_goes() -> None:
 def test_a_file_gets_a_line_every_ten_seconds_and_the_last() -> None:
     lines = shown(101, 1.0)
     assert 10 <= len(lines) <= 13
-    assert "step 101/101" in lines[-1] and "ETA 0:00" in lines[-1]
+    assert "step 101/101" in lines[-1] and "ETA 0:00:00" in lines[-1]
 
 
 def test_a_terminal_keeps_no_line() -> None:
@@ -66,59 +64,6 @@ def test_a_terminal_keeps_no_line() -> None:
     terminal.close()
     assert "step 1/2" in out.getvalue()
     assert out.getvalue().count("\n") <= 1  # one line, redrawn and removed
-
-
-def screen(text: str) -> list[str]:
-    """What a terminal shows: the control codes that `rich.live` writes."""
-    rows, row, column = [""], 0, 0
-    for token in re.findall(r"\x1b\[[?\d]*[A-Za-z]|[^\x1b]", text):
-        if token == "\n":
-            row, column = row + 1, 0
-            rows += [""] * (row == len(rows))
-        elif token == "\r":
-            column = 0
-        elif len(token) == 1:
-            rows[row] = rows[row][:column].ljust(column) + token
-            column += 1
-        elif token.endswith("A"):
-            row -= int(token[2:-1])
-        elif token.endswith("K"):
-            rows[row] = ""
-    return [line.rstrip() for line in rows]
-
-
-@pytest.mark.parametrize("width", [120, 60, 30])
-def test_a_signals_line_stands_above_the_live_one(width: int) -> None:
-    """It was written into the live line, and erased with it."""
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=width)
-    terminal = Terminal(console, 2, 1000)
-    terminal.write("with ssdtrain", 0, VALUES)
-    terminal.refresh()
-    before = len(screen(out.getvalue()))
-    out.write(terminal.beside("SIGINT: finishing\n"))
-    terminal.write("with ssdtrain", 1, VALUES)
-    terminal.refresh()
-    first, *live = screen(out.getvalue())
-    assert first == "SIGINT: finishing"
-    assert len(live) == before and "step 2/2" in " ".join(live)
-    terminal.close()
-    assert [line for line in screen(out.getvalue()) if line] == ["SIGINT: finishing"]
-
-
-def test_each_leg_and_phase_begins_with_a_line() -> None:
-    """Nobody waits ten seconds to learn that the second run has begun, or follows."""
-    out = io.StringIO()
-    terminal = Terminal(Console(file=out, width=200), 9, 1000, Clock())
-    for leg, phases in (
-        ("without ssdtrain", ("", "", "", "")),
-        ("with ssdtrain", ("observing", "observing", "following", "following")),
-    ):
-        for step, phase in enumerate(phases):
-            terminal.write(leg, step, {**VALUES, "phase": phase})
-    terminal.close()
-    steps = [line.split("step ")[1][0] for line in out.getvalue().splitlines()]
-    assert steps == ["1", "1", "3"]
 
 
 def test_lines_of_a_resumed_run_come_behind(tmp_path: Path) -> None:

@@ -12,15 +12,8 @@ import pytest
 
 from ssdtrain.tools.cli import main
 from ssdtrain.tools.cli.train import FIRST_RANK_S
-from ssdtrain.tools.report.table import WITH, WITHOUT
-from ssdtrain.train.loop import LegResult
-from ssdtrain.train.memory import Sample
 from ssdtrain.train.ranks import RUN_DIRECTORY
-from ssdtrain.train.settings import RunSettings
-from ssdtrain.train.tally import StepTally, Tally
-from ssdtrain.train.trainer import summary
 from tests.ssdtrain.tools.cli.conftest import TINY, Refused
-from tests.ssdtrain.train.legs import leg_result
 
 
 @pytest.mark.parametrize(
@@ -234,30 +227,6 @@ def test_a_plain_run_writes_its_files(
     assert "verified: losses equal, weights equal" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("trainers")
-def test_ranks_that_refuse_the_same_say_it_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The first rank's end ends the others, which wait for it before they speak."""
-    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv(RUN_DIRECTORY, str(tmp_path))
-
-    def ended(seconds: float) -> None:
-        """As SIGTERM would, of which no handler is left here."""
-        assert seconds == FIRST_RANK_S
-        assert signal.getsignal(signal.SIGTERM) is before
-        raise SystemExit(128 + signal.SIGTERM)
-
-    before = signal.getsignal(signal.SIGTERM)
-    # Not `time.sleep` itself: other threads sleep, too.
-    monkeypatch.setattr("ssdtrain.tools.cli.train.time", SimpleNamespace(sleep=ended))
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit):
-        main(["train", "-q", f"trainer._target_={__name__}.Breaking"])
-    assert capsys.readouterr().err == ""
-
-
 class Logging(Breaking):
     """A trainer that has something to say."""
 
@@ -379,78 +348,3 @@ def test_an_interrupted_run_without_a_checkpoint_says_why(
     )
     assert main(["train", "--config", "mine.yaml"]) == 130
     assert told in capsys.readouterr().err
-
-
-PEAKS = {WITHOUT: (9_000_000, 7_000_000), WITH: (5_000_000, 3_000_000)}
-"""Of all steps and of the last one; the sampled course below misses both."""
-
-
-class Recorded:
-    """A trainer whose run is over."""
-
-    def __init__(self, settings: RunSettings) -> None:
-        self.settings = settings
-
-    @classmethod
-    def from_config(cls, values: dict[str, Any]) -> "Recorded":
-        return cls(RunSettings.from_mapping(values))
-
-    def run(self) -> dict[str, Any]:
-        return summary(self.settings, {name: [leg_of(name)] for name in PEAKS})
-
-
-def leg_of(name: str) -> LegResult:
-    highest, last = PEAKS[name]
-    steps = [
-        StepTally(loss_hex=(1.0).hex(), step_ms=2.0, peak_bytes=peak)
-        for peak in (highest, last)
-    ]
-    own = Tally(steps=tuple(steps))
-    course = (Sample(0, last // 2), Sample(1_000_000, last // 4))
-    return leg_result(name, own, weights_checksum=1, course=course)
-
-
-@pytest.mark.usefixtures("trainers")
-def test_the_picture_and_the_table_tell_the_same_peak(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    figure = pytest.importorskip("matplotlib.figure").Figure
-    drawn: list[str] = []
-
-    def savefig(own: Any, path: Path, **settings: Any) -> None:
-        assert path.name == "memory.png"
-        drawn.extend(text.get_text() for text in own.axes[0].get_legend().get_texts())
-
-    monkeypatch.setattr(figure, "savefig", savefig)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
-    words = ["train", "-q", *TINY, f"trainer._target_={__name__}.Recorded"]
-    code = main(words)
-    lines = capsys.readouterr().out.splitlines()
-    [row] = [line for line in lines if "activation peak, last step" in line]
-    _, _, without, with_, *_ = (cell.strip() for cell in row.split("│"))
-    assert (without, with_) == ("7.00 MB", "3.00 MB")
-    assert drawn == [f"{WITHOUT}, peak {without}", f"{WITH}, peak {with_}"]
-    # A picture that cannot be drawn costs a line, and not the run.
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert main(words) == code
-    told = capsys.readouterr().err
-    assert "ssdtrain: no memory.png: this needs matplotlib, which is not" in told
-
-
-def test_a_graph_run_says_that_it_is_prepared_and_is_named_by_its_model(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Reading a graph takes a while; the model may be chosen in a file."""
-    monkeypatch.chdir(tmp_path)
-    data = "{scale: 0.05, num_labelled: 20}"
-    Path("my.yaml").write_text(f"gnn: hgt\ntrainer:\n  epochs: 1\n  data: {data}\n")
-    assert main(["train", "--config", "my.yaml"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == [
-        "ssdtrain: loading torch and the settings ...",
-        "ssdtrain: preparing hgt ...",
-    ]
-    assert Path("runs/latest").resolve().name.endswith("-hgt")

@@ -34,7 +34,7 @@ def test_this_directory(tmp_path: Path) -> None:
     disk = disks.inspect_disk(str(tmp_path))
     assert disk.free_bytes > 0 and disk.file_system != "unknown"
     assert list(tmp_path.iterdir()) == []
-    assert all(finding.advice for finding in disks.judge(disk))
+    assert all(finding.advice for finding in disks.judge_disk(disk))
 
 
 def disk(**changes: object) -> disks.Disk:
@@ -65,8 +65,8 @@ def disk(**changes: object) -> disks.Disk:
     ],
 )
 def test_findings_about_disks(changes: dict[str, object], word: str) -> None:
-    assert [f.level for f in disks.judge(disk())] == [Level.GOOD]
-    found = [f for f in disks.judge(disk(**changes)) if f.level is not Level.GOOD]
+    assert [f.level for f in disks.judge_disk(disk())] == [Level.GOOD]
+    found = [f for f in disks.judge_disk(disk(**changes)) if f.level is not Level.GOOD]
     assert len(found) == 1 and word in found[0].text
 
 
@@ -99,12 +99,12 @@ def test_limits_of_this_process() -> None:
         file_size_bytes=1 << 30,
         cgroup_memory_bytes=found.host_memory_bytes // 2,
     )
-    words = " ".join(f.text for f in limits.judge(tight))
+    words = " ".join(f.text for f in limits.judge_limits(tight))
     assert "ulimit -l" in words and "ulimit -f" in words and "cgroup" in words
     free = replace(
         tight, locked_memory_bytes=None, file_size_bytes=None, cgroup_memory_bytes=None
     )
-    assert [f.level for f in limits.judge(free)] == [Level.GOOD]
+    assert [f.level for f in limits.judge_limits(free)] == [Level.GOOD]
 
 
 def test_tested_versions_are_those_of_the_project_file() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from ssdtrain import numa
 from ssdtrain.tools.machine.findings import Level
-from ssdtrain.tools.machine.gpus import Gpu, inspect_gpus, judge
+from ssdtrain.tools.machine.gpus import Gpu, inspect_gpus, judge_gpus
 
 GPU = Gpu(
     index=0,
@@ -124,9 +124,9 @@ def test_facts_from_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 def test_findings_about_gpus() -> None:
-    (fine,) = judge((GPU,))
+    (fine,) = judge_gpus((GPU,))
     assert fine.level is Level.GOOD
-    (unknown,) = judge((replace(GPU, pcie_width=0, pcie_width_max=0),))
+    (unknown,) = judge_gpus((replace(GPU, pcie_width=0, pcie_width_max=0),))
     assert "unknown" in unknown.text
     far = replace(GPU, index=1, numa_node=1)
-    assert any("NUMA nodes [0, 1]" in f.text for f in judge((GPU, far)))
+    assert any("NUMA nodes [0, 1]" in f.text for f in judge_gpus((GPU, far)))

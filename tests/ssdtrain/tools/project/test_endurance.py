@@ -12,7 +12,7 @@ from ssdtrain.tools.project.assumptions import Assumptions
 from ssdtrain.tools.project.cases import figure_5_10
 from ssdtrain.tools.project.endurance import (
     YEAR_SECONDS,
-    cost,
+    cost_of_drives,
     fewest,
     lifespan_seconds,
     wear,
@@ -61,7 +61,7 @@ def test_the_fewest_drives_do_and_one_less_does_not(
 
 def test_cost_against_the_gpu() -> None:
     drives = wear(FOUND, find(SSDS, "d7-p5810", "SSD"), 3, ASSUME)
-    found = cost(FOUND, drives, 3.0, ASSUME)
+    found = cost_of_drives(FOUND, drives, 3.0, ASSUME)
     hours = 3 * 365 * 24
     assert found.drives_usd == pytest.approx(3 * 146 * 11.1)
     assert found.drives_energy_usd == pytest.approx(0.06 * hours * 0.12 * 1.3)
@@ -70,12 +70,12 @@ def test_cost_against_the_gpu() -> None:
     assert found.usd_per_pb == pytest.approx(11.1 / 2.5)
     # Drives that wear out earlier are bought again.
     long = 2.5 * drives.lifespan_years
-    worn = cost(FOUND, drives, long, ASSUME)
+    worn = cost_of_drives(FOUND, drives, long, ASSUME)
     again = worn.drives_total_usd - worn.drives_energy_usd
     assert again == pytest.approx(2.5 * found.drives_usd)
     unpriced = replace(FOUND.case.gpu, price_usd=None)
     other = replace(FOUND, case=replace(FOUND.case, gpu=unpriced))
-    assert cost(other, drives, 3.0, ASSUME).share is None
+    assert cost_of_drives(other, drives, 3.0, ASSUME).share is None
 
 
 def test_what_cannot_be_asked() -> None:
@@ -85,4 +85,6 @@ def test_what_cannot_be_asked() -> None:
     with pytest.raises(ConfigError, match="years"):
         fewest(FOUND, ssd, 0.0, ASSUME)
     with pytest.raises(ConfigError, match="years"):
-        cost(FOUND, wear(FOUND, ssd, 1, ASSUME), math.copysign(0.0, -1), ASSUME)
+        cost_of_drives(
+            FOUND, wear(FOUND, ssd, 1, ASSUME), math.copysign(0.0, -1), ASSUME
+        )

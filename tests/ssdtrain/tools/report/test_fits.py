@@ -22,7 +22,7 @@ from ssdtrain.tools.report import build_public
 from ssdtrain.tools.report.build_public import Loss, Shape, Train, shape_of
 from ssdtrain.tools.report.capture import Question, capture
 from ssdtrain.tools.report.fits import CHECKPOINTING, CONTEXT, OURS, PLAIN, fits
-from ssdtrain.tools.report.fits_command import lines, tokens_argument
+from ssdtrain.tools.report.fits_command import fits_lines, tokens_argument
 
 SMALL = {
     "model_type": "llama",
@@ -87,7 +87,7 @@ def test_one_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = {way.name: way for way in long.ways}
     assert not rows[PLAIN].fits and rows[OURS].fits
     assert rows[OURS].step_ms <= rows[CHECKPOINTING].step_ms
-    told = "\n".join(lines(long))
+    told = "\n".join(fits_lines(long))
     assert "does not fit" in told and long.sentence in told
     assert long.longest[OURS] >= long.tokens, "it fits"
     assert long.traffic is not None
@@ -96,7 +96,7 @@ def test_one_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--loss fused asks" in told
     rest = long.weight_bytes + long.optimizer_bytes + long.activation_bytes
     assert rest == rows[PLAIN].memory_bytes, "what is told of plain training adds up"
-    assert len(told.splitlines()) <= 24 and max(map(len, lines(long))) <= 120
+    assert len(told.splitlines()) <= 24 and max(map(len, fits_lines(long))) <= 120
     # Inputs of layers may leave as well: more fits than with checkpointing.
     most = long.longest[OURS]
     assert most > long.longest[CHECKPOINTING]
@@ -235,7 +235,7 @@ def test_a_users_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer.way(CHECKPOINTING) is not None
     most = answer.longest
     assert 2 < most[PLAIN] < most[CHECKPOINTING] <= most[OURS]
-    told = "\n".join(lines(answer))
+    told = "\n".join(fits_lines(answer))
     assert "a micro-batch of 2, h100" in told and "tokens/s" not in told
     assert f"Largest micro-batch that fits: plain {most[PLAIN]:,}, check" in told
     # What is told is true: so many fit, and a tenth more do not.

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from recipes.bench.models.unseen import DiffusionBlock
 from ssdtrain.tools.foresight.device import load_device
 from ssdtrain.tools.foresight.spec import links_of
 from ssdtrain.tools.report.build_public import Loss, Train, shape_of
@@ -27,33 +27,10 @@ def test_products_are_counted_from_the_first_on() -> None:
     assert kept_operators(enumerate(names)) == [0, 3, 5, 7]
 
 
-class Layer(nn.Module):
-    """Of a diffusion transformer: norms without weights, shifted by the time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList(
-            nn.LayerNorm(WIDTH, elementwise_affine=False) for _ in range(2)
-        )
-        self.shifts = nn.Linear(WIDTH, 6 * WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        a, b, c, d, e, f = self.shifts(F.silu(time))[:, None].chunk(6, -1)
-        y = self.norms[0](x) * (1 + a) + b
-        heads = self.qkv(y).unflatten(-1, (3, 16, -1)).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(*heads)
-        x = x + c * self.out(y.transpose(1, 2).flatten(2))
-        y = self.norms[1](x) * (1 + d) + e
-        found: Tensor = x + f * self.down(F.gelu(self.up(y)))
-        return found
-
-
 class Diffusion(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(6))
+        self.layers = nn.ModuleList(DiffusionBlock(WIDTH, 16) for _ in range(6))
 
     def forward(self, x: Tensor, time: Tensor) -> Any:
         for layer in self.layers:
