@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("torch_geometric")
 
 from recipes.bench.harness.cli import run as bench
-from recipes.bench.rgnn import batches, block_models, dgl, messages
+from recipes.bench.rgnn import batches, block_models, counters, dgl, messages
 from recipes.bench.rgnn.mag import WIDTH, mag_graph
 
 
@@ -68,3 +68,24 @@ def test_layers_on_one_type_and_on_typed_batches(
 def test_a_wrong_value_of_either_side_is_seen() -> None:
     made = torch.tensor([[1.0, -4.0]])
     assert messages.difference(made + torch.tensor([1.0, 0.0]), made) == 0.25
+
+
+def test_kernels_by_direction_and_family(tmp_path: Path) -> None:
+    names = ("hector_gemm_a", "hector_traversal_b", "spin_kernel(long)", "ampere_sgemm")
+    values = [(n, "1,000", *"12345") for n in (*names, "hector_traversal_b_sum")]
+    values.append(("hector_traversal_b", "3,000", *"56789"))
+    head = ("Kernel Name", counters.TIME, *counters.METRICS.values())
+    rows = [dict(zip(head, row, strict=True)) for row in values]
+    found = counters.by_family(rows)
+    assert list(found) == [
+        *("forward gemm", "forward traversal", "backward other", "backward traversal")
+    ]
+    assert found["backward traversal"] == {
+        **{"launches": 2, "ms": 0.004, "ipc": 4.0, "compute_percent": 5.0},
+        **{"l1_percent": 6.0, "l2_percent": 7.0, "dram_percent": 8.0},
+    }
+    out = tmp_path / "counters.json"
+    words = ["--scale", "0.0005", "--device", "cpu", "--out", str(out)]
+    assert bench(["rgnn.counters", *words]) == 0
+    cells = json.loads(out.read_text())["cells"]
+    assert cells["am/none"]["loss"] == cells["am/compaction"]["loss"] > 0

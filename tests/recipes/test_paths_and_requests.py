@@ -8,7 +8,6 @@ import torch
 
 from recipes.bench.harness import counters
 from recipes.bench.harness.cli import run
-from recipes.bench.rgnn import counters as rgnn
 from recipes.bench.storage import paths
 from recipes.bench.traversal import requests
 
@@ -62,24 +61,3 @@ def test_the_model_next_to_the_counters(tmp_path: Path) -> None:
     cells = json.loads(out.read_text())["cells"]
     assert cells["lists, merged"]["requests"] == model.total
     assert cells["rows of 512 B"]["sectors"] == 16 * 100
-
-
-def test_kernels_by_direction_and_family(tmp_path: Path) -> None:
-    names = ("hector_gemm_a", "hector_traversal_b", "spin_kernel(long)", "ampere_sgemm")
-    values = [(n, "1,000", *"12345") for n in (*names, "hector_traversal_b_sum")]
-    values.append(("hector_traversal_b", "3,000", *"56789"))
-    head = ("Kernel Name", rgnn.TIME, *rgnn.METRICS.values())
-    rows = [dict(zip(head, row, strict=True)) for row in values]
-    found = rgnn.by_family(rows)
-    assert list(found) == [
-        *("forward gemm", "forward traversal", "backward other", "backward traversal")
-    ]
-    assert found["backward traversal"] == {
-        **{"launches": 2, "ms": 0.004, "ipc": 4.0, "compute_percent": 5.0},
-        **{"l1_percent": 6.0, "l2_percent": 7.0, "dram_percent": 8.0},
-    }
-    out = tmp_path / "counters.json"
-    words = ["--scale", "0.0005", "--device", "cpu", "--out", str(out)]
-    assert run(["rgnn.counters", *words]) == 0
-    cells = json.loads(out.read_text())["cells"]
-    assert cells["am/none"]["loss"] == cells["am/compaction"]["loss"] > 0

@@ -11,13 +11,14 @@ def counted(
 ) -> list[dict[str, str]]:
     """Run Python code; a row a kernel: its name and its counters, in base units.
 
-    The GPU's clocks stay as they are.
+    The GPU's clocks stay as they are, compilers that the code starts are let alone.
 
     Raises:
         RuntimeError: ncu could not count; its last words.
     """
     command = ["ncu", "--csv", "--page", "raw", "--print-units", "base"]
-    command += ["--clock-control", "none", "--replay-mode", "kernel", *options]
+    command += ["--clock-control", "none", "--replay-mode", "kernel"]
+    command += ["--target-processes", "application-only", *options]
     command += ["--metrics", ",".join(metrics), sys.executable, "-c", child]
     done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
     rows = read(done.stdout.splitlines())

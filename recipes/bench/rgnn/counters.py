@@ -25,7 +25,7 @@ from recipes.bench.harness.cli import Bench
 from recipes.bench.rgnn.cells import Cell, Contender, Task
 from recipes.bench.rgnn.contenders import Graphs, build, step_of
 
-GRAPHS, SETTINGS = ("am", "bgs"), ("none", "compaction")
+GRAPHS, SETTINGS = ("bgs", "am"), ("none", "compaction")
 FAMILIES = ("gemm", "outer_product", "traversal", "parameters", "sums")
 TIME = "gpu__time_duration.sum"
 METRICS = {
@@ -38,7 +38,7 @@ METRICS = {
 BETWEEN = "spin_kernel"
 """What `torch.cuda._sleep` launches: here between forward and backward."""
 CHILD = "from recipes.bench.rgnn.counters import step; step({!r}, {!r}, {}, 'cuda')"
-WARM, LIMIT_S = 3, 90
+WARM, LIMIT_S = 2, 200
 
 
 def step(name: str, setting: str, scale: float, device: str) -> float:

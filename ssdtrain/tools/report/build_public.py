@@ -32,6 +32,8 @@ CLASSES = {
     "bert": "AutoModelForMaskedLM",
 }
 """Of transformers, by model type; the others predict the next token."""
+YOURS, MOST_TOLD = "build it by a function of your own, FILE.py:FUNCTION", 200
+"""What to do instead, and letters of an error of transformers."""
 LAYERS = "num_hidden_layers"
 LENGTH = "max_position_embeddings"
 
@@ -91,7 +93,7 @@ class Shape:
     def with_layers(self, number: int) -> "Shape":
         """Return the same with fewer layers of its stack."""
         values = {**self.values, LAYERS: number}
-        if self.kinds:
+        if "layer_types" in values or len(set(self.kinds)) > 1:
             values["layer_types"] = list(self.kinds[:number])
         return replace(self, values=values)
 
@@ -142,8 +144,13 @@ def public_config(shape: Shape) -> Any:
     values |= {"use_cache": False}
     try:
         return AutoConfig.for_model(kind, **values)
-    except (KeyError, ValueError, TypeError) as error:
-        raise ConfigError(f"transformers cannot build {kind}: {error}") from error
+    except Exception as error:
+        raise _unbuilt(kind, error) from error
+
+
+def _unbuilt(kind: str, error: Exception) -> ConfigError:
+    told = " ".join(str(error).split())[:MOST_TOLD]  # it lists all kinds of models
+    return ConfigError(f"transformers cannot build {kind}: {told}; {YOURS}")
 
 
 def _zeros(*size: int) -> Tensor:
@@ -161,12 +168,20 @@ def public_subject(
     if getattr(config, LENGTH, tokens) < tokens:
         setattr(config, LENGTH, tokens)
     kind = shape.values["model_type"]
+    if kind not in CLASSES and getattr(config, "is_encoder_decoder", False):
+        raise ConfigError(
+            f"{kind} has an encoder and a decoder, as t5 and whisper that are known; "
+            f"{YOURS}"
+        )
     wanted = CLASSES.get(kind, "AutoModelForCausalLM")
     made = partial(getattr(transformers, wanted).from_config, config)
     try:
-        model = made(dtype=torch.bfloat16, attn_implementation="sdpa")
-    except ValueError:  # it has none of its own
-        model = made(dtype=torch.bfloat16, attn_implementation="eager")
+        try:
+            model = made(dtype=torch.bfloat16, attn_implementation="sdpa")
+        except ValueError:  # it has none of its own
+            model = made(dtype=torch.bfloat16, attn_implementation="eager")
+    except Exception as error:
+        raise _unbuilt(kind, error) from error
     model.train()
     if shape.train is Train.LORA:
         add_lora(model)

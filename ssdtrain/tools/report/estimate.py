@@ -96,8 +96,8 @@ def estimate(
     if not saved.items:
         raise ConfigError(
             f"no saved tensor of at least {min_bytes} bytes was seen, so nothing "
-            "is worth moving; give a larger --micro-batch, or to plan and rok a lower "
-            "--min-bytes."
+            "is worth moving; give more --tokens or a larger --micro-batch, or to "
+            "plan and rok a lower --min-bytes."
         )
     graph = recorder.graph({**notes, **parts_of(model, forward)})
     priced = price(graph, device)

@@ -275,15 +275,13 @@ def _longest(
     }
     if peaks[sizes[0]] == peaks[sizes[-1]]:  # the user's function does not look at it
         return {}
-    # In the smallest of them may be nothing to compute again.
-    names = [
-        name
-        for name in (PLAIN, CHECKPOINTING, OURS)
-        if all(name in own for own in peaks.values())
-    ]
+    # Short steps may save nothing large enough to be run again.
+    least = peaks[size].keys() & peaks[sizes[-1]].keys()
+    names = [name for name in (PLAIN, CHECKPOINTING, OURS) if name in least]
 
     def most_of(name: str) -> int:
-        return _most({one: each[name] for one, each in peaks.items()}, capacity)
+        known = {one: each[name] for one, each in peaks.items() if name in each}
+        return _most(known, capacity)
 
     for _ in range(PROBES):
         farthest, largest = max(map(most_of, names)), max(peaks)

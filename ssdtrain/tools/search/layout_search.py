@@ -89,10 +89,10 @@ def search(asked: Asked, progress: Callable[[str], None]) -> Ranked:
     cluster = cluster_of(asked.fabric, device.spec)
     if shape.num_layers is None:
         raise ConfigError(f"a search expects a stack of layers, {asked.model} has none")
-    job = job_of(shape, asked.tokens, asked.batch, asked.gpus)
     node = min(cluster.node, asked.gpus)
-    stores = stores_of(asked.host, asked.ssd, asked.ssd_years, node)
     degrees = tensor_degrees(shape, node)
+    job = job_of(shape, asked.tokens, asked.batch, asked.gpus)
+    stores = stores_of(asked.host, asked.ssd, asked.ssd_years, node)
     sequences = [number for number in SEQUENCES if number <= asked.batch]
     if not any(layouts(job, degrees, sequences, [PLAIN])):
         raise ConfigError(

@@ -113,11 +113,12 @@ class _Priced:
         self.share = sequences / captured
         """Of what was captured, that this rank has."""
         self._costs = pricer.costs[layout.tensor, captured, layout.divided]
-        self.way = self._costs.ways[layout.way]
         self._whole = pricer.costs.get((1, captured, False), self._costs)
         """What a rank has without tensor parallelism."""
         self.layers = -(-self._job.layers // layout.pipeline)
         """Of the fullest stage."""
+        self._name = self._costs.way_of(layout.way, self.layers)
+        self.way = self._costs.ways[self._name]
         self.count = layout.micro_batches(self._job.batch)
         self._dense = self._costs.parameters.of(self.layers)
         experts = self._job.experts
@@ -245,7 +246,7 @@ class _Priced:
         layout, held = self._layout, self.way.activation_bytes
         ends = held.ends
         if self._framework is Framework.FSDP2:  # every rank has all words' logits
-            ends = self._whole.ways[layout.way].activation_bytes.ends
+            ends = self._whole.ways[self._name].activation_bytes.ends
         parameters = self._costs.parameters
         weights = RankWeights(
             shared=[(size, ranks) for size, ranks, _ in self._sharded()],
@@ -265,7 +266,7 @@ class _Priced:
     def _copies(self) -> float:
         """Bytes of a layer's tokens at its experts, and of what they give."""
         experts = self._job.experts
-        if experts is None or self._layout.way == CHECKPOINTING:
+        if experts is None or self._name == CHECKPOINTING:
             return 0.0
         tokens = self._tokens / self._layout.tensor
         return 2 * tokens * experts.copied_bytes(self._job.hidden)

@@ -25,7 +25,7 @@ from ssdtrain.tools.report.build_public import Shape, public_subject
 from ssdtrain.tools.report.capture import Captured
 from ssdtrain.tools.report.deeper import Repeated, calls_of, deeper
 from ssdtrain.tools.report.estimate import Estimated, estimate
-from ssdtrain.tools.report.fits import priced_ways
+from ssdtrain.tools.report.fits import PLAIN, priced_ways
 from ssdtrain.tools.search.experts import WIDE, dense_of, experts_of
 
 HEADS, GROUPS = "num_attention_heads", "num_key_value_heads"
@@ -71,6 +71,13 @@ class StageCosts:
     """By name, such as "plain" and "checkpointing"."""
     parameters: PerLayer
     """A count, experts left out."""
+
+    def way_of(self, name: str, layers: int) -> str:
+        """Return the way, or plain training where its lines, drawn through more layers,
+        would move less than nothing or take less time than that."""
+        way, plain_ms = self.ways[name], self.ways[PLAIN].milliseconds.of(layers)
+        is_sound = way.milliseconds.of(layers) >= (1 - 1e-6) * plain_ms
+        return name if is_sound and way.moved_bytes.of(layers) >= 0.0 else PLAIN
 
 
 def tensor_degrees(shape: Shape, most: int) -> list[int]:

@@ -113,7 +113,7 @@ def test_steps_that_the_host_bounds_are_told(tmp_path: Path) -> None:
     path.write_text(json.dumps(SMALL))
     for tokens, is_bound in ((512, True), (262144, False)):
         answer = fits(Question(model=str(path), train=Train.FULL, tokens=tokens))
-        told = [line for line in lines(answer) if "for the host" in line]
+        told = [line for line in fits_lines(answer) if "for the host" in line]
         assert answer.is_bound_by_host == is_bound == bool(told)
 
 
@@ -159,6 +159,34 @@ def test_the_local_cache_is_read(
     place.mkdir(parents=True)
     (place / "config.json").write_text(json.dumps(SMALL))
     assert shape_of("Me/Mine", Train.FULL, Loss.STOCK).num_layers == 9
+
+
+def test_short_steps_save_nothing_large_enough_to_run_again(tmp_path: Path) -> None:
+    """At a fifth of the tokens no region has a tensor that counts."""
+    small = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | small))
+    answer = fits(Question(model=str(tmp_path), train=Train.FULL, tokens=2048))
+    most = [answer.longest[name] for name in (PLAIN, CHECKPOINTING, OURS)]
+    assert 2048 < most[0] < most[1] <= most[2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"num_attention_heads": 7}, "cannot build llama: .* is not a multiple of"),
+        ({"num_hidden_layers": "four"}, "cannot build llama: .* expected int, got str"),
+        ({"model_type": "frobnicate"}, "cannot build frobnicate: .*FILE.py:FUNCTION"),
+        ({"model_type": "llava"}, "cannot build llava: .*FILE.py:FUNCTION"),
+        ({"model_type": "bart"}, "bart has an encoder and a decoder"),
+        ({"model_type": "whisper", "vocab_size": 9}, "cannot build whisper: .*Padding"),
+    ],
+)
+def test_what_transformers_cannot_build(
+    changes: dict[str, object], told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | changes))
+    with pytest.raises(ConfigError, match=told):
+        fits(Question(model=str(tmp_path), train=Train.FULL, tokens=64))
 
 
 def test_every_short_name_can_be_built() -> None:
@@ -260,7 +288,10 @@ def test_a_users_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("my.py:nothing", "my.py:nothing expects a function of one argument"),
         ("my.py:Net", "my.py:Net expects a function of one argument"),
         ("my.py:alone", r"my.py:alone: .*expects to give \(module, forward\)"),
-        ("my.py:small", "nothing is worth moving; give a larger --micro-batch"),
+        (
+            "my.py:small",
+            "nothing is worth moving; give more --tokens or a larger --micro-batch",
+        ),
     ],
 )
 def test_slips_in_a_users_file(

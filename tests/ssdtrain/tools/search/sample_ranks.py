@@ -1,17 +1,21 @@
 """What is searched for runs on four ranks, in one start of them.
 
-Two models train as a found plan says, with the losses and weights of one process; and a
-Llama as a printed FSDP2 module splits it.
+Models train as a found plan says, with the losses and weights of one process; a Llama
+as printed FSDP2 modules split it; a pipeline as the printed JSON of DeepSpeed says.
 
     python sample_ranks.py OUT
 """
 
 import contextlib
 import copy
+import itertools
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
+
+os.environ["DS_ACCELERATOR"] = "cpu"
 
 import torch
 from torch import Tensor, distributed, nn
@@ -46,7 +50,62 @@ def halo() -> tuple[nn.Module, tuple[int, ...]]:
     return net, (1, 3, 16, 16)
 
 
-CASES = {"mlp": mlp, "halo": halo}
+class Attention(nn.Module):
+    """Four heads of four, with a norm and a shortcut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.out = nn.LayerNorm(16), nn.Linear(16, 16)
+        self.parts = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        q, k, v = (p(y).unflatten(-1, (4, 4)).transpose(1, 2) for p in self.parts)
+        mixed = (q @ k.transpose(-2, -1) / 2).softmax(-1) @ v
+        found: Tensor = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return found
+
+
+class Recurrent(nn.Module):
+    """A gated cell, three steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.new = nn.Linear(24, 16), nn.Linear(24, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(x.shape[1], 16)
+        for step in x.unbind(0):
+            both = torch.cat((step, h), -1)
+            gate = torch.sigmoid(self.gate(both))
+            h = gate * h + (1 - gate) * torch.tanh(self.new(both))
+        return h
+
+
+def attention() -> tuple[nn.Module, tuple[int, ...]]:
+    return Attention(), (4, 8, 16)
+
+
+def recurrent() -> tuple[nn.Module, tuple[int, ...]]:
+    return Recurrent(), (3, 8, 8)
+
+
+def convolutions() -> tuple[nn.Module, tuple[int, ...]]:
+    net = nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, stride=2, padding=1),
+        nn.GroupNorm(4, 16),
+        nn.GELU(),
+        nn.Flatten(),
+        nn.Linear(256, 8),
+    )
+    return net, (4, 4, 16, 16)
+
+
+MODELS = (mlp, halo, attention, recurrent, convolutions)
+CASES = {make.__name__: make for make in MODELS}
 
 
 def square(model: nn.Module, x: Tensor) -> Tensor:
@@ -222,11 +281,39 @@ def trained(model: nn.Module, ids: Tensor) -> list[float]:
     return losses
 
 
+def by_deepspeed(own: ParallelLayout) -> list[float]:
+    """Train a pipeline of DeepSpeed's with the printed JSON."""
+    import deepspeed
+    from deepspeed.ops import __compatible_ops__ as compatible_ops
+    from deepspeed.pipe import PipelineModule
+
+    # The shared-memory operator is compiled at start.
+    compatible_ops["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed("gloo")
+    layers: list[Any] = [nn.Linear(32, 32) for _ in range(JOB.layers)]
+    net = PipelineModule(
+        layers,
+        num_stages=own.pipeline,
+        loss_fn=nn.MSELoss(),
+        partition_method="uniform",
+    )
+    config = json.loads(configurations(own, JOB)["deepspeed"])
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    engine, *_ = deepspeed.initialize(model=net, optimizer=optimizer, config=config)
+    x = torch.randn(own.sequences, 32, dtype=torch.bfloat16)
+    stream = itertools.repeat((x, x))
+    return [float(engine.train_batch(stream)) for _ in range(LAUNCHED_STEPS)]
+
+
 def main() -> None:
     distributed.init_process_group("gloo")
     torch.manual_seed(3)
     found: dict[str, Any] = {"planned": {name: planned(name) for name in CASES}}
-    found["losses"] = by_fsdp2(layout(data=2, tensor=2, zero=3, divided=True))
+    found["losses"] = {
+        "FSDP2": by_fsdp2(layout(data=4, zero=2)),
+        "tensor": by_fsdp2(layout(data=2, tensor=2, zero=3, divided=True)),
+        "DeepSpeed": by_deepspeed(layout(data=2, pipeline=2, zero=1)),
+    }
     if distributed.get_rank() == 0:
         Path(sys.argv[1]).write_text(json.dumps(found))
     leave()

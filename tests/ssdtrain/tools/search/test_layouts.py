@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tomllib
 
+from ssdtrain.errors import ConfigError
 from ssdtrain.tools.cli import main
 from ssdtrain.tools.foresight.cluster import cluster_of
 from ssdtrain.tools.foresight.pipeline import ChunkTimes, pipeline_tasks
@@ -102,6 +103,32 @@ def test_all_layouts_use_all_gpus(job: Job) -> None:
     assert {one.chunks for one in found} >= {1, 2, 4}
     degrees = {one.expert for one in found}
     assert degrees == ({1} if job is JOB else {1, 2, 4, 8})
+
+
+def test_a_stage_of_few_layers_moves_no_less_than_nothing() -> None:
+    """Lines drawn through seven layers and more, at one: plain training instead."""
+    full = costs(1, False)
+    moves = PerLayer(layer=1e9, ends=-2e9)
+    way = replace(full.ways["ssdtrain 1"], moved_bytes=moves)
+    faster = replace(way, milliseconds=PerLayer(layer=40.0, ends=-40.0))
+    both = replace(full, ways={**full.ways, "a": way, "b": faster})
+    for name, most in (("a", 1), ("b", 8)):
+        assert both.way_of(name, most) == "plain"
+        assert both.way_of(name, most + 1) == name
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"model_type": "mamba", "num_attention_heads": None}, "mamba"),
+        ({"model_type": "vit", "vocab_size": None}, "vit"),
+    ],
+)
+def test_what_is_no_decoder(changes: dict[str, Any], kind: str, tmp_path: Path) -> None:
+    values = {k: v for k, v in (SMALL | changes).items() if v is not None}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=f"expects one of .*, got {kind}"):
+        search(Asked(model=str(tmp_path), gpus=8, tokens=64), print)
 
 
 @pytest.mark.parametrize(("stages", "chunks"), [(2, 1), (4, 1), (2, 2), (4, 2), (4, 4)])

@@ -2,14 +2,16 @@
 
 import itertools
 import random
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from recipes.bench.search.baselines import BASELINES
 from recipes.bench.search.random_graphs import (
-    BASELINES,
     Maker,
     compare,
     random_problem,
@@ -27,6 +29,7 @@ from ssdtrain.tools.search.search import (
     exhaustive,
     partition,
 )
+from ssdtrain.tools.search.trace import trace
 
 TWO = (WorkerAxis(2), WorkerAxis(2))
 ROWS, COLUMNS = Cut(0), Cut(1)
@@ -130,6 +133,22 @@ def test_plans_of_random_graphs() -> None:
         assert found["found"]["bytes"] <= 1.05 * least
         for name in ("recursion alone", *BASELINES):
             assert found[name]["bytes"] >= least
+
+
+def test_eight_workers_and_a_graph_of_1_500_operators() -> None:
+    """Within a minute, and no worse than the best baseline."""
+    with torch.device("meta"):
+        parts = [p for _ in range(150) for p in (nn.Linear(512, 512), nn.GELU())]
+        net, x = nn.Sequential(*parts), torch.empty(64, 512)
+        problem = trace(net, lambda: net(x).square().mean())
+    assert len(problem.operations) > 1500
+    axes = [WorkerAxis(2)] * 3
+    begun = time.perf_counter()
+    found = partition(problem, axes)
+    assert time.perf_counter() - begun < 60
+    assert found.cost <= min(
+        search(problem, axes).cost for search in BASELINES.values()
+    )
 
 
 def test_a_plan_names_what_it_costs() -> None:
