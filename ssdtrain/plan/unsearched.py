@@ -93,7 +93,7 @@ def fewest_again(profile: Profile, larger: Profile, goal: Goal) -> Plan | None:
         needs = Run(largest, kept_but(largest, order[:number])).run()
         return needs.peak_bytes - most_bytes
 
-    number = _least(over_bytes, len(order) - 1)
+    number = least_number(over_bytes, len(order) - 1)
     if number is None:
         return None
     orders = kept_but(observed, order[:number])
@@ -102,7 +102,7 @@ def fewest_again(profile: Profile, larger: Profile, goal: Goal) -> Plan | None:
     return Plan(orders=orders, policy=policy, prediction=prediction)
 
 
-def _least(over: Callable[[int], float], most: int) -> int | None:
+def least_number(over: Callable[[int], float], most: int) -> int | None:
     """Return the least number from 1 to `most` for which `over`, which falls, is not
     above zero; None: there is none.
 

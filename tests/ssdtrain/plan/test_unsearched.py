@@ -16,11 +16,11 @@ from ssdtrain.plan.simulate import Run, simulate
 from ssdtrain.plan.timeline import Timeline
 from ssdtrain.plan.unsearched import (
     MOST_RATIO,
-    _least,
     all_again,
     all_again_moving,
     fewest_again,
     keeping_all,
+    least_number,
     runs_always,
     unsearched,
 )
@@ -75,7 +75,7 @@ def test_the_least_number_is_found_in_few_simulations(bend: float, at: int) -> N
         asked.append(number)
         return float((64 - number) ** bend - (64 - at) ** bend)
 
-    assert _least(over, 63) == (max(at, 1) if at < 64 else None)
+    assert least_number(over, 63) == (max(at, 1) if at < 64 else None)
     assert len(asked) <= (5 if bend == 1.0 else 9)
     assert len(set(asked)) == len(asked)
 
