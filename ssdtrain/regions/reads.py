@@ -58,6 +58,10 @@ OTHER_AGAIN = frozenset(
 was made, and hooks, of which there would be two."""
 BY_NAME = frozenset(("eval", "exec", "globals"))
 """Functions by which code may read whatever there is."""
+PAST_VERSIONS = frozenset(
+    "data storage untyped_storage numpy from_numpy data_ptr to_dlpack from_dlpack".split()
+)
+"""What leads to a tensor's bytes past its version."""
 MAX_FUNCTIONS = 64
 """Most functions of a program's own that are looked into for the globals they read."""
 
@@ -99,6 +103,8 @@ class Reads:
         self._cells: list[tuple[Any, str]] = []
         self.may_draw = False
         """Whether it may draw random numbers of Python's or NumPy's."""
+        self.may_write = False
+        """Whether the program's own code may write to tensors past their versions."""
         self._reads_environment = False
         self.asked = {"forward"}
         """Names of whatever its forwards may ask for, in functions that they call."""
@@ -154,6 +160,8 @@ class Reads:
         if is_called:
             self._loaded |= names
             self.asked |= names | asked | set(function.__code__.co_freevars)
+            past = not PAST_VERSIONS.isdisjoint(names | asked)
+            self.may_write |= past and not is_installed(function.__module__)
         for root, *inner in chains:
             found += self._follow(self._root(root, call), inner)
         self.may_draw |= not DRAWING.isdisjoint(imported)

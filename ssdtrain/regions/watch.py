@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from ssdtrain.gathered import gathered_inside
 from ssdtrain.regions.before import STANDARD, Before, Parts, Seen, faced
@@ -73,7 +74,7 @@ class Watch:
         """How often something was another at the start of a call."""
         self._num_clean = 0
         self.is_trusted = False
-        """Whether a call has been found clean."""
+        """Whether a call has been found clean, and none writes past versions."""
         self.is_thorough = True
         """Whether random states of Python and NumPy are compared, which is slow."""
         self._kinds: set[type] = set()
@@ -145,12 +146,20 @@ class Watch:
             self._num_clean = 0
             self._judge()
         names = [list(_interesting(each)) for each in modules]
-        may = not self._asks_for_statistics
-        updated = updated_by(modules) if may else NONE_UPDATED
+        updated = updated_by(modules, are_asked_for=self._asks_for_statistics)
         reason = self.hooks(modules)
-        if self._normalizes and any(map(_has_statistics, modules)):
+        if updated is None:
+            reason = "others may read the statistics of its normalization"
+            updated = NONE_UPDATED
+        if any(self._may_update(each) for each in modules if not is_norm(each)):
             reason = "a normalization of its own may update statistics at times"
         return Seen(modules, names, self._reads, reason, updated)
+
+    def _may_update(self, module: nn.Module) -> bool:
+        """Whether code that is not batch normalization's may write to statistics."""
+        if isinstance(module, _NormBase):
+            return module._buffers.get("running_mean") is not None
+        return self._normalizes and any(x is not None for x in module._buffers.values())
 
     def hooks(self, modules: Iterable[nn.Module]) -> str | None:
         """One of the modules whose forward hooks would run twice; None: there is
@@ -202,13 +211,8 @@ class Watch:
         return reason
 
     def _judge(self) -> None:
-        self.is_trusted = self._num_clean > 0
+        self.is_trusted = self._num_clean > 0 and not self._reads.may_write
         self.is_thorough = self._num_clean < NUM_THOROUGH or self._reads.may_draw
-
-
-def _has_statistics(module: nn.Module) -> bool:
-    """Whether code of its own may write to some."""
-    return not is_norm(module) and module._buffers.get("running_mean") is not None
 
 
 def _nothing() -> None:
