@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from ssdtrain.errors import RegionError
 from ssdtrain.gathered import gathered_inside, is_gathered, is_other_face
-from ssdtrain.regions.deep import PLAIN, Deep
+from ssdtrain.regions.deep import PLAIN, STANDARD, Deep
 from ssdtrain.regions.inventory import (
     HOOKS_OF_ALL,
     Fingerprint,
@@ -34,9 +34,6 @@ from ssdtrain.regions.reads import Reads, versions_of
 from ssdtrain.regions.restore import Undo, put_back, put_items
 from ssdtrain.regions.updated import NONE_UPDATED, Updated
 from ssdtrain.regions.weights import has_place
-
-# Of `nn.Module` itself; hooks are looked at by `Watch.hooks`.
-STANDARD = frozenset(vars(nn.Module())) | {"forward", "_compiled_call_impl"}
 
 
 class Parts(NamedTuple):

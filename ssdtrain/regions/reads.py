@@ -49,7 +49,7 @@ DRAWING = frozenset(("random", "numpy"))
 ENVIRONMENT = frozenset(("environ", "getenv"))
 OTHER_AGAIN = frozenset(
     """
-    grad grad_fn is_leaf _base _is_view register_hook
+    grad grad_fn is_leaf retains_grad _base _is_view _version register_hook
     register_post_accumulate_grad_hook register_full_backward_hook
     register_full_backward_pre_hook register_multi_grad_hook
     """.split()
@@ -59,7 +59,9 @@ was made, and hooks, of which there would be two."""
 BY_NAME = frozenset(("eval", "exec", "globals"))
 """Functions by which code may read whatever there is."""
 PAST_VERSIONS = frozenset(
-    "data storage untyped_storage numpy from_numpy data_ptr to_dlpack from_dlpack".split()
+    """
+    data storage untyped_storage data_ptr numpy from_numpy to_dlpack from_dlpack
+    """.split()
 )
 """What leads to a tensor's bytes past its version."""
 MAX_FUNCTIONS = 64

@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ssdtrain.gathered import gathered_inside
-from ssdtrain.regions.before import STANDARD, Before, Parts, Seen, faced
+from ssdtrain.regions.before import Before, Parts, Seen, faced
 from ssdtrain.regions.conditions import COLLECTING
-from ssdtrain.regions.deep import PLAIN
+from ssdtrain.regions.deep import PLAIN, STANDARD
 from ssdtrain.regions.inventory import HOOKS_OF_ALL
 from ssdtrain.regions.reads import Call, Reads, functions_of
 from ssdtrain.regions.updated import NONE_UPDATED, STATISTICS, is_norm, updated_by
