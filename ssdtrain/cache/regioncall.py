@@ -88,7 +88,7 @@ class RegionCall:
         self.saved = SavedTensors()
         """See [Note: saved by index]."""
         self._unwritten: UnwrittenDigests | None = None
-        """Of a call that is not trusted; its inputs have digests as well."""
+        """Of a call that is not trusted yet; its inputs have digests as well."""
         self.parameter_bytes = 0
         """Of parameters that it saved by index."""
         self.sealed = -1

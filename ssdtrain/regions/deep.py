@@ -3,14 +3,15 @@
 [Note: further inside]
 An attribute or a global may be a tuple, an object with slots, a NumPy array, a class
 that serves as a namespace, a partial function, a module that is registered nowhere or
-around the region (then its attributes alone), or hold such things, some levels deep (`self.config.rope["factor"]`). All of it is
-compared: what has changed is put back for a re-run, and a forward that changes it does
-not run again. A `threading.local` is looked at in whichever thread asks: the thread of
-a re-run gets what the forward's thread had, for as long as it runs. What goes on from
-where it stands and cannot be set back (an iterator, a random generator that is not
-torch's, Python's or NumPy's own) makes the region run once. Nobody looks at objects of
-the standard library or of torch, at classes and functions of installed packages, at
-containers of more than `MAX_ITEMS` items, or beyond `MAX_OBJECTS`.
+around the region (then its attributes alone), or hold such things, some levels deep
+(`self.config.rope["factor"]`). All of it is compared: what has changed is put back for
+a re-run, and a forward that changes it does not run again. A `threading.local` is
+looked at in whichever thread asks: the thread of a re-run gets what the forward's
+thread had, for as long as it runs. What goes on from where it stands and cannot be set
+back (an iterator, a random generator that is not torch's, Python's or NumPy's own)
+makes the region run once. Nobody looks at objects of the standard library or of torch,
+at classes and functions of installed packages, at containers of more than `MAX_ITEMS`
+items, or beyond `MAX_OBJECTS`.
 (tests/ssdtrain/regions/test_deep.py, test_threads.py)
 """
 

@@ -60,10 +60,11 @@ BY_NAME = frozenset(("eval", "exec", "globals"))
 """Functions by which code may read whatever there is."""
 PAST_VERSIONS = frozenset(
     """
-    data storage untyped_storage data_ptr numpy from_numpy to_dlpack from_dlpack
+    data storage untyped_storage data_ptr numpy to_dlpack from_dlpack
     """.split()
 )
-"""What leads to a tensor's bytes past its version."""
+"""What leads to a tensor's bytes past its version. Adapters of installed packages name
+it, where they are merged."""
 MAX_FUNCTIONS = 64
 """Most functions of a program's own that are looked into for the globals they read."""
 
@@ -105,8 +106,8 @@ class Reads:
         self._cells: list[tuple[Any, str]] = []
         self.may_draw = False
         """Whether it may draw random numbers of Python's or NumPy's."""
-        self.may_write = False
-        """Whether the program's own code may write to tensors past their versions."""
+        self._past: set[str] = set()
+        """Names by which the program's own code may write past versions."""
         self._reads_environment = False
         self.asked = {"forward"}
         """Names of whatever its forwards may ask for, in functions that they call."""
@@ -127,6 +128,7 @@ class Reads:
                 seen[function] = None
         self._functions = list(seen)
         told = sorted(self.asked & OTHER_AGAIN) + sorted(self._loaded & BY_NAME)
+        told += sorted(self._past)
         self.refusal = f"its code names {told[0]}" if told else None
         """Why it cannot run again; None: it can."""
 
@@ -162,8 +164,8 @@ class Reads:
         if is_called:
             self._loaded |= names
             self.asked |= names | asked | set(function.__code__.co_freevars)
-            past = not PAST_VERSIONS.isdisjoint(names | asked)
-            self.may_write |= past and not is_installed(function.__module__)
+            if not is_installed(function.__module__):
+                self._past |= PAST_VERSIONS & (names | asked)
         for root, *inner in chains:
             found += self._follow(self._root(root, call), inner)
         self.may_draw |= not DRAWING.isdisjoint(imported)

@@ -8,7 +8,7 @@ alone, and where nobody else in the region can read its buffers: no code asks fo
 by name, and nothing that it reads leads to them or shares their bytes. A forward that
 updates any other tensor runs once. A kernel may write past the version
 (`F.batch_norm` does), so bytes of all tensors that a region reads are compared in the
-first call; in each call where the program's own code names what does so (`data`).
+first call. Where the program's own code names a way to do so (`data`), it runs once.
 Another thread that uses the module while it runs again finds the copies as well.
 (tests/ssdtrain/regions/test_updated.py)
 """
@@ -164,7 +164,7 @@ def _leads_to(updated: Updated, value: Any, depth: int) -> bool:
 
 
 class UnwrittenDigests:
-    """Digests of what one call that is not trusted must leave as it is: a kernel may
+    """Digests of what a call that is not trusted yet must leave as it is: a kernel may
     write to it past its version, and `data` may be another tensor's.
 
     Args:
