@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from ssdtrain.regions.restore import Undo, put_item
 from ssdtrain.regions.weights import PLACE, STORAGE, has_place
@@ -102,6 +102,12 @@ def is_norm(module: nn.Module) -> bool:
     """Whether it is a batch normalization of torch's own code."""
     own = type(module).forward is _BatchNorm.forward and "forward" not in vars(module)
     return own and isinstance(module, _BatchNorm)
+
+
+def has_statistics(module: nn.Module) -> bool:
+    """Whether a normalization of torch's may update statistics of the module."""
+    kept = module._buffers.get("running_mean") is not None
+    return isinstance(module, _NormBase) and kept
 
 
 def updated_by(modules: Sequence[nn.Module], *, are_asked_for: bool) -> Updated | None:

@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from ssdtrain.gathered import gathered_inside
 from ssdtrain.regions.before import Before, Parts, Seen, faced
@@ -35,7 +34,13 @@ from ssdtrain.regions.conditions import COLLECTING
 from ssdtrain.regions.deep import PLAIN, STANDARD
 from ssdtrain.regions.inventory import HOOKS_OF_ALL
 from ssdtrain.regions.reads import Call, Reads, functions_of
-from ssdtrain.regions.updated import NONE_UPDATED, STATISTICS, is_norm, updated_by
+from ssdtrain.regions.updated import (
+    NONE_UPDATED,
+    STATISTICS,
+    has_statistics,
+    is_norm,
+    updated_by,
+)
 
 NUM_THOROUGH = 2
 """Calls without side effects in which slow states were compared, too."""
@@ -157,8 +162,8 @@ class Watch:
 
     def _may_update(self, module: nn.Module) -> bool:
         """Whether code that is not batch normalization's may write to statistics."""
-        if isinstance(module, _NormBase):
-            return module._buffers.get("running_mean") is not None
+        if has_statistics(module):
+            return True
         return self._normalizes and any(x is not None for x in module._buffers.values())
 
     def hooks(self, modules: Iterable[nn.Module]) -> str | None:

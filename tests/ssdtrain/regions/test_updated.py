@@ -422,6 +422,34 @@ class PerInstance(Block):
         return nn.InstanceNorm1d(WIDTH, track_running_stats=True)
 
 
+class Given(Block):
+    """Is given the statistics of another normalization."""
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        return x + torch.tanh(self.norm(self.part(x * scale.view(-1, 1))))
+
+
+class StackOfGiven(Stack):
+    def __init__(self) -> None:
+        super().__init__(Given)
+        self.stem = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x, self.stem.running_var.detach()[:])
+            x = self.stem(x)  # and so is the next one
+        return x
+
+
+def test_statistics_that_are_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are updated before backward, and count no version."""
+    monkeypatch.setattr(f"{__name__}.Stack", lambda kind: kind())
+    plain, _ = trained(StackOfGiven)
+    ours, reports = trained(StackOfGiven, **SETTINGS)
+    assert same_bits(plain, ours)
+    assert not any(report.recipes.get("region") for report in reports)
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 @pytest.mark.parametrize("kind", [Block, Drops, NoVersion, PerInstance])
 def test_evaluation_and_training_before_one_backward(
