@@ -27,7 +27,7 @@ def attach(
     root: nn.Module, found: list[Region], regions: Regions, patches: Patches
 ) -> None:
     """Let every call of these modules be a region call, if it is chosen."""
-    regions.normalizations += filter(has_statistics, root.modules())
+    regions.normalizations.extend(filter(has_statistics, root.modules()))
     is_compiled = vars(root).get(COMPILED) is not None
     # By name: to import it takes a second.
     is_compiled = is_compiled or type(root).__name__ == "OptimizedModule"
