@@ -134,12 +134,18 @@ class Deep:
             if contents is not None:
                 self._held.append(Held(name, value, contents))
         for each in _attributes(value) if is_around else children_of(value):
-            self._visit(name, each, depth - 1)
+            # Containers in containers are one level, as deep as they are.
+            is_level = depth == MAX_DEPTH or not _are_containers(value, each)
+            self._visit(name, each, depth - is_level)
 
     def _is_apart(self, module: nn.Module) -> bool:
         """Whether a module has nothing to do with the region's: it is not around it."""
         every = list(module.modules())
         return len(every) <= MAX_OBJECTS and all(m is not self._root for m in every)
+
+
+def _are_containers(*values: Any) -> bool:
+    return all(isinstance(each, dict | list | tuple | set | deque) for each in values)
 
 
 def _is_looked_into(value: Any) -> bool:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch._C._dynamo.guards import dict_version
 from torch.nn.parameter import is_lazy
 
-MAX_ITEMS = 64
+MAX_ITEMS = 65536
 """A larger list or dictionary of a program's globals is compared by identity alone."""
 HOOKS_OF_ALL: tuple[dict[int, Any], ...] = (
     nn.modules.module._global_forward_hooks,

@@ -165,7 +165,7 @@ class Reads:
             self._loaded |= names
             self.asked |= names | asked | set(function.__code__.co_freevars)
             if not is_installed(function.__module__):
-                self._past |= PAST_VERSIONS & (names | asked)
+                self._past |= PAST_VERSIONS & asked
         for root, *inner in chains:
             found += self._follow(self._root(root, call), inner)
         self.may_draw |= not DRAWING.isdisjoint(imported)
@@ -347,7 +347,7 @@ def _leading_from(value: Any) -> Iterable[Any]:
         return (value.__func__,)
     if isinstance(value, dict | list | tuple):
         items = value.values() if isinstance(value, dict) else value
-        return list(items) if len(value) <= MAX_ITEMS else ()
+        return list(items) if len(value) <= MAX_FUNCTIONS else ()
     return () if isinstance(value, PLAIN) else type(value).__mro__
 
 
