@@ -52,7 +52,7 @@ from ssdtrain.regions.conditions import (
 )
 from ssdtrain.regions.find import Region
 from ssdtrain.regions.rerun import Collector, is_parameter
-from ssdtrain.regions.updated import BufferDigests
+from ssdtrain.regions.updated import UnwrittenDigests
 from ssdtrain.regions.weights import RegionWeights
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class RegionCall:
         """Whether its tensors are in `saved`, and not among the places."""
         self.saved = SavedTensors()
         """See [Note: saved by index]."""
-        self._buffers: BufferDigests | None = None
+        self._unwritten: UnwrittenDigests | None = None
         """Of a call that is not trusted yet; its inputs have digests as well."""
         self.parameter_bytes = 0
         """Of parameters that it saved by index."""
@@ -133,8 +133,8 @@ class RegionCall:
         looks = not self.region.watch.is_trusted and not cache.captures.is_forward
         digests = self._regions.digests if looks else None
         if looks:
-            buffers = self._before.seen.uncompared()
-            self._buffers = BufferDigests(buffers, self._regions.digest)
+            read = self._before.seen.unwritten()
+            self._unwritten = UnwrittenDigests(read, self._regions.digest)
         keeps = cache.course.rule.placement is Placement.KEEP and self.lane.run is None
         keeps = keeps and cache.needs_no_record(self)
         self.inputs.store(leaves, arguments, pack, digests, keeps=keeps)
@@ -255,13 +255,14 @@ class RegionCall:
             return change
         if not self.inputs.are_unchanged():
             return "it changes one of its inputs in place"
-        if self._buffers is not None:
+        if self._unwritten is not None:
             if not self.inputs.are_same_bytes(self._regions.digests):
                 # For good: a call that is trusted is not looked at so closely.
                 self.region.refusal = "it writes to an input, past its version"
                 return self.region.refusal
-            if not self._buffers.are_same():
-                self.region.refusal = "it writes to a buffer, past its version"
+            if not self._unwritten.are_same():
+                told = "it writes to a parameter, buffer or attribute, past its version"
+                self.region.refusal = told
                 return self.region.refusal
         if not self._weights.unwritten():
             return "it writes to one of its parameters"

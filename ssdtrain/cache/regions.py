@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
@@ -36,6 +36,7 @@ from ssdtrain.regions.conditions import modes_stand
 from ssdtrain.regions.deep import PLAIN
 from ssdtrain.regions.find import Region
 from ssdtrain.regions.kvcaches import EmptyCaches, Slots, with_given, with_own
+from ssdtrain.regions.weights import PLACE, STORAGE, has_place
 
 if TYPE_CHECKING:
     from ssdtrain.cache.cache import TensorCache
@@ -77,6 +78,8 @@ class Regions:
         self._alive = Living[RegionCall]()
         self._digests: Digests | None = None
         self._looked_at: set[Region] = set()
+        self.normalizations: list[nn.Module] = []
+        """Of the model: they update statistics, and count no version."""
 
     @property
     def digests(self) -> Digests:
@@ -320,7 +323,16 @@ class Regions:
             return (
                 "parametrize.cached() holds what its weights are, and not in backward"
             )
+        if self.normalizations and any(map(self._is_statistic, leaves)):
+            return "its argument is a statistic that a normalization updates"
         return _changing(leaves)
+
+    def _is_statistic(self, leaf: Any) -> bool:
+        if type(leaf) is not Tensor or leaf.requires_grad or not has_place(leaf):
+            return False
+        held = (each._buffers.values() for each in self.normalizations)
+        own = [x for one in held for x in one if x is not None and has_place(x)]
+        return PLACE(STORAGE(leaf)) in map(PLACE, map(STORAGE, own))
 
     def refuse_compiled(self, region: Region) -> None:
         """Its frames are compiled for a caller, and a re-run would be eager."""

@@ -18,6 +18,7 @@ from ssdtrain.cache.traced import tracer, untraced
 from ssdtrain.engines.patch import Patches
 from ssdtrain.engines.plain import look_like, method_of
 from ssdtrain.regions.find import Region
+from ssdtrain.regions.updated import has_statistics
 
 COMPILED = "_compiled_call_impl"
 
@@ -26,6 +27,7 @@ def attach(
     root: nn.Module, found: list[Region], regions: Regions, patches: Patches
 ) -> None:
     """Let every call of these modules be a region call, if it is chosen."""
+    regions.normalizations.extend(filter(has_statistics, root.modules()))
     is_compiled = vars(root).get(COMPILED) is not None
     # By name: to import it takes a second.
     is_compiled = is_compiled or type(root).__name__ == "OptimizedModule"

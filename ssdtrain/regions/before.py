@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ssdtrain.errors import RegionError
-from ssdtrain.gathered import gathered_inside, is_other_face
-from ssdtrain.regions.deep import PLAIN, Deep
+from ssdtrain.gathered import gathered_inside, is_gathered, is_other_face
+from ssdtrain.regions.deep import PLAIN, STANDARD, Deep
 from ssdtrain.regions.inventory import (
     HOOKS_OF_ALL,
     Fingerprint,
@@ -34,9 +34,6 @@ from ssdtrain.regions.reads import Reads, versions_of
 from ssdtrain.regions.restore import Undo, put_back, put_items
 from ssdtrain.regions.updated import NONE_UPDATED, Updated
 from ssdtrain.regions.weights import has_place
-
-# Of `nn.Module` itself; hooks are looked at by `Watch.hooks`.
-STANDARD = frozenset(vars(nn.Module())) | {"forward", "_compiled_call_impl"}
 
 
 class Parts(NamedTuple):
@@ -117,12 +114,11 @@ class Seen:
         self.reads = reads
         self.values = reads.values()
         self.deep = Deep([*attributes_of(modules), *reads.tops()], modules)
-        self.refusal = (
-            refusal or reads.refusal or self._uncounted() or self.deep.refusal
-        )
         self.tensors: list[Tensor] = []
         """Parameters and buffers, but for `updated`."""
         self._inventory = self._listed(modules)
+        self.refusal = refusal or reads.refusal or self._uncounted()
+        self.refusal = self.refusal or self.deep.refusal or self._sharing()
         self.placed = [each for each in self.tensors if has_place(each)]
         """Those of them that have bytes of their own."""
         self._fingerprint = self._inventory.fingerprint()
@@ -166,12 +162,18 @@ class Seen:
                     return f"{name} is an inference tensor, which counts no changes"
         return None
 
-    def uncompared(self) -> Iterator[Tensor]:
-        """Buffers that no forward is known to update."""
-        for part in self.parts:
-            for each in part.buffers.values():
-                if each is not None and id(each) not in self.updated.ids:
-                    yield each
+    def _sharing(self) -> str | None:
+        read = (*self.tensors, *self._inventory.tensors) if self.updated.ids else ()
+        shares = any(map(self.updated.shares, read))
+        return "it reads statistics that it updates by another name" if shares else None
+
+    def unwritten(self) -> Iterable[Tensor]:
+        """Tensors that no forward is known to update, and whose bytes are theirs."""
+        gathered = gathered_inside([part.module for part in self.parts])
+        held = [p.parameters for p in self.parts if id(p.module) not in gathered]
+        own = [each for one in held for each in one.values() if each is not None]
+        read = (*own, *self._inventory.tensors)
+        return {id(x): x for x in read if not is_gathered(x)}.values()
 
     def stands(self) -> bool:
         """Whether everything is the same now; if not, it may still be equal."""

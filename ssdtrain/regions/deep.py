@@ -2,15 +2,16 @@
 
 [Note: further inside]
 An attribute or a global may be a tuple, an object with slots, a NumPy array, a class
-that serves as a namespace, a partial function, a module that is registered nowhere, or
-hold such things, some levels deep (`self.config.rope["factor"]`). All of it is
-compared: what has changed is put back for a re-run, and a forward that changes it does
-not run again. A `threading.local` is looked at in whichever thread asks: the thread of
-a re-run gets what the forward's thread had, for as long as it runs. What goes on from
-where it stands and cannot be set back (an iterator, a random generator that is not
-torch's, Python's or NumPy's own) makes the region run once. Nobody looks at objects of
-the standard library or of torch, at classes and functions of installed packages, at
-containers of more than `MAX_ITEMS` items, or beyond `MAX_OBJECTS`.
+that serves as a namespace, a partial function, a module that is registered nowhere or
+around the region (then its attributes alone), or hold such things, some levels deep
+(`self.config.rope["factor"]`). All of it is compared: what has changed is put back for
+a re-run, and a forward that changes it does not run again. A `threading.local` is
+looked at in whichever thread asks: the thread of a re-run gets what the forward's
+thread had, for as long as it runs. What goes on from where it stands and cannot be set
+back (an iterator, a random generator that is not torch's, Python's or NumPy's own)
+makes the region run once. Nobody looks at objects of the standard library or of torch,
+at classes and functions of installed packages, at containers of more than `MAX_ITEMS`
+items, or beyond `MAX_OBJECTS`.
 (tests/ssdtrain/regions/test_deep.py, test_threads.py)
 """
 
@@ -48,6 +49,8 @@ MAX_DEPTH = 5
 MAX_ARRAY_BYTES = 65536
 """A larger array of NumPy's is not compared, and its region runs once."""
 PLAIN = (int, float, bool, str, bytes, complex, type(None))
+# Of `nn.Module` itself; hooks are looked at by `Watch.hooks`.
+STANDARD = frozenset(vars(nn.Module())) | {"forward", "_compiled_call_impl"}
 FIXED = (*PLAIN, Enum, ModuleType, torch.dtype, torch.device)
 OURS_OR_STANDARD = frozenset((*sys.stdlib_module_names, "torch", "numpy", "ssdtrain"))
 PACKAGES = frozenset(("site-packages", "dist-packages"))
@@ -104,6 +107,8 @@ class Deep:
                 inventory.versions((value,))
             elif isinstance(value, dict | list | set | deque):
                 inventory.inside(value)
+            elif isinstance(value, nn.Module):
+                inventory.owner(value)
             elif isinstance(value, type):
                 inventory.class_of(value)
             elif isinstance(value, FunctionType):
@@ -121,21 +126,26 @@ class Deep:
         if self.refusal is None:
             why = _goes_on(value)
             self.refusal = None if why is None else f"{name} {why}"
-        if isinstance(value, nn.Module) and not self._is_apart(value):
-            return
+        is_around = isinstance(value, nn.Module) and not self._is_apart(value)
         is_elsewhere = depth == MAX_DEPTH and _is_looked_into(value)
         is_threads = isinstance(value, threading.local)  # a region relies on these
         if is_threads or (not is_elsewhere and len(self._held) < MAX_OBJECTS):
             contents = contents_of(value)
             if contents is not None:
                 self._held.append(Held(name, value, contents))
-        for each in children_of(value):
-            self._visit(name, each, depth - 1)
+        for each in _attributes(value) if is_around else children_of(value):
+            # Containers in containers are one level, as deep as they are.
+            is_level = depth == MAX_DEPTH or not _are_containers(value, each)
+            self._visit(name, each, depth - is_level)
 
     def _is_apart(self, module: nn.Module) -> bool:
         """Whether a module has nothing to do with the region's: it is not around it."""
         every = list(module.modules())
         return len(every) <= MAX_OBJECTS and all(m is not self._root for m in every)
+
+
+def _are_containers(*values: Any) -> bool:
+    return all(isinstance(each, dict | list | tuple | set | deque) for each in values)
 
 
 def _is_looked_into(value: Any) -> bool:
@@ -194,8 +204,8 @@ def children_of(value: Any) -> Iterable[Any]:
         return () if len(value) > MAX_ITEMS else list(value)
     if isinstance(value, partial):
         return value.func, value.args, value.keywords
-    if isinstance(value, MethodType):
-        return (value.__self__,)
+    if isinstance(value, MethodType | weakref.ref):
+        return (value.__self__ if isinstance(value, MethodType) else value(),)
     if isinstance(value, FunctionType):
         if is_installed(value.__module__):
             return ()
@@ -204,7 +214,7 @@ def children_of(value: Any) -> Iterable[Any]:
     if isinstance(value, type):
         return () if is_installed(value.__module__) else list(vars(value).values())
     if isinstance(value, nn.Module):
-        return _parts(value)
+        return *_parts(value), *_attributes(value)
     if isinstance(value, Tensor) or not _is_users(value):
         return ()
     return (*getattr(value, "__dict__", {}).values(), *_slots(value), type(value))
@@ -229,7 +239,7 @@ def contents_of(value: Any) -> Any:
         inside = vars(value)
         return None if is_installed(value.__module__) else [*inside, *inside.values()]
     if isinstance(value, nn.Module):
-        return [value.training, *_parts(value)]
+        return [*vars(value), *vars(value).values()]
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
         return [value.tobytes()] if value.nbytes <= MAX_ARRAY_BYTES else None
     if not _is_users(value):
@@ -251,7 +261,7 @@ def put_contents(value: Any, contents: Any, undo: Undo) -> None:
     elif isinstance(value, type):
         put_class(value, _paired(contents), undo)
     elif isinstance(value, nn.Module):
-        put_attribute(value, "training", contents[0], value.training, undo)
+        put_back(vars(value), _paired(contents), undo)
     elif type(value).__module__ == "numpy":
         _put_array(value, contents[0], undo)
     elif not isinstance(value, Tensor):
@@ -287,7 +297,11 @@ def _put_array(value: Any, contents: bytes, undo: Undo) -> None:
 
 def _parts(module: nn.Module) -> list[Any]:
     held = module._modules, module._parameters, module._buffers
-    return [each for one in held for each in one.values()]
+    return [*(each for one in held for each in one.values()), *held]
+
+
+def _attributes(module: nn.Module) -> list[Any]:
+    return [value for name, value in vars(module).items() if name not in STANDARD]
 
 
 def _is_users(value: Any) -> bool:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch._C._dynamo.guards import dict_version
 from torch.nn.parameter import is_lazy
 
-MAX_ITEMS = 64
+MAX_ITEMS = 65536
 """A larger list or dictionary of a program's globals is compared by identity alone."""
 HOOKS_OF_ALL: tuple[dict[int, Any], ...] = (
     nn.modules.module._global_forward_hooks,
@@ -83,7 +83,8 @@ class Inventory:
         """The others."""
         self._lists: list[Any] = []
         self._large: list[Any] = []
-        self._tensors: list[Tensor] = []
+        self.tensors: list[Tensor] = []
+        """Told by their versions: buffers, and what is no module's."""
         self._parameters: list[Tensor] = []
         self._marked: list[Tensor] = []
         self._asked: set[str] = set()
@@ -164,7 +165,7 @@ class Inventory:
 
     def versions(self, values: Iterable[Any]) -> None:
         """Of the tensors among them that count their changes."""
-        self._tensors += [each for each in values if counts_changes(each)]
+        self.tensors += [each for each in values if counts_changes(each)]
 
     def inside(self, value: Any, most: int | None = None) -> Iterable[Any]:
         """One level into a container or an object: its items.
@@ -250,7 +251,7 @@ class Inventory:
         objects = [*chain.from_iterable([*filled, *map(dict.values, filled)])]
         if versions:
             numbers += map(dict_version, self._written)
-            numbers += map(VERSION, self._tensors)
+            numbers += map(VERSION, self.tensors)
         for own in map(OWN, self._marked, repeat("__dict__")):
             for name in own:  # most have none
                 if name in self._asked:
@@ -264,7 +265,7 @@ class Inventory:
             return None
         numbers: list[Any] = [
             *map(dict_version, self._filled),
-            *map(VERSION, self._tensors),
+            *map(VERSION, self.tensors),
         ]
         objects = [*map(OWN, self._marked, repeat("__dict__"))]
         numbers += map(dict_version, objects)

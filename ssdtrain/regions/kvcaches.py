@@ -5,13 +5,14 @@ A configuration's `use_cache` is true, so in training each layer writes to a cac
 nobody reads. A layer that runs again would write twice. So it gets an empty cache of
 its own each time that it runs: it computes the same, and its keys and values go when it
 ends. The model's cache stays empty. A caller who asks for it, or gives one, gets it
-filled, and such layers run once. One that comes back empty is an error, as its losses
-would be others.
+filled, and such layers run once. One that comes back empty, or is asked how long it is
+now, is an error, as losses would be others.
 (tests/ssdtrain/regions/test_kv_cache.py)
 """
 
 import weakref
 from collections.abc import Callable, Iterable, MutableSequence, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,10 @@ from ssdtrain.errors import RegionError
 
 NAMES = ("past_key_values", "layer_past")
 """Keywords of layers."""
+LENGTHS = {"get_seq_length": 0, "get_mask_sizes": 1}
+"""Methods that tell how long a layer's part is, and the place of its number."""
+WITHHELD = "_withheld_layers"
+"""Attribute of a cache: numbers of layers that have filled a part of their own."""
 STEADY = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device))
 
 
@@ -82,6 +87,17 @@ class EmptyCache:
     def stands_for(self, cache: Any) -> bool:
         """Whether it is that one, and nobody has changed it since."""
         return self.is_of(cache) and self._versions == _versions(cache)
+
+    def withhold(self, used: Iterable[tuple[int, int]]) -> None:
+        """Let the cache no longer say how long these parts are, as it does not know."""
+        parts = _parts(self.original())
+        for number, at in used:
+            own = vars(parts[number])
+            if WITHHELD not in own:
+                own[WITHHELD], part = set(), weakref.ref(parts[number])
+                own.update({name: partial(_told, part, name) for name in LENGTHS})
+                self._versions = _versions(self.original())
+            own[WITHHELD].add(at)
 
     def copied(self) -> Any:
         """Return a cache with nothing in it."""
@@ -166,6 +182,7 @@ class Slots:
                         "you use its cache, and with use_cache=False elsewhere."
                     )
             self._written.append((given, used))
+            given.withhold(used)
 
 
 def with_own(
@@ -223,6 +240,19 @@ def _is_unused(layer: Any) -> bool:
     return {*map(type, held.values())} <= STEADY
 
 
+def _told(part: Callable[[], Any], name: str, *args: Any, **kwargs: Any) -> Any:
+    """As its method. Its last argument is the number of a layer, or it is the first."""
+    cache = part()
+    at = kwargs.get("layer_idx", args[-1] if len(args) > LENGTHS[name] else 0)
+    if at in vars(cache)[WITHHELD]:
+        raise RegionError(
+            "a KV cache that stayed empty is asked for its length. Call the model "
+            "with use_cache=True where you use its cache, and with use_cache=False "
+            "elsewhere."
+        )
+    return getattr(type(cache), name)(cache, *args, **kwargs)
+
+
 def _versions(cache: Any) -> list[int]:
     """Numbers that Python changes when anything of an empty cache is set."""
     spaces = [vars(cache), *(v for v in vars(cache).values() if type(v) is dict)]
@@ -236,6 +266,8 @@ def _versions(cache: Any) -> list[int]:
 def _copied(cache: Any, copies: Callable[[list[Any]], Any]) -> Any:
     """copies: of a list of layers."""
     own = _like(cache)
+    for name in (WITHHELD, *LENGTHS):
+        vars(own).pop(name, None)
     for name, value in vars(cache).items():
         if isinstance(value, list):
             setattr(own, name, copies(value))

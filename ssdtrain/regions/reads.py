@@ -49,7 +49,7 @@ DRAWING = frozenset(("random", "numpy"))
 ENVIRONMENT = frozenset(("environ", "getenv"))
 OTHER_AGAIN = frozenset(
     """
-    grad grad_fn is_leaf _base _is_view register_hook
+    grad grad_fn is_leaf retains_grad _base _is_view _version register_hook
     register_post_accumulate_grad_hook register_full_backward_hook
     register_full_backward_pre_hook register_multi_grad_hook
     """.split()
@@ -58,6 +58,13 @@ OTHER_AGAIN = frozenset(
 was made, and hooks, of which there would be two."""
 BY_NAME = frozenset(("eval", "exec", "globals"))
 """Functions by which code may read whatever there is."""
+PAST_VERSIONS = frozenset(
+    """
+    data storage untyped_storage data_ptr numpy to_dlpack from_dlpack
+    """.split()
+)
+"""What leads to a tensor's bytes past its version. Adapters of installed packages name
+it, where they are merged."""
 MAX_FUNCTIONS = 64
 """Most functions of a program's own that are looked into for the globals they read."""
 
@@ -99,6 +106,8 @@ class Reads:
         self._cells: list[tuple[Any, str]] = []
         self.may_draw = False
         """Whether it may draw random numbers of Python's or NumPy's."""
+        self._past: set[str] = set()
+        """Names by which the program's own code may write past versions."""
         self._reads_environment = False
         self.asked = {"forward"}
         """Names of whatever its forwards may ask for, in functions that they call."""
@@ -119,6 +128,7 @@ class Reads:
                 seen[function] = None
         self._functions = list(seen)
         told = sorted(self.asked & OTHER_AGAIN) + sorted(self._loaded & BY_NAME)
+        told += sorted(self._past)
         self.refusal = f"its code names {told[0]}" if told else None
         """Why it cannot run again; None: it can."""
 
@@ -154,6 +164,8 @@ class Reads:
         if is_called:
             self._loaded |= names
             self.asked |= names | asked | set(function.__code__.co_freevars)
+            if not is_installed(function.__module__):
+                self._past |= PAST_VERSIONS & asked
         for root, *inner in chains:
             found += self._follow(self._root(root, call), inner)
         self.may_draw |= not DRAWING.isdisjoint(imported)
@@ -335,7 +347,7 @@ def _leading_from(value: Any) -> Iterable[Any]:
         return (value.__func__,)
     if isinstance(value, dict | list | tuple):
         items = value.values() if isinstance(value, dict) else value
-        return list(items) if len(value) <= MAX_ITEMS else ()
+        return list(items) if len(value) <= MAX_FUNCTIONS else ()
     return () if isinstance(value, PLAIN) else type(value).__mro__
 
 

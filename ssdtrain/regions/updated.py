@@ -5,9 +5,10 @@ A forward that runs again would update its running statistics twice. So a re-run
 copies of such buffers in their places, which have the values from before the forward,
 and what it writes goes with the copies. That holds for torch's own batch normalization
 alone, and where nobody else in the region can read its buffers: no code asks for them
-by name, no attribute leads to them, and nothing shares their bytes. A forward that
-updates any other buffer runs once. A kernel may write past the version
-(`F.batch_norm` does), so bytes of all buffers are compared in the first calls.
+by name, and nothing that it reads leads to them or shares their bytes. A forward that
+updates any other tensor runs once. A kernel may write past the version
+(`F.batch_norm` does), so bytes of all tensors that a region reads are compared in the
+first call. Where the program's own code names a way to do so (`data`), it runs once.
 Another thread that uses the module while it runs again finds the copies as well.
 (tests/ssdtrain/regions/test_updated.py)
 """
@@ -19,10 +20,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from ssdtrain.regions.restore import Undo, put_item
-from ssdtrain.regions.weights import UNSHARED, uses_of
+from ssdtrain.regions.weights import PLACE, STORAGE, has_place
 
 STATISTICS = frozenset(("running_mean", "running_var", "num_batches_tracked"))
 MAX_DEPTH = 4
@@ -38,6 +39,10 @@ class BufferPlace(NamedTuple):
     buffer: Tensor
 
 
+def _storages(tensors: list[Tensor]) -> set[int]:
+    return {*map(PLACE, map(STORAGE, tensors))}
+
+
 class Updated:
     """The buffers of a region that its forward updates."""
 
@@ -45,6 +50,7 @@ class Updated:
         self._places = places
         self._buffers = [place.buffer for place in places]
         self.ids = set(map(id, self._buffers))
+        self._storages = _storages(self._buffers)
 
     def values(self) -> list[Tensor]:
         """Copies of them as they are now."""
@@ -53,6 +59,11 @@ class Updated:
     def holds(self, tensor: Tensor) -> bool:
         """Whether it is one of them, or a view of one."""
         return id(tensor) in self.ids or id(tensor._base) in self.ids
+
+    def shares(self, tensor: Tensor) -> bool:
+        """Whether it has the bytes of one of them, under another name."""
+        apart = id(tensor) not in self.ids and has_place(tensor)
+        return apart and not self._storages.isdisjoint(_storages([tensor]))
 
     @contextmanager
     def replaced(self, values: list[Tensor], ids: set[int]) -> Iterator[None]:
@@ -93,49 +104,60 @@ def is_norm(module: nn.Module) -> bool:
     return own and isinstance(module, _BatchNorm)
 
 
-def updated_by(modules: Sequence[nn.Module]) -> Updated:
-    """The statistics that the batch normalizations among a region's modules update."""
+def has_statistics(module: nn.Module) -> bool:
+    """Whether a normalization of torch's may update statistics of the module."""
+    kept = module._buffers.get("running_mean") is not None
+    return isinstance(module, _NormBase) and kept
+
+
+def updated_by(modules: Sequence[nn.Module], *, are_asked_for: bool) -> Updated | None:
+    """The statistics that the batch normalizations among a region's modules update: in
+    evaluation before backward comes. None: others may read them.
+
+    Args:
+        are_asked_for: whether other code does, by name.
+    """
     found = [
         BufferPlace(module, name, buffer)
         for module in modules
-        if is_norm(module) and module.training and module.track_running_stats
+        if is_norm(module) and module.track_running_stats
         for name in sorted(STATISTICS)
         if (buffer := module._buffers.get(name)) is not None
     ]
-    if not found or not _are_apart(found) or _are_reached(modules, found):
+    if not found:
         return NONE_UPDATED
-    return Updated(found)
+    if are_asked_for or not _are_apart(found):
+        return None
+    updated = Updated(found)
+    return None if _are_reached(modules, updated) else updated
 
 
 def _are_apart(places: list[BufferPlace]) -> bool:
-    """Whether all are plain, and nothing shares the bytes of one."""
-    for _, _, each in places:
+    """Whether all are plain, and no two share their bytes."""
+    buffers = [place.buffer for place in places]
+    for each in buffers:
         is_plain = type(each) is Tensor and each.layout is torch.strided
         if not is_plain or each._base is not None or each.requires_grad:
             return False
-    if max(uses_of([place.buffer for place in places])) > UNSHARED:
-        return False
-    ids = {id(place.buffer) for place in places}
-    return len(ids) == len(places)
+    return len(_storages(buffers)) == len(places)
 
 
-def _are_reached(modules: Sequence[nn.Module], places: list[BufferPlace]) -> bool:
+def _are_reached(modules: Sequence[nn.Module], updated: Updated) -> bool:
     """Whether an attribute of a module leads to one of them."""
-    ids = {id(place.buffer) for place in places}
     own = ("_buffers", "_parameters", "_modules")
     for module in modules:
         others = (value for name, value in vars(module).items() if name not in own)
-        if any(_leads_to(ids, value, MAX_DEPTH) for value in others):
+        if any(_leads_to(updated, value, MAX_DEPTH) for value in others):
             return True
         if not is_norm(module):
-            if any(id(each) in ids for each in module._buffers.values()):
+            if any(id(each) in updated.ids for each in module._buffers.values()):
                 return True
     return False
 
 
-def _leads_to(ids: set[int], value: Any, depth: int) -> bool:
+def _leads_to(updated: Updated, value: Any, depth: int) -> bool:
     if isinstance(value, Tensor):
-        return id(value) in ids
+        return id(value) in updated.ids or updated.shares(value)
     if depth == 0 or isinstance(value, nn.Module | type):
         return False
     if isinstance(value, dict):
@@ -144,26 +166,29 @@ def _leads_to(ids: set[int], value: Any, depth: int) -> bool:
         inside = value
     else:
         inside = getattr(value, "__dict__", {}).values()
-    return any(_leads_to(ids, each, depth - 1) for each in inside)
+    return any(_leads_to(updated, each, depth - 1) for each in inside)
 
 
-class BufferDigests:
-    """Digests of the buffers of one call that is not trusted yet: a kernel may write
-    to them past their versions.
+class UnwrittenDigests:
+    """Digests of what a call that is not trusted yet must leave as it is: a kernel may
+    write to it past its version, and `data` may be another tensor's.
 
     Args:
-        buffers: of the modules.
+        tensors: parameters, buffers and other tensors that the call may reach.
         digest: of a tensor; None: there is none.
     """
 
-    def __init__(self, buffers: Iterable[Tensor], digest: Digest) -> None:
+    def __init__(self, tensors: Iterable[Tensor], digest: Digest) -> None:
         self._digest = digest
-        self._before = [(buffer, digest(buffer)) for buffer in buffers]
+        found = [(each, digest(each)) for each in tensors]
+        self._before = [(x, x.data_ptr(), own) for x, own in found if own is not None]
 
     def are_same(self) -> bool:
-        """Whether the bytes are what they were; waits for the device."""
-        for buffer, before in self._before:
-            now = None if before is None else self._digest(buffer)
-            if before is not None and (now is None or not torch.equal(now, before)):
+        """Whether bytes and places are what they were; waits for the device."""
+        for tensor, place, before in self._before:
+            if tensor.data_ptr() != place:
+                return False
+            now = self._digest(tensor)
+            if now is None or not torch.equal(now, before):
                 return False
         return True

@@ -29,12 +29,18 @@ import torch
 from torch import Tensor, nn
 
 from ssdtrain.gathered import gathered_inside
-from ssdtrain.regions.before import STANDARD, Before, Parts, Seen, faced
+from ssdtrain.regions.before import Before, Parts, Seen, faced
 from ssdtrain.regions.conditions import COLLECTING
-from ssdtrain.regions.deep import PLAIN
+from ssdtrain.regions.deep import PLAIN, STANDARD
 from ssdtrain.regions.inventory import HOOKS_OF_ALL
 from ssdtrain.regions.reads import Call, Reads, functions_of
-from ssdtrain.regions.updated import NONE_UPDATED, STATISTICS, is_norm, updated_by
+from ssdtrain.regions.updated import (
+    NONE_UPDATED,
+    STATISTICS,
+    has_statistics,
+    is_norm,
+    updated_by,
+)
 
 NUM_THOROUGH = 2
 """Calls without side effects in which slow states were compared, too."""
@@ -145,12 +151,20 @@ class Watch:
             self._num_clean = 0
             self._judge()
         names = [list(_interesting(each)) for each in modules]
-        may = not self._asks_for_statistics
-        updated = updated_by(modules) if may else NONE_UPDATED
+        updated = updated_by(modules, are_asked_for=self._asks_for_statistics)
         reason = self.hooks(modules)
-        if self._normalizes and any(map(_has_statistics, modules)):
+        if updated is None:
+            reason = "others may read the statistics of its normalization"
+            updated = NONE_UPDATED
+        if any(self._may_update(each) for each in modules if not is_norm(each)):
             reason = "a normalization of its own may update statistics at times"
         return Seen(modules, names, self._reads, reason, updated)
+
+    def _may_update(self, module: nn.Module) -> bool:
+        """Whether code that is not batch normalization's may write to statistics."""
+        if has_statistics(module):
+            return True
+        return self._normalizes and any(x is not None for x in module._buffers.values())
 
     def hooks(self, modules: Iterable[nn.Module]) -> str | None:
         """One of the modules whose forward hooks would run twice; None: there is
@@ -204,11 +218,6 @@ class Watch:
     def _judge(self) -> None:
         self.is_trusted = self._num_clean > 0
         self.is_thorough = self._num_clean < NUM_THOROUGH or self._reads.may_draw
-
-
-def _has_statistics(module: nn.Module) -> bool:
-    """Whether code of its own may write to some."""
-    return not is_norm(module) and module._buffers.get("running_mean") is not None
 
 
 def _nothing() -> None:

@@ -174,6 +174,10 @@ def leaves(block: Any, x: Tensor) -> Tensor:
     return x * (1 + x.is_leaf)
 
 
+def versions(block: Any, x: Tensor) -> Tensor:
+    return x * (1 + x._version)
+
+
 def nodes(block: Any, x: Tensor) -> Tensor:
     return x * (1 + (x.grad_fn is None))
 
@@ -226,6 +230,7 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor], Any], str]] =
     "eval": (evaluated, lambda x: (x,), "its code names eval"),
     "globals": (any_global, lambda x: (x,), "its code names globals"),
     "leaf": (leaves, lambda x: (x,), "its code names is_leaf"),
+    "version": (versions, lambda x: (x,), "its code names _version"),
     "node": (nodes, lambda x: (x,), "its code names grad_fn"),
     "nested": (makes_jagged, lambda x: (x,), OWN_LENGTHS),
     "nested and strided": (makes_strided, lambda x: (x,), OWN_LENGTHS),

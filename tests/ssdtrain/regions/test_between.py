@@ -1,6 +1,7 @@
 """What changes between the forward of a region and its backward: plain autograd does
 not notice, so a region that runs again is equal, or says what has changed."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -228,5 +229,59 @@ def test_a_cached_parametrization_is_no_part_of_a_region() -> None:
             assert "cached()" in session.regions_refused["1"]
             session.close()
         return list(found)
+
+    assert same_bits(run(True), run(False))
+
+
+class Inner(nn.Module):
+    """Reads what another module holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        other = self.other[0] if isinstance(self.other, list) else self.other
+        other = other() if isinstance(other, weakref.ref) else other
+        return x + torch.sin(self.part(x * other.scale)) * other.table["x"]
+
+
+class Outer(nn.Module):
+    """A model whose layers know it, or a module that is registered nowhere."""
+
+    def __init__(self, lead: Callable[[nn.Module], Any], is_around: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Inner() for _ in range(3))
+        other = self if is_around else nn.Identity()
+        self.kept = [other]
+        other.scale, other.table = 1.0, {"x": 1.0}
+        for layer in self.layers:
+            object.__setattr__(layer, "other", lead(other))
+
+    def forward(self, x: Tensor) -> Tensor:
+        (other,) = self.kept
+        for layer in self.layers:
+            other.scale += 0.25
+            other.table["x"] += 0.5
+            x = layer(x)
+        other.scale = other.table["x"] = 1.0
+        return x
+
+
+@pytest.mark.parametrize("is_around", [True, False])
+@pytest.mark.parametrize("lead", [lambda m: m, lambda m: [m], weakref.ref])
+def test_attributes_of_other_modules_are_put_back(
+    lead: Callable[[nn.Module], Any], is_around: bool
+) -> None:
+    def run(offloaded: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        net = Outer(lead, is_around)
+        session = ssdtrain.offload(net, **SETTINGS) if offloaded else None
+        loss = net(torch.ones(ROWS, WIDTH)).square().sum()
+        found = torch.autograd.grad(loss, list(net.parameters()))
+        if session is not None:
+            assert not session.regions_refused
+            session.close()
+        return [loss, *found]
 
     assert same_bits(run(True), run(False))

@@ -117,7 +117,7 @@ def reset() -> None:
     """All that a program has changed of what is everybody's."""
     Config.scale = Holder.scale = HOLDER.own = SETTINGS_FILE.scale = 1.0
     gained.gain = NESTED["a"]["b"] = PARTIAL.keywords["by"] = 1.0  # type: ignore
-    ARRAY[:] = OTHERS["x"] = 1.0
+    ARRAY[:] = OTHERS["x"] = LARGE["x"] = 1.0
     of_default.__defaults__[0]["a"] = of_keyword.__kwdefaults__["options"]["a"] = 1.0
     counted.__defaults__[0].clear()
     GENERATOR.manual_seed(0)
@@ -153,11 +153,22 @@ def _write(tensor: Tensor) -> None:
         tensor.add_(0.5)
 
 
+LARGE: dict[Any, float] = {**dict.fromkeys(range(3000), 0.0), "x": 1.0}
 CHANGED: dict[str, Case] = {
     "nested dictionary": (
         lambda: {"a": {"b": 1.0}},
         lambda s, x: x * s.thing["a"]["b"],
         lambda thing: _halve(thing["a"], "b"),
+    ),
+    "containers in containers": (
+        lambda: [[[[[[[{"b": 1.0}]]]]]]],
+        lambda s, x: x * s.thing[0][0][0][0][0][0][0]["b"],
+        lambda thing: _halve(thing[0][0][0][0][0][0][0], "b"),
+    ),
+    "large global": (
+        lambda: None,
+        lambda s, x: x * LARGE["x"],
+        lambda _: _halve(LARGE, "x"),
     ),
     "nested object": (
         lambda: SimpleNamespace(rope=SimpleNamespace(factor=1.0)),

@@ -87,6 +87,39 @@ def test_an_empty_cache_is_no_obstacle(
     assert same_bits(step(model), theirs)
 
 
+@pytest.mark.parametrize("kind", ["Llama", "T5"])
+def test_an_empty_cache_does_not_say_how_long_it_is(kind: str) -> None:
+    model, ids = built(kind), torch.ones(2, 8, dtype=torch.int64)
+    given = {"input_ids": ids, "labels": ids}
+    with offloaded(model):
+        cache = model(**given).past_key_values
+        with pytest.raises(RegionError, match="asked for its length"):
+            cache.get_seq_length()
+        cache = getattr(cache, "self_attention_cache", cache)
+        with pytest.raises(RegionError, match="asked for its length"):
+            cache.get_seq_length(layer_idx=1)
+        with pytest.raises(RegionError, match="asked for its length"):
+            cache.get_mask_sizes(8, 1)
+        assert cache.get_seq_length(2) == 0  # no layer has that one
+        assert cache.get_mask_sizes(8, 2) == (8, 0)
+        assert model(**given, use_cache=True).past_key_values.get_seq_length() == 8
+
+
+def _moved(layer: nn.Module, args: Any, kwargs: Any) -> Any:
+    cache = kwargs["past_key_values"]
+    return (args[0] + cache.get_seq_length(), *args[1:]), kwargs
+
+
+def test_a_model_that_asks_between_its_layers() -> None:
+    model = built("Llama")
+    for layer in model.model.layers:
+        layer.register_forward_pre_hook(_moved, with_kwargs=True)
+    theirs = step(model)
+    with offloaded(model), pytest.raises(RegionError, match="asked for its length"):
+        step(model)
+    assert same_bits(step(model), theirs)
+
+
 class Prefixed(nn.Module):
     """As prefix tuning: what a cache holds is part of what the model computes."""
 

@@ -109,12 +109,12 @@ def test_the_general_path_sees_no_tensor_of_the_forward(
 
 def test_nothing_is_held_behind_the_forward() -> None:
     alive: list[weakref.ref[Any]] = []
-    owner = Owner(alive)
+    owner = Owner(lambda made: alive.append(weakref.ref(made.untyped_storage())))
     unseen = owner.proxy()
 
     def note(hidden: Tensor) -> Tensor:
         made = hidden.exp()
-        unseen.value.append(weakref.ref(made.untyped_storage()))
+        unseen.value(made)
         return made * made
 
     model = net(note)

@@ -19,6 +19,7 @@ from ssdtrain.plan.placement import Placement
 from ssdtrain.transfer.device import CpuDevice
 from tests.ssdtrain.bits import same_bits
 from tests.ssdtrain.regions.plans import some_again
+from tests.ssdtrain.unseen import Owner
 
 WIDTH, BATCH, STEPS = 8, 6, 5
 SETTINGS: dict[str, Any] = {"recompute": "regions", "plan": "keep-all", "min_bytes": 0}
@@ -196,6 +197,28 @@ OTHERS = [ReadsStatistics, OwnForward, Spectral, Counts, NoVersion, OfViews]
 OTHERS += [Keeps, Shares, Codes, Later]
 
 
+KERNEL = Owner(lambda buffer, x: buffer.data.lerp_(x.detach().mean((0, 2)), 0.1))
+HIDDEN = KERNEL.proxy()
+
+
+class Hidden(nn.Module):
+    """A kernel writes in training, of which nobody sees the code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            HIDDEN.value(self.mean, x)
+        return x + self.mean[:, None]
+
+
+class OfHidden(Block):
+    def made(self) -> nn.Module:
+        return Hidden()
+
+
 class Stack(nn.Module):
     def __init__(self, kind: Callable[[], nn.Module]) -> None:
         super().__init__()
@@ -284,8 +307,8 @@ def test_a_model_that_was_in_evaluation_first() -> None:
         model.train(len(x) > BATCH)
         return one_forward(model, x)
 
-    plain, _ = trained(NoVersion, in_turns)
-    ours, reports = trained(NoVersion, in_turns, **SETTINGS)
+    plain, _ = trained(OfHidden, in_turns)
+    ours, reports = trained(OfHidden, in_turns, **SETTINGS)
     assert same_bits(plain, ours)
     assert [Fallback.NO_REGION.value in each.fallbacks for each in reports] == [
         *(False, True, True, True, True),
@@ -397,6 +420,52 @@ class Synchronized(Block):
 class PerInstance(Block):
     def made(self) -> nn.Module:
         return nn.InstanceNorm1d(WIDTH, track_running_stats=True)
+
+
+class Given(Block):
+    """Is given the statistics of another normalization."""
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+        return x + torch.tanh(self.norm(self.part(x * scale.view(-1, 1))))
+
+
+class StackOfGiven(Stack):
+    def __init__(self) -> None:
+        super().__init__(Given)
+        self.stem = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x, self.stem.running_var.detach()[:])
+            x = self.stem(x)  # and so is the next one
+        return x
+
+
+def test_statistics_that_are_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are updated before backward, and count no version."""
+    monkeypatch.setattr(f"{__name__}.Stack", lambda kind: kind())
+    plain, _ = trained(StackOfGiven)
+    ours, reports = trained(StackOfGiven, **SETTINGS)
+    assert same_bits(plain, ours)
+    assert not any(report.recipes.get("region") for report in reports)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("kind", [Block, Drops, NoVersion, PerInstance])
+def test_evaluation_and_training_before_one_backward(
+    kind: type[Block], is_first: bool
+) -> None:
+    """The statistics that evaluation reads are updated before backward."""
+
+    def both(model: nn.Module, x: Tensor) -> Tensor:
+        found = [model.train(mode)(x + mode) for mode in (not is_first, is_first)]
+        return (found[0] * found[1]).square().mean()
+
+    plain, _ = trained(kind, both)
+    ours, reports = trained(kind, both, **SETTINGS)
+    assert same_bits(plain, ours)
+    found = [bool(report.recipes.get("region")) for report in reports]
+    assert found == [kind in KNOWN] * STEPS
 
 
 @pytest.mark.parametrize("kind", [Synchronized, PerInstance])
