@@ -1,8 +1,8 @@
 """Plans that are tried in training, in virtual time."""
 
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -53,12 +53,12 @@ class Block(nn.Module):
         super().__init__()
         self.part = nn.Identity()
         self.weight = nn.Parameter(torch.ones(WIDTH))
-        self._clock = weakref.ref(clock)  # nobody compares its insides
+        self._clock = MappingProxyType({"": clock})  # nobody compares its insides
 
     def forward(self, x: Tensor) -> Tensor:
         x = x * self.weight
         for _ in range(4):
-            x = Slowly.apply(x, self._clock())
+            x = Slowly.apply(x, self._clock[""])
         return x
 
 
