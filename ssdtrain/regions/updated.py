@@ -106,8 +106,8 @@ def is_norm(module: nn.Module) -> bool:
 
 def has_statistics(module: nn.Module) -> bool:
     """Whether a normalization of torch's may update statistics of the module."""
-    kept = module._buffers.get("running_mean") is not None
-    return isinstance(module, _NormBase) and kept
+    is_norm_of_torch = isinstance(module, _NormBase)
+    return is_norm_of_torch and module._buffers.get("running_mean") is not None
 
 
 def updated_by(modules: Sequence[nn.Module], *, are_asked_for: bool) -> Updated | None:
